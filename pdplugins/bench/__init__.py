@@ -1,0 +1,1 @@
+"""Traces, load and reports."""

@@ -1,0 +1,9 @@
+"""The command lines ``pdplugins`` and ``dynamo``."""
+
+
+def main() -> None:
+    """Run ``pdplugins``."""
+
+
+def dynamo_main() -> None:
+    """Run ``dynamo``."""

@@ -1,0 +1,150 @@
+"""The config file: one YAML that picks the plugins by name and says what they may use. The same file for every host."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from pdplugins.errors import ConfigError
+from pdplugins.registry import Registry, default_registry
+from pdplugins.resources import data_dir
+
+Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class SloConfig(_Section):
+    """What was promised for each request."""
+
+    ttft_s: Seconds = Field(2.0, description="time to first token")
+    tpot_s: Seconds = Field(0.08, description="time per output token after the first")
+
+
+class PoolConfig(_Section):
+    """The workers of one role at start."""
+
+    replicas: int = Field(1, ge=1, description="workers at start")
+    tp: int | Literal["auto"] = Field(1, description="GPUs per worker, or auto: DOPD's choice (Eq. 11-16)")
+
+    @model_validator(mode="after")
+    def _positive(self) -> PoolConfig:
+        if self.tp != "auto" and self.tp < 1:
+            raise ValueError("tp must be at least 1, or auto")
+        return self
+
+
+class DeploymentConfig(_Section):
+    """The model, the GPUs and the pools."""
+
+    profile: str = Field("h100/llama-3.1-70b-fp8", description="performance profile, <gpu>/<model>")
+    gpu_budget: int = Field(8, ge=2, description="GPUs that all workers may use together")
+    startup_s: float = Field(30.0, ge=0, description="seconds until a new worker serves")
+    max_batch: int = Field(256, ge=1, description="largest decode batch of a worker (its CUDA graphs)")
+    isl_tokens: int = Field(1024, ge=1, description="prompt length to choose tp: auto for")
+    osl_tokens: int = Field(256, ge=1, description="output length to choose tp: auto for")
+    prefill: PoolConfig = PoolConfig(tp=1)
+    decode: PoolConfig = PoolConfig(tp=2)
+
+
+class Choice(BaseModel):
+    """One plugin picked by name; every other key is a setting of that plugin."""
+
+    model_config = ConfigDict(extra="allow", frozen=True)
+
+    name: str
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The plugin's own keys."""
+        return dict(self.model_extra or {})
+
+
+class Config(_Section):
+    """A whole config file."""
+
+    slo: SloConfig = SloConfig()
+    deployment: DeploymentConfig = DeploymentConfig()
+    planner: Choice | None = Field(None, description="how many workers of each role")
+    router: Choice | None = Field(None, description="where each request runs; the host's own when absent")
+    batch_scheduler: Choice | None = Field(None, description="what an instance runs next; the host's own when absent")
+    power: Choice | None = Field(None, description="watts per GPU; untouched when absent")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _short_form(cls, data: Any) -> Any:
+        """Accept ``planner: dopd`` for ``planner: {name: dopd}``."""
+        if not isinstance(data, dict):
+            return data
+        kinds = ("planner", "router", "batch_scheduler", "power")
+        return {k: {"name": v} if k in kinds and isinstance(v, str) else v for k, v in data.items()}
+
+
+def load(path: Path, registry: Registry | None = None) -> Config:
+    """Read and check a config file. Raises ConfigError with one line for the first thing that is wrong."""
+    try:
+        data = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}; shipped configs are {', '.join(shipped())}") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: not YAML: {' '.join(str(error).split())}") from None
+    return parse(data, str(path), registry)
+
+
+def parse(data: Any, where: str = "config", registry: Registry | None = None) -> Config:
+    """Check a config given as plain data; `where` names it in errors."""
+    try:
+        config = Config.model_validate({} if data is None else data)
+    except ValidationError as error:
+        raise ConfigError(f"{where}: {first_error(error, Config)}") from None
+    for kind in ("planner", "router", "batch_scheduler", "power"):
+        choice: Choice | None = getattr(config, kind)
+        if choice is not None:
+            settings_of(kind, choice, where, registry)
+    return config
+
+
+def settings_of(kind: str, choice: Choice, where: str = "config", registry: Registry | None = None) -> BaseModel:
+    """Check the settings of one plugin against the model that it registered."""
+    registration = (registry or default_registry()).get(kind, choice.name)
+    try:
+        return registration.settings.model_validate(choice.settings)
+    except ValidationError as error:
+        detail = first_error(error, registration.settings)
+        raise ConfigError(f"{where}: {kind} {choice.name}: {detail}") from None
+
+
+def find(name: str) -> Path:
+    """Return the config file called `name`: a path, or the name of a shipped one."""
+    path = Path(name)
+    if path.suffix in {".yaml", ".yml"} or path.exists():
+        return path
+    return data_dir("configs") / f"{name}.yaml"
+
+
+def shipped() -> list[str]:
+    """Return the names of the shipped configs."""
+    return sorted(path.stem for path in data_dir("configs").glob("*.yaml"))
+
+
+def first_error(error: ValidationError, model: type[BaseModel]) -> str:
+    """Return the first error of `error` in one line, with the valid choices where there are any."""
+    first = error.errors()[0]
+    key = ".".join(str(part) for part in first["loc"]) or "file"
+    if first["type"] == "extra_forbidden":
+        return f"unknown key '{key}'; valid keys here are {', '.join(_keys_at(model, first['loc'][:-1]))}"
+    return f"{key}: {first['msg']} (got {first['input']!r})"
+
+
+def _keys_at(model: type[BaseModel], loc: tuple[int | str, ...]) -> list[str]:
+    for part in loc:
+        annotation = model.model_fields[str(part)].annotation
+        if not (isinstance(annotation, type) and issubclass(annotation, BaseModel)):
+            break
+        model = annotation
+    return sorted(model.model_fields)

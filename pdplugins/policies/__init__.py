@@ -1,0 +1,1 @@
+"""The policies, pure: no I/O, no clock, no randomness, no host."""

@@ -1,0 +1,1 @@
+"""DOPD: forecast the load, compute the optimal P/D ratio (Liao et al.)."""

@@ -1,0 +1,1 @@
+"""Registers what this package adds."""

@@ -1,0 +1,1 @@
+"""What there is without pdplugins, for comparison."""

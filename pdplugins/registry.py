@@ -1,0 +1,191 @@
+"""Loads plugins and finds what they registered. Strict: whatever is wrong with a plugin is said at once, with its name.
+
+`PDPLUGINS_DISABLE=name,name` leaves plugins out; it is the way round a broken one.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import cache
+from importlib.metadata import EntryPoint, entry_points
+from typing import TYPE_CHECKING, Any, Protocol
+
+import pluggy
+from pydantic import BaseModel
+
+from pdplugins import hookspecs
+from pdplugins.errors import ConfigError, PluginError
+
+if TYPE_CHECKING:
+    import typer
+
+GROUP = "pdplugins"
+KINDS = {
+    "planner": "pd_register_planners",
+    "router": "pd_register_routers",
+    "batch_scheduler": "pd_register_batch_schedulers",
+    "power": "pd_register_power_controllers",
+    "power_backend": "pd_register_power_backends",
+    "profile": "pd_register_profiles",
+    "workload": "pd_register_workloads",
+}
+"""Kind of a registration (the key in a config file) to the hook that adds it."""
+
+
+class NoSettings(BaseModel, extra="forbid"):
+    """The settings of something that has none."""
+
+
+class Register(Protocol):
+    """The callback that every ``pd_register_…`` hook but the commands one receives."""
+
+    def __call__(self, name: str, factory: Callable[..., Any], settings: type[BaseModel] = NoSettings) -> None:
+        """Add `factory` under the name that users write in a config file."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Plugin:
+    """One loaded plugin: a module or object, and where it came from."""
+
+    name: str
+    distribution: str
+    version: str
+
+    def __str__(self) -> str:
+        return f"plugin '{self.name}' of {self.distribution} {self.version}"
+
+
+@dataclass(frozen=True, slots=True)
+class Registration:
+    """One thing that a plugin added."""
+
+    kind: str
+    name: str
+    factory: Callable[..., Any]
+    settings: type[BaseModel]
+    plugin: Plugin
+
+
+class Registry:
+    """All plugins of one process and everything they registered."""
+
+    def __init__(self) -> None:
+        self._manager = pluggy.PluginManager(GROUP)
+        self._manager.add_hookspecs(hookspecs)
+        self._plugins: dict[str, Plugin] = {}
+        self._registrations: dict[tuple[str, str], Registration] = {}
+
+    def load_entry_points(self) -> None:
+        """Load every entry point of the group that `PDPLUGINS_DISABLE` does not name."""
+        disabled = set(filter(None, os.environ.get("PDPLUGINS_DISABLE", "").split(",")))
+        for entry in sorted(entry_points(group=GROUP), key=lambda e: e.name):
+            if entry.name not in disabled:
+                self._load(entry)
+
+    def _load(self, entry: EntryPoint) -> None:
+        dist = entry.dist
+        plugin = Plugin(entry.name, dist.name if dist else "?", dist.version if dist else "?")
+        try:
+            module = entry.load()
+        except Exception as error:
+            raise PluginError(
+                f"{plugin} does not import ({type(error).__name__}: {error}); {_way_round(plugin)}"
+            ) from error
+        self.add(plugin, module)
+
+    def add(self, plugin: Plugin, module: object) -> None:
+        """Register `module` as `plugin` and take in what its hooks add."""
+        if (other := self._plugins.get(plugin.name)) is not None:
+            raise PluginError(f"{plugin} has the name of {other}; rename its entry point or {_way_round(plugin)}")
+        self._plugins[plugin.name] = plugin
+        try:
+            self._manager.register(module, name=plugin.name)
+            self._reject_mistyped_hooks(plugin, module)
+            self._manager.check_pending()
+        except (pluggy.PluginValidationError, ValueError) as error:
+            detail = str(error).replace("\n", " ")
+            raise PluginError(
+                f"{plugin} has a hook that does not fit ({detail}); hooks are {', '.join(_hooks())}; {_way_round(plugin)}"
+            ) from error
+        for kind, hook in KINDS.items():
+            self._call(plugin, hook, register=self._registrar(kind, plugin))
+
+    def _reject_mistyped_hooks(self, plugin: Plugin, module: object) -> None:
+        """A function named like a hook but not marked as one would be ignored in silence; refuse it."""
+        found = {caller.name for caller in self._manager.get_hookcallers(module) or ()}
+        for name in dir(module):
+            if name.startswith("pd_") and name not in found:
+                guess = difflib.get_close_matches(name, _hooks(), n=1)
+                hint = "mark it with @pdplugins.hookimpl" if name in _hooks() else f"did you mean {guess or _hooks()}?"
+                raise ValueError(f"{name}: {hint}")
+
+    def _registrar(self, kind: str, plugin: Plugin) -> Register:
+        def register(name: str, factory: Callable[..., Any], settings: type[BaseModel] = NoSettings) -> None:
+            if (other := self._registrations.get((kind, name))) is not None:
+                raise PluginError(
+                    f"{plugin} registers the {kind} '{name}', which {other.plugin} already has; "
+                    f"rename it or {_way_round(plugin)}"
+                )
+            self._registrations[kind, name] = Registration(kind, name, factory, settings, plugin)
+
+        return register
+
+    def _call(self, plugin: Plugin, hook: str, **arguments: object) -> None:
+        others = [module for name, module in self._manager.list_name_plugin() if name != plugin.name]
+        try:
+            self._manager.subset_hook_caller(hook, others)(**arguments)
+        except PluginError:
+            raise
+        except Exception as error:
+            raise PluginError(
+                f"{plugin} failed in {hook} ({type(error).__name__}: {error}); {_way_round(plugin)}"
+            ) from error
+
+    def add_commands(self, app: typer.Typer) -> None:
+        """Let every plugin add its commands to `app`."""
+        for plugin in self._plugins.values():
+            self._call(plugin, "pd_register_commands", app=app)
+
+    def get(self, kind: str, name: str) -> Registration:
+        """Return the registration of `kind` called `name`; ConfigError with the valid choices when there is none."""
+        try:
+            return self._registrations[kind, name]
+        except KeyError:
+            raise ConfigError(f"{kind}: there is no '{name}'; choose from {', '.join(self.names(kind)) or '(none)'}") from None
+
+    def names(self, kind: str) -> list[str]:
+        """Return the names of everything registered as `kind`, sorted."""
+        return sorted(name for k, name in self._registrations if k == kind)
+
+    def registrations(self) -> list[Registration]:
+        """Return everything that was registered, sorted by kind and name."""
+        return sorted(self._registrations.values(), key=lambda r: (r.kind, r.name))
+
+    def hooks(self, plugin: Plugin) -> list[str]:
+        """Return the names of the hooks that `plugin` implements."""
+        module = self._manager.get_plugin(plugin.name)
+        return sorted(caller.name for caller in self._manager.get_hookcallers(module) or ())
+
+    def plugins(self) -> Iterable[Plugin]:
+        """Return the loaded plugins in load order."""
+        return self._plugins.values()
+
+
+def _hooks() -> list[str]:
+    return [name for name in dir(hookspecs) if name.startswith("pd_")]
+
+
+def _way_round(plugin: Plugin) -> str:
+    return f"fix or uninstall {plugin.distribution}, or set PDPLUGINS_DISABLE={plugin.name}"
+
+
+@cache
+def default_registry() -> Registry:
+    """Return the registry of this process, with every installed plugin loaded."""
+    registry = Registry()
+    registry.load_entry_points()
+    return registry
