@@ -1,9 +1,130 @@
-"""The command lines ``pdplugins`` and ``dynamo``."""
+"""The command lines ``pdplugins`` and ``dynamo``. Commands live beside what they run; this module only gathers them."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Annotated, Any
+
+import typer
+import yaml
+from rich.console import Console
+from rich.table import Table
+
+from pdplugins import __version__
+from pdplugins.config import Config, find, load, settings_of
+from pdplugins.errors import PdpluginsError
+from pdplugins.hosts.dynamo.local.command import serve
+from pdplugins.registry import Registry, default_registry
+
+_SETTINGS: dict[str, Any] = {
+    "no_args_is_help": True,
+    "pretty_exceptions_enable": False,
+    "rich_markup_mode": "rich",
+    "context_settings": {"help_option_names": ["-h", "--help"]},
+}
+app = typer.Typer(**_SETTINGS)
+dynamo_app = typer.Typer(**_SETTINGS)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"pdplugins {__version__}")
+        raise typer.Exit
+
+
+Version = Annotated[
+    bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and leave.")
+]
+
+
+@app.callback()
+def pdplugins(version: Version = False) -> None:
+    """Routing, planning, batching and power policies for prefill/decode-disaggregated LLM serving.
+
+    Start a scaled Dynamo stack on this machine with [bold]dynamo serve --planner dopd[/bold].
+    """
+
+
+@dynamo_app.callback()
+def dynamo(version: Version = False) -> None:
+    """Run NVIDIA Dynamo on this machine, scaled by a pdplugins planner."""
+
+
+dynamo_app.command()(serve)
+
+
+@app.command()
+def plugins(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
+    """List what is installed: every plugin, what it registered, its hooks and its distribution."""
+    rows = _plugin_rows(default_registry())
+    if as_json:
+        typer.echo(json.dumps(rows, indent=1))
+        return
+    table = Table("kind", "name", "plugin", "distribution", "version", "hooks", box=None, header_style="bold")
+    for row in rows:
+        cells = (row[key] for key in ("kind", "name", "plugin", "distribution", "version"))
+        table.add_row(*cells, ", ".join(row["hooks"]))
+    Console().print(table)
+
+
+def _plugin_rows(registry: Registry) -> list[dict[str, Any]]:
+    """One row for each thing that was registered, and one of kind ``command`` for each plugin that adds commands."""
+
+    def row(kind: str, name: str, plugin: Any) -> dict[str, Any]:
+        facts = {
+            "distribution": plugin.distribution,
+            "version": plugin.version,
+            "hooks": registry.hooks(plugin),
+        }
+        return {"kind": kind, "name": name, "plugin": plugin.name, **facts}
+
+    things = [row(r.kind, r.name, r.plugin) for r in registry.registrations()]
+    commands = [p for p in registry.plugins() if "pd_register_commands" in registry.hooks(p)]
+    return things + [row("command", plugin.name, plugin) for plugin in commands]
+
+
+@app.command()
+def config(
+    name: Annotated[str, typer.Argument(help="A config file, or the name of a shipped config such as dopd.")],
+) -> None:
+    """Check a config file and print it whole, with every default filled in."""
+    checked = load(find(name))
+    typer.echo(yaml.safe_dump(resolved(checked), sort_keys=False, allow_unicode=True), nl=False)
+
+
+def resolved(checked: Config) -> dict[str, Any]:
+    """Return `checked` as plain data with the defaults of the chosen plugins filled in."""
+    data = checked.model_dump(mode="json")
+    for kind in ("planner", "router", "batch_scheduler", "power"):
+        if (choice := getattr(checked, kind)) is not None:
+            settings = settings_of(kind, choice)
+            data[kind] = {"name": choice.name, **settings.model_dump(mode="json")}
+    return data
 
 
 def main() -> None:
     """Run ``pdplugins``."""
+    try:
+        default_registry().add_commands(app)
+    except PdpluginsError as error:
+        _fail("pdplugins", error)
+    _run(app, "pdplugins")
 
 
 def dynamo_main() -> None:
     """Run ``dynamo``."""
+    _run(dynamo_app, "dynamo")
+
+
+def _run(application: typer.Typer, name: str) -> None:
+    try:
+        application(prog_name=name)
+    except PdpluginsError as error:
+        _fail(name, error)
+
+
+def _fail(name: str, error: PdpluginsError) -> None:
+    """Say what the user can put right, in one line, and leave with code 2."""
+    sys.stderr.write(f"{name}: {error}\n")
+    sys.exit(2)

@@ -109,7 +109,8 @@ class Registry:
         except (pluggy.PluginValidationError, ValueError) as error:
             detail = str(error).replace("\n", " ")
             raise PluginError(
-                f"{plugin} has a hook that does not fit ({detail}); hooks are {', '.join(_hooks())}; {_way_round(plugin)}"
+                f"{plugin} has a hook that does not fit ({detail}); the hooks are {', '.join(_hooks())}; "
+                f"{_way_round(plugin)}"
             ) from error
         for kind, hook in KINDS.items():
             self._call(plugin, hook, register=self._registrar(kind, plugin))
@@ -155,7 +156,9 @@ class Registry:
         try:
             return self._registrations[kind, name]
         except KeyError:
-            raise ConfigError(f"{kind}: there is no '{name}'; choose from {', '.join(self.names(kind)) or '(none)'}") from None
+            raise ConfigError(
+                f"{kind}: there is no '{name}'; choose from {', '.join(self.names(kind)) or '(none)'}"
+            ) from None
 
     def names(self, kind: str) -> list[str]:
         """Return the names of everything registered as `kind`, sorted."""

@@ -1,4 +1,4 @@
-"""Where the packaged data (configs, profiles, hooks) lies: beside the package in a checkout, inside it when installed."""
+"""Where the packaged data lies: beside the package in a checkout, inside it when installed."""
 
 from pathlib import Path
 

@@ -86,7 +86,9 @@ class Metrics(_Model):
     ttft_s: Spread
     tpot_s: Spread
     tbt_s: Spread
-    slo_attainment: float | None = Field(description="share of all requests inside both SLOs, failures count as outside")
+    slo_attainment: float | None = Field(
+        description="share of all requests inside both SLOs, failures count as outside"
+    )
     goodput_tokens_per_s: float = Field(description="output tokens per second of requests inside both SLOs")
     goodput_requests_per_s: float = Field(description="requests per second inside both SLOs")
     gpu_hours: float = Field(description="GPU-hours held by workers, from their start to their end")
@@ -130,7 +132,9 @@ class Result(_Model):
         scratch.replace(path)
 
 
-def summarise(records: Iterable[RequestRecord], slo: Slo, duration_s: float, gpu_hours: float) -> tuple[Requests, Metrics]:
+def summarise(
+    records: Iterable[RequestRecord], slo: Slo, duration_s: float, gpu_hours: float
+) -> tuple[Requests, Metrics]:
     """Compute every metric of a run of `duration_s` seconds from its request records."""
     everyone = list(records)
     answered = [record for record in everyone if record.ok]

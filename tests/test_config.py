@@ -1,0 +1,62 @@
+"""The config file: whatever is wrong is one line that names the file, the key and the valid choices."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from pdplugins import config
+from pdplugins.errors import ConfigError
+
+
+def written(folder: Path, text: str) -> Path:
+    path = folder / "c.yaml"
+    path.write_text(text)
+    return path
+
+
+@pytest.mark.parametrize("name", config.shipped())
+def test_every_shipped_config_loads(name: str) -> None:
+    assert config.load(config.find(name)).planner is not None
+
+
+def test_a_plugin_may_be_named_in_short(tmp_path: Path) -> None:
+    loaded = config.load(written(tmp_path, "planner: dopd"))
+    assert loaded.planner is not None
+    assert loaded.planner.name == "dopd"
+    assert loaded.planner.settings == {}
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("plannner: dopd", r"unknown key 'plannner'; valid keys here are batch_scheduler, deployment, planner,"),
+        ("deployment: {gpus: 3}", r"unknown key 'deployment.gpus'; valid keys here are decode, gpu_budget, isl_tokens"),
+        ("planner: dpod", r"planner: there is no 'dpod'; choose from .*dopd"),
+        ("router: nobody", r"router: there is no 'nobody'; choose from"),
+        ("planner: {name: dopd, intervall_s: 3}", r"planner dopd: unknown key 'intervall_s'; valid keys here are .*"),
+        ("planner: {name: dopd, interval_s: -3}", r"planner dopd: interval_s: .*greater than 0.* \(got -3\)"),
+        ("slo: {ttft_s: .nan}", r"slo\.ttft_s: .*finite"),
+        ("slo: {ttft_s: fast}", r"slo\.ttft_s: .*valid number.* \(got 'fast'\)"),
+        ("deployment: {prefill: {replicas: 0}}", r"deployment\.prefill\.replicas: .*greater than or equal to 1"),
+        ("deployment: {decode: {tp: 0}}", r"deployment\.decode: .*tp must be at least 1"),
+        ("[1, 2]", r"file: .*"),
+        ("a: [", r"not YAML"),
+    ],
+)
+def test_a_bad_file_is_one_line_with_the_choices(tmp_path: Path, text: str, message: str) -> None:
+    path = written(tmp_path, text)
+    with pytest.raises(ConfigError, match=message) as caught:
+        config.load(path)
+    assert "\n" not in str(caught.value)
+    assert str(caught.value).startswith(str(path)) or "choose from" in str(caught.value)
+
+
+def test_a_missing_file_lists_what_is_shipped(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"No such file.*shipped configs are .*dopd"):
+        config.load(tmp_path / "none.yaml")
+
+
+def test_a_shipped_config_is_found_by_its_name() -> None:
+    assert config.find("dopd").is_file()
