@@ -111,9 +111,11 @@ def parse(data: Any, where: str = "config", registry: Registry | None = None) ->
 
 def settings_of(kind: str, choice: Choice, where: str = "config", registry: Registry | None = None) -> BaseModel:
     """Check the settings of one plugin against the model that it registered."""
-    registration = (registry or default_registry()).get(kind, choice.name)
     try:
+        registration = (registry or default_registry()).get(kind, choice.name)
         return registration.settings.model_validate(choice.settings)
+    except ConfigError as error:
+        raise ConfigError(f"{where}: {error}") from None
     except ValidationError as error:
         detail = first_error(error, registration.settings)
         raise ConfigError(f"{where}: {kind} {choice.name}: {detail}") from None
