@@ -11,9 +11,7 @@ from pdplugins import config
 from pdplugins.registry import default_registry
 
 ROOT = Path(__file__).parents[1]
-PAPERS = sorted(
-    p.name for p in (ROOT / "pdplugins/policies").iterdir() if p.is_dir() and p.name not in {"stock", "__pycache__"}
-)
+PAPERS = sorted({path.parent.name for path in ROOT.glob("pdplugins/policies/*/plugin.py")} - {"stock"})
 
 
 @pytest.mark.parametrize("paper", PAPERS)

@@ -1,7 +1,5 @@
 """A planner that adds a worker to the role where requests wait, and takes one away where nothing has run."""
 
-from dataclasses import replace
-
 from pydantic import BaseModel, Field
 
 import pdplugins
@@ -30,9 +28,7 @@ class QueueStepPlanner:
         wanted = ScalePlan(prefill, decode, f"{view.prefill.queued_requests:g}/{view.decode.queued_requests:g} waiting")
         if self._deployment.gpus(prefill, decode) <= self._deployment.gpu_budget:
             return wanted
-        return replace(
-            wanted, prefill=view.prefill.coming, decode=view.decode.coming, reason="the GPU budget is used up"
-        )
+        return ScalePlan(view.prefill.coming, view.decode.coming, "the GPU budget is used up")
 
     def _step(self, pool: Pool) -> int:
         if pool.queued_requests > self._queue * pool.coming:
