@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import cast
 
 from pdplugins.config import Choice, Config, settings_of
 from pdplugins.errors import ConfigError
+from pdplugins.perf.profile import read_profile
+from pdplugins.perf.table import TableModel
 from pdplugins.policies.dopd.ratio import choose_tp
 from pdplugins.registry import Registry, default_registry
 from pdplugins.types import Deployment, PerfModel, Planner, Role, Slo
@@ -14,7 +17,7 @@ from pdplugins.types import Deployment, PerfModel, Planner, Role, Slo
 def build_deployment(config: Config, registry: Registry | None = None) -> Deployment:
     """Load the profile and fix the tensor-parallel sizes. Raises ConfigError when the pools at start do not fit."""
     wanted = config.deployment
-    perf = cast(PerfModel, _build("profile", Choice(name=wanted.profile), registry))
+    perf = _load_profile(wanted.profile, registry)
     slo = Slo(config.slo.ttft_s, config.slo.tpot_s)
     chosen = choose_tp(perf, slo, wanted.isl_tokens, wanted.osl_tokens, wanted.max_batch)
     deployment = Deployment(
@@ -44,6 +47,13 @@ def build_planner(config: Config, deployment: Deployment, registry: Registry | N
     if config.planner is None:
         raise ConfigError("planner: none chosen; add for example 'planner: dopd'")
     return cast(Planner, _build("planner", config.planner, registry, deployment))
+
+
+def _load_profile(name: str, registry: Registry | None) -> PerfModel:
+    """Load a registered profile, or the file that `name` is the path of."""
+    if name.endswith(".json"):
+        return TableModel(read_profile(Path(name)))
+    return cast(PerfModel, _build("profile", Choice(name=name), registry))
 
 
 def _build(kind: str, choice: Choice, registry: Registry | None, *arguments: object) -> object:

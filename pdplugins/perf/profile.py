@@ -1,0 +1,128 @@
+"""The profile file: how fast one model runs on one GPU, as JSON under ``profiles/<gpu>/<model>.json``.
+
+``profiles/README.md`` describes every field with its unit. Times are kept as they came (``raw_ms``) beside the factor
+that they are multiplied with (``scale``), so that a modelled profile shows both what a tool said and how far that was
+moved to agree with a measurement. One file holds all tensor-parallel (TP) sizes.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from pdplugins.config import first_error
+from pdplugins.errors import ConfigError
+
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Axis = Annotated[tuple[Positive, ...], Field(min_length=2)]
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Provenance(_Part):
+    """Where the times come from."""
+
+    source: str = Field(description="who or what said so: a paper and table, a tool and its version, a machine")
+    command: str = Field(description="what was run to write this file")
+    notes: tuple[str, ...] = Field((), description="assumptions a reader must know")
+
+
+class Memory(_Part):
+    """What bounds the KV cache of a worker: DOPD Eq. 11 and 13."""
+
+    gpu_bytes: Positive = Field(description="M_gpu: memory of one GPU")
+    reserved_bytes: float = Field(ge=0, description="M': memory per GPU for neither weights nor KV cache")
+    model_bytes: Positive = Field(description="M_model: weights, over all GPUs of a worker")
+    kv_bytes_per_token: Positive = Field(description="M_token: KV cache of one token, over all layers and KV heads")
+    source: str
+
+
+class Bandwidth(_Part):
+    """What bounds the KV cache that one decode step reads: DOPD Eq. 12."""
+
+    bytes_per_s: Positive = Field(description="BW: memory bandwidth of one GPU")
+    utilisation: float = Field(gt=0, le=1, description="alpha: share of it that decode reaches")
+    source: str
+
+
+class Transfer(_Part):
+    """KV transfer from a prefill to a decode worker: latency + bytes / rate."""
+
+    latency_s: float = Field(ge=0, description="fixed part")
+    bytes_per_s: Positive
+    source: str
+
+
+class Scale(_Part):
+    """Factors that turn ``raw_ms`` into the times that are used."""
+
+    prefill: Positive
+    decode: Positive
+    source: str
+    points: dict[str, list[dict[str, float]]] = Field({}, description="what the factors were computed from")
+
+
+class PrefillTable(_Part):
+    """Prefill time of one prompt, alone in its batch."""
+
+    tokens: Axis
+    raw_ms: Axis
+
+    @model_validator(mode="after")
+    def _shape(self) -> PrefillTable:
+        _ascending("tokens", self.tokens)
+        if len(self.raw_ms) != len(self.tokens):
+            raise ValueError(f"raw_ms has {len(self.raw_ms)} values for {len(self.tokens)} tokens")
+        return self
+
+
+class DecodeTable(_Part):
+    """Time of one decode step: a row per batch size, a column per mean context length."""
+
+    batch: Axis
+    context_tokens: Axis
+    raw_ms: tuple[Axis, ...]
+
+    @model_validator(mode="after")
+    def _shape(self) -> DecodeTable:
+        _ascending("batch", self.batch)
+        _ascending("context_tokens", self.context_tokens)
+        if {len(row) for row in self.raw_ms} != {len(self.context_tokens)} or len(self.raw_ms) != len(self.batch):
+            raise ValueError(f"raw_ms must be {len(self.batch)} rows of {len(self.context_tokens)} values")
+        return self
+
+
+class Profile(_Part):
+    """A whole profile file."""
+
+    schema_version: Literal[1] = Field(alias="schema")
+    gpu: str
+    model: str
+    kind: Literal["measured", "modelled"] = Field(description="measured on the device, or computed")
+    provenance: Provenance
+    memory: Memory
+    bandwidth: Bandwidth
+    transfer: Transfer
+    scale: Scale
+    prefill: dict[int, PrefillTable] = Field(min_length=1, description="by tensor-parallel size")
+    decode: dict[int, DecodeTable] = Field(min_length=1, description="by tensor-parallel size")
+
+
+def read_profile(path: Path) -> Profile:
+    """Read and check a profile file. Raises ConfigError with one line for the first thing that is wrong."""
+    try:
+        return Profile.model_validate_json(path.read_bytes())
+    except OSError as error:
+        raise ConfigError(f"profile {path}: {error.strerror}; give a .json file or a shipped profile") from None
+    except ValidationError as error:
+        raise ConfigError(f"profile {path}: {first_error(error, Profile)}; see profiles/README.md") from None
+
+
+def _ascending(name: str, axis: tuple[float, ...]) -> None:
+    if any(b <= a for a, b in pairwise(axis)):
+        raise ValueError(f"{name} must ascend")

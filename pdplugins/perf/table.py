@@ -1,0 +1,127 @@
+"""A performance model over profile tables: linear interpolation inside, linear extrapolation outside, never falling.
+
+Measured and modelled tables are uneven where a step is bound by kernel launches (a prompt of 90 tokens may be slower
+than one of 120). A planner must not conclude that more work takes less time, so tables are made monotone when they are
+read: every time is the largest of the times of no more work (the upper envelope). Beyond a table its last segment goes
+on. Below a table its first segment goes on, but at zero work half of the first time is left: a step reads its weights
+and launches its kernels however little it does.
+
+A call costs about a microsecond, so that a planner and a simulator may call it freely.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from itertools import accumulate
+from operator import add
+
+from pdplugins.perf.profile import Profile
+from pdplugins.types import Role
+
+Axis = tuple[float, ...]
+Rows = tuple[tuple[float, ...], ...]
+
+
+class Curve:
+    """A non-decreasing piecewise linear function of one variable."""
+
+    def __init__(self, xs: Sequence[float], ys: Sequence[float]) -> None:
+        self._xs, rows = _extended(tuple(xs), tuple((y,) for y in accumulate(ys, max)))
+        self._ys = tuple(row[0] for row in rows)
+
+    def __call__(self, x: float) -> float:
+        """Return the value at `x`."""
+        index, share = _locate(self._xs, x)
+        low = self._ys[index]
+        return low + share * (self._ys[index + 1] - low)
+
+
+class Surface:
+    """A piecewise bilinear function of two variables, non-decreasing in both."""
+
+    def __init__(self, xs: Sequence[float], ys: Sequence[float], rows: Sequence[Sequence[float]]) -> None:
+        along_y = (tuple(accumulate(row, max)) for row in rows)
+        self._xs, extended = _extended(tuple(xs), tuple(accumulate(along_y, _pairwise_max)))
+        self._ys, columns = _extended(tuple(ys), tuple(zip(*extended, strict=True)))
+        self._rows: Rows = tuple(zip(*columns, strict=True))
+
+    def __call__(self, x: float, y: float) -> float:
+        """Return the value at (`x`, `y`)."""
+        i, s = _locate(self._xs, x)
+        j, t = _locate(self._ys, y)
+        lower, upper = self._rows[i], self._rows[i + 1]
+        low = lower[j] + t * (lower[j + 1] - lower[j])
+        high = upper[j] + t * (upper[j + 1] - upper[j])
+        return low + s * (high - low)
+
+
+def _extended(axis: Axis, rows: Rows) -> tuple[Axis, Rows]:
+    """Add a row at zero and one beyond the last, so that the outermost segments stand for everything outside.
+
+    `rows` never fall, down or along; neither do the new ones, nor what is extrapolated from them: the increments to the
+    row beyond never fall along it.
+    """
+    share = axis[0] / (axis[1] - axis[0])
+    at_zero = (max(a - share * (b - a), a / 2) for a, b in zip(rows[0], rows[1], strict=True))
+    increments = accumulate((b - a for a, b in zip(rows[-2], rows[-1], strict=True)), max)
+    zero_row, beyond_row = tuple(accumulate(at_zero, max)), tuple(map(add, rows[-1], increments))
+    return (0.0, *axis, 2 * axis[-1] - axis[-2]), (zero_row, *rows, beyond_row)
+
+
+def _locate(axis: Axis, x: float) -> tuple[int, float]:
+    """Return the segment of `axis` for `x` and the position in it: 0..1 inside, 0 before, above 1 after."""
+    index = min(max(bisect_right(axis, x) - 1, 0), len(axis) - 2)
+    start = axis[index]
+    return index, max((x - start) / (axis[index + 1] - start), 0.0)
+
+
+def _pairwise_max(a: tuple[float, ...], b: tuple[float, ...]) -> tuple[float, ...]:
+    return tuple(map(max, a, b))
+
+
+class TableModel:
+    """`PerfModel` over the tables of one profile. See `pdplugins.types.PerfModel` for the meaning of every method.
+
+    Raises KeyError for a tensor-parallel size that the profile does not have; ask `tp_sizes` first.
+    """
+
+    def __init__(self, profile: Profile) -> None:
+        self.profile = profile
+        prefill, decode = profile.scale.prefill / 1e3, profile.scale.decode / 1e3
+        self._prefill = {
+            tp: Curve(table.tokens, [ms * prefill for ms in table.raw_ms]) for tp, table in profile.prefill.items()
+        }
+        self._decode = {
+            tp: Surface(table.batch, table.context_tokens, [[ms * decode for ms in row] for row in table.raw_ms])
+            for tp, table in profile.decode.items()
+        }
+
+    def prefill_s(self, tokens: float, tp: int) -> float:
+        """Seconds to prefill one prompt of `tokens` tokens: T_prefill(ISL, TP) of DOPD Eq. 16."""
+        return self._prefill[tp](tokens)
+
+    def decode_step_s(self, batch: float, context_tokens: float, tp: int) -> float:
+        """Seconds of one decode step of `batch` requests whose mean context is `context_tokens`."""
+        return self._decode[tp](batch, context_tokens)
+
+    def transfer_s(self, tokens: float) -> float:
+        """Seconds to move the KV cache of `tokens` tokens: latency + bytes / rate."""
+        transfer = self.profile.transfer
+        return transfer.latency_s + tokens * self.profile.memory.kv_bytes_per_token / transfer.bytes_per_s
+
+    def kv_capacity_tokens(self, tp: int) -> int:
+        """Tokens of KV cache that one worker holds: DOPD Eq. 11 over M_token; 0 when the weights do not fit."""
+        memory = self.profile.memory
+        free_bytes = (memory.gpu_bytes - memory.reserved_bytes) * tp - memory.model_bytes
+        return max(int(free_bytes // memory.kv_bytes_per_token), 0)
+
+    def kv_bandwidth_tokens(self, step_s: float, tp: int) -> float:
+        """Tokens of KV cache that a decode step of `step_s` seconds can read: DOPD Eq. 12 over M_token."""
+        bandwidth = self.profile.bandwidth
+        read_bytes = step_s * bandwidth.utilisation * tp * bandwidth.bytes_per_s
+        return read_bytes / self.profile.memory.kv_bytes_per_token
+
+    def tp_sizes(self, role: Role) -> tuple[int, ...]:
+        """Tensor-parallel sizes that the tables hold for `role`, ascending."""
+        return tuple(sorted(self._prefill if role is Role.PREFILL else self._decode))
