@@ -49,6 +49,15 @@ class Proposer:
         """The last decision; None before the first."""
         return self._planner.last if self._planner.decided else None
 
+    @property
+    def interval_s(self) -> float:
+        """Seconds between two ticks that the planner expects."""
+        return self._planner.interval_s
+
+    def close(self) -> None:
+        """Close the decision log."""
+        self._planner.close()
+
     async def propose(self, context: Any) -> Decision | None:
         """Decide one tick. None, before the first good decision, leaves Dynamo its own behaviour."""
         try:

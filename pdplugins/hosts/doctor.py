@@ -1,0 +1,217 @@
+"""``pdplugins doctor``: is everything here that pdplugins relies on? Each check that fails says what to do.
+
+The seams, every symbol, flag, metric and file of a host that pdplugins touches, are listed in ``hooks/<host>.toml``.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import importlib.metadata
+import inspect
+import mmap
+import os
+import platform
+import socket
+import subprocess
+import sys
+import tempfile
+import tomllib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from packaging.specifiers import SpecifierSet
+
+from pdplugins.assembly import build_deployment, build_planner
+from pdplugins.config import find, load
+from pdplugins.errors import PdpluginsError
+from pdplugins.resources import data_dir
+
+HELP_TIMEOUT_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One thing that was looked at."""
+
+    name: str
+    state: Literal["ok", "warn", "fail"]
+    detail: str = ""
+    fix: str = ""
+
+    def line(self) -> str:
+        """Return the check as one line to print."""
+        fix = f"; fix: {self.fix}" if self.fix and self.state != "ok" else ""
+        return f"{self.state:>4}  {self.name}{': ' if self.detail else ''}{self.detail}{fix}"
+
+    def as_data(self) -> dict[str, str]:
+        """Return the check as plain data."""
+        return asdict(self)
+
+
+class _FailedError(Exception):
+    """A seam that is not as it was recorded; the message says how."""
+
+
+def examine(config: str, port: int, hooks: Path | None = None) -> list[Check]:
+    """Run every check, for the config called `config` and a frontend at `port`."""
+    checks = [_python(), _config(config), _port(port), _scratch()]
+    for manifest in sorted((hooks or data_dir("hooks")).glob("*.toml")):
+        checks.extend(examine_host(tomllib.loads(manifest.read_text(encoding="utf-8"))))
+    return checks
+
+
+def examine_host(manifest: Mapping[str, Any]) -> Iterator[Check]:
+    """Check the version, the dependencies and the seams of one host. A host that is not installed is one check."""
+    distribution, versions = manifest["distribution"], manifest["versions"]
+    fix = f"pip install '{distribution}{versions}'"
+    name = f"{manifest['host']} {versions}"
+    try:
+        version = importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        yield Check(name, "fail" if manifest.get("required", True) else "warn", f"no {distribution} here", fix)
+        return
+    inside = SpecifierSet(versions).contains(version, prereleases=True)
+    yield Check(name, "ok" if inside else "fail", f"{distribution} {version}", fix)
+    for dependency in manifest.get("dependency", ()):
+        yield _seam("imports " + dependency["module"], dependency, lambda d: importlib.import_module(d["module"]))
+    for kind, check in SEAMS.items():
+        for seam in manifest.get(kind, ()):
+            why = f"pdplugins needs it to {seam['why']}; use {distribution} {', '.join(manifest['tested'])}"
+            yield _seam(f"{kind} {seam['name']}", {"fix": why, **seam}, check)
+
+
+def _seam(name: str, seam: Mapping[str, Any], check: Callable[[Mapping[str, Any]], object]) -> Check:
+    try:
+        check(seam)
+    except _FailedError as error:
+        return Check(name, "fail", str(error), seam["fix"])
+    except Exception as error:  # importing a host may raise anything
+        return Check(name, "fail", f"{type(error).__name__}: {' '.join(str(error).split())}", seam["fix"])
+    return Check(name, "ok")
+
+
+def resolve(dotted: str) -> Any:
+    """Return the module, class or attribute called `dotted`. Raises ImportError or AttributeError."""
+    parts = dotted.split(".")
+    for end in range(len(parts), 0, -1):
+        try:
+            found: Any = importlib.import_module(".".join(parts[:end]))
+        except ModuleNotFoundError as error:
+            if error.name is None or not dotted.startswith(error.name):
+                raise
+            continue
+        for part in parts[end:]:
+            found = getattr(found, part)
+        return found
+    raise ModuleNotFoundError(f"no module {parts[0]}")
+
+
+def parameters(target: Any) -> list[str]:
+    """Return the names that `target` takes: the parameters of a callable, or the fields of a model."""
+    fields = getattr(target, "model_fields", None) or getattr(target, "__struct_fields__", None)
+    if fields is not None:
+        return list(fields)
+    return [name for name in inspect.signature(target).parameters if name != "self"]
+
+
+def _symbol(seam: Mapping[str, Any]) -> None:
+    target = resolve(seam["name"])
+    if (wanted := seam.get("takes")) is not None and (missing := set(wanted) - set(parameters(target))):
+        raise _FailedError(f"takes {', '.join(parameters(target))}; no longer {', '.join(sorted(missing))}")
+    if (wanted := seam.get("has")) is not None and (missing := {n for n in wanted if not hasattr(target, n)}):
+        raise _FailedError(f"has no {', '.join(sorted(missing))}")
+    if (value := seam.get("value")) is not None and target != value:
+        raise _FailedError(f"is {target!r}, not {value!r}")
+
+
+def _file(seam: Mapping[str, Any]) -> None:
+    path = _in_package(seam["name"])
+    digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    if digest != seam["sha256"]:
+        raise _FailedError(f"has sha256 {digest[:12]}…, recorded was {seam['sha256'][:12]}…")
+
+
+def _program(seam: Mapping[str, Any]) -> None:
+    """A command line: every flag that we pass must be in its help."""
+    done = subprocess.run(
+        [sys.executable, "-m", seam["name"], "--help"],
+        capture_output=True,
+        text=True,
+        timeout=HELP_TIMEOUT_S,
+        check=False,
+        env={**os.environ, "COLUMNS": "200"},
+    )
+    if done.returncode:
+        raise _FailedError(f"--help exits with {done.returncode}: {' '.join(done.stderr.split())[-200:]}")
+    words = set(done.stdout.replace(",", " ").replace("[", " ").replace("]", " ").replace("=", " ").split())
+    if missing := [flag for flag in seam["flags"] if flag not in words]:
+        raise _FailedError(f"has no {', '.join(missing)}")
+
+
+def _text(seam: Mapping[str, Any]) -> None:
+    """A name that only exists as text inside the host, such as an environment variable or a metric."""
+    with _in_package(seam["in"]).open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as text:
+        if text.find(seam["name"].encode()) < 0:
+            raise _FailedError(f"is not in {seam['in']}")
+
+
+SEAMS: Mapping[str, Callable[[Mapping[str, Any]], None]] = {
+    "symbol": _symbol,
+    "file": _file,
+    "program": _program,
+    "env": _text,
+    "metric": _text,
+}
+"""Kind of seam, the table's name in the manifest, to its check."""
+
+
+def _in_package(name: str) -> Path:
+    """Return a file of an installed package, named from the package on; the package may be a namespace."""
+    package, _, rest = name.partition("/")
+    for root in importlib.import_module(package).__path__:
+        if (path := Path(root) / rest).is_file():
+            return path
+    raise _FailedError("is missing")
+
+
+def _python() -> Check:
+    wanted = importlib.metadata.metadata("pdplugins")["Requires-Python"]
+    inside = SpecifierSet(wanted).contains(platform.python_version())
+    fix = "use python3.11 -m venv"
+    return Check(f"python {wanted}", "ok" if inside else "fail", platform.python_version(), fix)
+
+
+def _config(name: str) -> Check:
+    """The config, its profile and its planner."""
+    try:
+        config = load(find(name))
+        deployment = build_deployment(config)
+        build_planner(config, deployment)
+    except PdpluginsError as error:
+        return Check(f"config {name}", "fail", str(error), "correct the file, or name a shipped config")
+    tp = f"prefill TP {deployment.prefill_tp}, decode TP {deployment.decode_tp}"
+    return Check(f"config {name}", "ok", f"profile {config.deployment.profile}, {tp}")
+
+
+def _port(port: int) -> Check:
+    name = f"port {port}"
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError as error:
+            return Check(name, "warn", str(error.strerror), "choose another with --port, or stop what listens there")
+    return Check(name, "ok", "free")
+
+
+def _scratch() -> Check:
+    """Where local registrations, logs and sockets go."""
+    where = tempfile.gettempdir()
+    try:
+        with tempfile.NamedTemporaryFile(dir=where):
+            return Check("scratch", "ok", where)
+    except OSError as error:
+        return Check("scratch", "fail", f"{where}: {error.strerror}", "set TMPDIR to a folder that can be written")
