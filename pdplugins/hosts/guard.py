@@ -222,8 +222,9 @@ def fit_budget(plan: ScalePlan, deployment: Deployment) -> ScalePlan:
     decode = max(1, min(decode, (budget - prefill * deployment.prefill_tp) // deployment.decode_tp))
     decode_first = plan.decode * share - decode >= plan.prefill * share - prefill
     for more_prefill, more_decode in ((0, 1), (1, 0)) if decode_first else ((1, 0), (0, 1)):
-        if deployment.gpus(prefill + more_prefill, decode + more_decode) <= budget:
-            prefill, decode = prefill + more_prefill, decode + more_decode
+        larger = prefill + more_prefill, decode + more_decode
+        if larger[0] <= plan.prefill and larger[1] <= plan.decode and deployment.gpus(*larger) <= budget:
+            prefill, decode = larger
     reason = f"{plan.reason}; {plan.prefill}P{plan.decode}D needs {used} GPUs, cut to the budget of {budget}"
     return ScalePlan(prefill, decode, reason, plan.signals)
 
