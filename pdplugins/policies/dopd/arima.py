@@ -15,6 +15,8 @@ from itertools import pairwise
 import numpy as np
 from statsmodels.tsa.arima.estimators.hannan_rissanen import hannan_rissanen
 
+Steps = np.ndarray[tuple[int], np.dtype[np.float64]]
+
 FEWEST_POINTS = 30
 """Below this a fit says little, and the last value is the forecast."""
 LARGE_ERROR = 2.0
@@ -86,10 +88,11 @@ class _Arma:
         self.far_off = False
         self._deviation = math.inf
         errors = [self._advance(value) for value in history]
-        self._deviation = math.sqrt(sum(error**2 for error in errors) / len(errors))
+        self._deviation = math.sqrt(sum(error * error for error in errors) / len(errors))
 
     def observe(self, value: float) -> None:
-        self.far_off = abs(self._advance(value)) > LARGE_ERROR * self._deviation
+        error = abs(self._advance(value))
+        self.far_off = not error <= LARGE_ERROR * self._deviation  # so is one that is not a number
 
     def forecast(self) -> float:
         autoregression = sum(phi * value for phi, value in zip(self._ar, self._values, strict=True))
@@ -103,18 +106,19 @@ class _Arma:
         return error
 
 
-def _fit(steps: np.ndarray[tuple[int], np.dtype[np.float64]], p: int, q: int) -> _Arma | None:
-    """Return the model of `steps`, or None where no usable one exists (constant series, unstable parameters)."""
+def _fit(steps: Steps, p: int, q: int) -> _Arma | None:
+    """Return the model of `steps`; without its moving average where that cannot be had, None where nothing can."""
     mean = float(steps.mean())
     if float(np.ptp(steps)) == 0:
         return _Arma(mean, [0.0] * p, [0.0] * q, steps.tolist())
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            found, _ = hannan_rissanen(steps - mean, ar_order=p, ma_order=q, demean=False)
-    except (ValueError, IndexError, np.linalg.LinAlgError):  # too short or degenerate for two regressions
-        return None
-    parameters = [*found.ar_params, *found.ma_params]
-    if not (np.isfinite(parameters).all() and found.is_stationary and found.is_invertible):
-        return None
-    return _Arma(mean, [float(x) for x in found.ar_params], [float(x) for x in found.ma_params], steps.tolist())
+    for ma_order in (q, 0):
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                found, _ = hannan_rissanen(steps - mean, ar_order=p, ma_order=ma_order, demean=False)
+        except (ValueError, IndexError, np.linalg.LinAlgError):  # too short or degenerate for two regressions
+            continue
+        ar, ma = [float(x) for x in found.ar_params], [float(x) for x in found.ma_params]
+        if np.isfinite([*ar, *ma]).all() and found.is_stationary and found.is_invertible:
+            return _Arma(mean, ar, ma, steps.tolist())
+    return None

@@ -1,0 +1,128 @@
+"""Forecasters take any series that a host can produce, and ARIMA refits only when it was far off."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pdplugins.policies.dopd.arima import FEWEST_POINTS, Arima
+from pdplugins.policies.dopd.forecast import Corrected, Forecaster, Kalman, LastValue, build_forecaster
+
+PREDICTORS = ("last-value", "kalman", "arima")
+NAN, INF = math.nan, math.inf
+
+
+def fed(forecaster: Forecaster, values: list[float]) -> Forecaster:
+    for value in values:
+        forecaster.observe(value)
+    return forecaster
+
+
+def noisy(count: int, level: float = 50.0, persistence: float = 0.7, seed: int = 0) -> list[float]:
+    draw, values, value = random.Random(seed), [], level
+    for _ in range(count):
+        value = level + persistence * (value - level) + draw.gauss(0, 1)
+        values.append(value)
+    return values
+
+
+@pytest.mark.parametrize("predictor", PREDICTORS)
+def test_nothing_seen_is_nan_and_one_value_is_the_forecast(predictor: str) -> None:
+    forecaster = build_forecaster(predictor, 600)  # type: ignore[arg-type]
+    assert math.isnan(forecaster.forecast())
+    forecaster.observe(NAN)
+    assert math.isnan(forecaster.forecast())
+    forecaster.observe(7.0)
+    assert forecaster.forecast() == 7.0
+
+
+@pytest.mark.parametrize("predictor", PREDICTORS)
+@pytest.mark.parametrize("value", [0.0, 5.0, 1e12])
+def test_a_constant_series_is_forecast_as_itself(predictor: str, value: float) -> None:
+    forecaster = fed(build_forecaster(predictor, 600), [value] * 100)  # type: ignore[arg-type]
+    assert forecaster.forecast() == pytest.approx(value)
+
+
+@pytest.mark.parametrize("predictor", PREDICTORS)
+def test_values_that_are_not_finite_are_left_out(predictor: str) -> None:
+    clean, dirty = (build_forecaster(predictor, 600) for _ in range(2))  # type: ignore[arg-type]
+    for value in noisy(80):
+        clean.observe(value)
+        fed(dirty, [value, NAN, INF, -INF])
+    assert dirty.forecast() == clean.forecast()
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.lists(st.one_of(st.floats(), st.sampled_from([0.0, 1.0, 1e300])), max_size=20), st.sampled_from(PREDICTORS))
+def test_any_series_gives_a_finite_forecast(values: list[float], predictor: str) -> None:
+    values *= 4  # enough for a fit
+    forecaster = fed(build_forecaster(predictor, 600), values)  # type: ignore[arg-type]
+    seen = [value for value in values if math.isfinite(value)]
+    assert math.isfinite(forecaster.forecast()) == bool(seen)
+
+
+@pytest.mark.parametrize("predictor", PREDICTORS)
+def test_a_new_level_is_followed(predictor: str) -> None:
+    forecaster = fed(build_forecaster(predictor, 600), noisy(100, 10.0) + noisy(40, 100.0))  # type: ignore[arg-type]
+    assert forecaster.forecast() == pytest.approx(100, abs=10)
+
+
+def test_kalman_settles_on_its_gain() -> None:
+    kalman = fed(Kalman(gain=0.3), [10.0] * 200)
+    kalman.observe(20.0)
+    assert kalman.forecast() == pytest.approx(13.0, abs=0.01)
+
+
+def test_arima_beats_the_last_value_where_the_series_returns_to_its_mean() -> None:
+    arima, last = Arima(order=(1, 0, 0)), LastValue()
+    errors = {arima: 0.0, last: 0.0}
+    for index, value in enumerate(noisy(600, persistence=0.3)):
+        for forecaster in errors:
+            if index > 100:
+                errors[forecaster] += (forecaster.forecast() - value) ** 2
+            forecaster.observe(value)
+    assert errors[arima] < 0.8 * errors[last]
+
+
+def test_the_recursion_is_what_statsmodels_forecasts() -> None:
+    from statsmodels.tsa.arima.model import ARIMA  # noqa: PLC0415 - seconds to import
+
+    ours = fed(Arima(order=(1, 0, 1)), noisy(400))
+    model = ours._model
+    assert model is not None
+    values = list(ours._window)
+    theirs = ARIMA(values, order=(1, 0, 1)).filter([model._mean, *model._ar, *model._ma, 1.0])
+    assert ours.forecast() == pytest.approx(float(theirs.forecast(1)[0]), rel=1e-3)
+
+
+def test_arima_refits_on_a_large_error_only() -> None:
+    arima = fed(Arima(), [10.0 + 0.1 * (i % 5) for i in range(FEWEST_POINTS)])
+    assert arima.refits == 1
+    calm = arima.refits
+    fed(arima, [10.0 + 0.1 * (i % 5) for i in range(FEWEST_POINTS, 200)])
+    assert arima.refits - calm < 20
+    before = arima.refits
+    arima.observe(100.0)
+    assert arima.refits == before + 1
+
+
+def test_the_window_of_history_is_fixed() -> None:
+    arima = fed(Arima(window=100), noisy(500))
+    assert len(arima._window) == 100
+
+
+def test_the_correction_is_how_far_the_last_forecast_was_off() -> None:
+    corrected = fed(Corrected(LastValue(), limit=2.0), [10.0, 12.0])
+    assert corrected.factor == pytest.approx(1.2)
+    assert corrected.forecast() == pytest.approx(14.4)
+
+
+@pytest.mark.parametrize(("value", "factor"), [(1000.0, 2.0), (0.1, 0.5), (0.0, 1.0), (NAN, 1.0)])
+def test_the_correction_is_bounded_and_survives_zero_and_nan(value: float, factor: float) -> None:
+    corrected = fed(Corrected(LastValue(), limit=2.0), [10.0, value])
+    assert corrected.factor == factor
+    assert math.isfinite(corrected.forecast())
