@@ -1,0 +1,189 @@
+"""Door (c): our planner in its own process registers with Dynamo 1.4.2's gateway over gRPC, and stays registered."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pdplugins.config import Config
+from pdplugins.errors import HostError
+from pdplugins.hosts.decision_log import read
+from pdplugins.hosts.explain import verify
+from pdplugins.hosts.guard import build_guarded
+
+pytestmark = pytest.mark.dynamo
+
+external = pytest.importorskip("pdplugins.hosts.dynamo.external")
+proposer = pytest.importorskip("pdplugins.hosts.dynamo.proposer")
+
+Make = Callable[..., Any]
+
+
+@asynccontextmanager
+async def plugin(config: Config, gateway: str, token: str = "s3cret") -> AsyncIterator[asyncio.Task[None]]:  # noqa: S107
+    """Our plugin, in the test's own loop."""
+    service = external.ProposeService(lambda: proposer.Proposer(build_guarded(config)))
+    stop = asyncio.Event()
+    task = asyncio.create_task(external.serve(service, listen="127.0.0.1:0", gateway=gateway, token=token, stop=stop))
+    try:
+        yield task
+    finally:
+        stop.set()
+        await asyncio.wait([task], timeout=10)
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Do not wait as long as in production."""
+    monkeypatch.setattr(external, "HEARTBEAT_S", 0.1)
+    monkeypatch.setattr(external, "RETRY_S", (0.05, 0.1))
+
+
+def test_it_waits_for_the_gateway_registers_and_its_answer_wins(
+    config: Config, gateway: str, stock_with_gateway: Make
+) -> None:
+    async def story() -> None:
+        async with plugin(config, gateway):
+            await asyncio.sleep(0.3)  # the planner is not there yet
+            planner = stock_with_gateway()
+            await planner.start()
+            await planner.until(planner.plugin)
+            ours = planner.plugin()
+            assert (ours.plugin_type, ours.priority, ours.execution_interval_seconds) == ("propose", 1, 5.0)
+            assert [await planner.tick(rate) for rate in (25, 45, 0)] == [(3, 2), (5, 3), (1, 1)]
+            await planner.until(lambda: ours.last_heartbeat_at > 0)
+        assert planner.plugin() is None  # it said good-bye
+        await planner.stop()
+
+    asyncio.run(story())
+
+
+def test_it_registers_again_when_the_planner_has_restarted(
+    config: Config, gateway: str, stock_with_gateway: Make
+) -> None:
+    async def story() -> None:
+        async with plugin(config, gateway):
+            before = stock_with_gateway()
+            await before.start()
+            await before.until(before.plugin)
+            await before.stop()
+            after = stock_with_gateway()
+            await after.start()
+            await after.until(after.plugin)
+            assert await after.tick(25) == (3, 2)
+        await after.stop()
+
+    asyncio.run(story())
+
+
+def test_a_planner_that_forgot_us_is_told_again(config: Config, gateway: str, stock_with_gateway: Make) -> None:
+    """As when a planner restarts between two of our heartbeats."""
+
+    async def story() -> None:
+        planner = stock_with_gateway()
+        await planner.start()
+        async with plugin(config, gateway):
+            await planner.until(planner.plugin)
+            await planner.engine._orchestrator._registry.unregister("pdplugins")
+            await planner.until(planner.plugin)
+        await planner.stop()
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize(
+    ("token", "transport", "message"),
+    [
+        ("wrong", {}, r"refused us: auth_failed; give the token with --token or PDPLUGINS_TOKEN"),
+        ("s3cret", {"allow_insecure_grpc": False}, r"refused us: transport_build_failed.*; set .*allow_insecure_grpc"),
+    ],
+)
+def test_a_refusal_is_one_line_with_the_fix(
+    config: Config, gateway: str, stock_with_gateway: Make, token: str, transport: dict[str, Any], message: str
+) -> None:
+    async def story() -> None:
+        planner = stock_with_gateway(**transport)
+        await planner.start()
+        async with plugin(config, gateway, token) as task:
+            await asyncio.wait([task], timeout=10)
+            assert planner.plugin() is None
+        await planner.stop()
+        with pytest.raises(HostError, match=message):
+            task.result()
+
+    asyncio.run(story())
+
+
+def test_an_endpoint_that_cannot_be_is_one_line(config: Config) -> None:
+    async def story(listen: str, gateway: str) -> None:
+        service = external.ProposeService(lambda: proposer.Proposer(build_guarded(config)))
+        await external.serve(service, listen=listen, gateway=gateway, stop=asyncio.Event())
+
+    with pytest.raises(HostError, match=r"cannot listen on 192\.0\.2\.1:1; give a free --listen"):
+        asyncio.run(story("192.0.2.1:1", "unix:///x"))
+    with pytest.raises(HostError, match=r"--gateway http://x: give unix:///path"):
+        asyncio.run(story("127.0.0.1:0", "http://x"))
+
+
+@pytest.fixture
+def command(config_data: dict[str, Any], tmp_path: Path, gateway: str) -> Iterator[Callable[[], subprocess.Popen[str]]]:
+    """Start `pdplugins planner` as an operator would; whatever is still there afterwards is killed."""
+    (tmp_path / "c.yaml").write_text(json.dumps({**config_data, "planner": "dopd", "deployment": {"gpu_budget": 16}}))
+    running: list[subprocess.Popen[str]] = []
+    options = ["--config", f"{tmp_path}/c.yaml", "--listen", "127.0.0.1:0", "--gateway", gateway]
+    code = "from pdplugins.cli import main; main()"
+
+    def start() -> subprocess.Popen[str]:
+        running.append(
+            subprocess.Popen(
+                [sys.executable, "-c", code, "planner", *options, "--decision-log", f"{tmp_path}/d.jsonl"],
+                env={**os.environ, "PDPLUGINS_TOKEN": "s3cret"},
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+        )
+        return running[-1]
+
+    yield start
+    for process in running:
+        process.kill()
+        process.communicate()
+
+
+def test_killed_it_leaves_the_planner_holding_and_a_new_process_takes_over(
+    command: Callable[[], subprocess.Popen[str]], stock_with_gateway: Make, tmp_path: Path
+) -> None:
+    async def story() -> None:
+        planner = stock_with_gateway()
+        await planner.start()
+        process = command()
+        await planner.until(planner.plugin)
+        for _ in range(3):
+            held = await planner.tick(12, isl=3000, osl=300)
+        assert min(held) > 1
+        process.kill()
+        await asyncio.to_thread(process.wait)
+        assert [await planner.tick(0) for _ in range(3)] == [held] * 3
+        endpoint = planner.plugin().endpoint
+        process = command()
+        await planner.until(lambda: planner.plugin() and planner.plugin().endpoint != endpoint)
+        assert await planner.tick(12, isl=3000, osl=300) == held
+        process.send_signal(signal.SIGTERM)
+        assert await asyncio.to_thread(process.wait, 10) == 0
+        assert planner.plugin() is None
+        await planner.stop()
+
+    asyncio.run(story())
+    runs = read(tmp_path / "d.jsonl")
+    assert len(runs) == 2
+    assert [verify(run) for run in runs] == [None, None]

@@ -1,0 +1,89 @@
+"""The frontend's running totals become traffic."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from pdplugins.hosts.dynamo.frontend import FrontendMetrics
+from pdplugins.types import Traffic
+
+
+def page(requests: int, finished: int, model: str = "tiny70b") -> str:
+    """A page of Dynamo 1.4.2's frontend after `requests` arrivals, `finished` of them of 1000/100 tokens."""
+
+    def histogram(name: str, total: float, count: int) -> str:
+        labels = f'{{model="{model}"}}'
+        return (
+            f"# TYPE dynamo_frontend_{name} histogram\n"
+            f'dynamo_frontend_{name}_bucket{{model="{model}",le="+Inf"}} {count}\n'
+            f"dynamo_frontend_{name}_sum{labels} {total}\ndynamo_frontend_{name}_count{labels} {count}\n"
+        )
+
+    return (
+        "# TYPE dynamo_frontend_requests_started counter\n"
+        f'dynamo_frontend_requests_started_total{{model="{model}"}} {requests}\n'
+        + histogram("input_sequence_tokens", 1000 * finished, finished)
+        + histogram("output_sequence_tokens", 100 * finished, finished)
+        + histogram("time_to_first_token_seconds", 0.5 * finished, finished)
+        + histogram("inter_token_latency_seconds", 0.02 * 99 * finished, 99 * finished)
+    )
+
+
+def frontend(*pages: str, model: str | None = None) -> FrontendMetrics:
+    texts: Iterator[str] = iter(pages)
+    times = iter(range(0, 1000, 5))
+    return FrontendMetrics(
+        "http://127.0.0.1:1/", model, fetch=lambda url: next(texts), clock=lambda: float(next(times))
+    )
+
+
+def test_traffic_is_the_difference_between_two_readings() -> None:
+    metrics = frontend(page(10, 8), page(30, 18))
+    assert metrics.collect() is None
+    traffic = metrics.collect()
+    assert traffic is not None
+    assert (traffic.window_s, traffic.requests, traffic.isl_tokens, traffic.osl_tokens) == (5.0, 20.0, 1000.0, 100.0)
+    assert (traffic.ttft_s, traffic.tpot_s) == (pytest.approx(0.5), pytest.approx(0.02))
+
+
+def test_a_pause_is_zero_requests_of_unknown_length() -> None:
+    metrics = frontend(page(10, 8), page(10, 8))
+    metrics.collect()
+    assert metrics.collect() == Traffic(5.0, 0.0)
+
+
+def test_only_the_chosen_model_counts() -> None:
+    metrics = frontend("", page(30, 18) + page(5, 5, "other").replace("# TYPE", "# was"), model="Tiny70B")
+    metrics.collect()
+    traffic = metrics.collect()
+    assert traffic is not None
+    assert traffic.requests == 30.0
+
+
+def test_a_restarted_frontend_is_unknown_for_one_window() -> None:
+    metrics = frontend(page(10, 8), page(3, 1), page(9, 7))
+    assert [metrics.collect(), metrics.collect()] == [None, None]
+    traffic = metrics.collect()
+    assert traffic is not None
+    assert traffic.requests == 6.0
+
+
+def test_a_frontend_that_does_not_answer_loses_no_requests() -> None:
+    texts = iter([page(10, 8), OSError("refused"), page(30, 18)])
+
+    def fetch(url: str) -> str:
+        text = next(texts)
+        if isinstance(text, OSError):
+            raise text
+        return text
+
+    times = iter([0.0, 10.0])
+    metrics = FrontendMetrics("http://127.0.0.1:1", fetch=fetch, clock=lambda: next(times))
+    metrics.collect()
+    with pytest.raises(OSError, match="refused"):
+        metrics.collect()
+    traffic = metrics.collect()
+    assert traffic is not None
+    assert (traffic.window_s, traffic.requests) == (10.0, 20.0)

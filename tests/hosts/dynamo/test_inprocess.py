@@ -1,0 +1,113 @@
+"""Door (b): the stock planner of Dynamo 1.4.2 runs our planner from its YAML alone."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pdplugins.hosts.decision_log import read
+from pdplugins.hosts.explain import verify
+
+Start = Callable[..., Any]
+pytestmark = pytest.mark.dynamo
+
+inprocess = pytest.importorskip("pdplugins.hosts.dynamo.inprocess")
+
+
+def test_our_decision_is_what_dynamo_applies(stock: Start, config_data: dict[str, Any], tmp_path: Path) -> None:
+    path = tmp_path / "scripted.yaml"
+    path.write_text(json.dumps(config_data))
+    planner = stock({"config": str(path), "decision_log": str(tmp_path / "d.jsonl")})
+    assert [planner.tick(rate) for rate in (5, 25, 45, 0)] == [(1, 1), (3, 2), (5, 3), (1, 1)]
+    (run,) = read(tmp_path / "d.jsonl")
+    assert [entry.view.now_s for entry in run.entries if entry.view] == [5.0, 10.0, 15.0, 20.0]
+    assert verify(run) is None
+
+
+def test_the_same_dopd_scales_up_and_down_again(stock: Start, tmp_path: Path) -> None:
+    """The shipped config by name; the log of the run replays to the same decisions."""
+    planner = stock({"config": "dopd", "decision_log": str(tmp_path / "d.jsonl"), "key": "dopd"})
+    up = [planner.tick(12, isl=3000, osl=300) for _ in range(12)]
+    down = [planner.tick(0) for _ in range(120)]
+    assert min(up[-1]) > 1
+    assert down[-1] == (1, 1)
+    latest = inprocess.instances()["dopd"].latest
+    assert (latest.prefill, latest.decode) == (1, 1)
+    (run,) = read(tmp_path / "d.jsonl")
+    assert verify(run) is None
+
+
+def test_a_policy_that_raises_leaves_the_last_good_plan(stock: Start, config_data: dict[str, Any]) -> None:
+    config_data["planner"]["fail_at"] = 2
+    planner = stock({"config": config_data})
+    assert [planner.tick(rate) for rate in (25, 99, 45)] == [(3, 2), (3, 2), (5, 3)]
+
+
+def test_before_its_first_good_decision_dynamo_decides(stock: Start, config_data: dict[str, Any]) -> None:
+    config_data["planner"]["fail_at"] = 1
+    planner = stock({"config": config_data})
+    planner.pools = (2, 2)
+    assert planner.tick(99) == (2, 2)
+    assert planner.tick(25) == (3, 2)
+
+
+def test_traffic_that_stays_away_holds(stock: Start, config_data: dict[str, Any], tmp_path: Path) -> None:
+    log = tmp_path / "d.jsonl"
+    planner = stock({"config": config_data, "decision_log": str(log)})
+    for rate in (45, None, None, None, None, 25):
+        planner.tick(rate)
+    assert [entry.fault for entry in read(log)[0].entries] == [None, None, None, None, "stale_metrics", None]
+    assert planner.pools == (3, 2)
+
+
+def test_ticks_between_our_own_keep_our_plan(stock: Start, config_data: dict[str, Any]) -> None:
+    planner = stock({"config": config_data}, entry={"execution_interval_seconds": 15})
+    seen = [planner.tick(45) for _ in range(3)]
+    assert seen[-1] == (5, 3)
+    planner.pools = (1, 1)  # as if nothing had come of it
+    assert planner.tick(45) == (5, 3)
+
+
+def test_dynamos_own_budget_still_bounds_us(stock: Start, config_data: dict[str, Any]) -> None:
+    planner = stock({"config": config_data}, changes={"max_gpu_budget": 8})
+    prefill, decode = planner.tick(75)
+    assert prefill + 2 * decode <= 8
+
+
+def test_feedback_reaches_the_planner(stock: Start, config_data: dict[str, Any], tmp_path: Path) -> None:
+    log = tmp_path / "d.jsonl"
+    planner = stock({"config": config_data, "decision_log": str(log), "key": "fed"})
+    inprocess.instances()["fed"].feedback = lambda: (1.5, None)
+    planner.tick(25)
+    view = read(log)[0].entries[0].view
+    assert view is not None
+    assert view.traffic is not None
+    assert (view.traffic.ttft_s, view.traffic.tpot_s) == (1.5, None)
+
+
+def test_a_tick_that_comes_too_often_is_said_once(
+    stock: Start, config_data: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    config_data["planner"]["interval_s"] = 20
+    planner = stock({"config": config_data})
+    for _ in range(4):
+        planner.tick(5)
+    (said,) = [r.getMessage() for r in caplog.records if r.name == "pdplugins.dynamo"]
+    assert "Dynamo asks every 5.0 s, the planner expects 20.0 s; set the plugin's execution_interval_seconds" in said
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "message"),
+    [
+        ({"config": "dopdd"}, "dopdd.yaml: No such file"),
+        ({"config": {"planner": "nobody"}}, "there is no 'nobody'; choose from"),
+        ({}, "missing 1 required positional argument: 'config'"),
+    ],
+)
+def test_a_bad_entry_stops_dynamos_start_with_its_reason(stock: Start, kwargs: dict[str, Any], message: str) -> None:
+    with pytest.raises(RuntimeError, match=message):
+        stock(kwargs)
