@@ -1,4 +1,4 @@
-"""Adds ``pdplugins planner``: a planner in its own process, plugged into a running Dynamo planner."""
+"""Adds ``pdplugins planner`` (a planner in its own process, plugged into Dynamo's) and ``pdplugins replay``."""
 
 from __future__ import annotations
 
@@ -8,12 +8,14 @@ from typing import Annotated
 import typer
 
 from pdplugins import hookimpl
+from pdplugins.hosts.dynamo.replay.command import replay
 
 
 @hookimpl
 def pd_register_commands(app: typer.Typer) -> None:
-    """Add the command."""
+    """Add the commands."""
     app.command()(planner)
+    app.command()(replay)
 
 
 def planner(  # noqa: PLR0913 - the options of a command
