@@ -22,7 +22,6 @@ import pdplugins
 from pdplugins.config import find, load
 from pdplugins.errors import HostError
 from pdplugins.hosts.dynamo.frontend import FrontendMetrics
-from pdplugins.hosts.dynamo.observe import NEEDS
 from pdplugins.hosts.dynamo.proposer import Proposer
 from pdplugins.hosts.guard import build_guarded
 from pdplugins.hosts.metrics import process_metrics
@@ -137,7 +136,7 @@ class Registration:
             auth_token=token,
             execution_interval_seconds=service.proposer.interval_s,
             hold_policy=pb.HoldPolicy.HOLD_LAST,
-            needs=NEEDS,
+            needs=service.proposer.needs,
         )
 
     async def keep(self, stop: asyncio.Event) -> None:

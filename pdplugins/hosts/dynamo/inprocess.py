@@ -10,8 +10,12 @@
           plugin_type: propose
           priority: 1
           execution_interval_seconds: 15
-          needs: [observations.traffic, observations.fpm, observations.workers]
+          hold_policy: HOLD_LAST
+          needs: [observations.fpm, observations.workers]
           kwargs: {config: dopd, frontend_url: "http://127.0.0.1:8000"}
+
+Without a `frontend_url`, add ``observations.traffic`` to the needs: Dynamo then asks Prometheus for the traffic. With
+one, leave it out, or Dynamo's planner waits half a minute per tick for a Prometheus that is not there.
 
 Its answer is final: Dynamo's own proposals are discarded, its CONSTRAIN stage and ``max_gpu_budget`` still apply.
 """

@@ -11,8 +11,10 @@ from pdplugins.types import PlannerView, Pool, Role, ScalePlan, Traffic, WorkerL
 
 TICK = "tick-"
 """Dynamo's request ids are this and the host's time in seconds: wall clock live, virtual clock in replay."""
-NEEDS = ("observations.traffic", "observations.fpm", "observations.workers")
+NEEDS = ("observations.fpm", "observations.workers")
 """What a planner plugin asks Dynamo for."""
+NEEDS_TRAFFIC = "observations.traffic"
+"""What it asks for besides when it cannot read the frontend; makes Dynamo's planner query Prometheus."""
 LONG_WINDOW_S = 60.0
 """A window in which some request is bound to arrive while others are being served."""
 

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from pdplugins.hosts.dynamo.frontend import FrontendMetrics
-from pdplugins.hosts.dynamo.observe import context_traffic, planner_view, tick_time_s
+from pdplugins.hosts.dynamo.observe import NEEDS, NEEDS_TRAFFIC, context_traffic, planner_view, tick_time_s
 from pdplugins.hosts.guard import Decision, GuardedPlanner
 from pdplugins.types import ScalePlan, Traffic
 
@@ -53,6 +53,11 @@ class Proposer:
     def interval_s(self) -> float:
         """Seconds between two ticks that the planner expects."""
         return self._planner.interval_s
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        """What Dynamo must tell at each tick."""
+        return NEEDS if self._frontend is not None else (NEEDS_TRAFFIC, *NEEDS)
 
     def close(self) -> None:
         """Close the decision log."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Iterator
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -128,16 +129,28 @@ class Blocking:
 
 
 @pytest.fixture
-def stock() -> Iterator[Callable[..., Blocking]]:
+def planner_data() -> dict[str, Any]:
+    """A config of Dynamo's planner, as an operator writes it, without plugins."""
+    return dict(yaml.safe_load(PLANNER_YAML))
+
+
+@pytest.fixture
+def entry_data() -> dict[str, Any]:
+    """Our entry under ``plugin_registration.in_process_plugins``, without its ``kwargs``."""
+    return dict(yaml.safe_load(ENTRY_YAML))
+
+
+@pytest.fixture
+def stock(planner_data: dict[str, Any], entry_data: dict[str, Any]) -> Iterator[Callable[..., Blocking]]:
     """Start Dynamo's planner engine with our in-process plugin, given its ``kwargs``."""
     started: list[Blocking] = []
 
     def start(
         kwargs: dict[str, Any], *, entry: dict[str, Any] | None = None, changes: dict[str, Any] | None = None
     ) -> Blocking:
-        ours = yaml.safe_load(ENTRY_YAML) | (entry or {}) | {"kwargs": kwargs}
-        data = yaml.safe_load(PLANNER_YAML) | {"plugin_registration": {"in_process_plugins": [ours]}}
-        started.append(Blocking(Stock(data | (changes or {}))))
+        ours = entry_data | (entry or {}) | {"kwargs": kwargs}
+        plugins = {"plugin_registration": {"in_process_plugins": [ours]}}
+        started.append(Blocking(Stock(planner_data | plugins | (changes or {}))))
         return started[-1]
 
     yield start
@@ -152,11 +165,11 @@ def gateway(tmp_path: Path) -> str:
 
 
 @pytest.fixture
-def stock_with_gateway(gateway: str) -> Callable[..., Stock]:
+def stock_with_gateway(gateway: str, planner_data: dict[str, Any]) -> Callable[..., Stock]:
     """Make, but do not start, Dynamo's planner engine with a registration gateway that knows the token ``s3cret``."""
 
     def make(**transport: Any) -> Stock:
-        data = yaml.safe_load(PLANNER_YAML)
+        data = deepcopy(planner_data)
         data["scheduling"]["gateway"] = {"enabled": True, "listen": gateway}
         data["plugin_registration"] = {
             "auth": {"trusted_sources": ["static_secret"], "static_secrets": {"s3cret": "pdplugins"}},

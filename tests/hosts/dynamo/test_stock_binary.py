@@ -1,0 +1,147 @@
+"""Door (b) once more, with nothing of Dynamo's replaced: ``python -m dynamo.planner`` and our entry in its YAML.
+
+Its virtual connector keeps its decisions in etcd whatever the discovery backend is, hence the etcd.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from pdplugins.hosts.decision_log import read
+from pdplugins.hosts.explain import verify
+
+pytestmark = [
+    pytest.mark.dynamo,
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        shutil.which("etcd") is None, reason="etcd is not installed (Debian: apt-get install etcd-server)"
+    ),
+]
+REQUESTS_PER_S = 12
+
+
+class Page(BaseHTTPRequestHandler):
+    """The frontend's metrics page under 12 requests/s of 3000/300 tokens."""
+
+    since = time.monotonic()
+
+    def do_GET(self) -> None:
+        count = int((time.monotonic() - self.since) * REQUESTS_PER_S)
+        text = f'dynamo_frontend_requests_started_total{{model="tiny"}} {count}\n'
+        for name, tokens in (("input_sequence_tokens", 3000), ("output_sequence_tokens", 300)):
+            text += f'dynamo_frontend_{name}_sum{{model="tiny"}} {tokens * count}\n'
+            text += f'dynamo_frontend_{name}_count{{model="tiny"}} {count}\n'
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(text.encode())
+
+    def log_message(self, *arguments: object) -> None:
+        pass
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        return int(probe.getsockname()[1])
+
+
+@pytest.fixture
+def frontend_url() -> Iterator[str]:
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Page)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    server.server_close()
+    thread.join()
+
+
+@pytest.fixture
+def stack_env(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """etcd, and an environment for Dynamo that points to it."""
+    client, peer = (f"http://127.0.0.1:{free_port()}" for _ in range(2))
+    urls = ["--listen-client-urls", client, "--advertise-client-urls", client, "--listen-peer-urls", peer]
+    cluster = ["--initial-advertise-peer-urls", peer, "--initial-cluster", f"default={peer}"]
+    etcd = subprocess.Popen(
+        ["etcd", "--data-dir", f"{tmp_path}/etcd", *urls, *cluster],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    for name, value in {
+        "ETCD_ENDPOINTS": client,
+        "DYN_DISCOVERY_BACKEND": "file",
+        "DYN_FILE_KV": f"{tmp_path}/kv",
+        "DYN_REQUEST_PLANE": "tcp",
+        "DYN_EVENT_PLANE": "zmq",
+        "DYN_NAMESPACE": "dynamo",
+        "SCALING_CHECK_INTERVAL": "1",
+    }.items():
+        monkeypatch.setenv(name, value)
+    yield
+    etcd.kill()
+    etcd.wait()
+
+
+@pytest.fixture
+def planner(
+    tmp_path: Path, frontend_url: str, stack_env: None, planner_data: dict[str, Any], entry_data: dict[str, Any]
+) -> Iterator[subprocess.Popen[bytes]]:
+    """The stock binary, with DOPD in its YAML."""
+    entry = entry_data | {
+        "needs": ["observations.fpm", "observations.workers"],
+        "kwargs": {"config": "dopd", "frontend_url": frontend_url, "decision_log": f"{tmp_path}/d.jsonl"},
+    }
+    planner_data["plugin_registration"] = {"in_process_plugins": [entry]}
+    (tmp_path / "planner.yaml").write_text(yaml.safe_dump(planner_data))
+    with (tmp_path / "planner.log").open("wb") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "dynamo.planner", "--config", f"{tmp_path}/planner.yaml"], stdout=log, stderr=log
+        )
+        yield process
+        process.kill()
+        process.wait()
+
+
+def test_the_stock_planner_publishes_our_decision(planner: subprocess.Popen[bytes], tmp_path: Path) -> None:
+    async def first_decision_of_ours() -> tuple[int, int]:
+        """Obey as a deployment would, until DOPD has seen traffic and asks for more than it started with."""
+        from dynamo._core import VirtualConnectorClient  # noqa: PLC0415 - slow, and may be missing
+        from dynamo.runtime import DistributedRuntime  # noqa: PLC0415
+
+        runtime = DistributedRuntime(asyncio.get_running_loop(), "file", "tcp", event_plane="zmq")
+        client = VirtualConnectorClient(runtime, os.environ["DYN_NAMESPACE"])
+        try:
+            for _ in range(150):
+                assert planner.poll() is None, (tmp_path / "planner.log").read_text()[-3000:]
+                decision = await client.get()
+                if decision.decision_id >= 0:
+                    await client.complete(decision)
+                if decision.num_prefill_workers > 1:
+                    return decision.num_prefill_workers, decision.num_decode_workers
+                await asyncio.sleep(0.5)
+        finally:
+            runtime.shutdown()
+        raise AssertionError((tmp_path / "planner.log").read_text()[-3000:])
+
+    pools = asyncio.run(first_decision_of_ours())
+    assert pools == (4, 2)
+    (run,) = read(tmp_path / "d.jsonl")
+    last = run.entries[-1]
+    assert (last.plan.prefill, last.plan.decode) == pools
+    assert last.view is not None
+    assert last.view.traffic is not None
+    assert last.view.traffic.rate == pytest.approx(REQUESTS_PER_S, abs=1)
+    assert verify(run) is None
