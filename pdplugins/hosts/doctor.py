@@ -17,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 import tomllib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -40,13 +40,15 @@ class Check:
     state: Literal["ok", "warn", "fail"]
     detail: str = ""
     fix: str = ""
+    seam: bool = False
+    """Whether it is one of the many things that `hooks/` lists."""
 
     def line(self) -> str:
         """Return the check as one line to print."""
         fix = f"; fix: {self.fix}" if self.fix and self.state != "ok" else ""
         return f"{self.state:>4}  {self.name}{': ' if self.detail else ''}{self.detail}{fix}"
 
-    def as_data(self) -> dict[str, str]:
+    def as_data(self) -> dict[str, Any]:
         """Return the check as plain data."""
         return asdict(self)
 
@@ -83,14 +85,25 @@ def examine_host(manifest: Mapping[str, Any]) -> Iterator[Check]:
             yield _seam(f"{kind} {seam['name']}", {"fix": why, **seam}, check)
 
 
+def summary(checks: Iterable[Check]) -> Iterator[str]:
+    """Yield the lines to print: each check, but seams that are as recorded only by their number."""
+    fine = 0
+    for check in checks:
+        if check.seam and check.state == "ok":
+            fine += 1
+        else:
+            yield check.line()
+    yield f"  ok  {fine} seams are as hooks/ lists them"
+
+
 def _seam(name: str, seam: Mapping[str, Any], check: Callable[[Mapping[str, Any]], object]) -> Check:
     try:
         check(seam)
     except _FailedError as error:
-        return Check(name, "fail", str(error), seam["fix"])
+        return Check(name, "fail", str(error), seam["fix"], seam=True)
     except Exception as error:  # importing a host may raise anything
-        return Check(name, "fail", f"{type(error).__name__}: {' '.join(str(error).split())}", seam["fix"])
-    return Check(name, "ok")
+        return Check(name, "fail", f"{type(error).__name__}: {' '.join(str(error).split())}", seam["fix"], seam=True)
+    return Check(name, "ok", seam=True)
 
 
 def resolve(dotted: str) -> Any:
@@ -151,8 +164,15 @@ def _program(seam: Mapping[str, Any]) -> None:
         raise _FailedError(f"has no {', '.join(missing)}")
 
 
+def _metric(seam: Mapping[str, Any]) -> None:
+    """A metric whose name the host puts together from constants."""
+    name = "_".join(str(resolve(part)) for part in seam["parts"])
+    if name != seam["name"]:
+        raise _FailedError(f"is called {name} now")
+
+
 def _text(seam: Mapping[str, Any]) -> None:
-    """A name that only exists as text inside the host, such as an environment variable or a metric."""
+    """A name that only exists as text inside the host, such as an environment variable."""
     with _in_package(seam["in"]).open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as text:
         if text.find(seam["name"].encode()) < 0:
             raise _FailedError(f"is not in {seam['in']}")
@@ -162,8 +182,8 @@ SEAMS: Mapping[str, Callable[[Mapping[str, Any]], None]] = {
     "symbol": _symbol,
     "file": _file,
     "program": _program,
+    "metric": _metric,
     "env": _text,
-    "metric": _text,
 }
 """Kind of seam, the table's name in the manifest, to its check."""
 

@@ -44,13 +44,12 @@ def doctor(
     port: Annotated[int, typer.Option(help="Port that the frontend would take.")] = 8000,
 ) -> None:
     """Check this machine, the hosts' versions and every seam that pdplugins relies on; print a fix for what fails."""
-    from pdplugins.hosts.doctor import examine  # noqa: PLC0415 - only this command needs it
+    from pdplugins.hosts.doctor import examine, summary  # noqa: PLC0415 - only this command needs it
 
     checks = examine(config, port)
     if as_json:
         typer.echo(json.dumps([check.as_data() for check in checks], indent=1))
     else:
-        for check in checks:
-            typer.echo(check.line())
+        typer.echo("\n".join(summary(checks)))
     if any(check.state == "fail" for check in checks):
         raise typer.Exit(1)

@@ -1,0 +1,128 @@
+"""`pdplugins doctor` finds each thing that is not as recorded, and says what to do."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import socket
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+import pdplugins
+from pdplugins.hosts import doctor, plugin
+from pdplugins.registry import Registry
+
+HOST: dict[str, Any] = {
+    "host": "pdplugins",
+    "distribution": "pdplugins",
+    "versions": ">=0.1,<1",
+    "tested": ["0.1.0"],
+}
+TYPES = Path(pdplugins.__file__).parent / "types.py"
+SHA = hashlib.sha256(TYPES.read_bytes()).hexdigest()
+
+
+def check(kind: str, **seam: Any) -> doctor.Check:
+    """The last check of a host with this one seam."""
+    return list(doctor.examine_host(HOST | {kind: [{"why": "test", **seam}]}))[-1]
+
+
+@pytest.mark.parametrize(
+    ("kind", "seam"),
+    [
+        ("symbol", {"name": "pdplugins.types.ScalePlan", "takes": ["prefill", "decode", "reason"]}),
+        ("symbol", {"name": "pdplugins.types.Role", "has": ["PREFILL"]}),
+        ("symbol", {"name": "pdplugins.types.Role.PREFILL", "value": "prefill"}),
+        ("symbol", {"name": "pdplugins.config.SloConfig", "takes": ["ttft_s"]}),
+        ("symbol", {"name": "pdplugins.types"}),
+        ("file", {"name": "pdplugins/types.py", "sha256": SHA}),
+        ("program", {"name": "json.tool", "flags": ["--indent", "--compact"]}),
+        (
+            "metric",
+            {"name": "prefill_decode", "parts": ["pdplugins.types.Role.PREFILL", "pdplugins.types.Role.DECODE"]},
+        ),
+        ("env", {"name": "PDPLUGINS_DISABLE", "in": "pdplugins/registry.py"}),
+        ("dependency", {"module": "yaml", "fix": "pip install pyyaml"}),
+    ],
+)
+def test_a_seam_as_recorded_is_ok(kind: str, seam: dict[str, Any]) -> None:
+    assert check(kind, **seam).state == "ok", check(kind, **seam)
+
+
+@pytest.mark.parametrize(
+    ("kind", "seam", "detail"),
+    [
+        ("symbol", {"name": "pdplugins.types.Gone"}, "AttributeError: .*no attribute 'Gone'"),
+        ("symbol", {"name": "pdplugins.gone.Thing"}, "AttributeError|ModuleNotFoundError"),
+        ("symbol", {"name": "nowhere.at.all"}, "ModuleNotFoundError: no module nowhere"),
+        ("symbol", {"name": "pdplugins.types.ScalePlan", "takes": ["tp"]}, "takes prefill, .*; no longer tp"),
+        ("symbol", {"name": "pdplugins.config.SloConfig", "takes": ["itl"]}, "takes ttft_s, tpot_s; no longer itl"),
+        ("symbol", {"name": "pdplugins.types.Role", "has": ["ENCODE"]}, "has no ENCODE"),
+        ("symbol", {"name": "pdplugins.types.Role.PREFILL", "value": "p"}, "is <Role.PREFILL: 'prefill'>, not 'p'"),
+        ("file", {"name": "pdplugins/types.py", "sha256": "0" * 64}, f"has sha256 {SHA[:12]}…, recorded was 000000"),
+        ("file", {"name": "pdplugins/gone.py", "sha256": "0"}, "is missing"),
+        ("program", {"name": "json.tool", "flags": ["--indent", "--gone"]}, "has no --gone"),
+        ("program", {"name": "json.gone", "flags": []}, "--help exits with 1: .*No module named json.gone"),
+        ("metric", {"name": "prefill", "parts": ["pdplugins.types.Role.DECODE"]}, "is called decode now"),
+        ("env", {"name": "PDPLUGINS_GONE", "in": "pdplugins/registry.py"}, r"is not in pdplugins/registry\.py"),
+    ],
+)
+def test_a_seam_that_has_changed_fails_with_what_is_there_now(kind: str, seam: dict[str, Any], detail: str) -> None:
+    result = check(kind, **seam)
+    assert result.state == "fail"
+    assert result.fix == "pdplugins needs it to test; use pdplugins 0.1.0"
+    assert re.search(detail, result.detail), result
+
+
+def test_a_missing_dependency_says_how_to_get_it() -> None:
+    result = check("dependency", module="no_such_module", fix="pip install no-such-module")
+    assert result.line() == (
+        "fail  imports no_such_module: ModuleNotFoundError: No module named 'no_such_module'"
+        "; fix: pip install no-such-module"
+    )
+
+
+def test_a_host_of_the_wrong_version_or_missing_says_what_to_install() -> None:
+    (old,) = doctor.examine_host(HOST | {"versions": ">=99"})
+    assert (old.state, old.fix) == ("fail", "pip install 'pdplugins>=99'")
+    (missing,) = doctor.examine_host(HOST | {"distribution": "no-such-host"})
+    assert (missing.state, missing.detail) == ("fail", "no no-such-host here")
+    (optional,) = doctor.examine_host(HOST | {"distribution": "no-such-host", "required": False})
+    assert optional.state == "warn"
+
+
+def run(*arguments: str) -> tuple[int, str]:
+    app = typer.Typer()
+    plugin.pd_register_commands(app)
+    done = CliRunner().invoke(app, ["doctor", *arguments])
+    return done.exit_code, done.output
+
+
+def test_the_command_fails_when_something_fails(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(doctor, "data_dir", lambda name: tmp_path)
+    assert run("--config", "dopd")[0] == 0
+    (tmp_path / "x.toml").write_text('host="x"\ndistribution="no-such-host"\nversions=">=1"\ntested=[]')
+    code, output = run()
+    assert code == 1
+    assert "fail  x >=1: no no-such-host here; fix: pip install 'no-such-host>=1'" in output
+    code, output = run("--json")
+    assert code == 1
+    assert json.loads(output)[-1]["fix"] == "pip install 'no-such-host>=1'"
+
+
+def test_a_bad_config_or_profile_fails_and_a_taken_port_warns(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, scripted: Registry
+) -> None:
+    monkeypatch.setattr(doctor, "data_dir", lambda name: tmp_path)
+    (tmp_path / "c.yaml").write_text("planner: scripted\ndeployment: {profile: mi300x/none}")
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        code, output = run("--config", f"{tmp_path}/c.yaml", "--port", str(port))
+    assert code == 1
+    assert "there is no 'mi300x/none'; choose from" in output
+    assert f"warn  port {port}: Address already in use; fix: choose another with --port" in output
