@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -73,7 +73,7 @@ def replay(  # noqa: PLR0913 - the options of a command
         ("deployment", "decode", "tp"): decode_gpus,
     }
     engines = Engines(kv_blocks, router)
-    plan = Plan(planner, _configured(config, given, initial), _settings(settings or []), engines, decision_log)
+    plan = Plan(planner, configured(config, given, initial), _settings(settings or []), engines, decision_log)
     if out is not None and not out.resolve().parent.is_dir():
         raise ConfigError(f"--json {out}: there is no folder {out.parent}; create it first")
     requests = traces.scale(traces.read(trace), speed)
@@ -92,7 +92,9 @@ def replay(  # noqa: PLR0913 - the options of a command
     _show(result, out)
 
 
-def _configured(name: str | None, given: dict[tuple[str, ...], Any], initial: str | None) -> Config:
+def configured(
+    name: str | None, given: Mapping[tuple[str, ...], Any] | None = None, initial: str | None = None
+) -> Config:
     """Return the config of the run: options over the file, and where there is no file over this command's defaults."""
     from pdplugins.config import find, load, parse  # noqa: PLC0415
     from pdplugins.hosts.dynamo.replay.run import pools, with_pools  # noqa: PLC0415
@@ -100,7 +102,7 @@ def _configured(name: str | None, given: dict[tuple[str, ...], Any], initial: st
     data = load(find(name or "dopd")).model_dump(mode="json")
     if name is None:
         _merge(data, _DEFAULTS)
-    for path, value in given.items():
+    for path, value in (given or {}).items():
         if value is not None:
             for key in reversed(path):
                 value = {key: value}  # noqa: PLW2901 - folds the path into nested mappings
