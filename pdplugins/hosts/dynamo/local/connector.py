@@ -1,0 +1,75 @@
+"""The planner's hand: Dynamo's connector protocol (``dynamo.planner.connectors.base``) over worker processes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from pdplugins.hosts.dynamo.local.fleet import Fleet, Phase
+from pdplugins.types import Role
+
+
+class LocalProcessConnector:
+    """Scales the fleet as Dynamo's planner orders, and tells it what is there.
+
+    :param worker_info: Dynamo's own provider of what workers say about themselves (``RuntimeFpmProvider``).
+    :param on_target: called with the counts when the planner orders other ones than before.
+    """
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        model: str,
+        gpus: Mapping[Role, int],
+        worker_info: Any,
+        on_target: Callable[[int, int], None] = lambda prefill, decode: None,
+    ) -> None:
+        self._fleet = fleet
+        self._model = model
+        self._gpus = gpus
+        self._worker_info = worker_info
+        self._on_target = on_target
+
+    async def async_init(self) -> None:
+        """Nothing to set up."""
+
+    async def validate_deployment(self, **_: object) -> None:
+        """The launcher started it; it is what it is."""
+
+    async def wait_for_deployment_ready(self, include_planner: bool = True) -> None:
+        """Return when at least one worker of each role serves."""
+        while not all(self._fleet.count(role, Phase.READY) for role in Role):
+            await asyncio.sleep(0.1)
+
+    def get_model_name(self, require_prefill: bool = True, require_decode: bool = True) -> str:
+        """Return the name of the served model."""
+        return self._model
+
+    def get_gpu_counts(self, require_prefill: bool = True, require_decode: bool = True) -> tuple[int, int]:
+        """Return the GPUs of one prefill and one decode worker."""
+        return self._gpus[Role.PREFILL], self._gpus[Role.DECODE]
+
+    def get_worker_info(self, sub_component_type: Any, backend: str = "mocker") -> Any:
+        """Return what the workers of one role say about themselves."""
+        return self._worker_info.get_worker_info(sub_component_type, backend)
+
+    def get_worker_runtime_namespace(self, base_dynamo_namespace: str) -> str:
+        """Return the namespace of the workers, which never changes here."""
+        return base_dynamo_namespace
+
+    async def get_actual_worker_counts(
+        self, prefill_component_name: str | None = None, decode_component_name: str | None = None
+    ) -> tuple[int, int, bool]:
+        """Return how many prefill and decode workers serve, and whether no more are starting or draining."""
+        fleet = self._fleet
+        return fleet.count(Role.PREFILL, Phase.READY), fleet.count(Role.DECODE, Phase.READY), fleet.settled
+
+    async def set_component_replicas(self, target_replicas: Iterable[Any], blocking: bool = True) -> None:
+        """Order other counts. Returns at once; the fleet gets there on its own time."""
+        before = {role: self._fleet.wanted(role) for role in Role}
+        for target in target_replicas:
+            self._fleet.want(Role(target.sub_component_type.value), int(target.desired_replicas))
+        after = {role: self._fleet.wanted(role) for role in Role}
+        if after != before:
+            self._on_target(after[Role.PREFILL], after[Role.DECODE])

@@ -1,0 +1,101 @@
+"""How the processes of the stack are started: their command lines, their environment, the files they read."""
+
+from __future__ import annotations
+
+import json
+import os
+import site
+from pathlib import Path
+
+from pdplugins.hosts.dynamo.local.model_dir import write_model
+from pdplugins.hosts.dynamo.local.process import python
+from pdplugins.hosts.dynamo.replay.engine import Engines, engine_args
+from pdplugins.perf.npz import export_npz
+from pdplugins.types import Deployment, Role
+
+NAMESPACE = "dynamo"
+MIGRATIONS = 3
+"""How many other workers a request may go on at when its own dies."""
+
+
+class Mocker:
+    """Dynamo's mocker engines, timed by the profile: the frontend's and the workers' commands.
+
+    :param folder: of the stack; the model, the timing table and the discovery files live in it.
+    """
+
+    def __init__(self, folder: Path, model: str, deployment: Deployment, startup_s: float) -> None:
+        self._folder = folder
+        self._model = model
+        self._deployment = deployment
+        self._startup_s = startup_s
+
+    @property
+    def discovery(self) -> Path:
+        """The folder of Dynamo's file-based discovery."""
+        return self._folder / "discovery"
+
+    def prepare(self) -> None:
+        """Write every file that the processes read."""
+        self.discovery.mkdir()
+        (self._folder / "home").mkdir()
+        write_model(self._folder / "model")
+        deployment, table = self._deployment, self._folder / "timing.npz"
+        export_npz(deployment.perf, table, deployment.prefill_tp, deployment.decode_tp)
+        for role in Role:
+            arguments = engine_args(role, Engines(), deployment, table)
+            # The mocker registers before its simulated start-up is over and lets requests wait; a real engine
+            # registers after. So the start-up is a delay before the process runs the engine.
+            del arguments["startup_time"]
+            self._engine_file(role).write_text(json.dumps(arguments), encoding="utf-8")
+
+    def frontend(self, host: str, port: int) -> list[str]:
+        """Return the command of Dynamo's frontend."""
+        where = ("--http-host", host, "--http-port", str(port))
+        return python("dynamo.frontend", *where, "--router-mode", "round-robin", "--migration-limit", str(MIGRATIONS))
+
+    def worker(self, role: Role, *, at_once: bool) -> list[str]:
+        """Return the command of one worker. `at_once` leaves out the start-up time that a real engine would need."""
+        return python(
+            "dynamo.mocker",
+            *("--model-path", str(self._folder / "model"), "--model-name", self._model),
+            *("--disaggregation-mode", role.value, "--extra-engine-args", str(self._engine_file(role))),
+            delay_s=0.0 if at_once else max(0.0, self._startup_s - PROCESS_START_S),
+        )
+
+    def environment(self, worker: str | None = None) -> dict[str, str]:
+        """Return the environment of a process; `worker` is the name of the worker it is to be.
+
+        Settings of Dynamo in the user's own environment belong to some other deployment and are left out, but for the
+        log level.
+        """
+        inherited = {k: v for k, v in os.environ.items() if not k.startswith(("DYN_", "ETCD_", "NATS_"))}
+        return inherited | self.runtime_environment() | ({"DYN_STABLE_ROUTING_ID": worker} if worker else {})
+
+    def runtime_environment(self) -> dict[str, str]:
+        """Return what makes Dynamo need nothing but this machine: no etcd, no NATS, no model hub, no home folder."""
+        return {
+            "DYN_DISCOVERY_BACKEND": "file",
+            "DYN_FILE_KV": str(self.discovery),
+            "DYN_REQUEST_PLANE": "tcp",
+            "DYN_EVENT_PLANE": "zmq",
+            "DYN_NAMESPACE": NAMESPACE,
+            "DYN_TCP_RPC_HOST": "127.0.0.1",
+            "DYN_SYSTEM_HOST": "127.0.0.1",
+            "DYN_SYSTEM_PORT": "0",  # any port, but not none: workers serve their tokenizer to the frontend there
+            "DYN_COMPUTE_THREADS": "0",
+            "DYN_LOG": os.environ.get("DYN_LOG", "warn"),  # at info every request is logged twice
+            "DYN_SDK_DISABLE_ANSI_LOGGING": "1",
+            "HF_HUB_OFFLINE": "1",
+            "TRANSFORMERS_OFFLINE": "1",
+            "TRANSFORMERS_VERBOSITY": "error",
+            "HOME": str(self._folder / "home"),  # Dynamo caches models there
+            "PYTHONUSERBASE": site.getuserbase(),
+        }
+
+    def _engine_file(self, role: Role) -> Path:
+        return self._folder / f"{role}.json"
+
+
+PROCESS_START_S = 2.0
+"""What a mocker process needs from its start until it serves, on an idle small machine."""

@@ -1,0 +1,74 @@
+"""From checked options to a running stack and back to a clean machine."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from pdplugins.assembly import build_deployment, build_planner
+from pdplugins.hosts.dynamo.local.options import Options
+from pdplugins.hosts.dynamo.local.stack import Stack
+
+PREFIX = "pdplugins-serve-"
+"""Of the temporary folder of a stack; the process id of its launcher follows."""
+
+
+def launch(options: Options) -> int:
+    """Run the stack until it is stopped or its replay is over; returns the exit code."""
+    deployment = build_deployment(options.config)
+    interval_s = build_planner(options.config, deployment).interval_s
+    sweep()
+    folder = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-"))
+    logs = (options.log_dir or folder / "logs").absolute()
+    logs.mkdir(parents=True, exist_ok=True)
+    try:
+        with own_stderr(logs / "launcher.log"):
+            code = asyncio.run(Stack(options, deployment, interval_s, folder, logs).run())
+    except BaseException:
+        _remove_all_but(logs, folder)  # they say more than the one line that the user sees
+        raise
+    shutil.rmtree(folder)
+    return code
+
+
+def sweep() -> None:
+    """Remove what launchers that were killed have left behind."""
+    for folder in Path(tempfile.gettempdir()).glob(f"{PREFIX}*-*"):
+        owner = folder.name.removeprefix(PREFIX).partition("-")[0]
+        if owner.isdigit() and (folder / "discovery").exists() and not Path("/proc", owner).exists():
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextmanager
+def own_stderr(path: Path) -> Iterator[None]:
+    """Send log messages, and what Dynamo's native threads write to standard error, to a file."""
+    saved = os.dup(2)
+    with path.open("ab") as file:
+        os.dup2(file.fileno(), 2)
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)
+    logging.getLogger("pdplugins").setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        sys.stderr.flush()
+        os.dup2(saved, 2)
+        os.close(saved)
+
+
+def _remove_all_but(kept: Path, folder: Path) -> None:
+    for path in folder.iterdir():
+        if path.is_dir() and path != kept:
+            shutil.rmtree(path)
+        elif path.is_file():
+            path.unlink()
+    if kept.parent != folder:
+        folder.rmdir()

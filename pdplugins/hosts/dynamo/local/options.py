@@ -1,0 +1,140 @@
+"""What ``dynamo serve`` was asked for, checked before anything starts."""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from pdplugins.bench import traces
+from pdplugins.config import Choice, Config, find, load, shipped
+from pdplugins.errors import ConfigError, HostError
+from pdplugins.registry import default_registry
+
+ENGINES = ("mocker",)
+_KNOWN_ENGINES = ("mocker", "sglang", "vllm", "trtllm")
+
+Status = Literal["rich", "plain", "json-lines"]
+
+
+@dataclass(frozen=True, slots=True)
+class Replay:
+    """A trace to replay against the stack."""
+
+    trace: Path
+    duration_s: float | None
+    """Seconds of trace time to replay; None for the whole trace."""
+    speed: float
+    report: Path | None
+    requests: int
+    """How many requests that is."""
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """Everything the launcher needs to know."""
+
+    config: Config
+    engine: str
+    host: str
+    port: int
+    startup_s: float
+    """Seconds that a worker which the planner adds needs until it serves."""
+    status: Status
+    decision_log: Path | None
+    metrics_port: int | None
+    log_dir: Path | None
+    replay: Replay | None
+    command: str
+    """The command line, for the report."""
+
+    @property
+    def url(self) -> str:
+        """Root of the OpenAI endpoint, as a client on this machine reaches it."""
+        host = "127.0.0.1" if self.host in {"0.0.0.0", "::"} else self.host  # noqa: S104 - compared, not bound
+        return f"http://{host}:{self.port}"
+
+    @property
+    def model(self) -> str:
+        """Name of the served model: that of the profile, ``<gpu>/<model>`` or the path of a ``.json`` file."""
+        return self.config.deployment.profile.rpartition("/")[2].removesuffix(".json")
+
+
+def pick_config(
+    planner: str | None, path: str | None, prefill: int | None, decode: int | None, startup_s: float
+) -> Config:
+    """Load the config that the options mean: `path`, or the shipped one of `planner`, with the other options on top.
+
+    Raises ConfigError when there is no such file or planner, or when neither names a planner.
+    """
+    if planner is not None:
+        default_registry().get("planner", planner)
+    config = load(find(path)) if path else _config_of(planner)
+    if planner is not None and (config.planner is None or config.planner.name != planner):
+        config = config.model_copy(update={"planner": Choice(name=planner)})
+    if config.planner is None:
+        names = ", ".join(default_registry().names("planner"))
+        raise ConfigError(f"serve: no planner; add --planner NAME ({names}) or 'planner: NAME' to the config file")
+    pools = config.deployment
+    changes: dict[str, object] = {"startup_s": startup_s}
+    if prefill is not None:
+        changes["prefill"] = pools.prefill.model_copy(update={"replicas": prefill})
+    if decode is not None:
+        changes["decode"] = pools.decode.model_copy(update={"replicas": decode})
+    return config.model_copy(update={"deployment": pools.model_copy(update=changes)})
+
+
+def _config_of(planner: str | None) -> Config:
+    if planner in shipped():
+        return load(find(str(planner)))
+    return Config(planner=Choice(name=planner)) if planner else load(find("dopd"))
+
+
+def check_engine(engine: str) -> None:
+    """Raise ConfigError unless the launcher can start `engine`."""
+    if engine in ENGINES:
+        return
+    if engine in _KNOWN_ENGINES:
+        raise ConfigError(f"--engine {engine}: the local launcher does not start it yet; choose {', '.join(ENGINES)}")
+    raise ConfigError(f"--engine {engine}: unknown engine; choose from {', '.join(ENGINES)}")
+
+
+def check_replay(trace: str | None, duration_s: float | None, speed: float, report: Path | None) -> Replay | None:
+    """Read the trace once, so that what is wrong with it is said before anything starts.
+
+    Raises ConfigError for options that do not go together, TraceError for the trace.
+    """
+    if trace is None:
+        for name, given in (("--duration", duration_s is not None), ("--speed", speed != 1), ("--report", report)):
+            if given:
+                raise ConfigError(f"{name} is about a replay; add --replay TRACE")
+        return None
+    requests = traces.scale(traces.read(Path(trace)), speed)
+    if duration_s is not None:
+        requests = traces.clip(requests, duration_s / speed)
+    return Replay(Path(trace), duration_s, speed, report, len(requests))
+
+
+def check_writable(option: str, path: Path | None) -> None:
+    """Raise ConfigError when a file that is to be written cannot be."""
+    if path is None:
+        return
+    folder = path.absolute().parent
+    if path.is_dir() or not folder.is_dir() or not os.access(folder, os.W_OK):
+        raise ConfigError(f"{option} {path}: cannot write there; give a file in a folder that exists")
+
+
+def pick_port(host: str, port: int, option: str = "--port") -> int:
+    """Return `port`, or any free one for 0. Raises HostError when it cannot be listened on."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        with socket.socket(family) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind((host, port))
+            return int(probe.getsockname()[1])
+    except OSError as error:
+        what = "is in use" if error.errno == errno.EADDRINUSE else f"cannot be used ({error.strerror})"
+        raise HostError(f"port {port} on {host} {what}; choose another with {option}, or 0 for any free one") from None

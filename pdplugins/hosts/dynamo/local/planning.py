@@ -1,0 +1,154 @@
+"""Dynamo's own planner loop and plugin pipeline, with our connector for its hands and our policy for its head."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from collections.abc import Callable
+from typing import Any
+
+from pdplugins.config import Config
+from pdplugins.errors import HostError
+from pdplugins.hosts.dynamo.local.connector import LocalProcessConnector
+from pdplugins.hosts.dynamo.local.engine import NAMESPACE
+from pdplugins.hosts.dynamo.local.options import Options
+from pdplugins.types import ScalePlan
+
+log = logging.getLogger("pdplugins.local.planning")
+
+Connect = Callable[[Any], LocalProcessConnector]
+
+PLUGIN = "pdplugins"
+_NEVER = 100_000
+"""The stock planner insists on a proposer of its own; its interval is this many times ours."""
+
+
+def planner_settings(options: Options, interval_s: float) -> dict[str, Any]:
+    """Return the config of Dynamo's planner in which only our plugin decides, every `interval_s` seconds."""
+    config = options.config
+    scale_s, whole_s = whole_interval(interval_s)
+    return {
+        # The launcher brings its own environment; the factory that this names is not used.
+        "environment": "virtual",
+        "namespace": NAMESPACE,
+        "backend": "mocker",
+        "mode": "disagg",
+        "model_name": options.model,
+        "optimization_target": "sla",
+        "ttft_ms": config.slo.ttft_s * 1e3,
+        "itl_ms": config.slo.tpot_s * 1e3,
+        "enable_throughput_scaling": True,
+        "enable_load_scaling": False,
+        "throughput_adjustment_interval_seconds": whole_s * _NEVER,
+        "load_adjustment_interval_seconds": whole_s,
+        "load_predictor": "constant",
+        "pre_deployment_sweeping_mode": "none",
+        "max_gpu_budget": config.deployment.gpu_budget,
+        "min_endpoint": 1,
+        "report_interval_hours": None,
+        "live_dashboard_port": 0,
+        "metric_reporting_prometheus_port": options.metrics_port or 0,
+        "scheduling": {"scale_interval_seconds": scale_s},
+        "plugin_registration": {"in_process_plugins": [_plugin(options, scale_s)]},
+    }
+
+
+def _plugin(options: Options, interval_s: float) -> dict[str, Any]:
+    return {
+        "module": "pdplugins.hosts.dynamo.inprocess",
+        "class": "PdPlanner",
+        "plugin_id": PLUGIN,
+        "plugin_type": "propose",
+        "priority": 1,
+        "hold_policy": "HOLD_LAST",
+        "execution_interval_seconds": interval_s,
+        "needs": ["observations.fpm", "observations.workers"],
+        "kwargs": {
+            "config": _plain(options.config),
+            "decision_log": str(options.decision_log) if options.decision_log else None,
+            "frontend_url": options.url,
+            "model": options.model,
+            "key": PLUGIN,
+        },
+    }
+
+
+def _plain(config: Config) -> dict[str, Any]:
+    return config.model_dump(mode="json", exclude_none=True)
+
+
+def whole_interval(interval_s: float) -> tuple[float, int]:
+    """Return the interval rounded to tenths of a second, and its smallest multiple in whole seconds.
+
+    Dynamo wants its pipeline's interval to divide that of its own proposers, which is a whole number.
+    """
+    tenths = max(1, round(interval_s * 10))
+    return tenths / 10, math.lcm(tenths, 10) // 10
+
+
+async def start_planner(runtime: Any, options: Options, interval_s: float, connect: Connect) -> Any:
+    """Return Dynamo's planner, ready to `run`. Raises HostError when it does not start.
+
+    :param runtime: Dynamo's ``DistributedRuntime``.
+    :param connect: makes the connector from Dynamo's provider of worker metrics.
+    """
+    from dynamo.planner.config.planner_config import PlannerConfig  # noqa: PLC0415
+
+    try:
+        config = PlannerConfig.model_validate(planner_settings(options, interval_s))
+        planner = _planner(runtime, config, connect)
+        await planner._async_init()
+    except Exception as error:  # whatever Dynamo raises, it did not start
+        log.exception("Dynamo's planner did not start")
+        raise HostError(f"Dynamo's planner did not start ({' '.join(str(error).split())})") from None
+    return planner
+
+
+def latest() -> ScalePlan | None:
+    """Return the policy's last decision; None before the first."""
+    from pdplugins.hosts.dynamo.inprocess import instances  # noqa: PLC0415 - brings Dynamo in
+
+    plugin = instances().get(PLUGIN)
+    return plugin.latest if plugin is not None else None
+
+
+def _planner(runtime: Any, config: Any, connect: Connect) -> Any:
+    from dynamo.planner.core.adapters import DisaggPlanner  # noqa: PLC0415
+    from dynamo.planner.environment.base import PlannerEnvironmentImpl  # noqa: PLC0415
+    from dynamo.planner.environment.metrics_provider.runtime_provider import RuntimeFpmProvider  # noqa: PLC0415
+    from dynamo.planner.environment.runtime import RuntimeNamespaceBinding  # noqa: PLC0415
+
+    class LocalPlanner(DisaggPlanner):  # type: ignore[misc]  # Dynamo's classes are untyped
+        """Dynamo's planner without the 20 s in which it looks for benchmark results that nobody has made."""
+
+        async def _bootstrap_regression(self) -> None:
+            await self._install_benchmark_fpms()
+
+    provider = RuntimeFpmProvider(
+        require_prefill=True, require_decode=True, backend="mocker", model_name=config.model_name, runtime=runtime
+    )
+    connector = connect(provider)
+    environment = PlannerEnvironmentImpl(
+        config=config, controller=connector, require_prefill=True, require_decode=True, fpm_provider=provider
+    )
+    namespace = RuntimeNamespaceBinding(namespace=config.namespace, resolver=connector)
+    environment.runtime_namespace_source = namespace
+    provider.bind_sources(state_source=environment, namespace_source=namespace)
+    return LocalPlanner(runtime, config, environment)
+
+
+def import_planner() -> None:
+    """Import what takes seconds, so that it can be done in a thread while workers start."""
+    import dynamo.planner.core.adapters  # noqa: PLC0415
+    import dynamo.planner.environment.metrics_provider.runtime_provider  # noqa: PLC0415
+    import dynamo.planner.plugins.orchestrator.engine_adapter  # noqa: F401, PLC0415
+
+    import pdplugins.hosts.dynamo.inprocess  # noqa: F401, PLC0415
+
+
+def make_runtime() -> Any:
+    """Return Dynamo's runtime on this event loop, configured by the environment of this process."""
+    from dynamo.runtime import DistributedRuntime  # noqa: PLC0415
+
+    return DistributedRuntime(asyncio.get_running_loop(), "file", "tcp", event_plane="zmq")

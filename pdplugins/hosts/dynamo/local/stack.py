@@ -1,0 +1,283 @@
+"""The launcher's process: it owns every other one, runs Dynamo's planner in its event loop and shows what goes on."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import time
+import urllib.request
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+from pdplugins.errors import HostError
+from pdplugins.hosts.dynamo.local import planning, screen
+from pdplugins.hosts.dynamo.local.connector import LocalProcessConnector
+from pdplugins.hosts.dynamo.local.engine import Mocker
+from pdplugins.hosts.dynamo.local.fleet import Fleet, Phase
+from pdplugins.hosts.dynamo.local.load import Load
+from pdplugins.hosts.dynamo.local.metrics import process_metrics
+from pdplugins.hosts.dynamo.local.options import Options
+from pdplugins.hosts.dynamo.local.process import Process, stop_all
+from pdplugins.hosts.dynamo.local.pulse import EVERY_S, Pulse, PulseTaker
+from pdplugins.hosts.dynamo.local.registrations import Registrations
+from pdplugins.hosts.dynamo.local.status import PoolStatus, Snapshot, make_view
+from pdplugins.results import Scaling
+from pdplugins.types import Deployment, Role
+
+log = logging.getLogger("pdplugins.local")
+
+START_S = 60.0
+"""How long the endpoint may take until it answers."""
+GRACE_S = 3.0
+"""How long processes may take to end when everything stops."""
+FLEET_STEP_S = 0.2
+SHOW_S = 1.0
+
+
+class Stack:
+    """Frontend, workers, planner and load client of one ``dynamo serve``.
+
+    :param interval_s: seconds between two plans.
+    :param folder: everything that the processes share; the caller removes it.
+    """
+
+    def __init__(self, options: Options, deployment: Deployment, interval_s: float, folder: Path, logs: Path) -> None:
+        self._options = options
+        self._deployment = deployment
+        self._interval_s = interval_s
+        self._logs = logs
+        self._gpus = {Role.PREFILL: deployment.prefill_tp, Role.DECODE: deployment.decode_tp}
+        self._engine = Mocker(folder, options.model, deployment, options.startup_s)
+        self._fleet = Fleet(
+            self._start_worker,
+            Registrations(self._engine.discovery),
+            gpus=self._gpus,
+            gpu_budget=deployment.gpu_budget,
+            metrics=process_metrics(),
+        )
+        self._load = Load(options.replay, options, folder, logs) if options.replay else None
+        self._view = make_view(options.status, deployment.slo)
+        self._started_s = time.monotonic()
+        self._answers = False
+        self._planner = "starting"
+        self._pulse = Pulse()
+        self._scaling: list[Scaling] = []
+        self._processes: list[Process] = []
+        self._tasks: list[asyncio.Task[None]] = []
+        self._runtime: Any = None
+        self._signal: signal.Signals | None = None
+        self._failure: HostError | None = None
+        self._main: asyncio.Task[int] | None = None
+
+    async def run(self) -> int:
+        """Run until a signal comes or the replay is over; returns the exit code. Raises HostError when it fails."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            loop.add_signal_handler(number, self._stop_on, number)
+        self._main = asyncio.create_task(self._work())
+        try:
+            return await self._main
+        except asyncio.CancelledError:
+            if self._failure is not None:
+                raise self._failure from None
+            return self._interrupted()
+        finally:
+            await self._stop()
+
+    def _stop_on(self, number: signal.Signals) -> None:
+        if self._signal is None and self._main is not None:
+            self._signal = number
+            self._main.cancel()
+
+    def _fail(self, why: str) -> None:
+        if self._failure is None and self._signal is None and self._main is not None:
+            self._failure = HostError(f"{why}; logs are in {self._logs}")
+            self._main.cancel()
+
+    def _interrupted(self) -> int:
+        if self._load is None or self._signal is None:
+            return 0
+        self._view.say("interrupted", "The replay was interrupted; no report is written.")
+        return 128 + self._signal
+
+    # --- up ------------------------------------------------------------------------------------------------------
+
+    async def _work(self) -> int:
+        self._view.say("starting", screen.starting(self._options))
+        self._engine.prepare()
+        self._start("frontend", self._engine.frontend(self._options.host, self._options.port), self._frontend_ended)
+        pools = self._options.config.deployment
+        self._fleet.want(Role.PREFILL, pools.prefill.replicas)
+        self._fleet.want(Role.DECODE, pools.decode.replicas)
+        self._background(self._every(FLEET_STEP_S, self._fleet.step))
+        if self._load is not None:
+            self._processes.append(self._load.prepare(self._engine.environment()))
+        async with asyncio.timeout(START_S):
+            await asyncio.gather(self._answering(), asyncio.to_thread(planning.import_planner))
+        await self._start_planner()
+        self._view.say("ready", screen.ready(self._options, self._interval_s, self._logs), **self._facts())
+        self._background(self._every(SHOW_S, self._show))
+        self._background(self._take_pulse())
+        if self._load is None:
+            await asyncio.Event().wait()
+        else:
+            await self._replay(self._load)
+        return 0
+
+    def _start(self, name: str, command: list[str], on_exit: Callable[[Process], None]) -> None:
+        env = self._engine.environment()
+        self._processes.append(Process.start(name, command, env=env, log=self._logs / f"{name}.log", on_exit=on_exit))
+
+    def _start_worker(self, role: Role, name: str, on_exit: Callable[[Process], None]) -> Process:
+        command = self._engine.worker(role, at_once=not self._answers)
+        env = self._engine.environment(name)
+        return Process.start(name, command, env=env, log=self._logs / f"{name}.log", on_exit=on_exit)
+
+    def _frontend_ended(self, process: Process) -> None:
+        self._fail(f"Dynamo's frontend {process.fate}: {process.last_words() or 'it said nothing'}")
+
+    async def _answering(self) -> None:
+        """Return when a request would be answered."""
+        url = f"{self._options.url}/v1/models"
+        while not self._answers:
+            await asyncio.sleep(0.1)
+            if all(self._fleet.count(role, Phase.READY) for role in Role):
+                self._answers = self._options.model in await asyncio.to_thread(_page, url)
+
+    async def _start_planner(self) -> None:
+        os.environ.update(self._engine.runtime_environment())
+        self._runtime = planning.make_runtime()
+        planner = await planning.start_planner(self._runtime, self._options, self._interval_s, self._connect)
+        self._planner = "running"
+        self._background(self._plan(planner))
+
+    def _connect(self, worker_info: Any) -> LocalProcessConnector:
+        return LocalProcessConnector(self._fleet, self._options.model, self._gpus, worker_info, self._scaled)
+
+    # --- running -------------------------------------------------------------------------------------------------
+
+    async def _plan(self, planner: Any) -> None:
+        """Run Dynamo's planner. Whatever ends it, the last plan holds and serving goes on."""
+        try:
+            await planner.run()
+        except Exception as error:
+            self._planner = f"failed ({type(error).__name__}: {error}); its last plan holds"
+            process_metrics().planner_failed()
+            log.exception("Dynamo's planner failed; its last plan holds")
+
+    def _scaled(self, prefill: int, decode: int) -> None:
+        plan = planning.latest()
+        reason = plan.reason if plan is not None else ""
+        self._scaling.append(Scaling(at_s=self._elapsed_s(), prefill=prefill, decode=decode, reason=reason))
+        log.info("planner: %d prefill and %d decode workers: %s", prefill, decode, reason)
+
+    async def _replay(self, load: Load) -> None:
+        at_s, gpu_hours = self._elapsed_s(), self._fleet.gpu_hours
+        first = Scaling(
+            at_s=0.0,
+            prefill=self._fleet.wanted(Role.PREFILL),
+            decode=self._fleet.wanted(Role.DECODE),
+            reason="workers at start",
+        )
+        self._scaling.clear()
+        await load.run()
+        later = [change.model_copy(update={"at_s": change.at_s - at_s}) for change in self._scaling]
+        result = load.result(
+            gpu_hours=self._fleet.gpu_hours - gpu_hours,
+            wall_s=self._elapsed_s() - at_s,
+            scaling=[first, *later],
+        )
+        report = self._options.replay.report if self._options.replay else None
+        if report is not None:
+            result.write(report)
+        self._show()
+        self._view.say(
+            "finished", screen.finished(result, report), **result.model_dump(include={"requests", "metrics"})
+        )
+
+    async def _take_pulse(self) -> None:
+        taker = PulseTaker(self._options.url, self._deployment.slo)
+        while True:
+            self._pulse = await asyncio.to_thread(taker.take)
+            await asyncio.sleep(EVERY_S)
+
+    async def _every(self, seconds: float, what: Callable[[], None]) -> None:
+        while True:
+            what()
+            await asyncio.sleep(seconds)
+
+    def _background(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        task.add_done_callback(self._background_ended)
+        self._tasks.append(task)
+
+    def _background_ended(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("launcher", exc_info=error)
+            self._fail(f"the launcher itself failed ({type(error).__name__}: {error})")
+
+    # --- shown ---------------------------------------------------------------------------------------------------
+
+    def _elapsed_s(self) -> float:
+        return time.monotonic() - self._started_s
+
+    def _facts(self) -> dict[str, object]:
+        return {"url": self._options.url, "model": self._options.model, "logs": str(self._logs), "pid": os.getpid()}
+
+    def _show(self) -> None:
+        if self._load is not None:
+            self._load.follow()
+        self._view.show(self._snapshot())
+
+    def _snapshot(self) -> Snapshot:
+        plan, load, fleet = planning.latest(), self._load, self._fleet
+        return Snapshot(
+            elapsed_s=self._elapsed_s(),
+            prefill=self._pool(Role.PREFILL),
+            decode=self._pool(Role.DECODE),
+            gpus_held=fleet.gpus_held,
+            gpu_budget=self._deployment.gpu_budget,
+            gpu_hours=fleet.gpu_hours,
+            pulse=self._pulse,
+            planner=self._planner,
+            reason=plan.reason if plan is not None else "",
+            signals=plan.signals if plan is not None else {},
+            total=load.total if load is not None else None,
+            finished=len(load.records) if load is not None else 0,
+            failed=load.failed if load is not None else 0,
+            attainment=load.attainment if load is not None else None,
+            workers=tuple({"name": w.name, "pid": w.process.pid, "phase": w.phase} for w in fleet.workers),
+        )
+
+    def _pool(self, role: Role) -> PoolStatus:
+        counts = {phase.value: self._fleet.count(role, phase) for phase in Phase}
+        return PoolStatus(wanted=self._fleet.wanted(role), **counts)
+
+    # --- down ----------------------------------------------------------------------------------------------------
+
+    async def _stop(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        workers = self._fleet.close()
+        for process in self._processes:
+            process.forget()
+        await asyncio.gather(
+            stop_all((*self._processes, *workers), GRACE_S),
+            asyncio.wait_for(asyncio.gather(*self._tasks, return_exceptions=True), GRACE_S),
+            return_exceptions=True,
+        )
+        if self._runtime is not None:
+            self._runtime.shutdown()
+        self._view.close()
+
+
+def _page(url: str) -> str:
+    """Return a page, or nothing while nobody answers."""
+    try:
+        with urllib.request.urlopen(url, timeout=2) as answer:  # noqa: S310 - our own frontend
+            return str(answer.read().decode())
+    except OSError:
+        return ""

@@ -1,0 +1,218 @@
+"""Shows what goes on: a live screen on a terminal, lines in a log, or JSON lines for a program."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, Protocol, TextIO
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from pdplugins.hosts.dynamo.local.options import Status
+from pdplugins.hosts.dynamo.local.pulse import EVERY_S, WINDOW, Pulse
+from pdplugins.types import Slo
+
+QUIET_S = 10.0
+"""In plain text, a line comes when the workers change, and at least so often."""
+PULSE_WINDOW_S = WINDOW * EVERY_S
+SIGNALS_SHOWN = 8
+
+
+@dataclass(frozen=True, slots=True)
+class PoolStatus:
+    """The workers of one role."""
+
+    wanted: int
+    ready: int
+    starting: int
+    draining: int
+
+    def __str__(self) -> str:
+        more = [
+            f"{count} {what}" for count, what in ((self.starting, "starting"), (self.draining, "draining")) if count
+        ]
+        return f"{self.ready}/{self.wanted} ready" + (f" ({', '.join(more)})" if more else "")
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """Everything that is shown, at one moment."""
+
+    elapsed_s: float
+    prefill: PoolStatus
+    decode: PoolStatus
+    gpus_held: int
+    gpu_budget: int
+    gpu_hours: float
+    pulse: Pulse
+    planner: str
+    """What the planner does: starting, running, or why it failed."""
+    reason: str = ""
+    signals: Mapping[str, float] = field(default_factory=dict)
+    total: int | None = None
+    """Requests of the replay; None without one."""
+    finished: int = 0
+    failed: int = 0
+    attainment: float | None = None
+    """Share of the replay's finished requests inside both objectives."""
+    workers: tuple[Mapping[str, Any], ...] = ()
+
+    def requests(self) -> str:
+        """Say how far the requests are."""
+        flight = f"{_number(self.pulse.in_flight)} in flight"
+        if self.total is None:
+            return flight
+        return f"{self.finished}/{self.total} finished, {self.failed} failed, {flight}"
+
+    def slo(self, slo: Slo) -> str:
+        """Say how the objectives are met: exactly in a replay, else as far as the frontend's histograms tell."""
+        if self.total is not None:
+            return f"{_percent(self.attainment)} of requests within TTFT {slo.ttft_s:g} s and TPOT {slo.tpot_s:g} s"
+        return (
+            f"about {_percent(self.pulse.ttft_attainment)} within TTFT {slo.ttft_s:g} s, "
+            f"{_percent(self.pulse.tpot_attainment)} within TPOT {slo.tpot_s:g} s"
+        )
+
+
+class View(Protocol):
+    """One way to show it."""
+
+    def say(self, event: str, text: str, **facts: object) -> None:
+        """Tell something that happened: `text` to people, `event` and `facts` to programs."""
+        ...
+
+    def show(self, snapshot: Snapshot) -> None:
+        """Show how things are now. Called about once a second."""
+        ...
+
+    def close(self) -> None:
+        """Leave the terminal as it was."""
+        ...
+
+
+def make_view(status: Status, slo: Slo, out: TextIO = sys.stdout) -> View:
+    """Return the view that was asked for."""
+    if status == "json-lines":
+        return JsonLines(out)
+    return Screen(slo, out) if status == "rich" else Plain(slo, out)
+
+
+class JsonLines:
+    """One JSON object per line, each with an ``event``."""
+
+    def __init__(self, out: TextIO) -> None:
+        self._out = out
+
+    def say(self, event: str, text: str, **facts: object) -> None:
+        """Write one event."""
+        self._write({"event": event, "text": text, **facts})
+
+    def show(self, snapshot: Snapshot) -> None:
+        """Write the snapshot."""
+        self._write({"event": "status", **asdict(snapshot)})
+
+    def close(self) -> None:
+        """Nothing to restore."""
+
+    def _write(self, row: dict[str, Any]) -> None:
+        self._out.write(json.dumps(row, default=str) + "\n")
+        self._out.flush()
+
+
+class Plain:
+    """Lines for a log: when the workers or the plan change, and now and then."""
+
+    def __init__(self, slo: Slo, out: TextIO) -> None:
+        self._slo = slo
+        self._out = out
+        self._shown: tuple[object, ...] = ()
+        self._shown_s = -QUIET_S
+
+    def say(self, event: str, text: str, **facts: object) -> None:
+        """Write the text."""
+        self._out.write(text + "\n")
+        self._out.flush()
+
+    def show(self, snapshot: Snapshot) -> None:
+        """Write one line, if there is something new to say."""
+        news = (snapshot.prefill, snapshot.decode)
+        if news == self._shown and snapshot.elapsed_s - self._shown_s < QUIET_S:
+            return
+        self._shown, self._shown_s = news, snapshot.elapsed_s
+        pulse = snapshot.pulse
+        parts = (
+            f"{snapshot.elapsed_s:6.0f} s",
+            f"prefill {snapshot.prefill}",
+            f"decode {snapshot.decode}",
+            snapshot.requests(),
+            f"TTFT {_seconds(pulse.ttft_s)}",
+            f"TPOT {_seconds(pulse.tpot_s)}",
+            snapshot.slo(self._slo),
+            f"{snapshot.gpu_hours:.3f} GPU-h",
+            snapshot.reason or f"planner {snapshot.planner}",
+        )
+        self.say("status", " | ".join(parts))
+
+    def close(self) -> None:
+        """Nothing to restore."""
+
+
+class Screen:
+    """A table that stays in place, below what was said."""
+
+    def __init__(self, slo: Slo, out: TextIO) -> None:
+        self._slo = slo
+        self._console = Console(file=out, highlight=False)
+        self._live = Live(console=self._console, auto_refresh=False, transient=False)
+        self._live.start()
+
+    def say(self, event: str, text: str, **facts: object) -> None:
+        """Print the text above the table."""
+        self._console.print(text, markup=False, soft_wrap=True)
+
+    def show(self, snapshot: Snapshot) -> None:
+        """Redraw the table."""
+        self._live.update(Group(Text(), self._table(snapshot)), refresh=True)
+
+    def close(self) -> None:
+        """Stop redrawing; the last table stays."""
+        self._live.stop()
+
+    def _table(self, snapshot: Snapshot) -> Table:
+        pulse = snapshot.pulse
+        table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
+        table.add_column(style="bold", no_wrap=True)
+        table.add_column(overflow="fold")
+        minutes, seconds = divmod(int(snapshot.elapsed_s), 60)
+        table.add_row("up", f"{minutes}:{seconds:02d}   {snapshot.gpu_hours:.3f} GPU-hours")
+        table.add_row("prefill", str(snapshot.prefill))
+        table.add_row("decode", str(snapshot.decode))
+        table.add_row("GPUs", f"{snapshot.gpus_held} of {snapshot.gpu_budget} held")
+        table.add_row("requests", snapshot.requests())
+        latency = f"TTFT {_seconds(pulse.ttft_s)}   TPOT {_seconds(pulse.tpot_s)}"
+        table.add_row("latency", f"{latency}   (mean of the last {PULSE_WINDOW_S:g} s)")
+        table.add_row("SLO", snapshot.slo(self._slo))
+        table.add_row("planner", snapshot.planner)
+        shown = list(snapshot.signals.items())[:SIGNALS_SHOWN]
+        table.add_row("forecast", "   ".join(f"{name} {value:.4g}" for name, value in shown) or "-")
+        table.add_row("decision", snapshot.reason or "-")
+        return table
+
+
+def _seconds(value: float | None) -> str:
+    if value is None:
+        return "-"
+    return f"{value:.2f} s" if value >= 1 else f"{value * 1e3:.0f} ms"
+
+
+def _percent(value: float | None) -> str:
+    return "-" if value is None else f"{value:.1%}"
+
+
+def _number(value: int | None) -> str:
+    return "-" if value is None else str(value)
