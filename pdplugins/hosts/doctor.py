@@ -136,6 +136,10 @@ def _symbol(seam: Mapping[str, Any]) -> None:
         raise _FailedError(f"takes {', '.join(parameters(target))}; no longer {', '.join(sorted(missing))}")
     if (wanted := seam.get("has")) is not None and (missing := {n for n in wanted if not hasattr(target, n)}):
         raise _FailedError(f"has no {', '.join(sorted(missing))}")
+    if (wanted := seam.get("members")) is not None:
+        there = {name for name in dir(target) if not name.startswith("_")}
+        if there != set(wanted):
+            raise _FailedError(f"has other members now: {', '.join(sorted(there ^ set(wanted)))}")
     if (value := seam.get("value")) is not None and target != value:
         raise _FailedError(f"is {target!r}, not {value!r}")
 
@@ -184,6 +188,7 @@ SEAMS: Mapping[str, Callable[[Mapping[str, Any]], None]] = {
     "program": _program,
     "metric": _metric,
     "env": _text,
+    "field": _text,
 }
 """Kind of seam, the table's name in the manifest, to its check."""
 

@@ -40,6 +40,7 @@ def check(kind: str, **seam: Any) -> doctor.Check:
         ("symbol", {"name": "pdplugins.types.Role.PREFILL", "value": "prefill"}),
         ("symbol", {"name": "pdplugins.config.SloConfig", "takes": ["ttft_s"]}),
         ("symbol", {"name": "pdplugins.types"}),
+        ("symbol", {"name": "pdplugins.types.Router", "members": ["on_arrival", "on_prefill_done"]}),
         ("file", {"name": "pdplugins/types.py", "sha256": SHA}),
         ("program", {"name": "json.tool", "flags": ["--indent", "--compact"]}),
         (
@@ -47,6 +48,7 @@ def check(kind: str, **seam: Any) -> doctor.Check:
             {"name": "prefill_decode", "parts": ["pdplugins.types.Role.PREFILL", "pdplugins.types.Role.DECODE"]},
         ),
         ("env", {"name": "PDPLUGINS_DISABLE", "in": "pdplugins/registry.py"}),
+        ("field", {"name": "isl_tokens", "in": "pdplugins/types.py"}),
         ("dependency", {"module": "yaml", "fix": "pip install pyyaml"}),
     ],
 )
@@ -64,6 +66,7 @@ def test_a_seam_as_recorded_is_ok(kind: str, seam: dict[str, Any]) -> None:
         ("symbol", {"name": "pdplugins.config.SloConfig", "takes": ["itl"]}, "takes ttft_s, tpot_s; no longer itl"),
         ("symbol", {"name": "pdplugins.types.Role", "has": ["ENCODE"]}, "has no ENCODE"),
         ("symbol", {"name": "pdplugins.types.Role.PREFILL", "value": "p"}, "is <Role.PREFILL: 'prefill'>, not 'p'"),
+        ("symbol", {"name": "pdplugins.types.Router", "members": ["on_arrival"]}, "members now: on_prefill_done"),
         ("file", {"name": "pdplugins/types.py", "sha256": "0" * 64}, f"has sha256 {SHA[:12]}…, recorded was 000000"),
         ("file", {"name": "pdplugins/gone.py", "sha256": "0"}, "is missing"),
         ("program", {"name": "json.tool", "flags": ["--indent", "--gone"]}, "has no --gone"),

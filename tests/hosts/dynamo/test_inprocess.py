@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import inspect
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from pdplugins.hosts.decision_log import read
 from pdplugins.hosts.explain import verify
@@ -111,3 +114,15 @@ def test_a_tick_that_comes_too_often_is_said_once(
 def test_a_bad_entry_stops_dynamos_start_with_its_reason(stock: Start, kwargs: dict[str, Any], message: str) -> None:
     with pytest.raises(RuntimeError, match=message):
         stock(kwargs)
+
+
+@pytest.mark.parametrize("block", [0, 1], ids=["in-process", "external"])
+def test_the_yaml_in_the_docs_is_valid(block: int, planner_data: dict[str, Any]) -> None:
+    from dynamo.planner.config.planner_config import PlannerConfig  # noqa: PLC0415 - slow, and may be missing
+
+    page = (Path(__file__).parents[3] / "docs/hosts.md").read_text()
+    shown = yaml.safe_load(re.findall(r"```yaml\n(.*?)```", page, re.S)[block])
+    config = PlannerConfig.model_validate(planner_data | shown)
+    for entry in config.plugin_registration.in_process_plugins:
+        inspect.signature(inprocess.PdPlanner).bind(**entry.kwargs)
+    assert config.scheduling.gateway.enabled == (block == 1)

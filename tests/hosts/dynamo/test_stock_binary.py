@@ -13,6 +13,7 @@ import subprocess
 import sys
 import threading
 import time
+import urllib.request
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -96,8 +97,20 @@ def stack_env(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]
 
 
 @pytest.fixture
+def metrics_port(planner_data: dict[str, Any]) -> int:
+    """The port of the planner's own metrics."""
+    planner_data["metric_reporting_prometheus_port"] = free_port()
+    return int(planner_data["metric_reporting_prometheus_port"])
+
+
+@pytest.fixture
 def planner(
-    tmp_path: Path, frontend_url: str, stack_env: None, planner_data: dict[str, Any], entry_data: dict[str, Any]
+    tmp_path: Path,
+    frontend_url: str,
+    stack_env: None,
+    metrics_port: int,
+    planner_data: dict[str, Any],
+    entry_data: dict[str, Any],
 ) -> Iterator[subprocess.Popen[bytes]]:
     """The stock binary, with DOPD in its YAML."""
     entry = entry_data | {
@@ -115,7 +128,9 @@ def planner(
         process.wait()
 
 
-def test_the_stock_planner_publishes_our_decision(planner: subprocess.Popen[bytes], tmp_path: Path) -> None:
+def test_the_stock_planner_publishes_our_decision_and_our_metrics(
+    planner: subprocess.Popen[bytes], metrics_port: int, tmp_path: Path
+) -> None:
     async def first_decision_of_ours() -> tuple[int, int]:
         """Obey as a deployment would, until DOPD has seen traffic and asks for more than it started with."""
         from dynamo._core import VirtualConnectorClient  # noqa: PLC0415 - slow, and may be missing
@@ -138,6 +153,8 @@ def test_the_stock_planner_publishes_our_decision(planner: subprocess.Popen[byte
 
     pools = asyncio.run(first_decision_of_ours())
     assert pools == (4, 2)
+    with urllib.request.urlopen(f"http://127.0.0.1:{metrics_port}/metrics", timeout=5) as page:
+        assert 'pdplugins_planner_target_replicas{role="prefill"} 4.0' in page.read().decode()
     (run,) = read(tmp_path / "d.jsonl")
     last = run.entries[-1]
     assert (last.plan.prefill, last.plan.decode) == pools
