@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pdplugins.bench import traces
+from pdplugins import hookimpl
+from pdplugins.bench import plugin, traces
 from pdplugins.errors import ConfigError, TraceError
 from pdplugins.registry import Plugin, default_registry
 from pdplugins.types import TraceRequest
@@ -98,9 +99,6 @@ def test_the_format_can_be_named_and_an_unknown_name_lists_the_choices(tmp_path:
 
 
 def test_a_workload_of_another_plugin_reads_its_own_format(tmp_path: Path, registry, add_plugin) -> None:
-    from pdplugins import hookimpl
-    from pdplugins.bench import plugin
-
     def lines(_settings: object, path: Path) -> list[TraceRequest]:
         if not path.read_text().startswith("mine"):
             raise TraceError(f"{path}: not mine")
