@@ -17,7 +17,7 @@ from enum import StrEnum
 from pathlib import Path
 
 from pdplugins.assembly import build_deployment, build_planner
-from pdplugins.config import Config
+from pdplugins.config import Choice, Config, settings_of
 from pdplugins.hosts.decision_log import DecisionLog
 from pdplugins.hosts.metrics import PlannerMetrics
 from pdplugins.registry import Registry
@@ -204,8 +204,18 @@ def build_guarded(
     planner = build_planner(config, deployment, registry)
     pools = config.deployment
     initial = ScalePlan(pools.prefill.replicas, pools.decode.replicas, "workers at start")
-    decisions = DecisionLog(decision_log, config, deployment, initial) if decision_log else None
+    decisions = None
+    if decision_log is not None:
+        decisions = DecisionLog(decision_log, _with_defaults(config, registry), deployment, initial)
     return GuardedPlanner(planner, deployment, initial=initial, decisions=decisions, metrics=metrics)
+
+
+def _with_defaults(config: Config, registry: Registry | None) -> Config:
+    """Fill in the planner's defaults, so that a log replays the same when a later version has others."""
+    if config.planner is None:
+        return config
+    settings = settings_of("planner", config.planner, registry=registry).model_dump(mode="json")
+    return config.model_copy(update={"planner": Choice(name=config.planner.name, **settings)})
 
 
 def fit_budget(plan: ScalePlan, deployment: Deployment) -> ScalePlan:

@@ -6,6 +6,7 @@ import logging
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 
+from pdplugins.hosts.decision_log import read
 from pdplugins.hosts.guard import LOG_EVERY, Fault, GuardedPlanner, build_guarded, fit_budget
 from pdplugins.hosts.metrics import PlannerMetrics
 from pdplugins.types import Deployment, PlannerView, Pool, ScalePlan, Slo, Traffic, WorkerLoad
@@ -228,3 +230,9 @@ def test_the_metrics_tell_what_happened(deployment: Deployment, see: See) -> Non
 def test_a_config_becomes_a_guarded_planner_that_starts_from_its_pools(config: Any) -> None:
     planner = build_guarded(config)
     assert (planner.last.prefill, planner.last.decode, planner.interval_s, planner.decided) == (1, 1, 5.0, False)
+
+
+def test_its_log_holds_the_planners_defaults_too(config: Any, tmp_path: Path) -> None:
+    build_guarded(config, decision_log=tmp_path / "d").close()
+    (run,) = read(tmp_path / "d")
+    assert run.header["config"]["planner"] == {"name": "scripted", "per_worker": 10, "interval_s": 5, "fail_at": -1}
