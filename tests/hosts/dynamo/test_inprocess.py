@@ -67,6 +67,16 @@ def test_traffic_that_stays_away_holds(stock: Start, config_data: dict[str, Any]
     assert planner.pools == (3, 2)
 
 
+def test_a_dead_frontend_is_not_idleness(stock: Start, config_data: dict[str, Any], tmp_path: Path) -> None:
+    log = tmp_path / "d.jsonl"
+    planner = stock({"config": config_data, "decision_log": str(log), "frontend_url": "http://127.0.0.1:9"})
+    planner.pools = (4, 3)
+    assert [planner.tick(45) for _ in range(2)] == [(4, 3), (4, 3)]
+    entry = read(log)[0].entries[0]
+    assert entry.fault == "observation"
+    assert "Connection refused" in entry.plan.reason
+
+
 def test_ticks_between_our_own_keep_our_plan(stock: Start, config_data: dict[str, Any]) -> None:
     planner = stock({"config": config_data}, entry={"execution_interval_seconds": 15})
     seen = [planner.tick(45) for _ in range(3)]
