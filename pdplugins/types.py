@@ -7,7 +7,7 @@ of every other quantity is the end of its name. ``None`` always means *the host 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol, TypeGuard
@@ -203,15 +203,48 @@ class Request:
     """Hashes of the prompt's KV blocks, for prefix-cache-aware routing."""
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerView:
-    """One worker as a router sees it."""
+class LoadView(Protocol):
+    """The load of one worker as a router sees it; `WorkerLoad` is one. It may be live: read it, do not keep it."""
 
-    id: str
-    role: Role
-    load: WorkerLoad
-    kv_capacity_tokens: int
-    cached_blocks: frozenset[int] = frozenset()
+    @property
+    def worker(self) -> str: ...  # noqa: D102 - see WorkerLoad
+    @property
+    def queued_requests(self) -> float: ...  # noqa: D102
+    @property
+    def queued_tokens(self) -> float: ...  # noqa: D102
+    @property
+    def running_requests(self) -> float: ...  # noqa: D102
+    @property
+    def running_tokens(self) -> float: ...  # noqa: D102
+
+
+class WorkerView(Protocol):
+    """One worker as a router sees it. It may be live, so that a router over hundreds of workers stays cheap."""
+
+    @property
+    def id(self) -> str:
+        """Name that a placement uses."""
+        ...
+
+    @property
+    def role(self) -> Role:
+        """Phase that the worker serves now; where roles are labels it may do the other one too."""
+        ...
+
+    @property
+    def load(self) -> LoadView:
+        """What waits and runs there."""
+        ...
+
+    @property
+    def kv_capacity_tokens(self) -> int:
+        """Tokens of KV cache that the worker holds."""
+        ...
+
+    @property
+    def cached_blocks(self) -> Container[int]:
+        """Hashes of the prefix blocks that are there."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,7 +262,11 @@ class Placement:
 
 
 class Router(Protocol):
-    """Decides where each token range of a request runs."""
+    """Decides where each token range of a request runs.
+
+    `workers` are those that take new work. Hosts pass the same tuple object as long as neither the workers nor their
+    roles have changed, so a router may keep what it derives from it; their loads change all the time.
+    """
 
     def on_arrival(self, request: Request, workers: tuple[WorkerView, ...], now_s: float) -> Placement:
         """Place a request, or one round of a session, that has just arrived."""

@@ -125,3 +125,7 @@ class TableModel:
     def tp_sizes(self, role: Role) -> tuple[int, ...]:
         """Tensor-parallel sizes that the tables hold for `role`, ascending."""
         return tuple(sorted(self._prefill if role is Role.PREFILL else self._decode))
+
+    def decode_contexts(self, tp: int) -> tuple[float, ...]:
+        """Mean contexts between which `decode_step_s` is linear, ascending, for a simulator that sums steps."""
+        return self.profile.decode[tp].context_tokens

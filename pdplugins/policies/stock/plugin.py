@@ -1,8 +1,9 @@
-"""Registers the planner ``static``."""
+"""Registers the planner ``static`` and the stock routers."""
 
 from __future__ import annotations
 
 from pdplugins import hookimpl
+from pdplugins.policies.stock import routers
 from pdplugins.policies.stock.static import StaticPlanner, StaticSettings
 from pdplugins.registry import Register
 
@@ -11,3 +12,13 @@ from pdplugins.registry import Register
 def pd_register_planners(register: Register) -> None:
     """Add ``static``: the pools of its settings, always."""
     register("static", StaticPlanner, StaticSettings)
+
+
+@hookimpl
+def pd_register_routers(register: Register) -> None:
+    """Add what serving frameworks ship."""
+    register("round-robin", routers.RoundRobin, routers.RouterSettings)
+    register("random", routers.Random, routers.RouterSettings)
+    register("power-of-two", routers.PowerOfTwo, routers.RouterSettings)
+    register("least-loaded", routers.LeastLoaded, routers.RouterSettings)
+    register("cache-aware", routers.CacheAware, routers.CacheAwareSettings)

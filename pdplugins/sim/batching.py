@@ -1,0 +1,121 @@
+"""Who prefills in the next step: the engine's own way, or a batch scheduler's."""
+
+from __future__ import annotations
+
+from time import perf_counter_ns
+from typing import TYPE_CHECKING
+
+from pdplugins.sim.clock import seconds, ticks
+from pdplugins.types import BatchPlan, BatchScheduler, BatchView, QueuedPrefill
+
+if TYPE_CHECKING:
+    from pdplugins.sim.engine import Engine
+    from pdplugins.sim.flight import Flight
+    from pdplugins.sim.policies import PolicyClock
+
+
+class FirstComeFirstServed:
+    """Prompts in the order of arrival, as many tokens as a step may have, the last prompt cut to fit."""
+
+    always_ask = False
+
+    def compose(self, engine: Engine) -> list[Flight]:
+        """Return the requests to prefill in the next step."""
+        settings = engine.settings
+        left = settings.step_tokens
+        if settings.order == "decode_first":
+            left -= engine.batch.size
+        chunks = []
+        for flight in engine.prefilling:
+            if left > 0:
+                left -= _cut(flight, left)
+                chunks.append(flight)
+        while left > 0 and engine.queue and engine.admit(engine.queue[0]):
+            flight = engine.prefilling[-1]
+            left -= _cut(flight, left)
+            chunks.append(flight)
+        return chunks
+
+    def stepped(self, took: int) -> None:
+        """Learn nothing."""
+
+
+def _cut(flight: Flight, left: int) -> int:
+    flight.chunk = min(left, flight.target - flight.done)
+    return flight.chunk
+
+
+class Scheduled:
+    """A batch scheduler decides. What it asks for beyond the room of the KV cache waits; so does what it leaves out.
+
+    When it raises, or wants an engine that has work to stand still for no stated time, the engine's own way is taken.
+    """
+
+    always_ask = True
+
+    def __init__(self, scheduler: BatchScheduler, clock: PolicyClock) -> None:
+        self._scheduler = scheduler
+        self._clock = clock
+        self._own = FirstComeFirstServed()
+        self._asked: tuple[BatchView, BatchPlan] | None = None
+
+    def compose(self, engine: Engine) -> list[Flight]:
+        """Return the requests that the scheduler wants in the next step."""
+        view = batch_view(engine)
+        began = perf_counter_ns()
+        try:
+            plan = self._scheduler.next_batch(view, seconds(engine.events.now))
+        except Exception as error:
+            self._clock.fault("batch_scheduler", error)
+            return self._own.compose(engine)
+        finally:
+            self._clock.add("batch_scheduler", perf_counter_ns() - began)
+        self._asked = (view, plan)
+        if chunks := _follow(plan, engine):
+            return chunks
+        if plan.wait_s > 0:
+            engine.events.call_at(engine.events.now + ticks(plan.wait_s), lambda _: engine.wake())
+            return []
+        if not engine.batch.size:
+            return self._own.compose(engine)
+        engine.most_steps = 1
+        return []
+
+    def stepped(self, took: int) -> None:
+        """Tell the scheduler how long its last step took."""
+        if self._asked is None:
+            return
+        (view, plan), self._asked = self._asked, None
+        began = perf_counter_ns()
+        try:
+            self._scheduler.on_step(view, plan, seconds(took))
+        except Exception as error:
+            self._clock.fault("batch_scheduler", error)
+        self._clock.add("batch_scheduler", perf_counter_ns() - began)
+
+
+def batch_view(engine: Engine) -> BatchView:
+    """Return what a batch scheduler sees of `engine`."""
+    waiting = tuple(
+        QueuedPrefill(flight.request, flight.target - flight.done, seconds(flight.queued))
+        for flight in (*engine.prefilling, *engine.queue)
+        if flight.request is not None
+    )
+    return BatchView(waiting, engine.batch.size, engine.batch.context)
+
+
+def _follow(plan: BatchPlan, engine: Engine) -> list[Flight]:
+    by_id = {flight.id: flight for flight in (*engine.prefilling, *engine.queue)}
+    chunks = []
+    for name, tokens in plan.prefill_tokens.items():
+        flight = by_id.get(name)
+        if flight is None or tokens <= 0:
+            continue
+        if flight in engine.queue:
+            engine.queue.remove(flight)  # the scheduler's order counts, not the queue's
+            engine.queue.appendleft(flight)
+            if not engine.admit(flight):
+                continue
+        _cut(flight, tokens)
+        chunks.append(flight)
+    return chunks

@@ -1,0 +1,155 @@
+"""Planners and power controllers on their ticks."""
+
+from __future__ import annotations
+
+from time import perf_counter_ns
+from typing import TYPE_CHECKING
+
+from pdplugins.results import Scaling
+from pdplugins.sim.clock import seconds, ticks
+from pdplugins.sim.fleet import Fleet, Life, Worker
+from pdplugins.sim.policies import PolicyClock
+from pdplugins.types import GpuView, Planner, PlannerView, PowerController, Role, ScalePlan
+
+if TYPE_CHECKING:
+    from pdplugins.sim.dispatch import Dispatcher
+    from pdplugins.sim.settings import SimSettings
+
+
+class Loop:
+    """Something that happens every `interval_s` seconds as long as there are requests."""
+
+    def __init__(self, interval_s: float, fleet: Fleet, dispatcher: Dispatcher, clock: PolicyClock) -> None:
+        self._interval_s = interval_s
+        self._fleet = fleet
+        self._dispatcher = dispatcher
+        self._clock = clock
+        self.changes: list[Scaling] = []
+
+    def begin(self) -> None:
+        """Arm the first tick."""
+        events = self._dispatcher.events
+        events.call_at(events.now + ticks(self._interval_s), self._again)
+
+    def _again(self, _: object) -> None:
+        self.tick()
+        if self._dispatcher.open or self._dispatcher.more:
+            self.begin()
+
+    def tick(self) -> None:
+        """Ask the policy and do what it says."""
+        raise NotImplementedError
+
+    def _note(self, reason: str) -> None:
+        pools = [
+            len(self._fleet.of(role, Life.READY, Life.STARTING, Life.FLIPPING)) for role in (Role.PREFILL, Role.DECODE)
+        ]
+        self.changes.append(Scaling(at_s=seconds(self._dispatcher.events.now), prefill=pools[0], decode=pools[1], reason=reason))
+
+    def _move_role(self, worker: Worker, role: Role, how: str) -> None:
+        if how == "label":
+            self._fleet.relabel(worker, role)
+        else:
+            self._fleet.drain(worker, role)
+
+
+class PlannerLoop(Loop):
+    """Follows a planner. Give it a guarded one: whatever it answers is done."""
+
+    def __init__(
+        self, planner: Planner, fleet: Fleet, dispatcher: Dispatcher, settings: SimSettings, clock: PolicyClock
+    ) -> None:
+        super().__init__(planner.interval_s, fleet, dispatcher, clock)
+        self._planner = planner
+        self._settings = settings
+
+    def tick(self) -> None:
+        """Ask how many workers of each role there should be, and start, drain or change as many."""
+        fleet, now_s = self._fleet, seconds(self._dispatcher.events.now)
+        traffic = self._dispatcher.window.close(self._interval_s)
+        view = PlannerView(now_s, traffic, fleet.pool(Role.PREFILL), fleet.pool(Role.DECODE))
+        began = perf_counter_ns()
+        plan = self._planner.plan(view)
+        self._clock.add("planner", perf_counter_ns() - began)
+        more = {
+            role: wanted - len(fleet.of(role, Life.READY, Life.STARTING, Life.FLIPPING))
+            for role, wanted in ((Role.PREFILL, plan.prefill), (Role.DECODE, plan.decode))
+        }
+        if any(more.values()):
+            self._follow(more)
+            self._note(plan.reason)
+
+    def _follow(self, more: dict[Role, int]) -> None:
+        for role, other in ((Role.PREFILL, Role.DECODE), (Role.DECODE, Role.PREFILL)):
+            while more[role] < 0:
+                worker = self._least_needed(role)
+                if more[other] > 0 and self._may_flip(worker, other):
+                    self._move_role(worker, other, self._settings.flip)
+                    more[other] -= 1
+                else:
+                    self._fleet.drain(worker)
+                more[role] += 1
+        for role, count in more.items():
+            for _ in range(count):
+                self._fleet.start(role)
+
+    def _may_flip(self, worker: Worker, role: Role) -> bool:
+        return worker.life is Life.READY and worker.hardware.tp == self._fleet.tp(role)
+
+    def _least_needed(self, role: Role) -> Worker:
+        """Return the youngest worker that starts, else the one with the fewest requests."""
+        if starting := self._fleet.of(role, Life.STARTING):
+            return starting[-1]
+        return min(self._fleet.of(role, Life.READY, Life.FLIPPING), key=lambda worker: worker.open)
+
+
+class PowerLoop(Loop):
+    """Follows a power controller on the GPUs of all workers."""
+
+    def __init__(
+        self, power: PowerController, fleet: Fleet, dispatcher: Dispatcher, settings: SimSettings, clock: PolicyClock
+    ) -> None:
+        super().__init__(power.interval_s, fleet, dispatcher, clock)
+        self._power = power
+        self._settings = settings
+        self._caps: dict[int, float] = {}
+
+    def tick(self) -> None:
+        """Ask for caps and roles; a cap counts once the device has settled."""
+        fleet, dispatcher, curve = self._fleet, self._dispatcher, self._settings.power
+        if curve is None:
+            return
+        now_s = seconds(dispatcher.events.now)
+        of_gpu = {gpu: worker for worker in fleet.workers.values() for gpu in worker.gpus}
+        gpus = []
+        for gpu, worker in sorted(of_gpu.items()):
+            cap_w = self._caps.setdefault(gpu, curve.cap_w[-1])
+            draw_w = curve.draw_w(worker.view.role, worker.engine.busy, cap_w)
+            gpus.append(GpuView(gpu, worker.view.role, draw_w, cap_w))
+        # The window belongs to the planner; a power controller sees pools and loads.
+        view = PlannerView(now_s, None, fleet.pool(Role.PREFILL), fleet.pool(Role.DECODE))
+        began = perf_counter_ns()
+        try:
+            plan = self._power.control(tuple(gpus), view)
+        except Exception as error:
+            self._clock.fault("power", error)
+            return
+        finally:
+            self._clock.add("power", perf_counter_ns() - began)
+        self._caps.update(plan.caps_w)
+        touched = {of_gpu[gpu].view.id: of_gpu[gpu] for gpu in plan.caps_w if gpu in of_gpu}
+        for worker in touched.values():
+            at = dispatcher.events.now + ticks(curve.settle_s)
+            cap_w = min(self._caps[gpu] for gpu in worker.gpus)
+            dispatcher.events.call_at(at, _settled, (worker, curve.slow(cap_w)))
+        for flip in plan.flips:
+            worker = of_gpu[flip.gpu]
+            if worker.view.role is not flip.role and worker.life is Life.READY:
+                self._move_role(worker, flip.role, self._settings.flip)
+        if plan.flips:
+            self._note(plan.reason)
+
+
+def _settled(change: tuple[Worker, tuple[float, float]]) -> None:
+    worker, (prefill, decode) = change
+    worker.engine.set_slow(prefill, decode)

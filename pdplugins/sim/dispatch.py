@@ -1,0 +1,376 @@
+"""Takes each request from its arrival to its last token, over the workers that the router chose."""
+
+from __future__ import annotations
+
+from pdplugins.sim.clock import TICKS_PER_S, Events, seconds, ticks
+from pdplugins.sim.engine import Engine
+from pdplugins.sim.fleet import Fleet, Life, Worker
+from pdplugins.sim.flight import Arrival, Flight, State
+from pdplugins.sim.links import Links
+from pdplugins.sim.records import Record
+from pdplugins.sim.routing import Routing
+from pdplugins.sim.settings import SimSettings
+from pdplugins.sim.window import Window
+
+
+class Dispatcher:
+    """The owner of all engines: see `pdplugins.sim.engine.Owner`."""
+
+    def __init__(self, events: Events, fleet: Fleet, links: Links, routing: Routing, settings: SimSettings) -> None:
+        self.events = events
+        self.links = links
+        self.records: list[Record] = []
+        self.window = Window()
+        self.open = 0
+        """Requests that have come and not ended, and rounds of sessions that will come."""
+        self.arrived = 0
+        self.more = True
+        """Whether the workload has more."""
+        self.retries = 0
+        self.last_end = 0
+        self._fleet = fleet
+        self._routing = routing
+        self._settings = settings
+        self._stranded: dict[int, Flight] = {}
+        self._live: dict[int, Flight] = {}
+        self._bound: dict[str, str] = {}
+        fleet.changed = self._workers_changed
+
+    # --- arrival ---------------------------------------------------------------------------------------------------
+
+    def arrive(self, arrival: Arrival) -> None:
+        """Take in a request."""
+        now = self.events.now
+        flight = Flight(self.arrived, arrival, now)
+        self._live[self.arrived] = flight
+        self.arrived += 1
+        self.open += 1
+        self.window.arrived(flight)
+        if arrival.cancel_after_s is not None:
+            self.events.call_at(now + ticks(arrival.cancel_after_s), self.cancel, flight)
+        self._place(flight)
+
+    def _place(self, flight: Flight) -> None:
+        fleet = self._fleet
+        if not fleet.ready:
+            self._stranded[flight.index] = flight
+            return
+        session = flight.arrival.session
+        bound = None if session is None else self._bound.get(session)
+        placement = self._routing.on_arrival(flight, bound, fleet, self.events.now)
+        prompt, split = flight.isl + flight.emitted, placement.split
+        first = fleet.alive[placement.first]
+        second = None if placement.second is None else fleet.alive[placement.second]
+        if second is not None and split <= 0:
+            first = second
+        flight.first, flight.second = first, second
+        flight.target, flight.done = prompt, 0
+        if second is first:
+            flight.stop = flight.osl
+        elif second is None or split == prompt:
+            flight.stop = flight.emitted + 1
+        elif split < prompt:
+            flight.target, flight.stop = split, 0
+        else:
+            flight.stop = min(flight.osl, split - flight.isl + 1)
+        flight.names = placement.first, placement.second
+        first.open += 1
+        if second is not None and second is not first:
+            second.open += 1
+        if bound is not None and bound != placement.first and self._fetch_history(flight, bound):
+            return
+        first.engine.submit(flight)
+
+    def _fetch_history(self, flight: Flight, bound: str) -> bool:
+        """Bring the history of a session to the worker that prefills its next round."""
+        source = self._fleet.workers.get(bound)
+        session = flight.arrival.session
+        if source is None or session is None or self._settings.history != "transfer" or flight.second is source:
+            return False
+        tokens = min(source.engine.kv.held(session), flight.target - 1)
+        engine = flight.first.engine
+        if tokens <= 0 or engine.incoming or not engine.reserve(flight, flight.target):
+            return False  # no room now: it is computed anew when there is
+        flight.engine, flight.sent = source.engine, 0
+        flight.state = State.MOVING
+        flight.sink, flight.landing = flight.first, (tokens, flight.target)
+        self._send(flight, tokens)
+        return True
+
+    # --- from one worker to the next -------------------------------------------------------------------------------
+
+    def leg_done(self, flight: Flight, engine: Engine) -> None:
+        """Finish a request, or take it to its second worker."""
+        if flight.error is not None:
+            self._end_on(flight, flight.error)
+        elif flight.emitted >= flight.osl:
+            self._finish(flight, engine)
+        else:
+            second = self._second(flight)
+            if second is None:
+                self._again(flight, f"worker {engine.id} found no second worker")
+            elif second.engine is engine:
+                flight.stop = flight.osl
+                engine.keep(flight)
+            else:
+                self._move(flight, second)
+
+    def _second(self, flight: Flight) -> Worker | None:
+        """Return where the rest of a request runs, asking the router where that is open or the worker is gone."""
+        second = flight.second
+        if second is not None and second.life is not Life.GONE:
+            return second
+        if not self._fleet.ready:
+            return None
+        name = self._routing.on_prefill_done(flight, self._fleet, self.events.now)
+        flight.second = second = self._fleet.alive[name]
+        if second is not flight.first:
+            second.open += 1
+        return second
+
+    def _move(self, flight: Flight, second: Worker) -> None:
+        """Take a request with its KV cache to `second`, which reserves room before anything is sent."""
+        flight.sink, flight.landing = second, _landing(flight)
+        flight.stop = flight.osl
+        if not flight.reserved:
+            self._reserve(flight, second.engine)
+        if flight.reserved and flight.transfer is None:
+            self._send(flight, flight.landing[0] - flight.sent)
+
+    def _reserve(self, flight: Flight, engine: Engine) -> None:
+        need = max(flight.landing)
+        if need >= engine.kv.capacity:
+            self._end_on(flight, f"needs {need + 1} tokens of KV cache, worker {engine.id} holds {engine.kv.capacity}")
+        elif flight.waits:
+            return
+        elif engine.incoming or not engine.reserve(flight, need):
+            flight.waits = True
+            engine.incoming.append(flight)
+        else:
+            self._use_history(flight, engine)
+
+    def _use_history(self, flight: Flight, engine: Engine) -> None:
+        """What the session left on the second worker need not be sent again."""
+        session = flight.arrival.session
+        if session is not None:
+            flight.sent = max(flight.sent, min(engine.kv.drop(session), max(flight.landing[0] - 1, 0)))
+
+    def room(self, engine: Engine) -> None:
+        """Let requests come that waited for room on `engine`, first come first served."""
+        while engine.incoming:
+            flight = engine.incoming[0]
+            if not engine.reserve(flight, max(flight.landing)):
+                return
+            engine.incoming.popleft()
+            flight.waits = False
+            self._use_history(flight, engine)
+            ready = flight.landing[0] if flight.state == State.MOVING else flight.done
+            if ready > flight.sent or flight.state == State.MOVING:
+                self._send(flight, ready - flight.sent)
+
+    def chunk_done(self, flight: Flight, engine: Engine) -> None:
+        """Send what is computed of a prompt, while the rest computes."""
+        second = flight.second
+        if not self._settings.overlap or second is None or second is flight.first or second.life is Life.GONE:
+            return
+        if not flight.reserved:
+            flight.sink, flight.landing = second, _landing(flight)
+            self._reserve(flight, second.engine)
+        if flight.reserved and flight.transfer is None and flight.done > flight.sent:
+            self._send(flight, flight.done - flight.sent)
+
+    def _send(self, flight: Flight, tokens: int) -> None:
+        flight.sent += tokens
+        flight.transfer = self.links.start(
+            flight.engine.port, flight.sink.engine.port, max(tokens, 0), self._sent, flight
+        )
+
+    def _sent(self, flight: Flight) -> None:
+        """Handle the end of a transfer: of a chunk, of the rest, or of a session's history."""
+        flight.transfer = None
+        held, target = flight.landing
+        if flight.state != State.MOVING:
+            if flight.done > flight.sent:
+                self._send(flight, flight.done - flight.sent)
+            return
+        if held > flight.sent:
+            self._send(flight, held - flight.sent)
+            return
+        source, sink = flight.engine, flight.sink
+        if sink is flight.first:
+            source.kv.drop(flight.arrival.session)
+        else:
+            source.release(flight)
+            self._left(flight.first)
+            flight.first = None
+        flight.sent = 0
+        flight.done, flight.target = held, target
+        sink.engine.receive(flight)
+
+    # --- the end ---------------------------------------------------------------------------------------------------
+
+    def _finish(self, flight: Flight, engine: Engine) -> None:
+        engine.release(flight)
+        arrival, now = flight.arrival, self.events.now
+        if arrival.rounds:
+            self._next_round(flight, engine)
+        ttft_s = (flight.first_token - flight.arrived) / TICKS_PER_S
+        gaps = flight.osl - 1
+        tpot_s = (flight.last_token - flight.first_token) / (gaps * TICKS_PER_S) if gaps else 0.0
+        self.window.ended(flight, ttft_s, tpot_s)
+        self._record(flight, ttft_s, tpot_s)
+        self.last_end = now
+
+    def _next_round(self, flight: Flight, engine: Engine) -> None:
+        arrival = flight.arrival
+        following, *later = arrival.rounds
+        session = arrival.session or flight.id
+        engine.kv.keep(session, flight.context)
+        self._bound[session] = engine.id
+        history = flight.isl + flight.osl
+        at = self.events.now + ticks(following.gap_s)
+        self.open += 1
+        coming = Arrival(
+            seconds(at),
+            history + following.new_tokens,
+            following.osl_tokens,
+            session=session,
+            history_tokens=history,
+            rounds=tuple(later),
+        )
+        self.events.call_at(at, self._round, coming)
+
+    def _round(self, arrival: Arrival) -> None:
+        self.open -= 1
+        self.arrive(arrival)
+
+    def failed(self, flight: Flight, why: str) -> None:
+        """End a request without an answer; it holds nothing any more."""
+        flight.error = why
+        tokens = flight.emitted
+        ttft_s = seconds(flight.first_token - flight.arrived) if tokens else None
+        self._record(flight, ttft_s, None)
+        self.last_end = self.events.now
+
+    def _record(self, flight: Flight, ttft_s: float | None, tpot_s: float | None) -> None:
+        self.records.append(
+            Record(
+                flight.id,
+                flight.arrived / TICKS_PER_S,
+                flight.isl,
+                flight.osl,
+                ttft_s,
+                tpot_s,
+                flight.gap / TICKS_PER_S,
+                self.events.now / TICKS_PER_S,
+                *flight.names,
+                flight.error,
+            )
+        )
+        flight.state = State.OVER
+        del self._live[flight.index]
+        self.open -= 1
+        self._leave(flight)
+
+    def _leave(self, flight: Flight) -> None:
+        """Take a request off the workers that it was placed on."""
+        first, second = flight.first, flight.second
+        if first is not None:
+            self._left(first)
+        if second is not None and second is not first:
+            self._left(second)
+        flight.first = flight.second = None
+
+    def _left(self, worker: Worker) -> None:
+        worker.open -= 1
+        if worker.life is Life.DRAINING:
+            self._fleet.look(worker)
+
+    def cancel(self, flight: Flight) -> None:
+        """The client has gone away: give the request up, at the end of the step in progress if it takes part in it."""
+        if flight.state == State.OVER:
+            return
+        if flight.state in (State.WAITING, State.MOVING):
+            self._stranded.pop(flight.index, None)
+            self._end_on(flight, "cancelled")
+        else:
+            flight.error = "cancelled"
+            flight.engine.purge = True
+            flight.engine.wake()
+
+    def purged(self, flight: Flight) -> None:
+        """End a request that its engine has given up on demand."""
+        self._end_on(flight, flight.error or "given up")
+
+    def _end_on(self, flight: Flight, why: str) -> None:
+        """End a request that waits to leave its engine, or that waits for any."""
+        self._drop(flight)
+        self.failed(flight, why)
+
+    def _drop(self, flight: Flight) -> None:
+        """Free what a request holds on the workers where it is and where it goes."""
+        if flight.transfer is not None:
+            self.links.stop(flight.transfer)
+            flight.transfer = None
+        sink = flight.sink
+        if sink is not None and sink.life is not Life.GONE:
+            if flight.waits:
+                sink.engine.incoming.remove(flight)
+            if flight.reserved:
+                sink.engine.kv.give(flight.reserved)
+        flight.reserved, flight.waits, flight.sent = 0, False, 0
+        engine = flight.engine
+        if engine is not None and flight.index in engine.held:
+            engine.release(flight)
+        if sink is not None and sink.life is not Life.GONE:
+            sink.engine.freed()
+        flight.sink = None
+
+    # --- workers that come and go ----------------------------------------------------------------------------------
+
+    def worker_dies(self, name: str) -> None:
+        """Take a worker away, with everything in it; its requests start anew elsewhere, as often as they may."""
+        worker = self._fleet.workers.get(name)
+        if worker is None:
+            return
+        lost = worker.engine.abandon()
+        self._fleet.kill(worker)
+        known = {flight.index for flight in lost}
+        coming = [flight for flight in self._live.values() if flight.sink is worker and flight.index not in known]
+        for flight in sorted((*lost, *coming), key=lambda flight: flight.index):
+            if flight.index in known or flight.state == State.MOVING:
+                self._again(flight, f"worker {name} died")
+            else:  # still prefills elsewhere: it looks for another second worker when it is done
+                self._drop(flight)
+
+    def _again(self, flight: Flight, why: str) -> None:
+        """Place a request anew: its prompt and the tokens it has had are computed again."""
+        self._drop(flight)
+        if flight.error is not None:
+            self.failed(flight, flight.error)
+        elif flight.retries >= self._settings.retries:
+            self.failed(flight, f"{why}, after {flight.retries} retries")
+        else:
+            flight.retries += 1
+            self.retries += 1
+            flight.state = State.WAITING
+            self._leave(flight)
+            self._place(flight)
+
+    def _workers_changed(self) -> None:
+        waiting, self._stranded = self._stranded, {}
+        for flight in waiting.values():
+            self._place(flight)
+
+    def give_up(self) -> None:
+        """End what nothing can serve any more."""
+        for flight in list(self._live.values()):
+            self._end_on(flight, "no worker to serve it")
+
+
+def _landing(flight: Flight) -> tuple[int, int]:
+    """Return the tokens that the second worker gets, and those it has when its own prefill is done."""
+    if not flight.stop:
+        return flight.target, flight.isl + flight.emitted
+    tokens = flight.isl + flight.stop - 1
+    return tokens, tokens

@@ -1,0 +1,509 @@
+"""One engine: continuous batching over a KV cache, with chunked prefill, in events instead of steps.
+
+At the end of each step the engine lets finished requests go, takes in what has arrived, makes room for one more token
+of every decoding request (preempting the latest), asks for a batch, and starts the next step. As long as a step has
+nothing but decodes, and none of them leaves, the steps after it are known: they are one event. Work that arrives in
+between cuts the run at the end of the step in progress.
+
+What kind of engine it is (prefill, decode, co-located, unified) is only a matter of what is sent to it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any, Literal, Protocol
+
+from pdplugins.sim.clock import STEP, Events
+from pdplugins.sim.decode import DecodeBatch
+from pdplugins.sim.flight import Flight, State
+from pdplugins.sim.kv import KvCache
+from pdplugins.sim.links import Port
+from pdplugins.sim.records import Gaps
+from pdplugins.sim.steps import StepTimes
+from pdplugins.sim.views import LiveView
+
+
+MANY = 1 << 60
+"""More decode steps than any run has."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSettings:
+    """How engines batch. The defaults are vLLM's."""
+
+    order: Literal["decode_first", "prefill_first"] = "decode_first"
+    """Decodes take part in steps with prefill (vLLM, Sarathi), or wait for them (SGLang's default)."""
+    step_tokens: int = 8192
+    """Most tokens of one step: prompts are cut into chunks to fit."""
+    max_batch: int = 256
+    """Most requests that run at once."""
+    block_tokens: int = 512
+    """Tokens of one prefix block of the trace."""
+
+
+class Mode(IntEnum):
+    """What an engine is doing."""
+
+    IDLE = 0
+    RUN = 1
+    """Decode steps, known up to the next change."""
+    STEP = 2
+    """A step with prefill, or in the middle of an event."""
+    GONE = 3
+
+
+class Owner(Protocol):
+    """What an engine tells the simulation."""
+
+    def leg_done(self, flight: Flight, engine: Engine) -> None:
+        """`flight` has computed its part on `engine`; its KV cache is still there."""
+
+    def chunk_done(self, flight: Flight, engine: Engine) -> None:
+        """`flight` has computed a part of its prompt, and goes on."""
+
+    def room(self, engine: Engine) -> None:
+        """`engine` has room in its KV cache that it had not before, and requests wait for it."""
+
+    def failed(self, flight: Flight, why: str) -> None:
+        """`flight` cannot be served by its engine; it holds nothing there."""
+
+    def purged(self, flight: Flight) -> None:
+        """`flight` was given up, as its `error` asked."""
+
+
+class Batching(Protocol):
+    """Composes the steps that have prefill in them."""
+
+    def compose(self, engine: Engine) -> list[Flight]:
+        """Return the requests to prefill in the next step, their `chunk` set; empty for decodes only."""
+        ...
+
+    def stepped(self, took: int) -> None:
+        """Learn how long the composed step took."""
+        ...
+
+    @property
+    def always_ask(self) -> bool:
+        """Whether its answer may change although nothing was admitted and nothing left."""
+        ...
+
+
+class Engine:
+    """One worker's engine."""
+
+    __slots__ = (
+        "batch", "batching", "events", "id", "incoming", "kv", "mode", "order", "owner", "port", "preemptions", "prefilling",
+        "purge", "queue", "ready", "run_end", "run_steps", "running", "settings", "slow", "times", "version", "view",
+        "held", "lines", "mixed", "most_steps", "step_from",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        view: LiveView,
+        times: StepTimes,
+        kv: KvCache,
+        port: Port,
+        settings: EngineSettings,
+        batching: Batching,
+        events: Events,
+        owner: Owner,
+        gaps: Gaps,
+    ) -> None:
+        self.id = view.id
+        self.view = view
+        self.times = times
+        self.kv = kv
+        self.port = port
+        self.settings = settings
+        self.batching = batching
+        self.events = events
+        self.owner = owner
+        self.batch = DecodeBatch(gaps)
+        self.queue: deque[Flight] = deque()
+        """Waits for prefill; nothing of it is in the KV cache unless `reserved`."""
+        self.prefilling: list[Flight] = []
+        """Has its room, and prefills chunk by chunk."""
+        self.running: list[Flight] = []
+        """What the current step prefills."""
+        self.ready: deque[Flight] = deque()
+        self.incoming: deque[Flight] = deque()
+        """Waits elsewhere for room here."""
+        self.held: dict[int, Flight] = {}
+        """Done here, but its KV cache has not left yet; by index."""
+        self.mode = Mode.IDLE
+        self.version = 0
+        self.run_steps = 0
+        self.run_end = 0
+        self.step_from = 0
+        self.mixed = 0
+        self.most_steps = MANY
+        self.order = 0
+        self.purge = False
+        """Requests that are to be given up: those with an `error`."""
+        self.preemptions = 0
+        self.slow = (1.0, 1.0)
+        self.lines = times.lines(1.0)
+
+    # --- what arrives ----------------------------------------------------------------------------------------------
+
+    def submit(self, flight: Flight) -> None:
+        """Queue a request for prefill."""
+        flight.engine = self
+        if not flight.kv and self._too_long(flight):
+            return
+        flight.state = State.QUEUED
+        flight.queued = self.events.now
+        self.queue.append(flight)
+        load = self.view.load
+        load.queued_requests += 1
+        load.queued_tokens += flight.target - flight.done
+        if self.mode != Mode.RUN or len(self.queue) == 1 or self.batching.always_ask:
+            self.wake()
+
+    def receive(self, flight: Flight) -> None:
+        """Take in a request whose KV cache has come, into room that was reserved."""
+        flight.engine = self
+        flight.kv, flight.reserved = flight.reserved, 0
+        if flight.target > flight.done:
+            self.submit(flight)
+            return
+        flight.state = State.READY
+        self.ready.append(flight)
+        self.view.load.running_requests += 1
+        if self.mode == Mode.IDLE:
+            self.wake()
+        elif self._may_join_early() and self._cut():
+            # Nothing but this can change before the step in progress ends, so the request may join already.
+            self._admit()
+            self._resume()
+
+    def reserve(self, flight: Flight, tokens: int) -> bool:
+        """Take room for a request that comes with its KV cache. False when it has to wait: see `Owner.room`."""
+        batch = self.batch
+        if self.mode == Mode.RUN and self.run_steps:
+            need = tokens + batch.size
+            if self.kv.room - self.run_steps * batch.size < need:  # near the limit: count exactly
+                if not self._cut():
+                    return False
+                if fits := self.kv.room >= need:
+                    self.kv.take(tokens)
+                    flight.reserved = tokens
+                self._resume()
+                return fits
+        elif self.kv.room < tokens + batch.size:
+            return False
+        self.kv.take(tokens)
+        flight.reserved = tokens
+        return True
+
+    def release(self, flight: Flight) -> None:
+        """Free what a request holds here."""
+        self.held.pop(flight.index, None)
+        self.forget(flight)
+        self.freed()
+
+    def freed(self) -> None:
+        """Let in what waited for room."""
+        if self.incoming:
+            self.owner.room(self)
+        if self.queue:
+            self.wake()
+
+    def forget(self, flight: Flight) -> None:
+        """Drop the KV cache of a request."""
+        self.kv.give(flight.kv)
+        flight.kv = 0
+        if flight.pins:
+            self.kv.unpin(flight.pins)
+            flight.pins, flight.block_hits = [], 0
+
+    def wake(self) -> None:
+        """Decide anew at the end of the step in progress."""
+        if self.mode == Mode.IDLE:
+            self.batch.time = self.events.now
+            self.mode, self.run_steps = Mode.RUN, 0
+            self._schedule(self.batch.time)
+        elif self.mode == Mode.RUN and self.run_steps and self._cut():
+            self._schedule(self.batch.time)
+
+    @property
+    def busy(self) -> bool:
+        """Whether it computes something."""
+        return self.mode in (Mode.RUN, Mode.STEP)
+
+    def running_tokens(self) -> int:
+        """Return the tokens of the step in progress, and of the requests that join the next one."""
+        batch = self.batch
+        tokens = batch.context + sum(flight.context for flight in self.ready)
+        if self.mode == Mode.RUN and self.run_steps and batch.time < self.events.now:
+            started = self._line().until(batch.context, self.events.now - batch.time)[0]
+            tokens += min(started, self.run_steps) * batch.size
+        elif self.mode == Mode.STEP:
+            tokens += self.mixed + sum(flight.chunk for flight in self.running)
+        return tokens
+
+    def set_slow(self, prefill: float, decode: float) -> None:
+        """Take this many times as long for every step from the next one on."""
+        self.slow = (prefill, decode)
+        if self.mode != Mode.IDLE:
+            self.wake()
+
+    # --- the end of a step -----------------------------------------------------------------------------------------
+
+    def on_step(self, version: int) -> None:
+        """Handle the end of a step, or of a run of them."""
+        if version != self.version:
+            return
+        mode, self.mode = self.mode, Mode.STEP
+        if mode == Mode.STEP:
+            self._finish_prefill()
+        elif self.run_steps:
+            self._advance(self.run_steps, self.run_end)
+        if gone := self.batch.leaving():
+            self.view.load.running_requests -= len(gone)
+            for flight in gone:
+                self._part_done(flight)
+        self._next()
+
+    def _advance(self, steps: int, end: int) -> None:
+        batch = self.batch
+        self.kv.take(steps * batch.size)
+        batch.advance(self._line(), steps, end)
+
+    def _finish_prefill(self) -> None:
+        now, batch = self.events.now, self.batch
+        if self.mixed:
+            batch.one_step(now)
+        batch.time = now
+        chunks, self.running = self.running, []
+        self.view.load.running_requests -= len(chunks)
+        self.batching.stepped(now - self.step_from)
+        for flight in chunks:
+            flight.done += flight.chunk
+            flight.chunk = 0
+            if flight.done == flight.target:
+                self.prefilling.remove(flight)
+                self._prefilled(flight, now)
+            else:
+                self.owner.chunk_done(flight, self)
+
+    def _prefilled(self, flight: Flight, now: int) -> None:
+        flight.pins += self._share(flight)
+        if flight.stop:
+            flight.token(now)
+        if flight.emitted >= flight.stop:
+            self._part_done(flight)
+        else:
+            self.keep(flight)
+
+    def keep(self, flight: Flight) -> None:
+        """Let a request that has computed its prompt here decode here."""
+        self.held.pop(flight.index, None)
+        flight.state = State.READY
+        self.ready.append(flight)
+        self.view.load.running_requests += 1
+
+    def _share(self, flight: Flight) -> list[int]:
+        """Let other requests use the prompt's blocks."""
+        blocks = flight.arrival.blocks
+        if not blocks:
+            return []
+        whole = min(flight.done // self.kv.block_tokens, len(blocks))
+        added = self.kv.share(blocks[flight.block_hits : whole])
+        flight.kv -= len(added) * self.kv.block_tokens
+        return added
+
+    def _part_done(self, flight: Flight) -> None:
+        flight.state = State.MOVING
+        self.held[flight.index] = flight
+        self.owner.leg_done(flight, self)
+
+    # --- the next step ---------------------------------------------------------------------------------------------
+
+    def _next(self) -> None:
+        """Start the next step at the end of the last one, which is now."""
+        batch = self.batch
+        if self.purge:
+            self._purge()
+        self._admit()
+        if batch.size and self.kv.room < batch.size:
+            self._make_room()
+        self.lines = self.times.lines(self.slow[1])
+        self.most_steps = MANY
+        if (self.queue or self.prefilling) and (chunks := self.batching.compose(self)):
+            self._prefill(chunks)
+        elif batch.size:
+            self._run()
+        else:
+            self.mode = Mode.IDLE
+
+    def _purge(self) -> None:
+        """Give up what is marked with an error."""
+        self.purge = False
+        load = self.view.load
+        for flight in [flight for flight in self.queue if flight.error]:
+            self.queue.remove(flight)
+            load.queued_requests -= 1
+            self._give_up(flight)
+        for flight in [flight for flight in self.prefilling if flight.error]:
+            self.prefilling.remove(flight)
+            self._give_up(flight)
+        for flight in [flight for flight in self.ready if flight.error]:
+            self.ready.remove(flight)
+            load.running_requests -= 1
+            self._give_up(flight)
+        for flight in [flight for flight in self.batch.members() if flight.error]:
+            self.batch.remove(flight)
+            load.running_requests -= 1
+            self._give_up(flight)
+
+    def _give_up(self, flight: Flight) -> None:
+        if flight.state in (State.QUEUED, State.PREFILL):
+            self.view.load.queued_tokens -= flight.target - flight.done
+        self.held[flight.index] = flight
+        self.owner.purged(flight)
+
+    def abandon(self) -> list[Flight]:
+        """Die: stop at once and return every request that was here, with the tokens that it had by now."""
+        batch, now = self.batch, self.events.now
+        if self.mode == Mode.RUN:
+            if self.run_steps and batch.time < now:
+                steps, took = self._line().until(batch.context, now - batch.time)
+                if batch.time + took > now:
+                    steps -= 1
+                if steps:
+                    batch.advance(self._line(), steps, batch.time + self._line().span(batch.context, steps))
+            elif batch.time > now:
+                batch.undo_step()
+        decoding = batch.members()
+        for flight in decoding:
+            batch.remove(flight)
+        lost = [*self.queue, *self.prefilling, *self.ready, *decoding, *self.held.values()]
+        for flight in lost:
+            flight.kv, flight.pins, flight.block_hits = 0, [], 0
+        self.mode = Mode.GONE
+        self.version += 1
+        return lost
+
+    def _admit(self) -> None:
+        """Let requests join the decode batch."""
+        ready, batch = self.ready, self.batch
+        while ready and batch.size < self.settings.max_batch:
+            flight = ready.popleft()
+            flight.state = State.DECODE
+            self.order += 1
+            batch.join(flight, self.order)
+
+    def admit(self, flight: Flight) -> bool:
+        """Let the first request of the queue prefill, if there is room for its whole prompt."""
+        if self.batch.size + len(self.prefilling) + len(self.ready) >= self.settings.max_batch:
+            return False
+        if not flight.kv and not self._take_prompt(flight):
+            return False
+        self.queue.popleft()
+        flight.state = State.PREFILL
+        self.prefilling.append(flight)
+        self.view.load.queued_requests -= 1
+        return True
+
+    def _take_prompt(self, flight: Flight) -> bool:
+        """Take room for a prompt, less what is cached of it: prefix blocks, or the history of its session."""
+        kv, room = self.kv, self.kv.room - self.batch.size
+        arrival = flight.arrival
+        hits = min(kv.match(arrival.blocks), (flight.target - 1) // kv.block_tokens) if arrival.blocks else 0
+        shared = arrival.blocks[:hits]
+        private = flight.target - hits * kv.block_tokens
+        if room < private + kv.idle_among(shared):
+            return False
+        cached = hits * kv.block_tokens
+        if arrival.session is not None:
+            cached = max(cached, min(kv.drop(arrival.session), flight.target - 1, flight.isl))
+        kv.pin(shared)
+        kv.take(private)
+        flight.kv, flight.pins, flight.block_hits, flight.done = private, list(shared), hits, cached
+        self.view.load.queued_tokens -= cached
+        return True
+
+    def _make_room(self) -> None:
+        """Preempt the request that joined last, until the others can grow by one token; it computes anew later."""
+        batch, load = self.batch, self.view.load
+        while self.kv.room < batch.size:
+            flight = batch.latest()
+            batch.remove(flight)
+            load.running_requests -= 1
+            self.forget(flight)
+            self.preemptions += 1
+            flight.done, flight.target = 0, flight.isl + flight.emitted
+            if self._too_long(flight):
+                continue
+            flight.state = State.QUEUED
+            self.queue.appendleft(flight)
+            load.queued_requests += 1
+            load.queued_tokens += flight.target
+
+    def _too_long(self, flight: Flight) -> bool:
+        """Fail a request that this engine can never hold."""
+        if flight.target < self.kv.capacity:
+            return False
+        self.owner.failed(
+            flight, f"needs {flight.target + 1} tokens of KV cache, worker {self.id} holds {self.kv.capacity}"
+        )
+        return True
+
+    def _prefill(self, chunks: list[Flight]) -> None:
+        self.running = chunks
+        batch, load = self.batch, self.view.load
+        load.running_requests += len(chunks)
+        load.queued_tokens -= sum(flight.chunk for flight in chunks)
+        self.mixed = batch.size if self.settings.order == "decode_first" else 0
+        self.kv.take(self.mixed)
+        sizes = [(flight.chunk, flight.done) for flight in chunks]
+        took = self.times.mixed(sizes, self.mixed, batch.context, self.slow)
+        self.step_from = batch.time
+        self._schedule(batch.time + took)
+
+    def _run(self) -> None:
+        """Decode until someone leaves, or the KV cache is full."""
+        batch = self.batch
+        steps = min(batch.leaves[0][0] - batch.steps, self.kv.room // batch.size, self.most_steps)
+        self.mode = Mode.RUN
+        self.run_steps = steps
+        self.run_end = batch.time + self._line().span(batch.context, steps)
+        self._schedule(self.run_end)
+
+    def _resume(self) -> None:
+        """Go on after a cut that changed nothing for the queue."""
+        if self.batch.size <= self.kv.room:
+            self._run()
+        else:
+            self._schedule(self.batch.time)
+
+    def _may_join_early(self) -> bool:
+        return (
+            self.mode == Mode.RUN
+            and self.run_steps > 0
+            and len(self.ready) == 1
+            and self.batch.size < self.settings.max_batch
+            and not (self.queue and self.batching.always_ask)
+        )
+
+    def _cut(self) -> bool:
+        """Shorten the run to the step in progress. False when that is its last one anyway."""
+        batch, now = self.batch, self.events.now
+        if batch.time < now:
+            steps, took = self._line().until(batch.context, now - batch.time)
+            if steps >= self.run_steps:
+                return False
+            self._advance(steps, batch.time + took)
+        self.run_steps = 0
+        return True
+
+    def _schedule(self, time: int) -> None:
+        self.version += 1
+        self.events.push(time, STEP, self, self.version)
+
+    def _line(self) -> Any:
+        size = self.batch.size
+        return self.lines.get(size) or self.times.line(size, self.slow[1])

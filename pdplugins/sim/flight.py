@@ -1,0 +1,138 @@
+"""One request on its way through the simulator."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import TYPE_CHECKING, Any
+
+from pdplugins.types import Placement, Request
+
+if TYPE_CHECKING:
+    from pdplugins.sim.links import Transfer
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """One request of a workload; of a session, one round."""
+
+    arrival_s: float
+    isl_tokens: int
+    """Length of the prompt, the history of its session included."""
+    osl_tokens: int
+    blocks: tuple[int, ...] = ()
+    session: str | None = None
+    history_tokens: int = 0
+    """Tokens of the prompt that earlier rounds of the session computed."""
+    rounds: tuple[Round, ...] = ()
+    """The rounds of the session after this one."""
+    cancel_after_s: float | None = None
+    """The client goes away that long after the arrival."""
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """A later round of a session: it arrives `gap_s` after the answer before it, for the time that a tool takes."""
+
+    gap_s: float
+    new_tokens: int
+    osl_tokens: int
+
+
+class State(IntEnum):
+    """Where a request is."""
+
+    WAITING = 0
+    """For a worker, or for history to come."""
+    QUEUED = 1
+    """For prefill, on an engine."""
+    PREFILL = 2
+    READY = 3
+    """For a place in the decode batch."""
+    DECODE = 4
+    MOVING = 5
+    """For room on the next engine, or for its KV cache to get there."""
+    OVER = 6
+
+
+class Flight:
+    """One request: what the client saw, and the work that is left on the engine where it is.
+
+    Tokens are counted along prompt plus output. The last output token is never in the KV cache: it is the input of the
+    step that comes next. So with `emitted` output tokens out, a decoding request has ``isl + emitted - 1`` tokens in it.
+    """
+
+    __slots__ = (
+        "arrival", "arrived", "block_hits", "chunk", "done", "emitted", "engine", "error", "first", "first_token",
+        "gap", "id", "index", "isl", "kv", "landing", "last_token", "names", "order", "osl", "pins", "placement",
+        "queued", "request", "reserved", "retries", "second", "sent", "since", "sink", "state", "stop", "target",
+        "transfer", "waits",
+    )  # fmt: skip
+
+    def __init__(self, index: int, arrival: Arrival, arrived: int) -> None:
+        self.index = index
+        self.id = str(index)
+        self.arrival = arrival
+        self.arrived = arrived
+        self.isl = arrival.isl_tokens
+        self.osl = arrival.osl_tokens
+        self.first_token = 0
+        self.last_token = 0
+        self.emitted = 0
+        self.gap = 0
+        """Largest time between two tokens so far."""
+        self.error: str | None = None
+        self.retries = 0
+        self.state = State.WAITING
+        self.request: Request | None = None
+        self.placement: Placement | None = None
+        self.names: tuple[str | None, str | None] = (None, None)
+        """Workers that prefilled and decoded it."""
+        self.engine: Any = None
+        self.first: Any = None
+        """Worker of its first part, until it has left it."""
+        self.second: Any = None
+        """Worker of its second part; the same where all runs on one; None while that is open."""
+        self.stop = 0
+        """Tokens emitted when the engine where it is has done its part; 0 when that ends inside the prompt."""
+        self.done = 0
+        """Tokens in the KV cache of the engine where it prefills."""
+        self.target = 0
+        """Tokens there when prefill is done."""
+        self.chunk = 0
+        """Tokens that the running step prefills."""
+        self.kv = 0
+        """Private tokens taken on the engine where it is."""
+        self.reserved = 0
+        """Tokens taken on the engine where it goes next."""
+        self.sink: Any = None
+        """Worker where it goes next."""
+        self.landing = (0, 0)
+        """Tokens that the next worker gets, and those it has when its own prefill is done."""
+        self.sent = 0
+        """Tokens that the next worker has, or that are on their way there."""
+        self.waits = False
+        """For room on the next worker."""
+        self.transfer: Transfer | None = None
+        self.pins: list[int] = []
+        """Prefix blocks in use on the engine where it is."""
+        self.block_hits = 0
+        self.order = 0
+        self.since = 0
+        """Step of the engine's decode batch that gave this request its first token there."""
+        self.queued = 0
+        """When it joined the queue."""
+
+    @property
+    def context(self) -> int:
+        """Tokens in the KV cache while decoding."""
+        return self.isl + self.emitted - 1
+
+    def token(self, time: int) -> None:
+        """Note one output token."""
+        if self.emitted:
+            self.gap = max(self.gap, time - self.last_token)
+        else:
+            self.first_token = time
+        self.emitted += 1
+        self.last_token = time

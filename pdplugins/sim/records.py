@@ -1,0 +1,38 @@
+"""What a run leaves behind: one line for each request, and how long the gaps between tokens were."""
+
+from __future__ import annotations
+
+from array import array
+from typing import NamedTuple
+
+
+class Record(NamedTuple):
+    """What one request experienced. Times in seconds since the start of the run; None when there was no token."""
+
+    id: str
+    arrival_s: float
+    isl_tokens: int
+    osl_tokens: int
+    ttft_s: float | None
+    tpot_s: float | None
+    """Decode time over (output tokens - 1); 0 for one token."""
+    largest_tbt_s: float | None
+    finish_s: float | None
+    prefill_worker: str | None
+    decode_worker: str | None
+    error: str | None = None
+
+
+class Gaps:
+    """Times between tokens of all requests, in ticks, as (mean over a run of steps, how many)."""
+
+    __slots__ = ("counts", "means")
+
+    def __init__(self) -> None:
+        self.means = array("d")
+        self.counts = array("q")
+
+    def add(self, time: int, steps: int, members: int) -> None:
+        """Add `steps` gaps of each of `members` requests that took `time` together."""
+        self.means.append(time / steps)
+        self.counts.append(steps * members)

@@ -1,0 +1,69 @@
+"""The router in its loop."""
+
+from __future__ import annotations
+
+from time import perf_counter_ns
+from typing import Literal
+
+from pdplugins.policies.stock.routers import LeastLoaded, RouterSettings
+from pdplugins.sim.clock import TICKS_PER_S
+from pdplugins.sim.fleet import Fleet
+from pdplugins.sim.flight import Flight
+from pdplugins.sim.policies import PolicyClock
+from pdplugins.types import Deployment, Placement, Request, Router
+
+
+class Routing:
+    """Asks the router. Where it raises or names a worker that takes no work, the least loaded workers are taken."""
+
+    def __init__(
+        self, router: Router, deployment: Deployment, clock: PolicyClock, predict: Literal["nothing", "true_length"]
+    ) -> None:
+        self._router = router
+        self._own = LeastLoaded(RouterSettings(), deployment)
+        self._clock = clock
+        self._predict = predict == "true_length"
+
+    def on_arrival(self, flight: Flight, bound: str | None, fleet: Fleet, now: int) -> Placement:
+        """Place a request, or a round of a session whose KV cache is on the worker `bound`."""
+        arrival = flight.arrival
+        request = flight.request = Request(
+            flight.id,
+            flight.arrived / TICKS_PER_S,
+            flight.isl + flight.emitted,
+            flight.osl if self._predict else None,
+            arrival.history_tokens,
+            arrival.session,
+            bound,
+            arrival.blocks,
+        )
+        clock, workers = self._clock, fleet.ready
+        began = perf_counter_ns()
+        try:
+            placement = self._router.on_arrival(request, workers, now / TICKS_PER_S)
+            clock.add("router", perf_counter_ns() - began)
+            if placement.first in fleet.alive and (placement.second is None or placement.second in fleet.alive):
+                flight.placement = placement
+                return placement
+            clock.fault("router", f"{placement.first} or {placement.second} takes no work")
+        except Exception as error:
+            clock.fault("router", error)
+        flight.placement = placement = self._own.on_arrival(request, workers, 0.0)
+        return placement
+
+    def on_prefill_done(self, flight: Flight, fleet: Fleet, now: int) -> str:
+        """Return the worker for the rest of a request."""
+        clock, workers = self._clock, fleet.ready
+        request, placement = flight.request, flight.placement
+        assert request is not None  # noqa: S101 - it was placed
+        assert placement is not None  # noqa: S101
+        began = perf_counter_ns()
+        try:
+            second = self._router.on_prefill_done(request, placement, workers, now / TICKS_PER_S).second
+            clock.add("router", perf_counter_ns() - began)
+            if second in fleet.alive:
+                return second
+            clock.fault("router", f"{second} takes no work")
+        except Exception as error:
+            clock.fault("router", error)
+        return self._own.on_arrival(request, workers, 0.0).second or workers[0].id

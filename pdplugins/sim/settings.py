@@ -1,0 +1,63 @@
+"""What goes into a simulation and what comes out, as data."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from pdplugins.results import Scaling
+from pdplugins.sim.engine import EngineSettings
+from pdplugins.sim.fleet import Hardware
+from pdplugins.sim.policies import PolicyClock
+from pdplugins.sim.power import PowerCurve
+from pdplugins.sim.records import Gaps, Record
+from pdplugins.types import Role
+
+
+@dataclass(frozen=True, slots=True)
+class SimSettings:
+    """What a simulation needs beyond what a `Deployment` says."""
+
+    prefill: int = 1
+    """Prefill workers at start."""
+    decode: int = 1
+    engine: EngineSettings = EngineSettings()
+    kv_tokens: int | None = None
+    """Tokens of KV cache of each worker; what the profile says when None."""
+    hardware: Mapping[Role, Hardware] = field(default_factory=dict)
+    """GPUs of the workers of a role, where they are not the deployment's."""
+    extra: tuple[tuple[Role, Hardware], ...] = ()
+    """More workers at start, each on GPUs of its own kind."""
+    overlap: bool = False
+    """Send the KV cache of each chunk of a prompt while the next one computes, instead of all of it at the end."""
+    history: Literal["transfer", "recompute"] = "transfer"
+    """How a worker gets the history of a session whose KV cache is on another one."""
+    flip: Literal["drain", "label"] = "drain"
+    """How a worker changes its role: it drains first, or it serves both phases and only a label changes."""
+    flip_s: float = 0.0
+    """Seconds that a drained worker needs to change its role."""
+    retries: int = 3
+    """How often a request starts anew when a worker dies; its tokens so far become part of its prompt."""
+    deaths: tuple[tuple[float, str], ...] = ()
+    """(second, worker) that dies then."""
+    predict: Literal["nothing", "true_length"] = "nothing"
+    """What a router is told of the length of the answer."""
+    power: PowerCurve | None = None
+    """What power caps do; they do nothing when None."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a simulation leaves behind."""
+
+    records: list[Record]
+    """In the order in which requests ended."""
+    gaps: Gaps
+    duration_s: float
+    gpu_hours: float
+    policies: PolicyClock
+    scaling: list[Scaling]
+    preemptions: int
+    retries: int
+    events: int

@@ -1,0 +1,137 @@
+"""One run: a workload, a fleet, and the policies that decide over them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from heapq import heappop
+from typing import Any
+
+from pdplugins.sim.batching import FirstComeFirstServed, Scheduled
+from pdplugins.sim.clock import ACTION, STEP, Events, seconds, ticks
+from pdplugins.sim.control import PlannerLoop, PowerLoop
+from pdplugins.sim.dispatch import Dispatcher
+from pdplugins.sim.engine import Engine
+from pdplugins.sim.fleet import Fleet, Hardware
+from pdplugins.sim.flight import Arrival
+from pdplugins.sim.kv import KvCache
+from pdplugins.sim.links import Links, Port
+from pdplugins.sim.policies import PolicyClock
+from pdplugins.sim.records import Gaps
+from pdplugins.sim.routing import Routing
+from pdplugins.sim.settings import Outcome, SimSettings
+from pdplugins.sim.steps import StepTimes
+from pdplugins.sim.views import LiveView
+from pdplugins.types import BatchScheduler, Deployment, Planner, PowerController, Role, Router
+
+PROGRESS_EVERY = 1000
+"""Arrivals between two calls of `progress`."""
+
+
+class Simulation:
+    """One run. `run` may be called once.
+
+    :param batch_scheduler: makes one scheduler for each engine; the engines' own way when absent.
+    :param engine: what engines are built from; tests put a plain one here.
+    """
+
+    def __init__(
+        self,
+        deployment: Deployment,
+        settings: SimSettings,
+        router: Router,
+        *,
+        planner: Planner | None = None,
+        power: PowerController | None = None,
+        batch_scheduler: Callable[[], BatchScheduler] | None = None,
+        engine: type[Any] = Engine,
+    ) -> None:
+        self._settings = settings
+        self._scheduler = batch_scheduler
+        self._engine = engine
+        self._events = Events()
+        self._clock = PolicyClock()
+        self._gaps = Gaps()
+        own = {
+            Role.PREFILL: Hardware(deployment.perf, deployment.prefill_tp, settings.kv_tokens),
+            Role.DECODE: Hardware(deployment.perf, deployment.decode_tp, settings.kv_tokens),
+        }
+        timing = deployment.startup_s, settings.flip_s
+        self._fleet = Fleet(self._events, {**own, **settings.hardware}, timing, self._build)
+        routing = Routing(router, deployment, self._clock, settings.predict)
+        self._dispatcher = Dispatcher(self._events, self._fleet, Links(self._events), routing, settings)
+        self._populate()
+        self._loops: list[PlannerLoop | PowerLoop] = []
+        if planner is not None:
+            self._loops.append(PlannerLoop(planner, self._fleet, self._dispatcher, settings, self._clock))
+        if power is not None:
+            self._loops.append(PowerLoop(power, self._fleet, self._dispatcher, settings, self._clock))
+
+    def _populate(self) -> None:
+        settings = self._settings
+        for role, count in ((Role.PREFILL, settings.prefill), (Role.DECODE, settings.decode)):
+            for _ in range(count):
+                self._fleet.start(role, at_once=True)
+        for role, hardware in settings.extra:
+            self._fleet.start(role, hardware, at_once=True)
+        for second, name in settings.deaths:
+            self._events.call_at(ticks(second), self._dispatcher.worker_dies, name)
+
+    def _build(self, view: LiveView, times: StepTimes, kv: KvCache, port: Port) -> Any:
+        batching = (
+            FirstComeFirstServed() if self._scheduler is None else Scheduled(self._scheduler(), self._clock)
+        )
+        return self._engine(
+            view, times, kv, port, self._settings.engine, batching, self._events, self._dispatcher, self._gaps
+        )
+
+    def run(self, workload: Iterable[Arrival], progress: Callable[[float], None] | None = None) -> Outcome:
+        """Run until every request has ended. Arrivals must come in order of time.
+
+        :param progress: called with the virtual time in seconds now and then; what it raises ends the run.
+        """
+        events, heap, dispatcher = self._events, self._events.heap, self._dispatcher
+        on_transfer = dispatcher.links.on_end
+        arrivals = iter(workload)
+        upcoming = next(arrivals, None)
+        at = 0 if upcoming is None else ticks(upcoming.arrival_s)
+        for loop in self._loops:
+            loop.begin()
+        while True:
+            if upcoming is not None and (not heap or at <= heap[0][0]):
+                events.now = at
+                dispatcher.arrive(upcoming)
+                if (upcoming := next(arrivals, None)) is None:
+                    dispatcher.more = False
+                else:
+                    at = ticks(upcoming.arrival_s)
+                if progress is not None and not dispatcher.arrived % PROGRESS_EVERY:
+                    progress(seconds(events.now))
+                continue
+            if not heap or not (dispatcher.open or dispatcher.more):
+                break
+            time, kind, _, target, argument = heappop(heap)
+            events.now = time
+            if kind == STEP:
+                target.on_step(argument)
+            elif kind == ACTION:
+                target(argument)
+            else:
+                on_transfer(target, argument)
+        dispatcher.give_up()
+        return self.outcome()
+
+    def outcome(self) -> Outcome:
+        """Return what there is so far."""
+        dispatcher = self._dispatcher
+        end = dispatcher.last_end
+        return Outcome(
+            records=dispatcher.records,
+            gaps=self._gaps,
+            duration_s=seconds(end),
+            gpu_hours=self._fleet.gpu_seconds(end) / 3600,
+            policies=self._clock,
+            scaling=[change for loop in self._loops for change in loop.changes],
+            preemptions=self._fleet.preemptions,
+            retries=dispatcher.retries,
+            events=self._events.sequence,
+        )

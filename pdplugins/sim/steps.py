@@ -1,0 +1,165 @@
+"""How long a step takes, and how long a run of decode steps takes, in closed form.
+
+For a batch of b requests the time of a decode step is piecewise linear in its total context n: the profile's tables are
+linear between their knots. Every step adds b tokens, so k steps from n inside one piece ``base + slope * n`` take
+``k * (base + slope * n) + slope * b * k (k - 1) / 2``. All numbers are whole ticks: the sum is exact.
+
+A step with prefill is one event, and is timed from the prefill time of one prompt, T:
+
+* prompts of N new tokens together take T(N), and what a chunk of n tokens adds by attending to h earlier ones,
+  ``T(h + n) - T(h) - (T(n) - T(0))``, where that is positive;
+* decodes in the same step add their own step time, less T(0): the weights are read once.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from itertools import pairwise
+from math import ceil, sqrt
+from typing import Protocol, runtime_checkable
+
+from pdplugins.sim.clock import ticks
+from pdplugins.types import PerfModel
+
+DEFAULT_CONTEXTS = tuple(64.0 * 1.25**power for power in range(35))
+"""Mean contexts (64 to about 126,000 tokens) at which a model without knots of its own is tabulated."""
+
+Chunks = list[tuple[int, int]]
+"""New tokens and earlier tokens of each chunk of a step."""
+
+
+@runtime_checkable
+class HasContexts(Protocol):
+    """A performance model that says between which mean contexts its decode time is linear."""
+
+    def decode_contexts(self, tp: int) -> tuple[float, ...]:
+        """Return the knots, ascending."""
+        ...
+
+
+class Line:
+    """The decode step time of one batch size over total context: a continuous, never falling, piecewise linear map."""
+
+    __slots__ = ("base", "batch", "bounds", "slope")
+
+    def __init__(self, batch: int, contexts: list[float], times_s: list[float], slow: float) -> None:
+        self.batch = batch
+        self.bounds: list[int] = [ceil(context * batch) for context in contexts[1:-1]]
+        """First total context of each piece but the first."""
+        self.base: list[int] = []
+        self.slope: list[int] = []
+        knots = zip(pairwise(contexts), pairwise(times_s), strict=True)
+        for index, ((left, right), (low, high)) in enumerate(knots):
+            slope = max(ticks(slow * (high - low) / ((right - left) * batch)), 0)
+            base = max(ticks(slow * low), 1) - round(slope * left * batch)
+            if index:  # rounding must not let a longer context take less time
+                bound = self.bounds[index - 1]
+                base = max(base, self.base[-1] + self.slope[-1] * (bound - 1) - slope * bound)
+            self.base.append(base)
+            self.slope.append(slope)
+
+    def step(self, context: int) -> int:
+        """Return the time of one step that reads `context` tokens in all."""
+        piece = bisect_right(self.bounds, context)
+        return self.base[piece] + self.slope[piece] * context
+
+    def span(self, context: int, steps: int) -> int:
+        """Return the time of `steps` steps, the first of which reads `context` tokens."""
+        batch, bounds = self.batch, self.bounds
+        piece, total = bisect_right(bounds, context), 0
+        while steps:
+            here = steps
+            if piece < len(bounds):
+                here = min(steps, -((context - bounds[piece]) // batch))
+            slope = self.slope[piece]
+            total += here * (self.base[piece] + slope * context) + slope * batch * (here * (here - 1) // 2)
+            steps -= here
+            context += here * batch
+            piece = bisect_right(bounds, context, piece)
+        return total
+
+    def until(self, context: int, time: int) -> tuple[int, int]:
+        """Return the fewest steps that take at least `time`, and the time that they take."""
+        batch, bounds = self.batch, self.bounds
+        piece, steps, total = bisect_right(bounds, context), 0, 0
+        while True:
+            slope = self.slope[piece]
+            first, growth = self.base[piece] + slope * context, slope * batch
+            if piece < len(bounds):
+                here = -((context - bounds[piece]) // batch)
+                whole = here * first + growth * (here * (here - 1) // 2)
+                if total + whole < time:
+                    steps, total, context = steps + here, total + whole, context + here * batch
+                    piece = bisect_right(bounds, context, piece)
+                    continue
+            here = _fewest(first, growth, time - total)
+            return steps + here, total + here * first + growth * (here * (here - 1) // 2)
+
+
+def _fewest(first: int, growth: int, time: int) -> int:
+    """Return the fewest steps that take `time`, the first taking `first` and each later one `growth` more."""
+    if time <= 0:
+        return 0
+    if growth:
+        half = first - growth / 2
+        guess = int(2 * time / (half + sqrt(half * half + 2.0 * growth * time)))
+    else:
+        guess = time // first
+    while guess * first + growth * (guess * (guess - 1) // 2) < time:
+        guess += 1
+    while guess and (guess - 1) * first + growth * ((guess - 1) * (guess - 2) // 2) >= time:
+        guess -= 1
+    return guess
+
+
+class StepTimes:
+    """All step times of one performance model at one tensor-parallel size, in ticks. Shared by all workers alike."""
+
+    def __init__(self, perf: PerfModel, tp: int) -> None:
+        self._perf = perf
+        self._tp = tp
+        self._contexts = _contexts(perf, tp)
+        self._lines: dict[float, dict[int, Line]] = {}
+        self._prefill: dict[int, int] = {}
+
+    def line(self, batch: int, slow: float = 1.0) -> Line:
+        """Return the decode step times of a batch of `batch` requests, `slow` times as long as the profile says."""
+        lines = self.lines(slow)
+        if (line := lines.get(batch)) is None:
+            times = [self._perf.decode_step_s(batch, context, self._tp) for context in self._contexts]
+            line = lines[batch] = Line(batch, self._contexts, times, slow)
+        return line
+
+    def lines(self, slow: float) -> dict[int, Line]:
+        """Return the lines that are known at one slowdown, by batch size."""
+        return self._lines.setdefault(slow, {})
+
+    def prefill(self, chunks: Chunks, slow: float = 1.0) -> int:
+        """Return the time of a step that prefills `chunks`."""
+        time = self._alone(sum(new for new, _ in chunks))
+        for new, earlier in chunks:
+            if earlier:
+                more = self._alone(earlier + new) - self._alone(earlier) - self._alone(new) + self._alone(0)
+                time += max(more, 0)
+        return time if slow == 1.0 else round(time * slow)
+
+    def mixed(self, chunks: Chunks, batch: int, context: int, slow: tuple[float, float] = (1.0, 1.0)) -> int:
+        """Return the time of a step that prefills `chunks` and decodes `batch` requests of `context` tokens in all.
+
+        :param slow: slowdown of prefill, and of decode.
+        """
+        time = self.prefill(chunks, slow[0])
+        if batch:
+            time += max(self.line(batch, slow[1]).step(context) - self._alone(0), 0)
+        return time
+
+    def _alone(self, tokens: int) -> int:
+        if (time := self._prefill.get(tokens)) is None:
+            time = self._prefill[tokens] = max(ticks(self._perf.prefill_s(tokens, self._tp)), 1)
+        return time
+
+
+def _contexts(perf: PerfModel, tp: int) -> list[float]:
+    """Return the knots with zero before them and one beyond, for the slope of what is outside."""
+    knots = perf.decode_contexts(tp) if isinstance(perf, HasContexts) else DEFAULT_CONTEXTS
+    return [0.0, *knots, 2 * knots[-1] - knots[-2]]

@@ -1,0 +1,52 @@
+"""What policies see of a simulated worker: live, read-only, and free until it is looked at."""
+
+from __future__ import annotations
+
+from collections.abc import Container
+from typing import TYPE_CHECKING
+
+from pdplugins.types import Role, WorkerLoad
+
+if TYPE_CHECKING:
+    from pdplugins.sim.engine import Engine
+
+
+class LiveLoad:
+    """A `pdplugins.types.LoadView` that the engine keeps up to date."""
+
+    __slots__ = ("_engine", "queued_requests", "queued_tokens", "running_requests", "worker")
+
+    def __init__(self, worker: str) -> None:
+        self.worker = worker
+        self.queued_requests = 0
+        self.queued_tokens = 0
+        self.running_requests = 0
+        self._engine: Engine | None = None
+
+    def watch(self, engine: Engine) -> None:
+        """Take `running_tokens` from `engine`."""
+        self._engine = engine
+
+    @property
+    def running_tokens(self) -> int:
+        """Tokens of the step in progress: context of its decodes, and of those that join next, and prefill chunks."""
+        return self._engine.running_tokens() if self._engine is not None else 0
+
+    def frozen(self) -> WorkerLoad:
+        """Return a copy that stays as it is."""
+        return WorkerLoad(
+            self.worker, self.queued_requests, self.queued_tokens, self.running_requests, self.running_tokens
+        )
+
+
+class LiveView:
+    """A `pdplugins.types.WorkerView` of one simulated worker."""
+
+    __slots__ = ("cached_blocks", "id", "kv_capacity_tokens", "load", "role")
+
+    def __init__(self, worker: str, role: Role, kv_capacity_tokens: int, cached_blocks: Container[int]) -> None:
+        self.id = worker
+        self.role = role
+        self.load = LiveLoad(worker)
+        self.kv_capacity_tokens = kv_capacity_tokens
+        self.cached_blocks = cached_blocks

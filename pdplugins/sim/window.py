@@ -1,0 +1,46 @@
+"""What clients did and felt since a planner was last asked."""
+
+from __future__ import annotations
+
+from pdplugins.sim.flight import Flight
+from pdplugins.types import Traffic
+
+
+class Window:
+    """Sums over one planner interval."""
+
+    __slots__ = ("_ended", "_isl", "_osl", "_requests", "_tpot_s", "_ttft_s")
+
+    def __init__(self) -> None:
+        self._requests = self._ended = 0
+        self._isl = self._osl = 0
+        self._ttft_s = self._tpot_s = 0.0
+
+    def arrived(self, flight: Flight) -> None:
+        """Count an arrival."""
+        self._requests += 1
+        self._isl += flight.isl
+
+    def ended(self, flight: Flight, ttft_s: float, tpot_s: float) -> None:
+        """Count an answered request."""
+        self._ended += 1
+        self._osl += flight.osl
+        self._ttft_s += ttft_s
+        self._tpot_s += tpot_s
+
+    def close(self, window_s: float) -> Traffic:
+        """Return the traffic of the last `window_s` seconds and begin anew."""
+        traffic = Traffic(
+            window_s,
+            self._requests,
+            isl_tokens=_mean(self._isl, self._requests),
+            osl_tokens=_mean(self._osl, self._ended),
+            ttft_s=_mean(self._ttft_s, self._ended),
+            tpot_s=_mean(self._tpot_s, self._ended),
+        )
+        self.__init__()  # type: ignore[misc]
+        return traffic
+
+
+def _mean(total: float, count: int) -> float | None:
+    return total / count if count else None
