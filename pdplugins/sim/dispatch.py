@@ -139,8 +139,8 @@ class Dispatcher:
 
     def _reserve(self, flight: Flight, engine: Engine) -> None:
         need = max(flight.landing)
-        if need >= engine.kv.capacity:
-            self._end_on(flight, f"needs {need + 1} tokens of KV cache, worker {engine.id} holds {engine.kv.capacity}")
+        if need >= engine.largest:
+            self._end_on(flight, f"needs {need + 1} tokens of KV cache, worker {engine.id} has room for {engine.largest}")
         elif flight.waits:
             return
         elif engine.incoming or not engine.reserve(flight, need):
@@ -317,7 +317,7 @@ class Dispatcher:
             if flight.waits:
                 sink.engine.incoming.remove(flight)
             if flight.reserved:
-                sink.engine.kv.give(flight.reserved)
+                sink.engine.unreserve(flight)
         flight.reserved, flight.waits, flight.sent = 0, False, 0
         engine = flight.engine
         if engine is not None and flight.index in engine.held:

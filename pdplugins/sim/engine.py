@@ -39,6 +39,8 @@ class EngineSettings:
     """Most tokens of one step: prompts are cut into chunks to fit."""
     max_batch: int = 256
     """Most requests that run at once."""
+    watermark: float = 0.01
+    """Share of the KV cache that must stay free when a request is let in, so that the others can grow (vLLM 0.8)."""
     block_tokens: int = 512
     """Tokens of one prefix block of the trace."""
 
@@ -94,9 +96,9 @@ class Engine:
     """One worker's engine."""
 
     __slots__ = (
-        "batch", "batching", "events", "id", "incoming", "kv", "mode", "order", "owner", "port", "preemptions", "prefilling",
-        "purge", "queue", "ready", "run_end", "run_steps", "running", "settings", "slow", "times", "version", "view",
-        "held", "lines", "mixed", "most_steps", "step_from",
+        "batch", "batching", "began", "coming", "events", "id", "incoming", "kv", "mode", "order", "owner", "port", "preemptions", "prefilling",
+        "purge", "queue", "ready", "run_end", "run_steps", "running", "settings", "slow", "spare", "times", "version", "view",
+        "held", "largest", "lines", "mixed", "most_steps", "step_from",
     )  # fmt: skip
 
     def __init__(
@@ -128,10 +130,15 @@ class Engine:
         self.running: list[Flight] = []
         """What the current step prefills."""
         self.ready: deque[Flight] = deque()
+        self.coming = 0
+        """Requests that have room here and are on their way."""
         self.incoming: deque[Flight] = deque()
         """Waits elsewhere for room here."""
         self.held: dict[int, Flight] = {}
         """Done here, but its KV cache has not left yet; by index."""
+        self.spare = int(kv.capacity * settings.watermark)
+        self.largest = kv.capacity - self.spare
+        """Tokens that a request may come with."""
         self.mode = Mode.IDLE
         self.version = 0
         self.run_steps = 0
@@ -140,6 +147,8 @@ class Engine:
         self.mixed = 0
         self.most_steps = MANY
         self.order = 0
+        self.began = -1
+        """When it last decided what to run."""
         self.purge = False
         """Requests that are to be given up: those with an `error`."""
         self.preemptions = 0
@@ -151,7 +160,7 @@ class Engine:
     def submit(self, flight: Flight) -> None:
         """Queue a request for prefill."""
         flight.engine = self
-        if not flight.kv and self._too_long(flight):
+        if self._too_long(flight):
             return
         flight.state = State.QUEUED
         flight.queued = self.events.now
@@ -166,8 +175,13 @@ class Engine:
         """Take in a request whose KV cache has come, into room that was reserved."""
         flight.engine = self
         flight.kv, flight.reserved = flight.reserved, 0
-        if flight.target > flight.done:
-            self.submit(flight)
+        self.coming -= 1
+        if flight.target > flight.done:  # holds its room: it must not wait behind what waits for room
+            flight.state = State.PREFILL
+            flight.queued = self.events.now
+            self.prefilling.append(flight)
+            self.view.load.queued_tokens += flight.target - flight.done
+            self.wake()
             return
         flight.state = State.READY
         self.ready.append(flight)
@@ -180,23 +194,38 @@ class Engine:
             self._resume()
 
     def reserve(self, flight: Flight, tokens: int) -> bool:
-        """Take room for a request that comes with its KV cache. False when it has to wait: see `Owner.room`."""
+        """Take room for a request that comes with its KV cache. False when it has to wait: see `Owner.room`.
+
+        It takes a place in the batch too, or requests that cannot run would fill the cache of those that do.
+        """
         batch = self.batch
-        if self.mode == Mode.RUN and self.run_steps:
-            need = tokens + batch.size
-            if self.kv.room - self.run_steps * batch.size < need:  # near the limit: count exactly
-                if not self._cut():
-                    return False
-                if fits := self.kv.room >= need:
-                    self.kv.take(tokens)
-                    flight.reserved = tokens
-                self._resume()
-                return fits
-        elif self.kv.room < tokens + batch.size:
+        size = batch.size
+        if size + self.coming + len(self.ready) + len(self.prefilling) >= self.settings.max_batch:
             return False
+        need = tokens + size + len(self.ready) + self.spare
+        if self.mode != Mode.RUN or self.kv.room - self.run_steps * size >= need:
+            if self.kv.room < need:
+                return False
+            self._take_for(flight, tokens)
+            return True
+        if self.run_steps and not self._cut():
+            return False
+        if fits := self.kv.room >= need:
+            self._take_for(flight, tokens)
+        if self.run_steps == 0:
+            self._resume()
+        return fits
+
+    def _take_for(self, flight: Flight, tokens: int) -> None:
         self.kv.take(tokens)
+        self.coming += 1
         flight.reserved = tokens
-        return True
+
+    def unreserve(self, flight: Flight) -> None:
+        """Give back what was reserved for a request that does not come."""
+        self.kv.give(flight.reserved)
+        self.coming -= 1
+        flight.reserved = 0
 
     def release(self, flight: Flight) -> None:
         """Free what a request holds here."""
@@ -222,9 +251,9 @@ class Engine:
     def wake(self) -> None:
         """Decide anew at the end of the step in progress."""
         if self.mode == Mode.IDLE:
+            self.mode = Mode.STEP
             self.batch.time = self.events.now
-            self.mode, self.run_steps = Mode.RUN, 0
-            self._schedule(self.batch.time)
+            self._next()
         elif self.mode == Mode.RUN and self.run_steps and self._cut():
             self._schedule(self.batch.time)
 
@@ -237,8 +266,8 @@ class Engine:
         """Return the tokens of the step in progress, and of the requests that join the next one."""
         batch = self.batch
         tokens = batch.context + sum(flight.context for flight in self.ready)
-        if self.mode == Mode.RUN and self.run_steps and batch.time < self.events.now:
-            started = self._line().until(batch.context, self.events.now - batch.time)[0]
+        if self.mode == Mode.RUN and self.run_steps and (elapsed := self._elapsed()) > 0:
+            started = self._line().until(batch.context, elapsed)[0]
             tokens += min(started, self.run_steps) * batch.size
         elif self.mode == Mode.STEP:
             tokens += self.mixed + sum(flight.chunk for flight in self.running)
@@ -325,6 +354,7 @@ class Engine:
     def _next(self) -> None:
         """Start the next step at the end of the last one, which is now."""
         batch = self.batch
+        self.began = self.events.now
         if self.purge:
             self._purge()
         self._admit()
@@ -398,9 +428,9 @@ class Engine:
 
     def admit(self, flight: Flight) -> bool:
         """Let the first request of the queue prefill, if there is room for its whole prompt."""
-        if self.batch.size + len(self.prefilling) + len(self.ready) >= self.settings.max_batch:
+        if self.batch.size + self.coming + len(self.ready) + len(self.prefilling) >= self.settings.max_batch:
             return False
-        if not flight.kv and not self._take_prompt(flight):
+        if not self._take_prompt(flight):
             return False
         self.queue.popleft()
         flight.state = State.PREFILL
@@ -410,7 +440,7 @@ class Engine:
 
     def _take_prompt(self, flight: Flight) -> bool:
         """Take room for a prompt, less what is cached of it: prefix blocks, or the history of its session."""
-        kv, room = self.kv, self.kv.room - self.batch.size
+        kv, room = self.kv, self.kv.room - self.batch.size - self.spare
         arrival = flight.arrival
         hits = min(kv.match(arrival.blocks), (flight.target - 1) // kv.block_tokens) if arrival.blocks else 0
         shared = arrival.blocks[:hits]
@@ -445,10 +475,10 @@ class Engine:
 
     def _too_long(self, flight: Flight) -> bool:
         """Fail a request that this engine can never hold."""
-        if flight.target < self.kv.capacity:
+        if flight.target < self.largest:
             return False
         self.owner.failed(
-            flight, f"needs {flight.target + 1} tokens of KV cache, worker {self.id} holds {self.kv.capacity}"
+            flight, f"needs {flight.target + 1} tokens of KV cache, worker {self.id} has room for {self.largest}"
         )
         return True
 
@@ -480,6 +510,14 @@ class Engine:
         else:
             self._schedule(self.batch.time)
 
+    def _elapsed(self) -> int:
+        """Return how much of the run has passed; not above 0 when its first step has not begun.
+
+        A step that began at this very instant has begun.
+        """
+        elapsed = self.events.now - self.batch.time
+        return 1 if elapsed == 0 and self.began == self.events.now else elapsed
+
     def _may_join_early(self) -> bool:
         return (
             self.mode == Mode.RUN
@@ -491,9 +529,9 @@ class Engine:
 
     def _cut(self) -> bool:
         """Shorten the run to the step in progress. False when that is its last one anyway."""
-        batch, now = self.batch, self.events.now
-        if batch.time < now:
-            steps, took = self._line().until(batch.context, now - batch.time)
+        batch = self.batch
+        if (elapsed := self._elapsed()) > 0:
+            steps, took = self._line().until(batch.context, elapsed)
             if steps >= self.run_steps:
                 return False
             self._advance(steps, batch.time + took)

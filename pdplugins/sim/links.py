@@ -28,7 +28,7 @@ class Port:
 class Transfer:
     """KV cache on its way."""
 
-    __slots__ = ("_since", "argument", "done", "left", "rate", "sink", "source", "version")
+    __slots__ = ("argument", "done", "end", "left", "rate", "shared", "since", "sink", "source", "version")
 
     def __init__(self, source: Port, sink: Port, size: float, done: Callable[[Any], None], argument: Any) -> None:
         self.source = source
@@ -39,26 +39,35 @@ class Transfer:
         self.done = done
         self.argument = argument
         self.version = 0
-        self._since = 0
-
-    def settle(self, now: int) -> None:
-        """Take off what has moved since the rate last changed."""
-        self.left = max(self.left - self.rate * ((now - self._since) / TICKS_PER_S), 0.0)
-        self._since = now
+        self.since = 0
+        self.end = 0
+        """When its last token leaves the link, as things are."""
+        self.shared = False
+        """Whether others wait for that."""
 
 
 class Links:
-    """All transfers of one simulation."""
+    """All transfers of one simulation.
+
+    A transfer that has its links for itself is one event, its arrival. One that shares them is two: others go faster
+    from the moment when its last token has left.
+    """
 
     def __init__(self, events: Events) -> None:
         self._events = events
 
     def start(self, source: Port, sink: Port, size: float, done: Callable[[Any], None], argument: Any) -> Transfer:
-        """Move the KV cache of `size` tokens; call ``done(argument)`` when the last one has come."""
+        """Move the KV cache of `size` tokens; call ``done(argument)`` when all of it has come."""
         transfer = Transfer(source, sink, size, done, argument)
-        source.out.append(transfer)
-        sink.into.append(transfer)
-        transfer.settle(self._events.now)
+        now = transfer.since = self._events.now
+        out, into = source.out, sink.into
+        out.append(transfer)
+        into.append(transfer)
+        if len(out) == 1 and len(into) == 1:
+            self._reschedule(transfer, min(source.tokens_per_s, sink.tokens_per_s))
+            return transfer
+        for other in [other for other in dict.fromkeys((*out, *into)) if other.end <= now and other is not transfer]:
+            self._leave(other)  # long gone, but nobody had to know
         self._share(source, sink)
         return transfer
 
@@ -67,32 +76,46 @@ class Links:
         transfer.version += 1
         if transfer in transfer.source.out:
             self._leave(transfer)
+            self._share(transfer.source, transfer.sink)
 
     def on_end(self, transfer: Transfer, version: int) -> None:
         """Handle the last token of a transfer, or, when its latency has passed too, its arrival."""
-        if version == -1 - transfer.version:
-            transfer.done(transfer.argument)
-        elif version == transfer.version:
+        if version != transfer.version:
+            return
+        now = self._events.now
+        if now == transfer.end:
             self._leave(transfer)
-            self._events.push(self._events.now + transfer.source.latency, TRANSFER, transfer, -1 - version)
+            self._share(transfer.source, transfer.sink)
+            self._events.push(now + transfer.source.latency, TRANSFER, transfer, version)
+            return
+        if transfer in transfer.source.out:
+            self._leave(transfer)
+        transfer.done(transfer.argument)
 
-    def _leave(self, transfer: Transfer) -> None:
+    @staticmethod
+    def _leave(transfer: Transfer) -> None:
         transfer.source.out.remove(transfer)
         transfer.sink.into.remove(transfer)
-        if transfer.source.out or transfer.sink.into:
-            self._share(transfer.source, transfer.sink)
 
     def _share(self, source: Port, sink: Port) -> None:
+        if not source.out and not sink.into:
+            return
         for transfer in dict.fromkeys((*source.out, *sink.into)):
             out, into = transfer.source, transfer.sink
-            rate = min(out.tokens_per_s / len(out.out), into.tokens_per_s / len(into.into))
-            if rate != transfer.rate:
+            users, takers = len(out.out), len(into.into)
+            rate = min(out.tokens_per_s / users, into.tokens_per_s / takers)
+            shared = users > 1 or takers > 1
+            if rate != transfer.rate or (shared and not transfer.shared):
+                transfer.shared = shared
                 self._reschedule(transfer, rate)
 
     def _reschedule(self, transfer: Transfer, rate: float) -> None:
         now = self._events.now
-        transfer.settle(now)
+        if transfer.rate:
+            transfer.left = max(transfer.left - transfer.rate * ((now - transfer.since) / TICKS_PER_S), 0.0)
+            transfer.since = now
         transfer.rate = rate
         transfer.version += 1
-        end = now + ticks(transfer.left / rate)
-        self._events.push(end, TRANSFER, transfer, transfer.version)
+        end = transfer.end = now + round(transfer.left / rate * TICKS_PER_S)
+        arrival = end if transfer.shared else end + transfer.source.latency
+        self._events.push(arrival, TRANSFER, transfer, transfer.version)

@@ -1,0 +1,267 @@
+"""The same engine, token by token and as plainly as possible: what the fast one must agree with.
+
+Every step is one event, every total is counted anew, and every token is noted on its own. It shares with the fast
+engine the tables of step times and the KV cache, which have tests of their own.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from types import SimpleNamespace
+from typing import Any
+
+from pdplugins.sim.clock import STEP
+from pdplugins.sim.flight import Flight, State
+from pdplugins.types import WorkerLoad
+
+
+class PlainLoad:
+    def __init__(self, engine: PlainEngine) -> None:
+        self._engine = engine
+        self.worker = engine.id
+
+    def watch(self, engine: PlainEngine) -> None:
+        pass
+
+    @property
+    def queued_requests(self) -> int:
+        return len(self._engine.queue)
+
+    @property
+    def queued_tokens(self) -> int:
+        waiting = (*self._engine.queue, *self._engine.prefilling)
+        return sum(flight.target - flight.done - flight.chunk for flight in waiting)
+
+    @property
+    def running_requests(self) -> int:
+        engine = self._engine
+        return len(engine.running) + len(engine.ready) + len(engine.chunks)
+
+    @property
+    def running_tokens(self) -> int:
+        engine = self._engine
+        tokens = sum(flight.context for flight in (*engine.running, *engine.ready))
+        return tokens + len(engine.stepping) + sum(flight.chunk for flight in engine.chunks)
+
+    def frozen(self) -> WorkerLoad:
+        numbers = self.queued_requests, self.queued_tokens, self.running_requests, self.running_tokens
+        return WorkerLoad(self.worker, *numbers)
+
+
+class PlainEngine:
+    def __init__(
+        self, view: Any, times: Any, kv: Any, port: Any, settings: Any, batching: Any, events: Any, owner: Any, gaps: Any
+    ) -> None:
+        self.id, self.view, self.times, self.kv, self.port = view.id, view, times, kv, port
+        self.settings, self.batching, self.events, self.owner, self.gaps = settings, batching, events, owner, gaps
+        self.spare = int(kv.capacity * settings.watermark)
+        self.largest = kv.capacity - self.spare
+        self.queue: deque[Flight] = deque()
+        self.prefilling: list[Flight] = []
+        self.ready: deque[Flight] = deque()
+        self.running: list[Flight] = []
+        self.incoming: deque[Flight] = deque()
+        self.held: dict[int, Flight] = {}
+        self.chunks: list[Flight] = []
+        self.stepping: list[Flight] = []
+        self.busy = False
+        self.dead = False
+        self.purge = False
+        self.coming = self.preemptions = self.began = 0
+        self.most_steps = 0
+        self.slow = (1.0, 1.0)
+        view.load = PlainLoad(self)
+
+    @property
+    def batch(self) -> Any:
+        return SimpleNamespace(size=len(self.running), context=sum(flight.context for flight in self.running))
+
+    def wake(self) -> None:
+        if not self.busy and not self.dead:
+            self.next()
+
+    def set_slow(self, prefill: float, decode: float) -> None:
+        self.slow = (prefill, decode)
+
+    def submit(self, flight: Flight) -> None:
+        flight.engine = self
+        if self.too_long(flight):
+            return
+        flight.state, flight.queued = State.QUEUED, self.events.now
+        self.queue.append(flight)
+        self.wake()
+
+    def too_long(self, flight: Flight) -> bool:
+        if flight.target < self.largest:
+            return False
+        needs = f"needs {flight.target + 1} tokens of KV cache"
+        self.owner.failed(flight, f"{needs}, worker {self.id} has room for {self.largest}")
+        return True
+
+    def receive(self, flight: Flight) -> None:
+        flight.engine = self
+        flight.kv, flight.reserved = flight.reserved, 0
+        self.coming -= 1
+        if flight.target > flight.done:
+            flight.state, flight.queued = State.PREFILL, self.events.now
+            self.prefilling.append(flight)
+            self.wake()
+        else:
+            flight.state = State.READY
+            self.ready.append(flight)
+            self.wake()
+
+    def keep(self, flight: Flight) -> None:
+        self.held.pop(flight.index, None)
+        flight.state = State.READY
+        self.ready.append(flight)
+
+    def slots(self) -> int:
+        return self.settings.max_batch - len(self.running) - len(self.ready) - len(self.prefilling) - self.coming
+
+    def reserve(self, flight: Flight, tokens: int) -> bool:
+        if self.slots() < 1 or self.kv.room < tokens + len(self.running) + len(self.ready) + self.spare:
+            return False
+        self.kv.take(tokens)
+        self.coming += 1
+        flight.reserved = tokens
+        return True
+
+    def unreserve(self, flight: Flight) -> None:
+        self.kv.give(flight.reserved)
+        self.coming -= 1
+        flight.reserved = 0
+
+    def forget(self, flight: Flight) -> None:
+        self.kv.give(flight.kv)
+        self.kv.unpin(flight.pins)
+        flight.kv, flight.pins, flight.block_hits = 0, [], 0
+
+    def release(self, flight: Flight) -> None:
+        self.held.pop(flight.index, None)
+        self.forget(flight)
+        self.freed()
+
+    def freed(self) -> None:
+        if self.incoming:
+            self.owner.room(self)
+        if self.queue:
+            self.wake()
+
+    def part_done(self, flight: Flight) -> None:
+        flight.state = State.MOVING
+        self.held[flight.index] = flight
+        self.owner.leg_done(flight, self)
+
+    def on_step(self, _version: int) -> None:
+        if self.dead:
+            return
+        now, stepping, chunks = self.events.now, self.stepping, self.chunks
+        self.stepping, self.chunks = [], []
+        for flight in stepping:
+            flight.token(now)
+            flight.kv += 1
+        if chunks:
+            self.batching.stepped(now - self.began)
+        for flight in chunks:
+            flight.done += flight.chunk
+            flight.chunk = 0
+            if flight.done < flight.target:
+                self.owner.chunk_done(flight, self)
+                continue
+            self.prefilling.remove(flight)
+            self.share(flight)
+            if flight.stop:
+                flight.token(now)
+            if flight.emitted >= flight.stop:
+                self.part_done(flight)
+            else:
+                self.keep(flight)
+        for flight in [flight for flight in self.running if flight.emitted == flight.stop]:
+            self.running.remove(flight)
+            self.part_done(flight)
+        self.next()
+
+    def share(self, flight: Flight) -> None:
+        if blocks := flight.arrival.blocks:
+            whole = min(flight.done // self.kv.block_tokens, len(blocks))
+            added = self.kv.share(blocks[flight.block_hits : whole])
+            flight.kv -= len(added) * self.kv.block_tokens
+            flight.pins = [*flight.pins, *added]
+
+    def next(self) -> None:
+        self.busy = True
+        now = self.began = self.events.now
+        if self.purge:
+            self.give_up()
+        while self.ready and len(self.running) < self.settings.max_batch:
+            self.ready[0].state = State.DECODE
+            self.running.append(self.ready.popleft())
+        while self.kv.room < len(self.running):
+            self.preempt(self.running.pop())
+        self.most_steps = 1 << 60
+        chunks = self.batching.compose(self) if self.queue or self.prefilling else []
+        if chunks:
+            self.chunks = chunks
+            if self.settings.order == "decode_first":
+                self.stepping = list(self.running)
+            sizes = [(flight.chunk, flight.done) for flight in chunks]
+            context = sum(flight.context for flight in self.stepping)
+            took = self.times.mixed(sizes, len(self.stepping), context, self.slow)
+        elif self.running:
+            self.stepping = list(self.running)
+            context = sum(flight.context for flight in self.running)
+            took = self.times.line(len(self.running), self.slow[1]).step(context)
+        else:
+            self.busy = False
+            return
+        self.kv.take(len(self.stepping))
+        self.events.push(now + took, STEP, self, 0)
+
+    def preempt(self, flight: Flight) -> None:
+        self.forget(flight)
+        self.preemptions += 1
+        flight.done, flight.target = 0, flight.isl + flight.emitted
+        if not self.too_long(flight):
+            flight.state = State.QUEUED
+            self.queue.appendleft(flight)
+
+    def admit(self, flight: Flight) -> bool:
+        if self.slots() < 1:
+            return False
+        if not self.take_prompt(flight):
+            return False
+        self.queue.popleft()
+        flight.state = State.PREFILL
+        self.prefilling.append(flight)
+        return True
+
+    def take_prompt(self, flight: Flight) -> bool:
+        kv, arrival, size = self.kv, flight.arrival, self.kv.block_tokens
+        hits = min(kv.match(arrival.blocks), (flight.target - 1) // size)
+        shared = arrival.blocks[:hits]
+        private = flight.target - hits * size
+        if kv.room - len(self.running) - self.spare < private + kv.idle_among(shared):
+            return False
+        flight.done = hits * size
+        if arrival.session is not None:
+            flight.done = max(flight.done, min(kv.drop(arrival.session), flight.target - 1, flight.isl))
+        kv.pin(shared)
+        kv.take(private)
+        flight.kv, flight.pins, flight.block_hits = private, list(shared), hits
+        return True
+
+    def give_up(self) -> None:
+        self.purge = False
+        for place in (self.queue, self.prefilling, self.ready, self.running):
+            for flight in [flight for flight in place if flight.error]:
+                place.remove(flight)
+                self.held[flight.index] = flight
+                self.owner.purged(flight)
+
+    def abandon(self) -> list[Flight]:
+        lost = [*self.queue, *self.prefilling, *self.ready, *self.running, *self.held.values()]
+        for flight in lost:
+            flight.kv, flight.pins, flight.block_hits, flight.chunk = 0, [], 0, 0
+        self.dead = True
+        return lost
