@@ -87,6 +87,7 @@ class Dispatcher:
         session = flight.arrival.session
         if source is None or session is None or self._settings.history != "transfer" or flight.second is source:
             return False
+        source.engine.settle()
         tokens = min(source.engine.kv.held(session), flight.target - 1)
         engine = flight.first.engine
         if tokens <= 0 or engine.incoming or not engine.reserve(flight, flight.target):
@@ -134,8 +135,22 @@ class Dispatcher:
         flight.stop = flight.osl
         if not flight.reserved:
             self._reserve(flight, second.engine)
-        if flight.reserved and flight.transfer is None:
+        if flight.waits:
+            timer = flight, flight.landing
+            self.events.call_at(self.events.now + ticks(self._settings.handoff_timeout_s), self._timed_out, timer)
+        elif flight.reserved and flight.transfer is None:
             self._send(flight, flight.landing[0] - flight.sent)
+
+    def _timed_out(self, timer: tuple[Flight, tuple[int, int]]) -> None:
+        """Let a request that waits too long go on without its KV cache: two workers may wait for each other."""
+        flight, landing = timer
+        if flight.state != State.MOVING or not flight.waits or flight.landing is not landing:
+            return
+        self._drop(flight)
+        self._left(flight.first)
+        flight.first = None
+        flight.done, flight.target = 0, flight.isl + flight.emitted
+        flight.second.engine.submit(flight)
 
     def _reserve(self, flight: Flight, engine: Engine) -> None:
         need = max(flight.landing)
@@ -153,6 +168,7 @@ class Dispatcher:
         """What the session left on the second worker need not be sent again."""
         session = flight.arrival.session
         if session is not None:
+            engine.settle()
             flight.sent = max(flight.sent, min(engine.kv.drop(session), max(flight.landing[0] - 1, 0)))
 
     def room(self, engine: Engine) -> None:
@@ -171,7 +187,7 @@ class Dispatcher:
     def chunk_done(self, flight: Flight, engine: Engine) -> None:
         """Send what is computed of a prompt, while the rest computes."""
         second = flight.second
-        if not self._settings.overlap or second is None or second is flight.first or second.life is Life.GONE:
+        if not self._settings.overlap or second is None or second.engine is engine or second.life is Life.GONE:
             return
         if not flight.reserved:
             flight.sink, flight.landing = second, _landing(flight)
@@ -198,18 +214,21 @@ class Dispatcher:
             return
         source, sink = flight.engine, flight.sink
         if sink is flight.first:
+            source.settle()
             source.kv.drop(flight.arrival.session)
         else:
             source.release(flight)
             self._left(flight.first)
             flight.first = None
-        flight.sent = 0
+        flight.sent, flight.sink = 0, None
         flight.done, flight.target = held, target
         sink.engine.receive(flight)
 
     # --- the end ---------------------------------------------------------------------------------------------------
 
     def _finish(self, flight: Flight, engine: Engine) -> None:
+        if flight.sink is not None:  # chunks were on their way, but the first token was the last one too
+            self._drop(flight)
         engine.release(flight)
         arrival, now = flight.arrival, self.events.now
         if arrival.rounds:

@@ -262,6 +262,15 @@ class Engine:
         """Whether it computes something."""
         return self.mode in (Mode.RUN, Mode.STEP)
 
+    def settle(self) -> None:
+        """Evict what the run in progress has pushed out of the cache by now."""
+        kv = self.kv
+        if self.mode == Mode.RUN and kv.idle_tokens > (left := kv.room - self.run_steps * self.batch.size):
+            if not self._cut():
+                kv.shrink(left)
+            elif not self.run_steps:
+                self._resume()
+
     def running_tokens(self) -> int:
         """Return the tokens of the step in progress, and of the requests that join the next one."""
         batch = self.batch

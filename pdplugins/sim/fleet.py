@@ -106,7 +106,7 @@ class Fleet:
         kv = KvCache(capacity)
         view = LiveView(name, role, capacity, CachedBlocks(kv))
         engine = self._build(view, times, kv, Port(1 / max(token_s, 1e-15), latency_s))
-        view.load.watch(engine)
+        view.watch(engine)
         gpus = tuple(self._take_gpu() for _ in range(tp))
         worker = self.workers[name] = Worker(engine, view, hardware, gpus, self._events.now)
         if at_once or not self._startup:

@@ -31,7 +31,12 @@ class KvCache:
     def take(self, tokens: int) -> None:
         """Use `tokens` of `room`, evicting what is cached where nothing is free."""
         self.room -= tokens
-        while self.idle_tokens > self.room and self._idle:
+        if self.idle_tokens > self.room:
+            self.shrink(self.room)
+
+    def shrink(self, tokens: int) -> None:
+        """Evict until at most `tokens` are cached."""
+        while self.idle_tokens > tokens and self._idle:
             self.idle_tokens -= self._idle.pop(next(iter(self._idle)))
 
     def give(self, tokens: int) -> None:

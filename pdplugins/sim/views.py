@@ -42,11 +42,24 @@ class LiveLoad:
 class LiveView:
     """A `pdplugins.types.WorkerView` of one simulated worker."""
 
-    __slots__ = ("cached_blocks", "id", "kv_capacity_tokens", "load", "role")
+    __slots__ = ("_blocks", "_engine", "id", "kv_capacity_tokens", "load", "role")
 
-    def __init__(self, worker: str, role: Role, kv_capacity_tokens: int, cached_blocks: Container[int]) -> None:
+    def __init__(self, worker: str, role: Role, kv_capacity_tokens: int, blocks: Container[int]) -> None:
         self.id = worker
         self.role = role
         self.load = LiveLoad(worker)
         self.kv_capacity_tokens = kv_capacity_tokens
-        self.cached_blocks = cached_blocks
+        self._blocks = blocks
+        self._engine: Engine | None = None
+
+    def watch(self, engine: Engine) -> None:
+        """Show `engine`."""
+        self._engine = engine
+        self.load.watch(engine)
+
+    @property
+    def cached_blocks(self) -> Container[int]:
+        """Hashes of the prefix blocks that are there."""
+        if self._engine is not None:
+            self._engine.settle()
+        return self._blocks

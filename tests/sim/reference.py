@@ -83,6 +83,9 @@ class PlainEngine:
     def set_slow(self, prefill: float, decode: float) -> None:
         self.slow = (prefill, decode)
 
+    def settle(self) -> None:
+        pass
+
     def submit(self, flight: Flight) -> None:
         flight.engine = self
         if self.too_long(flight):

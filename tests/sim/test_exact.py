@@ -58,6 +58,8 @@ class AnyRouter:
             first = min(workers, key=lambda w: (w.load.queued_tokens + w.load.running_tokens, w.id))
             second = min(workers, key=lambda w: (w.load.running_requests + w.load.queued_requests, w.id))
         split = request.prompt_tokens
+        if kind == "C":
+            first = max(workers, key=lambda w: (sum(block in w.cached_blocks for block in request.blocks), w.id))
         if kind == "S":
             split = self._dice.randint(0, split + 30)
         return Placement(first.id, None if kind == "O" else second.id, split)
@@ -116,7 +118,7 @@ def cases(draw: st.DrawFn) -> dict[str, Any]:
         history=draw(st.sampled_from(["transfer", "recompute"])),
         deaths=draw(st.just(()) | st.tuples(st.tuples(st.floats(0.1, 3), st.sampled_from(["p0", "d0"])))),
     )
-    kinds = draw(st.sampled_from(["P", "PL", "PSO", "S", "PLSO"]))
+    kinds = draw(st.sampled_from(["P", "PL", "PSO", "S", "C", "PLSOC"]))
     return {"workload": workload, "settings": sim, "seed": draw(st.integers(0, 999)), "kinds": kinds}
 
 
