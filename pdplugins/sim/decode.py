@@ -56,8 +56,14 @@ class DecodeBatch:
         self.steps += steps
         if regular:
             longest = line.step(context + (steps - 1) * size)
-            self._note(self.steps, longest)
-            self._gaps.add(end - first_end, regular, size)
+            at, of = self._gap_at, self._gap_of
+            while of and of[-1] <= longest:
+                of.pop()
+                at.pop()
+            at.append(self.steps)
+            of.append(longest)
+            self._gaps.means.append((end - first_end) / regular)
+            self._gaps.counts.append(regular * size)
             self.before = end - longest if regular > 1 else first_end
         self.context = context + steps * size
         self.time = self.last = end
@@ -131,7 +137,8 @@ class DecodeBatch:
             gap = end - flight.last_token
             if gap > flight.gap:
                 flight.gap = gap
-            self._gaps.add(gap, 1, 1)
+            self._gaps.means.append(gap)
+            self._gaps.counts.append(1)
         self._new.clear()
         if old:
             gap = end - self.last

@@ -110,11 +110,15 @@ class Dispatcher:
             second = self._second(flight)
             if second is None:
                 self._again(flight, f"worker {engine.id} found no second worker")
-            elif second.engine is engine:
+            elif second.engine is not engine:
+                self._move(flight, second)
+            elif flight.stop:
                 flight.stop = flight.osl
                 engine.keep(flight)
-            else:
-                self._move(flight, second)
+            else:  # the worker for the rest of the prompt is gone, and this one was chosen instead
+                engine.release(flight)
+                flight.stop, flight.done, flight.target = flight.osl, 0, flight.isl + flight.emitted
+                engine.submit(flight)
 
     def _second(self, flight: Flight) -> Worker | None:
         """Return where the rest of a request runs, asking the router where that is open or the worker is gone."""

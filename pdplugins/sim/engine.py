@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
-from enum import IntEnum
 from typing import Any, Literal, Protocol
 
 from pdplugins.sim.clock import STEP, Events
@@ -45,15 +44,9 @@ class EngineSettings:
     """Tokens of one prefix block of the trace."""
 
 
-class Mode(IntEnum):
-    """What an engine is doing."""
-
-    IDLE = 0
-    RUN = 1
-    """Decode steps, known up to the next change."""
-    STEP = 2
-    """A step with prefill, or in the middle of an event."""
-    GONE = 3
+IDLE, RUN, STEP_MODE, GONE = range(4)
+"""What an engine does: nothing; decode steps, known up to the next change; a step with prefill, or it is in the middle
+of an event; it is dead. Plain numbers, because they are compared several times for each request."""
 
 
 class Owner(Protocol):
@@ -98,7 +91,7 @@ class Engine:
     __slots__ = (
         "batch", "batching", "began", "coming", "events", "id", "incoming", "kv", "mode", "order", "owner", "port", "preemptions", "prefilling",
         "purge", "queue", "ready", "run_end", "run_steps", "running", "settings", "slow", "spare", "times", "version", "view",
-        "held", "largest", "lines", "mixed", "most_steps", "step_from",
+        "held", "largest", "line", "mixed", "most_steps", "step_from",
     )  # fmt: skip
 
     def __init__(
@@ -139,7 +132,7 @@ class Engine:
         self.spare = int(kv.capacity * settings.watermark)
         self.largest = kv.capacity - self.spare
         """Tokens that a request may come with."""
-        self.mode = Mode.IDLE
+        self.mode = IDLE
         self.version = 0
         self.run_steps = 0
         self.run_end = 0
@@ -153,7 +146,8 @@ class Engine:
         """Requests that are to be given up: those with an `error`."""
         self.preemptions = 0
         self.slow = (1.0, 1.0)
-        self.lines = times.lines(1.0)
+        self.line = times.line(1)
+        """Step times of the run in progress."""
 
     # --- what arrives ----------------------------------------------------------------------------------------------
 
@@ -168,7 +162,7 @@ class Engine:
         load = self.view.load
         load.queued_requests += 1
         load.queued_tokens += flight.target - flight.done
-        if self.mode != Mode.RUN or len(self.queue) == 1 or self.batching.always_ask:
+        if self.mode != RUN or len(self.queue) == 1 or self.batching.always_ask:
             self.wake()
 
     def receive(self, flight: Flight) -> None:
@@ -186,7 +180,7 @@ class Engine:
         flight.state = State.READY
         self.ready.append(flight)
         self.view.load.running_requests += 1
-        if self.mode == Mode.IDLE:
+        if self.mode == IDLE:
             self.wake()
         elif self._may_join_early() and self._cut():
             # Nothing but this can change before the step in progress ends, so the request may join already.
@@ -203,17 +197,16 @@ class Engine:
         if size + self.coming + len(self.ready) + len(self.prefilling) >= self.settings.max_batch:
             return False
         need = tokens + size + len(self.ready) + self.spare
-        if self.mode != Mode.RUN or self.kv.room - self.run_steps * size >= need:
+        if self.mode != RUN or self.kv.room - self.run_steps * size >= need:
             if self.kv.room < need:
                 return False
             self._take_for(flight, tokens)
             return True
-        if self.run_steps and not self._cut():
+        if not self.run_steps or not self._cut():
             return False
         if fits := self.kv.room >= need:
             self._take_for(flight, tokens)
-        if self.run_steps == 0:
-            self._resume()
+        self._resume()
         return fits
 
     def _take_for(self, flight: Flight, tokens: int) -> None:
@@ -231,7 +224,8 @@ class Engine:
         """Free what a request holds here."""
         self.held.pop(flight.index, None)
         self.forget(flight)
-        self.freed()
+        if self.incoming or self.queue:
+            self.freed()
 
     def freed(self) -> None:
         """Let in what waited for room."""
@@ -250,22 +244,22 @@ class Engine:
 
     def wake(self) -> None:
         """Decide anew at the end of the step in progress."""
-        if self.mode == Mode.IDLE:
-            self.mode = Mode.STEP
+        if self.mode == IDLE:
+            self.mode = STEP_MODE
             self.batch.time = self.events.now
             self._next()
-        elif self.mode == Mode.RUN and self.run_steps and self._cut():
+        elif self.mode == RUN and self.run_steps and self._cut():
             self._schedule(self.batch.time)
 
     @property
     def busy(self) -> bool:
         """Whether it computes something."""
-        return self.mode in (Mode.RUN, Mode.STEP)
+        return self.mode in (RUN, STEP_MODE)
 
     def settle(self) -> None:
         """Evict what the run in progress has pushed out of the cache by now."""
         kv = self.kv
-        if self.mode == Mode.RUN and kv.idle_tokens > (left := kv.room - self.run_steps * self.batch.size):
+        if self.mode == RUN and kv.idle_tokens > (left := kv.room - self.run_steps * self.batch.size):
             if not self._cut():
                 kv.shrink(left)
             elif not self.run_steps:
@@ -275,17 +269,17 @@ class Engine:
         """Return the tokens of the step in progress, and of the requests that join the next one."""
         batch = self.batch
         tokens = batch.context + sum(flight.context for flight in self.ready)
-        if self.mode == Mode.RUN and self.run_steps and (elapsed := self._elapsed()) > 0:
-            started = self._line().until(batch.context, elapsed)[0]
+        if self.mode == RUN and self.run_steps and (elapsed := self._elapsed()) > 0:
+            started = self.line.until(batch.context, elapsed)[0]
             tokens += min(started, self.run_steps) * batch.size
-        elif self.mode == Mode.STEP:
+        elif self.mode == STEP_MODE:
             tokens += self.mixed + sum(flight.chunk for flight in self.running)
         return tokens
 
     def set_slow(self, prefill: float, decode: float) -> None:
         """Take this many times as long for every step from the next one on."""
         self.slow = (prefill, decode)
-        if self.mode != Mode.IDLE:
+        if self.mode != IDLE:
             self.wake()
 
     # --- the end of a step -----------------------------------------------------------------------------------------
@@ -294,12 +288,14 @@ class Engine:
         """Handle the end of a step, or of a run of them."""
         if version != self.version:
             return
-        mode, self.mode = self.mode, Mode.STEP
-        if mode == Mode.STEP:
+        mode, self.mode = self.mode, STEP_MODE
+        if mode == STEP_MODE:
             self._finish_prefill()
         elif self.run_steps:
             self._advance(self.run_steps, self.run_end)
-        if gone := self.batch.leaving():
+        batch = self.batch
+        if batch.leaves and batch.leaves[0][0] == batch.steps:
+            gone = batch.leaving()
             self.view.load.running_requests -= len(gone)
             for flight in gone:
                 self._part_done(flight)
@@ -308,7 +304,7 @@ class Engine:
     def _advance(self, steps: int, end: int) -> None:
         batch = self.batch
         self.kv.take(steps * batch.size)
-        batch.advance(self._line(), steps, end)
+        batch.advance(self.line, steps, end)
 
     def _finish_prefill(self) -> None:
         now, batch = self.events.now, self.batch
@@ -328,7 +324,8 @@ class Engine:
                 self.owner.chunk_done(flight, self)
 
     def _prefilled(self, flight: Flight, now: int) -> None:
-        flight.pins += self._share(flight)
+        if flight.arrival.blocks:
+            flight.pins = [*flight.pins, *self._share(flight)]
         if flight.stop:
             flight.token(now)
         if flight.emitted >= flight.stop:
@@ -346,8 +343,6 @@ class Engine:
     def _share(self, flight: Flight) -> list[int]:
         """Let other requests use the prompt's blocks."""
         blocks = flight.arrival.blocks
-        if not blocks:
-            return []
         whole = min(flight.done // self.kv.block_tokens, len(blocks))
         added = self.kv.share(blocks[flight.block_hits : whole])
         flight.kv -= len(added) * self.kv.block_tokens
@@ -366,17 +361,17 @@ class Engine:
         self.began = self.events.now
         if self.purge:
             self._purge()
-        self._admit()
-        if batch.size and self.kv.room < batch.size:
+        if self.ready:
+            self._admit()
+        if self.kv.room < batch.size:
             self._make_room()
-        self.lines = self.times.lines(self.slow[1])
         self.most_steps = MANY
         if (self.queue or self.prefilling) and (chunks := self.batching.compose(self)):
             self._prefill(chunks)
         elif batch.size:
             self._run()
         else:
-            self.mode = Mode.IDLE
+            self.mode = IDLE
 
     def _purge(self) -> None:
         """Give up what is marked with an error."""
@@ -407,13 +402,13 @@ class Engine:
     def abandon(self) -> list[Flight]:
         """Die: stop at once and return every request that was here, with the tokens that it had by now."""
         batch, now = self.batch, self.events.now
-        if self.mode == Mode.RUN:
+        if self.mode == RUN:
             if self.run_steps and batch.time < now:
-                steps, took = self._line().until(batch.context, now - batch.time)
+                steps, took = self.line.until(batch.context, now - batch.time)
                 if batch.time + took > now:
                     steps -= 1
                 if steps:
-                    batch.advance(self._line(), steps, batch.time + self._line().span(batch.context, steps))
+                    batch.advance(self.line, steps, batch.time + self.line.span(batch.context, steps))
             elif batch.time > now:
                 batch.undo_step()
         decoding = batch.members()
@@ -422,7 +417,7 @@ class Engine:
         lost = [*self.queue, *self.prefilling, *self.ready, *decoding, *self.held.values()]
         for flight in lost:
             flight.kv, flight.pins, flight.block_hits = 0, [], 0
-        self.mode = Mode.GONE
+        self.mode = GONE
         self.version += 1
         return lost
 
@@ -495,10 +490,13 @@ class Engine:
         self.running = chunks
         batch, load = self.batch, self.view.load
         load.running_requests += len(chunks)
-        load.queued_tokens -= sum(flight.chunk for flight in chunks)
+        sizes = []
+        for flight in chunks:
+            load.queued_tokens -= flight.chunk
+            sizes.append((flight.chunk, flight.done))
         self.mixed = batch.size if self.settings.order == "decode_first" else 0
-        self.kv.take(self.mixed)
-        sizes = [(flight.chunk, flight.done) for flight in chunks]
+        if self.mixed:
+            self.kv.take(self.mixed)
         took = self.times.mixed(sizes, self.mixed, batch.context, self.slow)
         self.step_from = batch.time
         self._schedule(batch.time + took)
@@ -507,10 +505,11 @@ class Engine:
         """Decode until someone leaves, or the KV cache is full."""
         batch = self.batch
         steps = min(batch.leaves[0][0] - batch.steps, self.kv.room // batch.size, self.most_steps)
-        self.mode = Mode.RUN
+        line = self.line = self.times.line(batch.size, self.slow[1])
+        self.mode = RUN
         self.run_steps = steps
-        self.run_end = batch.time + self._line().span(batch.context, steps)
-        self._schedule(self.run_end)
+        end = self.run_end = batch.time + line.span(batch.context, steps)
+        self._schedule(end)
 
     def _resume(self) -> None:
         """Go on after a cut that changed nothing for the queue."""
@@ -529,7 +528,7 @@ class Engine:
 
     def _may_join_early(self) -> bool:
         return (
-            self.mode == Mode.RUN
+            self.mode == RUN
             and self.run_steps > 0
             and len(self.ready) == 1
             and self.batch.size < self.settings.max_batch
@@ -540,7 +539,7 @@ class Engine:
         """Shorten the run to the step in progress. False when that is its last one anyway."""
         batch = self.batch
         if (elapsed := self._elapsed()) > 0:
-            steps, took = self._line().until(batch.context, elapsed)
+            steps, took = self.line.until(batch.context, elapsed)
             if steps >= self.run_steps:
                 return False
             self._advance(steps, batch.time + took)
@@ -550,7 +549,3 @@ class Engine:
     def _schedule(self, time: int) -> None:
         self.version += 1
         self.events.push(time, STEP, self, self.version)
-
-    def _line(self) -> Any:
-        size = self.batch.size
-        return self.lines.get(size) or self.times.line(size, self.slow[1])

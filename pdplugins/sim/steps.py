@@ -70,9 +70,13 @@ class Line:
         while steps:
             here = steps
             if piece < len(bounds):
-                here = min(steps, -((context - bounds[piece]) // batch))
+                within = -((context - bounds[piece]) // batch)
+                if within < here:
+                    here = within
             slope = self.slope[piece]
             total += here * (self.base[piece] + slope * context) + slope * batch * (here * (here - 1) // 2)
+            if here == steps:
+                break
             steps -= here
             context += here * batch
             piece = bisect_right(bounds, context, piece)
@@ -119,23 +123,21 @@ class StepTimes:
         self._perf = perf
         self._tp = tp
         self._contexts = _contexts(perf, tp)
-        self._lines: dict[float, dict[int, Line]] = {}
+        self._lines: dict[tuple[int, float], Line] = {}
         self._prefill: dict[int, int] = {}
 
     def line(self, batch: int, slow: float = 1.0) -> Line:
         """Return the decode step times of a batch of `batch` requests, `slow` times as long as the profile says."""
-        lines = self.lines(slow)
-        if (line := lines.get(batch)) is None:
+        if (line := self._lines.get((batch, slow))) is None:
             times = [self._perf.decode_step_s(batch, context, self._tp) for context in self._contexts]
-            line = lines[batch] = Line(batch, self._contexts, times, slow)
+            line = self._lines[batch, slow] = Line(batch, self._contexts, times, slow)
         return line
-
-    def lines(self, slow: float) -> dict[int, Line]:
-        """Return the lines that are known at one slowdown, by batch size."""
-        return self._lines.setdefault(slow, {})
 
     def prefill(self, chunks: Chunks, slow: float = 1.0) -> int:
         """Return the time of a step that prefills `chunks`."""
+        if len(chunks) == 1 and not chunks[0][1]:
+            time = self._alone(chunks[0][0])
+            return time if slow == 1.0 else round(time * slow)
         time = self._alone(sum(new for new, _ in chunks))
         for new, earlier in chunks:
             if earlier:
