@@ -9,6 +9,7 @@ from pdplugins.results import Scaling
 from pdplugins.sim.clock import seconds, ticks
 from pdplugins.sim.fleet import Fleet, Life, Worker
 from pdplugins.sim.policies import PolicyClock
+from pdplugins.sim.window import Window
 from pdplugins.types import GpuView, Planner, PlannerView, PowerController, Role, ScalePlan
 
 if TYPE_CHECKING:
@@ -60,13 +61,14 @@ class PlannerLoop(Loop):
         self, planner: Planner, fleet: Fleet, dispatcher: Dispatcher, settings: SimSettings, clock: PolicyClock
     ) -> None:
         super().__init__(planner.interval_s, fleet, dispatcher, clock)
+        self._window = dispatcher.window = Window()
         self._planner = planner
         self._settings = settings
 
     def tick(self) -> None:
         """Ask how many workers of each role there should be, and start, drain or change as many."""
         fleet, now_s = self._fleet, seconds(self._dispatcher.events.now)
-        traffic = self._dispatcher.window.close(self._interval_s)
+        traffic = self._window.close(self._interval_s)
         view = PlannerView(now_s, traffic, fleet.pool(Role.PREFILL), fleet.pool(Role.DECODE))
         began = perf_counter_ns()
         plan = self._planner.plan(view)

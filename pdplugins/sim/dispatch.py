@@ -20,7 +20,8 @@ class Dispatcher:
         self.events = events
         self.links = links
         self.records: list[Record] = []
-        self.window = Window()
+        self.window: Window | None = None
+        """What a planner will be told; nothing is counted where there is none."""
         self.open = 0
         """Requests that have come and not ended, and rounds of sessions that will come."""
         self.arrived = 0
@@ -45,7 +46,8 @@ class Dispatcher:
         self._live[self.arrived] = flight
         self.arrived += 1
         self.open += 1
-        self.window.arrived(flight)
+        if self.window is not None:
+            self.window.arrived(flight)
         if arrival.cancel_after_s is not None:
             self.events.call_at(now + ticks(arrival.cancel_after_s), self.cancel, flight)
         self._place(flight)
@@ -240,7 +242,8 @@ class Dispatcher:
         ttft_s = (flight.first_token - flight.arrived) / TICKS_PER_S
         gaps = flight.osl - 1
         tpot_s = (flight.last_token - flight.first_token) / (gaps * TICKS_PER_S) if gaps else 0.0
-        self.window.ended(flight, ttft_s, tpot_s)
+        if self.window is not None:
+            self.window.ended(flight, ttft_s, tpot_s)
         self._record(flight, ttft_s, tpot_s)
         self.last_end = now
 
@@ -276,20 +279,19 @@ class Dispatcher:
         self.last_end = self.events.now
 
     def _record(self, flight: Flight, ttft_s: float | None, tpot_s: float | None) -> None:
-        self.records.append(
-            Record(
-                flight.id,
-                flight.arrived / TICKS_PER_S,
-                flight.isl,
-                flight.osl,
-                ttft_s,
-                tpot_s,
-                flight.gap / TICKS_PER_S,
-                self.events.now / TICKS_PER_S,
-                *flight.names,
-                flight.error,
-            )
+        fields = (
+            flight.id,
+            flight.arrived / TICKS_PER_S,
+            flight.isl,
+            flight.osl,
+            ttft_s,
+            tpot_s,
+            flight.gap / TICKS_PER_S,
+            self.events.now / TICKS_PER_S,
+            *flight.names,
+            flight.error,
         )
+        self.records.append(tuple.__new__(Record, fields))
         flight.state = State.OVER
         del self._live[flight.index]
         self.open -= 1

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
+from heapq import heappush
 from typing import Any, Literal, Protocol
 
 from pdplugins.sim.clock import STEP, Events
@@ -154,7 +155,8 @@ class Engine:
     def submit(self, flight: Flight) -> None:
         """Queue a request for prefill."""
         flight.engine = self
-        if self._too_long(flight):
+        if flight.target >= self.largest:
+            self._refuse(flight)
             return
         flight.state = State.QUEUED
         flight.queued = self.events.now
@@ -182,7 +184,14 @@ class Engine:
         self.view.load.running_requests += 1
         if self.mode == IDLE:
             self.wake()
-        elif self._may_join_early() and self._cut():
+        elif (
+            self.mode == RUN
+            and self.run_steps
+            and len(self.ready) == 1
+            and self.batch.size < self.settings.max_batch
+            and not (self.queue and self.batching.always_ask)
+            and self._cut()
+        ):
             # Nothing but this can change before the step in progress ends, so the request may join already.
             self._admit()
             self._resume()
@@ -236,7 +245,7 @@ class Engine:
 
     def forget(self, flight: Flight) -> None:
         """Drop the KV cache of a request."""
-        self.kv.give(flight.kv)
+        self.kv.room += flight.kv
         flight.kv = 0
         if flight.pins:
             self.kv.unpin(flight.pins)
@@ -269,8 +278,9 @@ class Engine:
         """Return the tokens of the step in progress, and of the requests that join the next one."""
         batch = self.batch
         tokens = batch.context + sum(flight.context for flight in self.ready)
-        if self.mode == RUN and self.run_steps and (elapsed := self._elapsed()) > 0:
-            started = self.line.until(batch.context, elapsed)[0]
+        now = self.events.now
+        if self.mode == RUN and self.run_steps and (batch.time < now or (batch.time == now and self.began == now)):
+            started = self.line.until(batch.context, now - batch.time or 1)[0]
             tokens += min(started, self.run_steps) * batch.size
         elif self.mode == STEP_MODE:
             tokens += self.mixed + sum(flight.chunk for flight in self.running)
@@ -302,8 +312,10 @@ class Engine:
         self._next()
 
     def _advance(self, steps: int, end: int) -> None:
-        batch = self.batch
-        self.kv.take(steps * batch.size)
+        batch, kv = self.batch, self.kv
+        kv.room -= steps * batch.size
+        if kv.idle_tokens > kv.room:
+            kv.shrink(kv.room)
         batch.advance(self.line, steps, end)
 
     def _finish_prefill(self) -> None:
@@ -446,6 +458,12 @@ class Engine:
         """Take room for a prompt, less what is cached of it: prefix blocks, or the history of its session."""
         kv, room = self.kv, self.kv.room - self.batch.size - self.spare
         arrival = flight.arrival
+        if not arrival.blocks and arrival.session is None:
+            if room < flight.target:
+                return False
+            kv.take(flight.target)
+            flight.kv = flight.target
+            return True
         hits = min(kv.match(arrival.blocks), (flight.target - 1) // kv.block_tokens) if arrival.blocks else 0
         shared = arrival.blocks[:hits]
         private = flight.target - hits * kv.block_tokens
@@ -470,21 +488,19 @@ class Engine:
             self.forget(flight)
             self.preemptions += 1
             flight.done, flight.target = 0, flight.isl + flight.emitted
-            if self._too_long(flight):
+            if flight.target >= self.largest:
+                self._refuse(flight)
                 continue
             flight.state = State.QUEUED
             self.queue.appendleft(flight)
             load.queued_requests += 1
             load.queued_tokens += flight.target
 
-    def _too_long(self, flight: Flight) -> bool:
+    def _refuse(self, flight: Flight) -> None:
         """Fail a request that this engine can never hold."""
-        if flight.target < self.largest:
-            return False
         self.owner.failed(
             flight, f"needs {flight.target + 1} tokens of KV cache, worker {self.id} has room for {self.largest}"
         )
-        return True
 
     def _prefill(self, chunks: list[Flight]) -> None:
         self.running = chunks
@@ -504,7 +520,9 @@ class Engine:
     def _run(self) -> None:
         """Decode until someone leaves, or the KV cache is full."""
         batch = self.batch
-        steps = min(batch.leaves[0][0] - batch.steps, self.kv.room // batch.size, self.most_steps)
+        steps = batch.leaves[0][0] - batch.steps
+        if steps * batch.size > self.kv.room or steps > self.most_steps:
+            steps = min(self.kv.room // batch.size, self.most_steps)
         line = self.line = self.times.line(batch.size, self.slow[1])
         self.mode = RUN
         self.run_steps = steps
@@ -518,28 +536,12 @@ class Engine:
         else:
             self._schedule(self.batch.time)
 
-    def _elapsed(self) -> int:
-        """Return how much of the run has passed; not above 0 when its first step has not begun.
-
-        A step that began at this very instant has begun.
-        """
-        elapsed = self.events.now - self.batch.time
-        return 1 if elapsed == 0 and self.began == self.events.now else elapsed
-
-    def _may_join_early(self) -> bool:
-        return (
-            self.mode == RUN
-            and self.run_steps > 0
-            and len(self.ready) == 1
-            and self.batch.size < self.settings.max_batch
-            and not (self.queue and self.batching.always_ask)
-        )
-
     def _cut(self) -> bool:
         """Shorten the run to the step in progress. False when that is its last one anyway."""
-        batch = self.batch
-        if (elapsed := self._elapsed()) > 0:
-            steps, took = self.line.until(batch.context, elapsed)
+        batch, now = self.batch, self.events.now
+        elapsed = now - batch.time
+        if elapsed > 0 or (elapsed == 0 and self.began == now):  # a step that began at this very instant has begun
+            steps, took = self.line.until(batch.context, elapsed or 1)
             if steps >= self.run_steps:
                 return False
             self._advance(steps, batch.time + took)
@@ -547,5 +549,7 @@ class Engine:
         return True
 
     def _schedule(self, time: int) -> None:
-        self.version += 1
-        self.events.push(time, STEP, self, self.version)
+        events = self.events
+        version = self.version = self.version + 1
+        sequence = events.sequence = events.sequence + 1
+        heappush(events.heap, (time, STEP, sequence, self, version))

@@ -7,6 +7,7 @@ reckoned anew whenever a transfer starts or ends at one of its ends.
 from __future__ import annotations
 
 from collections.abc import Callable
+from heapq import heappush
 from typing import Any
 
 from pdplugins.sim.clock import TICKS_PER_S, TRANSFER, Events, ticks
@@ -88,8 +89,10 @@ class Links:
             self._share(transfer.source, transfer.sink)
             self._events.push(now + transfer.source.latency, TRANSFER, transfer, version)
             return
-        if transfer in transfer.source.out:
-            self._leave(transfer)
+        out, into = transfer.source.out, transfer.sink.into
+        if transfer in out:
+            out.remove(transfer)
+            into.remove(transfer)
         transfer.done(transfer.argument)
 
     @staticmethod
@@ -118,4 +121,6 @@ class Links:
         transfer.version += 1
         end = transfer.end = now + round(transfer.left / rate * TICKS_PER_S)
         arrival = end if transfer.shared else end + transfer.source.latency
-        self._events.push(arrival, TRANSFER, transfer, transfer.version)
+        events = self._events
+        sequence = events.sequence = events.sequence + 1
+        heappush(events.heap, (arrival, TRANSFER, sequence, transfer, transfer.version))
