@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from heapq import heapify, heappop, heappush
+from heapq import heappop, heappush
 
 from pdplugins.sim.flight import Flight
 from pdplugins.sim.records import Gaps
@@ -13,7 +13,10 @@ from pdplugins.sim.steps import Line
 class DecodeBatch:
     """A batch at the end of a step. Every step gives each member one token."""
 
-    __slots__ = ("_gap_at", "_gap_of", "_gaps", "_new", "before", "context", "last", "leaves", "size", "steps", "time")
+    __slots__ = (
+        "_gap_at", "_gap_of", "_gaps", "_joined", "_new", "_order", "before", "context", "last", "leaves", "size",
+        "steps", "time",
+    )  # fmt: skip
 
     def __init__(self, gaps: Gaps) -> None:
         self.size = 0
@@ -27,21 +30,30 @@ class DecodeBatch:
         """When they got the one before."""
         self.steps = 0
         self.leaves: list[tuple[int, int, Flight]] = []
-        """Heap of (step after which it leaves, order of joining, member)."""
+        """Heap of (step after which it leaves, order of joining, member); the first one is a member still."""
+        self._joined: list[tuple[int, Flight]] = []
+        """(order of joining, member), and some that have left: their order is another one now."""
+        self._order = 0
         self._new: list[Flight] = []
         self._gaps = gaps
         # Largest gaps so far: steps ascending, gaps falling. The largest since step s is the first at or after s.
         self._gap_at: list[int] = []
         self._gap_of: list[int] = []
 
-    def join(self, flight: Flight, order: int) -> None:
+    def join(self, flight: Flight) -> None:
         """Let a request decode from the next step on."""
+        order = self._order = self._order + 1
+        steps = self.steps
         flight.order = order
-        flight.since = self.steps + 1
+        flight.since = steps + 1
+        leave = flight.leave = steps + flight.stop - flight.emitted
         self.size += 1
-        self.context += flight.context
-        heappush(self.leaves, (self.steps + flight.stop - flight.emitted, order, flight))
+        self.context += flight.isl + flight.emitted - 1
+        heappush(self.leaves, (leave, order, flight))
+        self._joined.append((order, flight))
         self._new.append(flight)
+        if len(self._joined) > 64 + 4 * self.size:
+            self._joined = [entry for entry in self._joined if entry[1].order == entry[0]]
 
     def advance(self, line: Line, steps: int, end: int) -> None:
         """Make `steps` steps, the last of which ends at `end`, with nothing else in them."""
@@ -81,51 +93,61 @@ class DecodeBatch:
         leaves = self.leaves
         while leaves and leaves[0][0] == self.steps:
             flight = heappop(leaves)[2]
-            self._settle(flight, flight.stop)
+            self._settle(flight)
             gone.append(flight)
+            self._skip()
         return gone
 
     def remove(self, flight: Flight) -> None:
         """Take out a member before its part is done."""
-        for place, (leave, _, member) in enumerate(self.leaves):
-            if member is flight:
-                self.leaves[place] = self.leaves[-1]
-                self.leaves.pop()
-                heapify(self.leaves)
-                self._settle(flight, flight.stop - (leave - self.steps))
-                return
+        self._settle(flight)
+        self._skip()
+
+    def _skip(self) -> None:
+        """Drop what is first in the heap and was taken out before."""
+        leaves = self.leaves
+        while leaves and leaves[0][2].order != leaves[0][1]:
+            heappop(leaves)
 
     def undo_step(self) -> None:
         """Take back the last step, which has not ended yet and never will."""
-        old = []
-        for leave, order, flight in self.leaves:
-            if flight.since == self.steps and flight not in self._new:
+        for flight in self.members():
+            if flight in self._new:
+                continue
+            if flight.since == self.steps:
                 self._new.append(flight)
-            old.append((leave if flight in self._new else leave + 1, order, flight))
-        self.leaves = old
+            else:
+                flight.leave += 1
         self.last = self.before
 
     def latest(self) -> Flight:
         """Return the member that joined last."""
-        return max(self.leaves, key=lambda entry: entry[1])[2]
+        joined = self._joined
+        while joined[-1][1].order != joined[-1][0]:
+            joined.pop()
+        return joined[-1][1]
 
     def members(self) -> list[Flight]:
         """Return all members in the order of joining."""
-        return [flight for _, _, flight in sorted(self.leaves, key=lambda entry: entry[1])]
+        return [flight for order, flight in self._joined if flight.order == order]
 
-    def _settle(self, flight: Flight, emitted: int) -> None:
+    def _settle(self, flight: Flight) -> None:
         self.size -= 1
+        flight.order = 0
         if self._new and flight in self._new:  # has not had a token here
-            self.context -= flight.context
+            self.context -= flight.isl + flight.emitted - 1
             self._new.remove(flight)
             return
+        emitted = flight.stop - (flight.leave - self.steps)
         flight.kv += emitted - flight.emitted
         flight.emitted = emitted
         flight.last_token = self.last
-        self.context -= flight.context
+        self.context -= flight.isl + emitted - 1
         place = bisect_left(self._gap_at, flight.since + 1)
         if place < len(self._gap_at):
-            flight.gap = max(flight.gap, self._gap_of[place])
+            gap = self._gap_of[place]
+            if gap > flight.gap:
+                flight.gap = gap
         if not self.size:
             self._gap_at.clear()
             self._gap_of.clear()

@@ -32,6 +32,7 @@ class Dispatcher:
         self._fleet = fleet
         self._routing = routing
         self._settings = settings
+        self._timeout = ticks(settings.handoff_timeout_s)
         self._stranded: dict[int, Flight] = {}
         self._live: dict[int, Flight] = {}
         self._bound: dict[str, str] = {}
@@ -109,7 +110,9 @@ class Dispatcher:
         elif flight.emitted >= flight.osl:
             self._finish(flight, engine)
         else:
-            second = self._second(flight)
+            second = flight.second
+            if second is None or second.life is Life.GONE:
+                second = self._second(flight)
             if second is None:
                 self._again(flight, f"worker {engine.id} found no second worker")
             elif second.engine is not engine:
@@ -123,10 +126,7 @@ class Dispatcher:
                 engine.submit(flight)
 
     def _second(self, flight: Flight) -> Worker | None:
-        """Return where the rest of a request runs, asking the router where that is open or the worker is gone."""
-        second = flight.second
-        if second is not None and second.life is not Life.GONE:
-            return second
+        """Ask the router where the rest of a request runs."""
         if not self._fleet.ready:
             return None
         name = self._routing.on_prefill_done(flight, self._fleet, self.events.now)
@@ -141,22 +141,26 @@ class Dispatcher:
         flight.stop = flight.osl
         if not flight.reserved:
             self._reserve(flight, second.engine)
-        if flight.waits:
-            timer = flight, flight.landing
-            self.events.call_at(self.events.now + ticks(self._settings.handoff_timeout_s), self._timed_out, timer)
-        elif flight.reserved and flight.transfer is None:
+        if flight.reserved and flight.transfer is None:
             self._send(flight, flight.landing[0] - flight.sent)
 
-    def _timed_out(self, timer: tuple[Flight, tuple[int, int]]) -> None:
-        """Let a request that waits too long go on without its KV cache: two workers may wait for each other."""
-        flight, landing = timer
-        if flight.state != State.MOVING or not flight.waits or flight.landing is not landing:
-            return
-        self._drop(flight)
-        self._left(flight.first)
-        flight.first = None
-        flight.done, flight.target = 0, flight.isl + flight.emitted
-        flight.second.engine.submit(flight)
+    def _watch(self, second: Worker) -> None:
+        """Let requests that wait too long for room go on without their KV cache: two workers may wait for each other.
+
+        There is one timer for each worker, on the request that has waited longest.
+        """
+        engine, now = second.engine, self.events.now
+        for flight in [flight for flight in engine.incoming if now - flight.queued >= self._timeout]:
+            if flight.state == State.MOVING and flight.waits:
+                self._drop(flight)
+                self._left(flight.first)
+                flight.first = None
+                flight.done, flight.target = 0, flight.isl + flight.emitted
+                engine.submit(flight)
+        second.watched = bool(engine.incoming)
+        if second.watched:
+            since = max(engine.incoming[0].queued, now + 1 - self._timeout)
+            self.events.call_at(since + self._timeout, self._watch, second)
 
     def _reserve(self, flight: Flight, engine: Engine) -> None:
         need = max(flight.landing)
@@ -165,9 +169,12 @@ class Dispatcher:
         elif flight.waits:
             return
         elif engine.incoming or not engine.reserve(flight, need):
-            flight.waits = True
+            flight.waits, flight.queued = True, self.events.now
             engine.incoming.append(flight)
-        else:
+            if not flight.sink.watched:
+                flight.sink.watched = True
+                self.events.call_at(self.events.now + self._timeout, self._watch, flight.sink)
+        elif flight.arrival.session is not None:
             self._use_history(flight, engine)
 
     def _use_history(self, flight: Flight, engine: Engine) -> None:
@@ -308,7 +315,7 @@ class Dispatcher:
 
     def _left(self, worker: Worker) -> None:
         worker.open -= 1
-        if worker.life is Life.DRAINING:
+        if not worker.open and worker.life is Life.DRAINING:
             self._fleet.look(worker)
 
     def cancel(self, flight: Flight) -> None:

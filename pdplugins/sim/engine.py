@@ -90,7 +90,7 @@ class Engine:
     """One worker's engine."""
 
     __slots__ = (
-        "batch", "batching", "began", "coming", "events", "id", "incoming", "kv", "mode", "order", "owner", "port", "preemptions", "prefilling",
+        "batch", "batching", "began", "coming", "events", "id", "incoming", "kv", "mode", "owner", "port", "preemptions", "prefilling",
         "purge", "queue", "ready", "run_end", "run_steps", "running", "settings", "slow", "spare", "times", "version", "view",
         "held", "largest", "line", "mixed", "most_steps", "step_from",
     )  # fmt: skip
@@ -140,7 +140,6 @@ class Engine:
         self.step_from = 0
         self.mixed = 0
         self.most_steps = MANY
-        self.order = 0
         self.began = -1
         """When it last decided what to run."""
         self.purge = False
@@ -193,7 +192,9 @@ class Engine:
             and self._cut()
         ):
             # Nothing but this can change before the step in progress ends, so the request may join already.
-            self._admit()
+            self.ready.popleft()
+            flight.state = State.DECODE
+            self.batch.join(flight)
             self._resume()
 
     def reserve(self, flight: Flight, tokens: int) -> bool:
@@ -219,7 +220,10 @@ class Engine:
         return fits
 
     def _take_for(self, flight: Flight, tokens: int) -> None:
-        self.kv.take(tokens)
+        kv = self.kv
+        kv.room -= tokens
+        if kv.idle_tokens > kv.room:
+            kv.shrink(kv.room)
         self.coming += 1
         flight.reserved = tokens
 
@@ -325,7 +329,8 @@ class Engine:
         batch.time = now
         chunks, self.running = self.running, []
         self.view.load.running_requests -= len(chunks)
-        self.batching.stepped(now - self.step_from)
+        if self.batching.always_ask:
+            self.batching.stepped(now - self.step_from)
         for flight in chunks:
             flight.done += flight.chunk
             flight.chunk = 0
@@ -439,8 +444,7 @@ class Engine:
         while ready and batch.size < self.settings.max_batch:
             flight = ready.popleft()
             flight.state = State.DECODE
-            self.order += 1
-            batch.join(flight, self.order)
+            batch.join(flight)
 
     def admit(self, flight: Flight) -> bool:
         """Let the first request of the queue prefill, if there is room for its whole prompt."""

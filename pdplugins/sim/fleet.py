@@ -57,6 +57,8 @@ class Worker:
     """Role that it takes when it has drained."""
     open: int = 0
     """Requests that were placed on it and have not left it yet."""
+    watched: bool = False
+    """Whether a timer runs for the requests that wait for room on it."""
 
 
 class Fleet:

@@ -62,53 +62,12 @@ class Flight:
     step that comes next. So with `emitted` output tokens out, a decoding request has ``isl + emitted - 1`` tokens in it.
     """
 
-    # What starts alike for every request stands here and costs nothing for each.
-    first_token = 0
-    last_token = 0
-    emitted = 0
-    gap = 0
-    """Largest time between two tokens so far."""
-    error: str | None = None
-    retries = 0
-    state = State.WAITING
-    request: Request | None = None
-    placement: Placement | None = None
-    names: tuple[str | None, str | None] = (None, None)
-    """Workers that prefilled and decoded it."""
-    engine: Any = None
-    first: Any = None
-    """Worker of its first part, until it has left it."""
-    second: Any = None
-    """Worker of its second part; the same where all runs on one; None while that is open."""
-    stop = 0
-    """Tokens emitted when the engine where it is has done its part; 0 when that ends inside the prompt."""
-    done = 0
-    """Tokens in the KV cache of the engine where it prefills."""
-    target = 0
-    """Tokens there when prefill is done."""
-    chunk = 0
-    """Tokens that the running step prefills."""
-    kv = 0
-    """Private tokens taken on the engine where it is."""
-    reserved = 0
-    """Tokens taken on the engine where it goes next."""
-    sink: Any = None
-    """Worker where it goes next."""
-    landing = (0, 0)
-    """Tokens that the next worker gets, and those it has when its own prefill is done."""
-    sent = 0
-    """Tokens that the next worker has, or that are on their way there."""
-    waits = False
-    """For room on the next worker."""
-    transfer: Transfer | None = None
-    pins: Sequence[int] = ()
-    """Prefix blocks in use on the engine where it is."""
-    block_hits = 0
-    order = 0
-    since = 0
-    """Step of the engine's decode batch that gave this request its first token there."""
-    queued = 0
-    """When it joined the queue."""
+    __slots__ = (
+        "arrival", "arrived", "block_hits", "chunk", "done", "emitted", "engine", "error", "first",
+        "first_token", "gap", "id", "index", "isl", "kv", "landing", "last_token", "leave", "names", "order",
+        "osl", "pins", "placement", "queued", "request", "reserved", "retries", "second", "sent", "since",
+        "sink", "state", "stop", "target", "transfer", "waits",
+    )  # fmt: skip
 
     def __init__(self, index: int, arrival: Arrival, arrived: int) -> None:
         self.index = index
@@ -117,6 +76,55 @@ class Flight:
         self.arrived = arrived
         self.isl = arrival.isl_tokens
         self.osl = arrival.osl_tokens
+        self.first_token = 0
+        self.last_token = 0
+        self.emitted = 0
+        self.gap = 0
+        """Largest time between two tokens so far."""
+        self.error: str | None = None
+        self.retries = 0
+        self.state = State.WAITING
+        self.request: Request | None = None
+        self.placement: Placement | None = None
+        self.names: tuple[str | None, str | None] = (None, None)
+        """Workers that prefilled and decoded it."""
+        self.engine: Any = None
+        self.first: Any = None
+        """Worker of its first part, until it has left it."""
+        self.second: Any = None
+        """Worker of its second part; the same where all runs on one; None while that is open."""
+        self.stop = 0
+        """Tokens emitted when the engine where it is has done its part; 0 when that ends inside the prompt."""
+        self.done = 0
+        """Tokens in the KV cache of the engine where it prefills."""
+        self.target = 0
+        """Tokens there when prefill is done."""
+        self.chunk = 0
+        """Tokens that the running step prefills."""
+        self.kv = 0
+        """Private tokens taken on the engine where it is."""
+        self.reserved = 0
+        """Tokens taken on the engine where it goes next."""
+        self.sink: Any = None
+        """Worker where it goes next."""
+        self.landing = (0, 0)
+        """Tokens that the next worker gets, and those it has when its own prefill is done."""
+        self.sent = 0
+        """Tokens that the next worker has, or that are on their way there."""
+        self.waits = False
+        """For room on the next worker."""
+        self.transfer: Transfer | None = None
+        self.pins: Sequence[int] = ()
+        """Prefix blocks in use on the engine where it is."""
+        self.block_hits = 0
+        self.order = 0
+        """Place among those that joined the engine's decode batch; 0 when it is not in it."""
+        self.leave = 0
+        """Step of the engine's decode batch after which its part is done."""
+        self.since = 0
+        """Step of the engine's decode batch that gave this request its first token there."""
+        self.queued = 0
+        """When it joined the queue."""
 
     @property
     def context(self) -> int:
