@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pdplugins.sim.clock import TICKS_PER_S, Events, seconds, ticks
 from pdplugins.sim.engine import Engine
-from pdplugins.sim.fleet import Fleet, Life, Worker
+from pdplugins.sim.fleet import Fleet, Worker
 from pdplugins.sim.flight import Arrival, Flight, State
 from pdplugins.sim.links import Links
 from pdplugins.sim.records import Record
@@ -111,7 +111,7 @@ class Dispatcher:
             self._finish(flight, engine)
         else:
             second = flight.second
-            if second is None or second.life is Life.GONE:
+            if second is None or second.gone:
                 second = self._second(flight)
             if second is None:
                 self._again(flight, f"worker {engine.id} found no second worker")
@@ -139,9 +139,9 @@ class Dispatcher:
         """Take a request with its KV cache to `second`, which reserves room before anything is sent."""
         flight.sink, flight.landing = second, _landing(flight)
         flight.stop = flight.osl
-        if not flight.reserved:
-            self._reserve(flight, second.engine)
-        if flight.reserved and flight.transfer is None:
+        if not flight.reserved and not self._reserve(flight, second.engine):
+            return
+        if flight.transfer is None:
             self._send(flight, flight.landing[0] - flight.sent)
 
     def _watch(self, second: Worker) -> None:
@@ -162,20 +162,25 @@ class Dispatcher:
             since = max(engine.incoming[0].queued, now + 1 - self._timeout)
             self.events.call_at(since + self._timeout, self._watch, second)
 
-    def _reserve(self, flight: Flight, engine: Engine) -> None:
-        need = max(flight.landing)
-        if need >= engine.largest:
-            self._end_on(flight, f"needs {need + 1} tokens of KV cache, worker {engine.id} has room for {engine.largest}")
-        elif flight.waits:
-            return
-        elif engine.incoming or not engine.reserve(flight, need):
+    def _reserve(self, flight: Flight, engine: Engine) -> bool:
+        """Reserve room for a request on its next worker. False when it has to wait, or will never fit."""
+        if flight.waits:
+            return False
+        need = flight.landing[1]
+        if engine.incoming or not engine.reserve(flight, need):
+            if need >= engine.largest:
+                why = f"needs {need + 1} tokens of KV cache, worker {engine.id} has room for {engine.largest}"
+                self._end_on(flight, why)
+                return False
             flight.waits, flight.queued = True, self.events.now
             engine.incoming.append(flight)
             if not flight.sink.watched:
                 flight.sink.watched = True
                 self.events.call_at(self.events.now + self._timeout, self._watch, flight.sink)
-        elif flight.arrival.session is not None:
+            return False
+        if flight.arrival.session is not None:
             self._use_history(flight, engine)
+        return True
 
     def _use_history(self, flight: Flight, engine: Engine) -> None:
         """What the session left on the second worker need not be sent again."""
@@ -188,7 +193,7 @@ class Dispatcher:
         """Let requests come that waited for room on `engine`, first come first served."""
         while engine.incoming:
             flight = engine.incoming[0]
-            if not engine.reserve(flight, max(flight.landing)):
+            if not engine.reserve(flight, flight.landing[1]):
                 return
             engine.incoming.popleft()
             flight.waits = False
@@ -200,9 +205,9 @@ class Dispatcher:
     def chunk_done(self, flight: Flight, engine: Engine) -> None:
         """Send what is computed of a prompt, while the rest computes."""
         second = flight.second
-        if not self._settings.overlap or second is None or second.engine is engine or second.life is Life.GONE:
+        if not self._settings.overlap or second is None or second.engine is engine or second.gone:
             return
-        if not flight.reserved:
+        if not flight.reserved and not flight.waits:
             flight.sink, flight.landing = second, _landing(flight)
             self._reserve(flight, second.engine)
         if flight.reserved and flight.transfer is None and flight.done > flight.sent:
@@ -315,7 +320,7 @@ class Dispatcher:
 
     def _left(self, worker: Worker) -> None:
         worker.open -= 1
-        if not worker.open and worker.life is Life.DRAINING:
+        if worker.draining and not worker.open:
             self._fleet.look(worker)
 
     def cancel(self, flight: Flight) -> None:
@@ -345,16 +350,16 @@ class Dispatcher:
             self.links.stop(flight.transfer)
             flight.transfer = None
         sink = flight.sink
-        if sink is not None and sink.life is not Life.GONE:
+        if sink is not None and not sink.gone:
             if flight.waits:
                 sink.engine.incoming.remove(flight)
             if flight.reserved:
                 sink.engine.unreserve(flight)
         flight.reserved, flight.waits, flight.sent = 0, False, 0
         engine = flight.engine
-        if engine is not None and flight.index in engine.held:
+        if engine is not None and flight.state == State.MOVING:
             engine.release(flight)
-        if sink is not None and sink.life is not Life.GONE:
+        if sink is not None and not sink.gone:
             sink.engine.freed()
         flight.sink = None
 
@@ -365,7 +370,9 @@ class Dispatcher:
         worker = self._fleet.workers.get(name)
         if worker is None:
             return
-        lost = worker.engine.abandon()
+        engine = worker.engine
+        leaving = [flight for flight in self._live.values() if flight.engine is engine and flight.state == State.MOVING]
+        lost = [*engine.abandon(), *leaving]
         self._fleet.kill(worker)
         known = {flight.index for flight in lost}
         coming = [flight for flight in self._live.values() if flight.sink is worker and flight.index not in known]

@@ -92,7 +92,7 @@ class Engine:
     __slots__ = (
         "batch", "batching", "began", "coming", "events", "id", "incoming", "kv", "mode", "owner", "port", "preemptions", "prefilling",
         "purge", "queue", "ready", "run_end", "run_steps", "running", "settings", "slow", "spare", "times", "version", "view",
-        "held", "largest", "line", "mixed", "most_steps", "step_from",
+        "largest", "line", "lines", "mixed", "most_steps", "step_from",
     )  # fmt: skip
 
     def __init__(
@@ -128,8 +128,6 @@ class Engine:
         """Requests that have room here and are on their way."""
         self.incoming: deque[Flight] = deque()
         """Waits elsewhere for room here."""
-        self.held: dict[int, Flight] = {}
-        """Done here, but its KV cache has not left yet; by index."""
         self.spare = int(kv.capacity * settings.watermark)
         self.largest = kv.capacity - self.spare
         """Tokens that a request may come with."""
@@ -146,6 +144,7 @@ class Engine:
         """Requests that are to be given up: those with an `error`."""
         self.preemptions = 0
         self.slow = (1.0, 1.0)
+        self.lines = times.lines(1.0)
         self.line = times.line(1)
         """Step times of the run in progress."""
 
@@ -235,8 +234,10 @@ class Engine:
 
     def release(self, flight: Flight) -> None:
         """Free what a request holds here."""
-        self.held.pop(flight.index, None)
-        self.forget(flight)
+        self.kv.room += flight.kv
+        flight.kv = 0
+        if flight.pins:
+            self.forget(flight)
         if self.incoming or self.queue:
             self.freed()
 
@@ -253,7 +254,7 @@ class Engine:
         flight.kv = 0
         if flight.pins:
             self.kv.unpin(flight.pins)
-            flight.pins, flight.block_hits = [], 0
+            flight.pins, flight.block_hits = (), 0
 
     def wake(self) -> None:
         """Decide anew at the end of the step in progress."""
@@ -293,6 +294,7 @@ class Engine:
     def set_slow(self, prefill: float, decode: float) -> None:
         """Take this many times as long for every step from the next one on."""
         self.slow = (prefill, decode)
+        self.lines = self.times.lines(decode)
         if self.mode != IDLE:
             self.wake()
 
@@ -302,17 +304,20 @@ class Engine:
         """Handle the end of a step, or of a run of them."""
         if version != self.version:
             return
-        mode, self.mode = self.mode, STEP_MODE
-        if mode == STEP_MODE:
-            self._finish_prefill()
-        elif self.run_steps:
-            self._advance(self.run_steps, self.run_end)
         batch = self.batch
+        if self.mode == STEP_MODE:
+            self._finish_prefill()
+        else:
+            self.mode = STEP_MODE
+            if steps := self.run_steps:
+                self._advance(steps, self.run_end)
         if batch.leaves and batch.leaves[0][0] == batch.steps:
             gone = batch.leaving()
             self.view.load.running_requests -= len(gone)
+            leg_done = self.owner.leg_done
             for flight in gone:
-                self._part_done(flight)
+                flight.state = State.MOVING
+                leg_done(flight, self)
         self._next()
 
     def _advance(self, steps: int, end: int) -> None:
@@ -352,7 +357,6 @@ class Engine:
 
     def keep(self, flight: Flight) -> None:
         """Let a request that has computed its prompt here decode here."""
-        self.held.pop(flight.index, None)
         flight.state = State.READY
         self.ready.append(flight)
         self.view.load.running_requests += 1
@@ -367,7 +371,6 @@ class Engine:
 
     def _part_done(self, flight: Flight) -> None:
         flight.state = State.MOVING
-        self.held[flight.index] = flight
         self.owner.leg_done(flight, self)
 
     # --- the next step ---------------------------------------------------------------------------------------------
@@ -413,7 +416,7 @@ class Engine:
     def _give_up(self, flight: Flight) -> None:
         if flight.state in (State.QUEUED, State.PREFILL):
             self.view.load.queued_tokens -= flight.target - flight.done
-        self.held[flight.index] = flight
+        flight.state = State.MOVING
         self.owner.purged(flight)
 
     def abandon(self) -> list[Flight]:
@@ -431,9 +434,10 @@ class Engine:
         decoding = batch.members()
         for flight in decoding:
             batch.remove(flight)
-        lost = [*self.queue, *self.prefilling, *self.ready, *decoding, *self.held.values()]
+        lost = [*self.queue, *self.prefilling, *self.ready, *decoding]
         for flight in lost:
-            flight.kv, flight.pins, flight.block_hits = 0, [], 0
+            flight.kv, flight.pins, flight.block_hits = 0, (), 0
+        self.incoming.clear()
         self.mode = GONE
         self.version += 1
         return lost
@@ -465,7 +469,9 @@ class Engine:
         if not arrival.blocks and arrival.session is None:
             if room < flight.target:
                 return False
-            kv.take(flight.target)
+            kv.room -= flight.target
+            if kv.idle_tokens > kv.room:
+                kv.shrink(kv.room)
             flight.kv = flight.target
             return True
         hits = min(kv.match(arrival.blocks), (flight.target - 1) // kv.block_tokens) if arrival.blocks else 0
@@ -527,11 +533,14 @@ class Engine:
         steps = batch.leaves[0][0] - batch.steps
         if steps * batch.size > self.kv.room or steps > self.most_steps:
             steps = min(self.kv.room // batch.size, self.most_steps)
-        line = self.line = self.times.line(batch.size, self.slow[1])
+        line = self.line = self.lines.get(batch.size) or self.times.line(batch.size, self.slow[1])
         self.mode = RUN
         self.run_steps = steps
         end = self.run_end = batch.time + line.span(batch.context, steps)
-        self._schedule(end)
+        events = self.events
+        version = self.version = self.version + 1
+        sequence = events.sequence = events.sequence + 1
+        heappush(events.heap, (end, STEP, sequence, self, version))
 
     def _resume(self) -> None:
         """Go on after a cut that changed nothing for the queue."""

@@ -57,6 +57,8 @@ class Worker:
     """Role that it takes when it has drained."""
     open: int = 0
     """Requests that were placed on it and have not left it yet."""
+    gone: bool = False
+    draining: bool = False
     watched: bool = False
     """Whether a timer runs for the requests that wait for room on it."""
 
@@ -122,7 +124,7 @@ class Fleet:
         if worker.life is Life.STARTING:
             self._end(worker)
             return
-        worker.life, worker.becomes = Life.DRAINING, becomes
+        worker.life, worker.becomes, worker.draining = Life.DRAINING, becomes, True
         self._publish()
         self.look(worker)
 
@@ -181,13 +183,13 @@ class Fleet:
     def _serve(self, worker: Worker) -> None:
         if worker.life is Life.GONE:
             return
-        worker.life = Life.READY
+        worker.life, worker.draining = Life.READY, False
         if worker.becomes is not None:
             worker.view.role, worker.becomes = worker.becomes, None
         self._publish()
 
     def _end(self, worker: Worker) -> None:
-        worker.life, worker.ended = Life.GONE, self._events.now
+        worker.life, worker.ended, worker.gone = Life.GONE, self._events.now, True
         del self.workers[worker.view.id]
         self.gone.append(worker)
         for gpu in worker.gpus:

@@ -37,14 +37,15 @@ class Transfer:
         self.left = size
         """Tokens that were left when the rate last changed."""
         self.rate = 0.0
-        self.done = done
-        self.argument = argument
-        self.version = 0
         self.since = 0
+        """When that was."""
         self.end = 0
         """When its last token leaves the link, as things are."""
         self.shared = False
         """Whether others wait for that."""
+        self.version = 0
+        self.done = done
+        self.argument = argument
 
 
 class Links:
@@ -65,7 +66,8 @@ class Links:
         out.append(transfer)
         into.append(transfer)
         if len(out) == 1 and len(into) == 1:
-            self._reschedule(transfer, min(source.tokens_per_s, sink.tokens_per_s))
+            rate, other = source.tokens_per_s, sink.tokens_per_s
+            self._reschedule(transfer, rate if rate < other else other)
             return transfer
         for other in [other for other in dict.fromkeys((*out, *into)) if other.end <= now and other is not transfer]:
             self._leave(other)  # long gone, but nobody had to know
@@ -113,7 +115,8 @@ class Links:
                 self._reschedule(transfer, rate)
 
     def _reschedule(self, transfer: Transfer, rate: float) -> None:
-        now = self._events.now
+        events = self._events
+        now = events.now
         if transfer.rate:
             transfer.left = max(transfer.left - transfer.rate * ((now - transfer.since) / TICKS_PER_S), 0.0)
             transfer.since = now
@@ -121,6 +124,5 @@ class Links:
         transfer.version += 1
         end = transfer.end = now + round(transfer.left / rate * TICKS_PER_S)
         arrival = end if transfer.shared else end + transfer.source.latency
-        events = self._events
         sequence = events.sequence = events.sequence + 1
         heappush(events.heap, (arrival, TRANSFER, sequence, transfer, transfer.version))

@@ -123,15 +123,20 @@ class StepTimes:
         self._perf = perf
         self._tp = tp
         self._contexts = _contexts(perf, tp)
-        self._lines: dict[tuple[int, float], Line] = {}
+        self._lines: dict[float, dict[int, Line]] = {}
         self._prefill: dict[int, int] = {}
 
     def line(self, batch: int, slow: float = 1.0) -> Line:
         """Return the decode step times of a batch of `batch` requests, `slow` times as long as the profile says."""
-        if (line := self._lines.get((batch, slow))) is None:
+        lines = self.lines(slow)
+        if (line := lines.get(batch)) is None:
             times = [self._perf.decode_step_s(batch, context, self._tp) for context in self._contexts]
-            line = self._lines[batch, slow] = Line(batch, self._contexts, times, slow)
+            line = lines[batch] = Line(batch, self._contexts, times, slow)
         return line
+
+    def lines(self, slow: float) -> dict[int, Line]:
+        """Return the lines that are known at one slowdown, by batch size."""
+        return self._lines.setdefault(slow, {})
 
     def prefill(self, chunks: Chunks, slow: float = 1.0) -> int:
         """Return the time of a step that prefills `chunks`."""

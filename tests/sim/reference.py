@@ -61,7 +61,6 @@ class PlainEngine:
         self.ready: deque[Flight] = deque()
         self.running: list[Flight] = []
         self.incoming: deque[Flight] = deque()
-        self.held: dict[int, Flight] = {}
         self.chunks: list[Flight] = []
         self.stepping: list[Flight] = []
         self.busy = False
@@ -115,7 +114,6 @@ class PlainEngine:
             self.wake()
 
     def keep(self, flight: Flight) -> None:
-        self.held.pop(flight.index, None)
         flight.state = State.READY
         self.ready.append(flight)
 
@@ -141,7 +139,6 @@ class PlainEngine:
         flight.kv, flight.pins, flight.block_hits = 0, [], 0
 
     def release(self, flight: Flight) -> None:
-        self.held.pop(flight.index, None)
         self.forget(flight)
         self.freed()
 
@@ -153,7 +150,6 @@ class PlainEngine:
 
     def part_done(self, flight: Flight) -> None:
         flight.state = State.MOVING
-        self.held[flight.index] = flight
         self.owner.leg_done(flight, self)
 
     def on_step(self, _version: int) -> None:
@@ -259,12 +255,13 @@ class PlainEngine:
         for place in (self.queue, self.prefilling, self.ready, self.running):
             for flight in [flight for flight in place if flight.error]:
                 place.remove(flight)
-                self.held[flight.index] = flight
+                flight.state = State.MOVING
                 self.owner.purged(flight)
 
     def abandon(self) -> list[Flight]:
-        lost = [*self.queue, *self.prefilling, *self.ready, *self.running, *self.held.values()]
+        lost = [*self.queue, *self.prefilling, *self.ready, *self.running]
         for flight in lost:
             flight.kv, flight.pins, flight.block_hits, flight.chunk = 0, [], 0, 0
+        self.incoming.clear()
         self.dead = True
         return lost
