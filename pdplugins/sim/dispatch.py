@@ -145,13 +145,15 @@ class Dispatcher:
             self._send(flight, flight.landing[0] - flight.sent)
 
     def _watch(self, second: Worker) -> None:
-        """Let requests that wait too long for room go on without their KV cache: two workers may wait for each other.
+        """Untie workers that wait for each other's room.
 
-        There is one timer for each worker, on the request that has waited longest.
+        A worker that computes nothing while requests wait for it will not get room by itself: the one that has waited
+        longest gives up its KV cache where it is, and is computed anew.
         """
-        engine, now = second.engine, self.events.now
-        for flight in [flight for flight in engine.incoming if now - flight.queued >= self._timeout]:
-            if flight.state == State.MOVING and flight.waits:
+        engine = second.engine
+        if engine.incoming and not engine.busy and not engine.coming:
+            flight = engine.incoming[0]
+            if flight.state == State.MOVING:
                 self._drop(flight)
                 self._left(flight.first)
                 flight.first = None
@@ -159,8 +161,7 @@ class Dispatcher:
                 engine.submit(flight)
         second.watched = bool(engine.incoming)
         if second.watched:
-            since = max(engine.incoming[0].queued, now + 1 - self._timeout)
-            self.events.call_at(since + self._timeout, self._watch, second)
+            self.events.call_at(self.events.now + self._timeout, self._watch, second)
 
     def _reserve(self, flight: Flight, engine: Engine) -> bool:
         """Reserve room for a request on its next worker. False when it has to wait, or will never fit."""

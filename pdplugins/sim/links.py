@@ -16,7 +16,7 @@ from pdplugins.sim.clock import TICKS_PER_S, TRANSFER, Events, ticks
 class Port:
     """The link of one worker, full duplex."""
 
-    __slots__ = ("into", "latency", "out", "tokens_per_s")
+    __slots__ = ("due", "into", "latency", "out", "tokens_per_s", "version")
 
     def __init__(self, tokens_per_s: float, latency_s: float = 0.0) -> None:
         self.tokens_per_s = tokens_per_s
@@ -24,6 +24,9 @@ class Port:
         """Of transfers that leave here."""
         self.out: list[Transfer] = []
         self.into: list[Transfer] = []
+        self.due = -1
+        """When the first of the transfers that leave here and share a link is to end."""
+        self.version = 0
 
 
 class Transfer:
@@ -42,7 +45,7 @@ class Transfer:
         self.end = 0
         """When its last token leaves the link, as things are."""
         self.shared = False
-        """Whether others wait for that."""
+        """Whether its end matters to others, so that it is an event of its own."""
         self.version = 0
         self.done = done
         self.argument = argument
@@ -51,8 +54,8 @@ class Transfer:
 class Links:
     """All transfers of one simulation.
 
-    A transfer that has its links for itself is one event, its arrival. One that shares them is two: others go faster
-    from the moment when its last token has left.
+    A transfer that has its links for itself is one event, its arrival. For those that share, each sending worker has
+    one event: the next end of a transfer, from which moment others go faster.
     """
 
     def __init__(self, events: Events) -> None:
@@ -65,13 +68,17 @@ class Links:
         out, into = source.out, sink.into
         out.append(transfer)
         into.append(transfer)
-        if len(out) == 1 and len(into) == 1:
-            rate, other = source.tokens_per_s, sink.tokens_per_s
-            self._reschedule(transfer, rate if rate < other else other)
-            return transfer
-        for other in [other for other in dict.fromkeys((*out, *into)) if other.end <= now and other is not transfer]:
-            self._leave(other)  # long gone, but nobody had to know
-        self._share(source, sink)
+        if len(out) > 1 or len(into) > 1:
+            for other in [other for other in (*out, *into) if other.end <= now and not other.shared]:
+                if other is not transfer and other in other.source.out:
+                    self._leave(other)  # long gone, but nobody had to know
+        if len(out) > 1 or len(into) > 1:
+            self._share(source, sink)
+        else:
+            rate, other_rate = source.tokens_per_s, sink.tokens_per_s
+            transfer.rate = rate if rate < other_rate else other_rate
+            end = transfer.end = now + round(size / transfer.rate * TICKS_PER_S)
+            self._arrive_at(end + source.latency, transfer)
         return transfer
 
     def stop(self, transfer: Transfer) -> None:
@@ -81,21 +88,30 @@ class Links:
             self._leave(transfer)
             self._share(transfer.source, transfer.sink)
 
-    def on_end(self, transfer: Transfer, version: int) -> None:
-        """Handle the last token of a transfer, or, when its latency has passed too, its arrival."""
-        if version != transfer.version:
+    def on_event(self, target: Any, version: int) -> None:
+        """Handle the arrival of a transfer, or the end of the first of those that share the link of a worker."""
+        if version != target.version:
             return
-        now = self._events.now
-        if now == transfer.end:
+        if type(target) is Port:
+            self._on_end(target)
+            return
+        out, into = target.source.out, target.sink.into
+        if not target.shared and target in out:
+            out.remove(target)
+            into.remove(target)
+            if out or into:
+                self._share(target.source, target.sink)
+        target.done(target.argument)
+
+    def _on_end(self, port: Port) -> None:
+        now, port.due = self._events.now, -1
+        ended = [transfer for transfer in port.out if transfer.shared and transfer.end <= now]
+        for transfer in ended:
             self._leave(transfer)
-            self._share(transfer.source, transfer.sink)
-            self._events.push(now + transfer.source.latency, TRANSFER, transfer, version)
-            return
-        out, into = transfer.source.out, transfer.sink.into
-        if transfer in out:
-            out.remove(transfer)
-            into.remove(transfer)
-        transfer.done(transfer.argument)
+            self._arrive_at(now + port.latency, transfer)
+        for transfer in ended:
+            self._share(port, transfer.sink)
+        self._arm(port)
 
     @staticmethod
     def _leave(transfer: Transfer) -> None:
@@ -103,26 +119,33 @@ class Links:
         transfer.sink.into.remove(transfer)
 
     def _share(self, source: Port, sink: Port) -> None:
-        if not source.out and not sink.into:
-            return
-        for transfer in dict.fromkeys((*source.out, *sink.into)):
+        """Reckon anew what is left of the transfers at either port, and when they end."""
+        now, touched = self._events.now, {}
+        for transfer in (*source.out, *sink.into):
             out, into = transfer.source, transfer.sink
-            users, takers = len(out.out), len(into.into)
-            rate = min(out.tokens_per_s / users, into.tokens_per_s / takers)
-            shared = users > 1 or takers > 1
-            if rate != transfer.rate or (shared and not transfer.shared):
-                transfer.shared = shared
-                self._reschedule(transfer, rate)
+            rate = min(out.tokens_per_s / len(out.out), into.tokens_per_s / len(into.into))
+            if rate != transfer.rate or not transfer.shared:
+                moved = transfer.rate * ((now - transfer.since) / TICKS_PER_S)
+                transfer.left = max(transfer.left - moved, 0.0)
+                transfer.since, transfer.rate = now, rate
+                transfer.end = now + round(transfer.left / rate * TICKS_PER_S)
+                transfer.version += 1
+                transfer.shared = True
+                touched[id(out)] = out
+        for port in touched.values():
+            self._arm(port)
 
-    def _reschedule(self, transfer: Transfer, rate: float) -> None:
+    def _arm(self, port: Port) -> None:
+        due = min((transfer.end for transfer in port.out if transfer.shared), default=-1)
+        if due not in (-1, port.due):
+            port.version += 1
+            self._push(due, port, port.version)
+        port.due = due
+
+    def _arrive_at(self, time: int, transfer: Transfer) -> None:
+        self._push(time, transfer, transfer.version)
+
+    def _push(self, time: int, target: Any, version: int) -> None:
         events = self._events
-        now = events.now
-        if transfer.rate:
-            transfer.left = max(transfer.left - transfer.rate * ((now - transfer.since) / TICKS_PER_S), 0.0)
-            transfer.since = now
-        transfer.rate = rate
-        transfer.version += 1
-        end = transfer.end = now + round(transfer.left / rate * TICKS_PER_S)
-        arrival = end if transfer.shared else end + transfer.source.latency
         sequence = events.sequence = events.sequence + 1
-        heappush(events.heap, (arrival, TRANSFER, sequence, transfer, transfer.version))
+        heappush(events.heap, (time, TRANSFER, sequence, target, version))

@@ -38,7 +38,7 @@ class SimSettings:
     flip_s: float = 0.0
     """Seconds that a drained worker needs to change its role."""
     handoff_timeout_s: float = 300.0
-    """How long a request holds its KV cache while the next worker has no room (Dynamo's handoff_session_timeout)."""
+    """How often to look for workers that wait for each other's room (Dynamo's handoff_session_timeout)."""
     retries: int = 3
     """How often a request starts anew when a worker dies; its tokens so far become part of its prompt."""
     deaths: tuple[tuple[float, str], ...] = ()

@@ -90,7 +90,7 @@ class Simulation:
         :param progress: called with the virtual time in seconds now and then; what it raises ends the run.
         """
         events, heap, dispatcher = self._events, self._events.heap, self._dispatcher
-        on_transfer = dispatcher.links.on_end
+        on_transfer = dispatcher.links.on_event
         arrivals = iter(workload)
         upcoming = next(arrivals, None)
         at = 0 if upcoming is None else ticks(upcoming.arrival_s)
