@@ -1,0 +1,175 @@
+"""Times the simulator beside Dynamo's compiled replay, in one process, case by case and turn by turn.
+
+    python benchmarks/simulator_speed.py AzureLLMInferenceTrace_conv.csv --json benchmarks/results/simulator-speed.json
+
+Both get the same requests, the same timing table, the same pools and KV cache, and round-robin routing; Dynamo writes no
+report. Each figure is the best of the rounds. ``--million`` adds 1,000,000 requests on 256 instances (ours only).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import os
+import platform
+import resource
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("DYN_LOG", "error")
+
+from pdplugins.assembly import build_deployment
+from pdplugins.bench import traces
+from pdplugins.config import parse
+from pdplugins.hosts.dynamo.replay.engine import Engines, engine_args
+from pdplugins.perf.npz import export_npz
+from pdplugins.policies.stock.routers import LeastLoaded, RoundRobin, RouterSettings
+from pdplugins.results import commit
+from pdplugins.sim.flight import Arrival
+from pdplugins.sim.settings import Outcome, SimSettings
+from pdplugins.sim.simulation import Simulation
+from pdplugins.types import Deployment, Role, TraceRequest
+
+CASES = {
+    "azure conversation, 4P2D": (4, 2, 1, 1.0, 5.0),
+    "outputs ten times longer, 4P2D": (4, 2, 10, 1.0, 50.0),
+    "eight times the rate, 32P16D": (32, 16, 1, 8.0, 5.0),
+}
+"""Name to (prefill, decode, output factor, rate factor, wanted speed-up)."""
+
+
+def shaped(trace: list[TraceRequest], longer: int, faster: float) -> list[TraceRequest]:
+    return [TraceRequest(round(r.arrival_s / faster, 3), r.isl_tokens, r.osl_tokens * longer) for r in trace]
+
+
+def ours(deployment: Deployment, requests: list[TraceRequest], prefill: int, decode: int) -> tuple[float, Outcome]:
+    settings = SimSettings(prefill=prefill, decode=decode, kv_tokens=Engines().kv_tokens)
+    arrivals = [Arrival(r.arrival_s, r.isl_tokens, r.osl_tokens) for r in requests]
+    simulation = Simulation(deployment, settings, RoundRobin(RouterSettings(), deployment))
+    began = time.perf_counter()
+    outcome = simulation.run(arrivals)
+    return time.perf_counter() - began, outcome
+
+
+def dynamo(deployment: Deployment, scratch: Path) -> Callable[[Path, int, int], tuple[float, dict[str, Any]]]:
+    from dynamo._core import run_mocker_trace_replay  # noqa: PLC0415
+    from dynamo.mocker import MockEngineArgs  # noqa: PLC0415
+
+    npz = scratch / "timing.npz"
+    export_npz(deployment.perf, npz, deployment.prefill_tp, deployment.decode_tp)
+
+    def mocker(role: Role) -> Any:
+        args = engine_args(role, Engines(), deployment, npz)
+        args.pop("startup_time")
+        return MockEngineArgs.from_json(json.dumps(args))
+
+    def run(trace: Path, prefill: int, decode: int) -> tuple[float, dict[str, Any]]:
+        began = time.perf_counter()
+        report = run_mocker_trace_replay(
+            [str(trace)],
+            prefill_engine_args=mocker(Role.PREFILL),
+            decode_engine_args=mocker(Role.DECODE),
+            num_prefill_workers=prefill,
+            num_decode_workers=decode,
+            router_mode="round_robin",
+        )
+        return time.perf_counter() - began, report
+
+    return run
+
+
+def side_by_side(trace: list[TraceRequest], rounds: int, scratch: Path) -> Iterator[dict[str, Any]]:
+    deployment = build_deployment(parse({}))
+    replay = dynamo(deployment, scratch)
+    for name, (prefill, decode, longer, faster, wanted) in CASES.items():
+        requests = shaped(trace, longer, faster)
+        file = scratch / "trace.jsonl"
+        traces.write_mooncake(requests, file)
+        walls: dict[str, list[float]] = {"ours": [], "dynamo": []}
+        for _ in range(rounds):
+            wall_s, outcome = ours(deployment, requests, prefill, decode)
+            walls["ours"].append(wall_s)
+            wall_s, report = replay(file, prefill, decode)
+            walls["dynamo"].append(wall_s)
+        assert report["num_requests"] == len(outcome.records) == len(requests)
+        best = {who: len(requests) / min(seconds) for who, seconds in walls.items()}
+        row = {
+            "case": name,
+            "requests": len(requests),
+            "ours_requests_per_s": round(best["ours"]),
+            "dynamo_requests_per_s": round(best["dynamo"]),
+            "speedup": round(best["ours"] / best["dynamo"], 2),
+            "wanted": wanted,
+            "router_us_per_request": round(1e6 * outcome.policies.seconds["router"] / len(requests), 2),
+            "events_per_request": round(outcome.events / len(requests), 2),
+            "preemptions": outcome.preemptions,
+            "walls_s": {who: [round(s, 3) for s in seconds] for who, seconds in walls.items()},
+        }
+        print(f"{name}: ours {best['ours']:,.0f} requests/s, Dynamo {best['dynamo']:,.0f}: {row['speedup']} times")
+        yield row
+
+
+def million(trace: list[TraceRequest], router: type[Any]) -> dict[str, Any]:
+    """1,000,000 requests on 256 instances: the trace over and over, 50 times as fast."""
+    deployment = build_deployment(parse({}))
+    length_s = trace[-1].arrival_s + 1
+    faster, count = 40.0, 1_000_000
+
+    def arrivals() -> Iterator[Arrival]:
+        for number in range(count):
+            lap, place = divmod(number, len(trace))
+            request = trace[place]
+            yield Arrival((request.arrival_s + lap * length_s) / faster, request.isl_tokens, request.osl_tokens)
+
+    settings = SimSettings(prefill=170, decode=86, kv_tokens=Engines().kv_tokens)
+    simulation = Simulation(deployment, settings, router(RouterSettings(), deployment))
+    began = time.perf_counter()
+    outcome = simulation.run(arrivals())
+    wall_s = time.perf_counter() - began
+    row = {
+        "case": f"1,000,000 requests, 170P86D, {router.__name__}",
+        "ours_requests_per_s": round(count / wall_s),
+        "wall_s": round(wall_s, 1),
+        "peak_memory_gb": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20, 2),
+        "router_us_per_request": round(1e6 * outcome.policies.seconds["router"] / count, 2),
+        "answered": sum(record.error is None for record in outcome.records),
+    }
+    print(row)
+    return row
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("trace", type=Path)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--million", action="store_true")
+    parser.add_argument("--only-million", action="store_true")
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    logging.disable(logging.WARNING)
+    trace = traces.read(options.trace)
+    rows: list[dict[str, Any]] = []
+    with tempfile.TemporaryDirectory() as scratch:
+        if not options.only_million:
+            rows += side_by_side(trace, options.rounds, Path(scratch))
+    if options.million or options.only_million:
+        rows.append(million(trace, RoundRobin))
+        rows.append(million(trace, LeastLoaded))
+    facts = {
+        "machine": f"{os.cpu_count()} CPU cores, {platform.machine()}",
+        "python": platform.python_version(),
+        "ai-dynamo": version("ai-dynamo"),
+        "commit": commit(),
+        "command": f"python benchmarks/simulator_speed.py {options.trace.name} --rounds {options.rounds}",
+    }
+    if options.json is not None:
+        options.json.write_text(json.dumps({**facts, "rows": rows}, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
