@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from pdplugins.types import Placement, Request
 
@@ -42,17 +42,17 @@ class Round:
 class State:
     """Where a request is."""
 
-    WAITING = 0
+    WAITING: Final = 0
     """For a worker, or for history to come."""
-    QUEUED = 1
+    QUEUED: Final = 1
     """For prefill, on an engine."""
-    PREFILL = 2
-    READY = 3
+    PREFILL: Final = 2
+    READY: Final = 3
     """For a place in the decode batch."""
-    DECODE = 4
-    MOVING = 5
+    DECODE: Final = 4
+    MOVING: Final = 5
     """For room on the next engine, or for its KV cache to get there."""
-    OVER = 6
+    OVER: Final = 6
 
 
 class Flight:
@@ -83,7 +83,7 @@ class Flight:
         """Largest time between two tokens so far."""
         self.error: str | None = None
         self.retries = 0
-        self.state = State.WAITING
+        self.state: int = State.WAITING
         self.request: Request | None = None
         self.placement: Placement | None = None
         self.names: tuple[str | None, str | None] = (None, None)

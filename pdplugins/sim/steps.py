@@ -16,7 +16,6 @@ from __future__ import annotations
 from bisect import bisect_right
 from itertools import pairwise
 from math import ceil, sqrt
-from typing import Protocol, runtime_checkable
 
 from pdplugins.sim.clock import ticks
 from pdplugins.types import PerfModel
@@ -26,15 +25,6 @@ DEFAULT_CONTEXTS = tuple(64.0 * 1.25**power for power in range(35))
 
 Chunks = list[tuple[int, int]]
 """New tokens and earlier tokens of each chunk of a step."""
-
-
-@runtime_checkable
-class HasContexts(Protocol):
-    """A performance model that says between which mean contexts its decode time is linear."""
-
-    def decode_contexts(self, tp: int) -> tuple[float, ...]:
-        """Return the knots, ascending."""
-        ...
 
 
 class Line:
@@ -168,5 +158,6 @@ class StepTimes:
 
 def _contexts(perf: PerfModel, tp: int) -> list[float]:
     """Return the knots with zero before them and one beyond, for the slope of what is outside."""
-    knots = perf.decode_contexts(tp) if isinstance(perf, HasContexts) else DEFAULT_CONTEXTS
+    own = getattr(perf, "decode_contexts", None)  # not every model is linear between knots
+    knots = DEFAULT_CONTEXTS if own is None else own(tp)
     return [0.0, *knots, 2 * knots[-1] - knots[-2]]
