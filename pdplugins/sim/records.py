@@ -26,9 +26,10 @@ class Record(NamedTuple):
 class Gaps:
     """Times between tokens of all requests, in ticks, as (mean over a run of steps, how many)."""
 
-    __slots__ = ("counts", "means")
+    __slots__ = ("counts", "means", "ticks_per_s")
 
-    def __init__(self) -> None:
+    def __init__(self, ticks_per_s: int) -> None:
+        self.ticks_per_s = ticks_per_s
         self.means = array("d")
         self.counts = array("q")
 

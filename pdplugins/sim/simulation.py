@@ -8,7 +8,7 @@ from heapq import heappop
 from typing import Any
 
 from pdplugins.sim.batching import FirstComeFirstServed, Scheduled
-from pdplugins.sim.clock import ACTION, STEP, Events, seconds, ticks
+from pdplugins.sim.clock import ACTION, STEP, TICKS_PER_S, Events, seconds, ticks
 from pdplugins.sim.control import PlannerLoop, PowerLoop
 from pdplugins.sim.dispatch import Dispatcher
 from pdplugins.sim.engine import Engine
@@ -51,7 +51,7 @@ class Simulation:
         self._engine = engine
         self._events = Events()
         self._clock = PolicyClock()
-        self._gaps = Gaps()
+        self._gaps = Gaps(TICKS_PER_S)
         own = {
             Role.PREFILL: Hardware(deployment.perf, deployment.prefill_tp, settings.kv_tokens),
             Role.DECODE: Hardware(deployment.perf, deployment.decode_tp, settings.kv_tokens),

@@ -1,0 +1,125 @@
+"""From a config and a trace to a result: the same schema as a live run."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, cast
+
+import numpy as np
+
+from pdplugins import __version__
+from pdplugins.assembly import build_deployment
+from pdplugins.config import Choice, Config, settings_of
+from pdplugins.hosts.guard import build_guarded
+from pdplugins.registry import default_registry
+from pdplugins.results import Metrics, Requests, Result, Speed, Spread, commit
+from pdplugins.sim import COMPILED
+from pdplugins.sim.engine import EngineSettings
+from pdplugins.sim.flight import Arrival
+from pdplugins.sim.records import Gaps, Record
+from pdplugins.sim.settings import Outcome, SimSettings
+from pdplugins.sim.simulation import Simulation
+from pdplugins.types import BatchScheduler, PowerController, Router, Slo, TraceRequest
+
+STOCK_ROUTER = Choice(name="least-loaded")
+"""What routes where a config names no router."""
+
+
+def simulate(
+    config: Config,
+    trace: Sequence[TraceRequest],
+    *,
+    trace_name: str,
+    command: str,
+    seed: int = 0,
+    progress: Callable[[float], None] | None = None,
+) -> tuple[Result, Outcome]:
+    """Run `trace` on the workers and policies of `config`. Raises ConfigError.
+
+    :param seed: noted in the result; routers that draw lots take it as their setting ``seed``.
+    """
+    deployment = build_deployment(config)
+    registry = default_registry()
+
+    def make(kind: str, choice: Choice) -> Any:
+        settings = settings_of(kind, choice)
+        if "seed" in type(settings).model_fields and "seed" not in choice.settings:
+            settings = settings.model_copy(update={"seed": seed})
+        return registry.get(kind, choice.name).factory(settings, deployment)
+
+    scheduler = config.batch_scheduler
+    pools = config.deployment
+    guarded = None if config.planner is None else build_guarded(config)
+    simulation = Simulation(
+        deployment,
+        SimSettings(
+            prefill=pools.prefill.replicas,
+            decode=pools.decode.replicas,
+            engine=EngineSettings(max_batch=deployment.max_batch),
+        ),
+        cast(Router, make("router", config.router or STOCK_ROUTER)),
+        planner=guarded,
+        power=None if config.power is None else cast(PowerController, make("power", config.power)),
+        batch_scheduler=None if scheduler is None else lambda: cast(BatchScheduler, make("batch_scheduler", scheduler)),
+    )
+    began = time.perf_counter()
+    outcome = simulation.run((Arrival(r.arrival_s, r.isl_tokens, r.osl_tokens, r.blocks) for r in trace), progress)
+    wall_s = time.perf_counter() - began
+    if guarded is not None:
+        guarded.close()
+    requests, metrics = summarise(outcome, deployment.slo)
+    policies = {"policy_seconds": outcome.policies.seconds, "policy_faults": dict(outcome.policies.faults)}
+    result = Result(
+        kind="simulated",
+        requests=requests,
+        metrics=metrics,
+        speed=Speed(requests_per_s=len(trace) / wall_s, wall_s=wall_s, duration_s=outcome.duration_s),
+        config={
+            "run": {"trace": trace_name, "compiled": COMPILED, "preemptions": outcome.preemptions, **policies},
+            **config.model_dump(mode="json"),
+        },
+        seed=seed,
+        commit=commit(),
+        command=command,
+        versions={"pdplugins": __version__},
+        scaling=outcome.scaling,
+    )
+    return result, outcome
+
+
+def summarise(outcome: Outcome, slo: Slo) -> tuple[Requests, Metrics]:
+    """Compute every metric of a simulated run, as `pdplugins.results.summarise` does of a live one."""
+    answered = [record for record in outcome.records if record.error is None]
+    good = [record for record in answered if _inside(record, slo)]
+    total, duration_s = len(outcome.records), outcome.duration_s
+    metrics = Metrics(
+        ttft_s=Spread.of(_values(record.ttft_s for record in answered)),
+        tpot_s=Spread.of(_values(record.tpot_s for record in answered)),
+        tbt_s=gap_spread(outcome.gaps),
+        slo_attainment=len(good) / total if total else None,
+        goodput_tokens_per_s=sum(record.osl_tokens for record in good) / duration_s if duration_s > 0 else 0.0,
+        goodput_requests_per_s=len(good) / duration_s if duration_s > 0 else 0.0,
+        gpu_hours=outcome.gpu_hours,
+    )
+    return Requests(total=total, failed=total - len(answered)), metrics
+
+
+def gap_spread(gaps: Gaps) -> Spread:
+    """Return the distribution of all gaps. Gaps of one run of steps count as their mean: they differ by microseconds."""
+    if not gaps.means:
+        return Spread()
+    means, counts = np.asarray(gaps.means) / gaps.ticks_per_s, np.asarray(gaps.counts)
+    order = np.argsort(means, kind="stable")
+    ranks = np.cumsum(counts[order])
+    p50, p90, p99 = (float(means[order][np.searchsorted(ranks, share * ranks[-1])]) for share in (0.5, 0.9, 0.99))
+    return Spread(mean=float(np.average(means, weights=counts)), p50=p50, p90=p90, p99=p99)
+
+
+def _inside(record: Record, slo: Slo) -> bool:
+    ttft_s, tpot_s = record.ttft_s, record.tpot_s
+    return ttft_s is not None and tpot_s is not None and ttft_s <= slo.ttft_s and tpot_s <= slo.tpot_s
+
+
+def _values(values: Iterable[float | None]) -> list[float]:
+    return [value for value in values if value is not None]
