@@ -1,10 +1,11 @@
 """Times the simulator beside Dynamo's compiled replay, in one process, case by case and turn by turn.
 
-    python benchmarks/simulator_speed.py AzureLLMInferenceTrace_conv.csv --json benchmarks/results/simulator-speed.json
+    python -m pdplugins.sim.compile
+    python benchmarks/simulator_speed.py AzureLLMInferenceTrace_conv.csv --million --json OUT
 
-Both get the same requests, the same timing table, the same pools and KV cache, and round-robin routing; Dynamo writes no
-report. Each figure is the best of the rounds. ``--million`` adds 1,000,000 requests on 256 instances (ours only). Compile the engine first for its full
-speed: ``python -m pdplugins.sim.compile``; with ``PDPLUGINS_SIM_PURE=1`` the plain Python one is timed.
+Both get the same requests, the same timing table, the same pools and KV cache, and round-robin routing; Dynamo writes
+no report. Each figure is the best of the rounds. ``--million`` adds 1,000,000 requests on 256 instances (ours only).
+With ``PDPLUGINS_SIM_PURE=1`` the plain Python engine is timed, which is what runs where nothing was compiled.
 """
 
 from __future__ import annotations

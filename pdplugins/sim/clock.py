@@ -1,9 +1,9 @@
 """Virtual time and the one queue of events.
 
-Time is a whole number of ticks of 10 femtoseconds. Sums of step times are then exact, whatever their order, so advancing a thousand
-decode steps in one formula gives the same time, to the last bit, as adding them one by one; and two things that happen
-at the same instant are recognised as such. The queue is ordered by (time, kind, sequence), so a run never depends on
-hashes or addresses.
+Time is a whole number of ticks of 10 femtoseconds. Sums of step times are then exact, whatever their order: advancing a
+thousand decode steps in one formula gives the same time, to the last bit, as adding them one by one, and two things that
+happen at the same instant are recognised as such. The queue is ordered by (time, kind, sequence), so a run never depends
+on hashes or addresses.
 """
 
 from __future__ import annotations

@@ -26,7 +26,9 @@ def build() -> Path:
         built = [*work.glob("*__mypyc.*.so"), *(work / "pdplugins" / "sim").glob("*.so")]
         if done.returncode or len(built) <= len(MODULES):
             last = " ".join((done.stderr or done.stdout).split())[-300:]
-            raise HostError(f"simulator: not compiled, plain Python runs instead; install mypy and a C compiler ({last})")
+            raise HostError(
+                f"simulator: not compiled, plain Python runs instead; install mypy and a C compiler ({last})"
+            )
         target.parent.mkdir(parents=True, exist_ok=True)
         staged = Path(tempfile.mkdtemp(dir=target.parent))
         for file in built:

@@ -10,7 +10,7 @@ from pdplugins.sim.clock import seconds, ticks
 from pdplugins.sim.fleet import Fleet, Life, Worker
 from pdplugins.sim.policies import PolicyClock
 from pdplugins.sim.window import Window
-from pdplugins.types import GpuView, Planner, PlannerView, PowerController, Role, ScalePlan
+from pdplugins.types import GpuView, Planner, PlannerView, PowerController, Role
 
 if TYPE_CHECKING:
     from pdplugins.sim.dispatch import Dispatcher
@@ -45,7 +45,9 @@ class Loop:
         pools = [
             len(self._fleet.of(role, Life.READY, Life.STARTING, Life.FLIPPING)) for role in (Role.PREFILL, Role.DECODE)
         ]
-        self.changes.append(Scaling(at_s=seconds(self._dispatcher.events.now), prefill=pools[0], decode=pools[1], reason=reason))
+        self.changes.append(
+            Scaling(at_s=seconds(self._dispatcher.events.now), prefill=pools[0], decode=pools[1], reason=reason)
+        )
 
     def _move_role(self, worker: Worker, role: Role, how: str) -> None:
         if how == "label":

@@ -11,11 +11,10 @@ What kind of engine it is (prefill, decode, co-located, unified) is only a matte
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
 from heapq import heappush
-from typing import Any, Literal, Protocol
 
 from pdplugins.sim.clock import STEP, Events
+from pdplugins.sim.contracts import Batching, EngineSettings, Owner
 from pdplugins.sim.decode import DecodeBatch
 from pdplugins.sim.flight import Flight, State
 from pdplugins.sim.kv import KvCache
@@ -24,25 +23,8 @@ from pdplugins.sim.records import Gaps
 from pdplugins.sim.steps import StepTimes
 from pdplugins.sim.views import LiveView
 
-
 MANY = 1 << 60
 """More decode steps than any run has."""
-
-
-@dataclass(frozen=True, slots=True)
-class EngineSettings:
-    """How engines batch. The defaults are vLLM's."""
-
-    order: Literal["decode_first", "prefill_first"] = "decode_first"
-    """Decodes take part in steps with prefill (vLLM, Sarathi), or wait for them (SGLang's default)."""
-    step_tokens: int = 8192
-    """Most tokens of one step: prompts are cut into chunks to fit."""
-    max_batch: int = 256
-    """Most requests that run at once."""
-    watermark: float = 0.01
-    """Share of the KV cache that must stay free when a request is let in, so that the others can grow (vLLM 0.8)."""
-    block_tokens: int = 512
-    """Tokens of one prefix block of the trace."""
 
 
 IDLE, RUN, STEP_MODE, GONE = range(4)
@@ -50,52 +32,16 @@ IDLE, RUN, STEP_MODE, GONE = range(4)
 of an event; it is dead. Plain numbers, because they are compared several times for each request."""
 
 
-class Owner(Protocol):
-    """What an engine tells the simulation."""
-
-    def leg_done(self, flight: Flight, engine: Engine) -> None:
-        """`flight` has computed its part on `engine`; its KV cache is still there."""
-
-    def chunk_done(self, flight: Flight, engine: Engine) -> None:
-        """`flight` has computed a part of its prompt, and goes on."""
-
-    def room(self, engine: Engine) -> None:
-        """`engine` has room in its KV cache that it had not before, and requests wait for it."""
-
-    def failed(self, flight: Flight, why: str) -> None:
-        """`flight` cannot be served by its engine; it holds nothing there."""
-
-    def purged(self, flight: Flight) -> None:
-        """`flight` was given up, as its `error` asked."""
-
-
-class Batching(Protocol):
-    """Composes the steps that have prefill in them."""
-
-    def compose(self, engine: Engine) -> list[Flight]:
-        """Return the requests to prefill in the next step, their `chunk` set; empty for decodes only."""
-        ...
-
-    def stepped(self, took: int) -> None:
-        """Learn how long the composed step took."""
-        ...
-
-    @property
-    def always_ask(self) -> bool:
-        """Whether its answer may change although nothing was admitted and nothing left."""
-        ...
-
-
 class Engine:
     """One worker's engine."""
 
     __slots__ = (
-        "batch", "batching", "began", "coming", "events", "id", "incoming", "kv", "mode", "owner", "port", "preemptions", "prefilling",
-        "purge", "queue", "ready", "run_end", "run_steps", "running", "settings", "slow", "spare", "times", "version", "view",
-        "largest", "line", "lines", "mixed", "most_steps", "step_from",
+        "batch", "batching", "began", "coming", "events", "id", "incoming", "kv", "largest", "line", "lines",
+        "mixed", "mode", "most_steps", "owner", "port", "preemptions", "prefilling", "purge", "queue", "ready",
+        "run_end", "run_steps", "running", "settings", "slow", "spare", "step_from", "times", "version", "view",
     )  # fmt: skip
 
-    def __init__(
+    def __init__(  # noqa: PLR0913, PLR0917 - all of it is the simulation's
         self,
         view: LiveView,
         times: StepTimes,

@@ -149,9 +149,7 @@ class Fleet:
 
     def of(self, role: Role, *lives: Life) -> list[Worker]:
         """Return the workers of `role` in any of `lives`, oldest first. One that flips counts for its next role."""
-        return [
-            worker for worker in self.workers.values() if worker.life in lives and _role(worker) is role
-        ]
+        return [worker for worker in self.workers.values() if worker.life in lives and _role(worker) is role]
 
     def pool(self, role: Role) -> Pool:
         """Return what a planner sees of `role`."""

@@ -59,7 +59,7 @@ class Flight:
     """One request: what the client saw, and the work that is left on the engine where it is.
 
     Tokens are counted along prompt plus output. The last output token is never in the KV cache: it is the input of the
-    step that comes next. So with `emitted` output tokens out, a decoding request has ``isl + emitted - 1`` tokens in it.
+    step that comes next. So with `emitted` output tokens out, a decoding request has ``isl + emitted - 1`` in it.
     """
 
     __slots__ = (
@@ -69,7 +69,7 @@ class Flight:
         "sink", "state", "stop", "target", "transfer", "waits",
     )  # fmt: skip
 
-    def __init__(self, index: int, arrival: Arrival, arrived: int) -> None:
+    def __init__(self, index: int, arrival: Arrival, arrived: int) -> None:  # noqa: PLR0915 - one line a field
         self.index = index
         self.id = str(index)
         self.arrival = arrival

@@ -15,7 +15,7 @@ from pdplugins.hosts.guard import build_guarded
 from pdplugins.registry import default_registry
 from pdplugins.results import Metrics, Requests, Result, Speed, Spread, commit
 from pdplugins.sim import COMPILED
-from pdplugins.sim.engine import EngineSettings
+from pdplugins.sim.contracts import EngineSettings
 from pdplugins.sim.flight import Arrival
 from pdplugins.sim.records import Gaps, Record
 from pdplugins.sim.settings import Outcome, SimSettings
@@ -106,7 +106,7 @@ def summarise(outcome: Outcome, slo: Slo) -> tuple[Requests, Metrics]:
 
 
 def gap_spread(gaps: Gaps) -> Spread:
-    """Return the distribution of all gaps. Gaps of one run of steps count as their mean: they differ by microseconds."""
+    """Return the distribution of all gaps. Gaps of one run of steps count as their mean."""
     if not gaps.means:
         return Spread()
     means, counts = np.asarray(gaps.means) / gaps.ticks_per_s, np.asarray(gaps.counts)

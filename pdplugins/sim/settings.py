@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from pdplugins.results import Scaling
-from pdplugins.sim.engine import EngineSettings
+from pdplugins.sim.contracts import EngineSettings
 from pdplugins.sim.fleet import Hardware
 from pdplugins.sim.policies import PolicyClock
 from pdplugins.sim.power import PowerCurve
@@ -22,7 +22,7 @@ class SimSettings:
     prefill: int = 1
     """Prefill workers at start."""
     decode: int = 1
-    engine: EngineSettings = EngineSettings()
+    engine: EngineSettings = field(default_factory=EngineSettings)
     kv_tokens: int | None = None
     """Tokens of KV cache of each worker; what the profile says when None."""
     hardware: Mapping[Role, Hardware] = field(default_factory=dict)

@@ -78,9 +78,7 @@ class Simulation:
             self._events.call_at(ticks(second), self._dispatcher.worker_dies, name)
 
     def _build(self, view: LiveView, times: StepTimes, kv: KvCache, port: Port) -> Any:
-        batching = (
-            FirstComeFirstServed() if self._scheduler is None else Scheduled(self._scheduler(), self._clock)
-        )
+        batching = FirstComeFirstServed() if self._scheduler is None else Scheduled(self._scheduler(), self._clock)
         return self._engine(
             view, times, kv, port, self._settings.engine, batching, self._events, self._dispatcher, self._gaps
         )

@@ -61,7 +61,7 @@ class Line:
             here = steps
             if piece < len(bounds):
                 within = -((context - bounds[piece]) // batch)
-                if within < here:
+                if within < here:  # noqa: PLR1730 - min() is slower here
                     here = within
             slope = self.slope[piece]
             total += here * (self.base[piece] + slope * context) + slope * batch * (here * (here - 1) // 2)

@@ -9,7 +9,7 @@ from pdplugins.types import Traffic
 class Window:
     """Sums over one planner interval."""
 
-    __slots__ = ("_requests", "_isl", "_ended", "_osl", "_ttft_s", "_tpot_s")
+    __slots__ = ("_ended", "_isl", "_osl", "_requests", "_tpot_s", "_ttft_s")
 
     def __init__(self) -> None:
         self._requests = self._ended = 0

@@ -49,8 +49,17 @@ class PlainLoad:
 
 
 class PlainEngine:
-    def __init__(
-        self, view: Any, times: Any, kv: Any, port: Any, settings: Any, batching: Any, events: Any, owner: Any, gaps: Any
+    def __init__(  # noqa: PLR0917 - the engine's own signature
+        self,
+        view: Any,
+        times: Any,
+        kv: Any,
+        port: Any,
+        settings: Any,
+        batching: Any,
+        events: Any,
+        owner: Any,
+        gaps: Any,
     ) -> None:
         self.id, self.view, self.times, self.kv, self.port = view.id, view, times, kv, port
         self.settings, self.batching, self.events, self.owner, self.gaps = settings, batching, events, owner, gaps

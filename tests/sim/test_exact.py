@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pdplugins.sim.engine import Engine, EngineSettings
+from pdplugins.sim.contracts import EngineSettings
+from pdplugins.sim.engine import Engine
 from pdplugins.sim.flight import Arrival, Round
 from pdplugins.sim.settings import Outcome, SimSettings
 from pdplugins.sim.simulation import Simulation
@@ -127,7 +128,9 @@ def cases(draw: st.DrawFn) -> dict[str, Any]:
 def test_every_request_has_the_same_times_as_token_by_token(case: dict[str, Any]) -> None:
     fast, plain = simulate(Engine, case), simulate(PlainEngine, case)
     assert fast.records == plain.records
-    assert not [record for record in fast.records if record.error == "no worker to serve it" and not case["settings"].deaths]
+    assert not [
+        record for record in fast.records if record.error == "no worker to serve it" and not case["settings"].deaths
+    ]
     assert (fast.preemptions, fast.retries, fast.gpu_hours) == (plain.preemptions, plain.retries, plain.gpu_hours)
 
 
