@@ -1,9 +1,9 @@
 """Virtual time and the one queue of events.
 
-Time is a whole number of ticks of 10 femtoseconds. Sums of step times are then exact, whatever their order: advancing a
-thousand decode steps in one formula gives the same time, to the last bit, as adding them one by one, and two things that
-happen at the same instant are recognised as such. The queue is ordered by (time, kind, sequence), so a run never depends
-on hashes or addresses.
+Time is a whole number of ticks of 10 femtoseconds. Sums of step times are then exact, whatever their order: advancing
+a thousand decode steps in one formula gives the same time, to the last bit, as adding them one by one, and two things
+that happen at the same instant are recognised as such. The queue is ordered by (time, kind, sequence), so a run never
+depends on hashes or addresses.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from collections.abc import Callable
 from heapq import heappush
 from typing import Any
 
-TICKS_PER_S = 10**14
+TICKS_PER_S = 1e14
 """Ticks of 10 fs: the slope of a decode step, about 1e-8 s per context token, keeps six digits, and half a day is small
-enough for a machine word."""
+enough for a machine word. A float, so that compiled code divides as Python does."""
 
 ACTION = 0
 """Anything but the end of a step. Work that arrives at the very end of a step takes part in the next one."""

@@ -74,7 +74,7 @@ class DecodeBatch:
                 at.pop()
             at.append(self.steps)
             of.append(longest)
-            self._gaps.means.append((end - first_end) / regular)
+            self._gaps.means.append(float(end - first_end) / regular)
             self._gaps.counts.append(regular * size)
             self.before = end - longest if regular > 1 else first_end
         self.context = context + steps * size

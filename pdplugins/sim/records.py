@@ -28,12 +28,12 @@ class Gaps:
 
     __slots__ = ("counts", "means", "ticks_per_s")
 
-    def __init__(self, ticks_per_s: int) -> None:
+    def __init__(self, ticks_per_s: float) -> None:
         self.ticks_per_s = ticks_per_s
         self.means = array("d")
         self.counts = array("q")
 
     def add(self, time: int, steps: int, members: int) -> None:
         """Add `steps` gaps of each of `members` requests that took `time` together."""
-        self.means.append(time / steps)
+        self.means.append(float(time) / steps)
         self.counts.append(steps * members)

@@ -1,0 +1,243 @@
+"""What the simulator models, one behaviour at a time, with answers that follow from the model."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from pdplugins.policies.stock import routers
+from pdplugins.sim.contracts import EngineSettings
+from pdplugins.sim.flight import Arrival, Round
+from pdplugins.sim.power import PowerCurve
+from pdplugins.sim.settings import Outcome, SimSettings
+from pdplugins.sim.simulation import Simulation
+from pdplugins.types import (
+    BatchPlan,
+    BatchView,
+    Deployment,
+    GpuView,
+    Placement,
+    PlannerView,
+    PowerPlan,
+    Request,
+    ScalePlan,
+    Slo,
+    WorkerView,
+)
+
+from .test_exact import BentModel
+
+MODEL = BentModel()
+DEPLOYMENT = Deployment(Slo(1, 1), MODEL, 8, 1, 1, startup_s=2.0, max_batch=8)
+
+
+class To:
+    """Places everything the same."""
+
+    def __init__(self, first: str, second: str | None, split: int | None = None) -> None:
+        self._answer = first, second, split
+
+    def on_arrival(self, request: Request, workers: tuple[WorkerView, ...], now_s: float) -> Placement:
+        first, second, split = self._answer
+        return Placement(first, second, request.prompt_tokens if split is None else split)
+
+    def on_prefill_done(
+        self, request: Request, placement: Placement, workers: tuple[WorkerView, ...], now_s: float
+    ) -> Placement:
+        return placement
+
+
+def run(router: Any, *workload: Arrival, settings: SimSettings = SimSettings(), **policies: Any) -> Outcome:
+    return Simulation(DEPLOYMENT, settings, router, **policies).run(workload)
+
+
+def test_one_request_takes_prefill_transfer_and_its_steps() -> None:
+    (record,) = run(To("p0", "d0"), Arrival(0.0, 1000, 3)).records
+    assert record.ttft_s == pytest.approx(MODEL.prefill_s(1000, 1), abs=1e-9)
+    steps = MODEL.decode_step_s(1, 1000, 1) + MODEL.decode_step_s(1, 1001, 1)
+    assert record.tpot_s == pytest.approx((MODEL.transfer_s(1000) + steps) / 2, abs=1e-9)
+    assert record.largest_tbt_s == pytest.approx(MODEL.transfer_s(1000) + MODEL.decode_step_s(1, 1000, 1), abs=1e-9)
+
+
+def test_prefill_disturbs_decodes_only_on_the_same_engine() -> None:
+    victim, bully = Arrival(0.0, 100, 200), Arrival(0.5, 4000, 1)
+    apart = run(To("p0", "d0"), victim, bully).records[-1]
+    together = run(To("d0", "d0"), victim, bully).records[-1]
+    step_s = MODEL.decode_step_s(1, 300, 1)
+    assert apart.largest_tbt_s < 0.06
+    assert together.largest_tbt_s > 0.99 * MODEL.prefill_s(4000, 1) > 10 * step_s
+
+
+def test_prefill_first_stalls_decodes_that_decode_first_keeps_going() -> None:
+    work = [Arrival(0.0, 100, 300), *(Arrival(0.1 + 0.01 * n, 500, 1) for n in range(20))]
+    gaps = {}
+    for order in ("decode_first", "prefill_first"):
+        engine = EngineSettings(order=order, step_tokens=501)
+        records = run(To("d0", "d0"), *work, settings=SimSettings(engine=engine)).records
+        gaps[order] = next(record.largest_tbt_s for record in records if record.id == "0")
+    assert gaps["prefill_first"] > 5 * gaps["decode_first"]
+
+
+def test_chunks_sent_while_the_next_computes_arrive_sooner() -> None:
+    engine = EngineSettings(step_tokens=512)
+    late, early = (
+        run(To("p0", "d0"), Arrival(0.0, 4096, 2), settings=SimSettings(engine=engine, overlap=overlap)).records[0]
+        for overlap in (False, True)
+    )
+    assert late.ttft_s == early.ttft_s
+    assert late.tpot_s - early.tpot_s == pytest.approx(5.3e-6 * (4096 - 512), rel=1e-6)
+
+
+def test_a_cached_prefix_is_not_computed_again() -> None:
+    blocks = (1, 2, 3)
+    first, second = run(To("p0", "d0"), Arrival(0.0, 1600, 1, blocks), Arrival(5.0, 1600, 1, blocks)).records
+    assert second.ttft_s < first.ttft_s / 5
+
+
+def test_a_session_keeps_its_history_where_it_decoded() -> None:
+    session = Arrival(0.0, 3000, 10, session="s", rounds=(Round(1.0, 50, 5),))
+    first, second = run(To("d0", "d0"), session).records
+    assert second.isl_tokens == 3060
+    assert second.arrival_s == pytest.approx(first.finish_s + 1.0)
+    assert second.ttft_s < first.ttft_s / 5
+
+
+def test_a_dead_workers_requests_go_on_elsewhere_and_keep_their_tokens() -> None:
+    settings = SimSettings(decode=2, deaths=((1.0, "d1"),))
+    (record,) = run(
+        routers.LeastLoaded(routers.RouterSettings(), DEPLOYMENT), Arrival(0.0, 100, 200), settings=settings
+    ).records
+    assert record.error is None
+    assert record.largest_tbt_s > 0.02
+    (lost,) = run(
+        To("p0", "d0"), Arrival(0.0, 100, 200), settings=SimSettings(deaths=((1.0, "d0"),), retries=0)
+    ).records
+    assert lost.error == "worker d0 died, after 0 retries"
+
+
+def test_what_can_never_fit_fails_and_says_why() -> None:
+    (record,) = run(To("p0", "d0"), Arrival(0.0, 5000, 5), settings=SimSettings(kv_tokens=4000)).records
+    assert "needs 5001 tokens of KV cache" in record.error
+
+
+class Grow:
+    """Wants two more decode workers from the first tick on, and fewer from the tenth."""
+
+    interval_s = 1.0
+
+    def __init__(self) -> None:
+        self.views: list[PlannerView] = []
+
+    def plan(self, view: PlannerView) -> ScalePlan:
+        self.views.append(view)
+        return ScalePlan(1, 3 if len(self.views) < 10 else 1, "script")
+
+
+def test_a_planner_starts_and_drains_workers() -> None:
+    planner = Grow()
+    work = [Arrival(0.1 * n, 100, 20) for n in range(200)]
+    outcome = run(routers.LeastLoaded(routers.RouterSettings(), DEPLOYMENT), *work, planner=planner)
+    assert [(change.at_s, change.decode) for change in outcome.scaling] == [(1.0, 3), (10.0, 1)]
+    assert [view.decode.ready for view in planner.views[:4]] == [1, 1, 3, 3]
+    assert planner.views[3].traffic.requests == pytest.approx(10, abs=1)
+    assert not [record for record in outcome.records if record.error]
+    used = {record.decode_worker for record in outcome.records}
+    assert used == {"d0", "d1", "d2"}
+    whole = 2 * outcome.duration_s
+    assert outcome.gpu_hours * 3600 == pytest.approx(whole + 2 * 9.0, abs=1.0)
+
+
+def test_a_power_cap_slows_the_phase_it_is_put_on() -> None:
+    class Cap:
+        interval_s = 1.0
+
+        def control(self, gpus: tuple[GpuView, ...], view: PlannerView) -> PowerPlan:
+            return PowerPlan({gpu.index: 400.0 for gpu in gpus})
+
+    curve = PowerCurve((400.0, 700.0), (2.0, 1.0), (1.0, 1.0), settle_s=0.5)
+    work = [Arrival(float(n) * 0.7, 1000, 2) for n in range(5)]
+    outcome = run(To("p0", "d0"), *work, settings=SimSettings(power=curve), power=Cap())
+    ttft = [record.ttft_s / MODEL.prefill_s(1000, 1) for record in outcome.records]
+    assert ttft == pytest.approx([1, 1, 1, 2, 2], abs=1e-6)
+
+
+def test_a_batch_scheduler_composes_the_steps() -> None:
+    class Shortest:
+        steps: list[float] = []
+
+        def next_batch(self, view: BatchView, now_s: float) -> BatchPlan:
+            waiting = min(view.queue, key=lambda queued: queued.remaining_tokens)
+            return BatchPlan({waiting.request.id: waiting.remaining_tokens})
+
+        def on_step(self, view: BatchView, plan: BatchPlan, took_s: float) -> None:
+            self.steps.append(took_s)
+
+    work = [Arrival(0.0, 900, 1), Arrival(0.001, 800, 1), Arrival(0.001, 30, 1)]
+    outcome = run(To("p0", "d0"), *work, batch_scheduler=Shortest)
+    assert [record.id for record in outcome.records] == ["0", "2", "1"]
+    assert Shortest.steps == pytest.approx([MODEL.prefill_s(n, 1) for n in (900, 30, 800)], abs=1e-9)
+
+
+def test_a_router_that_raises_is_replaced_and_counted() -> None:
+    class Broken:
+        def on_arrival(self, *_: object) -> Placement:
+            raise ValueError("no")
+
+    outcome = run(Broken(), Arrival(0.0, 100, 5))
+    assert outcome.records[0].error is None
+    assert outcome.policies.faults["router"] == 1
+
+
+def test_cost_does_not_grow_with_output_length() -> None:
+    router = routers.RoundRobin(routers.RouterSettings(), DEPLOYMENT)
+    short, long = (
+        run(router, *(Arrival(2.0 * n, 200, osl) for n in range(300)), settings=SimSettings(decode=4)).events
+        for osl in (20, 200)
+    )
+    assert long < 1.3 * short
+
+
+PROGRAM = """
+import sys, hashlib
+from pdplugins.assembly import build_deployment
+from pdplugins.bench.synthetic import SyntheticSettings, synthetic
+from pdplugins.config import parse
+from pdplugins.policies.stock.routers import PowerOfTwo, RouterSettings
+from pdplugins.sim import COMPILED
+from pdplugins.sim.flight import Arrival
+from pdplugins.sim.settings import SimSettings
+from pdplugins.sim.simulation import Simulation
+deployment = build_deployment(parse({}))
+trace = synthetic(SyntheticSettings(seed=5, duration_s=120))
+work = [Arrival(r.arrival_s, r.isl_tokens, r.osl_tokens) for r in trace]
+router = PowerOfTwo(RouterSettings(seed=3), deployment)
+outcome = Simulation(deployment, SimSettings(2, 2, kv_tokens=60_000), router).run(work)
+print(hashlib.sha256(repr(outcome.records).encode()).hexdigest(), COMPILED)
+"""
+
+
+def digest(**environment: str) -> tuple[str, str]:
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM],
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=120,
+    )
+    digest, compiled = done.stdout.split()
+    return digest, compiled
+
+
+def test_the_same_seed_gives_the_same_bytes_on_any_hash_seed_and_compiled() -> None:
+    plain = digest(PYTHONHASHSEED="1")
+    assert plain[1] == "False"
+    assert digest(PYTHONHASHSEED="2") == plain
+    compiled = digest(PYTHONHASHSEED="3", PDPLUGINS_SIM_PURE="")
+    assert compiled[0] == plain[0]
+    assert len(plain[0]) == len(hashlib.sha256().hexdigest())

@@ -1,0 +1,50 @@
+"""Closed forms of decode steps against adding them up."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pdplugins.sim.steps import Line, StepTimes
+
+from .test_exact import BentModel
+
+LINES = st.builds(
+    lambda batch, rises: Line(
+        batch, [0.0, 100.0, 300.5, 701.0, 1500.0], [0.01 + sum(rises[: n + 1]) for n in range(5)], 1.0
+    ),
+    st.integers(1, 300),
+    st.lists(st.floats(0, 0.02), min_size=5, max_size=5),
+)
+
+
+@given(LINES, st.integers(1, 200_000), st.integers(0, 600))
+def test_the_time_of_a_run_is_the_sum_of_its_steps(line: Line, context: int, steps: int) -> None:
+    assert line.span(context, steps) == sum(line.step(context + n * line.batch) for n in range(steps))
+
+
+@given(LINES, st.integers(1, 200_000), st.integers(1, 10**15))
+def test_until_finds_the_end_of_the_step_in_progress(line: Line, context: int, time: int) -> None:
+    steps, took = line.until(context, time)
+    assert took == line.span(context, steps) >= time
+    assert line.span(context, steps - 1) < time
+
+
+@given(LINES, st.integers(1, 400_000))
+def test_a_longer_context_never_takes_less_time(line: Line, context: int) -> None:
+    assert line.step(context) <= line.step(context + 1)
+
+
+def test_steps_agree_with_the_model_to_a_nanosecond() -> None:
+    model, times = BentModel(), StepTimes(BentModel(), 1)
+    for batch in (1, 7, 64):
+        for mean in (10, 100, 250, 300, 999, 1500, 4000):
+            step_s = times.line(batch).step(batch * mean) / 10**14
+            assert abs(step_s - model.decode_step_s(batch, mean, 1)) < 1e-9
+
+
+def test_a_chunk_with_history_costs_what_it_adds_to_the_prompt() -> None:
+    times = StepTimes(BentModel(), 1)
+    whole, halves = times.prefill([(2000, 0)]), times.prefill([(1000, 0)]) + times.prefill([(1000, 1000)])
+    overhead = times.prefill([(0, 0)])
+    assert abs(halves - whole - overhead) <= 4
