@@ -6,7 +6,7 @@ import hashlib
 import os
 import subprocess
 import sys
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -34,6 +34,7 @@ from .test_exact import BentModel
 
 MODEL = BentModel()
 DEPLOYMENT = Deployment(Slo(1, 1), MODEL, 8, 1, 1, startup_s=2.0, max_batch=8)
+ONE_EACH = SimSettings()
 
 
 class To:
@@ -52,7 +53,7 @@ class To:
         return placement
 
 
-def run(router: Any, *workload: Arrival, settings: SimSettings = SimSettings(), **policies: Any) -> Outcome:
+def run(router: Any, *workload: Arrival, settings: SimSettings = ONE_EACH, **policies: Any) -> Outcome:
     return Simulation(DEPLOYMENT, settings, router, **policies).run(workload)
 
 
@@ -168,7 +169,7 @@ def test_a_power_cap_slows_the_phase_it_is_put_on() -> None:
 
 def test_a_batch_scheduler_composes_the_steps() -> None:
     class Shortest:
-        steps: list[float] = []
+        steps: ClassVar[list[float]] = []
 
         def next_batch(self, view: BatchView, now_s: float) -> BatchPlan:
             waiting = min(view.queue, key=lambda queued: queued.remaining_tokens)
