@@ -174,12 +174,16 @@ class Engine:
 
     def unreserve(self, flight: Flight) -> None:
         """Give back what was reserved for a request that does not come."""
+        if self.kv.idle_tokens:
+            self.settle()
         self.kv.give(flight.reserved)
         self.coming -= 1
         flight.reserved = 0
 
     def release(self, flight: Flight) -> None:
         """Free what a request holds here."""
+        if self.kv.idle_tokens:
+            self.settle()  # what was pushed out before now is gone, although there is room again
         self.kv.room += flight.kv
         flight.kv = 0
         if flight.pins:
