@@ -185,8 +185,9 @@ class PlainEngine:
                 self.part_done(flight)
             else:
                 self.keep(flight)
-        for flight in [flight for flight in self.running if flight.emitted == flight.stop]:
-            self.running.remove(flight)
+        leaving = [flight for flight in self.running if flight.emitted == flight.stop]
+        self.running = [flight for flight in self.running if flight.emitted < flight.stop]
+        for flight in leaving:
             self.part_done(flight)
         self.next()
 
