@@ -14,7 +14,7 @@ class DecodeBatch:
     """A batch at the end of a step. Every step gives each member one token."""
 
     __slots__ = (
-        "_gap_at", "_gap_of", "_gaps", "_joined", "_new", "_order", "before", "context", "last", "leaves", "size",
+        "_gap_at", "_gap_of", "_gaps", "_joined", "_new", "before", "context", "last", "leaves", "size",
         "steps", "time",
     )  # fmt: skip
 
@@ -33,7 +33,6 @@ class DecodeBatch:
         """Heap of (step after which it leaves, order of joining, member); the first one is a member still."""
         self._joined: list[tuple[int, Flight]] = []
         """(order of joining, member), and some that have left: their order is another one now."""
-        self._order = 0
         self._new: list[Flight] = []
         self._gaps = gaps
         # Largest gaps so far: steps ascending, gaps falling. The largest since step s is the first at or after s.
@@ -42,7 +41,7 @@ class DecodeBatch:
 
     def join(self, flight: Flight) -> None:
         """Let a request decode from the next step on."""
-        order = self._order = self._order + 1
+        order = self._gaps.joins = self._gaps.joins + 1  # one count for all engines: requests move between them
         steps = self.steps
         flight.order = order
         flight.since = steps + 1

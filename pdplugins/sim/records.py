@@ -26,10 +26,12 @@ class Record(NamedTuple):
 class Gaps:
     """Times between tokens of all requests, in ticks, as (mean over a run of steps, how many)."""
 
-    __slots__ = ("counts", "means", "ticks_per_s")
+    __slots__ = ("counts", "joins", "means", "ticks_per_s")
 
     def __init__(self, ticks_per_s: float) -> None:
         self.ticks_per_s = ticks_per_s
+        self.joins = 0
+        """How often a request joined a decode batch."""
         self.means = array("d")
         self.counts = array("q")
 
