@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 SERVE_ARGS ?=
 
-.PHONY: help setup serve test lint check docs clean
+.PHONY: help setup serve test bench-planners clean
 
 help:  ## Show this text
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -27,6 +27,9 @@ test: setup  ## Run the linters, the type checker and all tests
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python -m pytest
+
+bench-planners: setup  ## Planners against fixed pools and Dynamo's own, in its simulator (TRACES=DIR; 15 minutes)
+	$(BIN)/python benchmarks/planners.py --traces "$(TRACES)"
 
 clean:  ## Remove .venv and every cache
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache dist build
