@@ -22,13 +22,14 @@ class Mocker:
     """Dynamo's mocker engines, timed by the profile: the frontend's and the workers' commands.
 
     :param folder: of the stack; the model, the timing table and the discovery files live in it.
+    :param delay_s: how long a worker waits before it starts its engine, to take as long as one with a GPU.
     """
 
-    def __init__(self, folder: Path, model: str, deployment: Deployment, startup_s: float) -> None:
+    def __init__(self, folder: Path, model: str, deployment: Deployment, delay_s: float) -> None:
         self._folder = folder
         self._model = model
         self._deployment = deployment
-        self._startup_s = startup_s
+        self._delay_s = delay_s
 
     @property
     def discovery(self) -> Path:
@@ -60,7 +61,7 @@ class Mocker:
             "dynamo.mocker",
             *("--model-path", str(self._folder / "model"), "--model-name", self._model),
             *("--disaggregation-mode", role.value, "--extra-engine-args", str(self._engine_file(role))),
-            delay_s=0.0 if at_once else max(0.0, self._startup_s - PROCESS_START_S),
+            delay_s=0.0 if at_once else self._delay_s,
         )
 
     def environment(self, worker: str | None = None) -> dict[str, str]:
@@ -70,10 +71,15 @@ class Mocker:
         log level.
         """
         inherited = {k: v for k, v in os.environ.items() if not k.startswith(("DYN_", "ETCD_", "NATS_"))}
-        return inherited | self.runtime_environment() | ({"DYN_STABLE_ROUTING_ID": worker} if worker else {})
+        own = {
+            "HOME": str(self._folder / "home"),  # Dynamo caches models there
+            "PYTHONUSERBASE": site.getuserbase(),
+            "TMPDIR": str(self._folder),  # Dynamo's logging leaves files behind
+        }
+        return inherited | self.runtime_environment() | own | ({"DYN_STABLE_ROUTING_ID": worker} if worker else {})
 
     def runtime_environment(self) -> dict[str, str]:
-        """Return what makes Dynamo need nothing but this machine: no etcd, no NATS, no model hub, no home folder."""
+        """Return what makes Dynamo need nothing but this machine: no etcd, no NATS, no model hub."""
         return {
             "DYN_DISCOVERY_BACKEND": "file",
             "DYN_FILE_KV": str(self.discovery),
@@ -89,13 +95,7 @@ class Mocker:
             "HF_HUB_OFFLINE": "1",
             "TRANSFORMERS_OFFLINE": "1",
             "TRANSFORMERS_VERBOSITY": "error",
-            "HOME": str(self._folder / "home"),  # Dynamo caches models there
-            "PYTHONUSERBASE": site.getuserbase(),
         }
 
     def _engine_file(self, role: Role) -> Path:
         return self._folder / f"{role}.json"
-
-
-PROCESS_START_S = 2.0
-"""What a mocker process needs from its start until it serves, on an idle small machine."""

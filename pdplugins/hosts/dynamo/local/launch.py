@@ -29,7 +29,7 @@ def launch(options: Options) -> int:
     logs = (options.log_dir or folder / "logs").absolute()
     logs.mkdir(parents=True, exist_ok=True)
     try:
-        with own_stderr(logs / "launcher.log"):
+        with own_stderr(logs / "launcher.log"), temporary_files(folder):
             code = asyncio.run(Stack(options, deployment, interval_s, folder, logs).run())
     except BaseException:
         _remove_all_but(logs, folder)  # they say more than the one line that the user sees
@@ -62,6 +62,16 @@ def own_stderr(path: Path) -> Iterator[None]:
         sys.stderr.flush()
         os.dup2(saved, 2)
         os.close(saved)
+
+
+@contextmanager
+def temporary_files(folder: Path) -> Iterator[None]:
+    """Have Python put temporary files into `folder`: each import of Dynamo's logging leaves one behind."""
+    saved, tempfile.tempdir = tempfile.tempdir, str(folder)
+    try:
+        yield
+    finally:
+        tempfile.tempdir = saved
 
 
 def _remove_all_but(kept: Path, folder: Path) -> None:

@@ -41,8 +41,8 @@ class Options:
     engine: str
     host: str
     port: int
-    startup_s: float
-    """Seconds that a worker which the planner adds needs until it serves."""
+    delay_s: float
+    """Seconds that a worker which the planner adds waits before it starts its engine."""
     status: Status
     decision_log: Path | None
     metrics_port: int | None

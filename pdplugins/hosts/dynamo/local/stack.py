@@ -50,7 +50,7 @@ class Stack:
         self._interval_s = interval_s
         self._logs = logs
         self._gpus = {Role.PREFILL: deployment.prefill_tp, Role.DECODE: deployment.decode_tp}
-        self._engine = Mocker(folder, options.model, deployment, options.startup_s)
+        self._engine = Mocker(folder, options.model, deployment, options.delay_s)
         self._fleet = Fleet(
             self._start_worker,
             Registrations(self._engine.discovery),
@@ -115,12 +115,11 @@ class Stack:
         self._background(self._every(FLEET_STEP_S, self._fleet.step))
         if self._load is not None:
             self._processes.append(self._load.prepare(self._engine.environment()))
-        async with asyncio.timeout(START_S):
-            await asyncio.gather(self._answering(), asyncio.to_thread(planning.import_planner))
-        await self._start_planner()
+        await self._answering()
         self._view.say("ready", screen.ready(self._options, self._interval_s, self._logs), **self._facts())
         self._background(self._every(SHOW_S, self._show))
         self._background(self._take_pulse())
+        await self._start_planner()
         if self._load is None:
             await asyncio.Event().wait()
         else:
@@ -140,14 +139,20 @@ class Stack:
         self._fail(f"Dynamo's frontend {process.fate}: {process.last_words() or 'it said nothing'}")
 
     async def _answering(self) -> None:
-        """Return when a request would be answered."""
+        """Return when a request would be answered. Raises HostError when that takes too long."""
         url = f"{self._options.url}/v1/models"
         while not self._answers:
+            if self._elapsed_s() > START_S:
+                raise HostError(
+                    f"the endpoint does not answer after {START_S:.0f} s; look into the logs in {self._logs}, and give "
+                    "the machine less else to do if they show no error"
+                )
             await asyncio.sleep(0.1)
             if all(self._fleet.count(role, Phase.READY) for role in Role):
                 self._answers = self._options.model in await asyncio.to_thread(_page, url)
 
     async def _start_planner(self) -> None:
+        await asyncio.to_thread(planning.import_planner)  # takes seconds; no worker waits for it
         os.environ.update(self._engine.runtime_environment())
         self._runtime = planning.make_runtime()
         planner = await planning.start_planner(self._runtime, self._options, self._interval_s, self._connect)
@@ -233,7 +238,8 @@ class Stack:
         self._view.show(self._snapshot())
 
     def _snapshot(self) -> Snapshot:
-        plan, load, fleet = planning.latest(), self._load, self._fleet
+        plan = planning.latest() if self._planner != "starting" else None
+        load, fleet = self._load, self._fleet
         return Snapshot(
             elapsed_s=self._elapsed_s(),
             prefill=self._pool(Role.PREFILL),
