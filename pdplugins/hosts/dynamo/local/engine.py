@@ -87,6 +87,7 @@ class Mocker:
             "DYN_EVENT_PLANE": "zmq",
             "DYN_NAMESPACE": NAMESPACE,
             "DYN_TCP_RPC_HOST": "127.0.0.1",
+            "DYN_TCP_RESPONSE_STREAM_HOST": "lo",  # an interface, whatever its name says
             "DYN_SYSTEM_HOST": "127.0.0.1",
             "DYN_SYSTEM_PORT": "0",  # any port, but not none: workers serve their tokenizer to the frontend there
             "DYN_COMPUTE_THREADS": "0",

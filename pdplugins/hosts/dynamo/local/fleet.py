@@ -207,7 +207,7 @@ class Fleet:
     def _drain_surplus(self, role: Role) -> None:
         active = [w for w in self._workers if w.role is role and w.phase is not Phase.DRAINING]
         # Those that do not serve yet first, then the youngest.
-        active.sort(key=lambda worker: (worker.phase is Phase.STARTING, worker.since_s), reverse=True)
+        active = sorted(reversed(active), key=lambda worker: worker.phase is Phase.READY)
         for worker in active[: max(0, len(active) - self._wanted[role])]:
             worker.phase, worker.since_s = Phase.DRAINING, self._clock()
             self._tell(Event.DRAINING, role, f"{worker.name} finishes its requests and stops")

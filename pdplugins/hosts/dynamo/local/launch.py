@@ -48,17 +48,21 @@ def sweep() -> None:
 
 @contextmanager
 def own_stderr(path: Path) -> Iterator[None]:
-    """Send log messages, and what Dynamo's native threads write to standard error, to a file."""
+    """Send what Dynamo writes to standard error, and the log messages of this package, to a file."""
     saved = os.dup(2)
     with path.open("ab") as file:
         os.dup2(file.fileno(), 2)
     handler = logging.StreamHandler()
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
-    logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)
-    logging.getLogger("pdplugins").setLevel(logging.INFO)
+    ours = logging.getLogger("pdplugins")
+    ours.addHandler(handler)
+    ours.setLevel(logging.INFO)
+    ours.propagate = False  # Dynamo takes the root logger for itself
     try:
         yield
     finally:
+        ours.removeHandler(handler)
+        ours.propagate = True
         sys.stderr.flush()
         os.dup2(saved, 2)
         os.close(saved)

@@ -152,8 +152,8 @@ class Stack:
                 self._answers = self._options.model in await asyncio.to_thread(_page, url)
 
     async def _start_planner(self) -> None:
-        await asyncio.to_thread(planning.import_planner)  # takes seconds; no worker waits for it
         os.environ.update(self._engine.runtime_environment())
+        await asyncio.to_thread(planning.import_planner)  # takes seconds; no worker waits for it
         self._runtime = planning.make_runtime()
         planner = await planning.start_planner(self._runtime, self._options, self._interval_s, self._connect)
         self._planner = "running"
