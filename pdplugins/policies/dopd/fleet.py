@@ -44,3 +44,7 @@ class Hold:
         while now_s - self._wanted[0][0] > self._seconds:
             self._wanted.popleft()
         return self._wanted[0][1]
+
+    def forget(self) -> None:
+        """Let the pool shrink at once."""
+        self._wanted.clear()
