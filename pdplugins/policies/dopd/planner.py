@@ -57,7 +57,7 @@ class DopdPlanner:
         amount = Lasting(self._rate if bursts else self._forecaster())
         self._load = LoadForecast(Lasting(self._forecaster()), Lasting(self._forecaster()), amount)
         self._dispersion = Dispersion(steps, settings.interval_s, LEARNING_S)
-        self._backlog = Backlog()
+        self._backlog = Backlog(self._horizon_s)
         self._prefill_hold, self._decode_hold = Hold(settings.hold_s), Hold(settings.hold_s)
         self._busy_s: float | None = None
         self._last: ScalePlan | None = None

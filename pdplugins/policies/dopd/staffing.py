@@ -87,9 +87,14 @@ class Dispersion:
 
 
 class Backlog:
-    """Prefill work that waits, followed from arrivals and ready workers: few hosts report their queues in full."""
+    """Prefill work that waits, followed from arrivals and ready workers: few hosts report their queues in full.
 
-    def __init__(self) -> None:
+    :param memory_s: the estimate never holds more than the ready workers clear in this time. It does not see the
+        queue itself, so where a pool cannot grow it must not count up for ever.
+    """
+
+    def __init__(self, memory_s: float) -> None:
+        self._memory_s = memory_s
         self._work_s = 0.0
 
     def update(self, arrived_s: float, ready: int, window_s: float, reported_s: float) -> float:
@@ -97,7 +102,8 @@ class Backlog:
 
         :param reported_s: what the host's queues hold; the larger one counts.
         """
-        self._work_s = max(self._work_s + arrived_s - ready * window_s, reported_s, 0.0)
+        estimate_s = self._work_s + arrived_s - ready * window_s
+        self._work_s = max(min(estimate_s, ready * self._memory_s), reported_s, 0.0)
         return self._work_s
 
 
