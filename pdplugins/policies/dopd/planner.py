@@ -60,7 +60,8 @@ class DopdPlanner:
         self._backlog = Backlog(self._horizon_s)
         self._prefill_hold, self._decode_hold = Hold(settings.hold_s), Hold(settings.hold_s)
         self._busy_s: float | None = None
-        self._last: ScalePlan | None = None
+        self._pools = (1, 1)
+        self._started = False
 
     def _forecaster(self) -> Forecaster:
         settings = self._settings
@@ -78,11 +79,13 @@ class DopdPlanner:
 
     def plan(self, view: PlannerView) -> ScalePlan:
         """Return the pools wanted from now on; the last ones again when the metrics are unusable."""
+        if not self._started:
+            self._start(view)
         traffic = view.traffic
         if traffic is None:
-            return self._keep(view, "no traffic metrics")
+            return self._keep("no traffic metrics")
         if (why := unusable(traffic)) is not None:
-            return self._keep(view, why)
+            return self._keep(why)
         literal = self._settings.paper_literal
         self._load.observe(traffic, in_flight(view, traffic) if literal else traffic.rate)
         load = self._load.forecast()
@@ -91,20 +94,22 @@ class DopdPlanner:
             self._prefill_hold.forget()
             self._decode_hold.forget()
         elif load is None:
-            return self._keep(view, "no request lengths yet")
+            return self._keep("no request lengths yet")
         else:
             demand = self._literal(load) if literal else self._balanced(view, traffic, load)
-        self._last = self._within_limits(view, demand)
-        return self._last
+        return self._within_limits(view, demand)
 
-    def _keep(self, view: PlannerView, why: str) -> ScalePlan:
-        if self._last is None:
-            pools = max(view.prefill.coming, 1), max(view.decode.coming, 1)
-            prefill, decode = fit_budget(*pools, self._deployment)
-        else:
-            prefill, decode = self._last.prefill, self._last.decode
-        self._last = ScalePlan(prefill, decode, f"holding {prefill}P{decode}D: {why}", self._faults({}))
-        return self._last
+    def _start(self, view: PlannerView) -> None:
+        """Take the pools that there are as the first plan, and as wanted: none shrinks before the load is known."""
+        pools = max(view.prefill.coming, 1), max(view.decode.coming, 1)
+        self._prefill_hold(pools[0], view.now_s)
+        self._decode_hold(pools[1], view.now_s)
+        self._pools = fit_budget(*pools, self._deployment)
+        self._started = True
+
+    def _keep(self, why: str) -> ScalePlan:
+        prefill, decode = self._pools
+        return ScalePlan(prefill, decode, f"holding {prefill}P{decode}D: {why}", self._faults({}))
 
     def _idle(self, view: PlannerView, traffic: Traffic) -> bool:
         """Tell whether no request came for as long as pools are held: levels and means of the past are over then."""
@@ -190,11 +195,8 @@ class DopdPlanner:
     def _within_limits(self, view: PlannerView, demand: Demand) -> ScalePlan:
         wish = demand.prefill, demand.decode
         if not self._settings.paper_literal:
-            if self._last is None:  # the pools at start count as wanted, so that none shrinks before the load is known
-                self._prefill_hold(view.prefill.coming, view.now_s)
-                self._decode_hold(view.decode.coming, view.now_s)
             wish = self._prefill_hold(demand.prefill, view.now_s), self._decode_hold(demand.decode, view.now_s)
-        prefill, decode = fit_budget(*wish, self._deployment)
+        prefill, decode = self._pools = fit_budget(*wish, self._deployment)
         reason = f"{prefill}P{decode}D: {demand.why}"
         if wish != (demand.prefill, demand.decode):
             reason += f"; {wish[0]}P{wish[1]}D was wanted within {self._settings.hold_s:.0f} s"

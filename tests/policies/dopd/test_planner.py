@@ -32,8 +32,7 @@ def plans(subject: DopdPlanner, traffic: list[Traffic | None], after_s: float = 
     """Plan window by window on a host that always has the workers that were last wanted."""
     made: list[ScalePlan] = []
     for index, window in enumerate(traffic):
-        last = subject._last
-        prefill, decode = (last.prefill, last.decode) if last else (1, 1)
+        prefill, decode = subject._pools
         made.append(subject.plan(PlannerView(after_s + 5.0 * (index + 1), window, Pool(prefill), Pool(decode))))
     return made
 
@@ -277,9 +276,12 @@ def test_a_smaller_pool_must_have_been_enough_for_the_whole_hold() -> None:
     assert low[-1].prefill < high.prefill
 
 
-def test_the_pools_at_start_are_kept_until_the_load_is_known() -> None:
-    first = planner().plan(PlannerView(5.0, Traffic(5.0, 1, 1000, 2), Pool(6), Pool(3)))
-    assert (first.prefill, first.decode) == (6, 3)
+@pytest.mark.parametrize("first", [None, Traffic(5.0, 1, 1000, 2)], ids=["no metrics yet", "metrics"])
+def test_the_pools_at_start_are_kept_until_the_load_is_known(first: Traffic | None) -> None:
+    subject = planner()
+    for index, window in enumerate([first, Traffic(5.0, 1, 1000, 2)]):
+        plan = subject.plan(PlannerView(5.0 * (index + 1), window, Pool(6), Pool(3)))
+        assert (plan.prefill, plan.decode) == (6, 3)
 
 
 def test_a_step_with_every_series_refitted_over_600_points_is_under_50_ms() -> None:
