@@ -80,6 +80,23 @@ class Deployment:
         """GPUs that `prefill` plus `decode` workers use."""
         return prefill * self.prefill_tp + decode * self.decode_tp
 
+    def fit(self, prefill: int, decode: int) -> tuple[int, int]:
+        """Return the pools that a wish becomes within the GPU budget; at least one worker of each role stays.
+
+        Where the budget binds: the pools with the largest throughput that fit. Both phases keep as equal a share of
+        their wish as whole workers allow, which is DOPD's Eq. 15 scaled down.
+        """
+        if self.gpus(prefill, decode) <= self.gpu_budget:
+            return prefill, decode
+
+        def served(pools: tuple[int, int]) -> tuple[float, int]:
+            return min(pools[0] / prefill, pools[1] / decode), -self.gpus(*pools)
+
+        most_decode = (self.gpu_budget - self.prefill_tp) // self.decode_tp
+        rooms = ((d, (self.gpu_budget - d * self.decode_tp) // self.prefill_tp) for d in range(1, most_decode + 1))
+        fitting = [(min(prefill, room), d) for d, room in rooms if d <= decode]
+        return max(fitting, key=served, default=(1, 1))
+
 
 # --- planner: how many workers of each role ------------------------------------------------------------------------
 

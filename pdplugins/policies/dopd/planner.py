@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 from pdplugins.errors import ConfigError
 from pdplugins.policies.dopd.config import DopdSettings
-from pdplugins.policies.dopd.fleet import Hold, fit_budget
 from pdplugins.policies.dopd.forecast import Corrected, Forecaster, Lasting, Predictor, Reverting, build_forecaster
+from pdplugins.policies.dopd.hold import Hold
 from pdplugins.policies.dopd.literal import algorithm_2
 from pdplugins.policies.dopd.load import LARGEST, Load, LoadForecast, in_flight, queued, unusable
 from pdplugins.policies.dopd.ratio import concurrency_within_tpot, decode_concurrency, mean_context_tokens, pd_ratio
@@ -104,7 +104,7 @@ class DopdPlanner:
         pools = max(view.prefill.coming, 1), max(view.decode.coming, 1)
         self._prefill_hold(pools[0], view.now_s)
         self._decode_hold(pools[1], view.now_s)
-        self._pools = fit_budget(*pools, self._deployment)
+        self._pools = self._deployment.fit(*pools)
         self._started = True
 
     def _keep(self, why: str) -> ScalePlan:
@@ -196,7 +196,7 @@ class DopdPlanner:
         wish = demand.prefill, demand.decode
         if not self._settings.paper_literal:
             wish = self._prefill_hold(demand.prefill, view.now_s), self._decode_hold(demand.decode, view.now_s)
-        prefill, decode = self._pools = fit_budget(*wish, self._deployment)
+        prefill, decode = self._pools = self._deployment.fit(*wish)
         reason = f"{prefill}P{decode}D: {demand.why}"
         if wish != (demand.prefill, demand.decode):
             reason += f"; {wish[0]}P{wish[1]}D was wanted within {self._settings.hold_s:.0f} s"

@@ -1,4 +1,4 @@
-"""Whole workers: the best that fits a budget, and pools that shrink only after a hold."""
+"""The contracts' own arithmetic: the pools that fit a GPU budget."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from typing import cast
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pdplugins.policies.dopd.fleet import Hold, fit_budget
 from pdplugins.types import Deployment, PerfModel, Slo
 
 
@@ -16,11 +15,11 @@ def deployment(gpu_budget: int, prefill_tp: int, decode_tp: int) -> Deployment:
 
 
 def test_a_wish_that_fits_is_granted() -> None:
-    assert fit_budget(4, 2, deployment(8, 1, 2)) == (4, 2)
+    assert deployment(8, 1, 2).fit(4, 2) == (4, 2)
 
 
 def test_a_wish_that_does_not_fit_shrinks_in_proportion() -> None:
-    assert fit_budget(12, 4, deployment(10, 1, 2)) == (6, 2)
+    assert deployment(10, 1, 2).fit(12, 4) == (6, 2)
 
 
 @given(
@@ -30,7 +29,7 @@ def test_a_wish_that_does_not_fit_shrinks_in_proportion() -> None:
 )
 def test_no_other_pools_within_the_budget_serve_more(wish: tuple[int, int], tps: tuple[int, int], spare: int) -> None:
     here = deployment(tps[0] + tps[1] + spare, *tps)
-    prefill, decode = fit_budget(*wish, here)
+    prefill, decode = here.fit(*wish)
     assert 1 <= prefill <= wish[0]
     assert 1 <= decode <= wish[1]
     assert here.gpus(prefill, decode) <= here.gpu_budget
@@ -41,25 +40,5 @@ def test_no_other_pools_within_the_budget_serve_more(wish: tuple[int, int], tps:
                 assert min(p / wish[0], d / wish[1]) <= share
 
 
-def test_growth_passes_at_once_and_shrinking_waits() -> None:
-    hold = Hold(60.0)
-    assert hold(3, now_s=0.0) == 3
-    assert hold(5, now_s=10.0) == 5
-    assert hold(2, now_s=20.0) == 5
-    assert hold(2, now_s=70.0) == 5
-    assert hold(2, now_s=71.0) == 2
-
-
-@given(st.lists(st.integers(1, 9), min_size=1, max_size=60), st.sampled_from([0.0, 5.0, 60.0]))
-def test_a_hold_is_the_largest_wish_of_its_window(wishes: list[int], seconds: float) -> None:
-    hold = Hold(seconds)
-    for index, wish in enumerate(wishes):
-        window = [w for i, w in enumerate(wishes[: index + 1]) if 5.0 * (index - i) <= seconds]
-        assert hold(wish, now_s=5.0 * index) == max(window)
-
-
-def test_a_forgotten_hold_lets_go() -> None:
-    hold = Hold(60.0)
-    hold(5, now_s=0.0)
-    hold.forget()
-    assert hold(1, now_s=1.0) == 1
+def test_a_budget_for_less_than_one_worker_of_each_role_still_leaves_one_of_each() -> None:
+    assert deployment(2, 1, 2).fit(5, 5) == (1, 1)
