@@ -24,9 +24,11 @@ from planners_report import RESULTS
 
 from pdplugins.bench import traces
 from pdplugins.hosts.dynamo.replay.command import configured
+from pdplugins.hosts.dynamo.replay.engine import Engines, Router
 from pdplugins.hosts.dynamo.replay.run import Plan, replay
 
 GROUPS = ("static", "stock", "dopd")
+ROUTERS: tuple[Router, ...] = ("round_robin", "kv_router")
 
 
 @dataclass(frozen=True)
@@ -37,6 +39,12 @@ class Trace:
     file: str
     prefill: Sequence[int]
     decode: Sequence[int]
+    start: str
+    """Pools of about the right size: what an operator who knows the traffic would start a scaler with."""
+
+    def results(self, router: str) -> Path:
+        """Return the result file for one of Dynamo's routers."""
+        return RESULTS / f"planners-{self.key}{'' if router == 'round_robin' else f'-{router}'}.json"
 
     def find(self, folder: Path) -> Path | None:
         """Return where the trace lies under `folder`; None when it does not."""
@@ -44,9 +52,15 @@ class Trace:
 
 
 TRACES = (
-    Trace("azure-conversation", "AzureLLMInferenceTrace_conv.csv", range(1, 13), (1, 2)),
-    Trace("azure-code", "AzureLLMInferenceTrace_code.csv", (*range(2, 13), 14, 16, 18, 20, 24, 28, 32, 36, 40), (1, 2)),
-    Trace("mooncake-conversation", "conversation_trace.jsonl", (*range(8, 25, 2), 28, 32, 40, 48), (2, 3, 4)),
+    Trace("azure-conversation", "AzureLLMInferenceTrace_conv.csv", range(1, 13), (1, 2), "4P1D"),
+    Trace(
+        "azure-code",
+        "AzureLLMInferenceTrace_code.csv",
+        (*range(2, 13), 14, 16, 18, 20, 24, 28, 32, 36, 40),
+        (1, 2),
+        "16P1D",
+    ),
+    Trace("mooncake-conversation", "conversation_trace.jsonl", (*range(8, 25, 2), 28, 32, 40, 48), (2, 3, 4), "24P2D"),
 )
 STOCK = (
     *(f"dyn-load:{target}" for target in ("throughput", "latency", "load", "sla")),
@@ -55,9 +69,9 @@ STOCK = (
 )
 DOPD: tuple[dict[str, Any], ...] = (
     {},
+    *({"wait_share": share} for share in (1.0, 0.35, 0.25, 0.12, 0.08)),
     {"paper_literal": True},
-    *({"predictor": predictor} for predictor in ("last_value", "kalman")),
-    *({"headroom": headroom} for headroom in (0.5, 1.0, 2.0, 3.0)),
+    *({"predictor": predictor} for predictor in ("arima", "last-value")),
 )
 """Settings over configs/dopd.yaml: as shipped, the paper as printed, other predictors, the documented knob."""
 
@@ -69,39 +83,47 @@ class Run:
     group: str
     planner: str
     settings: dict[str, Any] = field(default_factory=dict)
+    start: str | None = None
 
     @property
     def label(self) -> str:
         shown = (value if isinstance(value, str) else json.dumps(value) for value in self.settings.values())
-        return " ".join([self.planner, *(f"{key}={value}" for key, value in zip(self.settings, shown, strict=True))])
+        settings = (f"{key}={value}" for key, value in zip(self.settings, shown, strict=True))
+        return " ".join([self.planner, *settings, *([f"from {self.start}"] if self.start else [])])
 
-    def command(self, trace: str) -> str:
+    def command(self, trace: str, router: Router) -> str:
         options = [part for key, value in self.settings.items() for part in ("--set", f"{key}={json.dumps(value)}")]
+        options += [] if self.start is None else ["--initial", self.start]
+        options += [] if router == "round_robin" else ["--router", router]
         return shlex.join(["pdplugins", "replay", "--planner", self.planner, *options, "--trace", trace])
 
 
 def runs(trace: Trace) -> Iterator[Run]:
     yield from (Run("static", f"static:{p}P{d}D") for d in trace.decode for p in trace.prefill)
     yield from (Run("stock", name) for name in STOCK)
+    yield from (
+        Run("stock", name, start=trace.start) for name in ("dyn-load:latency", "dyn-sla:kalman", "dyn-sla+load")
+    )
     yield from (Run("dopd", "dopd", settings) for settings in DOPD)
+    yield from (Run("dopd", "dopd", settings, trace.start) for settings in ({}, {"wait_share": 1.0}))
 
 
-def measure(trace: Trace, path: Path, groups: Sequence[str]) -> None:
-    """Run `groups` over one trace; of the other groups keep what the result file has."""
-    file = RESULTS / f"planners-{trace.key}.json"
+def measure(trace: Trace, path: Path, router: Router, groups: Sequence[str], keep: bool) -> None:
+    """Run `groups` over one trace; of the others, and with `keep` of all, keep what the result file has."""
+    file = trace.results(router)
     before = {r["label"]: r for r in json.loads(file.read_text())["runs"]} if file.exists() else {}
-    requests, config, done = traces.read(path), configured(None), []
+    requests, done = traces.read(path), []
     for run in runs(trace):
-        if run.group in groups:
-            plan = Plan(run.planner, config, run.settings)
-            result = replay(plan, requests, trace_name=trace.file, command=run.command(trace.file))
+        if run.group in groups and not (keep and run.label in before):
+            plan = Plan(run.planner, configured(None, initial=run.start), run.settings, Engines(router=router))
+            result = replay(plan, requests, trace_name=trace.file, command=run.command(trace.file, router))
             changes, result.scaling = len(result.scaling), []  # the list is long; a decision log has it too
             done.append({"label": run.label, "group": run.group, "changes": changes, **result.model_dump(mode="json")})
             attainment, gpu_hours = planners_report.point(done[-1])
             print(f"  {run.label:40s} {attainment:6.1f} % {gpu_hours:7.2f} GPU-h", flush=True)
         elif run.label in before:
             done.append(before[run.label])
-    about = {"file": trace.file, "requests": len(requests), "duration_s": requests[-1].arrival_s}
+    about = {"file": trace.file, "router": router, "requests": len(requests), "duration_s": requests[-1].arrival_s}
     RESULTS.mkdir(exist_ok=True)
     file.write_text(json.dumps({"trace": about, "runs": done}, indent=1) + "\n", encoding="utf-8")
 
@@ -111,6 +133,8 @@ def main() -> None:
     parser.add_argument("--traces", type=Path, default=os.environ.get("TRACES"), help="folder that holds the traces")
     parser.add_argument("--only", nargs="*", choices=[t.key for t in TRACES], help="these traces")
     parser.add_argument("--groups", nargs="*", choices=GROUPS, default=GROUPS, help="run these, keep the others")
+    parser.add_argument("--routers", nargs="*", choices=ROUTERS, default=ROUTERS, help="these routers of Dynamo's")
+    parser.add_argument("--keep", action="store_true", help="run only what results/ does not have")
     options = parser.parse_args()
     if options.traces is None or not Path(options.traces).is_dir():
         parser.error(f"--traces DIR (or TRACES=DIR) must be a folder; {traces.PUBLISHED}")
@@ -121,8 +145,9 @@ def main() -> None:
         if path is None:
             print(f"{trace.key}: skipped, no {trace.file} under {options.traces}; {traces.PUBLISHED}")
             continue
-        print(f"{trace.key}:", flush=True)
-        measure(trace, path, options.groups)
+        for router in options.routers:
+            print(f"{trace.key}, {router}:", flush=True)
+            measure(trace, path, router, options.groups, options.keep)
     planners_report.write()
 
 

@@ -16,11 +16,14 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 RESULTS = HERE / "results"
 README = HERE / "README.md"
-BEGIN, END = "<!-- planners: begin, written by planners_report.py -->", "<!-- planners: end -->"
+MARKS = "<!-- {0}: begin, written by planners_report.py -->", "<!-- {0}: end -->"
 TITLES = {
     "azure-conversation": "Azure 2023, conversation",
     "azure-code": "Azure 2023, code",
     "mooncake-conversation": "Mooncake, conversation",
+    "azure-conversation-kv_router": "Azure 2023, conversation, KV router",
+    "azure-code-kv_router": "Azure 2023, code, KV router",
+    "mooncake-conversation-kv_router": "Mooncake, conversation, KV router",
 }
 GOOD = 99.0
 """Percent of SLO attainment that an operator would ask for."""
@@ -84,7 +87,7 @@ def verdict(data: Data) -> list[str]:
     front = pareto(data["runs"])
     ours = [run for run in data["runs"] if run["group"] == "dopd"]
     lines = []
-    for run in ours[:1]:
+    for run in (run for run in ours if run["label"] == "dopd" or run["label"].startswith("dopd from ")):
         attainment, gpu_hours = point(run)
         at_front = front_at(front, gpu_hours)
         said = "fewer GPU-hours than any fixed pool" if at_front is None else f"fixed pools: {at_front:.1f} %"
@@ -119,17 +122,46 @@ def text() -> str:
             continue
         data = json.loads(file.read_text(encoding="utf-8"))
         about = data["trace"]
-        head = f"### {title}\n\n`{about['file']}`: {about['requests']} requests in {about['duration_s']:.0f} s."
+        size = f"{about['requests']} requests in {about['duration_s']:.0f} s"
+        head = f"### {title}\n\n`{about['file']}`: {size}, router `{about['router']}`."
         picture = f"![SLO attainment against GPU-hours]({RESULTS.name}/planners-{key}.svg)"
-        parts += [head, " ".join(verdict(data)), picture, "\n".join(table(data))]
+        lines = "\n".join(table(data))
+        folded = f"<details><summary>Table</summary>\n\n{lines}\n\n</details>"
+        parts += [head, " ".join(verdict(data)), picture, lines if about["router"] == "round_robin" else folded]
     return "\n\n".join(parts)
+
+
+def bound() -> str:
+    """Return what bound.py found, as one table."""
+    file = RESULTS / "bound.json"
+    if not file.exists():
+        return ""
+    found = json.loads(file.read_text(encoding="utf-8"))
+    heads = [
+        f"{TITLES[key]}, at {' / '.join(f'{level:.0f}' for level in data['levels'])} %" for key, data in found.items()
+    ]
+    lines = [f"| what the scaler knows | {' | '.join(heads)} |", "|---|" + "---|" * len(found)]
+    for name in next(iter(found.values()))["above_front"]:
+        cells = (data["above_front"][name] for data in found.values())
+        lines.append(f"| {name} | {' | '.join(_gains(cell) for cell in cells)} |")
+    again = (data["autocorrelation"]["30"] for data in found.values())
+    lines.append(f"| *autocorrelation of the load at 30 s* | {' | '.join(f'{value:.2f}' for value in again)} |")
+    return "\n".join(lines)
+
+
+def _gains(cell: Sequence[dict[str, float]]) -> str:
+    above = " / ".join(f"{level['above']:+.1f}" for level in cell)
+    saved = " / ".join(f"{level['saved']:.0f}" for level in cell)
+    return f"{above} points, {saved} % saved"
 
 
 def rendered(readme: str) -> str:
     """Return `readme` with the text between the markers replaced."""
-    before, rest = readme.split(BEGIN)
-    _, after = rest.split(END)
-    return f"{before}{BEGIN}\n\n{text()}\n\n{END}{after}"
+    for name, inside in (("planners", text()), ("bound", bound())):
+        begin, end = (mark.format(name) for mark in MARKS)
+        before, rest = readme.split(begin)
+        readme = f"{before}{begin}\n\n{inside}\n\n{end}{rest.split(end)[1]}"
+    return readme
 
 
 def plot(key: str) -> None:

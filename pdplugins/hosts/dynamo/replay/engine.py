@@ -20,6 +20,8 @@ KV_BYTES_PER_TOKEN = 327_680
 """Llama 70B: 80 layers, 8 KV heads of 128, keys and values, BF16."""
 KV_GB_PER_S = 64.0
 """Rate of KV transfer between two workers: the mocker's default."""
+Router = Literal["round_robin", "kv_router"]
+"""Dynamo's routers in its replay: in turn, or by load and prefix overlap."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,8 +30,7 @@ class Engines:
 
     kv_blocks: int = 8000
     """KV blocks of one worker. The default holds 512,000 tokens: KV space is not what bounds the published runs."""
-    router: Literal["round_robin", "kv_router"] = "round_robin"
-    """Dynamo's router."""
+    router: Router = "round_robin"
 
     @property
     def kv_tokens(self) -> int:
