@@ -205,9 +205,8 @@ class Fleet:
             worker.process.kill()
 
     def _drain_surplus(self, role: Role) -> None:
-        active = [w for w in self._workers if w.role is role and w.phase is not Phase.DRAINING]
-        # Those that do not serve yet first, then the youngest.
-        active = sorted(reversed(active), key=lambda worker: worker.phase is Phase.READY)
+        active = [w for w in reversed(self._workers) if w.role is role and w.phase is not Phase.DRAINING]
+        active.sort(key=lambda worker: worker.phase is Phase.READY)  # those that start first, then the youngest
         for worker in active[: max(0, len(active) - self._wanted[role])]:
             worker.phase, worker.since_s = Phase.DRAINING, self._clock()
             self._tell(Event.DRAINING, role, f"{worker.name} finishes its requests and stops")

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from pdplugins.assembly import build_deployment, build_planner
+from pdplugins.errors import HostError
 from pdplugins.hosts.dynamo.local.options import Options
 from pdplugins.hosts.dynamo.local.stack import Stack
 
@@ -21,20 +22,26 @@ PREFIX = "pdplugins-serve-"
 
 
 def launch(options: Options) -> int:
-    """Run the stack until it is stopped or its replay is over; returns the exit code."""
+    """Run the stack until it is stopped or its replay is over; returns the exit code.
+
+    Raises HostError when the stack does not start or one of its indispensable processes ends.
+    """
     deployment = build_deployment(options.config)
     interval_s = build_planner(options.config, deployment).interval_s
     sweep()
-    folder = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-"))
-    logs = (options.log_dir or folder / "logs").absolute()
-    logs.mkdir(parents=True, exist_ok=True)
     try:
-        with own_stderr(logs / "launcher.log"), temporary_files(folder):
-            code = asyncio.run(Stack(options, deployment, interval_s, folder, logs).run())
-    except BaseException:
-        _remove_all_but(logs, folder)  # they say more than the one line that the user sees
-        raise
-    shutil.rmtree(folder)
+        folder = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-"))
+        logs = (options.log_dir or folder / "logs").absolute()
+        try:
+            logs.mkdir(parents=True, exist_ok=True)
+            with own_stderr(logs / "launcher.log"), temporary_files(folder):
+                code = asyncio.run(Stack(options, deployment, interval_s, folder, logs).run())
+        except BaseException:
+            _remove_all_but(logs, folder)  # they say more than the one line that the user sees
+            raise
+        shutil.rmtree(folder)
+    except OSError as error:
+        raise HostError(f"this machine refuses: {error}; look at disk space, permissions and process limits") from None
     return code
 
 
@@ -84,5 +91,5 @@ def _remove_all_but(kept: Path, folder: Path) -> None:
             shutil.rmtree(path)
         elif path.is_file():
             path.unlink()
-    if kept.parent != folder:
+    if not any(folder.iterdir()):
         folder.rmdir()

@@ -16,7 +16,7 @@ from pdplugins.errors import HostError
 from pdplugins.hosts.dynamo.local import planning, screen
 from pdplugins.hosts.dynamo.local.connector import LocalProcessConnector
 from pdplugins.hosts.dynamo.local.engine import Mocker
-from pdplugins.hosts.dynamo.local.fleet import Fleet, Phase
+from pdplugins.hosts.dynamo.local.fleet import Fleet, Limits, Phase
 from pdplugins.hosts.dynamo.local.load import Load
 from pdplugins.hosts.dynamo.local.metrics import process_metrics
 from pdplugins.hosts.dynamo.local.options import Options
@@ -31,6 +31,8 @@ log = logging.getLogger("pdplugins.local")
 
 START_S = 60.0
 """How long the endpoint may take until it answers."""
+READY_S = 120.0
+"""How long a worker's engine may take until it serves; a crowded small machine is slow."""
 GRACE_S = 3.0
 """How long processes may take to end when everything stops."""
 FLEET_STEP_S = 0.2
@@ -56,6 +58,7 @@ class Stack:
             Registrations(self._engine.discovery),
             gpus=self._gpus,
             gpu_budget=deployment.gpu_budget,
+            limits=Limits(ready_s=READY_S + options.delay_s),
             metrics=process_metrics(),
         )
         self._load = Load(options.replay, options, folder, logs) if options.replay else None

@@ -63,7 +63,7 @@ def test_without_a_replay_attainment_is_said_to_be_an_estimate() -> None:
 
 
 def test_a_log_is_not_flooded() -> None:
-    """Plain text has a line when the workers change, and else one in ten seconds."""
+    """Plain text has a line when the workers change, and else one in ten seconds, or a minute when idle."""
     out = io.StringIO()
     view = make_view("plain", SLO, out)
     for second in range(21):
@@ -71,6 +71,10 @@ def test_a_log_is_not_flooded() -> None:
     assert len(out.getvalue().splitlines()) == 3
     view.show(replace(SNAPSHOT, elapsed_s=20.5, prefill=PoolStatus(3, 3, 0, 0)))
     assert len(out.getvalue().splitlines()) == 4
+    idle = replace(SNAPSHOT, prefill=PoolStatus(3, 3, 0, 0), pulse=Pulse(in_flight=0))
+    for second in range(21, 90):
+        view.show(replace(idle, elapsed_s=float(second)))
+    assert len(out.getvalue().splitlines()) == 5
 
 
 def test_programs_read_json_lines() -> None:
