@@ -23,7 +23,7 @@ serve: setup  ## Run the main job: a Dynamo stack scaled by DOPD (SERVE_ARGS="--
 
 test: setup  ## Run the linters, the type checker and all tests
 	$(BIN)/ruff check
-	$(BIN)/ruff format --check
+	$(BIN)/ruff format --check pdplugins tests benchmarks docs
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python -m pytest

@@ -86,16 +86,21 @@ class Deployment:
         Where the budget binds: the pools with the largest throughput that fit. Both phases keep as equal a share of
         their wish as whole workers allow, which is DOPD's Eq. 15 scaled down.
         """
-        if self.gpus(prefill, decode) <= self.gpu_budget:
+        used = self.gpus(prefill, decode)
+        if used <= self.gpu_budget:
             return prefill, decode
 
         def served(pools: tuple[int, int]) -> tuple[float, int]:
             return min(pools[0] / prefill, pools[1] / decode), -self.gpus(*pools)
 
-        most_decode = (self.gpu_budget - self.prefill_tp) // self.decode_tp
-        rooms = ((d, (self.gpu_budget - d * self.decode_tp) // self.prefill_tp) for d in range(1, most_decode + 1))
-        fitting = [(min(prefill, room), d) for d, room in rooms if d <= decode]
-        return max(fitting, key=served, default=(1, 1))
+        # More decode workers than the even share leave less for prefill. Fewer help only until that frees a GPU for it.
+        even = decode * self.gpu_budget / used
+        fewest = int(even) - math.ceil(self.prefill_tp / self.decode_tp)
+        most = min(math.ceil(even), (self.gpu_budget - self.prefill_tp) // self.decode_tp)
+        rooms = (
+            (d, (self.gpu_budget - d * self.decode_tp) // self.prefill_tp) for d in range(max(fewest, 1), most + 1)
+        )
+        return max(((min(prefill, room), d) for d, room in rooms), key=served, default=(1, 1))
 
 
 # --- planner: how many workers of each role ------------------------------------------------------------------------

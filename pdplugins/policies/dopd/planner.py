@@ -167,7 +167,7 @@ class DopdPlanner:
     ) -> tuple[int, dict[str, float]]:
         settings, ttft_s = self._settings, self._deployment.slo.ttft_s
         arrived_s = min(traffic.requests, LARGEST) * service.mean_s
-        self._dispersion.learn(arrived_s / traffic.window_s, work, service)
+        self._dispersion.learn(min(traffic.rate, LARGEST) * service.mean_s, work, service)
         dispersion_s = service.poisson_dispersion_s
         if settings.learn_bursts:
             dispersion_s = self._dispersion.seconds(service, self._rate.mean * service.mean_s)
