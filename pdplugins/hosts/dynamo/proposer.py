@@ -67,7 +67,7 @@ class Proposer:
         """Decide one tick. None, before the first good decision, leaves Dynamo its own behaviour."""
         try:
             traffic = self._with_feedback(await self._traffic(context))
-            view = planner_view(context, self._now_s(context), traffic, self.latest)
+            view = planner_view(context, self._now_s(context), traffic, self._planner.last)
         except Exception as error:  # whatever the host says, its planner loop goes on
             decision = self._planner.hold(f"{type(error).__name__}: {error}", error)
         else:

@@ -73,6 +73,7 @@ class Mocker:
         inherited = {k: v for k, v in os.environ.items() if not k.startswith(("DYN_", "ETCD_", "NATS_"))}
         own = {
             "HOME": str(self._folder / "home"),  # Dynamo caches models there
+            "PYTHONSAFEPATH": "1",  # a user's h2.py in this folder is not the package h2
             "PYTHONUSERBASE": site.getuserbase(),
             "TMPDIR": str(self._folder),  # Dynamo's logging leaves files behind
         }

@@ -20,7 +20,15 @@ import yaml
 from pdplugins.bench.synthetic import SyntheticSettings, synthetic
 from pdplugins.bench.traces import write_mooncake
 
-DYNAMO = [sys.executable, "-c", "from pdplugins.cli import dynamo_main; dynamo_main()", "serve", "--planner", "dopd"]
+DYNAMO = [
+    sys.executable,
+    "-P",
+    "-c",
+    "from pdplugins.cli import dynamo_main; dynamo_main()",
+    "serve",
+    "--planner",
+    "dopd",
+]
 
 
 class Serve:
@@ -30,8 +38,13 @@ class Serve:
         self.started_s = time.monotonic()
         self.temp = temp
         self.lines: list[dict[str, Any]] = []
+        # Started where a file of the user's has the name of a package that the host imports.
+        folder = temp.with_name(f"{temp.name}-cwd")
+        folder.mkdir()
+        (folder / "h2.py").write_text("raise SystemExit('the folder that dynamo serve was started in was imported')")
         self.process = subprocess.Popen(
             [*DYNAMO, "--status", "json-lines", *arguments],
+            cwd=folder,
             env={**os.environ, "TMPDIR": str(temp)},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
