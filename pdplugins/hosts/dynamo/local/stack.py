@@ -119,7 +119,8 @@ class Stack:
         if self._load is not None:
             self._processes.append(self._load.prepare(self._engine.environment()))
         await self._answering()
-        self._view.say("ready", screen.ready(self._options, self._interval_s, self._logs), **self._facts())
+        text = screen.ready(self._options, self._deployment, self._interval_s, self._logs)
+        self._view.say("ready", text, **self._facts())
         self._background(self._every(SHOW_S, self._show))
         self._background(self._take_pulse())
         await self._start_planner()
@@ -233,7 +234,13 @@ class Stack:
         return time.monotonic() - self._started_s
 
     def _facts(self) -> dict[str, object]:
-        return {"url": self._options.url, "model": self._options.model, "logs": str(self._logs), "pid": os.getpid()}
+        options = self._options
+        return {
+            "url": options.url,
+            "model": options.model,
+            "logs": str(self._logs),
+            "metrics_port": options.metrics_port,
+        }
 
     def _show(self) -> None:
         if self._load is not None:

@@ -32,6 +32,11 @@ def chat(url: str, model: str) -> dict[str, Any]:
         return json.load(answer)
 
 
+def page(url: str) -> str:
+    with urllib.request.urlopen(url, timeout=10) as answer:  # noqa: S310 - our own launcher
+        return answer.read().decode()
+
+
 def alive(pid: int) -> bool:
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
@@ -41,12 +46,15 @@ def alive(pid: int) -> bool:
 
 def test_serve_answers_within_15_s_and_sigterm_leaves_nothing(serve: Callable[..., Serve]) -> None:
     """OpenAI answers 15 s after start; 5 s after SIGTERM there is no process, no registration and no port."""
-    stack = serve("--port", "0")
+    stack = serve("--port", "0", "--metrics-port", "0")
     ready = stack.ready()
     answer = chat(ready["url"], ready["model"])
     assert time.monotonic() - stack.started_s < 15
     assert answer["usage"]["completion_tokens"] == 5
     stack.wait(lambda: stack.status()["planner"] == "running", 30)
+    metrics = page(f"http://127.0.0.1:{ready['metrics_port']}/metrics")
+    assert 'pdplugins_local_workers{phase="ready",role="decode"} 1.0' in metrics
+    assert "pdplugins_planner_target_replicas" in metrics
     pids = stack.descendants()
     assert len(pids) == 3  # frontend and two workers; the planner runs in the launcher
 
