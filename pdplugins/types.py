@@ -75,6 +75,8 @@ class Deployment:
     """Seconds from the decision to start a worker until it serves."""
     max_batch: int
     """Largest decode batch of one worker (its CUDA-graph batch size): cc_g of DOPD Eq. 14."""
+    kv_tokens: int | None = None
+    """Tokens of KV cache that one decode worker holds, as its engine says; None for the profile's (DOPD Eq. 11)."""
 
     def gpus(self, prefill: int, decode: int) -> int:
         """GPUs that `prefill` plus `decode` workers use."""

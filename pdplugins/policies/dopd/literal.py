@@ -32,7 +32,13 @@ def algorithm_2(load: Load, deployment: Deployment) -> Literal:
     perf = deployment.perf
     concurrency = load.amount
     cc_d = decode_concurrency(
-        perf, deployment.slo, load.isl_tokens, load.osl_tokens, deployment.decode_tp, deployment.max_batch
+        perf,
+        deployment.slo,
+        load.isl_tokens,
+        load.osl_tokens,
+        deployment.decode_tp,
+        deployment.max_batch,
+        deployment.kv_tokens,
     )
     ttft = perf.prefill_s(load.isl_tokens, deployment.prefill_tp)  # line 10
     context = (load.isl_tokens + load.osl_tokens) / 2

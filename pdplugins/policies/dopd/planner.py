@@ -185,7 +185,9 @@ class DopdPlanner:
         settings, deployment = self._settings, self._deployment
         perf, slo, tp = deployment.perf, deployment.slo, deployment.decode_tp
         context = mean_context_tokens(load.isl_tokens, load.osl_tokens)
-        cc_d = decode_concurrency(perf, slo, load.isl_tokens, load.osl_tokens, tp, deployment.max_batch)
+        cc_d = decode_concurrency(
+            perf, slo, load.isl_tokens, load.osl_tokens, tp, deployment.max_batch, deployment.kv_tokens
+        )
         cc_d = concurrency_within_tpot(perf, slo, context, tp, cc_d)
         step_s = perf.decode_step_s(cc_d, context, tp)
         concurrency = rate * load.osl_tokens * step_s

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -37,8 +38,15 @@ def trace() -> list[TraceRequest]:
     return list(synthetic(SyntheticSettings(seed=3, duration_s=180, burst_rate=16)))
 
 
-def run(planner: str, trace: list[TraceRequest], *, config: Config | None = None, log: Path | None = None) -> Result:
-    plan = Plan(planner, config or configured(None), decision_log=log)
+def run(
+    planner: str,
+    trace: list[TraceRequest],
+    *,
+    config: Config | None = None,
+    settings: dict[str, Any] | None = None,
+    log: Path | None = None,
+) -> Result:
+    plan = Plan(planner, config or configured(None), settings or {}, decision_log=log)
     return replay(plan, trace, trace_name="synthetic", command="test")
 
 
@@ -102,7 +110,7 @@ def test_the_view_counts_every_arrival_once(scripted: Callable[..., Watched], tr
 
 @pytest.mark.dynamo
 def test_dopd_scales_both_ways_and_beats_the_pools_it_starts_from(trace: list[TraceRequest]) -> None:
-    start, scaled = run("static:1P1D", trace), run("dopd", trace)
+    start, scaled = run("static:1P1D", trace), run("dopd", trace, settings={"hold_s": 30})
     prefill = [1, *(change.prefill for change in scaled.scaling)]
     assert any(b > a for a, b in pairwise(prefill))
     assert any(b < a for a, b in pairwise(prefill))

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from pdplugins.config import Config
 from pdplugins.perf.npz import export_npz
 from pdplugins.types import Deployment, Role
 
@@ -36,6 +37,13 @@ class Engines:
     def kv_tokens(self) -> int:
         """Tokens of KV cache of one worker."""
         return self.kv_blocks * BLOCK_TOKENS
+
+    def told(self, config: Config) -> Config:
+        """Return `config` with what these workers say of themselves, where it says nothing else."""
+        if config.deployment.kv_tokens is not None:
+            return config
+        deployment = config.deployment.model_copy(update={"kv_tokens": self.kv_tokens})
+        return config.model_copy(update={"deployment": deployment})
 
 
 def quiet() -> None:
