@@ -70,10 +70,11 @@ STOCK = (
 DOPD: tuple[dict[str, Any], ...] = (
     {},
     *({"wait_share": share} for share in (1.0, 0.35, 0.25, 0.12, 0.08)),
+    *({"wait_share": share, "hold_s": 60} for share in (0.3, 0.07)),
     {"paper_literal": True},
     *({"predictor": predictor} for predictor in ("arima", "last-value")),
 )
-"""Settings over configs/dopd.yaml: as shipped, the paper as printed, other predictors, the documented knob."""
+"""Settings over configs/dopd.yaml: as shipped, the documented knob, the paper as printed, other predictors."""
 
 
 @dataclass(frozen=True)

@@ -21,9 +21,9 @@ TITLES = {
     "azure-conversation": "Azure 2023, conversation",
     "azure-code": "Azure 2023, code",
     "mooncake-conversation": "Mooncake, conversation",
-    "azure-conversation-kv_router": "Azure 2023, conversation, KV router",
-    "azure-code-kv_router": "Azure 2023, code, KV router",
-    "mooncake-conversation-kv_router": "Mooncake, conversation, KV router",
+    "azure-conversation-kv_router": "Azure 2023, conversation",
+    "azure-code-kv_router": "Azure 2023, code",
+    "mooncake-conversation-kv_router": "Mooncake, conversation",
 }
 GOOD = 99.0
 """Percent of SLO attainment that an operator would ask for."""
@@ -82,52 +82,75 @@ def _line(run: Data, front: Sequence[Data]) -> str:
     )
 
 
-def verdict(data: Data) -> list[str]:
-    """Say how DOPD as shipped, and the cheapest DOPD that is good enough, stand against fixed pools."""
-    front = pareto(data["runs"])
-    ours = [run for run in data["runs"] if run["group"] == "dopd"]
-    lines = []
-    for run in (run for run in ours if run["label"] == "dopd" or run["label"].startswith("dopd from ")):
-        attainment, gpu_hours = point(run)
-        at_front = front_at(front, gpu_hours)
-        said = "fewer GPU-hours than any fixed pool" if at_front is None else f"fixed pools: {at_front:.1f} %"
-        lines.append(f"`{run['label']}` reaches {attainment:.1f} % with {gpu_hours:.2f} GPU-hours ({said} at that).")
-    best = _cheapest(front), _cheapest([run for run in ours if "paper_literal" not in run["label"]])
-    if best[0] is None:
-        highest = max((point(run)[0] for run in front), default=0.0)
-        lines.append(f"No fixed pool of the sweep reaches {GOOD:.0f} % (the best: {highest:.1f} %).")
-    elif best[1] is None:
-        lines.append(
-            f"`{best[0]['label']}` is the cheapest fixed pool at {GOOD:.0f} %; no DOPD of the table reaches it."
+def summary(found: Sequence[Data]) -> list[str]:
+    """Return one line per trace and router: the best of Dynamo's planners, DOPD as shipped, what 99 % costs."""
+    lines = [
+        f"| trace, router | best of Dynamo's planners | dopd | dopd, started with about the right pools "
+        f"| GPU-hours for {GOOD:.0f} %: fixed pools, dopd |",
+        "|---|---|---|---|---|",
+    ]
+    for data in found:
+        front = pareto(data["runs"])
+        groups = {name: [run for run in data["runs"] if run["group"] == name] for name in ("stock", "dopd")}
+        best = max(groups["stock"], key=point)
+        warm = next((run for run in groups["dopd"] if run["label"].startswith("dopd from ")), None)
+        shipped = next((run for run in groups["dopd"] if run["label"] == "dopd"), None)
+        cells = (
+            _cell(best, front, named=True),
+            _cell(shipped, front),
+            _cell(warm, front),
+            _cost(front, groups["dopd"]),
         )
-    else:
-        pool, dopd = (point(run)[1] for run in best if run is not None)
-        lines.append(
-            f"{GOOD:.0f} % costs {pool:.2f} GPU-hours with fixed pools (`{best[0]['label']}`) and {dopd:.2f} with "
-            f"`{best[1]['label']}`: {100 * (1 - dopd / pool):.0f} % fewer."
-        )
+        about = data["trace"]
+        lines.append(f"| {about['title']}, `{about['router']}` | {' | '.join(cells)} |")
     return lines
+
+
+def _cell(run: Data | None, front: Sequence[Data], *, named: bool = False) -> str:
+    if run is None:
+        return "n/a"
+    attainment, gpu_hours = point(run)
+    at_front = front_at(front, gpu_hours)
+    against = "cheaper than any pool" if at_front is None else f"**{attainment - at_front:+.1f}**"
+    name = f"`{run['label']}`: " if named else ""
+    return f"{name}{attainment:.1f} % at {gpu_hours:.2f}, {against}"
+
+
+def _cost(front: Sequence[Data], ours: Sequence[Data]) -> str:
+    """Say what attainment that an operator would ask for costs, with fixed pools and with DOPD."""
+    pool, dopd = _cheapest(front), _cheapest([run for run in ours if "paper_literal" not in run["label"]])
+    if pool is None:
+        return f"no fixed pool reaches it (best: {max((point(run)[0] for run in front), default=0.0):.1f} %)"
+    if dopd is None:
+        return f"{point(pool)[1]:.2f} (`{pool['label']}`), no dopd of the table"
+    change = 100 * (point(dopd)[1] / point(pool)[1] - 1)
+    return f"{point(pool)[1]:.2f} (`{pool['label']}`), {point(dopd)[1]:.2f} (`{dopd['label']}`): **{change:+.0f} %**"
 
 
 def _cheapest(runs: Sequence[Data]) -> Data | None:
     return min((run for run in runs if point(run)[0] >= GOOD), key=lambda run: point(run)[1], default=None)
 
 
+def results() -> dict[str, Data]:
+    """Return every result file by its key."""
+    files = {key: RESULTS / f"planners-{key}.json" for key in TITLES}
+    found = {key: json.loads(file.read_text(encoding="utf-8")) for key, file in files.items() if file.exists()}
+    for key, data in found.items():
+        data["trace"]["title"] = TITLES[key]
+    return found
+
+
 def text() -> str:
     """Return everything between the markers of README.md."""
-    parts = []
-    for key, title in TITLES.items():
-        file = RESULTS / f"planners-{key}.json"
-        if not file.exists():
-            continue
-        data = json.loads(file.read_text(encoding="utf-8"))
+    found = results()
+    parts = ["\n".join(summary(list(found.values())))]
+    for key, data in found.items():
         about = data["trace"]
-        size = f"{about['requests']} requests in {about['duration_s']:.0f} s"
-        head = f"### {title}\n\n`{about['file']}`: {size}, router `{about['router']}`."
+        head = f"### {about['title']}, `{about['router']}`"
+        size = f"`{about['file']}`: {about['requests']} requests in {about['duration_s']:.0f} s."
         picture = f"![SLO attainment against GPU-hours]({RESULTS.name}/planners-{key}.svg)"
-        lines = "\n".join(table(data))
-        folded = f"<details><summary>Table</summary>\n\n{lines}\n\n</details>"
-        parts += [head, " ".join(verdict(data)), picture, lines if about["router"] == "round_robin" else folded]
+        folded = ["<details><summary>Every planner</summary>", "\n".join(table(data)), "</details>"]
+        parts += [head, size, picture, *folded]
     return "\n\n".join(parts)
 
 
@@ -173,7 +196,7 @@ def plot(key: str) -> None:
     matplotlib.rcParams["svg.fonttype"] = "none"
     from matplotlib import pyplot  # noqa: PLC0415
 
-    data = json.loads((RESULTS / f"planners-{key}.json").read_text(encoding="utf-8"))
+    data = results()[key]
     figure, axes = pyplot.subplots(figsize=(7.2, 4.2), layout="constrained")
     front = [point(run) for run in pareto(data["runs"])]
     axes.plot(
@@ -186,7 +209,12 @@ def plot(key: str) -> None:
         if run["group"] != "static":
             attainment, gpu_hours = point(run)
             axes.annotate(run["label"], (gpu_hours, attainment), (4, -3), textcoords="offset points", fontsize=6)
-    axes.set(xlabel="GPU-hours", ylabel="SLO attainment, %", title=TITLES[key], ylim=(-3, 103))
+    axes.set(
+        xlabel="GPU-hours",
+        ylabel="SLO attainment, %",
+        title=f"{data['trace']['title']}, {data['trace']['router']}",
+        ylim=(-3, 103),
+    )
     axes.grid(color="0.9")
     axes.legend(loc="lower right", fontsize=8)
     figure.savefig(RESULTS / f"planners-{key}.svg", metadata={"Date": None})
