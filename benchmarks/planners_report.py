@@ -35,13 +35,21 @@ def point(run: Data) -> tuple[float, float]:
     return 100 * float(run["metrics"]["slo_attainment"]), float(run["metrics"]["gpu_hours"])
 
 
-def pareto(runs: Sequence[Data]) -> list[Data]:
-    """Return the fixed pools that no other fixed pool beats in both respects, cheapest first."""
+def fixed_front(runs: Sequence[Data]) -> list[Data]:
+    """Return the fixed pools on the upper concave hull, cheapest first: the strictest front through the swept pools."""
     front: list[Data] = []
     for run in sorted((r for r in runs if r["group"] == "static"), key=lambda r: (point(r)[1], -point(r)[0])):
-        if not front or point(run)[0] > point(front[-1])[0]:
-            front.append(run)
+        if front and point(run)[0] <= point(front[-1])[0]:
+            continue
+        while len(front) > 1 and _slope(front[-2], front[-1]) <= _slope(front[-2], run):
+            front.pop()
+        front.append(run)
     return front
+
+
+def _slope(a: Data, b: Data) -> float:
+    (low, cheap), (high, dear) = point(a), point(b)
+    return (high - low) / (dear - cheap) if dear > cheap else float("inf")
 
 
 def front_at(front: Sequence[Data], gpu_hours: float) -> float | None:
@@ -57,7 +65,7 @@ def front_at(front: Sequence[Data], gpu_hours: float) -> float | None:
 
 def table(data: Data) -> list[str]:
     """Return the table of one trace."""
-    front = pareto(data["runs"])
+    front = fixed_front(data["runs"])
     lines = [
         "| planner | SLO attainment | GPU-hours | vs fixed pools | goodput, req/s | goodput, tokens/s "
         "| TTFT p50 / p99, s | TPOT p99, ms |",
@@ -90,8 +98,8 @@ def summary(found: Sequence[Data]) -> list[str]:
         "|---|---|---|---|---|",
     ]
     for data in found:
-        front = pareto(data["runs"])
-        groups = {name: [run for run in data["runs"] if run["group"] == name] for name in ("stock", "dopd")}
+        front = fixed_front(data["runs"])
+        groups = {name: [run for run in data["runs"] if run["group"] == name] for name in ("static", "stock", "dopd")}
         best = max(groups["stock"], key=point)
         warm = next((run for run in groups["dopd"] if run["label"].startswith("dopd from ")), None)
         shipped = next((run for run in groups["dopd"] if run["label"] == "dopd"), None)
@@ -99,7 +107,7 @@ def summary(found: Sequence[Data]) -> list[str]:
             _cell(best, front, named=True),
             _cell(shipped, front),
             _cell(warm, front),
-            _cost(front, groups["dopd"]),
+            _cost(groups["static"], groups["dopd"]),
         )
         about = data["trace"]
         lines.append(f"| {about['title']}, `{about['router']}` | {' | '.join(cells)} |")
@@ -116,11 +124,11 @@ def _cell(run: Data | None, front: Sequence[Data], *, named: bool = False) -> st
     return f"{name}{attainment:.1f} % at {gpu_hours:.2f}, {against}"
 
 
-def _cost(front: Sequence[Data], ours: Sequence[Data]) -> str:
+def _cost(pools: Sequence[Data], ours: Sequence[Data]) -> str:
     """Say what attainment that an operator would ask for costs, with fixed pools and with DOPD."""
-    pool, dopd = _cheapest(front), _cheapest([run for run in ours if "paper_literal" not in run["label"]])
+    pool, dopd = _cheapest(pools), _cheapest([run for run in ours if "paper_literal" not in run["label"]])
     if pool is None:
-        return f"no fixed pool reaches it (best: {max((point(run)[0] for run in front), default=0.0):.1f} %)"
+        return f"no fixed pool reaches it (best: {max((point(run)[0] for run in pools), default=0.0):.1f} %)"
     if dopd is None:
         return f"{point(pool)[1]:.2f} (`{pool['label']}`), no dopd of the table"
     change = 100 * (point(dopd)[1] / point(pool)[1] - 1)
@@ -187,6 +195,12 @@ def rendered(readme: str) -> str:
     return readme
 
 
+def _drawn(run: Data) -> tuple[float, float]:
+    """Return where a run is drawn: GPU-hours and attainment, kept off the ends that a logit scale has not."""
+    attainment, gpu_hours = point(run)
+    return gpu_hours, min(max(attainment / 100, 0.004), 0.9995)
+
+
 def plot(key: str) -> None:
     """Draw the fixed pools as a line and every planner as a point."""
     import matplotlib  # noqa: PLC0415 - only needed to draw
@@ -198,23 +212,20 @@ def plot(key: str) -> None:
 
     data = results()[key]
     figure, axes = pyplot.subplots(figsize=(7.2, 4.2), layout="constrained")
-    front = [point(run) for run in pareto(data["runs"])]
-    axes.plot(
-        [g for _, g in front], [a for a, _ in front], "-o", color="0.55", markersize=3, label="fixed pools (front)"
-    )
+    hours, attained = zip(*map(_drawn, fixed_front(data["runs"])), strict=True)
+    axes.plot(hours, attained, "-o", color="0.55", markersize=3, label="fixed pools (front)")
     for group, color, label in (("stock", "tab:red", "Dynamo's planners"), ("dopd", "tab:green", "dopd")):
-        points = [point(run) for run in data["runs"] if run["group"] == group]
-        axes.scatter([g for _, g in points], [a for a, _ in points], s=26, color=color, label=label, zorder=3)
+        hours, attained = zip(*(_drawn(run) for run in data["runs"] if run["group"] == group), strict=True)
+        axes.scatter(hours, attained, s=20, color=color, label=label, zorder=3)
     for run in data["runs"]:
-        if run["group"] != "static":
-            attainment, gpu_hours = point(run)
-            axes.annotate(run["label"], (gpu_hours, attainment), (4, -3), textcoords="offset points", fontsize=6)
-    axes.set(
-        xlabel="GPU-hours",
-        ylabel="SLO attainment, %",
-        title=f"{data['trace']['title']}, {data['trace']['router']}",
-        ylim=(-3, 103),
-    )
+        if run["group"] == "stock" or run["label"] in {"dopd", "dopd paper_literal=true"}:
+            axes.annotate(run["label"], _drawn(run), (5, -2), textcoords="offset points", fontsize=6)
+    axes.set_yscale("logit")  # so that 99 % and 99.9 % are as far apart as 90 % and 99 %
+    ticks = (0.01, 0.1, 0.5, 0.9, 0.99, 0.999)
+    axes.set_yticks(ticks, [f"{100 * tick:g}" for tick in ticks])
+    axes.set_yticks([], minor=True)
+    title = f"{data['trace']['title']}, {data['trace']['router']}"
+    axes.set(xlabel="GPU-hours", ylabel="SLO attainment, %", title=title)
     axes.grid(color="0.9")
     axes.legend(loc="lower right", fontsize=8)
     figure.savefig(RESULTS / f"planners-{key}.svg", metadata={"Date": None})
