@@ -27,6 +27,8 @@ from typing import Any
 
 from dynamo.planner.plugins.types import (
     AcceptResult,
+    BootstrapRequest,
+    BootstrapResponse,
     ComponentTarget,
     OverrideResult,
     OverrideType,
@@ -76,6 +78,11 @@ class PdPlanner(Proposer):
         if metrics_port is not None:
             metrics.serve(metrics_port)
         _instances[key] = self
+
+    async def Bootstrap(self, _request: BootstrapRequest) -> BootstrapResponse:  # noqa: N802 - Dynamo's name
+        """Get ready for the first tick."""
+        await self.begin()
+        return BootstrapResponse(ok=True)
 
     async def Propose(self, request: ProposeStageRequest) -> ProposeStageResponse:  # noqa: N802 - Dynamo's name
         """Answer one tick of Dynamo's PROPOSE stage."""

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -62,6 +63,12 @@ class Proposer:
     def close(self) -> None:
         """Close the decision log."""
         self._planner.close()
+
+    async def begin(self) -> None:
+        """Read the frontend once, so that the first tick already sees a window of traffic."""
+        if self._frontend is not None:
+            with suppress(OSError):  # not up yet; then the first tick begins the window
+                await asyncio.to_thread(self._frontend.collect)
 
     async def propose(self, context: Any) -> Decision | None:
         """Decide one tick. None, before the first good decision, leaves Dynamo its own behaviour."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import itertools
 import json
 import logging
 import re
@@ -76,6 +77,21 @@ def test_a_dead_frontend_is_not_idleness(stock: Start, config_data: dict[str, An
     entry = read(log)[0].entries[0]
     assert entry.fault == "observation"
     assert "Connection refused" in entry.plan.reason
+
+
+def test_the_first_tick_already_sees_traffic(
+    stock: Start, config_data: dict[str, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The frontend is read once at Bootstrap, so that the first decision need not wait for a second tick."""
+    totals = itertools.count(0, 25)
+    page = 'dynamo_frontend_requests_started_total{{model="tiny"}} {}\n'
+    monkeypatch.setattr("pdplugins.hosts.dynamo.frontend._fetch", lambda _url: page.format(next(totals)))
+    log = tmp_path / "d.jsonl"
+    stock({"config": config_data, "decision_log": str(log), "frontend_url": "http://frontend"}).tick(None)
+    (entry,) = read(log)[0].entries
+    assert entry.view is not None
+    assert entry.view.traffic is not None
+    assert entry.view.traffic.requests == 25
 
 
 def test_ticks_between_our_own_keep_our_plan(stock: Start, config_data: dict[str, Any]) -> None:
