@@ -9,7 +9,7 @@
           plugin_id: pdplugins
           plugin_type: propose
           priority: 1
-          execution_interval_seconds: 15
+          execution_interval_seconds: 5
           hold_policy: HOLD_LAST
           needs: [observations.fpm, observations.workers]
           kwargs: {config: dopd, frontend_url: "http://127.0.0.1:8000"}
