@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 SERVE_ARGS ?=
 
-.PHONY: help setup serve test speedups lint check docs clean
+.PHONY: help setup serve test speedups bench-planners clean
 
 help:  ## Show this text
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -23,13 +23,16 @@ serve: setup  ## Run the main job: a Dynamo stack scaled by DOPD (SERVE_ARGS="--
 
 test: setup  ## Run the linters, the type checker and all tests
 	$(BIN)/ruff check
-	$(BIN)/ruff format --check
+	$(BIN)/ruff format --check pdplugins tests benchmarks docs
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python -m pytest
 
 speedups: setup  ## Compile the simulator's engine (three times as fast; needs a C compiler)
 	$(BIN)/python -m pdplugins.sim.compile
+
+bench-planners: setup  ## Planners against fixed pools and Dynamo's own, in its simulator (TRACES=DIR; 15 minutes)
+	$(BIN)/python benchmarks/planners.py --traces "$(TRACES)"
 
 clean:  ## Remove .venv and every cache
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache dist build

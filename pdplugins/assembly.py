@@ -28,6 +28,7 @@ def build_deployment(config: Config, registry: Registry | None = None) -> Deploy
         decode_tp=chosen[1] if wanted.decode.tp == "auto" else wanted.decode.tp,
         startup_s=wanted.startup_s,
         max_batch=wanted.max_batch,
+        kv_tokens=wanted.kv_tokens,
     )
     for role, tp in ((Role.PREFILL, deployment.prefill_tp), (Role.DECODE, deployment.decode_tp)):
         if tp not in perf.tp_sizes(role):

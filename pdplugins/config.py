@@ -46,6 +46,9 @@ class DeploymentConfig(_Section):
     gpu_budget: int = Field(8, ge=2, description="GPUs that all workers may use together")
     startup_s: float = Field(30.0, ge=0, description="seconds until a new worker serves")
     max_batch: int = Field(256, ge=1, description="largest decode batch of a worker (its CUDA graphs)")
+    kv_tokens: int | None = Field(
+        None, ge=1, description="KV cache of a decode worker that its engine states; else Eq. 11"
+    )
     isl_tokens: int = Field(1024, ge=1, description="prompt length to choose tp: auto for")
     osl_tokens: int = Field(256, ge=1, description="output length to choose tp: auto for")
     prefill: PoolConfig = PoolConfig(tp=1)

@@ -75,10 +75,34 @@ class Deployment:
     """Seconds from the decision to start a worker until it serves."""
     max_batch: int
     """Largest decode batch of one worker (its CUDA-graph batch size): cc_g of DOPD Eq. 14."""
+    kv_tokens: int | None = None
+    """Tokens of KV cache that one decode worker holds, as its engine says; None for the profile's (DOPD Eq. 11)."""
 
     def gpus(self, prefill: int, decode: int) -> int:
         """GPUs that `prefill` plus `decode` workers use."""
         return prefill * self.prefill_tp + decode * self.decode_tp
+
+    def fit(self, prefill: int, decode: int) -> tuple[int, int]:
+        """Return the pools that a wish becomes within the GPU budget; at least one worker of each role stays.
+
+        Where the budget binds: the pools with the largest throughput that fit. Both phases keep as equal a share of
+        their wish as whole workers allow, which is DOPD's Eq. 15 scaled down.
+        """
+        used = self.gpus(prefill, decode)
+        if used <= self.gpu_budget:
+            return prefill, decode
+
+        def served(pools: tuple[int, int]) -> tuple[float, int]:
+            return min(pools[0] / prefill, pools[1] / decode), -self.gpus(*pools)
+
+        # More decode workers than the even share leave less for prefill. Fewer help only until that frees a GPU for it.
+        even = decode * self.gpu_budget / used
+        fewest = int(even) - math.ceil(self.prefill_tp / self.decode_tp)
+        most = min(math.ceil(even), (self.gpu_budget - self.prefill_tp) // self.decode_tp)
+        rooms = (
+            (d, (self.gpu_budget - d * self.decode_tp) // self.prefill_tp) for d in range(max(fewest, 1), most + 1)
+        )
+        return max(((min(prefill, room), d) for d, room in rooms), key=served, default=(1, 1))
 
 
 # --- planner: how many workers of each role ------------------------------------------------------------------------

@@ -177,7 +177,7 @@ def _object(line: str) -> dict[str, Any] | None:
 
 
 def _limits(deployment: Deployment) -> dict[str, Any]:
-    names = ("gpu_budget", "prefill_tp", "decode_tp", "startup_s", "max_batch")
+    names = ("gpu_budget", "prefill_tp", "decode_tp", "startup_s", "max_batch", "kv_tokens")
     return {"slo": asdict(deployment.slo), **{name: getattr(deployment, name) for name in names}}
 
 

@@ -219,24 +219,15 @@ def _with_defaults(config: Config, registry: Registry | None) -> Config:
 
 
 def fit_budget(plan: ScalePlan, deployment: Deployment) -> ScalePlan:
-    """Return `plan`, or when it needs too many GPUs the largest one of about the same ratio that fits.
-
-    At least one worker of each role stays, also when not even that fits: a pool at zero would serve nothing.
-    """
-    used, budget = deployment.gpus(plan.prefill, plan.decode), deployment.gpu_budget
-    if used <= budget:
+    """Return `plan`, or when it needs too many GPUs what of it fits."""
+    fitted = deployment.fit(plan.prefill, plan.decode)
+    if fitted == (plan.prefill, plan.decode):
         return plan
-    share = budget / used
-    prefill, decode = max(1, int(plan.prefill * share)), max(1, int(plan.decode * share))
-    prefill = max(1, min(prefill, (budget - decode * deployment.decode_tp) // deployment.prefill_tp))
-    decode = max(1, min(decode, (budget - prefill * deployment.prefill_tp) // deployment.decode_tp))
-    decode_first = plan.decode * share - decode >= plan.prefill * share - prefill
-    for more_prefill, more_decode in ((0, 1), (1, 0)) if decode_first else ((1, 0), (0, 1)):
-        larger = prefill + more_prefill, decode + more_decode
-        if larger[0] <= plan.prefill and larger[1] <= plan.decode and deployment.gpus(*larger) <= budget:
-            prefill, decode = larger
-    reason = f"{plan.reason}; {plan.prefill}P{plan.decode}D needs {used} GPUs, cut to the budget of {budget}"
-    return ScalePlan(prefill, decode, reason, plan.signals)
+    used = deployment.gpus(plan.prefill, plan.decode)
+    reason = (
+        f"{plan.reason}; {plan.prefill}P{plan.decode}D needs {used} GPUs, cut to the budget of {deployment.gpu_budget}"
+    )
+    return ScalePlan(*fitted, reason, plan.signals)
 
 
 def _checked(plan: object) -> ScalePlan:

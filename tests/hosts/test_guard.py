@@ -91,7 +91,7 @@ def test_numpy_counts_are_whole_numbers(deployment: Deployment, see: See) -> Non
 def test_a_plan_over_the_budget_is_cut_to_fit_and_counted(deployment: Deployment, see: See) -> None:
     planner = guarded(deployment, ScalePlan(100, 100, "burst"))
     decision = planner.decide(see(0))
-    assert (decision.plan.prefill, decision.plan.decode, decision.fault) == (2, 3, Fault.OVER_BUDGET)
+    assert (decision.plan.prefill, decision.plan.decode, decision.fault) == (4, 2, Fault.OVER_BUDGET)
     assert decision.plan.reason == "burst; 100P100D needs 300 GPUs, cut to the budget of 8"
     assert planner.faults[Fault.OVER_BUDGET] == 1
 

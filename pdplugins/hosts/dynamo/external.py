@@ -70,7 +70,8 @@ class ProposeService(pbg.ProposePluginServicer):  # type: ignore[misc]
         return response
 
     async def Bootstrap(self, request: Any, context: Any) -> Any:  # noqa: N802 - Dynamo's name
-        """Accept; the planner needs nothing before its first tick."""
+        """Get ready for the first tick."""
+        await self.proposer.begin()
         return pb.BootstrapResponse(ok=True)
 
     async def Reset(self, request: Any, context: Any) -> Any:  # noqa: N802 - Dynamo's name

@@ -9,7 +9,7 @@
           plugin_id: pdplugins
           plugin_type: propose
           priority: 1
-          execution_interval_seconds: 15
+          execution_interval_seconds: 5
           hold_policy: HOLD_LAST
           needs: [observations.fpm, observations.workers]
           kwargs: {config: dopd, frontend_url: "http://127.0.0.1:8000"}
@@ -27,6 +27,8 @@ from typing import Any
 
 from dynamo.planner.plugins.types import (
     AcceptResult,
+    BootstrapRequest,
+    BootstrapResponse,
     ComponentTarget,
     OverrideResult,
     OverrideType,
@@ -76,6 +78,11 @@ class PdPlanner(Proposer):
         if metrics_port is not None:
             metrics.serve(metrics_port)
         _instances[key] = self
+
+    async def Bootstrap(self, _request: BootstrapRequest) -> BootstrapResponse:  # noqa: N802 - Dynamo's name
+        """Get ready for the first tick."""
+        await self.begin()
+        return BootstrapResponse(ok=True)
 
     async def Propose(self, request: ProposeStageRequest) -> ProposeStageResponse:  # noqa: N802 - Dynamo's name
         """Answer one tick of Dynamo's PROPOSE stage."""

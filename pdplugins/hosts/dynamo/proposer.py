@@ -6,6 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -63,11 +64,17 @@ class Proposer:
         """Close the decision log."""
         self._planner.close()
 
+    async def begin(self) -> None:
+        """Read the frontend once, so that the first tick already sees a window of traffic."""
+        if self._frontend is not None:
+            with suppress(OSError):  # not up yet; then the first tick begins the window
+                await asyncio.to_thread(self._frontend.collect)
+
     async def propose(self, context: Any) -> Decision | None:
         """Decide one tick. None, before the first good decision, leaves Dynamo its own behaviour."""
         try:
             traffic = self._with_feedback(await self._traffic(context))
-            view = planner_view(context, self._now_s(context), traffic, self.latest)
+            view = planner_view(context, self._now_s(context), traffic, self._planner.last)
         except Exception as error:  # whatever the host says, its planner loop goes on
             decision = self._planner.hold(f"{type(error).__name__}: {error}", error)
         else:

@@ -13,6 +13,7 @@ from collections import deque
 from itertools import pairwise
 
 import numpy as np
+from statsmodels.tools.sm_exceptions import MissingDataError
 from statsmodels.tsa.arima.estimators.hannan_rissanen import hannan_rissanen
 
 Steps = np.ndarray[tuple[int], np.dtype[np.float64]]
@@ -116,7 +117,7 @@ def _fit(steps: Steps, p: int, q: int) -> _Arma | None:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 found, _ = hannan_rissanen(steps - mean, ar_order=p, ma_order=ma_order, demean=False)
-        except (ValueError, IndexError, np.linalg.LinAlgError):  # too short or degenerate for two regressions
+        except (ValueError, IndexError, np.linalg.LinAlgError, MissingDataError):  # no regression on such a series
             continue
         ar, ma = [float(x) for x in found.ar_params], [float(x) for x in found.ma_params]
         if np.isfinite([*ar, *ma]).all() and found.is_stationary and found.is_invertible:

@@ -8,14 +8,22 @@ from pdplugins.policies.dopd.forecast import Predictor
 
 
 class DopdSettings(BaseModel):
-    """Settings of the planner ``dopd``."""
+    """Settings of the planner ``dopd``. Those below `correction_limit` are not in the paper."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
-    interval_s: float = Field(5.0, gt=0, description="T: seconds between two plans; the paper leaves it open")
-    predictor: Predictor = Field("arima", description="forecaster of lengths and load; the paper's is arima")
+    paper_literal: bool = Field(False, description="Algorithm 2 as printed: ARIMA, correction factor, nothing else")
+    interval_s: float = Field(5.0, gt=0, description="T: seconds between two plans; the paper does not tell its own")
+    predictor: Predictor = Field("kalman", description="forecaster of ISL, OSL and request rate; the paper's is arima")
     history: int = Field(600, ge=30, description="windows of history that arima is fitted to")
-    correction_limit: float = Field(2.0, ge=1, description="largest correction factor of a forecast; 1 turns it off")
-    hold_s: float = Field(60.0, ge=0, description="seconds that a smaller pool must have been enough before it shrinks")
-    headroom: float = Field(1.5, ge=0, description="square-root staffing: workers beyond the mean, in sqrt(workers)")
-    paper_literal: bool = Field(False, description="Algorithm 2 as printed: no headroom, no hold, its own ratio")
+    correction_limit: float = Field(1.0, ge=1, description="bound of the correction factor; 1 turns it off")
+    wait_share: float = Field(0.5, gt=0, description="mean wait for prefill that is planned for, in TTFT SLOs (Eq. 10)")
+    spare: float = Field(1.0, ge=0, description="prefill workers beyond that, because workers do not share a queue")
+    rate_sigmas: float = Field(1.0, ge=0, description="standard errors of the request rate that are planned for")
+    length_cv2: float = Field(1.0, ge=0, description="squared coefficient of variation of prompt lengths (Eq. 6-8)")
+    decode_sigmas: float = Field(
+        2.0, ge=0, description="standard deviations of the concurrency that decode has room for"
+    )
+    learn_bursts: bool = Field(True, description="learn how large bursts are and whether a level lasts a start-up")
+    drain_backlog: bool = Field(True, description="add the workers that clear a queue within one start-up")
+    hold_s: float = Field(300.0, ge=0, description="seconds that a smaller pool must have been enough for")

@@ -7,6 +7,7 @@ zeros are ordinary, and a forecast is finite as soon as one finite value came. N
 from __future__ import annotations
 
 import math
+from collections import deque
 from typing import Literal, Protocol
 
 Predictor = Literal["last-value", "kalman", "arima"]
@@ -67,6 +68,58 @@ class Kalman:
         return self._level
 
 
+class Reverting:
+    """Draws a forecast towards the long-run mean, as far as experience says that levels do not last.
+
+    A worker serves one start-up after it was asked for, so what counts is how much of a level is left by then: the
+    slope of values on the forecasts made `steps` earlier, between 0 (bursts that are over) and 1 (levels that last).
+
+    :param inner: the forecaster of the level.
+    :param steps: steps from a forecast to the value that it is for.
+    :param memory: steps after which experience counts for 1 / e.
+    """
+
+    PRIOR_STEPS = 0.5
+    """Weight of the assumption that levels last, in squared mean levels."""
+
+    def __init__(self, inner: Forecaster, steps: int, memory: float) -> None:
+        self._inner, self._steps = inner, steps
+        self._keep = math.exp(-1 / memory)
+        self._pending: deque[float] = deque()
+        self._mean = self._weight = 0.0
+        self._covariance = self._variance = 0.0
+
+    @property
+    def mean(self) -> float:
+        """The long-run mean."""
+        return self._mean
+
+    @property
+    def persistence(self) -> float:
+        """The share of a deviation from the mean that is expected to last, 0 to 1."""
+        prior = self.PRIOR_STEPS * self._mean * self._mean
+        if self._variance + prior <= 0:
+            return 1.0
+        return min(max((self._covariance + prior) / (self._variance + prior), 0.0), 1.0)
+
+    def observe(self, value: float) -> None:
+        """Take in the next value, and learn from the forecast that was made for it."""
+        if not math.isfinite(value):
+            return
+        self._inner.observe(value)
+        self._weight = self._keep * self._weight + 1
+        self._mean += (value - self._mean) / self._weight
+        self._pending.append(self._inner.forecast())
+        if len(self._pending) > self._steps:
+            deviation = self._pending.popleft() - self._mean
+            self._covariance = self._keep * self._covariance + deviation * (value - self._mean)
+            self._variance = self._keep * self._variance + deviation * deviation
+
+    def forecast(self) -> float:
+        """Return the forecast for `steps` ahead; NaN while nothing was observed."""
+        return self._mean + self.persistence * (self._inner.forecast() - self._mean)
+
+
 class Corrected:
     """Multiplies a forecast with how far the last one was off: DOPD's correction factor (Sections II-A and V-D).
 
@@ -97,15 +150,50 @@ class Corrected:
         return self._inner.forecast() * self._factor
 
 
-def build_forecaster(predictor: Predictor, window: int) -> Forecaster:
-    """Return a new forecaster; `window` values of history are kept where the predictor needs history."""
+class Lasting:
+    """A series whose forecaster may fail: the last value stands in, and failures are counted."""
+
+    def __init__(self, forecaster: Forecaster) -> None:
+        self._forecaster = forecaster
+        self._last = LastValue()
+        self.failures = 0
+        self.error = ""
+
+    def observe(self, value: float) -> None:
+        """Take in the next value."""
+        self._last.observe(value)
+        try:
+            self._forecaster.observe(value)
+        except Exception as error:
+            self._failed(error)
+
+    def forecast(self) -> float:
+        """Return the forecast, never negative; the last value where there is none."""
+        try:
+            predicted = self._forecaster.forecast()
+        except Exception as error:
+            self._failed(error)
+            predicted = math.nan
+        return max(predicted, 0.0) if math.isfinite(predicted) else self._last.forecast()
+
+    def _failed(self, error: Exception) -> None:
+        self.failures += 1
+        self.error = f"{type(error).__name__}: {error}"
+
+
+def build_forecaster(predictor: Predictor, *, history: int = 600, memory: float = 3.0) -> Forecaster:
+    """Return a new forecaster.
+
+    :param history: values that arima is fitted to.
+    :param memory: values after which a level counts for 1 / e in the kalman filter.
+    """
     match predictor:
         case "last-value":
             return LastValue()
         case "kalman":
-            return Kalman()
+            return Kalman(gain=1 - math.exp(-1 / memory))
         case "arima":
             # statsmodels takes more than a second to import; only those who chose it pay.
             from pdplugins.policies.dopd.arima import Arima  # noqa: PLC0415
 
-            return Arima(window=window)
+            return Arima(window=history)

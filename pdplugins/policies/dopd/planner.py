@@ -1,4 +1,9 @@
-"""DOPD's planner (Liao et al., Algorithm 2): forecast the load, size both phases so that Eq. 15 stays balanced."""
+"""DOPD's planner (Liao et al., Algorithm 2): forecast the load, size both phases so that Eq. 15 stays balanced.
+
+Eq. 15 says that both phases serve the same rate: n_p / t_p = n_d * cc_d / (t_d * OSL). Each side is set to the forecast
+rate, which gives the workers that are busy; what is added on top (queueing by Eq. 10, bursts, backlog, hold) is ours,
+a setting each, and off in `paper_literal`. docs/policies/dopd.md explains.
+"""
 
 from __future__ import annotations
 
@@ -7,24 +12,34 @@ from dataclasses import dataclass
 
 from pdplugins.errors import ConfigError
 from pdplugins.policies.dopd.config import DopdSettings
-from pdplugins.policies.dopd.fleet import Hold, fit_budget
-from pdplugins.policies.dopd.forecast import Corrected, Forecaster, build_forecaster
+from pdplugins.policies.dopd.forecast import Corrected, Forecaster, Lasting, Predictor, Reverting, build_forecaster
+from pdplugins.policies.dopd.hold import Hold
+from pdplugins.policies.dopd.literal import algorithm_2
+from pdplugins.policies.dopd.load import LARGEST, Load, LoadForecast, in_flight, queued, unusable
 from pdplugins.policies.dopd.ratio import concurrency_within_tpot, decode_concurrency, mean_context_tokens, pd_ratio
-from pdplugins.types import Deployment, PlannerView, ScalePlan, is_number
+from pdplugins.policies.dopd.staffing import Backlog, Dispersion, Service, prefill_workers, upper_rate
+from pdplugins.types import Deployment, PlannerView, ScalePlan, Traffic
+
+LITERAL_CORRECTION = 2.0
+"""Bound of the correction factor in `paper_literal`; the paper names none, but a window without requests needs one."""
+LEARNING_S = 7200.0
+"""How long what was learned about bursts counts: it should not fade within the hour in which it is needed again."""
+MOST_WORKERS = 1e6
+"""A wish beyond this is this; the budget cuts it anyway."""
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
-    """Forecast load."""
+class Demand:
+    """Workers wanted before the hold and the budget, and why."""
 
-    isl_tokens: float
-    osl_tokens: float
-    rate: float
-    """Requests per second."""
+    prefill: int
+    decode: int
+    signals: dict[str, float]
+    why: str
 
 
 class DopdPlanner:
-    """Plans both pools from forecasts of prompt length, output length and request rate."""
+    """Plans both pools from forecasts. Raises ConfigError where not even one worker of each role fits."""
 
     def __init__(self, settings: DopdSettings, deployment: Deployment) -> None:
         if deployment.gpus(1, 1) > deployment.gpu_budget:
@@ -34,79 +49,172 @@ class DopdPlanner:
             )
         self._settings = settings
         self._deployment = deployment
-        self._isl, self._osl, self._rate = (self._forecaster() for _ in range(3))
-        self._hold_prefill, self._hold_decode = Hold(settings.hold_s), Hold(settings.hold_s)
-        self._last: ScalePlan | None = None
+        # A worker that is asked for now serves one start-up after the window that follows.
+        self._horizon_s = max(deployment.startup_s, settings.interval_s)
+        steps = max(round((deployment.startup_s + settings.interval_s) / settings.interval_s), 1)
+        self._rate = Reverting(self._forecaster(), steps, LEARNING_S / settings.interval_s)
+        bursts = settings.learn_bursts and not settings.paper_literal
+        amount = Lasting(self._rate if bursts else self._forecaster())
+        self._load = LoadForecast(Lasting(self._forecaster()), Lasting(self._forecaster()), amount)
+        self._dispersion = Dispersion(steps, settings.interval_s, LEARNING_S)
+        self._backlog = Backlog(self._horizon_s)
+        self._prefill_hold, self._decode_hold = Hold(settings.hold_s), Hold(settings.hold_s)
+        self._busy_s: float | None = None
+        self._pools = (1, 1)
+        self._started = False
+
+    def _forecaster(self) -> Forecaster:
+        settings = self._settings
+        literal = settings.paper_literal
+        predictor: Predictor = "arima" if literal else settings.predictor
+        memory = self._horizon_s / settings.interval_s
+        inner = build_forecaster(predictor, history=settings.history, memory=memory)
+        limit = LITERAL_CORRECTION if literal else settings.correction_limit
+        return Corrected(inner, limit) if limit > 1 else inner
 
     @property
     def interval_s(self) -> float:
         """Seconds between two calls of `plan`."""
         return self._settings.interval_s
 
-    def _forecaster(self) -> Forecaster:
-        inner = build_forecaster(self._settings.predictor, self._settings.history)
-        return Corrected(inner, self._settings.correction_limit)
-
     def plan(self, view: PlannerView) -> ScalePlan:
-        """Return the pools wanted from now on; the last plan again when the metrics are unusable."""
-        load = self._forecast(view)
-        self._last = self._hold(view, load) if isinstance(load, str) else self._scale(view, load)
-        return self._last
-
-    def _hold(self, view: PlannerView, why: str) -> ScalePlan:
-        if self._last is not None:
-            prefill, decode = self._last.prefill, self._last.decode
-        else:
-            wanted = max(view.prefill.coming, 1), max(view.decode.coming, 1)
-            prefill, decode = fit_budget(*wanted, self._deployment)
-        return ScalePlan(prefill, decode, f"holding {prefill}P{decode}D: {why}")
-
-    def _forecast(self, view: PlannerView) -> Load | str:
+        """Return the pools wanted from now on; the last ones again when the metrics are unusable."""
+        if not self._started:
+            self._start(view)
         traffic = view.traffic
-        if traffic is None or not (is_number(traffic.window_s) and is_number(traffic.requests)):
-            return "no traffic metrics"
-        if traffic.window_s <= 0 or traffic.requests < 0:
-            return "impossible traffic metrics"
-        self._rate.observe(traffic.rate)
-        for series, value in ((self._isl, traffic.isl_tokens), (self._osl, traffic.osl_tokens)):
-            if is_number(value) and value > 0:
-                series.observe(value)
-        isl, osl, rate = (series.forecast() for series in (self._isl, self._osl, self._rate))
-        if traffic.requests == 0:
-            rate = 0.0
-        if not (is_number(isl) and is_number(osl)):
-            return "no request lengths yet" if rate else Load(1, 1, 0)
-        return Load(max(isl, 1.0), max(osl, 1.0), max(rate, 0.0))
+        if traffic is None:
+            return self._keep("no traffic metrics")
+        if (why := unusable(traffic)) is not None:
+            return self._keep(why)
+        literal = self._settings.paper_literal
+        self._load.observe(traffic, in_flight(view, traffic) if literal else traffic.rate)
+        load = self._load.forecast()
+        if not literal and self._idle(view, traffic):
+            demand = Demand(1, 1, {}, f"no request for {self._settings.hold_s:.0f} s")
+            self._prefill_hold.forget()
+            self._decode_hold.forget()
+        elif load is None:
+            return self._keep("no request lengths yet")
+        else:
+            demand = self._literal(load) if literal else self._balanced(view, traffic, load)
+        return self._within_limits(view, demand)
 
-    def _scale(self, view: PlannerView, load: Load) -> ScalePlan:
-        deployment, slo, perf = self._deployment, self._deployment.slo, self._deployment.perf
-        context = mean_context_tokens(load.isl_tokens, load.osl_tokens)
-        cc_d = decode_concurrency(
-            perf, slo, load.isl_tokens, load.osl_tokens, deployment.decode_tp, deployment.max_batch
-        )
-        cc_d = concurrency_within_tpot(perf, slo, context, deployment.decode_tp, cc_d)
-        t_p = perf.prefill_s(load.isl_tokens, deployment.prefill_tp)
-        t_d = perf.decode_step_s(cc_d, context, deployment.decode_tp)
-        prefill_busy = load.rate * t_p
-        concurrency = load.rate * load.osl_tokens * t_d
-        wanted_prefill = self._hold_prefill(self._staff(prefill_busy), view.now_s)
-        wanted_decode = self._hold_decode(self._staff(concurrency / cc_d), view.now_s)
-        prefill, decode = fit_budget(wanted_prefill, wanted_decode, deployment)
+    def _start(self, view: PlannerView) -> None:
+        """Take the pools that there are as the first plan, and as wanted: none shrinks before the load is known."""
+        pools = max(view.prefill.coming, 1), max(view.decode.coming, 1)
+        self._prefill_hold(pools[0], view.now_s)
+        self._decode_hold(pools[1], view.now_s)
+        self._pools = self._deployment.fit(*pools)
+        self._started = True
+
+    def _keep(self, why: str) -> ScalePlan:
+        prefill, decode = self._pools
+        return ScalePlan(prefill, decode, f"holding {prefill}P{decode}D: {why}", self._faults({}))
+
+    def _idle(self, view: PlannerView, traffic: Traffic) -> bool:
+        """Tell whether no request came for as long as pools are held: levels and means of the past are over then."""
+        if traffic.requests > 0 or self._busy_s is None:
+            self._busy_s = view.now_s
+        return view.now_s - self._busy_s > self._settings.hold_s
+
+    def _literal(self, load: Load) -> Demand:
+        found = algorithm_2(load, self._deployment)
         signals = {
             "forecast_isl_tokens": load.isl_tokens,
             "forecast_osl_tokens": load.osl_tokens,
-            "forecast_rate": load.rate,
+            "forecast_concurrency": load.amount,
+            "cc_d": found.cc_d,
+            "pd_ratio": found.ratio,
+        }
+        why = (
+            f"Algorithm 2 for {load.amount:.1f} requests of {load.isl_tokens:.0f}/{load.osl_tokens:.0f} tokens: "
+            f"ratio {found.ratio:.2f}, cc_d {found.cc_d:.0f}"
+        )
+        return Demand(found.prefill, found.decode, signals, why)
+
+    def _balanced(self, view: PlannerView, traffic: Traffic, load: Load) -> Demand:
+        rate = upper_rate(load.amount, self._horizon_s, self._settings.rate_sigmas)
+        service = self._service(load)
+        work = rate * service.mean_s
+        prefill, signals = self._prefill_demand(view, traffic, work, service)
+        decode, concurrency, cc_d, step_s = self._decode_demand(load, rate)
+        signals |= {
+            "forecast_isl_tokens": load.isl_tokens,
+            "forecast_osl_tokens": load.osl_tokens,
+            "forecast_rate": load.amount,
             "forecast_concurrency": concurrency,
             "cc_d": cc_d,
-            "pd_ratio": pd_ratio(t_p, t_d, load.osl_tokens, cc_d),
-            "prefill_utilisation": prefill_busy / prefill,
-            "decode_utilisation": concurrency / cc_d / decode,
+            "pd_ratio": pd_ratio(service.mean_s, step_s, load.osl_tokens, cc_d),
         }
-        reason = (
-            f"{prefill}P{decode}D for {load.rate:.2f} req/s of {load.isl_tokens:.0f}/{load.osl_tokens:.0f} tokens: "
-            f"{prefill_busy:.2f} prefill and {concurrency / cc_d:.2f} decode workers busy"
+        why = (
+            f"{load.amount:.2f} req/s of {load.isl_tokens:.0f}/{load.osl_tokens:.0f} tokens keep {work:.2f} prefill "
+            f"workers and {concurrency / cc_d:.2f} decode workers busy"
         )
-        return ScalePlan(prefill, decode, reason, signals)
+        if signals["backlog_s"] > 0:
+            why += f", {signals['backlog_s']:.1f} s of prefill wait"
+        return Demand(prefill, decode, signals, why)
 
-    def _staff(self, busy: float) -> int:
-        return max(math.ceil(busy + self._settings.headroom * math.sqrt(busy)), 1)
+    def _service(self, load: Load) -> Service:
+        deployment = self._deployment
+
+        def prefill_s(tokens: float) -> float:
+            return deployment.perf.prefill_s(tokens, deployment.prefill_tp)
+
+        return Service.of(prefill_s, load.isl_tokens, self._settings.length_cv2, deployment.slo.ttft_s)
+
+    def _prefill_demand(
+        self, view: PlannerView, traffic: Traffic, work: float, service: Service
+    ) -> tuple[int, dict[str, float]]:
+        settings, ttft_s = self._settings, self._deployment.slo.ttft_s
+        arrived_s = min(traffic.requests, LARGEST) * service.mean_s
+        self._dispersion.learn(min(traffic.rate, LARGEST) * service.mean_s, work, service)
+        dispersion_s = service.poisson_dispersion_s
+        if settings.learn_bursts:
+            dispersion_s = self._dispersion.seconds(service, self._rate.mean * service.mean_s)
+        reported_s = min(queued(view.prefill), LARGEST) * service.mean_s
+        backlog_s = self._backlog.update(arrived_s, view.prefill.ready, traffic.window_s, reported_s)
+        needed = prefill_workers(work, dispersion_s, settings.wait_share * ttft_s) + settings.spare
+        if settings.drain_backlog:
+            # What the ready workers clear within the TTFT SLO needs no others.
+            needed += max(backlog_s - view.prefill.ready * ttft_s, 0.0) / self._horizon_s
+        signals = {"prefill_work": work, "burst_dispersion_s": dispersion_s, "backlog_s": backlog_s}
+        return _whole(needed), signals
+
+    def _decode_demand(self, load: Load, rate: float) -> tuple[int, float, float, float]:
+        """Return workers, concurrency, and cc_d with its step time: Little's law at the full batch, as in Eq. 15."""
+        settings, deployment = self._settings, self._deployment
+        perf, slo, tp = deployment.perf, deployment.slo, deployment.decode_tp
+        context = mean_context_tokens(load.isl_tokens, load.osl_tokens)
+        cc_d = decode_concurrency(
+            perf, slo, load.isl_tokens, load.osl_tokens, tp, deployment.max_batch, deployment.kv_tokens
+        )
+        cc_d = concurrency_within_tpot(perf, slo, context, tp, cc_d)
+        step_s = perf.decode_step_s(cc_d, context, tp)
+        concurrency = rate * load.osl_tokens * step_s
+        spread = settings.decode_sigmas * math.sqrt(concurrency * (1 + settings.length_cv2))
+        return _whole((concurrency + spread) / cc_d), concurrency, cc_d, step_s
+
+    def _within_limits(self, view: PlannerView, demand: Demand) -> ScalePlan:
+        wish = demand.prefill, demand.decode
+        if not self._settings.paper_literal:
+            wish = self._prefill_hold(demand.prefill, view.now_s), self._decode_hold(demand.decode, view.now_s)
+        prefill, decode = self._pools = self._deployment.fit(*wish)
+        reason = f"{prefill}P{decode}D: {demand.why}"
+        if wish != (demand.prefill, demand.decode):
+            reason += f"; {wish[0]}P{wish[1]}D was wanted within {self._settings.hold_s:.0f} s"
+        if wish != (prefill, decode):
+            reason += f"; {wish[0]}P{wish[1]}D exceeds {self._deployment.gpu_budget} GPUs"
+        signals = dict(demand.signals)
+        if "prefill_work" in signals:
+            signals["prefill_utilisation"] = signals["prefill_work"] / prefill
+            signals["decode_utilisation"] = signals["forecast_concurrency"] / signals["cc_d"] / decode
+        for name, error in self._load.failures.items():
+            reason += f"; the {name} forecaster failed ({error}), its last value is used"
+        return ScalePlan(prefill, decode, " ".join(reason.split()), self._faults(signals))
+
+    def _faults(self, signals: dict[str, float]) -> dict[str, float]:
+        return signals | {"forecast_failures": float(self._load.failed)}
+
+
+def _whole(workers: float) -> int:
+    return max(math.ceil(min(workers, MOST_WORKERS)), 1)

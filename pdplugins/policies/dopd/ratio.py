@@ -17,20 +17,32 @@ def mean_context_tokens(isl_tokens: float, osl_tokens: float) -> float:
     return isl_tokens + osl_tokens / 2
 
 
-def kv_concurrency(perf: PerfModel, slo: Slo, isl_tokens: float, osl_tokens: float, tp: int) -> float:
+def kv_concurrency(
+    perf: PerfModel, slo: Slo, isl_tokens: float, osl_tokens: float, tp: int, kv_tokens: int | None = None
+) -> float:
     """Return the requests whose KV cache one decode worker can hold and read in one step (Eq. 11-13).
 
     At least 1: a worker that cannot hold even one such request still serves one at a time, or nothing would.
     """
-    kv_tokens = min(perf.kv_capacity_tokens(tp), perf.kv_bandwidth_tokens(slo.tpot_s, tp))
-    return max(kv_tokens / max(mean_context_tokens(isl_tokens, osl_tokens), 1.0), 1.0)
+    held = perf.kv_capacity_tokens(tp) if kv_tokens is None else kv_tokens
+    usable = min(held, perf.kv_bandwidth_tokens(slo.tpot_s, tp))
+    return max(usable / max(mean_context_tokens(isl_tokens, osl_tokens), 1.0), 1.0)
 
 
 def decode_concurrency(
-    perf: PerfModel, slo: Slo, isl_tokens: float, osl_tokens: float, tp: int, max_batch: int
+    perf: PerfModel,
+    slo: Slo,
+    isl_tokens: float,
+    osl_tokens: float,
+    tp: int,
+    max_batch: int,
+    kv_tokens: int | None = None,
 ) -> float:
-    """Return ``cc_d``: the requests that one decode worker of `tp` GPUs serves at once (Eq. 11-14)."""
-    return min(kv_concurrency(perf, slo, isl_tokens, osl_tokens, tp), max_batch)
+    """Return ``cc_d``: the requests that one decode worker of `tp` GPUs serves at once (Eq. 11-14).
+
+    :param kv_tokens: KV cache of the worker where its engine says so; else that of Eq. 11.
+    """
+    return min(kv_concurrency(perf, slo, isl_tokens, osl_tokens, tp, kv_tokens), max_batch)
 
 
 def concurrency_within_tpot(perf: PerfModel, slo: Slo, context_tokens: float, tp: int, limit: float) -> float:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import inspect
+import itertools
 import json
+import logging
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -77,6 +79,21 @@ def test_a_dead_frontend_is_not_idleness(stock: Start, config_data: dict[str, An
     assert "Connection refused" in entry.plan.reason
 
 
+def test_the_first_tick_already_sees_traffic(
+    stock: Start, config_data: dict[str, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The frontend is read once at Bootstrap, so that the first decision need not wait for a second tick."""
+    totals = itertools.count(0, 25)
+    page = 'dynamo_frontend_requests_started_total{{model="tiny"}} {}\n'
+    monkeypatch.setattr("pdplugins.hosts.dynamo.frontend._fetch", lambda _url: page.format(next(totals)))
+    log = tmp_path / "d.jsonl"
+    stock({"config": config_data, "decision_log": str(log), "frontend_url": "http://frontend"}).tick(None)
+    (entry,) = read(log)[0].entries
+    assert entry.view is not None
+    assert entry.view.traffic is not None
+    assert entry.view.traffic.requests == 25
+
+
 def test_ticks_between_our_own_keep_our_plan(stock: Start, config_data: dict[str, Any]) -> None:
     planner = stock({"config": config_data}, entry={"execution_interval_seconds": 15})
     seen = [planner.tick(45) for _ in range(3)]
@@ -105,6 +122,7 @@ def test_feedback_reaches_the_planner(stock: Start, config_data: dict[str, Any],
 def test_a_tick_that_comes_too_often_is_said_once(
     stock: Start, config_data: dict[str, Any], caplog: pytest.LogCaptureFixture
 ) -> None:
+    caplog.set_level(logging.WARNING, "pdplugins.dynamo")  # whatever Dynamo made of DYN_LOG
     config_data["planner"]["interval_s"] = 20
     planner = stock({"config": config_data})
     for _ in range(4):

@@ -57,7 +57,7 @@ def test_everything_that_dynamo_says_arrives(wire: Wire) -> None:
             ),
         )
     )
-    view = observe.planner_view(seen, 12.5, observe.context_traffic(seen), None)
+    view = observe.planner_view(seen, 12.5, observe.context_traffic(seen), ScalePlan(1, 1, ""))
     assert view.now_s == observe.tick_time_s(seen) == 12.5
     assert view.traffic == Traffic(30.0, 60.0, 1024.0, 128.0)
     assert view.prefill == Pool(2, loads=(WorkerLoad("11", 4, 3500, 2, 1000),))
@@ -116,12 +116,12 @@ def test_zero_requests_while_engines_work_is_a_dead_prometheus_not_idleness(
 
 def test_engines_that_nobody_can_read_are_left_out(wire: Wire) -> None:
     seen = wire(context(fpm=mirror.FpmData(prefill_engines={"1/0": b"\x00garbage"})))
-    assert observe.planner_view(seen, 0.0, None, None).prefill.loads == ()
+    assert observe.planner_view(seen, 0.0, None, ScalePlan(1, 1, "")).prefill.loads == ()
 
 
 def test_missing_worker_counts_are_an_error_that_names_the_cause(wire: Wire) -> None:
     with pytest.raises(ValueError, match="how many prefill workers are ready; does the plugin's needs list name it"):
-        observe.planner_view(wire(context(workers=None)), 0.0, None, None)
+        observe.planner_view(wire(context(workers=None)), 0.0, None, ScalePlan(1, 1, ""))
 
 
 @pytest.mark.parametrize("request_id", ["", "abc", "tick-", "tick-x"])

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -37,8 +38,15 @@ def trace() -> list[TraceRequest]:
     return list(synthetic(SyntheticSettings(seed=3, duration_s=180, burst_rate=16)))
 
 
-def run(planner: str, trace: list[TraceRequest], *, config: Config | None = None, log: Path | None = None) -> Result:
-    plan = Plan(planner, config or configured(None), decision_log=log)
+def run(
+    planner: str,
+    trace: list[TraceRequest],
+    *,
+    config: Config | None = None,
+    settings: dict[str, Any] | None = None,
+    log: Path | None = None,
+) -> Result:
+    plan = Plan(planner, config or configured(None), settings or {}, decision_log=log)
     return replay(plan, trace, trace_name="synthetic", command="test")
 
 
@@ -102,7 +110,7 @@ def test_the_view_counts_every_arrival_once(scripted: Callable[..., Watched], tr
 
 @pytest.mark.dynamo
 def test_dopd_scales_both_ways_and_beats_the_pools_it_starts_from(trace: list[TraceRequest]) -> None:
-    start, scaled = run("static:1P1D", trace), run("dopd", trace)
+    start, scaled = run("static:1P1D", trace), run("dopd", trace, settings={"hold_s": 30})
     prefill = [1, *(change.prefill for change in scaled.scaling)]
     assert any(b > a for a, b in pairwise(prefill))
     assert any(b < a for a, b in pairwise(prefill))
@@ -207,12 +215,12 @@ def call(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
 @pytest.mark.dynamo
 def test_the_command_writes_one_result(monkeypatch, tmp_path: Path, capsys) -> None:
     out, log = tmp_path / "out.json", tmp_path / "decisions.jsonl"
-    options = ["--duration", "60", "--set", "headroom=1", "--json", str(out), "--decision-log", str(log)]
+    options = ["--duration", "60", "--set", "paper_literal=true", "--json", str(out), "--decision-log", str(log)]
     assert call(monkeypatch, "--trace", "synthetic", *options) == 0
     result = Result.model_validate_json(out.read_text())
     assert (result.kind, result.seed) == ("simulated", None)
     assert result.command.startswith("pdplugins replay --trace synthetic")
-    assert result.config["planner"]["headroom"] == 1
+    assert result.config["planner"]["paper_literal"] is True
     assert result.config["deployment"]["gpu_budget"] == 64
     assert result.versions["ai-dynamo"].startswith("1.4.")
     assert result.speed.requests_per_s
@@ -228,11 +236,11 @@ def test_the_command_writes_one_result(monkeypatch, tmp_path: Path, capsys) -> N
         (["--planner", "static:0P1D"], "at least one worker"),
         (["--planner", "dyn-load:fast"], "choose from throughput, latency, load, sla"),
         (["--planner", "dyn-sla:magic"], "choose from constant, arima, kalman, prophet"),
-        (["--planner", "static:1P1D", "--set", "headroom=1"], "--set headroom"),
+        (["--planner", "static:1P1D", "--set", "paper_literal=true"], "--set paper_literal"),
         (["--planner", "static:1P1D", "--decision-log", "x"], "--decision-log"),
         (["--planner", "static:60P4D"], "gpu_budget is 64"),
-        (["--set", "headroom"], "not KEY=VALUE"),
-        (["--set", "headrom=1"], "unknown key 'headrom'; valid keys here are"),
+        (["--set", "paper_literal"], "not KEY=VALUE"),
+        (["--set", "paper=1"], "unknown key 'paper'; valid keys here are"),
         (["--json", "no/such/folder/out.json"], "there is no folder"),
         (["--config", "none.yaml"], "none.yaml"),
         (["--ttft", "-1"], "ttft_s"),
@@ -340,7 +348,7 @@ def test_a_snapshot_that_cannot_be_read_holds_the_last_plan(door: ReplayScaling)
 
 
 def test_a_planner_of_the_file_keeps_its_settings() -> None:
-    config = configured(None).model_copy(update={"planner": Choice(name="dopd", headroom=2.5)})
-    assert resolve("dopd", config).planner == Choice(name="dopd", headroom=2.5)
-    assert resolve("dopd", config, {"headroom": 1}).planner == Choice(name="dopd", headroom=1)
+    config = configured(None).model_copy(update={"planner": Choice(name="dopd", interval_s=7)})
+    assert resolve("dopd", config).planner == Choice(name="dopd", interval_s=7)
+    assert resolve("dopd", config, {"interval_s": 9}).planner == Choice(name="dopd", interval_s=9)
     assert resolve("static:2P1D", config).planner is None

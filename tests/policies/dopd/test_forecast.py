@@ -10,9 +10,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pdplugins.policies.dopd.arima import FEWEST_POINTS, Arima
-from pdplugins.policies.dopd.forecast import Corrected, Forecaster, Kalman, LastValue, build_forecaster
+from pdplugins.policies.dopd.forecast import (
+    Corrected,
+    Forecaster,
+    Kalman,
+    Lasting,
+    LastValue,
+    Predictor,
+    Reverting,
+    build_forecaster,
+)
 
-PREDICTORS = ("last-value", "kalman", "arima")
+PREDICTORS: tuple[Predictor, ...] = ("last-value", "kalman", "arima")
 NAN, INF = math.nan, math.inf
 
 
@@ -31,8 +40,8 @@ def noisy(count: int, level: float = 50.0, persistence: float = 0.7, seed: int =
 
 
 @pytest.mark.parametrize("predictor", PREDICTORS)
-def test_nothing_seen_is_nan_and_one_value_is_the_forecast(predictor: str) -> None:
-    forecaster = build_forecaster(predictor, 600)  # type: ignore[arg-type]
+def test_nothing_seen_is_nan_and_one_value_is_the_forecast(predictor: Predictor) -> None:
+    forecaster = build_forecaster(predictor)
     assert math.isnan(forecaster.forecast())
     forecaster.observe(NAN)
     assert math.isnan(forecaster.forecast())
@@ -42,14 +51,14 @@ def test_nothing_seen_is_nan_and_one_value_is_the_forecast(predictor: str) -> No
 
 @pytest.mark.parametrize("predictor", PREDICTORS)
 @pytest.mark.parametrize("value", [0.0, 5.0, 1e12])
-def test_a_constant_series_is_forecast_as_itself(predictor: str, value: float) -> None:
-    forecaster = fed(build_forecaster(predictor, 600), [value] * 100)  # type: ignore[arg-type]
+def test_a_constant_series_is_forecast_as_itself(predictor: Predictor, value: float) -> None:
+    forecaster = fed(build_forecaster(predictor), [value] * 100)
     assert forecaster.forecast() == pytest.approx(value)
 
 
 @pytest.mark.parametrize("predictor", PREDICTORS)
-def test_values_that_are_not_finite_are_left_out(predictor: str) -> None:
-    clean, dirty = (build_forecaster(predictor, 600) for _ in range(2))  # type: ignore[arg-type]
+def test_values_that_are_not_finite_are_left_out(predictor: Predictor) -> None:
+    clean, dirty = (build_forecaster(predictor) for _ in range(2))
     for value in noisy(80):
         clean.observe(value)
         fed(dirty, [value, NAN, INF, -INF])
@@ -58,16 +67,16 @@ def test_values_that_are_not_finite_are_left_out(predictor: str) -> None:
 
 @settings(max_examples=25, deadline=None)
 @given(st.lists(st.one_of(st.floats(), st.sampled_from([0.0, 1.0, 1e300])), max_size=20), st.sampled_from(PREDICTORS))
-def test_any_series_gives_a_finite_forecast(values: list[float], predictor: str) -> None:
+def test_any_series_gives_a_finite_forecast(values: list[float], predictor: Predictor) -> None:
     values *= 4  # enough for a fit
-    forecaster = fed(build_forecaster(predictor, 600), values)  # type: ignore[arg-type]
+    forecaster = fed(build_forecaster(predictor), values)
     seen = [value for value in values if math.isfinite(value)]
     assert math.isfinite(forecaster.forecast()) == bool(seen)
 
 
 @pytest.mark.parametrize("predictor", PREDICTORS)
-def test_a_new_level_is_followed(predictor: str) -> None:
-    forecaster = fed(build_forecaster(predictor, 600), noisy(100, 10.0) + noisy(40, 100.0))  # type: ignore[arg-type]
+def test_a_new_level_is_followed(predictor: Predictor) -> None:
+    forecaster = fed(build_forecaster(predictor), noisy(100, 10.0) + noisy(40, 100.0))
     assert forecaster.forecast() == pytest.approx(100, abs=10)
 
 
@@ -126,3 +135,51 @@ def test_the_correction_is_bounded_and_survives_zero_and_nan(value: float, facto
     corrected = fed(Corrected(LastValue(), limit=2.0), [10.0, value])
     assert corrected.factor == factor
     assert math.isfinite(corrected.forecast())
+
+
+def test_the_memory_of_the_kalman_filter_is_where_a_level_counts_for_one_in_e() -> None:
+    kalman = fed(build_forecaster("kalman", memory=6), [0.0] * 300)
+    fed(kalman, [1.0] * 6)
+    assert kalman.forecast() == pytest.approx(1 - math.exp(-1), abs=0.02)
+
+
+def test_levels_that_last_are_believed_and_bursts_are_not() -> None:
+    slow = [10.0 + 8.0 * ((i // 60) % 2) for i in range(600)]
+    bursts = [60.0 if i % 12 == 0 else 0.0 for i in range(600)]
+    lasting = fed(Reverting(build_forecaster("kalman", memory=3), steps=4, memory=1000), slow)
+    bursty = fed(Reverting(build_forecaster("kalman", memory=3), steps=4, memory=1000), bursts)
+    assert isinstance(lasting, Reverting)
+    assert isinstance(bursty, Reverting)
+    assert lasting.persistence > 0.7
+    assert bursty.persistence < 0.3
+    assert bursty.forecast() == pytest.approx(bursty.mean, rel=0.5)
+
+
+def test_without_experience_a_level_is_taken_to_last() -> None:
+    fresh = fed(Reverting(LastValue(), steps=7, memory=100), [5.0, 9.0])
+    assert isinstance(fresh, Reverting)
+    assert fresh.persistence == 1.0
+    assert fresh.forecast() == 9.0
+
+
+class Broken:
+    """A forecaster that fails always."""
+
+    def observe(self, value: float) -> None:
+        raise ValueError("singular matrix")
+
+    def forecast(self) -> float:
+        raise RuntimeError("no convergence")
+
+
+def test_a_forecaster_that_raises_is_replaced_by_the_last_value_and_counted() -> None:
+    lasting = fed(Lasting(Broken()), [3.0, 4.0])
+    assert isinstance(lasting, Lasting)
+    assert lasting.forecast() == 4.0
+    assert lasting.failures == 3
+    assert lasting.error == "RuntimeError: no convergence"
+
+
+def test_a_forecast_is_never_negative() -> None:
+    falling = fed(Lasting(build_forecaster("arima")), [1000.0 - 25 * i for i in range(41)])
+    assert falling.forecast() == 0.0

@@ -94,3 +94,9 @@ def test_prefill_tp_stays_small_where_communication_eats_the_gain(modelled: Tabl
     one, two = modelled.prefill_s(1000, 1), modelled.prefill_s(1000, 2)
     assert two < one < 2 * two
     assert choose_tp(modelled, SLO, 1000, 150, max_batch=256)[0] == 1
+
+
+def test_the_kv_cache_that_an_engine_states_stands_in_for_eq_11(modelled: TableModel) -> None:
+    stated = decode_concurrency(modelled, SLO, 3000, 300, tp=2, max_batch=256, kv_tokens=315_000)
+    assert stated == pytest.approx(100)  # 315,000 tokens over 3000 + 300 / 2
+    assert decode_concurrency(modelled, SLO, 3000, 300, tp=2, max_batch=64, kv_tokens=315_000) == 64

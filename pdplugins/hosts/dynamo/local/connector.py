@@ -67,9 +67,9 @@ class LocalProcessConnector:
 
     async def set_component_replicas(self, target_replicas: Iterable[Any], blocking: bool = True) -> None:
         """Order other counts. Returns at once; the fleet gets there on its own time."""
-        before = {role: self._fleet.wanted(role) for role in Role}
-        for target in target_replicas:
-            self._fleet.want(Role(target.sub_component_type.value), int(target.desired_replicas))
-        after = {role: self._fleet.wanted(role) for role in Role}
-        if after != before:
-            self._on_target(after[Role.PREFILL], after[Role.DECODE])
+        now = {role: self._fleet.wanted(role) for role in Role}
+        then = now | {Role(t.sub_component_type.value): int(t.desired_replicas) for t in target_replicas}
+        if then != now:
+            self._on_target(then[Role.PREFILL], then[Role.DECODE])
+        for role, count in then.items():
+            self._fleet.want(role, count)

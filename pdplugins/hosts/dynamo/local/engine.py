@@ -22,13 +22,14 @@ class Mocker:
     """Dynamo's mocker engines, timed by the profile: the frontend's and the workers' commands.
 
     :param folder: of the stack; the model, the timing table and the discovery files live in it.
+    :param delay_s: how long a worker waits before it starts its engine, to take as long as one with a GPU.
     """
 
-    def __init__(self, folder: Path, model: str, deployment: Deployment, startup_s: float) -> None:
+    def __init__(self, folder: Path, model: str, deployment: Deployment, delay_s: float) -> None:
         self._folder = folder
         self._model = model
         self._deployment = deployment
-        self._startup_s = startup_s
+        self._delay_s = delay_s
 
     @property
     def discovery(self) -> Path:
@@ -60,7 +61,7 @@ class Mocker:
             "dynamo.mocker",
             *("--model-path", str(self._folder / "model"), "--model-name", self._model),
             *("--disaggregation-mode", role.value, "--extra-engine-args", str(self._engine_file(role))),
-            delay_s=0.0 if at_once else max(0.0, self._startup_s - PROCESS_START_S),
+            delay_s=0.0 if at_once else self._delay_s,
         )
 
     def environment(self, worker: str | None = None) -> dict[str, str]:
@@ -70,10 +71,16 @@ class Mocker:
         log level.
         """
         inherited = {k: v for k, v in os.environ.items() if not k.startswith(("DYN_", "ETCD_", "NATS_"))}
-        return inherited | self.runtime_environment() | ({"DYN_STABLE_ROUTING_ID": worker} if worker else {})
+        own = {
+            "HOME": str(self._folder / "home"),  # Dynamo caches models there
+            "PYTHONSAFEPATH": "1",  # a user's h2.py in this folder is not the package h2
+            "PYTHONUSERBASE": site.getuserbase(),
+            "TMPDIR": str(self._folder),  # Dynamo's logging leaves files behind
+        }
+        return inherited | self.runtime_environment() | own | ({"DYN_STABLE_ROUTING_ID": worker} if worker else {})
 
     def runtime_environment(self) -> dict[str, str]:
-        """Return what makes Dynamo need nothing but this machine: no etcd, no NATS, no model hub, no home folder."""
+        """Return what makes Dynamo need nothing but this machine: no etcd, no NATS, no model hub."""
         return {
             "DYN_DISCOVERY_BACKEND": "file",
             "DYN_FILE_KV": str(self.discovery),
@@ -81,6 +88,7 @@ class Mocker:
             "DYN_EVENT_PLANE": "zmq",
             "DYN_NAMESPACE": NAMESPACE,
             "DYN_TCP_RPC_HOST": "127.0.0.1",
+            "DYN_TCP_RESPONSE_STREAM_HOST": "lo",  # an interface, whatever its name says
             "DYN_SYSTEM_HOST": "127.0.0.1",
             "DYN_SYSTEM_PORT": "0",  # any port, but not none: workers serve their tokenizer to the frontend there
             "DYN_COMPUTE_THREADS": "0",
@@ -89,13 +97,7 @@ class Mocker:
             "HF_HUB_OFFLINE": "1",
             "TRANSFORMERS_OFFLINE": "1",
             "TRANSFORMERS_VERBOSITY": "error",
-            "HOME": str(self._folder / "home"),  # Dynamo caches models there
-            "PYTHONUSERBASE": site.getuserbase(),
         }
 
     def _engine_file(self, role: Role) -> Path:
         return self._folder / f"{role}.json"
-
-
-PROCESS_START_S = 2.0
-"""What a mocker process needs from its start until it serves, on an idle small machine."""

@@ -121,7 +121,7 @@ class Fleet:
         self._failures = dict.fromkeys(Role, 0)
         self._retry_at_s = dict.fromkeys(Role, 0.0)
         self._short_of_gpus = dict.fromkeys(Role, False)
-        self._started = 0
+        self._started = dict.fromkeys(Role, 0)
         self._gpu_s = 0.0
         self._counted_s = clock()
         self._closed = False
@@ -205,9 +205,8 @@ class Fleet:
             worker.process.kill()
 
     def _drain_surplus(self, role: Role) -> None:
-        active = [w for w in self._workers if w.role is role and w.phase is not Phase.DRAINING]
-        # Those that do not serve yet first, then the youngest.
-        active.sort(key=lambda worker: (worker.phase is Phase.STARTING, worker.since_s), reverse=True)
+        active = [w for w in reversed(self._workers) if w.role is role and w.phase is not Phase.DRAINING]
+        active.sort(key=lambda worker: worker.phase is Phase.READY)  # those that start first, then the youngest
         for worker in active[: max(0, len(active) - self._wanted[role])]:
             worker.phase, worker.since_s = Phase.DRAINING, self._clock()
             self._tell(Event.DRAINING, role, f"{worker.name} finishes its requests and stops")
@@ -229,7 +228,7 @@ class Fleet:
         return not short
 
     def _start(self, role: Role) -> None:
-        name = f"{role}-{self._started + 1}"
+        name = f"{role}-{self._started[role] + 1}"
         self._count_gpus()
         try:
             process = self._launch(role, name, self._ended)
@@ -237,7 +236,7 @@ class Fleet:
             self._back_off(role)
             self._tell(Event.NOT_STARTED, role, f"{name}: the machine refused to start it ({error.strerror})")
             return
-        self._started += 1
+        self._started[role] += 1
         self._workers.append(Worker(role, process, self._clock()))
         self._tell(Event.STARTED, role, f"{name} is process {process.pid}")
 

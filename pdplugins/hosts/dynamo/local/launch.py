@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from pdplugins.assembly import build_deployment, build_planner
+from pdplugins.errors import HostError
 from pdplugins.hosts.dynamo.local.options import Options
 from pdplugins.hosts.dynamo.local.stack import Stack
 
@@ -21,20 +22,26 @@ PREFIX = "pdplugins-serve-"
 
 
 def launch(options: Options) -> int:
-    """Run the stack until it is stopped or its replay is over; returns the exit code."""
+    """Run the stack until it is stopped or its replay is over; returns the exit code.
+
+    Raises HostError when the stack does not start or one of its indispensable processes ends.
+    """
     deployment = build_deployment(options.config)
     interval_s = build_planner(options.config, deployment).interval_s
     sweep()
-    folder = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-"))
-    logs = (options.log_dir or folder / "logs").absolute()
-    logs.mkdir(parents=True, exist_ok=True)
     try:
-        with own_stderr(logs / "launcher.log"):
-            code = asyncio.run(Stack(options, deployment, interval_s, folder, logs).run())
-    except BaseException:
-        _remove_all_but(logs, folder)  # they say more than the one line that the user sees
-        raise
-    shutil.rmtree(folder)
+        folder = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-"))
+        logs = (options.log_dir or folder / "logs").absolute()
+        try:
+            logs.mkdir(parents=True, exist_ok=True)
+            with own_stderr(logs / "launcher.log"), temporary_files(folder):
+                code = asyncio.run(Stack(options, deployment, interval_s, folder, logs).run())
+        except BaseException:
+            _remove_all_but(logs, folder)  # they say more than the one line that the user sees
+            raise
+        shutil.rmtree(folder)
+    except OSError as error:
+        raise HostError(f"this machine refuses: {error}; look at disk space, permissions and process limits") from None
     return code
 
 
@@ -48,20 +55,34 @@ def sweep() -> None:
 
 @contextmanager
 def own_stderr(path: Path) -> Iterator[None]:
-    """Send log messages, and what Dynamo's native threads write to standard error, to a file."""
+    """Send what Dynamo writes to standard error, and the log messages of this package, to a file."""
     saved = os.dup(2)
     with path.open("ab") as file:
         os.dup2(file.fileno(), 2)
     handler = logging.StreamHandler()
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
-    logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)
-    logging.getLogger("pdplugins").setLevel(logging.INFO)
+    ours = logging.getLogger("pdplugins")
+    ours.addHandler(handler)
+    ours.setLevel(logging.INFO)
+    ours.propagate = False  # Dynamo takes the root logger for itself
     try:
         yield
     finally:
+        ours.removeHandler(handler)
+        ours.propagate = True
         sys.stderr.flush()
         os.dup2(saved, 2)
         os.close(saved)
+
+
+@contextmanager
+def temporary_files(folder: Path) -> Iterator[None]:
+    """Have Python put temporary files into `folder`: each import of Dynamo's logging leaves one behind."""
+    saved, tempfile.tempdir = tempfile.tempdir, str(folder)
+    try:
+        yield
+    finally:
+        tempfile.tempdir = saved
 
 
 def _remove_all_but(kept: Path, folder: Path) -> None:
@@ -70,5 +91,5 @@ def _remove_all_but(kept: Path, folder: Path) -> None:
             shutil.rmtree(path)
         elif path.is_file():
             path.unlink()
-    if kept.parent != folder:
+    if not any(folder.iterdir()):
         folder.rmdir()

@@ -12,6 +12,7 @@ from typing import Literal
 from pdplugins.bench import traces
 from pdplugins.config import Choice, Config, find, load, shipped
 from pdplugins.errors import ConfigError, HostError
+from pdplugins.hosts.dynamo.replay.engine import Engines
 from pdplugins.registry import default_registry
 
 ENGINES = ("mocker",)
@@ -41,8 +42,8 @@ class Options:
     engine: str
     host: str
     port: int
-    startup_s: float
-    """Seconds that a worker which the planner adds needs until it serves."""
+    delay_s: float
+    """Seconds that a worker which the planner adds waits before it starts its engine."""
     status: Status
     decision_log: Path | None
     metrics_port: int | None
@@ -84,7 +85,7 @@ def pick_config(
         changes["prefill"] = pools.prefill.model_copy(update={"replicas": prefill})
     if decode is not None:
         changes["decode"] = pools.decode.model_copy(update={"replicas": decode})
-    return config.model_copy(update={"deployment": pools.model_copy(update=changes)})
+    return Engines().told(config.model_copy(update={"deployment": pools.model_copy(update=changes)}))
 
 
 def _config_of(planner: str | None) -> Config:

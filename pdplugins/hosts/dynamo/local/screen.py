@@ -6,6 +6,7 @@ from pathlib import Path
 
 from pdplugins.hosts.dynamo.local.options import Options
 from pdplugins.results import Result
+from pdplugins.types import Deployment
 
 
 def starting(options: Options) -> str:
@@ -13,7 +14,7 @@ def starting(options: Options) -> str:
     return f"Starting Dynamo with {options.engine} engines for {options.config.deployment.profile} …"
 
 
-def ready(options: Options, interval_s: float, logs: Path) -> str:
+def ready(options: Options, deployment: Deployment, interval_s: float, logs: Path) -> str:
     """Say what runs, how to talk to it, and where to look."""
     pools, slo = options.config.deployment, options.config.slo
     planner = options.config.planner.name if options.config.planner else "-"
@@ -21,8 +22,8 @@ def ready(options: Options, interval_s: float, logs: Path) -> str:
     rows = {
         "endpoint": f"{options.url}/v1",
         "model": f"{options.model} ({options.engine} engines timed by the profile {pools.profile}; no GPU is used)",
-        "workers": f"{pools.prefill.replicas} prefill, {pools.decode.replicas} decode at start; at most "
-        f"{pools.gpu_budget} GPUs",
+        "workers": f"{pools.prefill.replicas} prefill (TP {deployment.prefill_tp}) and {pools.decode.replicas} decode "
+        f"(TP {deployment.decode_tp}) at start; at most {deployment.gpu_budget} GPUs",
         "planner": f"{planner}, every {interval_s:g} s, for TTFT {slo.ttft_s:g} s and TPOT {slo.tpot_s:g} s",
         "logs": str(logs),
     }

@@ -16,7 +16,7 @@ from pdplugins.errors import HostError
 from pdplugins.hosts.dynamo.local import planning, screen
 from pdplugins.hosts.dynamo.local.connector import LocalProcessConnector
 from pdplugins.hosts.dynamo.local.engine import Mocker
-from pdplugins.hosts.dynamo.local.fleet import Fleet, Phase
+from pdplugins.hosts.dynamo.local.fleet import Fleet, Limits, Phase
 from pdplugins.hosts.dynamo.local.load import Load
 from pdplugins.hosts.dynamo.local.metrics import process_metrics
 from pdplugins.hosts.dynamo.local.options import Options
@@ -31,6 +31,8 @@ log = logging.getLogger("pdplugins.local")
 
 START_S = 60.0
 """How long the endpoint may take until it answers."""
+READY_S = 120.0
+"""How long a worker's engine may take until it serves; a crowded small machine is slow."""
 GRACE_S = 3.0
 """How long processes may take to end when everything stops."""
 FLEET_STEP_S = 0.2
@@ -50,12 +52,13 @@ class Stack:
         self._interval_s = interval_s
         self._logs = logs
         self._gpus = {Role.PREFILL: deployment.prefill_tp, Role.DECODE: deployment.decode_tp}
-        self._engine = Mocker(folder, options.model, deployment, options.startup_s)
+        self._engine = Mocker(folder, options.model, deployment, options.delay_s)
         self._fleet = Fleet(
             self._start_worker,
             Registrations(self._engine.discovery),
             gpus=self._gpus,
             gpu_budget=deployment.gpu_budget,
+            limits=Limits(ready_s=READY_S + options.delay_s),
             metrics=process_metrics(),
         )
         self._load = Load(options.replay, options, folder, logs) if options.replay else None
@@ -115,12 +118,12 @@ class Stack:
         self._background(self._every(FLEET_STEP_S, self._fleet.step))
         if self._load is not None:
             self._processes.append(self._load.prepare(self._engine.environment()))
-        async with asyncio.timeout(START_S):
-            await asyncio.gather(self._answering(), asyncio.to_thread(planning.import_planner))
-        await self._start_planner()
-        self._view.say("ready", screen.ready(self._options, self._interval_s, self._logs), **self._facts())
+        await self._answering()
+        text = screen.ready(self._options, self._deployment, self._interval_s, self._logs)
+        self._view.say("ready", text, **self._facts())
         self._background(self._every(SHOW_S, self._show))
         self._background(self._take_pulse())
+        await self._start_planner()
         if self._load is None:
             await asyncio.Event().wait()
         else:
@@ -140,15 +143,21 @@ class Stack:
         self._fail(f"Dynamo's frontend {process.fate}: {process.last_words() or 'it said nothing'}")
 
     async def _answering(self) -> None:
-        """Return when a request would be answered."""
+        """Return when a request would be answered. Raises HostError when that takes too long."""
         url = f"{self._options.url}/v1/models"
         while not self._answers:
+            if self._elapsed_s() > START_S:
+                raise HostError(
+                    f"the endpoint does not answer after {START_S:.0f} s; look into the logs in {self._logs}, and give "
+                    "the machine less else to do if they show no error"
+                )
             await asyncio.sleep(0.1)
             if all(self._fleet.count(role, Phase.READY) for role in Role):
                 self._answers = self._options.model in await asyncio.to_thread(_page, url)
 
     async def _start_planner(self) -> None:
         os.environ.update(self._engine.runtime_environment())
+        await asyncio.to_thread(planning.import_planner)  # takes seconds; no worker waits for it
         self._runtime = planning.make_runtime()
         planner = await planning.start_planner(self._runtime, self._options, self._interval_s, self._connect)
         self._planner = "running"
@@ -225,7 +234,13 @@ class Stack:
         return time.monotonic() - self._started_s
 
     def _facts(self) -> dict[str, object]:
-        return {"url": self._options.url, "model": self._options.model, "logs": str(self._logs), "pid": os.getpid()}
+        options = self._options
+        return {
+            "url": options.url,
+            "model": options.model,
+            "logs": str(self._logs),
+            "metrics_port": options.metrics_port,
+        }
 
     def _show(self) -> None:
         if self._load is not None:
@@ -233,7 +248,8 @@ class Stack:
         self._view.show(self._snapshot())
 
     def _snapshot(self) -> Snapshot:
-        plan, load, fleet = planning.latest(), self._load, self._fleet
+        plan = planning.latest() if self._planner != "starting" else None
+        load, fleet = self._load, self._fleet
         return Snapshot(
             elapsed_s=self._elapsed_s(),
             prefill=self._pool(Role.PREFILL),

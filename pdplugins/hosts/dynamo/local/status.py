@@ -18,7 +18,9 @@ from pdplugins.hosts.dynamo.local.pulse import EVERY_S, WINDOW, Pulse
 from pdplugins.types import Slo
 
 QUIET_S = 10.0
-"""In plain text, a line comes when the workers change, and at least so often."""
+"""In plain text, a line comes when the workers change, and at least so often while there are requests."""
+IDLE_S = 60.0
+"""And so often while there are none."""
 PULSE_WINDOW_S = WINDOW * EVERY_S
 SIGNALS_SHOWN = 8
 
@@ -131,7 +133,7 @@ class Plain:
         self._slo = slo
         self._out = out
         self._shown: tuple[object, ...] = ()
-        self._shown_s = -QUIET_S
+        self._shown_s = -IDLE_S
 
     def say(self, event: str, text: str, **facts: object) -> None:
         """Write the text."""
@@ -141,7 +143,8 @@ class Plain:
     def show(self, snapshot: Snapshot) -> None:
         """Write one line, if there is something new to say."""
         news = (snapshot.prefill, snapshot.decode)
-        if news == self._shown and snapshot.elapsed_s - self._shown_s < QUIET_S:
+        quiet_s = QUIET_S if snapshot.pulse.in_flight else IDLE_S
+        if news == self._shown and snapshot.elapsed_s - self._shown_s < quiet_s:
             return
         self._shown, self._shown_s = news, snapshot.elapsed_s
         pulse = snapshot.pulse

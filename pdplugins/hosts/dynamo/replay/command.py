@@ -76,9 +76,10 @@ def replay(  # noqa: PLR0913 - the options of a command
     plan = Plan(planner, configured(config, given, initial), _settings(settings or []), engines, decision_log)
     if out is not None and not out.resolve().parent.is_dir():
         raise ConfigError(f"--json {out}: there is no folder {out.parent}; create it first")
-    requests = traces.scale(traces.read(trace), speed)
+    requests = traces.read(trace)
     if duration is not None:
         requests = traces.clip(requests, duration)
+    requests = traces.scale(requests, speed)
     command = shlex.join(["pdplugins", *sys.argv[1:]])
     last_s = requests[-1].arrival_s if requests else 0.0
     try:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from pdplugins.config import Config
 from pdplugins.perf.npz import export_npz
 from pdplugins.types import Deployment, Role
 
@@ -20,6 +21,8 @@ KV_BYTES_PER_TOKEN = 327_680
 """Llama 70B: 80 layers, 8 KV heads of 128, keys and values, BF16."""
 KV_GB_PER_S = 64.0
 """Rate of KV transfer between two workers: the mocker's default."""
+Router = Literal["round_robin", "kv_router"]
+"""Dynamo's routers in its replay: in turn, or by load and prefix overlap."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,13 +31,19 @@ class Engines:
 
     kv_blocks: int = 8000
     """KV blocks of one worker. The default holds 512,000 tokens: KV space is not what bounds the published runs."""
-    router: Literal["round_robin", "kv_router"] = "round_robin"
-    """Dynamo's router."""
+    router: Router = "round_robin"
 
     @property
     def kv_tokens(self) -> int:
         """Tokens of KV cache of one worker."""
         return self.kv_blocks * BLOCK_TOKENS
+
+    def told(self, config: Config) -> Config:
+        """Return `config` with what these workers say of themselves, where it says nothing else."""
+        if config.deployment.kv_tokens is not None:
+            return config
+        deployment = config.deployment.model_copy(update={"kv_tokens": self.kv_tokens})
+        return config.model_copy(update={"deployment": deployment})
 
 
 def quiet() -> None:

@@ -27,15 +27,15 @@ def metrics(report: Mapping[str, Any], per_request: Path, deployment: Deployment
     """
     slo = deployment.slo
     answered = [row for row in rows(per_request) if row["terminal_status"] == "completed"]
-    ttft_s = np.array([row["ttft_ms"] for row in answered], dtype=float) / 1e3
-    tpot_s = np.array([_tpot_s(row) for row in answered], dtype=float)
+    ttfts_s = np.array([row["ttft_ms"] for row in answered], dtype=float) / 1e3
+    tpots_s = np.array([tpot_s(row) for row in answered], dtype=float)
     osl_tokens = np.array([row["output_length"] for row in answered], dtype=float)
-    good = (ttft_s <= slo.ttft_s) & (tpot_s <= slo.tpot_s)
+    good = (ttfts_s <= slo.ttft_s) & (tpots_s <= slo.tpot_s)
     total, duration_s = int(report["num_requests"]), report["duration_ms"] / 1e3
     busy = duration_s if duration_s > 0 else float("inf")
     return Requests(total=total, failed=total - len(answered)), Metrics(
-        ttft_s=Spread.of(ttft_s),
-        tpot_s=Spread.of(tpot_s),
+        ttft_s=Spread.of(ttfts_s),
+        tpot_s=Spread.of(tpots_s),
         tbt_s=_gaps(report),
         slo_attainment=float(good.sum()) / total if total else None,
         goodput_tokens_per_s=float(osl_tokens[good].sum()) / busy,
@@ -50,7 +50,8 @@ def gpu_hours(report: Mapping[str, Any], deployment: Deployment) -> float:
     return float(prefill_s * deployment.prefill_tp + decode_s * deployment.decode_tp) / 3600
 
 
-def _tpot_s(row: Mapping[str, Any]) -> float:
+def tpot_s(row: Mapping[str, Any]) -> float:
+    """Return the time per output token of one row."""
     gaps = row["output_length"] - 1
     return 0.0 if gaps < 1 else (row["last_token_ms"] - row["first_token_ms"]) / 1e3 / gaps
 

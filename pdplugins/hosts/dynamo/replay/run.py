@@ -102,7 +102,7 @@ def replay(
     if not trace:
         raise TraceError(f"{trace_name}: no request to replay; --duration may be too short")
     quiet()
-    config = resolve(plan.planner, plan.config, plan.settings)
+    config = plan.engines.told(resolve(plan.planner, plan.config, plan.settings))
     deployment = build_deployment(config)
     start = config.deployment.prefill.replicas, config.deployment.decode.replicas
     with tempfile.TemporaryDirectory(prefix="pdplugins-") as folder, _policy(plan, config, deployment) as policy:

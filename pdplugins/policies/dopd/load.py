@@ -1,0 +1,84 @@
+"""The load to plan for: forecasts of prompt length, output length and request rate (or concurrency)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from pdplugins.policies.dopd.forecast import Lasting
+from pdplugins.types import PlannerView, Pool, Traffic, is_number
+
+LARGEST = 1e9
+"""Larger metrics are taken as this: no host serves a billion requests, or tokens in one, and sums must stay finite."""
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """Forecast load."""
+
+    isl_tokens: float
+    osl_tokens: float
+    amount: float
+    """Requests per second, or in Algorithm 2 as printed requests in flight."""
+
+
+class LoadForecast:
+    """Three series, forecast one by one."""
+
+    def __init__(self, isl: Lasting, osl: Lasting, amount: Lasting) -> None:
+        self._series = {"ISL": isl, "OSL": osl, "load": amount}
+
+    def observe(self, traffic: Traffic, amount: float) -> None:
+        """Take in one window; lengths that it does not tell are left out."""
+        values = {"ISL": traffic.isl_tokens, "OSL": traffic.osl_tokens, "load": amount}
+        for name, value in values.items():
+            if is_number(value) and (value > 0 or name == "load"):
+                self._series[name].observe(min(value, LARGEST))
+
+    def forecast(self) -> Load | None:
+        """Return the load to plan for; None while no request has told its lengths."""
+        isl, osl, amount = (series.forecast() for series in self._series.values())
+        if math.isnan(isl) or math.isnan(osl):
+            return None
+        return Load(min(max(isl, 1.0), LARGEST), min(max(osl, 1.0), LARGEST), min(amount, LARGEST))
+
+    @property
+    def failures(self) -> Mapping[str, str]:
+        """The last error of every series whose forecaster ever raised."""
+        return {name: series.error for name, series in self._series.items() if series.failures}
+
+    @property
+    def failed(self) -> int:
+        """How often a forecaster raised."""
+        return sum(series.failures for series in self._series.values())
+
+
+def unusable(traffic: Traffic) -> str | None:
+    """Return why nothing can be concluded from `traffic`; None when something can."""
+    for name in ("window_s", "requests"):
+        value = getattr(traffic, name)
+        if not is_number(value) or value < 0:
+            return f"traffic.{name} is {value}"
+    return "traffic.window_s is 0" if traffic.window_s == 0 else None
+
+
+def in_flight(view: PlannerView, traffic: Traffic) -> float:
+    """Return the requests in the system: counted where workers report, else by Little's law; 0 when neither tells."""
+    if view.prefill.loads or view.decode.loads:
+        return _counted(view.prefill) + _counted(view.decode)
+    ttft_s, tpot_s, osl_tokens = (
+        value if is_number(value) and value > 0 else 0.0
+        for value in (traffic.ttft_s, traffic.tpot_s, traffic.osl_tokens)
+    )
+    return traffic.rate * (ttft_s + osl_tokens * tpot_s)
+
+
+def queued(pool: Pool) -> float:
+    """Return the requests that wait, over the workers that said a number."""
+    return sum(load.queued_requests for load in pool.loads if is_number(load.queued_requests))
+
+
+def _counted(pool: Pool) -> float:
+    running = sum(load.running_requests for load in pool.loads if is_number(load.running_requests))
+    return max(queued(pool) + running, 0.0)

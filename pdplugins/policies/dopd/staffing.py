@@ -1,0 +1,118 @@
+"""How many prefill workers: DOPD's queueing model (Eq. 6-8 and 10), solved for the size of the pool.
+
+The paper derives the mean wait W_q = rho / (1 - rho) * (c_a^2 + c_s^2) / 2 * E[S] (Eq. 10, Kingman) and says that it
+drives the scaling, but Algorithm 2 leaves it out. Solved for n = x / rho, where x is the offered work, it reads
+
+    n = x + x * D / (2 * W_q),    D = (c_a^2 + c_s^2) * E[S] = E[S^2] / E[S] for Poisson arrivals.
+
+Work is in busy workers: seconds of prefill that arrive per second.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+_LOG_NORMAL = (
+    (-2.8569700, 0.0112574),
+    (-1.3556262, 0.2220759),
+    (0.0, 0.5333333),
+    (1.3556262, 0.2220759),
+    (2.8569700, 0.0112574),
+)
+"""Five-point Gauss-Hermite rule: standard deviations and weights of a normal distribution."""
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    """Moments of the prefill time S of one request, over the spread of prompt lengths."""
+
+    mean_s: float
+    """E[S], which exceeds the time of the mean prompt: Eq. 8."""
+    capped_mean_s: float
+    """E[min(S, cap)]."""
+    poisson_dispersion_s: float
+    """E[min(S, cap)^2] / E[S]: what D is when requests arrive independently."""
+
+    @classmethod
+    def of(cls, prefill_s: Callable[[float], float], isl_tokens: float, cv2: float, cap_s: float) -> Service:
+        """Integrate over log-normal prompt lengths of mean `isl_tokens` and squared coefficient of variation `cv2`.
+
+        :param cap_s: the TTFT SLO. A prompt that takes longer misses it whatever the pool, so that a longer tail is
+            no reason for more headroom.
+        """
+        sigma = math.sqrt(math.log1p(cv2))
+        mean = capped = squared = 0.0
+        for deviations, weight in _LOG_NORMAL:
+            time_s = prefill_s(isl_tokens * math.exp(sigma * deviations - sigma * sigma / 2))
+            short_s = min(time_s, cap_s)
+            mean, capped, squared = mean + weight * time_s, capped + weight * short_s, squared + weight * short_s**2
+        return cls(mean, capped, squared / mean)
+
+
+class Dispersion:
+    """Learns D from how far forecasts of the work were off: bursts have a larger one than Poisson arrivals.
+
+    :param steps: steps from a forecast to the window that it is for.
+    :param interval_s: seconds of a step.
+    :param memory_s: errors this old count for 1 / e.
+    """
+
+    PRIOR_STEPS = 12
+    """Weight of the Poisson assumption at the start, in steps of mean load: one minute at the default interval."""
+
+    def __init__(self, steps: int, interval_s: float, memory_s: float) -> None:
+        self._pending: deque[float] = deque()
+        self._steps, self._interval_s = steps, interval_s
+        self._keep = math.exp(-interval_s / memory_s)
+        self._variance = self._work = 0.0
+
+    def learn(self, work: float, forecast: float, service: Service) -> None:
+        """Compare `work` of the last window with the forecast made for it, and remember the new forecast."""
+        self._pending.append(forecast)
+        if len(self._pending) <= self._steps:
+            return
+        expected = self._pending.popleft()
+        error = (work - expected) * service.capped_mean_s / service.mean_s
+        self._variance = self._keep * self._variance + error * error * self._interval_s
+        self._work = self._keep * self._work + expected
+
+    def seconds(self, service: Service, mean_work: float) -> float:
+        """Return D; never below the Poisson value."""
+        prior = self.PRIOR_STEPS * max(mean_work, 1e-3)
+        poisson = service.poisson_dispersion_s
+        return max(poisson, (self._variance + prior * poisson) / (self._work + prior))
+
+
+class Backlog:
+    """Prefill work that waits, followed from arrivals and ready workers: few hosts report their queues in full.
+
+    :param memory_s: the estimate never holds more than the ready workers clear in this time. It does not see the
+        queue itself, so where a pool cannot grow it must not count up for ever.
+    """
+
+    def __init__(self, memory_s: float) -> None:
+        self._memory_s = memory_s
+        self._work_s = 0.0
+
+    def update(self, arrived_s: float, ready: int, window_s: float, reported_s: float) -> float:
+        """Return the waiting work in seconds of one worker, after `arrived_s` came while `ready` workers served.
+
+        :param reported_s: what the host's queues hold; the larger one counts.
+        """
+        estimate_s = self._work_s + arrived_s - ready * window_s
+        self._work_s = max(min(estimate_s, ready * self._memory_s), reported_s, 0.0)
+        return self._work_s
+
+
+def prefill_workers(work: float, dispersion_s: float, wait_s: float) -> float:
+    """Return the workers with which `work` waits `wait_s` on average: Eq. 10 solved for n."""
+    return work + work * dispersion_s / (2 * wait_s)
+
+
+def upper_rate(rate: float, observed_s: float, sigmas: float) -> float:
+    """Return the rate that is `sigmas` standard errors above `rate`, seen for `observed_s` seconds (Wilson's bound)."""
+    extra = sigmas * sigmas / 2 + sigmas * math.sqrt(rate * observed_s + sigmas * sigmas / 4)
+    return rate + extra / observed_s

@@ -1,0 +1,77 @@
+"""The published tables say what the result files say, and the front that planners are held against is the front."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pdplugins.results import Result
+
+FOLDER = Path(__file__).parents[2] / "benchmarks"
+
+
+def load(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, FOLDER / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+report = load("planners_report")
+
+
+def run(attainment: float, gpu_hours: float, group: str = "static") -> dict[str, Any]:
+    return {"group": group, "metrics": {"slo_attainment": attainment / 100, "gpu_hours": gpu_hours}}
+
+
+def test_the_readme_says_what_the_results_say() -> None:
+    readme = (FOLDER / "README.md").read_text()
+    assert report.rendered(readme) == readme
+
+
+def test_every_trace_has_its_results_and_its_plot() -> None:
+    assert {path.stem for path in (FOLDER / "results").glob("planners-*.json")} == {
+        f"planners-{key}" for key in report.TITLES
+    }
+    assert all((FOLDER / f"results/planners-{key}.svg").is_file() for key in report.TITLES)
+
+
+@pytest.mark.parametrize("key", report.TITLES)
+def test_every_run_is_of_the_one_schema_and_says_how_it_was_made(key: str) -> None:
+    runs = json.loads((FOLDER / f"results/planners-{key}.json").read_text())["runs"]
+    assert {run["group"] for run in runs} == {"static", "stock", "dopd"}
+    for run in runs:
+        result = Result.model_validate({k: v for k, v in run.items() if k not in {"label", "group", "changes"}})
+        assert result.kind == "simulated"
+        assert result.command.startswith("pdplugins replay --planner ")
+        assert result.versions["ai-dynamo"].startswith("1.4.")
+        assert result.commit
+
+
+def test_the_front_leaves_out_pools_that_others_beat_alone_or_mixed() -> None:
+    pools = [run(40, 2.0), run(30, 2.5), run(50, 2.6), run(80, 3.0), run(80, 3.5), run(99, 9.0, group="dopd")]
+    assert [report.point(r) for r in report.fixed_front(pools)] == [(40.0, 2.0), (80.0, 3.0)]
+
+
+def test_the_front_is_linear_between_two_pools_and_flat_after_the_last() -> None:
+    front = report.fixed_front([run(40, 2.0), run(80, 3.0)])
+    assert report.front_at(front, 2.5) == pytest.approx(60.0)
+    assert report.front_at(front, 9.0) == 80.0
+    assert report.front_at(front, 1.9) is None
+
+
+@given(st.lists(st.tuples(st.floats(0, 100), st.floats(0.1, 50)), min_size=1, max_size=12))
+def test_no_pool_is_above_the_front(points: list[tuple[float, float]]) -> None:
+    pools = [run(*point) for point in points]
+    front = report.fixed_front(pools)
+    for attainment, gpu_hours in map(report.point, pools):
+        assert (report.front_at(front, gpu_hours) or 0.0) >= attainment - 1e-6

@@ -1,0 +1,168 @@
+"""A running ``dynamo serve`` to test against, and a load to put on it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from pdplugins.bench.synthetic import SyntheticSettings, synthetic
+from pdplugins.bench.traces import write_mooncake
+
+DYNAMO = [
+    sys.executable,
+    "-P",
+    "-c",
+    "from pdplugins.cli import dynamo_main; dynamo_main()",
+    "serve",
+    "--planner",
+    "dopd",
+]
+
+
+class Serve:
+    """One ``dynamo serve`` process, its JSON lines and everything it started."""
+
+    def __init__(self, arguments: list[str], temp: Path) -> None:
+        self.started_s = time.monotonic()
+        self.temp = temp
+        self.lines: list[dict[str, Any]] = []
+        # Started where a file of the user's has the name of a package that the host imports.
+        folder = temp.with_name(f"{temp.name}-cwd")
+        folder.mkdir()
+        (folder / "h2.py").write_text("raise SystemExit('the folder that dynamo serve was started in was imported')")
+        self.process = subprocess.Popen(
+            [*DYNAMO, "--status", "json-lines", *arguments],
+            cwd=folder,
+            env={**os.environ, "TMPDIR": str(temp)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self.lines.append(json.loads(line))
+
+    def events(self, name: str) -> list[dict[str, Any]]:
+        return [line for line in list(self.lines) if line["event"] == name]
+
+    def wait(self, what: Callable[[], Any], within_s: float) -> Any:
+        """Return what `what` returns once that is true; fail when it takes too long or the process ends."""
+        deadline = time.monotonic() + within_s
+        while not (seen := what()):
+            assert self.process.poll() is None, f"dynamo serve ended: {self.errors()}"
+            assert time.monotonic() < deadline, f"not within {within_s} s; last line: {self.lines[-1:]}"
+            time.sleep(0.05)
+        return seen
+
+    def ready(self) -> dict[str, Any]:
+        return self.wait(lambda: self.events("ready"), 30)[0]
+
+    def status(self) -> dict[str, Any]:
+        return self.wait(lambda: self.events("status"), 30)[-1]
+
+    def workers(self, role: str, phase: str = "ready") -> dict[str, int]:
+        """Process ids of the workers that the last status shows, by name."""
+        shown = self.status()["workers"]
+        return {w["name"]: w["pid"] for w in shown if w["name"].startswith(role) and w["phase"] == phase}
+
+    def descendants(self) -> list[int]:
+        """Process ids of everything that runs below the launcher."""
+        tree = subprocess.run(["ps", "-eo", "pid=,ppid="], capture_output=True, text=True, check=True).stdout
+        parents = [tuple(map(int, line.split())) for line in tree.splitlines()]
+        return [pid for pid, parent in parents if parent == self.process.pid]
+
+    def signal(self, number: signal.Signals) -> float:
+        """Send a signal and return how many seconds the launcher took to end."""
+        began = time.monotonic()
+        self.process.send_signal(number)
+        self.process.wait(20)
+        return time.monotonic() - began
+
+    def finish(self, within_s: float) -> int:
+        code = self.process.wait(within_s)
+        self._reader.join(5)
+        return code
+
+    def errors(self) -> str:
+        assert self.process.stderr is not None
+        return self.process.stderr.read() if self.process.poll() is not None else ""
+
+    def close(self) -> None:
+        if self.process.poll() is None:
+            self.process.kill()  # the kernel kills everything below it
+            self.process.wait()
+        self._reader.join(5)
+        for stream in (self.process.stdout, self.process.stderr):
+            assert stream is not None
+            stream.close()
+
+
+@pytest.fixture
+def serve(tmp_path: Path) -> Iterator[Callable[..., Serve]]:
+    """Start ``dynamo serve`` with the given options; whatever is left of it is killed after the test."""
+    running: list[Serve] = []
+
+    def start(*arguments: str) -> Serve:
+        temp = tmp_path / f"temp{len(running)}"
+        temp.mkdir()
+        running.append(Serve(list(arguments), temp))
+        return running[-1]
+
+    yield start
+    for one in running:
+        one.close()
+
+
+@pytest.fixture
+def quick_config(tmp_path: Path) -> Callable[..., str]:
+    """Write a config with a planner that decides every second."""
+
+    def write(gpu_budget: int, hold_s: float) -> str:
+        path = tmp_path / "quick.yaml"
+        planner = {"name": "dopd", "interval_s": 1, "hold_s": hold_s, "predictor": "last-value"}
+        path.write_text(yaml.safe_dump({"deployment": {"gpu_budget": gpu_budget}, "planner": planner}))
+        return str(path)
+
+    return write
+
+
+@pytest.fixture
+def waves(tmp_path: Path) -> Callable[..., Path]:
+    """Write a trace of consecutive waves, each (requests per second, seconds), lengths as in a real one."""
+
+    def write(*shape: tuple[float, float], isl_tokens: int = 500, osl_tokens: int = 300) -> Path:
+        requests, start_s = [], 0.0
+        for seed, (rate, length_s) in enumerate(shape):
+            wave = SyntheticSettings(
+                seed=seed,
+                duration_s=length_s,
+                rate=rate,
+                burst_rate=rate,
+                isl_tokens=isl_tokens,
+                osl_tokens=osl_tokens,
+                sigma=0.4,
+                max_tokens=700,
+            )
+            requests += [replace(one, arrival_s=one.arrival_s + start_s) for one in synthetic(wave)]
+            start_s += length_s
+        path = tmp_path / "waves.jsonl"
+        write_mooncake(requests, path)
+        return path
+
+    return write

@@ -1,0 +1,85 @@
+"""What the load client wrote, as live numbers and as the report."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pdplugins.hosts.dynamo.local.load import Load
+from pdplugins.hosts.dynamo.local.options import Options, Replay, pick_config
+from pdplugins.results import Result, Scaling
+
+
+def row(request: int, ttft_s: float, tpot_s: float = 0.02, error: str | None = None) -> dict[str, Any]:
+    times = [] if error else [request + ttft_s, request + ttft_s + tpot_s]
+    return {
+        "request": request,
+        "arrival_s": float(request),
+        "finished_s": request + 5.0,
+        "isl_tokens": 100,
+        "osl_tokens": len(times),
+        "token_times_s": times,
+        "error": error,
+        "workers": {},
+    }
+
+
+@pytest.fixture
+def load(tmp_path: Path) -> Load:
+    replay = Replay(Path("trace.csv"), 60.0, 2.0, None, 3)
+    options = Options(
+        config=pick_config("dopd", None, None, None, 2.0),
+        engine="mocker",
+        host="127.0.0.1",
+        port=8000,
+        delay_s=0.0,
+        status="plain",
+        decision_log=None,
+        metrics_port=None,
+        log_dir=None,
+        replay=replay,
+        command="dynamo serve --replay trace.csv",
+    )
+    return Load(replay, options, tmp_path, tmp_path)
+
+
+def write(tmp_path: Path, text: str) -> None:
+    with (tmp_path / "requests.jsonl").open("a") as file:
+        file.write(text)
+
+
+def test_records_are_taken_in_as_they_come(load: Load, tmp_path: Path) -> None:
+    """Half a line waits for its other half; nothing is counted twice."""
+    load.follow()
+    assert (load.records, load.attainment) == ([], None)
+    second = json.dumps(row(1, 9.0))
+    write(tmp_path, '{"requests": 3}\n{"started": 1.0}\n' + json.dumps(row(0, 0.5)) + "\n" + second[:20])
+    load.follow()
+    load.follow()
+    assert (len(load.records), load.attainment) == (1, 1.0)
+    write(tmp_path, second[20:] + "\n" + json.dumps(row(2, 0, error="HTTP 500")) + "\n")
+    load.follow()
+    assert (len(load.records), load.failed, load.finished_s) == (3, 1, 7.0)
+    assert load.attainment == pytest.approx(1 / 3)
+
+
+def test_the_report_says_what_was_measured_and_how(load: Load, tmp_path: Path) -> None:
+    """One schema for every kind of run; the mocker's part in the times is said in it."""
+    write(tmp_path, "".join(json.dumps(row(n, 0.5)) + "\n" for n in range(3)))
+    load.follow()
+    scaling = [Scaling(at_s=0.0, prefill=1, decode=1, reason="workers at start")]
+    result = load.result(gpu_hours=0.25, wall_s=8.0, scaling=scaling)
+    result.write(tmp_path / "report.json")
+    result = Result.model_validate_json((tmp_path / "report.json").read_text())
+    assert result.kind == "measured"
+    assert (result.requests.total, result.requests.failed) == (3, 0)
+    assert result.metrics.slo_attainment == 1.0
+    assert result.metrics.goodput_requests_per_s == pytest.approx(3 / 7)
+    assert result.metrics.gpu_hours == 0.25
+    assert result.speed.requests_per_s is None
+    assert "mocker" in result.config["replay"]["note"]
+    assert result.config["replay"]["speed"] == 2.0
+    assert result.versions["ai-dynamo"].startswith("1.4")

@@ -1,0 +1,117 @@
+"""What the user may ask for, and the one line that says what is wrong otherwise."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from pdplugins.cli import dynamo_app
+from pdplugins.errors import ConfigError, HostError, PdpluginsError, TraceError
+from pdplugins.hosts.dynamo.local.options import (
+    check_engine,
+    check_replay,
+    check_writable,
+    pick_config,
+    pick_port,
+)
+
+
+def test_options_go_over_the_config_file(tmp_path: Path) -> None:
+    """Planner, pools and start-up of the command line win; everything else stays the file's."""
+    path = tmp_path / "mine.yaml"
+    path.write_text("slo: {ttft_s: 1}\ndeployment: {prefill: {replicas: 2, tp: 2}}\nplanner: {name: dopd, hold_s: 9}\n")
+    config = pick_config("dopd", str(path), None, 3, 2.0)
+    assert config.slo.ttft_s == 1
+    assert (config.deployment.prefill.replicas, config.deployment.prefill.tp) == (2, 2)
+    assert config.deployment.decode.replicas == 3
+    assert config.deployment.startup_s == 2.0
+    assert config.planner is not None
+    assert config.planner.settings == {"hold_s": 9}
+
+
+def test_the_planner_option_replaces_another_planner_and_its_settings(tmp_path: Path) -> None:
+    """Settings of one planner mean nothing to another."""
+    path = tmp_path / "mine.yaml"
+    path.write_text("planner: {name: dopd, hold_s: 9}\n")
+    planner = pick_config("static", str(path), None, None, 2.0).planner
+    assert planner is not None
+    assert (planner.name, planner.settings) == ("static", {})
+
+
+def test_without_a_file_the_shipped_one_of_the_planner_is_used() -> None:
+    """``--planner dopd`` alone is enough, and so is nothing at all."""
+    assert pick_config("dopd", None, None, None, 2.0) == pick_config(None, None, None, None, 2.0)
+
+
+def test_a_config_without_a_planner_is_refused(tmp_path: Path) -> None:
+    """There is nothing to serve without one."""
+    path = tmp_path / "none.yaml"
+    path.write_text("{}\n")
+    with pytest.raises(ConfigError, match="no planner; add --planner NAME"):
+        pick_config(None, str(path), None, None, 2.0)
+
+
+@pytest.mark.parametrize("engine", ["sglang", "vllm", "abacus"])
+def test_an_engine_that_cannot_be_started_is_refused(engine: str) -> None:
+    """With the ones that can."""
+    with pytest.raises(ConfigError, match=f"--engine {engine}: .*mocker"):
+        check_engine(engine)
+
+
+def test_a_port_in_use_is_refused_before_anything_starts() -> None:
+    """And 0 finds a free one."""
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        with pytest.raises(HostError, match="is in use; choose another with --port"):
+            pick_port("127.0.0.1", other.getsockname()[1])
+    assert pick_port("127.0.0.1", 0) > 0
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ((None, 10.0, 1.0, None), ConfigError, "--duration is about a replay; add --replay"),
+        ((None, None, 2.0, None), ConfigError, "--speed is about a replay"),
+        ((None, None, 1.0, Path("r.json")), ConfigError, "--report is about a replay"),
+        (("no/such.csv", None, 1.0, None), TraceError, "no such trace"),
+    ],
+)
+def test_a_replay_that_makes_no_sense_is_refused(
+    options: tuple[str | None, float | None, float, Path | None], error: type[PdpluginsError], message: str
+) -> None:
+    """One line that says what to do."""
+    with pytest.raises(error, match=message) as raised:
+        check_replay(*options)
+    assert "\n" not in str(raised.value)
+
+
+def test_duration_counts_in_seconds_of_the_trace(waves: Callable[..., Path]) -> None:
+    """At double speed, 10 s of trace are 5 s of replay and just as many requests."""
+    trace = str(waves((5, 20)))
+    slow, fast = check_replay(trace, 10.0, 1.0, None), check_replay(trace, 10.0, 2.0, None)
+    assert slow is not None
+    assert fast is not None
+    assert 20 < slow.requests == fast.requests < 80
+
+
+def test_a_report_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
+    """After an hour of replay is too late."""
+    for bad in (tmp_path, tmp_path / "no" / "report.json"):
+        with pytest.raises(ConfigError, match=r"--report .*: cannot write there"):
+            check_writable("--report", bad)
+    check_writable("--report", tmp_path / "report.json")
+    check_writable("--report", None)
+
+
+def test_every_option_has_a_help_text() -> None:
+    """``dynamo serve --help`` explains itself and needs no Dynamo for it."""
+    result = CliRunner().invoke(dynamo_app, ["serve", "--help"], env={"COLUMNS": "200", "TERM": "dumb"})
+    assert result.exit_code == 0
+    for option in ("--planner", "--config", "--engine", "--prefill", "--decode", "--port", "--replay", "--report"):
+        line = next(line for line in result.output.splitlines() if f" {option} " in line)
+        assert len(line.split()) > 6, line

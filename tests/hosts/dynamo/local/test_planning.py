@@ -1,0 +1,60 @@
+"""The config that Dynamo's own planner is given."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pdplugins.hosts.dynamo.local.options import Options, pick_config
+from pdplugins.hosts.dynamo.local.planning import planner_settings, whole_interval
+
+
+@pytest.fixture
+def options() -> Options:
+    return Options(
+        config=pick_config("dopd", None, None, None, 2.0),
+        engine="mocker",
+        host="127.0.0.1",
+        port=8000,
+        delay_s=0.0,
+        status="plain",
+        decision_log=Path("decisions.jsonl"),
+        metrics_port=None,
+        log_dir=None,
+        replay=None,
+        command="dynamo serve",
+    )
+
+
+@pytest.mark.parametrize("interval_s", [0.5, 1.0, 5.0, 7.3])
+def test_the_real_planner_accepts_the_config(options: Options, interval_s: float) -> None:
+    """Dynamo checks intervals against each other; ours alone decides, and within the GPU budget."""
+    from dynamo.planner.config.planner_config import PlannerConfig  # noqa: PLC0415
+
+    config = PlannerConfig.model_validate(planner_settings(options, interval_s))
+    (plugin,) = config.plugin_registration.in_process_plugins
+    assert plugin.class_ == "PdPlanner"
+    assert plugin.priority == 1
+    assert plugin.execution_interval_seconds == config.scheduling.scale_interval_seconds == interval_s
+    assert plugin.kwargs["frontend_url"] == "http://127.0.0.1:8000"
+    assert config.throughput_adjustment_interval_seconds >= 50_000
+    assert config.max_gpu_budget == 8
+
+
+@given(st.floats(0.01, 3600))
+def test_intervals_fit_the_stock_planner(interval_s: float) -> None:
+    """The pipeline's interval is ours to a tenth of a second, and divides a whole number of seconds."""
+    scale_s, whole_s = whole_interval(interval_s)
+    assert abs(scale_s - interval_s) <= 0.1
+    assert whole_s >= 1
+    assert round(whole_s * 10) % round(scale_s * 10) == 0
+
+
+def test_a_stack_on_all_interfaces_is_reached_by_loopback(options: Options) -> None:
+    """0.0.0.0 is no address to connect to."""
+    from dataclasses import replace  # noqa: PLC0415
+
+    assert replace(options, host="0.0.0.0").url == "http://127.0.0.1:8000"  # noqa: S104

@@ -1,0 +1,68 @@
+"""What clients feel, from the frontend's histograms."""
+
+from __future__ import annotations
+
+import pytest
+
+from pdplugins.hosts.dynamo.local.pulse import WINDOW, Pulse, PulseTaker
+from pdplugins.types import Slo
+
+SLO = Slo(ttft_s=1.5, tpot_s=0.05)
+
+
+def page(ttft: tuple[int, int, int], in_flight: int = 0) -> str:
+    """The frontend's page after so many requests with a TTFT of 0.5 s, 1.5 s and 3 s."""
+    fast, middle, slow = ttft
+    count, total = sum(ttft), 0.5 * fast + 1.5 * middle + 3 * slow
+    name = "dynamo_frontend_time_to_first_token_seconds"
+    return "\n".join(
+        (
+            f"# TYPE {name} histogram",
+            f'{name}_bucket{{model="m",le="1"}} {fast}',
+            f'{name}_bucket{{model="m",le="2"}} {fast + middle}',
+            f'{name}_bucket{{model="m",le="+Inf"}} {count}',
+            f'{name}_sum{{model="m"}} {total}',
+            f'{name}_count{{model="m"}} {count}',
+            "# TYPE dynamo_frontend_inflight_requests gauge",
+            f'dynamo_frontend_inflight_requests{{model="m"}} {in_flight}',
+            "# TYPE other gauge",
+            "other 7",
+            "",
+        )
+    )
+
+
+def take(pages: list[str]) -> list[Pulse]:
+    """Take a pulse of each page."""
+    waiting = list(pages)
+    taker = PulseTaker("http://frontend", SLO, fetch=lambda url: waiting.pop(0))
+    return [taker.take() for _ in pages]
+
+
+def test_means_and_shares_are_of_what_came_since_the_first_look() -> None:
+    """Requests from before do not count; the objective may fall inside a bucket."""
+    _, pulse = take([page((5, 5, 5)), page((9, 9, 7), in_flight=4)])
+    assert pulse.in_flight == 4
+    assert pulse.ttft_s == pytest.approx((4 * 0.5 + 4 * 1.5 + 2 * 3) / 10)
+    assert pulse.ttft_attainment == pytest.approx((4 + 4 / 2) / 10)
+    assert (pulse.tpot_s, pulse.tpot_attainment) == (None, None)
+
+
+def test_nothing_new_is_none_and_not_zero() -> None:
+    """An idle frontend has no latency."""
+    assert take([page((5, 5, 5)), page((5, 5, 5))])[-1] == Pulse(in_flight=0)
+
+
+def test_old_looks_are_forgotten() -> None:
+    """The mean is of the last half minute."""
+    pages = [page((i, 0, 0)) for i in range(WINDOW)] + [page((WINDOW, i, 0)) for i in range(1, WINDOW + 2)]
+    assert take(pages)[-1].ttft_s == pytest.approx(1.5)
+
+
+def test_a_frontend_that_does_not_answer_has_no_pulse() -> None:
+    """The status shows dashes; nothing raises."""
+
+    def refuse(url: str) -> str:
+        raise ConnectionRefusedError
+
+    assert PulseTaker("http://frontend", SLO, fetch=refuse).take() == Pulse()

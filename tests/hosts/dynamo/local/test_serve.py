@@ -1,0 +1,165 @@
+"""The live stack: it answers, it scales, it survives, and it leaves nothing behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from conftest import Serve
+
+pytestmark = pytest.mark.dynamo
+
+
+def chat(url: str, model: str) -> dict[str, Any]:
+    body = {"model": model, "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 5}
+    request = urllib.request.Request(  # noqa: S310 - our own frontend
+        f"{url}/v1/chat/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
+    )
+    with urllib.request.urlopen(request, timeout=10) as answer:  # noqa: S310
+        return json.load(answer)
+
+
+def page(url: str) -> str:
+    with urllib.request.urlopen(url, timeout=10) as answer:  # noqa: S310 - our own launcher
+        return answer.read().decode()
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def test_serve_answers_within_15_s_and_sigterm_leaves_nothing(serve: Callable[..., Serve]) -> None:
+    """OpenAI answers 15 s after start; 5 s after SIGTERM there is no process, no registration and no port."""
+    stack = serve("--port", "0", "--metrics-port", "0")
+    ready = stack.ready()
+    answer = chat(ready["url"], ready["model"])
+    assert time.monotonic() - stack.started_s < 15
+    assert answer["usage"]["completion_tokens"] == 5
+    stack.wait(lambda: stack.status()["planner"] == "running", 30)
+    metrics = page(f"http://127.0.0.1:{ready['metrics_port']}/metrics")
+    assert 'pdplugins_local_workers{phase="ready",role="decode"} 1.0' in metrics
+    assert "pdplugins_planner_target_replicas" in metrics
+    pids = stack.descendants()
+    assert len(pids) == 3  # frontend and two workers; the planner runs in the launcher
+
+    assert stack.signal(signal.SIGTERM) < 5
+    assert stack.process.returncode == 0
+    assert not any(alive(pid) for pid in pids)
+    assert not list(stack.temp.iterdir())
+    with socket.socket() as probe:
+        assert probe.connect_ex(("127.0.0.1", int(ready["url"].rpartition(":")[2]))) != 0
+
+
+def test_interrupt_during_start_up_leaves_nothing(serve: Callable[..., Serve]) -> None:
+    """Ctrl-C while workers still start stops everything too."""
+    stack = serve("--port", "0")
+    pids = stack.wait(lambda: stack.events("starting") and stack.descendants(), 20)
+    assert stack.signal(signal.SIGINT) < 5
+    assert not any(alive(pid) for pid in pids)
+    assert not list(stack.temp.iterdir())
+
+
+def test_nothing_outlives_a_killed_launcher(serve: Callable[..., Serve]) -> None:
+    """SIGKILL of the launcher takes every child with it; the next start sweeps up its folder."""
+    stack = serve("--port", "0")
+    stack.ready()
+    pids = stack.descendants()
+    stack.signal(signal.SIGKILL)
+    deadline = time.monotonic() + 5
+    while any(alive(pid) for pid in pids) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not any(alive(pid) for pid in pids)
+
+
+def test_a_failing_start_leaves_nothing(serve: Callable[..., Serve]) -> None:
+    """A frontend that cannot start is one line, exit code 2, and no process stays."""
+    stack = serve("--port", "0", "--host", "203.0.113.1")
+    assert stack.finish(20) == 2
+    error = stack.errors()
+    assert error.count("\n") == 1
+    assert "203.0.113.1" in error
+
+
+def test_replay_scales_both_roles_up_and_down_without_a_failure(
+    serve: Callable[..., Serve], quick_config: Callable[..., str], waves: Callable[..., Path], tmp_path: Path
+) -> None:
+    """A replay of 400 requests sees each role scale up and down while requests run, and none fails."""
+    trace, report = waves((2, 4), (15, 25), (2, 20)), tmp_path / "report.json"
+    decisions = tmp_path / "decisions.jsonl"
+    config = quick_config(gpu_budget=12, hold_s=5)
+    stack = serve(
+        *("--config", config, "--port", "0", "--replay", str(trace), "--report", str(report)),
+        *("--decision-log", str(decisions)),
+    )
+    assert stack.finish(150) == 0, stack.errors()
+
+    result = json.loads(report.read_text())
+    assert result["kind"] == "measured"
+    assert result["requests"]["total"] >= 400
+    assert result["requests"]["failed"] == 0
+    assert result["metrics"]["slo_attainment"] > 0.3
+    assert 0.02 < result["metrics"]["gpu_hours"] < 12 * result["speed"]["wall_s"] / 3600
+    running = [s for s in stack.events("status") if s["pulse"]["in_flight"]]
+    for role in ("prefill", "decode"):
+        served = [s[role]["ready"] for s in running]
+        assert any(later > now for now, later in pairwise(served)), f"{role} never scaled up"
+        assert any(later < now for now, later in pairwise(served)), f"{role} never scaled down"
+    assert all(s["gpus_held"] <= 12 for s in stack.events("status"))
+    assert decisions.stat().st_size > 0
+
+
+def test_a_killed_worker_is_replaced_and_only_its_own_requests_may_fail(
+    serve: Callable[..., Serve], quick_config: Callable[..., str], waves: Callable[..., Path], tmp_path: Path
+) -> None:
+    """SIGKILL of a worker of each role under load: replaced within 15 s, no request outside that worker fails."""
+    stack = serve("--config", quick_config(gpu_budget=8, hold_s=600), "--port", "0", "--prefill", "2", "--decode", "2")
+    ready = stack.ready()
+    stack.wait(lambda: len(stack.workers("decode")) == len(stack.workers("prefill")) == 2, 30)
+    records = tmp_path / "records.jsonl"
+    trace = waves((7, 16), osl_tokens=150)
+    client = [sys.executable, "-m", "pdplugins.bench.client", "--url", ready["url"], "--model", ready["model"]]
+    load = subprocess.Popen([*client, "--trace", str(trace), "--out", str(records)])
+    try:
+        kills_s = []
+        for role in ("decode", "prefill"):
+            time.sleep(4)
+            name, pid = sorted(stack.workers(role).items())[0]
+            before = set(stack.workers(role))
+            kills_s.append(time.time())
+            os.kill(pid, signal.SIGKILL)
+
+            def replaced(role: str = role, gone: str = name, before: set[str] = before) -> bool:
+                now = set(stack.workers(role))
+                return gone not in now and len(now) >= len(before) and not now <= before
+
+            stack.wait(replaced, 15)
+        assert load.wait(60) == 0
+    finally:
+        load.kill()
+        load.wait()
+
+    rows = [json.loads(line) for line in records.read_text().splitlines()]
+    started_s = next(row["started"] for row in rows if "started" in row)
+    requests = [row for row in rows if "request" in row]
+    assert len(requests) > 80
+    for row in requests:
+        if row["error"]:
+            inside = [k for k in kills_s if started_s + row["arrival_s"] <= k <= started_s + row["finished_s"] <= k + 1]
+            assert inside, f"failed outside the killed worker: {row}"
+    assert sum(bool(row["error"]) for row in requests) <= 3  # others take over what a dead worker was doing

@@ -1,0 +1,88 @@
+"""The three ways to show what goes on."""
+
+from __future__ import annotations
+
+import io
+import json
+from dataclasses import replace
+
+import pytest
+
+from pdplugins.hosts.dynamo.local.options import Status
+from pdplugins.hosts.dynamo.local.pulse import Pulse
+from pdplugins.hosts.dynamo.local.status import PoolStatus, Snapshot, make_view
+from pdplugins.types import Slo
+
+SLO = Slo(2.0, 0.08)
+SNAPSHOT = Snapshot(
+    elapsed_s=75.0,
+    prefill=PoolStatus(wanted=3, ready=2, starting=1, draining=0),
+    decode=PoolStatus(wanted=1, ready=1, starting=0, draining=1),
+    gpus_held=7,
+    gpu_budget=8,
+    gpu_hours=0.125,
+    pulse=Pulse(in_flight=12, ttft_s=0.25, tpot_s=0.031, ttft_attainment=0.99, tpot_attainment=0.5),
+    planner="running",
+    reason="3P1D for 4.00 req/s",
+    signals={"forecast_isl_tokens": 1234.0},
+    total=400,
+    finished=100,
+    failed=1,
+    attainment=0.985,
+)
+
+
+@pytest.mark.parametrize("status", ["rich", "plain"])
+def test_people_see_everything_that_matters(status: Status) -> None:
+    """Workers per role, decision and reason, latency, attainment, requests, GPU-hours."""
+    out = io.StringIO()
+    view = make_view(status, SLO, out)
+    view.say("ready", "Serving [now].")
+    view.show(SNAPSHOT)
+    view.close()
+    text = " ".join(out.getvalue().split())
+    for part in ("Serving [now].", "2/3 ready (1 starting)", "1/1 ready (1 draining)", "3P1D for 4.00 req/s", "98.5%"):
+        assert part in text
+    for part in ("TTFT 250 ms", "TPOT 31 ms", "100/400 finished, 1 failed", "12 in flight", "0.125 GPU-h"):
+        assert part in text
+
+
+def test_the_screen_shows_the_forecast() -> None:
+    """What the planner expects stands beside what it decided."""
+    out = io.StringIO()
+    view = make_view("rich", SLO, out)
+    view.show(SNAPSHOT)
+    view.close()
+    assert "forecast_isl_tokens 1234" in out.getvalue()
+
+
+def test_without_a_replay_attainment_is_said_to_be_an_estimate() -> None:
+    """Histograms tell shares of tokens, not of requests."""
+    text = replace(SNAPSHOT, total=None).slo(SLO)
+    assert text == "about 99.0% within TTFT 2 s, 50.0% within TPOT 0.08 s"
+
+
+def test_a_log_is_not_flooded() -> None:
+    """Plain text has a line when the workers change, and else one in ten seconds, or a minute when idle."""
+    out = io.StringIO()
+    view = make_view("plain", SLO, out)
+    for second in range(21):
+        view.show(replace(SNAPSHOT, elapsed_s=float(second)))
+    assert len(out.getvalue().splitlines()) == 3
+    view.show(replace(SNAPSHOT, elapsed_s=20.5, prefill=PoolStatus(3, 3, 0, 0)))
+    assert len(out.getvalue().splitlines()) == 4
+    idle = replace(SNAPSHOT, prefill=PoolStatus(3, 3, 0, 0), pulse=Pulse(in_flight=0))
+    for second in range(21, 90):
+        view.show(replace(idle, elapsed_s=float(second)))
+    assert len(out.getvalue().splitlines()) == 5
+
+
+def test_programs_read_json_lines() -> None:
+    """Each line is an object with its event."""
+    out = io.StringIO()
+    view = make_view("json-lines", SLO, out)
+    view.say("ready", "Serving.", url="http://127.0.0.1:8000")
+    view.show(SNAPSHOT)
+    ready, status = map(json.loads, out.getvalue().splitlines())
+    assert ready == {"event": "ready", "text": "Serving.", "url": "http://127.0.0.1:8000"}
+    assert (status["event"], status["prefill"]["wanted"], status["pulse"]["in_flight"]) == ("status", 3, 12)

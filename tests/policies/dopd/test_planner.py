@@ -1,0 +1,299 @@
+"""DOPD's planner: what it decides, why, and that no stream of metrics makes it unsafe."""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pdplugins.errors import ConfigError
+from pdplugins.perf.profile import read_profile
+from pdplugins.perf.table import TableModel
+from pdplugins.policies.dopd.config import DopdSettings
+from pdplugins.policies.dopd.planner import DopdPlanner
+from pdplugins.policies.dopd.ratio import pd_ratio
+from pdplugins.resources import data_dir
+from pdplugins.types import Deployment, PlannerView, Pool, ScalePlan, Slo, Traffic, WorkerLoad
+
+NAN, INF = math.nan, math.inf
+PERF = TableModel(read_profile(data_dir("profiles") / "h100" / "llama-3.1-70b-fp8.json"))
+DEPLOYMENT = Deployment(Slo(2.0, 0.08), PERF, gpu_budget=16, prefill_tp=1, decode_tp=2, startup_s=30.0, max_batch=256)
+
+
+def planner(deployment: Deployment = DEPLOYMENT, **changed: object) -> DopdPlanner:
+    return DopdPlanner(DopdSettings(**changed), deployment)  # type: ignore[arg-type]
+
+
+def plans(subject: DopdPlanner, traffic: list[Traffic | None], after_s: float = 0.0) -> list[ScalePlan]:
+    """Plan window by window on a host that always has the workers that were last wanted."""
+    made: list[ScalePlan] = []
+    for index, window in enumerate(traffic):
+        prefill, decode = subject._pools
+        made.append(subject.plan(PlannerView(after_s + 5.0 * (index + 1), window, Pool(prefill), Pool(decode))))
+    return made
+
+
+def steady(rate: float, isl: float = 1000, osl: float = 200, count: int = 60) -> list[Traffic | None]:
+    return [Traffic(5.0, 5 * rate, isl, osl) for _ in range(count)]
+
+
+numbers = st.one_of(st.none(), st.floats(), st.floats(0, 1e4), st.sampled_from([0.0, 1.0, 1e300]))
+traffics = st.one_of(
+    st.none(),
+    st.builds(Traffic, st.one_of(st.floats(), st.just(5.0)), st.floats(), numbers, numbers, numbers, numbers),
+    st.builds(Traffic, st.just(5.0), st.floats(0, 500), st.floats(1, 1e5), st.floats(1, 1e4)),
+)
+loads = st.builds(WorkerLoad, st.just("w"), st.floats(), st.floats(), st.floats(), st.floats())
+pools = st.builds(
+    Pool, st.integers(0, 20), st.integers(0, 20), st.integers(0, 5), st.lists(loads, max_size=3).map(tuple)
+)
+streams = st.lists(st.tuples(traffics, pools, pools), min_size=1, max_size=40).map(
+    lambda rows: [PlannerView(5.0 * (i + 1), *row) for i, row in enumerate(rows)]
+)
+choices = st.fixed_dictionaries(
+    {"predictor": st.sampled_from(["last-value", "kalman", "arima"]), "paper_literal": st.booleans()}
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(streams, choices, st.integers(3, 40))
+def test_any_stream_keeps_one_worker_per_role_within_the_budget(
+    stream: list[PlannerView], chosen: dict[str, object], gpu_budget: int
+) -> None:
+    deployment = replace(DEPLOYMENT, gpu_budget=gpu_budget)
+    subject = planner(deployment, **chosen)
+    for view in stream:
+        plan = subject.plan(view)
+        assert plan.prefill >= 1
+        assert plan.decode >= 1
+        assert deployment.gpus(plan.prefill, plan.decode) <= gpu_budget
+        assert "\n" not in plan.reason
+        assert all(math.isfinite(value) for value in plan.signals.values())
+
+
+@settings(max_examples=30, deadline=None)
+@given(streams, choices)
+def test_the_same_stream_gives_the_same_decisions(stream: list[PlannerView], chosen: dict[str, object]) -> None:
+    first, second = planner(**chosen), planner(**chosen)
+    assert [first.plan(view) for view in stream] == [second.plan(view) for view in stream]
+
+
+@settings(max_examples=20, deadline=None)
+@given(
+    rate=st.floats(0.1, 8), isl=st.floats(50, 4000), osl=st.floats(10, 600),
+    predictor=st.sampled_from(["last-value", "kalman", "arima"]), literal=st.booleans(),
+)  # fmt: skip
+def test_constant_load_settles(rate: float, isl: float, osl: float, predictor: str, literal: bool) -> None:
+    subject = planner(predictor=predictor, paper_literal=literal, hold_s=60.0)
+    after = plans(subject, steady(rate, isl, osl, 90))[60:]  # the queue of a start with one worker each is long gone
+    assert len({(plan.prefill, plan.decode) for plan in after}) == 1
+
+
+@pytest.mark.parametrize("predictor", ["last-value", "kalman", "arima"])
+def test_at_zero_traffic_one_worker_of_each_role_is_left_after_the_hold(predictor: str) -> None:
+    subject = planner(predictor=predictor, hold_s=60.0)
+    busy = plans(subject, steady(8.0))[-1]
+    assert busy.prefill > 1
+    idle = plans(subject, [Traffic(5.0, 0)] * 20, after_s=300.0)
+    assert (idle[-1].prefill, idle[-1].decode) == (1, 1)
+    assert idle[-1].reason == "1P1D: no request for 60 s"
+    first_down = next(i for i, plan in enumerate(idle) if plan.prefill < busy.prefill)
+    assert 5.0 * (first_down + 1) >= 60.0
+
+
+def test_algorithm_2_as_printed_scales_down_at_zero_traffic_too() -> None:
+    subject = planner(paper_literal=True)
+    flowing = [Traffic(5.0, 100, 1000, 200, ttft_s=0.3, tpot_s=0.04)] * 60
+    assert plans(subject, flowing)[-1].prefill > 1  # type: ignore[arg-type]
+    idle = plans(subject, [Traffic(5.0, 0)] * 60, after_s=300.0)
+    assert (idle[-1].prefill, idle[-1].decode) == (1, 1)
+
+
+def test_traffic_after_an_idle_night_is_served_again() -> None:
+    subject = planner(hold_s=60.0)
+    plans(subject, steady(8.0))
+    plans(subject, [Traffic(5.0, 0)] * 100, after_s=300.0)
+    assert plans(subject, steady(8.0), after_s=900.0)[-1].prefill > 1
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [None, Traffic(5.0, NAN), Traffic(NAN, 5.0), Traffic(0.0, 5.0), Traffic(5.0, -1.0), Traffic(5.0, INF, 1.0, 1.0)],
+    ids=["missing", "requests NaN", "window NaN", "window zero", "negative", "infinite"],
+)
+def test_unusable_metrics_hold_the_last_plan_and_say_so(bad: Traffic | None) -> None:
+    subject = planner()
+    before = plans(subject, steady(8.0))[-1]
+    held = subject.plan(PlannerView(1000.0, bad, Pool(1), Pool(1)))
+    assert (held.prefill, held.decode) == (before.prefill, before.decode)
+    assert held.reason.startswith(f"holding {before.prefill}P{before.decode}D: ")
+
+
+def test_before_the_first_metrics_the_pools_stay_as_they_are() -> None:
+    held = planner().plan(PlannerView(5.0, None, Pool(3, starting=1), Pool(2)))
+    assert (held.prefill, held.decode) == (4, 2)
+    assert held.reason == "holding 4P2D: no traffic metrics"
+
+
+def test_a_window_without_lengths_is_planned_with_the_lengths_before() -> None:
+    subject = planner()
+    before = plans(subject, steady(8.0))[-1]
+    after = subject.plan(PlannerView(1000.0, Traffic(5.0, 40.0, None, NAN), Pool(1), Pool(1)))
+    assert (after.prefill, after.decode) == (before.prefill, before.decode)
+
+
+def test_one_odd_window_does_not_change_the_plan_wildly() -> None:
+    subject = planner()
+    before = plans(subject, steady(4.0))[-1]
+    after = plans(subject, [Traffic(5.0, NAN, NAN, NAN), *steady(4.0, count=5)], after_s=300.0)
+    assert {(plan.prefill, plan.decode) for plan in after} == {(before.prefill, before.decode)}
+
+
+def test_a_forecaster_that_raises_is_outlived(monkeypatch: pytest.MonkeyPatch) -> None:
+    subject = planner(predictor="arima")
+    before = plans(subject, steady(8.0))[-1]
+
+    def broken(_self: object) -> float:
+        raise RuntimeError("no convergence")
+
+    monkeypatch.setattr("pdplugins.policies.dopd.arima.Arima.forecast", broken)
+    after = plans(subject, steady(8.0, count=3), after_s=300.0)[-1]
+    assert (after.prefill, after.decode) == (before.prefill, before.decode)
+    assert after.signals["forecast_failures"] >= 3
+    assert "the ISL forecaster failed (RuntimeError: no convergence), its last value is used" in after.reason
+
+
+def test_more_load_needs_more_workers_of_the_phase_that_carries_it() -> None:
+    short = plans(planner(), steady(4.0, isl=500, osl=100))[-1]
+    long_prompts = plans(planner(), steady(4.0, isl=3000, osl=100))[-1]
+    long_answers = plans(planner(), steady(4.0, isl=500, osl=4000))[-1]
+    assert long_prompts.prefill > short.prefill
+    assert long_answers.decode > short.decode
+
+
+def test_a_binding_budget_keeps_the_ratio_of_eq_15() -> None:
+    wide = plans(planner(replace(DEPLOYMENT, gpu_budget=1000)), steady(40.0))[-1]
+    tight = plans(planner(), steady(40.0))[-1]
+    assert DEPLOYMENT.gpus(tight.prefill, tight.decode) <= DEPLOYMENT.gpu_budget
+    share = tight.prefill / wide.prefill, tight.decode / wide.decode
+    assert share[0] == pytest.approx(share[1], abs=0.25)
+
+
+def test_the_reason_and_the_signals_tell_the_numbers() -> None:
+    plan = plans(planner(), steady(8.0))[-1]
+    assert plan.signals["forecast_isl_tokens"] == pytest.approx(1000, rel=0.01)
+    assert plan.signals["forecast_osl_tokens"] == pytest.approx(200, rel=0.01)
+    assert plan.signals["cc_d"] == pytest.approx(PERF.kv_capacity_tokens(2) / 1100, rel=0.01)
+    assert {"forecast_rate", "forecast_concurrency", "pd_ratio", "prefill_utilisation"} <= set(plan.signals)
+    assert f"{plan.prefill}P{plan.decode}D" in plan.reason
+    assert "8.00 req/s" in plan.reason
+
+
+def test_a_budget_for_less_than_two_workers_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"dopd: one worker of each role needs 3 GPUs, gpu_budget is 2; raise"):
+        planner(replace(DEPLOYMENT, gpu_budget=2))
+
+
+def test_as_printed_algorithm_2_over_provisions_prefill_beyond_one_decode_worker() -> None:
+    """R_opt already holds the total concurrency; times n_d it counts decode workers twice."""
+    roomy = replace(DEPLOYMENT, gpu_budget=1000)
+
+    def literal(concurrency: float) -> ScalePlan:
+        # 300 ms and 200 tokens at 20 ms in the system: Little's law gives the rate for a concurrency.
+        window = Traffic(5.0, 5 * concurrency / 4.3, 1000, 200, ttft_s=0.3, tpot_s=0.02)
+        return plans(planner(roomy, paper_literal=True), [window] * 10)[-1]
+
+    one, many = literal(200), literal(800)
+    cc_d = one.signals["cc_d"]
+    assert one.decode == 1
+    assert many.decode == math.ceil(800 / cc_d) == 4
+    assert one.prefill == math.ceil(one.signals["pd_ratio"])
+    assert many.prefill == math.ceil(many.signals["pd_ratio"] * 4)
+    # Eq. 15 at the concurrency of each worker, 4 times.
+    step_s = PERF.decode_step_s(200, 1100, 2)
+    balanced = 4 * pd_ratio(PERF.prefill_s(1000, 1), step_s, 200, 200)
+    assert many.prefill > 1.5 * balanced
+
+
+def test_as_printed_algorithm_2_reads_tpot_at_half_the_length() -> None:
+    window = Traffic(5.0, 100, 1000, 200, ttft_s=0.3, tpot_s=0.02)
+    plan = plans(planner(paper_literal=True), [window] * 10)[-1]
+    r = plan.signals["forecast_concurrency"]
+    assert r == pytest.approx(20 * 4.3)
+    step_s = PERF.decode_step_s(r, 600, 2)
+    assert plan.signals["pd_ratio"] == pytest.approx(pd_ratio(PERF.prefill_s(1000, 1), step_s, 200, r))
+
+
+def test_in_flight_requests_are_counted_where_workers_report() -> None:
+    prefill = Pool(
+        1, loads=(WorkerLoad("p", queued_requests=7, running_requests=1), WorkerLoad("q", NAN, NAN, NAN, NAN))
+    )
+    decode = Pool(1, loads=(WorkerLoad("d", running_requests=32),))
+    view = PlannerView(5.0, Traffic(5.0, 10, 1000, 200), prefill, decode)
+    assert planner(paper_literal=True).plan(view).signals["forecast_concurrency"] == 40
+
+
+def test_extra_terms_are_off_in_the_printed_version() -> None:
+    """One quiet window shrinks the pools at once: no hold, no spare worker, no headroom."""
+    subject = planner(paper_literal=True)
+    busy = Traffic(5.0, 200, 1000, 200, ttft_s=0.3, tpot_s=0.02)
+    quiet = Traffic(5.0, 1, 1000, 200, ttft_s=0.3, tpot_s=0.02)
+    assert plans(subject, [busy] * 10)[-1].prefill > 1
+    assert plans(subject, [quiet] * 2, after_s=50.0)[-1].prefill == 1
+
+
+def test_a_queue_adds_the_workers_that_clear_it_within_one_start_up() -> None:
+    calm, pressed = planner(), planner()
+    waiting = Pool(1, loads=(WorkerLoad("p", queued_requests=500),))
+    view = PlannerView(5.0, Traffic(5.0, 10, 1000, 200), Pool(1), Pool(1))
+    calm_plan = calm.plan(view)
+    pressed_plan = pressed.plan(replace(view, prefill=waiting))
+    extra = 500 * PERF.prefill_s(1000, 1) / DEPLOYMENT.startup_s
+    assert pressed_plan.prefill - calm_plan.prefill == pytest.approx(extra, abs=1.5)
+    assert pressed_plan.signals["backlog_s"] > 0
+    assert planner(drain_backlog=False).plan(replace(view, prefill=waiting)).prefill == calm_plan.prefill
+
+
+def test_bursts_are_learned_as_headroom() -> None:
+    """The same mean load in bursts needs more workers than evenly spread."""
+    even, bursty = planner(), planner()
+    spread: list[Traffic | None] = [Traffic(5.0, 10, 1000, 200)] * 240
+    bursts: list[Traffic | None] = [Traffic(5.0, 120 if i % 12 == 0 else 0, 1000, 200) for i in range(240)]
+    even_plan, bursty_plan = plans(even, spread)[-1], plans(bursty, bursts)[-1]
+    assert bursty_plan.signals["burst_dispersion_s"] > 3 * even_plan.signals["burst_dispersion_s"]
+    assert bursty_plan.prefill > even_plan.prefill
+
+
+def test_a_smaller_pool_must_have_been_enough_for_the_whole_hold() -> None:
+    subject = planner(hold_s=60.0, learn_bursts=False)
+    high = plans(subject, steady(8.0))[-1]
+    low = plans(subject, steady(1.0, count=40), after_s=300.0)
+    assert [plan.prefill for plan in low[:11]] == [high.prefill] * 11
+    assert low[-1].prefill < high.prefill
+
+
+@pytest.mark.parametrize("first", [None, Traffic(5.0, 1, 1000, 2)], ids=["no metrics yet", "metrics"])
+def test_the_pools_at_start_are_kept_until_the_load_is_known(first: Traffic | None) -> None:
+    subject = planner()
+    for index, window in enumerate([first, Traffic(5.0, 1, 1000, 2)]):
+        plan = subject.plan(PlannerView(5.0 * (index + 1), window, Pool(6), Pool(3)))
+        assert (plan.prefill, plan.decode) == (6, 3)
+
+
+def test_a_step_with_every_series_refitted_over_600_points_is_under_50_ms() -> None:
+    subject = planner(predictor="arima")
+    wavy: list[Traffic | None] = [
+        Traffic(5.0, 20 + 5 * math.sin(i) + i % 7, 1000 + 50 * (i % 11), 200 + 10 * (i % 5)) for i in range(600)
+    ]
+    plans(subject, wavy)
+    took_s = []
+    for index in range(20):
+        jump = Traffic(5.0, 10.0 ** (index % 3 + 1), 100.0 * 4 ** (index % 5), 10.0 * 3 ** (index % 4))
+        started = time.perf_counter()
+        subject.plan(PlannerView(3005.0 + 5 * index, jump, Pool(1), Pool(1)))
+        took_s.append(time.perf_counter() - started)
+    assert sorted(took_s)[len(took_s) // 2] < 0.05
