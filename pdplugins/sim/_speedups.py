@@ -11,8 +11,8 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 MODULES = (
-    "clock", "steps", "kv", "links", "flight", "records", "decode", "engine", "batching", "dispatch", "views",
-    "routing", "policies", "window",
+    "clock", "steps", "kv", "links", "flight", "records", "decode", "runs", "engine", "batching", "dispatch",
+    "views", "routing", "policies", "window",
 )  # fmt: skip
 """What is compiled: all that runs for each request."""
 

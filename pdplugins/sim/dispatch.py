@@ -7,7 +7,7 @@ from pdplugins.sim.engine import Engine
 from pdplugins.sim.fleet import Fleet, Worker
 from pdplugins.sim.flight import Arrival, Flight, State
 from pdplugins.sim.links import Links
-from pdplugins.sim.records import Record
+from pdplugins.sim.records import Record, record
 from pdplugins.sim.routing import Routing
 from pdplugins.sim.settings import SimSettings
 from pdplugins.sim.window import Window
@@ -67,15 +67,7 @@ class Dispatcher:
         if second is not None and split <= 0:
             first = second
         flight.first, flight.second = first, second
-        flight.target, flight.done = prompt, 0
-        if second is first:
-            flight.stop = flight.osl
-        elif second is None or split == prompt:
-            flight.stop = flight.emitted + 1
-        elif split < prompt:
-            flight.target, flight.stop = split, 0
-        else:
-            flight.stop = min(flight.osl, split - flight.isl + 1)
+        flight.plan(prompt, prompt if second is None else split, alone=second is first)
         flight.names = placement.first, placement.second
         first.open += 1
         if second is not None and second is not first:
@@ -137,7 +129,7 @@ class Dispatcher:
 
     def _move(self, flight: Flight, second: Worker) -> None:
         """Take a request with its KV cache to `second`, which reserves room before anything is sent."""
-        flight.sink, flight.landing = second, _landing(flight)
+        flight.sink, flight.landing = second, flight.beyond()
         flight.stop = flight.osl
         if not flight.reserved and not self._reserve(flight, second.engine):
             return
@@ -170,8 +162,9 @@ class Dispatcher:
         need = flight.landing[1]
         if engine.incoming or not engine.reserve(flight, need):
             if need >= engine.largest:
-                why = f"needs {need + 1} tokens of KV cache, worker {engine.id} has room for {engine.largest}"
-                self._end_on(flight, why)
+                if flight.state == State.MOVING:  # until then its engine computes it, and it ends when that is done
+                    why = f"needs {need + 1} tokens of KV cache, worker {engine.id} has room for {engine.largest}"
+                    self._end_on(flight, why)
                 return False
             flight.waits, flight.queued = True, self.events.now
             engine.incoming.append(flight)
@@ -209,7 +202,7 @@ class Dispatcher:
         if not self._settings.overlap or second is None or second.engine is engine or second.gone:
             return
         if not flight.reserved and not flight.waits:
-            flight.sink, flight.landing = second, _landing(flight)
+            flight.sink, flight.landing = second, flight.beyond()
             self._reserve(flight, second.engine)
         if flight.reserved and flight.transfer is None and flight.done > flight.sent:
             self._send(flight, flight.done - flight.sent)
@@ -262,21 +255,12 @@ class Dispatcher:
 
     def _next_round(self, flight: Flight, engine: Engine) -> None:
         arrival = flight.arrival
-        following, *later = arrival.rounds
         session = arrival.session or flight.id
         engine.kv.keep(session, flight.context)
         self._bound[session] = engine.id
-        history = flight.isl + flight.osl
-        at = self.events.now + ticks(following.gap_s)
         self.open += 1
-        coming = Arrival(
-            seconds(at),
-            history + following.new_tokens,
-            following.osl_tokens,
-            session=session,
-            history_tokens=history,
-            rounds=tuple(later),
-        )
+        at = self.events.now + ticks(arrival.rounds[0].gap_s)
+        coming = arrival.following(seconds(at), session, flight.isl + flight.osl)
         self.events.call_at(at, self._round, coming)
 
     def _round(self, arrival: Arrival) -> None:
@@ -292,19 +276,7 @@ class Dispatcher:
         self.last_end = self.events.now
 
     def _record(self, flight: Flight, ttft_s: float | None, tpot_s: float | None) -> None:
-        fields = (
-            flight.id,
-            flight.arrived / TICKS_PER_S,
-            flight.isl,
-            flight.osl,
-            ttft_s,
-            tpot_s,
-            flight.gap / TICKS_PER_S,
-            self.events.now / TICKS_PER_S,
-            *flight.names,
-            flight.error,
-        )
-        self.records.append(tuple.__new__(Record, fields))
+        self.records.append(record(flight, ttft_s, tpot_s, self.events.now))
         flight.state = State.OVER
         del self._live[flight.index]
         self.open -= 1
@@ -406,11 +378,3 @@ class Dispatcher:
         """End what nothing can serve any more."""
         for flight in list(self._live.values()):
             self._end_on(flight, "no worker to serve it")
-
-
-def _landing(flight: Flight) -> tuple[int, int]:
-    """Return the tokens that the second worker gets, and those it has when its own prefill is done."""
-    if not flight.stop:
-        return flight.target, flight.isl + flight.emitted
-    tokens = flight.isl + flight.stop - 1
-    return tokens, tokens

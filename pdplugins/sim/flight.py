@@ -29,6 +29,18 @@ class Arrival:
     cancel_after_s: float | None = None
     """The client goes away that long after the arrival."""
 
+    def following(self, arrival_s: float, session: str, history_tokens: int) -> Arrival:
+        """Return the next round of the session, after a history of so many tokens."""
+        following, *later = self.rounds
+        return Arrival(
+            arrival_s,
+            history_tokens + following.new_tokens,
+            following.osl_tokens,
+            session=session,
+            history_tokens=history_tokens,
+            rounds=tuple(later),
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class Round:
@@ -130,6 +142,28 @@ class Flight:
     def context(self) -> int:
         """Tokens in the KV cache while decoding."""
         return self.isl + self.emitted - 1
+
+    def plan(self, prompt: int, split: int, alone: bool) -> None:
+        """Set what the first worker does: all of it where it is alone, or up to token `split`.
+
+        `prompt` is what has to be computed, with the tokens that are out already; the first token belongs to it.
+        """
+        self.target, self.done = prompt, 0
+        if alone:
+            self.stop = self.osl
+        elif split == prompt:
+            self.stop = self.emitted + 1
+        elif split < prompt:
+            self.target, self.stop = split, 0
+        else:
+            self.stop = min(self.osl, split - self.isl + 1)
+
+    def beyond(self) -> tuple[int, int]:
+        """Return the tokens that the second worker gets, and those it has when its own prefill is done."""
+        if not self.stop:
+            return self.target, self.isl + self.emitted
+        tokens = self.isl + self.stop - 1
+        return tokens, tokens
 
     def token(self, time: int) -> None:
         """Note one output token."""

@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 from array import array
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
+
+from pdplugins.sim.clock import TICKS_PER_S
+
+if TYPE_CHECKING:
+    from pdplugins.sim.flight import Flight
 
 
 class Record(NamedTuple):
@@ -21,6 +26,23 @@ class Record(NamedTuple):
     prefill_worker: str | None
     decode_worker: str | None
     error: str | None = None
+
+
+def record(flight: Flight, ttft_s: float | None, tpot_s: float | None, now: int) -> Record:
+    """Return what a request that ends `now` experienced."""
+    fields = (
+        flight.id,
+        flight.arrived / TICKS_PER_S,
+        flight.isl,
+        flight.osl,
+        ttft_s,
+        tpot_s,
+        flight.gap / TICKS_PER_S,
+        now / TICKS_PER_S,
+        *flight.names,
+        flight.error,
+    )
+    return tuple.__new__(Record, fields)  # Record(...) would pass each field twice, for every request
 
 
 class Gaps:

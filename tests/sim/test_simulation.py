@@ -94,6 +94,15 @@ def test_chunks_sent_while_the_next_computes_arrive_sooner() -> None:
     assert late.tpot_s - early.tpot_s == pytest.approx(5.3e-6 * (4096 - 512), rel=1e-6)
 
 
+def test_a_prompt_too_long_for_its_second_worker_fails_once_and_frees_the_first() -> None:
+    """Its first chunks could be sent while it computes, but there will never be room for the rest."""
+    settings = SimSettings(engine=EngineSettings(step_tokens=128, watermark=0.0), kv_tokens=1500, overlap=True)
+    work = Arrival(0.0, 1600, 5), Arrival(5.0, 1400, 1)
+    long, after = run(To("p0", "d0", 1000), *work, settings=settings).records
+    assert long.error == "needs 1601 tokens of KV cache, worker d0 has room for 1500"
+    assert after.error is None
+
+
 def test_a_cached_prefix_is_not_computed_again() -> None:
     blocks = (1, 2, 3)
     first, second = run(To("p0", "d0"), Arrival(0.0, 1600, 1, blocks), Arrival(5.0, 1600, 1, blocks)).records

@@ -1,0 +1,222 @@
+"""What an engine holds, and its runs of decode steps: many steps in one event, cut where something changes."""
+
+from __future__ import annotations
+
+from collections import deque
+from heapq import heappush
+
+from pdplugins.sim.clock import STEP, Events
+from pdplugins.sim.contracts import Batching, EngineSettings, Owner
+from pdplugins.sim.decode import DecodeBatch
+from pdplugins.sim.flight import Flight
+from pdplugins.sim.kv import KvCache
+from pdplugins.sim.links import Port
+from pdplugins.sim.records import Gaps
+from pdplugins.sim.steps import StepTimes
+from pdplugins.sim.views import LiveView
+
+MANY = 1 << 60
+"""More decode steps than any run has."""
+
+
+IDLE, RUN, STEP_MODE, GONE = range(4)
+"""What an engine does: nothing; decode steps, known up to the next change; a step with prefill, or it is in the middle
+of an event; it is dead. Plain numbers, because they are compared several times for each request."""
+
+
+class Runner:
+    """The part of `pdplugins.sim.engine.Engine` below its decisions: the KV cache, and decode steps that are known."""
+
+    __slots__ = (
+        "batch", "batching", "began", "coming", "events", "id", "incoming", "kv", "largest", "line", "lines",
+        "mixed", "mode", "most_steps", "owner", "port", "preemptions", "prefilling", "purge", "queue", "ready",
+        "run_end", "run_steps", "running", "settings", "slow", "spare", "step_from", "times", "version", "view",
+    )  # fmt: skip
+
+    def __init__(  # noqa: PLR0913, PLR0917 - all of it is the simulation's
+        self,
+        view: LiveView,
+        times: StepTimes,
+        kv: KvCache,
+        port: Port,
+        settings: EngineSettings,
+        batching: Batching,
+        events: Events,
+        owner: Owner,
+        gaps: Gaps,
+    ) -> None:
+        self.id = view.id
+        self.view = view
+        self.times = times
+        self.kv = kv
+        self.port = port
+        self.settings = settings
+        self.batching = batching
+        self.events = events
+        self.owner = owner
+        self.batch = DecodeBatch(gaps)
+        self.queue: deque[Flight] = deque()
+        """Waits for prefill; nothing of it is in the KV cache unless `reserved`."""
+        self.prefilling: list[Flight] = []
+        """Has its room, and prefills chunk by chunk."""
+        self.running: list[Flight] = []
+        """What the current step prefills."""
+        self.ready: deque[Flight] = deque()
+        self.coming = 0
+        """Requests that have room here and are on their way."""
+        self.incoming: deque[Flight] = deque()
+        """Waits elsewhere for room here."""
+        self.spare = int(kv.capacity * settings.watermark)
+        self.largest = kv.capacity - self.spare
+        """Tokens that a request may come with."""
+        self.mode = IDLE
+        self.version = 0
+        self.run_steps = 0
+        self.run_end = 0
+        self.step_from = 0
+        self.mixed = 0
+        self.most_steps = MANY
+        self.began = -1
+        """When it last decided what to run."""
+        self.purge = False
+        """Requests that are to be given up: those with an `error`."""
+        self.preemptions = 0
+        self.slow = (1.0, 1.0)
+        self.lines = times.lines(1.0)
+        self.line = times.line(1)
+        """Step times of the run in progress."""
+
+    @property
+    def busy(self) -> bool:
+        """Whether it computes something."""
+        return self.mode in (RUN, STEP_MODE)
+
+    def running_tokens(self) -> int:
+        """Return the tokens of the step in progress, and of the requests that join the next one."""
+        batch = self.batch
+        tokens = batch.context + sum(flight.context for flight in self.ready)
+        now = self.events.now
+        if self.mode == RUN and self.run_steps and (batch.time < now or (batch.time == now and self.began == now)):
+            started = self.line.until(batch.context, now - batch.time or 1)[0]
+            tokens += min(started, self.run_steps) * batch.size
+        elif self.mode == STEP_MODE:
+            tokens += self.mixed + sum(flight.chunk for flight in self.running)
+        return tokens
+
+    def settle(self) -> None:
+        """Evict what the run in progress has pushed out of the cache by now."""
+        kv = self.kv
+        if self.mode == RUN and kv.idle_tokens > (left := kv.room - self.run_steps * self.batch.size):
+            if not self._cut():
+                kv.shrink(left)
+            elif not self.run_steps:
+                self._resume()
+
+    # --- room in the KV cache --------------------------------------------------------------------------------------
+
+    def _take_for(self, flight: Flight, tokens: int) -> None:
+        kv = self.kv
+        kv.room -= tokens
+        if kv.idle_tokens > kv.room:
+            kv.shrink(kv.room)
+        self.coming += 1
+        flight.reserved = tokens
+
+    def unreserve(self, flight: Flight) -> None:
+        """Give back what was reserved for a request that does not come."""
+        if self.kv.idle_tokens:
+            self.settle()
+        self.kv.give(flight.reserved)
+        self.coming -= 1
+        flight.reserved = 0
+
+    def forget(self, flight: Flight) -> None:
+        """Drop the KV cache of a request."""
+        self.kv.room += flight.kv
+        flight.kv = 0
+        if flight.pins:
+            self.kv.unpin(flight.pins)
+            flight.pins, flight.block_hits = (), 0
+
+    def _take_prompt(self, flight: Flight) -> bool:
+        """Take room for a prompt, less what is cached of it: prefix blocks, or the history of its session."""
+        kv, room = self.kv, self.kv.room - self.batch.size - self.spare
+        arrival = flight.arrival
+        if not arrival.blocks and arrival.session is None:
+            if room < flight.target:
+                return False
+            kv.room -= flight.target
+            if kv.idle_tokens > kv.room:
+                kv.shrink(kv.room)
+            flight.kv = flight.target
+            return True
+        hits = min(kv.match(arrival.blocks), (flight.target - 1) // kv.block_tokens) if arrival.blocks else 0
+        shared = arrival.blocks[:hits]
+        private = flight.target - hits * kv.block_tokens
+        if room < private + kv.idle_among(shared):
+            return False
+        cached = hits * kv.block_tokens
+        if arrival.session is not None:
+            cached = max(cached, min(kv.drop(arrival.session), flight.target - 1, flight.isl))
+        kv.pin(shared)
+        kv.take(private)
+        flight.kv, flight.pins, flight.block_hits, flight.done = private, list(shared), hits, cached
+        self.view.load.queued_tokens -= cached
+        return True
+
+    def _share(self, flight: Flight) -> list[int]:
+        """Let other requests use the prompt's blocks."""
+        blocks = flight.arrival.blocks
+        whole = min(flight.done // self.kv.block_tokens, len(blocks))
+        added = self.kv.share(blocks[flight.block_hits : whole])
+        flight.kv -= len(added) * self.kv.block_tokens
+        return added
+
+    # --- runs of decode steps --------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        """Decode until someone leaves, or the KV cache is full."""
+        batch = self.batch
+        steps = batch.leaves[0][0] - batch.steps
+        if steps * batch.size > self.kv.room or steps > self.most_steps:
+            steps = min(self.kv.room // batch.size, self.most_steps)
+        line = self.line = self.lines.get(batch.size) or self.times.line(batch.size, self.slow[1])
+        self.mode = RUN
+        self.run_steps = steps
+        end = self.run_end = batch.time + line.span(batch.context, steps)
+        events = self.events
+        version = self.version = self.version + 1
+        sequence = events.sequence = events.sequence + 1
+        heappush(events.heap, (end, STEP, sequence, self, version))
+
+    def _advance(self, steps: int, end: int) -> None:
+        batch, kv = self.batch, self.kv
+        kv.room -= steps * batch.size
+        if kv.idle_tokens > kv.room:
+            kv.shrink(kv.room)
+        batch.advance(self.line, steps, end)
+
+    def _resume(self) -> None:
+        """Go on after a cut that changed nothing for the queue."""
+        if self.batch.size <= self.kv.room:
+            self._run()
+        else:
+            self._schedule(self.batch.time)
+
+    def _cut(self) -> bool:
+        """Shorten the run to the step in progress. False when that is its last one anyway."""
+        batch, now = self.batch, self.events.now
+        elapsed = now - batch.time
+        if elapsed > 0 or (elapsed == 0 and self.began == now):  # a step that began at this very instant has begun
+            steps, took = self.line.until(batch.context, elapsed or 1)
+            if steps >= self.run_steps:
+                return False
+            self._advance(steps, batch.time + took)
+        self.run_steps = 0
+        return True
+
+    def _schedule(self, time: int) -> None:
+        events = self.events
+        version = self.version = self.version + 1
+        sequence = events.sequence = events.sequence + 1
+        heappush(events.heap, (time, STEP, sequence, self, version))
