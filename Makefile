@@ -28,7 +28,7 @@ test: setup  ## Run the linters, the type checker and all tests
 	$(BIN)/lint-imports
 	$(BIN)/python -m pytest
 
-bench-planners: setup  ## Planners against fixed pools and Dynamo's own, in its simulator (TRACES=DIR; 15 minutes)
+bench-planners: setup  ## Planners against fixed pools and Dynamo's own, in its simulator (TRACES=DIR; 30 minutes)
 	$(BIN)/python benchmarks/planners.py --traces "$(TRACES)"
 
 clean:  ## Remove .venv and every cache
