@@ -31,7 +31,7 @@ test: setup  ## Run the linters, the type checker and all tests
 speedups: setup  ## Compile the simulator's engine (three times as fast; needs a C compiler)
 	$(BIN)/python -m pdplugins.sim.compile
 
-bench-planners: setup  ## Planners against fixed pools and Dynamo's own, in its simulator (TRACES=DIR; 15 minutes)
+bench-planners: setup  ## Planners against fixed pools and Dynamo's own, in its simulator (TRACES=DIR; 30 minutes)
 	$(BIN)/python benchmarks/planners.py --traces "$(TRACES)"
 
 clean:  ## Remove .venv and every cache
