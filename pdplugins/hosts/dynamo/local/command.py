@@ -14,6 +14,7 @@ from pdplugins.hosts.dynamo.local.options import (
     check_engine,
     check_replay,
     check_writable,
+    not_driven,
     pick_config,
     pick_port,
 )
@@ -78,6 +79,8 @@ def serve(  # noqa: PLR0913 - the options of a command
         replay=check_replay(replay, duration, speed, report),
         command=shlex.join(["dynamo", *sys.argv[1:]]),
     )
+    for line in not_driven(options.config):
+        typer.echo(f"dynamo: {line}", err=True)
     # This brings Dynamo in; --help and every error above do without.
     from pdplugins.hosts.dynamo.local.launch import launch  # noqa: PLC0415
 

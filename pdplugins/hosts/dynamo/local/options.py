@@ -88,6 +88,12 @@ def pick_config(
     return Engines().told(config.model_copy(update={"deployment": pools.model_copy(update=changes)}))
 
 
+def not_driven(config: Config) -> list[str]:
+    """Return a line for each choice of `config` that this host leaves to Dynamo: one config file serves every host."""
+    chosen = ((kind, getattr(config, kind)) for kind in ("router", "batch_scheduler", "power"))
+    return [f"{kind} {c.name}: not driven by the local launcher yet; Dynamo's own is used" for kind, c in chosen if c]
+
+
 def _config_of(planner: str | None) -> Config:
     if planner in shipped():
         return load(find(str(planner)))

@@ -15,6 +15,7 @@ from pdplugins.hosts.dynamo.local.options import (
     check_engine,
     check_replay,
     check_writable,
+    not_driven,
     pick_config,
     pick_port,
 )
@@ -115,3 +116,12 @@ def test_every_option_has_a_help_text() -> None:
     for option in ("--planner", "--config", "--engine", "--prefill", "--decode", "--port", "--replay", "--report"):
         line = next(line for line in result.output.splitlines() if f" {option} " in line)
         assert len(line.split()) > 6, line
+
+
+def test_what_this_host_does_not_drive_is_said(tmp_path: Path) -> None:
+    """A file written for another host runs here, and says what of it Dynamo decides itself."""
+    path = tmp_path / "mine.yaml"
+    path.write_text("planner: dopd\nrouter: least-loaded\n")
+    (line,) = not_driven(pick_config(None, str(path), None, None, 2.0))
+    assert line == "router least-loaded: not driven by the local launcher yet; Dynamo's own is used"
+    assert not_driven(pick_config("dopd", None, None, None, 2.0)) == []
