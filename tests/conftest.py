@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from types import ModuleType
 
 import pytest
+from hypothesis import settings
 
 from pdplugins.registry import Plugin, Registry
+
+# The same examples in every run, so that a change is judged by what it changed; `make fuzz` looks for new ones.
+settings.register_profile("same", derandomize=True)
+settings.register_profile("fuzz", max_examples=2000)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
 
 
 @pytest.fixture

@@ -37,9 +37,9 @@ class LoadForecast:
                 self._series[name].observe(min(value, LARGEST))
 
     def forecast(self) -> Load | None:
-        """Return the load to plan for; None while no request has told its lengths."""
+        """Return the load to plan for; None while no window has told all three."""
         isl, osl, amount = (series.forecast() for series in self._series.values())
-        if math.isnan(isl) or math.isnan(osl):
+        if any(map(math.isnan, (isl, osl, amount))):
             return None
         return Load(min(max(isl, 1.0), LARGEST), min(max(osl, 1.0), LARGEST), min(amount, LARGEST))
 
@@ -60,7 +60,9 @@ def unusable(traffic: Traffic) -> str | None:
         value = getattr(traffic, name)
         if not is_number(value) or value < 0:
             return f"traffic.{name} is {value}"
-    return "traffic.window_s is 0" if traffic.window_s == 0 else None
+    if traffic.window_s == 0:
+        return "traffic.window_s is 0"
+    return None if math.isfinite(traffic.rate) else f"traffic.rate is {traffic.rate}"
 
 
 def in_flight(view: PlannerView, traffic: Traffic) -> float:

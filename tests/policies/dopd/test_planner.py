@@ -7,7 +7,7 @@ import time
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from pdplugins.errors import ConfigError
@@ -60,6 +60,8 @@ choices = st.fixed_dictionaries(
 
 
 @settings(max_examples=60, deadline=None)
+@example([PlannerView(5.0, Traffic(7e-91, 1.3e218, 1.0, 1.0), Pool(0), Pool(0))], {"paper_literal": True}, 3)
+@example([PlannerView(5.0, Traffic(7e-91, 1.3e218, 1.0, 1.0), Pool(0), Pool(0))], {"paper_literal": False}, 3)
 @given(streams, choices, st.integers(3, 40))
 def test_any_stream_keeps_one_worker_per_role_within_the_budget(
     stream: list[PlannerView], chosen: dict[str, object], gpu_budget: int
