@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 SERVE_ARGS ?=
 
-.PHONY: help setup serve test speedups bench-planners clean
+.PHONY: help setup serve test fuzz speedups bench-planners clean
 
 help:  ## Show this text
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -27,6 +27,9 @@ test: setup  ## Run the linters, the type checker and all tests
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python -m pytest
+
+fuzz: setup  ## Run the property tests on new examples, 2000 of each (an hour)
+	HYPOTHESIS_PROFILE=fuzz $(BIN)/python -m pytest -m "not dynamo"
 
 speedups: setup  ## Compile the simulator's engine (three times as fast; needs a C compiler)
 	$(BIN)/python -m pdplugins.sim.compile
