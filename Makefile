@@ -28,7 +28,7 @@ test: setup  ## Run the linters, the type checker and all tests
 	$(BIN)/lint-imports
 	$(BIN)/python -m pytest
 
-fuzz: setup  ## Run the property tests on new examples, 2000 of each (an hour)
+fuzz: setup  ## Run the tests with new examples for the properties, other ones each time
 	HYPOTHESIS_PROFILE=fuzz $(BIN)/python -m pytest -m "not dynamo"
 
 speedups: setup  ## Compile the simulator's engine (three times as fast; needs a C compiler)

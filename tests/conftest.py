@@ -13,7 +13,7 @@ from pdplugins.registry import Plugin, Registry
 
 # The same examples in every run, so that a change is judged by what it changed; `make fuzz` looks for new ones.
 settings.register_profile("same", derandomize=True)
-settings.register_profile("fuzz", max_examples=2000)
+settings.register_profile("fuzz", derandomize=False)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
 
 
