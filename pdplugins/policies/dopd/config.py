@@ -1,4 +1,4 @@
-"""Settings of the planner ``dopd``. docs/policies/dopd.md says more about each."""
+"""Settings of DOPD's planner, router and batch scheduler. docs/policies/dopd.md says more about each."""
 
 from __future__ import annotations
 
@@ -27,3 +27,28 @@ class DopdSettings(BaseModel):
     learn_bursts: bool = Field(True, description="learn how large bursts are and whether a level lasts a start-up")
     drain_backlog: bool = Field(True, description="add the workers that clear a queue within one start-up")
     hold_s: float = Field(300.0, ge=0, description="seconds that a smaller pool must have been enough for")
+
+
+class DopdRouterSettings(BaseModel):
+    """Settings of the router ``dopd``."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+    local_tokens: int | None = Field(
+        None, ge=0, description="longest prompt that stays on its decode worker; else derived from the profile"
+    )
+    cache_weight: float = Field(1.0, ge=0, description="requests that a whole cached prompt is worth")
+    block_tokens: int = Field(512, ge=1, description="tokens of one prefix block")
+
+
+class DopdBatchSettings(BaseModel):
+    """Settings of the batch scheduler ``dopd``."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+    threshold_tokens: int | None = Field(
+        None, ge=1, description="length from which a prompt runs at once; else the forecast ISL"
+    )
+    predictor: Predictor = Field("kalman", description="forecaster of the ISL; the paper's is arima")
+    interval_s: float = Field(5.0, gt=0, description="seconds of one window of the forecast")
+    timeout_share: float = Field(1.0, gt=0, le=1, description="alpha of Eq. 18: timeout over the mean wait W_q")

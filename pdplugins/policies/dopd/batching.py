@@ -1,0 +1,124 @@
+"""Which prompts one instance prefills together: Algorithm 1 of DOPD, length-aware batching.
+
+Long prompts fill a GPU by themselves and run at once. Short ones gather until together they are as long as the prompts
+that the P/D ratio was computed for, so that a mix of lengths loads the instance as that ratio expects (Section V-E).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from pdplugins.policies.dopd.config import DopdBatchSettings
+from pdplugins.policies.dopd.forecast import build_forecaster
+from pdplugins.types import BatchPlan, BatchView, Deployment, QueuedPrefill
+
+
+@dataclass(slots=True)
+class Moments:
+    """Mean and squared coefficient of variation of a stream; old values fade."""
+
+    memory: float
+    """Values after which one counts for 1 / e."""
+    mean: float = math.nan
+    square: float = 0.0
+
+    def observe(self, value: float) -> None:
+        """Take in one value."""
+        if math.isnan(self.mean):
+            self.mean, self.square = value, value * value
+            return
+        keep = math.exp(-1 / self.memory)
+        self.mean = keep * self.mean + (1 - keep) * value
+        self.square = keep * self.square + (1 - keep) * value * value
+
+    @property
+    def cv2(self) -> float:
+        """Squared coefficient of variation."""
+        return max(self.square / (self.mean * self.mean) - 1, 0.0) if self.mean > 0 else 0.0
+
+
+def kingman_wait_s(service: Moments, gap: Moments) -> float:
+    """Return W_q of Eq. 10: the mean wait in one queue with these service times and gaps between arrivals, in s."""
+    if math.isnan(gap.mean):
+        return 0.0
+    utilisation = service.mean / gap.mean if gap.mean > 0 else math.inf
+    if utilisation >= 1:
+        return math.inf
+    return utilisation / (1 - utilisation) * (gap.cv2 + service.cv2) / 2 * service.mean
+
+
+class DopdBatching:
+    """`pdplugins.types.BatchScheduler` of DOPD: one for each instance."""
+
+    MEMORY = 100.0
+    """Requests over which service times and gaps are averaged."""
+
+    def __init__(self, settings: DopdBatchSettings, deployment: Deployment) -> None:
+        self._settings = settings
+        self._deployment = deployment
+        self._isl = build_forecaster(settings.predictor)
+        self._window: list[float] = []
+        self._window_end_s = -math.inf
+        self._service, self._gap = Moments(self.MEMORY), Moments(self.MEMORY)
+        self._last_s = -math.inf
+        self._timer_s: float | None = None
+
+    def next_batch(self, view: BatchView, now_s: float) -> BatchPlan:
+        """Compose the next step; decodes take part in it whatever it prefills."""
+        self._learn(view, now_s)
+        threshold = self._threshold()
+        timed_out = self._timer_s is not None and now_s - self._timer_s >= self._timeout_s()
+        gathered: list[QueuedPrefill] = []
+        length = 0
+        for waiting in view.queue:  # lines 2-26; a pop takes no time
+            if length >= threshold:  # line 4
+                break
+            if waiting.remaining_tokens < threshold:  # lines 18-22
+                gathered.append(waiting)
+                length += waiting.remaining_tokens
+                if self._timer_s is None:
+                    self._timer_s = now_s
+            elif timed_out and gathered:  # line 4
+                break
+            else:  # line 24; those gathered so far wait, and their timer runs
+                return _plan([waiting], f"{waiting.remaining_tokens} tokens reach the threshold of {threshold:.0f}")
+        self._timer_s = None  # lines 6 and 13
+        return _plan(gathered, f"{len(gathered)} prompts of {length} tokens, threshold {threshold:.0f}")
+
+    def on_step(self, view: BatchView, plan: BatchPlan, took_s: float) -> None:
+        """Learn nothing: service times come from the profile."""
+
+    def _learn(self, view: BatchView, now_s: float) -> None:
+        """Take in the requests that joined the queue since the last call."""
+        perf, tp = self._deployment.perf, self._deployment.prefill_tp
+        newest_s = self._last_s
+        for waiting in view.queue:
+            if waiting.queued_s <= self._last_s:
+                continue
+            tokens = float(waiting.remaining_tokens)
+            self._window.append(tokens)
+            self._service.observe(perf.prefill_s(tokens, tp))
+            if newest_s > -math.inf:
+                self._gap.observe(max(waiting.queued_s - newest_s, 0.0))
+            newest_s = max(newest_s, waiting.queued_s)
+        self._last_s = newest_s
+        if now_s >= self._window_end_s and self._window:
+            self._isl.observe(sum(self._window) / len(self._window))
+            self._window.clear()
+            self._window_end_s = now_s + self._settings.interval_s
+
+    def _threshold(self) -> float:
+        """Return i_next: the forecast mean prompt length, or the setting that fixes it."""
+        fixed = self._settings.threshold_tokens
+        forecast = self._isl.forecast() if fixed is None else float(fixed)
+        return forecast if forecast > 0 else 1.0
+
+    def _timeout_s(self) -> float:
+        """Return the timeout of Eq. 18, never more than its share of the TTFT SLO: under overload W_q has no end."""
+        share = self._settings.timeout_share
+        return share * min(kingman_wait_s(self._service, self._gap), self._deployment.slo.ttft_s)
+
+
+def _plan(prompts: list[QueuedPrefill], reason: str) -> BatchPlan:
+    return BatchPlan({prompt.request.id: prompt.remaining_tokens for prompt in prompts}, reason=reason)

@@ -1,0 +1,116 @@
+"""Where a request runs: DOPD's cache- and load-aware router, which keeps ultra-short prompts on the decode worker.
+
+The paper chooses the decode worker with the lowest inferred cost of cache hits and load (Section V-B), and skips remote
+prefill for prompts whose KV transfer would cost more than their prefill next to running decodes (Sections II-C, V-E).
+Remote prompts wait in one shared queue there (Section V-C). Hosts have a queue per worker, so the one whose queue is
+over first is taken, which is where a shared queue would have sent the prompt.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from pdplugins.errors import ConfigError
+from pdplugins.policies.dopd.config import DopdRouterSettings
+from pdplugins.types import Deployment, PerfModel, Placement, Request, Role, WorkerView
+
+LONGEST_LOCAL_TOKENS = 32_768
+"""No prompt beyond this is local, however slow the link is."""
+
+
+def local_prompt_tokens(perf: PerfModel, tp: int) -> int:
+    """Return the longest prompt that prefills on a decode worker in less time than its KV transfer takes; 0 for none.
+
+    What prefill adds to a step that runs anyway is its time beyond that of no tokens: the weights are read once.
+    """
+    alone_s = perf.prefill_s(0, tp)
+    low, high = 0, LONGEST_LOCAL_TOKENS
+    while low < high:
+        tokens = (low + high + 1) // 2
+        if perf.prefill_s(tokens, tp) - alone_s <= perf.transfer_s(tokens):
+            low = tokens
+        else:
+            high = tokens - 1
+    return low
+
+
+class DopdRouter:
+    """`pdplugins.types.Router` of DOPD."""
+
+    def __init__(self, settings: DopdRouterSettings, deployment: Deployment) -> None:
+        own = settings.local_tokens
+        self.local_tokens = local_prompt_tokens(deployment.perf, deployment.decode_tp) if own is None else own
+        self._block_tokens = settings.block_tokens
+        self._cache_weight = settings.cache_weight
+        self._workers: tuple[WorkerView, ...] | None = None
+        self._prefill: Sequence[WorkerView] = ()
+        self._decode: Sequence[WorkerView] = ()
+
+    def on_arrival(self, request: Request, workers: tuple[WorkerView, ...], now_s: float) -> Placement:
+        """Place a request: all of it on the decode worker when it is ultra-short there, else prefill apart."""
+        if workers is not self._workers:
+            self._split(workers)
+        decode = self._cheapest_decode(request)
+        prompt = request.prompt_tokens
+        missing = prompt - self._cached_tokens(request, decode)
+        if missing <= self.local_tokens:
+            return Placement(decode.id, decode.id, prompt, f"{missing} tokens prefill faster than they move")
+        return Placement(self._first_free_prefill(request).id, decode.id, prompt)
+
+    def on_prefill_done(
+        self, request: Request, placement: Placement, workers: tuple[WorkerView, ...], now_s: float
+    ) -> Placement:
+        """Return `placement`: it was whole at arrival."""
+        return placement
+
+    def _cheapest_decode(self, request: Request) -> WorkerView:
+        """Return the decode worker with the least cost: requests there, plus the share of the prompt not cached."""
+
+        def cost(worker: WorkerView) -> float:
+            load = worker.load
+            return _finite(load.running_requests + load.queued_requests) - weight * self._cached_tokens(request, worker)
+
+        if not request.blocks:
+            return min(self._decode, key=_requests)
+        weight = self._cache_weight / max(request.prompt_tokens, 1)
+        return min(self._decode, key=cost)
+
+    def _first_free_prefill(self, request: Request) -> WorkerView:
+        """Return the prefill worker with the fewest tokens to compute until this prompt is done."""
+
+        def cost(worker: WorkerView) -> float:
+            return _finite(worker.load.queued_tokens) - self._cached_tokens(request, worker)
+
+        return min(self._prefill, key=cost if request.blocks else _queued_tokens)
+
+    def _cached_tokens(self, request: Request, worker: WorkerView) -> int:
+        if not request.blocks:
+            return 0
+        cached, hits = worker.cached_blocks, 0
+        for block in request.blocks:
+            if block not in cached:
+                break
+            hits += 1
+        return min(hits * self._block_tokens, request.prompt_tokens)
+
+    def _split(self, workers: tuple[WorkerView, ...]) -> None:
+        if not workers:
+            raise ConfigError("router dopd: no worker is ready; start at least one")
+        self._workers = workers
+        self._prefill = [worker for worker in workers if worker.role is Role.PREFILL] or workers
+        self._decode = [worker for worker in workers if worker.role is Role.DECODE] or workers
+
+
+def _requests(worker: WorkerView) -> float:
+    load = worker.load
+    return _finite(load.running_requests + load.queued_requests)
+
+
+def _queued_tokens(worker: WorkerView) -> float:
+    return _finite(worker.load.queued_tokens)
+
+
+def _finite(load: float) -> float:
+    """A worker whose load is unknown comes last: NaN would win or lose by its place in the list."""
+    return load if load < math.inf else math.inf
