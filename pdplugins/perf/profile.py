@@ -2,7 +2,8 @@
 
 ``profiles/README.md`` describes every field with its unit. Times are kept as they came (``raw_ms``) beside the factor
 that they are multiplied with (``scale``), so that a modelled profile shows both what a tool said and how far that was
-moved to agree with a measurement. One file holds all tensor-parallel (TP) sizes.
+moved to agree with a measurement. One file holds all tensor-parallel (TP) sizes. Tables hold whole steps of an engine:
+what the engine itself needs (kernel launches, sampling, its scheduler) is in them, or is ``scale.step_ms``.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from pdplugins.config import first_error
 from pdplugins.errors import ConfigError
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Factor = Annotated[float, Field(ge=1, allow_inf_nan=False)]
 Axis = Annotated[tuple[Positive, ...], Field(min_length=2)]
 
 
@@ -59,22 +61,23 @@ class Transfer(_Part):
 
 
 class Scale(_Part):
-    """Factors that turn ``raw_ms`` into the times that are used."""
+    """What turns ``raw_ms`` into the times that are used: factor * raw_ms + step_ms."""
 
-    prefill: Positive
-    decode: Positive
+    prefill: Positive = Field(description="factor on prefill and dense times")
+    decode: Positive = Field(description="factor on decode times")
+    step_ms: float = Field(0.0, ge=0, allow_inf_nan=False, description="added once to every step, of any kind")
     source: str
     points: dict[str, list[dict[str, float]]] = Field({}, description="what the factors were computed from")
 
 
-class PrefillTable(_Part):
-    """Prefill time of one prompt, alone in its batch."""
+class TokenTable(_Part):
+    """Time over tokens: of the prefill of one prompt, alone in its batch, or of the dense part of a step."""
 
     tokens: Axis
     raw_ms: Axis
 
     @model_validator(mode="after")
-    def _shape(self) -> PrefillTable:
+    def _shape(self) -> TokenTable:
         _ascending("tokens", self.tokens)
         if len(self.raw_ms) != len(self.tokens):
             raise ValueError(f"raw_ms has {len(self.raw_ms)} values for {len(self.tokens)} tokens")
@@ -97,6 +100,30 @@ class DecodeTable(_Part):
         return self
 
 
+class Power(_Part):
+    """What a power cap does to one GPU: linear between the caps, flat outside."""
+
+    cap_w: Annotated[tuple[Positive, ...], Field(min_length=1)] = Field(description="caps, ascending; the last is none")
+    prefill_slow: tuple[Factor, ...] = Field(description="time of a prefill step over its time without a cap")
+    decode_slow: tuple[Factor, ...] = Field(description="the same for a decode step")
+    settle_s: float = Field(ge=0, allow_inf_nan=False, description="from setting a cap until the device keeps it")
+    idle_w: Positive
+    prefill_w: Positive = Field(description="draw of prefill without a cap")
+    decode_w: Positive = Field(description="draw of decode without a cap")
+    source: str
+
+    @model_validator(mode="after")
+    def _shape(self) -> Power:
+        _ascending("cap_w", self.cap_w)
+        for name in ("prefill_slow", "decode_slow"):
+            slow = getattr(self, name)
+            if len(slow) != len(self.cap_w):
+                raise ValueError(f"{name} has {len(slow)} values for {len(self.cap_w)} caps")
+            if any(b > a for a, b in pairwise(slow)):
+                raise ValueError(f"{name} must not rise: a higher cap cannot take longer")
+        return self
+
+
 class Profile(_Part):
     """A whole profile file."""
 
@@ -109,8 +136,19 @@ class Profile(_Part):
     bandwidth: Bandwidth
     transfer: Transfer
     scale: Scale
-    prefill: dict[int, PrefillTable] = Field(min_length=1, description="by tensor-parallel size")
+    prefill: dict[int, TokenTable] = Field(min_length=1, description="by tensor-parallel size")
     decode: dict[int, DecodeTable] = Field(min_length=1, description="by tensor-parallel size")
+    dense: dict[int, TokenTable] = Field(
+        {}, description="by tensor-parallel size: all of a step but attention, over the tokens that it computes"
+    )
+    power: Power | None = Field(None, description="what power caps do; they do nothing when absent")
+
+    @model_validator(mode="after")
+    def _dense_is_for_both(self) -> Profile:
+        for tp in self.dense:
+            if tp not in self.prefill:
+                raise ValueError(f"dense has TP {tp}, which prefill lacks")
+        return self
 
 
 def read_profile(path: Path) -> Profile:

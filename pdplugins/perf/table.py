@@ -16,10 +16,12 @@ from collections.abc import Sequence
 from itertools import accumulate
 from operator import add
 
-from pdplugins.perf.profile import Profile
+from pdplugins.perf.profile import Power, Profile, TokenTable
 from pdplugins.types import Role
 
 Axis = tuple[float, ...]
+Chunk = tuple[float, float]
+"""New tokens and earlier tokens of a chunk of a prompt."""
 Rows = tuple[tuple[float, ...], ...]
 
 
@@ -88,12 +90,18 @@ class TableModel:
 
     def __init__(self, profile: Profile) -> None:
         self.profile = profile
-        prefill, decode = profile.scale.prefill / 1e3, profile.scale.decode / 1e3
-        self._prefill = {
-            tp: Curve(table.tokens, [ms * prefill for ms in table.raw_ms]) for tp, table in profile.prefill.items()
-        }
+        scale = profile.scale
+
+        def curve(table: TokenTable) -> Curve:
+            return Curve(table.tokens, [(ms * scale.prefill + scale.step_ms) / 1e3 for ms in table.raw_ms])
+
+        def seconds(row: Sequence[float]) -> list[float]:
+            return [(ms * scale.decode + scale.step_ms) / 1e3 for ms in row]
+
+        self._prefill = {tp: curve(table) for tp, table in profile.prefill.items()}
+        self._dense = {tp: curve(table) for tp, table in profile.dense.items()}
         self._decode = {
-            tp: Surface(table.batch, table.context_tokens, [[ms * decode for ms in row] for row in table.raw_ms])
+            tp: Surface(table.batch, table.context_tokens, [seconds(row) for row in table.raw_ms])
             for tp, table in profile.decode.items()
         }
 
@@ -104,6 +112,57 @@ class TableModel:
     def decode_step_s(self, batch: float, context_tokens: float, tp: int) -> float:
         """Seconds of one decode step of `batch` requests whose mean context is `context_tokens`."""
         return self._decode[tp](batch, context_tokens)
+
+    def has_dense(self, tp: int) -> bool:
+        """Return whether the profile has a dense table for `tp`."""
+        return tp in self._dense
+
+    def dense_s(self, tokens: float, tp: int) -> float:
+        """Seconds of all of a step but attention, when it computes `tokens` tokens; KeyError without a dense table."""
+        return self._dense[tp](tokens)
+
+    def prefill_step_s(self, chunks: Sequence[Chunk], tp: int) -> float:
+        """Seconds of one step that prefills `chunks`, each (new tokens, tokens of its history that are in the cache).
+
+        With attention A(t) = prefill(t) - dense(t) of a prompt of t tokens, a chunk of n tokens after h earlier ones
+        attends A(h + n) - A(h) of it, and the rest of the step is shared by all chunks. Without a dense table all
+        chunks together take the prefill time of their new tokens, and attention to what is earlier is what remains of
+        prefill(h + n) when prefill(h) and prefill(n) are taken away.
+        """
+        prefill, new = self._prefill[tp], sum(n for n, _ in chunks)
+        if (dense := self._dense.get(tp)) is None:
+            earlier = ((n, h) for n, h in chunks if h)
+            return prefill(new) + sum(
+                max(prefill(h + n) - prefill(h) - prefill(n) + prefill(0), 0.0) for n, h in earlier
+            )
+
+        def attention(tokens: float) -> float:
+            return prefill(tokens) - dense(tokens)
+
+        grown = sum(max(attention(h + n) - attention(h), 0.0) for n, h in chunks)
+        return dense(new) + attention(0) + grown
+
+    def mixed_step_s(self, chunks: Sequence[Chunk], batch: float, context_tokens: float, tp: int) -> float:
+        """Seconds of one step that prefills `chunks` and decodes `batch` requests of mean context `context_tokens`.
+
+        Both phases' tokens go through the dense part together, so what its two halves take more than the whole is
+        saved; without a dense table the weights are read once, which is prefill(0).
+        """
+        if not batch:
+            return self.prefill_step_s(chunks, tp)
+        alone = self.decode_step_s(batch, context_tokens, tp)
+        if not (new := sum(n for n, _ in chunks)):
+            return alone
+        if (dense := self._dense.get(tp)) is None:
+            saved = self._prefill[tp](0)
+        else:
+            saved = dense(new) + dense(batch) - dense(new + batch)
+        return self.prefill_step_s(chunks, tp) + max(alone - saved, 0.0)
+
+    @property
+    def power(self) -> Power | None:
+        """What power caps do to one GPU; None when the profile does not say."""
+        return self.profile.power
 
     def transfer_s(self, tokens: float) -> float:
         """Seconds to move the KV cache of `tokens` tokens: latency + bytes / rate."""

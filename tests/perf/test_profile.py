@@ -17,6 +17,16 @@ from pdplugins.registry import NoSettings, default_registry
 from pdplugins.resources import data_dir
 from pdplugins.types import Role
 
+POWER = {
+    "cap_w": [300, 400, 700],
+    "prefill_slow": [1.8, 1.4, 1],
+    "decode_slow": [1.2, 1, 1],
+    "settle_s": 0.3,
+    "idle_w": 100,
+    "prefill_w": 700,
+    "decode_w": 500,
+    "source": "test",
+}
 TABLE_1 = data_dir("profiles") / "h100" / "llama-70b-fp8-dopd-table-1.json"
 
 
@@ -67,6 +77,12 @@ def test_the_modelled_profile_records_what_it_was_scaled_by() -> None:
         ("prefill.1.raw_ms", [1, 2], r"prefill\.1: .*2 values for 5 tokens"),
         ("decode.2.batch", [1, 2], r"decode\.2: .*2 rows of 5 values"),
         ("decode", {}, r"decode: .*at least 1 item"),
+        ("dense", {"2": {"tokens": [1, 2], "raw_ms": [1, 2]}}, r"dense has TP 2, which prefill lacks"),
+        ("scale.step_ms", -1, r"scale\.step_ms"),
+        ("power", POWER | {"prefill_slow": [1.8]}, r"power: .*prefill_slow has 1 values for 3 caps"),
+        ("power", POWER | {"decode_slow": [1.2, 1.3, 1]}, r"power: .*decode_slow must not rise"),
+        ("power", POWER | {"cap_w": [400, 300, 700]}, r"power: .*cap_w must ascend"),
+        ("power", POWER | {"decode_slow": [1, 1, 0.9]}, r"power\.decode_slow"),
     ],
 )
 def test_a_bad_profile_is_one_line(tmp_path: Path, where: str, value: Any, message: str) -> None:
