@@ -7,7 +7,7 @@ from typing import cast
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pdplugins.types import Deployment, PerfModel, Slo
+from pdplugins.types import Deployment, PerfModel, Round, Slo, TraceRequest
 
 
 def deployment(gpu_budget: int, prefill_tp: int, decode_tp: int) -> Deployment:
@@ -42,3 +42,10 @@ def test_no_other_pools_within_the_budget_serve_more(wish: tuple[int, int], tps:
 
 def test_a_budget_for_less_than_one_worker_of_each_role_still_leaves_one_of_each() -> None:
     assert deployment(2, 1, 2).fit(5, 5) == (1, 1)
+
+
+def test_the_turns_of_a_session_say_what_each_prompt_holds() -> None:
+    rounds = (Round(1.0, 10, 5), Round(1.0, 10, 5, 20), Round(1.0, 10, 5, 0), Round(1.0, 10, 5, 999))
+    assert list(TraceRequest(0.0, 100, 7, rounds=rounds).turns()) == [
+        (0, 100, 7), (107, 117, 5), (20, 30, 5), (0, 10, 5), (15, 25, 5),
+    ]  # fmt: skip

@@ -256,11 +256,14 @@ class Dispatcher:
     def _next_round(self, flight: Flight, engine: Engine) -> None:
         arrival = flight.arrival
         session = arrival.session or flight.id
-        engine.kv.keep(session, flight.context)
-        self._bound[session] = engine.id
         self.open += 1
         at = self.events.now + ticks(arrival.rounds[0].gap_s)
         coming = arrival.following(seconds(at), session, flight.isl + flight.osl)
+        if coming.history_tokens:
+            engine.kv.keep(session, min(flight.context, coming.history_tokens))
+            self._bound[session] = engine.id
+        else:
+            self._bound.pop(session, None)
         self.events.call_at(at, self._round, coming)
 
     def _round(self, arrival: Arrival) -> None:

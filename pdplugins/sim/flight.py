@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from pdplugins.types import Placement, Request
+from pdplugins.types import Placement, Request, Round
 
 if TYPE_CHECKING:
     from pdplugins.sim.links import Transfer
@@ -29,9 +29,10 @@ class Arrival:
     cancel_after_s: float | None = None
     """The client goes away that long after the arrival."""
 
-    def following(self, arrival_s: float, session: str, history_tokens: int) -> Arrival:
-        """Return the next round of the session, after a history of so many tokens."""
+    def following(self, arrival_s: float, session: str, so_far_tokens: int) -> Arrival:
+        """Return the next round of the session, after a conversation of so many tokens."""
         following, *later = self.rounds
+        history_tokens = following.history(so_far_tokens)
         return Arrival(
             arrival_s,
             history_tokens + following.new_tokens,
@@ -40,15 +41,6 @@ class Arrival:
             history_tokens=history_tokens,
             rounds=tuple(later),
         )
-
-
-@dataclass(frozen=True, slots=True)
-class Round:
-    """A later round of a session: it arrives `gap_s` after the answer before it, for the time that a tool takes."""
-
-    gap_s: float
-    new_tokens: int
-    osl_tokens: int
 
 
 class State:

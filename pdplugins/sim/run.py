@@ -64,7 +64,7 @@ def simulate(
         batch_scheduler=None if scheduler is None else lambda: cast(BatchScheduler, make("batch_scheduler", scheduler)),
     )
     began = time.perf_counter()
-    outcome = simulation.run((Arrival(r.arrival_s, r.isl_tokens, r.osl_tokens, r.blocks) for r in trace), progress)
+    outcome = simulation.run(map(arrival, trace), progress)
     wall_s = time.perf_counter() - began
     if guarded is not None:
         guarded.close()
@@ -74,7 +74,7 @@ def simulate(
         kind="simulated",
         requests=requests,
         metrics=metrics,
-        speed=Speed(requests_per_s=len(trace) / wall_s, wall_s=wall_s, duration_s=outcome.duration_s),
+        speed=Speed(requests_per_s=requests.total / wall_s, wall_s=wall_s, duration_s=outcome.duration_s),
         config={
             "run": {"trace": trace_name, "compiled": COMPILED, "preemptions": outcome.preemptions, **policies},
             **config.model_dump(mode="json"),
@@ -86,6 +86,18 @@ def simulate(
         scaling=outcome.scaling,
     )
     return result, outcome
+
+
+def arrival(request: TraceRequest) -> Arrival:
+    """Return a request of a trace, or a session, as the simulator takes it."""
+    return Arrival(
+        request.arrival_s,
+        request.isl_tokens,
+        request.osl_tokens,
+        request.blocks,
+        request.session,
+        rounds=request.rounds,
+    )
 
 
 def summarise(outcome: Outcome, slo: Slo) -> tuple[Requests, Metrics]:

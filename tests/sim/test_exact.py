@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from pdplugins.sim.contracts import EngineSettings
 from pdplugins.sim.engine import Engine
-from pdplugins.sim.flight import Arrival, Round
+from pdplugins.sim.flight import Arrival
 from pdplugins.sim.settings import Outcome, SimSettings
 from pdplugins.sim.simulation import Simulation
-from pdplugins.types import Deployment, Placement, Request, Slo, WorkerView
+from pdplugins.types import Deployment, Placement, Request, Round, Slo, WorkerView
 
 from .reference import PlainEngine
 
@@ -77,7 +77,8 @@ def simulate(engine: type[Any], case: dict[str, Any]) -> Outcome:
     return Simulation(deployment, case["settings"], router, engine=engine).run(case["workload"])
 
 
-ROUNDS = st.lists(st.builds(Round, st.floats(0, 2), st.integers(1, 300), st.integers(1, 40)), max_size=2)
+HISTORY = st.none() | st.none() | st.integers(0, 900)
+ROUNDS = st.lists(st.builds(Round, st.floats(0, 2), st.integers(1, 300), st.integers(1, 40), HISTORY), max_size=2)
 REQUESTS = st.fixed_dictionaries(
     {
         "gap": st.floats(0, 0.4),

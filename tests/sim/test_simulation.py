@@ -12,7 +12,7 @@ import pytest
 
 from pdplugins.policies.stock import routers
 from pdplugins.sim.contracts import EngineSettings
-from pdplugins.sim.flight import Arrival, Round
+from pdplugins.sim.flight import Arrival
 from pdplugins.sim.power import PowerCurve
 from pdplugins.sim.settings import Outcome, SimSettings
 from pdplugins.sim.simulation import Simulation
@@ -25,6 +25,7 @@ from pdplugins.types import (
     PlannerView,
     PowerPlan,
     Request,
+    Round,
     ScalePlan,
     Slo,
     WorkerView,
@@ -115,6 +116,17 @@ def test_a_session_keeps_its_history_where_it_decoded() -> None:
     assert second.isl_tokens == 3060
     assert second.arrival_s == pytest.approx(first.finish_s + 1.0)
     assert second.ttft_s < first.ttft_s / 5
+
+
+@pytest.mark.parametrize(("history", "isl", "cached"), [(None, 3060, 3009), (2000, 2050, 2000), (0, 50, 0)])
+def test_a_round_reuses_the_history_that_it_repeats_and_no_more(history: int | None, isl: int, cached: int) -> None:
+    """A client that compacts its conversation, and one whose next question has nothing to do with the last."""
+    session = Arrival(0.0, 3000, 10, session="s", rounds=(Round(1.0, 50, 5, history),))
+    _, second = run(To("d0", "d0"), session).records
+    assert second.isl_tokens == isl
+    computed = MODEL.prefill_s(isl, 1) - (MODEL.prefill_s(cached, 1) if cached else 0.0)
+    overhead = MODEL.prefill_s(0, 1) if cached else 0.0
+    assert second.ttft_s == pytest.approx(computed + overhead, rel=0.02)
 
 
 def test_a_dead_workers_requests_go_on_elsewhere_and_keep_their_tokens() -> None:
