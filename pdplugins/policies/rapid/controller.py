@@ -1,0 +1,159 @@
+"""RAPID's dynamic resource scheduling: Algorithm 1 of the paper (Section 3.3).
+
+All GPUs of a phase have one cap. Watts move first, a step at a time: that takes effect within a second and is free. Where
+a limit of the caps is reached a GPU changes its phase, and the caps become uniform.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from dataclasses import dataclass
+
+from pdplugins.errors import ConfigError
+from pdplugins.policies.rapid.config import RapidSettings
+from pdplugins.types import Deployment, Flip, GpuView, PlannerView, PowerPlan, Role, is_number
+
+OTHER = {Role.PREFILL: Role.DECODE, Role.DECODE: Role.PREFILL}
+
+
+class Recent:
+    """The mean of what was said within the last seconds."""
+
+    def __init__(self, span_s: float) -> None:
+        self._span_s = span_s
+        self._values: deque[tuple[float, float]] = deque()
+
+    def update(self, now_s: float, value: float | None) -> float | None:
+        """Take in `value` and return the mean; None when nothing was said for the whole span."""
+        if is_number(value):
+            self._values.append((now_s, value))
+        while self._values and now_s - self._values[0][0] >= self._span_s:
+            self._values.popleft()
+        return sum(value for _, value in self._values) / len(self._values) if self._values else None
+
+
+@dataclass(frozen=True, slots=True)
+class Caps:
+    """One cap for the GPUs of each phase, in watts."""
+
+    prefill_w: float
+    decode_w: float
+
+    def of(self, role: Role) -> float:
+        """Return the cap of the GPUs of one phase."""
+        return self.prefill_w if role is Role.PREFILL else self.decode_w
+
+
+class RapidController:
+    """`pdplugins.types.PowerController` of RAPID."""
+
+    def __init__(self, settings: RapidSettings, deployment: Deployment) -> None:
+        if settings.min_w * deployment.gpu_budget > settings.budget_w:
+            raise ConfigError(
+                f"power rapid: {deployment.gpu_budget} GPUs of at least {settings.min_w:g} W exceed budget_w "
+                f"{settings.budget_w:g}; lower min_w or gpu_budget, or raise budget_w"
+            )
+        self._settings = settings
+        self._slo = deployment.slo
+        self._ttft, self._tpot = Recent(settings.recent_s), Recent(settings.recent_s)
+        self._caps: Caps | None = None
+        self._moving: dict[int, Role] = {}
+        self._ready_s = -math.inf
+
+    @property
+    def interval_s(self) -> float:
+        """Seconds between two calls of `control`: MIN_TIME."""
+        return self._settings.interval_s
+
+    def control(self, gpus: tuple[GpuView, ...], view: PlannerView) -> PowerPlan:
+        """Return the caps and flips wanted from now on: one pass of the loop of Algorithm 1."""
+        roles = {gpu.index: gpu.role for gpu in gpus}
+        self._moving = {gpu: role for gpu, role in self._moving.items() if gpu in roles and roles[gpu] is not role}
+        self._caps = self._within_budget(roles, self._caps or self._start(roles))
+        traffic = view.traffic
+        ttft_s = self._ttft.update(view.now_s, traffic.ttft_s if traffic else None)
+        tpot_s = self._tpot.update(view.now_s, traffic.tpot_s if traffic else None)
+        slow_prefill, slow_decode = _exceeds(ttft_s, self._slo.ttft_s), _exceeds(tpot_s, self._slo.tpot_s)
+        queue = _queued(view) > self._settings.queue_threshold * max(sum(r is Role.PREFILL for r in roles.values()), 1)
+        sink: Role | None = None
+        if slow_prefill and queue and not slow_decode:  # lines 8-10
+            sink = Role.PREFILL
+        elif slow_decode and not slow_prefill:  # line 17
+            sink = Role.DECODE
+        if sink is None or view.now_s < self._ready_s:
+            return self._plan(roles, (), "")
+        return self._move(gpus, roles, view.now_s, sink)
+
+    def _start(self, roles: dict[int, Role]) -> Caps:
+        """Return the static allocation. A phase whose cap is not given has what the other one leaves of the budget."""
+        settings = self._settings
+        prefills = sum(role is Role.PREFILL for role in roles.values())
+        decodes = len(roles) - prefills
+        prefill_w, decode_w = settings.prefill_w, settings.decode_w
+        if prefill_w is None and decode_w is None:
+            return self._uniform(roles)
+        if decode_w is None and prefill_w is not None:
+            decode_w = min((settings.budget_w - prefills * prefill_w) // max(decodes, 1), settings.max_decode_w)
+        elif prefill_w is None and decode_w is not None:
+            prefill_w = min((settings.budget_w - decodes * decode_w) // max(prefills, 1), settings.max_w)
+        return Caps(prefill_w or 0.0, decode_w or 0.0)
+
+    def _move(self, gpus: tuple[GpuView, ...], roles: dict[int, Role], now_s: float, sink: Role) -> PowerPlan:
+        """Give to the phase `sink`: power, or where its limits are reached a GPU (lines 11-16 and 18-23)."""
+        settings, source = self._settings, OTHER[sink]
+        if settings.move in ("power", "both") and (caps := self._shifted(roles, sink)) is not None:
+            self._caps = caps
+            self._ready_s = now_s + settings.cooldown_s
+            return self._plan(roles, (), f"{settings.step_w:g} W from each {source} GPU to {sink}")
+        if settings.move in ("gpus", "both") and not self._moving:
+            candidates = [gpu for gpu in gpus if gpu.role is source]
+            if len(candidates) > 1:
+                gpu = min(candidates, key=lambda gpu: (gpu.draw_w if is_number(gpu.draw_w) else math.inf, -gpu.index))
+                self._moving[gpu.index] = sink
+                if settings.move == "both":
+                    self._caps = self._uniform(roles)
+                self._ready_s = now_s + settings.gpu_cooldown_s
+                return self._plan(roles, (Flip(gpu.index, sink),), f"GPU {gpu.index} from {source} to {sink}")
+        return self._plan(roles, (), "")
+
+    def _shifted(self, roles: dict[int, Role], sink: Role) -> Caps | None:
+        """MOVEPOWER: return the caps one step on, None when a limit is reached."""
+        settings, caps, source = self._settings, self._caps, OTHER[sink]
+        sources = sum(role is source for role in roles.values())
+        sinks = len(roles) - sources
+        if caps is None or not sources or not sinks:
+            return None
+        lower_w = max(caps.of(source) - settings.step_w, settings.min_w)
+        upper_w = min((settings.budget_w - sources * lower_w) // sinks, self._most_w(sink))
+        if lower_w >= caps.of(source) or upper_w <= caps.of(sink):
+            return None
+        return Caps(upper_w, lower_w) if sink is Role.PREFILL else Caps(lower_w, upper_w)
+
+    def _within_budget(self, roles: dict[int, Role], caps: Caps) -> Caps:
+        """Return `caps`; uniform ones where those do not fit the budget with the GPUs that there are now."""
+        total_w = sum(caps.of(role) for role in roles.values())
+        fits = total_w <= self._settings.budget_w and min(caps.prefill_w, caps.decode_w) >= self._settings.min_w
+        return caps if fits else self._uniform(roles)
+
+    def _uniform(self, roles: dict[int, Role]) -> Caps:
+        """DISTRIBUTEUNIFORMPOWER."""
+        share_w = self._settings.budget_w // max(len(roles), 1)
+        return Caps(min(share_w, self._most_w(Role.PREFILL)), min(share_w, self._most_w(Role.DECODE)))
+
+    def _most_w(self, role: Role) -> float:
+        return self._settings.max_w if role is Role.PREFILL else self._settings.max_decode_w
+
+    def _plan(self, roles: dict[int, Role], flips: tuple[Flip, ...], reason: str) -> PowerPlan:
+        caps = self._caps or self._uniform(roles)
+        if reason:
+            reason += f"; caps {caps.prefill_w:.0f} W prefill, {caps.decode_w:.0f} W decode"
+        return PowerPlan({gpu: caps.of(role) for gpu, role in roles.items()}, flips, reason)
+
+
+def _exceeds(value: float | None, limit: float) -> bool:
+    return value is not None and value > limit
+
+
+def _queued(view: PlannerView) -> float:
+    return sum(load.queued_requests for load in view.prefill.loads if is_number(load.queued_requests))
