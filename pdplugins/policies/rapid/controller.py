@@ -1,7 +1,7 @@
 """RAPID's dynamic resource scheduling: Algorithm 1 of the paper (Section 3.3).
 
-All GPUs of a phase have one cap. Watts move first, a step at a time: that takes effect within a second and is free. Where
-a limit of the caps is reached a GPU changes its phase, and the caps become uniform.
+All GPUs of a phase have one cap. Watts move first, a step at a time: that takes effect within a second and is free.
+Where a limit of the caps is reached a GPU changes its phase, and the caps become uniform.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class RapidController:
             sink = Role.DECODE
         if sink is None or view.now_s < self._ready_s:
             return self._plan(roles, (), "")
-        return self._move(gpus, roles, view.now_s, sink)
+        return self._move(gpus, roles, view, sink)
 
     def _start(self, roles: dict[int, Role]) -> Caps:
         """Return the static allocation. A phase whose cap is not given has what the other one leaves of the budget."""
@@ -99,21 +99,22 @@ class RapidController:
             prefill_w = min((settings.budget_w - decodes * decode_w) // max(prefills, 1), settings.max_w)
         return Caps(prefill_w or 0.0, decode_w or 0.0)
 
-    def _move(self, gpus: tuple[GpuView, ...], roles: dict[int, Role], now_s: float, sink: Role) -> PowerPlan:
+    def _move(self, gpus: tuple[GpuView, ...], roles: dict[int, Role], view: PlannerView, sink: Role) -> PowerPlan:
         """Give to the phase `sink`: power, or where its limits are reached a GPU (lines 11-16 and 18-23)."""
         settings, source = self._settings, OTHER[sink]
         if settings.move in ("power", "both") and (caps := self._shifted(roles, sink)) is not None:
             self._caps = caps
-            self._ready_s = now_s + settings.cooldown_s
+            self._ready_s = view.now_s + settings.cooldown_s
             return self._plan(roles, (), f"{settings.step_w:g} W from each {source} GPU to {sink}")
         if settings.move in ("gpus", "both") and not self._moving:
+            workers = view.prefill.ready if source is Role.PREFILL else view.decode.ready
             candidates = [gpu for gpu in gpus if gpu.role is source]
-            if len(candidates) > 1:
+            if min(workers, len(candidates)) > 1:  # a worker may have several GPUs, which move together
                 gpu = min(candidates, key=lambda gpu: (gpu.draw_w if is_number(gpu.draw_w) else math.inf, -gpu.index))
                 self._moving[gpu.index] = sink
                 if settings.move == "both":
                     self._caps = self._uniform(roles)
-                self._ready_s = now_s + settings.gpu_cooldown_s
+                self._ready_s = view.now_s + settings.gpu_cooldown_s
                 return self._plan(roles, (Flip(gpu.index, sink),), f"GPU {gpu.index} from {source} to {sink}")
         return self._plan(roles, (), "")
 

@@ -158,3 +158,11 @@ def test_gpus_that_come_and_go_keep_the_budget() -> None:
     node.roles = [P] * 4 + [D] * 4
     assert sum(node.look(FINE).caps_w.values()) <= 4800
     assert replace(node.plan, reason="").flips == ()
+
+
+def test_the_last_worker_of_a_phase_stays_however_many_gpus_it_has() -> None:
+    subject = RapidController(RapidSettings(move="gpus"), DEPLOYMENT)
+    gpus = tuple(GpuView(i, P if i < 4 else D, 300.0, 600.0) for i in range(8))
+    view = PlannerView(9.0, Traffic(0.5, 1, ttft_s=2.0), Pool(2, loads=(WorkerLoad("p", 99),)), Pool(1))
+    assert subject.control(gpus, view).flips == ()
+    assert len(subject.control(gpus, replace(view, decode=Pool(2))).flips) == 1
