@@ -141,7 +141,7 @@ def test_any_stream_keeps_the_budget_and_a_gpu_in_each_phase(
         assert math.fsum(plan.caps_w.values()) <= budget_w
         assert set(plan.caps_w) == set(range(8))
         assert all(400 <= cap <= 750 for cap in plan.caps_w.values())
-        assert set(node.roles) == started, "a phase that had a GPU still has one"
+        assert set(node.roles) >= started, "a phase that had a GPU still has one"
         if refuses:
             node.roles = before
 
