@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from pdplugins import __version__
-from pdplugins.config import Config, find, load, settings_of
+from pdplugins.config import find, load, resolved
 from pdplugins.errors import PdpluginsError
 from pdplugins.hosts.dynamo.local.command import serve
 from pdplugins.registry import Registry, default_registry
@@ -91,16 +91,6 @@ def config(
     """Check a config file and print it whole, with every default filled in."""
     checked = load(find(name))
     typer.echo(yaml.safe_dump(resolved(checked), sort_keys=False, allow_unicode=True), nl=False)
-
-
-def resolved(checked: Config) -> dict[str, Any]:
-    """Return `checked` as plain data with the defaults of the chosen plugins filled in."""
-    data = checked.model_dump(mode="json")
-    for kind in ("planner", "router", "batch_scheduler", "power"):
-        if (choice := getattr(checked, kind)) is not None:
-            settings = settings_of(kind, choice)
-            data[kind] = {"name": choice.name, **settings.model_dump(mode="json")}
-    return data
 
 
 def main() -> None:

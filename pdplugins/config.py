@@ -124,6 +124,16 @@ def settings_of(kind: str, choice: Choice, where: str = "config", registry: Regi
         raise ConfigError(f"{where}: {kind} {choice.name}: {detail}") from None
 
 
+def resolved(checked: Config) -> dict[str, Any]:
+    """Return `checked` as plain data with the defaults of the chosen plugins filled in."""
+    data = checked.model_dump(mode="json")
+    for kind in ("planner", "router", "batch_scheduler", "power"):
+        if (choice := getattr(checked, kind)) is not None:
+            settings = settings_of(kind, choice)
+            data[kind] = {"name": choice.name, **settings.model_dump(mode="json")}
+    return data
+
+
 def find(name: str) -> Path:
     """Return the config file called `name`: a path, or the name of a shipped one."""
     path = Path(name)

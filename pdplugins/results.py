@@ -99,6 +99,7 @@ class Speed(_Model):
 
     requests_per_s: float | None = Field(None, description="simulated requests per wall second; null when measured")
     wall_s: float
+    policy_s: dict[str, float] = Field({}, description="wall seconds inside each kind of policy")
     duration_s: float = Field(description="length of the run on its own clock")
 
 
@@ -109,6 +110,17 @@ class Scaling(_Model):
     prefill: int
     decode: int
     reason: str = ""
+
+
+class Regret(_Model):
+    """How far a run stayed behind what no policy can beat: docs/bound.md."""
+
+    best_slo_attainment: float = Field(description="no policy serves a larger share inside both SLOs on these GPUs")
+    slo_attainment: float = Field(description="best_slo_attainment less what the run reached")
+    fewest_gpu_hours: float | None = Field(description="no scaler reaches 99 % with less; null when none reaches it")
+    gpu_hours: float | None = Field(
+        description="what the run held beyond fewest_gpu_hours; null when it did not reach 99 %"
+    )
 
 
 class Result(_Model):
@@ -124,12 +136,20 @@ class Result(_Model):
     command: str
     versions: dict[str, str] = {}
     scaling: list[Scaling] = []
+    counts: dict[str, int] = {}
+    interrupted: bool = False
+    regret: Regret | None = None
 
     def write(self, path: Path) -> None:
         """Write the result as JSON, whole or not at all."""
-        scratch = path.with_name(path.name + ".part")
-        scratch.write_text(self.model_dump_json(indent=1) + "\n", encoding="utf-8")
-        scratch.replace(path)
+        write_whole(path, self.model_dump_json(indent=1) + "\n")
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write `text` to `path`, whole or not at all."""
+    scratch = path.with_name(path.name + ".part")
+    scratch.write_text(text, encoding="utf-8")
+    scratch.replace(path)
 
 
 def summarise(

@@ -10,7 +10,7 @@ import numpy as np
 
 from pdplugins import __version__
 from pdplugins.assembly import build_deployment
-from pdplugins.config import Choice, Config, settings_of
+from pdplugins.config import Choice, Config, resolved, settings_of
 from pdplugins.hosts.guard import build_guarded
 from pdplugins.registry import default_registry
 from pdplugins.results import Metrics, Requests, Result, Speed, Spread, commit
@@ -18,9 +18,10 @@ from pdplugins.sim import COMPILED
 from pdplugins.sim.contracts import EngineSettings
 from pdplugins.sim.flight import Arrival
 from pdplugins.sim.records import Gaps, Record
+from pdplugins.sim.sampler import Sampler
 from pdplugins.sim.settings import Outcome, SimSettings
 from pdplugins.sim.simulation import Simulation
-from pdplugins.types import BatchScheduler, PowerController, Router, Slo, TraceRequest
+from pdplugins.types import BatchScheduler, Deployment, Planner, PowerController, Router, Slo, TraceRequest
 
 STOCK_ROUTER = Choice(name="least-loaded")
 """What routes where a config names no router."""
@@ -34,24 +35,75 @@ def simulate(
     command: str,
     seed: int = 0,
     progress: Callable[[float], None] | None = None,
+    sampler: Sampler | None = None,
 ) -> tuple[Result, Outcome]:
     """Run `trace` on the workers and policies of `config`. Raises ConfigError.
 
-    :param seed: noted in the result; routers that draw lots take it as their setting ``seed``.
+    Ctrl-C ends the run: the result is of the requests that had ended by then, and says ``interrupted``.
+
+    :param seed: noted in the result; policies that draw lots take it as their setting ``seed``.
     """
+    config = seeded(config, seed)
     deployment = build_deployment(config)
+    guarded = None if config.planner is None else build_guarded(config)
+    simulation = _simulation(config, deployment, guarded, sampler)
+    interrupted = False
+    began = time.perf_counter()
+    try:
+        outcome = simulation.run(map(arrival, trace), progress)
+    except KeyboardInterrupt:
+        outcome, interrupted = simulation.outcome(), True
+    finally:
+        if guarded is not None:
+            guarded.close()
+    wall_s = time.perf_counter() - began
+    requests, metrics = summarise(outcome, deployment.slo)
+    result = Result(
+        kind="simulated",
+        requests=requests,
+        metrics=metrics,
+        speed=Speed(
+            requests_per_s=requests.total / wall_s,
+            wall_s=wall_s,
+            policy_s=outcome.policies.seconds,
+            duration_s=outcome.duration_s,
+        ),
+        config={"run": {"trace": trace_name, "compiled": COMPILED}, **resolved(config)},
+        seed=seed,
+        commit=commit(),
+        command=command,
+        versions={"pdplugins": __version__},
+        scaling=outcome.scaling,
+        counts=_counts(outcome),
+        interrupted=interrupted,
+    )
+    return result, outcome
+
+
+def seeded(config: Config, seed: int) -> Config:
+    """Return `config` with a router, and with `seed` for every policy that draws lots and names no seed of its own."""
+    chosen: dict[str, Choice] = {}
+    for kind in ("planner", "router", "batch_scheduler", "power"):
+        choice: Choice | None = getattr(config, kind)
+        if choice is None and kind == "router":
+            choice = STOCK_ROUTER
+        if choice is None:
+            continue
+        if "seed" in type(settings_of(kind, choice)).model_fields and "seed" not in choice.settings:
+            choice = Choice(name=choice.name, **choice.settings, seed=seed)
+        chosen[kind] = choice
+    return config.model_copy(update=chosen)
+
+
+def _simulation(config: Config, deployment: Deployment, planner: Planner | None, sampler: Sampler | None) -> Simulation:
     registry = default_registry()
 
     def make(kind: str, choice: Choice) -> Any:
-        settings = settings_of(kind, choice)
-        if "seed" in type(settings).model_fields and "seed" not in choice.settings:
-            settings = settings.model_copy(update={"seed": seed})
-        return registry.get(kind, choice.name).factory(settings, deployment)
+        return registry.get(kind, choice.name).factory(settings_of(kind, choice), deployment)
 
     scheduler = config.batch_scheduler
     pools = config.deployment
-    guarded = None if config.planner is None else build_guarded(config)
-    simulation = Simulation(
+    return Simulation(
         deployment,
         SimSettings(
             prefill=pools.prefill.replicas,
@@ -59,33 +111,16 @@ def simulate(
             engine=EngineSettings(max_batch=deployment.max_batch),
         ),
         cast(Router, make("router", config.router or STOCK_ROUTER)),
-        planner=guarded,
+        planner=planner,
         power=None if config.power is None else cast(PowerController, make("power", config.power)),
         batch_scheduler=None if scheduler is None else lambda: cast(BatchScheduler, make("batch_scheduler", scheduler)),
+        sampler=sampler,
     )
-    began = time.perf_counter()
-    outcome = simulation.run(map(arrival, trace), progress)
-    wall_s = time.perf_counter() - began
-    if guarded is not None:
-        guarded.close()
-    requests, metrics = summarise(outcome, deployment.slo)
-    policies = {"policy_seconds": outcome.policies.seconds, "policy_faults": dict(outcome.policies.faults)}
-    result = Result(
-        kind="simulated",
-        requests=requests,
-        metrics=metrics,
-        speed=Speed(requests_per_s=requests.total / wall_s, wall_s=wall_s, duration_s=outcome.duration_s),
-        config={
-            "run": {"trace": trace_name, "compiled": COMPILED, "preemptions": outcome.preemptions, **policies},
-            **config.model_dump(mode="json"),
-        },
-        seed=seed,
-        commit=commit(),
-        command=command,
-        versions={"pdplugins": __version__},
-        scaling=outcome.scaling,
-    )
-    return result, outcome
+
+
+def _counts(outcome: Outcome) -> dict[str, int]:
+    faults = {f"faults.{kind}": count for kind, count in sorted(outcome.policies.faults.items())}
+    return {"preemptions": outcome.preemptions, "retries": outcome.retries, **faults}
 
 
 def arrival(request: TraceRequest) -> Arrival:

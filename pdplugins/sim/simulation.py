@@ -19,6 +19,7 @@ from pdplugins.sim.links import Links, Port
 from pdplugins.sim.policies import PolicyClock
 from pdplugins.sim.records import Gaps
 from pdplugins.sim.routing import Routing
+from pdplugins.sim.sampler import Sampler
 from pdplugins.sim.settings import Outcome, SimSettings
 from pdplugins.sim.steps import StepTimes
 from pdplugins.sim.views import LiveView
@@ -33,6 +34,7 @@ class Simulation:
 
     :param batch_scheduler: makes one scheduler for each engine; the engines' own way when absent.
     :param engine: what engines are built from; tests put a plain one here.
+    :param sampler: looks at the fleet now and then; it changes nothing but the count of events.
     """
 
     def __init__(
@@ -45,10 +47,12 @@ class Simulation:
         power: PowerController | None = None,
         batch_scheduler: Callable[[], BatchScheduler] | None = None,
         engine: type[Any] = Engine,
+        sampler: Sampler | None = None,
     ) -> None:
         self._settings = settings
         self._scheduler = batch_scheduler
         self._engine = engine
+        self._sampler = sampler
         self._events = Events()
         self._clock = PolicyClock()
         self._gaps = Gaps(TICKS_PER_S)
@@ -104,6 +108,8 @@ class Simulation:
         at = 0 if upcoming is None else ticks(upcoming.arrival_s)
         for loop in self._loops:
             loop.begin()
+        if self._sampler is not None:
+            self._sampler.begin(dispatcher, self._fleet)
         while True:
             if upcoming is not None and (not heap or at <= heap[0][0]):
                 events.now = at

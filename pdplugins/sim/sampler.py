@@ -1,0 +1,60 @@
+"""What a report draws over time: how many workers, what waits, what runs. It reads and never touches."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from pdplugins.sim.clock import seconds, ticks
+from pdplugins.sim.dispatch import Dispatcher
+from pdplugins.sim.fleet import Fleet, Life
+from pdplugins.types import Role
+
+MOST_SAMPLES = 2000
+"""Twice as many seconds lie between two samples each time that there are more."""
+
+
+class Sample(NamedTuple):
+    """The fleet at one moment; one number for prefill and one for decode each."""
+
+    at_s: float
+    ready: tuple[int, int]
+    """Workers that take new work."""
+    held: tuple[int, int]
+    """All workers, with those that start, drain or change their role."""
+    queued: tuple[int, int]
+    """Requests that wait, over all workers that take new work."""
+    running: tuple[int, int]
+
+
+class Sampler:
+    """Looks at the fleet every `every_s` seconds, as long as anything is going to happen."""
+
+    def __init__(self, every_s: float = 1.0) -> None:
+        self.samples: list[Sample] = []
+        self._every = ticks(every_s)
+
+    def begin(self, dispatcher: Dispatcher, fleet: Fleet) -> None:
+        """Take the first sample now."""
+        self._dispatcher, self._fleet = dispatcher, fleet
+        dispatcher.events.call_at(dispatcher.events.now, self._tick)
+
+    def _tick(self, _: object) -> None:
+        events = self._dispatcher.events
+        self.samples.append(sample(self._fleet, seconds(events.now)))
+        if len(self.samples) > MOST_SAMPLES:
+            del self.samples[1::2]
+            self._every *= 2
+        if events.heap or self._dispatcher.more:
+            events.call_at(events.now + self._every, self._tick)
+
+
+def sample(fleet: Fleet, at_s: float) -> Sample:
+    """Count the workers and the requests of each role."""
+    ready, held, queued, running = [0, 0], [0, 0], [0, 0], [0, 0]
+    for worker in fleet.workers.values():
+        role = worker.view.role is Role.DECODE
+        held[role] += 1
+        queued[role] += worker.view.load.queued_requests
+        running[role] += worker.view.load.running_requests
+        ready[role] += worker.life is Life.READY
+    return Sample(at_s, *((pair[0], pair[1]) for pair in (ready, held, queued, running)))
