@@ -10,7 +10,7 @@ import math
 from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Protocol, TypeGuard
+from typing import Protocol, TypeGuard, runtime_checkable
 
 
 class Role(StrEnum):
@@ -303,6 +303,15 @@ class Router(Protocol):
         ...
 
 
+@runtime_checkable
+class LearnsLengths(Protocol):
+    """A router that also wants to know how long the answers were. Hosts that count tokens tell it."""
+
+    def on_finished(self, request: Request, output_tokens: int) -> None:
+        """Learn from a request that has finished."""
+        ...
+
+
 # --- batch scheduler: what one instance runs next -------------------------------------------------------------------
 
 
@@ -314,6 +323,8 @@ class QueuedPrefill:
     remaining_tokens: int
     queued_s: float
     """Time at which it joined the queue."""
+    done_tokens: int | None = None
+    """Tokens of its prompt whose KV cache is there already; None: the host does not say."""
 
 
 @dataclass(frozen=True, slots=True)
