@@ -9,11 +9,13 @@ over first is taken, which is where a shared queue would have sent the prompt.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from pdplugins.errors import ConfigError
 from pdplugins.policies.dopd.config import DopdRouterSettings
 from pdplugins.types import Deployment, PerfModel, Placement, Request, Role, WorkerView
+
+Load = Callable[[WorkerView], float]
 
 LONGEST_LOCAL_TOKENS = 32_768
 """No prompt beyond this is local, however slow the link is."""
@@ -65,24 +67,22 @@ class DopdRouter:
         return placement
 
     def _cheapest_decode(self, request: Request) -> WorkerView:
-        """Return the decode worker with the least cost: requests there, plus the share of the prompt not cached."""
-
-        def cost(worker: WorkerView) -> float:
-            load = worker.load
-            return _finite(load.running_requests + load.queued_requests) - weight * self._cached_tokens(request, worker)
-
-        if not request.blocks:
-            return min(self._decode, key=_requests)
+        """Return the decode worker with the least cost: requests there, less the share of the prompt that is cached."""
         weight = self._cache_weight / max(request.prompt_tokens, 1)
-        return min(self._decode, key=cost)
+        return self._cheapest(request, self._decode, _requests, weight)
 
     def _first_free_prefill(self, request: Request) -> WorkerView:
         """Return the prefill worker with the fewest tokens to compute until this prompt is done."""
+        return self._cheapest(request, self._prefill, _queued_tokens, 1.0)
 
-        def cost(worker: WorkerView) -> float:
-            return _finite(worker.load.queued_tokens) - self._cached_tokens(request, worker)
-
-        return min(self._prefill, key=cost if request.blocks else _queued_tokens)
+    def _cheapest(self, request: Request, pool: Sequence[WorkerView], load: Load, weight: float) -> WorkerView:
+        """Return the worker with the least load, where each cached token of the prompt takes `weight` off."""
+        least = min(pool, key=load)
+        if not request.blocks:
+            return least
+        start = request.blocks[0]
+        holders = [worker for worker in pool if start in worker.cached_blocks]
+        return min([least, *holders], key=lambda worker: load(worker) - weight * self._cached_tokens(request, worker))
 
     def _cached_tokens(self, request: Request, worker: WorkerView) -> int:
         if not request.blocks:
@@ -104,13 +104,10 @@ class DopdRouter:
 
 def _requests(worker: WorkerView) -> float:
     load = worker.load
-    return _finite(load.running_requests + load.queued_requests)
+    requests = load.running_requests + load.queued_requests
+    return requests if requests < math.inf else math.inf  # NaN would win or lose by its place in the list
 
 
 def _queued_tokens(worker: WorkerView) -> float:
-    return _finite(worker.load.queued_tokens)
-
-
-def _finite(load: float) -> float:
-    """A worker whose load is unknown comes last: NaN would win or lose by its place in the list."""
-    return load if load < math.inf else math.inf
+    tokens = worker.load.queued_tokens
+    return tokens if tokens < math.inf else math.inf

@@ -133,14 +133,17 @@ class CacheAware(StockRouter):
 
     def pick(self, request: Request, pool: Pool, role: Role) -> WorkerView:
         """Choose the worker with the fewest tokens to compute: its own, and those of the prompt it has not cached."""
+        least = min(pool, key=_tokens)
+        if not request.blocks:
+            return least
+        start = request.blocks[0]
+        holders = [worker for worker in pool if start in worker.cached_blocks]
 
         def cost(worker: WorkerView) -> float:
-            load = worker.load
-            cached = _leading(request.blocks, worker) * self._block_tokens
-            missing = max(request.prompt_tokens - cached, 0)
-            return self._weight * missing + load.queued_tokens + load.running_tokens
+            cached = min(_leading(request.blocks, worker) * self._block_tokens, request.prompt_tokens)
+            return _tokens(worker) - self._weight * cached
 
-        return min(pool, key=cost)
+        return min([least, *holders], key=cost)
 
 
 def _leading(blocks: tuple[int, ...], worker: WorkerView) -> int:
@@ -153,6 +156,11 @@ def _leading(blocks: tuple[int, ...], worker: WorkerView) -> int:
 
 def _prompt_tokens(worker: WorkerView) -> float:
     return worker.load.queued_tokens
+
+
+def _tokens(worker: WorkerView) -> float:
+    load = worker.load
+    return load.queued_tokens + load.running_tokens
 
 
 def _requests(worker: WorkerView) -> float:
