@@ -61,6 +61,7 @@ class Scheduled:
 
     def compose(self, engine: Engine) -> list[Flight]:
         """Return the requests that the scheduler wants in the next step."""
+        self._asked = None
         view = batch_view(engine)
         began = perf_counter_ns()
         try:
@@ -70,8 +71,8 @@ class Scheduled:
             return self._own.compose(engine)
         finally:
             self._clock.add("batch_scheduler", perf_counter_ns() - began)
-        self._asked = (view, plan)
         if chunks := _follow(plan, engine):
+            self._asked = (view, BatchPlan({flight.id: flight.chunk for flight in chunks}))
             return chunks
         if plan.wait_s > 0:
             engine.events.call_at(engine.events.now + ticks(plan.wait_s), lambda _: engine.wake())
@@ -82,7 +83,7 @@ class Scheduled:
         return []
 
     def stepped(self, took: int) -> None:
-        """Tell the scheduler how long its last step took."""
+        """Tell the scheduler what its last step ran, which is what there was room for, and how long it took."""
         if self._asked is None:
             return
         (view, plan), self._asked = self._asked, None
@@ -97,7 +98,7 @@ class Scheduled:
 def batch_view(engine: Engine) -> BatchView:
     """Return what a batch scheduler sees of `engine`."""
     waiting = tuple(
-        QueuedPrefill(flight.request, flight.target - flight.done, seconds(flight.queued))
+        QueuedPrefill(flight.request, flight.target - flight.done, seconds(flight.queued), flight.done)
         for flight in (*engine.prefilling, *engine.queue)
         if flight.request is not None
     )

@@ -246,6 +246,8 @@ class Dispatcher:
         if arrival.rounds:
             self._next_round(flight, engine)
         ttft_s = (flight.first_token - flight.arrived) / TICKS_PER_S
+        if self._routing.learns is not None:
+            self._routing.on_finished(flight)
         gaps = flight.osl - 1
         tpot_s = (flight.last_token - flight.first_token) / (gaps * TICKS_PER_S) if gaps else 0.0
         if self.window is not None:

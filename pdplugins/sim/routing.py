@@ -10,7 +10,7 @@ from pdplugins.sim.clock import TICKS_PER_S
 from pdplugins.sim.fleet import Fleet
 from pdplugins.sim.flight import Flight
 from pdplugins.sim.policies import PolicyClock
-from pdplugins.types import Deployment, Placement, Request, Router
+from pdplugins.types import Deployment, LearnsLengths, Placement, Request, Router
 
 
 class Routing:
@@ -23,6 +23,7 @@ class Routing:
         self._own = LeastLoaded(RouterSettings(seed=0, colocated=False), deployment)
         self._clock = clock
         self._predict = predict == "true_length"
+        self.learns = router if isinstance(router, LearnsLengths) else None
 
     def on_arrival(self, flight: Flight, bound: str | None, fleet: Fleet, now: int) -> Placement:
         """Place a request, or a round of a session whose KV cache is on the worker `bound`."""
@@ -51,6 +52,17 @@ class Routing:
             clock.fault("router", error)
         flight.placement = placement = self._own.on_arrival(request, workers, 0.0)
         return placement
+
+    def on_finished(self, flight: Flight) -> None:
+        """Tell a router that learns output lengths how long an answer was."""
+        if self.learns is None or flight.request is None:
+            return
+        began = perf_counter_ns()
+        try:
+            self.learns.on_finished(flight.request, flight.emitted)
+        except Exception as error:
+            self._clock.fault("router", error)
+        self._clock.router_ns += perf_counter_ns() - began
 
     def on_prefill_done(self, flight: Flight, fleet: Fleet, now: int) -> str:
         """Return the worker for the rest of a request."""
