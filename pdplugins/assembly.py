@@ -17,7 +17,7 @@ from pdplugins.types import Deployment, PerfModel, Planner, Role, Slo
 def build_deployment(config: Config, registry: Registry | None = None) -> Deployment:
     """Load the profile and fix the tensor-parallel sizes. Raises ConfigError when the pools at start do not fit."""
     wanted = config.deployment
-    perf = _load_profile(wanted.profile, registry)
+    perf = load_profile(wanted.profile, registry)
     slo = Slo(config.slo.ttft_s, config.slo.tpot_s)
     chosen = choose_tp(perf, slo, wanted.isl_tokens, wanted.osl_tokens, wanted.max_batch)
     deployment = Deployment(
@@ -50,7 +50,7 @@ def build_planner(config: Config, deployment: Deployment, registry: Registry | N
     return cast(Planner, _build("planner", config.planner, registry, deployment))
 
 
-def _load_profile(name: str, registry: Registry | None) -> PerfModel:
+def load_profile(name: str, registry: Registry | None = None) -> PerfModel:
     """Load a registered profile, or the file that `name` is the path of."""
     if name.endswith(".json"):
         return TableModel(read_profile(Path(name)))

@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from pdplugins.errors import ConfigError
 from pdplugins.registry import Registry, default_registry
 from pdplugins.resources import data_dir
+from pdplugins.types import Role
 
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
@@ -55,6 +56,53 @@ class DeploymentConfig(_Section):
     decode: PoolConfig = PoolConfig(tp=2)
 
 
+class ExtraWorkers(_Section):
+    """More workers at start, on GPUs of another kind."""
+
+    role: Role
+    count: int = Field(1, ge=1)
+    tp: int = Field(1, ge=1, description="GPUs per worker")
+    profile: str | None = Field(None, description="their performance profile; the deployment's when absent")
+
+
+class Death(_Section):
+    """A worker that dies. The simulator calls workers p0, p1, ... and d0, d1, ... in the order of their start."""
+
+    at_s: float = Field(ge=0, allow_inf_nan=False)
+    worker: str
+
+
+class SimulationConfig(_Section):
+    """What only the simulator reads: how its engines and workers behave. docs/simulator.md explains every key."""
+
+    order: Literal["decode_first", "prefill_first"] = Field(
+        "decode_first", description="decodes take part in steps with prefill (vLLM), or wait for them (SGLang)"
+    )
+    step_tokens: int = Field(8192, ge=1, description="most tokens of one step: prompts are cut into chunks to fit")
+    watermark: float = Field(0.01, ge=0, lt=1, description="share of the KV cache kept free when a request is let in")
+    block_tokens: int = Field(512, ge=1, description="tokens of one prefix block of the trace")
+    kv_tokens: int | None = Field(None, ge=2, description="KV cache of every worker; what its profile says when absent")
+    overlap: bool = Field(False, description="send the KV cache chunk by chunk, while the next one computes")
+    history: Literal["transfer", "recompute"] = Field(
+        "transfer", description="how a worker gets the history of a session that is cached on another one"
+    )
+    flip: Literal["drain", "label"] = Field(
+        "drain", description="a worker drains before it changes its role, or only its label changes"
+    )
+    flip_s: float = Field(0.0, ge=0, allow_inf_nan=False, description="time that a drained worker needs for the change")
+    handoff_timeout_s: Seconds = Field(
+        300.0, description="how often to look for workers that wait for each other's room"
+    )
+    retries: int = Field(3, ge=0, description="how often a request starts anew when its worker dies")
+    deaths: tuple[Death, ...] = Field((), description="workers that die, and when")
+    predict: Literal["nothing", "true_length"] = Field(
+        "nothing", description="what routers are told of the length of the answer"
+    )
+    prefill_profile: str | None = Field(None, description="profile of prefill workers, on GPUs of their own kind")
+    decode_profile: str | None = Field(None, description="profile of decode workers, on GPUs of their own kind")
+    extra: tuple[ExtraWorkers, ...] = Field((), description="more workers at start, each on GPUs of its own kind")
+
+
 class Choice(BaseModel):
     """One plugin picked by name; every other key is a setting of that plugin."""
 
@@ -77,6 +125,7 @@ class Config(_Section):
     router: Choice | None = Field(None, description="where each request runs; the host's own when absent")
     batch_scheduler: Choice | None = Field(None, description="what an instance runs next; the host's own when absent")
     power: Choice | None = Field(None, description="watts per GPU; untouched when absent")
+    simulation: SimulationConfig = SimulationConfig()
 
     @model_validator(mode="before")
     @classmethod

@@ -139,6 +139,10 @@ class WorkerLoad:
     running_requests: float = 0.0
     running_tokens: float = 0.0
     """Prompt tokens in the current prefill step, or context tokens in the current decode step."""
+    recent_ttft_s: float | None = None
+    """Mean time to first token of the prompts whose prefill ended here in the last 10 s or so."""
+    recent_tbt_s: float | None = None
+    """Time between tokens of the requests that decode here now."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,6 +244,10 @@ class LoadView(Protocol):
     def running_requests(self) -> float: ...  # noqa: D102
     @property
     def running_tokens(self) -> float: ...  # noqa: D102
+    @property
+    def recent_ttft_s(self) -> float | None: ...  # noqa: D102
+    @property
+    def recent_tbt_s(self) -> float | None: ...  # noqa: D102
 
 
 class WorkerView(Protocol):

@@ -167,6 +167,8 @@ class Engine(Runner):
         if flight.arrival.blocks:
             flight.pins = [*flight.pins, *self._share(flight)]
         if flight.stop:
+            if not flight.emitted:
+                self.first_tokens.add(now, now - flight.arrived)
             flight.token(now)
         if flight.emitted >= flight.stop:
             self._part_done(flight)
@@ -308,5 +310,5 @@ class Engine(Runner):
         if self.mixed:
             self.kv.take(self.mixed)
         took = self.times.mixed(sizes, self.mixed, batch.context, self.slow)
-        self.step_from = batch.time
+        self.step_from, self.step_took = batch.time, took
         self._schedule(batch.time + took)

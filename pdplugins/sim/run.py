@@ -15,11 +15,11 @@ from pdplugins.hosts.guard import build_guarded
 from pdplugins.registry import default_registry
 from pdplugins.results import Metrics, Requests, Result, Speed, Spread, commit
 from pdplugins.sim import COMPILED
-from pdplugins.sim.contracts import EngineSettings
 from pdplugins.sim.flight import Arrival
 from pdplugins.sim.records import Gaps, Record
 from pdplugins.sim.sampler import Sampler
-from pdplugins.sim.settings import Outcome, SimSettings
+from pdplugins.sim.settings import Outcome
+from pdplugins.sim.setup import sim_settings
 from pdplugins.sim.simulation import Simulation
 from pdplugins.types import BatchScheduler, Deployment, Planner, PowerController, Router, Slo, TraceRequest
 
@@ -102,14 +102,9 @@ def _simulation(config: Config, deployment: Deployment, planner: Planner | None,
         return registry.get(kind, choice.name).factory(settings_of(kind, choice), deployment)
 
     scheduler = config.batch_scheduler
-    pools = config.deployment
     return Simulation(
         deployment,
-        SimSettings(
-            prefill=pools.prefill.replicas,
-            decode=pools.decode.replicas,
-            engine=EngineSettings(max_batch=deployment.max_batch),
-        ),
+        sim_settings(config, deployment),
         cast(Router, make("router", config.router or STOCK_ROUTER)),
         planner=planner,
         power=None if config.power is None else cast(PowerController, make("power", config.power)),

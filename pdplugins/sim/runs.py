@@ -14,6 +14,7 @@ from pdplugins.sim.links import Port
 from pdplugins.sim.records import Gaps
 from pdplugins.sim.steps import StepTimes
 from pdplugins.sim.views import LiveView
+from pdplugins.sim.window import Recent
 
 MANY = 1 << 60
 """More decode steps than any run has."""
@@ -28,9 +29,10 @@ class Runner:
     """The part of `pdplugins.sim.engine.Engine` below its decisions: the KV cache, and decode steps that are known."""
 
     __slots__ = (
-        "batch", "batching", "began", "coming", "events", "id", "incoming", "kv", "largest", "line", "lines",
-        "mixed", "mode", "most_steps", "owner", "port", "preemptions", "prefilling", "purge", "queue", "ready",
-        "run_end", "run_steps", "running", "settings", "slow", "spare", "step_from", "times", "version", "view",
+        "batch", "batching", "began", "coming", "events", "first_tokens", "id", "incoming", "kv", "largest", "line",
+        "lines", "mixed", "mode", "most_steps", "owner", "port", "preemptions", "prefilling", "purge", "queue", "ready",
+        "run_end", "run_steps", "running", "settings", "slow", "spare", "step_from", "step_took", "times", "version",
+        "view",
     )  # fmt: skip
 
     def __init__(  # noqa: PLR0913, PLR0917 - all of it is the simulation's
@@ -74,7 +76,10 @@ class Runner:
         self.run_steps = 0
         self.run_end = 0
         self.step_from = 0
+        """When the step with prefill began, and how long it takes."""
+        self.step_took = 0
         self.mixed = 0
+        """Decodes that take part in the step with prefill."""
         self.most_steps = MANY
         self.began = -1
         """When it last decided what to run."""
@@ -85,6 +90,7 @@ class Runner:
         self.lines = times.lines(1.0)
         self.line = times.line(1)
         """Step times of the run in progress."""
+        self.first_tokens = Recent()
 
     @property
     def busy(self) -> bool:
@@ -93,14 +99,28 @@ class Runner:
 
     def running_tokens(self) -> int:
         """Return the tokens of the step in progress, and of the requests that join the next one."""
+        return self._decode_tokens() + sum(flight.chunk for flight in self.running)
+
+    def decode_gap(self) -> int:
+        """Return the time between tokens now, of the requests that decode or join the next step; 0 when there is none.
+
+        It is the step in progress where they take part in it; where they wait for its prefill, the next one too.
+        """
+        size = self.batch.size + len(self.ready)
+        took = self.step_took if self.running else 0
+        if not size or (took and self.mixed):
+            return took if size else 0
+        return took + self.times.line(size, self.slow[1]).step(self._decode_tokens())
+
+    def _decode_tokens(self) -> int:
         batch = self.batch
         tokens = batch.context + sum(flight.context for flight in self.ready)
         now = self.events.now
         if self.mode == RUN and self.run_steps and (batch.time < now or (batch.time == now and self.began == now)):
             started = self.line.until(batch.context, now - batch.time or 1)[0]
             tokens += min(started, self.run_steps) * batch.size
-        elif self.mode == STEP_MODE:
-            tokens += self.mixed + sum(flight.chunk for flight in self.running)
+        elif self.running:
+            tokens += self.mixed
         return tokens
 
     def settle(self) -> None:

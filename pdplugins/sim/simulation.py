@@ -56,9 +56,10 @@ class Simulation:
         self._events = Events()
         self._clock = PolicyClock()
         self._gaps = Gaps(TICKS_PER_S)
+        decode_kv = deployment.kv_tokens if settings.kv_tokens is None else settings.kv_tokens
         own = {
             Role.PREFILL: Hardware(deployment.perf, deployment.prefill_tp, settings.kv_tokens),
-            Role.DECODE: Hardware(deployment.perf, deployment.decode_tp, settings.kv_tokens),
+            Role.DECODE: Hardware(deployment.perf, deployment.decode_tp, decode_kv),
         }
         timing = deployment.startup_s, settings.flip_s
         self._fleet = Fleet(self._events, {**own, **settings.hardware}, timing, self._build)

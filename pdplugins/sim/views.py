@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Container
 from typing import TYPE_CHECKING
 
+from pdplugins.sim.clock import seconds
 from pdplugins.types import Role, WorkerLoad
 
 if TYPE_CHECKING:
@@ -32,10 +33,26 @@ class LiveLoad:
         """Tokens of the step in progress: context of its decodes, and of those that join next, and prefill chunks."""
         return self._engine.running_tokens() if self._engine is not None else 0
 
+    @property
+    def recent_ttft_s(self) -> float | None:
+        """Mean time to first token of the prompts whose prefill ended here in the last 10 s."""
+        return self._engine.first_tokens.mean_s(self._engine.events.now) if self._engine is not None else None
+
+    @property
+    def recent_tbt_s(self) -> float | None:
+        """Time of the step in progress for the requests that decode; None when none does."""
+        return seconds(self._engine.decode_gap()) or None if self._engine is not None else None
+
     def frozen(self) -> WorkerLoad:
         """Return a copy that stays as it is."""
         return WorkerLoad(
-            self.worker, self.queued_requests, self.queued_tokens, self.running_requests, self.running_tokens
+            self.worker,
+            self.queued_requests,
+            self.queued_tokens,
+            self.running_requests,
+            self.running_tokens,
+            self.recent_ttft_s,
+            self.recent_tbt_s,
         )
 
 

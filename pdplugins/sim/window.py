@@ -1,9 +1,41 @@
-"""What clients did and felt since a planner was last asked."""
+"""What clients did and felt: since a planner was last asked, and lately on one worker."""
 
 from __future__ import annotations
 
+from collections import deque
+
+from pdplugins.sim.clock import TICKS_PER_S, ticks
 from pdplugins.sim.flight import Flight
 from pdplugins.types import Traffic
+
+RECENT = ticks(10.0)
+"""How long a first token counts as a recent one, in ticks."""
+
+
+class Recent:
+    """Mean of what was added in the last `RECENT` ticks."""
+
+    __slots__ = ("_added", "_total")
+
+    def __init__(self) -> None:
+        self._added: deque[tuple[int, int]] = deque()
+        self._total = 0
+
+    def add(self, now: int, time: int) -> None:
+        """Add `time`, in ticks."""
+        self._added.append((now, time))
+        self._total += time
+        self._forget(now)
+
+    def mean_s(self, now: int) -> float | None:
+        """Return the mean in seconds; None when nothing was added lately."""
+        self._forget(now)
+        return self._total / (len(self._added) * TICKS_PER_S) if self._added else None
+
+    def _forget(self, now: int) -> None:
+        added = self._added
+        while added and added[0][0] < now - RECENT:
+            self._total -= added.popleft()[1]
 
 
 class Window:

@@ -10,7 +10,7 @@ from collections import deque
 from types import SimpleNamespace
 from typing import Any
 
-from pdplugins.sim.clock import STEP
+from pdplugins.sim.clock import STEP, TICKS_PER_S, seconds, ticks
 from pdplugins.sim.flight import Flight, State
 from pdplugins.types import WorkerLoad
 
@@ -43,9 +43,27 @@ class PlainLoad:
         tokens = sum(flight.context for flight in (*engine.running, *engine.ready))
         return tokens + len(engine.stepping) + sum(flight.chunk for flight in engine.chunks)
 
+    @property
+    def recent_ttft_s(self) -> float | None:
+        engine = self._engine
+        lately = [took for at, took in engine.first_tokens if at >= engine.events.now - ticks(10.0)]
+        return sum(lately) / (len(lately) * TICKS_PER_S) if lately else None
+
+    @property
+    def recent_tbt_s(self) -> float | None:
+        engine = self._engine
+        decoding = [*engine.running, *engine.ready]
+        if not decoding:
+            return None
+        if engine.chunks and engine.stepping:
+            return seconds(engine.took)
+        context = sum(flight.context for flight in decoding) + len(engine.stepping)
+        alone = engine.times.line(len(decoding), engine.slow[1]).step(context)
+        return seconds((engine.took if engine.chunks else 0) + alone)
+
     def frozen(self) -> WorkerLoad:
         numbers = self.queued_requests, self.queued_tokens, self.running_requests, self.running_tokens
-        return WorkerLoad(self.worker, *numbers)
+        return WorkerLoad(self.worker, *numbers, self.recent_ttft_s, self.recent_tbt_s)
 
 
 class PlainEngine:
@@ -76,7 +94,8 @@ class PlainEngine:
         self.dead = False
         self.purge = False
         self.coming = self.preemptions = self.began = 0
-        self.most_steps = 0
+        self.most_steps = self.took = 0
+        self.first_tokens: list[tuple[int, int]] = []
         self.slow = (1.0, 1.0)
         view.load = PlainLoad(self)
 
@@ -180,6 +199,8 @@ class PlainEngine:
             self.prefilling.remove(flight)
             self.share(flight)
             if flight.stop:
+                if not flight.emitted:
+                    self.first_tokens.append((now, now - flight.arrived))
                 flight.token(now)
             if flight.emitted >= flight.stop:
                 self.part_done(flight)
@@ -224,6 +245,7 @@ class PlainEngine:
         else:
             self.busy = False
             return
+        self.took = took
         self.kv.take(len(self.stepping))
         self.events.push(now + took, STEP, self, 0)
 

@@ -58,6 +58,9 @@ class AnyRouter:
         if kind == "L":
             first = min(workers, key=lambda w: (w.load.queued_tokens + w.load.running_tokens, w.id))
             second = min(workers, key=lambda w: (w.load.running_requests + w.load.queued_requests, w.id))
+        if kind == "T":
+            first = min(workers, key=lambda w: (w.load.recent_ttft_s or 0.0, w.id))
+            second = max(workers, key=lambda w: (w.load.recent_tbt_s or 0.0, w.id))
         split = request.prompt_tokens
         if kind == "C":
             first = max(workers, key=lambda w: (sum(block in w.cached_blocks for block in request.blocks), w.id))
@@ -68,7 +71,10 @@ class AnyRouter:
     def on_prefill_done(
         self, request: Request, placement: Placement, workers: tuple[WorkerView, ...], now_s: float
     ) -> Placement:
-        return Placement(placement.first, self._dice.choice(workers).id, placement.split)
+        second = self._dice.choice(workers)
+        if self._dice.random() < 0.5:
+            second = min(workers, key=lambda w: (w.load.recent_tbt_s or 0.0, w.load.running_tokens, w.id))
+        return Placement(placement.first, second.id, placement.split)
 
 
 def simulate(engine: type[Any], case: dict[str, Any]) -> Outcome:
@@ -120,7 +126,7 @@ def cases(draw: st.DrawFn) -> dict[str, Any]:
         history=draw(st.sampled_from(["transfer", "recompute"])),
         deaths=draw(st.just(()) | st.tuples(st.tuples(st.floats(0.1, 3), st.sampled_from(["p0", "d0"])))),
     )
-    kinds = draw(st.sampled_from(["P", "PL", "PSO", "S", "C", "PLSOC"]))
+    kinds = draw(st.sampled_from(["P", "PL", "PSO", "S", "C", "T", "PLSOCT"]))
     return {"workload": workload, "settings": sim, "seed": draw(st.integers(0, 999)), "kinds": kinds}
 
 

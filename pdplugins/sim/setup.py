@@ -1,0 +1,96 @@
+"""From the config to the settings of a simulation."""
+
+from __future__ import annotations
+
+from pdplugins.assembly import load_profile
+from pdplugins.config import Config
+from pdplugins.errors import ConfigError
+from pdplugins.sim.contracts import EngineSettings
+from pdplugins.sim.fleet import Hardware
+from pdplugins.sim.power import PowerCurve
+from pdplugins.sim.settings import SimSettings
+from pdplugins.types import Deployment, PerfModel, Role
+
+
+def sim_settings(config: Config, deployment: Deployment) -> SimSettings:
+    """Return what `config` says of the simulated workers.
+
+    Raises ConfigError where a profile lacks a tensor-parallel size, or the workers at start exceed the GPU budget.
+    """
+    pools, wanted = config.deployment, config.simulation
+    extra = _extra(config, deployment)
+    used = deployment.gpus(pools.prefill.replicas, pools.decode.replicas) + sum(gpus.tp for _, gpus in extra)
+    if used > deployment.gpu_budget:
+        raise ConfigError(
+            f"simulation.extra: all workers at start need {used} GPUs, gpu_budget is {deployment.gpu_budget}; "
+            "raise the budget or take fewer workers"
+        )
+    return SimSettings(
+        prefill=pools.prefill.replicas,
+        decode=pools.decode.replicas,
+        engine=EngineSettings(
+            order=wanted.order,
+            step_tokens=wanted.step_tokens,
+            max_batch=deployment.max_batch,
+            watermark=wanted.watermark,
+            block_tokens=wanted.block_tokens,
+        ),
+        kv_tokens=wanted.kv_tokens,
+        hardware=_hardware(config, deployment),
+        extra=extra,
+        overlap=wanted.overlap,
+        history=wanted.history,
+        flip=wanted.flip,
+        flip_s=wanted.flip_s,
+        handoff_timeout_s=wanted.handoff_timeout_s,
+        retries=wanted.retries,
+        deaths=tuple((death.at_s, death.worker) for death in wanted.deaths),
+        predict=wanted.predict,
+        power=power_curve(deployment.perf),
+    )
+
+
+def power_curve(perf: PerfModel) -> PowerCurve | None:
+    """Return what power caps do to the GPUs of `perf`; None where its profile does not say."""
+    power = getattr(perf, "power", None)  # not every model comes from a profile
+    if power is None:
+        return None
+    return PowerCurve(
+        cap_w=power.cap_w,
+        prefill_slow=power.prefill_slow,
+        decode_slow=power.decode_slow,
+        settle_s=power.settle_s,
+        idle_w=power.idle_w,
+        prefill_w=power.prefill_w,
+        decode_w=power.decode_w,
+    )
+
+
+def _hardware(config: Config, deployment: Deployment) -> dict[Role, Hardware]:
+    """Return the GPUs of the roles that have a profile of their own."""
+    wanted, kv_tokens = config.simulation, config.simulation.kv_tokens
+    roles = (
+        (Role.PREFILL, wanted.prefill_profile, deployment.prefill_tp),
+        (Role.DECODE, wanted.decode_profile, deployment.decode_tp),
+    )
+    return {
+        role: Hardware(_profile(f"{role}_profile", name, role, tp), tp, kv_tokens)
+        for role, name, tp in roles
+        if name is not None
+    }
+
+
+def _extra(config: Config, deployment: Deployment) -> tuple[tuple[Role, Hardware], ...]:
+    workers: list[tuple[Role, Hardware]] = []
+    for more in config.simulation.extra:
+        perf = _profile("extra", more.profile or config.deployment.profile, more.role, more.tp)
+        workers += [(more.role, Hardware(perf, more.tp, config.simulation.kv_tokens))] * more.count
+    return tuple(workers)
+
+
+def _profile(key: str, name: str, role: Role, tp: int) -> PerfModel:
+    perf = load_profile(name)
+    if tp not in perf.tp_sizes(role):
+        sizes = ", ".join(map(str, perf.tp_sizes(role)))
+        raise ConfigError(f"simulation.{key}: profile {name} has no TP {tp} for {role}; it has {sizes}")
+    return perf

@@ -1,0 +1,92 @@
+"""The `simulation:` section reaches the simulator."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+from pdplugins.assembly import build_deployment
+from pdplugins.config import SimulationConfig, parse
+from pdplugins.errors import ConfigError
+from pdplugins.sim.contracts import EngineSettings
+from pdplugins.sim.settings import SimSettings
+from pdplugins.sim.setup import sim_settings
+from pdplugins.types import Role, TraceRequest
+
+OTHER = "h100/llama-3.1-70b-fp8"
+
+
+def settings_for(**section: object) -> SimSettings:
+    config = parse({"deployment": {"gpu_budget": 8}, "simulation": section})
+    return sim_settings(config, build_deployment(config))
+
+
+def test_every_key_is_optional_and_the_defaults_are_those_of_the_settings() -> None:
+    assert settings_for() == SimSettings()
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("overlap", True), ("history", "recompute"), ("flip", "label"), ("flip_s", 2.5), ("handoff_timeout_s", 9.0),
+        ("retries", 0), ("predict", "true_length"), ("kv_tokens", 5000),
+    ],
+)  # fmt: skip
+def test_a_key_reaches_the_setting_of_its_name(key: str, value: object) -> None:
+    assert getattr(settings_for(**{key: value}), key) == value
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("order", "prefill_first"), ("step_tokens", 100), ("watermark", 0.2), ("block_tokens", 16)],
+)
+def test_a_key_reaches_the_engines(key: str, value: object) -> None:
+    assert getattr(settings_for(**{key: value}).engine, key) == value
+
+
+def test_no_setting_is_out_of_reach() -> None:
+    """`prefill`, `decode`, `max_batch` and `power` come from the deployment and the profile."""
+    keys = {"hardware": "prefill_profile"}
+    settable = {*SimulationConfig.model_fields, "prefill", "decode", "max_batch", "power", "engine"}
+    for field in (*fields(SimSettings), *fields(EngineSettings)):
+        assert keys.get(field.name, field.name) in settable
+
+
+def test_workers_on_other_gpus_at_start() -> None:
+    settings = settings_for(extra=[{"role": "decode", "tp": 1, "count": 2}], decode_profile=OTHER)
+    assert [(role, hardware.tp) for role, hardware in settings.extra] == [(Role.DECODE, 1)] * 2
+    assert set(settings.hardware) == {Role.DECODE}
+
+
+@pytest.mark.parametrize(
+    ("section", "message"),
+    [
+        (
+            {"extra": [{"role": "decode", "tp": 3}]},
+            r"simulation\.extra: profile .* has no TP 3 for decode; it has 1, 2",
+        ),
+        ({"extra": [{"role": "prefill", "count": 9}]}, r"simulation\.extra: .* need 12 GPUs, gpu_budget is 8"),
+        ({"order": "any"}, r"simulation\.order: .*'decode_first' or 'prefill_first'"),
+        ({"flips": 1}, r"unknown key 'simulation\.flips'; valid keys here are block_tokens, deaths"),
+    ],
+)
+def test_what_cannot_be_is_one_line(section: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        settings_for(**section)
+
+
+def test_deaths_and_predictions_change_a_run() -> None:
+    from pdplugins.sim.run import simulate  # noqa: PLC0415 - the command's own way
+
+    config = parse({"simulation": {"deaths": [{"at_s": 0.5, "worker": "d0"}], "retries": 0}})
+    trace = [TraceRequest(0.0, 1000, 400)]
+    result, _ = simulate(config, trace, trace_name="one", command="none")
+    assert result.requests.failed == 1
+
+
+def test_every_key_is_explained() -> None:
+    page = (Path(__file__).parents[2] / "docs/simulator.md").read_text()
+    assert [key for key in SimulationConfig.model_fields if f"`{key}`" not in page] == []
+    assert all(field.description for field in SimulationConfig.model_fields.values())
