@@ -30,14 +30,34 @@ class FirstComeFirstServed:
             if left > 0:
                 left -= _cut(flight, left)
                 chunks.append(flight)
-        while left > 0 and engine.queue and engine.admit(engine.queue[0]):
+        while left > 0 and _admit_head(engine):
             flight = engine.prefilling[-1]
             left -= _cut(flight, left)
             chunks.append(flight)
+        _read_ahead(engine)
         return chunks
 
     def stepped(self, took: int) -> None:
         """Learn nothing."""
+
+
+def _read_ahead(engine: Engine) -> None:
+    """Read the histories that the next rounds in the queue lack, while the step computes (AMPD, section 6)."""
+    queue = engine.queue
+    while queue and queue[0].history is not None and engine.owner.read_history(queue[0], engine):
+        pass
+
+
+def _lacks_history(flight: Flight, engine: Engine) -> bool:
+    """Tell whether a queued request must wait for the history of its session, and start to read that."""
+    return flight.history is not None and (engine.owner.read_history(flight, engine) or flight.history is not None)
+
+
+def _admit_head(engine: Engine) -> bool:
+    """Let the first request of the queue prefill that has all it needs. False when there is none, or no room for it."""
+    _read_ahead(engine)
+    queue = engine.queue
+    return bool(queue) and queue[0].history is None and engine.admit(queue[0])
 
 
 def _cut(flight: Flight, left: int) -> int:
@@ -98,7 +118,12 @@ class Scheduled:
 def batch_view(engine: Engine) -> BatchView:
     """Return what a batch scheduler sees of `engine`."""
     waiting = tuple(
-        QueuedPrefill(flight.request, flight.target - flight.done, seconds(flight.queued), flight.done)
+        QueuedPrefill(
+            flight.request,
+            flight.target - flight.done - flight.expected,
+            seconds(flight.queued),
+            flight.done + flight.expected,
+        )
         for flight in (*engine.prefilling, *engine.queue)
         if flight.request is not None
     )
@@ -115,8 +140,9 @@ def _follow(plan: BatchPlan, engine: Engine) -> list[Flight]:
         if flight in engine.queue:
             engine.queue.remove(flight)  # the scheduler's order counts, not the queue's
             engine.queue.appendleft(flight)
-            if not engine.admit(flight):
+            if _lacks_history(flight, engine) or not engine.admit(flight):
                 continue
         _cut(flight, tokens)
         chunks.append(flight)
+    _read_ahead(engine)
     return chunks

@@ -35,6 +35,10 @@ class Owner(Protocol):
     def chunk_done(self, flight: Flight, engine: Engine) -> None:
         """`flight` has computed a part of its prompt, and goes on."""
 
+    def read_history(self, flight: Flight, engine: Engine) -> bool:
+        """Bring the history that the queued `flight` lacks; it leaves the queue until that has come. False: not now."""
+        ...
+
     def room(self, engine: Engine) -> None:
         """`engine` has room in its KV cache that it had not before, and requests wait for it."""
 

@@ -72,24 +72,48 @@ class Dispatcher:
         first.open += 1
         if second is not None and second is not first:
             second.open += 1
-        if bound is not None and bound != placement.first and self._fetch_history(flight, bound):
-            return
-        first.engine.submit(flight)
+        flight.history, flight.expected = None, 0
+        if bound is not None:
+            self._expect_history(flight, fleet.workers.get(bound))
+        engine = first.engine
+        engine.submit(flight)
+        if flight.history is not None and engine.queue and engine.queue[0] is flight:
+            self.read_history(flight, engine)
 
-    def _fetch_history(self, flight: Flight, bound: str) -> bool:
-        """Bring the history of a session to the worker that prefills its next round."""
-        source = self._fleet.workers.get(bound)
-        session = flight.arrival.session
-        if source is None or session is None or self._settings.history != "transfer" or flight.second is source:
-            return False
+    def _expect_history(self, flight: Flight, source: Worker | None) -> None:
+        """Note where the history of a round is: here, or on `source`, from where it is read when its turn comes."""
+        here = source is flight.first
+        if source is None or not (here or self._settings.history == "transfer"):
+            return
+        if tokens := self._held(flight, source):
+            flight.expected = tokens
+            flight.history = None if here else source
+
+    @staticmethod
+    def _held(flight: Flight, source: Worker) -> int:
+        """Return the tokens of a round's prompt that its session has left on `source`."""
         source.engine.settle()
-        tokens = min(source.engine.kv.held(session), flight.target - 1)
-        engine = flight.first.engine
-        if tokens <= 0 or engine.incoming or not engine.reserve(flight, flight.target):
-            return False  # no room now: it is computed anew when there is
+        return min(source.engine.kv.held(flight.arrival.session or flight.id), flight.target - 1)
+
+    def read_history(self, flight: Flight, engine: Engine) -> bool:
+        """Read the history of a queued round from the worker that has it: see `pdplugins.sim.contracts.Owner`.
+
+        Reads run while earlier prompts compute, and no further ahead than one step's tokens.
+        """
+        source, first = flight.history, flight.first
+        if source.gone or not (tokens := self._held(flight, source)):
+            flight.history = None  # it has gone meanwhile, and is computed anew
+            return False
+        ahead = sum(other.target - other.landing[0] for other in first.reading)
+        ahead += sum(other.target - other.done - other.chunk for other in engine.prefilling)
+        if ahead >= self._settings.engine.step_tokens or not engine.reserve(flight, flight.target):
+            return False
+        engine.withdraw(flight)
+        flight.history, flight.expected = None, 0
         flight.engine, flight.sent = source.engine, 0
         flight.state = State.MOVING
-        flight.sink, flight.landing = flight.first, (tokens, flight.target)
+        flight.sink, flight.landing = first, (tokens, flight.target)
+        first.reading.append(flight)
         self._send(flight, tokens)
         return True
 
@@ -226,12 +250,15 @@ class Dispatcher:
             return
         source, sink = flight.engine, flight.sink
         if sink is flight.first:
-            source.settle()
-            source.kv.drop(flight.arrival.session)
+            sink.reading.remove(flight)
+            if flight.second is None or flight.second.engine is not source:  # where it decodes it stays
+                source.settle()
+                source.kv.drop(flight.arrival.session)
         else:
             source.release(flight)
             self._left(flight.first)
             flight.first = None
+            flight.queued = self.events.now
         flight.sent, flight.sink = 0, None
         flight.done, flight.target = held, target
         sink.engine.receive(flight)
@@ -329,6 +356,8 @@ class Dispatcher:
             flight.transfer = None
         sink = flight.sink
         if sink is not None and not sink.gone:
+            if flight in sink.reading:
+                sink.reading.remove(flight)
             if flight.waits:
                 sink.engine.incoming.remove(flight)
             if flight.reserved:

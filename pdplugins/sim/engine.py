@@ -32,7 +32,7 @@ class Engine(Runner):
         self.queue.append(flight)
         load = self.view.load
         load.queued_requests += 1
-        load.queued_tokens += flight.target - flight.done
+        load.queued_tokens += flight.target - flight.done - flight.expected
         if self.mode != RUN or len(self.queue) == 1 or self.batching.always_ask:
             self.wake()
 
@@ -43,7 +43,6 @@ class Engine(Runner):
         self.coming -= 1
         if flight.target > flight.done:  # holds its room: it must not wait behind what waits for room
             flight.state = State.PREFILL
-            flight.queued = self.events.now
             self.prefilling.append(flight)
             self.view.load.queued_tokens += flight.target - flight.done
             self.wake()
@@ -66,6 +65,13 @@ class Engine(Runner):
             flight.state = State.DECODE
             self.batch.join(flight)
             self._resume()
+
+    def withdraw(self, flight: Flight) -> None:
+        """Take a request out of the queue: it comes back when its history has been read."""
+        self.queue.remove(flight)
+        load = self.view.load
+        load.queued_requests -= 1
+        load.queued_tokens -= flight.target - flight.done - flight.expected
 
     def reserve(self, flight: Flight, tokens: int) -> bool:
         """Take room for a request that comes with its KV cache. False when it has to wait: see `Owner.room`.
@@ -227,7 +233,7 @@ class Engine(Runner):
 
     def _give_up(self, flight: Flight) -> None:
         if flight.state in (State.QUEUED, State.PREFILL):
-            self.view.load.queued_tokens -= flight.target - flight.done
+            self.view.load.queued_tokens -= flight.target - flight.done - flight.expected
         flight.state = State.MOVING
         self.owner.purged(flight)
 

@@ -67,10 +67,10 @@ class Flight:
     """
 
     __slots__ = (
-        "arrival", "arrived", "block_hits", "chunk", "done", "emitted", "engine", "error", "first",
-        "first_token", "gap", "id", "index", "isl", "kv", "landing", "last_token", "leave", "names", "order",
-        "osl", "pins", "placement", "queued", "request", "reserved", "retries", "second", "sent", "since",
-        "sink", "state", "stop", "target", "transfer", "waits",
+        "arrival", "arrived", "block_hits", "chunk", "done", "emitted", "engine", "error", "expected",
+        "first", "first_token", "gap", "history", "id", "index", "isl", "kv", "landing", "last_token", "leave",
+        "names", "order", "osl", "pins", "placement", "queued", "request", "reserved", "retries", "second",
+        "sent", "since", "sink", "state", "stop", "target", "transfer", "waits",
     )  # fmt: skip
 
     def __init__(self, index: int, arrival: Arrival, arrived: int) -> None:  # noqa: PLR0915 - one line a field
@@ -129,6 +129,10 @@ class Flight:
         """Step of the engine's decode batch that gave this request its first token there."""
         self.queued = 0
         """When it joined the queue."""
+        self.history: Any = None
+        """Worker that has the history of its session, as long as that is to be read from there."""
+        self.expected = 0
+        """Tokens of its prompt that need not be computed, as far as is known while it is queued."""
 
     @property
     def context(self) -> int:

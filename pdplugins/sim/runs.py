@@ -181,7 +181,8 @@ class Runner:
         kv.pin(shared)
         kv.take(private)
         flight.kv, flight.pins, flight.block_hits, flight.done = private, list(shared), hits, cached
-        self.view.load.queued_tokens -= cached
+        self.view.load.queued_tokens -= cached - flight.expected
+        flight.expected = 0
         return True
 
     def _share(self, flight: Flight) -> list[int]:

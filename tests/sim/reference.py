@@ -30,7 +30,7 @@ class PlainLoad:
     @property
     def queued_tokens(self) -> int:
         waiting = (*self._engine.queue, *self._engine.prefilling)
-        return sum(flight.target - flight.done - flight.chunk for flight in waiting)
+        return sum(flight.target - flight.done - flight.chunk - flight.expected for flight in waiting)
 
     @property
     def running_requests(self) -> int:
@@ -133,13 +133,16 @@ class PlainEngine:
         flight.kv, flight.reserved = flight.reserved, 0
         self.coming -= 1
         if flight.target > flight.done:
-            flight.state, flight.queued = State.PREFILL, self.events.now
+            flight.state = State.PREFILL
             self.prefilling.append(flight)
             self.wake()
         else:
             flight.state = State.READY
             self.ready.append(flight)
             self.wake()
+
+    def withdraw(self, flight: Flight) -> None:
+        self.queue.remove(flight)
 
     def keep(self, flight: Flight) -> None:
         flight.state = State.READY
@@ -279,6 +282,7 @@ class PlainEngine:
             flight.done = max(flight.done, min(kv.drop(arrival.session), flight.target - 1, flight.isl))
         kv.pin(shared)
         kv.take(private)
+        flight.expected = 0
         flight.kv, flight.pins, flight.block_hits = private, list(shared), hits
         return True
 
