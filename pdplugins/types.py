@@ -320,6 +320,16 @@ class LearnsLengths(Protocol):
         ...
 
 
+@runtime_checkable
+class ElasticRouter(Protocol):
+    """A router with pools of its own: the role of a worker is a label that it changes. Hosts show them over time."""
+
+    @property
+    def pools(self) -> tuple[int, int]:
+        """Workers that get new prefills now, and workers that get new decodes."""
+        ...
+
+
 # --- batch scheduler: what one instance runs next -------------------------------------------------------------------
 
 

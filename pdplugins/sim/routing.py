@@ -6,11 +6,12 @@ from time import perf_counter_ns
 from typing import Literal
 
 from pdplugins.policies.stock.routers import LeastLoaded, RouterSettings
-from pdplugins.sim.clock import TICKS_PER_S
+from pdplugins.results import Scaling
+from pdplugins.sim.clock import TICKS_PER_S, seconds
 from pdplugins.sim.fleet import Fleet
 from pdplugins.sim.flight import Flight
 from pdplugins.sim.policies import PolicyClock
-from pdplugins.types import Deployment, LearnsLengths, Placement, Request, Router
+from pdplugins.types import Deployment, ElasticRouter, LearnsLengths, Placement, Request, Router
 
 
 class Routing:
@@ -24,6 +25,10 @@ class Routing:
         self._clock = clock
         self._predict = predict == "true_length"
         self.learns = router if isinstance(router, LearnsLengths) else None
+        self.changes: list[Scaling] = []
+        """Changes of the pools of a router that has its own."""
+        self._elastic = router if isinstance(router, ElasticRouter) else None
+        self._pools: tuple[int, int] | None = None
 
     def on_arrival(self, flight: Flight, bound: str | None, fleet: Fleet, now: int) -> Placement:
         """Place a request, or a round of a session whose KV cache is on the worker `bound`."""
@@ -46,6 +51,7 @@ class Routing:
             clock.router_calls += 1
             if placement.first in fleet.alive and (placement.second is None or placement.second in fleet.alive):
                 flight.placement = placement
+                self._note_pools(placement, now)
                 return placement
             clock.fault("router", f"{placement.first} or {placement.second} takes no work")
         except Exception as error:
@@ -72,12 +78,21 @@ class Routing:
         assert placement is not None  # noqa: S101
         began = perf_counter_ns()
         try:
-            second = self._router.on_prefill_done(request, placement, workers, now / TICKS_PER_S).second
+            placement = self._router.on_prefill_done(request, placement, workers, now / TICKS_PER_S)
             clock.router_ns += perf_counter_ns() - began
             clock.router_calls += 1
-            if second in fleet.alive:
+            if (second := placement.second) in fleet.alive:
+                self._note_pools(placement, now)
                 return second
             clock.fault("router", f"{second} takes no work")
         except Exception as error:
             clock.fault("router", error)
         return self._own.on_arrival(request, workers, 0.0).second or workers[0].id
+
+    def _note_pools(self, placement: Placement, now: int) -> None:
+        if self._elastic is None or (pools := self._elastic.pools) == self._pools:
+            return
+        if self._pools is not None:
+            prefill, decode = pools
+            self.changes.append(Scaling(at_s=seconds(now), prefill=prefill, decode=decode, reason=placement.reason))
+        self._pools = pools

@@ -63,8 +63,8 @@ class Simulation:
         }
         timing = deployment.startup_s, settings.flip_s
         self._fleet = Fleet(self._events, {**own, **settings.hardware}, timing, self._build)
-        routing = Routing(router, deployment, self._clock, settings.predict)
-        self._dispatcher = Dispatcher(self._events, self._fleet, Links(self._events), routing, settings)
+        self._routing = Routing(router, deployment, self._clock, settings.predict)
+        self._dispatcher = Dispatcher(self._events, self._fleet, Links(self._events), self._routing, settings)
         self._populate()
         self._loops: list[PlannerLoop | PowerLoop] = []
         if planner is not None:
@@ -138,13 +138,14 @@ class Simulation:
         """Return what there is so far."""
         dispatcher = self._dispatcher
         end = dispatcher.last_end
+        changes = [change for source in (*self._loops, self._routing) for change in source.changes]
         return Outcome(
             records=dispatcher.records,
             gaps=self._gaps,
             duration_s=seconds(end),
             gpu_hours=self._fleet.gpu_seconds(end) / 3600,
             policies=self._clock,
-            scaling=[change for loop in self._loops for change in loop.changes],
+            scaling=sorted(changes, key=lambda change: change.at_s),
             preemptions=self._fleet.preemptions,
             retries=dispatcher.retries,
             events=self._events.sequence,
