@@ -28,7 +28,7 @@ class Overrides:
 
 
 def configured(name: str, overrides: Overrides) -> Config:
-    """Load the config called `name` and apply `overrides`. Raises ConfigError.
+    """Load the config called `name` and apply `overrides`. Raises ConfigError, also where the pools do not fit.
 
     Settings come first, then the profile, then the GPUs (`scale_pools`), then the pools that are given in numbers.
     """
@@ -42,7 +42,12 @@ def configured(name: str, overrides: Overrides) -> Config:
     for role, count in (("prefill", overrides.prefill), ("decode", overrides.decode)):
         if count is not None:
             data["deployment"][role]["replicas"] = count
-    return parse(data, name)
+    config = parse(data, name)
+    try:
+        build_deployment(config)
+    except ConfigError as error:
+        raise ConfigError(f"{name}: {error}") from None
+    return config
 
 
 def scale_pools(config: Config, gpus: int) -> dict[str, Any]:

@@ -1,66 +1,162 @@
-"""Adds ``pdplugins simulate``."""
+"""Adds ``pdplugins simulate`` and ``pdplugins compare``."""
 
 from __future__ import annotations
 
+import os
 import shlex
 import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from pdplugins import hookimpl
 from pdplugins.errors import ConfigError
 
+if TYPE_CHECKING:
+    from pdplugins.sim.compare import Plan
+    from pdplugins.sim.options import Overrides
+    from pdplugins.sim.ranking import Run
+
+CONFIG = "A config file, or the name of a shipped one."
+Trace = Annotated[str, typer.Option(help="Trace or workload file, a shipped workload, or 'synthetic'.")]
+Rate = Annotated[float | None, typer.Option(help="Mean requests/s: arrival times are scaled to it.")]
+Gpus = Annotated[int | None, typer.Option(min=2, help="GPUs of all workers; the pools keep their share of them.")]
+Profile = Annotated[str | None, typer.Option(help="Performance profile, <gpu>/<model>.")]
+Prefill = Annotated[int | None, typer.Option(min=1, help="Prefill workers at start.")]
+Decode = Annotated[int | None, typer.Option(min=1, help="Decode workers at start.")]
+Seed = Annotated[int, typer.Option(min=0, help="Seed of every choice by lot.")]
+Set = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Any key of the config.")]
+Bound = Annotated[bool, typer.Option("--bound", help="Compute what no policy can beat (takes seconds).")]
+Json = Annotated[Path | None, typer.Option("--json", metavar="OUT", help="Write the metrics there.")]
+Html = Annotated[Path | None, typer.Option("--html", metavar="OUT", help="Write a report that opens offline.")]
+Records = Annotated[Path | None, typer.Option(metavar="OUT", help="Write a line for each request, .jsonl or .parquet.")]
+Jobs = Annotated[int | None, typer.Option(min=1, help="Runs at the same time; as many as there are cores.")]
+
 
 @hookimpl
 def pd_register_commands(app: typer.Typer) -> None:
-    """Add the command."""
+    """Add the commands."""
     app.command()(simulate)
+    app.command()(compare)
 
 
 def simulate(  # noqa: PLR0913 - the options of a command
-    config: Annotated[str, typer.Argument(metavar="CONFIG", help="A config file, or the name of a shipped one.")],
+    config: Annotated[str, typer.Argument(metavar="CONFIG", help=CONFIG)],
     *,
-    trace: Annotated[Path, typer.Option(help="Azure CSV, Mooncake JSONL, or 'synthetic'.")] = Path("synthetic"),
-    rate: Annotated[float | None, typer.Option(help="Mean requests/s: arrival times are scaled to it.")] = None,
-    gpus: Annotated[int | None, typer.Option(min=2, help="GPUs of all workers together.")] = None,
-    profile: Annotated[str | None, typer.Option(help="Performance profile, <gpu>/<model>.")] = None,
-    prefill: Annotated[int | None, typer.Option(min=1, help="Prefill workers at start.")] = None,
-    decode: Annotated[int | None, typer.Option(min=1, help="Decode workers at start.")] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of every choice by lot.")] = 0,
-    out: Annotated[Path | None, typer.Option("--json", metavar="OUT", help="Write the result there.")] = None,
+    trace: Trace = "synthetic",
+    rate: Rate = None,
+    gpus: Gpus = None,
+    profile: Profile = None,
+    prefill: Prefill = None,
+    decode: Decode = None,
+    seed: Seed = 0,
+    settings: Set = None,
+    bound: Bound = False,
+    out: Json = None,
+    report: Html = None,
+    records: Records = None,
 ) -> None:
     """Simulate a trace on the workers and policies of a config."""
-    from pdplugins.bench import traces  # noqa: PLC0415 - a command loads what it needs when it runs
-    from pdplugins.config import find, load, parse  # noqa: PLC0415
-    from pdplugins.sim.run import simulate as run  # noqa: PLC0415
+    from pdplugins.sim import compare as runs  # noqa: PLC0415 - a command loads what it needs when it runs
+    from pdplugins.sim import recordfile, terminal  # noqa: PLC0415
+    from pdplugins.sim.options import Overrides  # noqa: PLC0415
 
-    data = load(find(config)).model_dump(mode="json")
-    deployment = data["deployment"]
-    if gpus is not None:
-        deployment["gpu_budget"] = gpus
-    if profile is not None:
-        deployment["profile"] = profile
-    for role, count in (("prefill", prefill), ("decode", decode)):
-        if count is not None:
-            deployment[role]["replicas"] = count
-    if out is not None and not out.resolve().parent.is_dir():
-        raise ConfigError(f"--json {out}: there is no folder {out.parent}; create it first")
-    requests = traces.read(trace)
-    span_s = requests[-1].arrival_s
-    if rate is not None and span_s > 0:
-        requests = traces.scale(requests, rate * span_s / len(requests))
-    command = shlex.join(["pdplugins", *sys.argv[1:]])
-    result, _ = run(parse(data, "options"), requests, trace_name=trace.name, command=command, seed=seed)
-    if out is not None:
-        result.write(out)
-    metrics, speed = result.metrics, result.speed
-    attainment = "n/a" if metrics.slo_attainment is None else f"{metrics.slo_attainment:.1%}"
-    typer.echo(
-        f"{config}: {result.requests.total} requests, {result.requests.failed} failed; SLO attainment {attainment}; "
-        f"TTFT mean {metrics.ttft_s.mean or 0:.3f} s, P99 {metrics.ttft_s.p99 or 0:.3f} s; "
-        f"TPOT mean {1e3 * (metrics.tpot_s.mean or 0):.1f} ms, P99 {1e3 * (metrics.tpot_s.p99 or 0):.1f} ms; "
-        f"{metrics.gpu_hours:.2f} GPU-hours; {len(result.scaling)} changes of the pools; "
-        f"{speed.requests_per_s or 0:.0f} requests/s in {speed.wall_s:.1f} s"
+    _check_folders(out, report, records)
+    if records is not None:
+        recordfile.check(records)
+    plan = _plan(
+        [config], trace, rate, seed, report is not None, Overrides(gpus, profile, prefill, decode, settings or ())
     )
+    with terminal.progress([config]) as shares:
+        run, outcome = runs.run_one(plan, config, lambda share: shares([share]))
+    (run,) = _with_regret([run], plan, bound)
+    if records is not None:
+        recordfile.write(outcome.records, records)
+    if out is not None:
+        run.result.write(out)
+    _finish([run], report)
+
+
+def compare(  # noqa: PLR0913 - the options of a command
+    configs: Annotated[list[str], typer.Argument(metavar="CONFIG...", help=CONFIG)],
+    *,
+    trace: Trace = "synthetic",
+    rate: Rate = None,
+    gpus: Gpus = None,
+    profile: Profile = None,
+    prefill: Prefill = None,
+    decode: Decode = None,
+    seed: Seed = 0,
+    settings: Set = None,
+    bound: Bound = False,
+    out: Json = None,
+    report: Html = None,
+    jobs: Jobs = None,
+) -> None:
+    """Simulate a trace under several configs, and mark the best of each metric."""
+    from pdplugins.results import write_whole  # noqa: PLC0415 - a command loads what it needs when it runs
+    from pdplugins.sim import terminal  # noqa: PLC0415
+    from pdplugins.sim.compare import as_json, run_all  # noqa: PLC0415
+    from pdplugins.sim.options import Overrides  # noqa: PLC0415
+
+    _check_folders(out, report)
+    plan = _plan(
+        configs, trace, rate, seed, report is not None, Overrides(gpus, profile, prefill, decode, settings or ())
+    )
+    with terminal.progress(list(plan.configs)) as shares:
+        runs = run_all(plan, jobs or os.cpu_count() or 1, shares)
+    runs = _with_regret(runs, plan, bound)
+    if out is not None:
+        write_whole(out, as_json(runs))
+    _finish(runs, report)
+
+
+def _plan(
+    names: Sequence[str], trace: str, rate: float | None, seed: int, watch: bool, overrides: Overrides
+) -> Plan:
+    """Read the configs and the trace. Raises ConfigError or TraceError."""
+    from pdplugins.bench import traces  # noqa: PLC0415
+    from pdplugins.bench.transform import Transform  # noqa: PLC0415
+    from pdplugins.sim.compare import Plan  # noqa: PLC0415
+    from pdplugins.sim.options import configured  # noqa: PLC0415
+
+    if rate is not None and not 0 < rate < float("inf"):
+        raise ConfigError(f"--rate {rate}: it must be a number of requests per second above 0")
+    return Plan(
+        configs={name: configured(name, overrides) for name in names},
+        trace=Transform(rate=rate).apply(traces.read(trace)),
+        trace_name=Path(trace).name,
+        command=shlex.join(["pdplugins", *sys.argv[1:]]),
+        seed=seed,
+        watch=watch,
+        rate=rate,
+    )
+
+
+def _with_regret(runs: list[Run], plan: Plan, wanted: bool) -> list[Run]:
+    if not wanted:
+        return runs
+    from pdplugins.sim.bound import with_regret  # noqa: PLC0415
+
+    return with_regret(runs, plan)
+
+
+def _finish(runs: Sequence[Run], report: Path | None) -> None:
+    """Show the runs, write their report, and leave with 130 when they were interrupted."""
+    from pdplugins.sim import terminal  # noqa: PLC0415
+    from pdplugins.sim.report import page  # noqa: PLC0415
+
+    if report is not None and runs:
+        page.write(runs, report)
+    if runs:
+        terminal.show(runs)
+    if any(run.result.interrupted for run in runs):
+        raise typer.Exit(130)
+
+
+def _check_folders(*files: Path | None) -> None:
+    for file in files:
+        if file is not None and not file.resolve().parent.is_dir():
+            raise ConfigError(f"{file}: there is no folder {file.parent}; create it first")

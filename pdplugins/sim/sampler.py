@@ -24,6 +24,10 @@ class Sample(NamedTuple):
     queued: tuple[int, int]
     """Requests that wait, over all workers that take new work."""
     running: tuple[int, int]
+    draw_w: float | None = None
+    """Of all GPUs; None where the profile says nothing of power."""
+    cap_w: float | None = None
+    """Sum of the caps."""
 
 
 class Sampler:
@@ -50,11 +54,11 @@ class Sampler:
 
 def sample(fleet: Fleet, at_s: float) -> Sample:
     """Count the workers and the requests of each role."""
-    ready, held, queued, running = [0, 0], [0, 0], [0, 0], [0, 0]
+    counts = {role: [0, 0, 0, 0] for role in Role}
     for worker in fleet.workers.values():
-        role = worker.view.role is Role.DECODE
-        held[role] += 1
-        queued[role] += worker.view.load.queued_requests
-        running[role] += worker.view.load.running_requests
-        ready[role] += worker.life is Life.READY
-    return Sample(at_s, *((pair[0], pair[1]) for pair in (ready, held, queued, running)))
+        load, of_role = worker.view.load, counts[worker.view.role]
+        here = (worker.life is Life.READY, 1, load.queued_requests, load.running_requests)
+        for index, count in enumerate(here):
+            of_role[index] += count
+    ready, held, queued, running = zip(counts[Role.PREFILL], counts[Role.DECODE], strict=True)
+    return Sample(at_s, ready, held, queued, running)

@@ -1,0 +1,82 @@
+"""By what runs are compared, and which is best at what."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from pdplugins.results import Result
+from pdplugins.sim.report.series import Series
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One run of a plan."""
+
+    name: str
+    result: Result
+    series: Series | None
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """One column of the comparison."""
+
+    key: str
+    title: str
+    best: Callable[..., float | None]
+    """`max` or `min`."""
+    value: Callable[[Result], float | None]
+    shown: str = "{:.3f}"
+    scale: float = 1.0
+
+    def text(self, result: Result) -> str:
+        """Return the cell of one run."""
+        value = self.value(result)
+        return "n/a" if value is None else self.shown.format(value * self.scale)
+
+
+COLUMNS = (
+    Column(key="slo_attainment", title="SLO att. %", best=max, value=lambda r: r.metrics.slo_attainment,
+           shown="{:.2f}", scale=100),
+    Column(key="goodput_requests_per_s", title="goodput req/s", best=max, shown="{:.2f}",
+           value=lambda r: r.metrics.goodput_requests_per_s),
+    Column(key="goodput_tokens_per_s", title="tokens/s", best=max, shown="{:.0f}",
+           value=lambda r: r.metrics.goodput_tokens_per_s),
+    Column(key="ttft_s.mean", title="TTFT mean s", best=min, value=lambda r: r.metrics.ttft_s.mean),
+    Column(key="ttft_s.p99", title="P99 s", best=min, value=lambda r: r.metrics.ttft_s.p99),
+    Column(key="tpot_s.mean", title="TPOT mean ms", best=min, value=lambda r: r.metrics.tpot_s.mean,
+           shown="{:.1f}", scale=1e3),
+    Column(key="tpot_s.p99", title="P99 ms", best=min, value=lambda r: r.metrics.tpot_s.p99,
+           shown="{:.1f}", scale=1e3),
+    Column(key="tbt_s.p99", title="TBT P99 ms", best=min, value=lambda r: r.metrics.tbt_s.p99,
+           shown="{:.1f}", scale=1e3),
+    Column(key="gpu_hours", title="GPU-hours", best=min, value=lambda r: r.metrics.gpu_hours, shown="{:.2f}"),
+)  # fmt: skip
+"""What runs are compared by."""
+
+
+REGRET = (
+    Column(key="regret.slo_attainment", title="behind best %", best=min, shown="{:.2f}", scale=100,
+           value=lambda r: None if r.regret is None else r.regret.slo_attainment),
+    Column(key="regret.gpu_hours", title="GPU-h beyond fewest", best=min, shown="{:.2f}",
+           value=lambda r: None if r.regret is None else r.regret.gpu_hours),
+)  # fmt: skip
+"""What they are compared by beside, where the bound was computed."""
+
+
+def columns(runs: Sequence[Run]) -> tuple[Column, ...]:
+    """Return the columns that `runs` have numbers for."""
+    return COLUMNS + (REGRET if any(run.result.regret for run in runs) else ())
+
+
+def best_of(results: dict[str, Result]) -> dict[str, list[str]]:
+    """Return by column the names of the runs that are best there; none where all are the same."""
+    best = {}
+    for column in COLUMNS + REGRET:
+        values = {name: column.value(result) for name, result in results.items()}
+        known = [value for value in values.values() if value is not None]
+        top = column.best(known, default=None)
+        alike = len(set(values.values())) == 1
+        best[column.key] = [] if alike else [name for name, value in values.items() if value == top]
+    return best
