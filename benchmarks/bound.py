@@ -21,7 +21,7 @@ import planners_report
 from planners import TRACES, Trace
 
 from pdplugins.assembly import build_deployment
-from pdplugins.bench import traces
+from pdplugins.bench import jsonl, traces
 from pdplugins.hosts.dynamo.replay import report
 from pdplugins.hosts.dynamo.replay.command import configured
 from pdplugins.hosts.dynamo.replay.engine import Engines, bind
@@ -88,7 +88,7 @@ def measure(trace: Trace, path: Path) -> Windows:
     misses = []
     with tempfile.TemporaryDirectory() as folder:
         scratch = Path(folder)
-        traces.write_mooncake(requests, scratch / "trace.jsonl")
+        jsonl.write_mooncake(requests, scratch / "trace.jsonl")
         run = bind(deployment, Engines(), scratch)
         for prefill in trace.prefill:
             run(scratch / "trace.jsonl", Fixed(), prefill, trace.decode[0], scratch / "rows.jsonl")

@@ -22,7 +22,7 @@ os.environ.setdefault("DYN_LOG", "error")  # before Dynamo is imported
 import planners_report
 from planners_report import RESULTS
 
-from pdplugins.bench import traces
+from pdplugins.bench import rows, traces
 from pdplugins.hosts.dynamo.replay.command import configured
 from pdplugins.hosts.dynamo.replay.engine import Engines, Router
 from pdplugins.hosts.dynamo.replay.run import Plan, replay
@@ -138,13 +138,13 @@ def main() -> None:
     parser.add_argument("--keep", action="store_true", help="run only what results/ does not have")
     options = parser.parse_args()
     if options.traces is None or not Path(options.traces).is_dir():
-        parser.error(f"--traces DIR (or TRACES=DIR) must be a folder; {traces.PUBLISHED}")
+        parser.error(f"--traces DIR (or TRACES=DIR) must be a folder; {rows.PUBLISHED}")
     for trace in TRACES:
         if options.only and trace.key not in options.only:
             continue
         path = trace.find(Path(options.traces))
         if path is None:
-            print(f"{trace.key}: skipped, no {trace.file} under {options.traces}; {traces.PUBLISHED}")
+            print(f"{trace.key}: skipped, no {trace.file} under {options.traces}; {rows.PUBLISHED}")
             continue
         for router in options.routers:
             print(f"{trace.key}, {router}:", flush=True)

@@ -27,7 +27,7 @@ os.environ.setdefault("DYN_LOG", "error")
 
 import pdplugins.sim
 from pdplugins.assembly import build_deployment
-from pdplugins.bench import traces
+from pdplugins.bench import jsonl, traces
 from pdplugins.config import parse
 from pdplugins.hosts.dynamo.replay.engine import Engines, engine_args
 from pdplugins.perf.npz import export_npz
@@ -92,7 +92,7 @@ def side_by_side(trace: list[TraceRequest], rounds: int, scratch: Path) -> Itera
     for name, (prefill, decode, longer, faster, wanted) in CASES.items():
         requests = shaped(trace, longer, faster)
         file = scratch / "trace.jsonl"
-        traces.write_mooncake(requests, file)
+        jsonl.write_mooncake(requests, file)
         walls: dict[str, list[float]] = {"ours": [], "dynamo": []}
         for _ in range(rounds):
             wall_s, outcome = ours(deployment, requests, prefill, decode)

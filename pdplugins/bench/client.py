@@ -24,7 +24,7 @@ import aiohttp
 import numpy as np
 import uvloop
 
-from pdplugins.bench import traces
+from pdplugins.bench import jsonl, traces, transform
 from pdplugins.errors import PdpluginsError
 from pdplugins.types import TraceRequest
 
@@ -39,7 +39,7 @@ def prompt(request: TraceRequest, index: int, seed: int) -> list[int]:
     """Return the token ids of the prompt of request number `index` of a trace."""
     if not request.blocks:
         return _tokens(request.isl_tokens, seed, index, 0)
-    size = traces.BLOCK_TOKENS
+    size = jsonl.BLOCK_TOKENS
     ids = [token for block in request.blocks for token in _tokens(size, seed, block, 1)]
     missing = request.isl_tokens - len(ids)
     return ids[: request.isl_tokens] + (_tokens(missing, seed, index, 0) if missing > 0 else [])
@@ -178,7 +178,7 @@ class Client:
 def load(path: Path, duration_s: float | None, speed: float) -> list[TraceRequest]:
     """Read a trace, clip it to its first `duration_s` seconds and replay it `speed` times as fast."""
     requests = traces.read(path)
-    return traces.scale(traces.clip(requests, duration_s) if duration_s else requests, speed)
+    return transform.scale(transform.clip(requests, duration_s) if duration_s else requests, speed)
 
 
 def _arguments() -> Iterator[tuple[str, dict[str, Any]]]:

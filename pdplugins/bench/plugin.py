@@ -1,15 +1,28 @@
-"""Registers the workloads that this package reads or makes."""
+"""Registers the workloads that this package reads or makes, and ``pdplugins trace``."""
 
 from __future__ import annotations
 
+import typer
+
 from pdplugins import hookimpl
-from pdplugins.bench import synthetic, traces
+from pdplugins.bench import azure, jsonl, servegen, sessions, synthetic
+from pdplugins.bench.command import trace_app
 from pdplugins.registry import Register
 
 
 @hookimpl
 def pd_register_workloads(register: Register) -> None:
-    """Add the Azure and Mooncake readers and the synthetic generator."""
-    register("azure-csv", traces.azure_csv)
-    register("mooncake-jsonl", traces.mooncake_jsonl)
+    """Add the readers of published traces and the generators."""
+    register("azure-csv", azure.azure_csv)
+    register("mooncake-jsonl", jsonl.mooncake_jsonl)
+    register("agentic-csv", sessions.agentic_csv, sessions.AgenticSettings)
+    register("taubench-csv", sessions.taubench_csv, sessions.TauBenchSettings)
+    register("vidur-csv", sessions.vidur_csv, sessions.VidurSettings)
+    register("servegen", servegen.servegen, servegen.ServeGenSettings)
     register("synthetic", synthetic.synthetic, synthetic.SyntheticSettings)
+
+
+@hookimpl
+def pd_register_commands(app: typer.Typer) -> None:
+    """Add the commands."""
+    app.add_typer(trace_app, name="trace")

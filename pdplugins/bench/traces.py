@@ -1,63 +1,182 @@
-"""Readers of request traces, and what a run does to one before it replays it: clip, scale, write.
+"""From what a user calls a trace to its requests: a file, a workload file, a shipped workload, or a generator.
 
-Two published formats are read: the Azure LLM inference traces (Patel et al., *Splitwise*, ISCA 2024; columns
-``TIMESTAMP,ContextTokens,GeneratedTokens``) and the Mooncake traces (Qin et al., FAST 2025; one JSON object per line
-with ``timestamp`` in ms, ``input_length``, ``output_length`` and ``hash_ids`` of 512-token prefix blocks).
+``--trace X`` takes, in this order: a path, whose format is told by its first line; the name of a shipped workload
+(`configs/workloads`); the name of a registered workload. Both names may have settings behind a colon:
+``synthetic:requests=500,arrivals.kind=gamma,arrivals.rate=4,arrivals.cv=2``.
 """
 
 from __future__ import annotations
 
-import csv
-import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import re
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from pdplugins.errors import TraceError
-from pdplugins.registry import NoSettings, Registry, default_registry
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from pdplugins.bench import azure, rows, servegen, sessions
+from pdplugins.bench.transform import Transform, merge
+from pdplugins.config import first_error
+from pdplugins.errors import ConfigError, TraceError
+from pdplugins.registry import Registry, default_registry
+from pdplugins.resources import data_dir
 from pdplugins.types import TraceRequest
 
-BLOCK_TOKENS = 512
-"""Tokens of one prefix block of a Mooncake trace."""
-PUBLISHED = (
-    "published traces: the data folder of the GitHub repository Azure/AzurePublicDataset (azure-csv) and "
-    "FAST25-release/traces of kvcache-ai/Mooncake (mooncake-jsonl); 'synthetic' needs no file"
-)
-_AZURE_COLUMNS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
-_MAX_TOKENS = 10_000_000
+_COLUMNS = {
+    "azure-csv": azure.COLUMNS,
+    "agentic-csv": sessions.AGENTIC_COLUMNS,
+    "taubench-csv": sessions.TAUBENCH_COLUMNS,
+    "vidur-csv": sessions.VIDUR_COLUMNS,
+}
+"""Columns that tell a CSV format; the first decides which one a file is meant to be."""
+_BUILT_IN = {*_COLUMNS, "mooncake-jsonl", "servegen", "synthetic"}
+_NAMED = re.compile(r"([\w-]+)(?::(.*))?", re.DOTALL)
+_KEY = re.compile(r"(?<![^,\[{])\s*([\w.]+)=")
 
 
-def read(path: Path, workload: str | None = None, registry: Registry | None = None) -> list[TraceRequest]:
-    """Read a trace, earliest request first; `workload` names its format and is guessed when absent.
+class Part(Transform):
+    """One of the traces of a mix, with what is done to it first."""
 
-    `path` may also be the bare name of a workload that needs no file, such as ``synthetic``. Raises TraceError when
-    there is nothing to read, ConfigError when `workload` is not registered.
+    trace: str = Field(description="anything that --trace takes; a path may start where the workload file lies")
+
+
+class Mix(BaseModel):
+    """A workload file that puts traces together."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    mix: tuple[Part, ...] = Field(min_length=1, description="their arrivals come together; `rate` of each weighs them")
+
+
+def read(path: Path | str, workload: str | None = None, registry: Registry | None = None) -> list[TraceRequest]:
+    """Read or generate a trace, earliest request first, the first one at 0; times are rounded to the microsecond.
+
+    `workload` names the format of the file `path`, which is guessed when absent. Raises TraceError when there is
+    nothing to read, ConfigError when a workload is not registered or its settings are wrong.
     """
     registry = registry or default_registry()
-    name = workload or _guess(path, registry)
+    path = Path(path)
+    if workload is None and not path.exists():
+        if (found := _by_name(str(path), registry)) is not None:
+            return found
+    elif workload is None and path.suffix in {".yaml", ".yml"}:
+        return _from_data(_yaml(path), path, registry)
+    return _run(workload or _guess(path, registry), {}, path, str(path), registry)
+
+
+def shipped() -> list[str]:
+    """Return the names of the shipped workloads."""
+    return sorted(path.stem for path in data_dir("configs").glob("workloads/*.yaml"))
+
+
+def _by_name(text: str, registry: Registry) -> list[TraceRequest] | None:
+    """Generate a workload by its name, with the settings behind the colon; None when it is none."""
+    match = _NAMED.fullmatch(text)
+    if match is None:
+        return None
+    name, settings = match[1], _inline(text, match[2])
+    if name in shipped():
+        file = data_dir("configs") / f"workloads/{name}.yaml"
+        return _from_data(_over(_yaml(file), settings), file, registry)
+    if name in registry.names("workload"):
+        return _from_data({"workload": name, **settings}, Path(text), registry)
+    return None
+
+
+def _inline(text: str, settings: str | None) -> dict[str, Any]:
+    """Read ``key=value,part.key=value``; values are YAML."""
+    data: dict[str, Any] = {}
+    try:
+        pairs = yaml.safe_load("{" + _KEY.sub(r" \1: ", settings or "") + "}")
+    except yaml.YAMLError:
+        pairs = {"": None}
+    for key, value in pairs.items():
+        *outer, last = str(key).split(".")
+        if not last or value is None:
+            raise TraceError(f"{text}: settings are key=value,key=value, with a dot for a key in a part: arrivals.rate")
+        place = data
+        for part in outer:
+            place = place.setdefault(part, {})
+        place[last] = value
+    return data
+
+
+def _over(data: dict[str, Any], settings: dict[str, Any]) -> dict[str, Any]:
+    """Put `settings` over `data`, key by key; a new `kind` replaces a part, as its other keys have another meaning."""
+    merged = dict(data)
+    for key, value in settings.items():
+        old = data.get(key)
+        both = isinstance(value, dict) and isinstance(old, dict) and "kind" not in value
+        merged[key] = _over(old, value) if both and isinstance(old, dict) else value
+    return merged
+
+
+def _yaml(path: Path) -> dict[str, Any]:
+    try:
+        data = yaml.safe_load("".join(line for _, line in rows.lines(path)))
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark
+        at = f"line {mark.line + 1}, column {mark.column + 1}" if mark else "line 1"
+        raise TraceError(f"{path}: {at}: not YAML: {error.problem}") from None
+    if not isinstance(data, dict):
+        raise TraceError(f"{path}: line 1: a workload file has keys, such as 'workload' or 'mix'")
+    return data
+
+
+def _from_data(data: dict[str, Any], where: Path, registry: Registry) -> list[TraceRequest]:
+    """Make the trace that a workload file describes."""
+    if "mix" in data:
+        try:
+            parts = Mix.model_validate(data).mix
+        except ValidationError as error:
+            raise ConfigError(f"{where}: {first_error(error, Mix)}") from None
+        return from_zero(merge([part.apply(read(_beside(where, part.trace), None, registry)) for part in parts]))
+    settings = dict(data)
+    name, path = str(settings.pop("workload", "synthetic")), settings.pop("path", None)
+    return _run(name, settings, where if path is None else _beside(where, str(path)), str(where), registry)
+
+
+def _beside(where: Path, name: str) -> Path:
+    near = where.parent / name
+    return near if near.exists() else Path(name)
+
+
+def _run(name: str, settings: dict[str, Any], path: Path, where: str, registry: Registry) -> list[TraceRequest]:
     registration = registry.get("workload", name)
-    requests = list(registration.factory(registration.settings(), path))
+    try:
+        checked = registration.settings.model_validate(settings)
+    except ValidationError as error:
+        raise ConfigError(f"{where}: workload {name}: {first_error(error, registration.settings)}") from None
+    requests = list(registration.factory(checked, path))
     if not requests:
-        raise TraceError(f"{path}: no request in it; expected at least one line of {name}")
-    return _from_zero(requests)
+        raise TraceError(f"{where}: no request in it; expected at least one line of {name}")
+    return from_zero(requests)
 
 
 def _guess(path: Path, registry: Registry) -> str:
     """Name the workload that reads `path`: by its first line for the formats above, else whichever accepts it."""
-    names = registry.names("workload")
-    if not path.exists() and str(path) in names:
-        return str(path)
-    first = next((line for _, line in _lines(path) if line.strip()), "")
-    if first.startswith("TIMESTAMP"):
-        return "azure-csv"
+    if path.exists() and servegen.is_servegen(path):
+        return "servegen"
+    first = next((line for _, line in rows.lines(path) if line.strip()), "")
     if first.lstrip().startswith("{"):
         return "mooncake-jsonl"
+    if (name := _csv_format(first)) is not None:
+        return name
+    names = registry.names("workload")
     for name in names:
-        if name not in {"azure-csv", "mooncake-jsonl", "synthetic"} and _accepts(registry, name, path):
+        if name not in _BUILT_IN and _accepts(registry, name, path):
             return name
-    raise TraceError(f"{path}: line 1: not a trace format known here ({', '.join(names)}); {PUBLISHED}")
+    raise TraceError(f"{path}: line 1: not a trace format known here ({', '.join(names)}); {rows.PUBLISHED}")
+
+
+def _csv_format(header: str) -> str | None:
+    """Name the format whose columns the header has most of, the first of them included."""
+    columns = {column.strip() for column in header.split(",")}
+    shares = {name: sum(c in columns for c in wanted) / len(wanted) for name, wanted in _COLUMNS.items()}
+    best = max(shares, key=lambda name: shares[name])
+    return best if _COLUMNS[best][0] in columns else None
 
 
 def _accepts(registry: Registry, name: str, path: Path) -> bool:
@@ -68,140 +187,8 @@ def _accepts(registry: Registry, name: str, path: Path) -> bool:
         return False
 
 
-# --- the two formats -----------------------------------------------------------------------------------------------
-
-
-def azure_csv(_settings: NoSettings, path: Path) -> Iterator[TraceRequest]:
-    """Read an Azure trace. Raises TraceError with file, line and column for what is malformed."""
-    lines = _lines(path)
-    _, header = next(lines, (1, ""))
-    columns = [name.strip() for name in header.split(",")]
-    if missing := [name for name in _AZURE_COLUMNS if name not in columns]:
-        raise TraceError(
-            f"{path}: line 1: column {missing[0]} is missing; an Azure trace has {','.join(_AZURE_COLUMNS)}"
-        )
-    where = [columns.index(name) for name in _AZURE_COLUMNS]
-    for number, line in lines:
-        if not line.strip():
-            continue
-        cells = next(csv.reader([line]))
-        if len(cells) < len(columns):
-            raise _malformed(path, number, columns[len(cells)], line.strip(), "present")
-        stamp, isl, osl = (cells[index].strip() for index in where)
-        yield TraceRequest(
-            arrival_s=_epoch_s(path, number, stamp),
-            isl_tokens=_tokens(path, number, "ContextTokens", isl),
-            osl_tokens=_tokens(path, number, "GeneratedTokens", osl),
-        )
-
-
-def mooncake_jsonl(_settings: NoSettings, path: Path) -> Iterator[TraceRequest]:
-    """Read a Mooncake trace. Raises TraceError with file, line and field for what is malformed."""
-    for number, line in _lines(path):
-        if not line.strip():
-            continue
-        try:
-            row = json.loads(line)
-        except ValueError as error:
-            column = getattr(error, "colno", 1)
-            raise TraceError(f"{path}: line {number}, column {column}: not JSON; is the file cut off?") from None
-        if not isinstance(row, dict):
-            raise TraceError(f"{path}: line {number}, column 1: {line.strip()[:40]!r} is not a JSON object")
-        yield _mooncake_request(path, number, row)
-
-
-def _mooncake_request(path: Path, number: int, row: dict[str, Any]) -> TraceRequest:
-    stamp = row.get("timestamp")
-    if isinstance(stamp, bool) or not isinstance(stamp, int | float) or not 0 <= stamp < float("inf"):
-        raise _malformed(path, number, "timestamp", stamp, "a number of milliseconds from 0 up")
-    blocks = row.get("hash_ids", [])
-    if not isinstance(blocks, list) or not all(isinstance(b, int) and not isinstance(b, bool) for b in blocks):
-        raise _malformed(path, number, "hash_ids", blocks, "a list of whole numbers")
-    return TraceRequest(
-        arrival_s=stamp / 1e3,
-        isl_tokens=_tokens(path, number, "input_length", row.get("input_length")),
-        osl_tokens=_tokens(path, number, "output_length", row.get("output_length")),
-        blocks=tuple(blocks),
-    )
-
-
-def _lines(path: Path) -> Iterator[tuple[int, str]]:
-    """Yield (line number, line) and turn whatever the file system says into TraceError."""
-    try:
-        with path.open(encoding="utf-8-sig", newline="") as file:
-            yield from enumerate(file, start=1)
-    except FileNotFoundError:
-        raise TraceError(f"{path}: no such trace; {PUBLISHED}") from None
-    except OSError as error:
-        raise TraceError(f"{path}: {error.strerror}; give the path of a readable trace file") from None
-    except UnicodeDecodeError:
-        raise TraceError(f"{path}: not text; unpack it first if it is compressed") from None
-
-
-def _epoch_s(path: Path, number: int, stamp: str) -> float:
-    try:
-        moment = datetime.fromisoformat(stamp)
-    except ValueError:
-        raise _malformed(path, number, "TIMESTAMP", stamp, "a time like 2023-11-16 18:17:03.9799600") from None
-    # Any fixed origin will do: read() starts the trace at 0. This one needs no time zone.
-    return (moment.replace(tzinfo=None) - datetime(2020, 1, 1)).total_seconds()
-
-
-def _tokens(path: Path, number: int, column: str, value: object) -> int:
-    try:
-        tokens = int(value) if isinstance(value, str | int) and not isinstance(value, bool) else -1
-    except ValueError:
-        tokens = -1
-    if not 1 <= tokens <= _MAX_TOKENS:
-        raise _malformed(path, number, column, value, f"a whole number from 1 to {_MAX_TOKENS}")
-    return tokens
-
-
-def _malformed(path: Path, number: int, column: str, value: object, expected: str) -> TraceError:
-    shown = "missing" if value is None else f"{str(value)[:40]!r}"
-    return TraceError(f"{path}: line {number}, column {column}: {shown} is not {expected}; fix or drop the line")
-
-
-# --- what a run does to a trace ------------------------------------------------------------------------------------
-
-
-def _from_zero(requests: Iterable[TraceRequest]) -> list[TraceRequest]:
-    ordered = sorted(requests, key=lambda request: request.arrival_s)
+def from_zero(requests: Iterable[TraceRequest]) -> list[TraceRequest]:
+    """Return the requests by arrival, the first one at 0."""
+    ordered: Sequence[TraceRequest] = sorted(requests, key=lambda request: request.arrival_s)
     start_s = ordered[0].arrival_s
     return [replace(request, arrival_s=round(request.arrival_s - start_s, 6)) for request in ordered]
-
-
-def clip(requests: Sequence[TraceRequest], duration_s: float) -> list[TraceRequest]:
-    """Keep the requests that arrive in the first `duration_s` seconds of trace time."""
-    return [request for request in requests if request.arrival_s < duration_s]
-
-
-def scale(requests: Sequence[TraceRequest], speed: float) -> list[TraceRequest]:
-    """Replay `speed` times as fast: arrival times divided by `speed`, lengths as they are."""
-    if not speed > 0:
-        raise TraceError(f"speed is {speed}; it must be above 0 (2 means twice as fast)")
-    return [replace(request, arrival_s=request.arrival_s / speed) for request in requests]
-
-
-def write_mooncake(requests: Iterable[TraceRequest], path: Path) -> None:
-    """Write a trace as Mooncake JSONL, the input of Dynamo's replay.
-
-    Requests without `blocks` get blocks of their own, so that no prefix is shared that the trace does not show.
-    """
-    kept = list(requests)
-    fresh = _counter(1 + max((block for request in kept for block in request.blocks), default=-1))
-    with path.open("w", encoding="utf-8") as file:
-        for request in kept:
-            count = -(-request.isl_tokens // BLOCK_TOKENS)
-            row = {
-                "timestamp": round(request.arrival_s * 1e3),
-                "input_length": request.isl_tokens,
-                "output_length": request.osl_tokens,
-                "hash_ids": list(request.blocks) or [fresh() for _ in range(count)],
-            }
-            file.write(json.dumps(row) + "\n")
-
-
-def _counter(start: int) -> Callable[[], int]:
-    numbers = iter(range(start, 1 << 62))
-    return lambda: next(numbers)

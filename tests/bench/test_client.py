@@ -19,7 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pdplugins.bench.client import Answer, Client, body, load, prompt
-from pdplugins.bench.traces import write_mooncake
+from pdplugins.bench.jsonl import write_mooncake
 from pdplugins.types import TraceRequest
 
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pdplugins import hookimpl
-from pdplugins.bench import plugin, traces
+from pdplugins.bench import jsonl, plugin, traces
 from pdplugins.errors import ConfigError, TraceError
 from pdplugins.registry import Plugin, default_registry
 from pdplugins.types import TraceRequest
@@ -66,7 +66,7 @@ def test_requests_come_out_in_order_of_arrival(tmp_path: Path) -> None:
         (MOONCAKE + '{"timestamp": 0, "input_length": 1.5, "output_length": 1}', "line 4, column input_length"),
         (MOONCAKE + '{"timestamp": 0, "input_length": 1, "output_length": 1, "hash_ids": "a"}', "column hash_ids"),
         (MOONCAKE + "[1]", "line 4, column 1: '[1]' is not a JSON object"),
-        ("when,what\n1,2\n", "line 1: not a trace format known here (azure-csv, mooncake-jsonl, synthetic)"),
+        ("when,what\n1,2\n", "line 1: not a trace format known here (agentic-csv, azure-csv, mooncake-jsonl, servegen"),
         ("TIMESTAMP,ContextTokens,GeneratedTokens\n", "no request in it"),
     ],
 )
@@ -94,7 +94,9 @@ def test_a_trace_that_is_not_text_is_refused(tmp_path: Path) -> None:
 def test_the_format_can_be_named_and_an_unknown_name_lists_the_choices(tmp_path: Path) -> None:
     path = write(tmp_path, AZURE)
     assert len(traces.read(path, "azure-csv")) == 2
-    with pytest.raises(ConfigError, match="azure-csv, mooncake-jsonl, synthetic"):
+    with pytest.raises(
+        ConfigError, match="agentic-csv, azure-csv, mooncake-jsonl, servegen, synthetic, taubench-csv, vidur-csv"
+    ):
         traces.read(path, "azure")
 
 
@@ -113,17 +115,9 @@ def test_a_workload_of_another_plugin_reads_its_own_format(tmp_path: Path, regis
     assert traces.read(write(tmp_path, "mine\n"), registry=registry) == [TraceRequest(0.0, 1, 1)]
 
 
-def test_a_trace_can_be_clipped_and_sped_up() -> None:
-    requests = [TraceRequest(float(t), 1, 1) for t in range(4)]
-    assert [r.arrival_s for r in traces.clip(requests, 2.0)] == [0.0, 1.0]
-    assert [r.arrival_s for r in traces.scale(requests, 4.0)] == [0.0, 0.25, 0.5, 0.75]
-    with pytest.raises(TraceError, match="must be above 0"):
-        traces.scale(requests, 0.0)
-
-
 def test_requests_without_blocks_get_blocks_that_nobody_shares(tmp_path: Path) -> None:
     path = tmp_path / "out.jsonl"
-    traces.write_mooncake([TraceRequest(0.0, 1025, 1), TraceRequest(0.1, 10, 1, (7,)), TraceRequest(0.2, 10, 1)], path)
+    jsonl.write_mooncake([TraceRequest(0.0, 1025, 1), TraceRequest(0.1, 10, 1, (7,)), TraceRequest(0.2, 10, 1)], path)
     blocks = [json.loads(line)["hash_ids"] for line in path.read_text().splitlines()]
     assert [len(b) for b in blocks] == [3, 1, 1]
     assert len({x for b in blocks for x in b}) == 5
@@ -143,7 +137,7 @@ requests = st.builds(
 def test_what_is_written_reads_back(tmp_path_factory: pytest.TempPathFactory, made: list[TraceRequest]) -> None:
     """Up to where it starts: reading shifts the first request to 0."""
     path = tmp_path_factory.mktemp("traces") / "t.jsonl"
-    traces.write_mooncake(made, path)
+    jsonl.write_mooncake(made, path)
     start_s = min(r.arrival_s for r in made)
     back = traces.read(path)
     assert [(r.isl_tokens, r.osl_tokens, r.blocks) for r in back] == [

@@ -17,8 +17,10 @@ import pytest
 
 from pdplugins import cli
 from pdplugins.assembly import build_deployment
+from pdplugins.bench.arrivals import Mmpp
+from pdplugins.bench.jsonl import write_mooncake
 from pdplugins.bench.synthetic import SyntheticSettings, synthetic
-from pdplugins.bench.traces import clip, write_mooncake
+from pdplugins.bench.transform import clip
 from pdplugins.config import Choice, Config
 from pdplugins.hosts import decision_log
 from pdplugins.hosts.dynamo.replay.command import configured
@@ -35,7 +37,7 @@ quiet()
 @pytest.fixture(scope="module")
 def trace() -> list[TraceRequest]:
     """Three minutes with bursts that one prefill worker cannot serve."""
-    return list(synthetic(SyntheticSettings(seed=3, duration_s=180, burst_rate=16)))
+    return list(synthetic(SyntheticSettings(seed=3, duration_s=180, arrivals=Mmpp(burst_rate=16))))
 
 
 def run(

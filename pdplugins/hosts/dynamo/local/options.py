@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from pdplugins.bench import traces
+from pdplugins.bench import traces, transform
 from pdplugins.config import Choice, Config, find, load, shipped
 from pdplugins.errors import ConfigError, HostError
 from pdplugins.hosts.dynamo.replay.engine import Engines
@@ -119,10 +119,10 @@ def check_replay(trace: str | None, duration_s: float | None, speed: float, repo
             if given:
                 raise ConfigError(f"{name} is about a replay; add --replay TRACE")
         return None
-    requests = traces.scale(traces.read(Path(trace)), speed)
+    requests = transform.scale(traces.read(Path(trace)), speed)
     if duration_s is not None:
-        requests = traces.clip(requests, duration_s / speed)
-    return Replay(Path(trace), duration_s, speed, report, len(requests))
+        requests = transform.clip(requests, duration_s / speed)
+    return Replay(Path(trace), duration_s, speed, report, transform.total(requests))
 
 
 def check_writable(option: str, path: Path | None) -> None:

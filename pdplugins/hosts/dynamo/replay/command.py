@@ -59,7 +59,7 @@ def replay(  # noqa: PLR0913 - the options of a command
     decision_log: Annotated[Path | None, typer.Option(help="File to append decisions to.")] = None,
 ) -> None:
     """Replay a trace in Dynamo's offline simulator with a planner in its loop, and report what clients would feel."""
-    from pdplugins.bench import traces  # noqa: PLC0415 - a command loads what it needs when it runs
+    from pdplugins.bench import traces, transform  # noqa: PLC0415 - a command loads what it needs when it runs
     from pdplugins.hosts.dynamo.replay.engine import Engines  # noqa: PLC0415
     from pdplugins.hosts.dynamo.replay.run import Plan  # noqa: PLC0415
     from pdplugins.hosts.dynamo.replay.run import replay as run  # noqa: PLC0415
@@ -78,8 +78,8 @@ def replay(  # noqa: PLR0913 - the options of a command
         raise ConfigError(f"--json {out}: there is no folder {out.parent}; create it first")
     requests = traces.read(trace)
     if duration is not None:
-        requests = traces.clip(requests, duration)
-    requests = traces.scale(requests, speed)
+        requests = transform.clip(requests, duration)
+    requests = transform.scale(requests, speed)
     command = shlex.join(["pdplugins", *sys.argv[1:]])
     last_s = requests[-1].arrival_s if requests else 0.0
     try:

@@ -14,7 +14,7 @@ from typing import Any
 
 from pdplugins import __version__
 from pdplugins.assembly import build_deployment
-from pdplugins.bench.traces import write_mooncake
+from pdplugins.bench.jsonl import write_mooncake
 from pdplugins.config import Choice, Config, settings_of
 from pdplugins.errors import ConfigError, TraceError
 from pdplugins.hosts.dynamo.replay import report as reports

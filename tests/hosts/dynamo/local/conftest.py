@@ -17,8 +17,10 @@ from typing import Any
 import pytest
 import yaml
 
+from pdplugins.bench.arrivals import Poisson
+from pdplugins.bench.draws import Lognormal
+from pdplugins.bench.jsonl import write_mooncake
 from pdplugins.bench.synthetic import SyntheticSettings, synthetic
-from pdplugins.bench.traces import write_mooncake
 
 DYNAMO = [
     sys.executable,
@@ -152,12 +154,9 @@ def waves(tmp_path: Path) -> Callable[..., Path]:
             wave = SyntheticSettings(
                 seed=seed,
                 duration_s=length_s,
-                rate=rate,
-                burst_rate=rate,
-                isl_tokens=isl_tokens,
-                osl_tokens=osl_tokens,
-                sigma=0.4,
-                max_tokens=700,
+                arrivals=Poisson(rate=rate),
+                isl_tokens=Lognormal(median=isl_tokens, sigma=0.4, high=700),
+                osl_tokens=Lognormal(median=osl_tokens, sigma=0.4, high=700),
             )
             requests += [replace(one, arrival_s=one.arrival_s + start_s) for one in synthetic(wave)]
             start_s += length_s

@@ -1,0 +1,96 @@
+"""Distributions of lengths, gaps and counts, as a workload file names them: ``{kind: lognormal, median: 1200}``."""
+
+from __future__ import annotations
+
+import math
+from typing import Annotated, Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+
+Floats = NDArray[np.float64]
+Real = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+
+
+class _Draw(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    low: Real = Field(0.0, description="smallest value; smaller draws become it")
+    high: float | None = Field(None, gt=0, description="largest value; larger draws become it")
+
+    def draw(self, dice: np.random.Generator, count: int) -> Floats:
+        """Return `count` values."""
+        return np.clip(self._raw(dice, count), self.low, self.high)
+
+    def tokens(self, dice: np.random.Generator, count: int) -> list[int]:
+        """Return `count` whole numbers from 1 up."""
+        drawn: list[int] = np.maximum(np.rint(self.draw(dice, count)), 1).astype(np.int64).tolist()
+        return drawn
+
+    def _raw(self, dice: np.random.Generator, count: int) -> Floats:
+        raise NotImplementedError
+
+
+class Fixed(_Draw):
+    """Always the same; a bare number is short for it."""
+
+    kind: Literal["fixed"] = "fixed"
+    value: Real
+
+    def _raw(self, dice: np.random.Generator, count: int) -> Floats:
+        return np.full(count, self.value)
+
+
+class Normal(_Draw):
+    """Normal."""
+
+    kind: Literal["normal"] = "normal"
+    mean: Real
+    std: Real
+
+    def _raw(self, dice: np.random.Generator, count: int) -> Floats:
+        return dice.normal(self.mean, self.std, count)
+
+
+class Lognormal(_Draw):
+    """Log-normal; `sigma` is the standard deviation of the logarithm."""
+
+    kind: Literal["lognormal"] = "lognormal"
+    median: float = Field(gt=0)
+    sigma: Real
+
+    def _raw(self, dice: np.random.Generator, count: int) -> Floats:
+        return dice.lognormal(math.log(self.median), self.sigma, count)
+
+
+class Uniform(_Draw):
+    """Uniform from `low` to `high`."""
+
+    kind: Literal["uniform"] = "uniform"
+    low: Real
+    high: float = Field(gt=0)
+
+    def _raw(self, dice: np.random.Generator, count: int) -> Floats:
+        return dice.uniform(self.low, self.high, count)
+
+
+class Exponential(_Draw):
+    """Exponential."""
+
+    kind: Literal["exponential"] = "exponential"
+    mean: Real
+
+    def _raw(self, dice: np.random.Generator, count: int) -> Floats:
+        return dice.exponential(self.mean, count)
+
+
+def _number(value: Any) -> Any:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return {"kind": "fixed", "value": value} if is_number else value
+
+
+Draw = Annotated[
+    Annotated[Fixed | Normal | Lognormal | Uniform | Exponential, Field(discriminator="kind")], BeforeValidator(_number)
+]
+"""A distribution in a workload file."""

@@ -1,0 +1,76 @@
+"""Lines and cells of a trace file, and errors that say file, line and column."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from pdplugins.errors import TraceError
+
+PUBLISHED = (
+    "published traces: the data folder of the GitHub repository Azure/AzurePublicDataset (azure-csv), "
+    "FAST25-release/traces of kvcache-ai/Mooncake (mooncake-jsonl), data of alibaba/ServeGen (servegen), "
+    "data/processed_traces of microsoft/vidur (vidur-csv), traces of callanjfox/kv-cache-tester (agentic-csv) and "
+    "historical_trajectories of sierra-research/tau-bench (taubench-csv); 'synthetic' and the shipped workloads need "
+    "no file"
+)
+_MAX_TOKENS = 10_000_000
+
+
+def lines(path: Path) -> Iterator[tuple[int, str]]:
+    """Yield (line number, line) and turn whatever the file system says into TraceError."""
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            yield from enumerate(file, start=1)
+    except FileNotFoundError:
+        raise TraceError(f"{path}: no such trace; {PUBLISHED}") from None
+    except OSError as error:
+        raise TraceError(f"{path}: {error.strerror}; give the path of a readable trace file") from None
+    except UnicodeDecodeError:
+        raise TraceError(f"{path}: not text; unpack it first if it is compressed") from None
+
+
+def cells(path: Path, wanted: Sequence[str], what: str) -> Iterator[tuple[int, list[str]]]:
+    """Yield (line number, the cells of the columns `wanted`) of a CSV file with a header; `what` names its format."""
+    rows = lines(path)
+    _, header = next(rows, (1, ""))
+    columns = [name.strip() for name in header.split(",")]
+    if missing := [name for name in wanted if name not in columns]:
+        raise TraceError(f"{path}: line 1: column {missing[0]} is missing; {what} has {','.join(wanted)}")
+    where = [columns.index(name) for name in wanted]
+    for number, line in rows:
+        if not line.strip():
+            continue
+        row = next(csv.reader([line]))
+        if len(row) < len(columns):
+            raise malformed(path, number, columns[len(row)], line.strip(), "present")
+        yield number, [row[index].strip() for index in where]
+
+
+def tokens(path: Path, number: int, column: str, value: object, least: int = 1) -> int:
+    """Return a count of tokens."""
+    try:
+        count = int(value) if isinstance(value, str | int) and not isinstance(value, bool) else -1
+    except ValueError:
+        count = -1
+    if not least <= count <= _MAX_TOKENS:
+        raise malformed(path, number, column, value, f"a whole number from {least} to {_MAX_TOKENS}")
+    return count
+
+
+def real(path: Path, number: int, column: str, value: object, what: str = "a number from 0 up") -> float:
+    """Return a number from 0 up."""
+    try:
+        found = float(value) if isinstance(value, str | int | float) and not isinstance(value, bool) else -1.0
+    except ValueError:
+        found = -1.0
+    if not 0 <= found < float("inf"):
+        raise malformed(path, number, column, value, what)
+    return found
+
+
+def malformed(path: Path, number: int, column: str, value: object, expected: str) -> TraceError:
+    """Return the error for one cell."""
+    shown = "missing" if value is None else f"{str(value)[:40]!r}"
+    return TraceError(f"{path}: line {number}, column {column}: {shown} is not {expected}; fix or drop the line")
