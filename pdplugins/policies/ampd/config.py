@@ -1,0 +1,23 @@
+"""What an operator may set."""
+
+from __future__ import annotations
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class AmpdRouterSettings(BaseModel):
+    """Settings of the router ``ampd``."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    alpha: float = Field(0.9, ge=0, description="share of the TTFT SLO below which a prefill worker has slack")
+    beta: float = Field(0.85, ge=0, description="share of the TPOT SLO below which a decode worker has slack")
+    seed: int = Field(0, ge=0, description="of the random order in which prefill workers are looked at")
+
+
+class AmpdSchedulerSettings(BaseModel):
+    """Settings of the batch scheduler ``ampd``."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    window: int = Field(3, ge=1, le=5, description="w: tasks that are reordered, and times a task may be postponed")

@@ -1,0 +1,183 @@
+"""Session binding (§3) and adaptive routing of prefill tasks (Algorithm 1)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import gcd, inf
+
+from pdplugins.errors import ConfigError
+from pdplugins.policies.ampd.config import AmpdRouterSettings
+from pdplugins.policies.ampd.costs import Costs, known
+from pdplugins.types import Deployment, Placement, Request, Role, WorkerView, is_number
+
+
+class Pool:
+    """Workers of one role and, where it matters, one degree."""
+
+    def __init__(self, workers: Sequence[WorkerView]) -> None:
+        self._workers = workers
+        self._least_tokens = min((worker.kv_capacity_tokens for worker in workers), default=0)
+
+    def holding(self, tokens: int) -> Sequence[WorkerView]:
+        """Return the workers whose KV cache can hold `tokens`; all of them where none can."""
+        if self._least_tokens > tokens:
+            return self._workers
+        return [worker for worker in self._workers if worker.kv_capacity_tokens > tokens] or self._workers
+
+
+class AmpdRouter:
+    """Binds each session to a decode worker, and prefills each of its rounds there or on a prefill worker.
+
+    A decision looks at every prefill worker at most twice, and at nothing that grows with time.
+    """
+
+    def __init__(self, settings: AmpdRouterSettings, deployment: Deployment) -> None:
+        slo = deployment.slo
+        self._costs = Costs(deployment)
+        self._ttft_slack_s = settings.alpha * slo.ttft_s
+        self._itl_slack_s = settings.beta * slo.tpot_s
+        self._seed = settings.seed
+        self._rolls = 0
+        self._workers: tuple[WorkerView, ...] | None = None
+        self._by_id: dict[str, WorkerView] = {}
+        self._decode = self._prefill = Pool(())
+        self._groups: tuple[tuple[int, Pool], ...] = ()
+        self._slack_tokens: dict[str, float] = {}
+
+    # --- the contract ------------------------------------------------------------------------------------------------
+
+    def on_arrival(self, request: Request, workers: tuple[WorkerView, ...], now_s: float) -> Placement:
+        """Place one round: steps 1 and 2 of §3. Raises ConfigError when there is no worker."""
+        if workers is not self._workers:
+            self._learn(workers)
+        held = None if request.bound_worker is None else self._by_id.get(request.bound_worker)
+        if held is None or held.role is not Role.DECODE:
+            # A new session, or the history is where no round can decode any more: bind it, and prefill all of it.
+            worker, history, why = self._bind(request), 0, "bound"
+        else:
+            worker, history, why = held, request.history_tokens, "session's"
+        route, reason = self._route(request, worker, min(history, request.prompt_tokens))
+        return Placement(route.id, worker.id, request.prompt_tokens, f"{reason}; {why} decode worker {worker.id}")
+
+    def on_prefill_done(
+        self, request: Request, placement: Placement, workers: tuple[WorkerView, ...], now_s: float
+    ) -> Placement:
+        """Return where the request decodes, chosen anew only when its decode worker has gone meanwhile."""
+        if workers is not self._workers:
+            self._learn(workers)
+        if placement.second in self._by_id:
+            return placement
+        second = self._bind(request)
+        return Placement(placement.first, second.id, placement.split, f"its decode worker is gone; bound {second.id}")
+
+    # --- binding -----------------------------------------------------------------------------------------------------
+
+    def _learn(self, workers: tuple[WorkerView, ...]) -> None:
+        if not workers:
+            raise ConfigError("router ampd: no worker is ready; start at least one")
+        self._workers = workers
+        self._by_id = {worker.id: worker for worker in workers}
+        prefill = [worker for worker in workers if worker.role is Role.PREFILL]
+        self._prefill = Pool(prefill)
+        self._decode = Pool([worker for worker in workers if worker.role is Role.DECODE] or workers)
+        degrees: dict[int, list[WorkerView]] = {}
+        for worker in prefill:
+            degrees.setdefault(self._costs.degree(worker), []).append(worker)
+        self._groups = tuple((tp, Pool(group)) for tp, group in degrees.items())
+        self._slack_tokens = {
+            worker.id: tokens
+            for tp, group in degrees.items()
+            for tokens in (self._costs.tokens_within(self._ttft_slack_s, tp),)
+            for worker in group
+        }
+
+    def _bind(self, request: Request) -> WorkerView:
+        """Choose the decode worker with the least memory in use, in turn among equals (§3, step 1)."""
+        pool = self._decode.holding(request.prompt_tokens)
+        used = [_memory_use(worker) for worker in pool]
+        least = min(used)
+        equals = [worker for worker, its in zip(pool, used, strict=True) if its == least]
+        return equals[0] if len(equals) == 1 else equals[self._dice() % len(equals)]
+
+    # --- Algorithm 1 -------------------------------------------------------------------------------------------------
+
+    def _route(self, request: Request, decode: WorkerView, history: int) -> tuple[WorkerView, str]:
+        """Algorithm 1: where the prefill task of `request` runs, given its decode worker; and why."""
+        prefill = self._prefill.holding(request.prompt_tokens)
+        count = len(prefill)
+        for step in self._random_steps(count):  # line 1
+            if self._has_ttft_slack(worker := prefill[step % count]):  # line 2
+                return worker, f"remote: TTFT slack on {worker.id}"  # line 3
+        if not prefill:
+            return decode, "local: no prefill worker"
+        if self._has_itl_slack(decode):  # line 4
+            return decode, "local: ITL slack"  # line 5
+        new = request.prompt_tokens - history
+        local_s = self._local_s(decode, history, new)  # line 6
+        remote, remote_s = self._cheapest_remote(request.prompt_tokens, history, new)  # lines 7, 8
+        if local_s <= remote_s:  # line 9
+            return decode, f"local: {local_s:.3f} s, remote {remote_s:.3f} s"
+        return remote or decode, f"remote: {remote_s:.3f} s, local {local_s:.3f} s"
+
+    def _has_ttft_slack(self, worker: WorkerView) -> bool:
+        """Line 2. Without a statistic, which is also the case where nothing was prefilled lately, by its queue."""
+        load = worker.load
+        ttft_s = load.recent_ttft_s
+        if is_number(ttft_s):
+            return ttft_s <= self._ttft_slack_s
+        return load.queued_tokens <= self._slack_tokens[worker.id]
+
+    def _has_itl_slack(self, worker: WorkerView) -> bool:
+        """Line 4. Without a statistic, by T_dec of its batch."""
+        itl_s = worker.load.recent_tbt_s
+        if not is_number(itl_s):
+            itl_s = self._costs.decode_s(worker, self._costs.degree(worker))
+        return itl_s <= self._itl_slack_s
+
+    def _local_s(self, worker: WorkerView, history: int, new: int) -> float:
+        """Eq. 1."""
+        costs, tp = self._costs, self._costs.degree(worker)
+        return costs.prefill_s(history, new, tp) + costs.queue_s(worker, tp)
+
+    def _cheapest_remote(self, prompt: int, history: int, new: int) -> tuple[WorkerView | None, float]:
+        """Lines 7 and 8: the prefill worker with the least t_remote of Eq. 2, and that.
+
+        Among workers of one degree only the queues differ, so the shortest one is the cheapest: one pass over each
+        degree, and one evaluation of the cost functions.
+        """
+        costs = self._costs
+        kv_s = costs.transfer_s(history) + costs.transfer_s(new)
+        best, best_s = None, inf
+        for tp, group in self._groups:
+            pool = group.holding(prompt)
+            queued = [tokens if (tokens := worker.load.queued_tokens) < inf else inf for worker in pool]
+            worker = pool[queued.index(min(queued))]
+            total_s = costs.prefill_s(history, new, tp) + kv_s + costs.queue_s(worker, tp)
+            if total_s < best_s:
+                best, best_s = worker, total_s
+        return best, best_s
+
+    # --- chance ------------------------------------------------------------------------------------------------------
+
+    def _random_steps(self, count: int) -> range:
+        """Return numbers that, modulo `count`, are 0..count-1 in a random order: start and stride are random."""
+        if not count:
+            return range(0)
+        roll = self._dice()
+        start, stride = roll % count, 1 + (roll >> 32) % count
+        while gcd(stride, count) != 1:
+            stride += 1
+        return range(start, start + count * stride, stride)
+
+    def _dice(self) -> int:
+        """Return the next of a stream of pseudo-random 64-bit numbers (SplitMix64, Steele et al., OOPSLA 2014)."""
+        self._rolls += 1
+        z = (self._seed + self._rolls * 0x9E3779B97F4A7C15) & 0xFFFFFFFFFFFFFFFF
+        z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & 0xFFFFFFFFFFFFFFFF
+        z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & 0xFFFFFFFFFFFFFFFF
+        return z ^ (z >> 31)
+
+
+def _memory_use(worker: WorkerView) -> float:
+    load = worker.load
+    return known(load.running_tokens + load.queued_tokens) / max(worker.kv_capacity_tokens, 1)
