@@ -1,0 +1,154 @@
+"""One stateless instance as Arrow's global scheduler knows it: its prefill queue and its decode load (Section 5.3)."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from pdplugins.policies.arrow.startup import DecodeLimits, TtftPredictor
+from pdplugins.types import Request, WorkerView, is_number
+
+
+class PoolName(StrEnum):
+    """The four elastic pools of Section 5.2."""
+
+    P = "P"
+    """Handles prefill requests."""
+    D = "D"
+    """Handles decode requests."""
+    PD = "P->D"
+    """Scheduled to handle decode requests, still processes unfinished prefill requests."""
+    DP = "D->P"
+    """Scheduled to handle prefill requests, still processes unfinished decode requests."""
+
+
+class Instance:
+    """One instance.
+
+    The scheduler has sent every prefill request itself and is told when it is done, so the queue is its own ledger. It
+    is not told when a decode request ends; what decodes comes from the host's load, and from the ledger for as long as
+    the KV cache of a request is on its way and no load can show it.
+    """
+
+    __slots__ = (
+        "backlog_s", "counted", "free_at_s", "interval_s", "landed_at_s", "landing_requests", "landing_tokens",
+        "limits", "pool", "predictor", "prefills", "requests", "serial", "tokens", "view",
+    )  # fmt: skip
+
+    def __init__(
+        self, view: WorkerView, serial: int, pool: PoolName, predictor: TtftPredictor, limits: DecodeLimits
+    ) -> None:
+        self.view = view
+        self.serial = serial
+        """Settles ties: the instance that came first."""
+        self.pool = pool
+        self.predictor = predictor
+        self.limits = limits
+        self.prefills: dict[str, float] = {}
+        """Unfinished prefill requests, first come first served: id to predicted seconds."""
+        self.backlog_s = 0.0
+        """Their sum."""
+        self.free_at_s = 0.0
+        """e of Eq. 2: when the last of them is predicted to be done."""
+        self.tokens = 0.0
+        self.requests = 0.0
+        """Decode requests, and their tokens, that the host reports."""
+        self.interval_s: float | None = None
+        """Recent average token generation interval; None when the host does not say."""
+        self.landing_tokens = 0.0
+        self.landing_requests = 0
+        self.landed_at_s = 0.0
+        """When the KV cache of all that was sent here has arrived."""
+        self.counted: tuple[float, ...] | None = None
+        """What `pools.DecodeLoad` has counted of it."""
+
+    # --- prefill ---------------------------------------------------------------------------------------------------
+
+    def prefill_s(self, request: Request) -> float:
+        """Predict how long the prefill of `request` takes here, without what earlier rounds of its session left."""
+        whole_s = self.predictor.prefill_s(request.prompt_tokens)
+        if not request.history_tokens:
+            return whole_s
+        return max(whole_s - self.predictor.prefill_s(request.history_tokens), 0.0)
+
+    def prefill_delay_s(self, now_s: float) -> float:
+        """Predict the queueing delay q_1 of Eq. 1."""
+        return max(self.free_at_s - now_s, 0.0)
+
+    def ttft_s(self, request: Request, now_s: float) -> float:
+        """Predict the TTFT of `request` here: Eq. 1."""
+        return self.prefill_delay_s(now_s) + self.prefill_s(request)
+
+    def start_prefill(self, request: Request, now_s: float) -> None:
+        """Note that `request` was sent here. One that the KV cache can never hold is refused by the instance."""
+        if 0 < self.view.kv_capacity_tokens <= request.prompt_tokens:
+            return
+        self._forget(request.id)
+        takes_s = self.prefill_s(request)
+        self.free_at_s = max(self.free_at_s, now_s) + takes_s
+        self.prefills[request.id] = takes_s
+        self.backlog_s += takes_s
+
+    def end_prefill(self, request: str, now_s: float) -> None:
+        """Note that prefill of a request is done, and with it what came before it: requests of one token, or lost."""
+        if request not in self.prefills:
+            return
+        for earlier in list(self.prefills):
+            self._forget(earlier)
+            if earlier == request:
+                break
+        self.free_at_s = now_s + self.backlog_s
+
+    def _forget(self, request: str) -> None:
+        self.backlog_s -= self.prefills.pop(request, 0.0)
+        if not self.prefills:
+            self.backlog_s = 0.0  # and not what rounding leaves of it
+
+    # --- decode ----------------------------------------------------------------------------------------------------
+
+    @property
+    def running_tokens(self) -> float:
+        """Tokens of the requests that decode here: the decode load."""
+        return self.tokens + self.landing_tokens
+
+    @property
+    def decodes(self) -> float:
+        """Requests that decode here."""
+        return self.requests + self.landing_requests
+
+    def fits(self, request: Request, tpot_s: float) -> bool:
+        """Tell whether `request` may decode here: Algorithm 2, with its own tokens and the batch size limit."""
+        limits = self.limits
+        return (
+            self.running_tokens + request.prompt_tokens <= limits.tokens
+            and self.decodes < limits.requests
+            and (self.interval_s is None or self.interval_s <= tpot_s)
+        )
+
+    def start_decode(self, request: Request, arrives_s: float) -> None:
+        """Note that `request` was sent here, with a KV cache that arrives at `arrives_s`."""
+        self.landing_tokens += request.prompt_tokens
+        self.landing_requests += 1
+        self.landed_at_s = max(self.landed_at_s, arrives_s)
+
+    def observe(self, now_s: float) -> None:
+        """Read what the host reports. What it does not say, or says as no number, stays as it was."""
+        load = self.view.load
+        running, queued = load.running_requests, load.queued_requests
+        if is_number(tokens := load.running_tokens):
+            self.tokens = tokens
+        if is_number(running) and is_number(queued):
+            self.requests = max(running + queued - len(self.prefills), 0.0)
+        interval_s = load.recent_tbt_s
+        self.interval_s = interval_s if is_number(interval_s) else None
+        if now_s >= self.landed_at_s:
+            self.landing_tokens, self.landing_requests = 0.0, 0
+        if self.prefills and now_s > self.free_at_s:
+            self._late(now_s, is_number(load.queued_tokens) and load.queued_tokens > 0)
+
+    def _late(self, now_s: float, queue: bool) -> None:
+        """Correct a prediction that has passed: what stands behind the first request still waits for it."""
+        if queue:
+            self.free_at_s = now_s + self.backlog_s - next(iter(self.prefills.values()))
+        else:  # their end was never told: answers of one token, cancelled, or refused
+            self.prefills.clear()
+            self.backlog_s = 0.0

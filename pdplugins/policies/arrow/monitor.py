@@ -1,0 +1,36 @@
+"""The instance monitor (Section 5.2): reads the loads that instances report, some at every call."""
+
+from __future__ import annotations
+
+from pdplugins.policies.arrow.instance import Instance
+from pdplugins.policies.arrow.pools import DP, PD, D, P, Pools
+
+AT_ONCE = 8
+"""Instances that one call reads, in turn: with more of them a decision costs no more, and a load is as much older."""
+
+
+class Monitor:
+    """Keeps `pools` in step with what the instances report, and ends the transitions that are complete."""
+
+    def __init__(self, pools: Pools) -> None:
+        self._pools = pools
+        self._next = 0
+        self.instances: tuple[Instance, ...] = ()
+
+    def watch(self, now_s: float) -> None:
+        """Read the next instances, all where there are few."""
+        instances = self.instances
+        count = len(instances)
+        for _ in range(min(AT_ONCE, count)):
+            self._next = (self._next + 1) % count
+            instance = instances[self._next]
+            instance.observe(now_s)
+            self._pools.update(instance)
+            self.settle(instance)
+
+    def settle(self, instance: Instance) -> None:
+        """Let `instance` take its new role when the last request of the old phase is done (Figure 5, black edges)."""
+        if instance.pool is PD and not instance.prefills:
+            self._pools.move(instance, D)
+        elif instance.pool is DP and not instance.decodes:
+            self._pools.move(instance, P)

@@ -1,0 +1,143 @@
+"""The four elastic pools (Section 5.2) and the transitions between them (Figure 5)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from heapq import heapify, heappop, heappush
+from types import MappingProxyType
+
+from pdplugins.policies.arrow.instance import Instance, PoolName
+
+P, D, PD, DP = PoolName.P, PoolName.D, PoolName.PD, PoolName.DP
+
+TRANSITIONS: Mapping[PoolName, frozenset[PoolName]] = MappingProxyType(
+    {P: frozenset({PD, D}), D: frozenset({DP, P}), PD: frozenset({D, DP, P}), DP: frozenset({P, PD, D})}
+)
+"""Figure 5. P->D to D and D->P to P also happen by themselves, when the last request of the old phase is done."""
+
+PREFILL_POOLS, DECODE_POOLS = (P, DP), (D, PD)
+"""Pools whose instances get new prefill requests, and new decode requests."""
+
+
+class Least:
+    """The instances of one pool, the one with the least key first, in logarithmic time.
+
+    A changed key is pushed again; the entry that it replaces is skipped when it comes up, or swept out.
+    """
+
+    def __init__(self) -> None:
+        self._keys: dict[Instance, float] = {}
+        self._heap: list[tuple[float, int, Instance]] = []
+
+    def __len__(self) -> int:
+        return len(self._keys)
+
+    def __iter__(self) -> Iterator[Instance]:
+        return iter(self._keys)
+
+    def put(self, instance: Instance, key: float) -> None:
+        """Add `instance`, or change its key."""
+        if self._keys.get(instance) == key:
+            return
+        self._keys[instance] = key
+        heappush(self._heap, (key, instance.serial, instance))
+        if len(self._heap) > 4 * len(self._keys) + 16:
+            self._heap = [(key, instance.serial, instance) for instance, key in self._keys.items()]
+            heapify(self._heap)
+
+    def discard(self, instance: Instance) -> None:
+        """Take `instance` out."""
+        self._keys.pop(instance, None)
+
+    def first(self) -> Instance | None:
+        """Return the instance with the least key; None when there is none."""
+        heap = self._heap
+        while heap and self._keys.get(heap[0][2]) != heap[0][0]:
+            heappop(heap)
+        return heap[0][2] if heap else None
+
+
+class DecodeLoad:
+    """Totals over the instances of the decode pools."""
+
+    def __init__(self) -> None:
+        self.instances = 0.0
+        self._requests = self._tokens = self._most_requests = self._most_tokens = 0.0
+        self._intervals_s = self._told = 0.0
+
+    @property
+    def share(self) -> float:
+        """Load as a share of what the instances decode at most, by tokens or by requests, whichever is higher."""
+        return max(self._tokens / max(self._most_tokens, 1.0), self._requests / max(self._most_requests, 1.0))
+
+    @property
+    def interval_s(self) -> float:
+        """Average token generation interval of the instances that report one; 0 when none does."""
+        return self._intervals_s / self._told if self._told >= 1 else 0.0
+
+    def count(self, instance: Instance) -> None:
+        """Count `instance` as it is now, in the place of what was counted of it before."""
+        self.drop(instance)
+        limits, interval_s = instance.limits, instance.interval_s
+        told = 0.0 if interval_s is None else 1.0
+        instance.counted = (
+            instance.decodes, instance.running_tokens, limits.requests, limits.tokens, interval_s or 0.0, told
+        )  # fmt: skip
+        self._add(1.0, *instance.counted)
+
+    def drop(self, instance: Instance) -> None:
+        """Count `instance` no more."""
+        if instance.counted is not None:
+            self._add(-1.0, *instance.counted)
+            instance.counted = None
+
+    def _add(self, sign: float, *values: float) -> None:
+        requests, tokens, most_requests, most_tokens, interval_s, told = values
+        self.instances += sign
+        self._requests += sign * requests
+        self._tokens += sign * tokens
+        self._most_requests += sign * most_requests
+        self._most_tokens += sign * most_tokens
+        self._told += sign * told
+        self._intervals_s = self._intervals_s + sign * interval_s if self._told >= 1 else 0.0
+
+
+class Pools:
+    """Which instance is in which pool. An instance is in exactly one."""
+
+    def __init__(self) -> None:
+        self._of = {name: Least() for name in PoolName}
+        self.load = DecodeLoad()
+
+    def __getitem__(self, name: PoolName) -> Least:
+        return self._of[name]
+
+    def size(self, names: tuple[PoolName, ...]) -> int:
+        """Return the number of instances in the pools `names`."""
+        return sum(len(self._of[name]) for name in names)
+
+    def add(self, instance: Instance) -> None:
+        """Take in a new instance, into the pool that it names."""
+        self.update(instance)
+
+    def remove(self, instance: Instance) -> None:
+        """Let an instance go."""
+        self._of[instance.pool].discard(instance)
+        self.load.drop(instance)
+
+    def move(self, instance: Instance, to: PoolName) -> None:
+        """Move `instance` along one edge of Figure 5."""
+        if to not in TRANSITIONS[instance.pool]:
+            raise ValueError(f"Figure 5 has no transition from {instance.pool} to {to}")
+        self._of[instance.pool].discard(instance)
+        self.load.drop(instance)
+        instance.pool = to
+        self.update(instance)
+
+    def update(self, instance: Instance) -> None:
+        """Put `instance` in its place by its present load: prefill queue, or running tokens."""
+        if instance.pool in PREFILL_POOLS:
+            self._of[instance.pool].put(instance, instance.free_at_s)
+        else:
+            self._of[instance.pool].put(instance, instance.running_tokens)
+            self.load.count(instance)

@@ -1,0 +1,209 @@
+"""Arrow's global scheduler (Wu et al., Sections 5.3 and 5.5): Algorithms 1 to 4 over four elastic pools.
+
+Prefill requests go where the predicted TTFT is inside its SLO; decode requests go where their KV cache is, or where the
+fewest tokens run. When no instance will do, one of the other phase is moved over, which costs nothing but a label.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from pdplugins.errors import ConfigError
+from pdplugins.policies.arrow.config import ArrowSettings
+from pdplugins.policies.arrow.instance import Instance, PoolName
+from pdplugins.policies.arrow.monitor import Monitor
+from pdplugins.policies.arrow.pools import DECODE_POOLS, DP, PD, PREFILL_POOLS, D, P, Pools
+from pdplugins.policies.arrow.startup import StartupProfiler
+from pdplugins.types import Deployment, Placement, Request, Role, WorkerView
+
+
+class ArrowRouter:
+    """`pdplugins.types.Router` of Arrow. Roles of workers count once, when they are first seen; then it has its own."""
+
+    def __init__(self, settings: ArrowSettings, deployment: Deployment) -> None:
+        self._settings = settings
+        self._perf = deployment.perf
+        self._ttft_threshold_s = settings.ttft_share * deployment.slo.ttft_s
+        self._tpot_threshold_s = settings.tpot_share * deployment.slo.tpot_s
+        self._profiler = StartupProfiler(deployment, settings.max_running_tokens)
+        self._workers: tuple[WorkerView, ...] | None = None
+        self._instances: dict[str, Instance] = {}
+        self._seen = 0
+        self._pools = Pools()
+        self._monitor = Monitor(self._pools)
+        self._slow_since_s: float | None = None
+        self._flips = dict.fromkeys(Role, 0)
+
+    @property
+    def pools(self) -> tuple[int, int]:
+        """Instances that get new prefill requests, and those that get new decode requests."""
+        return self._pools.size(PREFILL_POOLS), self._pools.size(DECODE_POOLS)
+
+    @property
+    def signals(self) -> Mapping[str, float]:
+        """Named numbers behind the decisions, for a host to show and export."""
+        load = self._pools.load
+        return {
+            **{f"pool_{name.name.lower()}": float(self._pools.size((name,))) for name in PoolName},
+            "flips_to_prefill": float(self._flips[Role.PREFILL]),
+            "flips_to_decode": float(self._flips[Role.DECODE]),
+            "decode_load": load.share,
+            "token_interval_s": load.interval_s,
+        }
+
+    # --- the two decisions -----------------------------------------------------------------------------------------
+
+    def on_arrival(self, request: Request, workers: tuple[WorkerView, ...], now_s: float) -> Placement:
+        """Choose the instance that prefills `request`; who decodes it is chosen when that is done."""
+        self._look(workers, now_s)
+        target, reason = self._schedule_prefill(request, now_s)
+        target.start_prefill(request, now_s)
+        self._pools.update(target)
+        return Placement(target.view.id, None, request.prompt_tokens, reason)
+
+    def on_prefill_done(
+        self, request: Request, placement: Placement, workers: tuple[WorkerView, ...], now_s: float
+    ) -> Placement:
+        """Choose the instance that decodes `request`."""
+        self._look(workers, now_s)
+        home = self._instances.get(placement.first)
+        if home is not None:
+            home.end_prefill(request.id, now_s)
+            self._pools.update(home)
+            self._monitor.settle(home)
+        target, reason = self._schedule_decode(request, home)
+        moves_s = 0.0 if target is home else self._perf.transfer_s(request.prompt_tokens)
+        target.start_decode(request, now_s + moves_s)
+        self._pools.update(target)
+        return Placement(placement.first, target.view.id, request.prompt_tokens, reason)
+
+    def _schedule_prefill(self, r: Request, now_s: float) -> tuple[Instance, str]:
+        """Algorithm 1: SLO-aware prefill scheduling."""
+        t1 = self._pools[P].first()
+        t2 = self._pools[DP].first()
+        if t1 is not None and t1.ttft_s(r, now_s) <= self._ttft_threshold_s:
+            return t1, "least delay in P"
+        if t2 is not None and t2.ttft_s(r, now_s) <= self._ttft_threshold_s:
+            return t2, "least delay in D->P"
+        if self._decode_load_is_low() and (t3 := self._try_move_decode_to_prefill()) is not None:
+            return t3, f"TTFT would miss its SLO: {t3.view.id} moved to {t3.pool}"
+        return t1 or t2 or self._anyone(), "no instance meets the TTFT SLO"
+
+    def _schedule_decode(self, r: Request, home: Instance | None) -> tuple[Instance, str]:
+        """Algorithm 2: SLO-aware decode scheduling."""
+        if home is not None and home.pool in DECODE_POOLS:
+            return home, "KV cache is there"
+        t1 = self._pools[D].first()
+        t2 = self._pools[PD].first()
+        if t1 is not None and t1.fits(r, self._tpot_threshold_s):
+            return t1, "fewest running tokens in D"
+        if t2 is not None and t2.fits(r, self._tpot_threshold_s):
+            return t2, "fewest running tokens in P->D"
+        if (t3 := self._try_move_prefill_to_decode()) is not None:
+            return t3, f"decode is full or over the TPOT SLO: {t3.view.id} moved to {t3.pool}"
+        if t1 is not None and (t2 is None or t1.running_tokens <= t2.running_tokens):
+            return t1, "no instance has room inside the TPOT SLO"
+        return t2 or home or self._anyone(), "no instance has room inside the TPOT SLO"
+
+    # --- instance scheduling ---------------------------------------------------------------------------------------
+
+    def _try_move_decode_to_prefill(self) -> Instance | None:
+        """Algorithm 3: hand the least loaded decode instance to prefill."""
+        p = None
+        if self._settings.elastic and self._pools.size(DECODE_POOLS) > 1:
+            p = self._pools[PD].first() or self._pools[D].first()
+            if p is not None:
+                self._move_to_prefill(p)
+        return p
+
+    def _try_move_prefill_to_decode(self) -> Instance | None:
+        """Algorithm 4: hand the least loaded prefill instance to decode."""
+        d = None
+        if self._settings.elastic and self._pools.size(PREFILL_POOLS) > 1:
+            d = self._pools[DP].first() or self._pools[P].first()
+            if d is not None:
+                self._move_to_decode(d)
+        return d
+
+    def _move_to_prefill(self, instance: Instance) -> None:
+        self._pools.move(instance, DP if instance.decodes else P)
+        self._flips[Role.PREFILL] += 1
+
+    def _move_to_decode(self, instance: Instance) -> None:
+        self._pools.move(instance, PD if instance.prefills else D)
+        self._flips[Role.DECODE] += 1
+
+    def _decode_load_is_low(self) -> bool:
+        """Tell whether decode can spare an instance: the overload rule, by which decode wins (Section 5.5)."""
+        load = self._pools.load
+        if load.instances <= 1:
+            return False
+        without_one = load.share * load.instances / (load.instances - 1)
+        return without_one <= self._settings.low_load and load.interval_s <= self._tpot_threshold_s
+
+    # --- the monitor -----------------------------------------------------------------------------------------------
+
+    def _look(self, workers: tuple[WorkerView, ...], now_s: float) -> None:
+        """See to the workers that came and went, and to what the monitor reports."""
+        if workers is not self._workers:
+            self._take(workers)
+        self._monitor.watch(now_s)
+        if self._settings.elastic:
+            self._relieve_slow_decode(now_s)
+            self._help_busy_decode()
+
+    def _relieve_slow_decode(self, now_s: float) -> None:
+        """Move an instance to decode when token intervals were over the TPOT threshold for `slow_s` (case 2)."""
+        if self._pools.load.interval_s <= self._tpot_threshold_s:
+            self._slow_since_s = None
+        elif self._slow_since_s is None:
+            self._slow_since_s = now_s
+        elif now_s - self._slow_since_s >= self._settings.slow_s:
+            self._slow_since_s = now_s
+            self._try_move_prefill_to_decode()
+
+    def _help_busy_decode(self) -> None:
+        """Move a prefill instance that is idle to decode when decode is busy (case 3)."""
+        if self._pools.load.share < self._settings.busy_load or self._pools.size(PREFILL_POOLS) <= 1:
+            return
+        for pool in (DP, P):
+            idle = self._pools[pool].first()
+            if idle is not None and not idle.prefills:
+                self._move_to_decode(idle)
+                return
+
+    # --- workers that come and go ----------------------------------------------------------------------------------
+
+    def _take(self, workers: tuple[WorkerView, ...]) -> None:
+        if not workers:
+            raise ConfigError("router arrow: no worker is ready; start at least one")
+        self._workers = workers
+        known, self._instances = self._instances, {}
+        for view in workers:
+            instance = known.pop(view.id, None)
+            if instance is None:
+                instance = self._new(view)
+                self._pools.add(instance)
+            instance.view = view
+            self._instances[view.id] = instance
+        for gone in known.values():
+            self._pools.remove(gone)
+        self._monitor.instances = tuple(self._instances.values())
+        self._serve_both_phases()
+
+    def _new(self, view: WorkerView) -> Instance:
+        profiler, role = self._profiler, view.role
+        self._seen += 1
+        limits = profiler.limits(role, view.kv_capacity_tokens)
+        return Instance(view, self._seen, P if role is Role.PREFILL else D, profiler.predictor(role), limits)
+
+    def _serve_both_phases(self) -> None:
+        """Leave no phase without an instance; one instance alone serves both, whatever its pool."""
+        if len(self._instances) > 1:
+            if not self._pools.size(PREFILL_POOLS):
+                self._move_to_prefill(self._pools[PD].first() or self._pools[D].first() or self._anyone())
+            elif not self._pools.size(DECODE_POOLS):
+                self._move_to_decode(self._pools[DP].first() or self._pools[P].first() or self._anyone())
+
+    def _anyone(self) -> Instance:
+        return next(iter(self._instances.values()))

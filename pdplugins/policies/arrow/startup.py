@@ -1,0 +1,96 @@
+"""What Arrow profiles of each instance when the cluster starts (Section 5.3), from the performance model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from pdplugins.types import Deployment, PerfModel, Role
+
+SHORTEST_TOKENS, LONGEST_TOKENS = 256, 65_536
+"""Prompt lengths between which prefill times are fitted; below, launching kernels takes longer than computing."""
+
+
+@dataclass(frozen=True, slots=True)
+class TtftPredictor:
+    """The quadratic curve ``a L^2 + b L + c`` of prefill time over prompt length."""
+
+    square: float
+    linear: float
+    constant: float
+
+    def prefill_s(self, tokens: float) -> float:
+        """Seconds to prefill one prompt, alone on its instance."""
+        return (self.square * tokens + self.linear) * tokens + self.constant
+
+    @classmethod
+    def fit(cls, perf: PerfModel, tp: int) -> TtftPredictor:
+        """Fit the curve to the prefill times of `perf`, so that short and long prompts are off by equal shares.
+
+        No coefficient is negative: more tokens never take less time, at any length.
+        """
+        from scipy.optimize import nnls  # noqa: PLC0415 - takes longer to import than all of pdplugins
+
+        lengths = np.geomspace(SHORTEST_TOKENS, LONGEST_TOKENS, 31)
+        times_s = np.array([perf.prefill_s(length, tp) for length in lengths])
+        unit = lengths / LONGEST_TOKENS
+        rows = np.stack([unit**2, unit, np.ones_like(unit)], axis=1) / times_s[:, None]
+        (square, linear, constant), _ = nnls(rows, np.ones_like(unit))
+        return cls(float(square) / LONGEST_TOKENS**2, float(linear) / LONGEST_TOKENS, float(constant))
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeLimits:
+    """What one instance decodes at most: the batch and the tokens with which a step is inside the TPOT SLO."""
+
+    requests: int
+    tokens: int
+    """Max Running Tokens of Algorithm 2."""
+
+    @classmethod
+    def find(cls, deployment: Deployment, tp: int, kv_tokens: int) -> DecodeLimits:
+        """Test how many tokens a full batch may have, up to the `kv_tokens` that the KV cache stores."""
+        perf, tpot_s, batch = deployment.perf, deployment.slo.tpot_s, deployment.max_batch
+        while batch > 1 and perf.decode_step_s(batch, 0, tp) > tpot_s:
+            batch //= 2
+        low, high = 0, kv_tokens
+        while low < high:
+            middle = (low + high + 1) // 2
+            if perf.decode_step_s(batch, middle / batch, tp) <= tpot_s:
+                low = middle
+            else:
+                high = middle - 1
+        return cls(batch, low)
+
+
+class StartupProfiler:
+    """Profiles instances by what tells them apart: their tensor-parallel size and their KV cache."""
+
+    def __init__(self, deployment: Deployment, max_running_tokens: int | None) -> None:
+        self._deployment = deployment
+        self._max_running_tokens = max_running_tokens
+        self._predictors: dict[int, TtftPredictor] = {}
+        self._limits: dict[tuple[int, int], DecodeLimits] = {}
+
+    def predictor(self, role: Role) -> TtftPredictor:
+        """Return the TTFT predictor of an instance that was started for `role`."""
+        tp = self._tp(role, Role.PREFILL)
+        if tp not in self._predictors:
+            self._predictors[tp] = TtftPredictor.fit(self._deployment.perf, tp)
+        return self._predictors[tp]
+
+    def limits(self, role: Role, kv_tokens: int) -> DecodeLimits:
+        """Return what an instance that was started for `role`, with so much KV cache, decodes at most."""
+        tp = self._tp(role, Role.DECODE)
+        if (tp, kv_tokens) not in self._limits:
+            found = DecodeLimits.find(self._deployment, tp, kv_tokens)
+            own = self._max_running_tokens
+            self._limits[tp, kv_tokens] = found if own is None else DecodeLimits(found.requests, own)
+        return self._limits[tp, kv_tokens]
+
+    def _tp(self, role: Role, phase: Role) -> int:
+        """Return the TP size of an instance of `role`, or the nearest one that the profile has for `phase`."""
+        deployment = self._deployment
+        tp = deployment.prefill_tp if role is Role.PREFILL else deployment.decode_tp
+        return min(deployment.perf.tp_sizes(phase), key=lambda size: abs(size - tp))

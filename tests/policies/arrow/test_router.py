@@ -1,0 +1,277 @@
+"""Arrow's two decisions, its monitor and its overload rule, case by case as in Algorithms 1 to 4."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import pytest
+from pydantic import ValidationError
+
+from pdplugins.errors import ConfigError
+from pdplugins.policies.arrow.config import ArrowSettings
+from pdplugins.types import ElasticRouter, Request, Role
+
+from .conftest import Cluster, Worker
+
+LONG = 9000  # tokens that prefill in 0.98 s; the TTFT SLO is 1 s
+
+Make = Callable[..., Cluster]
+
+
+# --- Algorithm 1 ---------------------------------------------------------------------------------------------------
+
+
+def test_prefill_goes_to_the_instance_with_the_least_delay(cluster: Make) -> None:
+    c = cluster(2, 1)
+    assert [c.arrive(tokens).first for tokens in (5000, 1000, 1000, 1000)] == ["p0", "p1", "p1", "p1"]
+
+
+def test_delay_counts_the_square_of_the_length(cluster: Make) -> None:
+    """One prompt of 8,000 tokens takes longer than four of 2,000: tokens alone would not tell."""
+    c = cluster(2, 1, ttft_share=9.0)
+    for tokens, worker in ((8000, "p0"), (2000, "p1"), (2000, "p1"), (2000, "p1"), (1990, "p1"), (10, "p1")):
+        assert c.arrive(tokens).first == worker
+
+
+def test_d_to_p_is_second_choice_while_p_meets_the_slo(cluster: Make) -> None:
+    c = cluster(1, 2)
+    c.decoding("d1", 1, 100)
+    c.decoding("d2", 1, 200)
+    c.arrive(LONG)
+    assert c.arrive(2000).first == "d1"
+    assert c.pool("d1") == "D->P"
+    c.decoding("d1", 2, 2100)  # its decode, and the prompt
+    c.clock_s = 0.9
+    assert c.arrive(5000).first == "p0", "P is served before D->P, although d1 would be free first"
+
+
+def test_d_to_p_takes_what_p_cannot(cluster: Make) -> None:
+    c = cluster(1, 3)
+    for worker in ("d1", "d2", "d3"):
+        c.decoding(worker, 1, 100)
+    c.arrive(LONG)
+    c.arrive(2000)
+    assert (c.arrive(2000).first, c.router.pools) == ("d1", (2, 2))
+
+
+def test_decode_keeps_its_instances_when_it_is_loaded(cluster: Make) -> None:
+    """The overload rule: decode wins. The request waits where the delay is least."""
+    c = cluster(1, 2)
+    c.decoding("d1", 10, 210_000)
+    c.decoding("d2", 10, 210_000)
+    c.arrive(LONG)
+    placed = c.arrive(LONG)
+    assert (placed.first, placed.reason) == ("p0", "no instance meets the TTFT SLO")
+
+
+def test_decode_keeps_its_instances_when_tokens_are_slow(cluster: Make) -> None:
+    c = cluster(1, 2, slow_s=1e9)
+    c.load("d1").recent_tbt_s = 0.2
+    c.arrive(LONG)
+    assert c.arrive(LONG).first == "p0"
+
+
+def test_the_last_decode_instance_stays(cluster: Make) -> None:
+    c = cluster(1, 1)
+    assert [c.arrive(LONG).first for _ in range(3)] == ["p0"] * 3
+
+
+def test_history_of_a_session_takes_no_time(cluster: Make) -> None:
+    c = cluster(1, 2)
+    for index in range(3):
+        round_ = Request(str(index), 0.0, 9000, history_tokens=8900)
+        assert c.router.on_arrival(round_, c.workers, 0.0).first == "p0"
+
+
+# --- Algorithm 2 ---------------------------------------------------------------------------------------------------
+
+
+def test_second_stays_open_until_prefill_is_done(cluster: Make) -> None:
+    c = cluster(1, 1)
+    placed = c.arrive(1000)
+    assert (placed.second, placed.split) == (None, 1000)
+    assert c.prefilled("0").second == "d1"
+
+
+def test_decode_goes_where_the_fewest_tokens_run(cluster: Make) -> None:
+    c = cluster(1, 3)
+    for worker, tokens in (("d1", 3000), ("d2", 1000), ("d3", 2000)):
+        c.decoding(worker, 9, tokens)
+    c.arrive(100)
+    assert c.prefilled("0").second == "d2"
+
+
+def test_requests_whose_kv_cache_is_on_its_way_count(cluster: Make) -> None:
+    """A host's load shows a request when it decodes; until then the router remembers where it sent it."""
+    c = cluster(1, 2)
+    for _ in range(4):
+        c.arrive(500)
+    assert [c.prefilled(str(n)).second for n in range(4)] == ["d1", "d2", "d1", "d2"]
+    c.clock_s = 1.0
+    c.arrive(10)
+    assert c.router._instances["d1"].running_tokens == 0
+
+
+@pytest.mark.parametrize(
+    ("requests", "tokens", "tbt_s"), [(9, 399_950, None), (256, 1000, None), (9, 1000, 0.06)], ids=str
+)
+def test_an_instance_that_would_miss_the_tpot_slo_is_passed_over(
+    cluster: Make, requests: int, tokens: int, tbt_s: float | None
+) -> None:
+    """Too many tokens, a full batch, or tokens that come too slowly: a prefill instance is moved over."""
+    c = cluster(2, 1, busy_load=9.0)
+    c.decoding("d2", requests, tokens)
+    c.load("d2").recent_tbt_s = tbt_s
+    c.arrive(100)
+    assert c.prefilled("0").second == "p0"
+    assert c.router.pools == (1, 2)
+
+
+def test_prefill_is_not_asked_whether_it_can_spare_an_instance(cluster: Make) -> None:
+    """The other half of the overload rule: Algorithm 4 has no check of the prefill load."""
+    c = cluster(2, 1, busy_load=9.0)
+    for _ in range(20):
+        c.arrive(LONG)
+    c.decoding("d2", 256, 400_000)
+    c.prefilled("0")
+    assert c.router.pools == (1, 2)
+
+
+def test_with_nothing_left_to_move_the_fewest_tokens_decide(cluster: Make) -> None:
+    c = cluster(1, 2)
+    c.decoding("d1", 256, 400_000)
+    c.decoding("d2", 256, 390_000)
+    c.arrive(500)
+    placed = c.prefilled("0")
+    assert (placed.second, placed.reason) == ("d2", "no instance has room inside the TPOT SLO")
+
+
+# --- the monitor ---------------------------------------------------------------------------------------------------
+
+
+def test_idle_prefill_helps_busy_decode(cluster: Make) -> None:
+    c = cluster(3, 1)
+    c.decoding("d3", 200, 100_000)
+    c.arrive(100)
+    assert c.router.pools[0] == 2, "one at a time"
+    c.arrive(100)
+    assert c.router.pools[0] == 2, "the help halves the load"
+
+
+def test_slow_tokens_move_an_instance_after_a_while(cluster: Make) -> None:
+    c = cluster(3, 1)
+    c.load("d3").recent_tbt_s = 0.2
+    for now_s, pools in ((0.0, (3, 1)), (0.5, (3, 1)), (1.1, (2, 2)), (1.5, (2, 2)), (2.2, (1, 3)), (9.0, (1, 3))):
+        c.clock_s = now_s
+        c.arrive(10)
+        assert c.router.pools == pools
+
+
+def test_one_slow_step_moves_nothing(cluster: Make) -> None:
+    """Insight 4: decode tolerates a spike."""
+    c = cluster(3, 1)
+    for now_s in range(20):
+        c.clock_s = now_s / 2
+        c.load("d3").recent_tbt_s = 0.2 if now_s % 2 else 0.01
+        c.arrive(10)
+    assert c.router.pools == (3, 1)
+
+
+def test_a_prediction_that_has_passed_is_corrected(cluster: Make) -> None:
+    """A worker that is slower than predicted, and says that prompts still wait, is not taken for free."""
+    c = cluster(2, 1)
+    for _ in range(4):
+        c.arrive(4000)
+    c.load("p0").queued_tokens = 4000
+    c.clock_s = 5.0
+    assert c.arrive(4000).first == "p1"
+    assert c.router._instances["p0"].free_at_s > 5.0
+
+
+def test_requests_that_never_report_back_are_forgotten(cluster: Make) -> None:
+    """Answers of one token, cancelled ones, refused ones: nobody says that their prefill is done."""
+    c = cluster(1, 1)
+    for _ in range(1000):
+        c.arrive(100)
+        c.clock_s += 1.0
+    assert len(c.router._instances["p0"].prefills) <= 1
+
+
+def test_a_prompt_beyond_any_kv_cache_holds_nobody_up(cluster: Make) -> None:
+    c = cluster(1, 1)
+    c.arrive(400_000)
+    assert c.router._instances["p0"].prefill_delay_s(0.0) == 0.0
+
+
+def test_minimal_load_moves_nothing(cluster: Make) -> None:
+    c = cluster(2, 2, elastic=False)
+    c.decoding("d2", 256, 400_000)
+    c.load("d3").recent_tbt_s = 1.0
+    for index in range(50):
+        c.clock_s += 0.1
+        c.arrive(LONG)
+        c.prefilled(str(index))
+    assert c.router.pools == (2, 2)
+
+
+# --- workers that come and go --------------------------------------------------------------------------------------
+
+
+def test_one_worker_does_both_phases(cluster: Make) -> None:
+    for prefill, decode in ((1, 0), (0, 1)):
+        c = cluster(prefill, decode)
+        worker = c.workers[0].id
+        assert c.arrive(LONG).first == worker
+        assert c.prefilled("0").second == worker
+
+
+def test_no_worker_is_an_error_that_says_what_to_do(cluster: Make) -> None:
+    c = cluster(1, 1)
+    c.workers = ()
+    with pytest.raises(ConfigError, match="start at least one"):
+        c.arrive(1)
+
+
+def test_a_phase_without_workers_gets_one(cluster: Make) -> None:
+    assert_both = ((3, 0), (0, 3))
+    for prefill, decode in assert_both:
+        c = cluster(prefill, decode)
+        c.arrive(10)
+        assert min(c.router.pools) == 1
+
+
+def test_a_worker_that_dies_takes_its_queue_along(cluster: Make) -> None:
+    c = cluster(2, 2)
+    c.arrive(LONG)
+    c.arrive(100)
+    c.workers = c.workers[1:]
+    assert c.arrive(100).first == "p1"
+    c.router.on_prefill_done(*c.open["0"], c.workers, 0.0)
+    assert sum(c.router.pools) == 3
+
+
+def test_a_new_worker_is_used(cluster: Make) -> None:
+    c = cluster(1, 1)
+    c.arrive(5000)
+    c.workers = (*c.workers, Worker("new", Role.PREFILL))
+    assert c.arrive(5000).first == "new"
+
+
+# --- what hosts see ------------------------------------------------------------------------------------------------
+
+
+def test_hosts_see_pools_and_flips(cluster: Make) -> None:
+    c = cluster(1, 3)
+    assert isinstance(c.router, ElasticRouter)
+    c.arrive(LONG)
+    c.arrive(LONG)
+    assert c.router.pools == (2, 2)
+    signals = c.router.signals
+    assert (signals["pool_p"], signals["pool_d"], signals["flips_to_prefill"]) == (2, 2, 1)
+    assert all(math.isfinite(value) for value in signals.values())
+
+
+def test_thresholds_without_a_gap_are_refused() -> None:
+    with pytest.raises(ValidationError, match="back and forth"):
+        ArrowSettings(low_load=0.7, busy_load=0.7)
