@@ -30,7 +30,7 @@ class FirstComeFirstServed:
             if left > 0:
                 left -= _cut(flight, left)
                 chunks.append(flight)
-        while left > 0 and _admit_head(engine):
+        while left > 0 and (not chunks or _fits(engine, left)) and _admit_head(engine):
             flight = engine.prefilling[-1]
             left -= _cut(flight, left)
             chunks.append(flight)
@@ -39,6 +39,11 @@ class FirstComeFirstServed:
 
     def stepped(self, took: int) -> None:
         """Learn nothing."""
+
+
+def _fits(engine: Engine, left: int) -> bool:
+    """Whether the next prompt may start in a step that has room for `left` more tokens."""
+    return not (engine.settings.whole_prompts and engine.queue and engine.queue[0].target > left)
 
 
 def _read_ahead(engine: Engine) -> None:

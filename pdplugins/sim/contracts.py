@@ -18,6 +18,8 @@ class EngineSettings:
     """Decodes take part in steps with prefill (vLLM, Sarathi), or wait for them (SGLang's default)."""
     step_tokens: int = 8192
     """Most tokens of one step: prompts are cut into chunks to fit."""
+    whole_prompts: bool = False
+    """A prompt that does not fit into what is left of a step waits for the next one (TensorRT-LLM's default)."""
     max_batch: int = 256
     """Most requests that run at once."""
     watermark: float = 0.01

@@ -9,6 +9,10 @@ A step with prefill is one event, and is timed from the prefill time of one prom
 * prompts of N new tokens together take T(N), and what a chunk of n tokens adds by attending to h earlier ones,
   ``T(h + n) - T(h) - (T(n) - T(0))``, where that is positive;
 * decodes in the same step add their own step time, less T(0): the weights are read once.
+
+Where the model also knows D, the time of all of a step but attention over the tokens that it computes, steps are what
+`pdplugins.perf.table.TableModel` says: chunks share D of their tokens, attention is T - D, and decodes in the same step
+save what the parts of D take more than D of all tokens together.
 """
 
 from __future__ import annotations
@@ -115,6 +119,9 @@ class StepTimes:
         self._contexts = _contexts(perf, tp)
         self._lines: dict[float, dict[int, Line]] = {}
         self._prefill: dict[int, int] = {}
+        self._dense: dict[int, int] = {}
+        known = getattr(perf, "has_dense", None)
+        self._dense_s = getattr(perf, "dense_s", None) if known is not None and known(tp) else None
 
     def line(self, batch: int, slow: float = 1.0) -> Line:
         """Return the decode step times of a batch of `batch` requests, `slow` times as long as the profile says."""
@@ -133,11 +140,17 @@ class StepTimes:
         if len(chunks) == 1 and not chunks[0][1]:
             time = self._alone(chunks[0][0])
             return time if slow == 1.0 else round(time * slow)
-        time = self._alone(sum(new for new, _ in chunks))
-        for new, earlier in chunks:
-            if earlier:
-                more = self._alone(earlier + new) - self._alone(earlier) - self._alone(new) + self._alone(0)
-                time += max(more, 0)
+        tokens = sum(new for new, _ in chunks)
+        if self._dense_s is not None:
+            time = self._rest(tokens) + self._attention(0)
+            for new, earlier in chunks:
+                time += max(self._attention(earlier + new) - self._attention(earlier), 0)
+        else:
+            time = self._alone(tokens)
+            for new, earlier in chunks:
+                if earlier:
+                    more = self._alone(earlier + new) - self._alone(earlier) - self._alone(new) + self._alone(0)
+                    time += max(more, 0)
         return time if slow == 1.0 else round(time * slow)
 
     def mixed(self, chunks: Chunks, batch: int, context: int, slow: tuple[float, float] = (1.0, 1.0)) -> int:
@@ -147,8 +160,24 @@ class StepTimes:
         """
         time = self.prefill(chunks, slow[0])
         if batch:
-            time += max(self.line(batch, slow[1]).step(context) - self._alone(0), 0)
+            saved = self._alone(0)
+            if self._dense_s is not None:
+                tokens = sum(new for new, _ in chunks)
+                saved = self._rest(tokens) + self._rest(batch) - self._rest(tokens + batch)
+            time += max(self.line(batch, slow[1]).step(context) - saved, 0)
         return time
+
+    def _rest(self, tokens: int) -> int:
+        """Return the time of all of a step but attention."""
+        dense_s = self._dense_s
+        if dense_s is None:
+            return 0
+        if (time := self._dense.get(tokens)) is None:
+            time = self._dense[tokens] = max(ticks(dense_s(tokens, self._tp)), 1)
+        return time
+
+    def _attention(self, tokens: int) -> int:
+        return self._alone(tokens) - self._rest(tokens)
 
     def _alone(self, tokens: int) -> int:
         if (time := self._prefill.get(tokens)) is None:

@@ -48,3 +48,26 @@ def test_a_chunk_with_history_costs_what_it_adds_to_the_prompt() -> None:
     whole, halves = times.prefill([(2000, 0)]), times.prefill([(1000, 0)]) + times.prefill([(1000, 1000)])
     overhead = times.prefill([(0, 0)])
     assert abs(halves - whole - overhead) <= 4
+
+
+class SplitModel(BentModel):
+    """Knows the dense part of its steps."""
+
+    def has_dense(self, tp: int) -> bool:
+        return True
+
+    def dense_s(self, tokens: float, tp: int) -> float:
+        return 0.004 + 1e-5 * tokens
+
+
+def test_where_the_dense_part_is_known_chunks_share_it_and_pay_their_own_attention() -> None:
+    model, times = SplitModel(), StepTimes(SplitModel(), 1)
+
+    def attention(tokens: int) -> float:
+        return model.prefill_s(tokens, 1) - model.dense_s(tokens, 1)
+
+    want = model.dense_s(700, 1) + attention(500) + attention(1000) - attention(800)
+    assert abs(times.prefill([(500, 0), (200, 800)]) / 10**14 - want) < 1e-9
+    saved = model.dense_s(700, 1) + model.dense_s(32, 1) - model.dense_s(732, 1)
+    mixed = times.mixed([(500, 0), (200, 800)], 32, 32 * 300)
+    assert abs(mixed / 10**14 - (want + model.decode_step_s(32, 300, 1) - saved)) < 1e-9
