@@ -1,0 +1,135 @@
+"""The local scheduler (Algorithm 2): all decodes, and as many prompt tokens as the TBT SLO leaves room for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from pdplugins.policies.dynaserve.config import DynaServeBatchSettings
+from pdplugins.policies.dynaserve.steps import StepModel
+from pdplugins.policies.dynaserve.table import ProfileTable
+from pdplugins.types import BatchPlan, BatchView, Deployment, QueuedPrefill
+
+CLOSE = 16
+"""The search for M stops this many tokens below the most that would fit."""
+
+
+class DynaServeBatchScheduler:
+    """Keeps each step of one instance within the TBT SLO."""
+
+    def __init__(self, settings: DynaServeBatchSettings, deployment: Deployment) -> None:
+        self._slo_s = settings.tbt_slo_s or deployment.slo.tpot_s
+        self._most = settings.step_tokens
+        self._alone = min(settings.prefill_only_tokens, settings.step_tokens)
+        self._table = ProfileTable(StepModel(deployment), settings.learning_rate)
+
+    def next_batch(self, view: BatchView, now_s: float) -> BatchPlan:
+        """Compose the next step. All decodes are in it (line 2); the plan names the prompt tokens (lines 3 to 8)."""
+        if not view.queue:
+            return BatchPlan({})
+        step = Step(self._table, view, self._slo_s)
+        waiting = sum(prefill.remaining_tokens for prefill in view.queue)
+        covered = done_tokens(view.queue[0])
+        budget = step.max_prefill_allowed(covered, min(waiting, self._most))
+        alone = step.dnum == 0 and budget < self._alone
+        if alone:
+            budget = self._alone
+        for prefill in view.queue:
+            done = done_tokens(prefill)
+            if done > covered and not alone:  # more attention for each token than M was reckoned with
+                covered = max(map(done_tokens, view.queue))
+                budget = step.max_prefill_allowed(covered, budget)
+            tokens = min(prefill.remaining_tokens, budget)
+            if tokens > 0:
+                step.add(prefill, tokens)
+                budget -= tokens
+            if budget <= 0:
+                break
+        if not alone:
+            step.keep_slo()
+        return BatchPlan({prefill.request.id: tokens for prefill, tokens, _ in step.chunks})
+
+    def on_step(self, view: BatchView, plan: BatchPlan, took_s: float) -> None:
+        """Record the step that has completed in the profile table (line 1)."""
+        step = Step(self._table, view, self._slo_s)
+        step.follow(view, plan.prefill_tokens)
+        step.record(took_s)
+
+
+class Step:
+    """One step as it is composed."""
+
+    __slots__ = ("_modelled_s", "_slo_s", "_table", "chunks", "ctx", "dnum", "plen")
+
+    def __init__(self, table: ProfileTable, view: BatchView, slo_s: float) -> None:
+        self._table = table
+        self._slo_s = slo_s
+        self.dnum = max(view.decode_requests, 0)
+        self.ctx = max(view.decode_context_tokens, 0) / self.dnum if self.dnum else 0.0
+        self.plen = 0
+        self.chunks: list[tuple[QueuedPrefill, int, float]] = []
+        """What prefills, how many tokens of it, and the seconds that it adds."""
+        self._modelled_s = table.model.alone_s(self.dnum, self.ctx)
+
+    def add(self, prefill: QueuedPrefill, tokens: int) -> None:
+        """Add a chunk of `tokens` tokens (line 5)."""
+        added_s = self._table.model.added_s(self.plen, self.dnum, done_tokens(prefill), tokens)
+        self.chunks.append((prefill, tokens, added_s))
+        self.plen += tokens
+        self._modelled_s += added_s
+
+    def follow(self, view: BatchView, prefill_tokens: Mapping[str, int]) -> None:
+        """Add the chunks of a plan."""
+        for prefill in view.queue:
+            if tokens := prefill_tokens.get(prefill.request.id, 0):
+                self.add(prefill, tokens)
+
+    def record(self, took_s: float) -> None:
+        """Put the time that it took into the profile table."""
+        self._table.record(self.plen, self.ctx, self.dnum, self._modelled_s, took_s)
+
+    def predicted_s(self) -> float:
+        """Return what the profile table says of the step."""
+        return self._table.ratio(self.plen, self.ctx, self.dnum) * self._modelled_s
+
+    def max_prefill_allowed(self, done: int, most: int) -> int:
+        """Return M: prompt tokens that may join, each after at most `done` earlier ones, so that the SLO is kept.
+
+        The search narrows from both sides and ends on a number that it has found to fit.
+        """
+        table, plen, dnum, ctx, slo_s = self._table, self.plen, self.dnum, self.ctx, self._slo_s
+        before_s, added_s = self._modelled_s, table.model.added_s
+
+        def late_s(tokens: int) -> float:
+            return table.ratio(plen + tokens, ctx, dnum) * (before_s + added_s(plen, dnum, done, tokens)) - slo_s
+
+        if most <= 0:
+            return 0
+        high, high_s = most, late_s(most)
+        if high_s <= 0:
+            return most
+        low, low_s = 0, table.ratio(plen, ctx, dnum) * before_s - slo_s
+        if low_s > 0:
+            return 0
+        while high - low > CLOSE:
+            aim = low + int((high - low) * low_s / (low_s - high_s)) - CLOSE // 2
+            aim = min(max(aim, low + 1 + (high - low) // 8), high - 1)
+            aim_s = late_s(aim)
+            if aim_s <= 0:
+                low, low_s = aim, aim_s
+            else:
+                high, high_s = aim, aim_s
+        return low
+
+    def keep_slo(self) -> None:
+        """Leave out the last chunks while the step as a whole would break the SLO, as where a profile is concave."""
+        while len(self.chunks) > 1 and self.predicted_s() > self._slo_s:
+            _, tokens, added_s = self.chunks.pop()
+            self.plen -= tokens
+            self._modelled_s -= added_s
+
+
+def done_tokens(prefill: QueuedPrefill) -> int:
+    """Return the tokens of a prompt that are in the KV cache already; as many as there can be where nobody says."""
+    if prefill.done_tokens is not None:
+        return prefill.done_tokens
+    return max(prefill.request.prompt_tokens - prefill.remaining_tokens, 0)

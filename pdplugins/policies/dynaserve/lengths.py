@@ -1,0 +1,115 @@
+"""How long the answer will be (section 5): every predictor has one question and, where it learns, one lesson."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections import deque
+from random import Random
+from typing import Protocol
+
+from pdplugins.policies.dynaserve.config import DynaServeRouterSettings
+from pdplugins.types import Request
+
+
+class LengthPredictor(Protocol):
+    """Predicts output lengths."""
+
+    def predict(self, request: Request) -> float:
+        """Return the output tokens that `request` will need, without a margin."""
+        ...
+
+    def on_finished(self, request: Request, output_tokens: int) -> None:
+        """Learn from a request that has finished."""
+        ...
+
+
+class Oracle:
+    """What the host says; `prior_tokens` where it says nothing."""
+
+    def __init__(self, prior_tokens: int) -> None:
+        self._prior = prior_tokens
+
+    def predict(self, request: Request) -> float:
+        """Return the host's prediction."""
+        told = request.predicted_output_tokens
+        return self._prior if told is None else told
+
+    def on_finished(self, request: Request, output_tokens: int) -> None:
+        """Learn nothing."""
+
+
+class Noisy(Oracle):
+    """What the host says, off by a normally distributed error: the sensitivity analysis of Table 4."""
+
+    def __init__(self, prior_tokens: int, noise_tokens: float, seed: int) -> None:
+        super().__init__(prior_tokens)
+        self._sigma = noise_tokens
+        self._dice = Random(seed)  # noqa: S311 - errors, not secrets
+
+    def predict(self, request: Request) -> float:
+        """Return the host's prediction with an error."""
+        return max(super().predict(request) + self._dice.gauss(0.0, self._sigma), 1.0)
+
+
+class Quantile:
+    """A quantile of the last requests whose prompts were about as long: within a power of two."""
+
+    def __init__(self, prior_tokens: int, quantile: float, window: int) -> None:
+        self._prior = prior_tokens
+        self._quantile = quantile
+        self._window = window
+        self._recent: dict[int, deque[int]] = {}
+        self._sorted: dict[int, list[int]] = {}
+
+    def predict(self, request: Request) -> float:
+        """Return the quantile of the prompt's bucket; of the nearest bucket that has seen any request, else."""
+        bucket = request.prompt_tokens.bit_length()
+        if bucket not in self._sorted:
+            if not self._sorted:
+                return self._prior
+            bucket = min(self._sorted, key=lambda other: (abs(other - bucket), other))
+        lengths = self._sorted[bucket]
+        return lengths[int(self._quantile * len(lengths))]
+
+    def on_finished(self, request: Request, output_tokens: int) -> None:
+        """Put the length in place of the oldest one of its bucket."""
+        bucket = request.prompt_tokens.bit_length()
+        recent, lengths = self._recent.setdefault(bucket, deque()), self._sorted.setdefault(bucket, [])
+        if len(recent) == self._window:
+            del lengths[bisect_left(lengths, recent.popleft())]
+        recent.append(output_tokens)
+        insort(lengths, output_tokens)
+
+
+class Mean:
+    """The mean of the last requests."""
+
+    def __init__(self, prior_tokens: int, window: int) -> None:
+        self._prior = prior_tokens
+        self._recent: deque[int] = deque()
+        self._window = window
+        self._sum = 0
+
+    def predict(self, request: Request) -> float:
+        """Return the mean."""
+        return self._sum / len(self._recent) if self._recent else self._prior
+
+    def on_finished(self, request: Request, output_tokens: int) -> None:
+        """Put the length in place of the oldest one."""
+        if len(self._recent) == self._window:
+            self._sum -= self._recent.popleft()
+        self._recent.append(output_tokens)
+        self._sum += output_tokens
+
+
+def build_predictor(settings: DynaServeRouterSettings) -> LengthPredictor:
+    """Return the predictor that the settings name."""
+    match settings.predictor:
+        case "oracle":
+            return Oracle(settings.prior_tokens)
+        case "noisy":
+            return Noisy(settings.prior_tokens, settings.noise_tokens, settings.seed)
+        case "mean":
+            return Mean(settings.prior_tokens, settings.window)
+        case "quantile":
+            return Quantile(settings.prior_tokens, settings.quantile, settings.window)

@@ -1,0 +1,21 @@
+"""Registers the router and the batch scheduler ``dynaserve``."""
+
+from __future__ import annotations
+
+from pdplugins import hookimpl
+from pdplugins.policies.dynaserve.batching import DynaServeBatchScheduler
+from pdplugins.policies.dynaserve.config import DynaServeBatchSettings, DynaServeRouterSettings
+from pdplugins.policies.dynaserve.router import DynaServeRouter
+from pdplugins.registry import Register
+
+
+@hookimpl
+def pd_register_routers(register: Register) -> None:
+    """Add ``dynaserve``: split each request where both of its workers finish together (Algorithm 1)."""
+    register("dynaserve", DynaServeRouter, DynaServeRouterSettings)
+
+
+@hookimpl
+def pd_register_batch_schedulers(register: Register) -> None:
+    """Add ``dynaserve``: as much prefill as the TBT SLO leaves room for (Algorithm 2)."""
+    register("dynaserve", DynaServeBatchScheduler, DynaServeBatchSettings)

@@ -1,0 +1,169 @@
+"""The global scheduler (Algorithm 1): where to cut each request so that both workers finish at the same time."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from pdplugins.errors import ConfigError
+from pdplugins.policies.dynaserve.config import DynaServeRouterSettings
+from pdplugins.policies.dynaserve.lengths import build_predictor
+from pdplugins.policies.dynaserve.predict import NONE, ExecutionPredictor, Work
+from pdplugins.types import Deployment, Placement, Request, Role, WorkerView, is_number
+
+LONGEST = 10_000_000
+"""Longer predictions are taken as this: no model has such a context, and sums must stay finite."""
+
+
+class Server:
+    """One worker, and the work that it was given and has not done: the clocks of Algorithm 1."""
+
+    __slots__ = ("until_s", "view", "work")
+
+    def __init__(self, view: WorkerView) -> None:
+        self.view = view
+        self.work = Work()
+        self.until_s = 0.0
+        """When it will have done all of it."""
+
+    def advance(self, predictor: ExecutionPredictor, now_s: float) -> None:
+        """Take off what it has done by now, and correct the rest by what it says: work that waits is not done."""
+        work, load = self.work, self.view.load
+        before_s = work.with_s(NONE)
+        work.scale(max(self.until_s - now_s, 0.0) / before_s if before_s > 0 else 0.0)
+        requests, tokens, running = load.queued_requests, load.queued_tokens, load.running_requests
+        if not (is_number(requests) and is_number(tokens) and is_number(running)):
+            return
+        if tokens > 0:
+            prompts = max(requests, 1.0)
+            mean = int(min(tokens / prompts, LONGEST))
+            waits = predictor.span(mean, 0, mean)
+            work.prompt_s = max(work.prompt_s, prompts * waits.prompt_s)
+            work.prompt_passes_s = max(work.prompt_passes_s, prompts * waits.prompt_passes_s)
+        elif requests <= 0 and running <= 0:
+            work.scale(0.0)
+
+    def commit(self, more: Work, now_s: float) -> None:
+        """Give it `more` work."""
+        self.work.add(more)
+        self.until_s = now_s + self.work.with_s(NONE)
+
+
+class DynaServeRouter:
+    """Splits each request between two workers. One decision costs `probes` predictions, however many workers there are.
+
+    The pair is chosen in turn, the least busy of the next `choices` workers on each side (the paper: round robin).
+    """
+
+    def __init__(self, settings: DynaServeRouterSettings, deployment: Deployment) -> None:
+        self._settings = settings
+        self._predictor = ExecutionPredictor(deployment)
+        self._lengths = build_predictor(settings)
+        self._workers: tuple[WorkerView, ...] = ()
+        self._servers: dict[str, Server] = {}
+        self._pools: tuple[Sequence[Server], Sequence[Server]] = ((), ())
+        self._turns = 0
+
+    def on_arrival(self, request: Request, workers: tuple[WorkerView, ...], now_s: float) -> Placement:
+        """Place a request: the split of Algorithm 1 between the next pair of workers."""
+        if workers is not self._workers:
+            self._see(workers)
+        prompt = max(request.prompt_tokens, 1)
+        predicted = self._lengths.predict(request)
+        length = prompt + (int(min(max(predicted, 1), LONGEST)) if is_number(predicted) else 1)
+        length += self._settings.margin_tokens
+        first, second = self._pair(request)
+        if not _holds(second, length):
+            first = second = first if _holds(first, length) else self._largest()
+        first.advance(self._predictor, now_s)
+        if first is second:
+            return self._whole(prompt, length, first, now_s)
+        second.advance(self._predictor, now_s)
+        split = self._split(prompt, length, first, second)
+        if split < self._settings.least_tokens:
+            return self._whole(prompt, length, second, now_s)
+        if length - split < self._settings.least_tokens:
+            return self._whole(prompt, length, first, now_s)
+        first.commit(self._predictor.span(prompt, 0, split), now_s)
+        second.commit(self._predictor.span(prompt, split, length), now_s)
+        return Placement(first.view.id, second.view.id, split, f"split at {split} of {length}")
+
+    def on_prefill_done(
+        self, request: Request, placement: Placement, workers: tuple[WorkerView, ...], now_s: float
+    ) -> Placement:
+        """Return `placement`: it was whole at arrival."""
+        return placement
+
+    def on_finished(self, request: Request, output_tokens: int) -> None:
+        """Teach the output-length predictor."""
+        self._lengths.on_finished(request, output_tokens)
+
+    # --- the pair --------------------------------------------------------------------------------------------------
+
+    def _see(self, workers: tuple[WorkerView, ...]) -> None:
+        if not workers:
+            raise ConfigError("router dynaserve: no worker is ready; start at least one")
+        known = self._servers
+        self._servers = {view.id: known.get(view.id) or Server(view) for view in workers}
+        servers = list(self._servers.values())
+        for server, view in zip(servers, workers, strict=True):
+            server.view = view
+        self._workers = workers
+        if self._settings.pairs == "roles":
+            pools = [[server for server in servers if server.view.role is role] for role in Role]
+            self._pools = pools[0] or servers, pools[1] or servers
+        else:
+            self._pools = servers, servers
+
+    def _pair(self, request: Request) -> tuple[Server, Server]:
+        """Return the workers of the first and of the second micro-request; the same one when it is alone."""
+        turn, self._turns = self._turns, self._turns + 1
+        bound = self._servers.get(request.bound_worker) if request.bound_worker is not None else None
+        first = bound or self._next(self._pools[0], turn, None)
+        return first, self._next(self._pools[1], turn, first)
+
+    def _next(self, pool: Sequence[Server], turn: int, other: Server | None) -> Server:
+        choices = min(self._settings.choices, len(pool))
+        start = turn * choices
+        candidates = [pool[(start + index) % len(pool)] for index in range(choices)]
+        if other in candidates:
+            candidates.remove(other)
+            if not candidates:
+                candidates = [pool[(start + choices) % len(pool)]]
+        return min(candidates, key=_until) if len(candidates) > 1 else candidates[0]
+
+    def _largest(self) -> Server:
+        return max(self._servers.values(), key=lambda server: server.view.kv_capacity_tokens)
+
+    # --- Algorithm 1 -----------------------------------------------------------------------------------------------
+
+    def _split(self, prompt: int, length: int, first: Server, second: Server) -> int:
+        """Return the token at which both workers would finish together (lines 3 to 10)."""
+        span, settings = self._predictor.span, self._settings
+        ratio, low, high = prompt / length, 0.0, 1.0
+        for _ in range(settings.probes):
+            split = math.ceil(ratio * length)
+            t1 = first.work.with_s(span(prompt, 0, split))
+            t2 = second.work.with_s(span(prompt, split, length))
+            if abs(t1 - t2) < settings.tolerance_s:
+                break
+            if t1 > t2:
+                high = ratio
+            else:
+                low = ratio
+            ratio = (low + high) / 2
+        return math.ceil(ratio * length)
+
+    def _whole(self, prompt: int, length: int, server: Server, now_s: float) -> Placement:
+        """Let one worker do all of it."""
+        server.commit(self._predictor.span(prompt, 0, length), now_s)
+        return Placement(server.view.id, server.view.id, prompt, "whole")
+
+
+def _until(server: Server) -> float:
+    return server.until_s
+
+
+def _holds(server: Server, tokens: int) -> bool:
+    """Return whether the KV cache of a worker has room for a request of `tokens` tokens."""
+    return server.view.kv_capacity_tokens >= tokens
