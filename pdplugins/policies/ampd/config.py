@@ -12,6 +12,7 @@ class AmpdRouterSettings(BaseModel):
 
     alpha: float = Field(0.9, ge=0, description="share of the TTFT SLO below which a prefill worker has slack")
     beta: float = Field(0.85, ge=0, description="share of the TPOT SLO below which a decode worker has slack")
+    local: bool = Field(True, description="prefill may run on the session's decode worker; false: always remote")
     seed: int = Field(0, ge=0, description="of the random order in which prefill workers are looked at")
 
 

@@ -36,6 +36,7 @@ class AmpdRouter:
         self._costs = Costs(deployment)
         self._ttft_slack_s = settings.alpha * slo.ttft_s
         self._itl_slack_s = settings.beta * slo.tpot_s
+        self._local = settings.local
         self._seed = settings.seed
         self._rolls = 0
         self._workers: tuple[WorkerView, ...] | None = None
@@ -110,9 +111,12 @@ class AmpdRouter:
                 return worker, f"remote: TTFT slack on {worker.id}"  # line 3
         if not prefill:
             return decode, "local: no prefill worker"
+        new = request.prompt_tokens - history
+        if not self._local:
+            worker, remote_s = self._cheapest_remote(request.prompt_tokens, history, new)
+            return worker or decode, f"remote: {remote_s:.3f} s"
         if self._has_itl_slack(decode):  # line 4
             return decode, "local: ITL slack"  # line 5
-        new = request.prompt_tokens - history
         local_s = self._local_s(decode, history, new)  # line 6
         remote, remote_s = self._cheapest_remote(request.prompt_tokens, history, new)  # lines 7, 8
         if local_s <= remote_s:  # line 9

@@ -88,6 +88,12 @@ def test_lines_6_to_9_without_any_slack_the_least_estimated_time_wins(
     assert route(later(100), *workers).first == first
 
 
+def test_without_local_execution_the_shortest_remote_queue_is_taken() -> None:
+    workers = (worker("p0", ttft_s=BUSY_S, queued=9000), worker("p1", ttft_s=BUSY_S, queued=8000), worker("d0"))
+    assert route(later(100), *workers).first == "d0"
+    assert route(later(100), *workers, local=False).first == "p1"
+
+
 def test_equation_2_counts_both_transfers() -> None:
     """Queues are such that the remote way is faster by 30 ms, before the KV cache has gone there and back."""
     history, new = 3000, 100
