@@ -1,17 +1,19 @@
-"""Registers the planner ``static`` and the stock routers."""
+"""Registers the planners ``static`` and ``threshold``, and the stock routers."""
 
 from __future__ import annotations
 
 from pdplugins import hookimpl
 from pdplugins.policies.stock import routers
 from pdplugins.policies.stock.static import StaticPlanner, StaticSettings
+from pdplugins.policies.stock.threshold import ThresholdPlanner, ThresholdSettings
 from pdplugins.registry import Register
 
 
 @hookimpl
 def pd_register_planners(register: Register) -> None:
-    """Add ``static``: the pools of its settings, always."""
+    """Add ``static``: the pools of its settings, always; and ``threshold``: by utilisation."""
     register("static", StaticPlanner, StaticSettings)
+    register("threshold", ThresholdPlanner, ThresholdSettings)
 
 
 @hookimpl
