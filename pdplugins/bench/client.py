@@ -2,11 +2,13 @@
 
 A process of its own, so that what it measures is not what the launcher's event loop was busy with. Requests leave at
 the times of the trace whether or not earlier ones have come back (open loop), and every time is counted from the
-moment the trace asked for, so a client that lags shows as latency and never flatters the server.
+moment the trace asked for, so a client that lags shows as latency and never flatters the server. Only the later rounds
+of a session wait: for the answer before them and then for their gap, and count from there.
 
 Prompts are token ids, so a prompt has exactly as many tokens as the trace says: the same ids for the same prefix
-block where the trace has blocks, unique ones where it has not. Outputs are pinned with min_tokens, max_tokens and
-ignore_eos.
+block where the trace has blocks, unique ones where it has not. A later round repeats the ids of its history; in place
+of each answer, whose ids the stream does not tell, stand other ids, so that a prefix cache finds the prompt before but
+not the answer to it. Outputs are pinned with min_tokens, max_tokens and ignore_eos.
 """
 
 from __future__ import annotations
@@ -50,13 +52,13 @@ def _tokens(count: int, *seeds: int) -> list[int]:
     return ids
 
 
-def body(request: TraceRequest, index: int, seed: int, model: str) -> bytes:
-    """Return the body of the completion request."""
+def body(ids: list[int], osl_tokens: int, model: str) -> bytes:
+    """Return the body of the completion request of a prompt of these token ids."""
     fields = {
         "model": model,
-        "prompt": prompt(request, index, seed),
-        "max_tokens": request.osl_tokens,
-        "min_tokens": request.osl_tokens,
+        "prompt": ids,
+        "max_tokens": osl_tokens,
+        "min_tokens": osl_tokens,
         "ignore_eos": True,
         "stream": True,
         "stream_options": {"include_usage": True},
@@ -128,18 +130,45 @@ class Client:
             self._start_s = time.perf_counter()
             self._write({"started": time.time()})
             async with asyncio.TaskGroup() as group:
-                for index, request in enumerate(self._requests):
-                    data = body(request, index, self._seed, self._model)
+                index = 0
+                for request in self._requests:
+                    ids = prompt(request, index, self._seed)
+                    data = body(ids, request.osl_tokens, self._model)
                     await asyncio.sleep(self._start_s + request.arrival_s - time.perf_counter())
-                    group.create_task(self._one(session, index, request, data))
+                    group.create_task(self._rounds(session, index, request, ids, data))
+                    index += 1 + len(request.rounds)
 
-    async def _one(self, session: aiohttp.ClientSession, index: int, request: TraceRequest, data: bytes) -> None:
+    async def _rounds(
+        self, session: aiohttp.ClientSession, index: int, first: TraceRequest, ids: list[int], data: bytes
+    ) -> None:
+        """Send a request, and the later rounds of its session; those after a round that failed fail too, unsent."""
+        error = await self._one(session, index, first, data)
+        osl_tokens = first.osl_tokens
+        for number, later in enumerate(first.rounds, start=index + 1):
+            so_far = ids + _tokens(osl_tokens, self._seed, number, 2)
+            ids = so_far[: later.history(len(so_far))] + _tokens(later.new_tokens, self._seed, number, 0)
+            osl_tokens = later.osl_tokens
+            arrival_s = time.perf_counter() - self._start_s + (0.0 if error else later.gap_s)
+            request = TraceRequest(arrival_s, len(ids), osl_tokens)
+            if error:
+                lost = Answer()
+                lost.error = "not sent: an earlier round of its session failed"
+                self._write(self._record(number, request, lost))
+                continue
+            data = body(ids, osl_tokens, self._model)
+            await asyncio.sleep(self._start_s + arrival_s - time.perf_counter())
+            error = await self._one(session, number, request, data)
+
+    async def _one(self, session: aiohttp.ClientSession, index: int, request: TraceRequest, data: bytes) -> str | None:
+        """Send one request, write what became of it, and return its error."""
         answer = Answer()
         try:
             await self._stream(session, data, answer)
         except (aiohttp.ClientError, TimeoutError, ValueError, KeyError) as error:
             answer.error = f"{type(error).__name__}: {error}"
-        self._write(self._record(index, request, answer))
+        record = self._record(index, request, answer)
+        self._write(record)
+        return None if record["error"] is None else str(record["error"])
 
     async def _stream(self, session: aiohttp.ClientSession, data: bytes, answer: Answer) -> None:
         headers = {"Content-Type": "application/json"}
@@ -205,7 +234,7 @@ def main(arguments: list[str] | None = None) -> int:
         return 2
     with options.out.open("w", encoding="utf-8") as out:
         lasts_s = max((request.arrival_s for request in requests), default=0.0)
-        out.write(json.dumps({"requests": len(requests), "lasts_s": lasts_s}) + "\n")
+        out.write(json.dumps({"requests": transform.total(requests), "lasts_s": lasts_s}) + "\n")
         out.flush()
         # End of file instead of a line: whoever was to say go has died.
         if options.hold and not sys.stdin.readline():

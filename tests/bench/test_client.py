@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from pdplugins.bench.client import Answer, Client, body, load, prompt
 from pdplugins.bench.jsonl import write_mooncake
-from pdplugins.types import TraceRequest
+from pdplugins.types import Round, TraceRequest
 
 
 def event(data: dict[str, Any] | str) -> bytes:
@@ -89,7 +89,7 @@ def test_requests_share_a_prefix_where_the_trace_does_and_nowhere_else() -> None
 
 def test_the_output_length_is_pinned() -> None:
     """No stop token may end a request early."""
-    sent = json.loads(body(TraceRequest(0, 4, 17), 0, 0, "m"))
+    sent = json.loads(body([1, 2, 3, 4], 17, "m"))
     assert (sent["max_tokens"], sent["min_tokens"], sent["ignore_eos"], sent["stream"]) == (17, 17, True, True)
     assert len(sent["prompt"]) == 4
 
@@ -152,6 +152,35 @@ def test_requests_leave_on_time_whether_or_not_others_came_back() -> None:
         assert record["osl_tokens"] == 2
         assert 0 <= first - record["arrival_s"] < 0.25
         assert second - first == pytest.approx(0.3, abs=0.2)
+
+
+def test_a_round_of_a_session_waits_for_the_answer_and_its_gap_and_repeats_the_history() -> None:
+    prompts: list[list[int]] = []
+
+    async def answer(request: web.Request, number: int) -> web.StreamResponse:
+        prompts.append((await request.json())["prompt"])
+        return await stream(request, token("a"), token("b"), ending(2), pause_s=0.05)
+
+    rounds = (Round(0.2, 5, 2), Round(0.0, 5, 2, history_tokens=4))
+    first, second, third, other = asyncio.run(
+        replay(answer, [TraceRequest(0.0, 10, 2, session="s", rounds=rounds), TraceRequest(0.1, 3, 2)])
+    )
+    assert [len(ids) for ids in prompts] == [10, 3, 17, 9]
+    assert prompts[2][:10] == prompts[0]
+    assert prompts[3][:4] == prompts[0][:4]
+    assert second["arrival_s"] == pytest.approx(first["finished_s"] + 0.2, abs=0.05)
+    assert third["arrival_s"] >= second["finished_s"] - 0.01
+    assert [r["error"] for r in (first, second, third, other)] == [None] * 4
+    assert other["arrival_s"] == 0.1
+
+
+def test_rounds_after_one_that_failed_fail_unsent() -> None:
+    async def refuse(request: web.Request, number: int) -> web.StreamResponse:
+        return web.Response(status=503, text="no worker")
+
+    first, *later = asyncio.run(replay(refuse, [TraceRequest(0.0, 10, 2, rounds=(Round(9.0, 5, 2),) * 2)]))
+    assert first["error"] == "HTTP 503: no worker"
+    assert [r["error"] for r in later] == ["not sent: an earlier round of its session failed"] * 2
 
 
 def test_whatever_goes_wrong_with_one_request_is_its_own_error() -> None:

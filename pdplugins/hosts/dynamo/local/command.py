@@ -44,7 +44,7 @@ def serve(  # noqa: PLR0913 - the options of a command
     ] = LEAST_STARTUP_S,
     replay: Annotated[
         str | None,
-        typer.Option(metavar="TRACE", help="Replay an Azure CSV, a Mooncake JSONL, or 'synthetic', then leave."),
+        typer.Option(metavar="TRACE", help="Replay a trace or workload (docs/workloads.md), then leave."),
     ] = None,
     duration: Annotated[float | None, typer.Option(min=0.001, help="Seconds of the trace to replay; else all.")] = None,
     speed: Annotated[float, typer.Option(min=0.001, help="Replay this much faster.")] = 1.0,

@@ -39,7 +39,7 @@ def replay(  # noqa: PLR0913 - the options of a command
             "dyn-sla[:constant|arima|kalman|prophet]; dyn-sla+load[:predictor]."
         ),
     ] = "dopd",
-    trace: Annotated[Path, typer.Option(help="Azure CSV, Mooncake JSONL, or 'synthetic'.")],
+    trace: Annotated[Path, typer.Option(help="A trace or workload, see docs/workloads.md.")],
     out: Annotated[Path | None, typer.Option("--json", metavar="OUT", help="Write the result there.")] = None,
     config: Annotated[str | None, typer.Option(help="Config file, or the name of a shipped one.")] = None,
     settings: Annotated[
