@@ -59,7 +59,7 @@ class DynaServeRouter:
         self._settings = settings
         self._predictor = ExecutionPredictor(deployment)
         self._lengths = build_predictor(settings)
-        self._workers: tuple[WorkerView, ...] = ()
+        self._workers: tuple[WorkerView, ...] | None = None
         self._servers: dict[str, Server] = {}
         self._pools: tuple[Sequence[Server], Sequence[Server]] = ((), ())
         self._turns = 0
@@ -138,13 +138,21 @@ class DynaServeRouter:
     # --- Algorithm 1 -----------------------------------------------------------------------------------------------
 
     def _split(self, prompt: int, length: int, first: Server, second: Server) -> int:
-        """Return the token at which both workers would finish together (lines 3 to 10)."""
+        """Return the token at which both workers would finish together (lines 3 to 10).
+
+        Of the splits that were tried it is the one after which the later of the two finishes first: where the time
+        jumps, as between the last prompt token and the first one decoded, halves do not approach the best split.
+        """
         span, settings = self._predictor.span, self._settings
         ratio, low, high = prompt / length, 0.0, 1.0
+        best, best_s = prompt, math.inf
         for _ in range(settings.probes):
             split = math.ceil(ratio * length)
             t1 = first.work.with_s(span(prompt, 0, split))
             t2 = second.work.with_s(span(prompt, split, length))
+            later_s = t1 if t1 > t2 else t2
+            if later_s < best_s:
+                best, best_s = split, later_s
             if abs(t1 - t2) < settings.tolerance_s:
                 break
             if t1 > t2:
@@ -152,7 +160,7 @@ class DynaServeRouter:
             else:
                 low = ratio
             ratio = (low + high) / 2
-        return math.ceil(ratio * length)
+        return best
 
     def _whole(self, prompt: int, length: int, server: Server, now_s: float) -> Placement:
         """Let one worker do all of it."""
