@@ -3,7 +3,8 @@
 Eq. 5 as printed bounds Z by the P95 latency of *one* replica of each degree in use, whatever the load: one replica of
 the fastest degree is then always optimal. Here the coefficients know how load is shared. A group of k replicas of
 degree n that takes a share of the traffic has a P95 latency tau(n, k, share), which the simulator tells beforehand; the
-program chooses groups. It stays linear, because each (n, k, share) is one binary variable.
+program chooses groups. A decode group may also take a share of the prefills, as Algorithm 1 lets it. The program stays
+linear, because each group at each share is one binary variable.
 """
 
 from __future__ import annotations
@@ -51,6 +52,8 @@ class Option:
     """Of `SHARES`."""
     p95: float
     """tau(n, k, share): P95 latency over its SLO."""
+    local: int = 0
+    """Of `SHARES`: the share of the prefills that a decode group takes too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,10 +101,10 @@ def best_plans(options: Sequence[Option], gpus: int, count: int) -> list[Deploym
 
 def _useful(options: Sequence[Option], gpus: int) -> Iterator[Option]:
     """Leave out what does not fit, and groups that are no better than a smaller one with the same degree and share."""
-    best: dict[tuple[Role, int, int], float] = {}
+    best: dict[tuple[Role, int, int, int], float] = {}
     for option in sorted(options, key=lambda o: o.group.replicas):
         group = option.group
-        key = group.role, group.degree, option.share
+        key = group.role, group.degree, option.share, option.local
         if group.gpus < gpus and option.p95 < 0.98 * best.get(key, np.inf):
             best[key] = option.p95
             yield option
@@ -109,18 +112,17 @@ def _useful(options: Sequence[Option], gpus: int) -> Iterator[Option]:
 
 def _promising(options: tuple[Option, ...], gpus: int, count: int) -> tuple[Option, ...]:
     """Leave out what is worse than `count` plans that are easy to find: those with one degree in each phase."""
-    alone = {
-        role: [option for option in options if option.group.role is role and option.share == SHARES] for role in Role
-    }
-    found = sorted(
-        max(prefill.p95, decode.p95)
-        for prefill in alone[Role.PREFILL]
-        for decode in alone[Role.DECODE]
-        if prefill.group.gpus + decode.group.gpus <= gpus
-    )
+    of = {role: [option for option in options if option.group.role is role] for role in Role}
+    found: dict[tuple[Group, Group], float] = {}
+    for decode in of[Role.DECODE]:
+        for prefill in of[Role.PREFILL] if decode.share == SHARES else ():
+            pair = prefill.group, decode.group
+            if prefill.share + decode.local == SHARES and prefill.group.gpus + decode.group.gpus <= gpus:
+                found[pair] = min(max(prefill.p95, decode.p95), found.get(pair, np.inf))
     if len(found) < count:
         return options
-    return tuple(option for option in options if option.p95 <= found[count - 1])
+    enough = sorted(found.values())[count - 1]
+    return tuple(option for option in options if option.p95 <= enough)
 
 
 class _Program:
@@ -133,10 +135,13 @@ class _Program:
         self._low: list[float] = []
         self._high: list[float] = []
         self._constrain(np.array([float(option.group.gpus) for option in options]), 0, gpus)  # (C3)
+        decodes = np.array([option.group.role is Role.DECODE for option in options])
+        shares, local = (np.array([float(getattr(o, name)) for o in options]) for name in ("share", "local"))
+        self._constrain(shares * decodes, SHARES, SHARES)  # all decodes are served, so there is an instance
+        self._constrain(shares * ~decodes + local, SHARES, np.inf)  # so are all prefills
+        self._constrain(~decodes * 1.0, 1, np.inf)  # at least one instance, though all were local
         for role in Role:
             in_phase = np.array([option.group.role is role for option in options])
-            shares = np.array([float(option.share) for option in options])
-            self._constrain(shares * in_phase, SHARES, SHARES)  # all traffic is served, so each phase has an instance
             for degree in sorted({option.group.degree for option in options}):
                 group = in_phase & np.array([option.group.degree == degree for option in options])
                 if group.any():

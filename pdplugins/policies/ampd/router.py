@@ -113,8 +113,8 @@ class AmpdRouter:
             return decode, "local: no prefill worker"
         new = request.prompt_tokens - history
         if not self._local:
-            worker, remote_s = self._cheapest_remote(request.prompt_tokens, history, new)
-            return worker or decode, f"remote: {remote_s:.3f} s"
+            remote, remote_s = self._cheapest_remote(request.prompt_tokens, history, new)
+            return remote or decode, f"remote: {remote_s:.3f} s"
         if self._has_itl_slack(decode):  # line 4
             return decode, "local: ITL slack"  # line 5
         local_s = self._local_s(decode, history, new)  # line 6

@@ -65,6 +65,16 @@ def test_more_load_takes_more_replicas_not_one_of_the_best_degree() -> None:
     assert light.p95 < heavy.p95
 
 
+def test_decode_workers_that_may_prefill_free_gpus_for_the_other_phase() -> None:
+    """Half of the prefills on decode workers that have time for them: prefill needs half of its workers."""
+    known = options(16, {Role.PREFILL: 8.0, Role.DECODE: 0.1}, degrees=(1,))
+    group = Group(Role.DECODE, 1, 6)
+    shared = [*known, Option(group, SHARES, 3.0, local=SHARES // 2)]
+    apart, together = best_plans(known, 16, 1)[0], best_plans(shared, 16, 1)[0]
+    assert together.p95 < apart.p95
+    assert together.of(Role.DECODE) == (group,)
+
+
 def test_degrees_are_mixed_where_that_is_better() -> None:
     """Seven GPUs for prefill at a load that needs them all: a worker of 4, one of 2 and one of 1 use every one."""
     plan = best_plans(options(8, {Role.PREFILL: 5.0, Role.DECODE: 0.1}), 8, 1)[0]
