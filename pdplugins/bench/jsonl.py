@@ -25,7 +25,7 @@ BLOCK_TOKENS = 512
 def mooncake_jsonl(_settings: NoSettings, path: Path) -> Iterator[TraceRequest]:
     """Read a Mooncake trace. Raises TraceError with file, line and field for what is malformed."""
     for number, line in rows.lines(path):
-        if not line.strip():
+        if line.isspace():
             continue
         try:
             row = json.loads(line)
@@ -39,7 +39,7 @@ def mooncake_jsonl(_settings: NoSettings, path: Path) -> Iterator[TraceRequest]:
 
 def _request(path: Path, number: int, row: dict[str, Any]) -> TraceRequest:
     blocks = row.get("hash_ids", [])
-    if not isinstance(blocks, list) or not all(isinstance(b, int) and not isinstance(b, bool) for b in blocks):
+    if not isinstance(blocks, list) or not set(map(type, blocks)) <= {int}:
         raise rows.malformed(path, number, "hash_ids", blocks, "a list of whole numbers")
     session, later = row.get("session"), row.get("rounds", [])
     if not isinstance(session, str | None):
@@ -52,7 +52,9 @@ def _request(path: Path, number: int, row: dict[str, Any]) -> TraceRequest:
         osl_tokens=rows.tokens(path, number, "output_length", row.get("output_length")),
         blocks=tuple(blocks),
         session=session,
-        rounds=tuple(_round(path, number, f"rounds[{index}]", part) for index, part in enumerate(later)),
+        rounds=tuple(_round(path, number, f"rounds[{index}]", part) for index, part in enumerate(later))
+        if later
+        else (),
     )
 
 

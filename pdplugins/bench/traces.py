@@ -8,8 +8,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Iterable
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -189,6 +189,9 @@ def _accepts(registry: Registry, name: str, path: Path) -> bool:
 
 def from_zero(requests: Iterable[TraceRequest]) -> list[TraceRequest]:
     """Return the requests by arrival, the first one at 0."""
-    ordered: Sequence[TraceRequest] = sorted(requests, key=lambda request: request.arrival_s)
+    ordered = sorted(requests, key=attrgetter("arrival_s"))
     start_s = ordered[0].arrival_s
-    return [replace(request, arrival_s=round(request.arrival_s - start_s, 6)) for request in ordered]
+    return [
+        TraceRequest(round(r.arrival_s - start_s, 6), r.isl_tokens, r.osl_tokens, r.blocks, r.session, r.rounds)
+        for r in ordered
+    ]

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pdplugins import hookimpl
-from pdplugins.bench import jsonl, plugin, traces
+from pdplugins.bench import azure, jsonl, plugin, traces
 from pdplugins.errors import ConfigError, TraceError
 from pdplugins.registry import Plugin, default_registry
 from pdplugins.types import TraceRequest
@@ -149,3 +149,27 @@ def test_what_is_written_reads_back(tmp_path_factory: pytest.TempPathFactory, ma
 
 def test_the_workloads_are_registered() -> None:
     assert {"azure-csv", "mooncake-jsonl", "synthetic"} <= set(default_registry().names("workload"))
+
+
+@pytest.mark.parametrize("zone", ["", "+00:00", "+02:00"])
+def test_a_large_azure_trace_reads_the_same_at_once_as_line_by_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, zone: str
+) -> None:
+    stamps = ("2023-11-16 18:17:03.9799609", "2023-11-16 18:17:04", "2023-11-16 18:59:59.1")
+    rows = "".join(f"{stamp}{zone},{isl},7\n" for isl, stamp in enumerate(stamps, start=1))
+    path = write(tmp_path, "TIMESTAMP,ContextTokens,GeneratedTokens\n" + rows)
+    slow = traces.read(path)
+    monkeypatch.setattr(azure, "LARGE_BYTES", 0)
+    assert azure._at_once(path) is not None
+    assert traces.read(path) == slow
+
+
+@pytest.mark.parametrize(
+    "line", ["yesterday,1,1", "2023-11-16 18:17:05,many,1", "2023-11-16 18:17:05,5,0", "x,5", ",5,5"]
+)
+def test_what_is_malformed_in_a_large_trace_is_named_as_well(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: str
+) -> None:
+    monkeypatch.setattr(azure, "LARGE_BYTES", 0)
+    with pytest.raises(TraceError, match="line 4, column"):
+        traces.read(write(tmp_path, f"{AZURE}{line}\n"))
