@@ -12,6 +12,9 @@ from pdplugins.sim.routing import Routing
 from pdplugins.sim.settings import SimSettings
 from pdplugins.sim.window import Window
 
+PUSH_TOKENS = 64
+"""Decoded tokens whose KV cache is sent together, where it is sent chunk by chunk. A link moves them in far less time
+than it takes to decode as many, so that only the last, unfinished chunk is left to send at the end."""
 
 class Dispatcher:
     """The owner of all engines: see `pdplugins.sim.engine.Owner`."""
@@ -28,6 +31,9 @@ class Dispatcher:
         self.more = True
         """Whether the workload has more."""
         self.retries = 0
+        self.handoffs = 0
+        self.handoff = 0
+        """Time between the end of a request's part on its first worker and its arrival on the second, over all."""
         self.last_end = 0
         self._fleet = fleet
         self._routing = routing
@@ -155,9 +161,12 @@ class Dispatcher:
         """Take a request with its KV cache to `second`, which reserves room before anything is sent."""
         flight.sink, flight.landing = second, flight.beyond()
         flight.stop = flight.osl
+        flight.queued = self.events.now
         if not flight.reserved and not self._reserve(flight, second.engine):
             return
         if flight.transfer is None:
+            if flight.sent >= flight.isl:  # whole chunks of what was decoded here went while the next ones were decoded
+                flight.sent = max(flight.sent, flight.landing[0] - flight.landing[0] % PUSH_TOKENS)
             self._send(flight, flight.landing[0] - flight.sent)
 
     def _watch(self, second: Worker) -> None:
@@ -221,7 +230,7 @@ class Dispatcher:
                 self._send(flight, ready - flight.sent)
 
     def chunk_done(self, flight: Flight, engine: Engine) -> None:
-        """Send what is computed of a prompt, while the rest computes."""
+        """Send what is computed of a prompt, while the rest computes, or while its first tokens are decoded here."""
         second = flight.second
         if not self._settings.overlap or second is None or second.engine is engine or second.gone:
             return
@@ -255,6 +264,8 @@ class Dispatcher:
                 source.settle()
                 source.kv.drop(flight.arrival.session)
         else:
+            self.handoffs += 1
+            self.handoff += self.events.now - flight.queued
             source.release(flight)
             self._left(flight.first)
             flight.first = None

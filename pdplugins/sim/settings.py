@@ -62,4 +62,8 @@ class Outcome:
     scaling: list[Scaling]
     preemptions: int
     retries: int
+    handoffs: int
+    """Requests that went on to a second worker."""
+    handoff_s: float
+    """Seconds that they were on their way, over all: room to wait for, and KV cache that had not been sent before."""
     events: int

@@ -148,5 +148,7 @@ class Simulation:
             scaling=sorted(changes, key=lambda change: change.at_s),
             preemptions=self._fleet.preemptions,
             retries=dispatcher.retries,
+            handoffs=dispatcher.handoffs,
+            handoff_s=seconds(dispatcher.handoff),
             events=self._events.sequence,
         )

@@ -209,6 +209,7 @@ class PlainEngine:
                 self.part_done(flight)
             else:
                 self.keep(flight)
+                self.owner.chunk_done(flight, self)
         leaving = [flight for flight in self.running if flight.emitted == flight.stop]
         self.running = [flight for flight in self.running if flight.emitted < flight.stop]
         for flight in leaving:
