@@ -15,13 +15,17 @@ from pdplugins import hookimpl
 from pdplugins.errors import ConfigError
 
 if TYPE_CHECKING:
+    from pdplugins.bench.transform import Transform
     from pdplugins.sim.compare import Plan
     from pdplugins.sim.options import Overrides
     from pdplugins.sim.ranking import Run
 
 CONFIG = "A config file, or the name of a shipped one."
 Trace = Annotated[str, typer.Option(help="Trace or workload file, a shipped workload, or 'synthetic'.")]
-Rate = Annotated[float | None, typer.Option(help="Mean requests/s: arrival times are scaled to it.")]
+Rate = Annotated[float | None, typer.Option(help="Mean arrivals/s: arrival times are scaled to it.")]
+ClipS = Annotated[float | None, typer.Option(help="Only what arrives in the first seconds, at that rate.")]
+MaxRequests = Annotated[int | None, typer.Option(help="Only the first requests or sessions.")]
+MaxContext = Annotated[int | None, typer.Option(help="Longest prompt plus output, tokens.")]
 Gpus = Annotated[int | None, typer.Option(min=2, help="GPUs of all workers; the pools keep their share of them.")]
 Profile = Annotated[str | None, typer.Option(help="Performance profile, <gpu>/<model>.")]
 Prefill = Annotated[int | None, typer.Option(min=1, help="Prefill workers at start.")]
@@ -47,6 +51,9 @@ def simulate(  # noqa: PLR0913 - the options of a command
     *,
     trace: Trace = "synthetic",
     rate: Rate = None,
+    clip_s: ClipS = None,
+    max_requests: MaxRequests = None,
+    max_context: MaxContext = None,
     gpus: Gpus = None,
     profile: Profile = None,
     prefill: Prefill = None,
@@ -59,15 +66,17 @@ def simulate(  # noqa: PLR0913 - the options of a command
     records: Records = None,
 ) -> None:
     """Simulate a trace on the workers and policies of a config."""
-    from pdplugins.sim import compare as runs  # noqa: PLC0415 - a command loads what it needs when it runs
+    from pdplugins.bench.transform import Transform  # noqa: PLC0415 - a command loads what it needs when it runs
+    from pdplugins.sim import compare as runs  # noqa: PLC0415
     from pdplugins.sim import recordfile, terminal  # noqa: PLC0415
     from pdplugins.sim.options import Overrides  # noqa: PLC0415
 
     _check_folders(out, report, records)
     if records is not None:
         recordfile.check(records)
+    changes = Transform.of(rate=rate, clip_s=clip_s, max_requests=max_requests, max_context_tokens=max_context)
     plan = _plan(
-        [config], trace, rate, seed, report is not None, Overrides(gpus, profile, prefill, decode, settings or ())
+        [config], trace, changes, seed, report is not None, Overrides(gpus, profile, prefill, decode, settings or ())
     )
     with terminal.progress([config]) as shares:
         run, outcome = runs.run_one(plan, config, lambda share: shares([share]))
@@ -84,6 +93,9 @@ def compare(  # noqa: PLR0913 - the options of a command
     *,
     trace: Trace = "synthetic",
     rate: Rate = None,
+    clip_s: ClipS = None,
+    max_requests: MaxRequests = None,
+    max_context: MaxContext = None,
     gpus: Gpus = None,
     profile: Profile = None,
     prefill: Prefill = None,
@@ -96,14 +108,16 @@ def compare(  # noqa: PLR0913 - the options of a command
     jobs: Jobs = None,
 ) -> None:
     """Simulate a trace under several configs, and mark the best of each metric."""
-    from pdplugins.results import write_whole  # noqa: PLC0415 - a command loads what it needs when it runs
+    from pdplugins.bench.transform import Transform  # noqa: PLC0415 - a command loads what it needs when it runs
+    from pdplugins.results import write_whole  # noqa: PLC0415
     from pdplugins.sim import terminal  # noqa: PLC0415
     from pdplugins.sim.compare import as_json, run_all  # noqa: PLC0415
     from pdplugins.sim.options import Overrides  # noqa: PLC0415
 
     _check_folders(out, report)
+    changes = Transform.of(rate=rate, clip_s=clip_s, max_requests=max_requests, max_context_tokens=max_context)
     plan = _plan(
-        configs, trace, rate, seed, report is not None, Overrides(gpus, profile, prefill, decode, settings or ())
+        configs, trace, changes, seed, report is not None, Overrides(gpus, profile, prefill, decode, settings or ())
     )
     with terminal.progress(list(plan.configs)) as shares:
         runs = run_all(plan, jobs or os.cpu_count() or 1, shares)
@@ -113,32 +127,27 @@ def compare(  # noqa: PLR0913 - the options of a command
     _finish(runs, report)
 
 
-def _plan(
-    names: Sequence[str], trace: str, rate: float | None, seed: int, watch: bool, overrides: Overrides
-) -> Plan:
+def _plan(names: Sequence[str], trace: str, changes: Transform, seed: int, watch: bool, overrides: Overrides) -> Plan:
     """Read the configs and the trace. Raises ConfigError or TraceError."""
     from pdplugins.bench import traces  # noqa: PLC0415
-    from pdplugins.bench.transform import Transform  # noqa: PLC0415
     from pdplugins.sim.compare import Plan  # noqa: PLC0415
     from pdplugins.sim.options import configured  # noqa: PLC0415
 
-    if rate is not None and not 0 < rate < float("inf"):
-        raise ConfigError(f"--rate {rate}: it must be a number of requests per second above 0")
     return Plan(
         configs={name: configured(name, overrides) for name in names},
-        trace=Transform(rate=rate).apply(traces.read(trace)),
+        trace=changes.apply(traces.read(trace)),
         trace_name=Path(trace).name,
         command=shlex.join(["pdplugins", *sys.argv[1:]]),
         seed=seed,
         watch=watch,
-        rate=rate,
+        rate=changes.rate,
     )
 
 
 def _with_regret(runs: list[Run], plan: Plan, wanted: bool) -> list[Run]:
     if not wanted:
         return runs
-    from pdplugins.sim.bound import with_regret  # noqa: PLC0415
+    from pdplugins.sim.bound.api import with_regret  # noqa: PLC0415
 
     return with_regret(runs, plan)
 
