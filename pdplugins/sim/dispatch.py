@@ -110,16 +110,15 @@ class Dispatcher:
         if source.gone or not (tokens := self._held(flight, source)):
             flight.history = None  # it has gone meanwhile, and is computed anew
             return False
-        ahead = sum(other.target - other.landing[0] for other in first.reading)
+        ahead = sum(other.target - other.landing[0] for other in engine.reading)
         ahead += sum(other.target - other.done - other.chunk for other in engine.prefilling)
         if ahead >= self._settings.engine.step_tokens or not engine.reserve(flight, flight.target):
             return False
         engine.withdraw(flight)
-        flight.history, flight.expected = None, 0
+        flight.history = None
         flight.engine, flight.sent = source.engine, 0
         flight.state = State.MOVING
         flight.sink, flight.landing = first, (tokens, flight.target)
-        first.reading.append(flight)
         self._send(flight, tokens)
         return True
 
@@ -259,7 +258,7 @@ class Dispatcher:
             return
         source, sink = flight.engine, flight.sink
         if sink is flight.first:
-            sink.reading.remove(flight)
+            sink.engine.read(flight)
             if flight.second is None or flight.second.engine is not source:  # where it decodes it stays
                 source.settle()
                 source.kv.drop(flight.arrival.session)
@@ -367,8 +366,8 @@ class Dispatcher:
             flight.transfer = None
         sink = flight.sink
         if sink is not None and not sink.gone:
-            if flight in sink.reading:
-                sink.reading.remove(flight)
+            if flight in sink.engine.reading:
+                sink.engine.read(flight)
             if flight.waits:
                 sink.engine.incoming.remove(flight)
             if flight.reserved:

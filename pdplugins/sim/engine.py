@@ -67,11 +67,17 @@ class Engine(Runner):
             self._resume()
 
     def withdraw(self, flight: Flight) -> None:
-        """Take a request out of the queue: it comes back when its history has been read."""
+        """Take a request out of the queue while its history is read; it still counts as waiting."""
         self.queue.remove(flight)
+        self.reading.append(flight)
+
+    def read(self, flight: Flight) -> None:
+        """Forget a request whose history has been read, or will not be."""
+        self.reading.remove(flight)
         load = self.view.load
         load.queued_requests -= 1
         load.queued_tokens -= flight.target - flight.done - flight.expected
+        flight.expected = 0
 
     def reserve(self, flight: Flight, tokens: int) -> bool:
         """Take room for a request that comes with its KV cache. False when it has to wait: see `Owner.room`.

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 from heapq import heappop, heappush
 from typing import Any
 
 from pdplugins.sim.clock import Events, seconds, ticks
 from pdplugins.sim.engine import Engine
-from pdplugins.sim.flight import Flight
 from pdplugins.sim.kv import CachedBlocks, KvCache
 from pdplugins.sim.links import Port
 from pdplugins.sim.steps import StepTimes
@@ -60,8 +59,6 @@ class Worker:
     """Requests that were placed on it and have not left it yet."""
     gone: bool = False
     draining: bool = False
-    reading: list[Flight] = field(default_factory=list)
-    """Requests whose history is on its way here."""
     watched: bool = False
     """Whether a timer runs for the requests that wait for room on it."""
 

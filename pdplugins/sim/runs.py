@@ -30,9 +30,9 @@ class Runner:
 
     __slots__ = (
         "batch", "batching", "began", "coming", "events", "first_tokens", "id", "incoming", "kv", "largest", "line",
-        "lines", "mixed", "mode", "most_steps", "owner", "port", "preemptions", "prefilling", "purge", "queue", "ready",
-        "run_end", "run_steps", "running", "settings", "slow", "spare", "step_from", "step_took", "times", "version",
-        "view",
+        "lines", "mixed", "mode", "most_steps", "owner", "port", "preemptions", "prefilling", "purge", "queue",
+        "reading", "ready", "run_end", "run_steps", "running", "settings", "slow", "spare", "step_from", "step_took", "times",
+        "version", "view",
     )  # fmt: skip
 
     def __init__(  # noqa: PLR0913, PLR0917 - all of it is the simulation's
@@ -59,6 +59,8 @@ class Runner:
         self.batch = DecodeBatch(gaps)
         self.queue: deque[Flight] = deque()
         """Waits for prefill; nothing of it is in the KV cache unless `reserved`."""
+        self.reading: list[Flight] = []
+        """Has its room, and waits for the history of its session."""
         self.prefilling: list[Flight] = []
         """Has its room, and prefills chunk by chunk."""
         self.running: list[Flight] = []

@@ -25,11 +25,11 @@ class PlainLoad:
 
     @property
     def queued_requests(self) -> int:
-        return len(self._engine.queue)
+        return len(self._engine.queue) + len(self._engine.reading)
 
     @property
     def queued_tokens(self) -> int:
-        waiting = (*self._engine.queue, *self._engine.prefilling)
+        waiting = (*self._engine.queue, *self._engine.reading, *self._engine.prefilling)
         return sum(flight.target - flight.done - flight.chunk - flight.expected for flight in waiting)
 
     @property
@@ -85,6 +85,7 @@ class PlainEngine:
         self.largest = kv.capacity - self.spare
         self.queue: deque[Flight] = deque()
         self.prefilling: list[Flight] = []
+        self.reading: list[Flight] = []
         self.ready: deque[Flight] = deque()
         self.running: list[Flight] = []
         self.incoming: deque[Flight] = deque()
@@ -143,6 +144,11 @@ class PlainEngine:
 
     def withdraw(self, flight: Flight) -> None:
         self.queue.remove(flight)
+        self.reading.append(flight)
+
+    def read(self, flight: Flight) -> None:
+        self.reading.remove(flight)
+        flight.expected = 0
 
     def keep(self, flight: Flight) -> None:
         flight.state = State.READY
