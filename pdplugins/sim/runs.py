@@ -31,8 +31,8 @@ class Runner:
     __slots__ = (
         "batch", "batching", "began", "coming", "events", "first_tokens", "id", "incoming", "kv", "largest", "line",
         "lines", "mixed", "mode", "most_steps", "owner", "port", "preemptions", "prefilling", "purge", "queue",
-        "reading", "ready", "run_end", "run_steps", "running", "settings", "slow", "spare", "step_from", "step_took", "times",
-        "version", "view",
+        "reading", "ready", "run_end", "run_steps", "running", "settings", "slow", "spare", "step_from", "step_took",
+        "times", "version", "view",
     )  # fmt: skip
 
     def __init__(  # noqa: PLR0913, PLR0917 - all of it is the simulation's
