@@ -1,0 +1,77 @@
+"""Adds ``pdplugins validate``."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from pdplugins import hookimpl
+from pdplugins.errors import ConfigError
+
+validate = typer.Typer(
+    no_args_is_help=True, help="Hold the simulator against measurements, Dynamo's replay and the papers."
+)
+Out = Annotated[Path | None, typer.Option("--json", metavar="OUT", help="Write the whole report there.")]
+Seed = Annotated[int, typer.Option(min=0, help="Seed of the split and of every length.")]
+
+
+@hookimpl
+def pd_register_commands(app: typer.Typer) -> None:
+    """Add the commands."""
+    app.add_typer(validate, name="validate")
+
+
+@validate.command()
+def silicon(
+    rows: Annotated[Path, typer.Argument(metavar="FILE", help="aiconfigurator's measured rows (silicon CSV).")],
+    *,
+    leave_one_out: Annotated[bool, typer.Option(help="Also fit without each model, and report on it.")] = False,
+    seed: Seed = 0,
+    out: Out = None,
+) -> None:
+    """Predict measured TTFT and TPOT of closed-loop clients on one engine: fit on half the rows, report the other."""
+    from pdplugins.sim.validate import report  # noqa: PLC0415 - a command loads what it needs when it runs
+    from pdplugins.sim.validate.rows import read_rows  # noqa: PLC0415
+
+    _folder(out)
+    read = read_rows(rows)
+    found = report.silicon(read, seed)
+    if leave_one_out:
+        found["leave_one_out"] = report.leave_one_out(read, seed)
+    _say("all rows", found)
+    _say("without doubtful rows", found["clean"])
+    for name in ("model", "system", "engine", "source"):
+        for value, figures in found[f"by_{name}"].items():
+            _say(f"{name} {value}", figures)
+    for model, figures in found.get("leave_one_out", {}).items():
+        _say(f"fitted without {model}", figures)
+    _write(out, found, seed)
+
+
+def _say(what: str, figures: dict[str, Any]) -> None:
+    errors = (f"{name.upper()} {figures[name]['median_abs_error']:6.1%}" for name in ("ttft", "tpot"))
+    typer.echo(f"{what:36s} {figures['rows']:4d} rows, median absolute error of {' and '.join(errors)}")
+
+
+def _folder(out: Path | None) -> None:
+    if out is not None and not out.resolve().parent.is_dir():
+        raise ConfigError(f"--json {out}: there is no folder {out.parent}; create it first")
+
+
+def _write(out: Path | None, found: dict[str, Any], seed: int | None) -> None:
+    from pdplugins.results import commit  # noqa: PLC0415
+
+    facts: dict[str, Any] = {"kind": "simulated", "command": _command(), "commit": commit(), "seed": seed}
+    if out is not None:
+        out.write_text(json.dumps({**found, **facts}, indent=1) + "\n", encoding="utf-8")
+
+
+def _command() -> str:
+    named: Callable[[str], str] = lambda argument: Path(argument).name if "/" in argument else argument  # noqa: E731
+    return shlex.join(["pdplugins", *map(named, sys.argv[1:])])
