@@ -1,16 +1,23 @@
-"""Writes a performance model as the timing table that Dynamo's mocker and replay read (``planner_profile_data``).
+"""Timing tables of Dynamo: the one of its mocker and replay (``planner_profile_data``), and those of its profiler.
 
-With it the mocker, the replay and the planner share one truth. The file has the five keys of the mocker's own format
+With it the mocker, the replay and the planner share one truth. The mocker's file has five keys
 (``dynamo/mocker/utils/planner_profiler_perf_data_converter.py`` of ai-dynamo 1.4.2); the mocker interpolates linearly
 in the sum of prompt tokens of a prefill step, and bilinearly in (active KV tokens, mean context) of a decode step.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+from zipfile import BadZipFile
 
 import numpy as np
 
+from pdplugins.errors import ConfigError
+from pdplugins.perf.draft import BATCHES
+from pdplugins.perf.table import Curve
 from pdplugins.types import PerfModel
 
 LONG_TOKENS = (65_536, 131_072)
@@ -39,3 +46,77 @@ def export_npz(perf: PerfModel, path: Path, prefill_tp: int, decode_tp: int) -> 
 
 def _log_spaced(first: int, last: int, count: int) -> list[int]:
     return [int(x) for x in np.unique(np.geomspace(first, last, count).astype(int))]
+
+
+@dataclass(frozen=True, slots=True)
+class NpzTables:
+    """A prefill and a decode table as a profile file has them."""
+
+    prefill: dict[str, Any]
+    decode: dict[str, Any]
+    kv_tokens: int | None
+    """Tokens of KV cache that the engine held; None when the file does not say."""
+    notes: tuple[str, ...]
+
+
+def read_npz(path: Path) -> NpzTables:
+    """Read the mocker's ``.npz`` file, or the folder that Dynamo's profiler left.
+
+    Raises ConfigError when it is neither.
+    """
+    if path.is_dir():
+        phases = (path / f"selected_{phase}_interpolation" / "raw_data.npz" for phase in ("prefill", "decode"))
+        prefill, decode = map(_load, phases)
+        return _profiler_tables(path, prefill, decode)
+    return _mocker_tables(path, _load(path))
+
+
+def _load(path: Path) -> Mapping[str, Any]:
+    try:
+        with np.load(path) as file:
+            return dict(file)
+    except (OSError, ValueError, BadZipFile, TypeError) as error:
+        said = getattr(error, "strerror", None) or "it is no .npz file"
+        raise ConfigError(f"{path}: {said}; give the mocker's .npz or the folder of Dynamo's profiler") from None
+
+
+def _mocker_tables(path: Path, data: Mapping[str, Any]) -> NpzTables:
+    try:
+        kv_tokens, contexts = data["decode_active_kv_tokens"], data["decode_context_length"]
+        itl_ms, prefill = data["decode_itl"], _prefill_table(data["prefill_isl"], data["prefill_ttft_ms"])
+    except KeyError as error:
+        raise ConfigError(f"{path}: it has no {error}; the mocker's file has five arrays") from None
+    columns = [Curve(kv_tokens.tolist(), column.tolist()) for column in itl_ms.T]
+    rows = [[_ms(column(batch * c)) for c, column in zip(contexts, columns, strict=True)] for batch in BATCHES]
+    notes = ("a step of k active KV tokens at mean context c is a batch of k / c", f"tables end at {kv_tokens[-1]:.0f}")
+    return NpzTables(prefill, _decode_table(BATCHES, contexts, rows), None, notes)
+
+
+def _profiler_tables(path: Path, prefill: Mapping[str, Any], decode: Mapping[str, Any]) -> NpzTables:
+    try:
+        whole = int(decode["max_kv_tokens"].ravel()[0])
+        points = np.stack([decode["x_kv_usage"] * whole, decode["y_context_length"], decode["z_itl"]], axis=1)
+        table = _prefill_table(prefill["prefill_isl"], prefill["prefill_ttft"])
+    except KeyError as error:
+        raise ConfigError(f"{path}: it has no {error}; give the folder that Dynamo's profiler left") from None
+    contexts = np.unique(points[:, 1])
+    curves = []
+    for context in contexts:
+        here = points[points[:, 1] == context]
+        here = here[np.argsort(here[:, 0])]
+        curves.append(Curve((here[:, 0] / context).tolist(), here[:, 2].tolist()))
+    rows = [[_ms(curve(batch)) for curve in curves] for batch in BATCHES]
+    notes = ("decode is linear in the batch between the measured points of each context, and goes on beyond them",)
+    return NpzTables(table, _decode_table(BATCHES, contexts, rows), whole, notes)
+
+
+def _prefill_table(tokens: Any, times_ms: Any) -> dict[str, Any]:
+    return {"tokens": [float(t) for t in tokens], "raw_ms": [_ms(t) for t in times_ms]}
+
+
+def _decode_table(batches: tuple[int, ...], contexts: Any, rows: list[list[float]]) -> dict[str, Any]:
+    return {"batch": list(batches), "context_tokens": [float(c) for c in contexts], "raw_ms": rows}
+
+
+def _ms(time: Any) -> float:
+    return max(round(float(np.asarray(time).item()), 3), 0.001)

@@ -59,7 +59,7 @@ def test_the_modelled_profile_records_what_it_was_scaled_by() -> None:
     profile = read_profile(data_dir("profiles") / "h100" / "llama-3.1-70b-fp8.json")
     assert profile.kind == "modelled"
     assert "aiconfigurator 0.7.0" in profile.provenance.source
-    assert "from_aiconfigurator.py" in profile.provenance.command
+    assert "from-aiconfigurator" in profile.provenance.command
     for phase, points in profile.scale.points.items():
         mean = sum(point["reference_ms"] / point["raw_ms"] for point in points) / len(points)
         assert getattr(profile.scale, phase) == pytest.approx(mean, rel=1e-3)
@@ -113,5 +113,5 @@ def test_a_config_may_name_a_profile_of_its_own_by_path() -> None:
 
 
 def test_an_unknown_profile_lists_the_shipped_ones() -> None:
-    with pytest.raises(ConfigError, match=r"profile: there is no 'h100/gpt-9'; choose from h100/llama-3\.1-70b-fp8"):
+    with pytest.raises(ConfigError, match=r"profile: there is no 'h100/gpt-9'; choose from .*h100/llama-3\.1-70b-fp8"):
         build_deployment(config.parse({"deployment": {"profile": "h100/gpt-9"}}))

@@ -1,0 +1,125 @@
+"""Profiles from aiconfigurator's measured kernel tables, through an interpreter of their own.
+
+aiconfigurator 0.7.0 pins numpy 1.26, so it may live in another virtual environment than pdplugins.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from pdplugins.errors import ConfigError
+from pdplugins.perf.draft import Knots, Parts, moved, roofline_parts
+from pdplugins.perf.gpus import Gpu
+from pdplugins.perf.profile import Profile
+from pdplugins.perf.roofline import Roofline
+from pdplugins.perf.shapes import Shape
+
+WORKER = Path(__file__).with_name("kernels_worker.py")
+INSTALL = "python3.11 -m venv aic && aic/bin/pip install aiconfigurator==0.7.0, then give --python aic/bin/python"
+QUANTISED = ("nvidia/Llama-3.1-70B-Instruct-FP8",)
+"""Models whose quantisation aiconfigurator knows by their name; for others a config.json is written."""
+SHORTEST_SCALED = 700
+"""Prompts below this are launch-bound, where aiconfigurator's table is uneven; they do not enter the prefill factor."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What to read."""
+
+    model: str
+    shape: Shape
+    gpu: Gpu
+    """A GPU that aiconfigurator has tables for."""
+    tp: tuple[int, ...]
+    backend: str = "sglang"
+    version: str | None = None
+    """Of the tables; the newest when None."""
+    python: str = sys.executable
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What aiconfigurator said."""
+
+    source: str
+    parts: dict[int, Parts]
+
+
+def ask(wanted: Wanted, knots: Knots) -> Found:
+    """Read the tables. Raises ConfigError when aiconfigurator is not there or cannot answer."""
+    with tempfile.TemporaryDirectory() as folder:
+        known = wanted.model in QUANTISED
+        if not known:
+            (Path(folder) / "config.json").write_text(json.dumps(wanted.shape.hugging_face()))
+        asked = {
+            "model": wanted.model if known else folder,
+            "system": wanted.gpu.aiconfigurator,
+            "backend": wanted.backend,
+            "version": wanted.version,
+            "tp": wanted.tp,
+            **asdict(knots),
+        }
+        said = _run(wanted.python, asked)
+    if "missing" in said:
+        raise ConfigError(f"--python {wanted.python}: it has no {said['missing']}; run {INSTALL}")
+    if "error" in said:
+        raise ConfigError(f"aiconfigurator: {wanted.model} on {wanted.gpu.aiconfigurator}: {said['error']}")
+    source = f"{said['tool']}, {wanted.gpu.aiconfigurator}, {wanted.backend} {said['version']} kernel tables"
+    return Found(source, {int(tp): Parts(**parts) for tp, parts in said["parts"].items()})
+
+
+def _run(python: str, asked: Mapping[str, Any]) -> dict[str, Any]:
+    try:
+        done = subprocess.run(
+            [python, str(WORKER)], input=json.dumps(asked), capture_output=True, text=True, check=False
+        )
+        said: dict[str, Any] = json.loads(done.stdout[done.stdout.index("{") :])
+    except OSError as error:
+        raise ConfigError(f"--python {python}: {error.strerror}; run {INSTALL}") from None
+    except ValueError:
+        last = (done.stderr.strip() or "it said nothing").splitlines()[-1]
+        raise ConfigError(f"--python {python}: aiconfigurator failed: {last}") from None
+    return said
+
+
+def on_another(found: Found, wanted: Wanted, target: Gpu, knots: Knots) -> dict[int, Parts]:
+    """Return the parts on `target`: the tables of `wanted.gpu` times the ratio of the two rooflines at every knot."""
+
+    def lines(gpu: Gpu, tp: int) -> Parts:
+        return roofline_parts(Roofline(wanted.shape, gpu, tp), knots)
+
+    return {tp: moved(parts, lines(wanted.gpu, tp), lines(target, tp)) for tp, parts in found.parts.items()}
+
+
+def factors(reference: Profile, wanted: Wanted) -> dict[str, Any]:
+    """Return the mean ratios of the reference profile to aiconfigurator, and the points they were taken at."""
+    prefill, decode = [], []
+    for tp, table in reference.prefill.items():
+        tokens = tuple(int(t) for t in table.tokens if t >= SHORTEST_SCALED)
+        said = _raw(wanted, tp, Knots(tokens, (), ()))["prefill"]["raw_ms"]
+        known = [ms for t, ms in zip(table.tokens, table.raw_ms, strict=True) if t >= SHORTEST_SCALED]
+        for t, ms, raw in zip(tokens, known, said, strict=True):
+            prefill.append({"tp": tp, "tokens": t, "reference_ms": ms, "raw_ms": raw})
+    for tp, steps in reference.decode.items():
+        knots = Knots((), tuple(map(int, steps.context_tokens)), tuple(map(int, steps.batch)))
+        rows = zip(knots.batches, steps.raw_ms, _raw(wanted, tp, knots)["decode"]["raw_ms"], strict=True)
+        for batch, row, found in rows:
+            for context, ms, raw in zip(knots.contexts, row, found, strict=True):
+                cell = {"tp": tp, "batch": batch, "context_tokens": context}
+                decode.append(cell | {"reference_ms": ms, "raw_ms": raw})
+    points: dict[str, list[dict[str, float]]] = {"prefill": prefill, "decode": decode}
+    mean = {name: statistics.fmean(p["reference_ms"] / p["raw_ms"] for p in found) for name, found in points.items()}
+    source = f"mean of reference_ms / raw_ms over the points; reference: {reference.provenance.source}"
+    return mean | {"source": source, "points": points}
+
+
+def _raw(wanted: Wanted, tp: int, knots: Knots) -> dict[str, Any]:
+    return ask(replace(wanted, tp=(tp,)), knots).parts[tp].tables(knots)

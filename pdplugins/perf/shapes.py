@@ -1,0 +1,128 @@
+"""What a model's shape says about its cost: weights, KV cache and arithmetic per token.
+
+Shapes come from the ``config.json`` of the model on Hugging Face; `KNOWN` holds those of the shipped profiles, and
+`read_shape` reads any other of the same kind (a decoder of equal layers, with or without experts).
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pdplugins.errors import ConfigError
+
+BF16_BYTES = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """A transformer decoder."""
+
+    layers: int
+    hidden: int
+    heads: int
+    kv_heads: int
+    ffn: int
+    """Width of the feed-forward part, of one expert where there are several."""
+    vocab: int
+    max_context: int
+    head_dim: int = 128
+    ffn_matrices: int = 3
+    """3 with a gate (SwiGLU), 2 without (OPT)."""
+    experts: int = 1
+    active_experts: int = 1
+    weight_bytes: int = BF16_BYTES
+    """Bytes of one weight of the layers; embeddings are always BF16."""
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        """Bytes of BF16 KV cache of one token, over all layers."""
+        return 2 * self.layers * self.kv_heads * self.head_dim * BF16_BYTES
+
+    @property
+    def attention_weights(self) -> int:
+        """Weights of the four projections of one layer."""
+        return 2 * self.hidden * self.head_dim * (self.heads + self.kv_heads)
+
+    @property
+    def expert_weights(self) -> int:
+        """Weights of the feed-forward part of one layer, of one expert where there are several."""
+        return self.ffn_matrices * self.hidden * self.ffn
+
+    @property
+    def model_bytes(self) -> int:
+        """Bytes of all weights: the layers, and the embedding at either end (stored apart)."""
+        layer = self.attention_weights + self.experts * self.expert_weights
+        return self.layers * layer * self.weight_bytes + 2 * self.vocab * self.hidden * BF16_BYTES
+
+    def hugging_face(self) -> dict[str, Any]:
+        """Return a ``config.json`` that costs the same. Without a gate: a gated layer of equal weights stands in."""
+        mixture = {"num_local_experts": self.experts, "num_experts_per_tok": self.active_experts}
+        return {
+            "architectures": ["MixtralForCausalLM" if self.experts > 1 else "LlamaForCausalLM"],
+            "num_hidden_layers": self.layers,
+            "hidden_size": self.hidden,
+            "num_attention_heads": self.heads,
+            "num_key_value_heads": self.kv_heads,
+            "head_dim": self.head_dim,
+            "intermediate_size": round(self.ffn * self.ffn_matrices / 3 / 128) * 128,
+            "vocab_size": self.vocab,
+            "max_position_embeddings": self.max_context,
+            **(mixture if self.experts > 1 else {}),
+        }
+
+
+_LLAMA_8B = Shape(32, 4096, 32, 8, 14336, 128256, 131072)
+_LLAMA_70B = Shape(80, 8192, 64, 8, 28672, 128256, 131072)
+KNOWN = {
+    "meta-llama/Llama-3.1-8B": _LLAMA_8B,
+    "meta-llama/Llama-3.1-70B": _LLAMA_70B,
+    "nvidia/Llama-3.1-70B-Instruct-FP8": Shape(80, 8192, 64, 8, 28672, 128256, 131072, weight_bytes=1),
+    "Qwen/Qwen2.5-14B": Shape(48, 5120, 40, 8, 13824, 152064, 131072),
+    "Qwen/Qwen2.5-32B": Shape(64, 5120, 40, 8, 27648, 152064, 131072),
+    "Qwen/Qwen2.5-72B": Shape(80, 8192, 64, 8, 29568, 152064, 131072),
+    "Qwen/Qwen3-32B": Shape(64, 5120, 64, 8, 25600, 151936, 40960),
+    "facebook/opt-30b": Shape(48, 7168, 56, 56, 28672, 50272, 2048, ffn_matrices=2),
+    "mistralai/Mixtral-8x7B-v0.1": Shape(32, 4096, 32, 8, 14336, 32000, 32768, experts=8, active_experts=2),
+}
+"""Shapes of the models of the shipped profiles, by their name on Hugging Face."""
+
+
+def find_shape(model: str) -> Shape:
+    """Return the shape of a known model, or of the ``config.json`` (or its folder) that `model` is the path of."""
+    if (shape := KNOWN.get(model)) is not None:
+        return shape
+    path = Path(model)
+    path = path / "config.json" if path.is_dir() else path
+    if path.is_file():
+        return read_shape(path)
+    raise ConfigError(
+        f"model {model}: its shape is not known; give the path of its config.json, or one of {', '.join(sorted(KNOWN))}"
+    )
+
+
+def read_shape(path: Path) -> Shape:
+    """Read a Hugging Face ``config.json``. Raises ConfigError when it is not that of a decoder of equal layers."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        hidden, heads = found["hidden_size"], found["num_attention_heads"]
+        return Shape(
+            layers=found["num_hidden_layers"],
+            hidden=hidden,
+            heads=heads,
+            kv_heads=found.get("num_key_value_heads") or heads,
+            ffn=found.get("moe_intermediate_size") or found.get("intermediate_size") or found["ffn_dim"],
+            vocab=found["vocab_size"],
+            max_context=found["max_position_embeddings"],
+            head_dim=found.get("head_dim") or hidden // heads,
+            ffn_matrices=2 if "ffn_dim" in found else 3,
+            experts=found.get("num_local_experts") or found.get("num_experts") or 1,
+            active_experts=found.get("num_experts_per_tok") or 1,
+            weight_bytes=1 if "fp8" in json.dumps(found.get("quantization_config", "")).lower() else BF16_BYTES,
+        )
+    except KeyError as error:
+        raise ConfigError(f"model {path}: no {error} in it; it must be the config.json of a decoder") from None
+    except (OSError, ValueError, TypeError, AttributeError) as error:
+        raise ConfigError(f"model {path}: {error}; it must be the config.json of a decoder") from None
