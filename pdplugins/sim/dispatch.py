@@ -7,7 +7,7 @@ from pdplugins.sim.engine import Engine
 from pdplugins.sim.fleet import Fleet, Worker
 from pdplugins.sim.flight import Arrival, Flight, State
 from pdplugins.sim.links import Links
-from pdplugins.sim.records import Record, record
+from pdplugins.sim.records import Record, record, unsent
 from pdplugins.sim.routing import Routing
 from pdplugins.sim.settings import SimSettings
 from pdplugins.sim.window import Window
@@ -15,6 +15,7 @@ from pdplugins.sim.window import Window
 PUSH_TOKENS = 64
 """Decoded tokens whose KV cache is sent together, where it is sent chunk by chunk. A link moves them in far less time
 than it takes to decode as many, so that only the last, unfinished chunk is left to send at the end."""
+
 
 class Dispatcher:
     """The owner of all engines: see `pdplugins.sim.engine.Owner`."""
@@ -316,6 +317,16 @@ class Dispatcher:
         ttft_s = seconds(flight.first_token - flight.arrived) if tokens else None
         self._record(flight, ttft_s, None)
         self.last_end = self.events.now
+        if why != "cancelled":
+            self._unsent(flight.arrival)
+
+    def _unsent(self, arrival: Arrival) -> None:
+        """Record the rounds that will not come as failed: else a policy that ends sessions early would look better."""
+        now_s = seconds(self.events.now)
+        while arrival.rounds:
+            arrival = arrival.following(now_s, arrival.session or "", arrival.isl_tokens + arrival.osl_tokens)
+            self.records.append(unsent(str(self.arrived), arrival))
+            self.arrived += 1
 
     def _record(self, flight: Flight, ttft_s: float | None, tpot_s: float | None) -> None:
         self.records.append(record(flight, ttft_s, tpot_s, self.events.now))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from pdplugins.sim.clock import TICKS_PER_S
 
 if TYPE_CHECKING:
-    from pdplugins.sim.flight import Flight
+    from pdplugins.sim.flight import Arrival, Flight
 
 
 class Record(NamedTuple):
@@ -43,6 +43,13 @@ def record(flight: Flight, ttft_s: float | None, tpot_s: float | None, now: int)
         flight.error,
     )
     return tuple.__new__(Record, fields)  # Record(...) would pass each field twice, for every request
+
+
+def unsent(name: str, arrival: Arrival) -> Record:
+    """Return the record of a round whose session has ended early."""
+    why = "not sent: an earlier round of its session failed"
+    size = arrival.isl_tokens, arrival.osl_tokens
+    return Record(name, arrival.arrival_s, *size, None, None, None, None, None, None, why)
 
 
 class Gaps:

@@ -129,6 +129,17 @@ def test_a_round_reuses_the_history_that_it_repeats_and_no_more(history: int | N
     assert second.ttft_s == pytest.approx(computed + overhead, rel=0.02)
 
 
+def test_the_rounds_after_one_that_failed_count_as_failed_too() -> None:
+    """Else a policy whose sessions break early would look better than one that serves them."""
+    session = Arrival(0.0, 5000, 5, session="s", rounds=(Round(1.0, 50, 5), Round(1.0, 50, 5)))
+    first, *later = run(To("p0", "d0"), session, settings=SimSettings(kv_tokens=4000)).records
+    assert "needs 5001 tokens" in first.error
+    assert [(r.isl_tokens, r.error) for r in later] == [
+        (5055, "not sent: an earlier round of its session failed"),
+        (5110, "not sent: an earlier round of its session failed"),
+    ]
+
+
 def test_a_dead_workers_requests_go_on_elsewhere_and_keep_their_tokens() -> None:
     settings = SimSettings(decode=2, deaths=((1.0, "d1"),))
     (record,) = run(
