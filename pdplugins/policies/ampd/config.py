@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from pydantic import BaseModel, ConfigDict, Field
 
 
@@ -12,6 +14,9 @@ class AmpdRouterSettings(BaseModel):
 
     alpha: float = Field(0.9, ge=0, description="share of the TTFT SLO below which a prefill worker has slack")
     beta: float = Field(0.85, ge=0, description="share of the TPOT SLO below which a decode worker has slack")
+    slack: Literal["predicted", "windowed"] = Field(
+        "predicted", description="judged by Eq. 1 and 2 for the task itself, or by recent TTFT and ITL as printed"
+    )
     local: bool = Field(True, description="prefill may run on the session's decode worker; false: always remote")
     seed: int = Field(0, ge=0, description="of the random order in which prefill workers are looked at")
 

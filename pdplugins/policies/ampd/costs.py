@@ -39,10 +39,10 @@ class Costs:
     def queue_s(self, worker: WorkerView, tp: int) -> float:
         """Sum of T_pre over the prefill queue of `worker` (last terms of Eq. 1 and 2), of which only totals are known.
 
-        Exact for prompts of equal length without history.
+        Exact for prompts of equal length without history. A prefill worker's step counts as if it had just begun.
         """
         load = worker.load
-        tokens = known(load.queued_tokens)
+        tokens = known(load.queued_tokens + (load.running_tokens if worker.role is Role.PREFILL else 0))
         if not 0 < tokens < inf:
             return max(tokens, 0.0)
         count = max(known(load.queued_requests), 1.0)

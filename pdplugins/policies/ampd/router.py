@@ -10,6 +10,11 @@ from pdplugins.policies.ampd.config import AmpdRouterSettings
 from pdplugins.policies.ampd.costs import Costs, known
 from pdplugins.types import Deployment, Placement, Request, Role, WorkerView, is_number
 
+RECENT_ANSWERS = 200
+"""Answers over which the mean output length is taken."""
+FIRST_OUTPUT_TOKENS = 100.0
+"""Mean output length until an answer has ended."""
+
 
 class Pool:
     """Workers of one role and, where it matters, one degree."""
@@ -37,6 +42,9 @@ class AmpdRouter:
         self._ttft_slack_s = settings.alpha * slo.ttft_s
         self._itl_slack_s = settings.beta * slo.tpot_s
         self._local = settings.local
+        self._route = self._predicted if settings.slack == "predicted" else self._windowed
+        self._mean_output_tokens = FIRST_OUTPUT_TOKENS
+        self._finished = 0
         self._seed = settings.seed
         self._rolls = 0
         self._workers: tuple[WorkerView, ...] | None = None
@@ -102,26 +110,40 @@ class AmpdRouter:
 
     # --- Algorithm 1 -------------------------------------------------------------------------------------------------
 
-    def _route(self, request: Request, decode: WorkerView, history: int) -> tuple[WorkerView, str]:
-        """Algorithm 1: where the prefill task of `request` runs, given its decode worker; and why."""
+    def _windowed(self, request: Request, decode: WorkerView, history: int) -> tuple[WorkerView, str]:
+        """Algorithm 1 as printed: where the prefill task of `request` runs, given its decode worker; and why."""
         prefill = self._prefill.holding(request.prompt_tokens)
         count = len(prefill)
         for step in self._random_steps(count):  # line 1
             if self._has_ttft_slack(worker := prefill[step % count]):  # line 2
                 return worker, f"remote: TTFT slack on {worker.id}"  # line 3
-        if not prefill:
-            return decode, "local: no prefill worker"
-        new = request.prompt_tokens - history
-        if not self._local:
-            remote, remote_s = self._cheapest_remote(request.prompt_tokens, history, new)
-            return remote or decode, f"remote: {remote_s:.3f} s"
-        if self._has_itl_slack(decode):  # line 4
+        if self._local and self._itl_s(decode) <= self._itl_slack_s:  # line 4
             return decode, "local: ITL slack"  # line 5
+        new = request.prompt_tokens - history
         local_s = self._local_s(decode, history, new)  # line 6
         remote, remote_s = self._cheapest_remote(request.prompt_tokens, history, new)  # lines 7, 8
-        if local_s <= remote_s:  # line 9
+        if remote is None or (self._local and local_s <= remote_s):  # line 9
             return decode, f"local: {local_s:.3f} s, remote {remote_s:.3f} s"
-        return remote or decode, f"remote: {remote_s:.3f} s, local {local_s:.3f} s"
+        return remote, f"remote: {remote_s:.3f} s, local {local_s:.3f} s"
+
+    def _predicted(self, request: Request, decode: WorkerView, history: int) -> tuple[WorkerView, str]:
+        """Algorithm 1 with slack judged ahead: by what Eq. 1 and 2 say of this task, not by what others felt.
+
+        Local where only that keeps the TTFT, and where its pause, spread over an answer of mean length, keeps the ITL
+        of those that decode there. A task that misses its TTFT anyway does not pause decodes.
+        """
+        new = request.prompt_tokens - history
+        remote, remote_s = self._cheapest_remote(request.prompt_tokens, history, new)
+        if remote_s <= self._ttft_slack_s and remote is not None:  # lines 1-3
+            return remote, f"remote: {remote_s:.3f} s"
+        if remote is None:
+            return decode, "local: no prefill worker"
+        if self._local:
+            local_s = self._local_s(decode, history, new)
+            itl_s = self._itl_s(decode) + local_s / self._mean_output_tokens
+            if local_s <= self._ttft_slack_s and itl_s <= self._itl_slack_s:  # lines 4, 5
+                return decode, f"local: {local_s:.3f} s and ITL {itl_s:.3f} s, remote {remote_s:.3f} s"
+        return remote, f"remote: {remote_s:.3f} s, late anyway"  # lines 6-9
 
     def _has_ttft_slack(self, worker: WorkerView) -> bool:
         """Line 2. Without a statistic, which is also the case where nothing was prefilled lately, by its queue."""
@@ -131,12 +153,10 @@ class AmpdRouter:
             return ttft_s <= self._ttft_slack_s
         return load.queued_tokens <= self._slack_tokens[worker.id]
 
-    def _has_itl_slack(self, worker: WorkerView) -> bool:
-        """Line 4. Without a statistic, by T_dec of its batch."""
+    def _itl_s(self, worker: WorkerView) -> float:
+        """ITL of a decode worker. Without a statistic, T_dec of its batch."""
         itl_s = worker.load.recent_tbt_s
-        if not is_number(itl_s):
-            itl_s = self._costs.decode_s(worker, self._costs.degree(worker))
-        return itl_s <= self._itl_slack_s
+        return itl_s if is_number(itl_s) else self._costs.decode_s(worker, self._costs.degree(worker))
 
     def _local_s(self, worker: WorkerView, history: int, new: int) -> float:
         """Eq. 1."""
@@ -154,12 +174,19 @@ class AmpdRouter:
         best, best_s = None, inf
         for tp, group in self._groups:
             pool = group.holding(prompt)
-            queued = [tokens if (tokens := worker.load.queued_tokens) < inf else inf for worker in pool]
-            worker = pool[queued.index(min(queued))]
+            loads = [worker.load for worker in pool]
+            waiting = [t if (t := load.queued_tokens + load.running_tokens) < inf else inf for load in loads]
+            worker = pool[waiting.index(min(waiting))]
             total_s = costs.prefill_s(history, new, tp) + kv_s + costs.queue_s(worker, tp)
-            if total_s < best_s:
+            if total_s < best_s or best is None:
                 best, best_s = worker, total_s
         return best, best_s
+
+    def on_finished(self, request: Request, output_tokens: int) -> None:
+        """Learn the mean length of answers (`pdplugins.types.LearnsLengths`)."""
+        self._finished += 1
+        share = 1 / min(self._finished, RECENT_ANSWERS)
+        self._mean_output_tokens += share * (max(output_tokens, 1) - self._mean_output_tokens)
 
     # --- chance ------------------------------------------------------------------------------------------------------
 

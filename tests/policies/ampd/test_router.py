@@ -21,8 +21,9 @@ from .fleet import DEPLOYMENT, PERF, Worker, worker
 BUSY_S, BUSY_TBT_S = 5.0, 0.5
 
 
-def route(request: Request, *workers: Worker, **settings: float) -> Placement:
-    return AmpdRouter(AmpdRouterSettings(**settings), DEPLOYMENT).on_arrival(request, workers, 0.0)  # type: ignore[arg-type]
+def route(request: Request, *workers: Worker, slack: str = "windowed", **settings: float) -> Placement:
+    router = AmpdRouter(AmpdRouterSettings(slack=slack, **settings), DEPLOYMENT)  # type: ignore[arg-type]
+    return router.on_arrival(request, workers, 0.0)
 
 
 def later(new: int, history: int = 1000, bound: str = "d0") -> Request:
@@ -54,7 +55,7 @@ def test_a_worker_that_became_a_prefill_worker_keeps_no_sessions() -> None:
     assert route(later(10, bound="p0"), worker("p0"), worker("d0")).second == "d0"
 
 
-# --- Algorithm 1 -----------------------------------------------------------------------------------------------------
+# --- Algorithm 1 as printed ------------------------------------------------------------------------------------------
 
 
 def test_lines_1_to_3_a_prefill_worker_with_ttft_slack_gets_the_task() -> None:
@@ -63,7 +64,7 @@ def test_lines_1_to_3_a_prefill_worker_with_ttft_slack_gets_the_task() -> None:
 
 
 def test_lines_1_to_3_take_any_of_those_with_slack() -> None:
-    router = AmpdRouter(AmpdRouterSettings(), DEPLOYMENT)
+    router = AmpdRouter(AmpdRouterSettings(slack="windowed"), DEPLOYMENT)
     workers = (*(worker(f"p{n}", ttft_s=0.1) for n in range(4)), worker("d0"))
     firsts = Counter(router.on_arrival(later(100), workers, 0.0).first for _ in range(400))
     assert sorted(firsts) == ["p0", "p1", "p2", "p3"]
@@ -121,6 +122,49 @@ def test_t_pre_adds_what_the_new_tokens_attend_to() -> None:
     assert more_s == pytest.approx(2 * 4000 * 100 * 1e-9, rel=1e-6)
 
 
+# --- slack judged ahead -----------------------------------------------------------------------------------------------
+
+
+def ahead(request: Request, *workers: Worker) -> str:
+    return route(request, *workers, slack="predicted").first
+
+
+def test_the_prefill_worker_that_is_done_first_gets_a_task_that_is_in_time_there() -> None:
+    """Whatever others felt in the last seconds: a worker that has become idle is used again at once."""
+    assert ahead(later(100), worker("p0", ttft_s=0.1, queued=700), worker("p1", ttft_s=9.0), worker("d0")) == "p1"
+
+
+def test_what_a_prefill_worker_runs_now_counts_as_its_queue() -> None:
+    assert ahead(later(100), worker("p0", running=500), worker("p1", queued=400), worker("d0")) == "p1"
+
+
+def test_local_where_only_that_keeps_the_ttft() -> None:
+    assert ahead(later(100), worker("p0", queued=700), worker("d0", tbt_s=0.01)) == "p0"
+    assert ahead(later(100), worker("p0", queued=800), worker("d0", tbt_s=0.01)) == "d0"
+
+
+def test_a_pause_must_fit_into_the_itl_of_those_that_decode() -> None:
+    """100 tokens pause for 0.1 s, which is 1 ms for each token of an answer of 100 and 20 ms of one of 5."""
+    router = AmpdRouter(AmpdRouterSettings(), DEPLOYMENT)
+    workers = (worker("p0", queued=5000), worker("d0", tbt_s=0.08))
+    assert router.on_arrival(later(100), workers, 0.0).first == "d0"
+    for _ in range(1000):
+        router.on_finished(later(100), 5)
+    assert router.on_arrival(later(100), workers, 0.0).first == "p0"
+
+
+def test_a_task_that_is_late_anyway_pauses_no_decodes() -> None:
+    late = worker("p0", queued=9000), worker("d0", tbt_s=0.01, queued=2000)
+    assert ahead(later(100), *late) == "p0"
+    assert route(later(100), *late, alpha=0.0, beta=0.0).first == "d0"
+
+
+def test_all_overloaded_and_local_off_take_the_shortest_remote_queue() -> None:
+    workers = worker("p0", queued=9000), worker("p1", queued=8000), worker("d0", tbt_s=9.0)
+    assert ahead(later(100), *workers) == "p1"
+    assert route(later(100), *workers, slack="predicted", local=False).first == "p1"
+
+
 # --- hosts that say little, fleets that hold little -----------------------------------------------------------------
 
 
@@ -171,9 +215,10 @@ LOADS = st.builds(
 @given(
     st.lists(st.tuples(st.sampled_from("pd"), LOADS, st.sampled_from([500, 100_000, 400_000])), min_size=1, max_size=8),
     st.lists(st.tuples(st.integers(1, 3000), st.integers(0, 3000), st.integers(0, 9)), min_size=1, max_size=6),
+    st.sampled_from(["predicted", "windowed"]),
 )
 def test_every_round_is_placed_once_on_workers_that_exist_and_always_the_same(
-    fleet: list[tuple[str, tuple[float, ...], int]], rounds: list[tuple[int, int, int]]
+    fleet: list[tuple[str, tuple[float, ...], int]], rounds: list[tuple[int, int, int]], slack: str
 ) -> None:
     """Whatever the loads are, NaN, infinite or missing."""
     workers = []
@@ -184,7 +229,7 @@ def test_every_round_is_placed_once_on_workers_that_exist_and_always_the_same(
     by_id = {one.id: one for one in workers}
     answers = []
     for _ in range(2):
-        router = AmpdRouter(AmpdRouterSettings(seed=7), DEPLOYMENT)
+        router = AmpdRouter(AmpdRouterSettings(seed=7, slack=slack), DEPLOYMENT)  # type: ignore[arg-type]
         view = tuple(workers)
         answers.append([])
         for number, (new, history, bound) in enumerate(rounds):
