@@ -10,10 +10,13 @@ from typing import Any, ClassVar
 
 import pytest
 
+from pdplugins.bench import traces, transform
+from pdplugins.config import parse
 from pdplugins.policies.stock import routers
 from pdplugins.sim.contracts import EngineSettings
 from pdplugins.sim.flight import Arrival
 from pdplugins.sim.power import PowerCurve
+from pdplugins.sim.run import simulate
 from pdplugins.sim.settings import Outcome, SimSettings
 from pdplugins.sim.simulation import Simulation
 from pdplugins.types import (
@@ -127,6 +130,14 @@ def test_a_round_reuses_the_history_that_it_repeats_and_no_more(history: int | N
     computed = MODEL.prefill_s(isl, 1) - (MODEL.prefill_s(cached, 1) if cached else 0.0)
     overhead = MODEL.prefill_s(0, 1) if cached else 0.0
     assert second.ttft_s == pytest.approx(computed + overhead, rel=0.02)
+
+
+def test_a_workload_of_sessions_is_simulated_round_by_round() -> None:
+    trace = traces.read("sessions:duration_s=30")
+    result, outcome = simulate(parse({}), trace, trace_name="sessions", command="test")
+    assert (result.requests.total, result.requests.failed) == (transform.total(trace), 0)
+    turns = sorted((isl, osl) for request in trace for _, isl, osl in request.turns())
+    assert sorted((record.isl_tokens, record.osl_tokens) for record in outcome.records) == turns
 
 
 def test_the_rounds_after_one_that_failed_count_as_failed_too() -> None:
