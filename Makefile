@@ -34,6 +34,9 @@ fuzz: setup  ## Run the tests with new examples for the properties, other ones e
 speedups: setup  ## Compile the simulator's engine (three times as fast; needs a C compiler)
 	$(BIN)/python -m pdplugins.sim.compile
 
+bench-dopd: setup  ## The published experiments of DOPD (five minutes)
+	for script in figure6 figures7_8 figures9_10; do PYTHONPATH=benchmarks $(BIN)/python benchmarks/dopd/$$script.py || exit 1; done
+
 bench-planners: setup  ## Planners against fixed pools and Dynamo's own, in its simulator (TRACES=DIR; 30 minutes)
 	$(BIN)/python benchmarks/planners.py --traces "$(TRACES)"
 

@@ -16,6 +16,7 @@ from typing import Any
 
 import matplotlib as mpl
 
+from pdplugins.bench.synthetic import SyntheticSettings, synthetic
 from pdplugins.config import parse
 from pdplugins.results import Result, commit
 from pdplugins.sim.run import simulate
@@ -42,6 +43,11 @@ def run(
 ) -> tuple[Result, Outcome]:
     """Simulate `trace` on `config`, given as the plain data of a config file."""
     return simulate(parse(dict(config), name), trace, trace_name=name, command=command(), seed=seed)
+
+
+def workload(**keys: Any) -> list[TraceRequest]:
+    """Return a generated workload; `keys` are those of a workload file (docs/workloads.md)."""
+    return list(synthetic(SyntheticSettings.model_validate(keys)))
 
 
 def attainment(config: Mapping[str, Any], trace: Sequence[TraceRequest], seed: int = 0) -> float:
@@ -97,7 +103,7 @@ def table(rows: Sequence[Row]) -> str:
 
 def draw(
     paper: str, name: str, lines: Mapping[str, tuple[Iterable[float], Iterable[float]]], *, x: str, y: str,
-    marks: Mapping[str, float] | None = None, logx: bool = False,
+    marks: Mapping[str, float] | None = None, logx: bool = False, dots: bool = True,
 ) -> None:  # fmt: skip
     """Draw one line for each entry of `lines` into ``results/<paper>-<name>.svg``.
 
@@ -105,7 +111,7 @@ def draw(
     """
     figure, axes = plt.subplots(figsize=(6.4, 3.6), layout="constrained")
     for label, (xs, ys) in lines.items():
-        axes.plot(list(xs), list(ys), marker="o", markersize=3, label=label)
+        axes.plot(list(xs), list(ys), marker="o" if dots else "", markersize=3, label=label)
     for label, at in (marks or {}).items():
         axes.axvline(at, linestyle="--", linewidth=1, color="grey", label=label)
     axes.set(xlabel=x, ylabel=y, xscale="log" if logx else "linear")
