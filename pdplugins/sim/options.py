@@ -32,9 +32,7 @@ def configured(name: str, overrides: Overrides) -> Config:
 
     Settings come first, then the profile, then the GPUs (`scale_pools`), then the pools that are given in numbers.
     """
-    data = load(find(name)).model_dump(mode="json")
-    for setting in overrides.settings:
-        _set(data, setting)
+    data = changed(load(find(name)), name, overrides.settings).model_dump(mode="json")
     if overrides.profile is not None:
         data["deployment"]["profile"] = overrides.profile
     if overrides.gpus is not None:
@@ -48,6 +46,14 @@ def configured(name: str, overrides: Overrides) -> Config:
     except ConfigError as error:
         raise ConfigError(f"{name}: {error}") from None
     return config
+
+
+def changed(config: Config, name: str, settings: Sequence[str]) -> Config:
+    """Return `config` with `settings`, ``key=value`` each. Raises ConfigError."""
+    data = config.model_dump(mode="json")
+    for setting in settings:
+        _set(data, setting)
+    return parse(data, name)
 
 
 def scale_pools(config: Config, gpus: int) -> dict[str, Any]:

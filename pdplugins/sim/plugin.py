@@ -1,7 +1,8 @@
-"""Adds ``pdplugins simulate`` and ``pdplugins compare``."""
+"""Adds ``pdplugins simulate``, ``pdplugins compare`` and ``pdplugins bound``."""
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
 import sys
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from pdplugins.sim.compare import Plan
     from pdplugins.sim.options import Overrides
     from pdplugins.sim.ranking import Run
+    from pdplugins.types import TraceRequest
 
 CONFIG = "A config file, or the name of a shipped one."
 Trace = Annotated[str, typer.Option(help="Trace or workload file, a shipped workload, or 'synthetic'.")]
@@ -44,6 +46,7 @@ def pd_register_commands(app: typer.Typer) -> None:
     """Add the commands."""
     app.command()(simulate)
     app.command()(compare)
+    app.command()(bound)
 
 
 def simulate(  # noqa: PLR0913 - the options of a command
@@ -127,6 +130,52 @@ def compare(  # noqa: PLR0913 - the options of a command
     _finish(runs, report)
 
 
+def bound(  # noqa: PLR0913 - the options of a command
+    config: Annotated[
+        str | None, typer.Argument(metavar="[CONFIG]", help="Where GPUs, profile and SLO are from.")
+    ] = None,
+    *,
+    trace: Trace = "synthetic",
+    rate: Rate = None,
+    gpus: Annotated[int | None, typer.Option(min=2, help="GPUs of all workers together.")] = None,
+    profile: Profile = None,
+    ttft: Annotated[float | None, typer.Option(help="SLO of the time to first token, s.")] = None,
+    tpot: Annotated[float | None, typer.Option(help="SLO of the time per output token, s.")] = None,
+    settings: Set = None,
+    out: Json = None,
+) -> None:
+    """Compute what no policy can beat: the best SLO attainment, and the fewest GPU-hours at 99 %."""
+    from pdplugins.config import Config, find, load  # noqa: PLC0415 - a command loads what it needs when it runs
+    from pdplugins.results import commit, write_whole  # noqa: PLC0415
+    from pdplugins.sim.bound.api import bound_of  # noqa: PLC0415
+    from pdplugins.sim.options import changed  # noqa: PLC0415
+
+    _check_folders(out)
+    known = {"deployment.gpu_budget": gpus, "deployment.profile": profile, "slo.ttft_s": ttft, "slo.tpot_s": tpot}
+    given = [f"{key}={value}" for key, value in known.items() if value is not None]
+    checked = changed(
+        Config() if config is None else load(find(config)), config or "bound", [*(settings or ()), *given]
+    )
+    best = bound_of(checked, _trace(trace, rate))
+    if out is not None:
+        run = {"trace": Path(trace).name, "rate": rate, "profile": checked.deployment.profile}
+        facts = {
+            **best.model_dump(),
+            "slo": checked.slo.model_dump(),
+            "run": run,
+            "commit": commit(),
+            "command": _command(),
+        }
+        write_whole(out, json.dumps({"kind": "bound", **facts}, indent=1) + "\n")
+    fewest = best.fewest_gpu_hours
+    typer.echo(
+        f"{best.requests} requests on {best.gpus} GPUs of {checked.deployment.profile}: no policy serves more than "
+        f"{best.slo_attainment:.2%} inside both SLOs; "
+        + ("none reaches 99 %" if fewest is None else f"no scaler reaches 99 % with less than {fewest:.3f} GPU-hours")
+        + (f"; {best.hopeless} requests are hopeless" if best.hopeless else "")
+    )
+
+
 def _plan(names: Sequence[str], trace: str, changes: Transform, seed: int, watch: bool, overrides: Overrides) -> Plan:
     """Read the configs and the trace. Raises ConfigError or TraceError."""
     from pdplugins.bench import traces  # noqa: PLC0415
@@ -137,11 +186,25 @@ def _plan(names: Sequence[str], trace: str, changes: Transform, seed: int, watch
         configs={name: configured(name, overrides) for name in names},
         trace=changes.apply(traces.read(trace)),
         trace_name=Path(trace).name,
-        command=shlex.join(["pdplugins", *sys.argv[1:]]),
+        command=_command(),
         seed=seed,
         watch=watch,
         rate=changes.rate,
     )
+
+
+def _trace(name: str, rate: float | None) -> list[TraceRequest]:
+    """Read a trace and scale its arrival times. Raises ConfigError or TraceError."""
+    from pdplugins.bench import traces  # noqa: PLC0415
+    from pdplugins.bench.transform import Transform  # noqa: PLC0415
+
+    if rate is not None and not 0 < rate < float("inf"):
+        raise ConfigError(f"--rate {rate}: it must be a number of requests per second above 0")
+    return Transform(rate=rate).apply(traces.read(name))
+
+
+def _command() -> str:
+    return shlex.join(["pdplugins", *sys.argv[1:]])
 
 
 def _with_regret(runs: list[Run], plan: Plan, wanted: bool) -> list[Run]:
