@@ -82,6 +82,9 @@ class SimulationConfig(_Section):
     watermark: float = Field(0.01, ge=0, lt=1, description="share of the KV cache kept free when a request is let in")
     block_tokens: int = Field(512, ge=1, description="tokens of one prefix block of the trace")
     kv_tokens: int | None = Field(None, ge=2, description="KV cache of every worker; what its profile says when absent")
+    first_token: Literal["prefill", "transfer", "decode"] = Field(
+        "decode", description="who gives the first token of a request that decodes on another worker, and when"
+    )
     overlap: bool = Field(False, description="send the KV cache chunk by chunk, while the next one computes")
     history: Literal["transfer", "recompute"] = Field(
         "transfer", description="how a worker gets the history of a session that is cached on another one"

@@ -9,8 +9,9 @@ from pdplugins.results import Scaling
 from pdplugins.sim.clock import seconds, ticks
 from pdplugins.sim.fleet import Fleet, Life, Worker
 from pdplugins.sim.policies import PolicyClock
+from pdplugins.sim.power import Power
 from pdplugins.sim.window import Window
-from pdplugins.types import GpuView, Planner, PlannerView, PowerController, Role
+from pdplugins.types import Planner, PlannerView, PowerController, Role
 
 if TYPE_CHECKING:
     from pdplugins.sim.dispatch import Dispatcher
@@ -29,17 +30,26 @@ class Loop:
 
     def begin(self) -> None:
         """Arm the first tick."""
+        self._arm()
+
+    def _arm(self) -> None:
         events = self._dispatcher.events
         events.call_at(events.now + ticks(self._interval_s), self._again)
 
     def _again(self, _: object) -> None:
         self.tick()
         if self._dispatcher.open or self._dispatcher.more:
-            self.begin()
+            self._arm()
 
     def tick(self) -> None:
         """Ask the policy and do what it says."""
         raise NotImplementedError
+
+    def _view(self, window: Window, window_s: float) -> PlannerView:
+        fleet, now = self._fleet, self._dispatcher.events.now
+        for worker in fleet.workers.values():
+            worker.engine.note_first_tokens()
+        return PlannerView(seconds(now), window.close(now, window_s), fleet.pool(Role.PREFILL), fleet.pool(Role.DECODE))
 
     def _note(self, reason: str) -> None:
         pools = [
@@ -63,15 +73,14 @@ class PlannerLoop(Loop):
         self, planner: Planner, fleet: Fleet, dispatcher: Dispatcher, settings: SimSettings, clock: PolicyClock
     ) -> None:
         super().__init__(planner.interval_s, fleet, dispatcher, clock)
-        self._window = dispatcher.window = Window()
+        self._window = dispatcher.watched()
         self._planner = planner
         self._settings = settings
 
     def tick(self) -> None:
         """Ask how many workers of each role there should be, and start, drain or change as many."""
-        fleet, now_s = self._fleet, seconds(self._dispatcher.events.now)
-        traffic = self._window.close(self._interval_s)
-        view = PlannerView(now_s, traffic, fleet.pool(Role.PREFILL), fleet.pool(Role.DECODE))
+        fleet = self._fleet
+        view = self._view(self._window, self._interval_s)
         began = perf_counter_ns()
         plan = self._planner.plan(view)
         self._clock.add("planner", perf_counter_ns() - began)
@@ -111,49 +120,46 @@ class PowerLoop(Loop):
     """Follows a power controller on the GPUs of all workers."""
 
     def __init__(
-        self, power: PowerController, fleet: Fleet, dispatcher: Dispatcher, settings: SimSettings, clock: PolicyClock
+        self,
+        controller: PowerController,
+        power: Power,
+        fleet: Fleet,
+        dispatcher: Dispatcher,
+        settings: SimSettings,
+        clock: PolicyClock,
     ) -> None:
-        super().__init__(power.interval_s, fleet, dispatcher, clock)
+        super().__init__(controller.interval_s, fleet, dispatcher, clock)
+        self._window = dispatcher.watched()
+        self._controller = controller
         self._power = power
         self._settings = settings
-        self._caps: dict[int, float] = {}
+
+    def begin(self) -> None:
+        """Ask for the caps at start, which count at once, and arm the first tick."""
+        self._ask(0.0)
+        super().begin()
 
     def tick(self) -> None:
-        """Ask for caps and roles; a cap counts once the device has settled."""
-        fleet, dispatcher, curve = self._fleet, self._dispatcher, self._settings.power
-        if curve is None:
-            return
-        now_s = seconds(dispatcher.events.now)
-        of_gpu = {gpu: worker for worker in fleet.workers.values() for gpu in worker.gpus}
-        gpus = []
-        for gpu, worker in sorted(of_gpu.items()):
-            cap_w = self._caps.setdefault(gpu, curve.cap_w[-1])
-            draw_w = curve.draw_w(worker.view.role, worker.engine.busy, cap_w)
-            gpus.append(GpuView(gpu, worker.view.role, draw_w, cap_w))
-        # The window belongs to the planner; a power controller sees pools and loads.
-        view = PlannerView(now_s, None, fleet.pool(Role.PREFILL), fleet.pool(Role.DECODE))
+        """Ask for caps and roles."""
+        self._ask(self._interval_s)
+
+    def _ask(self, window_s: float) -> None:
+        power, fleet = self._power, self._fleet
+        view = self._view(self._window, window_s)
+        gpus = tuple(device.view() for device in power.devices())
         began = perf_counter_ns()
         try:
-            plan = self._power.control(tuple(gpus), view)
+            plan = self._controller.control(gpus, view)
         except Exception as error:
             self._clock.fault("power", error)
             return
         finally:
             self._clock.add("power", perf_counter_ns() - began)
-        self._caps.update(plan.caps_w)
-        touched = {of_gpu[gpu].view.id: of_gpu[gpu] for gpu in plan.caps_w if gpu in of_gpu}
-        for worker in touched.values():
-            at = dispatcher.events.now + ticks(curve.settle_s)
-            cap_w = min(self._caps[gpu] for gpu in worker.gpus)
-            dispatcher.events.call_at(at, _settled, (worker, curve.slow(cap_w)))
+        power.follow(plan.caps_w, at_once=not window_s)
+        of_gpu = {gpu: worker for worker in fleet.workers.values() for gpu in worker.gpus}
         for flip in plan.flips:
-            worker = of_gpu[flip.gpu]
-            if worker.view.role is not flip.role and worker.life is Life.READY:
+            worker = of_gpu.get(flip.gpu)
+            if worker is not None and worker.view.role is not flip.role and worker.life is Life.READY:
                 self._move_role(worker, flip.role, self._settings.flip)
         if plan.flips:
             self._note(plan.reason)
-
-
-def _settled(change: tuple[Worker, tuple[float, float]]) -> None:
-    worker, (prefill, decode) = change
-    worker.engine.set_slow(prefill, decode)

@@ -14,7 +14,7 @@ class DecodeBatch:
     """A batch at the end of a step. Every step gives each member one token."""
 
     __slots__ = (
-        "_gap_at", "_gap_of", "_gaps", "_joined", "_new", "before", "context", "last", "leaves", "size",
+        "_gap_at", "_gap_of", "_joined", "_new", "before", "context", "gaps", "last", "leaves", "size",
         "steps", "time",
     )  # fmt: skip
 
@@ -34,14 +34,14 @@ class DecodeBatch:
         self._joined: list[tuple[int, Flight]] = []
         """(order of joining, member), and some that have left: their order is another one now."""
         self._new: list[Flight] = []
-        self._gaps = gaps
+        self.gaps = gaps
         # Largest gaps so far: steps ascending, gaps falling. The largest since step s is the first at or after s.
         self._gap_at: list[int] = []
         self._gap_of: list[int] = []
 
     def join(self, flight: Flight) -> None:
         """Let a request decode from the next step on."""
-        order = self._gaps.joins = self._gaps.joins + 1  # one count for all engines: requests move between them
+        order = self.gaps.joins = self.gaps.joins + 1  # one count for all engines: requests move between them
         steps = self.steps
         flight.order = order
         flight.since = steps + 1
@@ -73,8 +73,8 @@ class DecodeBatch:
                 at.pop()
             at.append(self.steps)
             of.append(longest)
-            self._gaps.means.append(float(end - first_end) / regular)
-            self._gaps.counts.append(regular * size)
+            self.gaps.means.append(float(end - first_end) / regular)
+            self.gaps.counts.append(regular * size)
             self.before = end - longest if regular > 1 else first_end
         self.context = context + steps * size
         self.time = self.last = end
@@ -85,6 +85,12 @@ class DecodeBatch:
         self.steps += 1
         self.context += self.size
         self.time = self.last = end
+
+    def first_tokens(self, end: int) -> None:
+        """Note the first tokens that the step that ends at `end` gives."""
+        for flight in self._new:
+            if not flight.emitted and flight.first_token != end:
+                self.gaps.first_token(flight, end)
 
     def leaving(self) -> list[Flight]:
         """Take out and return the members whose part is done, in the order of joining."""
@@ -115,6 +121,8 @@ class DecodeBatch:
                 continue
             if flight.since == self.steps:
                 self._new.append(flight)
+                if not flight.emitted:
+                    flight.first_token = -1
             else:
                 flight.leave += 1
         self.last = self.before
@@ -154,16 +162,19 @@ class DecodeBatch:
     def _irregular(self, end: int) -> None:
         """Note the gaps of the step that ends at `end`, where they are not its duration."""
         old = self.size - len(self._new)
+        self.first_tokens(end)
         for flight in self._new:
+            if not flight.emitted:
+                continue
             gap = end - flight.last_token
             if gap > flight.gap:  # noqa: PLR1730 - max() is slower here
                 flight.gap = gap
-            self._gaps.means.append(gap)
-            self._gaps.counts.append(1)
+            self.gaps.means.append(gap)
+            self.gaps.counts.append(1)
         self._new.clear()
         if old:
             gap = end - self.last
-            self._gaps.add(gap, 1, old)
+            self.gaps.add(gap, 1, old)
             self._note(self.steps + 1, gap)
         self.before = self.last
 

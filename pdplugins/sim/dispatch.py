@@ -7,7 +7,7 @@ from pdplugins.sim.engine import Engine
 from pdplugins.sim.fleet import Fleet, Worker
 from pdplugins.sim.flight import Arrival, Flight, State
 from pdplugins.sim.links import Links
-from pdplugins.sim.records import Record, record, unsent
+from pdplugins.sim.records import Gaps, Record, record, unsent
 from pdplugins.sim.routing import Routing
 from pdplugins.sim.settings import SimSettings
 from pdplugins.sim.window import Window
@@ -20,12 +20,12 @@ than it takes to decode as many, so that only the last, unfinished chunk is left
 class Dispatcher:
     """The owner of all engines: see `pdplugins.sim.engine.Owner`."""
 
-    def __init__(self, events: Events, fleet: Fleet, links: Links, routing: Routing, settings: SimSettings) -> None:
+    def __init__(
+        self, events: Events, fleet: Fleet, links: Links, routing: Routing, settings: SimSettings, gaps: Gaps
+    ) -> None:
         self.events = events
         self.links = links
         self.records: list[Record] = []
-        self.window: Window | None = None
-        """What a planner will be told; nothing is counted where there is none."""
         self.open = 0
         """Requests that have come and not ended, and rounds of sessions that will come."""
         self.arrived = 0
@@ -39,11 +39,22 @@ class Dispatcher:
         self._fleet = fleet
         self._routing = routing
         self._settings = settings
+        self._gaps = gaps
+        self._windows = gaps.windows
+        self._gives_token = settings.first_token == "prefill"  # noqa: S105 - no password
+        self._computed_twice = int(settings.first_token == "decode")  # noqa: S105 - no password
+        """Tokens of a prompt that the decode worker computes again, to get the first token out of it."""
         self._timeout = ticks(settings.handoff_timeout_s)
         self._stranded: dict[int, Flight] = {}
         self._live: dict[int, Flight] = {}
         self._bound: dict[str, str] = {}
         fleet.changed = self._workers_changed
+
+    def watched(self) -> Window:
+        """Return a new window on what clients do and feel."""
+        window = Window()
+        self._windows.append(window)
+        return window
 
     # --- arrival ---------------------------------------------------------------------------------------------------
 
@@ -54,8 +65,8 @@ class Dispatcher:
         self._live[self.arrived] = flight
         self.arrived += 1
         self.open += 1
-        if self.window is not None:
-            self.window.arrived(flight)
+        for window in self._windows:
+            window.arrived(flight)
         if arrival.cancel_after_s is not None:
             self.events.call_at(now + ticks(arrival.cancel_after_s), self.cancel, flight)
         self._place(flight)
@@ -74,7 +85,8 @@ class Dispatcher:
         if second is not None and split <= 0:
             first = second
         flight.first, flight.second = first, second
-        flight.plan(prompt, prompt if second is None else split, alone=second is first)
+        split = prompt if second is None else split
+        flight.plan(prompt, split, alone=second is first, gives_token=self._gives_token)
         flight.names = placement.first, placement.second
         first.open += 1
         if second is not None and second is not first:
@@ -142,6 +154,13 @@ class Dispatcher:
             elif flight.stop:
                 flight.stop = flight.osl
                 engine.keep(flight)
+            elif flight.target == flight.isl + flight.emitted:  # it stays where its prompt was computed
+                flight.stop = flight.osl
+                self._token(flight)
+                if flight.emitted < flight.osl:
+                    engine.keep(flight)
+                else:
+                    self._finish(flight, engine)
             else:  # the worker for the rest of the prompt is gone, and this one was chosen instead
                 engine.release(flight)
                 flight.stop, flight.done, flight.target = flight.osl, 0, flight.isl + flight.emitted
@@ -159,7 +178,7 @@ class Dispatcher:
 
     def _move(self, flight: Flight, second: Worker) -> None:
         """Take a request with its KV cache to `second`, which reserves room before anything is sent."""
-        flight.sink, flight.landing = second, flight.beyond()
+        flight.sink, flight.landing = second, flight.beyond(self._computed_twice)
         flight.stop = flight.osl
         flight.queued = self.events.now
         if not flight.reserved and not self._reserve(flight, second.engine):
@@ -235,7 +254,7 @@ class Dispatcher:
         if not self._settings.overlap or second is None or second.engine is engine or second.gone:
             return
         if not flight.reserved and not flight.waits:
-            flight.sink, flight.landing = second, flight.beyond()
+            flight.sink, flight.landing = second, flight.beyond(self._computed_twice)
             self._reserve(flight, second.engine)
         if flight.reserved and flight.transfer is None and flight.done > flight.sent:
             self._send(flight, flight.done - flight.sent)
@@ -272,7 +291,21 @@ class Dispatcher:
             flight.queued = self.events.now
         flight.sent, flight.sink = 0, None
         flight.done, flight.target = held, target
+        if held == flight.isl + flight.emitted:  # the next token came with the KV cache
+            self._token(flight)
+            if flight.emitted >= flight.osl:
+                flight.engine = sink.engine
+                sink.engine.unreserve(flight)
+                self._finish(flight, sink.engine)
+                return
         sink.engine.receive(flight)
+
+    def _token(self, flight: Flight) -> None:
+        """Give the client a token that is out already."""
+        now = self.events.now
+        if not flight.emitted:
+            self._gaps.first_token(flight, now)
+        flight.token(now)
 
     # --- the end ---------------------------------------------------------------------------------------------------
 
@@ -288,8 +321,8 @@ class Dispatcher:
             self._routing.on_finished(flight)
         gaps = flight.osl - 1
         tpot_s = (flight.last_token - flight.first_token) / (gaps * TICKS_PER_S) if gaps else 0.0
-        if self.window is not None:
-            self.window.ended(flight, ttft_s, tpot_s)
+        for window in self._windows:
+            window.ended(flight, tpot_s)
         self._record(flight, ttft_s, tpot_s)
         self.last_end = now
 

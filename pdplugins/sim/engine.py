@@ -162,6 +162,7 @@ class Engine(Runner):
         if self.mixed:
             batch.one_step(now)
         batch.time = now
+        self.prefill_time += self.step_took
         chunks, self.running = self.running, []
         self.view.load.running_requests -= len(chunks)
         if self.batching.always_ask:
@@ -178,9 +179,11 @@ class Engine(Runner):
     def _prefilled(self, flight: Flight, now: int) -> None:
         if flight.arrival.blocks:
             flight.pins = [*flight.pins, *self._share(flight)]
+        if not flight.emitted and flight.target == flight.isl:
+            self.first_tokens.add(now, now - flight.arrived)
         if flight.stop:
             if not flight.emitted:
-                self.first_tokens.add(now, now - flight.arrived)
+                self.batch.gaps.first_token(flight, now)
             flight.token(now)
         if flight.emitted >= flight.stop:
             self._part_done(flight)

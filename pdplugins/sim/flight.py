@@ -139,33 +139,38 @@ class Flight:
         """Tokens in the KV cache while decoding."""
         return self.isl + self.emitted - 1
 
-    def plan(self, prompt: int, split: int, alone: bool) -> None:
+    def plan(self, prompt: int, split: int, alone: bool, gives_token: bool) -> None:
         """Set what the first worker does: all of it where it is alone, or up to token `split`.
 
-        `prompt` is what has to be computed, with the tokens that are out already; the first token belongs to it.
+        :param prompt: what has to be computed, with the tokens that are out already.
+        :param gives_token: whether a worker that computes just the prompt gives the client the token after it.
         """
         self.target, self.done = prompt, 0
         if alone:
             self.stop = self.osl
         elif split == prompt:
-            self.stop = self.emitted + 1
+            self.stop = self.emitted + 1 if gives_token else 0
         elif split < prompt:
             self.target, self.stop = split, 0
         else:
             self.stop = min(self.osl, split - self.isl + 1)
 
-    def beyond(self) -> tuple[int, int]:
-        """Return the tokens that the second worker gets, and those it has when its own prefill is done."""
-        if not self.stop:
+    def beyond(self, computed_twice: int) -> tuple[int, int]:
+        """Return the tokens that the second worker gets, and those it has when its own prefill is done.
+
+        :param computed_twice: tokens at the end of a prompt that the second worker computes again.
+        """
+        if self.stop:
+            tokens = self.isl + self.stop - 1
+        elif self.target < self.isl + self.emitted:
             return self.target, self.isl + self.emitted
-        tokens = self.isl + self.stop - 1
+        else:
+            tokens = self.target - computed_twice
         return tokens, tokens
 
     def token(self, time: int) -> None:
         """Note one output token."""
         if self.emitted:
             self.gap = max(self.gap, time - self.last_token)
-        else:
-            self.first_token = time
         self.emitted += 1
         self.last_token = time

@@ -9,6 +9,7 @@ from pdplugins.sim.clock import TICKS_PER_S
 
 if TYPE_CHECKING:
     from pdplugins.sim.flight import Arrival, Flight
+    from pdplugins.sim.window import Window
 
 
 class Record(NamedTuple):
@@ -53,9 +54,9 @@ def unsent(name: str, arrival: Arrival) -> Record:
 
 
 class Gaps:
-    """Times between tokens of all requests, in ticks, as (mean over a run of steps, how many)."""
+    """Times between tokens of all requests, in ticks, as (mean over a run of steps, how many); and first tokens."""
 
-    __slots__ = ("counts", "joins", "means", "ticks_per_s")
+    __slots__ = ("counts", "joins", "means", "ticks_per_s", "windows")
 
     def __init__(self, ticks_per_s: float) -> None:
         self.ticks_per_s = ticks_per_s
@@ -63,6 +64,14 @@ class Gaps:
         """How often a request joined a decode batch."""
         self.means = array("d")
         self.counts = array("q")
+        self.windows: list[Window] = []
+        """Where first tokens are counted."""
+
+    def first_token(self, flight: Flight, at: int) -> None:
+        """Note when the client of a request gets its first token."""
+        flight.first_token = at
+        for window in self.windows:
+            window.first_token(flight, at)
 
     def add(self, time: int, steps: int, members: int) -> None:
         """Add `steps` gaps of each of `members` requests that took `time` together."""

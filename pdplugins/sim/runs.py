@@ -29,10 +29,10 @@ class Runner:
     """The part of `pdplugins.sim.engine.Engine` below its decisions: the KV cache, and decode steps that are known."""
 
     __slots__ = (
-        "batch", "batching", "began", "coming", "events", "first_tokens", "id", "incoming", "kv", "largest", "line",
-        "lines", "mixed", "mode", "most_steps", "owner", "port", "preemptions", "prefilling", "purge", "queue",
-        "reading", "ready", "run_end", "run_steps", "running", "settings", "slow", "spare", "step_from", "step_took",
-        "times", "version", "view",
+        "batch", "batching", "began", "coming", "decode_time", "events", "first_tokens", "id", "incoming", "kv",
+        "largest", "line", "lines", "mixed", "mode", "most_steps", "owner", "port", "preemptions", "prefill_time",
+        "prefilling", "purge", "queue", "reading", "ready", "run_end", "run_steps", "running", "settings", "slow",
+        "spare", "step_from", "step_took", "times", "version", "view",
     )  # fmt: skip
 
     def __init__(  # noqa: PLR0913, PLR0917 - all of it is the simulation's
@@ -93,6 +93,10 @@ class Runner:
         self.line = times.line(1)
         """Step times of the run in progress."""
         self.first_tokens = Recent()
+        """Times from arrival to the end of prefill here."""
+        self.prefill_time = 0
+        """Time in steps with prefill so far, and in steps without."""
+        self.decode_time = 0
 
     @property
     def busy(self) -> bool:
@@ -124,6 +128,13 @@ class Runner:
         elif self.running:
             tokens += self.mixed
         return tokens
+
+    def note_first_tokens(self) -> None:
+        """Note the first tokens that the run in progress has given by now."""
+        if self.mode == RUN and self.run_steps:
+            end = self.batch.time + self.line.step(self.batch.context)
+            if end < self.events.now:
+                self.batch.first_tokens(end)
 
     def settle(self) -> None:
         """Evict what the run in progress has pushed out of the cache by now."""
@@ -214,6 +225,7 @@ class Runner:
 
     def _advance(self, steps: int, end: int) -> None:
         batch, kv = self.batch, self.kv
+        self.decode_time += end - batch.time
         kv.room -= steps * batch.size
         if kv.idle_tokens > kv.room:
             kv.shrink(kv.room)

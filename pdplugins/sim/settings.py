@@ -29,6 +29,8 @@ class SimSettings:
     """GPUs of the workers of a role, where they are not the deployment's."""
     extra: tuple[tuple[Role, Hardware], ...] = ()
     """More workers at start, each on GPUs of its own kind."""
+    first_token: Literal["prefill", "transfer", "decode"] = "decode"  # noqa: S105 - no password
+    """Who gives the client the first token of a request that decodes on another worker: see docs/simulator.md."""
     overlap: bool = False
     """Send the KV cache of each chunk of a prompt while the next one computes, instead of all of it at the end."""
     history: Literal["transfer", "recompute"] = "transfer"
@@ -46,7 +48,7 @@ class SimSettings:
     predict: Literal["nothing", "true_length"] = "nothing"
     """What a router is told of the length of the answer."""
     power: PowerCurve | None = None
-    """What power caps do; they do nothing when None."""
+    """What power caps do to all GPUs; what the profile of each says when None."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +60,8 @@ class Outcome:
     gaps: Gaps
     duration_s: float
     gpu_hours: float
+    energy_j: float | None
+    """What all GPUs drew; None where a profile does not say."""
     policies: PolicyClock
     scaling: list[Scaling]
     preemptions: int

@@ -7,7 +7,6 @@ from pdplugins.config import Config
 from pdplugins.errors import ConfigError
 from pdplugins.sim.contracts import EngineSettings
 from pdplugins.sim.fleet import Hardware
-from pdplugins.sim.power import PowerCurve
 from pdplugins.sim.settings import SimSettings
 from pdplugins.types import Deployment, PerfModel, Role
 
@@ -38,6 +37,7 @@ def sim_settings(config: Config, deployment: Deployment) -> SimSettings:
         kv_tokens=wanted.kv_tokens,
         hardware=_hardware(config, deployment),
         extra=extra,
+        first_token=wanted.first_token,
         overlap=wanted.overlap,
         history=wanted.history,
         flip=wanted.flip,
@@ -46,23 +46,6 @@ def sim_settings(config: Config, deployment: Deployment) -> SimSettings:
         retries=wanted.retries,
         deaths=tuple((death.at_s, death.worker) for death in wanted.deaths),
         predict=wanted.predict,
-        power=power_curve(deployment.perf),
-    )
-
-
-def power_curve(perf: PerfModel) -> PowerCurve | None:
-    """Return what power caps do to the GPUs of `perf`; None where its profile does not say."""
-    power = getattr(perf, "power", None)  # not every model comes from a profile
-    if power is None:
-        return None
-    return PowerCurve(
-        cap_w=power.cap_w,
-        prefill_slow=power.prefill_slow,
-        decode_slow=power.decode_slow,
-        settle_s=power.settle_s,
-        idle_w=power.idle_w,
-        prefill_w=power.prefill_w,
-        decode_w=power.decode_w,
     )
 
 

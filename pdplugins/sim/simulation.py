@@ -17,6 +17,7 @@ from pdplugins.sim.flight import Arrival
 from pdplugins.sim.kv import KvCache
 from pdplugins.sim.links import Links, Port
 from pdplugins.sim.policies import PolicyClock
+from pdplugins.sim.power import Power
 from pdplugins.sim.records import Gaps
 from pdplugins.sim.routing import Routing
 from pdplugins.sim.sampler import Sampler
@@ -64,13 +65,15 @@ class Simulation:
         timing = deployment.startup_s, settings.flip_s
         self._fleet = Fleet(self._events, {**own, **settings.hardware}, timing, self._build)
         self._routing = Routing(router, deployment, self._clock, settings.predict)
-        self._dispatcher = Dispatcher(self._events, self._fleet, Links(self._events), self._routing, settings)
+        links = Links(self._events)
+        self._dispatcher = Dispatcher(self._events, self._fleet, links, self._routing, settings, self._gaps)
+        self._power = Power(self._events, self._fleet, settings.power)
         self._populate()
         self._loops: list[PlannerLoop | PowerLoop] = []
         if planner is not None:
             self._loops.append(PlannerLoop(planner, self._fleet, self._dispatcher, settings, self._clock))
         if power is not None:
-            self._loops.append(PowerLoop(power, self._fleet, self._dispatcher, settings, self._clock))
+            self._loops.append(PowerLoop(power, self._power, self._fleet, self._dispatcher, settings, self._clock))
 
     def _populate(self) -> None:
         settings = self._settings
@@ -144,6 +147,7 @@ class Simulation:
             gaps=self._gaps,
             duration_s=seconds(end),
             gpu_hours=self._fleet.gpu_seconds(end) / 3600,
+            energy_j=self._power.energy_j(end),
             policies=self._clock,
             scaling=sorted(changes, key=lambda change: change.at_s),
             preemptions=self._fleet.preemptions,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 
-from pdplugins.sim.clock import TICKS_PER_S, ticks
+from pdplugins.sim.clock import TICKS_PER_S, seconds, ticks
 from pdplugins.sim.flight import Flight
 from pdplugins.types import Traffic
 
@@ -39,38 +39,47 @@ class Recent:
 
 
 class Window:
-    """Sums over one planner interval."""
+    """What happened since a policy was last asked: each policy that is asked on a tick has its own."""
 
-    __slots__ = ("_ended", "_isl", "_osl", "_requests", "_tpot_s", "_ttft_s")
+    __slots__ = ("_ended", "_first_tokens", "_isl", "_osl", "_requests", "_tpot_s")
 
     def __init__(self) -> None:
+        self._first_tokens: list[tuple[int, Flight]] = []
+        self._begin()
+
+    def _begin(self) -> None:
         self._requests = self._ended = 0
         self._isl = self._osl = 0
-        self._ttft_s = self._tpot_s = 0.0
+        self._tpot_s = 0.0
 
     def arrived(self, flight: Flight) -> None:
         """Count an arrival."""
         self._requests += 1
         self._isl += flight.isl
 
-    def ended(self, flight: Flight, ttft_s: float, tpot_s: float) -> None:
+    def first_token(self, flight: Flight, at: int) -> None:
+        """Count a first token, which may be at the end of the step in progress."""
+        self._first_tokens.append((at, flight))
+
+    def ended(self, flight: Flight, tpot_s: float) -> None:
         """Count an answered request."""
         self._ended += 1
         self._osl += flight.osl
-        self._ttft_s += ttft_s
         self._tpot_s += tpot_s
 
-    def close(self, window_s: float) -> Traffic:
-        """Return the traffic of the last `window_s` seconds and begin anew."""
+    def close(self, now: int, window_s: float) -> Traffic:
+        """Return the traffic of the last `window_s` seconds and begin anew. What ends `now` is of the next window."""
+        ttfts = [at - flight.arrived for at, flight in self._first_tokens if at < now and at == flight.first_token]
+        self._first_tokens = [entry for entry in self._first_tokens if entry[0] >= now]
         traffic = Traffic(
             window_s,
             self._requests,
             isl_tokens=_mean(self._isl, self._requests),
             osl_tokens=_mean(self._osl, self._ended),
-            ttft_s=_mean(self._ttft_s, self._ended),
+            ttft_s=_mean(seconds(sum(ttfts)), len(ttfts)),
             tpot_s=_mean(self._tpot_s, self._ended),
         )
-        self.__init__()  # type: ignore[misc]
+        self._begin()
         return traffic
 
 

@@ -95,7 +95,7 @@ class PlainEngine:
         self.dead = False
         self.purge = False
         self.coming = self.preemptions = self.began = 0
-        self.most_steps = self.took = 0
+        self.most_steps = self.took = self.prefill_time = self.decode_time = 0
         self.first_tokens: list[tuple[int, int]] = []
         self.slow = (1.0, 1.0)
         view.load = PlainLoad(self)
@@ -112,6 +112,9 @@ class PlainEngine:
         self.slow = (prefill, decode)
 
     def settle(self) -> None:
+        pass
+
+    def note_first_tokens(self) -> None:
         pass
 
     def submit(self, flight: Flight) -> None:
@@ -195,32 +198,43 @@ class PlainEngine:
         now, stepping, chunks = self.events.now, self.stepping, self.chunks
         self.stepping, self.chunks = [], []
         for flight in stepping:
-            flight.token(now)
+            self.token(flight)
             flight.kv += 1
         if chunks:
+            self.prefill_time += now - self.began
             self.batching.stepped(now - self.began)
+        else:
+            self.decode_time += now - self.began
         for flight in chunks:
             flight.done += flight.chunk
             flight.chunk = 0
             if flight.done < flight.target:
                 self.owner.chunk_done(flight, self)
-                continue
-            self.prefilling.remove(flight)
-            self.share(flight)
-            if flight.stop:
-                if not flight.emitted:
-                    self.first_tokens.append((now, now - flight.arrived))
-                flight.token(now)
-            if flight.emitted >= flight.stop:
-                self.part_done(flight)
             else:
-                self.keep(flight)
-                self.owner.chunk_done(flight, self)
+                self.prefilled(flight)
         leaving = [flight for flight in self.running if flight.emitted == flight.stop]
         self.running = [flight for flight in self.running if flight.emitted < flight.stop]
         for flight in leaving:
             self.part_done(flight)
         self.next()
+
+    def prefilled(self, flight: Flight) -> None:
+        self.prefilling.remove(flight)
+        self.share(flight)
+        if not flight.emitted and flight.target == flight.isl:
+            self.first_tokens.append((self.events.now, self.events.now - flight.arrived))
+        if flight.stop:
+            self.token(flight)
+        if flight.emitted >= flight.stop:
+            self.part_done(flight)
+        else:
+            self.keep(flight)
+            self.owner.chunk_done(flight, self)
+
+    def token(self, flight: Flight) -> None:
+        if not flight.emitted:
+            self.gaps.first_token(flight, self.events.now)
+        flight.token(self.events.now)
 
     def share(self, flight: Flight) -> None:
         if blocks := flight.arrival.blocks:

@@ -122,6 +122,7 @@ def cases(draw: st.DrawFn) -> dict[str, Any]:
         decode=draw(st.integers(1, 2)),
         engine=engine,
         kv_tokens=draw(st.sampled_from([1500, 2500, 100_000])),
+        first_token=draw(st.sampled_from(["prefill", "transfer", "decode"])),
         overlap=draw(st.booleans()),
         history=draw(st.sampled_from(["transfer", "recompute"])),
         deaths=draw(st.just(()) | st.tuples(st.tuples(st.floats(0.1, 3), st.sampled_from(["p0", "d0"])))),

@@ -11,6 +11,8 @@ from pdplugins.types import Placement, Request, Round, WorkerView
 
 from .test_simulation import MODEL, To, run
 
+AT_ONCE = SimSettings(first_token="prefill")
+
 
 def session(start_s: float, name: str, first: int = 4000, new: int = 100) -> Arrival:
     return Arrival(start_s, first, 10, session=name, rounds=(Round(1.0, new, 5),))
@@ -24,7 +26,7 @@ def chunk_s(history: int, new: int) -> float:
 
 
 def test_a_remote_round_reads_the_history_and_computes_only_what_is_new() -> None:
-    _, later = run(To("p0", "d0"), session(0.0, "s")).records
+    _, later = run(To("p0", "d0"), session(0.0, "s"), settings=AT_ONCE).records
     # The last token of the first answer has no KV cache yet, so it is computed with the new ones.
     history = 4000 + 10 - 1
     assert later.ttft_s == pytest.approx(MODEL.transfer_s(history) + chunk_s(history, 101), abs=1e-8)
@@ -32,17 +34,17 @@ def test_a_remote_round_reads_the_history_and_computes_only_what_is_new() -> Non
 
 def test_only_the_new_part_of_the_kv_cache_goes_back() -> None:
     """The decode worker kept the history while the prefill worker read it."""
-    _, later = run(To("p0", "d0"), session(0.0, "s")).records
+    _, later = run(To("p0", "d0"), session(0.0, "s"), settings=AT_ONCE).records
     back_s = MODEL.transfer_s(4000 + 10 + 100 - (4000 + 9))
     assert later.largest_tbt_s == pytest.approx(back_s + MODEL.decode_step_s(1, 4110, 1), abs=1e-8)
 
 
 def test_a_history_comes_while_the_prompt_before_it_computes() -> None:
     """Section 6 of AMPD: the transfer hides behind the computation of the previous task."""
-    first = run(To("p0", "d0"), session(0.0, "s")).records[0]
+    first = run(To("p0", "d0"), session(0.0, "s"), settings=AT_ONCE).records[0]
     again_s = first.finish_s + 1.0
     busy = Arrival(again_s - 0.05, 8000, 1)
-    settings = SimSettings(engine=EngineSettings(max_batch=8, step_tokens=8192))
+    settings = SimSettings(first_token="prefill", engine=EngineSettings(max_batch=8, step_tokens=8192))
     records = run(To("p0", "d0"), session(0.0, "s"), busy, settings=settings).records
     later = next(record for record in records if record.isl_tokens == 4110)
     bully = next(record for record in records if record.isl_tokens == 8000)
@@ -67,17 +69,19 @@ class Seen:
 
 def test_a_history_is_not_counted_as_tokens_to_prefill() -> None:
     router = Seen()
-    first = run(To("p0", "d0"), session(0.0, "s")).records[0]
+    first = run(To("p0", "d0"), session(0.0, "s"), settings=AT_ONCE).records[0]
     again_s = first.finish_s + 1.0
     busy = Arrival(again_s - 0.1, 8000, 1), Arrival(again_s - 0.09, 8000, 1), Arrival(again_s + 0.001, 10, 1)
-    run(router, session(0.0, "s"), *busy)
+    run(router, session(0.0, "s"), *busy, settings=AT_ONCE)
     assert router.queued[-1] == 8000 + 101
 
 
 def test_a_round_waits_for_room_instead_of_computing_its_history_anew() -> None:
     """With a queue ahead, histories do not fill the prefill worker's KV cache before their turn."""
     sessions = [session(0.001 * n, f"s{n}", first=1500) for n in range(6)]
-    settings = SimSettings(prefill=1, kv_tokens=12_000, engine=EngineSettings(max_batch=8, step_tokens=512))
+    settings = SimSettings(
+        first_token="prefill", prefill=1, kv_tokens=12_000, engine=EngineSettings(max_batch=8, step_tokens=512)
+    )
     records = run(To("p0", "d0"), *sessions, settings=settings).records
     later = [record for record in records if record.isl_tokens == 1610]
     assert len(later) == 6
@@ -85,5 +89,6 @@ def test_a_round_waits_for_room_instead_of_computing_its_history_anew() -> None:
 
 
 def test_recompute_reads_nothing() -> None:
-    _, later = run(To("p0", "d0"), session(0.0, "s"), settings=SimSettings(history="recompute")).records
+    settings = SimSettings(first_token="prefill", history="recompute")
+    _, later = run(To("p0", "d0"), session(0.0, "s"), settings=settings).records
     assert later.ttft_s == pytest.approx(MODEL.prefill_s(4110, 1), abs=1e-8)

@@ -15,7 +15,6 @@ from pdplugins.config import parse
 from pdplugins.policies.stock import routers
 from pdplugins.sim.contracts import EngineSettings
 from pdplugins.sim.flight import Arrival
-from pdplugins.sim.power import PowerCurve
 from pdplugins.sim.run import simulate
 from pdplugins.sim.settings import Outcome, SimSettings
 from pdplugins.sim.simulation import Simulation
@@ -23,10 +22,8 @@ from pdplugins.types import (
     BatchPlan,
     BatchView,
     Deployment,
-    GpuView,
     Placement,
     PlannerView,
-    PowerPlan,
     Request,
     Round,
     ScalePlan,
@@ -54,7 +51,7 @@ class To:
     def on_prefill_done(
         self, request: Request, placement: Placement, workers: tuple[WorkerView, ...], now_s: float
     ) -> Placement:
-        return placement
+        return placement if placement.second else Placement(placement.first, placement.first, placement.split)
 
 
 def run(router: Any, *workload: Arrival, settings: SimSettings = ONE_EACH, **policies: Any) -> Outcome:
@@ -62,11 +59,25 @@ def run(router: Any, *workload: Arrival, settings: SimSettings = ONE_EACH, **pol
 
 
 def test_one_request_takes_prefill_transfer_and_its_steps() -> None:
-    (record,) = run(To("p0", "d0"), Arrival(0.0, 1000, 3)).records
-    assert record.ttft_s == pytest.approx(MODEL.prefill_s(1000, 1), abs=1e-9)
-    steps = MODEL.decode_step_s(1, 1000, 1) + MODEL.decode_step_s(1, 1001, 1)
-    assert record.tpot_s == pytest.approx((MODEL.transfer_s(1000) + steps) / 2, abs=1e-9)
-    assert record.largest_tbt_s == pytest.approx(MODEL.transfer_s(1000) + MODEL.decode_step_s(1, 1000, 1), abs=1e-9)
+    prefill_s, transfer_s = MODEL.prefill_s(1000, 1), MODEL.transfer_s(1000)
+    one_s, other_s = MODEL.decode_step_s(1, 1000, 1), MODEL.decode_step_s(1, 1001, 1)
+    expected = {
+        "prefill": (prefill_s, transfer_s + one_s, transfer_s + one_s + other_s),
+        "transfer": (prefill_s + transfer_s, other_s, one_s + other_s),
+        "decode": (prefill_s + MODEL.transfer_s(999) + MODEL.decode_step_s(1, 999, 1), other_s, one_s + other_s),
+    }
+    for first_token, (ttft_s, largest_tbt_s, decode_s) in expected.items():
+        (record,) = run(To("p0", "d0"), Arrival(0.0, 1000, 3), settings=SimSettings(first_token=first_token)).records
+        assert record.ttft_s == pytest.approx(ttft_s, abs=1e-9)
+        assert record.tpot_s == pytest.approx(decode_s / 2, abs=1e-9)
+        assert record.largest_tbt_s == pytest.approx(largest_tbt_s, abs=1e-9)
+
+
+@pytest.mark.parametrize("router", [To("d0", "d0"), To("d0", None)])
+def test_who_stays_gets_the_first_token_from_where_the_prompt_was_computed(router: To) -> None:
+    for first_token in ("prefill", "transfer", "decode"):
+        (record,) = run(router, Arrival(0.0, 1000, 1), settings=SimSettings(first_token=first_token)).records
+        assert record.ttft_s == pytest.approx(MODEL.prefill_s(1000, 1), abs=1e-9)
 
 
 def test_prefill_disturbs_decodes_only_on_the_same_engine() -> None:
@@ -90,12 +101,10 @@ def test_prefill_first_stalls_decodes_that_decode_first_keeps_going() -> None:
 
 def test_chunks_sent_while_the_next_computes_arrive_sooner() -> None:
     engine = EngineSettings(step_tokens=512)
-    late, early = (
-        run(To("p0", "d0"), Arrival(0.0, 4096, 2), settings=SimSettings(engine=engine, overlap=overlap)).records[0]
-        for overlap in (False, True)
-    )
-    assert late.ttft_s == early.ttft_s
-    assert late.tpot_s - early.tpot_s == pytest.approx(5.3e-6 * (4096 - 512), rel=1e-6)
+    settings = (SimSettings(engine=engine, overlap=overlap, first_token="transfer") for overlap in (False, True))
+    late, early = (run(To("p0", "d0"), Arrival(0.0, 4096, 2), settings=one).records[0] for one in settings)
+    assert late.tpot_s == early.tpot_s
+    assert late.ttft_s - early.ttft_s == pytest.approx(5.3e-6 * (4096 - 512), rel=1e-6)
 
 
 def test_a_prompt_too_long_for_its_second_worker_fails_once_and_frees_the_first() -> None:
@@ -194,20 +203,6 @@ def test_a_planner_starts_and_drains_workers() -> None:
     assert used == {"d0", "d1", "d2"}
     whole = 2 * outcome.duration_s
     assert outcome.gpu_hours * 3600 == pytest.approx(whole + 2 * 9.0, abs=1.0)
-
-
-def test_a_power_cap_slows_the_phase_it_is_put_on() -> None:
-    class Cap:
-        interval_s = 1.0
-
-        def control(self, gpus: tuple[GpuView, ...], view: PlannerView) -> PowerPlan:
-            return PowerPlan({gpu.index: 400.0 for gpu in gpus})
-
-    curve = PowerCurve((400.0, 700.0), (2.0, 1.0), (1.0, 1.0), settle_s=0.5)
-    work = [Arrival(float(n) * 0.7, 1000, 2) for n in range(5)]
-    outcome = run(To("p0", "d0"), *work, settings=SimSettings(power=curve), power=Cap())
-    ttft = [record.ttft_s / MODEL.prefill_s(1000, 1) for record in outcome.records]
-    assert ttft == pytest.approx([1, 1, 1, 2, 2], abs=1e-6)
 
 
 def test_a_batch_scheduler_composes_the_steps() -> None:
