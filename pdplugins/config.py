@@ -79,6 +79,9 @@ class SimulationConfig(_Section):
         "decode_first", description="decodes take part in steps with prefill (vLLM), or wait for them (SGLang)"
     )
     step_tokens: int = Field(8192, ge=1, description="most tokens of one step: prompts are cut into chunks to fit")
+    whole_prompts: bool = Field(
+        False, description="a prompt that does not fit into what is left of a step waits for the next one"
+    )
     watermark: float = Field(0.01, ge=0, lt=1, description="share of the KV cache kept free when a request is let in")
     block_tokens: int = Field(512, ge=1, description="tokens of one prefix block of the trace")
     kv_tokens: int | None = Field(None, ge=2, description="KV cache of every worker; what its profile says when absent")

@@ -92,6 +92,8 @@ class Metrics(_Model):
     goodput_tokens_per_s: float = Field(description="output tokens per second of requests inside both SLOs")
     goodput_requests_per_s: float = Field(description="requests per second inside both SLOs")
     gpu_hours: float = Field(description="GPU-hours held by workers, from their start to their end")
+    energy_j: float | None = Field(None, description="joules that all GPUs drew; null where nothing says what they draw")
+    mean_w: float | None = Field(None, description="watts that all GPUs drew together, on the average of the run")
 
 
 class Speed(_Model):

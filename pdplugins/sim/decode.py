@@ -14,7 +14,7 @@ class DecodeBatch:
     """A batch at the end of a step. Every step gives each member one token."""
 
     __slots__ = (
-        "_gap_at", "_gap_of", "_joined", "_new", "before", "context", "gaps", "last", "leaves", "size",
+        "_gap_at", "_gap_of", "_joined", "_new", "_past", "before", "context", "gaps", "last", "leaves", "size",
         "steps", "time",
     )  # fmt: skip
 
@@ -38,6 +38,7 @@ class DecodeBatch:
         # Largest gaps so far: steps ascending, gaps falling. The largest since step s is the first at or after s.
         self._gap_at: list[int] = []
         self._gap_of: list[int] = []
+        self._past: tuple[list[int], list[int], list[int]] = ([], [], [])
 
     def join(self, flight: Flight) -> None:
         """Let a request decode from the next step on."""
@@ -114,13 +115,19 @@ class DecodeBatch:
         while leaves and leaves[0][2].order != leaves[0][1]:
             heappop(leaves)
 
+    def remember(self) -> None:
+        """Remember the largest gaps as they were before the step in progress."""
+        self._past = self._gap_at.copy(), self._gap_of.copy(), [flight.gap for flight in self._new]
+
     def undo_step(self) -> None:
         """Take back the last step, which has not ended yet and never will."""
+        self._gap_at, self._gap_of, gaps = self._past
         for flight in self.members():
             if flight in self._new:
                 continue
             if flight.since == self.steps:
                 self._new.append(flight)
+                flight.gap = gaps.pop(0)
                 if not flight.emitted:
                     flight.first_token = -1
             else:

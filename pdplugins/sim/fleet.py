@@ -67,6 +67,7 @@ class Fleet:
     """All workers of one simulation.
 
     :param timing: seconds to start a worker, and to change the role of a drained one.
+    :param block_tokens: tokens of one prefix block.
     :param build: makes the engine of a worker.
     """
 
@@ -75,6 +76,7 @@ class Fleet:
         events: Events,
         hardware: dict[Role, Hardware],
         timing: tuple[float, float],
+        block_tokens: int,
         build: Callable[[LiveView, StepTimes, KvCache, Port], Any],
     ) -> None:
         startup_s, flip_s = timing
@@ -82,6 +84,7 @@ class Fleet:
         self._hardware = hardware
         self._startup = ticks(startup_s)
         self._flip = ticks(flip_s)
+        self._block_tokens = block_tokens
         self._build = build
         self.changed: Callable[[], None] | None = None
         """Called when workers come or go."""
@@ -107,7 +110,7 @@ class Fleet:
         times = self._times.setdefault((id(perf), tp), StepTimes(perf, tp))
         latency_s = perf.transfer_s(0)
         token_s = (perf.transfer_s(MANY_TOKENS) - latency_s) / MANY_TOKENS
-        kv = KvCache(capacity)
+        kv = KvCache(capacity, self._block_tokens)
         view = LiveView(name, role, capacity, CachedBlocks(kv))
         engine = self._build(view, times, kv, Port(1 / max(token_s, 1e-15), latency_s))
         view.watch(engine)

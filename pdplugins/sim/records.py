@@ -56,12 +56,14 @@ def unsent(name: str, arrival: Arrival) -> Record:
 class Gaps:
     """Times between tokens of all requests, in ticks, as (mean over a run of steps, how many); and first tokens."""
 
-    __slots__ = ("counts", "joins", "means", "ticks_per_s", "windows")
+    __slots__ = ("counts", "joins", "means", "mortal", "ticks_per_s", "windows")
 
     def __init__(self, ticks_per_s: float) -> None:
         self.ticks_per_s = ticks_per_s
         self.joins = 0
         """How often a request joined a decode batch."""
+        self.mortal = False
+        """Whether a worker may die in the middle of a step."""
         self.means = array("d")
         self.counts = array("q")
         self.windows: list[Window] = []

@@ -143,6 +143,8 @@ def summarise(outcome: Outcome, slo: Slo) -> tuple[Requests, Metrics]:
         goodput_tokens_per_s=sum(record.osl_tokens for record in good) / duration_s if duration_s > 0 else 0.0,
         goodput_requests_per_s=len(good) / duration_s if duration_s > 0 else 0.0,
         gpu_hours=outcome.gpu_hours,
+        energy_j=outcome.energy_j,
+        mean_w=outcome.energy_j / duration_s if outcome.energy_j is not None and duration_s > 0 else None,
     )
     return Requests(total=total, failed=total - len(answered)), metrics
 

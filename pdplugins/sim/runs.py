@@ -246,7 +246,13 @@ class Runner:
             steps, took = self.line.until(batch.context, elapsed or 1)
             if steps >= self.run_steps:
                 return False
-            self._advance(steps, batch.time + took)
+            end = batch.time + took
+            if batch.gaps.mortal:  # the step in progress may be the last one: keep it apart
+                if steps > 1:
+                    self._advance(steps - 1, end - self.line.step(batch.context + (steps - 1) * batch.size))
+                    steps = 1
+                batch.remember()
+            self._advance(steps, end)
         self.run_steps = 0
         return True
 

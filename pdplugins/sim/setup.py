@@ -31,6 +31,7 @@ def sim_settings(config: Config, deployment: Deployment) -> SimSettings:
             order=wanted.order,
             step_tokens=wanted.step_tokens,
             max_batch=deployment.max_batch,
+            whole_prompts=wanted.whole_prompts,
             watermark=wanted.watermark,
             block_tokens=wanted.block_tokens,
         ),

@@ -63,8 +63,11 @@ class Simulation:
             Role.DECODE: Hardware(deployment.perf, deployment.decode_tp, decode_kv),
         }
         timing = deployment.startup_s, settings.flip_s
-        self._fleet = Fleet(self._events, {**own, **settings.hardware}, timing, self._build)
+        self._fleet = Fleet(
+            self._events, {**own, **settings.hardware}, timing, settings.engine.block_tokens, self._build
+        )
         self._routing = Routing(router, deployment, self._clock, settings.predict)
+        self._gaps.mortal = bool(settings.deaths)
         links = Links(self._events)
         self._dispatcher = Dispatcher(self._events, self._fleet, links, self._routing, settings, self._gaps)
         self._power = Power(self._events, self._fleet, settings.power)

@@ -116,6 +116,7 @@ def cases(draw: st.DrawFn) -> dict[str, Any]:
         max_batch=draw(st.sampled_from([2, 8, 64])),
         watermark=draw(st.sampled_from([0.0, 0.02])),
         block_tokens=64,
+        whole_prompts=draw(st.booleans()),
     )
     sim = SimSettings(
         prefill=draw(st.integers(1, 2)),

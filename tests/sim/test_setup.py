@@ -40,7 +40,13 @@ def test_a_key_reaches_the_setting_of_its_name(key: str, value: object) -> None:
 
 @pytest.mark.parametrize(
     ("key", "value"),
-    [("order", "prefill_first"), ("step_tokens", 100), ("watermark", 0.2), ("block_tokens", 16)],
+    [
+        ("order", "prefill_first"),
+        ("step_tokens", 100),
+        ("watermark", 0.2),
+        ("whole_prompts", True),
+        ("block_tokens", 16),
+    ],
 )
 def test_a_key_reaches_the_engines(key: str, value: object) -> None:
     assert getattr(settings_for(**{key: value}).engine, key) == value

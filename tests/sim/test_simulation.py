@@ -287,6 +287,6 @@ def test_whole_prompts_wait_for_a_step_that_they_fit_into() -> None:
     alone_s, ends = MODEL.prefill_s(600, 1), {}
     for whole in (False, True):  # the first one starts before the others are there
         settings = SimSettings(engine=EngineSettings(step_tokens=1000, whole_prompts=whole))
-        ends[whole] = [record.ttft_s for record in run(To("p0", "d0"), *work, settings=settings).records]
+        ends[whole] = [record.ttft_s for record in run(To("p0", "p0"), *work, settings=settings).records]
     assert ends[True] == pytest.approx([alone_s, 2 * alone_s, 3 * alone_s], abs=1e-9)
     assert ends[False][1] == pytest.approx(alone_s + MODEL.prefill_s(1000, 1), abs=1e-9)
