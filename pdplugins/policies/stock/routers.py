@@ -22,6 +22,7 @@ class RouterSettings(BaseModel):
 
     seed: int = Field(0, ge=0, description="of the choices of random and power-of-two")
     colocated: bool = Field(False, description="run every request on one worker, whatever the roles")
+    sticky: bool = Field(False, description="rounds of a session decode where its KV cache is")
 
 
 class CacheAwareSettings(RouterSettings):
@@ -36,6 +37,8 @@ class StockRouter:
 
     def __init__(self, settings: RouterSettings, deployment: Deployment) -> None:
         self._colocated = settings.colocated
+        self._sticky = settings.sticky
+        self._by_id: dict[str, WorkerView] = {}
         self._seed = settings.seed
         self._workers: tuple[WorkerView, ...] = ()
         self._pools: dict[Role, Pool] = {}
@@ -45,8 +48,12 @@ class StockRouter:
         """Place a request."""
         if workers is not self._workers:
             self._split(workers)
-        first = self.pick(request, self._pools[Role.PREFILL], Role.PREFILL)
-        second = first if self._colocated else self.pick(request, self._pools[Role.DECODE], Role.DECODE)
+        held = self._by_id.get(request.bound_worker or "") if self._sticky else None
+        if self._colocated:
+            first = second = held or self.pick(request, self._pools[Role.PREFILL], Role.PREFILL)
+        else:
+            first = self.pick(request, self._pools[Role.PREFILL], Role.PREFILL)
+            second = held or self.pick(request, self._pools[Role.DECODE], Role.DECODE)
         return Placement(first.id, second.id, request.prompt_tokens)
 
     def on_prefill_done(
@@ -71,6 +78,7 @@ class StockRouter:
         if not workers:
             raise ConfigError("router: no worker is ready; start at least one")
         self._workers = workers
+        self._by_id = {worker.id: worker for worker in workers}
         for role in Role:
             pool = workers if self._colocated else tuple(worker for worker in workers if worker.role is role)
             self._pools[role] = pool or workers
