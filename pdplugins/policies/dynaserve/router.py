@@ -27,21 +27,20 @@ class Server:
         """When it will have done all of it."""
 
     def advance(self, predictor: ExecutionPredictor, now_s: float) -> None:
-        """Take off what it has done by now, and correct the rest by what it says: work that waits is not done."""
+        """Take off what it has done by now, and correct the rest by what it says: prompts that wait are not done.
+
+        An idle worker may have work to come: a second micro-request arrives when the first is done.
+        """
         work, load = self.work, self.view.load
         before_s = work.with_s(NONE)
         work.scale(max(self.until_s - now_s, 0.0) / before_s if before_s > 0 else 0.0)
-        requests, tokens, running = load.queued_requests, load.queued_tokens, load.running_requests
-        if not (is_number(requests) and is_number(tokens) and is_number(running)):
-            return
-        if tokens > 0:
+        requests, tokens = load.queued_requests, load.queued_tokens
+        if is_number(requests) and is_number(tokens) and tokens > 0:
             prompts = max(requests, 1.0)
             mean = int(min(tokens / prompts, LONGEST))
             waits = predictor.span(mean, 0, mean)
             work.prompt_s = max(work.prompt_s, prompts * waits.prompt_s)
             work.prompt_passes_s = max(work.prompt_passes_s, prompts * waits.prompt_passes_s)
-        elif requests <= 0 and running <= 0:
-            work.scale(0.0)
 
     def commit(self, more: Work, now_s: float) -> None:
         """Give it `more` work."""
@@ -154,12 +153,14 @@ class DynaServeRouter:
             if later_s < best_s:
                 best, best_s = split, later_s
             if abs(t1 - t2) < settings.tolerance_s:
-                break
+                return split
             if t1 > t2:
                 high = ratio
             else:
                 low = ratio
             ratio = (low + high) / 2
+        if low == 0.0 or high == 1.0:  # one worker is done first whatever it gets: it gets all of it
+            return 0 if low == 0.0 else length
         return best
 
     def _whole(self, prompt: int, length: int, server: Server, now_s: float) -> Placement:
