@@ -50,6 +50,6 @@ def test_files_and_functions_stay_small() -> None:
     long = [
         path.relative_to(ROOT)
         for path in (ROOT / "pdplugins").rglob("*.py")
-        if "_vendor" not in path.parts and len(path.read_text().splitlines()) > 450
+        if "_vendor" not in path.parts and len(path.read_text().splitlines()) > 500
     ]
     assert long == []
