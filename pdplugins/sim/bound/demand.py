@@ -9,6 +9,8 @@ import numpy as np
 
 from pdplugins.sim.bound.rates import Rates, best_rates
 from pdplugins.sim.bound.steps import Array, Kind, steps_of
+from pdplugins.sim.clock import TICKS_PER_S
+from pdplugins.sim.steps import StepTimes
 from pdplugins.types import Slo, TraceRequest
 
 LATE = 1 + 1e-9
@@ -60,10 +62,14 @@ def demand_of(trace: Sequence[TraceRequest], kinds: Sequence[Kind], slo: Slo, ma
 
     read = tokens * isl + tokens * (tokens - 1) // 2
     steps = steps_of(kinds, max_batch, int((isl + osl).max()), any(request.blocks for request in trace))
-    mix = tuple(float(part[able].sum()) for part in (new, tokens, read))
-    rates = best_rates(steps, (mix[0], mix[1], mix[2]), tpot_s)
-    prefill = rates.prompt * new + _attention(kinds, isl, isl - new)
-    decode = _decode_work(rates, isl, tokens, own, tpot_s)
+    mix = (float(new[able].sum()), float(tokens[able].sum()), float(read[able].sum()))
+    trials = []
+    for anew in _examples(isl[able], own[able]):
+        rates = best_rates(steps, mix, tpot_s, anew)
+        prefill, decode = rates.prompt * new, _decode_work(rates, isl, tokens, own, tpot_s)
+        trials.append((float((prefill + decode)[able].sum()), rates, prefill, decode))
+    _, rates, prefill, decode = max(trials, key=lambda trial: trial[0])
+    prefill = prefill + _attention(kinds, isl, isl - new)
     first_by = arrival + slo.ttft_s * LATE
     return Demand(
         total=sum(1 + len(request.rounds) for request in trace),
@@ -77,6 +83,14 @@ def demand_of(trace: Sequence[TraceRequest], kinds: Sequence[Kind], slo: Slo, ma
         rates=rates,
         last_arrival_s=float(arrival.max()),
     )
+
+
+def _examples(isl: Array, own: Array) -> list[tuple[float, float] | None]:
+    """Return a request with little to compute anew, one with a middling lot, and None: rates are tried for each."""
+    anew = np.maximum(isl + 1 - own, 1)
+    order = np.argsort(anew, kind="stable")
+    picks = [order[len(order) * share // 100] for share in (5, 50)] if len(order) else []
+    return [*((float(isl[pick]), float(anew[pick])) for pick in picks), None]
 
 
 def _decode_work(rates: Rates, isl: Array, tokens: Array, own: Array, tpot_s: float) -> Array:
@@ -118,15 +132,12 @@ def _fastest_prefill(kinds: Sequence[Kind], isl: Array, new: Array) -> Array:
 def _fastest_step(kinds: Sequence[Kind], isl: Array, anew: Array) -> Array:
     """Return the fewest seconds between two tokens of each request: a decode step of its own, or computing anew."""
     best = np.full(len(isl), np.inf)
-    for tokens, seconds in ((isl, _decode_alone_s), (anew, Kind.base_s)):
-        unique, where = np.unique(tokens, return_inverse=True)
-        for kind in kinds:
-            best = np.minimum(best, np.array([seconds(kind, int(count)) for count in unique])[where])
+    for kind in kinds:
+        line = StepTimes(kind.perf, kind.tp).line(1)
+        for counts, ask in ((isl, lambda c, line=line: line.step(c) / TICKS_PER_S), (anew, kind.base_s)):
+            unique, where = np.unique(counts, return_inverse=True)
+            best = np.minimum(best, np.array([ask(int(count)) for count in unique])[where])
     return best
-
-
-def _decode_alone_s(kind: Kind, context: int) -> float:
-    return kind.perf.decode_step_s(1, context, kind.tp)
 
 
 def _attention(kinds: Sequence[Kind], isl: Array, cached: Array) -> Array:

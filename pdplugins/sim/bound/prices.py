@@ -24,7 +24,7 @@ class Buckets:
 
     def cost(self, demand: Demand, price: Array) -> Array:
         """Return what each request pays at least: all its work when its window is cheapest."""
-        cheapest = _RangeMinimum(price)
+        cheapest = RangeMinimum(price)
         return np.asarray(demand.prefill * cheapest(*self.prefill) + demand.decode * cheapest(*self.decode))
 
 
@@ -46,7 +46,7 @@ def buckets_of(demand: Demand, most: int = MOST_BUCKETS) -> Buckets:
     )
 
 
-class _RangeMinimum:
+class RangeMinimum:
     """The smallest of any range of values, after a table of all ranges whose length is a power of two."""
 
     def __init__(self, values: Array) -> None:
@@ -58,6 +58,7 @@ class _RangeMinimum:
             step *= 2
 
     def __call__(self, first: Array, last: Array) -> Array:
+        """Return the smallest value of each range from `first` to `last`, both included."""
         level = np.log2(last - first + 1).astype(int)
         found = np.empty(len(first))
         for power, values in enumerate(self._levels):

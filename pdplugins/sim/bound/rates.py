@@ -32,14 +32,20 @@ class Rates:
     """GPU-seconds that an output token costs more for each second that its step is shorter than the TPOT objective."""
 
 
-def best_rates(steps: Steps, mix: tuple[float, float, float], tpot_s: float) -> Rates:
+def best_rates(
+    steps: Steps, mix: tuple[float, float, float], tpot_s: float, anew: tuple[float, float] | None = None
+) -> Rates:
     """Return the rates that make a workload dearest: constraints are added until no step is cheaper than its tokens.
 
     :param mix: its new prompt tokens, output tokens, and tokens of context that these read.
+    :param anew: (context, tokens to compute anew) of a request for which an output token must not cost more than
+        computing its context anew: what is above that is lost.
     """
     families = len(steps.decodes)
     decode, prefill = steps.decodes, steps.prefills  # to begin with, the first parts of each family
-    lines, limits = [], []
+    lines, limits = [np.zeros((1, 4))], [np.zeros(1)]
+    if anew is not None:
+        lines[0][0] = (-anew[1], 1.0, anew[0], tpot_s)
     rates = np.zeros(4)
     for _ in range(MOST_ROUNDS):
         line, limit = _lines(steps, decode, prefill, tpot_s)

@@ -57,7 +57,7 @@ class Kind:
         return self.perf.prefill_s(tokens, self.tp) - self.perf.dense_s(tokens, self.tp)  # type: ignore[attr-defined, no-any-return]
 
     def added_s(self, tokens: int, batch: int) -> float:
-        """Seconds that `tokens` new prompt tokens add to a decode step of `batch` requests, at least."""
+        """Seconds that `tokens` new prompt tokens add to a decode step of `batch` requests, without attention."""
         if self.has_dense():
             return self.base_s(tokens + batch) - self.perf.dense_s(batch, self.tp)  # type: ignore[attr-defined, no-any-return]
         return self.perf.prefill_s(tokens, self.tp) - self.perf.prefill_s(0, self.tp)
@@ -131,6 +131,6 @@ def _families(kind: Kind, max_batch: int, longest: int, shared: bool) -> Iterato
         contexts = sorted({min(batch, most), most, *(bend for bend in bends if batch <= bend <= most)})
         steps = np.array([(context, line.step(context) / TICKS_PER_S, kind.tp) for context in contexts]).T
         with_prefill = kind.points((0, batch)) if kind.has_dense() else points
-        added = [(0.0, 0.0), *((new, max(kind.added_s(at, batch), 0.0)) for new, at in with_prefill)]
+        added = [(0.0, 0.0), *((new, kind.added_s(at, batch)) for new, at in with_prefill)]
         for counted in {1, batch}:
             yield np.vstack((np.full(len(contexts), counted), steps)), np.array(added).T
