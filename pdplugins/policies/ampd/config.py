@@ -26,4 +26,7 @@ class AmpdSchedulerSettings(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
+    step_tokens: int = Field(
+        8192, ge=1, description="tasks that follow in order join a step up to so many tokens; 1: one task per step"
+    )
     window: int = Field(3, ge=1, le=5, description="w: tasks that are reordered, and times a task may be postponed")

@@ -16,8 +16,9 @@ from pdplugins.types import BatchView, QueuedPrefill
 from .fleet import DEPLOYMENT, PERF, task
 
 
-def scheduler(window: int = 3) -> AmpdScheduler:
-    return AmpdScheduler(AmpdSchedulerSettings(window=window), DEPLOYMENT)
+def scheduler(window: int = 3, step_tokens: int = 1) -> AmpdScheduler:
+    """One task for each step, as printed, unless a test says otherwise."""
+    return AmpdScheduler(AmpdSchedulerSettings(window=window, step_tokens=step_tokens), DEPLOYMENT)
 
 
 def first(queue: list[QueuedPrefill], now_s: float = 0.0, window: int = 3) -> str:
@@ -45,6 +46,20 @@ def test_a_long_prompt_waits_for_a_short_one_that_would_miss_its_slo_behind_it()
 def test_equal_orderings_keep_the_order_of_the_queue() -> None:
     """Lines 5 and 6 replace an ordering only by one that satisfies more tasks: also where none can be satisfied."""
     assert first([task("a", 5000), task("b", 4000), task("c", 3000)]) == "a"
+
+
+def test_tasks_join_a_step_in_order_until_someone_in_it_would_be_late() -> None:
+    """Each takes 0.1 s; the second has 0.35 s left, so that three may run together, but not four."""
+    queue = (task("a", 100), task("b", 100, queued_s=-0.65), task("c", 100), task("d", 100))
+    policy = scheduler(step_tokens=8192)
+    assert list(policy.next_batch(BatchView(queue, 0, 0), 0.0).prefill_tokens) == ["a", "b", "c"]
+    assert list(scheduler(step_tokens=250).next_batch(BatchView(queue, 0, 0), 0.0).prefill_tokens) == ["a", "b"]
+    assert list(policy.next_batch(BatchView(queue, 3, 900), 0.0).prefill_tokens) == ["a"]
+
+
+def test_those_that_are_late_already_do_not_hold_others_up() -> None:
+    queue = (task("late", 100, queued_s=-9.0), task("b", 100), task("c", 100))
+    assert len(scheduler(step_tokens=8192).next_batch(BatchView(queue, 0, 0), 0.0).prefill_tokens) == 3
 
 
 def test_only_the_window_is_reordered() -> None:
