@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import lru_cache, partial
 from itertools import permutations
 from math import inf
 
@@ -10,6 +11,7 @@ from pdplugins.policies.ampd.config import AmpdSchedulerSettings
 from pdplugins.policies.ampd.costs import prefill_s
 from pdplugins.types import BatchPlan, BatchView, Deployment, QueuedPrefill
 
+COSTS_KEPT = 1024
 MOST_TASKS = 20
 """Tasks that one step runs at most, so that a decision stays fast."""
 Order = tuple[int, ...]
@@ -30,6 +32,8 @@ class AmpdScheduler:
         self._ttft_s = deployment.slo.ttft_s
         self._prefill_tp, self._decode_tp = deployment.prefill_tp, deployment.decode_tp
         self._postponed: dict[str, int] = {}
+        # A task that waits is looked at in every step; its cost does not change.
+        self._t_pre = lru_cache(COSTS_KEPT)(partial(prefill_s, deployment.perf))
 
     def next_batch(self, view: BatchView, now_s: float) -> BatchPlan:
         """Algorithm 2: schedule one task of the queue. Without a queue, decode only."""
@@ -100,7 +104,7 @@ class AmpdScheduler:
 
     def _prefill_s(self, task: QueuedPrefill, tp: int) -> float:
         new, done = task.remaining_tokens, task.done_tokens
-        return prefill_s(self._perf, task.request.history_tokens if done is None else done, new, tp)
+        return self._t_pre(task.request.history_tokens if done is None else done, new, tp)
 
     def _forget_those_gone(self, view: BatchView) -> None:
         """Drop now and then the counters of tasks that left without being run."""
