@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import shlex
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -12,14 +11,32 @@ import typer
 from rich.console import Console
 
 from pdplugins.bench.profiling import endpoint as measuring
-from pdplugins.bench.profiling import kernels
+from pdplugins.bench.profiling import kernels, options
 from pdplugins.bench.profiling import show as showing
+from pdplugins.bench.profiling.options import (
+    ASSUMED_LINK,
+    UNSCALED,
+    Force,
+    GpuName,
+    LinkLatency,
+    LinkRate,
+    LinkSource,
+    Model,
+    Note,
+    Out,
+    PowerFile,
+    ScaleDecode,
+    ScalePrefill,
+    ScaleSource,
+    StepMs,
+    Tp,
+)
 from pdplugins.errors import ConfigError
 from pdplugins.perf import draft, npz
-from pdplugins.perf.gpus import GPUS, find_gpu
-from pdplugins.perf.profile import Power, Profile, read_profile
+from pdplugins.perf.gpus import GPUS, Gpu, find_gpu
+from pdplugins.perf.profile import Profile, read_profile
 from pdplugins.perf.roofline import Roofline
-from pdplugins.perf.shapes import find_shape
+from pdplugins.perf.shapes import Shape, find_shape
 from pdplugins.perf.table import TableModel
 from pdplugins.resources import data_dir
 
@@ -31,24 +48,6 @@ profile = typer.Typer(
     "kernels together; [bold]roofline[/bold] needs only data sheets.",
     no_args_is_help=True,
 )
-
-GpuName = Annotated[str, typer.Option("--gpu", help=f"One of {', '.join(GPUS)}.")]
-Model = Annotated[str, typer.Option(help="Name on Hugging Face, or the path of a config.json.")]
-Tp = Annotated[str, typer.Option("--tp", help="Tensor-parallel sizes, such as 1,2,4.")]
-Out = Annotated[Path, typer.Option(help="Profile file to write.")]
-Force = Annotated[bool, typer.Option("--force", help="Replace the file when it exists.")]
-Note = Annotated[list[str] | None, typer.Option("--note", help="What a reader must know; may be repeated.")]
-LinkLatency = Annotated[float, typer.Option(min=0, help="KV transfer: fixed part, in milliseconds.")]
-LinkRate = Annotated[float, typer.Option(min=0.001, help="KV transfer: gigabytes per second.")]
-LinkSource = Annotated[str, typer.Option(help="Who says how fast the KV transfer is.")]
-PowerFile = Annotated[Path | None, typer.Option("--power", help="JSON file with the profile's power part.")]
-ScalePrefill = Annotated[float, typer.Option(min=0.001, help="Factor on all prefill times.")]
-ScaleDecode = Annotated[float, typer.Option(min=0.001, help="Factor on all decode times.")]
-StepMs = Annotated[float, typer.Option(min=0, help="Milliseconds that every step takes beyond that.")]
-ScaleSource = Annotated[str, typer.Option(help="Where the factors come from.")]
-ASSUMED_LINK = "400 Gb/s of RDMA for each worker, assumed"
-
-UNSCALED = "none: times are used as they came"
 
 
 @profile.command("from-aiconfigurator")
@@ -88,27 +87,19 @@ def from_aiconfigurator(  # noqa: PLR0913 - the options of a command
         raise ConfigError(f"--gpu {gpu}: aiconfigurator has no tables for it; add --like with one of {known}")
     draft.check_new(out, force)
     knots = draft.Knots.of(shape.max_context, shortest)
-    wanted = kernels.Wanted(model, shape, base, _sizes(tp), backend, tables, python)
+    wanted = kernels.Wanted(model, shape, base, options.sizes(tp), backend, tables, python)
     found = kernels.ask(wanted, knots)
     parts = found.parts if base is target else kernels.on_another(found, wanted, target, knots)
-    notes = ["raw_ms is aiconfigurator's static_ctx (batch 1) and static_gen; times are raw_ms times scale."]
-    source = found.source
-    if base is not target:
-        source += f", moved to {target.name}"
-        notes.append(
-            f"At every knot, dense part and attention are as far from the roofline of {target.name} as those of "
-            f"{base.name} are from its own, with {target.gemm_share:.0%} and {base.gemm_share:.0%} of peak compute."
-        )
-    written: dict[str, Any] = _head(target.name, model, "modelled", source, [*notes, *(note or [])])
+    source, notes = kernels.provenance(found, base, target)
+    written: dict[str, Any] = options.head(target.name, model, "modelled", source, [*notes, *(note or [])])
     if reference is None:
-        scale = _scale(scale_prefill, scale_decode, step_ms, scale_source)
-        written |= {"memory": draft.memory_part(shape, target), "bandwidth": draft.bandwidth_part(target)}
-        written |= {"transfer": _transfer(transfer_ms, transfer_gb_per_s, transfer_source), "scale": scale}
+        written |= _machine(shape, target, options.transfer(transfer_ms, transfer_gb_per_s, transfer_source))
+        written |= {"scale": options.scale(scale_prefill, scale_decode, step_ms, scale_source)}
     else:
         measured = read_profile(reference)
         rest = measured.model_dump(mode="json", include={"memory", "bandwidth", "transfer"})
         written |= {"gpu": measured.gpu, **rest, "scale": kernels.factors(measured, wanted)}
-    _write(written | draft.tables_by_tp(parts, knots) | _power(power), out, force)
+    _write(written | draft.tables_by_tp(parts, knots) | options.power(power), out, force)
 
 
 @profile.command()
@@ -136,13 +127,12 @@ def roofline(  # noqa: PLR0913 - the options of a command
     kernel launches, so short steps come out too fast.
     """
     target, shape, knots = find_gpu(gpu), find_shape(model), draft.Knots.of(find_shape(model).max_context)
-    parts = {size: draft.roofline_parts(Roofline(shape, target, size), knots) for size in _sizes(tp)}
+    parts = {size: draft.roofline_parts(Roofline(shape, target, size), knots) for size in options.sizes(tp)}
     shares = f"{target.gemm_share:.0%} of peak compute, {target.bandwidth_share:.0%} of peak bandwidth"
-    written = _head(target.name, model, "modelled", f"roofline: {shares}", note or [])
-    written |= {"memory": draft.memory_part(shape, target), "bandwidth": draft.bandwidth_part(target)}
-    scale = _scale(scale_prefill, scale_decode, step_ms, scale_source)
-    written |= {"transfer": _transfer(transfer_ms, transfer_gb_per_s, transfer_source), "scale": scale}
-    _write(written | draft.tables_by_tp(parts, knots) | _power(power), out, force)
+    written = options.head(target.name, model, "modelled", f"roofline: {shares}", note or [])
+    written |= _machine(shape, target, options.transfer(transfer_ms, transfer_gb_per_s, transfer_source))
+    written |= {"scale": options.scale(scale_prefill, scale_decode, step_ms, scale_source)}
+    _write(written | draft.tables_by_tp(parts, knots) | options.power(power), out, force)
 
 
 @profile.command("from-npz")
@@ -176,9 +166,9 @@ def from_npz(  # noqa: PLR0913 - the options of a command
             f"; reserved: so that a decode worker holds the {tables.kv_tokens} tokens that the file says"
         )
     kind = "measured" if measured else "modelled"
-    written = _head(target.name, model, kind, f"Dynamo: {path.name}", [*tables.notes, *(note or [])])
-    written |= {"memory": memory, "bandwidth": draft.bandwidth_part(target)}
-    written |= {"transfer": _transfer(transfer_ms, transfer_gb_per_s, transfer_source), "scale": _scale()}
+    written = options.head(target.name, model, kind, f"Dynamo: {path.name}", [*tables.notes, *(note or [])])
+    written |= _machine(shape, target, options.transfer(transfer_ms, transfer_gb_per_s, transfer_source))
+    written |= {"memory": memory, "scale": options.scale()}
     written |= {"prefill": {str(prefill_tp): tables.prefill}, "decode": {str(decode_tp): tables.decode}}
     _write(written, out, force)
 
@@ -196,6 +186,9 @@ def from_endpoint(  # noqa: PLR0913 - the options of a command
     prompts: Annotated[str, typer.Option(help="Prompt lengths whose TTFT is measured.")] = "128,512,2048,8192",
     contexts: Annotated[str, typer.Option(help="Mean contexts whose ITL is measured.")] = "512,2048,8192",
     concurrency: Annotated[str, typer.Option(help="Batch sizes whose ITL is measured.")] = "1,4,16,64",
+    disaggregated: Annotated[
+        bool, typer.Option("--disaggregated", help="The first token comes from a decode worker, after the KV transfer.")
+    ] = False,
     repeats: Annotated[int, typer.Option(min=1, help="Prompts of each length; the median counts.")] = 5,
     transfer_ms: LinkLatency = 1.0,
     transfer_gb_per_s: LinkRate = 50.0,
@@ -208,15 +201,20 @@ def from_endpoint(  # noqa: PLR0913 - the options of a command
 
     Run it against one worker of each role (or one that does both) that serves nobody else, or the queue of others is
     measured too. Prompts are random token ids, so nothing is found in a prefix cache. Times include the network and the
-    HTTP server, as a client feels them.
+    HTTP server, as a client feels them. Where prefill and decode workers are apart, say --disaggregated and how fast
+    the KV transfer is: the transfer and the first decode step are taken out of the TTFT.
     """
     target, model_shape = find_gpu(gpu), find_shape(shape or model)
     draft.check_new(out, force)
-    grid = measuring.Grid(_axis("prompts", prompts), _axis("concurrency", concurrency), _axis("contexts", contexts))
+    axes = {"prompts": prompts, "concurrency": concurrency, "contexts": contexts}
+    grid = measuring.Grid(*(options.axis(name, text) for name, text in axes.items()))
     found = asyncio.run(measuring.measure(url.rstrip("/").removesuffix("/v1"), model, grid, repeats, seed))
-    written = _head(target.name, model, "measured", f"endpoint {url}", [*found.notes, *(note or [])])
-    written |= {"memory": draft.memory_part(model_shape, target), "bandwidth": draft.bandwidth_part(target)}
-    written |= {"transfer": _transfer(transfer_ms, transfer_gb_per_s, transfer_source), "scale": _scale()}
+    transfer = options.transfer(transfer_ms, transfer_gb_per_s, transfer_source)
+    if disaggregated:
+        per_token_s = model_shape.kv_bytes_per_token / transfer["bytes_per_s"]
+        found = measuring.without_handoff(found, lambda tokens: transfer["latency_s"] + tokens * per_token_s)
+    written = options.head(target.name, model, "measured", f"endpoint {url}", [*found.notes, *(note or [])])
+    written |= _machine(model_shape, target, transfer) | {"scale": options.scale()}
     written |= {"prefill": {str(prefill_tp): found.prefill}, "decode": {str(decode_tp): found.decode}}
     _write(written, out, force)
 
@@ -265,57 +263,8 @@ def _find(name: str) -> Profile:
     return read_profile(path)
 
 
-def _head(gpu: str, model: str, kind: str, source: str, notes: list[str]) -> dict[str, Any]:
-    # argv[0] is the path of this installation, and --python that of another one; neither helps a reader
-    words = [word for word in sys.argv[1:] if not word.startswith("--python=")]
-    while "--python" in words:
-        index = words.index("--python")
-        del words[index : index + 2]
-    command = shlex.join(["pdplugins", *(word for word in words if word != "--force")])
-    provenance = {"source": source, "command": command, "notes": notes}
-    return {"schema": 1, "gpu": gpu, "model": model, "kind": kind, "provenance": provenance}
-
-
-def _transfer(latency_ms: float, gb_per_s: float, source: str) -> dict[str, Any]:
-    return {"latency_s": latency_ms / 1e3, "bytes_per_s": gb_per_s * 1e9, "source": source}
-
-
-def _scale(
-    prefill: float = 1.0, decode: float = 1.0, step_ms: float = 0.0, source: str = UNSCALED
-) -> dict[str, float | str]:
-    if (prefill, decode, step_ms) != (1.0, 1.0, 0.0) and source == UNSCALED:
-        raise ConfigError("--scale-prefill, --scale-decode, --step-ms: say with --scale-source where they come from")
-    extra = {"step_ms": step_ms} if step_ms else {}
-    return {"prefill": prefill, "decode": decode, **extra, "source": source}
-
-
-def _power(path: Path | None) -> dict[str, Any]:
-    if path is None:
-        return {}
-    try:
-        return {"power": Power.model_validate_json(path.read_bytes()).model_dump(mode="json")}
-    except OSError as error:
-        raise ConfigError(f"--power {path}: {error.strerror}") from None
-    except ValueError as error:
-        raise ConfigError(f"--power {path}: {str(error).splitlines()[-2].strip()}; see profiles/README.md") from None
-
-
-def _sizes(text: str) -> tuple[int, ...]:
-    return _numbers("tp", text, 1)
-
-
-def _axis(name: str, text: str) -> tuple[int, ...]:
-    return _numbers(name, text, 2)
-
-
-def _numbers(name: str, text: str, fewest: int) -> tuple[int, ...]:
-    try:
-        found = tuple(sorted({int(word) for word in text.split(",")}))
-    except ValueError:
-        found = ()
-    if len(found) < fewest or found[0] < 1:
-        raise ConfigError(f"--{name} {text}: give {fewest} or more whole numbers with commas, such as 1,2,4")
-    return found
+def _machine(shape: Shape, gpu: Gpu, transfer: dict[str, Any]) -> dict[str, Any]:
+    return {"memory": draft.memory_part(shape, gpu), "bandwidth": draft.bandwidth_part(gpu), "transfer": transfer}
 
 
 def _write(data: dict[str, Any], out: Path, force: bool) -> None:

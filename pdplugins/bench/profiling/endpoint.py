@@ -14,7 +14,8 @@ import asyncio
 import itertools
 import statistics
 import time
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Any
 
 import aiohttp
@@ -22,7 +23,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from pdplugins.bench import client
 from pdplugins.errors import PdpluginsError
-from pdplugins.perf.table import Curve
+from pdplugins.perf.table import Curve, Surface
 from pdplugins.types import TraceRequest
 
 WINDOW_TOKENS = 32
@@ -113,6 +114,23 @@ async def measure(url: str, model: str, grid: Grid, repeats: int, seed: int) -> 
                 bar.update(task, advance=1, description=f"batches of {batch} at context {context}")
                 cells.append(await _decode(endpoint, batch, context, prefill))
     return _tables(grid, ttft_s, cells, repeats)
+
+
+def without_handoff(found: Measured, transfer_s: Callable[[float], float]) -> Measured:
+    """Return `found` for an endpoint whose first token comes from the decode worker, after the KV transfer.
+
+    Its TTFT has a transfer and one decode step in it, which are taken away. Raises EndpointError when nothing is left.
+    """
+    decode = found.decode
+    step_ms = Surface(decode["batch"], decode["context_tokens"], decode["raw_ms"])
+    left_ms = [
+        round(ms - step_ms(1, tokens) - 1e3 * transfer_s(tokens), 3)
+        for tokens, ms in zip(found.prefill["tokens"], found.prefill["raw_ms"], strict=True)
+    ]
+    if min(left_ms) <= 0:
+        raise EndpointError("a TTFT is shorter than the KV transfer and a decode step; is the endpoint disaggregated?")
+    note = "prefill: TTFT less the KV transfer, at the rate given, and one decode step"
+    return replace(found, prefill=found.prefill | {"raw_ms": left_ms}, notes=(*found.notes, note))
 
 
 async def _ttft(endpoint: Endpoint, tokens: int, repeats: int) -> float:

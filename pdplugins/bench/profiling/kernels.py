@@ -90,6 +90,18 @@ def _run(python: str, asked: Mapping[str, Any]) -> dict[str, Any]:
     return said
 
 
+def provenance(found: Found, base: Gpu, target: Gpu) -> tuple[str, list[str]]:
+    """Return the source and the notes of a profile for `target` from the tables of `base`."""
+    notes = ["raw_ms is aiconfigurator's static_ctx (batch 1) and static_gen; times are raw_ms times scale."]
+    if base is target:
+        return found.source, notes
+    moved_by = (
+        f"At every knot, dense part and attention are as far from the roofline of {target.name} as those of "
+        f"{base.name} are from its own, with {target.gemm_share:.0%} and {base.gemm_share:.0%} of peak compute."
+    )
+    return f"{found.source}, moved to {target.name}", [*notes, moved_by]
+
+
 def on_another(found: Found, wanted: Wanted, target: Gpu, knots: Knots) -> dict[int, Parts]:
     """Return the parts on `target`: the tables of `wanted.gpu` times the ratio of the two rooflines at every knot."""
 

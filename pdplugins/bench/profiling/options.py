@@ -1,0 +1,91 @@
+"""The options that several ``pdplugins profile`` commands share, and the parts of a profile file made from them."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from pdplugins.errors import ConfigError
+from pdplugins.perf.gpus import GPUS
+from pdplugins.perf.profile import Power
+
+GpuName = Annotated[str, typer.Option("--gpu", help=f"One of {', '.join(GPUS)}.")]
+Model = Annotated[str, typer.Option(help="Name on Hugging Face, or the path of a config.json.")]
+Tp = Annotated[str, typer.Option("--tp", help="Tensor-parallel sizes, such as 1,2,4.")]
+Out = Annotated[Path, typer.Option(help="Profile file to write.")]
+Force = Annotated[bool, typer.Option("--force", help="Replace the file when it exists.")]
+Note = Annotated[list[str] | None, typer.Option("--note", help="What a reader must know; may be repeated.")]
+LinkLatency = Annotated[float, typer.Option(min=0, help="KV transfer: fixed part, in milliseconds.")]
+LinkRate = Annotated[float, typer.Option(min=0.001, help="KV transfer: gigabytes per second.")]
+LinkSource = Annotated[str, typer.Option(help="Who says how fast the KV transfer is.")]
+PowerFile = Annotated[Path | None, typer.Option("--power", help="JSON file with the profile's power part.")]
+ScalePrefill = Annotated[float, typer.Option(min=0.001, help="Factor on all prefill times.")]
+ScaleDecode = Annotated[float, typer.Option(min=0.001, help="Factor on all decode times.")]
+StepMs = Annotated[float, typer.Option(min=0, help="Milliseconds that every step takes beyond that.")]
+ScaleSource = Annotated[str, typer.Option(help="Where the factors come from.")]
+ASSUMED_LINK = "400 Gb/s of RDMA for each worker, assumed"
+
+UNSCALED = "none: times are used as they came"
+
+
+def head(gpu: str, model: str, kind: str, source: str, notes: list[str]) -> dict[str, Any]:
+    """Return what a profile file starts with; the command is the one that runs."""
+    # argv[0] is the path of this installation, and --python that of another one; neither helps a reader
+    words = [word for word in sys.argv[1:] if not word.startswith("--python=")]
+    while "--python" in words:
+        index = words.index("--python")
+        del words[index : index + 2]
+    command = shlex.join(["pdplugins", *(word for word in words if word != "--force")])
+    provenance = {"source": source, "command": command, "notes": notes}
+    return {"schema": 1, "gpu": gpu, "model": model, "kind": kind, "provenance": provenance}
+
+
+def transfer(latency_ms: float, gb_per_s: float, source: str) -> dict[str, Any]:
+    """Return the transfer part."""
+    return {"latency_s": latency_ms / 1e3, "bytes_per_s": gb_per_s * 1e9, "source": source}
+
+
+def scale(
+    prefill: float = 1.0, decode: float = 1.0, step_ms: float = 0.0, source: str = UNSCALED
+) -> dict[str, float | str]:
+    """Return the scale part. Raises ConfigError when factors are given and their source is not."""
+    if (prefill, decode, step_ms) != (1.0, 1.0, 0.0) and source == UNSCALED:
+        raise ConfigError("--scale-prefill, --scale-decode, --step-ms: say with --scale-source where they come from")
+    extra = {"step_ms": step_ms} if step_ms else {}
+    return {"prefill": prefill, "decode": decode, **extra, "source": source}
+
+
+def power(path: Path | None) -> dict[str, Any]:
+    """Return the power part that is in the file at `path`, or nothing."""
+    if path is None:
+        return {}
+    try:
+        return {"power": Power.model_validate_json(path.read_bytes()).model_dump(mode="json")}
+    except OSError as error:
+        raise ConfigError(f"--power {path}: {error.strerror}") from None
+    except ValueError as error:
+        raise ConfigError(f"--power {path}: {str(error).splitlines()[-2].strip()}; see profiles/README.md") from None
+
+
+def sizes(text: str) -> tuple[int, ...]:
+    """Return the tensor-parallel sizes in `text`."""
+    return _numbers("tp", text, 1)
+
+
+def axis(name: str, text: str) -> tuple[int, ...]:
+    """Return the knots of an axis in `text`, of which there must be two."""
+    return _numbers(name, text, 2)
+
+
+def _numbers(name: str, text: str, fewest: int) -> tuple[int, ...]:
+    try:
+        found = tuple(sorted({int(word) for word in text.split(",")}))
+    except ValueError:
+        found = ()
+    if len(found) < fewest or found[0] < 1:
+        raise ConfigError(f"--{name} {text}: give {fewest} or more whole numbers with commas, such as 1,2,4")
+    return found
