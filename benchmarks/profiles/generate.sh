@@ -43,7 +43,7 @@ from_tables a100/qwen2.5-72b a100 Qwen/Qwen2.5-72B 4,8 --backend vllm --transfer
 
 # shellcheck disable=SC2086
 {
-from_tables h800/llama-3.1-8b h800 meta-llama/Llama-3.1-8B 1,2 --like h100 $h100 --transfer-gb-per-s 200 \
+from_tables h800/llama-3.1-8b h800 meta-llama/Llama-3.1-8B 1,2,4,8 --like h100 $h100 --transfer-gb-per-s 200 \
     --transfer-source "Arrow, Testbed: NVLink of 400 GB/s between two GPUs, half of it each way; 1 ms is assumed" \
     --note "Compute and memory are the H100's; only all-reduces differ, so TP 1 is aiconfigurator's H100."
 
