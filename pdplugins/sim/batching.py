@@ -99,13 +99,13 @@ class Scheduled:
         if chunks := _follow(plan, engine):
             self._asked = (view, BatchPlan({flight.id: flight.chunk for flight in chunks}))
             return chunks
+        if engine.batch.size:
+            engine.most_steps = 1  # it decodes, and asks before the next step
+            return []
         if plan.wait_s > 0:
             engine.events.call_at(engine.events.now + ticks(plan.wait_s), lambda _: engine.wake())
             return []
-        if not engine.batch.size:
-            return self._own.compose(engine)
-        engine.most_steps = 1
-        return []
+        return self._own.compose(engine)
 
     def stepped(self, took: int) -> None:
         """Tell the scheduler what its last step ran, which is what there was room for, and how long it took."""

@@ -250,6 +250,7 @@ class Engine(Runner):
     def abandon(self) -> list[Flight]:
         """Die: stop at once and return every request that was here, with the tokens that it had by now."""
         batch, now = self.batch, self.events.now
+        self.prefill_time, self.decode_time = self.worked()
         if self.mode == RUN:
             if self.run_steps and batch.time < now:
                 steps, took = self.line.until(batch.context, now - batch.time)
@@ -265,6 +266,7 @@ class Engine(Runner):
         lost = [*self.queue, *self.prefilling, *self.ready, *decoding]
         for flight in lost:
             flight.kv, flight.pins, flight.block_hits = 0, (), 0
+        self.running = []
         self.incoming.clear()
         self.mode = GONE
         self.version += 1

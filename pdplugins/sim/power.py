@@ -101,15 +101,16 @@ class Device:
         self.works_w = cap_w
 
     def charge(self, now: int) -> float:
-        """Return the joules drawn so far. A step counts for the cap under which it ends."""
+        """Return the joules drawn so far."""
         worker, (since, prefill, decode) = self.worker, self._charged
-        engine, curve, cap_w = worker.engine, self.curve, self.works_w
+        curve, cap_w = self.curve, self.works_w
         end = now if worker.ended is None else worker.ended
-        prefilled, decoded = engine.prefill_time - prefill, engine.decode_time - decode
-        idle = max(end - since - prefilled - decoded, 0)
+        worked = worker.engine.worked()
+        prefilled, decoded = worked[0] - prefill, worked[1] - decode
+        idle = end - since - prefilled - decoded
         for time, wanted_w in ((prefilled, curve.prefill_w), (decoded, curve.decode_w), (idle, curve.idle_w)):
             self._joules += seconds(time) * min(wanted_w, cap_w)
-        self._charged = end, engine.prefill_time, engine.decode_time
+        self._charged = end, *worked
         return self._joules
 
 

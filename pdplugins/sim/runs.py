@@ -95,13 +95,20 @@ class Runner:
         self.first_tokens = Recent()
         """Times from arrival to the end of prefill here."""
         self.prefill_time = 0
-        """Time in steps with prefill so far, and in steps without."""
+        """Time of steps with prefill, and of steps without, up to the end of the last one or of the run so far."""
         self.decode_time = 0
 
     @property
     def busy(self) -> bool:
         """Whether it computes something."""
         return self.mode in (RUN, STEP_MODE)
+
+    def worked(self) -> tuple[int, int]:
+        """Return the time spent by now in steps with prefill, and in steps without."""
+        now = self.events.now
+        if self.mode == RUN:
+            return self.prefill_time, self.decode_time + now - self.batch.time
+        return self.prefill_time + (now - self.step_from if self.running else 0), self.decode_time
 
     def running_tokens(self) -> int:
         """Return the tokens of the step in progress, and of the requests that join the next one."""

@@ -95,7 +95,8 @@ class PlainEngine:
         self.dead = False
         self.purge = False
         self.coming = self.preemptions = self.began = 0
-        self.most_steps = self.took = self.prefill_time = self.decode_time = 0
+        self.most_steps = self.took = 0
+        self.times_so_far = 0, 0
         self.first_tokens: list[tuple[int, int]] = []
         self.slow = (1.0, 1.0)
         view.load = PlainLoad(self)
@@ -113,6 +114,13 @@ class PlainEngine:
 
     def settle(self) -> None:
         pass
+
+    def worked(self) -> tuple[int, int]:
+        prefill, decode = self.times_so_far
+        here = self.events.now - self.began
+        if self.chunks:
+            return prefill + here, decode
+        return prefill, decode + (here if self.stepping else 0)
 
     def note_first_tokens(self) -> None:
         pass
@@ -196,15 +204,13 @@ class PlainEngine:
         if self.dead:
             return
         now, stepping, chunks = self.events.now, self.stepping, self.chunks
+        self.times_so_far = self.worked()
         self.stepping, self.chunks = [], []
         for flight in stepping:
             self.token(flight)
             flight.kv += 1
         if chunks:
-            self.prefill_time += now - self.began
             self.batching.stepped(now - self.began)
-        else:
-            self.decode_time += now - self.began
         for flight in chunks:
             flight.done += flight.chunk
             flight.chunk = 0
@@ -316,6 +322,8 @@ class PlainEngine:
                 self.owner.purged(flight)
 
     def abandon(self) -> list[Flight]:
+        self.times_so_far = self.worked()
+        self.stepping, self.chunks = [], []
         lost = [*self.queue, *self.prefilling, *self.ready, *self.running]
         for flight in lost:
             flight.kv, flight.pins, flight.block_hits, flight.chunk = 0, [], 0, 0

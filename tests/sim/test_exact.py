@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from typing import Any
 
 import pytest
@@ -11,11 +10,14 @@ from hypothesis import strategies as st
 
 from pdplugins.sim.contracts import EngineSettings
 from pdplugins.sim.engine import Engine
+from pdplugins.sim.fleet import Hardware
 from pdplugins.sim.flight import Arrival
+from pdplugins.sim.power import PowerCurve
 from pdplugins.sim.settings import Outcome, SimSettings
 from pdplugins.sim.simulation import Simulation
-from pdplugins.types import Deployment, Placement, Request, Round, Slo, WorkerView
+from pdplugins.types import Deployment, Role, Round, Slo
 
+from .anyone import AnyPlanner, AnyPower, AnyRouter, AnyScheduler
 from .reference import PlainEngine
 
 
@@ -45,42 +47,34 @@ class BentModel:
         return (100.0, 300.0, 700.0, 1500.0)
 
 
-class AnyRouter:
-    """Places requests anyhow: anywhere, split anywhere, or open until prefill is done; sometimes by load."""
+class SlowModel(BentModel):
+    """GPUs of another kind."""
 
-    def __init__(self, seed: int, kinds: str) -> None:
-        self._dice = random.Random(seed)
-        self._kinds = kinds
+    def prefill_s(self, tokens: float, tp: int) -> float:
+        return 1.7 * super().prefill_s(tokens, tp) / tp
 
-    def on_arrival(self, request: Request, workers: tuple[WorkerView, ...], now_s: float) -> Placement:
-        kind = self._dice.choice(self._kinds)
-        first, second = self._dice.choice(workers), self._dice.choice(workers)
-        if kind == "L":
-            first = min(workers, key=lambda w: (w.load.queued_tokens + w.load.running_tokens, w.id))
-            second = min(workers, key=lambda w: (w.load.running_requests + w.load.queued_requests, w.id))
-        if kind == "T":
-            first = min(workers, key=lambda w: (w.load.recent_ttft_s or 0.0, w.id))
-            second = max(workers, key=lambda w: (w.load.recent_tbt_s or 0.0, w.id))
-        split = request.prompt_tokens
-        if kind == "C":
-            first = max(workers, key=lambda w: (sum(block in w.cached_blocks for block in request.blocks), w.id))
-        if kind == "S":
-            split = self._dice.randint(0, split + 30)
-        return Placement(first.id, None if kind == "O" else second.id, split)
+    def decode_step_s(self, batch: float, context_tokens: float, tp: int) -> float:
+        return 0.6 * super().decode_step_s(batch, context_tokens, tp) / tp
 
-    def on_prefill_done(
-        self, request: Request, placement: Placement, workers: tuple[WorkerView, ...], now_s: float
-    ) -> Placement:
-        second = self._dice.choice(workers)
-        if self._dice.random() < 0.5:
-            second = min(workers, key=lambda w: (w.load.recent_tbt_s or 0.0, w.load.running_tokens, w.id))
-        return Placement(placement.first, second.id, placement.split)
+    def dense_s(self, tokens: float, tp: int) -> float:
+        return 0.6 * self.prefill_s(0, tp) + 0.00007 * tokens
+
+    def has_dense(self, tp: int) -> bool:
+        return True
+
+    def transfer_s(self, tokens: float) -> float:
+        return 0.0013 + tokens * 9.1e-6
+
+
+SLOW = Hardware(SlowModel(), 2)
+CURVE = PowerCurve((400.0, 550.0, 700.0), (2.0, 1.3, 1.0), (1.4, 1.05, 1.0), 0.35)
 
 
 def simulate(engine: type[Any], case: dict[str, Any]) -> Outcome:
-    deployment = Deployment(Slo(1, 1), BentModel(), 8, 1, 1, startup_s=3.0, max_batch=8)
+    deployment = Deployment(Slo(1, 1), BentModel(), 8, 1, 1, startup_s=1.0, max_batch=8)
     router = AnyRouter(case["seed"], case["kinds"])
-    return Simulation(deployment, case["settings"], router, engine=engine).run(case["workload"])
+    policies = {name: make() for name, make in case.get("policies", {}).items()}
+    return Simulation(deployment, case["settings"], router, engine=engine, **policies).run(case["workload"])
 
 
 HISTORY = st.none() | st.none() | st.integers(0, 900)
@@ -94,6 +88,16 @@ REQUESTS = st.fixed_dictionaries(
         "blocks": st.integers(0, 3),
         "rounds": st.just([]) | ROUNDS,
     }
+)
+
+
+ANY_POLICIES = {
+    "planner": lambda: AnyPlanner(0.7),
+    "power": lambda: AnyPower(0.3),
+    "batch_scheduler": lambda: AnyScheduler,
+}
+POLICIES = st.just({}) | st.sets(st.sampled_from(sorted(ANY_POLICIES))).map(
+    lambda names: {name: ANY_POLICIES[name] for name in sorted(names)}
 )
 
 
@@ -126,10 +130,21 @@ def cases(draw: st.DrawFn) -> dict[str, Any]:
         first_token=draw(st.sampled_from(["prefill", "transfer", "decode"])),
         overlap=draw(st.booleans()),
         history=draw(st.sampled_from(["transfer", "recompute"])),
+        hardware=draw(st.just({}) | st.just({Role.DECODE: SLOW})),
+        extra=draw(st.just(()) | st.just(((Role.PREFILL, SLOW),))),
+        flip=draw(st.sampled_from(["drain", "label"])),
+        flip_s=draw(st.sampled_from([0.0, 0.4])),
+        power=CURVE,
         deaths=draw(st.just(()) | st.tuples(st.tuples(st.floats(0.1, 3), st.sampled_from(["p0", "d0"])))),
     )
-    kinds = draw(st.sampled_from(["P", "PL", "PSO", "S", "C", "T", "PLSOCT"]))
-    return {"workload": workload, "settings": sim, "seed": draw(st.integers(0, 999)), "kinds": kinds}
+    kinds = draw(st.sampled_from(["P", "PL", "PSO", "S", "C", "T", "R", "PLSOCTR"]))
+    return {
+        "workload": workload,
+        "settings": sim,
+        "seed": draw(st.integers(0, 999)),
+        "kinds": kinds,
+        "policies": draw(POLICIES),
+    }
 
 
 @given(cases())
@@ -141,6 +156,9 @@ def test_every_request_has_the_same_times_as_token_by_token(case: dict[str, Any]
         record for record in fast.records if record.error == "no worker to serve it" and not case["settings"].deaths
     ]
     assert (fast.preemptions, fast.retries, fast.gpu_hours) == (plain.preemptions, plain.retries, plain.gpu_hours)
+    assert fast.scaling == plain.scaling
+    assert fast.energy_j == pytest.approx(plain.energy_j, rel=1e-9)
+    assert not {kind: count for kind, count in fast.policies.faults.items() if kind != "router"}
 
 
 @pytest.mark.parametrize("engine", [Engine, PlainEngine])
