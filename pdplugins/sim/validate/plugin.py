@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
@@ -52,6 +53,42 @@ def silicon(
     for model, figures in found.get("leave_one_out", {}).items():
         _say(f"fitted without {model}", figures)
     _write(out, found, seed)
+
+
+@validate.command()
+def dynamo(
+    *,
+    trace: Annotated[Path, typer.Option(help="Azure CSV or Mooncake JSONL.")],
+    requests: Annotated[int | None, typer.Option(min=2, help="The first so many requests of it.")] = None,
+    rate: Annotated[float | None, typer.Option(min=1e-3, help="Mean requests/s; arrival times are scaled.")] = None,
+    prefill: Annotated[int, typer.Option(min=1, help="Prefill workers.")] = 8,
+    decode: Annotated[int, typer.Option(min=1, help="Decode workers.")] = 2,
+    one_token: Annotated[bool, typer.Option(help="Cut every answer to one token: prompts may queue then.")] = False,
+    profile: Annotated[str | None, typer.Option(help="Performance profile, <gpu>/<model>.")] = None,
+    out: Out = None,
+) -> None:
+    """Run a trace in Dynamo's replay and here, on the same pools and step times, and say how far apart they are."""
+    from pdplugins.assembly import build_deployment  # noqa: PLC0415
+    from pdplugins.bench import traces  # noqa: PLC0415
+    from pdplugins.config import parse  # noqa: PLC0415
+    from pdplugins.perf.table import TableModel  # noqa: PLC0415
+    from pdplugins.sim.validate import dynamo as replay  # noqa: PLC0415
+
+    _folder(out)
+    deployment = build_deployment(parse({} if profile is None else {"deployment": {"profile": profile}}))
+    if not isinstance(deployment.perf, TableModel):
+        raise ConfigError(f"--profile {profile}: Dynamo's replay needs tables; choose a profile file")
+    shaped = replay.shaped(traces.read(trace), requests, rate, one_token)
+    with tempfile.TemporaryDirectory(prefix="pdplugins-") as scratch:
+        pools = replay.Pools(prefill, decode)
+        found = replay.compare(deployment, deployment.perf, shaped, pools, Path(scratch))
+    found = {"trace": trace.name, "pools": f"{prefill}P{decode}D", "one_token": one_token, **found}
+    typer.echo(f"{trace.name}, {found['pools']}, {found['rows']} requests at {found['rate_per_s']}/s")
+    for metric in ("ttft_s", "itl_s"):
+        for name, pair in found.get(metric, {}).items():
+            figures = f"Dynamo {pair['dynamo']:.4f} s, here {pair['pdplugins']:.4f} s, {pair['error']:+.2%}"
+            typer.echo(f"{metric[:-2].upper():4s} {name:4s} {figures}")
+    _write(out, found, None)
 
 
 def _say(what: str, figures: dict[str, Any]) -> None:
