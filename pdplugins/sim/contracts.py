@@ -35,7 +35,7 @@ class Owner(Protocol):
         """`flight` has computed its part on `engine`; its KV cache is still there."""
 
     def chunk_done(self, flight: Flight, engine: Engine) -> None:
-        """`flight` has computed a part of its prompt, or all of it, and goes on here."""
+        """`flight` has computed a part of its prompt, and goes on."""
 
     def read_history(self, flight: Flight, engine: Engine) -> bool:
         """Bring the history that the queued `flight` lacks; it leaves the queue until that has come. False: not now."""

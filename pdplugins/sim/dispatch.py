@@ -13,8 +13,9 @@ from pdplugins.sim.settings import SimSettings
 from pdplugins.sim.window import Window
 
 PUSH_TOKENS = 64
-"""Decoded tokens whose KV cache is sent together, where it is sent chunk by chunk. A link moves them in far less time
-than it takes to decode as many, so that only the last, unfinished chunk is left to send at the end."""
+"""Tokens of a chunk of KV cache, where it is sent chunk by chunk and the first worker decodes too. A link moves a chunk
+in far less time than it takes to decode as many tokens. So all but the last, unfinished one go just before the end, and
+take room on the second worker no earlier than then; where there is none by then, all of it goes when there is."""
 
 
 class Dispatcher:
@@ -184,7 +185,7 @@ class Dispatcher:
         if not flight.reserved and not self._reserve(flight, second.engine):
             return
         if flight.transfer is None:
-            if flight.sent >= flight.isl:  # whole chunks of what was decoded here went while the next ones were decoded
+            if self._settings.overlap and flight.landing[0] > flight.isl:
                 flight.sent = max(flight.sent, flight.landing[0] - flight.landing[0] % PUSH_TOKENS)
             self._send(flight, flight.landing[0] - flight.sent)
 
@@ -249,9 +250,11 @@ class Dispatcher:
                 self._send(flight, ready - flight.sent)
 
     def chunk_done(self, flight: Flight, engine: Engine) -> None:
-        """Send what is computed of a prompt, while the rest computes, or while its first tokens are decoded here."""
+        """Send what is computed of a prompt, while the rest computes."""
         second = flight.second
         if not self._settings.overlap or second is None or second.engine is engine or second.gone:
+            return
+        if flight.stop > flight.emitted + 1:  # it decodes here first: see PUSH_TOKENS
             return
         if not flight.reserved and not flight.waits:
             flight.sink, flight.landing = second, flight.beyond(self._computed_twice)

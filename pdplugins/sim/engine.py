@@ -189,7 +189,6 @@ class Engine(Runner):
             self._part_done(flight)
         else:
             self.keep(flight)
-            self.owner.chunk_done(flight, self)
 
     def keep(self, flight: Flight) -> None:
         """Let a request that has computed its prompt here decode here."""

@@ -235,7 +235,6 @@ class PlainEngine:
             self.part_done(flight)
         else:
             self.keep(flight)
-            self.owner.chunk_done(flight, self)
 
     def token(self, flight: Flight) -> None:
         if not flight.emitted:
