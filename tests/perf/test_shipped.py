@@ -72,9 +72,12 @@ def test_no_step_is_faster_than_the_peaks_of_the_gpu(name: str) -> None:
 
 @pytest.mark.parametrize("name", COMPUTED)
 def test_usual_steps_are_within_a_few_times_the_peaks(name: str) -> None:
+    """With the all-reduces over the links that there are: at TP 8 on an H800 they take most of the step."""
     perf = TableModel(PROFILES[name])
+    link_bytes_per_s = GPUS[name.split("/", maxsplit=1)[0]].link_bytes_per_s
     for tp in perf.tp_sizes(Role.PREFILL):
         best = peak(name, tp)
+        best = replace(best, gpu=replace(best.gpu, link_bytes_per_s=link_bytes_per_s))
         assert perf.prefill_s(2048, tp) < 5 * (best.dense_s(2048) + best.prompt_attention_s(2048))
         assert perf.decode_step_s(64, 2048, tp) < 5 * (best.dense_s(64) + best.decode_attention_s(64, 2048))
 
