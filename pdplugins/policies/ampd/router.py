@@ -39,7 +39,7 @@ class AmpdRouter:
     def __init__(self, settings: AmpdRouterSettings, deployment: Deployment) -> None:
         slo = deployment.slo
         self._costs = Costs(deployment)
-        self._ttft_slack_s = settings.alpha * slo.ttft_s
+        self._ttft_slack_s = settings.ttft_share * slo.ttft_s
         self._itl_slack_s = settings.beta * slo.tpot_s
         self._local = settings.local
         self._route = self._predicted if settings.slack == "predicted" else self._windowed

@@ -126,7 +126,7 @@ def test_t_pre_adds_what_the_new_tokens_attend_to() -> None:
 
 
 def ahead(request: Request, *workers: Worker) -> str:
-    return route(request, *workers, slack="predicted").first
+    return route(request, *workers, slack="predicted", alpha=0.9).first
 
 
 def test_the_prefill_worker_that_is_done_first_gets_a_task_that_is_in_time_there() -> None:
@@ -143,9 +143,14 @@ def test_local_where_only_that_keeps_the_ttft() -> None:
     assert ahead(later(100), worker("p0", queued=800), worker("d0", tbt_s=0.01)) == "d0"
 
 
+def test_by_default_half_of_the_ttft_is_left_for_what_the_estimate_does_not_know() -> None:
+    assert route(later(100), worker("p0", queued=300), worker("d0", tbt_s=0.01), slack="predicted").first == "p0"
+    assert route(later(100), worker("p0", queued=450), worker("d0", tbt_s=0.01), slack="predicted").first == "d0"
+
+
 def test_a_pause_must_fit_into_the_itl_of_those_that_decode() -> None:
     """100 tokens pause for 0.1 s, which is 1 ms for each token of an answer of 100 and 20 ms of one of 5."""
-    router = AmpdRouter(AmpdRouterSettings(), DEPLOYMENT)
+    router = AmpdRouter(AmpdRouterSettings(alpha=0.9), DEPLOYMENT)
     workers = (worker("p0", queued=5000), worker("d0", tbt_s=0.08))
     assert router.on_arrival(later(100), workers, 0.0).first == "d0"
     for _ in range(1000):
