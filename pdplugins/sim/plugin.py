@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from pdplugins.sim.compare import Plan
     from pdplugins.sim.options import Overrides
     from pdplugins.sim.ranking import Run
-    from pdplugins.types import TraceRequest
 
 CONFIG = "A config file, or the name of a shipped one."
 Trace = Annotated[str, typer.Option(help="Trace or workload file, a shipped workload, or 'synthetic'.")]
@@ -137,6 +136,9 @@ def bound(  # noqa: PLR0913 - the options of a command
     *,
     trace: Trace = "synthetic",
     rate: Rate = None,
+    clip_s: ClipS = None,
+    max_requests: MaxRequests = None,
+    max_context: MaxContext = None,
     gpus: Annotated[int | None, typer.Option(min=2, help="GPUs of all workers together.")] = None,
     profile: Profile = None,
     ttft: Annotated[float | None, typer.Option(help="SLO of the time to first token, s.")] = None,
@@ -145,7 +147,9 @@ def bound(  # noqa: PLR0913 - the options of a command
     out: Json = None,
 ) -> None:
     """Compute what no policy can beat: the best SLO attainment, and the fewest GPU-hours at 99 %."""
-    from pdplugins.config import Config, find, load  # noqa: PLC0415 - a command loads what it needs when it runs
+    from pdplugins.bench.traces import read  # noqa: PLC0415 - a command loads what it needs when it runs
+    from pdplugins.bench.transform import Transform  # noqa: PLC0415
+    from pdplugins.config import Config, find, load  # noqa: PLC0415
     from pdplugins.results import commit, write_whole  # noqa: PLC0415
     from pdplugins.sim.bound.api import bound_of  # noqa: PLC0415
     from pdplugins.sim.options import changed  # noqa: PLC0415
@@ -156,7 +160,8 @@ def bound(  # noqa: PLR0913 - the options of a command
     checked = changed(
         Config() if config is None else load(find(config)), config or "bound", [*(settings or ()), *given]
     )
-    best = bound_of(checked, _trace(trace, rate))
+    changes = Transform.of(rate=rate, clip_s=clip_s, max_requests=max_requests, max_context_tokens=max_context)
+    best = bound_of(checked, changes.apply(read(trace)))
     if out is not None:
         run = {"trace": Path(trace).name, "rate": rate, "profile": checked.deployment.profile}
         facts = {
@@ -191,16 +196,6 @@ def _plan(names: Sequence[str], trace: str, changes: Transform, seed: int, watch
         watch=watch,
         rate=changes.rate,
     )
-
-
-def _trace(name: str, rate: float | None) -> list[TraceRequest]:
-    """Read a trace and scale its arrival times. Raises ConfigError or TraceError."""
-    from pdplugins.bench import traces  # noqa: PLC0415
-    from pdplugins.bench.transform import Transform  # noqa: PLC0415
-
-    if rate is not None and not 0 < rate < float("inf"):
-        raise ConfigError(f"--rate {rate}: it must be a number of requests per second above 0")
-    return Transform(rate=rate).apply(traces.read(name))
 
 
 def _command() -> str:

@@ -63,17 +63,20 @@ REGRET = (
            value=lambda r: None if r.regret is None else r.regret.gpu_hours),
 )  # fmt: skip
 """What they are compared by beside, where the bound was computed."""
+WATTS = Column("mean_w", "mean W", min, lambda r: r.metrics.mean_w, "{:.0f}")
+"""And this, where the profile says what GPUs draw."""
 
 
 def columns(runs: Sequence[Run]) -> tuple[Column, ...]:
     """Return the columns that `runs` have numbers for."""
-    return COLUMNS + (REGRET if any(run.result.regret for run in runs) else ())
+    watts = (WATTS,) if any(run.result.metrics.mean_w is not None for run in runs) else ()
+    return COLUMNS + watts + (REGRET if any(run.result.regret for run in runs) else ())
 
 
 def best_of(results: dict[str, Result]) -> dict[str, list[str]]:
     """Return by column the names of the runs that are best there; none where all are the same."""
     best = {}
-    for column in COLUMNS + REGRET:
+    for column in (*COLUMNS, WATTS, *REGRET):
         values = {name: column.value(result) for name, result in results.items()}
         known = [value for value in values.values() if value is not None]
         top = column.best(known, default=None)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from math import isfinite
 from typing import NamedTuple
 
 from pdplugins.sim.clock import seconds, ticks
 from pdplugins.sim.dispatch import Dispatcher
 from pdplugins.sim.fleet import Fleet, Life
+from pdplugins.sim.power import Power
 from pdplugins.types import Role
 
 MOST_SAMPLES = 2000
@@ -37,14 +39,14 @@ class Sampler:
         self.samples: list[Sample] = []
         self._every = ticks(every_s)
 
-    def begin(self, dispatcher: Dispatcher, fleet: Fleet) -> None:
+    def begin(self, dispatcher: Dispatcher, fleet: Fleet, power: Power) -> None:
         """Take the first sample now."""
-        self._dispatcher, self._fleet = dispatcher, fleet
+        self._dispatcher, self._fleet, self._power = dispatcher, fleet, power
         dispatcher.events.call_at(dispatcher.events.now, self._tick)
 
     def _tick(self, _: object) -> None:
         events = self._dispatcher.events
-        self.samples.append(sample(self._fleet, seconds(events.now)))
+        self.samples.append(sample(self._fleet, self._power, seconds(events.now)))
         if len(self.samples) > MOST_SAMPLES:
             del self.samples[1::2]
             self._every *= 2
@@ -52,8 +54,8 @@ class Sampler:
             events.call_at(events.now + self._every, self._tick)
 
 
-def sample(fleet: Fleet, at_s: float) -> Sample:
-    """Count the workers and the requests of each role."""
+def sample(fleet: Fleet, power: Power, at_s: float) -> Sample:
+    """Count the workers and the requests of each role, and the watts."""
     counts = {role: [0, 0, 0, 0] for role in Role}
     for worker in fleet.workers.values():
         load, of_role = worker.view.load, counts[worker.view.role]
@@ -61,4 +63,7 @@ def sample(fleet: Fleet, at_s: float) -> Sample:
         for index, count in enumerate(here):
             of_role[index] += count
     ready, held, queued, running = zip(counts[Role.PREFILL], counts[Role.DECODE], strict=True)
-    return Sample(at_s, ready, held, queued, running)
+    gpus = [device.view() for device in power.devices()]
+    watts = sum(gpu.draw_w for gpu in gpus), sum(gpu.cap_w for gpu in gpus)
+    known = watts if isfinite(watts[0]) and isfinite(watts[1]) else (None, None)
+    return Sample(at_s, ready, held, queued, running, *known)

@@ -116,7 +116,7 @@ class Simulation:
         for loop in self._loops:
             loop.begin()
         if self._sampler is not None:
-            self._sampler.begin(dispatcher, self._fleet)
+            self._sampler.begin(dispatcher, self._fleet, self._power)
         while True:
             if upcoming is not None and (not heap or at <= heap[0][0]):
                 events.now = at

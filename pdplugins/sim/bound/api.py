@@ -97,7 +97,8 @@ def kinds_of(config: Config) -> Iterator[Kind]:
     for name in sorted(name for name in names if name is not None):
         perf: PerfModel = load_profile(name)
         for tp in sorted(set(perf.tp_sizes(Role.PREFILL)) & set(perf.tp_sizes(Role.DECODE))):
-            yield Kind(perf, tp, perf.kv_capacity_tokens(tp) if wanted.kv_tokens is None else wanted.kv_tokens)
+            own = max(perf.kv_capacity_tokens(tp), config.deployment.kv_tokens or 0)
+            yield Kind(perf, tp, own if wanted.kv_tokens is None else wanted.kv_tokens)
 
 
 def most_served(demand: Demand, buckets: Buckets, gpus: int) -> float:

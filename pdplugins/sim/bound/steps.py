@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
 from typing import Any
 
@@ -44,10 +45,15 @@ class Kind:
         knots = [*profile.prefill[self.tp].tokens, *(profile.dense[self.tp].tokens if self.has_dense() else ())]
         return sorted({round(side) for knot in knots for side in (np.floor(knot), np.ceil(knot))})
 
+    @cached_property
+    def least_attention_s(self) -> float:
+        """Seconds of attention that any step with prefill has at least; tables of a model need not be consistent."""
+        return min(self.attention_s(tokens) for tokens in (0, *self.knots(), self.kv_tokens))
+
     def base_s(self, tokens: float) -> float:
         """Seconds of a step that prefills `tokens` new tokens, without attention to other tokens where it is apart."""
         if self.has_dense():
-            return self.perf.dense_s(tokens, self.tp) + self.attention_s(0)  # type: ignore[attr-defined, no-any-return]
+            return self.perf.dense_s(tokens, self.tp) + self.least_attention_s  # type: ignore[attr-defined, no-any-return]
         return self.perf.prefill_s(tokens, self.tp)
 
     def attention_s(self, tokens: float) -> float:

@@ -38,8 +38,8 @@ def page(runs: Sequence[Run]) -> str:
         "summary": _summary(runs),
         "configs": "".join(_config(run) for run in runs),
         "decisions_note": _decisions_note(runs),
-        # A script ends at the first "</": no reason that a policy gives may hold one.
-        "data": json.dumps(data, allow_nan=False, separators=(",", ":")).replace("</", "<\\/"),
+        # No reason that a policy gives may hold what ends a script, or begins one.
+        "data": json.dumps(data, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c"),
     }
     for name, part in parts.items():
         text = text.replace("{{" + name + "}}", part)

@@ -1,0 +1,181 @@
+"""pdplugins simulate, compare and bound: what they write, and what they say when something is wrong."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from pdplugins.errors import PdpluginsError
+from pdplugins.results import Result
+from pdplugins.sim import plugin
+from pdplugins.sim.options import Overrides, configured
+
+
+@pytest.fixture(scope="module")
+def app() -> typer.Typer:
+    app = typer.Typer()
+    plugin.pd_register_commands(app)
+    return app
+
+
+@pytest.fixture
+def trace(tmp_path: Path) -> Path:
+    """Two hundred requests in forty seconds, more than one prefill worker can serve in time."""
+    path = tmp_path / "trace.jsonl"
+    rows = (
+        {"timestamp": 200 * i, "input_length": 200 + 1009 * i % 3000, "output_length": 5 + 31 * i % 90}
+        for i in range(200)
+    )
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def run(app: typer.Typer, *arguments: str | Path) -> Any:
+    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+
+def untimed(result: dict[str, Any]) -> dict[str, Any]:
+    """Leave out what depends on the clock of the wall."""
+    return {key: value for key, value in result.items() if key not in {"speed", "command"}}
+
+
+def test_simulate_writes_all_it_is_asked_for(app: typer.Typer, trace: Path, tmp_path: Path) -> None:
+    out, page, records = tmp_path / "r.json", tmp_path / "r.html", tmp_path / "r.jsonl"
+    done = run(app, "simulate", "dopd", "--trace", trace, "--json", out, "--html", page, "--records", records)
+    assert done.exit_code == 0, done.output
+    result = Result.model_validate_json(out.read_text())
+    lines = [json.loads(line) for line in records.read_text().splitlines()]
+    assert len(lines) == result.requests.total == 200
+    assert set(lines[0]) >= {"id", "arrival_s", "ttft_s", "tpot_s", "prefill_worker", "decode_worker", "error"}
+    assert "<svg" not in page.read_text()  # drawn by the page itself
+    assert "SLO attainment" in done.output
+
+
+def test_the_config_in_a_result_runs_again(app: typer.Typer, trace: Path, tmp_path: Path) -> None:
+    first, again, file = tmp_path / "a.json", tmp_path / "b.json", tmp_path / "again.yaml"
+    options = ("--trace", trace, "--seed", "7")
+    run(app, "simulate", "stock-round-robin", *options, "--gpus", "6", "--set", "router=power-of-two", "--json", first)
+    config = json.loads(first.read_text())["config"]
+    assert (config["router"]["name"], config["router"]["seed"]) == ("power-of-two", 7)
+    del config["run"]
+    file.write_text(json.dumps(config))  # JSON is YAML
+    run(app, "simulate", file, *options, "--json", again)
+    assert untimed(json.loads(again.read_text())) == untimed(json.loads(first.read_text()))
+
+
+@pytest.mark.parametrize("config", ["dopd", "rapid"])
+def test_watching_a_run_changes_nothing(app: typer.Typer, config: str, trace: Path, tmp_path: Path) -> None:
+    seen, unseen, page = tmp_path / "a.json", tmp_path / "b.json", tmp_path / "r.html"
+    run(app, "simulate", config, "--trace", trace, "--json", seen, "--html", page)
+    run(app, "simulate", config, "--trace", trace, "--json", unseen)
+    draws = json.loads(seen.read_text())["metrics"]["mean_w"] is not None
+    assert ("Power of all GPUs" in page.read_text()) == draws
+    assert untimed(json.loads(seen.read_text())) == untimed(json.loads(unseen.read_text()))
+
+
+def test_compare_is_the_same_in_any_number_of_processes(app: typer.Typer, trace: Path, tmp_path: Path) -> None:
+    one, two, page = tmp_path / "1.json", tmp_path / "2.json", tmp_path / "r.html"
+    names = ("stock-least-loaded", "dopd", "stock-colocated")
+    for jobs, out in ((1, one), (2, two)):
+        done = run(app, "compare", *names, "--trace", trace, "--jobs", jobs, "--json", out, "--html", page)
+        assert done.exit_code == 0, done.output
+    first, second = (json.loads(path.read_text()) for path in (one, two))
+    assert [row["name"] for row in first["runs"]] == list(names)
+    assert list(map(untimed, first["runs"])) == list(map(untimed, second["runs"]))
+    assert first["best"] == second["best"]
+    most = max(row["metrics"]["slo_attainment"] for row in first["runs"])
+    best = [row["name"] for row in first["runs"] if row["metrics"]["slo_attainment"] == most]
+    assert first["best"]["slo_attainment"] in ([], best)
+    assert "*" in done.output
+
+
+def test_regret_is_the_distance_from_the_bound(app: typer.Typer, trace: Path, tmp_path: Path) -> None:
+    out, best = tmp_path / "r.json", tmp_path / "b.json"
+    options = ("--trace", trace, "--rate", "40", "--gpus", "3", "--set", "deployment.max_batch=32")
+    run(app, "simulate", "stock-least-loaded", *options, "--bound", "--json", out)
+    run(app, "bound", "stock-least-loaded", *options, "--json", best)
+    result, bound = (json.loads(path.read_text()) for path in (out, best))
+    assert result["regret"]["best_slo_attainment"] == bound["slo_attainment"] < 1
+    assert result["regret"]["slo_attainment"] == bound["slo_attainment"] - result["metrics"]["slo_attainment"] >= 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["simulate", "nothing"], "nothing.yaml: No such file"),
+        (["simulate", "dopd", "--trace", "nowhere.csv"], "nowhere.csv"),
+        (["simulate", "dopd", "--json", "no/such/folder.json"], "there is no folder"),
+        (["simulate", "dopd", "--records", "r.txt"], ".jsonl or .parquet"),
+        (["simulate", "dopd", "--rate", "0"], "rate: Input should be greater than 0"),
+        (["simulate", "dopd", "--gpus", "2"], "dopd: deployment"),
+        (["simulate", "dopd", "--prefill", "9"], "dopd: deployment"),
+        (["simulate", "dopd", "--set", "planner"], "key=value"),
+        (["simulate", "dopd", "--set", "planner.nope=3"], "unknown key 'nope'"),
+        (["compare", "dopd", "nothing"], "nothing.yaml"),
+        (["bound", "--profile", "no/such"], "no/such"),
+    ],
+)
+def test_bad_input_is_one_line(app: typer.Typer, arguments: list[str], message: str) -> None:
+    done = run(app, *arguments)
+    assert isinstance(done.exception, PdpluginsError), done.output
+    assert message in str(done.exception)
+    assert "\n" not in str(done.exception)
+
+
+def test_parquet_needs_pyarrow(app: typer.Typer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    done = run(app, "simulate", "dopd", "--records", "r.parquet")
+    assert "pip install pyarrow" in str(done.exception)
+
+
+@pytest.mark.parametrize("names", [["simulate", "dopd"], ["compare", "dopd", "stock-round-robin", "--jobs", "1"]])
+def test_ctrl_c_keeps_what_was_done(
+    app: typer.Typer, names: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The result is of the requests that had ended, and the exit code is 130. A run that had not begun is left out."""
+
+    @contextmanager
+    def impatient(names: Sequence[str]) -> Iterator[Callable[[Sequence[float]], None]]:
+        def update(shares: Sequence[float]) -> None:
+            raise KeyboardInterrupt
+
+        yield update
+
+    monkeypatch.setattr("pdplugins.sim.terminal.progress", impatient)
+    trace, out, page = tmp_path / "long.jsonl", tmp_path / "r.json", tmp_path / "r.html"
+    row = '{{"timestamp": {}, "input_length": 90, "output_length": 40}}\n'
+    trace.write_text("".join(row.format(20 * i) for i in range(3000)))
+    done = run(app, *names, "--trace", trace, "--json", out, "--html", page)
+    assert done.exit_code == 130
+    data = json.loads(out.read_text())
+    (result,) = data.get("runs", [data])
+    assert result["interrupted"]
+    assert 0 < result["requests"]["total"] <= 1000
+    assert "Interrupted" in page.read_text()
+
+
+def test_pools_keep_their_share_of_the_gpus() -> None:
+    def pools(name: str, gpus: int) -> tuple[int, int]:
+        deployment = configured(name, Overrides(gpus=gpus)).deployment
+        assert deployment.gpu_budget == gpus
+        return deployment.prefill.replicas, deployment.decode.replicas
+
+    assert pools("stock-round-robin", 8) == (4, 2)
+    assert pools("stock-round-robin", 16) == (8, 4)
+    assert pools("stock-round-robin", 6) == (4, 1)
+    assert pools("stock-colocated", 12) == (3, 3)
+    assert pools("dopd", 16) == (2, 2)  # it holds three of eight GPUs at start
+    assert pools("dopd", 3) == (1, 1)
+
+
+def test_numbers_of_workers_come_last() -> None:
+    config = configured("stock-round-robin", Overrides(gpus=16, decode=2, settings=("deployment.startup_s=5",)))
+    deployment = config.deployment
+    assert (deployment.prefill.replicas, deployment.decode.replicas, deployment.startup_s) == (8, 2, 5.0)
