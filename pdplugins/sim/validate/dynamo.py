@@ -20,6 +20,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
+from scipy.interpolate import RegularGridInterpolator
+from scipy.optimize import isotonic_regression
 
 from pdplugins.bench.jsonl import write_mooncake
 from pdplugins.hosts.dynamo.replay.engine import KV_BYTES_PER_TOKEN, KV_GB_PER_S, Engines, engine_args, quiet
@@ -33,8 +36,9 @@ from pdplugins.sim.settings import Outcome, SimSettings
 from pdplugins.sim.simulation import Simulation
 from pdplugins.types import Deployment, Role, TraceRequest
 
-TYPICAL_TOKENS = 1000
-"""Context of the one decode step that a hand-over takes."""
+Floats = NDArray[np.float64]
+CONTEXTS: Floats = np.geomspace(64.0, 65_536.0, 160)
+"""Close to each other, for the replay's table is not linear in context for one batch size."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,11 +50,36 @@ class Pools:
 
 
 class ReplayTimes(TableModel):
-    """Step times of a profile, as the replay uses them."""
+    """The step times of the replay's own table: linear in prompt tokens, bilinear in KV tokens and mean context.
 
-    def __init__(self, perf: TableModel, hand_over_s: float) -> None:
+    For one batch size such a table goes up and down with context; the simulator wants times that never fall, and gets
+    the closest ones (isotonic regression).
+    """
+
+    def __init__(self, perf: TableModel, npz: Path) -> None:
         super().__init__(perf.profile)
-        self._hand_over_s = hand_over_s
+        with np.load(npz) as table:
+            self._tokens, self._prefill_ms = table["prefill_isl"], table["prefill_ttft_ms"]
+            axes = table["decode_active_kv_tokens"], table["decode_context_length"]
+            self._decode_ms = RegularGridInterpolator(axes, table["decode_itl"], bounds_error=False, fill_value=None)
+        self.hand_over_s = 0.0
+        """A decode step, where decode workers are never idle."""
+        self._rows: dict[float, Floats] = {}
+
+    def prefill_s(self, tokens: float, tp: int) -> float:
+        """Seconds of a step over so many tokens of prompts."""
+        return float(np.interp(tokens, self._tokens, self._prefill_ms)) / 1e3
+
+    def decode_step_s(self, batch: float, context_tokens: float, tp: int) -> float:
+        """Seconds of one decode step."""
+        if (row := self._rows.get(batch)) is None:
+            row = isotonic_regression(self._decode_ms((batch * CONTEXTS, CONTEXTS))).x
+            self._rows[batch] = row
+        return float(np.interp(context_tokens, CONTEXTS, row)) / 1e3
+
+    def decode_contexts(self, tp: int) -> tuple[float, ...]:
+        """Mean contexts between which decode steps are linear."""
+        return tuple(CONTEXTS.tolist())
 
     def has_dense(self, tp: int) -> bool:
         """All of a prefill step counts as dense: then chunks cost what their new tokens cost."""
@@ -62,7 +91,7 @@ class ReplayTimes(TableModel):
 
     def transfer_s(self, tokens: float) -> float:
         """Seconds from the end of prefill until a request may join a decode batch."""
-        return max(tokens * KV_BYTES_PER_TOKEN / (KV_GB_PER_S * 1e9), self._hand_over_s)
+        return max(tokens * KV_BYTES_PER_TOKEN / (KV_GB_PER_S * 1e9), self.hand_over_s)
 
 
 def compare(
@@ -74,11 +103,16 @@ def compare(
     :param scratch: an empty folder.
     """
     one_token = all(request.osl_tokens == 1 for request in requests)
-    hand_over_s = 0.0 if one_token else perf.decode_step_s(1, TYPICAL_TOKENS, deployment.decode_tp)
-    ours = _ours(replace(deployment, perf=ReplayTimes(perf, hand_over_s)), requests, pools)
+    npz = scratch / "timing.npz"
+    export_npz(perf, npz, deployment.prefill_tp, deployment.decode_tp)
+    times = ReplayTimes(perf, npz)
+    ours = _ours(replace(deployment, perf=times), requests, pools)
+    if not one_token:  # a hand-over takes a step, which lasts as long as steps lasted
+        times.hand_over_s = gap_spread(ours.gaps).mean or 0.0
+        ours = _ours(replace(deployment, perf=times), requests, pools)
     answered = [record for record in ours.records if record.error is None]
     gaps = gap_spread(ours.gaps)
-    theirs, their_ttfts_s = _theirs(deployment, requests, pools, scratch)
+    theirs, their_ttfts_s = _theirs(deployment, npz, requests, pools, scratch)
     our_ttfts_s = [record.ttft_s or 0.0 for record in answered]
     found: dict[str, Any] = {
         "rows": len(requests),
@@ -116,16 +150,15 @@ def _ours(deployment: Deployment, requests: Sequence[TraceRequest], pools: Pools
 
 
 def _theirs(
-    deployment: Deployment, requests: Sequence[TraceRequest], pools: Pools, scratch: Path
+    deployment: Deployment, npz: Path, requests: Sequence[TraceRequest], pools: Pools, scratch: Path
 ) -> tuple[dict[str, Any], list[float]]:
     """Run Dynamo's replay; return its report, and the TTFT of every request in seconds."""
     quiet()
     from dynamo._core import run_mocker_trace_replay  # noqa: PLC0415
     from dynamo.mocker import MockEngineArgs  # noqa: PLC0415
 
-    trace, npz, per_request = scratch / "trace.jsonl", scratch / "timing.npz", scratch / "requests.jsonl"
+    trace, per_request = scratch / "trace.jsonl", scratch / "requests.jsonl"
     write_mooncake(requests, trace)
-    export_npz(deployment.perf, npz, deployment.prefill_tp, deployment.decode_tp)
 
     def mocker(role: Role) -> Any:
         arguments = engine_args(role, Engines(), deployment, npz)
