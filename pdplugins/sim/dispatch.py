@@ -238,16 +238,18 @@ class Dispatcher:
 
     def room(self, engine: Engine) -> None:
         """Let requests come that waited for room on `engine`, first come first served."""
+        self.links.gather()
         while engine.incoming:
             flight = engine.incoming[0]
             if not engine.reserve(flight, flight.landing[1]):
-                return
+                break
             engine.incoming.popleft()
             flight.waits = False
             self._use_history(flight, engine)
             ready = flight.landing[0] if flight.state == State.MOVING else flight.done
             if ready > flight.sent or flight.state == State.MOVING:
                 self._send(flight, ready - flight.sent)
+        self.links.spread()
 
     def chunk_done(self, flight: Flight, engine: Engine) -> None:
         """Send what is computed of a prompt, while the rest computes."""

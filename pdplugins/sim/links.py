@@ -60,6 +60,21 @@ class Links:
 
     def __init__(self, events: Events) -> None:
         self._events = events
+        self._gathering = False
+        self._gathered: list[Transfer] = []
+
+    def gather(self) -> None:
+        """Reckon shares anew once for all transfers that start until `spread`, which is at the same instant."""
+        self._gathering = True
+
+    def spread(self) -> None:
+        """Reckon shares anew for the transfers that have started since `gather`."""
+        self._gathering = False
+        if gathered := self._gathered:
+            self._gathered = []
+            sources = dict.fromkeys([transfer.source for transfer in gathered])
+            sinks = dict.fromkeys([transfer.sink for transfer in gathered])
+            self._share(list(sources), list(sinks))
 
     def start(self, source: Port, sink: Port, size: float, done: Callable[[Any], None], argument: Any) -> Transfer:
         """Move the KV cache of `size` tokens; call ``done(argument)`` when all of it has come."""
@@ -73,7 +88,11 @@ class Links:
                 if other is not transfer and other in other.source.out:
                     self._leave(other)  # long gone, but nobody had to know
         if len(out) > 1 or len(into) > 1:
-            self._share(source, sink)
+            if self._gathering:
+                transfer.shared = True
+                self._gathered.append(transfer)
+            else:
+                self._share([source], [sink])
         else:
             rate, other_rate = source.tokens_per_s, sink.tokens_per_s
             transfer.rate = rate if rate < other_rate else other_rate
@@ -86,7 +105,7 @@ class Links:
         transfer.version += 1
         if transfer in transfer.source.out:
             self._leave(transfer)
-            self._share(transfer.source, transfer.sink)
+            self._share([transfer.source], [transfer.sink])
 
     def on_event(self, target: Any, version: int) -> None:
         """Handle the arrival of a transfer, or the end of the first of those that share the link of a worker."""
@@ -100,7 +119,7 @@ class Links:
             out.remove(target)
             into.remove(target)
             if out or into:
-                self._share(target.source, target.sink)
+                self._share([target.source], [target.sink])
         target.done(target.argument)
 
     def _on_end(self, port: Port) -> None:
@@ -109,8 +128,7 @@ class Links:
         for transfer in ended:
             self._leave(transfer)
             self._arrive_at(now + port.latency, transfer)
-        for transfer in ended:
-            self._share(port, transfer.sink)
+        self._share([port], list(dict.fromkeys([transfer.sink for transfer in ended])))
         self._arm(port)
 
     @staticmethod
@@ -118,25 +136,37 @@ class Links:
         transfer.source.out.remove(transfer)
         transfer.sink.into.remove(transfer)
 
-    def _share(self, source: Port, sink: Port) -> None:
-        """Reckon anew what is left of the transfers at either port, and when they end."""
-        now, touched = self._events.now, {}
-        for transfer in (*source.out, *sink.into):
+    def _share(self, sources: list[Port], sinks: list[Port]) -> None:
+        """Reckon anew what is left of the transfers that leave `sources` or enter `sinks`, and when they end."""
+        touched: dict[Port, None] = {}
+        for port in sources:
+            self._reckon(port.out, touched)
+        for port in sinks:
+            self._reckon(port.into, touched)
+        for port in touched:
+            self._arm(port)
+
+    def _reckon(self, transfers: list[Transfer], touched: dict[Port, None]) -> None:
+        now = self._events.now
+        for transfer in transfers:
             out, into = transfer.source, transfer.sink
-            rate = min(out.tokens_per_s / len(out.out), into.tokens_per_s / len(into.into))
+            rate, other_rate = out.tokens_per_s / len(out.out), into.tokens_per_s / len(into.into)
+            if other_rate < rate:
+                rate = other_rate
             if rate != transfer.rate or not transfer.shared:
-                moved = transfer.rate * ((now - transfer.since) / TICKS_PER_S)
-                transfer.left = max(transfer.left - moved, 0.0)
+                left = transfer.left - transfer.rate * ((now - transfer.since) / TICKS_PER_S)
+                transfer.left = left if left > 0.0 else 0.0
                 transfer.since, transfer.rate = now, rate
                 transfer.end = now + round(transfer.left / rate * TICKS_PER_S)
                 transfer.version += 1
                 transfer.shared = True
-                touched[id(out)] = out
-        for port in touched.values():
-            self._arm(port)
+                touched[out] = None
 
     def _arm(self, port: Port) -> None:
-        due = min((transfer.end for transfer in port.out if transfer.shared), default=-1)
+        due = -1
+        for transfer in port.out:
+            if transfer.shared and (due < 0 or transfer.end < due):
+                due = transfer.end
         if due not in (-1, port.due):
             port.version += 1
             self._push(due, port, port.version)

@@ -21,7 +21,7 @@ class Routing:
         self, router: Router, deployment: Deployment, clock: PolicyClock, predict: Literal["nothing", "true_length"]
     ) -> None:
         self._router = router
-        self._own = LeastLoaded(RouterSettings(seed=0, colocated=False), deployment)
+        self._own = LeastLoaded(RouterSettings.model_validate({}), deployment)
         self._clock = clock
         self._predict = predict == "true_length"
         self.learns = router if isinstance(router, LearnsLengths) else None
