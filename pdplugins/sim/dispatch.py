@@ -182,12 +182,23 @@ class Dispatcher:
         flight.sink, flight.landing = second, flight.beyond(self._computed_twice)
         flight.stop = flight.osl
         flight.queued = self.events.now
-        if not flight.reserved and not self._reserve(flight, second.engine):
+        decodes = flight.landing[0] > flight.isl
+        if not flight.reserved and not self._reserve(flight, second.engine, wait=not decodes):
+            if decodes:
+                self._stay(flight)
             return
         if flight.transfer is None:
             if self._settings.overlap and flight.landing[0] > flight.isl:
                 flight.sent = max(flight.sent, flight.landing[0] - flight.landing[0] % PUSH_TOKENS)
             self._send(flight, flight.landing[0] - flight.sent)
+
+    def _stay(self, flight: Flight) -> None:
+        """Let a request decode on where it does: its second worker has no room, and to wait would hold room in vain."""
+        first = flight.first
+        self._left(flight.second)
+        flight.sink, flight.second = None, first
+        flight.names = flight.names[0], flight.names[0]
+        first.engine.keep(flight)
 
     def _watch(self, second: Worker) -> None:
         """Untie workers that wait for each other's room.
@@ -208,12 +219,14 @@ class Dispatcher:
         if second.watched:
             self.events.call_at(self.events.now + self._timeout, self._watch, second)
 
-    def _reserve(self, flight: Flight, engine: Engine) -> bool:
-        """Reserve room for a request on its next worker. False when it has to wait, or will never fit."""
+    def _reserve(self, flight: Flight, engine: Engine, *, wait: bool = True) -> bool:
+        """Reserve room for a request on its next worker. False when it has to wait, if it may, or will never fit."""
         if flight.waits:
             return False
         need = flight.landing[1]
         if engine.incoming or not engine.reserve(flight, need):
+            if not wait:
+                return False
             if need >= engine.largest:
                 if flight.state == State.MOVING:  # until then its engine computes it, and it ends when that is done
                     why = f"needs {need + 1} tokens of KV cache, worker {engine.id} has room for {engine.largest}"
