@@ -91,6 +91,22 @@ def dynamo(
     _write(out, found, None)
 
 
+@validate.command()
+def papers(*, seed: Seed = 0, out: Out = None) -> None:
+    """Compare cells of DOPD's Table I and DynaServe's Table 1 with what the simulator says."""
+    from pdplugins.sim.validate.papers import BAR, dopd, dynaserve  # noqa: PLC0415
+
+    _folder(out)
+    cells = []
+    for cell in (*dopd(), *dynaserve(seed)):
+        cells.append(cell.data())
+        where = f"{cell.table:12s} {cell.case:28s} {cell.metric:20s}"
+        typer.echo(f"{where} paper {cell.paper:8.2f}, here {cell.simulated:8.2f}, {cell.error:+.1%}")
+    within = sum(abs(cell["error"]) <= BAR for cell in cells)
+    typer.echo(f"{within} of {len(cells)} cells within {BAR:.0%}")
+    _write(out, {"rows": len(cells), "within": within, "bar": BAR, "cells": cells}, seed)
+
+
 def _say(what: str, figures: dict[str, Any]) -> None:
     errors = (f"{name.upper()} {figures[name]['median_abs_error']:6.1%}" for name in ("ttft", "tpot"))
     typer.echo(f"{what:36s} {figures['rows']:4d} rows, median absolute error of {' and '.join(errors)}")
