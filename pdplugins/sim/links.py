@@ -151,7 +151,7 @@ class Links:
         for transfer in transfers:
             out, into = transfer.source, transfer.sink
             rate, other_rate = out.tokens_per_s / len(out.out), into.tokens_per_s / len(into.into)
-            if other_rate < rate:
+            if other_rate < rate:  # noqa: PLR1730 - min() is slower here
                 rate = other_rate
             if rate != transfer.rate or not transfer.shared:
                 left = transfer.left - transfer.rate * ((now - transfer.since) / TICKS_PER_S)

@@ -242,21 +242,33 @@ def test_cost_does_not_grow_with_output_length() -> None:
 
 
 PROGRAM = """
-import sys, hashlib
+import hashlib
 from pdplugins.assembly import build_deployment
 from pdplugins.bench.synthetic import SyntheticSettings, synthetic
 from pdplugins.config import parse
 from pdplugins.policies.stock.routers import PowerOfTwo, RouterSettings
 from pdplugins.sim import COMPILED
 from pdplugins.sim.flight import Arrival
+from pdplugins.sim.power import PowerCurve
 from pdplugins.sim.settings import SimSettings
 from pdplugins.sim.simulation import Simulation
+from pdplugins.types import Round
+from tests.sim.anyone import AnyPlanner, AnyPower, AnyScheduler
 deployment = build_deployment(parse({}))
 trace = synthetic(SyntheticSettings(seed=5, duration_s=120))
-work = [Arrival(r.arrival_s, r.isl_tokens, r.osl_tokens) for r in trace]
+work = [
+    Arrival(r.arrival_s, r.isl_tokens, r.osl_tokens, blocks=(n % 7,) if r.isl_tokens > 512 and n % 5 else (),
+            session=None if n % 5 else str(n), rounds=() if n % 5 else (Round(2.0, 50, 20),))
+    for n, r in enumerate(trace)
+]
 router = PowerOfTwo(RouterSettings(seed=3), deployment)
-outcome = Simulation(deployment, SimSettings(2, 2, kv_tokens=60_000), router).run(work)
-print(hashlib.sha256(repr(outcome.records).encode()).hexdigest(), COMPILED)
+plain = Simulation(deployment, SimSettings(2, 2, kv_tokens=60_000), router).run(work)
+curve = PowerCurve((300.0, 700.0), (2.0, 1.0), (1.2, 1.0))
+settings = SimSettings(2, 2, kv_tokens=60_000, overlap=True, deaths=((9.0, "d1"),), power=curve)
+policies = {"planner": AnyPlanner(5.0), "power": AnyPower(1.0), "batch_scheduler": AnyScheduler}
+driven = Simulation(deployment, settings, router, **policies).run(work[:150])
+told = repr((plain.records, driven.records, driven.scaling, driven.energy_j, sorted(driven.policies.faults)))
+print(hashlib.sha256(told.encode()).hexdigest(), COMPILED)
 """
 
 
