@@ -136,6 +136,25 @@ def test_the_power_curve_is_what_rapid_says_of_figure_4() -> None:
     assert all(prefill[cap] >= decode[cap] for cap in power.cap_w)
 
 
+@pytest.mark.parametrize("name", [name for name, profile in PROFILES.items() if profile.power])
+def test_the_power_curve_falls_to_one_and_covers_the_draws(name: str) -> None:
+    power = PROFILES[name].power
+    assert power is not None
+    assert power.prefill_slow[-1] == power.decode_slow[-1] == 1
+    assert power.idle_w < power.decode_w <= power.prefill_w <= power.cap_w[-1]
+    for cap, slow in zip(power.cap_w, power.decode_slow, strict=True):
+        assert cap < power.decode_w or slow == 1, "a cap above the draw does nothing"
+
+
+def test_every_gpu_of_aiconfigurator_has_a_power_curve() -> None:
+    assert {name for name, profile in PROFILES.items() if not profile.power} == {
+        "h100/llama-70b-fp8-dopd-table-1",
+        "h20/llama-3.1-70b",
+        "h20/mixtral-8x7b",
+        "h20/qwen3-32b",
+    }
+
+
 def test_the_docs_list_every_profile_with_its_kind() -> None:
     rows = re.findall(r"^\| `(\w+/[\w.-]+)` \| (measured|modelled) \| (.+) \|$", readme(), re.MULTILINE)
     assert {name: kind for name, kind, _ in rows} == {name: profile.kind for name, profile in PROFILES.items()}
