@@ -34,8 +34,14 @@ fuzz: setup  ## Run the tests with new examples for the properties, other ones e
 speedups: setup  ## Compile the simulator's engine (three times as fast; needs a C compiler)
 	$(BIN)/python -m pdplugins.sim.compile
 
+bench-arrow: setup  ## The published experiments of Arrow (TRACES=DIR; eight minutes)
+	for script in figure7 figure8 figure9; do PYTHONPATH=benchmarks $(BIN)/python benchmarks/arrow/$$script.py $(if $(TRACES),--traces "$(TRACES)") || exit 1; done
+
 bench-dopd: setup  ## The published experiments of DOPD (five minutes)
 	for script in figure6 figures7_8 figures9_10; do PYTHONPATH=benchmarks $(BIN)/python benchmarks/dopd/$$script.py || exit 1; done
+
+bench-rapid: setup  ## The published experiments of RAPID (five minutes)
+	for script in figure5 figure7 figures8_9; do PYTHONPATH=benchmarks $(BIN)/python benchmarks/rapid/$$script.py || exit 1; done
 
 bench-planners: setup  ## Planners against fixed pools and Dynamo's own, in its simulator (TRACES=DIR; 30 minutes)
 	$(BIN)/python benchmarks/planners.py --traces "$(TRACES)"

@@ -23,10 +23,10 @@ class RapidSettings(BaseModel):
     max_w: float = Field(750.0, gt=0, description="no cap is above this: the board power of the GPU")
     max_decode_w: float = Field(600.0, gt=0, description="no decode GPU is given more: decode gains little above it")
     queue_threshold: float = Field(
-        2.0, ge=0, description="THRESHOLD: waiting prompts per prefill GPU that show overload"
+        1.0, ge=0, description="THRESHOLD: waiting prompts per prefill GPU that show overload"
     )
-    cooldown_s: float = Field(2.0, ge=0, description="COOLDOWN: seconds between a move of power and the next move")
-    gpu_cooldown_s: float = Field(5.0, ge=0, description="seconds between a move of a GPU and the next move")
+    cooldown_s: float = Field(0.5, ge=0, description="COOLDOWN: seconds between a move of power and the next move")
+    gpu_cooldown_s: float = Field(3.0, ge=0, description="seconds between a move of a GPU and the next move")
     interval_s: float = Field(0.5, gt=0, description="MIN_TIME: seconds between two looks")
     recent_s: float = Field(2.0, gt=0, description="seconds over which TTFT and TPOT are averaged")
 

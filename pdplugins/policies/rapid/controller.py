@@ -100,23 +100,30 @@ class RapidController:
         return Caps(prefill_w or 0.0, decode_w or 0.0)
 
     def _move(self, gpus: tuple[GpuView, ...], roles: dict[int, Role], view: PlannerView, sink: Role) -> PowerPlan:
-        """Give to the phase `sink`: power, or where its limits are reached a GPU (lines 11-16 and 18-23)."""
+        """Give to the phase `sink`: power, and where its limits are reached a GPU (lines 11-16 and 18-23)."""
         settings, source = self._settings, OTHER[sink]
-        if settings.move in ("power", "both") and (caps := self._shifted(roles, sink)) is not None:
-            self._caps = caps
-            self._ready_s = view.now_s + settings.cooldown_s
-            return self._plan(roles, (), f"{settings.step_w:g} W from each {source} GPU to {sink}")
-        if settings.move in ("gpus", "both") and not self._moving:
-            workers = view.prefill.ready if source is Role.PREFILL else view.decode.ready
-            candidates = [gpu for gpu in gpus if gpu.role is source]
-            if min(workers, len(candidates)) > 1:  # a worker may have several GPUs, which move together
-                gpu = min(candidates, key=lambda gpu: (gpu.draw_w if is_number(gpu.draw_w) else math.inf, -gpu.index))
-                self._moving[gpu.index] = sink
-                if settings.move == "both":
-                    self._caps = self._uniform(roles)
-                self._ready_s = view.now_s + settings.gpu_cooldown_s
-                return self._plan(roles, (Flip(gpu.index, sink),), f"GPU {gpu.index} from {source} to {sink}")
-        return self._plan(roles, (), "")
+        reason, limit = "", settings.move == "gpus"
+        flips: tuple[Flip, ...] = ()
+        if settings.move in ("power", "both"):
+            if (caps := self._shifted(roles, sink)) is not None:
+                self._caps, reason = caps, f"{settings.step_w:g} W from each {source} GPU to {sink}"
+                self._ready_s = view.now_s + settings.cooldown_s
+            limit = settings.move == "both" and self._shifted(roles, sink) is None
+        if limit and (gpu := self._spare(gpus, view, source)) is not None:
+            self._moving[gpu] = sink
+            self._ready_s = view.now_s + settings.gpu_cooldown_s
+            flips, reason = (Flip(gpu, sink),), f"GPU {gpu} from {source} to {sink}"
+            if settings.move == "both":
+                self._caps = self._uniform(roles)
+        return self._plan(roles, flips, reason)
+
+    def _spare(self, gpus: tuple[GpuView, ...], view: PlannerView, source: Role) -> int | None:
+        """Return the GPU of phase `source` that draws least; None when its last worker must stay, or one moves now."""
+        workers = view.prefill.ready if source is Role.PREFILL else view.decode.ready
+        candidates = [gpu for gpu in gpus if gpu.role is source]
+        if self._moving or min(workers, len(candidates)) < 2:  # a worker may have several GPUs, which move together
+            return None
+        return min(candidates, key=lambda gpu: (gpu.draw_w if is_number(gpu.draw_w) else math.inf, -gpu.index)).index
 
     def _shifted(self, roles: dict[int, Role], sink: Role) -> Caps | None:
         """MOVEPOWER: return the caps one step on, None when a limit is reached."""
