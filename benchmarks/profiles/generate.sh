@@ -4,7 +4,7 @@
 #     python3.11 -m venv aic && aic/bin/pip install aiconfigurator==0.7.0
 #     benchmarks/profiles/generate.sh aic/bin/python
 #
-# About three minutes on two cores. The one that is measured, h100/llama-70b-fp8-dopd-table-1, was typed from the paper.
+# About four minutes of CPU time. The one that is measured, h100/llama-70b-fp8-dopd-table-1, was typed from the paper.
 set -eu
 python=$1
 

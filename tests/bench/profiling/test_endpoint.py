@@ -62,7 +62,7 @@ def test_a_server_of_known_times_is_measured_as_it_is() -> None:
     wanted = [*prefill_ms, *(ms for ms in steps_ms for _ in range(2))]
     said = [*found.prefill["raw_ms"], *(ms for row in found.decode["raw_ms"] for ms in row)]
     for ms, true_ms in zip(said, wanted, strict=True):
-        assert true_ms - 1 < ms < 1.5 * true_ms + 10  # a busy machine is late, never early
+        assert true_ms - 1 < ms < 3 * true_ms + 50  # a busy machine is late, never early
 
 
 def test_a_server_that_refuses_is_one_line() -> None:
