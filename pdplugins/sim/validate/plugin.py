@@ -33,6 +33,7 @@ def silicon(
     rows: Annotated[Path, typer.Argument(metavar="FILE", help="aiconfigurator's measured rows (silicon CSV).")],
     *,
     leave_one_out: Annotated[bool, typer.Option(help="Also fit without each model, and report on it.")] = False,
+    protocols: Annotated[bool, typer.Option(help="Also say which protocol fits each source best.")] = False,
     seed: Seed = 0,
     out: Out = None,
 ) -> None:
@@ -45,6 +46,8 @@ def silicon(
     found = report.silicon(read, seed)
     if leave_one_out:
         found["leave_one_out"] = report.leave_one_out(read, seed)
+    if protocols:
+        found["chosen"] = report.chosen(read, seed)
     _say("all rows", found)
     _say("without doubtful rows", found["clean"])
     for name in ("model", "system", "engine", "source"):
@@ -52,6 +55,8 @@ def silicon(
             _say(f"{name} {value}", figures)
     for model, figures in found.get("leave_one_out", {}).items():
         _say(f"fitted without {model}", figures)
+    for source, protocol in found.get("chosen", {}).items():
+        typer.echo(f"{source}: {', '.join(f'{name} {value}' for name, value in protocol.items() if name != 'reason')}")
     _write(out, found, seed)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from pdplugins.sim.validate.fitting import Errors, fit, halves
 from pdplugins.sim.validate.rows import Row
 from pdplugins.sim.validate.silicon import Coefficients, Felt, simulate
-from pdplugins.sim.validate.sources import ENGINES, PROTOCOLS, Protocol
+from pdplugins.sim.validate.sources import CANDIDATES, ENGINES, PROTOCOLS, Protocol
 
 Pairs = Sequence[tuple[Row, Felt]]
 
@@ -54,6 +54,18 @@ def leave_one_out(rows: Sequence[Row], seed: int) -> dict[str, Any]:
         pairs = _simulated([row for row in rows if row.model == model], coefficients, seed)
         clean = summary([pair for pair in pairs if pair[0].doubt is None])
         found[model] = {**summary(pairs), "clean": clean, "coefficients": asdict(coefficients)}
+    return found
+
+
+def chosen(rows: Sequence[Row], seed: int) -> dict[str, Any]:
+    """For each source: which of `CANDIDATES` fits those of its rows best that coefficients are fitted on."""
+    fit_half, _ = halves(len(rows), seed)
+    half = [rows[place] for place in fit_half]
+    found = {}
+    for source in sorted({row.source for row in half}):
+        own = [row for row in half if row.source == source]
+        clean = [row for row in own if row.doubt is None]
+        found[source] = asdict(choose(clean or own, CANDIDATES, Coefficients()))
     return found
 
 

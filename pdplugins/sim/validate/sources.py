@@ -99,4 +99,4 @@ CANDIDATES = tuple(
     for shortest, longest in SPREADS
     for slots in (0, -1)
 )
-"""What was tried where nothing is published: see `pdplugins.sim.validate.report.choose`."""
+"""What was tried where nothing is published: see `pdplugins.sim.validate.report.chosen`."""
