@@ -83,3 +83,18 @@ def best_of(results: dict[str, Result]) -> dict[str, list[str]]:
         alike = len(set(values.values())) == 1
         best[column.key] = [] if alike else [name for name, value in values.items() if value == top]
     return best
+
+
+def unlike(runs: Sequence[Run]) -> list[str]:
+    """Say in what the runs differ that a comparison should have in common: GPUs, profile and SLO."""
+    found = []
+    for title, section, key in (
+        ("GPUs", "deployment", "gpu_budget"),
+        ("profile", "deployment", "profile"),
+        ("TTFT SLO, s", "slo", "ttft_s"),
+        ("TPOT SLO, s", "slo", "tpot_s"),
+    ):
+        values = {run.name: run.result.config[section][key] for run in runs}
+        if len(set(values.values())) > 1:
+            found.append(f"not like with like: {title} " + ", ".join(f"{name} {v}" for name, v in values.items()))
+    return found

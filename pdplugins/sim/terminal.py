@@ -10,7 +10,7 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 from rich.table import Table
 
 from pdplugins.results import Result, Spread
-from pdplugins.sim.ranking import Run, best_of, columns
+from pdplugins.sim.ranking import Run, best_of, columns, unlike
 
 PIPE_WIDTH = 200
 """Columns where the output is not a terminal."""
@@ -54,6 +54,8 @@ def show(runs: Sequence[Run]) -> None:
         )
         table.add_row(run.name, str(run.result.requests.failed), *cells)
     _print(table)
+    for line in unlike(runs):
+        _print(line)
     for run in runs:
         _note(run.name, run.result)
 

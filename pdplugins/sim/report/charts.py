@@ -79,12 +79,14 @@ def _by_role(runs: Runs, pick: Callable[[Sample], tuple[int, int]]) -> list[dict
 
 
 def _watts(runs: Runs) -> list[dict[str, Any]]:
+    """The draw and the caps; of several runs the draw only."""
     lines = []
     for (name, series), colour in zip(runs.items(), _colours(runs), strict=True):
         at_s = [sample.at_s for sample in series.samples]
-        prefix = "" if len(runs) == 1 else f"{name} "
-        lines.append(_line(f"{prefix}draw", at_s, [sample.draw_w for sample in series.samples], colour))
-        lines.append(_line(f"{prefix}caps", at_s, [sample.cap_w for sample in series.samples], colour, dash=True))
+        alone = len(runs) == 1
+        lines.append(_line("draw" if alone else name, at_s, [sample.draw_w for sample in series.samples], colour))
+        if alone:
+            lines.append(_line("caps", at_s, [sample.cap_w for sample in series.samples], colour, dash=True))
     return lines
 
 

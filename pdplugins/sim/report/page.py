@@ -11,7 +11,7 @@ from typing import Any
 import yaml
 
 from pdplugins.results import Result, write_whole
-from pdplugins.sim.ranking import Run, best_of, columns
+from pdplugins.sim.ranking import Run, best_of, columns, unlike
 from pdplugins.sim.report.charts import RUN_COLOURS, charts
 from pdplugins.types import Slo
 
@@ -34,7 +34,7 @@ def page(runs: Sequence[Run]) -> str:
     text = TEMPLATE.read_text(encoding="utf-8")
     parts = {
         "title": html.escape(", ".join(run.name for run in runs)),
-        "facts": _facts(first),
+        "facts": _facts(first) + "".join(f"<p class=warn>{html.escape(line)}</p>" for line in unlike(runs)),
         "summary": _summary(runs),
         "configs": "".join(_config(run) for run in runs),
         "decisions_note": _decisions_note(runs),
