@@ -96,6 +96,9 @@ class SimulationConfig(_Section):
         "drain", description="a worker drains before it changes its role, or only its label changes"
     )
     flip_s: float = Field(0.0, ge=0, allow_inf_nan=False, description="time that a drained worker needs for the change")
+    no_room: Literal["stay", "wait"] = Field(
+        "stay", description="a request that decodes and whose second worker is full decodes on where it is, or waits"
+    )
     handoff_timeout_s: Seconds = Field(
         300.0, description="how often to look for workers that wait for each other's room"
     )

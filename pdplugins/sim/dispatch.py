@@ -182,9 +182,9 @@ class Dispatcher:
         flight.sink, flight.landing = second, flight.beyond(self._computed_twice)
         flight.stop = flight.osl
         flight.queued = self.events.now
-        decodes = flight.landing[0] > flight.isl
-        if not flight.reserved and not self._reserve(flight, second.engine, wait=not decodes):
-            if decodes:
+        stays = self._settings.no_room == "stay" and flight.landing[0] > flight.isl
+        if not flight.reserved and not self._reserve(flight, second.engine, wait=not stays):
+            if stays:
                 self._stay(flight)
             return
         if flight.transfer is None:

@@ -43,6 +43,7 @@ def sim_settings(config: Config, deployment: Deployment) -> SimSettings:
         history=wanted.history,
         flip=wanted.flip,
         flip_s=wanted.flip_s,
+        no_room=wanted.no_room,
         handoff_timeout_s=wanted.handoff_timeout_s,
         retries=wanted.retries,
         deaths=tuple((death.at_s, death.worker) for death in wanted.deaths),
