@@ -132,6 +132,7 @@ class Profiler:
             decode=IDEAL_WORKERS if prefills else group.replicas,
             engine=replace(self.engine, max_batch=1 << 30) if prefills else self.engine,
             hardware={group.role: Hardware(perf, group.degree), other: ideal},
+            first_token="prefill",  # noqa: S106 - no password; so each wait counts for the phase that is waited for
         )
         deployment = replace(self.deployment, prefill_tp=group.degree, decode_tp=group.degree)
         router = PartlyLocal(AmpdRouter(AmpdRouterSettings(alpha=0.0, local=False), deployment), local)
