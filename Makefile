@@ -34,6 +34,10 @@ fuzz: setup  ## Run the tests with new examples for the properties, other ones e
 speedups: setup  ## Compile the simulator's engine (three times as fast; needs a C compiler)
 	$(BIN)/python -m pdplugins.sim.compile
 
+bench-ampd: setup  ## The published experiments of AMPD (WEKA=FILE TAUBENCH=FILE; eight minutes)
+	for script in figure4 figure5 figure6 figure7 table2; do PYTHONPATH=benchmarks $(BIN)/python benchmarks/ampd/$$script.py || exit 1; done
+	PYTHONPATH=benchmarks $(BIN)/python benchmarks/ampd/sessions.py $(if $(WEKA),--weka "$(WEKA)") $(if $(TAUBENCH),--taubench "$(TAUBENCH)")
+
 bench-arrow: setup  ## The published experiments of Arrow (TRACES=DIR; eight minutes)
 	for script in figure7 figure8 figure9; do PYTHONPATH=benchmarks $(BIN)/python benchmarks/arrow/$$script.py $(if $(TRACES),--traces "$(TRACES)") || exit 1; done
 
