@@ -7,6 +7,9 @@ from enum import StrEnum
 from pdplugins.policies.arrow.startup import DecodeLimits, TtftPredictor
 from pdplugins.types import Request, WorkerView, is_number
 
+MOST = 1e9
+"""A load above this is this: totals over thousands of instances stay exact, and come back when the load does."""
+
 
 class PoolName(StrEnum):
     """The four elastic pools of Section 5.2."""
@@ -135,11 +138,11 @@ class Instance:
         load = self.view.load
         running, queued = load.running_requests, load.queued_requests
         if is_number(tokens := load.running_tokens):
-            self.tokens = tokens
+            self.tokens = _bounded(tokens)
         if is_number(running) and is_number(queued):
-            self.requests = max(running + queued - len(self.prefills), 0.0)
+            self.requests = _bounded(running + queued - len(self.prefills))
         interval_s = load.recent_tbt_s
-        self.interval_s = interval_s if is_number(interval_s) else None
+        self.interval_s = _bounded(interval_s) if is_number(interval_s) else None
         if now_s >= self.landed_at_s:
             self.landing_tokens, self.landing_requests = 0.0, 0
         if self.prefills and now_s > self.free_at_s:
@@ -152,3 +155,7 @@ class Instance:
         else:  # their end was never told: answers of one token, cancelled, or refused
             self.prefills.clear()
             self.backlog_s = 0.0
+
+
+def _bounded(load: float) -> float:
+    return min(max(load, 0.0), MOST)

@@ -204,6 +204,19 @@ def test_a_prompt_beyond_any_kv_cache_holds_nobody_up(cluster: Make) -> None:
     assert c.router._instances["p0"].prefill_delay_s(0.0) == 0.0
 
 
+def test_an_absurd_load_is_forgotten_when_it_is_over(cluster: Make) -> None:
+    c = cluster(1, 3)
+    for tokens, tbt_s in ((1e308, 1e308), (1e308, 1e308), (-1e308, -1.0), (1000.0, 0.01)):
+        for worker in ("d1", "d2"):
+            c.decoding(worker, 2, tokens)  # type: ignore[arg-type]
+            c.load(worker).recent_tbt_s = tbt_s
+        c.clock_s += 0.1
+        c.arrive(10)
+    load = c.router._pools.load
+    assert load.interval_s == pytest.approx(0.01, rel=1e-3)
+    assert load.share == pytest.approx(4 / 768)
+
+
 def test_minimal_load_moves_nothing(cluster: Make) -> None:
     c = cluster(2, 2, elastic=False)
     c.decoding("d2", 256, 400_000)
