@@ -10,7 +10,7 @@ import pytest
 
 from pdplugins.config import parse
 from pdplugins.results import Scaling
-from pdplugins.sim.ranking import Run, best_of
+from pdplugins.sim.ranking import Run, best_of, unlike
 from pdplugins.sim.report.page import page
 from pdplugins.sim.report.series import BINS, series_of, thinned
 from pdplugins.sim.run import simulate
@@ -97,6 +97,14 @@ def test_a_long_run_is_sampled_less_often() -> None:
 def test_equal_runs_have_no_best(one: Run) -> None:
     best = best_of({"a": one.result, "b": one.result})
     assert set(map(tuple, best.values())) == {()}
+
+
+def test_a_comparison_of_unlike_runs_says_so(one: Run) -> None:
+    config = {**one.result.config, "deployment": {**one.result.config["deployment"], "gpu_budget": 2}}
+    other = Run("other", one.result.model_copy(update={"config": config}), one.series)
+    assert unlike([one, one]) == []
+    assert unlike([one, other]) == ["not like with like: GPUs a run 8, other 2"]
+    assert "not like with like" in page([one, other])
 
 
 def test_the_template_is_packaged() -> None:
