@@ -38,3 +38,11 @@ def test_a_learning_predictor_is_told_the_lengths(predictor: str) -> None:
     blind = run(router={"name": "dynaserve", "predictor": predictor}, simulation={"predict": "nothing"})
     assert blind.requests.failed == 0
     assert not [count for count in blind.counts if count.startswith("faults")]
+
+
+def test_workers_that_hand_over_to_each_other_do_not_get_stuck() -> None:
+    """Full KV caches on both sides: who cannot go on decodes where it is, and everything ends in time."""
+    simulation = {"overlap": True, "predict": "true_length", "kv_tokens": 9000}
+    tight = run(simulation=simulation)
+    assert tight.requests.failed == 0
+    assert tight.speed.duration_s < 300, "a timeout of 300 s must not be what frees them"

@@ -1,0 +1,49 @@
+"""DynaServe Figure 11: what SLO-aware batching does to the time between tokens under high load."""
+
+from __future__ import annotations
+
+from common import WORKLOADS, config, kept, requests_kept, traffic
+from experiment import Row, publish, run
+
+RATES = {"BurstGPT (Azure conversation)": 11.0, "Azure code": 8.5, "arXiv summarization": 5.0}
+"""Requests/s near the capacity of DynaServe."""
+
+
+def main() -> None:
+    """Run DynaServe's router with its own batch scheduler, and with plain chunks."""
+    rows = []
+    for name, rate in RATES.items():
+        trace = traffic(WORKLOADS[name], rate)
+        for batching, scheduler, chunk in (
+            ("SLO-aware", {"name": "dynaserve"}, 8192), ("chunks of 2048", None, 2048), ("chunks of 512", None, 512),
+        ):  # fmt: skip
+            settings = config(router={"name": "dynaserve"}, scheduler=scheduler, step_tokens=chunk)
+            result, outcome = run(settings, trace)
+            tbt_s = result.metrics.tbt_s
+            rows.append(
+                Row(
+                    workload=name,
+                    rps=rate,
+                    batching=batching,
+                    within_100_ms=kept(outcome),
+                    requests_within=requests_kept(outcome),
+                    p50_tbt_ms=1e3 * (tbt_s.p50 or 0),
+                    p99_tbt_ms=1e3 * (tbt_s.p99 or 0),
+                    p50_ttft_s=result.metrics.ttft_s.p50,
+                )
+            )
+    publish(
+        "dynaserve", "figure11", rows, title="Figure 11: SLO-aware batching",
+        published="52 % of tokens within 100 ms without it, 99 % with it.",
+        notes=NOTES,
+    )  # fmt: skip
+
+
+NOTES = (
+    "the same requests, the same router; only what a step may hold differs",
+    "`requests_within`: requests without a single late gap; one that is handed over while it decodes waits for the end "
+    "of the step in progress on its second worker and for its own first step there, up to two SLOs",
+)
+
+if __name__ == "__main__":
+    main()
