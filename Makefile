@@ -39,7 +39,7 @@ bench-ampd: setup  ## The published experiments of AMPD (WEKA=FILE TAUBENCH=FILE
 	PYTHONPATH=benchmarks $(BIN)/python benchmarks/ampd/sessions.py $(if $(WEKA),--weka "$(WEKA)") $(if $(TAUBENCH),--taubench "$(TAUBENCH)")
 
 bench-arrow: setup  ## The published experiments of Arrow (TRACES=DIR; eight minutes)
-	for script in figure7 figure8 figure9; do PYTHONPATH=benchmarks $(BIN)/python benchmarks/arrow/$$script.py $(if $(TRACES),--traces "$(TRACES)") || exit 1; done
+	for script in figure7 figure8 figure9 strict; do PYTHONPATH=benchmarks $(BIN)/python benchmarks/arrow/$$script.py $(if $(TRACES),--traces "$(TRACES)") || exit 1; done
 
 bench-dopd: setup  ## The published experiments of DOPD (five minutes)
 	for script in figure6 figures7_8 figures9_10; do PYTHONPATH=benchmarks $(BIN)/python benchmarks/dopd/$$script.py || exit 1; done
