@@ -112,6 +112,21 @@ class SimulationConfig(_Section):
     extra: tuple[ExtraWorkers, ...] = Field((), description="more workers at start, each on GPUs of its own kind")
 
 
+class SglangConfig(_Section):
+    """What only SGLang's plugin reads. docs/sglang.md explains every key."""
+
+    dual_role: bool = Field(False, description="serve the prefill, the decode and the local role in one server")
+    strict: bool = Field(True, description="do not start when a feature cannot work; else stock SGLang serves")
+    prefill_burst: int = Field(1, ge=1, description="prefill steps in a row while requests decode")
+    prefill_reserve: float = Field(
+        0.1, ge=0, lt=1, description="share of KV cache and request slots that transfers leave free for prefill"
+    )
+    own_hosts: tuple[str, ...] = Field((), description="further names by which routers call this server")
+    nixl_poll_us: int = Field(
+        200, ge=0, description="pause of NIXL's progress thread between polls; 0 lets it spin, as NIXL does"
+    )
+
+
 class Choice(BaseModel):
     """One plugin picked by name; every other key is a setting of that plugin."""
 
@@ -135,6 +150,7 @@ class Config(_Section):
     batch_scheduler: Choice | None = Field(None, description="what an instance runs next; the host's own when absent")
     power: Choice | None = Field(None, description="watts per GPU; untouched when absent")
     simulation: SimulationConfig = SimulationConfig()
+    sglang: SglangConfig = SglangConfig()
 
     @model_validator(mode="before")
     @classmethod

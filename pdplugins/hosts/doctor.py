@@ -81,6 +81,8 @@ def examine_host(manifest: Mapping[str, Any]) -> Iterator[Check]:
         yield _seam("imports " + dependency["module"], dependency, lambda d: importlib.import_module(d["module"]))
     for kind, check in SEAMS.items():
         for seam in manifest.get(kind, ()):
+            if not SpecifierSet(seam.get("only", "")).contains(version, prereleases=True):
+                continue
             why = f"pdplugins needs it to {seam['why']}; use {distribution} {', '.join(manifest['tested'])}"
             yield _seam(f"{kind} {seam['name']}", {"fix": why, **seam}, check)
 

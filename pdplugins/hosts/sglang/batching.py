@@ -1,0 +1,156 @@
+"""Batch schedulers on a real engine: what SGLang may look at in its next prefill step, and how much of it.
+
+SGLang composes the step itself, from its waiting queue and within its chunk size. Around that call the waiting queue
+holds only the requests that the policy chose, in its order, and the chunk size is what the policy gave them.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from pdplugins.hosts.sglang.dual import SCHEDULER, no_prefill
+from pdplugins.hosts.sglang.guard import Hook
+from pdplugins.hosts.sglang.policy import SafeScheduler
+from pdplugins.types import BatchPlan, BatchScheduler, BatchView, QueuedPrefill, Request
+
+
+@dataclass(frozen=True, slots=True)
+class Launched:
+    """A step that the engine has begun."""
+
+    view: BatchView
+    plan: BatchPlan
+    """What it runs."""
+    at_s: float
+
+
+class BatchHooks:
+    """Asks a batch scheduler before each prefill step of SGLang, and tells it how long the steps took.
+
+    :param build: makes one scheduler; the queue of each role has its own.
+    :param clock: seconds, the clock of SGLang's own time stamps.
+    """
+
+    def __init__(self, build: Callable[[], BatchScheduler], clock: Callable[[], float] = time.perf_counter) -> None:
+        self._schedulers: defaultdict[str, SafeScheduler] = defaultdict(lambda: SafeScheduler(build()))
+        self._clock = clock
+        self._launched: deque[Launched | None] = deque()
+        self._completed_s = 0.0
+        self._ask_at_s = 0.0
+
+    def hooks(self) -> dict[str, Hook]:
+        """Return each hook by the name of what it wraps."""
+        return {
+            SCHEDULER + "get_new_batch_prefill": self.new_prefill,
+            SCHEDULER + "run_batch": self.run,
+            SCHEDULER + "process_batch_result": self.completed,
+        }
+
+    def new_prefill(self, original: Callable[..., Any], scheduler: Any, running_batch: Any) -> Any:
+        """Compose the prefill of the next step within the policy's plan."""
+        view = view_of(scheduler, running_batch)
+        now_s = self._clock()
+        if not view.queue:
+            return original(scheduler, running_batch)
+        if now_s < self._ask_at_s and running_batch.is_empty():
+            return no_prefill(running_batch)
+        plan = self._schedulers[str(scheduler.disaggregation_mode)].next_batch(view, now_s)
+        if plan is None:
+            return original(scheduler, running_batch)
+        tokens = sum(plan.prefill_tokens.values())
+        if tokens < max(scheduler.page_size, 1):
+            self._ask_at_s = now_s + plan.wait_s
+            stands_still = running_batch.is_empty() and not plan.wait_s
+            return original(scheduler, running_batch) if stands_still else no_prefill(running_batch)
+        with window(scheduler, plan, mixed_with=len(running_batch.reqs)):
+            return original(scheduler, running_batch)
+
+    def run(self, original: Callable[..., Any], scheduler: Any, batch: Any, *more: Any, **keywords: Any) -> Any:
+        """Note what a step runs before it is launched."""
+        self._launched.append(launched(batch, self._clock()))
+        return original(scheduler, batch, *more, **keywords)
+
+    def completed(self, original: Callable[..., Any], scheduler: Any, batch: Any, result: Any) -> Any:
+        """Let the policy learn from a step once its results are there.
+
+        Steps run one after the other, so one takes from its launch, or from the end of the step before when it was
+        launched earlier (overlap scheduling), until its results are processed. A launch alone says nothing: on a GPU
+        it returns before the step has run.
+        """
+        done = original(scheduler, batch, result)
+        now_s = self._clock()
+        step = self._launched.popleft() if self._launched else None
+        if step is not None:
+            took_s = now_s - max(step.at_s, self._completed_s)
+            for policy in self._schedulers.values():
+                policy.on_step(step.view, step.plan, took_s)
+        self._completed_s = now_s
+        return done
+
+
+def view_of(scheduler: Any, running_batch: Any) -> BatchView:
+    """Return what a batch scheduler sees of the engine, the prompt in the middle of its chunks first."""
+    chunked = scheduler.chunked_req
+    started = () if chunked is None else (queued(chunked, len(chunked.prefix_indices)),)
+    waiting = (queued(request, request.num_matched_prefix_tokens) for request in scheduler.waiting_queue)
+    running = running_batch.reqs
+    return BatchView((*started, *waiting), len(running), sum(request.seqlen for request in running))
+
+
+def queued(request: Any, done_tokens: int) -> QueuedPrefill:
+    """Return a request of SGLang as one that waits for prefill, `done_tokens` of it being in the KV cache."""
+    queued_s = request.time_stats.wait_queue_entry_time
+    remaining = max(request.seqlen - done_tokens, 1)
+    return QueuedPrefill(Request(request.rid, queued_s, request.seqlen), remaining, queued_s, done_tokens)
+
+
+@contextmanager
+def window(scheduler: Any, plan: BatchPlan, mixed_with: int) -> Iterator[None]:
+    """Show SGLang only what `plan` chose, in its order, and as many tokens as it gave.
+
+    A prompt in the middle of its chunks goes first, chosen or not: SGLang can hold only one such prompt.
+
+    :param mixed_with: running requests, which a mixed step counts as tokens of its chunk.
+    """
+    queue: Sequence[Any] = scheduler.waiting_queue
+    by_id = {request.rid: request for request in queue}
+    chosen = [by_id[name] for name, tokens in plan.prefill_tokens.items() if tokens > 0 and name in by_id]
+    size = scheduler.chunked_prefill_size
+    budget = sum(plan.prefill_tokens.values()) + (mixed_with if scheduler.is_mixed_chunk else 0)
+    scheduler.waiting_queue = chosen
+    scheduler.chunked_prefill_size = None if size is None else min(size, budget)
+    try:
+        yield
+    finally:
+        scheduler.chunked_prefill_size = size
+        left = scheduler.waiting_queue
+        started = {id(request) for request in chosen} - {id(request) for request in left}
+        known = {id(request) for request in queue}
+        new = [request for request in left if id(request) not in known]
+        scheduler.waiting_queue = [request for request in queue if id(request) not in started] + new
+
+
+def launched(batch: Any, now_s: float) -> Launched | None:
+    """Return what `batch` runs; None when it is neither prefill nor decode."""
+    if batch.forward_mode.is_decode():
+        return Launched(_decodes(batch.reqs, ()), BatchPlan({}), now_s)
+    if not batch.forward_mode.is_extend():
+        return None
+    decoding = batch.decoding_reqs or []
+    prompts = batch.reqs[: len(batch.reqs) - len(decoding)]
+    chunks = list(zip(prompts, batch.extend_lens, batch.prefix_lens, strict=False))
+    waiting = tuple(
+        QueuedPrefill(Request(request.rid, now_s, done + tokens), tokens, now_s, done)
+        for request, tokens, done in chunks
+    )
+    plan = BatchPlan({request.rid: tokens for request, tokens, _ in chunks})
+    return Launched(_decodes(decoding, waiting), plan, now_s)
+
+
+def _decodes(requests: Sequence[Any], waiting: tuple[QueuedPrefill, ...]) -> BatchView:
+    return BatchView(waiting, len(requests), sum(request.seqlen for request in requests))

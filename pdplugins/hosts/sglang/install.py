@@ -1,0 +1,52 @@
+"""Hooks the features that a config asks for into one process of SGLang."""
+
+from __future__ import annotations
+
+import logging
+
+from pdplugins.assembly import build_deployment
+from pdplugins.config import Config, find, load
+from pdplugins.errors import PdpluginsError
+from pdplugins.hosts.sglang import nixl
+from pdplugins.hosts.sglang.batching import BatchHooks
+from pdplugins.hosts.sglang.dual import DualRole
+from pdplugins.hosts.sglang.guard import Guard, Hook, broken_seams, chained
+from pdplugins.hosts.sglang.policy import scheduler_factory
+
+log = logging.getLogger(__name__)
+
+
+def install(name: str) -> None:
+    """Install what the config called `name` asks for. Raises SystemExit when it is no config, or `strict` refuses."""
+    try:
+        config = load(find(name))
+    except PdpluginsError as error:
+        raise SystemExit(f"pdplugins: PDPLUGINS_CONFIG: {error}") from None
+    features = wanted(config)
+    if not features:
+        log.info("pdplugins: config %s asks for nothing of SGLang", name)
+        return
+    guard = Guard(features, strict=config.sglang.strict)
+    try:
+        if broken := broken_seams():
+            guard.refuse("; ".join(broken))
+            return
+        hooks: dict[str, Hook] = {}
+        if config.batch_scheduler is not None:
+            hooks = BatchHooks(scheduler_factory(config, build_deployment(config))).hooks()
+        if config.sglang.dual_role:
+            nixl.pause_between_polls(config.sglang.nixl_poll_us)
+            hooks = chained(DualRole(config.sglang, guard).hooks(), hooks)
+        guard.install(hooks)
+    except PdpluginsError as error:
+        guard.refuse(str(error))
+    except Exception as error:  # the hook registry would only log it, and serve
+        log.exception("pdplugins: cannot install")
+        guard.refuse(f"{type(error).__name__}: {error}")
+
+
+def wanted(config: Config) -> list[str]:
+    """Return the names of the features that `config` switches on."""
+    scheduler = config.batch_scheduler
+    names = {"dual_role": config.sglang.dual_role, f"batch_scheduler {scheduler and scheduler.name}": scheduler}
+    return [name for name, on in names.items() if on]

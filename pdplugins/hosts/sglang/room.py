@@ -1,0 +1,53 @@
+"""Room for prefill in a KV cache that the decode role would fill.
+
+A decode server reserves room for a request before its prefill starts elsewhere. Two servers that fill themselves with
+such reservations wait for each other's prefill, which finds no room: a deadlock that stock SGLang, with one role for
+each server, cannot have. So reservations leave room and a request slot for prefill.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pdplugins.hosts.sglang.roles import EngineRole
+from pdplugins.hosts.sglang.scope import Scopes
+
+
+class PrefillReserve:
+    """Keeps a share of the KV cache and of the request slots away from reservations of the decode role."""
+
+    def __init__(self, share: float) -> None:
+        self._share = share
+
+    def left(self, budget: int, queue: Any, scopes: Scopes) -> int:
+        """Return what is left of `budget` tokens for the decode role, whose queue of reservations is `queue`.
+
+        While it holds nothing, nothing is kept from it: a request may need the whole cache.
+        """
+        scheduler = queue.scheduler
+        decode_waits = scopes.peek(EngineRole.DECODE, "waiting_queue")
+        if not (queue.transfer_queue.queue or decode_waits or scheduler.running_batch.reqs):
+            return budget - _rest_of(scheduler.chunked_req)
+        slots = queue.req_to_token_pool
+        if slots.available_size() <= max(int(self._share * slots.size), 1):
+            return min(budget, 0)
+        return budget - max(
+            int(self._share * queue.max_total_num_tokens),
+            _rest_of(scheduler.chunked_req),
+            _longest(scopes),
+        )
+
+
+def _rest_of(chunked: Any | None) -> int:
+    """Tokens that a prompt in the middle of its chunks still needs."""
+    return 0 if chunked is None else max(chunked.seqlen - len(chunked.prefix_indices), 0)
+
+
+def _longest(scopes: Scopes) -> int:
+    """Tokens of the longest prompt that waits for prefill here."""
+    queues = (
+        scopes.peek(EngineRole.LOCAL, "waiting_queue"),
+        scopes.peek(EngineRole.PREFILL, "waiting_queue"),
+        scopes.peek(EngineRole.PREFILL, "disagg_prefill_bootstrap_queue").queue,
+    )
+    return max((request.seqlen for queue in queues for request in queue), default=0)

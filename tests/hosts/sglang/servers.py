@@ -1,0 +1,170 @@
+"""Starts and stops real SGLang servers on a CPU, and speaks to them."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+START_S = 300.0
+FLAGS = [
+    "--device",
+    "cpu",
+    "--load-format",
+    "safetensors",
+    "--attention-backend",
+    "torch_native",
+    "--sampling-backend",
+    "pytorch",
+    "--grammar-backend",
+    "none",
+    "--dtype",
+    "float32",
+    "--max-running-requests",
+    "32",
+    "--chunked-prefill-size",
+    "256",
+    "--host",
+    "127.0.0.1",
+    "--skip-server-warmup",
+    "--sleep-on-idle",
+]
+DUAL = [
+    "--disaggregation-mode",
+    "decode",
+    "--disaggregation-transfer-backend",
+    "nixl",
+    "--disaggregation-decode-enable-radix-cache",
+]
+
+
+def trees() -> list[Path]:
+    """Folders that each hold one version of SGLang: `make test-sglang` puts them into the environment."""
+    names = os.environ.get("PDPLUGINS_SGLANG_TREES", "")
+    return [Path(name) for name in names.split(os.pathsep) if name]
+
+
+def version_of(tree: Path) -> str:
+    return next(tree.glob("sglang-*.dist-info")).name.removeprefix("sglang-").removesuffix(".dist-info")
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@dataclass
+class Server:
+    """One SGLang server."""
+
+    tree: Path
+    model: Path
+    log: Path
+    options: Sequence[str] = ()
+    config: Path | None = None
+    env: Mapping[str, str] = field(default_factory=dict)
+    tokens: int = 16384
+
+    def __post_init__(self) -> None:
+        self.port = free_port()
+        self.bootstrap_port = free_port()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def start(self) -> Server:
+        """Start it; `wait` tells when it serves."""
+        options = [*FLAGS, "--model-path", str(self.model), "--port", str(self.port)]
+        options += ["--max-total-tokens", str(self.tokens), *self.options]
+        if "--disaggregation-mode" in options:
+            options += ["--disaggregation-bootstrap-port", str(self.bootstrap_port)]
+            if version_of(self.tree) != "0.5.16":  # its default registers host memory with CUDA
+                options += ["--disaggregation-decode-retraction-backup", "cpu_tensor"]
+        env = {name: value for name, value in os.environ.items() if not name.startswith(("PDPLUGINS", "SGLANG"))}
+        env |= {
+            "PYTHONPATH": f"{HERE / 'stubs'}{os.pathsep}{self.tree}",
+            "SGLANG_USE_CPU_ENGINE": "1",
+            "SGLANG_CPU_OMP_THREADS_BIND": "0",
+            "OMP_NUM_THREADS": "1",
+            "HF_HUB_OFFLINE": "1",
+            "TOKENIZERS_PARALLELISM": "false",
+            # With overlap scheduling, SGLang's early send makes a CUDA event.
+            "SGLANG_DISAGG_PREFILL_EARLY_SEND_CACHED_PREFIX": "0",
+        }
+        if self.config is not None:
+            env["PDPLUGINS_CONFIG"] = str(self.config)
+        self.log.parent.mkdir(parents=True, exist_ok=True)
+        with self.log.open("w") as out:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "sglang.launch_server", *options],
+                env=env | dict(self.env),
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        return self
+
+    def wait(self) -> Server:
+        """Return once it serves; raise with the end of its log when it does not."""
+        deadline = time.monotonic() + START_S
+        while time.monotonic() < deadline:
+            if self.process.poll() is not None:
+                raise RuntimeError(f"server ended with {self.process.returncode}:\n{self.tail()}")
+            with contextlib.suppress(OSError):
+                get(self.url + "/v1/models")
+                return self
+            time.sleep(0.5)
+        raise TimeoutError(f"no server after {START_S:.0f} s:\n{self.tail()}")
+
+    def tail(self, lines: int = 40) -> str:
+        return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])
+
+    def stop(self) -> None:
+        """Stop it and what it started: its own session, which is a process group of its own."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGTERM)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.process.wait(5)
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait(10)
+
+    def __enter__(self) -> Server:
+        return self.start()
+
+    def __exit__(self, *error: object) -> None:
+        self.stop()
+
+
+def get(url: str) -> Any:
+    with urllib.request.urlopen(url, timeout=5) as answer:  # noqa: S310 - our own server
+        body = answer.read()
+        return json.loads(body) if body.strip() else None
+
+
+@contextlib.contextmanager
+def running(*servers: Server) -> Iterator[None]:
+    """Start all, wait for all, stop all."""
+    with contextlib.ExitStack() as stack:
+        for server in servers:
+            stack.enter_context(server)
+        for server in servers:
+            server.wait()
+        yield
+
+
+def room() -> int:
+    return random.getrandbits(62)

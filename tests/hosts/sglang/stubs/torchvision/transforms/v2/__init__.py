@@ -1,0 +1,3 @@
+from torchvision.transforms import InterpolationMode  # noqa: F401
+
+from . import functional  # noqa: F401
