@@ -112,17 +112,17 @@ SLO_S = 0.100
 OVERLOAD = 1.2
 REQUESTS = 800
 _JITTER = (
-    "the paper's engine has decode steps above its median of which the kernels know nothing: it takes in KV caches "
-    "between steps, and its scheduler is Python"
+    "steps above the median that no kernel explains, and the paper does not: receiving KV caches between steps and a "
+    "scheduler in Python are likely, and neither is modelled"
 )
 _NOTES = {
     (8192, 32, "disaggregated", "p99_tbt_ms"): _JITTER,
     (2048, 512, "disaggregated", "p99_tbt_ms"): _JITTER,
     (219, 1467, "disaggregated", "p99_tbt_ms"): _JITTER,
-    (219, 1467, "co-located", "p99_tbt_ms"): "prompts of 219 tokens reach the engine one by one here; 163 ms are "
-    "steps with about four of them, so arrivals there came in bursts",
-    (8192, 32, "co-located", "attainment_percent"): "one step in 80 against one in 60 has no chunk in it; how far "
-    "beyond saturation the paper's rate was decides, and it does not say",
+    (219, 1467, "co-located", "p99_tbt_ms"): "prompts of 219 tokens reach an engine one by one here; 163 ms is a step "
+    "with about four of them, so they came in bursts there",
+    (8192, 32, "co-located", "attainment_percent"): "0.4 of a hundred tokens: how far beyond saturation the rate was "
+    "decides, and the paper does not say",
 }
 
 
