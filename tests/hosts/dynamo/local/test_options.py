@@ -124,4 +124,6 @@ def test_what_this_host_does_not_drive_is_said(tmp_path: Path) -> None:
     path.write_text("planner: dopd\nrouter: least-loaded\n")
     (line,) = not_driven(pick_config(None, str(path), None, None, 2.0))
     assert line == "router least-loaded: not driven by the local launcher yet; Dynamo's own is used"
-    assert not_driven(pick_config("dopd", None, None, None, 2.0)) == []
+    path.write_text("planner: dopd\n")
+    assert not_driven(pick_config(None, str(path), None, None, 2.0)) == []
+    assert len(not_driven(pick_config("dopd", None, None, None, 2.0))) == 2, "its router and its batch scheduler"
