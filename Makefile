@@ -45,7 +45,7 @@ bench-dopd: setup  ## The published experiments of DOPD (five minutes)
 	for script in figure6 figures7_8 figures9_10; do PYTHONPATH=benchmarks $(BIN)/python benchmarks/dopd/$$script.py || exit 1; done
 
 bench-dynaserve: setup  ## The published experiments of DynaServe (ten minutes)
-	for script in table1 figure5 figure8 figure9 table2 table4 figure11 chunked_kv static_ratio; do PYTHONPATH=benchmarks $(BIN)/python benchmarks/dynaserve/$$script.py || exit 1; done
+	for script in table1 figure5 figure8 figure9 table2 table4 figure11 chunked_kv static_ratio slower_prefill; do PYTHONPATH=benchmarks $(BIN)/python benchmarks/dynaserve/$$script.py || exit 1; done
 
 bench-rapid: setup  ## The published experiments of RAPID (five minutes)
 	for script in figure5 figure7 figures8_9; do PYTHONPATH=benchmarks $(BIN)/python benchmarks/rapid/$$script.py || exit 1; done
