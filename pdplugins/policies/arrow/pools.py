@@ -77,13 +77,13 @@ class DecodeLoad:
 
     def count(self, instance: Instance) -> None:
         """Count `instance` as it is now, in the place of what was counted of it before."""
-        self.drop(instance)
         limits, interval_s = instance.limits, instance.interval_s
         told = 0.0 if interval_s is None else 1.0
-        instance.counted = (
-            instance.decodes, instance.running_tokens, limits.requests, limits.tokens, interval_s or 0.0, told
-        )  # fmt: skip
-        self._add(1.0, *instance.counted)
+        counted = instance.decodes, instance.running_tokens, limits.requests, limits.tokens, interval_s or 0.0, told
+        if counted != instance.counted:
+            self.drop(instance)
+            instance.counted = counted
+            self._add(1.0, *counted)
 
     def drop(self, instance: Instance) -> None:
         """Count `instance` no more."""
