@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import gcd, inf
+from math import gcd, inf, isnan
 
 from pdplugins.errors import ConfigError
 from pdplugins.policies.ampd.config import AmpdRouterSettings
@@ -21,7 +21,10 @@ class Pool:
 
     def __init__(self, workers: Sequence[WorkerView]) -> None:
         self._workers = workers
-        self._least_tokens = min((worker.kv_capacity_tokens for worker in workers), default=0)
+        capacities = [worker.kv_capacity_tokens for worker in workers]
+        self._least_tokens = min(capacities, default=0)
+        self.alike = len(set(capacities)) <= 1
+        """Whether all have the same KV capacity."""
 
     def holding(self, tokens: int) -> Sequence[WorkerView]:
         """Return the workers whose KV cache can hold `tokens`; all of them where none can."""
@@ -103,7 +106,9 @@ class AmpdRouter:
     def _bind(self, request: Request) -> WorkerView:
         """Choose the decode worker with the least memory in use, in turn among equals (§3, step 1)."""
         pool = self._decode.holding(request.prompt_tokens)
-        used = [_memory_use(worker) for worker in pool]
+        used = _tokens(pool)
+        if not self._decode.alike:
+            used = [tokens / max(worker.kv_capacity_tokens, 1) for tokens, worker in zip(used, pool, strict=True)]
         least = min(used)
         equals = [worker for worker, its in zip(pool, used, strict=True) if its == least]
         return equals[0] if len(equals) == 1 else equals[self._dice() % len(equals)]
@@ -174,8 +179,7 @@ class AmpdRouter:
         best, best_s = None, inf
         for tp, group in self._groups:
             pool = group.holding(prompt)
-            loads = [worker.load for worker in pool]
-            waiting = [t if (t := load.queued_tokens + load.running_tokens) < inf else inf for load in loads]
+            waiting = _tokens(pool)
             worker = pool[waiting.index(min(waiting))]
             total_s = costs.prefill_s(history, new, tp) + kv_s + costs.queue_s(worker, tp)
             if total_s < best_s or best is None:
@@ -209,6 +213,8 @@ class AmpdRouter:
         return z ^ (z >> 31)
 
 
-def _memory_use(worker: WorkerView) -> float:
-    load = worker.load
-    return known(load.running_tokens + load.queued_tokens) / max(worker.kv_capacity_tokens, 1)
+def _tokens(pool: Sequence[WorkerView]) -> list[float]:
+    """Return the tokens that each worker has, waiting or running: of prompts (prefill), or in its KV cache (decode)."""
+    # Thousands of workers are looked at for each request, so the loop is bare; NaN, which is rare, is looked for last.
+    tokens = [(load := worker.load).queued_tokens + load.running_tokens for worker in pool]
+    return [known(one) for one in tokens] if isnan(sum(tokens)) else tokens
