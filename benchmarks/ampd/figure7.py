@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from time import perf_counter
+from time import perf_counter, process_time
 
 from common import AMPD, PAPER, TABLE_2, config, most_sessions_per_s, trace
 from common import GPUS as SERVERS
@@ -21,7 +21,7 @@ def main() -> None:
     for gpus in GPUS:
         rate = LOAD * most_sessions_per_s(MODEL, NAME) * gpus / SERVERS[NAME]
         requests = trace(NAME, rate, 5000)
-        began = perf_counter()
+        began, worked = perf_counter(), process_time()
         planned = plan_deployment(base, requests, gpus, top=1)
         best = planned.judged[0]
         rows.append(
@@ -31,6 +31,7 @@ def main() -> None:
                 "coefficients, s": round(planned.coefficients_s, 2),
                 "program, s": round(planned.solve_s / len(planned.judged), 3),
                 "all, s": round(perf_counter() - began, 1),
+                "all, CPU s": round(process_time() - worked, 1),
                 "plan": str(best.plan),
                 "attainment": round(best.attainment, 3),
             }
@@ -38,12 +39,12 @@ def main() -> None:
     xs = [row["GPUs"] for row in rows]
     draw(
         PAPER, "figure7",
-        {"all": (xs, [row["all, s"] for row in rows]), "one program": (xs, [row["program, s"] for row in rows])},
+        {"all, CPU": (xs, [row["all, CPU s"] for row in rows]), "program": (xs, [row["program, s"] for row in rows])},
         x="GPUs", y="seconds", logx=True,
     )  # fmt: skip
     publish(
         PAPER, "figure7", rows,
-        title="Figure 7: time of planning (wall seconds on two shared cores: measured)",
+        title="Figure 7: time of planning (measured: wall and CPU seconds on two shared cores)",
         published="about a minute for 256 GPUs with SCIP.",
         notes=(
             "`program` is one MILP (HiGHS), in the mean over the four plans that are then simulated whole; "
