@@ -17,7 +17,7 @@ class DynaServeBatchScheduler:
     """Keeps each step of one instance within the TBT SLO."""
 
     def __init__(self, settings: DynaServeBatchSettings, deployment: Deployment) -> None:
-        self._slo_s = settings.tbt_slo_s or deployment.slo.tpot_s
+        self._slo_s = (settings.tbt_slo_s or deployment.slo.tpot_s) * (1 - settings.headroom)
         self._most = settings.step_tokens
         self._alone = min(settings.prefill_only_tokens, settings.step_tokens)
         self._table = ProfileTable(StepModel(deployment), settings.learning_rate)

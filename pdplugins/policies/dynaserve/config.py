@@ -36,6 +36,9 @@ class DynaServeBatchSettings(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     tbt_slo_s: float | None = Field(None, gt=0, description="S: longest step; slo.tpot_s when not given")
+    headroom: float = Field(
+        0.01, ge=0, lt=1, description="share of it that a step leaves, for what the profile table does not know"
+    )
     step_tokens: int = Field(8192, ge=1, description="most prompt tokens of one step, whatever the SLO allows")
     prefill_only_tokens: int = Field(
         2048, ge=1, description="prompt tokens of a step in which nothing decodes: it breaks nobody's SLO"

@@ -73,7 +73,7 @@ def test_what_is_left_of_the_slo_is_used(waiting: list[tuple[int, int]], decodes
     """A queue without history and a step with room: another 32 tokens would break the SLO, or nothing waits."""
     model = Model()
     seen = view(*(queued(str(i), tokens) for i, (tokens, _) in enumerate(waiting)), decodes=decodes, context=context)
-    tokens = dict(scheduler(deployment_of(model)).next_batch(seen, 0.0).prefill_tokens)
+    tokens = dict(scheduler(deployment_of(model), headroom=0).next_batch(seen, 0.0).prefill_tokens)
     if sum(tokens.values()) == sum(q.remaining_tokens for q in seen.queue):
         return
     tokens["0"] = tokens.get("0", 0) + 32
@@ -131,7 +131,7 @@ def test_the_table_learns_how_fast_this_gpu_is(deployment: Deployment, slower: f
         plan = batches.next_batch(seen, 0.0)
         took = slower * whole_step_s(model, plan, seen)
         batches.on_step(seen, plan, took)
-    assert took == pytest.approx(0.1, rel=0.03)
+    assert took == pytest.approx(0.099, rel=0.02)
 
 
 @pytest.mark.parametrize("took", [math.nan, math.inf, 0.0, -1.0, 1e6])
