@@ -105,15 +105,17 @@ def shape(prompt: int, output: int) -> dict[str, Any]:
     return {"isl_tokens": prompt, "osl_tokens": output}
 
 
-def sustained_rate(settings: Config, lengths: Mapping[str, Any], *, high: float = 4.0, steps: int = 6) -> float:
+def sustained_rate(
+    settings: Config, lengths: Mapping[str, Any], *, high: float = 4.0, steps: int = 6, duration_s: float = DURATION_S
+) -> float:
     """Return the serving capacity: the highest request rate that is sustained.
 
-    That is: P99 of TBT within the SLO, and the median wait for prefill within DELAY_S, over DURATION_S of traffic.
+    That is: P99 of TBT within the SLO, and the median wait for prefill within DELAY_S, over `duration_s` of traffic.
     """
     deployment = build_deployment(parse(settings))
 
     def sustained(rate: float) -> float:
-        result, outcome = run(settings, traffic(lengths, rate))
+        result, outcome = run(settings, traffic(lengths, rate, duration_s))
         tbt_s = result.metrics.tbt_s.p99
         waits = [
             record.ttft_s - deployment.perf.prefill_s(record.isl_tokens, deployment.prefill_tp)

@@ -101,12 +101,12 @@ def main() -> None:
 
 NOTES = (
     "closed-loop clients that fill both KV caches; splits of the sweep go from worker p0 to d0, as in the paper, and a "
-    "request waits for room on d0 (`no_room: wait`), or it would not be split where it should; DynaServe's batch "
+    "request waits for room on d0 (`no_room: wait`), or it would be cut elsewhere than it should; DynaServe's batch "
     "scheduler runs in both workers",
-    "`roles` under the same rules; `any` lets either worker be the first, and a request decode on where it is while the "
-    "other one has no room",
+    "`roles` under the same rules; `any` lets either worker be the first, and a request decode on where it is while "
+    "the other one has no room",
     "where the optimum lies depends on what a prompt token costs next to a decoded one: the paper's prefill is slower "
-    "than our modelled A100's (Table 1: 0.83 requests/s of 8192 tokens, here 1.02), which moves its optimum to the left",
+    "than our modelled A100's (Table 1: 0.83 requests/s of 8192 tokens, here 1.02), which moves it to the left",
 )
 
 if __name__ == "__main__":
