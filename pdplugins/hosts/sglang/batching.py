@@ -16,6 +16,7 @@ from typing import Any
 from pdplugins.hosts.sglang.dual import SCHEDULER, no_prefill
 from pdplugins.hosts.sglang.guard import Hook
 from pdplugins.hosts.sglang.policy import SafeScheduler
+from pdplugins.hosts.sglang.prompts import done_tokens
 from pdplugins.types import BatchPlan, BatchScheduler, BatchView, QueuedPrefill, Request
 
 
@@ -96,17 +97,17 @@ class BatchHooks:
 def view_of(scheduler: Any, running_batch: Any) -> BatchView:
     """Return what a batch scheduler sees of the engine, the prompt in the middle of its chunks first."""
     chunked = scheduler.chunked_req
-    started = () if chunked is None else (queued(chunked, len(chunked.prefix_indices)),)
+    started = () if chunked is None else (queued(chunked, done_tokens(chunked)),)
     waiting = (queued(request, request.num_matched_prefix_tokens) for request in scheduler.waiting_queue)
     running = running_batch.reqs
     return BatchView((*started, *waiting), len(running), sum(request.seqlen for request in running))
 
 
-def queued(request: Any, done_tokens: int) -> QueuedPrefill:
-    """Return a request of SGLang as one that waits for prefill, `done_tokens` of it being in the KV cache."""
+def queued(request: Any, done: int) -> QueuedPrefill:
+    """Return a request of SGLang as one that waits for prefill, `done` tokens of it being in the KV cache."""
     queued_s = request.time_stats.wait_queue_entry_time
-    remaining = max(request.seqlen - done_tokens, 1)
-    return QueuedPrefill(Request(request.rid, queued_s, request.seqlen), remaining, queued_s, done_tokens)
+    remaining = max(request.seqlen - done, 1)
+    return QueuedPrefill(Request(request.rid, queued_s, request.seqlen), remaining, queued_s, done)
 
 
 @contextmanager

@@ -124,8 +124,7 @@ class DualRole:
         if self._scopes is None:
             original(scheduler, request)
             return
-        for _ in self._scopes.each():
-            original(scheduler, request)
+        self._scopes.for_each(lambda: original(scheduler, request))
 
     def pause(self, original: Callable[..., Any], scheduler: Any, request: Any) -> Any:
         """Pause in place: SGLang retracts requests of a decode server to the server that prefilled them."""
@@ -238,7 +237,7 @@ class DualRole:
         """Tell whether no role has work."""
         if self._scopes is None:
             return bool(original(scheduler, *more, **keywords))
-        return all(original(scheduler, *more, **keywords) for _ in self._scopes.each())
+        return all(self._scopes.for_each(lambda: original(scheduler, *more, **keywords)))
 
     def loads(self, original: Callable[..., Any], inquirer: Any) -> Any:
         """Report the queues of every role."""
@@ -251,7 +250,7 @@ class DualRole:
         """Look for requests of every role that have waited or run for too long."""
         if self._scopes is None:
             return list(original(scheduler))
-        aborts = {abort.rid: abort for _ in self._scopes.each() for abort in original(scheduler)}
+        aborts = {abort.rid: abort for found in self._scopes.for_each(lambda: original(scheduler)) for abort in found}
         return list(aborts.values())
 
     def decode_budget(self, original: Callable[..., Any], queue: Any, *more: Any, **keywords: Any) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from pdplugins.hosts.sglang.prompts import rest_tokens
 from pdplugins.hosts.sglang.roles import EngineRole
 from pdplugins.hosts.sglang.scope import Scopes
 
@@ -16,8 +17,7 @@ def add_roles(snapshot: Any, scopes: Scopes, chunked: Any | None) -> None:
     sending = scopes.peek(EngineRole.PREFILL, "disagg_prefill_inflight_queue")
     waiting = [*local, *ready, *meeting]
     uncached = sum(max(request.seqlen - request.num_matched_prefix_tokens, 0) for request in waiting)
-    if chunked is not None:
-        uncached += max(chunked.seqlen - len(chunked.prefix_indices), 0)
+    uncached += rest_tokens(chunked)
     snapshot.num_waiting_reqs += len(waiting)
     snapshot.num_waiting_uncached_tokens += uncached
     snapshot.num_total_tokens += sum(request.seqlen for request in waiting)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from pdplugins.hosts.sglang.prompts import rest_tokens
 from pdplugins.hosts.sglang.roles import EngineRole
 from pdplugins.hosts.sglang.scope import Scopes
 
@@ -27,20 +28,15 @@ class PrefillReserve:
         scheduler = queue.scheduler
         decode_waits = scopes.peek(EngineRole.DECODE, "waiting_queue")
         if not (queue.transfer_queue.queue or decode_waits or scheduler.running_batch.reqs):
-            return budget - _rest_of(scheduler.chunked_req)
+            return budget - rest_tokens(scheduler.chunked_req)
         slots = queue.req_to_token_pool
         if slots.available_size() <= max(int(self._share * slots.size), 1):
             return min(budget, 0)
         return budget - max(
             int(self._share * queue.max_total_num_tokens),
-            _rest_of(scheduler.chunked_req),
+            rest_tokens(scheduler.chunked_req),
             _longest(scopes),
         )
-
-
-def _rest_of(chunked: Any | None) -> int:
-    """Tokens that a prompt in the middle of its chunks still needs."""
-    return 0 if chunked is None else max(chunked.seqlen - len(chunked.prefix_indices), 0)
 
 
 def _longest(scopes: Scopes) -> int:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 from pdplugins.hosts.sglang.roles import EngineRole
+
+T = TypeVar("T")
 
 
 class Scopes:
@@ -32,11 +34,13 @@ class Scopes:
         finally:
             self._switch(before)
 
-    def each(self) -> Iterator[EngineRole]:
-        """Bind the attributes of each role in turn."""
+    def for_each(self, call: Callable[[], T]) -> list[T]:
+        """Return what `call` says with the attributes of each role bound in turn."""
+        said = []
         for role in EngineRole:
             with self.enter(role):
-                yield role
+                said.append(call())
+        return said
 
     def peek(self, role: EngineRole, name: str) -> Any:
         """Return an attribute of `role` without binding it."""
