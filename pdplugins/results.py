@@ -92,7 +92,9 @@ class Metrics(_Model):
     goodput_tokens_per_s: float = Field(description="output tokens per second of requests inside both SLOs")
     goodput_requests_per_s: float = Field(description="requests per second inside both SLOs")
     gpu_hours: float = Field(description="GPU-hours held by workers, from their start to their end")
-    energy_j: float | None = Field(None, description="joules that all GPUs drew; null where nothing says what they draw")
+    energy_j: float | None = Field(
+        None, description="joules that all GPUs drew; null where nothing says what they draw"
+    )
     mean_w: float | None = Field(None, description="watts that all GPUs drew together, on the average of the run")
 
 
@@ -174,18 +176,22 @@ def summarise(
 
 
 def commit() -> str:
-    """Return the commit of the checkout this package runs from (with ``-dirty``), or its version when installed."""
+    """Return the commit of the checkout this package runs from, or its version when it is installed.
+
+    ``-dirty`` says that the code or its data differ from that commit; results and pages that a run writes do not count.
+    """
     from pdplugins import __version__  # noqa: PLC0415 - the package may be half imported when this module is
 
     try:
-        done = subprocess.run(
-            ["git", "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"],
-            cwd=Path(__file__).parent,
-            capture_output=True,
-            text=True,
-            check=True,
-            timeout=10,
-        )
+        name = _git("rev-parse", "--short=12", "HEAD").stdout.strip()
+        changed = _git("diff", "--quiet", "HEAD", "--", ":/", ":(top,exclude)benchmarks/results", ":(top,exclude)*.md")
     except (OSError, subprocess.SubprocessError):
         return f"pdplugins {__version__}"
-    return done.stdout.strip()
+    if not name:
+        return f"pdplugins {__version__}"
+    return f"{name}-dirty" if changed.returncode else name
+
+
+def _git(*arguments: str) -> subprocess.CompletedProcess[str]:
+    folder = Path(__file__).parent
+    return subprocess.run(["git", *arguments], cwd=folder, capture_output=True, text=True, check=False, timeout=10)
