@@ -52,12 +52,9 @@ class Loop:
         return PlannerView(seconds(now), window.close(now, window_s), fleet.pool(Role.PREFILL), fleet.pool(Role.DECODE))
 
     def _note(self, reason: str) -> None:
-        pools = [
-            len(self._fleet.of(role, Life.READY, Life.STARTING, Life.FLIPPING)) for role in (Role.PREFILL, Role.DECODE)
-        ]
-        self.changes.append(
-            Scaling(at_s=seconds(self._dispatcher.events.now), prefill=pools[0], decode=pools[1], reason=reason)
-        )
+        fleet, at_s = self._fleet, seconds(self._dispatcher.events.now)
+        prefill, decode = fleet.coming(Role.PREFILL), fleet.coming(Role.DECODE)
+        self.changes.append(Scaling(at_s=at_s, prefill=prefill, decode=decode, reason=reason))
 
     def _move_role(self, worker: Worker, role: Role, how: str) -> None:
         if how == "label":
@@ -85,7 +82,7 @@ class PlannerLoop(Loop):
         plan = self._planner.plan(view)
         self._clock.add("planner", perf_counter_ns() - began)
         more = {
-            role: wanted - len(fleet.of(role, Life.READY, Life.STARTING, Life.FLIPPING))
+            role: wanted - fleet.coming(role)
             for role, wanted in ((Role.PREFILL, plan.prefill), (Role.DECODE, plan.decode))
         }
         if any(more.values()):
@@ -94,6 +91,8 @@ class PlannerLoop(Loop):
 
     def _follow(self, more: dict[Role, int]) -> None:
         for role, other in ((Role.PREFILL, Role.DECODE), (Role.DECODE, Role.PREFILL)):
+            while more[role] < 0 and self._fleet.forgo(role):
+                more[role] += 1
             while more[role] < 0:
                 worker = self._least_needed(role)
                 if more[other] > 0 and self._may_flip(worker, other):
@@ -104,7 +103,7 @@ class PlannerLoop(Loop):
                 more[role] += 1
         for role, count in more.items():
             for _ in range(count):
-                self._fleet.start(role)
+                self._fleet.want(role)
 
     def _may_flip(self, worker: Worker, role: Role) -> bool:
         return worker.life is Life.READY and worker.hardware.tp == self._fleet.tp(role)

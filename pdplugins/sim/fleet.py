@@ -66,6 +66,7 @@ class Worker:
 class Fleet:
     """All workers of one simulation.
 
+    :param gpu_budget: GPUs that workers may hold together, draining ones included.
     :param timing: seconds to start a worker, and to change the role of a drained one.
     :param block_tokens: tokens of one prefix block.
     :param build: makes the engine of a worker.
@@ -75,6 +76,7 @@ class Fleet:
         self,
         events: Events,
         hardware: dict[Role, Hardware],
+        gpu_budget: int,
         timing: tuple[float, float],
         block_tokens: int,
         build: Callable[[LiveView, StepTimes, KvCache, Port], Any],
@@ -82,6 +84,7 @@ class Fleet:
         startup_s, flip_s = timing
         self._events = events
         self._hardware = hardware
+        self._gpu_budget = gpu_budget
         self._startup = ticks(startup_s)
         self._flip = ticks(flip_s)
         self._block_tokens = block_tokens
@@ -92,6 +95,8 @@ class Fleet:
         self._named = dict.fromkeys(Role, 0)
         self._free_gpus: list[int] = []
         self._gpus = 0
+        self._waiting: list[Role] = []
+        """Workers that are wanted and wait for GPUs, in the order in which they were wanted."""
         self.workers: dict[str, Worker] = {}
         """Those that are not gone, by name."""
         self.gone: list[Worker] = []
@@ -100,8 +105,26 @@ class Fleet:
         self.ready: tuple[LiveView, ...] = ()
         """The workers that take new work, as routers see them; a new tuple after every change."""
 
+    def want(self, role: Role) -> None:
+        """Start one more worker, as soon as there are GPUs for it and for those that were wanted before."""
+        self._waiting.append(role)
+        self._start_waiting()
+
+    def forgo(self, role: Role) -> bool:
+        """Want one worker less, of those that wait for GPUs. False when none does."""
+        places = [place for place, wanted in enumerate(self._waiting) if wanted is role]
+        if places:
+            del self._waiting[places[-1]]
+            self._start_waiting()
+        return bool(places)
+
+    def _start_waiting(self) -> None:
+        waiting = self._waiting
+        while waiting and self._gpus - len(self._free_gpus) + self.tp(waiting[0]) <= self._gpu_budget:
+            self.start(waiting.pop(0))
+
     def start(self, role: Role, hardware: Hardware | None = None, *, at_once: bool = False) -> Worker:
-        """Start a worker; it serves when its start-up time has passed."""
+        """Start a worker, whatever the budget; it serves when its start-up time has passed."""
         hardware = hardware or self._hardware[role]
         name = f"{role[0]}{self._named[role]}"
         self._named[role] += 1
@@ -154,12 +177,16 @@ class Fleet:
         """Return the workers of `role` in any of `lives`, oldest first. One that flips counts for its next role."""
         return [worker for worker in self.workers.values() if worker.life in lives and _role(worker) is role]
 
+    def coming(self, role: Role) -> int:
+        """Return how many workers of `role` there will be: those that serve, that start, and that wait for GPUs."""
+        return len(self.of(role, Life.READY, Life.STARTING, Life.FLIPPING)) + self._waiting.count(role)
+
     def pool(self, role: Role) -> Pool:
-        """Return what a planner sees of `role`."""
+        """Return what a planner sees of `role`. What waits for GPUs is starting: it need not be asked for again."""
         ready = self.of(role, Life.READY)
         return Pool(
             ready=len(ready),
-            starting=len(self.of(role, Life.STARTING, Life.FLIPPING)),
+            starting=self.coming(role) - len(ready),
             draining=len([w for w in self.workers.values() if w.life is Life.DRAINING and w.view.role is role]),
             loads=tuple(worker.view.load.frozen() for worker in ready),
         )
@@ -195,6 +222,7 @@ class Fleet:
         self.gone.append(worker)
         for gpu in worker.gpus:
             heappush(self._free_gpus, gpu)
+        self._start_waiting()
         self._publish()
 
     def _publish(self) -> None:

@@ -62,9 +62,13 @@ class Simulation:
             Role.PREFILL: Hardware(deployment.perf, deployment.prefill_tp, settings.kv_tokens),
             Role.DECODE: Hardware(deployment.perf, deployment.decode_tp, decode_kv),
         }
-        timing = deployment.startup_s, settings.flip_s
         self._fleet = Fleet(
-            self._events, {**own, **settings.hardware}, timing, settings.engine.block_tokens, self._build
+            self._events,
+            {**own, **settings.hardware},
+            deployment.gpu_budget,
+            (deployment.startup_s, settings.flip_s),
+            settings.engine.block_tokens,
+            self._build,
         )
         self._routing = Routing(router, deployment, self._clock, settings.predict)
         self._gaps.mortal = bool(settings.deaths)

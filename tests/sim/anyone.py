@@ -61,14 +61,15 @@ class AnyRouter:
 
 
 class AnyPlanner:
-    """Wants any pools."""
+    """Wants any pools, of up to `most` workers each."""
 
-    def __init__(self, interval_s: float) -> None:
+    def __init__(self, interval_s: float, most: int = 3) -> None:
         self.interval_s = interval_s
+        self._most = most
 
     def plan(self, view: PlannerView) -> ScalePlan:
         lots = dice(view)
-        return ScalePlan(lots.randint(1, 3), lots.randint(1, 3), "any")
+        return ScalePlan(lots.randint(1, self._most), lots.randint(1, self._most), "any")
 
 
 class AnyPower:
