@@ -143,6 +143,14 @@ def kept(outcome: Outcome) -> float:
     return float(counts[means <= LATEST_S].sum() / counts.sum())
 
 
+def gap_shares(outcome: Outcome) -> tuple[list[float], list[float]]:
+    """Return the distribution of gaps between tokens: milliseconds, and the share of gaps up to that."""
+    gaps = outcome.gaps
+    means, counts = np.asarray(gaps.means) / gaps.ticks_per_s * 1e3, np.asarray(gaps.counts)
+    at_ms = np.linspace(0, 300, 121)
+    return at_ms.tolist(), [float(counts[means <= ms].sum() / counts.sum()) for ms in at_ms]
+
+
 def requests_kept(outcome: Outcome) -> float:
     """Return the share of requests without a single gap beyond the SLO."""
     good = sum(record.largest_tbt_s is None or record.largest_tbt_s <= LATEST_S for record in outcome.records)
