@@ -1,0 +1,51 @@
+"""What the gateway does, as Prometheus metrics named ``pdplugins_gateway_…``, and the log of what went wrong."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+
+from prometheus_client import CollectorRegistry, Gauge, Histogram
+from prometheus_client import Counter as PrometheusCounter
+
+log = logging.getLogger("pdplugins.gateway")
+
+LOG_EVERY = 1000
+"""After the first one, every how manyth fault of a kind is logged."""
+BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+
+
+class GatewayMetrics:
+    """The metrics of one gateway."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        prefix = "pdplugins_gateway_"
+
+        def counter(name: str, text: str, *labels: str) -> PrometheusCounter:
+            return PrometheusCounter(prefix + name, text, labels, registry=self.registry)
+
+        self.requests = counter("requests", "Requests by how they ended", "outcome")
+        self.primitives = counter("primitives", "What placements came to: pair, push, local, head, warm", "primitive")
+        self._faults = counter("faults", "What did not go as the router or the client wanted, by kind", "kind")
+        self.ttft = Histogram(prefix + "ttft_seconds", "Time to first token", buckets=BUCKETS_S, registry=self.registry)
+        self.in_flight = Gauge(prefix + "requests_in_flight", "Requests now", registry=self.registry)
+        self.pools = Gauge(
+            prefix + "elastic_pool", "Workers in the pools of a router with its own", ["role"], registry=self.registry
+        )
+        self._load = Gauge(
+            prefix + "load", "Load by worker, as the router sees it", ["worker", "of"], registry=self.registry
+        )
+        self.faults: Counter[str] = Counter()
+
+    def fault(self, kind: str, why: object, error: Exception | None = None) -> None:
+        """Count one fault; log the first of its kind, with its traceback, and then one in a thousand."""
+        self.faults[kind] += 1
+        self._faults.labels(kind).inc()
+        if self.faults[kind] % LOG_EVERY == 1:
+            log.warning("%s (%d so far): %s", kind, self.faults[kind], why, exc_info=error)
+
+    def load(self, worker: str, values: dict[str, float]) -> None:
+        """Show the load of one worker."""
+        for name, value in values.items():
+            self._load.labels(worker, name).set(value)

@@ -1,0 +1,73 @@
+"""What SGLang's servers understand: bootstrap fields, bodies of the legs of a request, and their answers.
+
+The body of a client goes to the workers as it came; fields of the gateway are appended to its bytes. JSON lets the last
+of two equal keys win, in SGLang's parser too, so what is appended replaces what the client said.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+GENERATE = "/generate"
+TOKENIZE = "/v1/tokenize"
+ABORT = "/abort_request"
+LOADS = "/v1/loads"
+SERVER_INFO = "/server_info"
+DONE = b"data: [DONE]"
+DONE_EVENT = DONE + b"\n\n"
+EVENT_END = b"\n\n"
+EVENT_START = b"data: "
+ERROR_EVENT = b'data: {"error"'
+MAX_ROOM = 2**63 - 1
+
+
+def splice(body: bytes, fields: Mapping[str, Any]) -> bytes:
+    """Return the JSON object `body` with `fields` appended. `body` must be an object."""
+    if not fields:
+        return body
+    head = body[: body.rindex(b"}")].rstrip()
+    comma = b"" if head.endswith(b"{") else b","
+    return head + comma + dumps(fields)[1:]
+
+
+def dumps(data: Any) -> bytes:
+    """Return compact JSON."""
+    return json.dumps(data, separators=(",", ":"), ensure_ascii=False).encode()
+
+
+def bootstrap(host: str, port: int | None, room: int, batch: int | None) -> dict[str, Any]:
+    """Return the fields that tie the two legs of a disaggregated request together; lists for a batch of prompts."""
+    fields: dict[str, Any] = {"bootstrap_host": host, "bootstrap_port": port, "bootstrap_room": room}
+    if batch is None:
+        return fields
+    rooms = [(room + index) % MAX_ROOM for index in range(batch)]
+    return {"bootstrap_host": [host] * batch, "bootstrap_port": [port] * batch, "bootstrap_room": rooms}
+
+
+def prefix_body(ids: Sequence[int], rid: str, like: Mapping[str, Any]) -> bytes:
+    """Return a request that does no more than put the KV cache of `ids` into place: one token, which nobody wants.
+
+    :param like: the request that the prefix belongs to; what parts its KV cache from others is taken over.
+    """
+    fields: dict[str, Any] = {
+        "input_ids": list(ids),
+        "sampling_params": {"max_new_tokens": 1, "temperature": 0, "ignore_eos": True},
+        "rid": rid,
+    }
+    return dumps(fields | {key: like[key] for key in ("lora_path", "extra_key", "priority") if key in like})
+
+
+def events(data: bytes) -> list[bytes]:
+    """Split whole events of a stream."""
+    return [event for event in data.split(EVENT_END) if event]
+
+
+def parsed(event: bytes) -> dict[str, Any] | None:
+    """Return the object in one event of a stream, or in a whole answer; None when there is none."""
+    try:
+        data = json.loads(event.removeprefix(EVENT_START))
+    except ValueError:
+        return None
+    return data if isinstance(data, dict) else None

@@ -1,0 +1,202 @@
+"""Talks to the workers: begins an answer, reads it event by event, and lets no leg outlive its request."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Coroutine, Mapping
+from time import monotonic
+from typing import Any
+
+import aiohttp
+
+from pdplugins.hosts.sglang.gateway import protocol
+from pdplugins.hosts.sglang.gateway.errors import RefusedError, WorkerFailedError
+from pdplugins.hosts.sglang.gateway.fleet import Worker
+from pdplugins.hosts.sglang.gateway.settings import GatewaySettings
+
+ABORT_S = 5.0
+JSON = {"Content-Type": "application/json"}
+FAILURES = (aiohttp.ClientError, OSError, TimeoutError)
+
+
+class Answer:
+    """The answer of one worker, whose beginning is there."""
+
+    def __init__(self, worker: Worker, response: aiohttp.ClientResponse, first: bytes, rest: bytes) -> None:
+        self.worker = worker
+        self.response = response
+        self.stream = is_stream(response)
+        self.content_type = response.headers.get("Content-Type", "application/json")
+        self.prefill_reply = b""
+        """What the prefill worker answered, where there was another one; only of an answer that is no stream."""
+        self.ended = not self.stream
+        """Whether all of it has come."""
+        self.tokens = 0
+        self._first = first
+        self._rest = rest
+        self._last_s = monotonic()
+
+    async def piece(self) -> bytes:
+        """Return the next whole events, or the whole answer; nothing at the end.
+
+        Raises WorkerFailedError when the worker fails, or its stream ends before its end.
+        """
+        if self._first:
+            piece, self._first = self._first, b""
+        elif self.ended:
+            if self.stream:  # read to its end, a connection can be used again
+                await read(self.worker, self.response)
+            return b""
+        else:
+            piece = await self._events()
+        if self.stream:
+            self._count(piece)
+        return piece
+
+    async def _events(self) -> bytes:
+        while data := await read(self.worker, self.response):
+            data = self._rest + data
+            cut = data.rfind(protocol.EVENT_END) + len(protocol.EVENT_END)
+            if cut >= len(protocol.EVENT_END):
+                self._rest = data[cut:]
+                raise_error(self.worker, data)
+                return data[:cut]
+            self._rest = data
+        raise WorkerFailedError(self.worker.id, "the stream broke off")
+
+    def _count(self, piece: bytes) -> None:
+        """Enter the tokens of a piece in the books. Workers send one event for each token, or fewer."""
+        now_s = monotonic()
+        events = piece.count(protocol.EVENT_START)
+        if protocol.DONE in piece[-len(protocol.DONE_EVENT) :]:
+            self.ended = True
+            events -= 1
+        gap_s = (now_s - self._last_s) / max(events, 1)
+        self._last_s = now_s
+        for _ in range(events):
+            self.worker.view.load.token(gap_s, now_s)
+        self.tokens += events
+
+
+class Upstream:
+    """The connections to all workers."""
+
+    def __init__(self, session: aiohttp.ClientSession, settings: GatewaySettings) -> None:
+        self._session = session
+        self._settings = settings
+        self._background: set[asyncio.Task[None]] = set()
+
+    async def post(
+        self, worker: Worker, path: str, body: bytes, headers: Mapping[str, str], *, stream: bool
+    ) -> aiohttp.ClientResponse:
+        """Send a request and wait for the head of the answer. Raises WorkerFailedError or RefusedError."""
+        silence_s = self._settings.silence_s if stream else None
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=self._settings.connect_s, sock_read=silence_s)
+        try:
+            response = await self._session.post(
+                worker.url + path, data=body, headers={**headers, **JSON}, timeout=timeout
+            )
+        except aiohttp.ClientConnectionError as error:
+            raise WorkerFailedError(worker.id, said(error), gone=not isinstance(error, TimeoutError)) from error
+        except FAILURES as error:
+            raise WorkerFailedError(worker.id, said(error)) from error
+        if response.status >= 400:
+            await self._refused(worker, response)
+        return response
+
+    async def begin(self, worker: Worker, response: aiohttp.ClientResponse) -> Answer:
+        """Return an answer once its beginning is there: the first events, or all of it. Raises WorkerFailedError."""
+        if not is_stream(response):
+            return Answer(worker, response, await read_all(worker, response), b"")
+        data = b""
+        while (cut := data.rfind(protocol.EVENT_END)) < 0:
+            more = await read(worker, response)
+            if not more:
+                raise WorkerFailedError(worker.id, "the stream ended before the first token")
+            data += more
+        cut += len(protocol.EVENT_END)
+        raise_error(worker, data)
+        return Answer(worker, response, data[:cut], data[cut:])
+
+    async def reply(self, worker: Worker, path: str, body: bytes, headers: Mapping[str, str]) -> bytes:
+        """Send a request and return all of the answer. Raises WorkerFailedError or RefusedError."""
+        response = await self.post(worker, path, body, headers, stream=True)
+        async with response:
+            data = await read_all(worker, response)
+        raise_error(worker, data)
+        return data
+
+    async def _refused(self, worker: Worker, response: aiohttp.ClientResponse) -> None:
+        body = await read_all(worker, response)
+        if response.status >= 500:
+            raise WorkerFailedError(worker.id, f"status {response.status}: {body[:200].decode(errors='replace')}")
+        raise RefusedError(response.status, body, response.headers.get("Content-Type", "application/json"))
+
+    def drop(self, worker: Worker, rid: str, response: aiohttp.ClientResponse | None) -> None:
+        """Give up a leg: close its connection and tell the worker to stop."""
+        if response is not None:
+            response.close()
+        if worker.alive:
+            self.background(self._abort(worker, rid))
+
+    async def _abort(self, worker: Worker, rid: str) -> None:
+        with contextlib.suppress(*FAILURES):
+            async with asyncio.timeout(ABORT_S):
+                await (await self._session.post(worker.url + protocol.ABORT, json={"rid": rid})).read()
+
+    def background(self, work: Coroutine[Any, Any, None]) -> None:
+        """Do `work` aside; `settle` waits for it."""
+        task = asyncio.get_running_loop().create_task(work)
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
+
+    async def settle(self) -> None:
+        """Wait until nothing goes on aside."""
+        while self._background:
+            await asyncio.wait(self._background)
+
+    async def ask(self, worker: Worker, path: str, data: Any) -> Any:
+        """Post JSON and return the JSON that comes back. Raises WorkerFailedError or RefusedError."""
+        response = await self.post(worker, path, protocol.dumps(data), {}, stream=True)
+        answer = protocol.parsed(await read_all(worker, response))
+        if answer is None:
+            raise WorkerFailedError(worker.id, f"{path} did not answer with JSON")
+        return answer
+
+
+async def read(worker: Worker, response: aiohttp.ClientResponse) -> bytes:
+    """Return the next bytes of an answer; nothing at its end. Raises WorkerFailedError."""
+    try:
+        return await response.content.readany()
+    except FAILURES as error:
+        raise WorkerFailedError(worker.id, said(error), gone=isinstance(error, aiohttp.ClientOSError)) from error
+
+
+async def read_all(worker: Worker, response: aiohttp.ClientResponse) -> bytes:
+    """Return the whole answer. Raises WorkerFailedError."""
+    try:
+        return await response.read()
+    except FAILURES as error:
+        raise WorkerFailedError(worker.id, said(error)) from error
+
+
+def is_stream(response: aiohttp.ClientResponse) -> bool:
+    """Tell whether an answer comes event by event."""
+    return response.headers.get("Content-Type", "").startswith("text/event-stream")
+
+
+def raise_error(worker: Worker, data: bytes) -> None:
+    """Raise WorkerFailedError for an error event in `data`, unless it says that the client is wrong."""
+    at = data.find(protocol.ERROR_EVENT)
+    if at < 0:
+        return
+    error = (protocol.parsed(data[at:].split(protocol.EVENT_END)[0]) or {}).get("error")
+    code = error.get("code") if isinstance(error, dict) else None
+    if not (isinstance(code, int) and 400 <= code < 500):
+        raise WorkerFailedError(worker.id, f"error: {str(error)[:200]}")
+
+
+def said(error: BaseException) -> str:
+    """Return what an error says; many say nothing."""
+    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__

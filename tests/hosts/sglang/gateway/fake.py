@@ -1,0 +1,288 @@
+"""SGLang servers without an engine: the protocol, a model that is a hash of all tokens so far, and faults on demand.
+
+The next token depends on every token before it, so an answer is right only if each leg got the right context. A decode
+leg begins only when the prefill leg of its room has the same tokens, and the other way round, as in SGLang. Each worker
+remembers the sequences that it holds, and says how much of a prompt it found.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import zlib
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from aiohttp import web
+
+VOCABULARY = 1000
+
+
+def next_token(ids: Sequence[int]) -> int:
+    return zlib.crc32(b",".join(b"%d" % token for token in ids)) % VOCABULARY + 10
+
+
+def answer_of(ids: Sequence[int], count: int) -> list[int]:
+    """What any worker must answer to a prompt."""
+    known = list(ids)
+    for _ in range(count):
+        known.append(next_token(known))
+    return known[len(ids) :]
+
+
+def text_of(ids: Sequence[int]) -> str:
+    return "".join(f"<{token}>" for token in ids)
+
+
+def tokenize(text: str) -> list[int]:
+    return [ord(char) for char in text]
+
+
+class Rooms:
+    """Where the legs of pairs meet. What was never met, or with other tokens, is an error of the gateway."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[int, tuple[list[int], str, asyncio.Future[None]]] = {}
+        self.met = 0
+        self.mismatches: list[str] = []
+
+    async def meet(self, room: int, ids: list[int], side: str) -> None:
+        if room in self._waiting:
+            other_ids, other_side, future = self._waiting.pop(room)
+            if other_ids != ids or other_side == side:
+                self.mismatches.append(
+                    f"room {room}: {side} with {len(ids)}, {other_side} with {len(other_ids)} tokens"
+                )
+            if not future.done():
+                future.set_result(None)
+            self.met += 1
+            return
+        future = asyncio.get_running_loop().create_future()
+        self._waiting[room] = (ids, side, future)
+        try:
+            await future
+        finally:
+            self._waiting.pop(room, None)
+
+    @property
+    def alone(self) -> int:
+        return len(self._waiting)
+
+
+@dataclass
+class Faults:
+    """What goes wrong, from now on."""
+
+    status: int | None = None
+    error_event: bool = False
+    die_after_tokens: int | None = None
+    hang: bool = False
+    times: int = 1_000_000
+
+
+@dataclass
+class FakeWorker:
+    """One server. `mode`: dual, prefill, decode or unified."""
+
+    mode: str
+    rooms: Rooms
+    bootstrap_port: int
+    token_s: float = 0.0
+    incremental: bool = False
+    faults: Faults = field(default_factory=Faults)
+
+    def __post_init__(self) -> None:
+        self.held: list[list[int]] = []
+        self.seen: list[dict[str, Any]] = []
+        self.served: Counter[str] = Counter()
+        self.cached: list[int] = []
+        self.aborted: list[str] = []
+        self.running: set[str] = set()
+        self.loads: dict[str, int] = {}
+        self.polls = 0
+
+    async def start(self) -> FakeWorker:
+        app = web.Application(client_max_size=2**28)
+        app.router.add_get("/server_info", self._info)
+        app.router.add_get("/v1/loads", self._loads)
+        app.router.add_get("/v1/models", self._models)
+        app.router.add_post("/v1/tokenize", self._tokenize)
+        app.router.add_post("/abort_request", self._abort)
+        for path in ("/generate", "/v1/completions", "/v1/chat/completions"):
+            app.router.add_post(path, self._serve)
+        self.runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=0.1)
+        await self.runner.setup()
+        await web.TCPSite(self.runner, "127.0.0.1", getattr(self, "port", 0)).start()
+        self.port = self.runner.addresses[0][1]
+        return self
+
+    async def stop(self) -> None:
+        await self.runner.cleanup()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    @property
+    def id(self) -> str:
+        return f"127.0.0.1:{self.port}"
+
+    async def _info(self, request: web.Request) -> web.Response:
+        mode = {"dual": "decode", "unified": "null"}.get(self.mode, self.mode)
+        info = {"disaggregation_mode": mode, "disaggregation_bootstrap_port": self.bootstrap_port}
+        return web.json_response(info | {"incremental_streaming_output": self.incremental})
+
+    async def _loads(self, request: web.Request) -> web.Response:
+        self.polls += 1
+        if self.faults.hang:
+            await asyncio.sleep(60)
+        core = {"num_running_reqs": len(self.running), "num_waiting_reqs": 0, "num_waiting_uncached_tokens": 0}
+        return web.json_response({"loads": [core | {"max_total_num_tokens": 100_000} | self.loads]})
+
+    async def _models(self, request: web.Request) -> web.Response:
+        return web.json_response({"object": "list", "data": [{"id": "fake"}]})
+
+    async def _tokenize(self, request: web.Request) -> web.Response:
+        body = await request.json()
+        text = body["prompt"] if "prompt" in body else "".join(m["content"] for m in body["messages"])
+        return web.json_response({"tokens": tokenize(text), "count": len(text)})
+
+    async def _abort(self, request: web.Request) -> web.Response:
+        self.aborted.append((await request.json())["rid"])
+        return web.json_response({})
+
+    async def _serve(self, request: web.Request) -> web.StreamResponse:
+        body = json.loads(await request.read())
+        self.seen.append(body)
+        rid = body["rid"]
+        self.running.add(rid)
+        try:
+            return await self._answer(request, body)
+        finally:
+            self.running.discard(rid)
+
+    async def _answer(self, request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+        faults = self.faults
+        faulty = faults.times > 0 and (
+            faults.status or faults.error_event or faults.hang or faults.die_after_tokens == 0
+        )
+        if faulty:
+            faults.times -= 1
+        if faulty and faults.hang:
+            await asyncio.sleep(60)
+        if faulty and faults.status:
+            return web.json_response({"error": {"message": "asked for"}}, status=faults.status)
+        ids, count = prompt_of(request.path, body)
+        role = self._role(body)
+        if role is None:
+            return web.json_response({"error": {"message": f"{self.mode} cannot do that"}}, status=400)
+        self.served[role] += 1
+        if role != "local":
+            await self.rooms.meet(body["bootstrap_room"], ids, role)
+        cached = max((common(held, ids) for held in self.held), default=0)
+        self.cached.append(cached)
+        self.held.append(ids)
+        count = 1 if role == "prefill" else count
+        answer = answer_of(ids, count)
+        if not body.get("stream"):
+            await asyncio.sleep(self.token_s * count)
+            self.held.append(ids + answer)
+            return web.json_response(event(request.path, body, ids, answer, count, cached, role))
+        return await self._stream(request, body, ids, answer, cached, role, bool(faulty))
+
+    async def _stream(
+        self,
+        request: web.Request,
+        body: dict[str, Any],
+        ids: list[int],
+        answer: list[int],
+        cached: int,
+        role: str,
+        bad: bool,
+    ) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream; charset=utf-8"})
+        await response.prepare(request)
+        faults = self.faults
+        if bad and faults.error_event:
+            await response.write(b'data: {"error":{"message":"KV transfer failed","code":500}}\n\ndata: [DONE]\n\n')
+            return response
+        for done in range(1, len(answer) + 1):
+            if faults.die_after_tokens is not None and done > faults.die_after_tokens and faults.times > 0:
+                faults.times -= 1
+                assert request.transport is not None
+                request.transport.abort()
+                raise ConnectionResetError
+            await asyncio.sleep(self.token_s)
+            said = event(request.path, body, ids, answer[:done], len(answer), cached, role)
+            if self.incremental and request.path == "/generate":
+                said |= {"output_ids": answer[done - 1 : done], "text": text_of(answer[done - 1 : done])}
+            await response.write(b"data: " + json.dumps(said).encode() + b"\n\n")
+        self.held.append(ids + answer)
+        await response.write(b"data: [DONE]\n\n")
+        return response
+
+    def _role(self, body: dict[str, Any]) -> str | None:
+        port = body.get("bootstrap_port")
+        port = port[0] if isinstance(port, list) else port
+        if port is None:
+            return "local" if self.mode in ("dual", "unified") else None
+        role = "prefill" if port == self.bootstrap_port else "decode"
+        return role if self.mode in ("dual", role) else None
+
+
+def prompt_of(path: str, body: dict[str, Any]) -> tuple[list[int], int]:
+    """Token ids of the prompt (of the first one of a batch), and the number of tokens to make."""
+    if path == "/generate":
+        prompt = body.get("input_ids") or body.get("text")
+        count = body.get("sampling_params", {}).get("max_new_tokens", 128)
+    elif path == "/v1/completions":
+        prompt, count = body["prompt"], body.get("max_tokens", 16)
+    else:
+        prompt = "".join(message["content"] for message in body["messages"])
+        count = body.get("max_completion_tokens") or body.get("max_tokens") or 8
+    if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int):
+        prompt = prompt[0]
+    return (tokenize(prompt) if isinstance(prompt, str) else list(prompt)), count
+
+
+def event(
+    path: str, body: dict[str, Any], ids: list[int], sofar: list[int], count: int, cached: int, role: str
+) -> dict[str, Any]:
+    ended = len(sofar) == count
+    usage = {"prompt_tokens": len(ids), "completion_tokens": len(sofar), "cached_tokens": cached}
+    if path == "/generate":
+        reason = {"type": "length", "length": count} if ended else None
+        meta: dict[str, Any] = {"id": body["rid"], "finish_reason": reason, **usage}
+        if body.get("return_logprob"):
+            meta["input_token_logprobs"] = [[-1.0, token, None] for token in ids] if role == "prefill" else []
+        return {"text": text_of(sofar), "output_ids": list(sofar), "meta_info": meta}
+    reason = "length" if ended else None
+    shown = sofar[-1:] if body.get("stream") else sofar
+    choice: dict[str, Any] = {"index": 0, "finish_reason": reason}
+    if path == "/v1/completions":
+        choice["text"] = text_of(shown)
+    else:
+        choice["delta" if body.get("stream") else "message"] = {"role": "assistant", "content": text_of(shown)}
+    return {"id": body["rid"], "choices": [choice], **({"usage": usage} if ended else {})}
+
+
+def common(one: Sequence[int], other: Sequence[int]) -> int:
+    """Tokens that both begin with; the last one of a prompt is always computed."""
+    count = 0
+    for a, b in zip(one, other[:-1], strict=False):
+        if a != b:
+            break
+        count += 1
+    return count
+
+
+async def settled(condition: Any, seconds: float = 2.0) -> bool:
+    """Wait until `condition()` holds."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            while not condition():
+                await asyncio.sleep(0.01)
+    return bool(condition())

@@ -1,0 +1,259 @@
+"""What goes wrong: routers that raise, workers that refuse, die or hang, clients that leave."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from typing import Any
+
+import aiohttp
+import pytest
+
+from .conftest import FAST, Fixed, Stand, config, stand
+from .fake import answer_of, settled
+from .test_primitives import PROMPT, ask
+
+
+class Broken:
+    """Everything that a router should not do."""
+
+    def __init__(self, answer: Any) -> None:
+        self._answer = answer
+
+    def on_arrival(self, *_: Any) -> Any:
+        if isinstance(self._answer, Exception):
+            raise self._answer
+        return self._answer
+
+    on_prefill_done = on_arrival
+
+    def on_finished(self, *_: Any) -> None:
+        raise RuntimeError("cannot learn")
+
+
+@pytest.mark.parametrize("answer", [ValueError("no idea"), None, "first", Fixed()])
+def test_a_router_that_fails_is_replaced_by_the_least_loaded_workers(answer: Any) -> None:
+    async def run() -> None:
+        async with stand("dual", "dual") as it:
+            it.route(Broken(answer))
+            for _ in range(3):
+                assert (await it.post("/generate", ask()))[1]["output_ids"] == answer_of(PROMPT, 9)
+            assert it.faults["router_error"] + it.faults["router_unknown_worker"] == 6
+
+    asyncio.run(run())
+
+
+async def _answers(it: Stand, stream: bool, **more: Any) -> list[int]:
+    if stream:
+        return (await it.stream("/generate", ask(**more)))[-1]["output_ids"]
+    status, answer = await it.post("/generate", ask(**more))
+    assert status == 200, answer
+    return answer["output_ids"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("guilty", [0, 1])
+@pytest.mark.parametrize("fault", ["status", "event", "dead", "hang"])
+def test_a_worker_that_fails_before_the_first_token_is_replaced(fault: str, guilty: int, stream: bool) -> None:
+    async def run() -> None:
+        async with stand("dual", "dual", "dual", settings=replace(FAST, first_token_s=0.3)) as it:
+            it.route(Fixed())
+            faults = it.workers[guilty].faults
+            if fault == "status":
+                faults.status = 500
+            elif fault == "event":
+                faults.error_event = True
+                faults.status = None if stream else 503
+            elif fault == "dead":
+                await it.workers[guilty].stop()
+            else:
+                faults.hang = True
+            assert await _answers(it, stream) == answer_of(PROMPT, 9)
+            assert it.faults["worker_failed"] >= 1
+            faults.hang = False
+            assert await settled(it.idle)
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("incremental", [False, True])
+@pytest.mark.parametrize("split", [None, 63, 20])
+def test_a_worker_that_dies_in_the_middle_of_a_stream_is_continued_elsewhere(
+    split: int | None, incremental: bool
+) -> None:
+    """The client gets the same tokens, each once; and again when the second worker dies too."""
+
+    async def run() -> None:
+        async with stand("dual", "dual", "dual", incremental=incremental) as it:
+            it.route(Fixed()).split = split
+            for worker in it.workers[1:]:
+                worker.faults.die_after_tokens, worker.faults.times = 2, 1
+            events = await it.stream("/generate", ask())
+            ids = [event["output_ids"] for event in events]
+            assert ([token for part in ids for token in part] if incremental else ids[-1]) == answer_of(PROMPT, 9)
+            if not incremental:
+                lengths = [len(part) for part in ids]
+                assert lengths == sorted(lengths)
+            assert events[-1]["meta_info"]["completion_tokens"] == 9
+            assert it.faults["resumed"] >= 1
+            assert await settled(it.idle)
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("path", ["/generate", "/v1/completions"])
+def test_a_stream_that_nobody_can_continue_ends_with_a_clear_error(path: str) -> None:
+    """Sampled, or without token ids."""
+
+    async def run() -> None:
+        async with stand("dual", "dual") as it:
+            it.route(Fixed())
+            it.workers[1].faults.die_after_tokens = 2
+            body = ask() if path == "/generate" else {"prompt": PROMPT, "max_tokens": 9, "temperature": 0}
+            if path == "/generate":
+                body["sampling_params"]["temperature"] = 0.7
+            events = await it.stream(path, body)
+            assert events[-1]["error"]["code"] == 502
+            assert "in the middle of the answer" in events[-1]["error"]["message"]
+            assert await settled(it.idle)
+
+    asyncio.run(run())
+
+
+def test_a_clients_mistake_is_passed_on_and_not_tried_again() -> None:
+    async def run() -> None:
+        async with stand("dual", "dual") as it:
+            it.route(Fixed())
+            it.workers[0].faults.status = it.workers[1].faults.status = 400
+            status, answer = await it.post("/generate", ask())
+            assert (status, answer["error"]["message"]) == (400, "asked for")
+            assert len(it.workers[0].seen) == 1
+            for body, why in ((b"{", "not JSON"), (b"[1]", "not a JSON object")):
+                async with it.client.post(it.gateway.url + "/generate", data=body) as response:
+                    assert response.status == 400
+                    assert why in await response.text()
+
+    asyncio.run(run())
+
+
+def test_no_worker_left_is_an_error_within_the_deadline() -> None:
+    async def run() -> None:
+        async with stand("dual", "dual") as it:
+            for worker in it.workers:
+                worker.faults.status = 500
+            status, answer = await it.post("/generate", ask())
+            assert status == 502
+            assert "gave up after 4 attempts" in answer["error"]["message"]
+            for worker in it.workers:
+                await worker.stop()
+            assert (await it.post("/generate", ask()))[0] in (502, 503)
+            assert await settled(lambda: not it.gateway.fleet.ready)
+            async with it.client.get(it.gateway.url + "/health") as response:
+                assert response.status == 503
+            assert (await it.post("/generate", ask()))[0] == 503
+
+    asyncio.run(run())
+
+
+def test_a_worker_comes_back() -> None:
+    async def run() -> None:
+        async with stand("dual", "dual") as it:
+            await it.workers[1].stop()
+            assert await settled(lambda: len(it.gateway.fleet.ready) == 1)
+            assert await _answers(it, True) == answer_of(PROMPT, 9)
+            await it.workers[1].start()
+            assert await settled(lambda: len(it.gateway.fleet.ready) == 2)
+            assert await _answers(it, True) == answer_of(PROMPT, 9)
+
+    asyncio.run(run())
+
+
+def test_a_worker_that_does_not_say_its_load_is_not_asked_for_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stopped process takes connections and says nothing."""
+    monkeypatch.setattr("pdplugins.hosts.sglang.gateway.fleet.POLL_TIMEOUT_S", 0.1)
+
+    async def run() -> None:
+        async with stand("dual", "dual") as it:
+            it.workers[0].faults.hang = True
+            assert await settled(lambda: len(it.gateway.fleet.ready) == 1)
+
+    asyncio.run(run())
+
+
+def test_the_deadline_ends_everything() -> None:
+    async def run() -> None:
+        async with stand("dual", "dual", settings=replace(FAST, timeout_s=0.3), token_s=0.2) as it:
+            it.route(Fixed())
+            assert (await it.post("/generate", ask()))[0] == 504
+            events = await it.stream("/generate", ask())
+            assert events[-1]["error"]["code"] == 504
+            assert await settled(it.idle)
+
+    asyncio.run(run())
+
+
+PLACED = {"pair": (0, 1, None), "local": (1, 1, None), "push": (0, 1, 20), "head": (0, 1, 63), "open": (0, None, None)}
+
+
+@pytest.mark.parametrize("kind", PLACED)
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_client_that_leaves_ends_every_leg(kind: str, stream: bool) -> None:
+    async def run() -> None:
+        async with stand("dual", "dual", token_s=0.1) as it:
+            router = it.route(Fixed())
+            router.later = 1
+            router.first, router.second, router.split = PLACED[kind]
+            for wait_s in (0.02, 0.15, 0.3):
+                timeout = aiohttp.ClientTimeout(total=wait_s)
+                with pytest.raises(asyncio.TimeoutError):
+                    async with it.client.post(
+                        it.gateway.url + "/generate", json=ask(stream=stream), timeout=timeout
+                    ) as answer:
+                        await answer.read()
+                assert await settled(it.idle)
+            assert any(worker.aborted for worker in it.workers)
+
+    asyncio.run(run())
+
+
+def test_hundred_requests_at_once_with_faults_leave_nothing_behind() -> None:
+    async def run() -> None:
+        async with stand("dual", "dual", "dual", token_s=0.001) as it:
+            router = it.route(Fixed())
+            it.workers[1].faults.status, it.workers[1].faults.times = 500, 10
+            it.workers[2].faults.die_after_tokens, it.workers[2].faults.times = 4, 10
+
+            async def one(number: int) -> bool:
+                prompt = [number, *PROMPT]
+                router.first, router.second, router.split = number % 3, (number + 1) % 3, 55 + number % 12
+                stream = number % 2 == 0
+                try:
+                    async with asyncio.timeout(0.05 if number % 7 == 0 else 8):
+                        return await _answers(it, stream, prompt=prompt) == answer_of(prompt, 9)
+                except TimeoutError:
+                    return number % 7 == 0
+
+            assert all(await asyncio.gather(*(one(number) for number in range(100))))
+            assert await settled(it.idle)
+
+    asyncio.run(run())
+
+
+def test_a_stopped_gateway_ends_its_requests() -> None:
+    async def run() -> None:
+        async with stand("dual", "dual", token_s=0.2, settings=replace(FAST, drain_s=0.1)) as it:
+            request = asyncio.create_task(it.post("/generate", ask(count=100)))
+            assert await settled(lambda: any(worker.running for worker in it.workers))
+            await it.gateway.stop()
+            await asyncio.gather(request, return_exceptions=True)
+            assert await settled(it.idle)
+
+    asyncio.run(run())
+
+
+def test_config_without_router_takes_the_least_loaded() -> None:
+    async def run() -> None:
+        async with stand("dual", "dual", cfg=config().model_copy(update={"router": None})) as it:
+            assert await _answers(it, False) == answer_of(PROMPT, 9)
+
+    asyncio.run(run())
