@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 SERVE_ARGS ?=
 
-.PHONY: help setup serve test fuzz speedups bench-planners clean
+.PHONY: help setup serve test test-sglang fuzz speedups bench-planners clean
 
 help:  ## Show this text
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -27,6 +27,22 @@ test: setup  ## Run the linters, the type checker and all tests
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python -m pytest
+
+SGLANG_VENV := .venv-sglang
+SGLANG_VERSIONS := 0.5.16 0.5.23
+
+test-sglang: $(SGLANG_VENV)/.installed  ## Run real SGLang servers on the CPU: every path equal to a unified server (20 minutes)
+	PDPLUGINS_SGLANG_TREES=$(subst $() ,:,$(foreach v,$(SGLANG_VERSIONS),$(CURDIR)/$(SGLANG_VENV)/sglang-$(v))) \
+		$(SGLANG_VENV)/bin/python -m pytest tests/hosts/sglang -m sglang -v
+
+# Both versions share one environment, each in a folder of its own; tests/hosts/sglang/requirements.txt says why.
+$(SGLANG_VENV)/.installed: tests/hosts/sglang/requirements.txt
+	$(PYTHON) -m venv $(SGLANG_VENV)
+	$(SGLANG_VENV)/bin/pip install --quiet --upgrade pip
+	$(SGLANG_VENV)/bin/pip install --quiet --no-deps -r $<
+	$(SGLANG_VENV)/bin/pip install --quiet --no-deps --editable .
+	for v in $(SGLANG_VERSIONS); do $(SGLANG_VENV)/bin/pip install --quiet --no-deps --target $(SGLANG_VENV)/sglang-$$v sglang==$$v || exit 1; done
+	@touch $@
 
 fuzz: setup  ## Run the tests with new examples for the properties, other ones each time
 	HYPOTHESIS_PROFILE=fuzz $(BIN)/python -m pytest -m "not dynamo"
@@ -54,4 +70,4 @@ bench-planners: setup  ## Planners against fixed pools and Dynamo's own, in its 
 	$(BIN)/python benchmarks/planners.py --traces "$(TRACES)"
 
 clean:  ## Remove .venv and every cache
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache dist build
+	rm -rf $(VENV) $(SGLANG_VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache dist build

@@ -145,12 +145,14 @@ class DualRole:
             scheduler.process_disagg_prefill_inflight_queue()
         last = self._batch_role(scheduler.last_batch)
         order = self._order(scheduler, running_batch, last)
-        self._turns.tried(order[0])
         if last is not DECODE:  # what it ran must join or be sent, whoever is next
             plan = self._settle(last, order[0], scheduler, running_batch)
             if plan.batch_to_run is not None:
+                if order[0] is last:
+                    self._turns.tried(last)
                 return self._counted(scheduler, plan)
             running_batch = plan.running_batch
+        self._turns.tried(order[0])
         for role in order:
             plan = self._compose(role, original, scheduler, running_batch)
             if plan.batch_to_run is not None:

@@ -1,0 +1,196 @@
+"""A policy's plan becomes what SGLang may look at; steps are timed by when they complete."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass, field
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+
+from pdplugins.hosts.sglang.batching import BatchHooks, view_of
+from pdplugins.types import BatchPlan, BatchView
+
+
+def req(rid: str, tokens: int, *, cached: int = 0, queued_s: float = 1.0) -> Any:
+    return SimpleNamespace(
+        rid=rid,
+        seqlen=tokens,
+        num_matched_prefix_tokens=cached,
+        prefix_len=cached,
+        time_stats=SimpleNamespace(wait_queue_entry_time=queued_s),
+    )
+
+
+@dataclass
+class Policy:
+    plan: BatchPlan | Exception
+    views: list[BatchView] = field(default_factory=list)
+    steps: list[tuple[BatchPlan, BatchView, float]] = field(default_factory=list)
+
+    def next_batch(self, view: BatchView, now_s: float) -> BatchPlan:
+        self.views.append(view)
+        if isinstance(self.plan, Exception):
+            raise self.plan
+        return self.plan
+
+    def on_step(self, view: BatchView, plan: BatchPlan, took_s: float) -> None:
+        self.steps.append((plan, view, took_s))
+
+
+class Engine:
+    """Composes a step from what it sees, and keeps what that was."""
+
+    def __init__(self, policy: Policy, *waiting: Any, chunk: int | None = 8192, mixed: bool = False) -> None:
+        self.policy = policy
+        self.now_s = 10.0
+        self.hooks = BatchHooks(lambda: policy, lambda: self.now_s)
+        self.waiting_queue = list(waiting)
+        self.chunked_prefill_size = chunk
+        self.chunked_req: Any = None
+        self.is_mixed_chunk = mixed
+        self.page_size = 1
+        self.disaggregation_mode = "null"
+        self.running = SimpleNamespace(reqs=[], is_empty=lambda: not self.running.reqs)
+        self.saw: tuple[list[str], int | None] | None = None
+
+    def step(self, takes: int = 99) -> Any:
+        self.saw = None
+        return self.hooks.new_prefill(lambda s, r: s.compose(takes), self, self.running)
+
+    def compose(self, takes: int) -> str:
+        self.saw = ([one.rid for one in self.waiting_queue], self.chunked_prefill_size)
+        self.waiting_queue = [*self.waiting_queue[takes:], req("new", 5)]
+        return "composed"
+
+
+@pytest.fixture(autouse=True)
+def host(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = ModuleType("sglang.srt.managers.schedule_batch")
+    module.NextBatchPlan = lambda batch_to_run, running_batch: "nothing"  # type: ignore[attr-defined]
+    for name in ("sglang", "sglang.srt", "sglang.srt.managers"):
+        monkeypatch.setitem(sys.modules, name, ModuleType(name))
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+
+
+def test_sglang_sees_what_was_chosen_in_the_order_of_the_plan() -> None:
+    engine = Engine(Policy(BatchPlan({"c": 30, "a": 10})), req("a", 10), req("b", 20), req("c", 30))
+    assert engine.step() == "composed"
+    assert engine.saw == (["c", "a"], 40)
+    assert engine.chunked_prefill_size == 8192
+    assert [one.rid for one in engine.waiting_queue] == ["b", "new"]
+
+
+def test_what_did_not_fit_waits_at_its_old_place() -> None:
+    engine = Engine(Policy(BatchPlan({"c": 30, "a": 10})), req("a", 10), req("b", 20), req("c", 30))
+    engine.step(takes=1)
+    assert [one.rid for one in engine.waiting_queue] == ["a", "b", "new"]
+
+
+def test_a_mixed_step_has_room_for_the_decodes_beside_the_prompt_tokens() -> None:
+    engine = Engine(Policy(BatchPlan({"a": 10})), req("a", 100), mixed=True)
+    engine.running.reqs = [req("d", 50), req("e", 60)]
+    engine.step()
+    assert engine.saw == (["a"], 12)
+
+
+def test_the_engines_own_chunk_size_stays_the_limit() -> None:
+    engine = Engine(Policy(BatchPlan({"a": 20_000})), req("a", 20_000))
+    engine.step()
+    assert engine.saw == (["a"], 8192)
+
+
+def test_the_policy_sees_the_chunk_in_progress_first_and_what_is_done_of_it() -> None:
+    engine = Engine(Policy(BatchPlan({})), req("a", 10, cached=4, queued_s=3.0))
+    engine.chunked_req = req("big", 1000, cached=600)
+    engine.running.reqs = [req("d", 50), req("e", 60)]
+    view = view_of(engine, engine.running)
+    assert [(one.request.id, one.remaining_tokens, one.done_tokens) for one in view.queue] == [
+        ("big", 400, 600),
+        ("a", 6, 4),
+    ]
+    assert (view.decode_requests, view.decode_context_tokens) == (2, 110)
+    assert view.queue[1].queued_s == 3.0
+
+
+def test_an_empty_plan_is_a_decode_step() -> None:
+    engine = Engine(Policy(BatchPlan({})), req("a", 10))
+    engine.running.reqs = [req("d", 50)]
+    assert engine.step() == "nothing"
+    assert [one.rid for one in engine.waiting_queue] == ["a"]
+
+
+def test_an_idle_engine_waits_as_long_as_the_plan_says_and_no_longer() -> None:
+    engine = Engine(Policy(BatchPlan({}, wait_s=0.5)), req("a", 10))
+    assert engine.step() == "nothing"
+    engine.now_s += 0.4
+    assert engine.step() == "nothing"
+    assert len(engine.policy.views) == 1
+    engine.now_s += 0.2
+    engine.step()
+    assert len(engine.policy.views) == 2
+
+
+def test_an_idle_engine_with_work_does_not_stand_still_for_no_reason() -> None:
+    engine = Engine(Policy(BatchPlan({})), req("a", 10))
+    assert engine.step() == "composed"
+
+
+def test_a_policy_that_raises_leaves_the_engine_its_own_way(caplog: pytest.LogCaptureFixture) -> None:
+    engine = Engine(Policy(ValueError("oops")), req("a", 10))
+    assert engine.step() == "composed"
+    engine.step()
+    assert caplog.text.count("batch scheduler failed") == 1
+
+
+def batch(
+    mode: str, *reqs: Any, lens: list[int] | None = None, done: list[int] | None = None, decoding: Any = None
+) -> Any:
+    forward_mode = SimpleNamespace(is_extend=lambda: mode == "extend", is_decode=lambda: mode == "decode")
+    return SimpleNamespace(
+        reqs=list(reqs), forward_mode=forward_mode, extend_lens=lens, prefix_lens=done, decoding_reqs=decoding
+    )
+
+
+def run(engine: Engine, one: Any, at_s: float) -> None:
+    engine.now_s = at_s
+    engine.hooks.run(lambda s, b: None, engine, one)
+
+
+def complete(engine: Engine, one: Any, at_s: float) -> None:
+    engine.now_s = at_s
+    engine.hooks.completed(lambda s, b, r: None, engine, one, None)
+
+
+def test_a_step_takes_until_its_results_are_there_not_until_it_is_launched() -> None:
+    """With overlap scheduling the second step is launched before the first one has ended."""
+    policy = Policy(BatchPlan({"a": 10}))
+    engine = Engine(policy, req("a", 10))
+    engine.step()
+    first = batch("extend", req("a", 40), req("d", 70), lens=[10, 1], done=[30, 69], decoding=[req("d", 70)])
+    second = batch("decode", req("a", 41), req("d", 71))
+    run(engine, first, 20.0)
+    run(engine, second, 20.1)
+    complete(engine, first, 20.5)
+    complete(engine, second, 20.7)
+    (plan, view, took_s), (decodes, after, then_s) = policy.steps
+    assert plan.prefill_tokens == {"a": 10}
+    assert [(one.remaining_tokens, one.done_tokens) for one in view.queue] == [(10, 30)]
+    assert (view.decode_requests, view.decode_context_tokens) == (1, 70)
+    assert took_s == pytest.approx(0.5)
+    assert decodes.prefill_tokens == {}
+    assert (after.decode_requests, after.decode_context_tokens) == (2, 112)
+    assert then_s == pytest.approx(0.2)
+
+
+def test_a_step_after_idling_counts_from_its_launch() -> None:
+    policy = Policy(BatchPlan({"a": 10}))
+    engine = Engine(policy, req("a", 10))
+    engine.step()
+    one = batch("decode", req("a", 41))
+    run(engine, one, 20.0)
+    complete(engine, one, 20.1)
+    run(engine, one, 90.0)
+    complete(engine, one, 90.3)
+    assert policy.steps[-1][2] == pytest.approx(0.3)

@@ -1,0 +1,328 @@
+"""The hooks of the dual-role instance, over a scheduler in small: what SGLang's own methods do is recorded."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from enum import Enum
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+
+from pdplugins.config import SglangConfig
+from pdplugins.hosts.sglang import dual as duals
+from pdplugins.hosts.sglang.dual import DualRole
+from pdplugins.hosts.sglang.guard import Guard
+from pdplugins.hosts.sglang.roles import LOCAL_HOST, EngineRole
+
+
+class Mode(Enum):
+    NULL = "null"
+    PREFILL = "prefill"
+    DECODE = "decode"
+
+
+@dataclass(eq=False)
+class Req:
+    rid: str
+    bootstrap_host: str | None = None
+    bootstrap_port: int | None = None
+    bootstrap_room: int | None = None
+    seqlen: int = 100
+    num_matched_prefix_tokens: int = 0
+    prefix_len: int = 0
+
+
+def local(rid: str) -> Req:
+    return Req(rid, LOCAL_HOST)
+
+
+def prefill(rid: str) -> Req:
+    return Req(rid, "127.0.0.1", 8998, 7)
+
+
+def decode(rid: str) -> Req:
+    return Req(rid, "10.1.1.1", 8998, 7)
+
+
+@dataclass
+class Batch:
+    reqs: list[Req]
+    mode: str = "extend"
+    decoding_reqs: list[Req] | None = None
+    batch_is_full: bool = True
+
+    @property
+    def forward_mode(self) -> Any:
+        return SimpleNamespace(is_extend=lambda: self.mode == "extend", is_decode=lambda: self.mode == "decode")
+
+    def is_empty(self) -> bool:
+        return not self.reqs
+
+
+@dataclass
+class Plan:
+    batch_to_run: Batch | None
+    running_batch: Batch
+
+
+@dataclass(eq=False)
+class Scheduler:
+    """Composes prefill batches of one request, of the queue that is bound, and decode batches of the rest."""
+
+    waiting_queue: list[Req] = field(default_factory=list)
+    chunked_req: Req | None = None
+    last_batch: Batch | None = None
+    running_batch: Batch = field(default_factory=lambda: Batch([], "decode"))
+    is_mixed_chunk: bool = True
+    is_generation: bool = True
+    calls: list[tuple[str, Any]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.server_args = SimpleNamespace(
+            host="10.0.0.7",
+            disaggregation_mode="decode",
+            disaggregation_transfer_backend="nixl",
+            disaggregation_decode_enable_radix_cache=True,
+        )
+
+    def init_disaggregation(self) -> None:
+        self.disaggregation_mode = Mode(self.server_args.disaggregation_mode)
+        self.disagg_prefill_bootstrap_queue: Any = None
+        self.disagg_prefill_inflight_queue: list[Req] | None = None
+        self.buffers = object()
+        if self.disaggregation_mode is Mode.PREFILL:
+            self.disagg_prefill_bootstrap_queue = SimpleNamespace(
+                queue=[],
+                pop_bootstrapped=self.pop_bootstrapped,
+                kv_manager=SimpleNamespace(local_ip="10.0.0.7"),
+                bootstrap_port=8998,
+            )
+            self.disagg_prefill_inflight_queue = []
+
+    def pop_bootstrapped(self) -> list[Req]:
+        queue = self.disagg_prefill_bootstrap_queue.queue
+        met, queue[:] = list(queue), []
+        return met
+
+    def process_disagg_prefill_inflight_queue(self) -> None:
+        self.calls.append(("poll", self.disaggregation_mode))
+
+    def process_prefill_chunk(self, last_batch: Batch, running_batch: Batch) -> None:
+        self.calls.append(("send", [req.rid for req in last_batch.reqs]))
+
+    def get_next_disagg_prefill_batch_to_run(self, running_batch: Batch, last_batch: Batch | None) -> Plan:
+        assert self.disaggregation_mode is Mode.PREFILL
+        assert not self.is_mixed_chunk
+        if last_batch is not None:
+            self.process_prefill_chunk(last_batch, running_batch)
+        return Plan(self.prefill_batch(), running_batch)
+
+    def get_next_batch_to_run(self, running_batch: Batch, last_batch: Batch | None) -> Plan:
+        assert self.disaggregation_mode is Mode.NULL
+        if last_batch is not None:
+            running_batch.reqs.extend(last_batch.reqs)
+        plan = self.dual.new_prefill(lambda s, r: Plan(s.prefill_batch(), r), self, running_batch)
+        batch = plan.batch_to_run or (Batch(list(running_batch.reqs), "decode") if running_batch.reqs else None)
+        return Plan(batch, running_batch)
+
+    def get_next_disagg_decode_batch_to_run(self, running_batch: Batch) -> Plan:
+        assert self.disaggregation_mode is Mode.DECODE
+        assert self.chunked_req is None
+        running_batch.reqs.extend(self.waiting_queue)
+        self.waiting_queue = []
+        return Plan(Batch(list(running_batch.reqs), "decode") if running_batch.reqs else None, running_batch)
+
+    def prefill_batch(self) -> Batch | None:
+        return Batch([self.waiting_queue.pop(0)]) if self.waiting_queue else None
+
+    def enqueue(self, req: Req, is_retracted: bool = False) -> None:
+        if self.disaggregation_mode is Mode.PREFILL:
+            self.disagg_prefill_bootstrap_queue.queue.append(req)
+        else:
+            self.waiting_queue.append(req)
+
+    def abort(self, request: Any) -> None:
+        self.calls.append(("abort", self.disaggregation_mode))
+        self.waiting_queue = [req for req in self.waiting_queue if req.rid != request.rid]
+
+    def is_fully_idle(self) -> bool:
+        queue = self.disagg_prefill_bootstrap_queue
+        return not self.waiting_queue and not (self.disaggregation_mode is Mode.PREFILL and queue.queue)
+
+    def step(self) -> Batch | None:
+        """One turn of a decode server's event loop."""
+        plan = self.dual.next_batch(Scheduler.get_next_disagg_decode_batch_to_run, self, self.running_batch)
+        self.running_batch, self.last_batch = plan.running_batch, plan.batch_to_run
+        return self.last_batch
+
+    dual: Any = None
+
+
+@pytest.fixture(autouse=True)
+def host(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The two things that the hooks import from SGLang."""
+
+    @contextmanager
+    def prefill_mode(arguments: Any) -> Iterator[None]:
+        arguments.disaggregation_mode = "prefill"
+        yield
+        arguments.disaggregation_mode = "decode"
+
+    batches = ModuleType("sglang.srt.managers.schedule_batch")
+    batches.NextBatchPlan = Plan  # type: ignore[attr-defined]
+    for name in ("sglang", "sglang.srt", "sglang.srt.managers"):
+        monkeypatch.setitem(sys.modules, name, ModuleType(name))
+    monkeypatch.setitem(sys.modules, batches.__name__, batches)
+    monkeypatch.setattr(duals, "prefill_mode", prefill_mode)
+
+
+def build(*, strict: bool = True, burst: int = 1, **arguments: Any) -> Scheduler:
+    scheduler = Scheduler()
+    vars(scheduler.server_args).update(arguments)
+    scheduler.dual = DualRole(SglangConfig(prefill_burst=burst), Guard(["dual_role"], strict=strict))
+    scheduler.dual.build(Scheduler.init_disaggregation, scheduler)
+    return scheduler
+
+
+@pytest.fixture
+def scheduler() -> Scheduler:
+    return build()
+
+
+def add(scheduler: Scheduler, *reqs: Req, retracted: bool = False) -> None:
+    for req in reqs:
+        scheduler.dual.enqueue(Scheduler.enqueue, scheduler, req, retracted)
+
+
+def rids(batch: Batch | None) -> list[str]:
+    return [] if batch is None else [req.rid for req in batch.reqs]
+
+
+def test_both_sides_are_built_and_the_decode_side_is_bound(scheduler: Scheduler) -> None:
+    assert scheduler.disaggregation_mode is Mode.DECODE
+    assert scheduler.disagg_prefill_bootstrap_queue is None
+    assert scheduler.is_mixed_chunk
+    scopes = scheduler.dual._scopes
+    assert scopes.peek(EngineRole.PREFILL, "disagg_prefill_bootstrap_queue") is not None
+    assert scopes.peek(EngineRole.PREFILL, "buffers") is not scheduler.buffers
+    assert scopes.peek(EngineRole.LOCAL, "buffers") is scheduler.buffers
+
+
+def test_requests_of_three_roles_share_the_engine(scheduler: Scheduler) -> None:
+    add(scheduler, local("l"), prefill("p"), decode("d"))
+    ran = [rids(scheduler.step()) for _ in range(6)]
+    assert ["l"] in ran
+    assert ["p"] in ran
+    assert set(ran[-1]) == {"l", "d"}  # both decode together; what was prefilled for another server does not
+    assert ("send", ["p"]) in scheduler.calls
+
+
+def test_decodes_that_wait_to_join_are_not_starved_by_local_prompts(scheduler: Scheduler) -> None:
+    """A local batch joins the running one by a call that lets nobody else join; that may not go on for ever."""
+    add(scheduler, *(local(f"l{i}") for i in range(40)))
+    for _ in range(6):
+        scheduler.step()
+    add(scheduler, decode("d"))
+    assert any("d" in rids(scheduler.step()) for _ in range(4))
+
+
+@pytest.mark.parametrize("burst", [1, 3])
+def test_a_flood_of_prompts_leaves_steps_for_decode(burst: int) -> None:
+    scheduler = build(burst=burst)
+    add(scheduler, decode("d"), *(prefill(f"p{i}") for i in range(50)), *(local(f"l{i}") for i in range(50)))
+    ran = [scheduler.step() for _ in range(40)]
+    decodes = [batch.mode == "decode" for batch in ran if batch]
+    assert max(map(len, "".join("x" if one else "." for one in decodes).split("x"))) <= burst
+    prompts = "".join(rids(batch)[0][0] for batch in ran if batch and batch.mode == "extend")
+    assert "ppp" not in prompts
+    assert "lll" not in prompts
+
+
+def test_a_retracted_request_waits_on_the_decode_side_whatever_it_was(scheduler: Scheduler) -> None:
+    add(scheduler, local("l"), retracted=True)
+    assert rids(Batch(scheduler.waiting_queue)) == ["l"]
+
+
+def test_a_chunk_in_progress_is_hidden_from_decode_steps_and_kept(scheduler: Scheduler) -> None:
+    scheduler.chunked_req = prefill("p")
+    add(scheduler, decode("d"))
+    for _ in range(3):
+        scheduler.step()
+    assert scheduler.chunked_req.rid == "p"
+
+
+def test_abort_reaches_the_queues_of_every_role(scheduler: Scheduler) -> None:
+    add(scheduler, local("x"), local("keep"), decode("x"))
+    scheduler.dual.abort(Scheduler.abort, scheduler, SimpleNamespace(rid="x"))
+    assert [mode for name, mode in scheduler.calls if name == "abort"] == [Mode.NULL, Mode.PREFILL, Mode.DECODE]
+    assert scheduler.waiting_queue == []
+    assert rids(Batch(scheduler.dual._scopes.peek(EngineRole.LOCAL, "waiting_queue"))) == ["keep"]
+
+
+@pytest.mark.parametrize("req", [local("l"), prefill("p"), decode("d")])
+def test_work_of_any_role_keeps_the_engine_from_being_idle(scheduler: Scheduler, req: Req) -> None:
+    idle = scheduler.dual.is_fully_idle
+    assert idle(Scheduler.is_fully_idle, scheduler)
+    add(scheduler, req)
+    assert not idle(Scheduler.is_fully_idle, scheduler)
+
+
+def test_the_load_report_counts_every_queue(scheduler: Scheduler) -> None:
+    add(scheduler, local("l"), prefill("p"), decode("d"))
+    snapshot = SimpleNamespace(
+        num_waiting_reqs=1,
+        num_waiting_uncached_tokens=0,
+        num_total_tokens=0,
+        queues=SimpleNamespace(waiting=0),
+        disaggregation=SimpleNamespace(prefill_bootstrap_queue_reqs=0, prefill_inflight_queue_reqs=0),
+    )
+    chunked = Req("c", seqlen=500, prefix_len=300)
+    scheduler.dual.loads(lambda inquirer: snapshot, SimpleNamespace(get_chunked_req=lambda: chunked))
+    assert (snapshot.num_waiting_reqs, snapshot.num_waiting_uncached_tokens) == (3, 400)
+    assert snapshot.disaggregation.prefill_bootstrap_queue_reqs == 1
+    assert snapshot.queues.waiting == 1
+
+
+def test_a_retracting_pause_becomes_one_in_place(scheduler: Scheduler) -> None:
+    request = SimpleNamespace(mode="retract")
+    scheduler.dual.pause(lambda s, r: None, scheduler, request)
+    assert request.mode == "in_place"
+
+
+def budget(scheduler: Scheduler, *, tokens: int = 1000, free_slots: int = 20) -> int:
+    queue = SimpleNamespace(
+        scheduler=scheduler,
+        transfer_queue=SimpleNamespace(queue=[]),
+        max_total_num_tokens=1000,
+        req_to_token_pool=SimpleNamespace(size=40, available_size=lambda: free_slots),
+    )
+    return int(scheduler.dual.decode_budget(lambda q: tokens, queue))
+
+
+def test_reservations_for_decode_leave_room_for_prefill(scheduler: Scheduler) -> None:
+    """Else two servers that have filled themselves wait for each other's prefill for ever."""
+    assert budget(scheduler) == 1000  # nothing is held: a request may need all of it
+    scheduler.running_batch.reqs.append(decode("d"))
+    assert budget(scheduler) == 900
+    add(scheduler, Req("p", "127.0.0.1", 8998, 7, seqlen=350))
+    assert budget(scheduler) == 650
+    assert budget(scheduler, free_slots=4) <= 0
+    scheduler.chunked_req = Req("c", seqlen=800, prefix_len=100)
+    assert budget(scheduler) == 300
+
+
+def test_strict_refuses_what_is_not_supported() -> None:
+    with pytest.raises(SystemExit, match="--tp-size is 2, must be 1: never run"):
+        build(tp_size=2)
+
+
+def test_lenient_leaves_a_stock_decode_server() -> None:
+    scheduler = build(strict=False, tp_size=2)
+    scheduler.waiting_queue.append(decode("d"))
+    assert rids(scheduler.step()) == ["d"]
+    assert scheduler.dual.is_fully_idle(Scheduler.is_fully_idle, scheduler)
+    assert scheduler.disagg_prefill_bootstrap_queue is None

@@ -1,0 +1,63 @@
+"""What does not go together with several roles is refused, with the option and the reason."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from pdplugins.hosts.sglang.limits import LIMITS, refused_arguments, refused_model
+
+GOOD: dict[str, Any] = {
+    "disaggregation_mode": "decode",
+    "disaggregation_transfer_backend": "nixl",
+    "disaggregation_decode_enable_radix_cache": True,
+    "tp_size": 1,
+    "speculative_algorithm": None,
+    "lora_paths": None,
+    "optimistic_prefill_attempts": 0,
+}
+
+
+def test_a_plain_decode_server_is_accepted_whatever_its_version_knows() -> None:
+    assert list(refused_arguments(SimpleNamespace(**GOOD))) == []
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("disaggregation_mode", "prefill"),
+        ("disaggregation_mode", "null"),
+        ("disaggregation_transfer_backend", "mooncake"),
+        ("disaggregation_decode_enable_radix_cache", False),
+        ("tp_size", 2),
+        ("pp_size", 2),
+        ("dp_size", 8),
+        ("speculative_algorithm", "EAGLE"),
+        ("lora_paths", ["a=b"]),
+        ("enable_lora", True),
+        ("enable_priority_scheduling", True),
+        ("enable_hierarchical_cache", True),
+        ("enable_pd_role_switch", True),
+        ("disaggregation_decode_host_receive_threshold", 0.5),
+        ("optimistic_prefill_attempts", 1),
+    ],
+)
+def test_what_does_not_work_is_named_with_its_reason(option: str, value: object) -> None:
+    (refusal,) = refused_arguments(SimpleNamespace(**GOOD | {option: value}))
+    assert refusal.startswith("--" + option.replace("_", "-"))
+    assert repr(value) in refusal
+    assert len(refusal.split(": ")[1]) > 10
+
+
+def test_models_with_state_beyond_the_kv_cache_are_refused() -> None:
+    scheduler = SimpleNamespace(is_generation=True, is_hybrid_swa=False, is_hybrid_ssm=True)
+    assert list(refused_model(scheduler)) == [
+        "is_hybrid_ssm is True: the state of a recurrent layer is not kept per role"
+    ]
+
+
+def test_each_option_is_listed_once() -> None:
+    options = [limit.option for limit in LIMITS]
+    assert len(options) == len(set(options))
