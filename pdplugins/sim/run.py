@@ -16,6 +16,7 @@ from pdplugins.registry import default_registry
 from pdplugins.results import Metrics, Requests, Result, Speed, Spread, commit
 from pdplugins.sim import COMPILED
 from pdplugins.sim.flight import Arrival
+from pdplugins.sim.interrupt import ctrl_c
 from pdplugins.sim.records import Gaps, Record
 from pdplugins.sim.sampler import Sampler
 from pdplugins.sim.settings import Outcome
@@ -47,12 +48,9 @@ def simulate(
     deployment = build_deployment(config)
     guarded = None if config.planner is None else build_guarded(config)
     simulation = _simulation(config, deployment, guarded, sampler)
-    interrupted = False
     began = time.perf_counter()
     try:
-        outcome = simulation.run(map(arrival, trace), progress)
-    except KeyboardInterrupt:
-        outcome, interrupted = simulation.outcome(), True
+        outcome, interrupted = _run(simulation, trace, progress)
     finally:
         if guarded is not None:
             guarded.close()
@@ -78,6 +76,24 @@ def simulate(
         interrupted=interrupted,
     )
     return result, outcome
+
+
+def _run(
+    simulation: Simulation, trace: Sequence[TraceRequest], progress: Callable[[float], None] | None
+) -> tuple[Outcome, bool]:
+    """Return what was done, and whether it was interrupted: by Ctrl-C, or because `progress` raised it."""
+    with ctrl_c() as pressed:
+
+        def beat(now_s: float) -> None:
+            if progress is not None:
+                progress(now_s)
+            if pressed():
+                raise KeyboardInterrupt
+
+        try:
+            return simulation.run(map(arrival, trace), beat), False
+        except KeyboardInterrupt:
+            return simulation.outcome(), True
 
 
 def seeded(config: Config, seed: int) -> Config:

@@ -27,7 +27,7 @@ from pdplugins.sim.views import LiveView
 from pdplugins.types import BatchScheduler, Deployment, Planner, PowerController, Role, Router
 
 PROGRESS_EVERY = 1000
-"""Arrivals between two calls of `progress`."""
+"""Arrivals and other events between two calls of `progress`."""
 
 
 class Simulation:
@@ -101,7 +101,8 @@ class Simulation:
     def run(self, workload: Iterable[Arrival], progress: Callable[[float], None] | None = None) -> Outcome:
         """Run until every request has ended. Arrivals must come in order of time.
 
-        :param progress: called with the virtual time in seconds now and then; what it raises ends the run.
+        :param progress: called with the virtual time in seconds now and then, between two events; what it raises ends
+            the run.
         """
         enabled = gc.isenabled()
         gc.disable()  # nothing here makes cycles, and looking for them costs a third of the run
@@ -121,7 +122,13 @@ class Simulation:
             loop.begin()
         if self._sampler is not None:
             self._sampler.begin(dispatcher, self._fleet, self._power)
+        countdown = PROGRESS_EVERY
         while True:
+            countdown -= 1
+            if not countdown:
+                countdown = PROGRESS_EVERY
+                if progress is not None:
+                    progress(seconds(events.now))
             if upcoming is not None and (not heap or at <= heap[0][0]):
                 events.now = at
                 dispatcher.arrive(upcoming)
@@ -129,8 +136,6 @@ class Simulation:
                     dispatcher.more = False
                 else:
                     at = ticks(upcoming.arrival_s)
-                if progress is not None and not dispatcher.arrived % PROGRESS_EVERY:
-                    progress(seconds(events.now))
                 continue
             if not heap or not (dispatcher.open or dispatcher.more):
                 break
