@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import uuid
+import secrets
 from collections.abc import Sequence
 
 import aiohttp
@@ -73,7 +73,9 @@ class Gateway:
     async def start(self, host: str = "127.0.0.1", port: int = 0) -> None:
         """Serve. Raises HostError when the port is taken."""
         connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=4)  # SGLang closes idle connections after 5 s
-        self._session = aiohttp.ClientSession(connector=connector, auto_decompress=False)
+        self._session = aiohttp.ClientSession(
+            connector=connector, auto_decompress=False, cookie_jar=aiohttp.DummyCookieJar()
+        )
         self.upstream = Upstream(self._session, self.settings)
         self.serving = Serving(self._routing, self.fleet, self.upstream, self.settings, self.metrics)
         await asyncio.gather(*(self._first_look(worker) for worker in self.fleet.workers))
@@ -146,7 +148,7 @@ class Gateway:
             body = await request.read()
             given = request.headers
             headers = {name: given[name] for name in FORWARDED if name in given}
-            call = parse(request.path, body, uuid.uuid4().hex, given.get("x-session-id"), headers)
+            call = parse(request.path, body, secrets.token_hex(16), given.get("x-session-id"), headers)
             async with asyncio.timeout(self.settings.timeout_s):
                 await self.serving.serve(call, reply)
         except GatewayError as error:

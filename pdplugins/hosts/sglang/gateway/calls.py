@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pdplugins.hosts.sglang.gateway.errors import GatewayError
-from pdplugins.hosts.sglang.gateway.protocol import GENERATE
+from pdplugins.hosts.sglang.gateway.protocol import BOOTSTRAP_FIELDS, GENERATE, splice
 
 COMPLETIONS = "/v1/completions"
 CHAT = "/v1/chat/completions"
@@ -22,7 +22,7 @@ DEFAULT_TOKENS = {GENERATE: 128, COMPLETIONS: 16}
 
 SPLITTABLE = frozenset(
     {"text", "input_ids", "sampling_params", "stream", "rid", "model", "session_id", "user", "priority", "extra_key"}
-    | {"lora_path", "return_logprob", "bootstrap_host", "bootstrap_port", "bootstrap_room"}
+    | {"lora_path", "return_logprob"}
 )
 SPLITTABLE_SAMPLING = frozenset(
     {"temperature", "top_p", "top_k", "min_p", "max_new_tokens", "min_new_tokens", "ignore_eos", "stop_token_ids"}
@@ -147,6 +147,8 @@ def parse(
         raise GatewayError(400, "the body is not JSON") from None
     if not isinstance(fields, dict):
         raise GatewayError(400, "the body is not a JSON object")
+    if own := [name for name in BOOTSTRAP_FIELDS if name in fields]:  # who is paired with whom is the gateway's affair
+        body = splice(body, dict.fromkeys(own))
     given = fields.get("rid")
     if session is None:
         named = (fields.get(name) for name in SESSION_FIELDS)

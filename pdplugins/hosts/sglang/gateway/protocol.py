@@ -21,6 +21,7 @@ EVENT_END = b"\n\n"
 EVENT_START = b"data: "
 ERROR_EVENT = b'data: {"error"'
 MAX_ROOM = 2**63 - 1
+BOOTSTRAP_FIELDS = ("bootstrap_host", "bootstrap_port", "bootstrap_room")
 
 
 def splice(body: bytes, fields: Mapping[str, Any]) -> bytes:
@@ -39,11 +40,10 @@ def dumps(data: Any) -> bytes:
 
 def bootstrap(host: str, port: int | None, room: int, batch: int | None) -> dict[str, Any]:
     """Return the fields that tie the two legs of a disaggregated request together; lists for a batch of prompts."""
-    fields: dict[str, Any] = {"bootstrap_host": host, "bootstrap_port": port, "bootstrap_room": room}
     if batch is None:
-        return fields
+        return dict(zip(BOOTSTRAP_FIELDS, (host, port, room), strict=True))
     rooms = [(room + index) % MAX_ROOM for index in range(batch)]
-    return {"bootstrap_host": [host] * batch, "bootstrap_port": [port] * batch, "bootstrap_room": rooms}
+    return dict(zip(BOOTSTRAP_FIELDS, ([host] * batch, [port] * batch, rooms), strict=True))
 
 
 def prefix_body(ids: Sequence[int], rid: str, like: Mapping[str, Any]) -> bytes:

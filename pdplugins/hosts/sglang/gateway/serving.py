@@ -10,7 +10,7 @@ from time import monotonic
 
 from pdplugins.hosts.sglang.gateway import protocol
 from pdplugins.hosts.sglang.gateway.calls import CHAT, Call, Lengths, blocks_of
-from pdplugins.hosts.sglang.gateway.errors import GatewayError, WorkerFailedError
+from pdplugins.hosts.sglang.gateway.errors import GatewayError, RefusedError, WorkerFailedError
 from pdplugins.hosts.sglang.gateway.fleet import Fleet, Worker
 from pdplugins.hosts.sglang.gateway.metrics import GatewayMetrics
 from pdplugins.hosts.sglang.gateway.primitives import Primitives, Work
@@ -128,18 +128,23 @@ class Flight:
         first, second = plan.first, plan.second
         assert second is not None  # noqa: S101 - for the type checker
         fields = self._call.fields
-        if plan.primitive == "push":
+        history = self._missing_history(plan, request) if plan.primitive == "pair" else 0
+        if plan.primitive != "push" and not history:
+            return plan, work
+        try:
             ids = await self._prompt_ids(first)
-            split = min(max(plan.split, 1), len(ids) - 1)
-            if split > 0:
-                await self._all.primitives.push(first, second, ids[:split], work, fields)
-            return Plan(second, second, plan.prompt, plan.prompt), replace(work, new_tokens=max(len(ids) - split, 1))
-        if plan.primitive == "pair" and (history := self._missing_history(plan, request)):
-            ids = await self._prompt_ids(second)
+        except RefusedError as error:  # a prompt that its tokenizer does not tell, such as one with images
+            self._all.metrics.fault("refused_no_ids", error)
+            return replace(plan, split=plan.prompt), work
+        if history:
             self._all.metrics.primitives.labels("history").inc()
             source = replace(work, new_tokens=max(work.prompt_tokens - history, 1))
             await self._all.primitives.push(second, first, ids[: min(history, len(ids) - 1)], source, fields)
-        return plan, work
+            return plan, work
+        split = min(max(plan.split, 1), len(ids) - 1)
+        if split > 0:
+            await self._all.primitives.push(first, second, ids[:split], work, fields)
+        return Plan(second, second, plan.prompt, plan.prompt), replace(work, new_tokens=max(len(ids) - split, 1))
 
     def _missing_history(self, plan: Plan, request: Request) -> int:
         """Return the tokens of history that the worker that decodes has, and the one that prefills has not."""

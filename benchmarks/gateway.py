@@ -1,0 +1,277 @@
+"""The cost of the gateway against SGLang's own router (Rust, `sglang_router`), over the same workers, interleaved.
+
+    python benchmarks/gateway.py --rust PYTHON [--rounds 5] [--out benchmarks/results/gateway.json]
+
+Workers are one prefill and one decode server that speak SGLang's protocol and answer at once (`--workers` takes real
+ones: P,BOOTSTRAP,D). `PYTHON` is an interpreter that has sglang_router. Each round measures every way to the decode
+server at concurrency 1 and 32: without a router (both legs from the client: the base), through the Rust router, and
+through the gateway. Added TTFT is the difference of the medians (and 99th percentiles) within a round; the figures are
+medians over rounds. CPU is user plus system time of the router's process, per request.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import itertools
+import json
+import os
+import random
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import uvloop
+from aiohttp import web
+
+HOST = "127.0.0.1"
+TOKENS = 8
+META = {"id": "x", "finish_reason": None, "prompt_tokens": 100, "completion_tokens": 1}
+EVENT = json.dumps({"text": "hello world", "output_ids": list(range(TOKENS)), "meta_info": META}).encode()
+INFO = {
+    "disaggregation_bootstrap_port": 8998,
+    "model_path": "m",
+    "served_model_name": "m",
+    "version": "0.5.16",
+    "tp_size": 1,
+    "dp_size": 1,
+}
+KINDS = [(1, True), (1, False), (32, True), (32, False)]
+"""Requests at once, and whether they stream."""
+Rows = dict[tuple[tuple[int, bool], str], list[dict[str, float]]]
+TICKS = os.sysconf("SC_CLK_TCK")
+
+
+# --- the workers ------------------------------------------------------------------------------------------------------
+
+
+def worker(mode: str, port: int) -> None:
+    """Serve as one fake SGLang server: `TOKENS` tokens of a decode server, one of a prefill server, at once."""
+    info = {**INFO, "disaggregation_mode": mode}
+
+    async def serve(request: web.BaseRequest) -> web.StreamResponse:
+        body = await request.read()
+        if request.path == "/v1/loads":
+            return web.json_response({"loads": [{"num_running_reqs": 0, "max_total_num_tokens": 100_000}]})
+        if request.path != "/generate":
+            return web.json_response(info)
+        if mode == "prefill":
+            return web.Response(body=EVENT, content_type="application/json")
+        if b'"stream":true' not in body.replace(b" ", b""):
+            return web.Response(body=EVENT, content_type="application/json")
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await response.prepare(request)
+        for _ in range(TOKENS):
+            await response.write(b"data: " + EVENT + b"\n\n")
+        await response.write(b"data: [DONE]\n\n")
+        return response
+
+    async def run() -> None:
+        runner = web.ServerRunner(web.Server(serve, access_log=None))
+        await runner.setup()
+        await web.TCPSite(runner, HOST, port, backlog=1024).start()
+        await asyncio.Event().wait()
+
+    uvloop.run(run())
+
+
+# --- processes --------------------------------------------------------------------------------------------------------
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind((HOST, 0))
+        return int(probe.getsockname()[1])
+
+
+@contextlib.contextmanager
+def process(command: list[str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
+    with log.open("wb") as out:
+        child = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT)
+    try:
+        yield child
+    finally:
+        child.terminate()
+        try:
+            child.wait(10)
+        except subprocess.TimeoutExpired:
+            child.kill()
+            child.wait()
+
+
+def cpu_s(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+    return (int(fields[11]) + int(fields[12])) / TICKS
+
+
+async def up(url: str, session: aiohttp.ClientSession) -> None:
+    for _ in range(300):
+        with contextlib.suppress(aiohttp.ClientError, OSError):
+            async with session.get(url + "/health") as answer:
+                if answer.status == 200:
+                    return
+        await asyncio.sleep(0.1)
+    raise TimeoutError(url)
+
+
+# --- one measurement --------------------------------------------------------------------------------------------------
+
+
+class Way:
+    """One way to the workers."""
+
+    def __init__(self, name: str, urls: list[str], bootstrap_port: int, pid: int | None) -> None:
+        self.name, self.urls, self.bootstrap_port, self.pid = name, urls, bootstrap_port, pid
+
+    async def ask(self, session: aiohttp.ClientSession, prompt: list[int], *, stream: bool) -> float:
+        """Send one request; return the seconds to its first token."""
+        sampling = {"max_new_tokens": TOKENS, "temperature": 0, "ignore_eos": True}
+        body: dict[str, Any] = {"input_ids": prompt, "sampling_params": sampling, "stream": stream}
+        if len(self.urls) == 2:
+            room = random.getrandbits(62)
+            body |= {"bootstrap_host": HOST, "bootstrap_port": self.bootstrap_port, "bootstrap_room": room}
+        data = json.dumps(body).encode()
+        began = time.perf_counter()
+        aside = [asyncio.create_task(self._post(session, url, data)) for url in self.urls[:-1]]
+        first_s = await self._post(session, self.urls[-1], data)
+        await asyncio.gather(*aside)
+        return first_s - began
+
+    async def _post(self, session: aiohttp.ClientSession, url: str, data: bytes) -> float:
+        headers = {"Content-Type": "application/json"}
+        async with session.post(url + "/generate", data=data, headers=headers) as answer:
+            first = await answer.content.readany()
+            at_s = time.perf_counter()
+            assert answer.status == 200, first
+            while await answer.content.readany():
+                pass
+        return at_s
+
+
+async def measure(way: Way, concurrency: int, requests: int, prompt_tokens: int, *, stream: bool) -> dict[str, float]:
+    """Return requests/s, TTFT and CPU of `requests` requests."""
+    dice = random.Random(0)  # noqa: S311 - prompts, not secrets
+    prompts = [[dice.randrange(4, 500) for _ in range(prompt_tokens)] for _ in range(requests)]
+    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
+        await asyncio.gather(*(way.ask(session, prompts[0], stream=stream) for _ in range(concurrency)))
+        ttfts: list[float] = []
+        left = iter(prompts)
+
+        async def client() -> None:
+            for prompt in left:
+                ttfts.append(await way.ask(session, prompt, stream=stream))
+
+        cpu = cpu_s(way.pid) if way.pid else 0.0
+        began = time.perf_counter()
+        await asyncio.gather(*(client() for _ in range(concurrency)))
+        took = time.perf_counter() - began
+        cpu = cpu_s(way.pid) - cpu if way.pid else 0.0
+    ttfts.sort()
+    p99 = ttfts[min(int(0.99 * len(ttfts)), len(ttfts) - 1)]
+    p50 = statistics.median(ttfts)
+    return {"rps": requests / took, "p50_ms": 1e3 * p50, "p99_ms": 1e3 * p99, "cpu_ms": 1e3 * cpu / requests}
+
+
+# --- the comparison ---------------------------------------------------------------------------------------------------
+
+
+@contextlib.asynccontextmanager
+async def ways(args: argparse.Namespace, folder: Path) -> AsyncIterator[list[Way]]:
+    with contextlib.ExitStack() as stack:
+
+        def start(name: str, command: list[str]) -> int:
+            return stack.enter_context(process(command, folder / f"{name}.log")).pid
+
+        if args.workers:
+            p, port, d = args.workers.split(",")
+        else:
+            ports = free_port(), free_port()
+            p, port, d = f"http://{HOST}:{ports[0]}", "8998", f"http://{HOST}:{ports[1]}"
+            for mode, number in zip(("prefill", "decode"), ports, strict=True):
+                start(mode, [sys.executable, __file__, "--serve", mode, str(number)])
+        rust, ours = free_port(), free_port()
+        router = [args.rust, "-m", "sglang_router.launch_router", "--pd-disaggregation", "--policy", "round_robin"]
+        router += ["--prefill", p, port, "--decode", d, "--host", HOST, "--port", str(rust), "--log-level", "error"]
+        theirs = start("rust", [*router, "--prometheus-port", str(free_port())])
+        config = folder / "stock.yaml"
+        config.write_text("router: round-robin\n")
+        gateway = [str(Path(sys.executable).with_name("pdplugins")), "gateway", "--config", str(config)]
+        gateway += ["--worker", f"{p},bootstrap_port={port}", "--worker", d, "--port", str(ours)]
+        mine = start("gateway", gateway)
+        found = [Way("none", [p, d], int(port), None)]
+        found += [Way("rust", [f"http://{HOST}:{rust}"], 0, theirs), Way("gateway", [f"http://{HOST}:{ours}"], 0, mine)]
+        async with aiohttp.ClientSession() as session:
+            for way in found[1:]:
+                await up(way.urls[0], session)
+        yield found
+
+
+async def compare(args: argparse.Namespace) -> dict[str, Any]:
+    rows: Rows = {}
+    with tempfile.TemporaryDirectory() as folder:
+        async with ways(args, Path(folder)) as found:
+            for _ in range(args.rounds):
+                for kind, way in itertools.product(KINDS, found):
+                    concurrency, stream = kind
+                    count = args.requests if concurrency == 1 else args.requests * 4
+                    row = await measure(way, concurrency, count, args.prompt_tokens, stream=stream)
+                    rows.setdefault((kind, way.name), []).append(row)
+    return {"tables": [summary(rows, kind) for kind in KINDS]}
+
+
+def summary(rows: Rows, kind: tuple[int, bool]) -> dict[str, Any]:
+    """Return the medians over rounds, and of the differences to the base within a round."""
+    base = rows[kind, "none"]
+    table: dict[str, Any] = {"concurrency": kind[0], "stream": kind[1]}
+    for name in ("none", "rust", "gateway"):
+        mine = rows[kind, name]
+        table[name] = {key: round(statistics.median(row[key] for row in mine), 3) for key in mine[0]}
+        for key in ("p50_ms", "p99_ms"):
+            added = [row[key] - other[key] for row, other in zip(mine, base, strict=True)]
+            table[name][f"added_{key}"] = round(statistics.median(added), 3)
+    both = zip(rows[kind, "gateway"], rows[kind, "rust"], strict=True)
+    ratios = [row["rps"] / other["rps"] for row, other in both]
+    return table | {"rps_ratio": round(statistics.median(ratios), 3), "rounds": len(base)}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--serve", nargs=2, metavar=("MODE", "PORT"))
+    parser.add_argument("--rust", help="an interpreter that has sglang_router")
+    parser.add_argument("--workers", help="real ones: P,BOOTSTRAP_PORT,D")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--requests", type=int, default=200, help="per round at concurrency 1; four times that at 32")
+    parser.add_argument("--prompt-tokens", type=int, default=512)
+    parser.add_argument("--out", type=Path)
+    args = parser.parse_args()
+    if args.serve:
+        worker(args.serve[0], int(args.serve[1]))
+        return
+    if not args.rust:
+        parser.error("--rust: name an interpreter that has sglang_router (pip install sglang-router)")
+    result = uvloop.run(compare(args))
+    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
+    facts = {
+        "command": " ".join(["python", *sys.argv]),
+        "commit": commit.stdout.strip(),
+        "measured": True,
+        "workers": "real" if args.workers else "fake",
+        "prompt_tokens": args.prompt_tokens,
+        "cpus": os.cpu_count(),
+    }
+    text = json.dumps(facts | result, indent=1)
+    print(text)
+    if args.out:
+        args.out.write_text(text + "\n")
+
+
+if __name__ == "__main__":
+    main()

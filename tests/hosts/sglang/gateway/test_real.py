@@ -1,0 +1,333 @@
+"""The gateway over real SGLang servers on a CPU: every primitive gives the tokens of a unified server.
+
+`make test-sglang` installs SGLang and runs this; without it every test is skipped.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import random
+import signal
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+import yaml
+
+from pdplugins.config import Config
+from pdplugins.hosts.sglang.gateway.app import Gateway
+from pdplugins.hosts.sglang.gateway.fleet import WorkerOption
+from pdplugins.hosts.sglang.gateway.settings import GatewaySettings
+from pdplugins.types import Placement
+
+from .. import servers, tiny_model
+from .conftest import config
+from .fake import settled
+
+pytestmark = [pytest.mark.sglang, pytest.mark.timeout(600)]
+
+SETTINGS = GatewaySettings(timeout_s=120, first_token_s=20, silence_s=20, rest_s=1, poll_s=0.2, drain_s=5)
+ROUTERS: dict[str, dict[str, Any]] = {
+    "ampd": {},
+    "arrow": {},
+    "dopd": {"local_tokens": 60},
+    "dynaserve": {"pairs": "any", "least_tokens": 1, "margin_tokens": 0},
+    "least-loaded": {},
+}
+COUNT = 12
+"""Output tokens of a request."""
+
+
+@dataclass(frozen=True)
+class Bench:
+    """Two dual-role servers and a unified one."""
+
+    a: servers.Server
+    b: servers.Server
+    unified: servers.Server
+    folder: Path
+
+
+@pytest.fixture(scope="session")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_model.make(tmp_path_factory.mktemp("tiny"))
+
+
+@pytest.fixture(scope="module", params=["0.5.16", "0.5.23"])
+def bench(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
+    found = {servers.version_of(tree): tree for tree in servers.trees()}
+    tree = found.get(request.param) or pytest.skip(f"no SGLang {request.param} here; run make test-sglang")
+    model = request.getfixturevalue("model")
+    folder = tmp_path_factory.mktemp("gateway")
+    dual = folder / "dual.yaml"
+    dual.write_text(yaml.safe_dump({"sglang": {"dual_role": True}}))
+    a, b = (servers.Server(tree, model, folder / f"{name}.log", servers.DUAL, dual) for name in "ab")
+    unified = servers.Server(tree, model, folder / "unified.log")
+    with servers.running(a, b, unified):
+        yield Bench(a, b, unified, folder)
+
+
+class Told:
+    """A router that finds each placement under the name of its request."""
+
+    def __init__(self) -> None:
+        self.placements: dict[str, Placement] = {}
+        self.later: dict[str, str] = {}
+
+    def on_arrival(self, request: Any, workers: Any, now_s: float) -> Placement:
+        return self.placements[request.id]
+
+    def on_prefill_done(self, request: Any, placement: Placement, workers: Any, now_s: float) -> Placement:
+        return replace(placement, second=self.later[request.id])
+
+
+@dataclass
+class Stand:
+    """A gateway over real servers, and a client."""
+
+    gateway: Gateway
+    bench: Bench
+    client: aiohttp.ClientSession
+    told: Told
+
+    @property
+    def ids(self) -> tuple[str, str]:
+        return f"127.0.0.1:{self.bench.a.port}", f"127.0.0.1:{self.bench.b.port}"
+
+    async def unified(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
+        async with self.client.post(self.bench.unified.url + path, json=body) as answer:
+            return await answer.json()
+
+    async def ask(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
+        """The answer through the gateway; of a stream its last event, with the text of all."""
+        async with self.client.post(self.gateway.url + path, json=body) as answer:
+            data = await answer.read()
+            assert answer.status == 200, data
+            if not body.get("stream"):
+                return await answer.json()
+        return last_event(data)
+
+    async def idle(self) -> bool:
+        """Whether no request is left on any server."""
+        for server in (self.bench.a, self.bench.b):
+            async with self.client.get(server.url + "/v1/loads") as answer:
+                loads = (await answer.json())["loads"]
+            if any(load["num_running_reqs"] or load["num_waiting_reqs"] for load in loads):
+                return False
+        return True
+
+
+def last_event(data: bytes) -> dict[str, Any]:
+    *events, done, rest = data.split(b"\n\n")
+    assert (done, rest) == (b"data: [DONE]", b""), data[-300:]
+    answer: dict[str, Any] = json.loads(events[-1].removeprefix(b"data: "))
+    return answer
+
+
+@asynccontextmanager
+async def stand(bench: Bench, cfg: Config | None = None) -> AsyncIterator[Stand]:
+    gateway = Gateway(cfg or config(), [WorkerOption.parse(bench.a.url), WorkerOption.parse(bench.b.url)], SETTINGS)
+    told = Told()
+    if cfg is None:
+        gateway._routing._router = told
+    await gateway.start()
+    try:
+        async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=150)) as client:
+            yield Stand(gateway, bench, client, told)
+    finally:
+        await gateway.stop()
+
+
+def ask(ids: list[int], count: int = COUNT, **more: Any) -> dict[str, Any]:
+    sampling = {"max_new_tokens": count, "temperature": 0, "ignore_eos": True}
+    return {"input_ids": ids, "sampling_params": sampling, **more}
+
+
+def prompt(dice: random.Random, tokens: int) -> list[int]:
+    return [dice.randrange(4, 512) for _ in range(tokens)]
+
+
+def test_random_requests_of_every_kind_are_equal_to_a_unified_server(bench: Bench) -> None:
+    """Splits at every kind of boundary, both directions, streaming and not, 16 in flight."""
+
+    async def run() -> None:
+        dice = random.Random(7)
+        async with stand(bench) as it:
+            gate = asyncio.Semaphore(16)
+
+            async def one(number: int) -> str | None:
+                async with gate:
+                    tokens = dice.choice([2, 17, 100, 255, 256, 257, 600])
+                    ids = prompt(dice, tokens)
+                    first, second = dice.sample(it.ids, 2)
+                    edges = (
+                        0,
+                        1,
+                        tokens // 2,
+                        tokens - 1,
+                        tokens,
+                        tokens + 1,
+                        tokens + 5,
+                        tokens + COUNT - 1,
+                        tokens + COUNT,
+                    )
+                    split = dice.choice(edges)
+                    rid = f"r{number}"
+                    if number % 9 == 0:
+                        it.told.later[rid] = dice.choice(it.ids)
+                        it.told.placements[rid] = Placement(first, None, tokens)
+                    elif number % 9 == 1:
+                        it.told.placements[rid] = Placement(first, first, tokens)
+                    else:
+                        it.told.placements[rid] = Placement(first, second, split)
+                    want, got = await asyncio.gather(
+                        it.unified("/generate", ask(ids)),
+                        it.ask("/generate", ask(ids, rid=rid, stream=number % 2 == 0)),
+                    )
+                    same = got["output_ids"] == want["output_ids"] and got["text"] == want["text"]
+                    return None if same else f"{it.told.placements[rid]} of {tokens}: {got} is not {want}"
+
+            wrong = [line for line in await asyncio.gather(*(one(number) for number in range(120))) if line]
+            assert wrong == []
+            assert not it.gateway.metrics.faults["worker_failed"]
+            done = it.gateway.metrics.primitives
+            assert all(done.labels(name)._value.get() > 2 for name in ("pair", "push", "local", "head", "warm"))
+            assert await it.idle()
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_openai_completions_and_logprobs_are_equal(bench: Bench, stream: bool) -> None:
+    async def run() -> None:
+        dice = random.Random(3)
+        async with stand(bench) as it:
+            a, b = it.ids
+            for number, (first, second, split) in enumerate([(a, b, 90), (b, b, 90), (a, b, 40), (b, a, 90)]):
+                ids = prompt(dice, 90)
+                body = {"model": "tiny", "prompt": ids, "max_tokens": COUNT, "temperature": 0, "ignore_eos": True}
+                rid = f"c{number}"
+                it.told.placements[rid] = Placement(first, second, split)
+                want = (await it.unified("/v1/completions", body))["choices"][0]["text"]
+                async with it.client.post(
+                    it.gateway.url + "/v1/completions", json=body | {"rid": rid, "stream": stream}
+                ) as r:
+                    data = await r.read()
+                    assert r.status == 200, data
+                assert text_of(data, stream=stream) == want
+            want = await it.unified("/generate", ask(ids, return_logprob=True))
+            it.told.placements["l"] = Placement(a, b, 90)
+            got = await it.ask("/generate", ask(ids, return_logprob=True, rid="l"))
+            pairs = zip(
+                got["meta_info"]["output_token_logprobs"], want["meta_info"]["output_token_logprobs"], strict=True
+            )
+            assert all(g[1] == w[1] and g[0] == pytest.approx(w[0], abs=1e-3) for g, w in pairs)
+
+    asyncio.run(run())
+
+
+def text_of(data: bytes, *, stream: bool) -> str:
+    if not stream:
+        return str(json.loads(data)["choices"][0]["text"])
+    events = [event for event in data.split(b"\n\n") if event.startswith(b"data: {")]
+    chunks = [json.loads(event.removeprefix(b"data: ")) for event in events]
+    return "".join(choice["text"] for chunk in chunks for choice in chunk["choices"])
+
+
+@pytest.mark.parametrize("router", ROUTERS)
+def test_every_router_serves_sessions_with_the_tokens_of_a_unified_server(bench: Bench, router: str) -> None:
+    """Two rounds each: the second one has the first one's answer in its prompt."""
+
+    async def run() -> None:
+        dice = random.Random(router)
+        async with stand(bench, config({"name": router, **ROUTERS[router]})) as it:
+
+            async def session(number: int) -> None:
+                ids = prompt(dice, 40 + 60 * (number % 4))
+                for _ in range(2):
+                    want = await it.unified("/generate", ask(ids))
+                    got = await it.ask("/generate", ask(ids, session_id=f"{router}{number}", stream=number % 2 == 0))
+                    assert got["output_ids"] == want["output_ids"]
+                    ids = ids + got["output_ids"] + prompt(dice, 30)
+
+            await asyncio.gather(*(session(number) for number in range(8)))
+            faults = it.gateway.metrics.faults
+            assert faults["router_error"] == faults["worker_failed"] == 0
+
+    asyncio.run(run())
+
+
+def test_a_prefill_worker_reads_the_history_back(bench: Bench) -> None:
+    async def run() -> None:
+        dice = random.Random(5)
+        async with stand(bench) as it:
+            a, b = it.ids
+            ids = prompt(dice, 200)
+            for number in range(2):
+                it.told.placements[f"h{number}"] = Placement(a, b, len(ids))
+                want = await it.unified("/generate", ask(ids, 20))
+                got = await it.ask("/generate", ask(ids, 20, rid=f"h{number}", session_id="history"))
+                assert got["output_ids"] == want["output_ids"]
+                ids = ids + got["output_ids"] + prompt(dice, 50)
+            assert it.gateway.metrics.primitives.labels("history")._value.get() == 1
+
+    asyncio.run(run())
+
+
+def test_clients_that_leave_leave_nothing_behind(bench: Bench) -> None:
+    async def run() -> None:
+        dice = random.Random(11)
+        async with stand(bench) as it:
+            a, b = it.ids
+
+            async def leave(number: int) -> None:
+                ids = prompt(dice, 300)
+                rid = f"gone{number}"
+                it.told.placements[rid] = Placement(
+                    *dice.choice([(a, b, 300), (b, a, 300), (a, a, 300), (a, b, 100), (a, b, 320)])
+                )
+                try:
+                    async with asyncio.timeout(dice.uniform(0.01, 0.5)):
+                        await it.ask("/generate", ask(ids, 400, rid=rid, stream=number % 2 == 0))
+                except TimeoutError:
+                    pass
+
+            await asyncio.gather(*(leave(number) for number in range(30)))
+            for _ in range(60):
+                if await it.idle():
+                    break
+                await asyncio.sleep(0.25)
+            assert await it.idle()
+            ids = prompt(dice, 100)
+            it.told.placements["after"] = Placement(a, b, 100)
+            got, want = await it.ask("/generate", ask(ids, rid="after")), await it.unified("/generate", ask(ids))
+            assert got["output_ids"] == want["output_ids"]
+
+    asyncio.run(run())
+
+
+def test_a_worker_that_is_killed_in_mid_stream_is_continued_on_the_other_one(bench: Bench) -> None:
+    """The last test of these servers: one of them dies."""
+
+    async def run() -> None:
+        dice = random.Random(13)
+        async with stand(bench) as it:
+            a, b = it.ids
+            ids = prompt(dice, 300)
+            want = (await it.unified("/generate", ask(ids, 300)))["output_ids"]
+            it.told.placements["k"] = Placement(b, b, 300)
+            request = asyncio.create_task(it.ask("/generate", ask(ids, 300, rid="k", stream=True)))
+            load = it.gateway.fleet.by_id[b].view.load
+            assert await settled(lambda: load.running_tokens > 310, 20)
+            os.killpg(bench.b.process.pid, signal.SIGKILL)
+            it.told.placements["k"] = Placement(a, a, 300)
+            assert (await request)["output_ids"] == want
+            assert it.gateway.metrics.faults["resumed"] == 1
+
+    asyncio.run(run())
