@@ -11,6 +11,7 @@ from typing import Any, Literal
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
+from pdplugins.files import write_whole
 from pdplugins.types import Slo
 
 
@@ -147,13 +148,6 @@ class Result(_Model):
     def write(self, path: Path) -> None:
         """Write the result as JSON, whole or not at all."""
         write_whole(path, self.model_dump_json(indent=1) + "\n")
-
-
-def write_whole(path: Path, text: str) -> None:
-    """Write `text` to `path`, whole or not at all."""
-    scratch = path.with_name(path.name + ".part")
-    scratch.write_text(text, encoding="utf-8")
-    scratch.replace(path)
 
 
 def summarise(

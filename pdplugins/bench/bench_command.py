@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from pdplugins import hookimpl
-from pdplugins.errors import ConfigError
+from pdplugins.files import check_outputs, write_whole
 
 
 @hookimpl
@@ -43,13 +43,12 @@ def decisions(
     from pdplugins.bench.decisions import measure  # noqa: PLC0415
     from pdplugins.results import commit  # noqa: PLC0415
 
-    if out is not None and not out.resolve().parent.is_dir():
-        raise ConfigError(f"--json {out}: there is no folder {out.parent}; create it first")
+    check_outputs(out)
     rows = list(measure(tuple(workers), calls, seed))
     if out is not None:
         command = shlex.join(["pdplugins", *sys.argv[1:]])
         data = {"kind": "measured", "command": command, "commit": commit(), "seed": seed}
-        out.write_text(json.dumps(data | {"rows": [asdict(row) for row in rows]}, indent=1) + "\n", encoding="utf-8")
+        write_whole(out, json.dumps(data | {"rows": [asdict(row) for row in rows]}, indent=1) + "\n")
     table = Table("kind", "plugin", "workers", "p50 µs", "p99 µs", title="One decision")
     for row in rows:
         table.add_row(row.kind, row.plugin, str(row.workers), f"{row.p50_us:.1f}", f"{row.p99_us:.1f}")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from pdplugins.errors import ConfigError
+from pdplugins.files import check_outputs, write_whole
 
 if TYPE_CHECKING:
     from pdplugins.types import TraceRequest
@@ -37,14 +37,14 @@ def info(
     """Say what a trace is like: counts, lengths, sessions, shared prefixes, burstiness, load over time."""
     from pdplugins.bench import info as about  # noqa: PLC0415 - a command loads what it needs when it runs
 
-    _check_folders(out, plot)
+    check_outputs(out, plot)
     requests = _read(trace, workload, rate, clip_s, max_requests, max_context)
     columns = about.Columns.of(requests)
     facts = about.describe(columns)
-    if out is not None:
-        out.write_text(json.dumps({"trace": trace, **facts}, indent=1) + "\n", encoding="utf-8")
     if plot is not None:
         about.plot(columns, Path(trace).name, plot)
+    if out is not None:
+        write_whole(out, json.dumps({"trace": trace, **facts}, indent=1) + "\n")
     _show(facts)
     typer.echo(about.chart(columns))
 
@@ -63,7 +63,7 @@ def make(
     """Write a workload as JSON lines (Mooncake's format, and sessions), which every command reads back."""
     from pdplugins.bench import jsonl, transform  # noqa: PLC0415 - a command loads what it needs when it runs
 
-    _check_folders(out)
+    check_outputs(out)
     requests = _read(spec, workload, rate, clip_s, max_requests, max_context)
     jsonl.write(requests, out)
     typer.echo(f"{out}: {len(requests)} arrivals, {transform.total(requests)} requests, {requests[-1].arrival_s:.0f} s")
@@ -82,12 +82,6 @@ def _read(
 
     changes = Transform.of(rate=rate, clip_s=clip_s, max_requests=max_requests, max_context_tokens=max_context)
     return changes.apply(traces.read(trace, workload))
-
-
-def _check_folders(*files: Path | None) -> None:
-    for file in files:
-        if file is not None and not file.resolve().parent.is_dir():
-            raise ConfigError(f"{file}: there is no folder {file.parent}; create it first")
 
 
 def _show(facts: dict[str, Any]) -> None:

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from pdplugins.bench.jsonl import BLOCK_TOKENS
 from pdplugins.errors import ConfigError
+from pdplugins.files import whole
 from pdplugins.types import TraceRequest
 
 Floats = NDArray[np.float64]
@@ -144,7 +145,8 @@ def plot(columns: Columns, title: str, path: Path) -> None:
     writers = {".html": _page, ".png": _image, ".svg": _image, ".pdf": _image}
     if path.suffix not in writers:
         raise ConfigError(f"--plot {path}: name a file that ends in {', '.join(writers)}")
-    writers[path.suffix](panels, title, path)
+    with whole(path) as scratch:
+        writers[path.suffix](panels, title, scratch)
 
 
 def _image(panels: list[tuple[str, Floats, Floats]], title: str, path: Path) -> None:

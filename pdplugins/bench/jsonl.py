@@ -15,6 +15,7 @@ from typing import Any
 
 from pdplugins.bench import rows
 from pdplugins.errors import TraceError
+from pdplugins.files import whole
 from pdplugins.registry import NoSettings
 from pdplugins.types import Round, TraceRequest
 
@@ -78,7 +79,7 @@ def _seconds(path: Path, number: int, column: str, ms: object) -> float:
 
 def write(requests: Iterable[TraceRequest], path: Path) -> None:
     """Write a trace with its sessions, to the microsecond; `mooncake_jsonl` reads it back."""
-    with path.open("w", encoding="utf-8") as file:
+    with whole(path) as scratch, scratch.open("w", encoding="utf-8") as file:
         for request in requests:
             row: dict[str, Any] = {
                 "timestamp": _ms(request.arrival_s),
@@ -116,7 +117,7 @@ def write_mooncake(requests: Iterable[TraceRequest], path: Path) -> None:
             "only: use pdplugins simulate or dynamo serve --replay"
         )
     fresh = _counter(1 + max((block for request in kept for block in request.blocks), default=-1))
-    with path.open("w", encoding="utf-8") as file:
+    with whole(path) as scratch, scratch.open("w", encoding="utf-8") as file:
         for request in kept:
             count = -(-request.isl_tokens // BLOCK_TOKENS)
             row = {

@@ -14,6 +14,7 @@ from pydantic import ValidationError
 
 from pdplugins.config import first_error
 from pdplugins.errors import ConfigError
+from pdplugins.files import write_whole
 from pdplugins.perf.gpus import Gpu
 from pdplugins.perf.profile import Profile
 from pdplugins.perf.roofline import Roofline
@@ -147,9 +148,9 @@ def write(data: Mapping[str, Any], path: Path, force: bool) -> Profile:
     check_new(path, force)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(_layout(data) + "\n", encoding="utf-8")
     except OSError as error:
         raise ConfigError(f"--out {path}: {error.strerror}; give a path that can be written") from None
+    write_whole(path, _layout(data) + "\n")
     return profile
 
 

@@ -16,6 +16,7 @@ from zipfile import BadZipFile
 import numpy as np
 
 from pdplugins.errors import ConfigError
+from pdplugins.files import whole
 from pdplugins.perf.draft import BATCHES
 from pdplugins.perf.table import Curve
 from pdplugins.types import PerfModel
@@ -33,7 +34,8 @@ def export_npz(perf: PerfModel, path: Path, prefill_tp: int, decode_tp: int) -> 
     kv_tokens = [0, *_log_spaced(64, MOST_KV_TOKENS, 60)]
     # The mocker's table has no batch axis: a step of k active KV tokens at mean context c is a batch of k / c.
     itl_ms = [[1e3 * perf.decode_step_s(max(k / c, 1.0), c, decode_tp) for c in contexts] for k in kv_tokens]
-    with path.open("wb") as file:  # a file object, because numpy appends .npz to a name that lacks it
+    # A file object, because numpy appends .npz to a name that lacks it.
+    with whole(path) as scratch, scratch.open("wb") as file:
         np.savez(
             file,
             prefill_isl=np.array(tokens, dtype=float),

@@ -1,7 +1,7 @@
 """Ctrl-C as a question, not as an exception.
 
-An exception would leave an event half done. Compiled code does not even survive one that is raised within the product of
-large whole numbers, where CPython looks for signals.
+An exception would leave an event half done. Compiled code does not even survive one that is raised within the product
+of large whole numbers, where CPython looks for signals.
 """
 
 from __future__ import annotations

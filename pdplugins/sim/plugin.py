@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from pdplugins import hookimpl
-from pdplugins.errors import ConfigError
+from pdplugins.files import check_outputs
 
 if TYPE_CHECKING:
     from pdplugins.bench.transform import Transform
@@ -73,7 +73,7 @@ def simulate(  # noqa: PLR0913 - the options of a command
     from pdplugins.sim import recordfile, terminal  # noqa: PLC0415
     from pdplugins.sim.options import Overrides  # noqa: PLC0415
 
-    _check_folders(out, report, records)
+    check_outputs(out, report, records)
     if records is not None:
         recordfile.check(records)
     changes = Transform.of(rate=rate, clip_s=clip_s, max_requests=max_requests, max_context_tokens=max_context)
@@ -111,12 +111,12 @@ def compare(  # noqa: PLR0913 - the options of a command
 ) -> None:
     """Simulate a trace under several configs, and mark the best of each metric."""
     from pdplugins.bench.transform import Transform  # noqa: PLC0415 - a command loads what it needs when it runs
-    from pdplugins.results import write_whole  # noqa: PLC0415
+    from pdplugins.files import write_whole  # noqa: PLC0415
     from pdplugins.sim import terminal  # noqa: PLC0415
     from pdplugins.sim.compare import as_json, run_all  # noqa: PLC0415
     from pdplugins.sim.options import Overrides  # noqa: PLC0415
 
-    _check_folders(out, report)
+    check_outputs(out, report)
     changes = Transform.of(rate=rate, clip_s=clip_s, max_requests=max_requests, max_context_tokens=max_context)
     plan = _plan(
         configs, trace, changes, seed, report is not None, Overrides(gpus, profile, prefill, decode, settings or ())
@@ -150,11 +150,12 @@ def bound(  # noqa: PLR0913 - the options of a command
     from pdplugins.bench.traces import read  # noqa: PLC0415 - a command loads what it needs when it runs
     from pdplugins.bench.transform import Transform  # noqa: PLC0415
     from pdplugins.config import Config, find, load  # noqa: PLC0415
-    from pdplugins.results import commit, write_whole  # noqa: PLC0415
+    from pdplugins.files import write_whole  # noqa: PLC0415
+    from pdplugins.results import commit  # noqa: PLC0415
     from pdplugins.sim.bound.api import bound_of  # noqa: PLC0415
     from pdplugins.sim.options import changed  # noqa: PLC0415
 
-    _check_folders(out)
+    check_outputs(out)
     known = {"deployment.gpu_budget": gpus, "deployment.profile": profile, "slo.ttft_s": ttft, "slo.tpot_s": tpot}
     given = [f"{key}={value}" for key, value in known.items() if value is not None]
     checked = changed(
@@ -221,9 +222,3 @@ def _finish(runs: Sequence[Run], report: Path | None) -> None:
         terminal.show(runs)
     if any(run.result.interrupted for run in runs):
         raise typer.Exit(130)
-
-
-def _check_folders(*files: Path | None) -> None:
-    for file in files:
-        if file is not None and not file.resolve().parent.is_dir():
-            raise ConfigError(f"{file}: there is no folder {file.parent}; create it first")

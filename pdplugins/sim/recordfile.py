@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from pdplugins.errors import ConfigError
-from pdplugins.results import write_whole
+from pdplugins.files import whole, write_whole
 from pdplugins.sim.records import Record
 
 
@@ -25,6 +25,7 @@ def write(records: Iterable[Record], path: Path) -> None:
     if path.suffix == ".parquet":
         from pandas import DataFrame  # type: ignore[import-untyped]  # noqa: PLC0415 - slow, and only needed here
 
-        DataFrame(records, columns=Record._fields).to_parquet(path, index=False)
+        with whole(path) as scratch:
+            DataFrame(records, columns=Record._fields).to_parquet(scratch, index=False)
     else:
         write_whole(path, "".join(json.dumps(record._asdict()) + "\n" for record in records))

@@ -107,13 +107,13 @@ class Simulation:
         enabled = gc.isenabled()
         gc.disable()  # nothing here makes cycles, and looking for them costs a third of the run
         try:
-            self._run(iter(workload), progress)
+            self._run(iter(workload), progress or (lambda _: None))
         finally:
             if enabled:
                 gc.enable()
         return self.outcome()
 
-    def _run(self, arrivals: Iterator[Arrival], progress: Callable[[float], None] | None) -> None:
+    def _run(self, arrivals: Iterator[Arrival], progress: Callable[[float], None]) -> None:
         events, heap, dispatcher = self._events, self._events.heap, self._dispatcher
         on_transfer = dispatcher.links.on_event
         upcoming = next(arrivals, None)
@@ -127,8 +127,7 @@ class Simulation:
             countdown -= 1
             if not countdown:
                 countdown = PROGRESS_EVERY
-                if progress is not None:
-                    progress(seconds(events.now))
+                progress(seconds(events.now))
             if upcoming is not None and (not heap or at <= heap[0][0]):
                 events.now = at
                 dispatcher.arrive(upcoming)

@@ -8,6 +8,7 @@ from rich.console import Group
 from rich.table import Table
 
 from pdplugins.errors import ConfigError
+from pdplugins.files import whole
 from pdplugins.perf.profile import Profile
 from pdplugins.perf.table import TableModel
 from pdplugins.types import Role
@@ -85,8 +86,9 @@ def draw(name: str, profile: Profile, path: Path) -> None:
         axes.grid(alpha=0.3)
     figure.suptitle(f"{name} ({profile.kind})")
     try:
-        figure.savefig(path)
-    except (OSError, ValueError) as error:
+        with whole(path) as scratch:
+            figure.savefig(scratch)
+    except ValueError as error:  # a kind of file that it cannot write
         raise ConfigError(f"--plot {path}: {error}") from None
     finally:
         plt.close(figure)

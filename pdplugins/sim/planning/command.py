@@ -43,7 +43,7 @@ def plan(  # noqa: PLR0913 - the options of a command
     """Plan tensor-parallel sizes and replicas of both phases for a trace."""
     from pdplugins.bench import traces  # noqa: PLC0415 - a command loads what it needs when it runs
     from pdplugins.bench.transform import Transform  # noqa: PLC0415
-    from pdplugins.results import write_whole  # noqa: PLC0415
+    from pdplugins.files import write_whole  # noqa: PLC0415
     from pdplugins.sim import terminal  # noqa: PLC0415
     from pdplugins.sim.options import Overrides, configured  # noqa: PLC0415
     from pdplugins.sim.planning.deployment import plan_deployment, with_plan  # noqa: PLC0415

@@ -10,7 +10,8 @@ from typing import Any
 
 import yaml
 
-from pdplugins.results import Result, write_whole
+from pdplugins.files import write_whole
+from pdplugins.results import Result
 from pdplugins.sim.ranking import Run, best_of, columns, unlike
 from pdplugins.sim.report.charts import RUN_COLOURS, charts
 from pdplugins.types import Slo

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from pdplugins.errors import ConfigError
+from pdplugins.files import check_outputs
 
 if TYPE_CHECKING:
     from pdplugins.config import Config
@@ -74,8 +75,7 @@ def replay(  # noqa: PLR0913 - the options of a command
     }
     engines = Engines(kv_blocks, router)
     plan = Plan(planner, configured(config, given, initial), _settings(settings or []), engines, decision_log)
-    if out is not None and not out.resolve().parent.is_dir():
-        raise ConfigError(f"--json {out}: there is no folder {out.parent}; create it first")
+    check_outputs(out)
     requests = traces.read(trace)
     if duration is not None:
         requests = transform.clip(requests, duration)

@@ -1,0 +1,58 @@
+"""Output files: refused before the work when they cannot be written, and written whole or not at all."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from pdplugins.errors import ConfigError
+
+
+def check_outputs(*paths: Path | None) -> None:
+    """Raise ConfigError for the first of `paths` that cannot be written, so that no work is lost; None is no file."""
+    for path in filter(None, paths):
+        if not path.resolve().parent.is_dir():
+            raise ConfigError(f"{path}: there is no folder {path.parent}; create it first")
+        if path.is_dir():
+            raise ConfigError(f"{path}: is a folder; name a file in it")
+        if (scratch := _scratch(path)) != path:
+            try:
+                scratch.touch()
+                scratch.unlink()
+            except OSError as error:
+                raise _unwritable(path, error) from None
+
+
+@contextmanager
+def whole(path: Path) -> Iterator[Path]:
+    """Yield where to write what `path` shall hold: a file that takes its place at the end, and goes after an error.
+
+    Raises ConfigError where the file system refuses.
+    """
+    scratch = _scratch(path)
+    try:
+        yield scratch
+        if scratch != path:
+            scratch.replace(path)
+    except OSError as error:
+        raise _unwritable(path, error) from None
+    finally:
+        if scratch != path:
+            scratch.unlink(missing_ok=True)
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write `text` to `path`, whole or not at all. Raises ConfigError where the file system refuses."""
+    with whole(path) as scratch:
+        scratch.write_text(text, encoding="utf-8")
+
+
+def _scratch(path: Path) -> Path:
+    """Return a name beside `path`, of the same kind; a pipe or device (``/dev/stdout``) is written to as it is."""
+    special = path.exists() and not path.is_file()
+    return path if special else path.with_name(f".{path.stem}.part{path.suffix}")
+
+
+def _unwritable(path: Path, error: OSError) -> ConfigError:
+    return ConfigError(f"{path}: {error.strerror or error}; give a path that can be written")

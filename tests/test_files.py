@@ -1,0 +1,49 @@
+"""Outputs are refused in time, and never half-written."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from pdplugins.errors import ConfigError
+from pdplugins.files import check_outputs, whole, write_whole
+
+
+def test_what_cannot_be_written_is_refused_before_the_work(tmp_path: Path) -> None:
+    for path, why in (
+        (tmp_path / "no" / "out.json", "there is no folder"),
+        (tmp_path, "is a folder"),
+        (Path("/proc/out.json"), "give a path that can be written"),  # no folder of a user's: root may write anywhere
+    ):
+        with pytest.raises(ConfigError, match=why):
+            check_outputs(None, path)
+
+
+def test_looking_leaves_everything_as_it_was(tmp_path: Path) -> None:
+    old = tmp_path / "old.json"
+    old.write_text("old")
+    check_outputs(old, tmp_path / "new.json", None)
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {"old.json": "old"}
+
+
+def test_an_error_keeps_the_old_file_and_leaves_nothing_beside_it(tmp_path: Path) -> None:
+    old = tmp_path / "old.json"
+    old.write_text("old")
+
+    def fail_half_way() -> None:
+        with whole(old) as scratch:
+            scratch.write_text("half")
+            raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        fail_half_way()
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {"old.json": "old"}
+    write_whole(old, "new")
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {"old.json": "new"}
+
+
+def test_a_device_is_written_to_and_not_replaced() -> None:
+    check_outputs(Path("/dev/null"))
+    write_whole(Path("/dev/null"), "text")
+    assert Path("/dev/null").is_char_device()
