@@ -144,18 +144,6 @@ def test_logprobs_are_those_of_one_server(bench: Bench) -> None:
     run(test, logprobs=True)
 
 
-def test_sampling_with_a_seed_gives_the_tokens_of_one_server(bench: Bench) -> None:
-    async def test(client: Client) -> None:
-        rng = random.Random(6)
-        for length in (5, CHUNK + 40):
-            prompt = prompt_of(rng, length)
-            wanted = await client.tokens(bench.unified, prompt, 16)
-            assert await client.tokens(bench.b, prompt, 16) == wanted
-            assert (await client.pair(bench.b, bench.a, prompt, 16))["output_ids"] == wanted
-
-    run(test, sampling={"temperature": 0.9, "sampling_seed": 77})
-
-
 def test_the_rounds_of_a_session_go_on_where_their_cache_is(bench: Bench) -> None:
     """AMPD: a later round prefills on the decode side, or on the prefill side after its history was read back."""
 
