@@ -204,8 +204,8 @@ async def ways(args: argparse.Namespace, folder: Path) -> AsyncIterator[list[Way
         config = folder / "stock.yaml"
         config.write_text("router: round-robin\n")
         gateway = [str(Path(sys.executable).with_name("pdplugins")), "gateway", "--config", str(config)]
-        gateway += ["--worker", f"{p},bootstrap_port={port}", "--worker", d, "--port", str(ours)]
-        mine = start("gateway", gateway)
+        gateway += ["--worker", f"{p},bootstrap_port={port},kind=prefill", "--worker", f"{d},kind=decode"]
+        mine = start("gateway", [*gateway, "--port", str(ours)])
         found = [Way("none", [p, d], int(port), None)]
         found += [Way("rust", [f"http://{HOST}:{rust}"], 0, theirs), Way("gateway", [f"http://{HOST}:{ours}"], 0, mine)]
         async with aiohttp.ClientSession() as session:

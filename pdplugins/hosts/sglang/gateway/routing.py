@@ -13,6 +13,7 @@ from time import monotonic
 
 from pdplugins.config import Choice, Config, settings_of
 from pdplugins.hosts.sglang.gateway.calls import Call
+from pdplugins.hosts.sglang.gateway.completions import splittable
 from pdplugins.hosts.sglang.gateway.errors import GatewayError
 from pdplugins.hosts.sglang.gateway.fleet import Fleet, Worker
 from pdplugins.hosts.sglang.gateway.metrics import GatewayMetrics
@@ -149,7 +150,7 @@ class Routing:
             return "stock_split"
         if call.batch is not None or call.sampling.get("n", 1) != 1:
             return "several_answers"
-        return "decode_split" if split > prompt and not call.continuable else None
+        return "decode_split" if split > prompt and not splittable(call) else None
 
     def _decoded_now(self, first: Worker, request: Request, call: Call) -> Plan:
         """Ask at once who decodes: a stock prefill server does not begin before a decode server has room."""
@@ -178,7 +179,7 @@ WHY = {
     "roles": "the servers named cannot prefill or decode for each other",
     "stock_split": "a split needs dual-role servers",
     "several_answers": "a request with several prompts or answers is not split",
-    "decode_split": "to go on elsewhere takes token ids (/generate) and sampling that depends on nothing but tokens",
+    "decode_split": "to go on elsewhere takes token ids, and sampling that depends on nothing but tokens",
     "open_second": "a stock prefill server needs its decode server before it begins; the router was asked at once",
 }
 

@@ -10,6 +10,7 @@ from time import monotonic
 
 from pdplugins.hosts.sglang.gateway import protocol
 from pdplugins.hosts.sglang.gateway.calls import CHAT, Call, Lengths, blocks_of
+from pdplugins.hosts.sglang.gateway.completions import CompletionsReply, as_generate
 from pdplugins.hosts.sglang.gateway.errors import GatewayError, RefusedError, WorkerFailedError
 from pdplugins.hosts.sglang.gateway.fleet import Fleet, Worker
 from pdplugins.hosts.sglang.gateway.metrics import GatewayMetrics
@@ -17,7 +18,7 @@ from pdplugins.hosts.sglang.gateway.primitives import Primitives, Work
 from pdplugins.hosts.sglang.gateway.routing import Plan, Routing
 from pdplugins.hosts.sglang.gateway.sessions import Session, Sessions
 from pdplugins.hosts.sglang.gateway.settings import GatewaySettings
-from pdplugins.hosts.sglang.gateway.streams import Relay, Reply
+from pdplugins.hosts.sglang.gateway.streams import Client, Relay, Reply
 from pdplugins.hosts.sglang.gateway.upstream import Answer, Upstream
 from pdplugins.types import Request
 
@@ -50,7 +51,7 @@ class Flight:
     def __init__(self, serving: Serving, call: Call, reply: Reply) -> None:
         self._all = serving
         self._call = call
-        self._reply = reply
+        self._reply: Client = reply
         self._arrived_s = monotonic()
         self._relay = Relay(call, reply, self._first_token)
         self._blocks = blocks_of(call)
@@ -89,6 +90,9 @@ class Flight:
         done = len(self._relay.ids)
         request = self._request(done)
         plan = self._all.routing.arrive(request, self._call)
+        if plan.primitive == "head" and (call := as_generate(self._call)) is not None:
+            self._reply = CompletionsReply(self._reply, self._call, incremental=plan.first.incremental)
+            self._call, self._relay = call, Relay(call, self._reply, self._first_token)
         work = self._work(request, attempt)
         if done:
             plan = replace(plan, second=plan.second or plan.first, split=plan.prompt)

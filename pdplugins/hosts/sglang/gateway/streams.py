@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 from aiohttp import web
 
@@ -15,6 +15,23 @@ from pdplugins.hosts.sglang.gateway.protocol import DONE, DONE_EVENT, EVENT_END,
 from pdplugins.hosts.sglang.gateway.upstream import Answer
 
 _USAGE = {name: re.compile(rb'"%s":\s*(\d+)' % name.encode()) for name in ("prompt_tokens", "completion_tokens")}
+
+
+class Client(Protocol):
+    """Where an answer goes."""
+
+    @property
+    def started(self) -> bool:
+        """Whether the client has got anything, so that the request cannot start anew in silence."""
+        ...
+
+    async def send(self, data: bytes, content_type: str) -> None:
+        """Send a part of a stream."""
+        ...
+
+    def whole(self, body: bytes, content_type: str) -> None:
+        """Answer with one body."""
+        ...
 
 
 class Reply:
@@ -60,7 +77,7 @@ class Reply:
 class Relay:
     """Passes one answer on, and knows what of it the client has, so that another worker can go on from there."""
 
-    def __init__(self, call: Call, reply: Reply, on_first: Callable[[], None]) -> None:
+    def __init__(self, call: Call, reply: Client, on_first: Callable[[], None]) -> None:
         self._call = call
         self._reply = reply
         self._on_first = on_first
@@ -74,7 +91,7 @@ class Relay:
 
     async def run(self, answer: Answer, *, head: bool = False) -> bool:
         """Pass on what a worker says; `head`: another one goes on. Return whether the answer is whole."""
-        self._incremental = answer.worker.incremental
+        self._incremental = answer.worker.incremental and answer.stream
         self._part = []
         rewrite = head or bool(self.ids) or self._merges(answer)
         while piece := await answer.piece():

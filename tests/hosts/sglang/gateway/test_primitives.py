@@ -106,6 +106,35 @@ def test_openai_bodies_pass_through_with_unknown_fields(path: str, split: int | 
     asyncio.run(run())
 
 
+@pytest.mark.parametrize("incremental", [False, True])
+def test_a_plain_completion_can_be_split_inside_decode(incremental: bool) -> None:
+    """Its first worker is asked for token ids, on /generate; the client sees a completion."""
+
+    async def run() -> None:
+        async with stand("dual", "dual", "dual", incremental=incremental) as it:
+            it.route(Fixed()).split = len(PROMPT) + 4
+            body = {"model": "fake", "prompt": PROMPT, "max_tokens": 9, "temperature": 0}
+            want = answer_of(PROMPT, 9)
+            usage = {"prompt_tokens": 60, "completion_tokens": 9, "total_tokens": 69}
+            status, whole = await it.post("/v1/completions", body)
+            assert (status, whole["object"], whole["usage"]) == (200, "text_completion", usage)
+            assert (whole["choices"][0]["text"], whole["choices"][0]["finish_reason"]) == (text_of(want), "length")
+            for deaths in (0, 1):
+                it.workers[0].faults.die_after_tokens, it.workers[0].faults.times = 2, deaths
+                *chunks, last = await it.stream("/v1/completions", body | {"stream_options": {"include_usage": True}})
+                assert "".join(chunk["choices"][0]["text"] for chunk in chunks) == text_of(want)
+                assert [chunk["choices"][0]["finish_reason"] for chunk in chunks] == [None] * (len(chunks) - 1) + [
+                    "length"
+                ]
+                assert (last["choices"], last["usage"]) == ([], usage)
+            assert it.workers[0].served["local"] == 3
+            assert it.faults["resumed"] == 1
+            status, _ = await it.post("/v1/completions", body | {"vendor_field": 1})
+            assert it.faults["refused_decode_split"] == 1
+
+    asyncio.run(run())
+
+
 def test_a_router_may_leave_the_second_worker_open_until_prefill_is_done() -> None:
     async def run() -> None:
         async with stand("dual", "dual") as it:

@@ -73,6 +73,22 @@ def bench(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
         yield Bench(a, b, unified, folder)
 
 
+STOCK = ["--disaggregation-transfer-backend", "nixl", "--disaggregation-mode"]
+
+
+@pytest.fixture(scope="module", params=["0.5.16", "0.5.23"])
+def stock(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
+    """A prefill and a decode server without pdplugins, and a unified one."""
+    found = {servers.version_of(tree): tree for tree in servers.trees()}
+    tree = found.get(request.param) or pytest.skip(f"no SGLang {request.param} here; run make test-sglang")
+    model = request.getfixturevalue("model")
+    folder = tmp_path_factory.mktemp("stock")
+    a, b = (servers.Server(tree, model, folder / f"{role}.log", [*STOCK, role]) for role in ("prefill", "decode"))
+    unified = servers.Server(tree, model, folder / "unified.log")
+    with servers.running(a, b, unified):
+        yield Bench(a, b, unified, folder)
+
+
 class Told:
     """A router that finds each placement under the name of its request."""
 
@@ -209,7 +225,7 @@ def test_openai_completions_and_logprobs_are_equal(bench: Bench, stream: bool) -
         dice = random.Random(3)
         async with stand(bench) as it:
             a, b = it.ids
-            for number, (first, second, split) in enumerate([(a, b, 90), (b, b, 90), (a, b, 40), (b, a, 90)]):
+            for number, (first, second, split) in enumerate([(a, b, 90), (b, b, 90), (a, b, 40), (b, a, 95)]):
                 ids = prompt(dice, 90)
                 body = {"model": "tiny", "prompt": ids, "max_tokens": COUNT, "temperature": 0, "ignore_eos": True}
                 rid = f"c{number}"
@@ -329,5 +345,23 @@ def test_a_worker_that_is_killed_in_mid_stream_is_continued_on_the_other_one(ben
             it.told.placements["k"] = Placement(a, a, 300)
             assert (await request)["output_ids"] == want
             assert it.gateway.metrics.faults["resumed"] == 1
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("router", ["least-loaded", "arrow", "dynaserve"])
+def test_stock_servers_serve_every_router_by_pairs(stock: Bench, router: str) -> None:
+    async def run() -> None:
+        dice = random.Random(router)
+        async with stand(stock, config(router, dual=False)) as it:
+
+            async def one(number: int) -> None:
+                ids = prompt(dice, dice.choice([5, 100, 400]))
+                want = await it.unified("/generate", ask(ids))
+                got = await it.ask("/generate", ask(ids, stream=number % 2 == 0))
+                assert got["output_ids"] == want["output_ids"]
+
+            await asyncio.gather(*(one(number) for number in range(12)))
+            assert not it.gateway.metrics.faults["worker_failed"]
 
     asyncio.run(run())
