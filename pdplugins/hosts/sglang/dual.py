@@ -100,7 +100,8 @@ class DualRole:
         self._classifier = Classifier.of(hosts, queue.bootstrap_port)
         self._reserve = PrefillReserve(self._settings.prefill_reserve)
         self._guard.report()
-        log.warning("pdplugins: dual-role instance, known as %s", self._classifier)
+        known = ", ".join(sorted(self._classifier.hosts))
+        log.info("pdplugins: dual-role instance; routers know it as %s, port %d", known, self._classifier.port)
 
     # --- requests ------------------------------------------------------------------------------------------------
 

@@ -8,13 +8,20 @@ from __future__ import annotations
 import sys
 from typing import Any
 
+from pdplugins.errors import HostError
+
 
 def pause_between_polls(delay_us: int) -> None:
-    """Give every NIXL agent that this process makes from now on a pause of `delay_us` µs; 0 leaves NIXL as it is."""
+    """Give every NIXL agent that this process makes from now on a pause of `delay_us` µs; 0 leaves NIXL as it is.
+
+    Raises HostError when there is no NIXL.
+    """
     if not delay_us:
         return
-    from nixl._api import nixl_agent  # noqa: PLC0415 - only where transfers run
-
+    try:
+        from nixl._api import nixl_agent  # noqa: PLC0415 - only where transfers run
+    except ImportError as error:
+        raise HostError(f"sglang.dual_role: no NIXL to move the KV cache with ({error}); pip install nixl") from None
     api: Any = sys.modules[nixl_agent.__module__]
     if not isinstance(api.nixlBind, _Bindings):
         api.nixlBind = _Bindings(api.nixlBind, delay_us)

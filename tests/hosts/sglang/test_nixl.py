@@ -7,6 +7,7 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
+from pdplugins.errors import HostError
 from pdplugins.hosts.sglang import nixl
 
 
@@ -50,3 +51,10 @@ def test_zero_leaves_nixl_alone(api: ModuleType) -> None:
     before = api.nixlBind
     nixl.pause_between_polls(0)
     assert api.nixlBind is before
+
+
+def test_without_nixl_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "nixl", None)
+    monkeypatch.delitem(sys.modules, "nixl._api", raising=False)
+    with pytest.raises(HostError, match="pip install nixl"):
+        nixl.pause_between_polls(200)
