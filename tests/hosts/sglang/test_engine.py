@@ -45,11 +45,16 @@ class Setup:
 NO_OVERLAP = ("--disable-overlap-schedule",)
 RETRACT = {"SGLANG_TEST_RETRACT": "true"}
 """SGLang then retracts running requests every few steps, as it does when the KV cache is full."""
+TIMEOUT_S = 20
+TIMEOUTS = {
+    "SGLANG_DISAGGREGATION_BOOTSTRAP_TIMEOUT": str(TIMEOUT_S),
+    "SGLANG_DISAGGREGATION_WAITING_TIMEOUT": str(TIMEOUT_S),
+}
 SLO_SIZED = {"slo": {"tpot_s": 0.02}, "batch_scheduler": {"name": "dynaserve"}}
 SETUPS = [
     Setup("0.5.16", "slo-sized-mixed-steps-little-cache", SLO_SIZED, ("--enable-mixed-chunk",), tokens=3000),
     Setup("0.5.16", "no-overlap-reordered", {"batch_scheduler": "ampd"}, NO_OVERLAP),
-    Setup("0.5.23", "overlap"),
+    Setup("0.5.23", "overlap", env=TIMEOUTS),
     Setup("0.5.23", "no-overlap-gathered-retracting", {"batch_scheduler": "dopd"}, NO_OVERLAP, RETRACT),
 ]
 
@@ -62,6 +67,7 @@ class Bench:
     b: Instance
     unified: Instance
     started: tuple[servers.Server, servers.Server]
+    setup: Setup
 
 
 def trees() -> dict[str, Path]:
@@ -92,7 +98,7 @@ def bench(request: pytest.FixtureRequest, model: Path, scratch: Path) -> Iterato
     unified = servers.Server(tree, model, logs[2])
     with servers.running(a, b, unified):
         addresses = [Instance(server.url, server.bootstrap_port) for server in (a, b, unified)]
-        yield Bench(*addresses, (a, b))
+        yield Bench(*addresses, (a, b), setup)
     for log in logs[:2]:
         assert "Traceback" not in log.read_text(errors="replace"), log
 
@@ -233,6 +239,25 @@ def test_clients_that_leave_leave_nothing_behind(bench: Bench) -> None:
     run(test)
 
 
+def test_a_peer_that_never_comes_ends_a_request_in_time(bench: Bench) -> None:
+    if bench.setup.env != TIMEOUTS:
+        pytest.skip("one setup has short time-outs")
+
+    async def test(client: Client) -> None:
+        began = time.monotonic()
+        prompt = prompt_of(random.Random(12), 300)
+        alone = [
+            client.generate(bench.a, prompt, 5, **bench.a.address()),
+            client.generate(bench.b, prompt, 5, **bench.a.address()),
+        ]
+        assert [type(answer) for answer in await asyncio.gather(*alone, return_exceptions=True)] == [RuntimeError] * 2
+        assert TIMEOUT_S - 1 < time.monotonic() - began < 3 * TIMEOUT_S
+        for instance in (bench.a, bench.b):
+            await becomes_idle(client, instance)
+
+    run(test)
+
+
 async def becomes_idle(client: Client, instance: Instance, within_s: float = 60.0) -> None:
     deadline = time.monotonic() + within_s
     while True:
@@ -261,6 +286,21 @@ def test_the_load_report_sees_what_waits_in_every_role(bench: Bench) -> None:
         await asyncio.gather(*asked)
         assert most["num_waiting_reqs"] > 8
         assert most["num_waiting_uncached_tokens"] > 8 * 900 / 2
+
+    run(test)
+
+
+def test_a_flood_of_prompts_does_not_stop_what_decodes(bench: Bench) -> None:
+    """Stock SGLang would prefill all of them first."""
+    flood = 40
+
+    async def test(client: Client) -> None:
+        rng = random.Random(13)
+        decoding = asyncio.create_task(client.pair(bench.b, bench.a, prompt_of(rng, 20), 40))
+        prompts = [asyncio.create_task(client.tokens(bench.a, prompt_of(rng, 900), 1)) for _ in range(flood)]
+        await decoding
+        assert sum(task.done() for task in prompts) < flood * 3 / 4
+        await asyncio.gather(*prompts)
 
     run(test)
 
