@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -227,13 +228,27 @@ def first_error(error: ValidationError, model: type[BaseModel]) -> str:
     key = ".".join(str(part) for part in first["loc"]) or "file"
     if first["type"] == "extra_forbidden":
         return f"unknown key '{key}'; valid keys here are {', '.join(_keys_at(model, first['loc'][:-1]))}"
+    if first["type"] == "union_tag_not_found":
+        return (
+            f"{key}: say {first['ctx']['discriminator']} too, as it tells which keys there are (got {first['input']!r})"
+        )
     return f"{key}: {first['msg']} (got {first['input']!r})"
 
 
 def _keys_at(model: type[BaseModel], loc: tuple[int | str, ...]) -> list[str]:
+    """Return the keys that are valid at `loc`, which also names places in lists and the kind of a union."""
+    here = [model]
     for part in loc:
-        annotation = model.model_fields[str(part)].annotation
-        if not (isinstance(annotation, type) and issubclass(annotation, BaseModel)):
-            break
-        model = annotation
-    return sorted(model.model_fields)
+        if annotations := [m.model_fields[str(part)].annotation for m in here if part in m.model_fields]:
+            here = [m for annotation in annotations for m in _models(annotation)]
+        else:
+            here = [m for m in here if any(part == field.default for field in m.model_fields.values())] or here
+    return sorted({key for m in here for key in m.model_fields})
+
+
+def _models(annotation: Any) -> Iterator[type[BaseModel]]:
+    """Yield the models in an annotation: itself, or those within its list, union or Annotated."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+    for inner in get_args(annotation):
+        yield from _models(inner)

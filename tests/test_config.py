@@ -34,6 +34,10 @@ def test_a_plugin_may_be_named_in_short(tmp_path: Path) -> None:
     [
         ("plannner: dopd", r"unknown key 'plannner'; valid keys here are batch_scheduler, deployment, planner,"),
         ("deployment: {gpus: 3}", r"unknown key 'deployment.gpus'; valid keys here are decode, gpu_budget, isl_tokens"),
+        (
+            "simulation: {extra: [{role: decode, cout: 2}]}",
+            r"'simulation.extra.0.cout'; valid keys here are count, profile, role, tp",
+        ),
         ("planner: dpod", r"planner: there is no 'dpod'; choose from .*dopd"),
         ("router: nobody", r"router: there is no 'nobody'; choose from"),
         ("planner: {name: dopd, intervall_s: 3}", r"planner dopd: unknown key 'intervall_s'; valid keys here are .*"),

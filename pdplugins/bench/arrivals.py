@@ -10,12 +10,12 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from pdplugins.bench.draws import Draw, Fixed, Floats
 
-Rate = Annotated[float, Field(gt=0, allow_inf_nan=False, description="mean requests per second")]
-Spell = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Rate = Annotated[float, Field(gt=0, description="mean requests per second")]
+Spell = Annotated[float, Field(gt=0)]
 
 
 class _Process(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     def times_s(self, dice: np.random.Generator, duration_s: float, requests: float) -> Floats:
         """Return ascending arrival times below `duration_s`, at most `requests`; one of the two is finite."""
@@ -56,7 +56,7 @@ class Gamma(_Renewal):
     """Gamma gaps: the coefficient of variation `cv` of 1 is Poisson, more is burstier, less more regular."""
 
     kind: Literal["gamma"] = "gamma"
-    cv: float = Field(gt=0, allow_inf_nan=False, description="standard deviation of the gaps over their mean")
+    cv: float = Field(gt=0, description="standard deviation of the gaps over their mean")
 
     def _gaps_s(self, dice: np.random.Generator, count: int) -> Floats:
         return dice.gamma(1 / self.cv**2, self.cv**2 / self.rate, count)
@@ -69,8 +69,8 @@ class Mmpp(_Process):
     """
 
     kind: Literal["mmpp"] = "mmpp"
-    rate: float = Field(4.0, gt=0, allow_inf_nan=False, description="requests per second while calm")
-    burst_rate: float = Field(20.0, gt=0, allow_inf_nan=False, description="requests per second in a burst")
+    rate: float = Field(4.0, gt=0, description="requests per second while calm")
+    burst_rate: float = Field(20.0, gt=0, description="requests per second in a burst")
     calm_s: Spell = Field(40.0, description="mean length of a calm spell")
     burst_s: Spell = Field(20.0, description="mean length of a burst")
 
@@ -90,8 +90,8 @@ class Ramp(_Process):
     """Poisson arrivals whose rate goes from `rate` to `to_rate` in a straight line over the phase's duration."""
 
     kind: Literal["ramp"] = "ramp"
-    rate: float = Field(ge=0, allow_inf_nan=False, description="requests per second at the start")
-    to_rate: float = Field(ge=0, allow_inf_nan=False, description="requests per second at the end")
+    rate: float = Field(ge=0, description="requests per second at the start")
+    to_rate: float = Field(ge=0, description="requests per second at the end")
 
     def times_s(self, dice: np.random.Generator, duration_s: float, requests: float) -> Floats:
         """Return the arrivals: unit-rate arrivals, moved by the inverse of the expected count so far."""

@@ -10,11 +10,11 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 Floats = NDArray[np.float64]
-Real = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Real = Annotated[float, Field(ge=0)]
 
 
 class _Draw(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     low: Real = Field(0.0, description="smallest value; smaller draws become it")
     high: float | None = Field(None, gt=0, description="largest value; larger draws become it")

@@ -31,12 +31,12 @@ WINDOW_S = 600.0
 class ServeGenSettings(BaseModel):
     """Which part of the two weeks, and how much of it."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     seed: int = Field(0, ge=0, description="same seed, same bytes")
     start_s: float = Field(0.0, ge=0, description="where in the data to start")
     duration_s: float = Field(1800.0, gt=0, description="how long")
-    scale: float = Field(0.05, gt=0, allow_inf_nan=False, description="share of each client's rate to generate")
+    scale: float = Field(0.05, gt=0, description="share of each client's rate to generate")
     clients: int | None = Field(None, ge=1, description="only the busiest so many clients of that time")
 
 

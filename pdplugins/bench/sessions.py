@@ -21,7 +21,7 @@ VIDUR_COLUMNS = ("num_prefill_tokens", "num_decode_tokens")
 
 
 class _Drawn(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     seed: int = Field(0, ge=0, description="same seed, same bytes")
 
@@ -29,7 +29,7 @@ class _Drawn(BaseModel):
 class AgenticSettings(_Drawn):
     """How the sessions of an agentic trace arrive."""
 
-    rate: float = Field(0.1, gt=0, allow_inf_nan=False, description="sessions per second")
+    rate: float = Field(0.1, gt=0, description="sessions per second")
     sessions: int | None = Field(None, ge=1, description="keep the first so many sessions")
     max_gap_s: float = Field(600.0, ge=0, description="longer pauses between two rounds become this")
 
@@ -37,7 +37,7 @@ class AgenticSettings(_Drawn):
 class TauBenchSettings(_Drawn):
     """How the sessions of a tau-bench file arrive, and how long its tools and users take."""
 
-    rate: float = Field(0.5, gt=0, allow_inf_nan=False, description="sessions per second")
+    rate: float = Field(0.5, gt=0, description="sessions per second")
     sessions: int | None = Field(None, ge=1, description="keep the first so many sessions")
     gap_s: Draw = Field(Exponential(mean=5.0), description="seconds between an answer and the next round")
 
@@ -45,7 +45,7 @@ class TauBenchSettings(_Drawn):
 class VidurSettings(_Drawn):
     """How the requests of a list of lengths arrive."""
 
-    rate: float = Field(4.0, gt=0, allow_inf_nan=False, description="requests per second")
+    rate: float = Field(4.0, gt=0, description="requests per second")
 
 
 def agentic_csv(settings: AgenticSettings, path: Path) -> Iterator[TraceRequest]:

@@ -130,9 +130,12 @@ def _from_data(data: dict[str, Any], where: Path, registry: Registry) -> list[Tr
     if "mix" in data:
         try:
             parts = Mix.model_validate(data).mix
+            traces = [part.apply(read(_beside(where, part.trace), None, registry)) for part in parts]
         except ValidationError as error:
             raise ConfigError(f"{where}: {first_error(error, Mix)}") from None
-        return from_zero(merge([part.apply(read(_beside(where, part.trace), None, registry)) for part in parts]))
+        except RecursionError:
+            raise TraceError(f"{where}: a part of this mix is the mix itself; take it out") from None
+        return from_zero(merge(traces))
     settings = dict(data)
     name, path = str(settings.pop("workload", "synthetic")), settings.pop("path", None)
     return _run(name, settings, where if path is None else _beside(where, str(path)), str(where), registry)

@@ -16,9 +16,9 @@ from pdplugins.types import TraceRequest
 class Transform(BaseModel):
     """Changes to a trace, in the order of the fields. Lengths and gaps inside sessions keep their values."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
-    rate: float | None = Field(None, gt=0, allow_inf_nan=False, description="mean arrivals/s to scale the times to")
+    rate: float | None = Field(None, gt=0, description="mean arrivals/s to scale the times to")
     clip_s: float | None = Field(None, gt=0, description="keep what arrives in the first seconds, at that rate")
     max_requests: int | None = Field(None, ge=1, description="keep that many requests; a session counts as one")
     max_context_tokens: int | None = Field(None, ge=2, description="longest prompt plus output")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -173,3 +174,26 @@ def test_what_is_malformed_in_a_large_trace_is_named_as_well(
     monkeypatch.setattr(azure, "LARGE_BYTES", 0)
     with pytest.raises(TraceError, match="line 4, column"):
         traces.read(write(tmp_path, f"{AZURE}{line}\n"))
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ("synthetic:duration_s=inf", "duration_s: Input should be a finite number"),
+        ("synthetic:arrivals.rate=3", "arrivals: say 'kind' too"),
+        (
+            "synthetic:arrivals.kind=poisson,arrivals.rate=1,arrivals.burst=3",
+            "unknown key 'arrivals.poisson.burst'; valid keys here are kind, rate",
+        ),
+    ],
+)
+def test_a_setting_that_cannot_be_is_one_line(spec: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        traces.read(spec)
+
+
+def test_a_mix_that_is_part_of_itself_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_text("mix: [{trace: b.yaml}]")
+    (tmp_path / "b.yaml").write_text("mix: [{trace: a.yaml}]")
+    with pytest.raises(TraceError, match="is the mix itself"):
+        traces.read(tmp_path / "a.yaml")
