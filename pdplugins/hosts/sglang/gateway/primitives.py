@@ -37,14 +37,6 @@ class Work:
     arrived_s: float
 
 
-@dataclass(slots=True)
-class Leg:
-    """The part of a request that a worker decodes."""
-
-    answer: Answer | None
-    """None until it has begun."""
-
-
 class Primitives:
     """Pair, push and local, over the connections of `upstream`."""
 
@@ -64,8 +56,12 @@ class Primitives:
             took_s = monotonic() - work.arrived_s
         finally:
             load.prefill_ends(work.new_tokens, took_s)
-        async with self._decoding(worker, work, answer):
+        load.decode_starts(work.prompt_tokens)
+        try:
             yield answer
+        finally:
+            load.decode_ends(work.prompt_tokens + answer.tokens)
+            self._upstream.end(answer, work.rid)
 
     @asynccontextmanager
     async def pair(self, prefill: Worker, decode: Worker, work: Work) -> AsyncIterator[Answer]:
@@ -73,26 +69,27 @@ class Primitives:
         room = secrets.randbelow(protocol.MAX_ROOM)
         fields = protocol.bootstrap(prefill.host, prefill.bootstrap_port, room, work.batch)
         body = protocol.splice(work.body, {**fields, "rid": work.rid})
+        load = decode.view.load
+        load.decode_starts(work.prompt_tokens)  # from now on: it keeps room for the context
         aside = asyncio.create_task(self._prefill(prefill, work, body))
         first = asyncio.create_task(self._begin(decode, work, body))
+        tokens = 0
+        finished = False
         try:
-            # Its context is there from now on: the decode worker keeps room for it.
-            async with self._decoding(decode, work, None) as leg:
-                await asyncio.wait({aside, first}, return_when=asyncio.FIRST_COMPLETED)
-                if aside.done():
-                    aside.result()
-                leg.answer = answer = await first
-                if not answer.stream:
-                    answer.prefill_reply = await aside
-                yield answer
-        except WorkerFailedError as error:
-            if not error.gone:
-                error.workers = (prefill.id, decode.id)
-            raise
+            answer = await self._begun(prefill, decode, aside, first)
+            yield answer
+            finished = True
         finally:
-            aside.cancel()
-            first.cancel()
-            await asyncio.gather(aside, first, return_exceptions=True)
+            if finished:  # a decode worker may say its last token before the other one says that it is done
+                self._upstream.background(_ended(aside))
+            else:
+                aside.cancel()
+                first.cancel()
+                await asyncio.gather(aside, first, return_exceptions=True)
+            if _succeeded(first):
+                tokens = first.result().tokens
+                self._upstream.end(first.result(), work.rid)
+            load.decode_ends(work.prompt_tokens + tokens)
 
     async def push(
         self, source: Worker, target: Worker, ids: Sequence[int], work: Work, like: Mapping[str, Any]
@@ -111,6 +108,24 @@ class Primitives:
         async with self.local(worker, replace(work, rid=f"{work.rid}-warm", stream=False)):
             pass
 
+    @staticmethod
+    async def _begun(
+        prefill: Worker, decode: Worker, aside: asyncio.Task[bytes], first: asyncio.Task[Answer]
+    ) -> Answer:
+        """Return the answer of a pair once it has begun, or fail as soon as one of its workers does."""
+        try:
+            await asyncio.wait({aside, first}, return_when=asyncio.FIRST_COMPLETED)
+            if aside.done():
+                aside.result()
+            answer = await first
+            if not answer.stream:
+                answer.prefill_reply = await aside
+        except WorkerFailedError as error:
+            if not error.gone:
+                error.workers = (prefill.id, decode.id)
+            raise
+        return answer
+
     # --- legs ------------------------------------------------------------------------------------------------------
 
     async def _begin(self, worker: Worker, work: Work, body: bytes) -> Answer:
@@ -120,13 +135,12 @@ class Primitives:
             async with asyncio.timeout(self._first_token_s if work.stream else None):
                 response = await self._upstream.post(worker, work.path, body, work.headers, stream=work.stream)
                 return await self._upstream.begin(worker, response)
-        except TimeoutError:
-            self._upstream.drop(worker, work.rid, response)
-            raise WorkerFailedError(worker.id, f"no token for {self._first_token_s:g} s") from None
         except RefusedError:
             raise
-        except BaseException:
+        except BaseException as error:
             self._upstream.drop(worker, work.rid, response)
+            if isinstance(error, TimeoutError):
+                raise WorkerFailedError(worker.id, f"no token for {self._first_token_s:g} s") from None
             raise
 
     async def _prefill(self, worker: Worker, work: Work, body: bytes) -> bytes:
@@ -140,27 +154,23 @@ class Primitives:
             took_s = monotonic() - work.arrived_s
         except RefusedError:
             raise
-        except TimeoutError:
+        except BaseException as error:
             self._upstream.drop(worker, work.rid, None)
-            raise WorkerFailedError(worker.id, f"no prefill for {self._first_token_s:g} s") from None
-        except BaseException:
-            self._upstream.drop(worker, work.rid, None)
+            if isinstance(error, TimeoutError):
+                raise WorkerFailedError(worker.id, f"no prefill for {self._first_token_s:g} s") from None
             raise
         else:
             return reply
         finally:
             load.prefill_ends(work.new_tokens, took_s)
 
-    @asynccontextmanager
-    async def _decoding(self, worker: Worker, work: Work, answer: Answer | None) -> AsyncIterator[Leg]:
-        """Keep the books of a worker that decodes, and drop what it has not finished."""
-        leg = Leg(answer)
-        load = worker.view.load
-        load.decode_starts(work.prompt_tokens)
-        try:
-            yield leg
-        finally:
-            tokens = 0 if leg.answer is None else leg.answer.tokens
-            load.decode_ends(work.prompt_tokens + tokens)
-            if leg.answer is not None and not leg.answer.ended:
-                self._upstream.drop(worker, work.rid, leg.answer.response)
+
+def _succeeded(task: asyncio.Task[Answer]) -> bool:
+    return task.done() and not task.cancelled() and task.exception() is None
+
+
+async def _ended(task: asyncio.Task[bytes]) -> None:
+    """Wait for a leg that no answer waits for any more; it has its own deadline."""
+    await asyncio.wait({task})
+    if not task.cancelled():
+        task.exception()

@@ -133,6 +133,11 @@ class Upstream:
             raise WorkerFailedError(worker.id, f"status {response.status}: {body[:200].decode(errors='replace')}")
         raise RefusedError(response.status, body, response.headers.get("Content-Type", "application/json"))
 
+    def end(self, answer: Answer, rid: str) -> None:
+        """Be done with an answer; one that has not come to its end is given up."""
+        if not answer.ended:
+            self.drop(answer.worker, rid, answer.response)
+
     def drop(self, worker: Worker, rid: str, response: aiohttp.ClientResponse | None) -> None:
         """Give up a leg: close its connection and tell the worker to stop."""
         if response is not None:
@@ -152,9 +157,12 @@ class Upstream:
         task.add_done_callback(self._background.discard)
 
     async def settle(self) -> None:
-        """Wait until nothing goes on aside."""
-        while self._background:
-            await asyncio.wait(self._background)
+        """Wait a while for what goes on aside, then end it."""
+        if self._background:
+            await asyncio.wait(self._background, timeout=ABORT_S)
+        for task in self._background:
+            task.cancel()
+        await asyncio.gather(*self._background, return_exceptions=True)
 
     async def ask(self, worker: Worker, path: str, data: Any) -> Any:
         """Post JSON and return the JSON that comes back. Raises WorkerFailedError or RefusedError."""
