@@ -78,7 +78,7 @@ class Flight:
 
     async def _keep(self, error: WorkerFailedError) -> None:
         """Keep what the client has got. Raises GatewayError when no other worker can go on from there."""
-        if not self._reply.started:
+        if not self._relay.speaking:
             return
         if not (self._call.continuable and self._call.greedy):
             why = "only /generate with temperature 0 can go on elsewhere"

@@ -89,6 +89,11 @@ class Relay:
         self._text = ""
         self._prompt_logprobs: list[Any] = []
 
+    @property
+    def speaking(self) -> bool:
+        """Whether the client has got tokens of the worker that answers now."""
+        return bool(self._part)
+
     async def run(self, answer: Answer, *, head: bool = False) -> bool:
         """Pass on what a worker says; `head`: another one goes on. Return whether the answer is whole."""
         self._incremental = answer.worker.incremental and answer.stream

@@ -120,6 +120,21 @@ def test_a_stream_that_nobody_can_continue_ends_with_a_clear_error(path: str) ->
     asyncio.run(run())
 
 
+def test_a_second_part_that_has_not_begun_starts_anew_even_when_it_is_sampled() -> None:
+    async def run() -> None:
+        async with stand("dual", "dual", "dual") as it:
+            it.route(Fixed()).split = len(PROMPT) + 4
+            it.workers[1].faults.status, it.workers[1].faults.times = 500, 1
+            body = ask()
+            body["sampling_params"]["temperature"] = 0.7
+            events = await it.stream("/generate", body)
+            assert events[-1]["output_ids"] == answer_of(PROMPT, 9)
+            assert it.faults["worker_failed"] == 1
+            assert not it.faults["resumed"]
+
+    asyncio.run(run())
+
+
 def test_a_clients_mistake_is_passed_on_and_not_tried_again() -> None:
     async def run() -> None:
         async with stand("dual", "dual") as it:
