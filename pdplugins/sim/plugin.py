@@ -126,6 +126,8 @@ def compare(  # noqa: PLR0913 - the options of a command
     runs = _with_regret(runs, plan, bound)
     if out is not None:
         write_whole(out, as_json(runs))
+    for name in plan.configs.keys() - {run.name for run in runs}:
+        typer.echo(f"{name} was interrupted before it began", err=True)
     _finish(runs, report)
 
 

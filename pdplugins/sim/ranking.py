@@ -65,6 +65,7 @@ REGRET = (
 """What they are compared by beside, where the bound was computed."""
 WATTS = Column("mean_w", "mean W", min, lambda r: r.metrics.mean_w, "{:.0f}")
 """And this, where the profile says what GPUs draw."""
+ALL = (*COLUMNS, WATTS, *REGRET)
 
 
 def columns(runs: Sequence[Run]) -> tuple[Column, ...]:
@@ -74,20 +75,24 @@ def columns(runs: Sequence[Run]) -> tuple[Column, ...]:
 
 
 def best_of(results: dict[str, Result]) -> dict[str, list[str]]:
-    """Return by column the names of the runs that are best there; none where all are the same."""
-    best = {}
-    for column in (*COLUMNS, WATTS, *REGRET):
+    """Return by column the names of the runs that are best there; none where all are the same, or one was cut short."""
+    best: dict[str, list[str]] = {column.key: [] for column in ALL}
+    if any(result.interrupted for result in results.values()):
+        return best
+    for column in ALL:
         values = {name: column.value(result) for name, result in results.items()}
         known = [value for value in values.values() if value is not None]
         top = column.best(known, default=None)
-        alike = len(set(values.values())) == 1
-        best[column.key] = [] if alike else [name for name, value in values.items() if value == top]
+        if len(set(values.values())) > 1:
+            best[column.key] = [name for name, value in values.items() if value == top]
     return best
 
 
 def unlike(runs: Sequence[Run]) -> list[str]:
-    """Say in what the runs differ that a comparison should have in common: GPUs, profile and SLO."""
+    """Say in what the runs differ that a comparison should have in common: GPUs, profile, SLO and length."""
     found = []
+    if any(run.result.interrupted for run in runs):
+        found.append("not like with like: interrupted, each at another moment; so none is marked best")
     for title, section, key in (
         ("GPUs", "deployment", "gpu_budget"),
         ("profile", "deployment", "profile"),

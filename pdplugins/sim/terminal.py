@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
-from rich.console import Console
+from rich.console import Console, OverflowMethod
+from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
@@ -14,6 +15,8 @@ from pdplugins.sim.ranking import Run, best_of, columns, unlike
 
 PIPE_WIDTH = 200
 """Columns where the output is not a terminal."""
+ANY_WIDTH = 10_000
+"""Columns that any table fits into: what a console measures is at most its own width."""
 
 
 @contextmanager
@@ -42,22 +45,36 @@ def show(runs: Sequence[Run]) -> None:
     if len(runs) == 1:
         _show_one(runs[0])
         return
-    best = best_of({run.name: run.result for run in runs})
-    table = Table("config", box=None, header_style="bold")
-    shown = columns(runs)
-    for title in ("failed", *(column.title for column in shown)):
-        table.add_column(title, justify="right")
-    for run in runs:
-        cells = (
-            f"[bold green]{column.text(run.result)}*[/]" if run.name in best[column.key] else column.text(run.result)
-            for column in shown
-        )
-        table.add_row(run.name, str(run.result.requests.failed), *cells)
-    _print(table)
+    _print(_comparison(runs))
     for line in unlike(runs):
         _print(line)
     for run in runs:
         _note(run.name, run.result)
+
+
+def _comparison(runs: Sequence[Run]) -> Table:
+    """Return a row for each run, or a column where the terminal is too narrow for rows."""
+    best, shown = best_of({run.name: run.result for run in runs}), columns(runs)
+    head = ["config", "failed", *(column.title for column in shown)]
+    rows = [
+        [escape(run.name), str(run.result.requests.failed)]
+        + [f"[bold green]{c.text(run.result)}*[/]" if run.name in best[c.key] else c.text(run.result) for c in shown]
+        for run in runs
+    ]
+    table = _table(head, rows)
+    if Console(width=ANY_WIDTH).measure(table).minimum <= _console().width:
+        return table
+    first, *others = zip(head, *rows, strict=True)
+    return _table(first, others, overflow="fold")
+
+
+def _table(head: Iterable[str], rows: Iterable[Iterable[str]], overflow: OverflowMethod = "ellipsis") -> Table:
+    table = Table(box=None, header_style="bold")
+    for index, title in enumerate(head):
+        table.add_column(title, justify="right" if index else "left", no_wrap=not index, overflow=overflow)
+    for row in rows:
+        table.add_row(*row)
+    return table
 
 
 def _show_one(run: Run) -> None:
@@ -104,7 +121,10 @@ def _note(name: str, result: Result) -> None:
 
 
 def _print(what: str | Table) -> None:
+    text = isinstance(what, str)
+    _console().print(what, highlight=False, markup=not text, soft_wrap=text)
+
+
+def _console() -> Console:
     console = Console()
-    if not console.is_terminal:
-        console = Console(width=PIPE_WIDTH)
-    console.print(what, highlight=False, soft_wrap=isinstance(what, str))
+    return console if console.is_terminal else Console(width=PIPE_WIDTH)

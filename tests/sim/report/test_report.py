@@ -99,6 +99,14 @@ def test_equal_runs_have_no_best(one: Run) -> None:
     assert set(map(tuple, best.values())) == {()}
 
 
+def test_no_run_is_best_when_one_was_cut_short(one: Run) -> None:
+    """They end at different moments, so their numbers are of different traffic."""
+    cheaper = one.result.metrics.model_copy(update={"gpu_hours": 0.0})
+    short = one.result.model_copy(update={"metrics": cheaper, "interrupted": True})
+    assert set(map(tuple, best_of({"a": one.result, "b": short}).values())) == {()}
+    assert "interrupted" in unlike([one, Run("b", short, one.series)])[0]
+
+
 def test_a_comparison_of_unlike_runs_says_so(one: Run) -> None:
     config = {**one.result.config, "deployment": {**one.result.config["deployment"], "gpu_budget": 2}}
     other = Run("other", one.result.model_copy(update={"config": config}), one.series)
