@@ -257,6 +257,7 @@ def main() -> None:
         return
     if not args.rust:
         parser.error("--rust: name an interpreter that has sglang_router (pip install sglang-router)")
+    before = os.getloadavg()[:1]
     result = uvloop.run(compare(args))
     commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
     facts = {
@@ -266,6 +267,7 @@ def main() -> None:
         "workers": "real" if args.workers else "fake",
         "prompt_tokens": args.prompt_tokens,
         "cpus": os.cpu_count(),
+        "load_average": [round(load, 1) for load in (*before, os.getloadavg()[0])],
     }
     text = json.dumps(facts | result, indent=1)
     print(text)

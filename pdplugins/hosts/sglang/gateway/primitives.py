@@ -80,12 +80,14 @@ class Primitives:
             yield answer
             finished = True
         finally:
-            if finished:  # a decode worker may say its last token before the other one says that it is done
-                self._upstream.background(_ended(aside))
-            else:
+            if not finished:
                 aside.cancel()
                 first.cancel()
                 await asyncio.gather(aside, first, return_exceptions=True)
+            elif aside.done():
+                aside.exception()  # the answer did without it
+            else:  # a decode worker may say its last token before the other one says that it is done
+                self._upstream.background(_ended(aside))
             if _succeeded(first):
                 tokens = first.result().tokens
                 self._upstream.end(first.result(), work.rid)
@@ -171,6 +173,4 @@ def _succeeded(task: asyncio.Task[Answer]) -> bool:
 
 async def _ended(task: asyncio.Task[bytes]) -> None:
     """Wait for a leg that no answer waits for any more; it has its own deadline."""
-    await asyncio.wait({task})
-    if not task.cancelled():
-        task.exception()
+    await asyncio.gather(task, return_exceptions=True)
