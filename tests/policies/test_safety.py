@@ -1,0 +1,170 @@
+"""What every policy promises, whatever a host says: the safety rules, of each policy that is registered.
+
+A new plugin is held to them by its entry point alone.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pdplugins.assembly import build_deployment
+from pdplugins.config import Config
+from pdplugins.registry import default_registry
+from pdplugins.types import (
+    BatchScheduler,
+    BatchView,
+    LearnsLengths,
+    Placement,
+    Planner,
+    PlannerView,
+    Pool,
+    QueuedPrefill,
+    Request,
+    Role,
+    Router,
+    Traffic,
+    WorkerLoad,
+)
+
+REGISTRY = default_registry()
+DEPLOYMENT = build_deployment(Config())
+
+said = st.one_of(st.floats(), st.integers(0, 10**6))
+"""What hosts say, and what they should not: negative, NaN, infinite."""
+maybe = st.none() | said
+loads = st.builds(WorkerLoad, st.just(""), said, said, said, said, maybe, maybe)
+
+
+@dataclass(frozen=True)
+class Worker:
+    id: str
+    role: Role
+    load: WorkerLoad
+    kv_capacity_tokens: int
+    cached_blocks: frozenset[int] = field(default_factory=frozenset)
+
+
+def named(name: str, role: Role, load: WorkerLoad, capacity: int, blocks: frozenset[int]) -> Worker:
+    return Worker(name, role, replace(load, worker=name), capacity, blocks)
+
+
+def workers(role: Role) -> st.SearchStrategy[list[Worker]]:
+    name = st.integers(0, 4).map(lambda index: f"{role[0]}{index}")
+    blocks = st.frozensets(st.integers(0, 5), max_size=3)
+    one = st.builds(named, name, st.just(role), loads, st.integers(0, 10**6), blocks)
+    return st.lists(one, min_size=1, max_size=3, unique_by=lambda worker: worker.id)
+
+
+fleets = st.tuples(workers(Role.PREFILL), workers(Role.DECODE)).map(lambda both: tuple(both[0] + both[1]))
+requests = st.builds(
+    Request,
+    id=st.integers(0, 30).map(str),
+    arrival_s=st.just(0.0),
+    prompt_tokens=st.integers(1, 10**7),
+    predicted_output_tokens=st.none() | st.integers(1, 10**5),
+    session=st.none() | st.sampled_from(["s0", "s1"]),
+    bound_worker=st.none() | st.sampled_from(["d0", "d1", "p0", "gone"]),
+    blocks=st.lists(st.integers(0, 5), max_size=3).map(tuple),
+)
+arrivals = st.lists(st.tuples(fleets, requests, st.floats(0, 100)), min_size=1, max_size=6)
+
+
+def make(kind: str, name: str) -> Any:
+    registration = REGISTRY.get(kind, name)
+    return registration.factory(registration.settings(), DEPLOYMENT)
+
+
+def route(router: Router, stream: Sequence[tuple[tuple[Worker, ...], Request, float]]) -> list[Placement]:
+    """Place every request, and finish it; each time check that it is placed once, where somebody is."""
+    done, now_s = [], 0.0
+    for fleet, request, after_s in stream:
+        now_s += after_s
+        ids = {worker.id for worker in fleet}
+        placed = router.on_arrival(request, fleet, now_s)
+        assert placed.first in ids
+        assert placed.split >= 0
+        if placed.second is None:
+            placed = router.on_prefill_done(request, placed, fleet, now_s)
+        assert placed.second in ids
+        if isinstance(router, LearnsLengths):
+            router.on_finished(request, 7)
+        done.append(placed)
+    return done
+
+
+@pytest.mark.parametrize("name", REGISTRY.names("router"))
+@settings(max_examples=25, deadline=None)
+@given(stream=arrivals)
+def test_a_router_places_every_request_where_somebody_is(
+    name: str, stream: list[tuple[tuple[Worker, ...], Request, float]]
+) -> None:
+    """NaN loads, workers that come and go, prompts beyond any KV cache, a bound worker that is gone; always alike."""
+    assert route(make("router", name), stream) == route(make("router", name), stream)
+
+
+queued = st.builds(
+    QueuedPrefill,
+    request=requests,
+    remaining_tokens=st.integers(1, 10**6),
+    queued_s=st.floats(0, 10),
+    done_tokens=st.none() | st.integers(0, 10**6),
+)
+queues = st.lists(queued, max_size=6, unique_by=lambda task: task.request.id).map(tuple)
+batches = st.builds(BatchView, queues, st.integers(0, 300), st.integers(0, 10**6))
+
+
+@pytest.mark.parametrize("name", REGISTRY.names("batch_scheduler"))
+@settings(max_examples=25, deadline=None)
+@given(views=st.lists(st.tuples(batches, said), min_size=1, max_size=6))
+def test_a_batch_scheduler_asks_for_nothing_that_is_not_there(name: str, views: list[tuple[BatchView, float]]) -> None:
+    scheduler: BatchScheduler = make("batch_scheduler", name)
+    for now_s, (view, took_s) in enumerate(views, start=10):
+        plan = scheduler.next_batch(view, float(now_s))
+        waiting = {task.request.id: task.remaining_tokens for task in view.queue}
+        assert all(0 < tokens <= waiting.get(id_, 0) for id_, tokens in plan.prefill_tokens.items())
+        assert math.isfinite(plan.wait_s)
+        assert plan.wait_s >= 0
+        if view.queue and not view.decode_requests:
+            assert plan.prefill_tokens or plan.wait_s > 0, "an engine with work must not stand still for ever"
+        scheduler.on_step(view, plan, took_s)
+
+
+pools = st.builds(
+    Pool, st.integers(0, 20), st.integers(0, 5), st.integers(0, 5), st.lists(loads, max_size=3).map(tuple)
+)
+traffic = st.none() | st.builds(Traffic, said, said, maybe, maybe, maybe, maybe)
+
+
+@pytest.mark.parametrize("name", REGISTRY.names("planner"))
+@settings(max_examples=25, deadline=None)
+@given(views=st.lists(st.tuples(traffic, pools, pools), min_size=1, max_size=8))
+def test_a_planner_keeps_a_worker_of_each_role_within_the_budget(
+    name: str, views: list[tuple[Traffic | None, Pool, Pool]]
+) -> None:
+    planner: Planner = make("planner", name)
+    for tick, (seen, prefill, decode) in enumerate(views):
+        plan = planner.plan(PlannerView(tick * planner.interval_s, seen, prefill, decode))
+        assert min(plan.prefill, plan.decode) >= 1
+        assert DEPLOYMENT.gpus(plan.prefill, plan.decode) <= DEPLOYMENT.gpu_budget
+        assert plan.reason
+        assert "\n" not in plan.reason
+        assert all(isinstance(value, int | float) for value in plan.signals.values())
+
+
+@pytest.mark.parametrize("name", REGISTRY.names("planner"))
+def test_a_planner_scales_down_without_traffic(name: str) -> None:
+    """After half an hour of silence on pools that fill the budget one worker of each role is left."""
+    planner: Planner = make("planner", name)
+    prefill, decode = 4, 2
+    for tick in range(round(1800 / planner.interval_s)):
+        idle = [Pool(count, loads=(WorkerLoad("w"),) * count) for count in (prefill, decode)]
+        plan = planner.plan(PlannerView(tick * planner.interval_s, Traffic(planner.interval_s, 0.0), *idle))
+        prefill, decode = plan.prefill, plan.decode
+    assert (prefill, decode) == (1, 1)
