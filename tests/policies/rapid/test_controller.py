@@ -152,6 +152,18 @@ def test_constant_load_that_is_served_inside_the_slo_never_oscillates() -> None:
     assert len({tuple(plan.caps_w.items()) for plan in plans}) == 1
 
 
+@pytest.mark.parametrize("what", [SLOW_PREFILL, SLOW_DECODE, BOTH])
+@pytest.mark.parametrize("move", ["power", "gpus", "both"])
+def test_constant_overload_settles(what: tuple[float, float], move: str) -> None:
+    """It gives one phase all that it may have, and then nothing moves back and forth."""
+    node = Node(4, 4, move=move)
+    seen = []
+    for _ in range(200):
+        plan = node.look(what, queued=100.0, after_s=5.0)
+        seen.append((tuple(plan.caps_w.items()), tuple(node.roles)))
+    assert len(set(seen[100:])) == 1
+
+
 def test_gpus_that_come_and_go_keep_the_budget() -> None:
     node = Node(2, 2)
     assert sum(node.look(FINE).caps_w.values()) <= 4800
