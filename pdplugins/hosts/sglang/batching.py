@@ -13,10 +13,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from pdplugins.hosts.sglang.dual import SCHEDULER, no_prefill
+from pdplugins.hosts.sglang.dual import SCHEDULER
 from pdplugins.hosts.sglang.guard import Hook
 from pdplugins.hosts.sglang.policy import SafeScheduler
 from pdplugins.hosts.sglang.prompts import done_tokens
+from pdplugins.hosts.sglang.steps import no_prefill
 from pdplugins.types import BatchPlan, BatchScheduler, BatchView, QueuedPrefill, Request
 
 

@@ -206,7 +206,7 @@ def test_both_sides_are_built_and_the_decode_side_is_bound(scheduler: Scheduler)
     assert scheduler.disaggregation_mode is Mode.DECODE
     assert scheduler.disagg_prefill_bootstrap_queue is None
     assert scheduler.is_mixed_chunk
-    scopes = scheduler.dual._scopes
+    scopes = scheduler.dual._roles.scopes
     assert scopes.peek(EngineRole.PREFILL, "disagg_prefill_bootstrap_queue") is not None
     assert scopes.peek(EngineRole.PREFILL, "buffers") is not scheduler.buffers
     assert scopes.peek(EngineRole.LOCAL, "buffers") is scheduler.buffers
@@ -260,7 +260,7 @@ def test_abort_reaches_the_queues_of_every_role(scheduler: Scheduler) -> None:
     scheduler.dual.abort(Scheduler.abort, scheduler, SimpleNamespace(rid="x"))
     assert [mode for name, mode in scheduler.calls if name == "abort"] == [Mode.NULL, Mode.PREFILL, Mode.DECODE]
     assert scheduler.waiting_queue == []
-    assert rids(Batch(scheduler.dual._scopes.peek(EngineRole.LOCAL, "waiting_queue"))) == ["keep"]
+    assert rids(Batch(scheduler.dual._roles.scopes.peek(EngineRole.LOCAL, "waiting_queue"))) == ["keep"]
 
 
 @pytest.mark.parametrize("req", [local("l"), prefill("p"), decode("d")])

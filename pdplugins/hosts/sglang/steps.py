@@ -1,0 +1,109 @@
+"""Which role the next step of the engine works for, and how SGLang's own methods compose it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from pdplugins.hosts.sglang.roles import Classifier, EngineRole
+from pdplugins.hosts.sglang.scope import Scopes
+from pdplugins.hosts.sglang.turns import Turns
+
+DECODE, LOCAL, PREFILL = EngineRole.DECODE, EngineRole.LOCAL, EngineRole.PREFILL
+
+
+class Steps:
+    """Composes the steps of a dual-role engine."""
+
+    def __init__(self, scopes: Scopes, classifier: Classifier, turns: Turns) -> None:
+        self._scopes = scopes
+        self._classifier = classifier
+        self._turns = turns
+        self.hold_prefill = False
+        """Whether SGLang may compose no prefill now: a local batch that has run joins the running one, no more."""
+
+    def next_batch(self, decode_step: Callable[..., Any], scheduler: Any, running_batch: Any) -> Any:
+        """Return SGLang's plan of the next step.
+
+        :param decode_step: ``decode_step(scheduler, running_batch)`` composes the steps of a decode server.
+        """
+        with self._scopes.enter(PREFILL):
+            scheduler.waiting_queue.extend(scheduler.disagg_prefill_bootstrap_queue.pop_bootstrapped())
+            scheduler.process_disagg_prefill_inflight_queue()
+        last = self.batch_role(scheduler.last_batch)
+        order = self._order(scheduler, running_batch, last)
+        if last is not DECODE:  # what it ran must join or be sent, whoever is next
+            plan = self._settle(last, order[0], scheduler, running_batch)
+            if plan.batch_to_run is not None:
+                if order[0] is last:
+                    self._turns.tried(last)
+                return self._counted(scheduler, plan)
+            running_batch = plan.running_batch
+        self._turns.tried(order[0])
+        for role in order:
+            plan = self._compose(role, decode_step, scheduler, running_batch)
+            if plan.batch_to_run is not None:
+                break
+            running_batch = plan.running_batch
+        return self._counted(scheduler, plan)
+
+    def batch_role(self, batch: Any) -> EngineRole:
+        """Return the role of a batch: prefill steps have the role of their requests, all others are decode steps."""
+        if batch is None or not batch.reqs or not batch.forward_mode.is_extend():
+            return DECODE
+        return PREFILL if self._classifier.role_of(batch.reqs[0]) is PREFILL else LOCAL
+
+    def _order(self, scheduler: Any, running_batch: Any, last: EngineRole) -> list[EngineRole]:
+        chunked = scheduler.chunked_req
+        return self._turns.order(
+            chunk=None if chunked is None else self._classifier.role_of(chunked),
+            waiting=frozenset(role for role in (LOCAL, PREFILL) if self._scopes.peek(role, "waiting_queue")),
+            decodes=bool(scheduler.waiting_queue) or not running_batch.is_empty() or last is LOCAL,
+        )
+
+    def _settle(self, last: EngineRole, following: EngineRole, scheduler: Any, running_batch: Any) -> Any:
+        """Finish the prefill step before, in SGLang's way: this may already compose the next step."""
+        if last is PREFILL and following is PREFILL:
+            with self._scopes.enter(PREFILL):
+                return scheduler.get_next_disagg_prefill_batch_to_run(running_batch, scheduler.last_batch)
+        if last is PREFILL:
+            with self._scopes.enter(PREFILL):
+                scheduler.process_prefill_chunk(last_batch=scheduler.last_batch, running_batch=running_batch)
+            return no_prefill(running_batch)
+        self.hold_prefill = following is not LOCAL
+        try:
+            return self._local(scheduler, running_batch, scheduler.last_batch)
+        finally:
+            self.hold_prefill = False
+
+    def _compose(self, role: EngineRole, decode_step: Callable[..., Any], scheduler: Any, running_batch: Any) -> Any:
+        if role is LOCAL:
+            return self._local(scheduler, running_batch, None)
+        if role is PREFILL:
+            with self._scopes.enter(PREFILL):
+                return scheduler.get_next_disagg_prefill_batch_to_run(running_batch, None)
+        chunked, scheduler.chunked_req = scheduler.chunked_req, None  # a decode server has none, and asserts it
+        try:
+            return decode_step(scheduler, running_batch)
+        finally:
+            scheduler.chunked_req = chunked
+
+    def _local(self, scheduler: Any, running_batch: Any, last_batch: Any) -> Any:
+        """Run SGLang's scheduler of a server that is not disaggregated: a prefill, or else a decode step."""
+        running_batch.batch_is_full = False  # the other roles take and free room without saying so here
+        with self._scopes.enter(LOCAL):
+            return scheduler.get_next_batch_to_run(running_batch, last_batch)
+
+    def _counted(self, scheduler: Any, plan: Any) -> Any:
+        """Count the step. A decode step counts as their turn only when no decode still waits to join."""
+        batch = plan.batch_to_run
+        if batch is not None and (batch.forward_mode.is_extend() or not scheduler.waiting_queue):
+            self._turns.ran(prefill=batch.forward_mode.is_extend() and not batch.decoding_reqs)
+        return plan
+
+
+def no_prefill(running_batch: Any) -> Any:
+    """Return SGLang's plan that has nothing to prefill."""
+    from sglang.srt.managers.schedule_batch import NextBatchPlan  # noqa: PLC0415 - only inside SGLang
+
+    return NextBatchPlan(batch_to_run=None, running_batch=running_batch)
