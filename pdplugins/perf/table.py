@@ -48,6 +48,11 @@ class Surface:
         self._ys, columns = _extended(tuple(ys), tuple(zip(*extended, strict=True)))
         self._rows: Rows = tuple(zip(*columns, strict=True))
 
+    def row(self, x: float) -> tuple[float, ...]:
+        """Return the values at `x` and every y of the table, with zero before them and one y beyond."""
+        i, s = _locate(self._xs, x)
+        return tuple([low + s * (high - low) for low, high in zip(self._rows[i], self._rows[i + 1], strict=True)])
+
     def __call__(self, x: float, y: float) -> float:
         """Return the value at (`x`, `y`)."""
         i, s = _locate(self._xs, x)
@@ -73,7 +78,7 @@ def _extended(axis: Axis, rows: Rows) -> tuple[Axis, Rows]:
 
 def _locate(axis: Axis, x: float) -> tuple[int, float]:
     """Return the segment of `axis` for `x` and the position in it: 0..1 inside, 0 before, above 1 after."""
-    index = min(max(bisect_right(axis, x) - 1, 0), len(axis) - 2)
+    index = bisect_right(axis, x, 1, len(axis) - 1) - 1
     start = axis[index]
     return index, max((x - start) / (axis[index + 1] - start), 0.0)
 
@@ -188,3 +193,7 @@ class TableModel:
     def decode_contexts(self, tp: int) -> tuple[float, ...]:
         """Mean contexts between which `decode_step_s` is linear, ascending, for a simulator that sums steps."""
         return self.profile.decode[tp].context_tokens
+
+    def decode_row_s(self, batch: float, tp: int) -> tuple[float, ...]:
+        """Seconds of one decode step at a context of zero, at each of `decode_contexts`, and at one beyond them."""
+        return self._decode[tp].row(batch)

@@ -28,8 +28,8 @@ Event = tuple[int, int, int, Any, Any]
 
 
 def ticks(seconds: float) -> int:
-    """Return `seconds` in ticks."""
-    return round(seconds * TICKS_PER_S)
+    """Return `seconds`, which is not negative, in ticks."""
+    return int(seconds * TICKS_PER_S + 0.5)  # not round(), which compiled code has to call
 
 
 def seconds(time: int) -> float:

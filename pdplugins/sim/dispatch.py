@@ -258,7 +258,8 @@ class Dispatcher:
                 break
             engine.incoming.popleft()
             flight.waits = False
-            self._use_history(flight, engine)
+            if flight.arrival.session is not None:
+                self._use_history(flight, engine)
             ready = flight.landing[0] if flight.state == State.MOVING else flight.done
             if ready > flight.sent or flight.state == State.MOVING:
                 self._send(flight, ready - flight.sent)

@@ -96,7 +96,7 @@ class Links:
         else:
             rate, other_rate = source.tokens_per_s, sink.tokens_per_s
             transfer.rate = rate if rate < other_rate else other_rate
-            end = transfer.end = now + round(size / transfer.rate * TICKS_PER_S)
+            end = transfer.end = now + ticks(size / transfer.rate)
             self._arrive_at(end + source.latency, transfer)
         return transfer
 
@@ -124,11 +124,13 @@ class Links:
 
     def _on_end(self, port: Port) -> None:
         now, port.due = self._events.now, -1
-        ended = [transfer for transfer in port.out if transfer.shared and transfer.end <= now]
-        for transfer in ended:
+        sinks: list[Port] = []
+        for transfer in [transfer for transfer in port.out if transfer.shared and transfer.end <= now]:
             self._leave(transfer)
             self._arrive_at(now + port.latency, transfer)
-        self._share([port], list(dict.fromkeys([transfer.sink for transfer in ended])))
+            if transfer.sink not in sinks:
+                sinks.append(transfer.sink)
+        self._share([port], sinks)
         self._arm(port)
 
     @staticmethod
@@ -150,27 +152,32 @@ class Links:
         now = self._events.now
         for transfer in transfers:
             out, into = transfer.source, transfer.sink
-            rate, other_rate = out.tokens_per_s / len(out.out), into.tokens_per_s / len(into.into)
+            leave, enter = len(out.out), len(into.into)
+            rate, other_rate = out.tokens_per_s / leave, into.tokens_per_s / enter
             if other_rate < rate:  # noqa: PLR1730 - min() is slower here
                 rate = other_rate
-            if rate != transfer.rate or not transfer.shared:
+            shared = leave > 1 or enter > 1
+            if rate != transfer.rate or shared != transfer.shared:
                 left = transfer.left - transfer.rate * ((now - transfer.since) / TICKS_PER_S)
                 transfer.left = left if left > 0.0 else 0.0
                 transfer.since, transfer.rate = now, rate
-                transfer.end = now + round(transfer.left / rate * TICKS_PER_S)
+                transfer.end = now + ticks(transfer.left / rate)
                 transfer.version += 1
-                transfer.shared = True
+                transfer.shared = shared
                 touched[out] = None
+                if not shared:
+                    self._arrive_at(transfer.end + out.latency, transfer)
 
     def _arm(self, port: Port) -> None:
         due = -1
         for transfer in port.out:
             if transfer.shared and (due < 0 or transfer.end < due):
                 due = transfer.end
-        if due not in (-1, port.due):
+        if due != port.due:
+            port.due = due
             port.version += 1
-            self._push(due, port, port.version)
-        port.due = due
+            if due >= 0:
+                self._push(due, port, port.version)
 
     def _arrive_at(self, time: int, transfer: Transfer) -> None:
         self._push(time, transfer, transfer.version)

@@ -18,7 +18,7 @@ save what the parts of D take more than D of all tokens together.
 from __future__ import annotations
 
 from bisect import bisect_right
-from itertools import pairwise
+from collections.abc import Sequence
 from math import ceil, sqrt
 
 from pdplugins.sim.clock import ticks
@@ -36,16 +36,16 @@ class Line:
 
     __slots__ = ("base", "batch", "bounds", "slope")
 
-    def __init__(self, batch: int, contexts: list[float], times_s: list[float], slow: float) -> None:
+    def __init__(self, batch: int, contexts: list[float], times_s: Sequence[float], slow: float) -> None:
         self.batch = batch
         self.bounds: list[int] = [ceil(context * batch) for context in contexts[1:-1]]
         """First total context of each piece but the first."""
         self.base: list[int] = []
         self.slope: list[int] = []
-        knots = zip(pairwise(contexts), pairwise(times_s), strict=True)
-        for index, ((left, right), (low, high)) in enumerate(knots):
-            slope = max(ticks(slow * (high - low) / ((right - left) * batch)), 0)
-            base = max(ticks(slow * low), 1) - round(slope * left * batch)
+        for index in range(len(contexts) - 1):
+            left, low = contexts[index], times_s[index]
+            slope = max(ticks(slow * (times_s[index + 1] - low) / ((contexts[index + 1] - left) * batch)), 0)
+            base = max(ticks(slow * low), 1) - int(slope * left * batch + 0.5)
             if index:  # rounding must not let a longer context take less time
                 bound = self.bounds[index - 1]
                 base = max(base, self.base[-1] + self.slope[-1] * (bound - 1) - slope * bound)
@@ -120,6 +120,8 @@ class StepTimes:
         self._lines: dict[float, dict[int, Line]] = {}
         self._prefill: dict[int, int] = {}
         self._dense: dict[int, int] = {}
+        self._attending: dict[int, int] = {}
+        self._row_s = getattr(perf, "decode_row_s", None)
         known = getattr(perf, "has_dense", None)
         self._dense_s = getattr(perf, "dense_s", None) if known is not None and known(tp) else None
 
@@ -127,7 +129,10 @@ class StepTimes:
         """Return the decode step times of a batch of `batch` requests, `slow` times as long as the profile says."""
         lines = self.lines(slow)
         if (line := lines.get(batch)) is None:
-            times = [self._perf.decode_step_s(batch, context, self._tp) for context in self._contexts]
+            if self._row_s is not None:
+                times = self._row_s(batch, self._tp)
+            else:
+                times = [self._perf.decode_step_s(batch, context, self._tp) for context in self._contexts]
             line = lines[batch] = Line(batch, self._contexts, times, slow)
         return line
 
@@ -177,7 +182,9 @@ class StepTimes:
         return time
 
     def _attention(self, tokens: int) -> int:
-        return self._alone(tokens) - self._rest(tokens)
+        if (time := self._attending.get(tokens)) is None:
+            time = self._attending[tokens] = self._alone(tokens) - self._rest(tokens)
+        return time
 
     def _alone(self, tokens: int) -> int:
         if (time := self._prefill.get(tokens)) is None:

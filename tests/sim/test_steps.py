@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pdplugins.assembly import load_profile
+from pdplugins.sim.clock import ticks
 from pdplugins.sim.steps import Line, StepTimes
+from pdplugins.types import Role
 
 from .test_exact import BentModel
 
@@ -71,3 +75,13 @@ def test_where_the_dense_part_is_known_chunks_share_it_and_pay_their_own_attenti
     saved = model.dense_s(700, 1) + model.dense_s(32, 1) - model.dense_s(732, 1)
     mixed = times.mixed([(500, 0), (200, 800)], 32, 32 * 300)
     assert abs(mixed / 10**14 - (want + model.decode_step_s(32, 300, 1) - saved)) < 1e-9
+
+
+@pytest.mark.parametrize("batch", [1, 3, 64, 5000])
+def test_lines_of_a_table_agree_with_its_single_steps(batch: int) -> None:
+    """Inside the table, at its knots, and beyond its ends."""
+    perf = load_profile("h100/llama-3.1-70b-fp8")
+    tp = perf.tp_sizes(Role.DECODE)[0]
+    line = StepTimes(perf, tp).line(batch)
+    for context in (0, 1, 100, 1024, 2000, 8192, 100_000, 1_000_000):
+        assert line.step(context * batch) == pytest.approx(ticks(perf.decode_step_s(batch, context, tp)), rel=1e-6)

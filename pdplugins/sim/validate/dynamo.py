@@ -81,6 +81,11 @@ class ReplayTimes(TableModel):
         """Mean contexts between which decode steps are linear."""
         return tuple(CONTEXTS.tolist())
 
+    def decode_row_s(self, batch: float, tp: int) -> tuple[float, ...]:
+        """Seconds of one decode step at those contexts, with zero before them and one beyond."""
+        beyond = 2 * CONTEXTS[-1] - CONTEXTS[-2]
+        return tuple(self.decode_step_s(batch, context, tp) for context in (0.0, *CONTEXTS, beyond))
+
     def has_dense(self, tp: int) -> bool:
         """All of a prefill step counts as dense: then chunks cost what their new tokens cost."""
         return True
