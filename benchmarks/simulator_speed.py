@@ -4,7 +4,8 @@
     python benchmarks/simulator_speed.py AzureLLMInferenceTrace_conv.csv --million --json OUT
 
 Both get the same requests, the same timing table, the same pools and KV cache, and round-robin routing; Dynamo writes
-no report. Each figure is the best of the rounds. ``--million`` adds 1,000,000 requests on 256 instances (ours only).
+no report. Each figure is the best of the rounds; CPU time says more than wall time where the machine has other work.
+``--million`` adds 1,000,000 requests on 256 instances (ours only).
 With ``PDPLUGINS_SIM_PURE=1`` the plain Python engine is timed, which is what runs where nothing was compiled.
 """
 
@@ -50,16 +51,29 @@ def shaped(trace: list[TraceRequest], longer: int, faster: float) -> list[TraceR
     return [TraceRequest(round(r.arrival_s / faster, 3), r.isl_tokens, r.osl_tokens * longer) for r in trace]
 
 
-def ours(deployment: Deployment, requests: list[TraceRequest], prefill: int, decode: int) -> tuple[float, Outcome]:
+Took = tuple[float, float]
+"""Seconds of wall time, and of CPU time."""
+
+
+def clocks() -> Took:
+    return time.perf_counter(), time.process_time()
+
+
+def since(began: Took) -> Took:
+    wall_s, cpu_s = clocks()
+    return wall_s - began[0], cpu_s - began[1]
+
+
+def ours(deployment: Deployment, requests: list[TraceRequest], prefill: int, decode: int) -> tuple[Took, Outcome]:
     settings = SimSettings(prefill=prefill, decode=decode, kv_tokens=Engines().kv_tokens)
     arrivals = [Arrival(r.arrival_s, r.isl_tokens, r.osl_tokens) for r in requests]
     simulation = Simulation(deployment, settings, RoundRobin(RouterSettings(), deployment))
-    began = time.perf_counter()
+    began = clocks()
     outcome = simulation.run(arrivals)
-    return time.perf_counter() - began, outcome
+    return since(began), outcome
 
 
-def dynamo(deployment: Deployment, scratch: Path) -> Callable[[Path, int, int], tuple[float, dict[str, Any]]]:
+def dynamo(deployment: Deployment, scratch: Path) -> Callable[[Path, int, int], tuple[Took, dict[str, Any]]]:
     from dynamo._core import run_mocker_trace_replay  # noqa: PLC0415
     from dynamo.mocker import MockEngineArgs  # noqa: PLC0415
 
@@ -71,8 +85,8 @@ def dynamo(deployment: Deployment, scratch: Path) -> Callable[[Path, int, int], 
         args.pop("startup_time")
         return MockEngineArgs.from_json(json.dumps(args))
 
-    def run(trace: Path, prefill: int, decode: int) -> tuple[float, dict[str, Any]]:
-        began = time.perf_counter()
+    def run(trace: Path, prefill: int, decode: int) -> tuple[Took, dict[str, Any]]:
+        began = clocks()
         report = run_mocker_trace_replay(
             [str(trace)],
             prefill_engine_args=mocker(Role.PREFILL),
@@ -81,7 +95,7 @@ def dynamo(deployment: Deployment, scratch: Path) -> Callable[[Path, int, int], 
             num_decode_workers=decode,
             router_mode="round_robin",
         )
-        return time.perf_counter() - began, report
+        return since(began), report
 
     return run
 
@@ -93,14 +107,15 @@ def side_by_side(trace: list[TraceRequest], rounds: int, scratch: Path) -> Itera
         requests = shaped(trace, longer, faster)
         file = scratch / "trace.jsonl"
         jsonl.write_mooncake(requests, file)
-        walls: dict[str, list[float]] = {"ours": [], "dynamo": []}
+        took: dict[str, list[Took]] = {"ours": [], "dynamo": []}
         for _ in range(rounds):
-            wall_s, outcome = ours(deployment, requests, prefill, decode)
-            walls["ours"].append(wall_s)
-            wall_s, report = replay(file, prefill, decode)
-            walls["dynamo"].append(wall_s)
+            once, outcome = ours(deployment, requests, prefill, decode)
+            took["ours"].append(once)
+            once, report = replay(file, prefill, decode)
+            took["dynamo"].append(once)
         assert report["num_requests"] == len(outcome.records) == len(requests)
-        best = {who: len(requests) / min(seconds) for who, seconds in walls.items()}
+        best = {who: len(requests) / min(wall_s for wall_s, _ in turns) for who, turns in took.items()}
+        cpu_us = {who: 1e6 * min(cpu_s for _, cpu_s in turns) / len(requests) for who, turns in took.items()}
         row = {
             "case": name,
             "requests": len(requests),
@@ -108,12 +123,15 @@ def side_by_side(trace: list[TraceRequest], rounds: int, scratch: Path) -> Itera
             "dynamo_requests_per_s": round(best["dynamo"]),
             "speedup": round(best["ours"] / best["dynamo"], 2),
             "wanted": wanted,
+            "cpu_us_per_request": {who: round(us, 2) for who, us in cpu_us.items()},
+            "cpu_speedup": round(cpu_us["dynamo"] / cpu_us["ours"], 2),
             "router_us_per_request": round(1e6 * outcome.policies.seconds["router"] / len(requests), 2),
             "events_per_request": round(outcome.events / len(requests), 2),
             "preemptions": outcome.preemptions,
-            "walls_s": {who: [round(s, 3) for s in seconds] for who, seconds in walls.items()},
+            "walls_s": {who: [round(wall_s, 3) for wall_s, _ in turns] for who, turns in took.items()},
         }
         print(f"{name}: ours {best['ours']:,.0f} requests/s, Dynamo {best['dynamo']:,.0f}: {row['speedup']} times")
+        print(f"    CPU time a request: {row['cpu_us_per_request']} us: {row['cpu_speedup']} times", flush=True)
         yield row
 
 
