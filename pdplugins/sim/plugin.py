@@ -167,14 +167,8 @@ def bound(  # noqa: PLR0913 - the options of a command
     best = bound_of(checked, changes.apply(read(trace)))
     if out is not None:
         run = {"trace": Path(trace).name, "rate": rate, "profile": checked.deployment.profile}
-        facts = {
-            **best.model_dump(),
-            "slo": checked.slo.model_dump(),
-            "run": run,
-            "commit": commit(),
-            "command": _command(),
-        }
-        write_whole(out, json.dumps({"kind": "bound", **facts}, indent=1) + "\n")
+        made = {"slo": checked.slo.model_dump(), "run": run, "commit": commit(), "command": _command()}
+        write_whole(out, json.dumps({"kind": "bound", **best.model_dump(), **made}, indent=1) + "\n")
     fewest = best.fewest_gpu_hours
     typer.echo(
         f"{best.requests} requests on {best.gpus} GPUs of {checked.deployment.profile}: no policy serves more than "
