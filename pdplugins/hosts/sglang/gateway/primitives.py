@@ -73,21 +73,19 @@ class Primitives:
         load.decode_starts(work.prompt_tokens)  # from now on: it keeps room for the context
         aside = asyncio.create_task(self._prefill(prefill, work, body))
         first = asyncio.create_task(self._begin(decode, work, body))
-        tokens = 0
-        finished = False
         try:
             answer = await self._begun(prefill, decode, aside, first)
             yield answer
-            finished = True
-        finally:
-            if not finished:
-                aside.cancel()
-                first.cancel()
-                await asyncio.gather(aside, first, return_exceptions=True)
-            elif aside.done():
-                aside.exception()  # the answer did without it
-            else:  # a decode worker may say its last token before the other one says that it is done
+        except BaseException:
+            aside.cancel()
+            first.cancel()
+            await asyncio.gather(aside, first, return_exceptions=True)
+            raise
+        else:
+            if not _succeeded(aside):  # a decode worker may say its last token before the other one says it is done
                 self._upstream.background(_ended(aside))
+        finally:  # also when this is cancelled twice
+            tokens = 0
             if _succeeded(first):
                 tokens = first.result().tokens
                 self._upstream.end(first.result(), work.rid)
@@ -167,7 +165,7 @@ class Primitives:
             load.prefill_ends(work.new_tokens, took_s)
 
 
-def _succeeded(task: asyncio.Task[Answer]) -> bool:
+def _succeeded(task: asyncio.Task[Any]) -> bool:
     return task.done() and not task.cancelled() and task.exception() is None
 
 

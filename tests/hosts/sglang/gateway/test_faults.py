@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from dataclasses import replace
 from typing import Any
 
 import aiohttp
 import pytest
+
+from pdplugins.hosts.sglang.gateway.calls import parse
+from pdplugins.hosts.sglang.gateway.streams import Reply
 
 from .conftest import FAST, Fixed, Stand, config, stand
 from .fake import answer_of, settled
@@ -262,6 +266,26 @@ def test_a_stopped_gateway_ends_its_requests() -> None:
             await it.gateway.stop()
             await asyncio.gather(request, return_exceptions=True)
             assert await settled(it.idle)
+
+    asyncio.run(run())
+
+
+def test_books_are_right_also_when_a_request_is_cancelled_twice() -> None:
+    """As aiohttp does when it shuts down: the second time, while the legs are being ended."""
+
+    async def run() -> None:
+        async with stand("dual", "dual", token_s=0.2) as it:
+            it.route(Fixed())
+            call = parse("/generate", json.dumps(ask(count=100)).encode(), "twice")
+            for turns in range(6):
+                serving = asyncio.create_task(it.gateway.serving.serve(call, Reply(None)))
+                assert await settled(lambda: any(worker.running for worker in it.workers))
+                serving.cancel()
+                for _ in range(turns):
+                    await asyncio.sleep(0)
+                serving.cancel()
+                await asyncio.gather(serving, return_exceptions=True)
+                assert await settled(it.idle)
 
     asyncio.run(run())
 
