@@ -163,10 +163,23 @@ class Config(_Section):
         return {k: {"name": v} if k in kinds and isinstance(v, str) else v for k, v in data.items()}
 
 
+class UniqueKeys(yaml.SafeLoader):
+    """YAML in which no key stands twice; PyYAML would take the last and drop the others without a word."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        """Return the mapping. Raises yaml.MarkedYAMLError for a key that stands twice."""
+        seen = []
+        for key_node, _ in node.value:
+            if (key := self.construct_object(key_node, deep=True)) in seen:
+                raise yaml.MarkedYAMLError(problem=f"key '{key}' stands twice", problem_mark=key_node.start_mark)
+            seen.append(key)
+        return super().construct_mapping(node, deep)
+
+
 def load(path: Path, registry: Registry | None = None) -> Config:
     """Read and check a config file. Raises ConfigError with one line for the first thing that is wrong."""
     try:
-        data = yaml.safe_load(path.read_text(encoding="utf-8"))
+        data = yaml.load(path.read_text(encoding="utf-8"), UniqueKeys)  # noqa: S506 - a SafeLoader
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror}; shipped configs are {', '.join(shipped())}") from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:

@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from pdplugins.bench import azure, rows, servegen, sessions
 from pdplugins.bench.transform import Transform, merge
-from pdplugins.config import first_error
+from pdplugins.config import UniqueKeys, first_error
 from pdplugins.errors import ConfigError, TraceError
 from pdplugins.registry import Registry, default_registry
 from pdplugins.resources import data_dir
@@ -115,7 +115,7 @@ def _over(data: dict[str, Any], settings: dict[str, Any]) -> dict[str, Any]:
 
 def _yaml(path: Path) -> dict[str, Any]:
     try:
-        data = yaml.safe_load("".join(line for _, line in rows.lines(path)))
+        data = yaml.load("".join(line for _, line in rows.lines(path)), UniqueKeys)  # noqa: S506 - a SafeLoader
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark
         at = f"line {mark.line + 1}, column {mark.column + 1}" if mark else "line 1"
