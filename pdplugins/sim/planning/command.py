@@ -43,15 +43,13 @@ def plan(  # noqa: PLR0913 - the options of a command
     """Plan tensor-parallel sizes and replicas of both phases for a trace."""
     from pdplugins.bench import traces  # noqa: PLC0415 - a command loads what it needs when it runs
     from pdplugins.bench.transform import Transform  # noqa: PLC0415
-    from pdplugins.files import write_whole  # noqa: PLC0415
+    from pdplugins.files import check_outputs, whole, write_whole  # noqa: PLC0415
     from pdplugins.sim import terminal  # noqa: PLC0415
     from pdplugins.sim.options import Overrides, configured  # noqa: PLC0415
     from pdplugins.sim.planning.deployment import plan_deployment, with_plan  # noqa: PLC0415
     from pdplugins.sim.planning.report import as_yaml, show, write_html  # noqa: PLC0415
 
-    for file in (out, html, write_config):
-        if file is not None and not file.resolve().parent.is_dir():
-            raise ConfigError(f"{file}: there is no folder {file.parent}; create it first")
+    check_outputs(out, html, write_config)
     command = shlex.join(["pdplugins", *sys.argv[1:]])
     parsed = configured(config, Overrides(profile=profile))
     requests = Transform.of(rate=rate).apply(traces.read(trace))
@@ -70,7 +68,8 @@ def plan(  # noqa: PLR0913 - the options of a command
     if out is not None:
         write_whole(out, json.dumps(_labelled(planned, top, command, seed), indent=1) + "\n")
     if html is not None:
-        write_html(planned, top, html)
+        with whole(html) as scratch:
+            write_html(planned, top, scratch)
     if write_config is not None:
         write_whole(write_config, as_yaml(with_plan(parsed, best.plan, gpus), best, command))
     show(planned, top)

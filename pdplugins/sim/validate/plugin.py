@@ -14,6 +14,7 @@ import typer
 
 from pdplugins import hookimpl
 from pdplugins.errors import ConfigError
+from pdplugins.files import check_outputs, write_whole
 
 validate = typer.Typer(
     no_args_is_help=True, help="Hold the simulator against measurements, Dynamo's replay and the papers."
@@ -41,7 +42,7 @@ def silicon(
     from pdplugins.sim.validate import report  # noqa: PLC0415 - a command loads what it needs when it runs
     from pdplugins.sim.validate.rows import read_rows  # noqa: PLC0415
 
-    _folder(out)
+    check_outputs(out)
     read = read_rows(rows)
     found = report.silicon(read, seed)
     if leave_one_out:
@@ -79,7 +80,7 @@ def dynamo(
     from pdplugins.perf.table import TableModel  # noqa: PLC0415
     from pdplugins.sim.validate import dynamo as replay  # noqa: PLC0415
 
-    _folder(out)
+    check_outputs(out)
     deployment = build_deployment(parse({} if profile is None else {"deployment": {"profile": profile}}))
     if not isinstance(deployment.perf, TableModel):
         raise ConfigError(f"--profile {profile}: Dynamo's replay needs tables; choose a profile file")
@@ -101,7 +102,7 @@ def papers(*, seed: Seed = 0, out: Out = None) -> None:
     """Compare cells of DOPD's Table I and DynaServe's Table 1 with what the simulator says."""
     from pdplugins.sim.validate.papers import BAR, dopd, dynaserve  # noqa: PLC0415
 
-    _folder(out)
+    check_outputs(out)
     cells = []
     for cell in (*dopd(), *dynaserve(seed)):
         cells.append(cell.data())
@@ -117,17 +118,12 @@ def _say(what: str, figures: dict[str, Any]) -> None:
     typer.echo(f"{what:36s} {figures['rows']:4d} rows, median absolute error of {' and '.join(errors)}")
 
 
-def _folder(out: Path | None) -> None:
-    if out is not None and not out.resolve().parent.is_dir():
-        raise ConfigError(f"--json {out}: there is no folder {out.parent}; create it first")
-
-
 def _write(out: Path | None, found: dict[str, Any], seed: int | None) -> None:
     from pdplugins.results import commit  # noqa: PLC0415
 
     facts: dict[str, Any] = {"kind": "simulated", "command": _command(), "commit": commit(), "seed": seed}
     if out is not None:
-        out.write_text(json.dumps({**found, **facts}, indent=1) + "\n", encoding="utf-8")
+        write_whole(out, json.dumps({**found, **facts}, indent=1) + "\n")
 
 
 def _command() -> str:
