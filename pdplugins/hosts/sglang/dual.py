@@ -173,9 +173,12 @@ class DualRole:
 
     def loads(self, original: Callable[..., Any], inquirer: Any) -> Any:
         """Report the queues of every role."""
-        snapshot = original(inquirer)
-        if self._roles is not None:
-            add_roles(snapshot, self._roles.scopes, inquirer.get_chunked_req())
+        if self._roles is None:
+            return original(inquirer)
+        scopes = self._roles.scopes
+        with scopes.enter(DECODE):  # it may be asked for in the middle of a step of another role
+            snapshot = original(inquirer)
+        add_roles(snapshot, scopes, inquirer.get_chunked_req())
         return snapshot
 
     def timeouts(self, original: Callable[..., Any], scheduler: Any) -> list[Any]:
