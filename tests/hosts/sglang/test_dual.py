@@ -281,7 +281,14 @@ def test_the_load_report_counts_every_queue(scheduler: Scheduler) -> None:
         disaggregation=SimpleNamespace(prefill_bootstrap_queue_reqs=0, prefill_inflight_queue_reqs=0),
     )
     chunked = Req("c", seqlen=500, prefix_len=300)
-    scheduler.dual.loads(lambda inquirer: snapshot, SimpleNamespace(get_chunked_req=lambda: chunked))
+
+    def stock(inquirer: Any) -> Any:
+        """SGLang's report reads the decode side's queues, also while a step of another role runs."""
+        assert scheduler.disaggregation_mode is Mode.DECODE
+        return snapshot
+
+    with scheduler.dual._roles.scopes.enter(EngineRole.PREFILL):
+        scheduler.dual.loads(stock, SimpleNamespace(get_chunked_req=lambda: chunked))
     assert (snapshot.num_waiting_reqs, snapshot.num_waiting_uncached_tokens) == (3, 400)
     assert snapshot.disaggregation.prefill_bootstrap_queue_reqs == 1
     assert snapshot.queues.waiting == 1
