@@ -173,6 +173,7 @@ class Dispatcher:
             return None
         name = self._routing.on_prefill_done(flight, self._fleet, self.events.now)
         flight.second = second = self._fleet.alive[name]
+        flight.names = flight.names[0], name
         if second is not flight.first:
             second.open += 1
         return second

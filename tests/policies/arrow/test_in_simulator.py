@@ -60,6 +60,11 @@ def test_overload_of_both_phases_ends_and_settles() -> None:
     assert faults(result) == 0
 
 
+def test_records_name_the_worker_that_was_chosen_when_prefill_was_done() -> None:
+    _, outcome = simulate(load(find("arrow")), workload(rate=5, isl=1000, osl=100), trace_name="test", command="pytest")
+    assert all(record.prefill_worker and record.decode_worker for record in outcome.records)
+
+
 @pytest.mark.parametrize("worker", ["p0", "d0"])
 def test_a_worker_that_dies_is_survived(worker: str) -> None:
     result = run(workload(rate=5, isl=1000, osl=100), deaths=[{"at_s": 20, "worker": worker}])
