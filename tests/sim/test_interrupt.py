@@ -3,10 +3,19 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Iterator
 
 import pytest
 
 from pdplugins.sim.interrupt import ctrl_c
+
+
+@pytest.fixture(autouse=True)
+def _as_in_a_terminal() -> Iterator[None]:
+    """A shell starts what runs in the background with Ctrl-C ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 def test_the_first_ctrl_c_is_told_and_the_second_one_is_raised() -> None:
