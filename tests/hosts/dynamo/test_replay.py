@@ -128,7 +128,12 @@ def test_the_same_trace_gives_the_same_decisions(trace: list[TraceRequest], tmp_
     first, second = ([(e.view, e.plan) for e in decision_log.read(log)[0].entries] for log in logs)
     assert len(first) > 30
     assert first == second
-    assert results[0].metrics == results[1].metrics
+    # Dynamo adds up its means in an order that may differ from run to run.
+    rounded = [
+        json.loads(result.metrics.model_dump_json(), parse_float=lambda text: f"{float(text):.9g}")
+        for result in results
+    ]
+    assert rounded[0] == rounded[1]
     assert results[0].scaling == results[1].scaling
 
 
