@@ -1,4 +1,4 @@
-"""Settings of the router ``arrow``. docs/policies/arrow.md says more about each."""
+"""Settings of the router and the batch scheduler ``arrow``. docs/policies/arrow.md says more about each."""
 
 from __future__ import annotations
 
@@ -29,3 +29,11 @@ class ArrowSettings(BaseModel):
         if self.low_load >= self.busy_load:
             raise ValueError("low_load must be below busy_load, or instances would go back and forth at constant load")
         return self
+
+
+class ArrowBatchSettings(BaseModel):
+    """Settings of the batch scheduler ``arrow``."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+    step_tokens: int = Field(2048, ge=1, description="tokens of one step: one for each decode, the rest for prefill")

@@ -1,9 +1,10 @@
-"""Registers the router ``arrow``."""
+"""Registers the router and the batch scheduler ``arrow``."""
 
 from __future__ import annotations
 
 from pdplugins import hookimpl
-from pdplugins.policies.arrow.config import ArrowSettings
+from pdplugins.policies.arrow.batching import ArrowBatchScheduler
+from pdplugins.policies.arrow.config import ArrowBatchSettings, ArrowSettings
 from pdplugins.policies.arrow.router import ArrowRouter
 from pdplugins.registry import Register
 
@@ -12,3 +13,9 @@ from pdplugins.registry import Register
 def pd_register_routers(register: Register) -> None:
     """Add ``arrow``: SLO-aware placement over four elastic pools."""
     register("arrow", ArrowRouter, ArrowSettings)
+
+
+@hookimpl
+def pd_register_batch_schedulers(register: Register) -> None:
+    """Add ``arrow``: decodes first, then chunks of prefill up to the size of a step (Section 5.4)."""
+    register("arrow", ArrowBatchScheduler, ArrowBatchSettings)
