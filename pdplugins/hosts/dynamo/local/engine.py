@@ -8,8 +8,8 @@ import site
 from pathlib import Path
 
 from pdplugins.hosts.dynamo.local.model_dir import write_model
-from pdplugins.hosts.dynamo.local.process import python
 from pdplugins.hosts.dynamo.replay.engine import Engines, engine_args
+from pdplugins.hosts.process import python
 from pdplugins.perf.npz import export_npz
 from pdplugins.types import Deployment, Role
 

@@ -10,7 +10,7 @@ from enum import StrEnum
 from typing import Protocol
 
 from pdplugins.hosts.dynamo.local.metrics import FleetMetrics
-from pdplugins.hosts.dynamo.local.process import Process
+from pdplugins.hosts.process import Process
 from pdplugins.types import Role
 
 log = logging.getLogger("pdplugins.local.fleet")

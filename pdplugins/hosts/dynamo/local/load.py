@@ -10,7 +10,7 @@ from typing import Any
 
 from pdplugins.errors import HostError
 from pdplugins.hosts.dynamo.local.options import Options, Replay
-from pdplugins.hosts.dynamo.local.process import Process, python
+from pdplugins.hosts.process import Process, python
 from pdplugins.results import RequestRecord, Result, Scaling, Speed, commit, summarise
 from pdplugins.types import Slo
 

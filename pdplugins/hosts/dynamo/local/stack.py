@@ -20,10 +20,10 @@ from pdplugins.hosts.dynamo.local.fleet import Fleet, Limits, Phase
 from pdplugins.hosts.dynamo.local.load import Load
 from pdplugins.hosts.dynamo.local.metrics import process_metrics
 from pdplugins.hosts.dynamo.local.options import Options
-from pdplugins.hosts.dynamo.local.process import Process, stop_all
 from pdplugins.hosts.dynamo.local.pulse import EVERY_S, Pulse, PulseTaker
 from pdplugins.hosts.dynamo.local.registrations import Registrations
 from pdplugins.hosts.dynamo.local.status import PoolStatus, Snapshot, make_view
+from pdplugins.hosts.process import Process, stop_all
 from pdplugins.results import Scaling
 from pdplugins.types import Deployment, Role
 

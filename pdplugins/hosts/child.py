@@ -1,6 +1,6 @@
-"""The first thing every process of the stack runs: ties its life to the launcher's, then becomes the real program.
+"""The first thing a process that we launch runs: ties its life to the launcher's, then becomes the real program.
 
-``python -m pdplugins.hosts.dynamo.local.child PARENT_PID DELAY_S MODULE ARGUMENTS…``. The kernel then kills it when
+``python -m pdplugins.hosts.child PARENT_PID DELAY_S MODULE ARGUMENTS…``. The kernel then kills it when
 the launcher dies in whatever way, SIGKILL included. Doing this here and not between fork and exec keeps Python out of
 the forked copy of a process that runs Dynamo's threads.
 """

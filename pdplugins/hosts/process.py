@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import subprocess
@@ -16,7 +17,7 @@ LAST_LINES = 3
 
 def python(module: str, *arguments: str, delay_s: float = 0.0) -> list[str]:
     """Return the command that runs a Python module as a process that dies with this one, `delay_s` after its start."""
-    wrapper = "pdplugins.hosts.dynamo.local.child"
+    wrapper = "pdplugins.hosts.child"
     return [sys.executable, "-m", wrapper, str(os.getpid()), str(delay_s), module, *arguments]
 
 
@@ -91,19 +92,19 @@ class Process:
 
     def terminate(self) -> None:
         """Ask it to end."""
-        self._signal(signal.SIGTERM)
+        if self.returncode is None:
+            os.kill(self.pid, signal.SIGTERM)
 
     def kill(self) -> None:
-        """End it."""
-        self._signal(signal.SIGKILL)
-
-    def _signal(self, number: signal.Signals) -> None:
-        if self._popen.poll() is None:
-            self._popen.send_signal(number)
+        """End it, and with it what it has started."""
+        if self.returncode is None:
+            os.killpg(self.pid, signal.SIGKILL)
 
     def _ended(self) -> None:
         self._loop.remove_reader(self._pidfd)
         os.close(self._pidfd)
+        with contextlib.suppress(ProcessLookupError):  # what it has left behind; until `wait` its id is nobody else's
+            os.killpg(self.pid, signal.SIGKILL)
         self._popen.wait()
         self.exited.set()
         self._on_exit(self)

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from pdplugins.hosts.dynamo.local.process import Process, python, stop_all
+from pdplugins.hosts.process import Process, python, stop_all
 
 PYTHON = [sys.executable, "-c"]
 STUBBORN = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); time.sleep(60)"
@@ -92,3 +92,17 @@ def test_a_child_dies_with_its_parent(tmp_path: Path) -> None:
     while Path(f"/proc/{child}").exists() and time.monotonic() < deadline:
         time.sleep(0.02)
     assert not Path(f"/proc/{child}").exists()
+
+
+def test_what_a_process_has_started_ends_with_it(tmp_path: Path) -> None:
+    """However it ends: a grandchild that nobody waits for goes too."""
+
+    async def work() -> None:
+        script = "sleep 60 & echo $!; exit 3"
+        process = Process.start("a", ["sh", "-c", script], env={"PATH": os.environ["PATH"]}, log=tmp_path / "a.log")
+        await process.exited.wait()
+        grandchild = Path("/proc", process.log.read_text().strip(), "cmdline")
+        while grandchild.exists() and grandchild.read_bytes():  # a zombie has no command line
+            await asyncio.sleep(0.02)
+
+    run(work)
