@@ -2,6 +2,9 @@
 
 Each one keeps the books of the workers that it uses, and ends its legs with the request: one that has not come to its
 end is closed and aborted on its server.
+
+SGLang aborts every request whose name begins with the one it is told. So no leg has the client's name for the request,
+or one made from it: each has a name of its own, all of one length.
 """
 
 from __future__ import annotations
@@ -27,7 +30,6 @@ class Work:
 
     path: str
     body: bytes
-    rid: str
     headers: Mapping[str, str]
     stream: bool
     batch: int | None
@@ -48,11 +50,12 @@ class Primitives:
     async def local(self, worker: Worker, work: Work) -> AsyncIterator[Answer]:
         """Let one worker do all of it."""
         load = worker.view.load
-        body = protocol.splice(work.body, {"rid": work.rid})
+        rid = secrets.token_hex(16)
+        body = protocol.splice(work.body, {"rid": rid})
         took_s: float | None = None
         load.prefill_starts(work.new_tokens)
         try:
-            answer = await self._begin(worker, work, body)
+            answer = await self._begin(worker, work, body, rid)
             took_s = monotonic() - work.arrived_s
         finally:
             load.prefill_ends(work.new_tokens, took_s)
@@ -61,18 +64,19 @@ class Primitives:
             yield answer
         finally:
             load.decode_ends(work.prompt_tokens + answer.tokens)
-            self._upstream.end(answer, work.rid)
+            self._upstream.end(answer)
 
     @asynccontextmanager
     async def pair(self, prefill: Worker, decode: Worker, work: Work) -> AsyncIterator[Answer]:
         """Prefill on one worker and decode on another, which gets the KV cache: the same body to both, at once."""
         room = secrets.randbelow(protocol.MAX_ROOM)
         fields = protocol.bootstrap(prefill.host, prefill.bootstrap_port, room, work.batch)
-        body = protocol.splice(work.body, {**fields, "rid": work.rid})
+        rid = secrets.token_hex(16)
+        body = protocol.splice(work.body, {**fields, "rid": rid})
         load = decode.view.load
         load.decode_starts(work.prompt_tokens)  # from now on: it keeps room for the context
-        aside = asyncio.create_task(self._prefill(prefill, work, body))
-        first = asyncio.create_task(self._begin(decode, work, body))
+        aside = asyncio.create_task(self._prefill(prefill, work, body, rid))
+        first = asyncio.create_task(self._begin(decode, work, body, rid))
         try:
             answer = await self._begun(prefill, decode, aside, first)
             yield answer
@@ -88,24 +92,23 @@ class Primitives:
             tokens = 0
             if _succeeded(first):
                 tokens = first.result().tokens
-                self._upstream.end(first.result(), work.rid)
+                self._upstream.end(first.result())
             load.decode_ends(work.prompt_tokens + tokens)
 
     async def push(
         self, source: Worker, target: Worker, ids: Sequence[int], work: Work, like: Mapping[str, Any]
     ) -> None:
         """Compute the KV cache of `ids` on `source` and leave it in the prefix cache of `target`."""
-        rid = f"{work.rid}-push"
-        body = protocol.prefix_body(ids, rid, like)
+        body = protocol.prefix_body(ids, like)
         new = max(len(ids) - (work.prompt_tokens - work.new_tokens), 0)
-        prefix = replace(work, path=protocol.GENERATE, body=body, rid=rid, stream=False, batch=None)
+        prefix = replace(work, path=protocol.GENERATE, body=body, stream=False, batch=None)
         prefix = replace(prefix, prompt_tokens=len(ids), new_tokens=new)
         async with self.pair(source, target, prefix):
             pass
 
     async def warm(self, worker: Worker, work: Work) -> None:
         """Compute the KV cache of a prompt on a worker, for a later pair or for itself; its one token is not used."""
-        async with self.local(worker, replace(work, rid=f"{work.rid}-warm", stream=False)):
+        async with self.local(worker, replace(work, stream=False)):
             pass
 
     @staticmethod
@@ -128,22 +131,22 @@ class Primitives:
 
     # --- legs ------------------------------------------------------------------------------------------------------
 
-    async def _begin(self, worker: Worker, work: Work, body: bytes) -> Answer:
+    async def _begin(self, worker: Worker, work: Work, body: bytes, rid: str) -> Answer:
         """Return the answer of a worker once it has begun; a whole answer may take as long as the request."""
         response = None
         try:
             async with asyncio.timeout(self._first_token_s if work.stream else None):
                 response = await self._upstream.post(worker, work.path, body, work.headers, stream=work.stream)
-                return await self._upstream.begin(worker, response)
+                return await self._upstream.begin(worker, response, rid)
         except RefusedError:
             raise
         except BaseException as error:
-            self._upstream.drop(worker, work.rid, response)
+            self._upstream.drop(worker, rid, response)
             if isinstance(error, TimeoutError):
                 raise WorkerFailedError(worker.id, f"no token for {self._first_token_s:g} s") from None
             raise
 
-    async def _prefill(self, worker: Worker, work: Work, body: bytes) -> bytes:
+    async def _prefill(self, worker: Worker, work: Work, body: bytes, rid: str) -> bytes:
         """Return the reply of a prefill worker: its prefill is done, and the KV cache has moved."""
         load = worker.view.load
         took_s: float | None = None
@@ -155,7 +158,7 @@ class Primitives:
         except RefusedError:
             raise
         except BaseException as error:
-            self._upstream.drop(worker, work.rid, None)
+            self._upstream.drop(worker, rid, None)
             if isinstance(error, TimeoutError):
                 raise WorkerFailedError(worker.id, f"no prefill for {self._first_token_s:g} s") from None
             raise

@@ -46,7 +46,7 @@ def bootstrap(host: str, port: int | None, room: int, batch: int | None) -> dict
     return dict(zip(BOOTSTRAP_FIELDS, ([host] * batch, [port] * batch, rooms), strict=True))
 
 
-def prefix_body(ids: Sequence[int], rid: str, like: Mapping[str, Any]) -> bytes:
+def prefix_body(ids: Sequence[int], like: Mapping[str, Any]) -> bytes:
     """Return a request that does no more than put the KV cache of `ids` into place: one token, which nobody wants.
 
     :param like: the request that the prefix belongs to; what parts its KV cache from others is taken over.
@@ -54,7 +54,6 @@ def prefix_body(ids: Sequence[int], rid: str, like: Mapping[str, Any]) -> bytes:
     fields: dict[str, Any] = {
         "input_ids": list(ids),
         "sampling_params": {"max_new_tokens": 1, "temperature": 0, "ignore_eos": True},
-        "rid": rid,
     }
     return dumps(fields | {key: like[key] for key in ("lora_path", "extra_key", "priority") if key in like})
 

@@ -63,7 +63,7 @@ class Flight:
         """Try until it is answered, or nothing is left to try."""
         for attempt in itertools.count():
             try:
-                await self._attempt(attempt)
+                await self._attempt()
             except WorkerFailedError as error:
                 self._all.metrics.fault("worker_failed", error)
                 for worker in error.workers:
@@ -86,14 +86,14 @@ class Flight:
         self._relay.fold()
         self._all.metrics.fault("resumed", error)
 
-    async def _attempt(self, attempt: int) -> None:
+    async def _attempt(self) -> None:
         done = len(self._relay.ids)
         request = self._request(done)
         plan = self._all.routing.arrive(request, self._call)
         if plan.primitive == "head" and (call := as_generate(self._call)) is not None:
             self._reply = CompletionsReply(self._reply, self._call, incremental=plan.first.incremental)
             self._call, self._relay = call, Relay(call, self._reply, self._first_token)
-        work = self._work(request, attempt)
+        work = self._work(request)
         if done:
             plan = replace(plan, second=plan.second or plan.first, split=plan.prompt)
             ids = await self._prompt_ids(plan.first)
@@ -110,7 +110,7 @@ class Flight:
                 return
             ids = await self._prompt_ids(plan.first) + self._relay.ids
             body = self._call.continued(ids, len(self._relay.ids))
-            work = replace(work, body=body, rid=f"{work.rid}-2", prompt_tokens=len(ids), new_tokens=1)
+            work = replace(work, body=body, prompt_tokens=len(ids), new_tokens=1)
         assert plan.second is not None  # noqa: S101 - decided above
         async with self._begun(plan, work) as answer:
             await self._relay.run(answer)
@@ -201,14 +201,12 @@ class Flight:
             self._blocks,
         )
 
-    def _work(self, request: Request, attempt: int) -> Work:
+    def _work(self, request: Request) -> Work:
         call = self._call
-        rid = f"{call.rid}-{attempt}" if attempt else call.rid
         new = max(request.prompt_tokens - request.history_tokens, 1)
         return Work(
             call.path,
             call.body,
-            rid,
             call.headers,
             call.stream,
             call.batch,

@@ -99,7 +99,8 @@ class Relay:
         self._incremental = answer.worker.incremental and answer.stream
         self._part = []
         rewrite = head or bool(self.ids) or self._merges(answer)
-        while piece := await answer.piece():
+        own, given = answer.rid.encode(), dumps(self._call.rid)[1:-1]
+        while piece := (await answer.piece()).replace(own, given):
             if self._incremental or not self._part:
                 self._part.append(piece)
             elif piece != DONE_EVENT:

@@ -23,8 +23,10 @@ FAILURES = (aiohttp.ClientError, OSError, TimeoutError)
 class Answer:
     """The answer of one worker, whose beginning is there."""
 
-    def __init__(self, worker: Worker, response: aiohttp.ClientResponse, first: bytes, rest: bytes) -> None:
+    def __init__(self, worker: Worker, response: aiohttp.ClientResponse, rid: str, first: bytes, rest: bytes) -> None:
         self.worker = worker
+        self.rid = rid
+        """The name of its leg, which is not the client's name of the request."""
         self.response = response
         self.stream = is_stream(response)
         self.content_type = response.headers.get("Content-Type", "application/json")
@@ -105,10 +107,10 @@ class Upstream:
             await self._refused(worker, response)
         return response
 
-    async def begin(self, worker: Worker, response: aiohttp.ClientResponse) -> Answer:
+    async def begin(self, worker: Worker, response: aiohttp.ClientResponse, rid: str) -> Answer:
         """Return an answer once its beginning is there: the first events, or all of it. Raises WorkerFailedError."""
         if not is_stream(response):
-            return Answer(worker, response, await read_all(worker, response), b"")
+            return Answer(worker, response, rid, await read_all(worker, response), b"")
         data = b""
         while (cut := data.rfind(protocol.EVENT_END)) < 0:
             more = await read(worker, response)
@@ -117,7 +119,7 @@ class Upstream:
             data += more
         cut += len(protocol.EVENT_END)
         raise_error(worker, data)
-        return Answer(worker, response, data[:cut], data[cut:])
+        return Answer(worker, response, rid, data[:cut], data[cut:])
 
     async def reply(self, worker: Worker, path: str, body: bytes, headers: Mapping[str, str]) -> bytes:
         """Send a request and return all of the answer. Raises WorkerFailedError or RefusedError."""
@@ -133,10 +135,10 @@ class Upstream:
             raise WorkerFailedError(worker.id, f"status {response.status}: {body[:200].decode(errors='replace')}")
         raise RefusedError(response.status, body, response.headers.get("Content-Type", "application/json"))
 
-    def end(self, answer: Answer, rid: str) -> None:
+    def end(self, answer: Answer) -> None:
         """Be done with an answer; one that has not come to its end is given up."""
         if not answer.ended:
-            self.drop(answer.worker, rid, answer.response)
+            self.drop(answer.worker, answer.rid, answer.response)
 
     def drop(self, worker: Worker, rid: str, response: aiohttp.ClientResponse | None) -> None:
         """Give up a leg: close its connection and tell the worker to stop."""

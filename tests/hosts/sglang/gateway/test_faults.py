@@ -235,6 +235,30 @@ def test_a_client_that_leaves_ends_every_leg(kind: str, stream: bool) -> None:
     asyncio.run(run())
 
 
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("kind", PLACED)
+def test_the_abort_of_one_leg_is_that_of_no_other(kind: str, stream: bool) -> None:
+    """SGLang aborts all whose names begin with the one it is told: clients may well be called r1 and r10."""
+
+    async def run() -> None:
+        async with stand("dual", "dual", "dual") as it:
+            router = it.route(Fixed())
+            router.later = 1
+            router.first, router.second, router.split = PLACED[kind]
+            it.workers[1].faults.status, it.workers[1].faults.times = 500, 1
+            for rid in ("r1", "r10"):
+                body = ask(rid=rid, stream=stream)
+                async with it.client.post(it.gateway.url + "/generate", json=body) as answer:
+                    data = (await answer.read()).split(b"\n\n")[0].removeprefix(b"data: ")
+                assert json.loads(data)["meta_info"]["id"] == rid
+            names = [{body["rid"] for body in worker.seen} for worker in it.workers]
+            every = set.union(*names)
+            assert len(every) > 2
+            assert not [(one, other) for one in every for other in every - {one} if other.startswith(one)]
+
+    asyncio.run(run())
+
+
 def test_hundred_requests_at_once_with_faults_leave_nothing_behind() -> None:
     async def run() -> None:
         async with stand("dual", "dual", "dual", token_s=0.001) as it:
