@@ -13,6 +13,7 @@ from pathlib import Path
 
 LAST_LINES = 3
 """Lines of a log that are shown when its process failed."""
+TAIL_BYTES = 10_000
 
 
 def python(module: str, *arguments: str, delay_s: float = 0.0) -> list[str]:
@@ -83,7 +84,10 @@ class Process:
 
     def last_words(self) -> str:
         """Return the end of its log in one line."""
-        lines = [line.strip() for line in self.log.read_text(errors="replace").splitlines() if line.strip()]
+        with self.log.open("rb") as file:
+            file.seek(max(self.log.stat().st_size - TAIL_BYTES, 0))
+            text = file.read().decode(errors="replace")
+        lines = [line.strip() for line in text.splitlines() if line.strip()]
         return " | ".join(lines[-LAST_LINES:])
 
     def forget(self) -> None:

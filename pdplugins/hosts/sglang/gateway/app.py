@@ -56,9 +56,10 @@ class Gateway:
         workers: Sequence[WorkerOption],
         settings: GatewaySettings | None = None,
         registry: Registry | None = None,
+        metrics: GatewayMetrics | None = None,
     ) -> None:
         self.settings = settings or GatewaySettings()
-        self.metrics = GatewayMetrics()
+        self.metrics = metrics or GatewayMetrics()
         self.fleet = Fleet(
             workers,
             dual=config.sglang.dual_role,

@@ -1,0 +1,48 @@
+"""A server that does as the name of its model says; the first line of its log is what it was started with."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import time
+
+from aiohttp import web
+
+VARIABLES = ("CUDA_VISIBLE_DEVICES", "PDPLUGINS_CONFIG")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    for name in ("--model-path", "--host", "--disaggregation-mode"):
+        parser.add_argument(name)
+    for name in ("--port", "--disaggregation-bootstrap-port"):
+        parser.add_argument(name, type=int)
+    args, _ = parser.parse_known_args()
+    env = {name: os.environ.get(name) for name in VARIABLES}
+    sys.stdout.write(json.dumps({"pid": os.getpid(), "argv": sys.argv[1:], "env": env}) + "\n")
+    sys.stdout.flush()
+    if args.model_path == "broken" and args.disaggregation_mode == "decode":
+        sys.exit("OSError: there is no model broken")
+    if args.model_path == "slow":
+        time.sleep(600)
+
+    async def answer(request: web.Request) -> web.Response:
+        if request.path == "/server_info":
+            port = args.disaggregation_bootstrap_port
+            info = {"disaggregation_mode": args.disaggregation_mode, "disaggregation_bootstrap_port": port}
+            return web.json_response(info)
+        if request.path == "/v1/loads":
+            return web.json_response({"loads": [{"max_total_num_tokens": 100_000}]})
+        if request.path == "/generate":
+            body = json.loads(await request.read())
+            return web.json_response({"by": args.disaggregation_mode, "bootstrap_port": body["bootstrap_port"]})
+        return web.json_response({})
+
+    app = web.Application()
+    app.router.add_route("*", "/{path:.*}", answer)
+    web.run_app(app, host=args.host, port=args.port, print=None, access_log=None)
+
+
+main()

@@ -1,0 +1,267 @@
+"""Servers that the gateway starts itself: with what, how they are awaited, and that none is left behind."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+import yaml
+from prometheus_client import generate_latest
+from rich.console import Console
+
+from pdplugins.config import load
+from pdplugins.errors import ConfigError, HostError
+from pdplugins.hosts.sglang.gateway.launch import Launch, plan
+from pdplugins.hosts.sglang.gateway.metrics import GatewayMetrics
+from pdplugins.hosts.sglang.gateway.servers import Servers
+
+from .fake import settled
+
+STAND_IN = Path(__file__).parent / "launched"
+DEADLINE_S = 60.0
+
+
+@pytest.fixture(autouse=True)
+def stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have `sglang` mean the one beside this file, on a machine without GPUs."""
+    monkeypatch.setenv("PYTHONPATH", str(STAND_IN))
+    monkeypatch.syspath_prepend(str(STAND_IN))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+
+
+def config_file(folder: Path, *, dual: bool = False, prefill: int = 1, decode: int = 1) -> Path:
+    path = folder / "config.yaml"
+    deployment = {"prefill": {"replicas": prefill}, "decode": {"replicas": decode}}
+    path.write_text(yaml.safe_dump({"deployment": deployment, "sglang": {"dual_role": dual}}))
+    return path
+
+
+class Run:
+    """A `pdplugins gateway --launch …` and its servers."""
+
+    def __init__(self, folder: Path, launch: str, config: Path) -> None:
+        self.out, self.logs = folder / "out", folder / "logs"
+        command = [Path(sys.executable).with_name("pdplugins"), "gateway", "--config", config, "--launch", launch]
+        with self.out.open("w") as out:
+            self.process = subprocess.Popen(
+                [*command, "--port", "0", "--log-dir", self.logs],
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, "PYTHONUNBUFFERED": "1", "COLUMNS": "500"},
+            )
+
+    def said(self) -> str:
+        return self.out.read_text()
+
+    def started(self, name: str) -> list[dict[str, Any]]:
+        """What the server called `name` was started with, each time."""
+        with contextlib.suppress(FileNotFoundError):
+            lines = (self.logs / f"{name}.log").read_text().splitlines()
+            return [json.loads(line) for line in lines if line.startswith("{") and line.endswith("}")]
+        return []
+
+    @property
+    def pids(self) -> list[int]:
+        return [row["pid"] for log in self.logs.glob("*.log") for row in self.started(log.stem)]
+
+    def url(self) -> str:
+        assert wait(lambda: "gateway on" in self.said()), self.said()
+        found = re.search(r"gateway on (http://[\d.:]+)", self.said())
+        assert found is not None
+        return found[1]
+
+    def stop(self, number: signal.Signals) -> int:
+        self.process.send_signal(number)
+        return self.process.wait(DEADLINE_S)
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Iterator[Callable[..., Run]]:
+    runs: list[Run] = []
+
+    def start(launch: str, **more: Any) -> Run:
+        runs.append(Run(tmp_path, launch, config_file(tmp_path, **more)))
+        return runs[-1]
+
+    yield start
+    for one in runs:
+        one.process.kill()
+        one.process.wait()
+
+
+def wait(condition: Callable[[], Any]) -> bool:
+    deadline = time.monotonic() + DEADLINE_S
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return bool(condition())
+
+
+def gone(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return True
+
+
+def test_the_command_starts_servers_serves_over_them_and_stops_them(run: Callable[..., Run], tmp_path: Path) -> None:
+    it = run("tiny --max-total-tokens 5")
+    url = it.url()
+
+    async def ask() -> dict[str, Any]:
+        async with aiohttp.ClientSession() as client:
+            async with client.post(url + "/generate", json={"input_ids": [1, 2]}) as answer:
+                answered: dict[str, Any] = await answer.json()
+            async with client.get(url + "/metrics") as page:
+                assert 'server_events_total{event="ready",server="prefill-1"} 1.0' in await page.text()
+        return answered
+
+    answered = asyncio.run(ask())
+    (prefill,), (decode,) = it.started("prefill-1"), it.started("decode-1")
+    assert answered == {"by": "decode", "bootstrap_port": int(after(prefill, "--disaggregation-bootstrap-port"))}
+    for role, server in (("prefill", prefill), ("decode", decode)):
+        assert after(server, "--disaggregation-mode") == role
+        assert after(server, "--model-path") == "tiny"
+        assert server["argv"][-2:] == ["--max-total-tokens", "5"]
+        assert server["env"] == {"CUDA_VISIBLE_DEVICES": "", "PDPLUGINS_CONFIG": str(tmp_path / "config.yaml")}
+    assert it.stop(signal.SIGTERM) == 0
+    assert len(it.pids) == 2
+    assert all(map(gone, it.pids))
+
+
+def after(server: dict[str, Any], option: str) -> str:
+    return str(server["argv"][server["argv"].index(option) + 1])
+
+
+def test_servers_of_a_dual_role_config_take_every_role(run: Callable[..., Run]) -> None:
+    it = run("tiny", dual=True, decode=2)
+    it.url()
+    for name in ("prefill-1", "decode-1", "decode-2"):
+        (server,) = it.started(name)
+        assert after(server, "--disaggregation-mode") == "decode"
+        assert "--disaggregation-decode-enable-radix-cache" in server["argv"]
+    assert it.stop(signal.SIGINT) == 0
+    assert all(map(gone, it.pids))
+
+
+def test_a_server_that_dies_at_its_start_is_one_clear_line_and_no_server_stays(run: Callable[..., Run]) -> None:
+    it = run("broken")
+    assert it.process.wait(DEADLINE_S) == 2
+    wrong = it.said().splitlines()[-1]
+    assert "decode-1 exited with code 1 at its start: " in wrong
+    assert "OSError: there is no model broken" in wrong
+    assert str(it.logs / "decode-1.log") in wrong
+    assert all(map(gone, it.pids))
+
+
+def test_ctrl_c_while_servers_start_stops_them(run: Callable[..., Run]) -> None:
+    it = run("slow")
+    assert wait(lambda: len(it.pids) == 2), it.said()
+    assert it.stop(signal.SIGINT) == 0
+    assert all(map(gone, it.pids))
+
+
+def test_no_server_outlives_a_gateway_that_is_killed(run: Callable[..., Run]) -> None:
+    it = run("tiny")
+    it.url()
+    it.stop(signal.SIGKILL)
+    assert len(it.pids) == 2
+    assert wait(lambda: all(map(gone, it.pids)))
+
+
+@contextlib.asynccontextmanager
+async def servers(folder: Path, launch: str, **more: Any) -> AsyncIterator[tuple[Servers, GatewayMetrics]]:
+    path, metrics = config_file(folder), GatewayMetrics()
+    wanted = Launch.parse(launch)
+    given = {"dual": False, "logs": folder / "logs", "ready_s": DEADLINE_S, **more}
+    mine = Servers(plan(load(path), wanted), wanted, path, metrics=metrics, **given)
+    try:
+        yield mine, metrics
+    finally:
+        await mine.stop()
+
+
+def test_a_server_that_dies_later_starts_anew_with_another_bootstrap_port(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It stays at its address, so that the gateway finds it again."""
+
+    async def work() -> None:
+        async with servers(tmp_path, "tiny", restart_s=0.05) as (mine, metrics):
+            await mine.start(Console(quiet=True))
+            log = tmp_path / "logs" / "decode-1.log"
+            os.kill(json.loads(log.read_text().splitlines()[0])["pid"], signal.SIGKILL)
+            assert await settled(lambda: len(log.read_text().splitlines()) == 2, DEADLINE_S)
+            one, other = map(json.loads, log.read_text().splitlines())
+            assert after(one, "--port") == after(other, "--port")
+            ports = {after(server, "--disaggregation-bootstrap-port") for server in (one, other)}
+            assert len(ports) == 2
+            assert b'server_events_total{event="died",server="decode-1"} 1.0' in generate_latest(metrics.registry)
+
+    asyncio.run(work())
+    assert "decode-1" in caplog.text
+    assert "was killed by SIGKILL" in caplog.text
+
+
+def test_servers_that_never_serve_are_named(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with servers(tmp_path, "slow", ready_s=0.1) as (mine, _):
+            with pytest.raises(HostError, match=r"no answer after .* from prefill-1 .*, decode-1 .*--launch-s"):
+                await mine.start(Console(quiet=True))
+
+    asyncio.run(work())
+
+
+def test_each_server_gets_its_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that are visible, in order; as many as its options say."""
+    config = load(config_file(tmp_path, decode=2))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1,3,4,5,6,7,9")
+    specs = plan(config, Launch.parse("m --tp 2"))
+    assert [(spec.name, spec.gpus) for spec in specs] == [
+        ("prefill-1", ("1", "3")),
+        ("decode-1", ("4", "5")),
+        ("decode-2", ("6", "7")),
+    ]
+    assert specs[1].environment(tmp_path)["CUDA_VISIBLE_DEVICES"] == "4,5"
+    with pytest.raises(ConfigError, match="3 servers with 4 GPUs each need 12, and 7 are there"):
+        plan(config, Launch.parse("m --tensor-parallel-size=2 --pp-size 2"))
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("", "name a model"),
+        ("m 'a", "name a model"),
+        ("m --model-path n", "leave out --model-path"),
+        ("m --port=3", "leave out --port"),
+        ("m --tp two", "invalid int"),
+        ("--trust-remote-code m", "begin with the model"),
+    ],
+)
+def test_launches_that_cannot_be(text: str, why: str) -> None:
+    with pytest.raises(ConfigError, match=why):
+        Launch.parse(text)
+
+
+def test_without_sglang_the_command_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(HostError, match="pip install"):
+        plan(load(config_file(tmp_path)), Launch("m"))
+
+
+def test_a_gateway_without_servers_says_how_to_get_some() -> None:
+    command = [Path(sys.executable).with_name("pdplugins"), "gateway"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "--worker URL, or start some with --launch MODEL" in done.stderr
