@@ -26,9 +26,10 @@ SPLITTABLE = frozenset(
 )
 SPLITTABLE_SAMPLING = frozenset(
     {"temperature", "top_p", "top_k", "min_p", "max_new_tokens", "min_new_tokens", "ignore_eos", "stop_token_ids"}
-    | {"skip_special_tokens", "spaces_between_special_tokens", "no_stop_trim", "n"}
+    | {"skip_special_tokens", "spaces_between_special_tokens", "no_stop_trim", "n", "sampling_seed"}
 )
-"""Fields with which the rest of an answer depends on nothing but the tokens so far, so another worker may go on."""
+"""Fields with which the rest of an answer depends on nothing but the tokens so far, so another worker may go on: also
+what is drawn; with a seed, which SGLang heeds where it runs deterministically, also on the position."""
 
 
 @dataclass(slots=True)
@@ -100,11 +101,6 @@ class Call:
             return False
         sampling = self.sampling
         return self.fields.keys() <= SPLITTABLE and sampling.keys() <= SPLITTABLE_SAMPLING and sampling.get("n", 1) == 1
-
-    @property
-    def greedy(self) -> bool:
-        """Whether the tokens of the answer follow from those before."""
-        return self.sampling.get("temperature") == 0
 
     def limited(self, tokens: int) -> dict[str, Any]:
         """Return the fields that make the answer at most `tokens` long."""

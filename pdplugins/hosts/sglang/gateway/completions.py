@@ -27,6 +27,7 @@ SAMPLING = {
     **{name: name for name in ("temperature", "top_p", "top_k", "min_p", "ignore_eos", "stop_token_ids")},
     **{name: name for name in ("skip_special_tokens", "no_stop_trim")},
     "max_tokens": "max_new_tokens",
+    "seed": "sampling_seed",
     "min_tokens": "min_new_tokens",
 }
 PLAIN = SAMPLING.keys() | {"model", "prompt", "stream", "stream_options", "user", "rid", "n", "session_id", "priority"}

@@ -80,8 +80,8 @@ class Flight:
         """Keep what the client has got. Raises GatewayError when no other worker can go on from there."""
         if not self._relay.speaking:
             return
-        if not (self._call.continuable and self._call.greedy):
-            why = "only /generate with temperature 0 can go on elsewhere"
+        if not self._call.continuable:
+            why = "only /generate with plain sampling can go on elsewhere"
             raise GatewayError(502, f"the worker failed in the middle of the answer, and {why}: {error}")
         self._relay.fold()
         self._all.metrics.fault("resumed", error)
