@@ -20,6 +20,7 @@ DONE_EVENT = DONE + b"\n\n"
 EVENT_END = b"\n\n"
 EVENT_START = b"data: "
 ERROR_EVENT = b'data: {"error"'
+ABORTED = b'"type":"abort"'
 MAX_ROOM = 2**63 - 1
 BOOTSTRAP_FIELDS = ("bootstrap_host", "bootstrap_port", "bootstrap_room")
 
@@ -56,6 +57,16 @@ def prefix_body(ids: Sequence[int], like: Mapping[str, Any]) -> bytes:
         "sampling_params": {"max_new_tokens": 1, "temperature": 0, "ignore_eos": True},
     }
     return dumps(fields | {key: like[key] for key in ("lora_path", "extra_key", "priority") if key in like})
+
+
+def failure(said: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return what went wrong on the server, where an answer of ``/generate`` ends with that: streams have no other way.
+
+    An abort without a status is none: somebody wanted it.
+    """
+    reason = (said.get("meta_info") or {}).get("finish_reason") or {}
+    status = reason.get("status_code") if reason.get("type") == "abort" else None
+    return None if status is None else {"message": reason.get("message"), "code": int(status)}
 
 
 def events(data: bytes) -> list[bytes]:

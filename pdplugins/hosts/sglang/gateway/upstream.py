@@ -197,14 +197,15 @@ def is_stream(response: aiohttp.ClientResponse) -> bool:
 
 
 def raise_error(worker: Worker, data: bytes) -> None:
-    """Raise WorkerFailedError for an error event in `data`, unless it says that the client is wrong."""
-    at = data.find(protocol.ERROR_EVENT)
-    if at < 0:
+    """Raise WorkerFailedError for an error that `data` tells, unless it says that the client is wrong."""
+    if protocol.ERROR_EVENT not in data and protocol.ABORTED not in data:
         return
-    error = (protocol.parsed(data[at:].split(protocol.EVENT_END)[0]) or {}).get("error")
-    code = error.get("code") if isinstance(error, dict) else None
-    if not (isinstance(code, int) and 400 <= code < 500):
-        raise WorkerFailedError(worker.id, f"error: {str(error)[:200]}")
+    for event in protocol.events(data):
+        said = protocol.parsed(event) or {}
+        error = said.get("error") or protocol.failure(said)
+        code = error.get("code") if isinstance(error, dict) else None
+        if error and not (isinstance(code, int) and 400 <= code < 500):
+            raise WorkerFailedError(worker.id, f"error: {str(error)[:200]}")
 
 
 def said(error: BaseException) -> str:

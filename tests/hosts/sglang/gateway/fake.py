@@ -18,6 +18,8 @@ from typing import Any
 
 from aiohttp import web
 
+from pdplugins.hosts.sglang.gateway.protocol import dumps
+
 VOCABULARY = 1000
 
 
@@ -78,6 +80,7 @@ class Faults:
 
     status: int | None = None
     error_event: bool = False
+    """Streams: the error event of OpenAI's endpoints; of ``/generate`` an end that says it was aborted."""
     die_after_tokens: int | None = None
     hang: bool = False
     times: int = 1_000_000
@@ -207,7 +210,12 @@ class FakeWorker:
         await response.prepare(request)
         faults = self.faults
         if bad and faults.error_event:
-            await response.write(b'data: {"error":{"message":"KV transfer failed","code":500}}\n\ndata: [DONE]\n\n')
+            error: dict[str, Any] = {"error": {"message": "KV transfer failed", "code": 500}}
+            if request.path == "/generate":
+                error = event(request.path, body, ids, [], len(answer), cached, role)
+                reason = {"type": "abort", "message": "KV transfer failed", "status_code": 500, "err_type": None}
+                error["meta_info"]["finish_reason"] = reason
+            await response.write(b"data: " + dumps(error) + b"\n\ndata: [DONE]\n\n")
             return response
         for done in range(1, len(answer) + 1):
             if faults.die_after_tokens is not None and done > faults.die_after_tokens and faults.times > 0:
@@ -219,7 +227,7 @@ class FakeWorker:
             said = event(request.path, body, ids, answer[:done], len(answer), cached, role)
             if self.incremental and request.path == "/generate":
                 said |= {"output_ids": answer[done - 1 : done], "text": text_of(answer[done - 1 : done])}
-            await response.write(b"data: " + json.dumps(said).encode() + b"\n\n")
+            await response.write(b"data: " + dumps(said) + b"\n\n")
         self.held.append(ids + answer)
         await response.write(b"data: [DONE]\n\n")
         return response

@@ -14,7 +14,7 @@ from pdplugins.hosts.sglang.gateway.calls import parse
 from pdplugins.hosts.sglang.gateway.streams import Reply
 
 from .conftest import FAST, Fixed, Stand, config, stand
-from .fake import answer_of, settled
+from .fake import answer_of, settled, text_of
 from .test_primitives import PROMPT, ask
 
 
@@ -76,6 +76,19 @@ def test_a_worker_that_fails_before_the_first_token_is_replaced(fault: str, guil
             assert it.faults["worker_failed"] >= 1
             faults.hang = False
             assert await settled(it.idle)
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("guilty", [0, 1])
+def test_an_error_event_of_openais_endpoints_is_no_answer(guilty: int) -> None:
+    async def run() -> None:
+        async with stand("dual", "dual", "dual") as it:
+            it.route(Fixed())
+            it.workers[guilty].faults.error_event, it.workers[guilty].faults.times = True, 1
+            events = await it.stream("/v1/completions", {"prompt": PROMPT, "max_tokens": 9, "temperature": 0})
+            assert "".join(event["choices"][0]["text"] for event in events) == text_of(answer_of(PROMPT, 9))
+            assert it.faults["worker_failed"] == 1
 
     asyncio.run(run())
 
