@@ -8,13 +8,22 @@ class WorkerFailedError(Exception):
 
     :param worker: its id.
     :param gone: it cannot be reached at all, so nothing goes there until it answers again.
+    :param silent: it said nothing for too long.
     """
 
-    def __init__(self, worker: str, why: str, *, gone: bool = False) -> None:
+    def __init__(self, worker: str, why: str, *, gone: bool = False, silent: bool = False) -> None:
         super().__init__(f"{worker}: {why}")
         self.workers: tuple[str, ...] = (worker,)
-        """Those that may be at fault. Of a pair that is both, where neither is known to be gone."""
+        """Those that may be at fault, the most suspect first."""
         self.gone = gone
+        self._silent = silent
+
+    def of_pair(self, *pair: str) -> None:
+        """Suspect the other one of a pair too, and before the one that failed where that one still answers."""
+        if not self.gone:
+            failed = self.workers[0]
+            other = tuple(worker for worker in pair if worker != failed)
+            self.workers = (failed, *other) if self._silent else (*other, failed)
 
 
 class RefusedError(Exception):

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from enum import StrEnum
 from time import monotonic
@@ -80,6 +81,26 @@ class Worker:
         self.alive = False
         self.resting_until_s = 0.0
         self.view = View(self.id, role, 0)
+        self._waits: set[asyncio.Timeout] = set()
+
+    @asynccontextmanager
+    async def awaited(self, within_s: float | None) -> AsyncIterator[None]:
+        """Raise TimeoutError in what is done inside after `within_s`, or as soon as this worker is lost."""
+        async with asyncio.timeout(within_s) as wait:
+            self._waits.add(wait)
+            try:
+                yield
+            finally:
+                self._waits.discard(wait)
+
+    def lost(self) -> None:
+        """Take no new work, and end the wait of all who wait for an answer to begin."""
+        self.alive = False
+        self.view.cached_blocks.clear()
+        now_s = asyncio.get_running_loop().time()
+        for wait in self._waits:
+            if not wait.expired():
+                wait.reschedule(now_s)
 
     @property
     def prefills(self) -> bool:
@@ -194,8 +215,7 @@ class Fleet:
         if not worker.alive:
             return
         log.warning("%s is gone: %s", worker.id, why)
-        worker.alive = False
-        worker.view.cached_blocks.clear()
+        worker.lost()
         self.refresh()
 
 

@@ -124,8 +124,7 @@ class Primitives:
             if not answer.stream:
                 answer.prefill_reply = await aside
         except WorkerFailedError as error:
-            if not error.gone:
-                error.workers = (prefill.id, decode.id)
+            error.of_pair(prefill.id, decode.id)
             raise
         return answer
 
@@ -135,7 +134,7 @@ class Primitives:
         """Return the answer of a worker once it has begun; a whole answer may take as long as the request."""
         response = None
         try:
-            async with asyncio.timeout(self._first_token_s if work.stream else None):
+            async with worker.awaited(self._first_token_s if work.stream else None):
                 response = await self._upstream.post(worker, work.path, body, work.headers, stream=work.stream)
                 return await self._upstream.begin(worker, response, rid)
         except RefusedError:
@@ -143,7 +142,7 @@ class Primitives:
         except BaseException as error:
             self._upstream.drop(worker, rid, response)
             if isinstance(error, TimeoutError):
-                raise WorkerFailedError(worker.id, f"no token for {self._first_token_s:g} s") from None
+                raise _silence(worker, "token", self._first_token_s) from None
             raise
 
     async def _prefill(self, worker: Worker, work: Work, body: bytes, rid: str) -> bytes:
@@ -152,7 +151,7 @@ class Primitives:
         took_s: float | None = None
         load.prefill_starts(work.new_tokens)
         try:
-            async with asyncio.timeout(self._first_token_s):
+            async with worker.awaited(self._first_token_s):
                 reply = await self._upstream.reply(worker, work.path, body, work.headers)
             took_s = monotonic() - work.arrived_s
         except RefusedError:
@@ -160,12 +159,17 @@ class Primitives:
         except BaseException as error:
             self._upstream.drop(worker, rid, None)
             if isinstance(error, TimeoutError):
-                raise WorkerFailedError(worker.id, f"no prefill for {self._first_token_s:g} s") from None
+                raise _silence(worker, "prefill", self._first_token_s) from None
             raise
         else:
             return reply
         finally:
             load.prefill_ends(work.new_tokens, took_s)
+
+
+def _silence(worker: Worker, what: str, seconds: float) -> WorkerFailedError:
+    why = f"no {what} for {seconds:g} s" if worker.alive else f"no {what}, and it does not say its load"
+    return WorkerFailedError(worker.id, why, silent=True)
 
 
 def _succeeded(task: asyncio.Task[Any]) -> bool:

@@ -7,7 +7,7 @@ Both are counted, and logged once.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from time import monotonic
 
@@ -15,7 +15,7 @@ from pdplugins.config import Choice, Config, settings_of
 from pdplugins.hosts.sglang.gateway.calls import Call
 from pdplugins.hosts.sglang.gateway.completions import splittable
 from pdplugins.hosts.sglang.gateway.errors import GatewayError
-from pdplugins.hosts.sglang.gateway.fleet import Fleet, Worker
+from pdplugins.hosts.sglang.gateway.fleet import Fleet, Worker, serves
 from pdplugins.hosts.sglang.gateway.metrics import GatewayMetrics
 from pdplugins.policies.stock.routers import LeastLoaded, RouterSettings
 from pdplugins.registry import Registry, default_registry
@@ -69,13 +69,26 @@ class Routing:
         self._elastic = self._router if isinstance(self._router, ElasticRouter) else None
         self._learns = self._router if isinstance(self._router, LearnsLengths) else None
 
-    def arrive(self, request: Request, call: Call) -> Plan:
-        """Place a request that has just arrived. Raises GatewayError when no worker is there."""
+    def arrive(self, request: Request, call: Call, failed: Sequence[str] = ()) -> Plan:
+        """Place a request that has just arrived, or that starts anew. Raises GatewayError when no worker is there.
+
+        :param failed: workers that have failed this request, the most suspect first: it goes elsewhere, if it can.
+        """
         workers = self._workers()
         placement = self._ask(lambda: self._router.on_arrival(request, workers, monotonic()), workers)
+        if failed and (placement is None or {placement.first, placement.second} & set(failed)):
+            workers, placement = self._without(failed, workers), None
         if placement is None:
             placement = self._own.on_arrival(request, workers, monotonic())
         return self._allowed(placement, request, call)
+
+    def _without(self, failed: Sequence[str], workers: tuple[WorkerView, ...]) -> tuple[WorkerView, ...]:
+        """Return the workers but those that failed; when the others cannot serve, all but the most suspect one."""
+        for avoided in (failed, failed[:1]):
+            others = tuple(worker for worker in workers if worker.id not in avoided)
+            if serves([self._fleet.by_id[worker.id] for worker in others]):
+                return others
+        return workers
 
     def prefilled(self, request: Request, plan: Plan, call: Call) -> Plan:
         """Find who decodes a request whose prefill is done; its worker may have gone meanwhile."""

@@ -58,6 +58,8 @@ class Flight:
         self._prompt = serving.lengths.prompt_tokens(call)
         self._session: Session | None = serving.sessions.get(call.session)
         self._ids: list[int] | None = None
+        self._failed: tuple[str, ...] = ()
+        """Workers that have failed it, the most suspect of the last failure first."""
 
     async def run(self) -> None:
         """Try until it is answered, or nothing is left to try."""
@@ -66,6 +68,7 @@ class Flight:
                 await self._attempt()
             except WorkerFailedError as error:
                 self._all.metrics.fault("worker_failed", error)
+                self._failed = tuple(dict.fromkeys((*error.workers, *self._failed)))
                 for worker in error.workers:
                     self._all.fleet.failed(worker, gone=error.gone)
                 if await self._relay.close():
@@ -89,7 +92,7 @@ class Flight:
     async def _attempt(self) -> None:
         done = len(self._relay.ids)
         request = self._request(done)
-        plan = self._all.routing.arrive(request, self._call)
+        plan = self._all.routing.arrive(request, self._call, self._failed)
         if plan.primitive == "head" and (call := as_generate(self._call)) is not None:
             self._reply = CompletionsReply(self._reply, self._call, incremental=plan.first.incremental)
             self._call, self._relay = call, Relay(call, self._reply, self._first_token)

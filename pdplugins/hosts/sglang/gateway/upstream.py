@@ -100,9 +100,10 @@ class Upstream:
                 worker.url + path, data=body, headers={**headers, **JSON}, timeout=timeout
             )
         except aiohttp.ClientConnectionError as error:
-            raise WorkerFailedError(worker.id, said(error), gone=not isinstance(error, TimeoutError)) from error
+            silent = isinstance(error, TimeoutError)
+            raise WorkerFailedError(worker.id, said(error), gone=not silent, silent=silent) from error
         except FAILURES as error:
-            raise WorkerFailedError(worker.id, said(error)) from error
+            raise WorkerFailedError(worker.id, said(error), silent=isinstance(error, TimeoutError)) from error
         if response.status >= 400:
             await self._refused(worker, response)
         return response

@@ -80,6 +80,46 @@ def test_a_worker_that_fails_before_the_first_token_is_replaced(fault: str, guil
     asyncio.run(run())
 
 
+@pytest.mark.parametrize(("guilty", "fault"), [(0, "silent"), (0, "says so"), (1, "says so")])
+def test_when_a_pair_fails_the_one_that_still_answers_goes_on_alone(guilty: int, fault: str) -> None:
+    """The other one when a prefill says nothing; the one that says an error, which is mostly that of its peer."""
+
+    async def run() -> None:
+        async with stand("dual", "dual", settings=replace(FAST, first_token_s=1 if fault == "silent" else 60)) as it:
+            it.route(Fixed())
+            faults = it.workers[guilty].faults
+            if fault == "silent":
+                faults.hang = True
+                it.workers[1 - guilty].faults.times = 0
+            else:
+                faults.status, faults.times = 500, 1
+            assert await _answers(it, True) == answer_of(PROMPT, 9)
+            assert it.faults["worker_failed"] == 1
+            assert it.workers[guilty if fault == "says so" else 1 - guilty].served["local"] == 1
+            faults.hang = False
+            assert await settled(it.idle)
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("kind", ["local", "pair"])
+def test_a_worker_that_is_lost_is_not_waited_for(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A whole answer has no deadline of its own: nothing shows whether it is under way, but for the load report."""
+    monkeypatch.setattr("pdplugins.hosts.sglang.gateway.fleet.POLL_TIMEOUT_S", 0.3)
+
+    async def run() -> None:
+        async with stand("dual", "dual", settings=replace(FAST, timeout_s=60, first_token_s=60)) as it:
+            router = it.route(Fixed())
+            router.first, router.second, router.split = PLACED[kind]
+            it.workers[1].faults.hang = True
+            assert await _answers(it, False) == answer_of(PROMPT, 9)
+            assert it.faults["worker_failed"] == 1
+            it.workers[1].faults.hang = False
+            assert await settled(it.idle)
+
+    asyncio.run(run())
+
+
 @pytest.mark.parametrize("guilty", [0, 1])
 def test_an_error_event_of_openais_endpoints_is_no_answer(guilty: int) -> None:
     async def run() -> None:
