@@ -31,17 +31,19 @@ test: setup  ## Run the linters, the type checker and all tests
 SGLANG_VENV := .venv-sglang
 SGLANG_VERSIONS := 0.5.16 0.5.23
 
-test-sglang: $(SGLANG_VENV)/.installed  ## Run real SGLang servers on the CPU: every path equal to a unified server (20 minutes)
+test-sglang: $(SGLANG_VENV)/.installed  ## Run real SGLang servers on the CPU: every path equal to a unified server (15 minutes)
 	PDPLUGINS_SGLANG_TREES=$(subst $() ,:,$(foreach v,$(SGLANG_VERSIONS),$(CURDIR)/$(SGLANG_VENV)/sglang-$(v))) \
-		$(SGLANG_VENV)/bin/python -m pytest tests/hosts/sglang -m sglang -v
+		$(SGLANG_VENV)/bin/python -m pytest tests/hosts/sglang -m sglang -v --durations=10 --session-timeout=2400
 
 # Both versions share one environment, each in a folder of its own; tests/hosts/sglang/requirements.txt says why.
+SGLANG_PIP := $(SGLANG_VENV)/bin/pip --disable-pip-version-check install --quiet --no-deps
 $(SGLANG_VENV)/.installed: tests/hosts/sglang/requirements.txt
+	@echo "make: SGLang $(SGLANG_VERSIONS) go into $(SGLANG_VENV): 3.5 GB, two minutes where the packages are near"
 	$(PYTHON) -m venv $(SGLANG_VENV)
-	$(SGLANG_VENV)/bin/pip install --quiet --upgrade pip
-	$(SGLANG_VENV)/bin/pip install --quiet --no-deps -r $<
-	$(SGLANG_VENV)/bin/pip install --quiet --no-deps --editable .
-	for v in $(SGLANG_VERSIONS); do $(SGLANG_VENV)/bin/pip install --quiet --no-deps --target $(SGLANG_VENV)/sglang-$$v sglang==$$v || exit 1; done
+	$(SGLANG_PIP) -r $<
+	$(SGLANG_PIP) --editable .
+	for v in $(SGLANG_VERSIONS); do $(SGLANG_PIP) --upgrade --target $(SGLANG_VENV)/sglang-$$v sglang==$$v || exit 1; done
+	@$(SGLANG_VENV)/bin/python -c "import torch" || { echo "make: PyTorch does not load; this needs its build for CPUs, see $<" >&2; exit 2; }
 	@touch $@
 
 fuzz: setup  ## Run the tests with new examples for the properties, other ones each time

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -40,6 +40,7 @@ FLAGS = [
     "127.0.0.1",
     "--skip-server-warmup",
     "--sleep-on-idle",
+    "--enable-deterministic-inference",  # else SGLang takes no seeds
 ]
 DUAL = [
     "--disaggregation-mode",
@@ -48,6 +49,8 @@ DUAL = [
     "nixl",
     "--disaggregation-decode-enable-radix-cache",
 ]
+STOCK = ["--disaggregation-transfer-backend", "nixl", "--disaggregation-mode"]
+"""And `prefill` or `decode`."""
 
 
 def trees() -> list[Path]:
@@ -86,6 +89,10 @@ class Server:
     def url(self) -> str:
         return f"http://127.0.0.1:{self.port}"
 
+    def address(self) -> dict[str, Any]:
+        """What says that this server prefills a request; both sides get the same."""
+        return {"bootstrap_host": "127.0.0.1", "bootstrap_port": self.bootstrap_port, "bootstrap_room": room()}
+
     def start(self) -> Server:
         """Start it; `wait` tells when it serves."""
         options = [*FLAGS, "--model-path", str(self.model), "--port", str(self.port)]
@@ -102,6 +109,7 @@ class Server:
             "OMP_NUM_THREADS": "1",
             "HF_HUB_OFFLINE": "1",
             "TOKENIZERS_PARALLELISM": "false",
+            "TORCH_COMPILE_DISABLE": "1",  # it takes longer than all that it would speed up here
             # With overlap scheduling, SGLang's early send makes a CUDA event.
             "SGLANG_DISAGG_PREFILL_EARLY_SEND_CACHED_PREFIX": "0",
         }
@@ -133,20 +141,32 @@ class Server:
     def tail(self, lines: int = 40) -> str:
         return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])
 
-    def stop(self) -> None:
-        """Stop it and what it started: its own session, which is a process group of its own."""
+    @property
+    def runs(self) -> bool:
+        return self.process.poll() is None
+
+    def signal(self, number: int) -> None:
+        """Signal it and what it started: its own session, which is a process group of its own."""
         with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.process.pid, signal.SIGTERM)
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self.process.wait(5)
-            os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.wait(10)
+            os.killpg(self.process.pid, number)
 
     def __enter__(self) -> Server:
         return self.start()
 
     def __exit__(self, *error: object) -> None:
-        self.stop()
+        stop(self)
+
+
+def stop(*servers: Server) -> None:
+    """Stop all, those that do not go at once by force."""
+    for server in servers:
+        server.signal(signal.SIGTERM)
+    deadline = time.monotonic() + 2
+    for server in servers:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            server.process.wait(max(deadline - time.monotonic(), 0))
+        server.signal(signal.SIGKILL)
+        server.process.wait(60)
 
 
 def get(url: str) -> Any:
@@ -155,16 +175,10 @@ def get(url: str) -> Any:
         return json.loads(body) if body.strip() else None
 
 
-@contextlib.contextmanager
-def running(*servers: Server) -> Iterator[None]:
-    """Start all, wait for all, stop all."""
-    with contextlib.ExitStack() as stack:
-        for server in servers:
-            stack.enter_context(server)
-        for server in servers:
-            server.wait()
-        yield
-
-
 def room() -> int:
     return random.getrandbits(62)
+
+
+def corrupt_room() -> int:
+    """A room whose KV cache the prefill side corrupts before it sends it: stubs/sglang_on_cpu.py."""
+    return 0xBAD << 32 | random.getrandbits(32)

@@ -7,18 +7,15 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import random
 import signal
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import aiohttp
 import pytest
-import yaml
 
 from pdplugins.config import Config
 from pdplugins.hosts.sglang.gateway.app import Gateway
@@ -26,13 +23,17 @@ from pdplugins.hosts.sglang.gateway.fleet import WorkerOption
 from pdplugins.hosts.sglang.gateway.settings import GatewaySettings
 from pdplugins.types import Placement
 
-from .. import servers, tiny_model
+from .. import setups
+from ..paths import FILTER, GREEDY, Answer, edges_of, prompt_of, seeded
+from ..servers import Server
+from ..setups import CHUNK, Bench
 from .conftest import config
 from .fake import settled
 
 pytestmark = [pytest.mark.sglang, pytest.mark.timeout(600)]
+everywhere = setups.on(*setups.ROOMY)
 
-SETTINGS = GatewaySettings(timeout_s=120, first_token_s=20, silence_s=20, rest_s=1, poll_s=0.2, drain_s=5)
+SETTINGS = GatewaySettings(timeout_s=300, first_token_s=120, silence_s=120, rest_s=1, poll_s=0.2, drain_s=5)
 ROUTERS: dict[str, dict[str, Any]] = {
     "ampd": {},
     "arrow": {},
@@ -42,51 +43,6 @@ ROUTERS: dict[str, dict[str, Any]] = {
 }
 COUNT = 12
 """Output tokens of a request."""
-
-
-@dataclass(frozen=True)
-class Bench:
-    """Two dual-role servers and a unified one."""
-
-    a: servers.Server
-    b: servers.Server
-    unified: servers.Server
-    folder: Path
-
-
-@pytest.fixture(scope="session")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_model.make(tmp_path_factory.mktemp("tiny"))
-
-
-@pytest.fixture(scope="module", params=["0.5.16", "0.5.23"])
-def bench(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
-    found = {servers.version_of(tree): tree for tree in servers.trees()}
-    tree = found.get(request.param) or pytest.skip(f"no SGLang {request.param} here; run make test-sglang")
-    model = request.getfixturevalue("model")
-    folder = tmp_path_factory.mktemp("gateway")
-    dual = folder / "dual.yaml"
-    dual.write_text(yaml.safe_dump({"sglang": {"dual_role": True}}))
-    a, b = (servers.Server(tree, model, folder / f"{name}.log", servers.DUAL, dual) for name in "ab")
-    unified = servers.Server(tree, model, folder / "unified.log")
-    with servers.running(a, b, unified):
-        yield Bench(a, b, unified, folder)
-
-
-STOCK = ["--disaggregation-transfer-backend", "nixl", "--disaggregation-mode"]
-
-
-@pytest.fixture(scope="module", params=["0.5.16", "0.5.23"])
-def stock(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
-    """A prefill and a decode server without pdplugins, and a unified one."""
-    found = {servers.version_of(tree): tree for tree in servers.trees()}
-    tree = found.get(request.param) or pytest.skip(f"no SGLang {request.param} here; run make test-sglang")
-    model = request.getfixturevalue("model")
-    folder = tmp_path_factory.mktemp("stock")
-    a, b = (servers.Server(tree, model, folder / f"{role}.log", [*STOCK, role]) for role in ("prefill", "decode"))
-    unified = servers.Server(tree, model, folder / "unified.log")
-    with servers.running(a, b, unified):
-        yield Bench(a, b, unified, folder)
 
 
 class Told:
@@ -147,69 +103,61 @@ def last_event(data: bytes) -> dict[str, Any]:
 
 
 @asynccontextmanager
-async def stand(bench: Bench, cfg: Config | None = None) -> AsyncIterator[Stand]:
-    gateway = Gateway(cfg or config(), [WorkerOption.parse(bench.a.url), WorkerOption.parse(bench.b.url)], SETTINGS)
+async def stand(bench: Bench, cfg: Config | None = None, *more: Server) -> AsyncIterator[Stand]:
+    workers = [WorkerOption.parse(server.url) for server in (*bench.pair, *more)]
+    gateway = Gateway(cfg or config(), workers, SETTINGS)
     told = Told()
     if cfg is None:
         gateway._routing._router = told
     await gateway.start()
     try:
-        async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=150)) as client:
+        async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=SETTINGS.timeout_s)) as client:
             yield Stand(gateway, bench, client, told)
     finally:
         await gateway.stop()
 
 
-def ask(ids: list[int], count: int = COUNT, **more: Any) -> dict[str, Any]:
-    sampling = {"max_new_tokens": count, "temperature": 0, "ignore_eos": True}
-    return {"input_ids": ids, "sampling_params": sampling, **more}
+def ask(ids: list[int], count: int = COUNT, sampling: Mapping[str, Any] = GREEDY, **more: Any) -> dict[str, Any]:
+    return {"input_ids": ids, "sampling_params": {"max_new_tokens": count, "ignore_eos": True, **sampling}, **more}
 
 
-def prompt(dice: random.Random, tokens: int) -> list[int]:
-    return [dice.randrange(4, 512) for _ in range(tokens)]
+def place(it: Stand, rid: str, tokens: int, dice: random.Random) -> None:
+    """Place a request of so many tokens in one of all ways."""
+    first, second = dice.sample(it.ids, 2)
+    way = dice.randrange(9)
+    if way == 0:
+        it.told.later[rid] = dice.choice(it.ids)
+        it.told.placements[rid] = Placement(first, None, tokens)
+    elif way == 1:
+        it.told.placements[rid] = Placement(first, first, tokens)
+    else:
+        split = dice.choice([*edges_of(tokens, COUNT, CHUNK), tokens + COUNT, dice.randrange(tokens + COUNT)])
+        it.told.placements[rid] = Placement(first, second, split)
 
 
-def test_random_requests_of_every_kind_are_equal_to_a_unified_server(bench: Bench) -> None:
-    """Splits at every kind of boundary, both directions, streaming and not, 16 in flight."""
+@everywhere
+def test_two_hundred_requests_of_every_kind_are_equal_to_a_unified_server(bench: Bench) -> None:
+    """Splits at every kind of boundary, both directions, streaming and not, greedy and with seeds, 32 in flight."""
 
     async def run() -> None:
         dice = random.Random(7)
         async with stand(bench) as it:
-            gate = asyncio.Semaphore(16)
+            gate = asyncio.Semaphore(32)
 
             async def one(number: int) -> str | None:
+                ids, rid = prompt_of(dice, dice.choice([2, 17, 100, 255, 256, 257, 600])), f"r{number}"
+                sampling = dice.choice([GREEDY, seeded(dice) | FILTER])
+                body = ask(ids, sampling=sampling, return_logprob=number % 5 == 0)
+                place(it, rid, len(ids), dice)
                 async with gate:
-                    tokens = dice.choice([2, 17, 100, 255, 256, 257, 600])
-                    ids = prompt(dice, tokens)
-                    first, second = dice.sample(it.ids, 2)
-                    edges = (
-                        0,
-                        1,
-                        tokens // 2,
-                        tokens - 1,
-                        tokens,
-                        tokens + 1,
-                        tokens + 5,
-                        tokens + COUNT - 1,
-                        tokens + COUNT,
-                    )
-                    split = dice.choice(edges)
-                    rid = f"r{number}"
-                    if number % 9 == 0:
-                        it.told.later[rid] = dice.choice(it.ids)
-                        it.told.placements[rid] = Placement(first, None, tokens)
-                    elif number % 9 == 1:
-                        it.told.placements[rid] = Placement(first, first, tokens)
-                    else:
-                        it.told.placements[rid] = Placement(first, second, split)
                     want, got = await asyncio.gather(
-                        it.unified("/generate", ask(ids)),
-                        it.ask("/generate", ask(ids, rid=rid, stream=number % 2 == 0)),
+                        it.unified("/generate", body),
+                        it.ask("/generate", body | {"rid": rid, "stream": number % 2 == 0}),
                     )
-                    same = got["output_ids"] == want["output_ids"] and got["text"] == want["text"]
-                    return None if same else f"{it.told.placements[rid]} of {tokens}: {got} is not {want}"
+                same = Answer.of(got).equals(Answer.of(want)) and got["text"] == want["text"]
+                return None if same else f"{it.told.placements[rid]} of {len(ids)}: {got} is not {want}"
 
-            wrong = [line for line in await asyncio.gather(*(one(number) for number in range(120))) if line]
+            wrong = [line for line in await asyncio.gather(*(one(number) for number in range(200))) if line]
             assert wrong == []
             assert not it.gateway.metrics.faults["worker_failed"]
             done = it.gateway.metrics.primitives
@@ -219,6 +167,7 @@ def test_random_requests_of_every_kind_are_equal_to_a_unified_server(bench: Benc
     asyncio.run(run())
 
 
+@everywhere
 @pytest.mark.parametrize("stream", [False, True])
 def test_openai_completions_and_logprobs_are_equal(bench: Bench, stream: bool) -> None:
     async def run() -> None:
@@ -226,7 +175,7 @@ def test_openai_completions_and_logprobs_are_equal(bench: Bench, stream: bool) -
         async with stand(bench) as it:
             a, b = it.ids
             for number, (first, second, split) in enumerate([(a, b, 90), (b, b, 90), (a, b, 40), (b, a, 95)]):
-                ids = prompt(dice, 90)
+                ids = prompt_of(dice, 90)
                 body = {"model": "tiny", "prompt": ids, "max_tokens": COUNT, "temperature": 0, "ignore_eos": True}
                 rid = f"c{number}"
                 it.told.placements[rid] = Placement(first, second, split)
@@ -256,6 +205,7 @@ def text_of(data: bytes, *, stream: bool) -> str:
     return "".join(choice["text"] for chunk in chunks for choice in chunk["choices"])
 
 
+@everywhere
 @pytest.mark.parametrize("router", ROUTERS)
 def test_every_router_serves_sessions_with_the_tokens_of_a_unified_server(bench: Bench, router: str) -> None:
     """Two rounds each: the second one has the first one's answer in its prompt."""
@@ -265,12 +215,12 @@ def test_every_router_serves_sessions_with_the_tokens_of_a_unified_server(bench:
         async with stand(bench, config({"name": router, **ROUTERS[router]})) as it:
 
             async def session(number: int) -> None:
-                ids = prompt(dice, 40 + 60 * (number % 4))
+                ids = prompt_of(dice, 40 + 60 * (number % 4))
                 for _ in range(2):
                     want = await it.unified("/generate", ask(ids))
                     got = await it.ask("/generate", ask(ids, session_id=f"{router}{number}", stream=number % 2 == 0))
                     assert got["output_ids"] == want["output_ids"]
-                    ids = ids + got["output_ids"] + prompt(dice, 30)
+                    ids = ids + got["output_ids"] + prompt_of(dice, 30)
 
             await asyncio.gather(*(session(number) for number in range(8)))
             faults = it.gateway.metrics.faults
@@ -279,23 +229,56 @@ def test_every_router_serves_sessions_with_the_tokens_of_a_unified_server(bench:
     asyncio.run(run())
 
 
+@everywhere
+def test_arrow_moves_a_server_to_prefill_and_back_to_decode(bench: Bench, third: Server) -> None:
+    """Long prompts that would miss the TTFT, then long answers whose tokens are slower than the TPOT."""
+    slow = {"router": {"name": "arrow", "slow_s": 0.1}, "slo": {"ttft_s": 0.02, "tpot_s": 0.001}}
+
+    async def run() -> None:
+        dice = random.Random(17)
+        async with stand(bench, config(**slow), third) as it:
+            router = it.gateway._routing._router
+
+            async def equal(tokens: int, count: int) -> None:
+                ids = prompt_of(dice, tokens)
+                want, got = await it.unified("/generate", ask(ids, count)), await it.ask("/generate", ask(ids, count))
+                assert got["output_ids"] == want["output_ids"]
+
+            async def until(flips: str, tokens: int, count: int) -> None:
+                before = router.signals[flips]
+                async with asyncio.timeout(120):
+                    while router.signals[flips] == before:
+                        await asyncio.gather(*(equal(tokens, count) for _ in range(8)))
+
+            assert router.pools == (1, 2)
+            await until("flips_to_prefill", 900, 1)
+            assert router.pools == (2, 1)
+            await until("flips_to_decode", 20, 60)
+            faults = it.gateway.metrics.faults
+            assert faults["router_error"] == faults["worker_failed"] == 0
+
+    asyncio.run(run())
+
+
+@everywhere
 def test_a_prefill_worker_reads_the_history_back(bench: Bench) -> None:
     async def run() -> None:
         dice = random.Random(5)
         async with stand(bench) as it:
             a, b = it.ids
-            ids = prompt(dice, 200)
+            ids = prompt_of(dice, 200)
             for number in range(2):
                 it.told.placements[f"h{number}"] = Placement(a, b, len(ids))
                 want = await it.unified("/generate", ask(ids, 20))
                 got = await it.ask("/generate", ask(ids, 20, rid=f"h{number}", session_id="history"))
                 assert got["output_ids"] == want["output_ids"]
-                ids = ids + got["output_ids"] + prompt(dice, 50)
+                ids = ids + got["output_ids"] + prompt_of(dice, 50)
             assert it.gateway.metrics.primitives.labels("history")._value.get() == 1
 
     asyncio.run(run())
 
 
+@everywhere
 def test_clients_that_leave_leave_nothing_behind(bench: Bench) -> None:
     async def run() -> None:
         dice = random.Random(11)
@@ -303,7 +286,7 @@ def test_clients_that_leave_leave_nothing_behind(bench: Bench) -> None:
             a, b = it.ids
 
             async def leave(number: int) -> None:
-                ids = prompt(dice, 300)
+                ids = prompt_of(dice, 300)
                 rid = f"gone{number}"
                 it.told.placements[rid] = Placement(
                     *dice.choice([(a, b, 300), (b, a, 300), (a, a, 300), (a, b, 100), (a, b, 320)])
@@ -315,12 +298,10 @@ def test_clients_that_leave_leave_nothing_behind(bench: Bench) -> None:
                     pass
 
             await asyncio.gather(*(leave(number) for number in range(30)))
-            for _ in range(60):
-                if await it.idle():
-                    break
-                await asyncio.sleep(0.25)
-            assert await it.idle()
-            ids = prompt(dice, 100)
+            async with asyncio.timeout(120):
+                while not await it.idle():
+                    await asyncio.sleep(0.25)
+            ids = prompt_of(dice, 100)
             it.told.placements["after"] = Placement(a, b, 100)
             got, want = await it.ask("/generate", ask(ids, rid="after")), await it.unified("/generate", ask(ids))
             assert got["output_ids"] == want["output_ids"]
@@ -328,20 +309,20 @@ def test_clients_that_leave_leave_nothing_behind(bench: Bench) -> None:
     asyncio.run(run())
 
 
+@everywhere
+@pytest.mark.usefixtures("may_die")
 def test_a_worker_that_is_killed_in_mid_stream_is_continued_on_the_other_one(bench: Bench) -> None:
-    """The last test of these servers: one of them dies."""
-
     async def run() -> None:
         dice = random.Random(13)
         async with stand(bench) as it:
             a, b = it.ids
-            ids = prompt(dice, 300)
+            ids = prompt_of(dice, 300)
             want = (await it.unified("/generate", ask(ids, 300)))["output_ids"]
             it.told.placements["k"] = Placement(b, b, 300)
             request = asyncio.create_task(it.ask("/generate", ask(ids, 300, rid="k", stream=True)))
             load = it.gateway.fleet.by_id[b].view.load
-            assert await settled(lambda: load.running_tokens > 310, 20)
-            os.killpg(bench.b.process.pid, signal.SIGKILL)
+            assert await settled(lambda: load.running_tokens > 310, 120)
+            bench.b.signal(signal.SIGKILL)
             it.told.placements["k"] = Placement(a, a, 300)
             assert (await request)["output_ids"] == want
             assert it.gateway.metrics.faults["resumed"] == 1
@@ -349,14 +330,15 @@ def test_a_worker_that_is_killed_in_mid_stream_is_continued_on_the_other_one(ben
     asyncio.run(run())
 
 
+@setups.on(*setups.STOCK)
 @pytest.mark.parametrize("router", ["least-loaded", "arrow", "dynaserve"])
-def test_stock_servers_serve_every_router_by_pairs(stock: Bench, router: str) -> None:
+def test_stock_servers_serve_every_router_by_pairs(bench: Bench, router: str) -> None:
     async def run() -> None:
         dice = random.Random(router)
-        async with stand(stock, config(router, dual=False)) as it:
+        async with stand(bench, config(router, dual=False)) as it:
 
             async def one(number: int) -> None:
-                ids = prompt(dice, dice.choice([5, 100, 400]))
+                ids = prompt_of(dice, dice.choice([5, 100, 400]))
                 want = await it.unified("/generate", ask(ids))
                 got = await it.ask("/generate", ask(ids, stream=number % 2 == 0))
                 assert got["output_ids"] == want["output_ids"]

@@ -1,0 +1,68 @@
+"""Real SGLang servers, which the tests of all files share: those of one setup run at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from . import servers, tiny_model
+from .servers import Server
+from .setups import Bench, Pool, Setup
+
+
+@pytest.fixture(scope="session")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    if not servers.trees():
+        pytest.skip("PDPLUGINS_SGLANG_TREES names no SGLang; run make test-sglang")
+    return tiny_model.make(tmp_path_factory.mktemp("tiny"))
+
+
+@pytest.fixture(scope="session")
+def pool(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pool]:
+    pool = Pool(model, tmp_path_factory.mktemp("sglang"))
+    yield pool
+    pool.stop()
+
+
+@pytest.fixture
+def bench(request: pytest.FixtureRequest, pool: Pool) -> Iterator[Bench]:
+    """Servers of the setup that `setups.on` names. None may die, unless the test asks for `may_die`."""
+    bench = pool.bench(request.param)
+    yield bench
+    if "may_die" not in request.fixturenames:
+        bench.healthy()
+
+
+@pytest.fixture
+def third(bench: Bench, pool: Pool) -> Iterator[Server]:
+    """One more server like the two of `bench`."""
+    with pool.another(bench.setup) as server:
+        yield server.wait()
+
+
+@pytest.fixture
+def may_die() -> None:
+    """Servers may die in this test. It runs as one of the last of its setup, and the next one gets new servers."""
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put the tests of one setup together, and setups of one version."""
+    setups: dict[Setup, int] = {}
+    for item in items:
+        if (setup := setup_of(item)) is not None:
+            setups.setdefault(setup, len(setups))
+
+    def order(item: pytest.Item) -> tuple[str, int, bool]:
+        setup = setup_of(item)
+        return ("", 0, False) if setup is None else (setup.version, setups[setup], "may_die" in item.fixturenames)
+
+    items.sort(key=order)
+
+
+def setup_of(item: pytest.Item) -> Setup | None:
+    """The setup whose servers a test uses."""
+    callspec = getattr(item, "callspec", None)
+    return callspec.params.get("bench") if callspec is not None else None

@@ -1,0 +1,156 @@
+"""The setups in which the tests run real SGLang servers, and the servers of the one that runs."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from . import servers
+from .servers import Server
+
+CHUNK = 256
+"""Tokens of one prefill step of the servers, unless a batch scheduler says less."""
+
+
+@dataclass(frozen=True, eq=False)
+class Setup:
+    """Two servers and how they run: dual-role instances, or stock ones that prefill and decode."""
+
+    version: str
+    name: str
+    config: Mapping[str, Any] = field(default_factory=dict)
+    options: tuple[str, ...] = ()
+    env: Mapping[str, str] = field(default_factory=dict)
+    tokens: int = 16384
+    stock: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.version}-{self.name}"
+
+
+DUAL = {"sglang": {"dual_role": True}}
+NO_OVERLAP = ("--disable-overlap-schedule",)
+MIXED = ("--enable-mixed-chunk",)
+RETRACT = {"SGLANG_TEST_RETRACT": "true"}
+"""SGLang then retracts running requests every few steps, as it does when the KV cache is full."""
+TIMEOUT_S = 30
+TIMEOUTS = {
+    "SGLANG_DISAGGREGATION_BOOTSTRAP_TIMEOUT": str(TIMEOUT_S),
+    "SGLANG_DISAGGREGATION_WAITING_TIMEOUT": str(TIMEOUT_S),
+}
+SLO_SIZED = {"slo": {"tpot_s": 0.02}, "batch_scheduler": {"name": "dynaserve"}}
+DECODE_FIRST = {"batch_scheduler": {"name": "arrow", "step_tokens": 200}}
+VERSIONS = ["0.5.16", "0.5.23"]
+SETUPS = [
+    Setup("0.5.16", "slo-sized-mixed-steps-little-cache", SLO_SIZED, MIXED, tokens=3000),
+    Setup("0.5.16", "no-overlap-reordered", {"batch_scheduler": "ampd"}, NO_OVERLAP),
+    Setup("0.5.23", "decode-first-mixed-steps", DECODE_FIRST, MIXED, TIMEOUTS),
+    Setup("0.5.23", "no-overlap-gathered-retracting", {"batch_scheduler": "dopd"}, NO_OVERLAP, RETRACT),
+]
+"""Dual-role instances. Between them these cover what may interact."""
+ROOMY = [SETUPS[1], SETUPS[2]]
+"""One of each version whose KV cache is large and whose requests are not retracted."""
+STOCK = [Setup(version, "stock", stock=True) for version in VERSIONS]
+
+
+def on(*setups: Setup) -> pytest.MarkDecorator:
+    """Run a test on the servers of each of these setups; its argument `bench` has them."""
+    return pytest.mark.parametrize("bench", setups, ids=str, indirect=True)
+
+
+@dataclass(frozen=True)
+class Bench:
+    """Servers that run."""
+
+    a: Server
+    b: Server
+    unified: Server
+    setup: Setup
+
+    @property
+    def pair(self) -> tuple[Server, Server]:
+        return self.a, self.b
+
+    def healthy(self) -> None:
+        """Fail when a server has died."""
+        for server in (self.a, self.b, self.unified):
+            assert server.runs, f"{server.log}:\n{server.tail()}"
+
+
+class Pool:
+    """The servers of one setup, and the unified server of its version, which all setups of a version share.
+
+    :param model: folder of the model.
+    :param folder: where configs and logs go.
+    """
+
+    def __init__(self, model: Path, folder: Path) -> None:
+        self._model = model
+        self._folder = folder
+        self._bench: Bench | None = None
+        self._numbers = itertools.count()
+        self._failed: dict[Setup, BaseException] = {}
+
+    def bench(self, setup: Setup) -> Bench:
+        """Start the servers of `setup`, unless they run; those of another one are stopped first."""
+        if setup in self._failed:
+            pytest.fail(f"the servers of {setup} did not start before: {self._failed[setup]}")
+        last = self._bench
+        if last is not None and last.setup is setup and all(server.runs for server in (*last.pair, last.unified)):
+            return last
+        unified = self._stopped(setup.version)
+        pair = self._dual(setup) if not setup.stock else self._stock(setup)
+        bench = self._bench = Bench(*pair, unified or self._server(setup, "unified"), setup)
+        started = [server.start() for server in (*pair, bench.unified) if server is not unified]
+        try:
+            for server in started:
+                server.wait()
+        except (RuntimeError, TimeoutError) as error:
+            self._failed[setup] = error
+            raise
+        return bench
+
+    def another(self, setup: Setup) -> Server:
+        """A dual-role instance beside the two of `setup`; it is the caller's."""
+        return self._dual(setup, "c")[0]
+
+    def stop(self) -> None:
+        """Stop all servers."""
+        if self._bench is not None:
+            servers.stop(*self._bench.pair, self._bench.unified)
+            self._bench = None
+
+    def _stopped(self, version: str) -> Server | None:
+        """Stop the servers of the last setup but for its unified server, when that serves this version as well."""
+        last = self._bench
+        if last is None or last.setup.version != version or not last.unified.runs:
+            self.stop()
+            return None
+        servers.stop(*last.pair)
+        return last.unified
+
+    def _dual(self, setup: Setup, names: str = "ab") -> list[Server]:
+        config = self._folder / f"{setup}.yaml"
+        config.write_text(yaml.safe_dump({**DUAL, **setup.config}))
+        options = [*servers.DUAL, *setup.options]
+        more = {"config": config, "env": setup.env, "tokens": setup.tokens}
+        return [self._server(setup, name, options, **more) for name in names]
+
+    def _stock(self, setup: Setup) -> list[Server]:
+        return [self._server(setup, role, [*servers.STOCK, role]) for role in ("prefill", "decode")]
+
+    def _server(self, setup: Setup, name: str, options: list[str] | None = None, **more: Any) -> Server:
+        log = self._folder / f"{next(self._numbers)}-{setup}-{name}.log"
+        return Server(tree_of(setup.version), self._model, log, options or (), **more)
+
+
+def tree_of(version: str) -> Path:
+    """The folder with this version of SGLang; without it the test is skipped."""
+    found = {servers.version_of(tree): tree for tree in servers.trees()}
+    return found.get(version) or pytest.skip(f"no SGLang {version} here; run make test-sglang")
