@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pdplugins.hosts.sglang.gateway.errors import GatewayError
-from pdplugins.hosts.sglang.gateway.protocol import BOOTSTRAP_FIELDS, GENERATE, splice
+from pdplugins.hosts.sglang.gateway.protocol import BOOTSTRAP_FIELDS, GENERATE, loads, splice
 
 COMPLETIONS = "/v1/completions"
 CHAT = "/v1/chat/completions"
@@ -138,7 +138,7 @@ def parse(
     :param headers: what the workers are to get of the client's headers.
     """
     try:
-        fields = json.loads(body)
+        fields = loads(body)
     except ValueError:
         raise GatewayError(400, "the body is not JSON") from None
     if not isinstance(fields, dict):

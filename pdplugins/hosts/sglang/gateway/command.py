@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import logging
 import os
 import signal
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
     from pdplugins.hosts.sglang.gateway.servers import Servers
 
 DEFAULTS = GatewaySettings()
+GC_THRESHOLD = (20_000, 20, 20)
+"""New objects before Python looks for garbage: some hundred requests, and not each one or two."""
 
 
 def gateway(  # noqa: PLR0913 - one argument for each option
@@ -115,6 +118,9 @@ def run(
             await servers.start(Console(highlight=False))
         router = config.router.name if config.router else "least-loaded"
         typer.echo(f"gateway on {gateway.url}, router {router}, {len(options)} workers: {gateway.url}/workers")
+        gc.collect()
+        gc.freeze()  # what is there by now stays; looking through it again and again was a sixth of the work
+        gc.set_threshold(*GC_THRESHOLD)
         await asyncio.Event().wait()
 
     async def main() -> None:

@@ -10,6 +10,8 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import msgspec
+
 GENERATE = "/generate"
 TOKENIZE = "/v1/tokenize"
 ABORT = "/abort_request"
@@ -34,9 +36,24 @@ def splice(body: bytes, fields: Mapping[str, Any]) -> bytes:
     return head + comma + dumps(fields)[1:]
 
 
+_encode = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False).encode
+
+
 def dumps(data: Any) -> bytes:
     """Return compact JSON."""
-    return json.dumps(data, separators=(",", ":"), ensure_ascii=False).encode()
+    return _encode(data).encode()
+
+
+def loads(data: bytes) -> Any:
+    """Return what JSON says. Raises ValueError.
+
+    Token ids are most of a body, and msgspec is five times as fast with them; what it is too strict for (NaN, half
+    surrogate pairs) is read as SGLang reads it.
+    """
+    try:
+        return msgspec.json.decode(data)
+    except msgspec.DecodeError:
+        return json.loads(data)
 
 
 def bootstrap(host: str, port: int | None, room: int, batch: int | None) -> dict[str, Any]:
@@ -77,7 +94,7 @@ def events(data: bytes) -> list[bytes]:
 def parsed(event: bytes) -> dict[str, Any] | None:
     """Return the object in one event of a stream, or in a whole answer; None when there is none."""
     try:
-        data = json.loads(event.removeprefix(EVENT_START))
+        data = loads(event.removeprefix(EVENT_START))
     except ValueError:
         return None
     return data if isinstance(data, dict) else None

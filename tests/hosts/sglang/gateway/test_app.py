@@ -17,7 +17,7 @@ import pytest
 from pdplugins.errors import ConfigError, HostError
 from pdplugins.hosts.sglang.gateway.app import Gateway
 from pdplugins.hosts.sglang.gateway.fleet import Fleet, Kind, WorkerOption
-from pdplugins.hosts.sglang.gateway.protocol import splice
+from pdplugins.hosts.sglang.gateway.protocol import loads, splice
 from pdplugins.types import Role
 
 from .conftest import FAST, Fixed, config, stand
@@ -124,3 +124,12 @@ def test_the_command_serves_and_stops(tmp_path: Path) -> None:
                 await worker.stop()
 
     asyncio.run(run())
+
+
+def test_json_is_read_as_sglang_reads_it() -> None:
+    """Also where it is laxer than the standard: the last of two keys, NaN, half of a surrogate pair."""
+    assert loads(b'{"a": 1, "a": [2, 3]}') == {"a": [2, 3]}
+    assert str(loads(b'{"a": NaN}')["a"]) == "nan"
+    assert loads(rb'{"a": "\ud800"}') == {"a": "\ud800"}
+    with pytest.raises(ValueError, match="Expecting"):
+        loads(b"{")
