@@ -17,18 +17,18 @@ from pdplugins.hosts.doctor import resolve
 from pdplugins.hosts.sglang.guard import Guard, Hook
 from pdplugins.hosts.sglang.limits import refused_arguments, refused_model
 from pdplugins.hosts.sglang.loads import add_roles
+from pdplugins.hosts.sglang.older import TIMEOUT_POLL, end_overdue, own_whole_row
 from pdplugins.hosts.sglang.roles import Classifier
 from pdplugins.hosts.sglang.room import PrefillReserve
 from pdplugins.hosts.sglang.scope import Scopes
 from pdplugins.hosts.sglang.server_mode import prefill_mode
+from pdplugins.hosts.sglang.standstill import Standstill
 from pdplugins.hosts.sglang.steps import DECODE, LOCAL, PREFILL, Steps, no_prefill
 from pdplugins.hosts.sglang.turns import Turns
 
 log = logging.getLogger(__name__)
 
 SCHEDULER = "sglang.srt.managers.scheduler.Scheduler."
-TIMEOUT_POLL = "_poll_timeout_aborts"
-"""Newer versions of SGLang look for timeouts here; older ones inside the method that composes local batches."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +39,7 @@ class Roles:
     classifier: Classifier
     steps: Steps
     reserve: PrefillReserve
+    standstill: Standstill
 
 
 class DualRole:
@@ -106,7 +107,7 @@ class DualRole:
         hosts = (arguments.host, queue.kv_manager.local_ip, *self._settings.own_hosts)
         classifier = Classifier.of(hosts, queue.bootstrap_port)
         steps = Steps(scopes, classifier, Turns(self._settings.prefill_burst))
-        self._roles = Roles(scopes, classifier, steps, PrefillReserve(self._settings.prefill_reserve))
+        self._roles = Roles(scopes, classifier, steps, PrefillReserve(self._settings.prefill_reserve), Standstill())
         self._guard.report()
         known = ", ".join(sorted(classifier.hosts))
         log.info("pdplugins: dual-role instance; routers know it as %s, port %d", known, classifier.port)
@@ -124,6 +125,8 @@ class DualRole:
         """Queue a request under its role; one that was retracted waits on the decode side, which restores its KV."""
         if self._roles is None:
             return original(scheduler, request, is_retracted, **more)
+        if is_retracted:
+            own_whole_row(request, scheduler)
         role = DECODE if is_retracted else self._roles.classifier.role_of(request)
         with self._roles.scopes.enter(role):
             return original(scheduler, request, is_retracted, **more)
@@ -148,7 +151,10 @@ class DualRole:
         """Compose the next step of the engine, in the place where a decode server would compose its own."""
         if self._roles is None:
             return original(scheduler, running_batch)
-        return self._roles.steps.next_batch(original, scheduler, running_batch)
+        end_overdue(scheduler, self._roles.scopes, running_batch)
+        plan = self._roles.steps.next_batch(original, scheduler, running_batch)
+        self._roles.standstill.look(scheduler, self._roles.scopes, ran=plan.batch_to_run is not None)
+        return plan
 
     def new_prefill(self, original: Callable[..., Any], scheduler: Any, running_batch: Any, *more: Any) -> Any:
         """Compose no prefill while a local batch that has run joins the running one and it is not local's turn."""
@@ -193,7 +199,10 @@ class DualRole:
     def decode_budget(self, original: Callable[..., Any], queue: Any, *more: Any, **keywords: Any) -> int:
         """Return the tokens that may be allocated for requests that another server prefills: prefill keeps some."""
         budget = int(original(queue, *more, **keywords))
-        return budget if self._roles is None else self._roles.reserve.left(budget, queue, self._roles.scopes)
+        if self._roles is None:
+            return budget
+        just_reserved = keywords.get("extra_reserved_reqs", 0)
+        return self._roles.reserve.left(budget, queue, self._roles.scopes, just_reserved)
 
     @contextmanager
     def _as(self, request: Any) -> Iterator[None]:

@@ -20,15 +20,19 @@ class PrefillReserve:
     def __init__(self, share: float) -> None:
         self._share = share
 
-    def left(self, budget: int, queue: Any, scopes: Scopes) -> int:
+    def left(self, budget: int, queue: Any, scopes: Scopes, just_reserved: int) -> int:
         """Return what is left of `budget` tokens for the decode role, whose queue of reservations is `queue`.
 
-        While it holds nothing, nothing is kept from it: a request may need the whole cache.
+        While it holds nothing, nothing is kept from it; while nobody holds anything, not even the tokens that SGLang
+        reserves for the output of each request: one may need the whole cache, and would wait for ever.
+
+        :param just_reserved: requests that got room a moment ago and stand in no queue yet.
         """
         scheduler = queue.scheduler
         decode_waits = scopes.peek(EngineRole.DECODE, "waiting_queue")
-        if not (queue.transfer_queue.queue or decode_waits or scheduler.running_batch.reqs):
-            return budget - rest_tokens(scheduler.chunked_req)
+        if not (just_reserved or queue.transfer_queue.queue or decode_waits or scheduler.running_batch.reqs):
+            spare: int = queue.num_reserved_decode_tokens if budget >= queue.max_total_num_tokens else 0
+            return budget + spare - rest_tokens(scheduler.chunked_req)
         slots = queue.req_to_token_pool
         if slots.available_size() <= max(int(self._share * slots.size), 1):
             return min(budget, 0)

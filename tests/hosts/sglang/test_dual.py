@@ -34,6 +34,11 @@ class Req:
     seqlen: int = 100
     num_matched_prefix_tokens: int = 0
     prefix_len: int = 0
+    last_node: Any = None
+    chunks: int = 1
+    """Prefill steps that it still needs."""
+    output: int = 1000
+    """Decode steps that it still needs."""
 
 
 def local(rid: str) -> Req:
@@ -88,6 +93,11 @@ class Scheduler:
             disaggregation_transfer_backend="nixl",
             disaggregation_decode_enable_radix_cache=True,
         )
+        self.tree_cache = SimpleNamespace(root_node=object())
+        self.disagg_decode_prealloc_queue = SimpleNamespace(
+            retracted_queue=[], kv_manager=SimpleNamespace(waiting_timeout=300)
+        )
+        self.disagg_decode_transfer_queue = SimpleNamespace(queue=[])
 
     def init_disaggregation(self) -> None:
         self.disaggregation_mode = Mode(self.server_args.disaggregation_mode)
@@ -124,20 +134,31 @@ class Scheduler:
     def get_next_batch_to_run(self, running_batch: Batch, last_batch: Batch | None) -> Plan:
         assert self.disaggregation_mode is Mode.NULL
         if last_batch is not None:
-            running_batch.reqs.extend(last_batch.reqs)
+            running_batch.reqs.extend(req for req in last_batch.reqs if req is not self.chunked_req)
         plan = self.dual.new_prefill(lambda s, r: Plan(s.prefill_batch(), r), self, running_batch)
-        batch = plan.batch_to_run or (Batch(list(running_batch.reqs), "decode") if running_batch.reqs else None)
-        return Plan(batch, running_batch)
+        return plan if plan.batch_to_run else Plan(self.decode_batch(running_batch), running_batch)
 
     def get_next_disagg_decode_batch_to_run(self, running_batch: Batch) -> Plan:
         assert self.disaggregation_mode is Mode.DECODE
         assert self.chunked_req is None
         running_batch.reqs.extend(self.waiting_queue)
         self.waiting_queue = []
-        return Plan(Batch(list(running_batch.reqs), "decode") if running_batch.reqs else None, running_batch)
+        return Plan(self.decode_batch(running_batch), running_batch)
 
     def prefill_batch(self) -> Batch | None:
-        return Batch([self.waiting_queue.pop(0)]) if self.waiting_queue else None
+        if self.chunked_req is None and not self.waiting_queue:
+            return None
+        req = self.chunked_req or self.waiting_queue.pop(0)
+        req.chunks -= 1
+        self.chunked_req = req if req.chunks else None
+        return Batch([req])
+
+    def decode_batch(self, running_batch: Batch) -> Batch | None:
+        batch = Batch(list(running_batch.reqs), "decode")
+        for req in batch.reqs:
+            req.output -= 1
+        running_batch.reqs = [req for req in batch.reqs if req.output]
+        return batch if batch.reqs else None
 
     def enqueue(self, req: Req, is_retracted: bool = False) -> None:
         if self.disaggregation_mode is Mode.PREFILL:
@@ -148,6 +169,13 @@ class Scheduler:
     def abort(self, request: Any) -> None:
         self.calls.append(("abort", self.disaggregation_mode))
         self.waiting_queue = [req for req in self.waiting_queue if req.rid != request.rid]
+
+    def _abort_on_waiting_timeout(self) -> None:
+        assert self.disaggregation_mode is Mode.NULL  # what else waits holds KV cache that this would not free
+        self.calls.append(("waiting timeouts", rids(Batch(self.waiting_queue))))
+
+    def _abort_on_running_timeout(self, running_batch: Batch) -> None:
+        self.calls.append(("running timeouts", rids(running_batch)))
 
     def is_fully_idle(self) -> bool:
         queue = self.disagg_prefill_bootstrap_queue
@@ -180,8 +208,8 @@ def host(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(duals, "prefill_mode", prefill_mode)
 
 
-def build(*, strict: bool = True, burst: int = 1, **arguments: Any) -> Scheduler:
-    scheduler = Scheduler()
+def build(scheduler: Scheduler | None = None, *, strict: bool = True, burst: int = 1, **arguments: Any) -> Scheduler:
+    scheduler = scheduler or Scheduler()
     vars(scheduler.server_args).update(arguments)
     scheduler.dual = DualRole(SglangConfig(prefill_burst=burst), Guard(["dual_role"], strict=strict))
     scheduler.dual.build(Scheduler.init_disaggregation, scheduler)
@@ -243,15 +271,51 @@ def test_a_flood_of_prompts_leaves_steps_for_decode(burst: int) -> None:
 
 
 def test_a_retracted_request_waits_on_the_decode_side_whatever_it_was(scheduler: Scheduler) -> None:
-    add(scheduler, local("l"), retracted=True)
+    """And it has a node of the radix cache: older versions of SGLang would match it anew, and leak what they find."""
+    retracted = local("l")
+    add(scheduler, retracted, retracted=True)
     assert rids(Batch(scheduler.waiting_queue)) == ["l"]
+    assert retracted.last_node is scheduler.tree_cache.root_node
+
+
+@dataclass
+class Newer(Scheduler):
+    """Looks for time-outs itself, and binds retracted requests to the root itself."""
+
+    def _poll_timeout_aborts(self) -> list[Any]:
+        return [SimpleNamespace(rid=req.rid) for req in self.waiting_queue + self.running_batch.reqs]
+
+
+def test_time_outs_are_looked_for_whatever_role_has_the_step(scheduler: Scheduler) -> None:
+    """Older versions look when they compose a step of local requests, and only then."""
+    add(scheduler, local("l"), decode("d"))
+    scheduler.step()
+    assert scheduler.calls[:2] == [("waiting timeouts", ["l"]), ("running timeouts", [])]
+    while scheduler.waiting_queue:
+        scheduler.step()
+    scheduler.step()
+    assert scheduler.calls[-2][0] == "running timeouts"
+    assert set(scheduler.calls[-2][1]) == {"l", "d"}
+
+
+def test_newer_versions_are_asked_for_time_outs_once_for_each_role() -> None:
+    scheduler = build(Newer())
+    retracted = decode("r")
+    add(scheduler, retracted, retracted=True)
+    assert retracted.last_node is None
+    scheduler.step()
+    assert not [name for name, _ in scheduler.calls if name.endswith("timeouts")]
+    add(scheduler, local("l"), decode("d"))
+    aborts = scheduler.dual.timeouts(Newer._poll_timeout_aborts, scheduler)
+    assert sorted(abort.rid for abort in aborts) == ["d", "l", "r"]
 
 
 def test_a_chunk_in_progress_is_hidden_from_decode_steps_and_kept(scheduler: Scheduler) -> None:
     scheduler.chunked_req = prefill("p")
+    scheduler.chunked_req.chunks = 3
     add(scheduler, decode("d"))
-    for _ in range(3):
-        scheduler.step()
+    ran = [rids(scheduler.step()) for _ in range(4)]
+    assert sorted(ran) == [["d"], ["d"], ["p"], ["p"]]
     assert scheduler.chunked_req.rid == "p"
 
 
@@ -300,19 +364,22 @@ def test_a_retracting_pause_becomes_one_in_place(scheduler: Scheduler) -> None:
     assert request.mode == "in_place"
 
 
-def budget(scheduler: Scheduler, *, tokens: int = 1000, free_slots: int = 20) -> int:
+def budget(scheduler: Scheduler, *, tokens: int = 1000, free_slots: int = 20, just_reserved: int = 0) -> int:
     queue = SimpleNamespace(
         scheduler=scheduler,
         transfer_queue=SimpleNamespace(queue=[]),
         max_total_num_tokens=1000,
+        num_reserved_decode_tokens=50,
         req_to_token_pool=SimpleNamespace(size=40, available_size=lambda: free_slots),
     )
-    return int(scheduler.dual.decode_budget(lambda q: tokens, queue))
+    return int(scheduler.dual.decode_budget(lambda q, **more: tokens, queue, extra_reserved_reqs=just_reserved))
 
 
 def test_reservations_for_decode_leave_room_for_prefill(scheduler: Scheduler) -> None:
     """Else two servers that have filled themselves wait for each other's prefill for ever."""
-    assert budget(scheduler) == 1000  # nothing is held: a request may need all of it
+    assert budget(scheduler) == 1050  # nothing is held: a request may need all of it
+    assert budget(scheduler, tokens=800) == 800
+    assert budget(scheduler, just_reserved=1) == 900
     scheduler.running_batch.reqs.append(decode("d"))
     assert budget(scheduler) == 900
     add(scheduler, Req("p", "127.0.0.1", 8998, 7, seqlen=350))

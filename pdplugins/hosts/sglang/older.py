@@ -1,0 +1,35 @@
+"""What later versions of SGLang do themselves, and 0.5.16 does not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pdplugins.hosts.sglang.roles import EngineRole
+from pdplugins.hosts.sglang.scope import Scopes
+
+TIMEOUT_POLL = "_poll_timeout_aborts"
+"""Later versions look for time-outs here; 0.5.16 only in the method that composes steps of local requests."""
+
+
+def is_older(scheduler: Any) -> bool:
+    """Tell whether `scheduler` is one that needs what is here."""
+    return not hasattr(scheduler, TIMEOUT_POLL)
+
+
+def own_whole_row(request: Any, scheduler: Any) -> None:
+    """Let a retracted request come back as the owner of all its tokens.
+
+    It is restored into tokens of its own, then ``get_new_prebuilt_batch`` matches it with the radix cache, unless it
+    has a node there. That match takes no lock, and the tokens restored for the prefix that it finds are never freed:
+    the idle check calls that a leak and ends the server.
+    """
+    if is_older(scheduler):
+        request.last_node = scheduler.tree_cache.root_node
+
+
+def end_overdue(scheduler: Any, scopes: Scopes, running_batch: Any) -> None:
+    """Abort local requests that have waited, and requests that have run, for longer than SGLang's time-outs allow."""
+    if is_older(scheduler):
+        with scopes.enter(EngineRole.LOCAL):
+            scheduler._abort_on_waiting_timeout()
+            scheduler._abort_on_running_timeout(running_batch)

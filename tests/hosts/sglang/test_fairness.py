@@ -1,0 +1,57 @@
+"""Under any steady mix, every kind of work that waits gets a step within a bound."""
+
+from __future__ import annotations
+
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from pdplugins.hosts.sglang.roles import EngineRole
+
+from .test_dual import Batch, Req, Scheduler, add, build, decode, host, local, prefill
+
+__all__ = ["host"]
+
+STEPS = 120
+KINDS = {"local": local, "prefill": prefill, "decode": decode}
+
+
+def serve(scheduler: Scheduler, mix: dict[str, tuple[int, int]]) -> list[Batch]:
+    """Let requests of each kind of `mix` always wait, each with so many chunks and tokens of output."""
+    ran, made = [], 0
+    for _ in range(STEPS):
+        scopes = scheduler.dual._roles.scopes
+        for kind, (chunks, output) in mix.items():
+            if not scopes.peek(EngineRole(kind), "waiting_queue"):
+                request: Req = KINDS[kind](f"{kind}{made}")
+                request.chunks, request.output = chunks, output
+                add(scheduler, request)
+                made += 1
+        batch = scheduler.step()
+        assert batch is not None
+        ran.append(Batch(list(batch.reqs), batch.mode))
+    return ran
+
+
+def longest_wait(turns: list[bool]) -> int:
+    return max(len(gap) for gap in "".join("x" if one else "." for one in turns).split("x"))
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    st.integers(1, 4),
+    st.dictionaries(st.sampled_from(sorted(KINDS)), st.tuples(st.integers(1, 6), st.integers(1, 9)), min_size=1),
+)
+def test_every_kind_of_work_gets_its_turn(burst: int, mix: dict[str, tuple[int, int]]) -> None:
+    """Local prompts and prompts for other servers, in chunks or not; what decodes; what waits to join that."""
+    ran = serve(build(burst=burst), mix)
+    chunks = max(chunks for chunks, _ in mix.values())
+    prompt = 2 * chunks + 1  # steps of one prompt: each chunk with a decode step after it, and one to join
+    for kind in mix.keys() - {"decode"}:
+        turns = [batch.mode == "extend" and batch.reqs[0].rid.startswith(kind) for batch in ran]
+        assert longest_wait(turns) <= prompt + burst + 1, (kind, turns)
+    if "decode" in mix:
+        joined = [any(req.rid.startswith("decode") for req in batch.reqs) for batch in ran]
+        assert longest_wait(joined) <= 2 * burst, joined  # each local prompt joins by a decode step of its own
+    if mix.keys() - {"prefill"}:
+        decoded = [batch.mode == "decode" for batch in ran]
+        assert longest_wait(decoded) <= max(burst, chunks) + 1, decoded
