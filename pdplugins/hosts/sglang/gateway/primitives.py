@@ -108,8 +108,8 @@ class Primitives:
 
     async def warm(self, worker: Worker, work: Work) -> None:
         """Compute the KV cache of a prompt on a worker, for a later pair or for itself; its one token is not used."""
-        async with self.local(worker, replace(work, stream=False)):
-            pass
+        rid = secrets.token_hex(16)
+        await self._prefill(worker, work, protocol.splice(work.body, {"rid": rid}), rid)
 
     @staticmethod
     async def _begun(
@@ -146,7 +146,7 @@ class Primitives:
             raise
 
     async def _prefill(self, worker: Worker, work: Work, body: bytes, rid: str) -> bytes:
-        """Return the reply of a prefill worker: its prefill is done, and the KV cache has moved."""
+        """Return the reply of a worker that prefills: it is done, and in a pair the KV cache has moved."""
         load = worker.view.load
         took_s: float | None = None
         load.prefill_starts(work.new_tokens)

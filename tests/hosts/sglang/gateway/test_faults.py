@@ -102,6 +102,19 @@ def test_when_a_pair_fails_the_one_that_still_answers_goes_on_alone(guilty: int,
     asyncio.run(run())
 
 
+def test_a_prefill_has_the_deadline_of_a_first_token_also_when_nothing_streams() -> None:
+    async def run() -> None:
+        async with stand("dual", "dual", settings=replace(FAST, first_token_s=0.3)) as it:
+            router = it.route(Fixed())
+            router.second, router.later = None, 1
+            it.workers[0].faults.hang, it.workers[0].faults.times = True, 1
+            assert await _answers(it, False) == answer_of(PROMPT, 9)
+            it.workers[0].faults.hang = False
+            assert await settled(it.idle)
+
+    asyncio.run(run())
+
+
 @pytest.mark.parametrize("kind", ["local", "pair"])
 def test_a_worker_that_is_lost_is_not_waited_for(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A whole answer has no deadline of its own: nothing shows whether it is under way, but for the load report."""
