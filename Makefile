@@ -33,7 +33,7 @@ SGLANG_VERSIONS := 0.5.16 0.5.23
 
 test-sglang: $(SGLANG_VENV)/.installed  ## Run real SGLang servers on the CPU: every path equal to a unified server (15 minutes)
 	PDPLUGINS_SGLANG_TREES=$(subst $() ,:,$(foreach v,$(SGLANG_VERSIONS),$(CURDIR)/$(SGLANG_VENV)/sglang-$(v))) \
-		$(SGLANG_VENV)/bin/python -m pytest tests/hosts/sglang -m sglang -v --durations=10 --session-timeout=2400
+		$(SGLANG_VENV)/bin/python -m pytest tests/hosts/sglang -m sglang -v --tb=native --durations=10 --session-timeout=2400
 
 # Both versions share one environment, each in a folder of its own; tests/hosts/sglang/requirements.txt says why.
 SGLANG_PIP := $(SGLANG_VENV)/bin/pip --disable-pip-version-check install --quiet --no-deps
