@@ -14,6 +14,7 @@ from typing import Any
 
 from pdplugins.config import SglangConfig
 from pdplugins.hosts.doctor import resolve
+from pdplugins.hosts.sglang import bootstrap, foreign
 from pdplugins.hosts.sglang.guard import Guard, Hook
 from pdplugins.hosts.sglang.limits import refused_arguments, refused_model
 from pdplugins.hosts.sglang.loads import add_roles
@@ -48,6 +49,7 @@ class DualRole:
     def __init__(self, settings: SglangConfig, guard: Guard) -> None:
         self._settings = settings
         self._guard = guard
+        self._inquiries = bootstrap.Inquiries()
         self._roles: Roles | None = None
 
     def hooks(self) -> dict[str, Hook]:
@@ -69,6 +71,8 @@ class DualRole:
             SCHEDULER + "is_fully_idle": self.is_fully_idle,
             components + "load_inquirer.SchedulerLoadInquirer.get_loads": self.loads,
             "sglang.srt.disaggregation.decode.DecodePreallocQueue._allocatable_token_budgets": self.decode_budget,
+            bootstrap.TARGET: self._inquiries.ensure,
+            foreign.TARGET: foreign.drop_foreign_messages,
         }
 
     # --- start ---------------------------------------------------------------------------------------------------
