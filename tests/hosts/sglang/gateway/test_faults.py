@@ -118,10 +118,10 @@ def test_a_prefill_has_the_deadline_of_a_first_token_also_when_nothing_streams()
 @pytest.mark.parametrize("kind", ["local", "pair"])
 def test_a_worker_that_is_lost_is_not_waited_for(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A whole answer has no deadline of its own: nothing shows whether it is under way, but for the load report."""
-    monkeypatch.setattr("pdplugins.hosts.sglang.gateway.fleet.POLL_TIMEOUT_S", 0.3)
+    monkeypatch.setattr("pdplugins.hosts.sglang.gateway.fleet.POLL_TIMEOUT_S", 1.0)
 
     async def run() -> None:
-        async with stand("dual", "dual", settings=replace(FAST, timeout_s=60, first_token_s=60)) as it:
+        async with stand("dual", "dual", settings=replace(FAST, timeout_s=60, first_token_s=60, silence_s=60)) as it:
             router = it.route(Fixed())
             router.first, router.second, router.split = PLACED[kind]
             it.workers[1].faults.hang = True
