@@ -30,15 +30,15 @@ from tests.hosts.sglang.gateway.faults import FAULTS, Came, Tally, all_is_well
 from tests.hosts.sglang.gateway.stage import GROWS, grown, stage
 
 SHARES = {
-    "gateway is killed": 0.02,
-    "client leaves": 0.60,
+    "gateway is killed": 0.015,
+    "client leaves": 0.611,
     "bootstrap never answers": 0.08,
     "bootstrap refuses": 0.08,
     "other half never comes": 0.08,
     "garbage at the ports": 0.09,
     "foreign message": 0.02,
-    "side stops for 1-4 s": 0.025,
-    "side stops for 15-20 s": 0.005,
+    "side stops for 1-4 s": 0.02,
+    "side stops for 15-20 s": 0.004,
 }
 TOGETHER = {
     "gateway is killed": 1,
@@ -47,8 +47,9 @@ TOGETHER = {
     "side is killed": 1,
     "garbage at the ports": 10,
     "foreign message": 10,
+    "client leaves": 32,
 }
-"""Faults of one batch, where not 16."""
+"""Faults of one batch, where not 20."""
 PROCESSES = ("a", "b", "gateway")
 
 
@@ -58,7 +59,7 @@ def batches(shares: dict[str, float], faults: int, dice: random.Random) -> list[
     for kind, share in shares.items():
         left = round(share * faults)
         while left > 0:
-            found.append((kind, min(left, TOGETHER.get(kind, 16))))
+            found.append((kind, min(left, TOGETHER.get(kind, 20))))
             left -= found[-1][1]
     dice.shuffle(found)
     return sorted(found, key=lambda batch: batch[0] != "gateway is killed")

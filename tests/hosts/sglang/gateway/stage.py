@@ -24,6 +24,8 @@ from aiohttp import web
 from .. import servers, tiny_model
 from . import named
 
+ROOT = Path(__file__).parents[4]
+"""Gateway and servers run the code that is here, also where another one is installed."""
 PEER_S = 8
 """After this long SGLang gives up a peer that does not answer."""
 SGLANG_TIMES = {
@@ -67,7 +69,7 @@ class GatewayProcess:
         with self.log.open("a") as out:
             self.process = subprocess.Popen(
                 [*command, *(part for worker in self.workers for part in ("--worker", worker))],
-                env=os.environ | {"PYTHONPATH": str(self._folder)},
+                env=os.environ | {"PYTHONPATH": f"{self._folder}{os.pathsep}{ROOT}"},
                 stdout=out,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
@@ -260,10 +262,8 @@ async def stage(tree: Path, folder: Path) -> AsyncIterator[Stage]:
     model = tiny_model.make(folder / "model")
     dual = folder / "dual.yaml"
     dual.write_text(yaml.safe_dump({"sglang": {"dual_role": True}}))
-    a, b = (
-        servers.Server(tree, model, folder / f"{name}.log", servers.DUAL, dual, SGLANG_TIMES, tokens=32768)
-        for name in "ab"
-    )
+    env = SGLANG_TIMES | {"PYTHONPATH": os.pathsep.join(map(str, (servers.HERE / "stubs", tree, ROOT)))}
+    a, b = (servers.Server(tree, model, folder / f"{name}.log", servers.DUAL, dual, env, tokens=32768) for name in "ab")
     unified = servers.Server(tree, model, folder / "unified.log", tokens=32768)
     started = (a, b, unified)
     try:
