@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
@@ -10,6 +10,16 @@ import pytest
 from . import servers, tiny_model
 from .servers import Server
 from .setups import Bench, Pool, Setup
+
+FAILED = pytest.StashKey[bool]()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Remember that the test failed."""
+    report = yield
+    item.stash[FAILED] = item.stash.get(FAILED, False) or report.failed
+    return report
 
 
 @pytest.fixture(scope="session")
@@ -31,7 +41,9 @@ def bench(request: pytest.FixtureRequest, pool: Pool) -> Iterator[Bench]:
     """Servers of the setup that `setups.on` names. None may die, unless the test asks for `may_die`."""
     bench = pool.bench(request.param)
     yield bench
-    if "may_die" not in request.fixturenames:
+    if request.node.stash.get(FAILED, False):
+        pool.stop()  # the next test is not to suffer
+    elif "may_die" not in request.fixturenames:
         bench.healthy()
 
 

@@ -23,13 +23,13 @@ from . import servers, setups
 from .paths import GREEDY, Client, edges_of, prompt_of, seeded
 from .setups import CHUNK, TIMEOUT_S, Bench
 
-pytestmark = [pytest.mark.sglang, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.sglang, pytest.mark.timeout(600)]
 everywhere = setups.on(*setups.SETUPS)
 
 
 def run(test: Callable[[Client], Awaitable[None]], **settings: Any) -> None:
     async def main() -> None:
-        async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=600)) as session:
+        async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=240)) as session:
             await test(Client(session, **{"sampling": GREEDY, **settings}))
 
     asyncio.run(main())
