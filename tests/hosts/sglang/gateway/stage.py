@@ -13,7 +13,7 @@ import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +39,7 @@ DEADLINE_S = 60.0
 """The gateway's own time-out: whatever happens, a request has its answer or a clear error then."""
 OPTIONS = ["--timeout-s", str(DEADLINE_S), "--first-token-s", "12", "--silence-s", "12", "--poll-s", "0.2"]
 CONFIG = {"sglang": {"dual_role": True}, "router": "named"}
+COMPLAINTS = ("Scheduler hit an exception", "leak detected", "bootstrap_thread died")
 KEEP_ALIVE_S = 6.0
 """SGLang closes a connection on which nothing comes after 5 s."""
 GRACE_S = 5.0
@@ -159,8 +160,6 @@ class Stage:
     gateway: GatewayProcess
     impostors: Mapping[str, Impostor]
     client: aiohttp.ClientSession
-    folder: Path
-    _right: dict[tuple[int, ...], list[int]] = field(default_factory=dict)
 
     @asynccontextmanager
     async def joined(self, kind: str) -> AsyncIterator[None]:
@@ -242,12 +241,12 @@ class Stage:
 
     def complaints(self) -> list[str]:
         """Return what the servers' logs hold that no fault may cause: a scheduler that fails, a leak that it found."""
-        words = ("Scheduler hit an exception", "leak detected", "bootstrap_thread died", "Traceback (most recent call")
         return [
-            f"{server.log.name}: {line.strip()[:200]}"
+            f"{log.name}: {line.strip()[:200]}"
             for server in self.pair
-            for line in server.log.read_text(errors="replace").splitlines()
-            if any(word in line for word in words[:3])
+            for log in server.log.parent.glob(f"{server.log.stem}*.log")
+            for line in log.read_text(errors="replace").splitlines()
+            if any(complaint in line for complaint in COMPLAINTS)
         ]
 
 
@@ -289,7 +288,7 @@ async def on_servers(
         await gateway.start()
         connector = aiohttp.TCPConnector(limit=0, force_close=True)
         async with aiohttp.ClientSession(connector=connector) as client:
-            yield Stage(a, b, unified, gateway, impostors, client, folder)
+            yield Stage(a, b, unified, gateway, impostors, client)
     finally:
         gateway.stop()
 
