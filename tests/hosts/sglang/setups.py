@@ -49,7 +49,7 @@ DECODE_FIRST = {"batch_scheduler": {"name": "arrow", "step_tokens": 200}}
 VERSIONS = ["0.5.16", "0.5.23"]
 SETUPS = [
     Setup("0.5.16", "slo-sized-mixed-steps-little-cache", SLO_SIZED, MIXED, tokens=3000),
-    Setup("0.5.16", "no-overlap-reordered", {"batch_scheduler": "ampd"}, NO_OVERLAP),
+    Setup("0.5.16", "no-overlap-reordered", {"batch_scheduler": "ampd"}, NO_OVERLAP, TIMEOUTS),
     Setup("0.5.23", "decode-first-mixed-steps", DECODE_FIRST, MIXED, TIMEOUTS),
     Setup("0.5.23", "no-overlap-gathered-retracting", {"batch_scheduler": "dopd"}, NO_OVERLAP, RETRACT),
 ]

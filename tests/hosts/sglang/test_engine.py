@@ -158,7 +158,7 @@ def test_clients_that_leave_leave_nothing_behind(bench: Bench) -> None:
     run(test)
 
 
-@setups.on(*(setup for setup in setups.SETUPS if setup.env == setups.TIMEOUTS))
+@setups.on(setups.ROOMY[1])
 def test_a_peer_that_never_comes_ends_a_request_in_time(bench: Bench) -> None:
     async def test(client: Client) -> None:
         began = time.monotonic()
