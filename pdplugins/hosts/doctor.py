@@ -60,8 +60,12 @@ class _FailedError(Exception):
 def examine(config: str, port: int, hooks: Path | None = None) -> list[Check]:
     """Run every check, for the config called `config` and a frontend at `port`."""
     checks = [_python(), _config(config), _port(port), _scratch()]
-    for manifest in sorted((hooks or data_dir("hooks")).glob("*.toml")):
-        checks.extend(examine_host(tomllib.loads(manifest.read_text(encoding="utf-8"))))
+    for path in sorted((hooks or data_dir("hooks")).glob("*.toml")):
+        manifest = tomllib.loads(path.read_text(encoding="utf-8"))
+        found = list(examine_host(manifest))
+        checks.extend(found)
+        if manifest["host"] == "sglang":
+            checks.extend(_sglang_features(config, found))
     return checks
 
 
@@ -221,6 +225,24 @@ def _config(name: str) -> Check:
         return Check(f"config {name}", "fail", str(error), "correct the file, or name a shipped config")
     tp = f"prefill TP {deployment.prefill_tp}, decode TP {deployment.decode_tp}"
     return Check(f"config {name}", "ok", f"profile {config.deployment.profile}, {tp}")
+
+
+def _sglang_features(name: str, found: Iterable[Check]) -> Iterator[Check]:
+    """What an SGLang server does about each feature that the config asks for: serve it, not start, or serve stock."""
+    from pdplugins.hosts.sglang.install import wanted  # noqa: PLC0415 - imports this module
+
+    try:
+        config = load(find(name))
+    except PdpluginsError:
+        return  # another check says so
+    broken = [check for check in found if check.state != "ok"]
+    does = "will not start (sglang.strict holds)" if config.sglang.strict else "serves stock (sglang.strict is off)"
+    for feature in wanted(config):
+        if not broken:
+            yield Check(f"sglang: {feature}", "ok", "the plugin can hook it")
+            continue
+        first = f"{broken[0].name}: {broken[0].detail}"
+        yield Check(f"sglang: {feature}", broken[0].state, f"refused, a server {does}: {first}", broken[0].fix)
 
 
 def _port(port: int) -> Check:

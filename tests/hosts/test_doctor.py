@@ -129,3 +129,23 @@ def test_a_bad_config_or_profile_fails_and_a_taken_port_warns(
     assert code == 1
     assert "there is no 'mi300x/none'; choose from" in output
     assert f"warn  port {port}: Address already in use; fix: choose another with --port" in output
+
+
+@pytest.mark.parametrize(("strict", "does"), [(True, "will not start"), (False, "serves stock")])
+def test_a_feature_of_sglang_that_would_be_refused_is_told(tmp_path: Path, strict: bool, does: str) -> None:
+    config = tmp_path / "dual.yaml"
+    config.write_text(f"sglang: {{dual_role: true, strict: {str(strict).lower()}}}")
+    host = tmp_path / "sglang.toml"
+    manifest = 'host = "sglang"\ndistribution = "pdplugins"\ntested = ["1"]\nversions = "'
+    host.write_text(manifest + '>=0.1"')
+    assert feature_of(config, tmp_path) == ("ok", "the plugin can hook it")
+    host.write_text(manifest + '<0.1"')
+    state, detail = feature_of(config, tmp_path)
+    assert state == "fail"
+    assert detail.startswith(f"refused, a server {does}")
+
+
+def feature_of(config: Path, hooks: Path) -> tuple[str, str]:
+    """What doctor says of the feature that `config` asks for."""
+    checks = doctor.examine(str(config), 0, hooks)
+    return next((check.state, check.detail) for check in checks if check.name == "sglang: dual_role")

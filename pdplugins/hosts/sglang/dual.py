@@ -157,7 +157,10 @@ class DualRole:
             return original(scheduler, running_batch)
         end_overdue(scheduler, self._roles.scopes, running_batch)
         plan = self._roles.steps.next_batch(original, scheduler, running_batch)
-        self._roles.standstill.look(scheduler, self._roles.scopes, ran=plan.batch_to_run is not None)
+        ran = plan.batch_to_run is not None
+        self._roles.standstill.look(scheduler, self._roles.scopes, ran=ran)
+        if not ran:
+            scheduler.publish_load_snapshot()  # SGLang does so after a step and when idle, not while it only waits
         return plan
 
     def new_prefill(self, original: Callable[..., Any], scheduler: Any, running_batch: Any, *more: Any) -> Any:

@@ -177,6 +177,9 @@ class Scheduler:
     def _abort_on_running_timeout(self, running_batch: Batch) -> None:
         self.calls.append(("running timeouts", rids(running_batch)))
 
+    def publish_load_snapshot(self) -> None:
+        self.calls.append(("load", None))
+
     def is_fully_idle(self) -> bool:
         queue = self.disagg_prefill_bootstrap_queue
         return not self.waiting_queue and not (self.disaggregation_mode is Mode.PREFILL and queue.queue)
@@ -356,6 +359,16 @@ def test_the_load_report_counts_every_queue(scheduler: Scheduler) -> None:
     assert (snapshot.num_waiting_reqs, snapshot.num_waiting_uncached_tokens) == (3, 400)
     assert snapshot.disaggregation.prefill_bootstrap_queue_reqs == 1
     assert snapshot.queues.waiting == 1
+
+
+def test_the_load_report_is_fresh_while_requests_only_wait(scheduler: Scheduler) -> None:
+    """SGLang publishes it after a step, and when nothing is left to do."""
+    add(scheduler, decode("d"))
+    assert scheduler.step() is not None
+    assert ("load", None) not in scheduler.calls
+    scheduler.running_batch.reqs.clear()
+    assert scheduler.step() is None
+    assert ("load", None) in scheduler.calls
 
 
 def test_a_retracting_pause_becomes_one_in_place(scheduler: Scheduler) -> None:
