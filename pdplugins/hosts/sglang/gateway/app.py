@@ -77,9 +77,9 @@ class Gateway:
         self._session = aiohttp.ClientSession(
             connector=connector, auto_decompress=False, cookie_jar=aiohttp.DummyCookieJar()
         )
-        self.upstream = Upstream(self._session, self.settings)
+        self.upstream = Upstream(self.settings)
         self.serving = Serving(self._routing, self.fleet, self.upstream, self.settings, self.metrics)
-        await asyncio.gather(*(self._first_look(worker) for worker in self.fleet.workers))
+        await self.look()
         loop = asyncio.get_running_loop()
         self._watchers = [loop.create_task(self.fleet.watch(worker, self._session)) for worker in self.fleet.workers]
         self._runner = web.AppRunner(
@@ -106,8 +106,11 @@ class Gateway:
         await self.upstream.settle()
         await self._session.close()
 
-    async def _first_look(self, worker: Worker) -> None:
-        """Get to know a worker before the first request; one that is not there yet is looked for later."""
+    async def look(self) -> None:
+        """Get to know the workers that are there now; the others are looked for later."""
+        await asyncio.gather(*map(self._look, self.fleet.workers))
+
+    async def _look(self, worker: Worker) -> None:
         with contextlib.suppress(aiohttp.ClientError, OSError, TimeoutError, ValueError, TypeError, KeyError):
             async with asyncio.timeout(self.settings.connect_s):
                 await self.fleet.look(worker, self._session)

@@ -116,6 +116,7 @@ def run(
         stack.push_async_callback(gateway.stop)
         if servers is not None:
             await servers.start(Console(highlight=False))
+            await gateway.look()
         router = config.router.name if config.router else "least-loaded"
         typer.echo(f"gateway on {gateway.url}, router {router}, {len(options)} workers: {gateway.url}/workers")
         gc.collect()

@@ -11,25 +11,25 @@ from typing import Any
 import aiohttp
 
 from pdplugins.hosts.sglang.gateway import protocol
+from pdplugins.hosts.sglang.gateway.connections import Connections, Response
 from pdplugins.hosts.sglang.gateway.errors import RefusedError, WorkerFailedError
 from pdplugins.hosts.sglang.gateway.fleet import Worker
 from pdplugins.hosts.sglang.gateway.settings import GatewaySettings
 
 ABORT_S = 5.0
-JSON = {"Content-Type": "application/json"}
 FAILURES = (aiohttp.ClientError, OSError, TimeoutError)
 
 
 class Answer:
     """The answer of one worker, whose beginning is there."""
 
-    def __init__(self, worker: Worker, response: aiohttp.ClientResponse, rid: str, first: bytes, rest: bytes) -> None:
+    def __init__(self, worker: Worker, response: Response, rid: str, first: bytes, rest: bytes) -> None:
         self.worker = worker
         self.rid = rid
         """The name of its leg, which is not the client's name of the request."""
         self.response = response
         self.stream = is_stream(response)
-        self.content_type = response.headers.get("Content-Type", "application/json")
+        self.content_type = response.content_type
         self.prefill_reply = b""
         """What the prefill worker answered, where there was another one; only of an answer that is no stream."""
         self.ended = not self.stream
@@ -84,31 +84,28 @@ class Answer:
 class Upstream:
     """The connections to all workers."""
 
-    def __init__(self, session: aiohttp.ClientSession, settings: GatewaySettings) -> None:
-        self._session = session
+    def __init__(self, settings: GatewaySettings) -> None:
+        self._connections = Connections(settings.connect_s)
         self._settings = settings
         self._background: set[asyncio.Task[None]] = set()
 
     async def post(
         self, worker: Worker, path: str, body: bytes, headers: Mapping[str, str], *, stream: bool
-    ) -> aiohttp.ClientResponse:
+    ) -> Response:
         """Send a request and wait for the head of the answer. Raises WorkerFailedError or RefusedError."""
         silence_s = self._settings.silence_s if stream else None
-        timeout = aiohttp.ClientTimeout(total=None, sock_connect=self._settings.connect_s, sock_read=silence_s)
         try:
-            response = await self._session.post(
-                worker.url + path, data=body, headers={**headers, **JSON}, timeout=timeout
-            )
-        except aiohttp.ClientConnectionError as error:
+            response = await self._connections.post(worker.url, path, body, headers, silence_s)
+        except (aiohttp.ClientConnectionError, OSError) as error:
             silent = isinstance(error, TimeoutError)
             raise WorkerFailedError(worker.id, said(error), gone=not silent, silent=silent) from error
-        except FAILURES as error:
-            raise WorkerFailedError(worker.id, said(error), silent=isinstance(error, TimeoutError)) from error
+        except aiohttp.ClientError as error:
+            raise WorkerFailedError(worker.id, said(error)) from error
         if response.status >= 400:
             await self._refused(worker, response)
         return response
 
-    async def begin(self, worker: Worker, response: aiohttp.ClientResponse, rid: str) -> Answer:
+    async def begin(self, worker: Worker, response: Response, rid: str) -> Answer:
         """Return an answer once its beginning is there: the first events, or all of it. Raises WorkerFailedError."""
         if not is_stream(response):
             return Answer(worker, response, rid, await read_all(worker, response), b"")
@@ -125,23 +122,25 @@ class Upstream:
     async def reply(self, worker: Worker, path: str, body: bytes, headers: Mapping[str, str]) -> bytes:
         """Send a request and return all of the answer. Raises WorkerFailedError or RefusedError."""
         response = await self.post(worker, path, body, headers, stream=True)
-        async with response:
+        try:
             data = await read_all(worker, response)
+        finally:
+            response.close()
         raise_error(worker, data)
         return data
 
-    async def _refused(self, worker: Worker, response: aiohttp.ClientResponse) -> None:
+    async def _refused(self, worker: Worker, response: Response) -> None:
         body = await read_all(worker, response)
         if response.status >= 500:
             raise WorkerFailedError(worker.id, f"status {response.status}: {body[:200].decode(errors='replace')}")
-        raise RefusedError(response.status, body, response.headers.get("Content-Type", "application/json"))
+        raise RefusedError(response.status, body, response.content_type)
 
     def end(self, answer: Answer) -> None:
         """Be done with an answer; one that has not come to its end is given up."""
         if not answer.ended:
             self.drop(answer.worker, answer.rid, answer.response)
 
-    def drop(self, worker: Worker, rid: str, response: aiohttp.ClientResponse | None) -> None:
+    def drop(self, worker: Worker, rid: str, response: Response | None) -> None:
         """Give up a leg: close its connection and tell the worker to stop."""
         if response is not None:
             response.close()
@@ -151,7 +150,8 @@ class Upstream:
     async def _abort(self, worker: Worker, rid: str) -> None:
         with contextlib.suppress(*FAILURES):
             async with asyncio.timeout(ABORT_S):
-                await (await self._session.post(worker.url + protocol.ABORT, json={"rid": rid})).read()
+                body = protocol.dumps({"rid": rid})
+                await (await self._connections.post(worker.url, protocol.ABORT, body, {}, ABORT_S)).read()
 
     def background(self, work: Coroutine[Any, Any, None]) -> None:
         """Do `work` aside; `settle` waits for it."""
@@ -166,6 +166,7 @@ class Upstream:
         for task in self._background:
             task.cancel()
         await asyncio.gather(*self._background, return_exceptions=True)
+        self._connections.close()
 
     async def ask(self, worker: Worker, path: str, data: Any) -> Any:
         """Post JSON and return the JSON that comes back. Raises WorkerFailedError or RefusedError."""
@@ -176,25 +177,27 @@ class Upstream:
         return answer
 
 
-async def read(worker: Worker, response: aiohttp.ClientResponse) -> bytes:
+async def read(worker: Worker, response: Response) -> bytes:
     """Return the next bytes of an answer; nothing at its end. Raises WorkerFailedError."""
     try:
-        return await response.content.readany()
+        return await response.readany()
     except FAILURES as error:
+        response.close()
         raise WorkerFailedError(worker.id, said(error), gone=isinstance(error, aiohttp.ClientOSError)) from error
 
 
-async def read_all(worker: Worker, response: aiohttp.ClientResponse) -> bytes:
+async def read_all(worker: Worker, response: Response) -> bytes:
     """Return the whole answer. Raises WorkerFailedError."""
     try:
         return await response.read()
     except FAILURES as error:
+        response.close()
         raise WorkerFailedError(worker.id, said(error)) from error
 
 
-def is_stream(response: aiohttp.ClientResponse) -> bool:
+def is_stream(response: Response) -> bool:
     """Tell whether an answer comes event by event."""
-    return response.headers.get("Content-Type", "").startswith("text/event-stream")
+    return response.content_type.startswith("text/event-stream")
 
 
 def raise_error(worker: Worker, data: bytes) -> None:
