@@ -40,8 +40,8 @@ DEADLINE_S = 60.0
 OPTIONS = ["--timeout-s", str(DEADLINE_S), "--first-token-s", "12", "--silence-s", "12", "--poll-s", "0.2"]
 CONFIG = {"sglang": {"dual_role": True}, "router": "named"}
 COMPLAINTS = ("Scheduler hit an exception", "leak detected", "bootstrap_thread died")
-KEEP_ALIVE_S = 6.0
-"""SGLang closes a connection on which nothing comes after 5 s."""
+KEEP_ALIVE_S = 6
+"""SGLang closes a connection on which nothing comes after 5 s, or some time later."""
 GRACE_S = 5.0
 """What an answer may take beyond its deadline on a busy machine."""
 
@@ -229,7 +229,7 @@ class Stage:
     async def held(self) -> dict[str, dict[str, int]]:
         """Count what every process holds, once all is idle, connections are closed and the prefix caches are empty."""
         await self.settled()
-        await asyncio.sleep(KEEP_ALIVE_S)
+        await self._quiet()
         counts: dict[str, dict[str, int]] = {}
         for name, server in (("a", self.a), ("b", self.b)):
             async with self.client.post(server.url + "/flush_cache") as answer:
@@ -238,6 +238,17 @@ class Stage:
             used = load.pop("num_used_tokens")
             counts[name] = {"kv_tokens": used, "requests": sum(load.values())} | processes(server.process.pid)
         return counts | {"gateway": processes(self.gateway.process.pid)}
+
+    async def _quiet(self) -> None:
+        """Return once no connection is kept open for requests that may come: their number falls no more."""
+        counts: list[int] = []
+
+        async def quiet() -> bool:
+            pids = [self.gateway.process.pid, *(server.process.pid for server in self.pair)]
+            counts.append(sum(processes(pid)["files"] for pid in pids))
+            return len(counts) > KEEP_ALIVE_S and min(counts[-KEEP_ALIVE_S:]) >= counts[-KEEP_ALIVE_S - 1]
+
+        await until(quiet, 60, "connections come and go", pause_s=1)
 
     def complaints(self) -> list[str]:
         """Return what the servers' logs hold that no fault may cause: a scheduler that fails, a leak that it found."""
