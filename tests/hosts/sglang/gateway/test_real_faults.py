@@ -19,9 +19,10 @@ pytestmark = [pytest.mark.sglang, pytest.mark.timeout(600), setups.on(*setups.RO
 CHEAP = {
     "gateway is killed": 1,
     "client leaves": 24,
-    "bootstrap refuses": 6,
+    "bootstrap never answers": 6,
     "other half never comes": 6,
     "garbage at the ports": 10,
+    "foreign message": 3,
     "side stops for 1-4 s": 1,
 }
 
