@@ -151,8 +151,8 @@ def main() -> None:
         result = asyncio.run(run(args, (args.logs or Path(folder)).absolute()))
     commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
     facts = {
-        "command": f"PYTHONPATH=. .venv-sglang/bin/python benchmarks/faults.py --tree {args.tree} --faults {args.faults} "
-        f"--kills {args.kills} --seed {args.seed}",
+        "command": f"PYTHONPATH=. .venv-sglang/bin/python benchmarks/faults.py --tree {args.tree} "
+        f"--faults {args.faults} --kills {args.kills} --seed {args.seed}",
         "commit": commit.stdout.strip(),
         "measured": True,
         "sglang": servers.version_of(args.tree),
