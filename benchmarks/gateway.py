@@ -3,10 +3,15 @@
     python benchmarks/gateway.py --rust PYTHON [--rounds 5] [--out benchmarks/results/gateway.json]
 
 Workers are one prefill and one decode server that speak SGLang's protocol and answer at once (`--workers` takes real
-ones: P,BOOTSTRAP,D). `PYTHON` is an interpreter that has sglang_router. Each round measures every way to the decode
-server at concurrency 1 and 32: without a router (both legs from the client: the base), through the Rust router, and
-through the gateway. Added TTFT is the difference of the medians (and 99th percentiles) within a round; the figures are
-medians over rounds. CPU is user plus system time of the router's process, per request.
+ones: P,BOOTSTRAP,D). `PYTHON` is an interpreter that has sglang_router. There are three ways to the decode server:
+without a router (both legs from the client: the base), through the Rust router, and through the gateway.
+
+* Pairs, for the added TTFT of one request at a time: the three ways take turns, request by request, each with a prompt
+  of its own; the figure is the median of the differences to the base within a turn, with its 95 % confidence interval
+  (order statistics). What the engines do from minute to minute is the same for all three.
+* Rounds, for requests/s, CPU and TTFT at 1 and 32 at once: each round measures every way. Added TTFT is the difference
+  of the medians (and 99th percentiles) within a round; the figures are medians over rounds. CPU is user plus system
+  time of the router's process, per request.
 """
 
 from __future__ import annotations
@@ -46,7 +51,10 @@ INFO = {
 }
 KINDS = [(1, True), (1, False), (32, True), (32, False)]
 """Requests at once, and whether they stream."""
+PAIR_TOKENS = 2
+"""Output tokens of a request of the pairs, which ask for the first one only."""
 Rows = dict[tuple[tuple[int, bool], str], list[dict[str, float]]]
+DICE = random.Random(0)  # noqa: S311 - prompts, not secrets
 TICKS = os.sysconf("SC_CLK_TCK")
 
 
@@ -131,9 +139,11 @@ class Way:
     def __init__(self, name: str, urls: list[str], bootstrap_port: int, pid: int | None) -> None:
         self.name, self.urls, self.bootstrap_port, self.pid = name, urls, bootstrap_port, pid
 
-    async def ask(self, session: aiohttp.ClientSession, prompt: list[int], *, stream: bool) -> float:
+    async def ask(
+        self, session: aiohttp.ClientSession, prompt: list[int], *, stream: bool, tokens: int = TOKENS
+    ) -> float:
         """Send one request; return the seconds to its first token."""
-        sampling = {"max_new_tokens": TOKENS, "temperature": 0, "ignore_eos": True}
+        sampling = {"max_new_tokens": tokens, "temperature": 0, "ignore_eos": True}
         body: dict[str, Any] = {"input_ids": prompt, "sampling_params": sampling, "stream": stream}
         if len(self.urls) == 2:
             room = random.getrandbits(62)
@@ -156,10 +166,43 @@ class Way:
         return at_s
 
 
+def make_prompts(count: int, tokens: int) -> list[list[int]]:
+    """Return prompts of random token ids, other ones at each call, so that no prefix cache knows them."""
+    return [[DICE.randrange(4, 500) for _ in range(tokens)] for _ in range(count)]
+
+
+async def paired(found: list[Way], turns: int, prompt_tokens: int, *, stream: bool) -> dict[str, Any]:
+    """Return what each way adds to the TTFT of the base in ms: the median over turns, and its confidence interval."""
+    added: dict[str, list[float]] = {way.name: [] for way in found[1:]}
+    base: list[float] = []
+    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
+        for turn in range(turns):
+            took: dict[str, float] = {}
+            for way, prompt in zip(rotated(found, turn), make_prompts(len(found), prompt_tokens), strict=True):
+                took[way.name] = await way.ask(session, prompt, stream=stream, tokens=PAIR_TOKENS)
+            base.append(1e3 * took["none"])
+            for name, row in added.items():
+                row.append(1e3 * (took[name] - took["none"]))
+    told = {name: dict(zip(("added_p50_ms", "low", "high"), interval(row), strict=True)) for name, row in added.items()}
+    return {"stream": stream, "turns": turns, "none_p50_ms": round(statistics.median(base), 3), **told}
+
+
+def rotated(ways: list[Way], turn: int) -> list[Way]:
+    """Return the ways in the order of this turn: each one comes first, second and last equally often."""
+    return list(list(itertools.permutations(ways))[turn % 6])
+
+
+def interval(values: list[float]) -> tuple[float, float, float]:
+    """Return the median and the bounds of its 95 % confidence interval, which are order statistics."""
+    ordered, half = sorted(values), 0.98 * len(values) ** 0.5
+    low = max(int(len(values) / 2 - half), 0)
+    high = min(int(len(values) / 2 + half) + 1, len(values) - 1)
+    return round(statistics.median(ordered), 3), round(ordered[low], 3), round(ordered[high], 3)
+
+
 async def measure(way: Way, concurrency: int, requests: int, prompt_tokens: int, *, stream: bool) -> dict[str, float]:
     """Return requests/s, TTFT and CPU of `requests` requests."""
-    dice = random.Random(0)  # noqa: S311 - prompts, not secrets
-    prompts = [[dice.randrange(4, 500) for _ in range(prompt_tokens)] for _ in range(requests)]
+    prompts = make_prompts(requests, prompt_tokens)
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
         await asyncio.gather(*(way.ask(session, prompts[0], stream=stream) for _ in range(concurrency)))
         ttfts: list[float] = []
@@ -218,13 +261,15 @@ async def compare(args: argparse.Namespace) -> dict[str, Any]:
     rows: Rows = {}
     with tempfile.TemporaryDirectory() as folder:
         async with ways(args, Path(folder)) as found:
+            await paired(found, 6, args.prompt_tokens, stream=True)  # who meets whom for the first time
+            pairs = [await paired(found, args.turns, args.prompt_tokens, stream=stream) for stream in (True, False)]
             for _ in range(args.rounds):
                 for kind, way in itertools.product(KINDS, found):
                     concurrency, stream = kind
                     count = args.requests if concurrency == 1 else args.requests * 4
                     row = await measure(way, concurrency, count, args.prompt_tokens, stream=stream)
                     rows.setdefault((kind, way.name), []).append(row)
-    return {"tables": [summary(rows, kind) for kind in KINDS]}
+    return {"pairs": pairs, "tables": [summary(rows, kind) for kind in KINDS]}
 
 
 def summary(rows: Rows, kind: tuple[int, bool]) -> dict[str, Any]:
@@ -249,6 +294,7 @@ def main() -> None:
     parser.add_argument("--workers", help="real ones: P,BOOTSTRAP_PORT,D")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--requests", type=int, default=200, help="per round at concurrency 1; four times that at 32")
+    parser.add_argument("--turns", type=int, default=600, help="of the pairs")
     parser.add_argument("--prompt-tokens", type=int, default=512)
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
