@@ -31,13 +31,13 @@ from tests.hosts.sglang.gateway.stage import GROWS, grown, stage
 
 SHARES = {
     "gateway is killed": 0.015,
-    "client leaves": 0.611,
+    "client leaves": 0.617,
     "bootstrap never answers": 0.08,
     "bootstrap refuses": 0.08,
     "other half never comes": 0.08,
     "garbage at the ports": 0.09,
     "foreign message": 0.02,
-    "side stops for 1-4 s": 0.02,
+    "side stops for 1-4 s": 0.014,
     "side stops for 15-20 s": 0.004,
 }
 TOGETHER = {
