@@ -10,17 +10,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from heapq import heappush
-from typing import Any
+from typing import Any, Final
 
-TICKS_PER_S = 1e14
+TICKS_PER_S: Final = 1e14
 """Ticks of 10 fs: the slope of a decode step, about 1e-8 s per context token, keeps six digits, and half a day is small
 enough for a machine word. A float, so that compiled code divides as Python does."""
 
-ACTION = 0
+ACTION: Final = 0
 """Anything but the end of a step. Work that arrives at the very end of a step takes part in the next one."""
-TRANSFER = 1
+TRANSFER: Final = 1
 """A KV transfer ends."""
-STEP = 2
+STEP: Final = 2
 """A step of an engine ends."""
 
 Event = tuple[int, int, int, Any, Any]

@@ -4,18 +4,23 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from heapq import heappop, heappush
+from typing import Final
 
 from pdplugins.sim.flight import Flight
 from pdplugins.sim.records import Gaps
 from pdplugins.sim.steps import Line
+
+ORDER_BITS: Final = 32
+NEVER: Final = 1 << 60
+"""A step that no batch gets to."""
 
 
 class DecodeBatch:
     """A batch at the end of a step. Every step gives each member one token."""
 
     __slots__ = (
-        "_gap_at", "_gap_of", "_joined", "_new", "_past", "before", "context", "gaps", "last", "leaves", "size",
-        "steps", "time",
+        "_gap_at", "_gap_of", "_leaves", "_members", "_new", "_past", "before", "context", "first_leave", "gaps",
+        "last", "size", "steps", "time",
     )  # fmt: skip
 
     def __init__(self, gaps: Gaps) -> None:
@@ -29,10 +34,13 @@ class DecodeBatch:
         self.before = 0
         """When they got the one before."""
         self.steps = 0
-        self.leaves: list[tuple[int, int, Flight]] = []
-        """Heap of (step after which it leaves, order of joining, member); the first one is a member still."""
-        self._joined: list[tuple[int, Flight]] = []
-        """(order of joining, member), and some that have left: their order is another one now."""
+        self.first_leave = NEVER
+        """Step after which the first member leaves."""
+        self._leaves: list[int] = []
+        """Heap of step after which it leaves, and order of joining, of each member, in one number: that is compared
+        fast. Some have left already, but not the first."""
+        self._members: dict[int, Flight] = {}
+        """By order of joining, in that order."""
         self._new: list[Flight] = []
         self.gaps = gaps
         # Largest gaps so far: steps ascending, gaps falling. The largest since step s is the first at or after s.
@@ -49,11 +57,11 @@ class DecodeBatch:
         leave = flight.leave = steps + flight.stop - flight.emitted
         self.size += 1
         self.context += flight.isl + flight.emitted - 1
-        heappush(self.leaves, (leave, order, flight))
-        self._joined.append((order, flight))
+        heappush(self._leaves, leave << ORDER_BITS | order)
+        if leave < self.first_leave:  # noqa: PLR1730 - min() is slower here
+            self.first_leave = leave
+        self._members[order] = flight
         self._new.append(flight)
-        if len(self._joined) > 64 + 4 * self.size:
-            self._joined = [entry for entry in self._joined if entry[1].order == entry[0]]
 
     def advance(self, line: Line, steps: int, end: int) -> None:
         """Make `steps` steps, the last of which ends at `end`, with nothing else in them."""
@@ -96,24 +104,15 @@ class DecodeBatch:
     def leaving(self) -> list[Flight]:
         """Take out and return the members whose part is done, in the order of joining."""
         gone: list[Flight] = []
-        leaves = self.leaves
-        while leaves and leaves[0][0] == self.steps:
-            flight = heappop(leaves)[2]
+        while self.first_leave == self.steps:
+            flight = self._members[self._leaves[0] & (1 << ORDER_BITS) - 1]
             self._settle(flight)
             gone.append(flight)
-            self._skip()
         return gone
 
     def remove(self, flight: Flight) -> None:
         """Take out a member before its part is done."""
         self._settle(flight)
-        self._skip()
-
-    def _skip(self) -> None:
-        """Drop what is first in the heap and was taken out before."""
-        leaves = self.leaves
-        while leaves and leaves[0][2].order != leaves[0][1]:
-            heappop(leaves)
 
     def remember(self) -> None:
         """Remember the largest gaps as they were before the step in progress."""
@@ -136,18 +135,19 @@ class DecodeBatch:
 
     def latest(self) -> Flight:
         """Return the member that joined last."""
-        joined = self._joined
-        while joined[-1][1].order != joined[-1][0]:
-            joined.pop()
-        return joined[-1][1]
+        return next(reversed(self._members.values()))
 
     def members(self) -> list[Flight]:
         """Return all members in the order of joining."""
-        return [flight for order, flight in self._joined if flight.order == order]
+        return list(self._members.values())
 
     def _settle(self, flight: Flight) -> None:
         self.size -= 1
-        flight.order = 0
+        members, leaves = self._members, self._leaves
+        del members[flight.order]
+        while leaves and leaves[0] & (1 << ORDER_BITS) - 1 not in members:
+            heappop(leaves)
+        self.first_leave = leaves[0] >> ORDER_BITS if leaves else NEVER
         if self._new and flight in self._new:  # has not had a token here
             self.context -= flight.isl + flight.emitted - 1
             self._new.remove(flight)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from pdplugins.sim.clock import TICKS_PER_S, Events, seconds, ticks
 from pdplugins.sim.engine import Engine
 from pdplugins.sim.fleet import Fleet, Worker
@@ -12,7 +14,7 @@ from pdplugins.sim.routing import Routing
 from pdplugins.sim.settings import SimSettings
 from pdplugins.sim.window import Window
 
-PUSH_TOKENS = 64
+PUSH_TOKENS: Final = 64
 """Tokens of a chunk of KV cache, where it is sent chunk by chunk and the first worker decodes too. A link moves a chunk
 in far less time than it takes to decode as many tokens. So all but the last, unfinished one go just before the end, and
 take room on the second worker no earlier than then; where there is none by then, all of it goes when there is."""
@@ -47,7 +49,8 @@ class Dispatcher:
         """Tokens of a prompt that the decode worker computes again, to get the first token out of it."""
         self._timeout = ticks(settings.handoff_timeout_s)
         self._stranded: dict[int, Flight] = {}
-        self._live: dict[int, Flight] = {}
+        self._flights: list[Flight | None] = []
+        """All requests by index; None for those that have ended."""
         self._bound: dict[str, str] = {}
         fleet.changed = self._workers_changed
 
@@ -63,7 +66,7 @@ class Dispatcher:
         """Take in a request."""
         now = self.events.now
         flight = Flight(self.arrived, arrival, now)
-        self._live[self.arrived] = flight
+        self._flights.append(flight)
         self.arrived += 1
         self.open += 1
         for window in self._windows:
@@ -239,7 +242,7 @@ class Dispatcher:
                 flight.sink.watched = True
                 self.events.call_at(self.events.now + self._timeout, self._watch, flight.sink)
             return False
-        if flight.arrival.session is not None:
+        if flight.may_be_cached:
             self._use_history(flight, engine)
         return True
 
@@ -252,14 +255,12 @@ class Dispatcher:
 
     def room(self, engine: Engine) -> None:
         """Let requests come that waited for room on `engine`, first come first served."""
+        incoming = engine.incoming
         self.links.gather()
-        while engine.incoming:
-            flight = engine.incoming[0]
-            if not engine.reserve(flight, flight.landing[1]):
-                break
-            engine.incoming.popleft()
+        while incoming and engine.reserve(incoming[0], incoming[0].landing[1]):
+            flight = incoming.popleft()
             flight.waits = False
-            if flight.arrival.session is not None:
+            if flight.may_be_cached:
                 self._use_history(flight, engine)
             ready = flight.landing[0] if flight.state == State.MOVING else flight.done
             if ready > flight.sent or flight.state == State.MOVING:
@@ -333,8 +334,8 @@ class Dispatcher:
         if flight.sink is not None:  # chunks were on their way, but the first token was the last one too
             self._drop(flight)
         engine.release(flight)
-        arrival, now = flight.arrival, self.events.now
-        if arrival.rounds:
+        now = self.events.now
+        if flight.may_be_cached and flight.arrival.rounds:
             self._next_round(flight, engine)
         ttft_s = (flight.first_token - flight.arrived) / TICKS_PER_S
         if self._routing.learns is not None:
@@ -379,12 +380,13 @@ class Dispatcher:
         while arrival.rounds:
             arrival = arrival.following(now_s, arrival.session or "", arrival.isl_tokens + arrival.osl_tokens)
             self.records.append(unsent(str(self.arrived), arrival))
+            self._flights.append(None)
             self.arrived += 1
 
     def _record(self, flight: Flight, ttft_s: float | None, tpot_s: float | None) -> None:
         self.records.append(record(flight, ttft_s, tpot_s, self.events.now))
         flight.state = State.OVER
-        del self._live[flight.index]
+        self._flights[flight.index] = None
         self.open -= 1
         self._leave(flight)
 
@@ -448,15 +450,14 @@ class Dispatcher:
 
     def worker_dies(self, name: str) -> None:
         """Take a worker away, with everything in it; its requests start anew elsewhere, as often as they may."""
-        worker = self._fleet.workers.get(name)
-        if worker is None:
-            return
+        worker = self._fleet.workers[name]
         engine = worker.engine
-        leaving = [flight for flight in self._live.values() if flight.engine is engine and flight.state == State.MOVING]
+        live = self._live()
+        leaving = [flight for flight in live if flight.engine is engine and flight.state == State.MOVING]
         lost = [*engine.abandon(), *leaving]
         self._fleet.kill(worker)
         known = {flight.index for flight in lost}
-        coming = [flight for flight in self._live.values() if flight.sink is worker and flight.index not in known]
+        coming = [flight for flight in live if flight.sink is worker and flight.index not in known]
         for flight in sorted((*lost, *coming), key=lambda flight: flight.index):
             if flight.index in known or flight.state == State.MOVING:
                 self._again(flight, f"worker {name} died")
@@ -477,6 +478,10 @@ class Dispatcher:
             self._leave(flight)
             self._place(flight)
 
+    def _live(self) -> list[Flight]:
+        """Return the requests that have not ended, in the order of arrival."""
+        return [flight for flight in self._flights if flight is not None]
+
     def _workers_changed(self) -> None:
         waiting, self._stranded = self._stranded, {}
         for flight in waiting.values():
@@ -484,5 +489,5 @@ class Dispatcher:
 
     def give_up(self) -> None:
         """End what nothing can serve any more."""
-        for flight in list(self._live.values()):
+        for flight in self._live():
             self._end_on(flight, "no worker to serve it")

@@ -33,7 +33,7 @@ class Engine(Runner):
         load = self.view.load
         load.queued_requests += 1
         load.queued_tokens += flight.target - flight.done - flight.expected
-        if self.mode != RUN or len(self.queue) == 1 or self.batching.always_ask:
+        if len(self.queue) == 1 or self.batching.always_ask:
             self.wake()
 
     def receive(self, flight: Flight) -> None:
@@ -116,7 +116,7 @@ class Engine(Runner):
         """Let in what waited for room."""
         if self.incoming:
             self.owner.room(self)
-        if self.queue:
+        if self.queue and self.mode != STEP_MODE and self._may_start():
             self.wake()
 
     def wake(self) -> None:
@@ -148,7 +148,7 @@ class Engine(Runner):
             self.mode = STEP_MODE
             if steps := self.run_steps:
                 self._advance(steps, self.run_end)
-        if batch.leaves and batch.leaves[0][0] == batch.steps:
+        if batch.first_leave == batch.steps:
             gone = batch.leaving()
             self.view.load.running_requests -= len(gone)
             leg_done = self.owner.leg_done
@@ -177,7 +177,7 @@ class Engine(Runner):
                 self.owner.chunk_done(flight, self)
 
     def _prefilled(self, flight: Flight, now: int) -> None:
-        if flight.arrival.blocks:
+        if flight.may_be_cached and flight.arrival.blocks:
             flight.pins = [*flight.pins, *self._share(flight)]
         if not flight.emitted and flight.target == flight.isl:
             self.first_tokens.add(now, now - flight.arrived)
@@ -213,7 +213,7 @@ class Engine(Runner):
         if self.kv.room < batch.size:
             self._make_room()
         self.most_steps = MANY
-        if (self.queue or self.prefilling) and (chunks := self.batching.compose(self)):
+        if (self.prefilling or (self.queue and self._may_start())) and (chunks := self.batching.compose(self)):
             self._prefill(chunks)
         elif batch.size:
             self._run()
@@ -278,6 +278,16 @@ class Engine(Runner):
             flight = ready.popleft()
             flight.state = State.DECODE
             batch.join(flight)
+
+    def _may_start(self) -> bool:
+        """Whether the first request of the queue may find room; what is cached of it shows when it is let in."""
+        flight = self.queue[0]
+        return (
+            self.kv.room - self.batch.size - self.spare >= flight.target
+            or flight.history is not None
+            or flight.may_be_cached
+            or self.batching.always_ask
+        )
 
     def admit(self, flight: Flight) -> bool:
         """Let the first request of the queue prefill, if there is room for its whole prompt."""

@@ -69,70 +69,75 @@ class Flight:
     __slots__ = (
         "arrival", "arrived", "block_hits", "chunk", "done", "emitted", "engine", "error", "expected",
         "first", "first_token", "gap", "history", "id", "index", "isl", "kv", "landing", "last_token", "leave",
-        "names", "order", "osl", "pins", "placement", "queued", "request", "reserved", "retries", "second",
-        "sent", "since", "sink", "state", "stop", "target", "transfer", "waits",
+        "may_be_cached", "names", "order", "osl", "pins", "placement", "queued", "request", "reserved", "retries",
+        "second", "sent", "since", "sink", "state", "stop", "target", "transfer", "waits",
     )  # fmt: skip
 
     def __init__(self, index: int, arrival: Arrival, arrived: int) -> None:  # noqa: PLR0915 - one line a field
-        self.index = index
-        self.id = str(index)
-        self.arrival = arrival
-        self.arrived = arrived
+        # Fields that are used together lie together: of thousands of open requests each is in no cache when its turn
+        # comes. First what takes it from worker to worker, then what the client saw, then what few requests need.
+        self.state: int = State.WAITING
         self.isl = arrival.isl_tokens
         self.osl = arrival.osl_tokens
-        self.first_token = 0
-        self.last_token = 0
         self.emitted = 0
-        self.gap = 0
-        """Largest time between two tokens so far."""
-        self.error: str | None = None
-        self.retries = 0
-        self.state: int = State.WAITING
-        self.request: Request | None = None
-        self.placement: Placement | None = None
-        self.names: tuple[str | None, str | None] = (None, None)
-        """Workers that prefilled and decoded it."""
-        self.engine: Any = None
-        self.first: Any = None
-        """Worker of its first part, until it has left it."""
-        self.second: Any = None
-        """Worker of its second part; the same where all runs on one; None while that is open."""
         self.stop = 0
         """Tokens emitted when the engine where it is has done its part; 0 when that ends inside the prompt."""
         self.done = 0
         """Tokens in the KV cache of the engine where it prefills."""
         self.target = 0
         """Tokens there when prefill is done."""
-        self.chunk = 0
-        """Tokens that the running step prefills."""
         self.kv = 0
         """Private tokens taken on the engine where it is."""
-        self.reserved = 0
-        """Tokens taken on the engine where it goes next."""
+        self.may_be_cached = bool(arrival.blocks or arrival.rounds or arrival.session is not None)
+        """Whether its prompt has prefix blocks, or it is a round of a session."""
+        self.waits = False
+        """For room on the next worker."""
+        self.queued = 0
+        """When it joined the queue."""
+        self.engine: Any = None
+        self.first: Any = None
+        """Worker of its first part, until it has left it."""
+        self.second: Any = None
+        """Worker of its second part; the same where all runs on one; None while that is open."""
         self.sink: Any = None
         """Worker where it goes next."""
         self.landing = (0, 0)
         """Tokens that the next worker gets, and those it has when its own prefill is done."""
         self.sent = 0
         """Tokens that the next worker has, or that are on their way there."""
-        self.waits = False
-        """For room on the next worker."""
+        self.reserved = 0
+        """Tokens taken on the engine where it goes next."""
         self.transfer: Transfer | None = None
-        self.pins: Sequence[int] = ()
-        """Prefix blocks in use on the engine where it is."""
-        self.block_hits = 0
         self.order = 0
-        """Place among those that joined the engine's decode batch; 0 when it is not in it."""
+        """Place among those that joined the engine's decode batch."""
         self.leave = 0
         """Step of the engine's decode batch after which its part is done."""
         self.since = 0
         """Step of the engine's decode batch that gave this request its first token there."""
-        self.queued = 0
-        """When it joined the queue."""
+        self.gap = 0
+        """Largest time between two tokens so far."""
+        self.first_token = 0
+        self.last_token = 0
+        self.arrived = arrived
+        self.index = index
+        self.id = str(index)
+        self.names: tuple[str | None, str | None] = (None, None)
+        """Workers that prefilled and decoded it."""
+        self.error: str | None = None
+        self.arrival = arrival
+        self.chunk = 0
+        """Tokens that the running step prefills."""
         self.history: Any = None
         """Worker that has the history of its session, as long as that is to be read from there."""
         self.expected = 0
         """Tokens of its prompt that need not be computed, as far as is known while it is queued."""
+        self.pins: Sequence[int] = ()
+        """Prefix blocks in use on the engine where it is."""
+        self.block_hits = 0
+        self.retries = 0
+        self.request: Request | None = None
+        """What the router was asked, and has answered, where anybody may want to know it again."""
+        self.placement: Placement | None = None
 
     @property
     def context(self) -> int:

@@ -25,7 +25,7 @@ class Port:
         self.out: list[Transfer] = []
         self.into: list[Transfer] = []
         self.due = -1
-        """When the first of the transfers that leave here and share a link is to end."""
+        """When the first of the transfers that come here and share a link is to end."""
         self.version = 0
 
 
@@ -54,8 +54,9 @@ class Transfer:
 class Links:
     """All transfers of one simulation.
 
-    A transfer that has its links for itself is one event, its arrival. For those that share, each sending worker has
-    one event: the next end of a transfer, from which moment others go faster.
+    A transfer that has its links for itself is one event, its arrival. For those that share, each receiving worker has
+    one event: the next end of a transfer, from which moment others go faster. Receiving, because those that start
+    together are mostly those that waited for room on one worker.
     """
 
     def __init__(self, events: Events) -> None:
@@ -70,35 +71,46 @@ class Links:
     def spread(self) -> None:
         """Reckon shares anew for the transfers that have started since `gather`."""
         self._gathering = False
-        if gathered := self._gathered:
-            self._gathered = []
+        gathered = self._gathered
+        if len(gathered) == 1:
+            self._begin(gathered[0])
+        elif gathered:
             sources = dict.fromkeys([transfer.source for transfer in gathered])
             sinks = dict.fromkeys([transfer.sink for transfer in gathered])
             self._share(list(sources), list(sinks))
+        gathered.clear()
 
     def start(self, source: Port, sink: Port, size: float, done: Callable[[Any], None], argument: Any) -> Transfer:
         """Move the KV cache of `size` tokens; call ``done(argument)`` when all of it has come."""
         transfer = Transfer(source, sink, size, done, argument)
         now = transfer.since = self._events.now
         out, into = source.out, sink.into
+        if out:
+            self._forget(out[0], now)
+        if into:
+            self._forget(into[0], now)
         out.append(transfer)
         into.append(transfer)
-        if len(out) > 1 or len(into) > 1:
-            for other in [other for other in (*out, *into) if other.end <= now and not other.shared]:
-                if other is not transfer and other in other.source.out:
-                    self._leave(other)  # long gone, but nobody had to know
-        if len(out) > 1 or len(into) > 1:
-            if self._gathering:
-                transfer.shared = True
-                self._gathered.append(transfer)
-            else:
-                self._share([source], [sink])
+        if self._gathering:
+            self._gathered.append(transfer)
         else:
-            rate, other_rate = source.tokens_per_s, sink.tokens_per_s
-            transfer.rate = rate if rate < other_rate else other_rate
-            end = transfer.end = now + ticks(size / transfer.rate)
-            self._arrive_at(end + source.latency, transfer)
+            self._begin(transfer)
         return transfer
+
+    def _begin(self, transfer: Transfer) -> None:
+        source, sink = transfer.source, transfer.sink
+        if len(source.out) > 1 or len(sink.into) > 1:
+            self._share([source], [sink])
+            return
+        rate, other_rate = source.tokens_per_s, sink.tokens_per_s
+        transfer.rate = rate if rate < other_rate else other_rate
+        end = transfer.end = transfer.since + ticks(transfer.left / transfer.rate)
+        self._arrive_at(end + source.latency, transfer)
+
+    def _forget(self, transfer: Transfer, now: int) -> None:
+        """Take a transfer off its links that has left them long ago, when nobody had to know: it shared neither."""
+        if transfer.end <= now and not transfer.shared and transfer.rate:
+            self._leave(transfer)
 
     def stop(self, transfer: Transfer) -> None:
         """Give up a transfer; `done` is not called."""
@@ -124,13 +136,13 @@ class Links:
 
     def _on_end(self, port: Port) -> None:
         now, port.due = self._events.now, -1
-        sinks: list[Port] = []
-        for transfer in [transfer for transfer in port.out if transfer.shared and transfer.end <= now]:
+        sources: list[Port] = []
+        for transfer in [transfer for transfer in port.into if transfer.shared and transfer.end <= now]:
             self._leave(transfer)
-            self._arrive_at(now + port.latency, transfer)
-            if transfer.sink not in sinks:
-                sinks.append(transfer.sink)
-        self._share([port], sinks)
+            self._arrive_at(now + transfer.source.latency, transfer)
+            if transfer.source not in sources:
+                sources.append(transfer.source)
+        self._share(sources, [port])
         self._arm(port)
 
     @staticmethod
@@ -164,13 +176,13 @@ class Links:
                 transfer.end = now + ticks(transfer.left / rate)
                 transfer.version += 1
                 transfer.shared = shared
-                touched[out] = None
+                touched[into] = None
                 if not shared:
                     self._arrive_at(transfer.end + out.latency, transfer)
 
     def _arm(self, port: Port) -> None:
         due = -1
-        for transfer in port.out:
+        for transfer in port.into:
             if transfer.shared and (due < 0 or transfer.end < due):
                 due = transfer.end
         if due != port.due:

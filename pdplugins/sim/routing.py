@@ -15,16 +15,26 @@ from pdplugins.types import Deployment, ElasticRouter, LearnsLengths, Placement,
 
 
 class Routing:
-    """Asks the router. Where it raises or names a worker that takes no work, the least loaded workers are taken."""
+    """Asks the router. Where it raises or names a worker that takes no work, the least loaded workers are taken.
+
+    :param remember: keep what a router was asked and has answered although the answer was complete: batch schedulers
+        see it, and a worker's death takes it back. Else thousands of open requests have it in memory for nothing.
+    """
 
     def __init__(
-        self, router: Router, deployment: Deployment, clock: PolicyClock, predict: Literal["nothing", "true_length"]
+        self,
+        router: Router,
+        deployment: Deployment,
+        clock: PolicyClock,
+        predict: Literal["nothing", "true_length"],
+        remember: bool,
     ) -> None:
         self._router = router
         self._own = LeastLoaded(RouterSettings.model_validate({}), deployment)
         self._clock = clock
         self._predict = predict == "true_length"
         self.learns = router if isinstance(router, LearnsLengths) else None
+        self._remember = remember or self.learns is not None
         self.changes: list[Scaling] = []
         """Changes of the pools of a router that has its own."""
         self._elastic = router if isinstance(router, ElasticRouter) else None
@@ -33,7 +43,7 @@ class Routing:
     def on_arrival(self, flight: Flight, bound: str | None, fleet: Fleet, now: int) -> Placement:
         """Place a request, or a round of a session whose KV cache is on the worker `bound`."""
         arrival = flight.arrival
-        request = flight.request = Request(
+        request = Request(
             flight.id,
             flight.arrived / TICKS_PER_S,
             flight.isl + flight.emitted,
@@ -50,14 +60,15 @@ class Routing:
             clock.router_ns += perf_counter_ns() - began
             clock.router_calls += 1
             if placement.first in fleet.alive and (placement.second is None or placement.second in fleet.alive):
-                flight.placement = placement
+                if self._remember or placement.second is None:
+                    flight.request, flight.placement = request, placement
                 self._note_pools(placement, now)
                 return placement
             clock.fault("router", f"{placement.first} or {placement.second} takes no work")
         except Exception as error:
             clock.fault("router", error)
-        flight.placement = placement = self._own.on_arrival(request, workers, 0.0)
-        return placement
+        flight.request, flight.placement = request, self._own.on_arrival(request, workers, 0.0)
+        return flight.placement
 
     def on_finished(self, flight: Flight) -> None:
         """Tell a router that learns output lengths how long an answer was."""

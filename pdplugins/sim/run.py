@@ -131,7 +131,8 @@ def _simulation(config: Config, deployment: Deployment, planner: Planner | None,
 
 def _counts(outcome: Outcome) -> dict[str, int]:
     faults = {f"faults.{kind}": count for kind, count in sorted(outcome.policies.faults.items())}
-    return {"preemptions": outcome.preemptions, "retries": outcome.retries, **faults}
+    missed = {"deaths_missed": outcome.deaths_missed} if outcome.deaths_missed else {}
+    return {"preemptions": outcome.preemptions, "retries": outcome.retries, **missed, **faults}
 
 
 def arrival(request: TraceRequest) -> Arrival:

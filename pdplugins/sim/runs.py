@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from heapq import heappush
+from typing import Final
 
 from pdplugins.sim.clock import STEP, Events
 from pdplugins.sim.contracts import Batching, EngineSettings, Owner
@@ -16,13 +17,17 @@ from pdplugins.sim.steps import StepTimes
 from pdplugins.sim.views import LiveView
 from pdplugins.sim.window import Recent
 
-MANY = 1 << 60
+MANY: Final = 1 << 60
 """More decode steps than any run has."""
 
-
-IDLE, RUN, STEP_MODE, GONE = range(4)
-"""What an engine does: nothing; decode steps, known up to the next change; a step with prefill, or it is in the middle
-of an event; it is dead. Plain numbers, because they are compared several times for each request."""
+# What an engine does. Plain numbers, because they are compared several times for each request.
+IDLE: Final = 0
+RUN: Final = 1
+"""Decode steps, known up to the next change."""
+STEP_MODE: Final = 2
+"""A step with prefill, or it is in the middle of an event."""
+GONE: Final = 3
+"""It is dead."""
 
 
 class Runner:
@@ -181,8 +186,7 @@ class Runner:
     def _take_prompt(self, flight: Flight) -> bool:
         """Take room for a prompt, less what is cached of it: prefix blocks, or the history of its session."""
         kv, room = self.kv, self.kv.room - self.batch.size - self.spare
-        arrival = flight.arrival
-        if not arrival.blocks and arrival.session is None:
+        if not flight.may_be_cached:
             if room < flight.target:
                 return False
             kv.room -= flight.target
@@ -190,6 +194,7 @@ class Runner:
                 kv.shrink(kv.room)
             flight.kv = flight.target
             return True
+        arrival = flight.arrival
         hits = min(kv.match(arrival.blocks), (flight.target - 1) // kv.block_tokens) if arrival.blocks else 0
         shared = arrival.blocks[:hits]
         private = flight.target - hits * kv.block_tokens
@@ -218,7 +223,7 @@ class Runner:
     def _run(self) -> None:
         """Decode until someone leaves, or the KV cache is full."""
         batch = self.batch
-        steps = batch.leaves[0][0] - batch.steps
+        steps = batch.first_leave - batch.steps
         if steps * batch.size > self.kv.room or steps > self.most_steps:
             steps = min(self.kv.room // batch.size, self.most_steps)
         line = self.line = self.lines.get(batch.size) or self.times.line(batch.size, self.slow[1])

@@ -68,6 +68,8 @@ class Outcome:
     scaling: list[Scaling]
     preemptions: int
     retries: int
+    deaths_missed: int
+    """Workers that were to die and were not there."""
     handoffs: int
     """Requests that went on to a second worker."""
     handoff_s: float

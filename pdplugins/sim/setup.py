@@ -14,7 +14,8 @@ from pdplugins.types import Deployment, PerfModel, Role
 def sim_settings(config: Config, deployment: Deployment) -> SimSettings:
     """Return what `config` says of the simulated workers.
 
-    Raises ConfigError where a profile lacks a tensor-parallel size, or the workers at start exceed the GPU budget.
+    Raises ConfigError where a profile lacks a tensor-parallel size, the workers at start exceed the GPU budget, or
+    one is to die that never is.
     """
     pools, wanted = config.deployment, config.simulation
     extra = _extra(config, deployment)
@@ -46,9 +47,23 @@ def sim_settings(config: Config, deployment: Deployment) -> SimSettings:
         no_room=wanted.no_room,
         handoff_timeout_s=wanted.handoff_timeout_s,
         retries=wanted.retries,
-        deaths=tuple((death.at_s, death.worker) for death in wanted.deaths),
+        deaths=_deaths(config, extra),
         predict=wanted.predict,
     )
+
+
+def _deaths(config: Config, extra: tuple[tuple[Role, Hardware], ...]) -> tuple[tuple[float, str], ...]:
+    """Return who dies when. Only a planner starts workers that are not known yet."""
+    pools, deaths = config.deployment, config.simulation.deaths
+    counts = {Role.PREFILL: pools.prefill.replicas, Role.DECODE: pools.decode.replicas}
+    for role, _ in extra:
+        counts[role] += 1
+    known = [f"{role[0]}{number}" for role, count in counts.items() for number in range(count)]
+    for death in deaths:
+        if config.planner is None and death.worker not in known:
+            there = ", ".join(f"{role[0]}0..{role[0]}{count - 1}" for role, count in counts.items())
+            raise ConfigError(f"simulation.deaths: there is no worker {death.worker!r}; the workers are {there}")
+    return tuple((death.at_s, death.worker) for death in deaths)
 
 
 def _hardware(config: Config, deployment: Deployment) -> dict[Role, Hardware]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import logging
 from collections.abc import Callable, Iterable, Iterator
 from heapq import heappop
 from typing import Any
@@ -25,6 +26,8 @@ from pdplugins.sim.settings import Outcome, SimSettings
 from pdplugins.sim.steps import StepTimes
 from pdplugins.sim.views import LiveView
 from pdplugins.types import BatchScheduler, Deployment, Planner, PowerController, Role, Router
+
+log = logging.getLogger("pdplugins.sim")
 
 PROGRESS_EVERY = 1000
 """Arrivals and other events between two calls of `progress`."""
@@ -70,8 +73,10 @@ class Simulation:
             settings.engine.block_tokens,
             self._build,
         )
-        self._routing = Routing(router, deployment, self._clock, settings.predict)
+        remember = batch_scheduler is not None or bool(settings.deaths)
+        self._routing = Routing(router, deployment, self._clock, settings.predict, remember)
         self._gaps.mortal = bool(settings.deaths)
+        self._deaths_missed = 0
         links = Links(self._events)
         self._dispatcher = Dispatcher(self._events, self._fleet, links, self._routing, settings, self._gaps)
         self._power = Power(self._events, self._fleet, settings.power)
@@ -90,7 +95,14 @@ class Simulation:
         for role, hardware in settings.extra:
             self._fleet.start(role, hardware, at_once=True)
         for second, name in settings.deaths:
-            self._events.call_at(ticks(second), self._dispatcher.worker_dies, name)
+            self._events.call_at(ticks(second), self._worker_dies, name)
+
+    def _worker_dies(self, name: str) -> None:
+        if name in self._fleet.workers:
+            self._dispatcher.worker_dies(name)
+        else:
+            self._deaths_missed += 1
+            log.warning("simulation.deaths: there is no worker %s at %g s", name, seconds(self._events.now))
 
     def _build(self, view: LiveView, times: StepTimes, kv: KvCache, port: Port) -> Any:
         batching = FirstComeFirstServed() if self._scheduler is None else Scheduled(self._scheduler(), self._clock)
@@ -108,10 +120,10 @@ class Simulation:
         gc.disable()  # nothing here makes cycles, and looking for them costs a third of the run
         try:
             self._run(iter(workload), progress or (lambda _: None))
+            return self.outcome()
         finally:
             if enabled:
                 gc.enable()
-        return self.outcome()
 
     def _run(self, arrivals: Iterator[Arrival], progress: Callable[[float], None]) -> None:
         events, heap, dispatcher = self._events, self._events.heap, self._dispatcher
@@ -163,6 +175,7 @@ class Simulation:
             scaling=sorted(changes, key=lambda change: change.at_s),
             preemptions=self._fleet.preemptions,
             retries=dispatcher.retries,
+            deaths_missed=self._deaths_missed,
             handoffs=dispatcher.handoffs,
             handoff_s=seconds(dispatcher.handoff),
             events=self._events.sequence,

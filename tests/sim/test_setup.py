@@ -75,6 +75,10 @@ def test_workers_on_other_gpus_at_start() -> None:
             r"simulation\.extra: profile .* has no TP 3 for decode; it has 1, 2",
         ),
         ({"extra": [{"role": "prefill", "count": 9}]}, r"simulation\.extra: .* need 12 GPUs, gpu_budget is 8"),
+        (
+            {"deaths": [{"at_s": 1, "worker": "d5"}]},
+            r"simulation\.deaths: there is no worker 'd5'; .* p0\.\.p0, d0\.\.d0$",
+        ),
         ({"order": "any"}, r"simulation\.order: .*'decode_first' or 'prefill_first'"),
         ({"flips": 1}, r"unknown key 'simulation\.flips'; valid keys here are block_tokens, deaths"),
     ],
@@ -91,6 +95,18 @@ def test_deaths_and_predictions_change_a_run() -> None:
     trace = [TraceRequest(0.0, 1000, 400)]
     result, _ = simulate(config, trace, trace_name="one", command="none")
     assert result.requests.failed == 1
+
+
+def test_a_worker_that_is_not_there_to_die_is_counted(caplog: pytest.LogCaptureFixture) -> None:
+    """Planners start workers, so a name may be of one that comes later, or never."""
+    from pdplugins.sim.run import simulate  # noqa: PLC0415 - the command's own way
+
+    deaths = [{"at_s": 0.5, "worker": "d9"}]
+    config = parse({"planner": "threshold", "simulation": {"deaths": deaths}})
+    result, _ = simulate(config, [TraceRequest(0.0, 1000, 400)], trace_name="one", command="none")
+    assert result.requests.failed == 0
+    assert result.counts["deaths_missed"] == 1
+    assert "there is no worker d9 at 0.5 s" in caplog.text
 
 
 def test_every_key_is_explained() -> None:
