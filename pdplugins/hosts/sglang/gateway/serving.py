@@ -69,8 +69,7 @@ class Flight:
             except WorkerFailedError as error:
                 self._all.metrics.fault("worker_failed", error)
                 self._failed = tuple(dict.fromkeys((*error.workers, *self._failed)))
-                for worker in error.workers:
-                    self._all.fleet.failed(worker, gone=error.gone)
+                self._all.fleet.failed(error.workers[0], gone=error.gone)
                 if await self._relay.close():
                     return
                 if attempt >= self._all.settings.retries:

@@ -85,7 +85,8 @@ def test_when_a_pair_fails_the_one_that_still_answers_goes_on_alone(guilty: int,
     """The other one when a prefill says nothing; the one that says an error, which is mostly that of its peer."""
 
     async def run() -> None:
-        async with stand("dual", "dual", settings=replace(FAST, first_token_s=1 if fault == "silent" else 60)) as it:
+        settings = replace(FAST, first_token_s=1 if fault == "silent" else 60, silence_s=60, rest_s=60)
+        async with stand("dual", "dual", settings=settings) as it:
             it.route(Fixed())
             faults = it.workers[guilty].faults
             if fault == "silent":
@@ -95,7 +96,9 @@ def test_when_a_pair_fails_the_one_that_still_answers_goes_on_alone(guilty: int,
                 faults.status, faults.times = 500, 1
             assert await _answers(it, True) == answer_of(PROMPT, 9)
             assert it.faults["worker_failed"] == 1
-            assert it.workers[guilty if fault == "says so" else 1 - guilty].served["local"] == 1
+            alone = it.workers[guilty if fault == "says so" else 1 - guilty]
+            assert alone.served["local"] == 1
+            assert [view.id for view in it.gateway.fleet.now_ready()] == [alone.id]  # the suspect rests, no other
             faults.hang = False
             assert await settled(it.idle)
 
