@@ -119,10 +119,11 @@ async def stop_all(processes: Iterable[Process], grace_s: float) -> None:
     left = [process for process in processes if process.returncode is None]
     for process in left:
         process.terminate()
-    waiting = asyncio.gather(*(process.exited.wait() for process in left))
-    try:
-        await asyncio.wait_for(asyncio.shield(waiting), grace_s)
-    except TimeoutError:
+    waits = [asyncio.ensure_future(process.exited.wait()) for process in left]
+    if not waits:
+        return
+    _, late = await asyncio.wait(waits, timeout=grace_s)
+    if late:
         for process in left:
             process.kill()
-        await waiting
+        await asyncio.wait(late)

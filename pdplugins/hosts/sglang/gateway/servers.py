@@ -11,7 +11,7 @@ from time import monotonic
 
 import aiohttp
 from rich.console import Console
-from rich.markup import escape
+from rich.text import Text
 
 from pdplugins.errors import HostError
 from pdplugins.hosts.process import Process, stop_all
@@ -29,8 +29,6 @@ RESTART_S = 10.0
 """From the death of a server to its next start."""
 GRACE_S = 20.0
 """SGLang looks every 5 s whether it was asked to end, and then waits for its schedulers."""
-SHOWN = 100
-"""Characters of a log that are shown while a server starts."""
 
 
 class Servers:
@@ -84,7 +82,7 @@ class Servers:
             async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=ANSWER_S)) as session:
                 while waiting:
                     self._check(waiting, monotonic() - began_s)
-                    status.update(self._progress(waiting, monotonic() - began_s))
+                    status.update(self._progress(waiting, monotonic() - began_s, console.width))
                     await asyncio.sleep(LOOK_S)
                     up = await asyncio.gather(*(_serves(spec.url, session) for spec in waiting))
                     for spec, serves in zip(waiting, up, strict=True):
@@ -129,10 +127,12 @@ class Servers:
             slow = ", ".join(f"{spec.name} ({self._processes[spec.name].log})" for spec in waiting)
             raise HostError(f"gateway: no answer after {since_s:.0f} s from {slow}; look there, or set --launch-s")
 
-    def _progress(self, waiting: Sequence[Spec], since_s: float) -> str:
+    def _progress(self, waiting: Sequence[Spec], since_s: float, width: int) -> Text:
         names = ", ".join(spec.name for spec in waiting)
         words = self._processes[waiting[0].name].last_words().rpartition(" | ")[2]
-        return escape(f"{since_s:.0f} s: {len(waiting)} of {len(self._specs)} still start ({names}): {words[:SHOWN]}")
+        text = Text(f"{since_s:.0f} s, {names} still to come: {words}")
+        text.truncate(max(width - 3, 1), overflow="ellipsis")  # the spinner is before it
+        return text
 
     def _ended(self, spec: Spec, process: Process) -> None:
         """Take note of the death of a server, and start it anew in a while."""
