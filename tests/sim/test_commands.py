@@ -129,6 +129,21 @@ def test_bad_input_is_one_line(app: typer.Typer, arguments: list[str], message: 
     assert "\n" not in str(done.exception)
 
 
+def test_parquet_says_what_the_lines_say(app: typer.Typer, tmp_path: Path) -> None:
+    """With the same columns, also where nobody had an answer, or nobody an error."""
+    parquet = pytest.importorskip("pyarrow.parquet")
+    schemas = []
+    for kv_tokens in (10, 3000, 100_000):
+        few = "--max-requests", "50", "--set", f"simulation.kv_tokens={kv_tokens}"
+        for name in ("r.jsonl", "r.parquet"):
+            assert run(app, "simulate", "dopd", *few, "--records", str(tmp_path / name)).exit_code == 0
+        table = parquet.read_table(tmp_path / "r.parquet")
+        lines = (tmp_path / "r.jsonl").read_text().splitlines()
+        assert table.to_pylist() == [json.loads(line) for line in lines]
+        schemas.append(table.schema)
+    assert schemas[0] == schemas[1] == schemas[2]
+
+
 def test_parquet_needs_pyarrow(app: typer.Typer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     done = run(app, "simulate", "dopd", "--records", "r.parquet")
