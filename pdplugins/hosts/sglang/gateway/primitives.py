@@ -37,6 +37,8 @@ class Work:
     new_tokens: int
     """Prompt tokens that have to be computed; the others are cached."""
     arrived_s: float
+    logprobs: bool = False
+    """Whether the client wants logprobs: those of the prompt come from the worker that prefills."""
 
 
 class Primitives:
@@ -78,7 +80,7 @@ class Primitives:
         aside = asyncio.create_task(self._prefill(prefill, work, body, rid))
         first = asyncio.create_task(self._begin(decode, work, body, rid))
         try:
-            answer = await self._begun(prefill, decode, aside, first)
+            answer = await self._begun(prefill, decode, aside, first, logprobs=work.logprobs)
             yield answer
         except BaseException:
             aside.cancel()
@@ -101,7 +103,7 @@ class Primitives:
         """Compute the KV cache of `ids` on `source` and leave it in the prefix cache of `target`."""
         body = protocol.prefix_body(ids, like)
         new = max(len(ids) - (work.prompt_tokens - work.new_tokens), 0)
-        prefix = replace(work, path=protocol.GENERATE, body=body, stream=False, batch=None)
+        prefix = replace(work, path=protocol.GENERATE, body=body, stream=False, batch=None, logprobs=False)
         prefix = replace(prefix, prompt_tokens=len(ids), new_tokens=new)
         async with self.pair(source, target, prefix):
             pass
@@ -113,7 +115,7 @@ class Primitives:
 
     @staticmethod
     async def _begun(
-        prefill: Worker, decode: Worker, aside: asyncio.Task[bytes], first: asyncio.Task[Answer]
+        prefill: Worker, decode: Worker, aside: asyncio.Task[bytes], first: asyncio.Task[Answer], *, logprobs: bool
     ) -> Answer:
         """Return the answer of a pair once it has begun, or fail as soon as one of its workers does."""
         try:
@@ -121,7 +123,7 @@ class Primitives:
             if aside.done():
                 aside.result()
             answer = await first
-            if not answer.stream:
+            if logprobs or not answer.stream:
                 answer.prefill_reply = await aside
         except WorkerFailedError as error:
             error.of_pair(prefill.id, decode.id)

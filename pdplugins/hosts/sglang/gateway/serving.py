@@ -215,6 +215,7 @@ class Flight:
             request.prompt_tokens,
             new,
             self._arrived_s,
+            bool(call.fields.get("return_logprob")),
         )
 
     def _first_token(self) -> None:

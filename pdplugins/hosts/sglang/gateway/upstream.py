@@ -31,7 +31,7 @@ class Answer:
         self.stream = is_stream(response)
         self.content_type = response.content_type
         self.prefill_reply = b""
-        """What the prefill worker answered, where there was another one; only of an answer that is no stream."""
+        """What the prefill worker answered, where there was another one; of a stream only where it tells logprobs."""
         self.ended = not self.stream
         """Whether all of it has come."""
         self.tokens = 0
