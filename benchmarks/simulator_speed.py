@@ -135,6 +135,28 @@ def side_by_side(trace: list[TraceRequest], rounds: int, scratch: Path) -> Itera
         yield row
 
 
+def growth(trace: list[TraceRequest], rounds: int) -> Iterator[dict[str, Any]]:
+    """Cost of a request when outputs are ten times longer, over its cost: turn by turn, best of `rounds` (ours only)."""
+    deployment = build_deployment(parse({}))
+    for prefill, decode in ((4, 2), (4, 20)):
+        took: dict[int, list[Took]] = {1: [], 10: []}
+        for _ in range(rounds):
+            for longer, turns in took.items():
+                turns.append(ours(deployment, shaped(trace, longer, 1.0), prefill, decode)[0])
+        best_us = {
+            longer: [round(1e6 * min(column) / len(trace), 2) for column in zip(*turns, strict=True)]
+            for longer, turns in took.items()
+        }
+        row = {
+            "case": f"growth with outputs ten times longer, {prefill}P{decode}D",
+            "wall_and_cpu_us_per_request": {"as they are": best_us[1], "ten times longer": best_us[10]},
+            "growth_wall": round(best_us[10][0] / best_us[1][0], 3),
+            "growth_cpu": round(best_us[10][1] / best_us[1][1], 3),
+        }
+        print(row, flush=True)
+        yield row
+
+
 def million(trace: list[TraceRequest], router: type[Any]) -> dict[str, Any]:
     """1,000,000 requests on 256 instances: the trace over and over, 40 times as fast."""
     deployment = build_deployment(parse({}))
@@ -174,6 +196,7 @@ def main() -> None:
     logging.disable(logging.WARNING)
     trace = traces.read(options.trace)
     rows: list[dict[str, Any]] = []
+    rows += growth(trace, 3 * options.rounds)
     with tempfile.TemporaryDirectory() as scratch:
         rows += side_by_side(trace, options.rounds, Path(scratch))
     if options.million:

@@ -75,9 +75,9 @@ class Links:
         if len(gathered) == 1:
             self._begin(gathered[0])
         elif gathered:
-            sources = dict.fromkeys([transfer.source for transfer in gathered])
+            ports = dict.fromkeys([transfer.source for transfer in gathered if len(transfer.source.out) > 1])
             sinks = dict.fromkeys([transfer.sink for transfer in gathered])
-            self._share(list(sources), list(sinks))
+            self._share([port.out for port in ports] + [port.into for port in sinks])
         gathered.clear()
 
     def start(self, source: Port, sink: Port, size: float, done: Callable[[Any], None], argument: Any) -> Transfer:
@@ -100,7 +100,7 @@ class Links:
     def _begin(self, transfer: Transfer) -> None:
         source, sink = transfer.source, transfer.sink
         if len(source.out) > 1 or len(sink.into) > 1:
-            self._share([source], [sink])
+            self._share([source.out, sink.into])
             return
         rate, other_rate = source.tokens_per_s, sink.tokens_per_s
         transfer.rate = rate if rate < other_rate else other_rate
@@ -117,7 +117,7 @@ class Links:
         transfer.version += 1
         if transfer in transfer.source.out:
             self._leave(transfer)
-            self._share([transfer.source], [transfer.sink])
+            self._share([transfer.source.out, transfer.sink.into])
 
     def on_event(self, target: Any, version: int) -> None:
         """Handle the arrival of a transfer, or the end of the first of those that share the link of a worker."""
@@ -131,18 +131,18 @@ class Links:
             out.remove(target)
             into.remove(target)
             if out or into:
-                self._share([target.source], [target.sink])
+                self._share([out, into])
         target.done(target.argument)
 
     def _on_end(self, port: Port) -> None:
         now, port.due = self._events.now, -1
-        sources: list[Port] = []
+        changed = [port.into]
         for transfer in [transfer for transfer in port.into if transfer.shared and transfer.end <= now]:
             self._leave(transfer)
             self._arrive_at(now + transfer.source.latency, transfer)
-            if transfer.source not in sources:
-                sources.append(transfer.source)
-        self._share(sources, [port])
+            if transfer.source.out:
+                changed.append(transfer.source.out)
+        self._share(changed)
         self._arm(port)
 
     @staticmethod
@@ -150,35 +150,30 @@ class Links:
         transfer.source.out.remove(transfer)
         transfer.sink.into.remove(transfer)
 
-    def _share(self, sources: list[Port], sinks: list[Port]) -> None:
-        """Reckon anew what is left of the transfers that leave `sources` or enter `sinks`, and when they end."""
+    def _share(self, changed: list[list[Transfer]]) -> None:
+        """Reckon anew what is left of the transfers on links where some have come or gone, and when they end."""
+        now = self._events.now
         touched: dict[Port, None] = {}
-        for port in sources:
-            self._reckon(port.out, touched)
-        for port in sinks:
-            self._reckon(port.into, touched)
+        for transfers in changed:
+            for transfer in transfers:
+                source, sink = transfer.source, transfer.sink
+                leave, enter = len(source.out), len(sink.into)
+                rate, other_rate = source.tokens_per_s / leave, sink.tokens_per_s / enter
+                if other_rate < rate:  # noqa: PLR1730 - min() is slower here
+                    rate = other_rate
+                shared = leave > 1 or enter > 1
+                if rate != transfer.rate or shared != transfer.shared:
+                    left = transfer.left - transfer.rate * ((now - transfer.since) / TICKS_PER_S)
+                    transfer.left = left if left > 0.0 else 0.0
+                    transfer.since, transfer.rate = now, rate
+                    transfer.end = now + ticks(transfer.left / rate)
+                    transfer.version += 1
+                    transfer.shared = shared
+                    touched[sink] = None
+                    if not shared:
+                        self._arrive_at(transfer.end + source.latency, transfer)
         for port in touched:
             self._arm(port)
-
-    def _reckon(self, transfers: list[Transfer], touched: dict[Port, None]) -> None:
-        now = self._events.now
-        for transfer in transfers:
-            out, into = transfer.source, transfer.sink
-            leave, enter = len(out.out), len(into.into)
-            rate, other_rate = out.tokens_per_s / leave, into.tokens_per_s / enter
-            if other_rate < rate:  # noqa: PLR1730 - min() is slower here
-                rate = other_rate
-            shared = leave > 1 or enter > 1
-            if rate != transfer.rate or shared != transfer.shared:
-                left = transfer.left - transfer.rate * ((now - transfer.since) / TICKS_PER_S)
-                transfer.left = left if left > 0.0 else 0.0
-                transfer.since, transfer.rate = now, rate
-                transfer.end = now + ticks(transfer.left / rate)
-                transfer.version += 1
-                transfer.shared = shared
-                touched[into] = None
-                if not shared:
-                    self._arrive_at(transfer.end + out.latency, transfer)
 
     def _arm(self, port: Port) -> None:
         due = -1
