@@ -22,6 +22,7 @@ import asyncio
 import json
 import os
 import random
+import signal
 import statistics
 import subprocess
 import sys
@@ -67,8 +68,8 @@ class Shape:
 
 
 SHAPES = {
-    "link": Shape(hidden=768, intermediate=3072, layers=2, heads=8, head_dim=64),
-    "memory": Shape(hidden=32, intermediate=64, layers=2, heads=32, head_dim=2048),
+    "link": Shape(hidden=512, intermediate=2048, layers=2, heads=4, head_dim=64),
+    "memory": Shape(hidden=32, intermediate=64, layers=8, heads=32, head_dim=1024),
 }
 """Most compute in matrix products, which do not grow with K; and as much KV cache per token as fits."""
 
@@ -242,7 +243,10 @@ async def compare(pair: Pair, args: argparse.Namespace) -> dict[str, Any]:
             for chunks in args.controls:
                 await measure.check(args.tokens, args.tokens // chunks, sender)
         pair.sent()
+        until = asyncio.get_running_loop().time() + 60 * args.minutes
         for number in range(args.rounds):
+            if asyncio.get_running_loop().time() > until:
+                break
             for chunks, kind in rng.sample(cases, len(cases)):
                 wall_s, sends = await measure.case(args.tokens if chunks else SHORT, max(chunks, 1), kind)
                 moved += sum(send["bytes"] for send in sends)
@@ -251,7 +255,7 @@ async def compare(pair: Pair, args: argparse.Namespace) -> dict[str, Any]:
             row = {f"{kind} {chunks}": ms(walls[chunks, kind][-1]) for chunks, kind in sorted(cases)}
             print(f"round {number + 1} of {args.rounds}: {row}", file=sys.stderr, flush=True)
     rows = [summary(walls, posts, chunks, kind) for chunks, kind in sorted(cases) if chunks and kind != "compute"]
-    return {"bytes_moved": moved, "fixed_ms": fixed_ms(walls), "rows": rows}
+    return {"rounds": len(walls[0, "compute"]), "bytes_moved": moved, "fixed_ms": fixed_ms(walls), "rows": rows}
 
 
 Walls = dict[tuple[int, str], list[float]]
@@ -328,9 +332,11 @@ def main() -> None:
         "--controls", type=int, nargs="+", default=[1, 16], help="numbers of chunks of the control, too"
     )
     parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--minutes", type=float, default=60, help="begin no round later than that")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped"))  # so that the servers stop, too
     with network(args.link_mbit), tempfile.TemporaryDirectory() as folder:
         pair = Pair(args.tree.resolve(), Path(folder), args)
         with pair.a, pair.b:
@@ -348,7 +354,6 @@ def main() -> None:
         "link_mbit": args.link_mbit,
         "overlap_schedule": args.overlap_schedule,
         "tokens": args.tokens,
-        "rounds": args.rounds,
         "model": asdict(shape) | {"kv_bytes_per_token": shape.kv_bytes},
         "cpus": os.cpu_count(),
         "load_average": round(os.getloadavg()[0], 1),
