@@ -136,7 +136,7 @@ def side_by_side(trace: list[TraceRequest], rounds: int, scratch: Path) -> Itera
 
 
 def growth(trace: list[TraceRequest], rounds: int) -> Iterator[dict[str, Any]]:
-    """Cost of a request when outputs are ten times longer, over its cost: turn by turn, best of `rounds` (ours only)."""
+    """Cost of a request with outputs ten times longer, over its cost: turn by turn, best of `rounds` (ours only)."""
     deployment = build_deployment(parse({}))
     for prefill, decode in ((4, 2), (4, 20)):
         took: dict[int, list[Took]] = {1: [], 10: []}
