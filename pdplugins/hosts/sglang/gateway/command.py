@@ -96,7 +96,7 @@ class Started:
 def run(
     config: Config, workers: list[str], started: Started | None, settings: GatewaySettings, host: str, port: int
 ) -> None:
-    """Serve until SIGINT or SIGTERM; a second one leaves at once."""
+    """Serve until SIGINT or SIGTERM; each further one skips a wait."""
     import uvloop  # noqa: PLC0415 - only this command needs it
 
     from pdplugins.hosts.sglang.gateway.app import Gateway  # noqa: PLC0415 - aiohttp takes a while to import
