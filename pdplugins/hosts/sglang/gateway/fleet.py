@@ -82,6 +82,8 @@ class Worker:
         self.resting_until_s = 0.0
         self.view = View(self.id, role, 0)
         self._waits: set[asyncio.Timeout] = set()
+        self._said: tuple[Any, float] = (None, 0.0)
+        """The time stamp of its last load report, and since when it has been that."""
 
     @asynccontextmanager
     async def awaited(self, within_s: float | None) -> AsyncIterator[None]:
@@ -92,6 +94,16 @@ class Worker:
                 yield
             finally:
                 self._waits.discard(wait)
+
+    def stands_still(self, stamp: Any, silence_s: float) -> bool:
+        """Tell whether its engine has made no new load report for too long, though its HTTP server answers.
+
+        Only a dual-role instance makes them also while all its requests wait for others.
+        """
+        now_s = monotonic()
+        if stamp != self._said[0]:
+            self._said = (stamp, now_s)
+        return self.kind is Kind.DUAL and any(stamp) and now_s - self._said[1] > silence_s
 
     def lost(self) -> None:
         """Take no new work, and end the wait of all who wait for an answer to begin."""
@@ -189,7 +201,11 @@ class Fleet:
             async with session.get(worker.url + SERVER_INFO, raise_for_status=True) as answer:
                 self._introduce(worker, await answer.json())
         async with session.get(worker.url + LOADS, params={"include": "core"}, raise_for_status=True) as answer:
-            report(worker.view, (await answer.json())["loads"])
+            loads = (await answer.json())["loads"]
+        report(worker.view, loads)
+        if worker.stands_still([load.get("timestamp") for load in loads], self._settings.silence_s):
+            self._lost(worker, f"its engine has not said its load for {self._settings.silence_s:g} s")
+            return
         if not worker.alive:
             worker.alive = True
             log.info("%s is there: %s, label %s", worker.id, worker.kind, worker.view.role)

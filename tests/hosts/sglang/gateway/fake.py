@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import json
 import zlib
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -105,6 +106,8 @@ class FakeWorker:
         self.aborted: list[str] = []
         self.running: set[str] = set()
         self.loads: dict[str, int] = {}
+        self.stamps: Iterator[float] | None = itertools.count(1.0)
+        """Of its load reports: an engine that stands still makes no new ones."""
         self.polls = 0
 
     async def start(self) -> FakeWorker:
@@ -143,7 +146,8 @@ class FakeWorker:
         if self.faults.hang:
             await asyncio.sleep(60)
         core = {"num_running_reqs": len(self.running), "num_waiting_reqs": 0, "num_waiting_uncached_tokens": 0}
-        return web.json_response({"loads": [core | {"max_total_num_tokens": 100_000} | self.loads]})
+        stamp = None if self.stamps is None else next(self.stamps)
+        return web.json_response({"loads": [core | {"max_total_num_tokens": 100_000, "timestamp": stamp} | self.loads]})
 
     async def _models(self, request: web.Request) -> web.Response:
         return web.json_response({"object": "list", "data": [{"id": "fake"}]})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 from dataclasses import replace
 from typing import Any
@@ -100,6 +101,24 @@ def test_when_a_pair_fails_the_one_that_still_answers_goes_on_alone(guilty: int,
             assert alone.served["local"] == 1
             assert [view.id for view in it.gateway.fleet.now_ready()] == [alone.id]  # the suspect rests, no other
             faults.hang = False
+            assert await settled(it.idle)
+
+    asyncio.run(run())
+
+
+def test_an_engine_that_stands_still_behind_a_server_that_answers_is_lost() -> None:
+    """A whole answer goes elsewhere; nothing new goes there until it moves again."""
+
+    async def run() -> None:
+        async with stand("dual", "dual", token_s=0.5, settings=replace(FAST, silence_s=2, timeout_s=60)) as it:
+            router = it.route(Fixed())
+            router.first = router.second = 1
+            stamps, it.workers[1].stamps = it.workers[1].stamps, itertools.repeat(7.0)
+            assert await _answers(it, False, count=9) == answer_of(PROMPT, 9)
+            assert it.workers[0].served["local"] == 1
+            assert not it.gateway.fleet.by_id[it.workers[1].id].alive
+            it.workers[1].stamps = stamps
+            assert await settled(lambda: len(it.gateway.fleet.ready) == 2)
             assert await settled(it.idle)
 
     asyncio.run(run())
