@@ -1,6 +1,6 @@
 """How much of a prefix push hides behind the compute of the next chunk, on two real SGLang servers.
 
-    python benchmarks/kv_overlap.py TREE [--link-mbit 200] [--rounds 7] [--out benchmarks/results/kv-overlap.json]
+    python benchmarks/kv_overlap.py TREE [--rounds 7] [--out benchmarks/results/kv-overlap.json]
 
 TREE holds an SGLang as `make test-sglang` installs it; run it with that environment's Python. Two dual-role instances
 start on this machine. In each round, for each number K of chunks and in random order, one prompt is prefilled on the
@@ -10,9 +10,9 @@ same with pauses between its polls, and the control, which can hide nothing. All
     exposed(K) = median push(K) - median compute(K)
     hidden(K) = 1 - exposed(K) / exposed(1)
 
-with the same sender; at most 1 - 1/K with equal chunks. `--link-mbit` puts all into a network namespace of its own,
-whose loopback is that fast; NIXL crosses it by TCP. Without it NIXL copies from memory to memory
-(CMA), the work of one core.
+with the same sender; at most 1 - 1/K with equal chunks. All of it runs in a network namespace of its own (Linux, `tc`),
+whose loopback has the speed of `--link-mbit`; NIXL crosses it by TCP. So what carries the bytes is a link, as
+it would be between two machines, and not one more core of this one.
 """
 
 from __future__ import annotations
@@ -28,8 +28,6 @@ import subprocess
 import sys
 import tempfile
 from collections import defaultdict
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -48,8 +46,6 @@ PUSHES, CONTROL = ("worker", "paused"), "scheduler"
 INSIDE = "KV_OVERLAP_INSIDE"
 """Set in the process that has its own network."""
 LINK_ENV = {"UCX_TLS": "tcp", "UCX_NET_DEVICES": "lo", "SGLANG_HOST_IP": "127.0.0.1"}
-MEMORY_ENV = {"MALLOC_MMAP_THRESHOLD_": str(32 << 20), "MALLOC_TRIM_THRESHOLD_": str(1 << 34)}
-"""Keeps freed memory: else most of the compute would be page faults, as tensors are as large as the KV cache."""
 SHORT = 16
 """Tokens of the prompt whose push shows what a push costs besides its bytes."""
 
@@ -70,11 +66,8 @@ class Shape:
         return self.layers * 2 * self.heads * self.head_dim * 4
 
 
-SHAPES = {
-    "link": Shape(hidden=512, intermediate=2048, layers=2, heads=4, head_dim=64),
-    "memory": Shape(hidden=32, intermediate=64, layers=8, heads=32, head_dim=1024),
-}
-"""Most compute in matrix products, which do not grow with K; and as much KV cache per token as fits."""
+SHAPE = Shape(hidden=512, intermediate=2048, layers=2, heads=4, head_dim=64)
+"""Most compute is in matrix products, which do not grow with K as attention does here."""
 
 
 def make_model(folder: Path, shape: Shape) -> Path:
@@ -123,7 +116,7 @@ class Pair:
         self.folder, self.tokens = folder, args.tokens
         self.settings, self.sends = folder / "settings.json", folder / "sends.jsonl"
         self.set(args.tokens, "worker")
-        model = make_model(folder / "model", SHAPES["link" if args.link_mbit else "memory"])
+        model = make_model(folder / "model", SHAPE)
         config = folder / "dual.yaml"
         config.write_text(yaml.safe_dump({"sglang": {"dual_role": True}}))
         options = [*servers.DUAL, "--chunked-prefill-size", str(args.tokens), "--max-running-requests", "8"]
@@ -134,7 +127,7 @@ class Pair:
             "KV_OVERLAP_SETTINGS": str(self.settings),
             "KV_OVERLAP_SENDS": str(self.sends),
         }
-        env |= LINK_ENV if args.link_mbit else MEMORY_ENV
+        env |= LINK_ENV
         room = args.tokens * 2 + 1024
         self.a, self.b = (
             servers.Server(tree, model, folder / f"{name}.log", options, config, env, room) for name in ("a", "b")
@@ -309,17 +302,14 @@ def ms(seconds: float) -> float:
 # --- the command ------------------------------------------------------------------------------------------------------
 
 
-@contextmanager
-def network(mbit: int | None) -> Iterator[None]:
-    """Run with a loopback of that speed: in a network namespace of our own, which ends with this process."""
-    if mbit and INSIDE not in os.environ:
+def enter_network(mbit: int) -> None:
+    """Go on with a loopback of that speed: in a network namespace of our own, which ends with this process."""
+    if INSIDE not in os.environ:
         os.environ[INSIDE] = "1"
         os.execvp("unshare", ["unshare", "--map-root-user", "--net", sys.executable, *sys.argv])  # noqa: S606
-    if mbit:
-        subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
-        shape = f"tc qdisc add dev lo root tbf rate {mbit}mbit burst 256kb latency 2s"
-        subprocess.run(shape.split(), check=True)
-    yield
+    subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
+    shape = f"tc qdisc add dev lo root tbf rate {mbit}mbit burst 256kb latency 2s"
+    subprocess.run(shape.split(), check=True)
 
 
 def save(out: Path, run: dict[str, Any]) -> None:
@@ -334,7 +324,7 @@ def save(out: Path, run: dict[str, Any]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("tree", type=Path)
-    parser.add_argument("--link-mbit", type=int)
+    parser.add_argument("--link-mbit", type=int, default=200)
     parser.add_argument("--overlap-schedule", action="store_true", help="leave SGLang's overlap scheduling on")
     parser.add_argument("--tokens", type=int, default=1024, help="of the prompt")
     parser.add_argument("--chunks", type=int, nargs="+", default=[1, 4, 8, 16, 32])
@@ -347,13 +337,13 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped"))  # so that the servers stop, too
-    with network(args.link_mbit), tempfile.TemporaryDirectory() as folder:
+    enter_network(args.link_mbit)
+    with tempfile.TemporaryDirectory() as folder:
         pair = Pair(args.tree.resolve(), Path(folder), args)
         with pair.a, pair.b:
             pair.a.wait()
             pair.b.wait()
             measured = asyncio.run(compare(pair, args))
-    shape = SHAPES["link" if args.link_mbit else "memory"]
     words = [word if word != str(args.tree) else "TREE" for word in sys.argv[1:]]
     run = {
         "command": " ".join(["python", "benchmarks/kv_overlap.py", *words]),
@@ -364,7 +354,7 @@ def main() -> None:
         "link_mbit": args.link_mbit,
         "overlap_schedule": args.overlap_schedule,
         "tokens": args.tokens,
-        "model": asdict(shape) | {"kv_bytes_per_token": shape.kv_bytes},
+        "model": asdict(SHAPE) | {"kv_bytes_per_token": SHAPE.kv_bytes},
         "cpus": os.cpu_count(),
         "load_average": round(os.getloadavg()[0], 1),
         **measured,
