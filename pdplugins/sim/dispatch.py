@@ -186,7 +186,7 @@ class Dispatcher:
         flight.sink, flight.landing = second, flight.beyond(self._computed_twice)
         flight.stop = flight.osl
         flight.queued = self.events.now
-        stays = self._settings.no_room == "stay" and flight.landing[0] > flight.isl
+        stays = self._settings.no_room == "stay" and flight.landing[0] > flight.isl and not flight.waits
         if not flight.reserved and not self._reserve(flight, second.engine, wait=not stays):
             if stays:
                 self._stay(flight)

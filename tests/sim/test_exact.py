@@ -169,3 +169,20 @@ def test_every_request_ends_once(engine: type[Any]) -> None:
     records = simulate(engine, case).records
     assert sorted(int(record.id) for record in records) == list(range(60))
     assert all(record.error is None and record.ttft_s and record.ttft_s > 0 for record in records)
+
+
+def test_a_request_that_starts_anew_and_waits_for_room_goes_on_waiting() -> None:
+    """It has had a token when its first worker dies, and room for it is asked for while its prompt computes again."""
+    settings = SimSettings(
+        prefill=2,
+        engine=EngineSettings(step_tokens=128, max_batch=2),
+        first_token="prefill",
+        overlap=True,
+        deaths=((0.5, "p0"),),
+    )
+    workload = [Arrival(0.0, 100, 400), Arrival(0.0, 100, 300), Arrival(0.1, 500, 20)]
+    case = {"settings": settings, "seed": 0, "kinds": "R", "workload": workload}
+    fast, plain = simulate(Engine, case), simulate(PlainEngine, case)
+    assert fast.records == plain.records
+    assert [(record.decode_worker, record.error) for record in fast.records] == [("d0", None)] * 3
+    assert fast.retries == 1
