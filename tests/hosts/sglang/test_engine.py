@@ -9,6 +9,8 @@ import asyncio
 import contextlib
 import os
 import random
+import subprocess
+import sys
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
@@ -257,3 +259,14 @@ def test_an_option_that_does_not_work_is_refused_at_start(version: str, model: P
     with servers.Server(setups.tree_of(version), model, log, options, config) as server:
         assert server.process.wait(servers.START_S) != 0
     assert "--enable-priority-scheduling is True, must be None: a preempted request would lose" in log.read_text()
+
+
+@pytest.mark.parametrize("version", setups.VERSIONS)
+def test_every_seam_is_as_recorded_in_both_versions(version: str) -> None:
+    """SGLang is in no process of the tests themselves, so this is the only place where both versions are looked at."""
+    program = [sys.executable, "-m", "pytest", "-q", "-m", "sglang", str(Path(__file__).with_name("test_seams.py"))]
+    paths = [servers.HERE / "stubs", setups.tree_of(version)]
+    env = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, paths)), "PYTEST_ADDOPTS": ""}
+    done = subprocess.run(program, env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "1 passed" in done.stdout, done.stdout
