@@ -229,34 +229,41 @@ def test_every_router_serves_sessions_with_the_tokens_of_a_unified_server(bench:
     asyncio.run(run())
 
 
-@everywhere
-def test_arrow_moves_a_server_to_prefill_and_back_to_decode(bench: Bench, third: Server) -> None:
-    """Long prompts that would miss the TTFT, then long answers whose tokens are slower than the TPOT."""
-    slow = {"router": {"name": "arrow", "slow_s": 0.1}, "slo": {"ttft_s": 0.02, "tpot_s": 0.001}}
+FLIPS = {
+    "flips_to_prefill": (1, 16384, 900, 1),
+    "flips_to_decode": (2, 600, 250, 40),
+}
+"""Arrow's signal, and what makes it rise: servers that prefill at first (of three), tokens that one may decode, tokens
+of the prompts and of the answers. One server is expected to meet the TTFT with two prompts of 900 tokens, no more."""
 
-    async def run() -> None:
-        dice = random.Random(17)
-        async with stand(bench, config(**slow), third) as it:
+
+@everywhere
+def test_arrow_moves_servers_between_prefill_and_decode(bench: Bench, third: Server) -> None:
+    async def flip(name: str, prefill: int, most: int, tokens: int, count: int) -> None:
+        dice = random.Random(name)
+        deployment = {
+            "profile": "h100/llama-3.1-70b-fp8",
+            "prefill": {"tp": 2, "replicas": prefill},
+            "decode": {"tp": 2},
+        }
+        arrow = {"name": "arrow", "max_running_tokens": most}
+        cfg = config(arrow, deployment=deployment, slo={"ttft_s": 0.6, "tpot_s": 10})
+        async with stand(bench, cfg, third) as it:
             router = it.gateway._routing._router
 
-            async def equal(tokens: int, count: int) -> None:
-                ids = prompt_of(dice, tokens)
-                want, got = await it.unified("/generate", ask(ids, count)), await it.ask("/generate", ask(ids, count))
+            async def equal() -> None:
+                body = ask(prompt_of(dice, tokens), count)
+                want, got = await it.unified("/generate", body), await it.ask("/generate", body)
                 assert got["output_ids"] == want["output_ids"]
 
-            async def until(flips: str, tokens: int, count: int) -> None:
-                before = router.signals[flips]
-                async with asyncio.timeout(120):
-                    while router.signals[flips] == before:
-                        await asyncio.gather(*(equal(tokens, count) for _ in range(8)))
-
-            await until("flips_to_prefill", 900, 1)
-            assert router.pools == (2, 1)
-            await until("flips_to_decode", 20, 60)
+            async with asyncio.timeout(120):
+                while not router.signals[name]:
+                    await asyncio.gather(*(equal() for _ in range(8)))
             faults = it.gateway.metrics.faults
             assert faults["router_error"] == faults["worker_failed"] == 0
 
-    asyncio.run(run())
+    for name, load in FLIPS.items():
+        asyncio.run(flip(name, *load))
 
 
 @everywhere
