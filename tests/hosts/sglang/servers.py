@@ -112,6 +112,8 @@ class Server:
             "TORCH_COMPILE_DISABLE": "1",  # it takes longer than all that it would speed up here
             # With overlap scheduling, SGLang's early send makes a CUDA event.
             "SGLANG_DISAGG_PREFILL_EARLY_SEND_CACHED_PREFIX": "0",
+            # A busy machine is late twice in a row (SGLang's default) when nobody is dead.
+            "SGLANG_DISAGGREGATION_HEARTBEAT_MAX_FAILURE": "5",
         }
         if self.config is not None:
             env["PDPLUGINS_CONFIG"] = str(self.config)
