@@ -1,0 +1,184 @@
+"""Too little room, too little time, too many of one kind: on real engines every request ends, and nothing leaks."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import random
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from . import setups
+from .paths import Answer, Client, prompt_of
+from .servers import Server
+from .setups import Bench, Setup
+from .test_engine import run
+
+pytestmark = [pytest.mark.sglang, pytest.mark.timeout(900)]
+
+POOL = 3000
+"""Tokens of KV cache, where there is too little."""
+WAITED_S = 4
+RAN_S = 6
+STANDSTILL_S = 3
+TIGHT = [
+    Setup(
+        version,
+        "tight",
+        env={
+            "SGLANG_REQ_WAITING_TIMEOUT": str(WAITED_S),
+            "SGLANG_REQ_RUNNING_TIMEOUT": str(RAN_S),
+            "SGLANG_DISAGGREGATION_WAITING_TIMEOUT": str(10 * STANDSTILL_S),
+        },
+        tokens=POOL,
+    )
+    for version in setups.VERSIONS
+]
+tight = setups.on(*TIGHT)
+LITTLE_CACHE = [setup for setup in setups.SETUPS if setup.tokens == POOL]
+
+Ask = Callable[[Client, list[int], int], Awaitable[Answer]]
+
+
+def roles(a: Server, b: Server) -> dict[str, Ask]:
+    """How to ask for one request in each role of `a`."""
+    return {
+        "local": lambda client, prompt, tokens: client.local(a, prompt, tokens),
+        "prefill": lambda client, prompt, tokens: client.pair(a, b, prompt, tokens),
+        "decode": lambda client, prompt, tokens: client.pair(b, a, prompt, tokens),
+    }
+
+
+async def nothing_is_left(client: Client, bench: Bench) -> None:
+    for server in bench.pair:
+        await client.becomes_idle(server)
+        async with client.session.post(server.url + "/flush_cache") as answer:
+            assert answer.status == 200, await answer.text()
+
+
+@setups.on(*setups.ROOMY)
+@pytest.mark.parametrize("kind", ["local", "prefill", "decode"])
+def test_a_flood_of_one_kind_starves_no_other(bench: Bench, kind: str) -> None:
+    """The flood goes on until the others have ended: with starvation they never would. There are not slots for all."""
+    ask, workers = roles(*bench.pair), 36
+    length, tokens = (10, 100) if kind == "decode" else (400, 1)
+
+    async def test(client: Client) -> None:
+        rng, over = random.Random(kind), asyncio.Event()
+        flowing = asyncio.Semaphore(0)
+
+        async def flood() -> None:
+            while not over.is_set():
+                await ask[kind](client, prompt_of(rng, length), tokens)
+                flowing.release()
+
+        async def other(name: str) -> None:
+            prompt = prompt_of(rng, 600)
+            wanted = await client.local(bench.unified, prompt, 12)
+            assert (await ask[name](client, prompt, 12)).equals(wanted)
+
+        flooding = [asyncio.create_task(flood()) for _ in range(workers)]
+        await flowing.acquire()
+        async with asyncio.timeout(300):
+            await asyncio.gather(*[other(name) for name in ask.keys() - {kind} for _ in range(3)])
+        assert not any(task.done() for task in flooding)
+        over.set()
+        await asyncio.gather(*flooding)
+        await nothing_is_left(client, bench)
+
+    run(test)
+
+
+@setups.on(*LITTLE_CACHE)
+def test_outputs_that_outgrow_the_cache_are_retracted_and_right(bench: Bench) -> None:
+    """0.5.16 alone leaks what it finds in its radix cache when a retracted request comes back, and ends itself."""
+
+    async def test(client: Client) -> None:
+        rng, output = random.Random(14), 200
+        asks = itertools.cycle(roles(bench.b, bench.a).values())
+
+        async def one(ask: Ask) -> None:
+            prompt = prompt_of(rng, 20)
+            wanted = await client.local(bench.unified, prompt, output)
+            assert (await ask(client, prompt, output)).equals(wanted)
+
+        await asyncio.gather(*[one(next(asks)) for _ in range(30)])
+        await nothing_is_left(client, bench)
+
+    run(test)
+    assert "KV cache pool is full. Retract requests." in bench.b.log.read_text(errors="replace")
+
+
+@tight
+@pytest.mark.parametrize("role", ["local", "prefill", "decode"])
+def test_a_prompt_may_need_all_the_room_there_is_and_no_more(bench: Bench, role: str) -> None:
+    async def test(client: Client) -> None:
+        ask, rng = roles(*bench.pair)[role], random.Random(15)
+        prompt = prompt_of(rng, POOL - 100)
+        wanted = await client.local(bench.unified, prompt, 5)
+        assert (await ask(client, prompt, 5)).equals(wanted)
+        with pytest.raises(RuntimeError, match="exceeds the maximum allowed length"):
+            await ask(client, prompt_of(rng, POOL + 1), 5)
+        await nothing_is_left(client, bench)
+
+    run(test)
+
+
+@tight
+def test_reservations_that_wait_for_each_other_give_way(bench: Bench) -> None:
+    """Each server holds more than half of its cache for a prompt that then finds no room on the other one."""
+
+    async def test(client: Client) -> None:
+        rng = random.Random(16)
+
+        async def one(first: Server, second: Server) -> Answer | RuntimeError:
+            prompt = prompt_of(rng, POOL * 2 // 3)
+            try:
+                return await client.pair(first, second, prompt, 3)
+            except RuntimeError as error:
+                return error
+
+        async with asyncio.timeout(300):
+            ended = await asyncio.gather(*[one(*order) for order in (bench.pair, bench.pair[::-1]) for _ in range(2)])
+        whys = ("gave way", "Aborted by", "waiting timeout")
+        errors = [str(one) for one in ended if isinstance(one, RuntimeError)]
+        assert all(any(why in error for why in whys) for error in errors), errors
+        await nothing_is_left(client, bench)
+
+    run(test)
+
+
+@tight
+def test_who_runs_for_too_long_is_ended_whatever_its_role(bench: Bench) -> None:
+    """0.5.16 looks for them only when it composes a step of local requests."""
+
+    async def test(client: Client) -> None:
+        rng, tokens = random.Random(17), POOL - 100  # more than the engine makes in that time
+        asked = [
+            client.local(bench.a, prompt_of(rng, 10), tokens),
+            client.pair(bench.a, bench.b, prompt_of(rng, 10), tokens),
+        ]
+        ended = await asyncio.gather(*asked, return_exceptions=True)
+        assert all("Request running timeout reached" in str(error) for error in ended), ended
+        await nothing_is_left(client, bench)
+
+    run(test)
+
+
+@tight
+def test_who_waits_for_too_long_is_ended(bench: Bench) -> None:
+    """A local prompt that finds no room beside one that keeps decoding."""
+
+    async def test(client: Client) -> None:
+        rng = random.Random(18)
+        keeps = asyncio.create_task(client.local(bench.a, prompt_of(rng, 1000), POOL - 1100))
+        while (await client.load(bench.a))["num_running_reqs"] < 1:
+            await asyncio.sleep(0.1)
+        with pytest.raises(RuntimeError, match="Request waiting timeout reached"):
+            await client.local(bench.a, prompt_of(rng, POOL - 500), 5)
+        assert not keeps.done()
+        await asyncio.gather(keeps, return_exceptions=True)
+        await nothing_is_left(client, bench)
+
+    run(test)
