@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 from pdplugins.hosts.sglang.roles import EngineRole
@@ -28,8 +29,19 @@ def own_whole_row(request: Any, scheduler: Any) -> None:
 
 
 def end_overdue(scheduler: Any, scopes: Scopes, running_batch: Any) -> None:
-    """Abort local requests that have waited, and requests that have run, for longer than SGLang's time-outs allow."""
-    if is_older(scheduler):
-        with scopes.enter(EngineRole.LOCAL):
-            scheduler._abort_on_waiting_timeout()
-            scheduler._abort_on_running_timeout(running_batch)
+    """Abort local requests that have waited, and requests that have run, for longer than SGLang's time-outs allow.
+
+    And those of the prefill role whose decode server has not come: NIXL's sender does not look at that time-out.
+    """
+    if not is_older(scheduler):
+        return
+    with scopes.enter(EngineRole.LOCAL):
+        scheduler._abort_on_waiting_timeout()
+        scheduler._abort_on_running_timeout(running_batch)
+    meeting = scopes.peek(EngineRole.PREFILL, "disagg_prefill_bootstrap_queue")
+    limit_s = meeting.kv_manager.bootstrap_timeout
+    for request in meeting.queue:
+        if 0 < request.time_stats.prefill_bootstrap_queue_entry_time < time.perf_counter() - limit_s:
+            sender = request.disagg_kv_sender
+            sender.abort()
+            sender.kv_mgr.record_failure(sender.bootstrap_room, f"no decode server came within {limit_s:g} s")

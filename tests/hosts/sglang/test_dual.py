@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -39,6 +40,8 @@ class Req:
     """Prefill steps that it still needs."""
     output: int = 1000
     """Decode steps that it still needs."""
+    time_stats: Any = field(default_factory=lambda: SimpleNamespace(prefill_bootstrap_queue_entry_time=0.0))
+    disagg_kv_sender: Any = None
 
 
 def local(rid: str) -> Req:
@@ -108,7 +111,7 @@ class Scheduler:
             self.disagg_prefill_bootstrap_queue = SimpleNamespace(
                 queue=[],
                 pop_bootstrapped=self.pop_bootstrapped,
-                kv_manager=SimpleNamespace(local_ip="10.0.0.7"),
+                kv_manager=SimpleNamespace(local_ip="10.0.0.7", bootstrap_timeout=300),
                 bootstrap_port=8998,
             )
             self.disagg_prefill_inflight_queue = []
@@ -279,6 +282,18 @@ def test_a_retracted_request_waits_on_the_decode_side_whatever_it_was(scheduler:
     add(scheduler, retracted, retracted=True)
     assert rids(Batch(scheduler.waiting_queue)) == ["l"]
     assert retracted.last_node is scheduler.tree_cache.root_node
+
+
+def test_a_decode_server_that_does_not_come_is_waited_for_so_long_and_no_longer(scheduler: Scheduler) -> None:
+    ended: list[tuple[int, str]] = []
+    manager = SimpleNamespace(record_failure=lambda room, why: ended.append((room, why)))
+    for rid, waited_s, room in (("late", 301, 7), ("early", 100, 8)):
+        request = prefill(rid)
+        request.time_stats.prefill_bootstrap_queue_entry_time = time.perf_counter() - waited_s
+        request.disagg_kv_sender = SimpleNamespace(abort=lambda: None, kv_mgr=manager, bootstrap_room=room)
+        add(scheduler, request)
+    scheduler.step()
+    assert ended == [(7, "no decode server came within 300 s")]
 
 
 @dataclass
