@@ -15,8 +15,8 @@ from pdplugins.registry import Plugin, Registry
 os.environ["PDPLUGINS_SIM_PURE"] = "1"
 
 # The same examples in every run, so that a change is judged by what it changed; `make fuzz` looks for new ones.
-settings.register_profile("same", derandomize=True)
-settings.register_profile("fuzz", derandomize=False)
+settings.register_profile("same", derandomize=True, deadline=None)
+settings.register_profile("fuzz", derandomize=False, deadline=None)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
 
 

@@ -295,7 +295,7 @@ def test_a_step_with_every_series_refitted_over_600_points_is_under_50_ms() -> N
     took_s = []
     for index in range(20):
         jump = Traffic(5.0, 10.0 ** (index % 3 + 1), 100.0 * 4 ** (index % 5), 10.0 * 3 ** (index % 4))
-        started = time.perf_counter()
+        started = time.process_time()  # not what other processes take
         subject.plan(PlannerView(3005.0 + 5 * index, jump, Pool(1), Pool(1)))
-        took_s.append(time.perf_counter() - started)
+        took_s.append(time.process_time() - started)
     assert sorted(took_s)[len(took_s) // 2] < 0.05
