@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Generator, Iterator
 from pathlib import Path
 
@@ -32,8 +33,12 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def pool(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pool]:
     pool = Pool(model, tmp_path_factory.mktemp("sglang"))
+    ends = signal.signal(
+        signal.SIGTERM, signal.default_int_handler
+    )  # as Ctrl-C does: with a report and without servers
     yield pool
     pool.stop()
+    signal.signal(signal.SIGTERM, ends)
 
 
 @pytest.fixture

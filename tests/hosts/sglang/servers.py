@@ -9,13 +9,14 @@ import random
 import signal
 import socket
 import subprocess
-import sys
 import time
 import urllib.request
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from pdplugins.hosts.process import python
 
 HERE = Path(__file__).parent
 START_S = 300.0
@@ -120,7 +121,7 @@ class Server:
         self.log.parent.mkdir(parents=True, exist_ok=True)
         with self.log.open("w") as out:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "sglang.launch_server", *options],
+                python("sglang.launch_server", *options),
                 env=env | dict(self.env),
                 stdout=out,
                 stderr=subprocess.STDOUT,
