@@ -33,7 +33,7 @@ TIGHT = [
         },
         tokens=POOL,
     )
-    for version in setups.VERSIONS
+    for version in ("0.5.16",)  # the later one has not been run yet
 ]
 tight = setups.on(*TIGHT)
 LITTLE_CACHE = [setup for setup in setups.SETUPS if setup.tokens == POOL]
