@@ -25,7 +25,6 @@ from pdplugins.types import Placement
 
 from .. import setups
 from ..paths import FILTER, GREEDY, Answer, edges_of, prompt_of, seeded
-from ..servers import Server
 from ..setups import CHUNK, Bench
 from .conftest import config
 from .fake import settled
@@ -103,8 +102,8 @@ def last_event(data: bytes) -> dict[str, Any]:
 
 
 @asynccontextmanager
-async def stand(bench: Bench, cfg: Config | None = None, *more: Server) -> AsyncIterator[Stand]:
-    workers = [WorkerOption.parse(server.url) for server in (*bench.pair, *more)]
+async def stand(bench: Bench, cfg: Config | None = None) -> AsyncIterator[Stand]:
+    workers = [WorkerOption.parse(server.url) for server in bench.pair]
     gateway = Gateway(cfg or config(), workers, SETTINGS)
     told = Told()
     if cfg is None:
