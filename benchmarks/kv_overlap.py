@@ -307,8 +307,9 @@ def enter_network(mbit: int) -> None:
     if INSIDE not in os.environ:
         os.environ[INSIDE] = "1"
         os.execvp("unshare", ["unshare", "--map-root-user", "--net", sys.executable, *sys.argv])  # noqa: S606
-    subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
-    shape = f"tc qdisc add dev lo root tbf rate {mbit}mbit burst 256kb latency 2s"
+    # A burst passes at once, so it must be small against a chunk; and no packet may be larger.
+    subprocess.run("ip link set lo mtu 9000 up".split(), check=True)
+    shape = f"tc qdisc add dev lo root tbf rate {mbit}mbit burst 20kb latency 2s"
     subprocess.run(shape.split(), check=True)
 
 
