@@ -308,7 +308,7 @@ def enter_network(mbit: int) -> None:
         os.environ[INSIDE] = "1"
         os.execvp("unshare", ["unshare", "--map-root-user", "--net", sys.executable, *sys.argv])  # noqa: S606
     # A burst passes at once, so it must be small against a chunk; and no packet may be larger.
-    subprocess.run("ip link set lo mtu 9000 up".split(), check=True)
+    subprocess.run(["ip", "link", "set", "lo", "mtu", "9000", "up"], check=True)
     shape = f"tc qdisc add dev lo root tbf rate {mbit}mbit burst 20kb latency 2s"
     subprocess.run(shape.split(), check=True)
 
