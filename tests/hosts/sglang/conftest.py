@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from . import servers, tiny_model
+from .servers import Server
 from .setups import Bench, Pool, Setup
 
 FAILED = pytest.StashKey[bool]()
@@ -49,6 +50,13 @@ def bench(request: pytest.FixtureRequest, pool: Pool) -> Iterator[Bench]:
         pool.stop()  # the next test is not to suffer
     elif "may_die" not in request.fixturenames:
         bench.healthy()
+
+
+@pytest.fixture
+def third(bench: Bench, pool: Pool) -> Iterator[Server]:
+    """One more server like the two of `bench`."""
+    with pool.another(bench.setup) as server:
+        yield server.wait()
 
 
 @pytest.fixture

@@ -117,6 +117,10 @@ class Pool:
             raise
         return bench
 
+    def another(self, setup: Setup) -> Server:
+        """A dual-role instance beside the two of `setup`; it is the caller's."""
+        return self._dual(setup, "c")[0]
+
     def stop(self) -> None:
         """Stop all servers."""
         if self._bench is not None:
@@ -132,12 +136,12 @@ class Pool:
         servers.stop(*last.pair)
         return last.unified
 
-    def _dual(self, setup: Setup) -> list[Server]:
+    def _dual(self, setup: Setup, names: str = "ab") -> list[Server]:
         config = self._folder / f"{setup}.yaml"
         config.write_text(yaml.safe_dump({**DUAL, **setup.config}))
         options = [*servers.DUAL, *setup.options]
         more = {"config": config, "env": setup.env, "tokens": setup.tokens}
-        return [self._server(setup, name, options, **more) for name in "ab"]
+        return [self._server(setup, name, options, **more) for name in names]
 
     def _stock(self, setup: Setup) -> list[Server]:
         return [self._server(setup, role, [*servers.STOCK, role]) for role in ("prefill", "decode")]

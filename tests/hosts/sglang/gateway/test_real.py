@@ -25,6 +25,7 @@ from pdplugins.types import Placement
 
 from .. import setups
 from ..paths import FILTER, GREEDY, Answer, edges_of, prompt_of, seeded
+from ..servers import Server
 from ..setups import CHUNK, Bench
 from .conftest import config
 from .fake import settled
@@ -102,8 +103,8 @@ def last_event(data: bytes) -> dict[str, Any]:
 
 
 @asynccontextmanager
-async def stand(bench: Bench, cfg: Config | None = None) -> AsyncIterator[Stand]:
-    workers = [WorkerOption.parse(server.url) for server in bench.pair]
+async def stand(bench: Bench, cfg: Config | None = None, *more: Server) -> AsyncIterator[Stand]:
+    workers = [WorkerOption.parse(server.url) for server in (*bench.pair, *more)]
     gateway = Gateway(cfg or config(), workers, SETTINGS)
     told = Told()
     if cfg is None:
@@ -226,6 +227,43 @@ def test_every_router_serves_sessions_with_the_tokens_of_a_unified_server(bench:
             assert faults["router_error"] == faults["worker_failed"] == 0
 
     asyncio.run(run())
+
+
+FLIPS = {
+    "flips_to_prefill": (1, 16384, 900, 1),
+    "flips_to_decode": (2, 600, 250, 40),
+}
+"""Arrow's signal, and what makes it rise: servers that prefill at first (of three), tokens that one may decode, tokens
+of the prompts and of the answers. One server is expected to meet the TTFT with two prompts of 900 tokens, no more."""
+
+
+@setups.on(setups.ROOMY[1])
+def test_arrow_moves_servers_between_prefill_and_decode(bench: Bench, third: Server) -> None:
+    async def flip(name: str, prefill: int, most: int, tokens: int, count: int) -> None:
+        dice = random.Random(name)
+        deployment = {
+            "profile": "h100/llama-3.1-70b-fp8",
+            "prefill": {"tp": 2, "replicas": prefill},
+            "decode": {"tp": 2},
+        }
+        arrow = {"name": "arrow", "max_running_tokens": most}
+        cfg = config(arrow, deployment=deployment, slo={"ttft_s": 0.6, "tpot_s": 10})
+        async with stand(bench, cfg, third) as it:
+            router = it.gateway._routing._router
+
+            async def equal() -> None:
+                body = ask(prompt_of(dice, tokens), count)
+                want, got = await it.unified("/generate", body), await it.ask("/generate", body)
+                assert got["output_ids"] == want["output_ids"]
+
+            async with asyncio.timeout(120):
+                while not router.signals[name]:
+                    await asyncio.gather(*(equal() for _ in range(8)))
+            faults = it.gateway.metrics.faults
+            assert faults["router_error"] == faults["worker_failed"] == 0
+
+    for name, load in FLIPS.items():
+        asyncio.run(flip(name, *load))
 
 
 @everywhere
