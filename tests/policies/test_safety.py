@@ -100,7 +100,7 @@ def route(router: Router, stream: Sequence[tuple[tuple[Worker, ...], Request, fl
 
 
 @pytest.mark.parametrize("name", REGISTRY.names("router"))
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(stream=arrivals)
 def test_a_router_places_every_request_where_somebody_is(
     name: str, stream: list[tuple[tuple[Worker, ...], Request, float]]
@@ -121,7 +121,7 @@ batches = st.builds(BatchView, queues, st.integers(0, 300), st.integers(0, 10**6
 
 
 @pytest.mark.parametrize("name", REGISTRY.names("batch_scheduler"))
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(views=st.lists(st.tuples(batches, said), min_size=1, max_size=6))
 def test_a_batch_scheduler_asks_for_nothing_that_is_not_there(name: str, views: list[tuple[BatchView, float]]) -> None:
     scheduler: BatchScheduler = make("batch_scheduler", name)
@@ -143,7 +143,7 @@ traffic = st.none() | st.builds(Traffic, said, said, maybe, maybe, maybe, maybe)
 
 
 @pytest.mark.parametrize("name", REGISTRY.names("planner"))
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(views=st.lists(st.tuples(traffic, pools, pools), min_size=1, max_size=8))
 def test_a_planner_keeps_a_worker_of_each_role_within_the_budget(
     name: str, views: list[tuple[Traffic | None, Pool, Pool]]

@@ -60,7 +60,7 @@ def holdings(simulation: Simulation) -> list[tuple[int, int, int | None]]:
     deaths=st.lists(st.tuples(st.floats(0, 8), st.sampled_from(["p0", "p1", "d0"])), max_size=1),
     seed=st.integers(0, 99),
 )
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_gpus_in_use_never_exceed_the_budget(
     tp: tuple[int, int],
     start: tuple[int, int],

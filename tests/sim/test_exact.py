@@ -148,7 +148,7 @@ def cases(draw: st.DrawFn) -> dict[str, Any]:
 
 
 @given(cases())
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_every_request_has_the_same_times_as_token_by_token(case: dict[str, Any]) -> None:
     fast, plain = simulate(Engine, case), simulate(PlainEngine, case)
     assert fast.records == plain.records

@@ -149,7 +149,7 @@ BUDGET_W = 2000.0
     st.sampled_from([0.1, 0.3, 1.0]),
     st.lists(st.tuples(st.integers(1, 3), st.integers(1, 3)), min_size=1, max_size=4),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_the_caps_that_count_never_sum_to_more_than_the_budget(
     shares: list[list[float]], interval_s: float, pools: list[tuple[int, int]]
 ) -> None:

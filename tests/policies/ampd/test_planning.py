@@ -45,7 +45,7 @@ def every_plan(known: list[Option], gpus: int) -> Iterator[tuple[float, frozense
 
 
 @given(st.floats(0.2, 6), st.floats(0.2, 6), st.integers(2, 6))
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 def test_it_finds_the_optimum_that_trying_everything_finds(prefill: float, decode: float, gpus: int) -> None:
     known = options(gpus, {Role.PREFILL: prefill, Role.DECODE: decode}, degrees=(1, 2))
     plans = best_plans(known, gpus, 3)

@@ -71,7 +71,6 @@ def check(c: Cluster) -> None:
         assert instance in c.router._pools[instance.pool]
 
 
-@settings(deadline=None)
 @given(clusters, steps)
 def test_both_phases_are_served_whatever_happens(
     shape: tuple[int, int], moves: list[tuple[str, int, float, Any]]
@@ -82,7 +81,6 @@ def test_both_phases_are_served_whatever_happens(
         assert len(instance.prefills) <= c.count
 
 
-@settings(deadline=None)
 @given(clusters, steps)
 def test_the_same_observations_give_the_same_decisions(
     shape: tuple[int, int], moves: list[tuple[str, int, float, Any]]
@@ -90,7 +88,6 @@ def test_the_same_observations_give_the_same_decisions(
     assert play(shape, moves)[1] == play(shape, moves)[1]
 
 
-@settings(deadline=None)
 @given(clusters, steps)
 def test_no_other_transition_than_those_of_figure_5(
     shape: tuple[int, int], moves: list[tuple[str, int, float, Any]]
@@ -113,7 +110,7 @@ def test_no_other_transition_than_those_of_figure_5(
         ArrowRouter.__init__ = original  # type: ignore[method-assign]
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(
     clusters.filter(lambda shape: sum(shape) > 1),
     st.integers(1, 20_000),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pdplugins.perf.profile import read_profile
@@ -35,7 +35,6 @@ def deployment(perf: object, tpot_s: float, max_batch: int = 256) -> Deployment:
     return Deployment(Slo(1.0, tpot_s), perf, 8, 1, 2, 0.0, max_batch)  # type: ignore[arg-type]
 
 
-@settings(deadline=None)  # the first call imports scipy
 @given(st.floats(0, 1e-6), st.floats(1e-6, 1e-3), st.floats(0, 0.1))
 def test_a_quadratic_is_found_again(square: float, linear: float, constant: float) -> None:
     found = TtftPredictor.fit(Quadratic(square, linear, constant), 1)  # type: ignore[arg-type]

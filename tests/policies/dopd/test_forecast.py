@@ -65,7 +65,7 @@ def test_values_that_are_not_finite_are_left_out(predictor: Predictor) -> None:
     assert dirty.forecast() == clean.forecast()
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(st.lists(st.one_of(st.floats(), st.sampled_from([0.0, 1.0, 1e300])), max_size=20), st.sampled_from(PREDICTORS))
 def test_any_series_gives_a_finite_forecast(values: list[float], predictor: Predictor) -> None:
     values *= 4  # enough for a fit

@@ -59,7 +59,7 @@ choices = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @example([PlannerView(5.0, Traffic(7e-91, 1.3e218, 1.0, 1.0), Pool(0), Pool(0))], {"paper_literal": True}, 3)
 @example([PlannerView(5.0, Traffic(7e-91, 1.3e218, 1.0, 1.0), Pool(0), Pool(0))], {"paper_literal": False}, 3)
 @given(streams, choices, st.integers(3, 40))
@@ -77,14 +77,14 @@ def test_any_stream_keeps_one_worker_per_role_within_the_budget(
         assert all(math.isfinite(value) for value in plan.signals.values())
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(streams, choices)
 def test_the_same_stream_gives_the_same_decisions(stream: list[PlannerView], chosen: dict[str, object]) -> None:
     first, second = planner(**chosen), planner(**chosen)
     assert [first.plan(view) for view in stream] == [second.plan(view) for view in stream]
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(
     rate=st.floats(0.1, 8), isl=st.floats(50, 4000), osl=st.floats(10, 600),
     predictor=st.sampled_from(["last-value", "kalman", "arima"]), literal=st.booleans(),

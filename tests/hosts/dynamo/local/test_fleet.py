@@ -253,7 +253,7 @@ ACTIONS = st.one_of(
 
 
 @given(st.lists(ACTIONS, max_size=40), st.integers(3, 12))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_whatever_happens_the_gpu_budget_holds(actions: list[tuple[str, Any, int]], budget: int) -> None:
     """No order of wishes, deaths, delays and refusals starts more than fits, or raises."""
     world = World(budget)
