@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import ModuleType
 
 import pytest
@@ -18,6 +19,14 @@ os.environ["PDPLUGINS_SIM_PURE"] = "1"
 settings.register_profile("same", derandomize=True, deadline=None)
 settings.register_profile("fuzz", derandomize=False, deadline=None)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
+
+
+@pytest.fixture(autouse=True)
+def root_level() -> Iterator[None]:
+    """Tests see the logs that they look for, whatever Dynamo has made of the root logger meanwhile."""
+    level = logging.root.level
+    yield
+    logging.root.setLevel(level)
 
 
 @pytest.fixture
