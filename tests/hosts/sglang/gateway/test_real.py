@@ -238,7 +238,9 @@ of the prompts and of the answers. One server is expected to meet the TTFT with 
 
 
 @setups.on(setups.ROOMY[1])
-def test_arrow_moves_servers_between_prefill_and_decode(bench: Bench, third: Server) -> None:
+def test_arrow_moves_servers_between_prefill_and_decode(bench: Bench, third: Server, may_die: None) -> None:
+    """The third server ends with it."""
+
     async def flip(name: str, prefill: int, most: int, tokens: int, count: int) -> None:
         dice = random.Random(name)
         deployment = {
