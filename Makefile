@@ -31,7 +31,7 @@ test: setup  ## Run the linters, the type checker and all tests
 SGLANG_VENV := .venv-sglang
 SGLANG_VERSIONS := 0.5.16 0.5.23
 
-test-sglang: $(SGLANG_VENV)/.installed  ## Run real SGLang servers on the CPU: every path equal to a unified server (15 minutes)
+test-sglang: $(SGLANG_VENV)/.installed  ## Run real SGLang servers on the CPU: every path equal to a unified server (22 minutes on two quiet cores)
 	PDPLUGINS_SGLANG_TREES=$(subst $() ,:,$(foreach v,$(SGLANG_VERSIONS),$(CURDIR)/$(SGLANG_VENV)/sglang-$(v))) \
 		$(SGLANG_VENV)/bin/python -m pytest tests/hosts/sglang -m sglang -v --tb=native --durations=10 --session-timeout=2400
 
