@@ -4,8 +4,9 @@
 
 TREE holds an SGLang as `make test-sglang` installs it; run it with that environment's Python. Two dual-role instances
 start on this machine. In each round, for each number K of chunks and in random order, one prompt is prefilled on the
-first alone (the compute), and one is pushed to the second by each sender of `kv_overlap_plugin.py`: SGLang as is, the
-same with pauses between its polls, and the control, which can hide nothing. All of it is wall time of the client:
+first alone (the compute), and one is pushed to the second by each sender of `kv_overlap_plugin.py`: pdplugins as it is,
+the same without its pauses between polls, and the control, which can hide nothing. All of it is the
+client's wall time:
 
     exposed(K) = median push(K) - median compute(K)
     hidden(K) = 1 - exposed(K) / exposed(1)
@@ -41,7 +42,7 @@ sys.path.insert(0, str(HERE.parent))
 from pdplugins.results import commit  # noqa: E402
 from tests.hosts.sglang import servers, tiny_model  # noqa: E402
 
-PUSHES, CONTROL = ("worker", "paused"), "scheduler"
+PUSHES, CONTROL = ("paused", "spinning"), "scheduler"
 """Senders, see `kv_overlap_plugin.py`."""
 INSIDE = "KV_OVERLAP_INSIDE"
 """Set in the process that has its own network."""
@@ -115,7 +116,7 @@ class Pair:
     def __init__(self, tree: Path, folder: Path, args: argparse.Namespace) -> None:
         self.folder, self.tokens = folder, args.tokens
         self.settings, self.sends = folder / "settings.json", folder / "sends.jsonl"
-        self.set(args.tokens, "worker")
+        self.set(args.tokens, PUSHES[0])
         model = make_model(folder / "model", SHAPE)
         config = folder / "dual.yaml"
         config.write_text(yaml.safe_dump({"sglang": {"dual_role": True}}))

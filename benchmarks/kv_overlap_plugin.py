@@ -3,9 +3,9 @@
 Between two requests the file named by KV_OVERLAP_SETTINGS may change `chunk`, the tokens of a prefill step, and
 `sender`:
 
-* "worker" leaves SGLang as it is: transfer threads of its own send the chunks;
-* "paused" does too, but the threads that poll while a transfer runs (the one that sends, and the scheduler that
-  receives) pause between polls: each keeps a core busy, and next to the compute a small machine has none to spare;
+* "paused" leaves the servers as they are: SGLang's transfer threads send the chunks, and what polls for them pauses, as
+  `nixl_poll_us` says;
+* "spinning" takes SGLang's own pauses back from them: none;
 * "scheduler" sends each chunk on the scheduler's thread and waits for it: the control, in which nothing can hide.
 
 So one pair of servers serves every case, and the cases can take turns. Each send is written to KV_OVERLAP_SENDS.
@@ -23,7 +23,10 @@ from typing import Any
 
 MANAGER = "sglang.srt.disaggregation.nixl.conn.NixlKVManager."
 SCHEDULER = "sglang.srt.managers.scheduler.Scheduler."
-PAUSE_S = 0.0005
+CHANGED = {"at_ns": 0, "to": {}}
+"""The settings as they were read last."""
+PAUSE_S: list[float] = []
+"""What the servers came with."""
 
 
 def register() -> None:
@@ -32,45 +35,44 @@ def register() -> None:
 
     for target, hook in (
         (SCHEDULER + "get_new_batch_prefill", in_chunks),
-        (SCHEDULER + "process_decode_queue", receiving),
+        (SCHEDULER + "on_idle", polling),
         (MANAGER + "add_transfer_request", on_thread),
         (MANAGER + "send_kvcache", timed),
     ):
         HookRegistry.register(target, hook, HookType.AROUND)
+
+
+def settings() -> Any:
+    file = Path(os.environ["KV_OVERLAP_SETTINGS"])
+    if (at_ns := file.stat().st_mtime_ns) != CHANGED["at_ns"]:
+        CHANGED.update(at_ns=at_ns, to=json.loads(file.read_text()))
+    return CHANGED["to"]
+
+
+def set_pause() -> None:
+    """Set the pause of the clock that pdplugins gave to the threads that poll."""
     from sglang.srt.disaggregation.nixl import conn  # noqa: PLC0415 - only inside SGLang
 
-    conn.time = Clock()
+    clock: Any = conn.time
+    if not PAUSE_S:
+        PAUSE_S.append(clock.pause_s)
+    clock.pause_s = 0.0 if settings()["sender"] == "spinning" else PAUSE_S[0]
 
 
-def settings() -> dict[str, Any]:
-    return json.loads(Path(os.environ["KV_OVERLAP_SETTINGS"]).read_text())
+def polling(original: Any, scheduler: Any) -> Any:
+    """Look for what has arrived, in the way of the settings."""
+    set_pause()
+    return original(scheduler)
 
 
 def in_chunks(original: Any, scheduler: Any, *arguments: Any) -> Any:
     """Compose a prefill step with the chunk size of the settings."""
+    set_pause()
     stock, scheduler.chunked_prefill_size = scheduler.chunked_prefill_size, settings()["chunk"]
     try:
         return original(scheduler, *arguments)
     finally:
         scheduler.chunked_prefill_size = stock
-
-
-def receiving(original: Any, scheduler: Any) -> Any:
-    """Look for KV cache that has arrived, and pause where only that is waited for."""
-    done = original(scheduler)
-    if scheduler.disagg_decode_transfer_queue.queue and settings()["sender"] == "paused":
-        time.sleep(PAUSE_S)
-    return done
-
-
-class Clock:
-    """In place of the module `time` in SGLang's transfer threads, which wait with `sleep(0)`."""
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(time, name)
-
-    def sleep(self, seconds: float) -> None:
-        time.sleep(seconds or (PAUSE_S if settings()["sender"] == "paused" else 0))
 
 
 class Done(BaseException):

@@ -18,6 +18,7 @@ from pdplugins.hosts.sglang import bootstrap, foreign
 from pdplugins.hosts.sglang.guard import Guard, Hook
 from pdplugins.hosts.sglang.limits import refused_arguments, refused_model
 from pdplugins.hosts.sglang.loads import add_roles
+from pdplugins.hosts.sglang.nixl import Clock
 from pdplugins.hosts.sglang.older import TIMEOUT_POLL, end_overdue, own_whole_row
 from pdplugins.hosts.sglang.roles import Classifier
 from pdplugins.hosts.sglang.room import PrefillReserve
@@ -46,9 +47,10 @@ class Roles:
 class DualRole:
     """The hooks of one process of a server. As long as no roles are built, each one calls SGLang's own."""
 
-    def __init__(self, settings: SglangConfig, guard: Guard) -> None:
+    def __init__(self, settings: SglangConfig, guard: Guard, clock: Clock) -> None:
         self._settings = settings
         self._guard = guard
+        self._clock = clock
         self._inquiries = bootstrap.Inquiries()
         self._roles: Roles | None = None
 
@@ -69,6 +71,7 @@ class DualRole:
             SCHEDULER + "abort_request": self.abort,
             SCHEDULER + "pause_generation": self.pause,
             SCHEDULER + "is_fully_idle": self.is_fully_idle,
+            SCHEDULER + "on_idle": self.wait,
             components + "load_inquirer.SchedulerLoadInquirer.get_loads": self.loads,
             "sglang.srt.disaggregation.decode.DecodePreallocQueue._allocatable_token_budgets": self.decode_budget,
             bootstrap.TARGET: self._inquiries.ensure,
@@ -175,6 +178,12 @@ class DualRole:
             return original(scheduler, batch, *more, **keywords)
         with self._roles.scopes.enter(self._roles.steps.batch_role(batch)):
             return original(scheduler, batch, *more, **keywords)
+
+    def wait(self, original: Callable[..., Any], scheduler: Any) -> Any:
+        """Pause while nothing runs: until the next look, only a transfer or a message can change that."""
+        if self._roles is not None:
+            self._clock.sleep(0)
+        return original(scheduler)
 
     # --- what others see -----------------------------------------------------------------------------------------
 

@@ -35,8 +35,9 @@ def install(name: str) -> None:
         if config.batch_scheduler is not None:
             hooks = BatchHooks(scheduler_factory(config, build_deployment(config))).hooks()
         if config.sglang.dual_role:
-            nixl.pause_between_polls(config.sglang.nixl_poll_us)
-            hooks = chained(DualRole(config.sglang, guard).hooks(), hooks)
+            nixl.pause_progress_threads(config.sglang.nixl_poll_us)
+            clock = nixl.pause_transfer_threads(config.sglang.nixl_poll_us)
+            hooks = chained(DualRole(config.sglang, guard, clock).hooks(), hooks)
         guard.install(hooks)
     except PdpluginsError as error:
         guard.refuse(str(error))

@@ -1,17 +1,48 @@
-"""NIXL's progress threads poll without pause, each a busy core even when nothing moves; here they pause.
+"""What waits for a transfer polls without pause, each thread a busy core; here it pauses.
 
-NIXL has a delay for it (``pthrDelay`` of its agent's configuration), but its Python API fixes that at 0.
+* NIXL's progress threads, also when nothing moves. NIXL has a delay for it (``pthrDelay`` of its agent's
+  configuration), but its Python API fixes that at 0.
+* SGLang's transfer threads while a chunk is on its way, and a scheduler that has nothing else to do. They share one
+  lock with the compute of the next chunk, which so gets less of it.
 """
 
 from __future__ import annotations
 
+import importlib
 import sys
+import time
 from typing import Any
 
 from pdplugins.errors import HostError
 
+TARGET = "sglang.srt.disaggregation.nixl.conn.time"
+"""With its ``sleep(0)`` SGLang's transfer threads wait."""
 
-def pause_between_polls(delay_us: int) -> None:
+
+class Clock:
+    """In place of the module ``time``: `sleep(0)` takes `pause_s` seconds."""
+
+    def __init__(self, pause_s: float) -> None:
+        self.pause_s = pause_s
+
+    def sleep(self, seconds: float) -> None:
+        """Sleep, for the pause where nothing longer was asked for."""
+        time.sleep(seconds or self.pause_s)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(time, name)
+
+
+def pause_transfer_threads(delay_us: int) -> Clock:
+    """Let SGLang's transfer threads pause for `delay_us` µs, by the clock returned; 0 leaves them as they are."""
+    clock = Clock(delay_us / 1e6)
+    if delay_us:
+        module, _, name = TARGET.rpartition(".")
+        setattr(importlib.import_module(module), name, clock)
+    return clock
+
+
+def pause_progress_threads(delay_us: int) -> None:
     """Give every NIXL agent that this process makes from now on a pause of `delay_us` µs; 0 leaves NIXL as it is.
 
     Raises HostError when there is no NIXL.

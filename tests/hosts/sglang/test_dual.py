@@ -17,6 +17,7 @@ from pdplugins.config import SglangConfig
 from pdplugins.hosts.sglang import dual as duals
 from pdplugins.hosts.sglang.dual import DualRole
 from pdplugins.hosts.sglang.guard import Guard
+from pdplugins.hosts.sglang.nixl import Clock
 from pdplugins.hosts.sglang.roles import LOCAL_HOST, EngineRole
 
 
@@ -217,7 +218,7 @@ def host(monkeypatch: pytest.MonkeyPatch) -> None:
 def build(scheduler: Scheduler | None = None, *, strict: bool = True, burst: int = 1, **arguments: Any) -> Scheduler:
     scheduler = scheduler or Scheduler()
     vars(scheduler.server_args).update(arguments)
-    scheduler.dual = DualRole(SglangConfig(prefill_burst=burst), Guard(["dual_role"], strict=strict))
+    scheduler.dual = DualRole(SglangConfig(prefill_burst=burst), Guard(["dual_role"], strict=strict), Clock(0))
     scheduler.dual.build(Scheduler.init_disaggregation, scheduler)
     return scheduler
 
@@ -351,6 +352,12 @@ def test_work_of_any_role_keeps_the_engine_from_being_idle(scheduler: Scheduler,
     assert idle(Scheduler.is_fully_idle, scheduler)
     add(scheduler, req)
     assert not idle(Scheduler.is_fully_idle, scheduler)
+
+
+def test_an_engine_that_runs_nothing_pauses_before_it_looks_again(scheduler: Scheduler) -> None:
+    slept: list[float] = []
+    scheduler.dual._clock = SimpleNamespace(sleep=slept.append)
+    assert scheduler.dual.wait(lambda _: len(slept), scheduler) == 1
 
 
 def test_the_load_report_counts_every_queue(scheduler: Scheduler) -> None:

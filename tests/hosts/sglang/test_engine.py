@@ -233,6 +233,23 @@ def test_an_idle_server_is_idle(bench: Bench) -> None:
         assert time.monotonic() < deadline, busy
 
 
+@everywhere
+def test_a_server_that_only_waits_for_a_transfer_leaves_its_core_to_others(bench: Bench) -> None:
+    async def test(client: Client) -> None:
+        asked = asyncio.create_task(client.local(bench.b, [7] * 40, 4, **bench.a.address()))  # `a` never prefills it
+        deadline = time.monotonic() + TIMEOUT_S
+        while not (await client.load(bench.b))["disaggregation"]["decode_transfer_queue_reqs"]:
+            assert time.monotonic() < deadline
+            await asyncio.sleep(0.05)
+        busy = await asyncio.to_thread(busy_share, bench.b.process.pid, 1.0)
+        assert not asked.done()
+        assert busy < 0.7  # without a pause: 1
+        asked.cancel()
+        await client.becomes_idle(bench.b)
+
+    run(test)
+
+
 def busy_share(session: int, over_s: float = 2.0) -> float:
     """Cores that the processes of a session take."""
     before = cpu_s(session)
