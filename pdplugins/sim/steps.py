@@ -18,9 +18,9 @@ save what the parts of D take more than D of all tokens together.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Sequence
 from math import ceil, sqrt
 
+from pdplugins.perf.table import Curve, TableModel
 from pdplugins.sim.clock import ticks
 from pdplugins.types import PerfModel
 
@@ -36,21 +36,24 @@ class Line:
 
     __slots__ = ("base", "batch", "bounds", "slope")
 
-    def __init__(self, batch: int, contexts: list[float], times_s: Sequence[float], slow: float) -> None:
+    def __init__(self, batch: int, contexts: list[float], times_s: list[float], slow: float) -> None:
         self.batch = batch
-        self.bounds: list[int] = [ceil(context * batch) for context in contexts[1:-1]]
+        bounds = self.bounds = [ceil(context * batch) for context in contexts[1:-1]]
         """First total context of each piece but the first."""
         self.base: list[int] = []
         self.slope: list[int] = []
+        left, low, base, slope = contexts[0], times_s[0], 0, 0
         for index in range(len(contexts) - 1):
-            left, low = contexts[index], times_s[index]
-            slope = max(ticks(slow * (times_s[index + 1] - low) / ((contexts[index + 1] - left) * batch)), 0)
+            right, high = contexts[index + 1], times_s[index + 1]
+            earlier, flatter = base, slope
+            slope = max(ticks(slow * (high - low) / ((right - left) * batch)), 0)
             base = max(ticks(slow * low), 1) - int(slope * left * batch + 0.5)
             if index:  # rounding must not let a longer context take less time
-                bound = self.bounds[index - 1]
-                base = max(base, self.base[-1] + self.slope[-1] * (bound - 1) - slope * bound)
+                bound = bounds[index - 1]
+                base = max(base, earlier + flatter * (bound - 1) - slope * bound)
             self.base.append(base)
             self.slope.append(slope)
+            left, low = right, high
 
     def step(self, context: int) -> int:
         """Return the time of one step that reads `context` tokens in all."""
@@ -110,6 +113,24 @@ def _fewest(first: int, growth: int, time: int) -> int:
     return guess
 
 
+class Points:
+    """A `Curve` for compiled code: the same values, without a call of Python for each."""
+
+    __slots__ = ("_xs", "_ys")
+
+    def __init__(self, curve: Curve) -> None:
+        self._xs: list[float] = list(curve.xs)
+        self._ys: list[float] = list(curve.ys)
+
+    def at(self, x: float) -> float:
+        """Return the value at `x`."""
+        xs, ys = self._xs, self._ys
+        index = bisect_right(xs, x, 1, len(xs) - 1) - 1
+        start, low = xs[index], ys[index]
+        share = max((x - start) / (xs[index + 1] - start), 0.0)
+        return low + share * (ys[index + 1] - low)
+
+
 class StepTimes:
     """All step times of one performance model at one tensor-parallel size, in ticks. Shared by all workers alike."""
 
@@ -124,13 +145,18 @@ class StepTimes:
         self._row_s = getattr(perf, "decode_row_s", None)
         known = getattr(perf, "has_dense", None)
         self._dense_s = getattr(perf, "dense_s", None) if known is not None and known(tp) else None
+        self._prefill_points: Points | None = None
+        self._dense_points: Points | None = None
+        if type(perf) is TableModel:  # one that builds on it may have methods of its own
+            self._prefill_points = Points(perf.prefill[tp]) if tp in perf.prefill else None
+            self._dense_points = Points(perf.dense[tp]) if tp in perf.dense else None
 
     def line(self, batch: int, slow: float = 1.0) -> Line:
         """Return the decode step times of a batch of `batch` requests, `slow` times as long as the profile says."""
         lines = self.lines(slow)
         if (line := lines.get(batch)) is None:
             if self._row_s is not None:
-                times = self._row_s(batch, self._tp)
+                times = list(self._row_s(batch, self._tp))
             else:
                 times = [self._perf.decode_step_s(batch, context, self._tp) for context in self._contexts]
             line = lines[batch] = Line(batch, self._contexts, times, slow)
@@ -178,7 +204,9 @@ class StepTimes:
         if dense_s is None:
             return 0
         if (time := self._dense.get(tokens)) is None:
-            time = self._dense[tokens] = max(ticks(dense_s(tokens, self._tp)), 1)
+            points = self._dense_points
+            time_s = points.at(tokens) if points is not None else dense_s(tokens, self._tp)
+            time = self._dense[tokens] = max(ticks(time_s), 1)
         return time
 
     def _attention(self, tokens: int) -> int:
@@ -188,7 +216,9 @@ class StepTimes:
 
     def _alone(self, tokens: int) -> int:
         if (time := self._prefill.get(tokens)) is None:
-            time = self._prefill[tokens] = max(ticks(self._perf.prefill_s(tokens, self._tp)), 1)
+            points = self._prefill_points
+            time_s = points.at(tokens) if points is not None else self._perf.prefill_s(tokens, self._tp)
+            time = self._prefill[tokens] = max(ticks(time_s), 1)
         return time
 
 

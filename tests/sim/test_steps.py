@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pdplugins.assembly import load_profile
+from pdplugins.perf.table import TableModel
 from pdplugins.sim.clock import ticks
 from pdplugins.sim.steps import Line, StepTimes
 from pdplugins.types import Role
@@ -85,3 +86,18 @@ def test_lines_of_a_table_agree_with_its_single_steps(batch: int) -> None:
     line = StepTimes(perf, tp).line(batch)
     for context in (0, 1, 100, 1024, 2000, 8192, 100_000, 1_000_000):
         assert line.step(context * batch) == pytest.approx(ticks(perf.decode_step_s(batch, context, tp)), rel=1e-6)
+
+
+class Derived(TableModel):
+    """Asked for each time, for it may have methods of its own."""
+
+
+@pytest.mark.parametrize("name", ["h100/llama-3.1-70b-fp8", "a100/qwen2.5-14b"])
+def test_prefill_times_are_the_tables_to_the_last_tick(name: str) -> None:
+    perf = load_profile(name)
+    assert isinstance(perf, TableModel)
+    tp = perf.tp_sizes(Role.PREFILL)[0]
+    quick, slow = StepTimes(perf, tp), StepTimes(Derived(perf.profile), tp)
+    for tokens in (*range(3000), 8191, 8192, 100_000, 1_000_000):
+        assert quick.prefill([(tokens, 0)]) == slow.prefill([(tokens, 0)])
+        assert quick.prefill([(tokens, 700), (5, 0)]) == slow.prefill([(tokens, 700), (5, 0)])
