@@ -6,6 +6,7 @@ On workers of one role only (co-location) both phases run on the same worker.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from operator import attrgetter
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -122,7 +123,7 @@ class LeastLoaded(StockRouter):
     def pick(self, request: Request, pool: Pool, role: Role) -> WorkerView:
         """Choose the least loaded."""
         load = LOADS[role]
-        loads = [load(worker) for worker in pool]
+        loads = list(map(load, pool))
         least = min(loads)
         if loads.count(least) == 1:
             return pool[loads.index(least)]
@@ -162,10 +163,6 @@ def _leading(blocks: tuple[int, ...], worker: WorkerView) -> int:
     return len(blocks)
 
 
-def _prompt_tokens(worker: WorkerView) -> float:
-    return worker.load.queued_tokens
-
-
 def _tokens(worker: WorkerView) -> float:
     load = worker.load
     return load.queued_tokens + load.running_tokens
@@ -175,4 +172,7 @@ def _requests(worker: WorkerView) -> float:
     return worker.load.running_requests + worker.load.queued_requests
 
 
-LOADS: dict[Role, Callable[[WorkerView], float]] = {Role.PREFILL: _prompt_tokens, Role.DECODE: _requests}
+LOADS: dict[Role, Callable[[WorkerView], float]] = {
+    Role.PREFILL: attrgetter("load.queued_tokens"),
+    Role.DECODE: _requests,
+}
