@@ -19,7 +19,7 @@ from pdplugins.hosts.sglang.guard import Guard, Hook
 from pdplugins.hosts.sglang.limits import refused_arguments, refused_model
 from pdplugins.hosts.sglang.loads import add_roles
 from pdplugins.hosts.sglang.nixl import Clock
-from pdplugins.hosts.sglang.older import TIMEOUT_POLL, end_overdue, own_whole_row
+from pdplugins.hosts.sglang.older import POP_TRANSFERRED, TIMEOUT_POLL, AbortedTransfers, end_overdue, own_whole_row
 from pdplugins.hosts.sglang.roles import Classifier
 from pdplugins.hosts.sglang.room import PrefillReserve
 from pdplugins.hosts.sglang.scope import Scopes
@@ -57,8 +57,11 @@ class DualRole:
     def hooks(self) -> dict[str, Hook]:
         """Return each hook by the name of what it wraps."""
         components = "sglang.srt.managers.scheduler_components."
-        newer = {SCHEDULER + TIMEOUT_POLL: self.timeouts} if hasattr(resolve(SCHEDULER[:-1]), TIMEOUT_POLL) else {}
-        return newer | {
+        newer = hasattr(resolve(SCHEDULER[:-1]), TIMEOUT_POLL)
+        by_version: dict[str, Hook] = (
+            {SCHEDULER + TIMEOUT_POLL: self.timeouts} if newer else {POP_TRANSFERRED: AbortedTransfers().pop}
+        )
+        return by_version | {
             "sglang.srt.server_args.ServerArgs.check_server_args": self.check_arguments,
             "sglang.srt.managers.disagg_service.start_disagg_service": self.start_bootstrap_server,
             SCHEDULER + "init_disaggregation": self.build,

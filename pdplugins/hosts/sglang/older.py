@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from pdplugins.hosts.sglang.roles import EngineRole
@@ -10,6 +11,31 @@ from pdplugins.hosts.sglang.scope import Scopes
 
 TIMEOUT_POLL = "_poll_timeout_aborts"
 """Later versions look for time-outs here; 0.5.16 only in the method that composes steps of local requests."""
+
+
+POP_TRANSFERRED = "sglang.srt.disaggregation.decode.DecodeTransferQueue.pop_transferred"
+"""Frees the KV cache of a transfer that was aborted; later versions wait for the word of the server that sends it."""
+HOLD_S = 2.0
+"""For so long that KV cache is held: the server that sends hears of an abort, and ends what is on its way."""
+
+
+class AbortedTransfers:
+    """Holds the KV cache of transfers that were aborted here: it may still be written to. :param clock: seconds."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._since_s: dict[str, float] = {}
+
+    def pop(self, original: Callable[..., Any], queue: Any, rids_to_check: Sequence[str] | None = None) -> Any:
+        """Let SGLang look at all transfers but those that are held."""
+        now_s, rids = self._clock(), [waiting.req.rid for waiting in queue.queue]
+        aborted = {waiting.req.rid for waiting in queue.queue if getattr(waiting.kv_receiver, "abort_notified", False)}
+        self._since_s = {rid: self._since_s.get(rid, now_s) for rid in aborted}
+        held = {rid for rid, since_s in self._since_s.items() if now_s - since_s < HOLD_S}
+        if not held:
+            return original(queue, rids_to_check)
+        asked = rids if rids_to_check is None else rids_to_check
+        return original(queue, [rid for rid in asked if rid not in held])
 
 
 def is_older(scheduler: Any) -> bool:
