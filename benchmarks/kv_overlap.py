@@ -328,8 +328,8 @@ def main() -> None:
     parser.add_argument("tree", type=Path)
     parser.add_argument("--link-mbit", type=int, default=200)
     parser.add_argument("--overlap-schedule", action="store_true", help="leave SGLang's overlap scheduling on")
-    parser.add_argument("--tokens", type=int, default=1024, help="of the prompt")
-    parser.add_argument("--chunks", type=int, nargs="+", default=[1, 4, 8, 16, 32])
+    parser.add_argument("--tokens", type=int, default=4096, help="of the prompt")
+    parser.add_argument("--chunks", type=int, nargs="+", default=[1, 4, 8, 16])
     parser.add_argument(
         "--controls", type=int, nargs="+", default=[1, 16], help="numbers of chunks of the control, too"
     )
