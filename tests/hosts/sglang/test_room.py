@@ -35,7 +35,7 @@ TIGHT = [
         },
         tokens=POOL,
     )
-    for version in ("0.5.16",)  # the later one has not been run yet
+    for version in setups.VERSIONS
 ]
 tight = setups.on(*TIGHT)
 LITTLE_CACHE = [setup for setup in setups.SETUPS if setup.tokens == POOL]
