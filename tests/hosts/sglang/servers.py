@@ -7,7 +7,6 @@ import json
 import os
 import random
 import signal
-import socket
 import subprocess
 import time
 import urllib.request
@@ -16,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from pdplugins.hosts.ports import free_ports
 from pdplugins.hosts.process import python
 
 HERE = Path(__file__).parent
@@ -64,12 +64,6 @@ def version_of(tree: Path) -> str:
     return next(tree.glob("sglang-*.dist-info")).name.removeprefix("sglang-").removesuffix(".dist-info")
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 @dataclass
 class Server:
     """One SGLang server."""
@@ -83,8 +77,7 @@ class Server:
     tokens: int = 16384
 
     def __post_init__(self) -> None:
-        self.port = free_port()
-        self.bootstrap_port = free_port()
+        self.port, self.bootstrap_port = free_ports(2)
 
     @property
     def url(self) -> str:

@@ -13,6 +13,7 @@ from pdplugins.bench import traces, transform
 from pdplugins.config import Choice, Config, find, load, shipped
 from pdplugins.errors import ConfigError, HostError
 from pdplugins.hosts.dynamo.replay.engine import Engines
+from pdplugins.hosts.ports import free_ports
 from pdplugins.registry import default_registry
 
 ENGINES = ("mocker",)
@@ -136,12 +137,14 @@ def check_writable(option: str, path: Path | None) -> None:
 
 def pick_port(host: str, port: int, option: str = "--port") -> int:
     """Return `port`, or any free one for 0. Raises HostError when it cannot be listened on."""
+    if not port:
+        return free_ports(1, host)[0]
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         with socket.socket(family) as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind((host, port))
-            return int(probe.getsockname()[1])
+            return port
     except OSError as error:
         what = "is in use" if error.errno == errno.EADDRINUSE else f"cannot be used ({error.strerror})"
         raise HostError(f"port {port} on {host} {what}; choose another with {option}, or 0 for any free one") from None

@@ -6,15 +6,14 @@ import argparse
 import importlib.util
 import os
 import shlex
-import socket
 import subprocess
 from collections.abc import Mapping
-from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
 from pdplugins.config import Config
 from pdplugins.errors import ConfigError, HostError
+from pdplugins.hosts.ports import free_ports
 from pdplugins.hosts.process import python
 from pdplugins.hosts.sglang.entry import CONFIG_VARIABLE
 from pdplugins.types import Role
@@ -120,12 +119,3 @@ def visible_gpus(environment: Mapping[str, str]) -> list[str]:
     except (OSError, subprocess.SubprocessError):
         return []
     return said.stdout.split()
-
-
-def free_ports(count: int) -> list[int]:
-    """Return that many ports on which nobody listens."""
-    with ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for probe in sockets:
-            probe.bind((HOST, 0))
-        return [probe.getsockname()[1] for probe in sockets]

@@ -21,6 +21,8 @@ import aiohttp
 import yaml
 from aiohttp import web
 
+from pdplugins.hosts.ports import free_ports
+
 from .. import servers, tiny_model
 from . import named
 
@@ -51,7 +53,7 @@ class GatewayProcess:
 
     def __init__(self, folder: Path, workers: list[str]) -> None:
         self.workers = workers
-        self.port = servers.free_port()
+        self.port = free_ports(1)[0]
         self.url = f"http://127.0.0.1:{self.port}"
         self._folder = folder
         self.log = folder / f"gateway-{self.port}.log"
@@ -101,8 +103,8 @@ class Impostor:
 
     def __init__(self, bootstrap: str | int) -> None:
         self._bootstrap = bootstrap
-        self.port = servers.free_port()
-        self.bootstrap_port = bootstrap if isinstance(bootstrap, int) else servers.free_port()
+        self.port = free_ports(1)[0]
+        self.bootstrap_port = bootstrap if isinstance(bootstrap, int) else free_ports(1)[0]
 
     async def start(self) -> None:
         """Serve."""

@@ -1,0 +1,33 @@
+"""Ports for servers that listen only at the end of a long start."""
+
+from __future__ import annotations
+
+import random
+import socket
+from collections.abc import Iterator
+from itertools import islice
+
+from pdplugins.errors import HostError
+
+OURS = range(20_000, 32_000)
+"""Below those that systems hand out to whoever asks for any port (Linux from 32,768): an engine takes dozens of these
+while it starts, and one of them would be the port that another one has been told to listen on."""
+
+
+def free_ports(count: int, host: str = "127.0.0.1") -> list[int]:
+    """Return that many ports on which nobody listens, in random order. Raises HostError when there are not so many."""
+    if len(found := list(islice(_free(host), count))) < count:
+        raise HostError(f"no {count} free ports from {OURS[0]} to {OURS[-1]} on {host}")
+    return found
+
+
+def _free(host: str) -> Iterator[int]:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    for port in random.sample(OURS, len(OURS)):
+        with socket.socket(family) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind((host, port))
+            except OSError:
+                continue
+        yield port
