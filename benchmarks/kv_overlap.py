@@ -5,8 +5,7 @@
 TREE holds an SGLang as `make test-sglang` installs it; run it with that environment's Python. Two dual-role instances
 start on this machine. In each round, for each number K of chunks and in random order, one prompt is prefilled on the
 first alone (the compute), and one is pushed to the second by each sender of `kv_overlap_plugin.py`: pdplugins as it is,
-the same without its pauses between polls, and the control, which can hide nothing. All of it is the
-client's wall time:
+the same without its pauses between polls, and the control, which can hide nothing. All of it is the client's wall time:
 
     exposed(K) = median push(K) - median compute(K)
     hidden(K) = 1 - exposed(K) / exposed(1)

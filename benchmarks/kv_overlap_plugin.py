@@ -5,7 +5,7 @@ Between two requests the file named by KV_OVERLAP_SETTINGS may change `chunk`, t
 
 * "paused" leaves the servers as they are: SGLang's transfer threads send the chunks, and what polls for them pauses, as
   `nixl_poll_us` says;
-* "spinning" takes SGLang's own pauses back from them: none;
+* "spinning" takes the pauses of SGLang's own threads away;
 * "scheduler" sends each chunk on the scheduler's thread and waits for it: the control, in which nothing can hide.
 
 So one pair of servers serves every case, and the cases can take turns. Each send is written to KV_OVERLAP_SENDS.

@@ -11,8 +11,6 @@ from pdplugins.hosts.sglang.scope import Scopes
 
 TIMEOUT_POLL = "_poll_timeout_aborts"
 """Later versions look for time-outs here; 0.5.16 only in the method that composes steps of local requests."""
-
-
 POP_TRANSFERRED = "sglang.srt.disaggregation.decode.DecodeTransferQueue.pop_transferred"
 """Frees the KV cache of a transfer that was aborted; later versions wait for the word of the server that sends it."""
 HOLD_S = 2.0

@@ -60,6 +60,11 @@ def third(bench: Bench, pool: Pool) -> Iterator[Server]:
 
 
 @pytest.fixture
+def fresh() -> None:
+    """The servers are new to this test: it runs as one of the first of its setup."""
+
+
+@pytest.fixture
 def may_die() -> None:
     """Servers may die in this test. It runs as one of the last of its setup, and the next one gets new servers."""
 
@@ -72,9 +77,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if (setup := setup_of(item)) is not None:
             setups.setdefault(setup, len(setups))
 
-    def order(item: pytest.Item) -> tuple[str, int, bool]:
-        setup = setup_of(item)
-        return ("", 0, False) if setup is None else (setup.version, setups[setup], "may_die" in item.fixturenames)
+    def order(item: pytest.Item) -> tuple[str, int, int]:
+        if (setup := setup_of(item)) is None:
+            return "", 0, 0
+        return setup.version, setups[setup], ("may_die" in item.fixturenames) - ("fresh" in item.fixturenames)
 
     items.sort(key=order)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 import yaml
 
 from . import servers
+from .cores import busiest
 from .servers import Server
 
 CHUNK = 256
@@ -77,6 +79,12 @@ class Bench:
     def pair(self) -> tuple[Server, Server]:
         return self.a, self.b
 
+    def note_busy(self) -> None:
+        """Warn of threads that keep a core busy although nothing has been asked for lately."""
+        for server in self.pair:
+            if server.runs and (threads := busiest(server.process.pid)):
+                warnings.warn(f"{server.log.name} is busy with nothing to do: {threads}", stacklevel=2)
+
     def healthy(self) -> None:
         """Fail when a server has died."""
         for server in (self.a, self.b, self.unified):
@@ -130,6 +138,8 @@ class Pool:
     def _stopped(self, version: str) -> Server | None:
         """Stop the servers of the last setup but for its unified server, when that serves this version as well."""
         last = self._bench
+        if last is not None:
+            last.note_busy()
         if last is None or last.setup.version != version or not last.unified.runs:
             self.stop()
             return None

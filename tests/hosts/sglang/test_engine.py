@@ -22,6 +22,7 @@ import pytest
 import yaml
 
 from . import servers, setups
+from .cores import busiest, busy_share
 from .paths import GREEDY, Client, edges_of, prompt_of, seeded
 from .setups import CHUNK, TIMEOUT_S, Bench
 
@@ -218,6 +219,7 @@ def test_a_flood_of_prompts_does_not_stop_what_decodes(bench: Bench) -> None:
 
 
 @everywhere
+@pytest.mark.usefixtures("fresh")
 def test_an_idle_server_is_idle(bench: Bench) -> None:
     """Also NIXL's progress threads, which poll without pause by default, each at a whole core."""
 
@@ -230,7 +232,7 @@ def test_an_idle_server_is_idle(bench: Bench) -> None:
     run(test)
     deadline = time.monotonic() + 60
     while (busy := max(busy_share(server.process.pid) for server in bench.pair)) > 0.3:
-        assert time.monotonic() < deadline, busy
+        assert time.monotonic() < deadline, (busy, [busiest(server.process.pid) for server in bench.pair])
 
 
 @everywhere
@@ -248,23 +250,6 @@ def test_a_server_that_only_waits_for_a_transfer_leaves_its_core_to_others(bench
         await client.becomes_idle(bench.b)
 
     run(test)
-
-
-def busy_share(session: int, over_s: float = 2.0) -> float:
-    """Cores that the processes of a session take."""
-    before = cpu_s(session)
-    time.sleep(over_s)
-    return (cpu_s(session) - before) / over_s
-
-
-def cpu_s(session: int) -> float:
-    """CPU seconds of all processes of a session."""
-    ticks = 0
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError):
-            fields = stat.read_text().rpartition(")")[2].split()
-            ticks += int(fields[11]) + int(fields[12]) if int(fields[3]) == session else 0
-    return ticks / os.sysconf("SC_CLK_TCK")
 
 
 @pytest.mark.parametrize("version", setups.VERSIONS)
