@@ -14,6 +14,8 @@ import aiohttp
 from .servers import Server
 
 Tokens = list[int]
+KEPT_S = 2.0
+"""For so long a client keeps an idle connection: SGLang closes it after 5 s, at worst just as a request comes."""
 GREEDY = {"temperature": 0}
 FILTER = {"top_p": 0.9, "top_k": 50}
 """For requests with seeds beside others. SGLang draws its noise per token id in a step where no request has a filter (a
@@ -116,6 +118,12 @@ class Client:
                 return
             assert time.monotonic() < deadline, counts
             await asyncio.sleep(0.2)
+
+
+def connections(timeout_s: float) -> aiohttp.ClientSession:
+    """Connections to servers; every request ends within `timeout_s`."""
+    connector = aiohttp.TCPConnector(keepalive_timeout=KEPT_S)
+    return aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(total=timeout_s))
 
 
 def seeded(rng: random.Random) -> dict[str, float]:

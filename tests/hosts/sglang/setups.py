@@ -81,7 +81,7 @@ class Bench:
 
     def note_busy(self) -> None:
         """Warn of threads that keep a core busy although nothing has been asked for lately."""
-        for server in self.pair:
+        for server in () if self.setup.stock else self.pair:
             if server.runs and (threads := busiest(server.process.pid)):
                 warnings.warn(f"{server.log.name} is busy with nothing to do: {threads}", stacklevel=2)
 

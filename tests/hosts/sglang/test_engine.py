@@ -17,13 +17,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import aiohttp
 import pytest
 import yaml
 
 from . import servers, setups
 from .cores import busiest, busy_share
-from .paths import GREEDY, Client, edges_of, prompt_of, seeded
+from .paths import GREEDY, Client, connections, edges_of, prompt_of, seeded
 from .setups import CHUNK, TIMEOUT_S, Bench
 
 pytestmark = [pytest.mark.sglang, pytest.mark.timeout(600)]
@@ -32,7 +31,7 @@ everywhere = setups.on(*setups.SETUPS)
 
 def run(test: Callable[[Client], Awaitable[None]], **settings: Any) -> None:
     async def main() -> None:
-        async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=240)) as session:
+        async with connections(240) as session:
             await test(Client(session, **{"sampling": GREEDY, **settings}))
 
     asyncio.run(main())

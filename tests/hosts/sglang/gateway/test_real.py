@@ -24,7 +24,7 @@ from pdplugins.hosts.sglang.gateway.settings import GatewaySettings
 from pdplugins.types import Placement
 
 from .. import setups
-from ..paths import FILTER, GREEDY, Answer, edges_of, prompt_of, seeded
+from ..paths import FILTER, GREEDY, Answer, connections, edges_of, prompt_of, seeded
 from ..servers import Server
 from ..setups import CHUNK, Bench
 from .conftest import config
@@ -111,7 +111,7 @@ async def stand(bench: Bench, cfg: Config | None = None, *more: Server) -> Async
         gateway._routing._router = told
     await gateway.start()
     try:
-        async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=SETTINGS.timeout_s)) as client:
+        async with connections(SETTINGS.timeout_s) as client:
             yield Stand(gateway, bench, client, told)
     finally:
         await gateway.stop()
