@@ -26,13 +26,13 @@ class AbortedTransfers:
 
     def pop(self, original: Callable[..., Any], queue: Any, rids_to_check: Sequence[str] | None = None) -> Any:
         """Let SGLang look at all transfers but those that are held."""
-        now_s, rids = self._clock(), [waiting.req.rid for waiting in queue.queue]
+        now_s = self._clock()
         aborted = {waiting.req.rid for waiting in queue.queue if getattr(waiting.kv_receiver, "abort_notified", False)}
         self._since_s = {rid: self._since_s.get(rid, now_s) for rid in aborted}
         held = {rid for rid, since_s in self._since_s.items() if now_s - since_s < HOLD_S}
         if not held:
             return original(queue, rids_to_check)
-        asked = rids if rids_to_check is None else rids_to_check
+        asked = [waiting.req.rid for waiting in queue.queue] if rids_to_check is None else rids_to_check
         return original(queue, [rid for rid in asked if rid not in held])
 
 

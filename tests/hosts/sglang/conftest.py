@@ -45,6 +45,8 @@ def pool(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pool
 def bench(request: pytest.FixtureRequest, pool: Pool) -> Iterator[Bench]:
     """Servers of the setup that `setups.on` names. None may die, unless the test asks for `may_die`."""
     bench = pool.bench(request.param)
+    if "may_die" in request.fixturenames:
+        bench.note_busy()  # while they are the servers of the tests before
     yield bench
     if request.node.stash.get(FAILED, False):
         pool.stop()  # the next test is not to suffer
