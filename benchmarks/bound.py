@@ -20,13 +20,13 @@ import numpy as np
 import planners_report
 from planners import TRACES, Trace
 
-from pdplugins.assembly import build_deployment
-from pdplugins.bench import jsonl, traces
-from pdplugins.hosts.dynamo.replay import report
-from pdplugins.hosts.dynamo.replay.command import configured
-from pdplugins.hosts.dynamo.replay.engine import Engines, bind
-from pdplugins.hosts.dynamo.replay.scaling import Fixed
+from pdplugins.hosts.dynamo.mocker import Engines, bind
+from pdplugins.hosts.dynamo.offline import report
+from pdplugins.hosts.dynamo.offline.command import configured
+from pdplugins.hosts.dynamo.offline.scaling import Fixed
+from pdplugins.runtime.assembly import build_deployment
 from pdplugins.types import Deployment
+from pdplugins.workloads import jsonl, traces
 
 WINDOW_S = 15
 """Pools and load are looked at in windows this long."""

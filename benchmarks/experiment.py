@@ -16,12 +16,12 @@ from typing import Any
 
 import matplotlib as mpl
 
-from pdplugins.bench.synthetic import SyntheticSettings, synthetic
 from pdplugins.config import parse
 from pdplugins.results import Result, commit
-from pdplugins.sim.run import simulate
-from pdplugins.sim.settings import Outcome
+from pdplugins.sim.core.settings import Outcome
+from pdplugins.sim.run.simulate import simulate
 from pdplugins.types import TraceRequest
+from pdplugins.workloads.synthetic import SyntheticSettings, synthetic
 
 mpl.use("Agg")
 from matplotlib import pyplot as plt

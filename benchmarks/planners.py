@@ -22,10 +22,10 @@ os.environ.setdefault("DYN_LOG", "error")  # before Dynamo is imported
 import planners_report
 from planners_report import RESULTS
 
-from pdplugins.bench import rows, traces
-from pdplugins.hosts.dynamo.replay.command import configured
-from pdplugins.hosts.dynamo.replay.engine import Engines, Router
-from pdplugins.hosts.dynamo.replay.run import Plan, replay
+from pdplugins.hosts.dynamo.mocker import Engines, Router
+from pdplugins.hosts.dynamo.offline.command import configured
+from pdplugins.hosts.dynamo.offline.run import Plan, replay
+from pdplugins.workloads import rows, traces
 
 GROUPS = ("static", "stock", "dopd")
 ROUTERS: tuple[Router, ...] = ("round_robin", "kv_router")

@@ -27,17 +27,17 @@ from typing import Any
 os.environ.setdefault("DYN_LOG", "error")
 
 import pdplugins.sim
-from pdplugins.assembly import build_deployment
-from pdplugins.bench import jsonl, traces
 from pdplugins.config import parse
-from pdplugins.hosts.dynamo.replay.engine import Engines, engine_args
+from pdplugins.hosts.dynamo.mocker import Engines, engine_args
 from pdplugins.perf.npz import export_npz
 from pdplugins.policies.stock.routers import LeastLoaded, RoundRobin, RouterSettings
 from pdplugins.results import commit
-from pdplugins.sim.flight import Arrival
-from pdplugins.sim.settings import Outcome, SimSettings
-from pdplugins.sim.simulation import Simulation
+from pdplugins.runtime.assembly import build_deployment
+from pdplugins.sim.core.flight import Arrival
+from pdplugins.sim.core.settings import Outcome, SimSettings
+from pdplugins.sim.core.simulation import Simulation
 from pdplugins.types import Deployment, Role, TraceRequest
+from pdplugins.workloads import jsonl, traces
 
 CASES = {
     "azure conversation, 4P2D": (4, 2, 1, 1.0, 5.0),

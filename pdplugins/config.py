@@ -9,10 +9,10 @@ from typing import Annotated, Any, Literal, get_args
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from pdplugins.contracts.workers import Role
 from pdplugins.errors import ConfigError
 from pdplugins.registry import Registry, default_registry
 from pdplugins.resources import data_dir
-from pdplugins.types import Role
 
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 

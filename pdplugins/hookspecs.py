@@ -17,7 +17,7 @@ import pluggy
 if TYPE_CHECKING:
     import typer
 
-    from pdplugins.registry import Register
+    from pdplugins.contracts.register import Register
 
 hookspec = pluggy.HookspecMarker("pdplugins")
 

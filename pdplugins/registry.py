@@ -11,12 +11,13 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import pluggy
 from pydantic import BaseModel
 
 from pdplugins import hookspecs
+from pdplugins.contracts.register import NoSettings, Register
 from pdplugins.errors import ConfigError, PluginError
 
 if TYPE_CHECKING:
@@ -33,18 +34,6 @@ KINDS = {
     "workload": "pd_register_workloads",
 }
 """Kind of a registration (the key in a config file) to the hook that adds it."""
-
-
-class NoSettings(BaseModel, extra="forbid"):
-    """The settings of something that has none."""
-
-
-class Register(Protocol):
-    """The callback that every ``pd_register_…`` hook but the commands one receives."""
-
-    def __call__(self, name: str, factory: Callable[..., Any], settings: type[BaseModel] = NoSettings) -> None:
-        """Add `factory` under the name that users write in a config file."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

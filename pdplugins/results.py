@@ -11,8 +11,8 @@ from typing import Any, Literal
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
+from pdplugins.contracts.request import Slo
 from pdplugins.files import write_whole
-from pdplugins.types import Slo
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from typing import Any
 
 from experiment import run, workload
 
-from pdplugins.assembly import load_profile
+from pdplugins.runtime.assembly import load_profile
 from pdplugins.types import TraceRequest
 
 PAPER = "ampd"

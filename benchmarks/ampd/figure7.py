@@ -9,7 +9,7 @@ from common import GPUS as SERVERS
 from experiment import Row, draw, publish
 
 from pdplugins.config import parse
-from pdplugins.sim.planning.deployment import plan_deployment
+from pdplugins.studies.deployment.plan import plan_deployment
 
 MODEL, NAME, LOAD = "Llama-3.1-70B", "DuReader", 0.7
 GPUS = (8, 16, 32, 64, 128, 256)

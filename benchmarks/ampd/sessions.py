@@ -9,9 +9,9 @@ from typing import Any
 from common import AMPD, AS_PRINTED, COLOCATED, DYNAMO, PAPER, score
 from experiment import Row, publish
 
-from pdplugins.bench import traces
-from pdplugins.bench.transform import Transform
 from pdplugins.types import TraceRequest
+from pdplugins.workloads import traces
+from pdplugins.workloads.transform import Transform
 
 PROFILE, GPUS, CONTEXT = "h100/llama-3.1-70b-fp8", 16, 131_072
 ROUNDS = 1500

@@ -8,7 +8,7 @@ from experiment import Row, publish
 
 from pdplugins.config import parse
 from pdplugins.policies.ampd.planning import DeploymentPlan
-from pdplugins.sim.planning.deployment import plan_deployment
+from pdplugins.studies.deployment.plan import plan_deployment
 from pdplugins.types import Role
 
 LOAD, ROUNDS = 0.85, 1000

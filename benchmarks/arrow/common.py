@@ -16,21 +16,21 @@ from typing import Any
 
 import experiment
 
-from pdplugins.bench import traces
-from pdplugins.bench.synthetic import SyntheticSettings, synthetic
-from pdplugins.bench.transform import clip, scale
 from pdplugins.perf.profile import read_profile
 from pdplugins.perf.table import TableModel
 from pdplugins.policies.arrow.config import ArrowSettings
 from pdplugins.policies.arrow.router import ArrowRouter
 from pdplugins.policies.stock.routers import LeastLoaded, RoundRobin, RouterSettings
 from pdplugins.results import commit
-from pdplugins.sim.contracts import EngineSettings
-from pdplugins.sim.flight import Arrival
-from pdplugins.sim.run import summarise
-from pdplugins.sim.settings import SimSettings
-from pdplugins.sim.simulation import Simulation
+from pdplugins.sim.core.flight import Arrival
+from pdplugins.sim.core.protocols import EngineSettings
+from pdplugins.sim.core.settings import SimSettings
+from pdplugins.sim.core.simulation import Simulation
+from pdplugins.sim.run.simulate import summarise
 from pdplugins.types import Deployment, Router, Slo, TraceRequest
+from pdplugins.workloads import traces
+from pdplugins.workloads.synthetic import SyntheticSettings, synthetic
+from pdplugins.workloads.transform import clip, scale
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = experiment.RESULTS

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from experiment import Row, draw, publish, run, workload
 
-from pdplugins.assembly import build_deployment
 from pdplugins.config import parse
 from pdplugins.policies.dopd.ratio import mean_context_tokens, pd_ratio
+from pdplugins.runtime.assembly import build_deployment
 
 PROFILE = "h100/llama-3.1-70b-fp8"
 SHAPES = {"1000/150": (1000, 150, 4.58, 235), "3000/300": (3000, 300, 3.18, 78)}

@@ -7,7 +7,7 @@ from typing import Any
 
 from experiment import Row, draw, publish, run, workload
 
-from pdplugins.sim.run import summarise
+from pdplugins.sim.run.simulate import summarise
 from pdplugins.types import Slo
 
 SLO = {"ttft_s": 2.0, "tpot_s": 0.08}

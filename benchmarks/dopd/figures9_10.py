@@ -8,9 +8,9 @@ os.environ.setdefault("DYN_LOG", "error")  # before Dynamo is imported
 
 from experiment import Row, command, draw, publish, workload
 
-from pdplugins.hosts.dynamo.replay.command import configured
-from pdplugins.hosts.dynamo.replay.engine import Engines
-from pdplugins.hosts.dynamo.replay.run import Plan, replay
+from pdplugins.hosts.dynamo.mocker import Engines
+from pdplugins.hosts.dynamo.offline.command import configured
+from pdplugins.hosts.dynamo.offline.run import Plan, replay
 from pdplugins.results import Result
 from pdplugins.types import TraceRequest
 

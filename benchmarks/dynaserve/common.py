@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 from experiment import capacity, run, workload
 
-from pdplugins.assembly import build_deployment
 from pdplugins.config import parse
-from pdplugins.sim.settings import Outcome
+from pdplugins.runtime.assembly import build_deployment
+from pdplugins.sim.core.settings import Outcome
 from pdplugins.types import TraceRequest
 
 TBT_S = 0.1

@@ -7,14 +7,14 @@ from statistics import median
 from common import dynaserve
 from experiment import Row, draw, publish, workload
 
-from pdplugins.assembly import build_deployment
 from pdplugins.config import Choice, Config, parse, settings_of
 from pdplugins.policies.dynaserve.batching import DynaServeBatchScheduler
 from pdplugins.policies.dynaserve.config import DynaServeBatchSettings
 from pdplugins.registry import default_registry
-from pdplugins.sim.run import arrival
-from pdplugins.sim.setup import sim_settings
-from pdplugins.sim.simulation import Simulation
+from pdplugins.runtime.assembly import build_deployment
+from pdplugins.sim.core.simulation import Simulation
+from pdplugins.sim.run.setup import sim_settings
+from pdplugins.sim.run.simulate import arrival
 from pdplugins.types import Placement, Request, Router, WorkerView
 
 SPLITS = (512, 768, 896, *range(1024, 1985, 64))

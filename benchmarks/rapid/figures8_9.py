@@ -13,7 +13,7 @@ from pdplugins import hookimpl
 from pdplugins.policies.rapid.config import RapidSettings
 from pdplugins.policies.rapid.controller import RapidController
 from pdplugins.registry import Plugin, Register, default_registry
-from pdplugins.sim.settings import Outcome
+from pdplugins.sim.core.settings import Outcome
 from pdplugins.types import Deployment, GpuView, PlannerView, PowerPlan, Slo
 
 RATES = [1.0, 1.25, 1.5, 1.75, 2.0, 2.25, 2.5]

@@ -24,10 +24,10 @@ from typing import Any, Literal
 
 from packaging.specifiers import SpecifierSet
 
-from pdplugins.assembly import build_deployment, build_planner
 from pdplugins.config import find, load
 from pdplugins.errors import PdpluginsError
 from pdplugins.resources import data_dir
+from pdplugins.runtime.assembly import build_deployment, build_planner
 
 HELP_TIMEOUT_S = 60.0
 

@@ -25,7 +25,7 @@ def explain(
     verify: Annotated[bool, typer.Option(help="Replay the log: are the decisions the same?")] = False,
 ) -> None:
     """Show what a planner saw, what it decided and why."""
-    from pdplugins.hosts import explain as explaining  # noqa: PLC0415 - only this command needs it
+    from pdplugins.runtime import explain as explaining  # noqa: PLC0415 - only this command needs it
 
     if as_json:
         typer.echo(json.dumps(explaining.as_data(log, every=every), indent=1))

@@ -15,11 +15,11 @@ from zipfile import BadZipFile
 
 import numpy as np
 
+from pdplugins.contracts.perf import PerfModel
 from pdplugins.errors import ConfigError
 from pdplugins.files import whole
 from pdplugins.perf.draft import BATCHES
 from pdplugins.perf.table import Curve
-from pdplugins.types import PerfModel
 
 LONG_TOKENS = (65_536, 131_072)
 """Up to the longest context of the Llama 3.1 family; the mocker goes on linearly."""

@@ -6,9 +6,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from pdplugins import hookimpl
+from pdplugins.contracts.register import NoSettings, Register
 from pdplugins.perf.profile import read_profile
 from pdplugins.perf.table import TableModel
-from pdplugins.registry import NoSettings, Register
 from pdplugins.resources import data_dir
 
 

@@ -16,8 +16,8 @@ from collections.abc import Sequence
 from itertools import accumulate
 from operator import add
 
+from pdplugins.contracts.workers import Role
 from pdplugins.perf.profile import Power, Profile, TokenTable
-from pdplugins.types import Role
 
 Axis = tuple[float, ...]
 Chunk = tuple[float, float]

@@ -48,7 +48,7 @@ def check(kind: str, **seam: Any) -> doctor.Check:
             {"name": "prefill_decode", "parts": ["pdplugins.types.Role.PREFILL", "pdplugins.types.Role.DECODE"]},
         ),
         ("env", {"name": "PDPLUGINS_DISABLE", "in": "pdplugins/registry.py"}),
-        ("field", {"name": "isl_tokens", "in": "pdplugins/types.py"}),
+        ("field", {"name": "isl_tokens", "in": "pdplugins/contracts/planner.py"}),
         ("dependency", {"module": "yaml", "fix": "pip install pyyaml"}),
     ],
 )

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from pdplugins import config
-from pdplugins.assembly import build_deployment
 from pdplugins.errors import ConfigError
 from pdplugins.perf.profile import read_profile
 from pdplugins.registry import NoSettings, default_registry
 from pdplugins.resources import data_dir
+from pdplugins.runtime.assembly import build_deployment
 from pdplugins.types import Role
 
 POWER = {

@@ -14,13 +14,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pdplugins.assembly import build_deployment
 from pdplugins.config import Config
 from pdplugins.registry import default_registry
+from pdplugins.runtime.assembly import build_deployment
 from pdplugins.types import (
     BatchScheduler,
     BatchView,
-    LearnsLengths,
+    Ending,
+    HearsOutcomes,
+    Outcome,
     Placement,
     Planner,
     PlannerView,
@@ -93,8 +95,8 @@ def route(router: Router, stream: Sequence[tuple[tuple[Worker, ...], Request, fl
         if placed.second is None:
             placed = router.on_prefill_done(request, placed, fleet, now_s)
         assert placed.second in ids
-        if isinstance(router, LearnsLengths):
-            router.on_finished(request, 7)
+        if isinstance(router, HearsOutcomes):
+            router.on_ended(request, Outcome(Ending.FINISHED, 7))
         done.append(placed)
     return done
 

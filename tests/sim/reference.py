@@ -10,8 +10,8 @@ from collections import deque
 from types import SimpleNamespace
 from typing import Any
 
-from pdplugins.sim.clock import STEP, TICKS_PER_S, seconds, ticks
-from pdplugins.sim.flight import Flight, State
+from pdplugins.sim.core.clock import STEP, TICKS_PER_S, seconds, ticks
+from pdplugins.sim.core.flight import Flight, State
 from pdplugins.types import WorkerLoad
 
 
@@ -44,6 +44,19 @@ class PlainLoad:
         return tokens + len(engine.stepping) + sum(flight.chunk for flight in engine.chunks)
 
     @property
+    def decode_requests(self) -> int:
+        return len(self._engine.running) + len(self._engine.ready)
+
+    @property
+    def decode_tokens(self) -> int:
+        engine = self._engine
+        return sum(flight.context for flight in (*engine.running, *engine.ready)) + len(engine.stepping)
+
+    @property
+    def prefill_tokens(self) -> int:
+        return sum(flight.chunk for flight in self._engine.chunks)
+
+    @property
     def recent_ttft_s(self) -> float | None:
         engine = self._engine
         lately = [took for at, took in engine.first_tokens if at >= engine.events.now - ticks(10.0)]
@@ -63,7 +76,10 @@ class PlainLoad:
 
     def frozen(self) -> WorkerLoad:
         numbers = self.queued_requests, self.queued_tokens, self.running_requests, self.running_tokens
-        return WorkerLoad(self.worker, *numbers, self.recent_ttft_s, self.recent_tbt_s)
+        recent = self.recent_ttft_s, self.recent_tbt_s
+        return WorkerLoad(
+            self.worker, *numbers, *recent, self.decode_requests, self.decode_tokens, self.prefill_tokens
+        )
 
 
 class PlainEngine:
@@ -104,6 +120,9 @@ class PlainEngine:
     @property
     def batch(self) -> Any:
         return SimpleNamespace(size=len(self.running), context=sum(flight.context for flight in self.running))
+
+    def free_tokens(self) -> int:
+        return int(self.kv.room)
 
     def wake(self) -> None:
         if not self.busy and not self.dead:

@@ -8,10 +8,10 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pdplugins.sim.clock import seconds
-from pdplugins.sim.flight import Arrival
-from pdplugins.sim.settings import SimSettings
-from pdplugins.sim.simulation import Simulation
+from pdplugins.sim.core.clock import seconds
+from pdplugins.sim.core.flight import Arrival
+from pdplugins.sim.core.settings import SimSettings
+from pdplugins.sim.core.simulation import Simulation
 from pdplugins.types import Deployment, PlannerView, ScalePlan, Slo
 
 from .anyone import AnyPlanner, AnyRouter

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from pdplugins.policies.stock import routers
-from pdplugins.sim.flight import Arrival
-from pdplugins.sim.settings import Outcome, SimSettings
-from pdplugins.sim.simulation import Simulation
+from pdplugins.sim.core.flight import Arrival
+from pdplugins.sim.core.settings import Outcome, SimSettings
+from pdplugins.sim.core.simulation import Simulation
 from pdplugins.types import Deployment, PlannerView, Role, Round, ScalePlan, Slo
 
 from .test_exact import SLOW, BentModel, SlowModel

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from pdplugins.sim.contracts import EngineSettings
-from pdplugins.sim.flight import Arrival
-from pdplugins.sim.settings import SimSettings
+from pdplugins.sim.core.flight import Arrival
+from pdplugins.sim.core.protocols import EngineSettings
+from pdplugins.sim.core.settings import SimSettings
 from pdplugins.types import Placement, Request, Round, WorkerView
 
 from .test_simulation import MODEL, To, run
@@ -19,7 +19,7 @@ def session(start_s: float, name: str, first: int = 4000, new: int = 100) -> Arr
 
 
 def chunk_s(history: int, new: int) -> float:
-    """Seconds of a prefill step with history, as `pdplugins.sim.steps` defines it without a dense table."""
+    """Seconds of a prefill step with history, as `pdplugins.sim.core.steps` defines it without a dense table."""
     alone = MODEL.prefill_s(new, 1)
     more = MODEL.prefill_s(history + new, 1) - MODEL.prefill_s(history, 1) - alone + MODEL.prefill_s(0, 1)
     return alone + max(more, 0.0)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from pdplugins.sim.interrupt import ctrl_c
+from pdplugins.interrupt import ctrl_c
 
 
 @pytest.fixture(autouse=True)

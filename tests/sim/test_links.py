@@ -6,8 +6,8 @@ from heapq import heappop
 
 import pytest
 
-from pdplugins.sim.clock import Events, seconds, ticks
-from pdplugins.sim.links import Links, Port
+from pdplugins.sim.core.clock import Events, seconds, ticks
+from pdplugins.sim.core.links import Links, Port
 
 
 def arrivals(*transfers: tuple[float, int, int, float], latency_s: float = 0.0) -> list[float]:

@@ -12,11 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pdplugins.policies.stock import routers
-from pdplugins.sim.clock import ACTION, Events
-from pdplugins.sim.flight import Arrival
-from pdplugins.sim.power import Power, PowerCurve
-from pdplugins.sim.settings import Outcome, SimSettings
-from pdplugins.sim.simulation import Simulation
+from pdplugins.sim.core.clock import ACTION, Events
+from pdplugins.sim.core.flight import Arrival
+from pdplugins.sim.core.power import Power, PowerCurve
+from pdplugins.sim.core.settings import Outcome, SimSettings
+from pdplugins.sim.core.simulation import Simulation
 from pdplugins.types import Flip, GpuView, PlannerView, PowerPlan, Role, ScalePlan
 
 from .test_simulation import DEPLOYMENT, MODEL, To
@@ -163,7 +163,7 @@ def test_the_caps_that_count_never_sum_to_more_than_the_budget(
     router = routers.LeastLoaded(routers.RouterSettings(), DEPLOYMENT)
     events = WatchedEvents()
     policies = {"power": Script(plan, interval_s), "planner": Scaler(pools)}
-    with mock.patch("pdplugins.sim.simulation.Events", return_value=events):
+    with mock.patch("pdplugins.sim.core.simulation.Events", return_value=events):
         sim = Simulation(DEPLOYMENT, SimSettings(2, 2, power=CURVE), router, **policies)
     events.power = sim._power
     outcome = sim.run([Arrival(0.1 * n, 50, 5) for n in range(60)])

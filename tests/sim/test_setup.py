@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from pdplugins.assembly import build_deployment
 from pdplugins.config import SimulationConfig, parse
 from pdplugins.errors import ConfigError
-from pdplugins.sim.contracts import EngineSettings
-from pdplugins.sim.settings import SimSettings
-from pdplugins.sim.setup import sim_settings
+from pdplugins.runtime.assembly import build_deployment
+from pdplugins.sim.core.protocols import EngineSettings
+from pdplugins.sim.core.settings import SimSettings
+from pdplugins.sim.run.setup import sim_settings
 from pdplugins.types import Role, TraceRequest
 
 OTHER = "h100/llama-3.1-70b-fp8"
@@ -89,7 +89,7 @@ def test_what_cannot_be_is_one_line(section: dict[str, object], message: str) ->
 
 
 def test_deaths_and_predictions_change_a_run() -> None:
-    from pdplugins.sim.run import simulate  # noqa: PLC0415 - the command's own way
+    from pdplugins.sim.run.simulate import simulate  # noqa: PLC0415 - the command's own way
 
     config = parse({"simulation": {"deaths": [{"at_s": 0.5, "worker": "d0"}], "retries": 0}})
     trace = [TraceRequest(0.0, 1000, 400)]
@@ -99,7 +99,7 @@ def test_deaths_and_predictions_change_a_run() -> None:
 
 def test_a_worker_that_is_not_there_to_die_is_counted(caplog: pytest.LogCaptureFixture) -> None:
     """Planners start workers, so a name may be of one that comes later, or never."""
-    from pdplugins.sim.run import simulate  # noqa: PLC0415 - the command's own way
+    from pdplugins.sim.run.simulate import simulate  # noqa: PLC0415 - the command's own way
 
     deaths = [{"at_s": 0.5, "worker": "d9"}]
     config = parse({"planner": "threshold", "simulation": {"deaths": deaths}})

@@ -10,14 +10,13 @@ from typing import Any, ClassVar
 
 import pytest
 
-from pdplugins.bench import traces, transform
 from pdplugins.config import parse
 from pdplugins.policies.stock import routers
-from pdplugins.sim.contracts import EngineSettings
-from pdplugins.sim.flight import Arrival
-from pdplugins.sim.run import simulate
-from pdplugins.sim.settings import Outcome, SimSettings
-from pdplugins.sim.simulation import Simulation
+from pdplugins.sim.core.flight import Arrival
+from pdplugins.sim.core.protocols import EngineSettings
+from pdplugins.sim.core.settings import Outcome, SimSettings
+from pdplugins.sim.core.simulation import Simulation
+from pdplugins.sim.run.simulate import simulate
 from pdplugins.types import (
     BatchPlan,
     BatchView,
@@ -30,6 +29,7 @@ from pdplugins.types import (
     Slo,
     WorkerView,
 )
+from pdplugins.workloads import traces, transform
 
 from .test_exact import BentModel
 
@@ -243,15 +243,15 @@ def test_cost_does_not_grow_with_output_length() -> None:
 
 PROGRAM = """
 import hashlib
-from pdplugins.assembly import build_deployment
-from pdplugins.bench.synthetic import SyntheticSettings, synthetic
+from pdplugins.runtime.assembly import build_deployment
+from pdplugins.workloads.synthetic import SyntheticSettings, synthetic
 from pdplugins.config import parse
 from pdplugins.policies.stock.routers import PowerOfTwo, RouterSettings
-from pdplugins.sim import COMPILED
-from pdplugins.sim.flight import Arrival
-from pdplugins.sim.power import PowerCurve
-from pdplugins.sim.settings import SimSettings
-from pdplugins.sim.simulation import Simulation
+from pdplugins.sim.core import COMPILED
+from pdplugins.sim.core.flight import Arrival
+from pdplugins.sim.core.power import PowerCurve
+from pdplugins.sim.core.settings import SimSettings
+from pdplugins.sim.core.simulation import Simulation
 from pdplugins.types import Round
 from tests.sim.anyone import AnyPlanner, AnyPower, AnyScheduler
 deployment = build_deployment(parse({}))

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pdplugins.assembly import load_profile
 from pdplugins.perf.table import TableModel
-from pdplugins.sim.clock import ticks
-from pdplugins.sim.steps import Line, StepTimes
+from pdplugins.runtime.assembly import load_profile
+from pdplugins.sim.core.clock import ticks
+from pdplugins.sim.core.steps import Line, StepTimes
 from pdplugins.types import Role
 
 from .test_exact import BentModel

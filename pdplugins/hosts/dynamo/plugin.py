@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from pdplugins import hookimpl
-from pdplugins.hosts.dynamo.replay.command import replay
+from pdplugins.hosts.dynamo.offline.command import replay
 
 
 @hookimpl
@@ -37,7 +37,7 @@ def planner(  # noqa: PLR0913 - the options of a command
     metrics_port: Annotated[int | None, typer.Option(help="Serve Prometheus metrics there.")] = None,
 ) -> None:
     """Run a planner in its own process, as an external gRPC plugin of a running Dynamo planner."""
-    from pdplugins.hosts.dynamo import external  # noqa: PLC0415 - imports Dynamo
+    from pdplugins.hosts.dynamo.doors import external  # noqa: PLC0415 - imports Dynamo
 
     external.run(
         config,

@@ -13,12 +13,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from pdplugins.contracts.batching import BatchPlan, BatchScheduler, BatchView, QueuedPrefill
+from pdplugins.contracts.request import Request
 from pdplugins.hosts.sglang.dual import SCHEDULER
 from pdplugins.hosts.sglang.guard import Hook
 from pdplugins.hosts.sglang.policy import SafeScheduler
 from pdplugins.hosts.sglang.prompts import done_tokens
 from pdplugins.hosts.sglang.steps import no_prefill
-from pdplugins.types import BatchPlan, BatchScheduler, BatchView, QueuedPrefill, Request
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 
-CONFIG_VARIABLE = "PDPLUGINS_CONFIG"
-"""Names a config file, or a shipped config. Without it nothing of SGLang is touched, and nothing more is imported."""
+from pdplugins.resources import CONFIG_VARIABLE
 
 
 def register() -> None:

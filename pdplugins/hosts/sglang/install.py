@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 
-from pdplugins.assembly import build_deployment
 from pdplugins.config import Config, find, load
 from pdplugins.errors import PdpluginsError
 from pdplugins.hosts.sglang import nixl
@@ -12,6 +11,7 @@ from pdplugins.hosts.sglang.batching import BatchHooks
 from pdplugins.hosts.sglang.dual import DualRole
 from pdplugins.hosts.sglang.guard import Guard, Hook, broken_seams, chained
 from pdplugins.hosts.sglang.policy import scheduler_factory
+from pdplugins.runtime.assembly import build_deployment
 
 log = logging.getLogger(__name__)
 

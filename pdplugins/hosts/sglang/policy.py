@@ -7,9 +7,10 @@ from collections.abc import Callable
 from typing import cast
 
 from pdplugins.config import Config, settings_of
+from pdplugins.contracts.batching import BatchPlan, BatchScheduler, BatchView
+from pdplugins.contracts.deployment import Deployment
 from pdplugins.errors import ConfigError
 from pdplugins.registry import default_registry
-from pdplugins.types import BatchPlan, BatchScheduler, BatchView, Deployment
 
 log = logging.getLogger(__name__)
 

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from math import inf
 
-from pdplugins.types import Deployment, PerfModel, Role, WorkerView
+from pdplugins.contracts.deployment import Deployment
+from pdplugins.contracts.perf import PerfModel
+from pdplugins.contracts.workers import Role, WorkerView
 
 LONGEST_TOKENS = 1 << 20
 """No queue of more is within any SLO."""

@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from scipy.optimize import Bounds, LinearConstraint, milp
 from scipy.sparse import csr_matrix
 
+from pdplugins.contracts.workers import Role
 from pdplugins.errors import ConfigError
-from pdplugins.types import Role
 
 SHARES = 8
 """A group takes a whole number of these parts of the traffic."""

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from pdplugins import hookimpl
+from pdplugins.contracts.register import Register
 from pdplugins.policies.ampd.config import AmpdRouterSettings, AmpdSchedulerSettings
 from pdplugins.policies.ampd.router import AmpdRouter
 from pdplugins.policies.ampd.scheduler import AmpdScheduler
-from pdplugins.registry import Register
 
 
 @hookimpl

@@ -5,10 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import gcd, inf, isnan
 
+from pdplugins.contracts.deployment import Deployment
+from pdplugins.contracts.numbers import is_number
+from pdplugins.contracts.request import Request
+from pdplugins.contracts.router import Ending, Outcome, Placement
+from pdplugins.contracts.workers import Role, WorkerView
 from pdplugins.errors import ConfigError
 from pdplugins.policies.ampd.config import AmpdRouterSettings
 from pdplugins.policies.ampd.costs import Costs, known
-from pdplugins.types import Deployment, Placement, Request, Role, WorkerView, is_number
 
 RECENT_ANSWERS = 200
 """Answers over which the mean output length is taken."""
@@ -186,11 +190,13 @@ class AmpdRouter:
                 best, best_s = worker, total_s
         return best, best_s
 
-    def on_finished(self, request: Request, output_tokens: int) -> None:
-        """Learn the mean length of answers (`pdplugins.types.LearnsLengths`)."""
+    def on_ended(self, request: Request, outcome: Outcome) -> None:
+        """Learn the mean length of answers."""
+        if outcome.ending is not Ending.FINISHED:
+            return
         self._finished += 1
         share = 1 / min(self._finished, RECENT_ANSWERS)
-        self._mean_output_tokens += share * (max(output_tokens, 1) - self._mean_output_tokens)
+        self._mean_output_tokens += share * (max(outcome.output_tokens, 1) - self._mean_output_tokens)
 
     # --- chance ------------------------------------------------------------------------------------------------------
 

@@ -7,9 +7,10 @@ from functools import lru_cache, partial
 from itertools import permutations
 from math import inf
 
+from pdplugins.contracts.batching import BatchPlan, BatchView, QueuedPrefill
+from pdplugins.contracts.deployment import Deployment
 from pdplugins.policies.ampd.config import AmpdSchedulerSettings
 from pdplugins.policies.ampd.costs import prefill_s
-from pdplugins.types import BatchPlan, BatchView, Deployment, QueuedPrefill
 
 COSTS_KEPT = 1024
 MOST_TASKS = 20

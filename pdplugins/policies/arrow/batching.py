@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from pdplugins.contracts.batching import BatchPlan, BatchView
+from pdplugins.contracts.deployment import Deployment
 from pdplugins.policies.arrow.config import ArrowBatchSettings
-from pdplugins.types import BatchPlan, BatchView, Deployment
 
 
 class ArrowBatchScheduler:

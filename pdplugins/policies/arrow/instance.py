@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from enum import StrEnum
 
+from pdplugins.contracts.numbers import is_number
+from pdplugins.contracts.request import Request
+from pdplugins.contracts.workers import WorkerView
 from pdplugins.policies.arrow.startup import DecodeLimits, TtftPredictor
-from pdplugins.types import Request, WorkerView, is_number
 
 MOST = 1e9
 """A load above this is this: totals over thousands of instances stay exact, and come back when the load does."""

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from pdplugins import hookimpl
+from pdplugins.contracts.register import Register
 from pdplugins.policies.arrow.batching import ArrowBatchScheduler
 from pdplugins.policies.arrow.config import ArrowBatchSettings, ArrowSettings
 from pdplugins.policies.arrow.router import ArrowRouter
-from pdplugins.registry import Register
 
 
 @hookimpl

@@ -8,13 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from pdplugins.contracts.deployment import Deployment
+from pdplugins.contracts.request import Request
+from pdplugins.contracts.router import Placement
+from pdplugins.contracts.workers import Role, WorkerView
 from pdplugins.errors import ConfigError
 from pdplugins.policies.arrow.config import ArrowSettings
 from pdplugins.policies.arrow.instance import Instance, PoolName
 from pdplugins.policies.arrow.monitor import Monitor
 from pdplugins.policies.arrow.pools import DECODE_POOLS, DP, PD, PREFILL_POOLS, D, P, Pools
 from pdplugins.policies.arrow.startup import StartupProfiler
-from pdplugins.types import Deployment, Placement, Request, Role, WorkerView
 
 
 class ArrowRouter:

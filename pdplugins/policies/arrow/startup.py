@@ -6,7 +6,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pdplugins.types import Deployment, PerfModel, Role
+from pdplugins.contracts.deployment import Deployment
+from pdplugins.contracts.perf import PerfModel
+from pdplugins.contracts.workers import Role
 
 SHORTEST_TOKENS, LONGEST_TOKENS = 256, 65_536
 """Prompt lengths between which prefill times are fitted; below, launching kernels takes longer than computing."""

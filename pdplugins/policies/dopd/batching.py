@@ -9,9 +9,10 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from pdplugins.contracts.batching import BatchPlan, BatchView, QueuedPrefill
+from pdplugins.contracts.deployment import Deployment
 from pdplugins.policies.dopd.config import DopdBatchSettings
 from pdplugins.policies.dopd.forecast import build_forecaster
-from pdplugins.types import BatchPlan, BatchView, Deployment, QueuedPrefill
 
 
 @dataclass(slots=True)

@@ -10,9 +10,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from pdplugins.contracts.deployment import Deployment
 from pdplugins.policies.dopd.load import Load
 from pdplugins.policies.dopd.ratio import decode_concurrency, pd_ratio
-from pdplugins.types import Deployment
 
 
 @dataclass(frozen=True, slots=True)

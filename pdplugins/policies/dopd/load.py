@@ -6,8 +6,10 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from pdplugins.contracts.numbers import is_number
+from pdplugins.contracts.planner import PlannerView, Traffic
+from pdplugins.contracts.workers import Pool
 from pdplugins.policies.dopd.forecast import Lasting
-from pdplugins.types import PlannerView, Pool, Traffic, is_number
 
 LARGEST = 1e9
 """Larger metrics are taken as this: no host serves a billion requests, or tokens in one, and sums must stay finite."""

@@ -10,7 +10,10 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from pdplugins.contracts.deployment import Deployment
+from pdplugins.contracts.planner import PlannerView, ScalePlan, Traffic
 from pdplugins.errors import ConfigError
+from pdplugins.policies._common import fit_pools
 from pdplugins.policies.dopd.config import DopdSettings
 from pdplugins.policies.dopd.forecast import Corrected, Forecaster, Lasting, Predictor, Reverting, build_forecaster
 from pdplugins.policies.dopd.hold import Hold
@@ -18,7 +21,6 @@ from pdplugins.policies.dopd.literal import algorithm_2
 from pdplugins.policies.dopd.load import LARGEST, Load, LoadForecast, in_flight, queued, unusable
 from pdplugins.policies.dopd.ratio import concurrency_within_tpot, decode_concurrency, mean_context_tokens, pd_ratio
 from pdplugins.policies.dopd.staffing import Backlog, Dispersion, Service, prefill_workers, upper_rate
-from pdplugins.types import Deployment, PlannerView, ScalePlan, Traffic
 
 LITERAL_CORRECTION = 2.0
 """Bound of the correction factor in `paper_literal`; the paper names none, but a window without requests needs one."""
@@ -104,7 +106,7 @@ class DopdPlanner:
         pools = max(view.prefill.coming, 1), max(view.decode.coming, 1)
         self._prefill_hold(pools[0], view.now_s)
         self._decode_hold(pools[1], view.now_s)
-        self._pools = self._deployment.fit(*pools)
+        self._pools = fit_pools(self._deployment, *pools)
         self._started = True
 
     def _keep(self, why: str) -> ScalePlan:
@@ -198,7 +200,7 @@ class DopdPlanner:
         wish = demand.prefill, demand.decode
         if not self._settings.paper_literal:
             wish = self._prefill_hold(demand.prefill, view.now_s), self._decode_hold(demand.decode, view.now_s)
-        prefill, decode = self._pools = self._deployment.fit(*wish)
+        prefill, decode = self._pools = fit_pools(self._deployment, *wish)
         reason = f"{prefill}P{decode}D: {demand.why}"
         if wish != (demand.prefill, demand.decode):
             reason += f"; {wish[0]}P{wish[1]}D was wanted within {self._settings.hold_s:.0f} s"

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from pdplugins import hookimpl
+from pdplugins.contracts.register import Register
 from pdplugins.policies.dopd.batching import DopdBatching
 from pdplugins.policies.dopd.config import DopdBatchSettings, DopdRouterSettings, DopdSettings
 from pdplugins.policies.dopd.planner import DopdPlanner
 from pdplugins.policies.dopd.router import DopdRouter
-from pdplugins.registry import Register
 
 
 @hookimpl

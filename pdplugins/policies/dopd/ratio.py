@@ -6,7 +6,9 @@ one prefill, ``t_d`` seconds of one decode step, ``TP`` tensor-parallel size, ``
 
 from __future__ import annotations
 
-from pdplugins.types import PerfModel, Role, Slo
+from pdplugins.contracts.perf import PerfModel
+from pdplugins.contracts.request import Slo
+from pdplugins.contracts.workers import Role
 
 BATCH_SHARE = 0.9
 """Share of ``cc_g`` that a decode worker should be able to hold: Section IV-B2, under Eq. 14."""

@@ -11,9 +11,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
+from pdplugins.contracts.deployment import Deployment
+from pdplugins.contracts.perf import PerfModel
+from pdplugins.contracts.request import Request
+from pdplugins.contracts.router import Placement
+from pdplugins.contracts.workers import Role, WorkerView
 from pdplugins.errors import ConfigError
 from pdplugins.policies.dopd.config import DopdRouterSettings
-from pdplugins.types import Deployment, PerfModel, Placement, Request, Role, WorkerView
 
 Load = Callable[[WorkerView], float]
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from pdplugins.contracts.batching import BatchPlan, BatchView, QueuedPrefill
+from pdplugins.contracts.deployment import Deployment
 from pdplugins.policies.dynaserve.config import DynaServeBatchSettings
 from pdplugins.policies.dynaserve.steps import StepModel
 from pdplugins.policies.dynaserve.table import ProfileTable
-from pdplugins.types import BatchPlan, BatchView, Deployment, QueuedPrefill
 
 CLOSE = 16
 """The search for M stops this many tokens below the most that would fit."""

@@ -7,8 +7,8 @@ from bisect import bisect_left, insort
 from collections import deque
 from typing import Protocol
 
+from pdplugins.contracts.request import Request
 from pdplugins.policies.dynaserve.config import DynaServeRouterSettings
-from pdplugins.types import Request
 
 
 class LengthPredictor(Protocol):
@@ -18,7 +18,7 @@ class LengthPredictor(Protocol):
         """Return the output tokens that `request` will need, without a margin."""
         ...
 
-    def on_finished(self, request: Request, output_tokens: int) -> None:
+    def learn(self, request: Request, output_tokens: int) -> None:
         """Learn from a request that has finished."""
         ...
 
@@ -34,7 +34,7 @@ class Oracle:
         told = request.predicted_output_tokens
         return self._prior if told is None else told
 
-    def on_finished(self, request: Request, output_tokens: int) -> None:
+    def learn(self, request: Request, output_tokens: int) -> None:
         """Learn nothing."""
 
 
@@ -79,7 +79,7 @@ class Quantile:
         lengths = self._sorted[bucket]
         return lengths[int(self._quantile * len(lengths))]
 
-    def on_finished(self, request: Request, output_tokens: int) -> None:
+    def learn(self, request: Request, output_tokens: int) -> None:
         """Put the length in place of the oldest one of its bucket."""
         bucket = request.prompt_tokens.bit_length()
         recent, lengths = self._recent.setdefault(bucket, deque()), self._sorted.setdefault(bucket, [])
@@ -102,7 +102,7 @@ class Mean:
         """Return the mean."""
         return self._sum / len(self._recent) if self._recent else self._prior
 
-    def on_finished(self, request: Request, output_tokens: int) -> None:
+    def learn(self, request: Request, output_tokens: int) -> None:
         """Put the length in place of the oldest one."""
         if len(self._recent) == self._window:
             self._sum -= self._recent.popleft()

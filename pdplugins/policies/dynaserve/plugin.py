@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from pdplugins import hookimpl
+from pdplugins.contracts.register import Register
 from pdplugins.policies.dynaserve.batching import DynaServeBatchScheduler
 from pdplugins.policies.dynaserve.config import DynaServeBatchSettings, DynaServeRouterSettings
 from pdplugins.policies.dynaserve.router import DynaServeRouter
-from pdplugins.registry import Register
 
 
 @hookimpl

@@ -18,8 +18,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache, partial
 
+from pdplugins.contracts.deployment import Deployment
 from pdplugins.policies.dynaserve.steps import shared_tp
-from pdplugins.types import Deployment
 
 CONTEXTS = tuple(64.0 * 1.25**power for power in range(37))
 """Contexts (64 to about 200,000 tokens) at which the cost of a decode token is tabulated."""

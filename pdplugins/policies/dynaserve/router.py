@@ -5,11 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from pdplugins.contracts.deployment import Deployment
+from pdplugins.contracts.numbers import is_number
+from pdplugins.contracts.request import Request
+from pdplugins.contracts.router import Ending, Outcome, Placement
+from pdplugins.contracts.workers import Role, WorkerView
 from pdplugins.errors import ConfigError
 from pdplugins.policies.dynaserve.config import DynaServeRouterSettings
 from pdplugins.policies.dynaserve.lengths import build_predictor
 from pdplugins.policies.dynaserve.predict import NONE, ExecutionPredictor, Work
-from pdplugins.types import Deployment, Placement, Request, Role, WorkerView, is_number
 
 LONGEST = 10_000_000
 """Longer predictions are taken as this: no model has such a context, and sums must stay finite."""
@@ -93,9 +97,10 @@ class DynaServeRouter:
         """Return `placement`: it was whole at arrival."""
         return placement
 
-    def on_finished(self, request: Request, output_tokens: int) -> None:
-        """Teach the output-length predictor."""
-        self._lengths.on_finished(request, output_tokens)
+    def on_ended(self, request: Request, outcome: Outcome) -> None:
+        """Teach the output-length predictor; only an answer that is whole tells its length."""
+        if outcome.ending is Ending.FINISHED:
+            self._lengths.learn(request, outcome.output_tokens)
 
     # --- the pair --------------------------------------------------------------------------------------------------
 

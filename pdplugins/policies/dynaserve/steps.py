@@ -11,7 +11,9 @@ from collections.abc import Callable
 from itertools import pairwise
 from typing import Protocol, runtime_checkable
 
-from pdplugins.types import Deployment, PerfModel, Role
+from pdplugins.contracts.deployment import Deployment
+from pdplugins.contracts.perf import PerfModel
+from pdplugins.contracts.workers import Role
 
 CELL = 32
 CELLS = 768

@@ -10,9 +10,13 @@ import math
 from collections import deque
 from dataclasses import dataclass
 
+from pdplugins.contracts.deployment import Deployment
+from pdplugins.contracts.numbers import is_number
+from pdplugins.contracts.planner import PlannerView
+from pdplugins.contracts.power import Flip, GpuView, PowerPlan
+from pdplugins.contracts.workers import Role
 from pdplugins.errors import ConfigError
 from pdplugins.policies.rapid.config import RapidSettings
-from pdplugins.types import Deployment, Flip, GpuView, PlannerView, PowerPlan, Role, is_number
 
 OTHER = {Role.PREFILL: Role.DECODE, Role.DECODE: Role.PREFILL}
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from pdplugins import hookimpl
+from pdplugins.contracts.register import Register
 from pdplugins.policies.rapid.config import RapidSettings
 from pdplugins.policies.rapid.controller import RapidController
-from pdplugins.registry import Register
 
 
 @hookimpl

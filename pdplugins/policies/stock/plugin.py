@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from pdplugins import hookimpl
+from pdplugins.contracts.register import Register
 from pdplugins.policies.stock import routers
 from pdplugins.policies.stock.static import StaticPlanner, StaticSettings
 from pdplugins.policies.stock.threshold import ThresholdPlanner, ThresholdSettings
-from pdplugins.registry import Register
 
 
 @hookimpl

@@ -10,8 +10,11 @@ from operator import attrgetter
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from pdplugins.contracts.deployment import Deployment
+from pdplugins.contracts.request import Request
+from pdplugins.contracts.router import Placement
+from pdplugins.contracts.workers import Role, WorkerView
 from pdplugins.errors import ConfigError
-from pdplugins.types import Deployment, Placement, Request, Role, WorkerView
 
 Pool = Sequence[WorkerView]
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from pdplugins.contracts.deployment import Deployment
+from pdplugins.contracts.planner import PlannerView, ScalePlan
 from pdplugins.errors import ConfigError
-from pdplugins.types import Deployment, PlannerView, ScalePlan
 
 
 class StaticSettings(BaseModel):

@@ -11,7 +11,11 @@ from dataclasses import dataclass
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from pdplugins.types import Deployment, PlannerView, Pool, ScalePlan, Traffic, is_number
+from pdplugins.contracts.deployment import Deployment
+from pdplugins.contracts.numbers import is_number
+from pdplugins.contracts.planner import PlannerView, ScalePlan, Traffic
+from pdplugins.contracts.workers import Pool
+from pdplugins.policies._common import fit_pools
 
 
 class ThresholdSettings(BaseModel):
@@ -55,7 +59,7 @@ class ThresholdPlanner:
         used = self._prefill_work(view), self._decode_work(view.decode)
         pools = view.prefill.coming, view.decode.coming
         wanted = self._wanted(self._prefill, pools[0], used[0]), self._wanted(self._decode, pools[1], used[1])
-        fit = self._deployment.fit(*wanted)
+        fit = fit_pools(self._deployment, *wanted)
         shares = [None if work is None else work / max(now, 1) for work, now in zip(used, pools, strict=True)]
         said = ", ".join(
             f"{role} {'unknown: held' if share is None else f'{share:.0%} busy'}"

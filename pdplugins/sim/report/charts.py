@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+from pdplugins.contracts.request import Slo
+from pdplugins.sim.core.sampler import Sample
 from pdplugins.sim.report.series import Line, Series
-from pdplugins.sim.sampler import Sample
-from pdplugins.types import Slo
 
 RUN_COLOURS = ("#2f6fde", "#d9822b", "#2c9c6a", "#b0469c", "#c8403a", "#6b7787", "#8a6d1f", "#3aa3c4")
 PHASE_COLOURS = {"prefill": "#2f6fde", "decode": "#d9822b", "both": "#2c9c6a"}

@@ -10,11 +10,11 @@ from typing import Any
 
 import yaml
 
+from pdplugins.contracts.request import Slo
 from pdplugins.files import write_whole
 from pdplugins.results import Result
-from pdplugins.sim.ranking import Run, best_of, columns, unlike
 from pdplugins.sim.report.charts import RUN_COLOURS, charts
-from pdplugins.types import Slo
+from pdplugins.sim.report.ranking import Run, best_of, columns, unlike
 
 TEMPLATE = Path(__file__).with_name("template.html")
 MOST_DECISIONS = 2000

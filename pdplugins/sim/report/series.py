@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 
 from pdplugins.results import Result, Scaling
-from pdplugins.sim.records import Gaps, Record
-from pdplugins.sim.sampler import Sample
-from pdplugins.sim.settings import Outcome
+from pdplugins.sim.core.records import Gaps, Record
+from pdplugins.sim.core.sampler import Sample
+from pdplugins.sim.core.settings import Outcome
 
 BINS = 240
 """Points of a line over time."""

@@ -36,7 +36,7 @@ metric_reporting_prometheus_port: 0
 scheduling: {scale_interval_seconds: 5}
 """
 ENTRY_YAML = """
-module: pdplugins.hosts.dynamo.inprocess
+module: pdplugins.hosts.dynamo.doors.inprocess
 class: PdPlanner
 plugin_id: pdplugins
 plugin_type: propose

@@ -17,14 +17,14 @@ import pytest
 
 from pdplugins.config import Config
 from pdplugins.errors import HostError
-from pdplugins.hosts.decision_log import read
-from pdplugins.hosts.explain import verify
-from pdplugins.hosts.guard import build_guarded
+from pdplugins.runtime.decision_log import read
+from pdplugins.runtime.explain import verify
+from pdplugins.runtime.planner import build_guarded
 
 pytestmark = pytest.mark.dynamo
 
-external = pytest.importorskip("pdplugins.hosts.dynamo.external")
-proposer = pytest.importorskip("pdplugins.hosts.dynamo.proposer")
+external = pytest.importorskip("pdplugins.hosts.dynamo.doors.external")
+proposer = pytest.importorskip("pdplugins.hosts.dynamo.doors.proposer")
 
 Make = Callable[..., Any]
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from pdplugins.hosts.dynamo.frontend import FrontendMetrics
+from pdplugins.hosts.dynamo.doors.frontend import FrontendMetrics
 from pdplugins.types import Traffic
 
 

@@ -14,13 +14,13 @@ from typing import Any
 import pytest
 import yaml
 
-from pdplugins.hosts.decision_log import read
-from pdplugins.hosts.explain import verify
+from pdplugins.runtime.decision_log import read
+from pdplugins.runtime.explain import verify
 
 Start = Callable[..., Any]
 pytestmark = pytest.mark.dynamo
 
-inprocess = pytest.importorskip("pdplugins.hosts.dynamo.inprocess")
+inprocess = pytest.importorskip("pdplugins.hosts.dynamo.doors.inprocess")
 
 
 def test_our_decision_is_what_dynamo_applies(stock: Start, config_data: dict[str, Any], tmp_path: Path) -> None:
@@ -85,7 +85,7 @@ def test_the_first_tick_already_sees_traffic(
     """The frontend is read once at Bootstrap, so that the first decision need not wait for a second tick."""
     totals = itertools.count(0, 25)
     page = 'dynamo_frontend_requests_started_total{{model="tiny"}} {}\n'
-    monkeypatch.setattr("pdplugins.hosts.dynamo.frontend._fetch", lambda _url: page.format(next(totals)))
+    monkeypatch.setattr("pdplugins.hosts.dynamo.doors.frontend._fetch", lambda _url: page.format(next(totals)))
     log = tmp_path / "d.jsonl"
     stock({"config": config_data, "decision_log": str(log), "frontend_url": "http://frontend"}).tick(None)
     (entry,) = read(log)[0].entries

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.dynamo
 fpm = pytest.importorskip("dynamo.common.forward_pass_metrics")
 mirror = pytest.importorskip("dynamo.planner.plugins.types")
 bridge = pytest.importorskip("dynamo.planner.plugins._proto_bridge")
-observe = pytest.importorskip("pdplugins.hosts.dynamo.observe")
+observe = pytest.importorskip("pdplugins.hosts.dynamo.doors.observe")
 
 Wire = Callable[[Any], Any]
 WIRES = {"pydantic": lambda context: context, "protobuf": bridge.pydantic_to_proto}

@@ -16,20 +16,20 @@ from typing import Any
 import pytest
 
 from pdplugins import cli
-from pdplugins.assembly import build_deployment
-from pdplugins.bench.arrivals import Mmpp
-from pdplugins.bench.jsonl import write_mooncake
-from pdplugins.bench.synthetic import SyntheticSettings, synthetic
-from pdplugins.bench.transform import clip
 from pdplugins.config import Choice, Config
-from pdplugins.hosts import decision_log
-from pdplugins.hosts.dynamo.replay.command import configured
-from pdplugins.hosts.dynamo.replay.engine import Engines, bind, engine_args, quiet
-from pdplugins.hosts.dynamo.replay.run import Plan, replay, resolve, with_pools
-from pdplugins.hosts.dynamo.replay.scaling import ReplayScaling, Watched
-from pdplugins.hosts.guard import GuardedPlanner
+from pdplugins.hosts.dynamo.mocker import Engines, bind, engine_args, quiet
+from pdplugins.hosts.dynamo.offline.command import configured
+from pdplugins.hosts.dynamo.offline.run import Plan, replay, resolve, with_pools
+from pdplugins.hosts.dynamo.offline.scaling import ReplayScaling, Watched
 from pdplugins.results import Result
+from pdplugins.runtime import decision_log
+from pdplugins.runtime.assembly import build_deployment
+from pdplugins.runtime.planner import GuardedPlanner
 from pdplugins.types import PlannerView, Role, ScalePlan, TraceRequest
+from pdplugins.workloads.arrivals import Mmpp
+from pdplugins.workloads.jsonl import write_mooncake
+from pdplugins.workloads.synthetic import SyntheticSettings, synthetic
+from pdplugins.workloads.transform import clip
 
 quiet()
 

@@ -22,8 +22,8 @@ from typing import Any
 import pytest
 import yaml
 
-from pdplugins.hosts.decision_log import read
-from pdplugins.hosts.explain import verify
+from pdplugins.runtime.decision_log import read
+from pdplugins.runtime.explain import verify
 
 pytestmark = [
     pytest.mark.dynamo,

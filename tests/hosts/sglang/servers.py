@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pdplugins.hosts.ports import free_ports
-from pdplugins.hosts.process import python
+from pdplugins.processes.ports import free_ports
+from pdplugins.processes.process import python
 
 HERE = Path(__file__).parent
 START_S = 300.0

@@ -143,6 +143,7 @@ def test_without_a_config_the_entry_point_imports_nothing_and_touches_nothing() 
         "pdplugins.hosts",
         "pdplugins.hosts.sglang",
         "pdplugins.hosts.sglang.entry",
+        "pdplugins.resources",
     ]
 
 

@@ -14,7 +14,7 @@ from pdplugins.errors import ConfigError
 from pdplugins.policies.ampd.config import AmpdRouterSettings
 from pdplugins.policies.ampd.costs import Costs, prefill_s
 from pdplugins.policies.ampd.router import AmpdRouter
-from pdplugins.types import Placement, Request, Role, WorkerLoad
+from pdplugins.types import Ending, Outcome, Placement, Request, Role, WorkerLoad
 
 from .fleet import DEPLOYMENT, PERF, Worker, worker
 
@@ -154,7 +154,7 @@ def test_a_pause_must_fit_into_the_itl_of_those_that_decode() -> None:
     workers = (worker("p0", queued=5000), worker("d0", tbt_s=0.08))
     assert router.on_arrival(later(100), workers, 0.0).first == "d0"
     for _ in range(1000):
-        router.on_finished(later(100), 5)
+        router.on_ended(later(100), Outcome(Ending.FINISHED, 5))
     assert router.on_arrival(later(100), workers, 0.0).first == "p0"
 
 

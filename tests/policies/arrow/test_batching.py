@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from pdplugins.bench.synthetic import SyntheticSettings, synthetic
 from pdplugins.config import find, load, parse
 from pdplugins.policies.arrow.batching import ArrowBatchScheduler
 from pdplugins.policies.arrow.config import ArrowBatchSettings
-from pdplugins.sim.run import simulate
+from pdplugins.sim.run.simulate import simulate
 from pdplugins.types import BatchView, QueuedPrefill, Request
+from pdplugins.workloads.synthetic import SyntheticSettings, synthetic
 
 from .conftest import DEPLOYMENT
 

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from pdplugins.bench.synthetic import SyntheticSettings, synthetic
 from pdplugins.config import find, load, parse
 from pdplugins.results import Result
-from pdplugins.sim.run import simulate
+from pdplugins.sim.run.simulate import simulate
 from pdplugins.types import TraceRequest
+from pdplugins.workloads.synthetic import SyntheticSettings, synthetic
 
 
 def workload(rate: float, isl: int, osl: int, duration_s: float = 60) -> list[TraceRequest]:

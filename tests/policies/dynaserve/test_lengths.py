@@ -38,15 +38,15 @@ def test_mean_is_of_the_last_requests_only() -> None:
     mean = Mean(256, window=2)
     assert mean.predict(request()) == 256
     for length in (1000, 10, 20):
-        mean.on_finished(request(), length)
+        mean.learn(request(), length)
     assert mean.predict(request()) == 15
 
 
 def test_quantile_is_per_prompt_length() -> None:
     predictor = Quantile(256, quantile=0.5, window=100)
     for length in range(1, 100):
-        predictor.on_finished(request(prompt=100), length)
-        predictor.on_finished(request(prompt=5000), 10 * length)
+        predictor.learn(request(prompt=100), length)
+        predictor.learn(request(prompt=5000), 10 * length)
     assert predictor.predict(request(prompt=120)) == 50
     assert predictor.predict(request(prompt=7000)) == 500
     assert predictor.predict(request(prompt=300)) == 50, "an empty bucket asks its nearest neighbour"
@@ -55,7 +55,7 @@ def test_quantile_is_per_prompt_length() -> None:
 def test_quantile_forgets_what_is_out_of_its_window() -> None:
     predictor = Quantile(256, quantile=0.9, window=4)
     for length in (9000, 9000, 1, 2, 3, 4):
-        predictor.on_finished(request(), length)
+        predictor.learn(request(), length)
     assert predictor.predict(request()) == 4
 
 

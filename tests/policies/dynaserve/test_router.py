@@ -13,7 +13,7 @@ from pdplugins.errors import ConfigError
 from pdplugins.policies.dynaserve.config import DynaServeRouterSettings
 from pdplugins.policies.dynaserve.predict import ExecutionPredictor
 from pdplugins.policies.dynaserve.router import DynaServeRouter
-from pdplugins.types import Deployment, Placement, Request, Role, WorkerLoad
+from pdplugins.types import Deployment, Ending, Outcome, Placement, Request, Role, WorkerLoad
 
 from .conftest import Model, Worker, deployment_of
 
@@ -181,6 +181,6 @@ def test_state_does_not_grow_with_history(deployment: Deployment) -> None:
         for index in range(50):
             asked = request(1000, None, str(index))
             route.on_arrival(asked, workers, float(index))
-            route.on_finished(asked, index)
+            route.on_ended(asked, Outcome(Ending.FINISHED, index))
     assert len(route._servers) == 3
     assert all(len(seen) <= 8 for seen in route._lengths._recent.values())  # type: ignore[attr-defined]

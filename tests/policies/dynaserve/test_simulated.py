@@ -6,7 +6,7 @@ import pytest
 
 from pdplugins.config import find, load, parse
 from pdplugins.results import Result
-from pdplugins.sim.run import simulate
+from pdplugins.sim.run.simulate import simulate
 from pdplugins.types import TraceRequest
 
 

@@ -7,8 +7,8 @@ import math
 import pytest
 
 from pdplugins import config
-from pdplugins.assembly import build_deployment, build_planner
 from pdplugins.errors import ConfigError
+from pdplugins.runtime.assembly import build_deployment, build_planner
 from pdplugins.types import Planner, PlannerView, Pool, Traffic
 
 

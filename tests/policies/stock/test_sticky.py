@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from pdplugins.policies.stock.routers import LeastLoaded, RouterSettings
-from pdplugins.sim.flight import Arrival
-from pdplugins.sim.settings import SimSettings
-from pdplugins.sim.simulation import Simulation
+from pdplugins.sim.core.flight import Arrival
+from pdplugins.sim.core.settings import SimSettings
+from pdplugins.sim.core.simulation import Simulation
 from pdplugins.types import Deployment, Placement, Request, Role, Round, Slo, WorkerView
 
 

@@ -10,11 +10,11 @@ import pytest
 
 from pdplugins.config import parse
 from pdplugins.results import Scaling
-from pdplugins.sim.ranking import Run, best_of, unlike
+from pdplugins.sim.core.sampler import MOST_SAMPLES, Sample, Sampler
 from pdplugins.sim.report.page import page
+from pdplugins.sim.report.ranking import Run, best_of, unlike
 from pdplugins.sim.report.series import BINS, series_of, thinned
-from pdplugins.sim.run import simulate
-from pdplugins.sim.sampler import MOST_SAMPLES, Sample, Sampler
+from pdplugins.sim.run.simulate import simulate
 from pdplugins.types import TraceRequest
 
 

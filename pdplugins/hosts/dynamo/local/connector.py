@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from pdplugins.contracts.workers import Role
 from pdplugins.hosts.dynamo.local.fleet import Fleet, Phase
-from pdplugins.types import Role
 
 
 class LocalProcessConnector:

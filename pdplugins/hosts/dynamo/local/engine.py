@@ -7,11 +7,12 @@ import os
 import site
 from pathlib import Path
 
+from pdplugins.contracts.deployment import Deployment
+from pdplugins.contracts.workers import Role
 from pdplugins.hosts.dynamo.local.model_dir import write_model
-from pdplugins.hosts.dynamo.replay.engine import Engines, engine_args
-from pdplugins.hosts.process import python
+from pdplugins.hosts.dynamo.mocker import Engines, engine_args
 from pdplugins.perf.npz import export_npz
-from pdplugins.types import Deployment, Role
+from pdplugins.processes.process import python
 
 NAMESPACE = "dynamo"
 MIGRATIONS = 3

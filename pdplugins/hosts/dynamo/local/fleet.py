@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
 
+from pdplugins.contracts.workers import Role
 from pdplugins.hosts.dynamo.local.metrics import FleetMetrics
-from pdplugins.hosts.process import Process
-from pdplugins.types import Role
+from pdplugins.processes.process import Process
 
 log = logging.getLogger("pdplugins.local.fleet")
 

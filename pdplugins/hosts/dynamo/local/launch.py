@@ -12,10 +12,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from pdplugins.assembly import build_deployment, build_planner
 from pdplugins.errors import HostError
 from pdplugins.hosts.dynamo.local.options import Options
 from pdplugins.hosts.dynamo.local.stack import Stack
+from pdplugins.runtime.assembly import build_deployment, build_planner
 
 PREFIX = "pdplugins-serve-"
 """Of the temporary folder of a stack; the process id of its launcher follows."""

@@ -8,11 +8,11 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from pdplugins.contracts.request import Slo
 from pdplugins.errors import HostError
 from pdplugins.hosts.dynamo.local.options import Options, Replay
-from pdplugins.hosts.process import Process, python
+from pdplugins.processes.process import Process, python
 from pdplugins.results import RequestRecord, Result, Scaling, Speed, commit, summarise
-from pdplugins.types import Slo
 
 SEED = 0
 """Of the prompts' token ids."""
@@ -58,7 +58,7 @@ class Load:
         replay = self._replay
         duration = ("--duration", str(replay.duration_s)) if replay.duration_s is not None else ()
         command = python(
-            "pdplugins.bench.client",
+            "pdplugins.workloads.client",
             *("--url", self._options.url, "--model", self._options.model, "--trace", str(replay.trace)),
             *(*duration, "--speed", str(replay.speed), "--seed", str(SEED), "--out", str(self._out), "--hold"),
         )

@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from pdplugins.bench import traces, transform
 from pdplugins.config import Choice, Config, find, load, shipped
 from pdplugins.errors import ConfigError, HostError
-from pdplugins.hosts.dynamo.replay.engine import Engines
-from pdplugins.hosts.ports import free_ports
+from pdplugins.hosts.dynamo.mocker import Engines
+from pdplugins.processes.ports import free_ports
 from pdplugins.registry import default_registry
+from pdplugins.workloads import traces, transform
 
 ENGINES = ("mocker",)
 _KNOWN_ENGINES = ("mocker", "sglang", "vllm", "trtllm")

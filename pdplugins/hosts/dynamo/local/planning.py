@@ -9,11 +9,11 @@ from collections.abc import Callable
 from typing import Any
 
 from pdplugins.config import Config
+from pdplugins.contracts.planner import ScalePlan
 from pdplugins.errors import HostError
 from pdplugins.hosts.dynamo.local.connector import LocalProcessConnector
 from pdplugins.hosts.dynamo.local.engine import NAMESPACE
 from pdplugins.hosts.dynamo.local.options import Options
-from pdplugins.types import ScalePlan
 
 log = logging.getLogger("pdplugins.local.planning")
 
@@ -56,7 +56,7 @@ def planner_settings(options: Options, interval_s: float) -> dict[str, Any]:
 
 def _plugin(options: Options, interval_s: float) -> dict[str, Any]:
     return {
-        "module": "pdplugins.hosts.dynamo.inprocess",
+        "module": "pdplugins.hosts.dynamo.doors.inprocess",
         "class": "PdPlanner",
         "plugin_id": PLUGIN,
         "plugin_type": "propose",
@@ -107,7 +107,7 @@ async def start_planner(runtime: Any, options: Options, interval_s: float, conne
 
 def latest() -> ScalePlan | None:
     """Return the policy's last decision; None before the first."""
-    from pdplugins.hosts.dynamo.inprocess import instances  # noqa: PLC0415 - brings Dynamo in
+    from pdplugins.hosts.dynamo.doors.inprocess import instances  # noqa: PLC0415 - brings Dynamo in
 
     plugin = instances().get(PLUGIN)
     return plugin.latest if plugin is not None else None
@@ -144,7 +144,7 @@ def import_planner() -> None:
     import dynamo.planner.environment.metrics_provider.runtime_provider  # noqa: PLC0415
     import dynamo.planner.plugins.orchestrator.engine_adapter  # noqa: F401, PLC0415
 
-    import pdplugins.hosts.dynamo.inprocess  # noqa: F401, PLC0415
+    import pdplugins.hosts.dynamo.doors.inprocess  # noqa: F401, PLC0415
 
 
 def make_runtime() -> Any:

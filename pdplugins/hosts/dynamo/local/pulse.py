@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
-from pdplugins.types import Slo
+from pdplugins.contracts.request import Slo
 
 _TTFT = "dynamo_frontend_time_to_first_token_seconds"
 _ITL = "dynamo_frontend_inter_token_latency_seconds"

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from pdplugins.contracts.deployment import Deployment
 from pdplugins.hosts.dynamo.local.options import Options
 from pdplugins.results import Result
-from pdplugins.types import Deployment
 
 
 def starting(options: Options) -> str:

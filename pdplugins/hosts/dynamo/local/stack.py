@@ -12,6 +12,8 @@ from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
+from pdplugins.contracts.deployment import Deployment
+from pdplugins.contracts.workers import Role
 from pdplugins.errors import HostError
 from pdplugins.hosts.dynamo.local import planning, screen
 from pdplugins.hosts.dynamo.local.connector import LocalProcessConnector
@@ -23,9 +25,8 @@ from pdplugins.hosts.dynamo.local.options import Options
 from pdplugins.hosts.dynamo.local.pulse import EVERY_S, Pulse, PulseTaker
 from pdplugins.hosts.dynamo.local.registrations import Registrations
 from pdplugins.hosts.dynamo.local.status import PoolStatus, Snapshot, make_view
-from pdplugins.hosts.process import Process, stop_all
+from pdplugins.processes.process import Process, stop_all
 from pdplugins.results import Scaling
-from pdplugins.types import Deployment, Role
 
 log = logging.getLogger("pdplugins.local")
 

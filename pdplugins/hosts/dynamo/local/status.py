@@ -13,9 +13,9 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from pdplugins.contracts.request import Slo
 from pdplugins.hosts.dynamo.local.options import Status
 from pdplugins.hosts.dynamo.local.pulse import EVERY_S, WINDOW, Pulse
-from pdplugins.types import Slo
 
 QUIET_S = 10.0
 """In plain text, a line comes when the workers change, and at least so often while there are requests."""

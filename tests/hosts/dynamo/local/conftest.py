@@ -17,10 +17,10 @@ from typing import Any
 import pytest
 import yaml
 
-from pdplugins.bench.arrivals import Poisson
-from pdplugins.bench.draws import Lognormal
-from pdplugins.bench.jsonl import write_mooncake
-from pdplugins.bench.synthetic import SyntheticSettings, synthetic
+from pdplugins.workloads.arrivals import Poisson
+from pdplugins.workloads.draws import Lognormal
+from pdplugins.workloads.jsonl import write_mooncake
+from pdplugins.workloads.synthetic import SyntheticSettings, synthetic
 
 DYNAMO = [
     sys.executable,

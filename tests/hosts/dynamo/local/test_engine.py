@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from pdplugins.assembly import build_deployment
 from pdplugins.config import find, load
 from pdplugins.hosts.dynamo.local.engine import Mocker
+from pdplugins.runtime.assembly import build_deployment
 from pdplugins.types import Role
 
 

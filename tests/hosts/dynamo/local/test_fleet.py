@@ -14,7 +14,7 @@ from prometheus_client import CollectorRegistry
 
 from pdplugins.hosts.dynamo.local.fleet import Fleet, Phase
 from pdplugins.hosts.dynamo.local.metrics import FleetMetrics
-from pdplugins.hosts.process import Process
+from pdplugins.processes.process import Process
 from pdplugins.types import Role
 
 GPUS = {Role.PREFILL: 1, Role.DECODE: 2}

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
-from pdplugins.bench.client import _TOKEN_IDS
 from pdplugins.hosts.dynamo.local.model_dir import write_model
+from pdplugins.workloads.client import _TOKEN_IDS
 
 
 def test_any_text_survives_the_tokenizer(tmp_path: Path) -> None:

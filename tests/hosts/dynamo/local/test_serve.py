@@ -133,7 +133,7 @@ def test_a_killed_worker_is_replaced_and_only_its_own_requests_may_fail(
     stack.wait(lambda: len(stack.workers("decode")) == len(stack.workers("prefill")) == 2, 30)
     records = tmp_path / "records.jsonl"
     trace = waves((7, 16), osl_tokens=150)
-    client = [sys.executable, "-m", "pdplugins.bench.client", "--url", ready["url"], "--model", ready["model"]]
+    client = [sys.executable, "-m", "pdplugins.workloads.client", "--url", ready["url"], "--model", ready["model"]]
     load = subprocess.Popen([*client, "--trace", str(trace), "--out", str(records)])
     try:
         kills_s = []

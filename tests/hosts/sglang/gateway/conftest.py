@@ -12,9 +12,9 @@ from typing import Any
 import aiohttp
 
 from pdplugins.config import Config, parse
-from pdplugins.hosts.sglang.gateway.app import Gateway
-from pdplugins.hosts.sglang.gateway.fleet import WorkerOption
-from pdplugins.hosts.sglang.gateway.settings import GatewaySettings
+from pdplugins.gateway.app import Gateway
+from pdplugins.gateway.fleet import WorkerOption
+from pdplugins.gateway.settings import GatewaySettings
 from pdplugins.types import Placement
 
 from .fake import FakeWorker, Rooms
@@ -49,8 +49,8 @@ class Fixed:
         assert self.later is not None
         return Placement(placement.first, workers[self.later].id, placement.split)
 
-    def on_finished(self, request: Any, output_tokens: int) -> None:
-        self.finished.append(output_tokens)
+    def on_ended(self, request: Any, outcome: Any) -> None:
+        self.finished.append(outcome.output_tokens)
 
 
 @dataclass
@@ -66,7 +66,7 @@ class Stand:
         """Put another router in place."""
         routing = self.gateway._routing
         routing._router = router
-        routing._learns = router if hasattr(router, "on_finished") else None
+        routing._learns = router if hasattr(router, "on_ended") else None
         return router
 
     async def post(self, path: str, body: dict[str, Any], **more: Any) -> tuple[int, dict[str, Any]]:

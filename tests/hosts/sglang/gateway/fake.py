@@ -19,7 +19,7 @@ from typing import Any
 
 from aiohttp import web
 
-from pdplugins.hosts.sglang.gateway.protocol import dumps
+from pdplugins.gateway.engines.sglang.protocol import dumps
 
 VOCABULARY = 1000
 

@@ -21,7 +21,7 @@ import aiohttp
 import yaml
 from aiohttp import web
 
-from pdplugins.hosts.ports import free_ports
+from pdplugins.processes.ports import free_ports
 
 from .. import servers, tiny_model
 from . import named

@@ -15,9 +15,9 @@ import aiohttp
 import pytest
 
 from pdplugins.errors import ConfigError, HostError
-from pdplugins.hosts.sglang.gateway.app import Gateway
-from pdplugins.hosts.sglang.gateway.fleet import Fleet, Kind, WorkerOption
-from pdplugins.hosts.sglang.gateway.protocol import loads, splice
+from pdplugins.gateway.app import Gateway
+from pdplugins.gateway.engines.sglang.protocol import loads, splice
+from pdplugins.gateway.fleet import Fleet, Kind, WorkerOption
 from pdplugins.types import Role
 
 from .conftest import FAST, Fixed, config, stand

@@ -9,8 +9,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 import aiohttp
 import pytest
 
-from pdplugins.hosts.sglang.gateway import connections
-from pdplugins.hosts.sglang.gateway.connections import Connections, Response
+from pdplugins.gateway import connections
+from pdplugins.gateway.connections import Connections, Response
 
 from .fake import settled
 

@@ -11,8 +11,8 @@ from typing import Any
 import aiohttp
 import pytest
 
-from pdplugins.hosts.sglang.gateway.calls import parse
-from pdplugins.hosts.sglang.gateway.streams import Reply
+from pdplugins.gateway.calls import parse
+from pdplugins.gateway.streams import Reply
 
 from .conftest import FAST, Fixed, Stand, config, stand
 from .fake import answer_of, settled, text_of
@@ -32,7 +32,7 @@ class Broken:
 
     on_prefill_done = on_arrival
 
-    def on_finished(self, *_: Any) -> None:
+    def on_ended(self, *_: Any) -> None:
         raise RuntimeError("cannot learn")
 
 
@@ -140,7 +140,7 @@ def test_a_prefill_has_the_deadline_of_a_first_token_also_when_nothing_streams()
 @pytest.mark.parametrize("kind", ["local", "pair"])
 def test_a_worker_that_is_lost_is_not_waited_for(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A whole answer has no deadline of its own: nothing shows whether it is under way, but for the load report."""
-    monkeypatch.setattr("pdplugins.hosts.sglang.gateway.fleet.POLL_TIMEOUT_S", 1.0)
+    monkeypatch.setattr("pdplugins.gateway.fleet.POLL_TIMEOUT_S", 1.0)
 
     async def run() -> None:
         async with stand("dual", "dual", settings=replace(FAST, timeout_s=60, first_token_s=60, silence_s=60)) as it:
@@ -280,7 +280,7 @@ def test_a_worker_comes_back() -> None:
 
 def test_a_worker_that_does_not_say_its_load_is_not_asked_for_more(monkeypatch: pytest.MonkeyPatch) -> None:
     """A stopped process takes connections and says nothing."""
-    monkeypatch.setattr("pdplugins.hosts.sglang.gateway.fleet.POLL_TIMEOUT_S", 0.1)
+    monkeypatch.setattr("pdplugins.gateway.fleet.POLL_TIMEOUT_S", 0.1)
 
     async def run() -> None:
         async with stand("dual", "dual") as it:

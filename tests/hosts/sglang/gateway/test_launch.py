@@ -23,9 +23,9 @@ from rich.console import Console
 
 from pdplugins.config import load
 from pdplugins.errors import ConfigError, HostError
-from pdplugins.hosts.sglang.gateway.launch import Launch, plan
-from pdplugins.hosts.sglang.gateway.metrics import GatewayMetrics
-from pdplugins.hosts.sglang.gateway.servers import Servers
+from pdplugins.gateway.engines.sglang.launch import Launch, plan
+from pdplugins.gateway.engines.sglang.servers import Servers
+from pdplugins.gateway.metrics import GatewayMetrics
 
 from .fake import settled
 

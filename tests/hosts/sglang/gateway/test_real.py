@@ -18,9 +18,9 @@ import aiohttp
 import pytest
 
 from pdplugins.config import Config
-from pdplugins.hosts.sglang.gateway.app import Gateway
-from pdplugins.hosts.sglang.gateway.fleet import WorkerOption
-from pdplugins.hosts.sglang.gateway.settings import GatewaySettings
+from pdplugins.gateway.app import Gateway
+from pdplugins.gateway.fleet import WorkerOption
+from pdplugins.gateway.settings import GatewaySettings
 from pdplugins.types import Placement
 
 from .. import setups

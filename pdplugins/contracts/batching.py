@@ -1,0 +1,54 @@
+"""Batch schedulers: what one instance runs next."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from pdplugins.contracts.request import Request
+
+
+@dataclass(frozen=True, slots=True)
+class QueuedPrefill:
+    """One request that waits for prefill on this instance."""
+
+    request: Request
+    remaining_tokens: int
+    queued_s: float
+    """Time at which it joined the queue."""
+    done_tokens: int | None = None
+    """Tokens of its prompt whose KV cache is there already; None: the host does not say."""
+
+
+@dataclass(frozen=True, slots=True)
+class BatchView:
+    """One instance just before its next step."""
+
+    queue: tuple[QueuedPrefill, ...]
+    decode_requests: int
+    decode_context_tokens: int
+    """Context of all running decodes together."""
+
+
+@dataclass(frozen=True, slots=True)
+class BatchPlan:
+    """What the next step of one instance runs."""
+
+    prefill_tokens: Mapping[str, int]
+    """Request id to the number of its prompt tokens to prefill in this step; empty for decode only."""
+    wait_s: float = 0.0
+    """Seconds the instance may idle for more requests before it must ask again."""
+    reason: str = ""
+
+
+class BatchScheduler(Protocol):
+    """Decides what one instance runs in its next step."""
+
+    def next_batch(self, view: BatchView, now_s: float) -> BatchPlan:
+        """Compose the next step."""
+        ...
+
+    def on_step(self, view: BatchView, plan: BatchPlan, took_s: float) -> None:
+        """Learn from a step that has completed."""
+        ...

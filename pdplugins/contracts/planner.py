@@ -1,0 +1,79 @@
+"""Planners: how many workers of each role there should be."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from pdplugins.contracts.workers import Pool
+
+
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """What the clients did and felt since the planner was last asked."""
+
+    window_s: float
+    requests: float
+    """Requests that arrived in the window."""
+    isl_tokens: float | None = None
+    """Mean input sequence length; None when no request tells."""
+    osl_tokens: float | None = None
+    """Mean output sequence length; None when no request finished."""
+    ttft_s: float | None = None
+    tpot_s: float | None = None
+    isl_sq_tokens: float | None = None
+    """Mean of the square of the input sequence length; with `isl_tokens` it gives the variance."""
+    osl_sq_tokens: float | None = None
+    """Mean of the square of the output sequence length."""
+    local_share: float | None = None
+    """Share of the requests that finished on the worker that prefilled them, 0 to 1."""
+    prefix_hit_rate: float | None = None
+    """Share of the prompt tokens that were in a KV cache already, 0 to 1."""
+
+    @property
+    def isl_variance(self) -> float | None:
+        """Variance of the input sequence length, in tokens squared; None when the host does not say."""
+        if self.isl_tokens is None or self.isl_sq_tokens is None:
+            return None
+        return max(self.isl_sq_tokens - self.isl_tokens**2, 0.0)
+
+    @property
+    def rate(self) -> float:
+        """Requests per second."""
+        return self.requests / self.window_s if self.window_s > 0 else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class PlannerView:
+    """Everything a planner may use for one decision."""
+
+    now_s: float
+    traffic: Traffic | None
+    prefill: Pool
+    decode: Pool
+
+
+@dataclass(frozen=True, slots=True)
+class ScalePlan:
+    """How many workers of each role there should be."""
+
+    prefill: int
+    decode: int
+    reason: str
+    """One line that a person can read in a log: what was seen, what follows."""
+    signals: Mapping[str, float] = field(default_factory=dict)
+    """Named numbers behind the decision (forecasts, utilisations), shown live and exported as metrics."""
+
+
+class Planner(Protocol):
+    """Decides how many workers of each role there should be. Called on a tick."""
+
+    @property
+    def interval_s(self) -> float:
+        """Seconds between two calls of `plan`."""
+        ...
+
+    def plan(self, view: PlannerView) -> ScalePlan:
+        """Return the pools wanted from now on. May keep state; must be a pure function of all views so far."""
+        ...

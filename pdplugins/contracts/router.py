@@ -1,0 +1,81 @@
+"""Routers: where each token range of a request runs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Protocol, runtime_checkable
+
+from pdplugins.contracts.request import Request
+from pdplugins.contracts.workers import WorkerView
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Tokens ``[0, split)`` of prompt plus output run on `first`, the rest on `second`.
+
+    ``split == prompt`` is disaggregation, ``first == second`` is local execution, any other split is a micro-request
+    pair (DynaServe). `second` is None while it is still open: the router is asked again when prefill is done (Arrow).
+    """
+
+    first: str
+    second: str | None
+    split: int
+    reason: str = ""
+
+
+class Router(Protocol):
+    """Decides where each token range of a request runs.
+
+    `workers` are those that take new work. Hosts pass the same tuple object as long as neither the workers nor their
+    roles have changed, so a router may keep what it derives from it; their loads change all the time.
+    """
+
+    def on_arrival(self, request: Request, workers: tuple[WorkerView, ...], now_s: float) -> Placement:
+        """Place a request, or one round of a session, that has just arrived."""
+        ...
+
+    def on_prefill_done(
+        self, request: Request, placement: Placement, workers: tuple[WorkerView, ...], now_s: float
+    ) -> Placement:
+        """Fill in `second` of a placement that was left open at arrival."""
+        ...
+
+
+class Ending(StrEnum):
+    """How a request ended."""
+
+    FINISHED = "finished"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+    """The client went away."""
+    REFUSED = "refused"
+    """The flow policy refused it; no router saw it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a request ended, and how far it had come."""
+
+    ending: Ending
+    output_tokens: int = 0
+    """Output tokens that the client got."""
+
+
+@runtime_checkable
+class HearsOutcomes(Protocol):
+    """A router or flow policy that is told how each request ended, exactly once, whatever happened to it."""
+
+    def on_ended(self, request: Request, outcome: Outcome) -> None:
+        """Learn from a request that has ended."""
+        ...
+
+
+@runtime_checkable
+class ElasticRouter(Protocol):
+    """A router with pools of its own: the role of a worker is a label that it changes. Hosts show them over time."""
+
+    @property
+    def pools(self) -> tuple[int, int]:
+        """Workers that get new prefills now, and workers that get new decodes."""
+        ...

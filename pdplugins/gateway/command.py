@@ -1,0 +1,153 @@
+"""``pdplugins gateway``."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import logging
+import os
+import signal
+import tempfile
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+
+from pdplugins import config as configs
+from pdplugins.config import Config
+from pdplugins.errors import ConfigError
+from pdplugins.gateway.settings import GatewaySettings
+
+if TYPE_CHECKING:
+    from pdplugins.gateway.engines.sglang.servers import Servers
+    from pdplugins.gateway.metrics import GatewayMetrics
+
+DEFAULTS = GatewaySettings()
+GC_THRESHOLD = (20_000, 20, 20)
+"""New objects before Python looks for garbage: some hundred requests, and not each one or two."""
+
+
+def gateway(  # noqa: PLR0913 - one argument for each option
+    *,
+    worker: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="URL[,bootstrap_port=N,role=R,kind=K]",
+            help="An SGLang server. role: prefill | decode, the label at start of a dual-role server; "
+            "kind: dual | prefill | decode | unified where it cannot be seen.",
+        ),
+    ] = None,
+    launch: Annotated[
+        str | None,
+        typer.Option(
+            metavar="'MODEL [SGLANG OPTIONS]'",
+            help="Start the servers too, on this machine: as many as the config's deployment has prefill and decode "
+            "replicas.",
+        ),
+    ] = None,
+    config: Annotated[str, typer.Option(help="A config file, or the name of a shipped one.")] = "stock-least-loaded",
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port to listen on.")] = 8000,
+    launch_s: Annotated[float, typer.Option(min=1, help="Longest time until launched servers serve.")] = 1800.0,
+    log_dir: Annotated[Path | None, typer.Option(help="Logs of launched servers; else a temporary folder.")] = None,
+    timeout_s: Annotated[float, typer.Option(min=0.1, help="Longest time of a request.")] = DEFAULTS.timeout_s,
+    first_token_s: Annotated[
+        float, typer.Option(min=0.1, help="Longest wait for a worker's first token; then the request goes elsewhere.")
+    ] = DEFAULTS.first_token_s,
+    silence_s: Annotated[float, typer.Option(min=0.1, help="Longest silence within a stream.")] = DEFAULTS.silence_s,
+    retries: Annotated[int, typer.Option(min=0, help="How often a request may move on.")] = DEFAULTS.retries,
+    poll_s: Annotated[float, typer.Option(min=0.01, help="Pause between two looks at loads.")] = DEFAULTS.poll_s,
+    history: Annotated[
+        bool,
+        typer.Option("--transfer-history/--recompute-history", help="How prefill workers get a session's history."),
+    ] = DEFAULTS.transfer_history,
+) -> None:
+    """Serve the OpenAI API over SGLang servers, each request where the router plugin of a config places it."""
+    settings = GatewaySettings(
+        timeout_s=timeout_s,
+        first_token_s=first_token_s,
+        silence_s=silence_s,
+        retries=retries,
+        poll_s=poll_s,
+        transfer_history=history,
+    )
+    if not worker and launch is None:
+        raise ConfigError("gateway: name SGLang servers with --worker URL, or start some with --launch MODEL")
+    path = configs.find(config)
+    logs = log_dir or Path(tempfile.gettempdir(), f"pdplugins-gateway-{os.getpid()}")
+    started = Started(launch, path, logs, launch_s) if launch is not None else None
+    run(configs.load(path), worker or [], started, settings, host, port)
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """What is to be known of the servers that the gateway starts."""
+
+    launch: str
+    config: Path
+    logs: Path
+    ready_s: float
+
+
+def run(
+    config: Config, workers: list[str], started: Started | None, settings: GatewaySettings, host: str, port: int
+) -> None:
+    """Serve until SIGINT or SIGTERM; each further one skips a wait."""
+    import uvloop  # noqa: PLC0415 - only this command needs it
+
+    from pdplugins.gateway.app import Gateway  # noqa: PLC0415 - aiohttp takes a while to import
+    from pdplugins.gateway.fleet import WorkerOption  # noqa: PLC0415
+    from pdplugins.gateway.metrics import GatewayMetrics  # noqa: PLC0415
+
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s")
+    metrics = GatewayMetrics()
+    servers = None if started is None else build_servers(config, started, metrics)
+    options = [*map(WorkerOption.parse, workers), *(servers.options if servers else ())]
+
+    async def serve(stack: AsyncExitStack) -> None:
+        if servers is not None:
+            stack.push_async_callback(servers.stop)
+        gateway = Gateway(config, options, settings, metrics=metrics)
+        await gateway.start(host, port)
+        stack.push_async_callback(gateway.stop)
+        if servers is not None:
+            await servers.start(Console(highlight=False))
+            await gateway.look()
+        router = config.router.name if config.router else "least-loaded"
+        typer.echo(f"gateway on {gateway.url}, router {router}, {len(options)} workers: {gateway.url}/workers")
+        gc.collect()
+        gc.freeze()  # what is there by now stays; looking through it again and again was a sixth of the work
+        gc.set_threshold(*GC_THRESHOLD)
+        await asyncio.Event().wait()
+
+    async def main() -> None:
+        task = asyncio.current_task()
+        assert task is not None  # noqa: S101 - for the type checker
+        for number in (signal.SIGINT, signal.SIGTERM):
+            asyncio.get_running_loop().add_signal_handler(number, task.cancel)
+        with contextlib.suppress(asyncio.CancelledError):
+            async with AsyncExitStack() as stack:
+                await serve(stack)
+
+    uvloop.run(main())
+
+
+def build_servers(config: Config, started: Started, metrics: GatewayMetrics) -> Servers:
+    """Return the servers that are to be started. Raises ConfigError or HostError."""
+    from pdplugins.gateway.engines.sglang.launch import Launch, plan  # noqa: PLC0415
+    from pdplugins.gateway.engines.sglang.servers import Servers  # noqa: PLC0415
+
+    launch = Launch.parse(started.launch)
+    return Servers(
+        plan(config, launch),
+        launch,
+        started.config,
+        dual=config.sglang.dual_role,
+        logs=started.logs,
+        metrics=metrics,
+        ready_s=started.ready_s,
+    )

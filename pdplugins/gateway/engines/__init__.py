@@ -1,0 +1,1 @@
+"""The engines that the gateway speaks to."""

@@ -1,0 +1,1 @@
+"""The gateway's side of SGLang: its HTTP protocol and its servers."""

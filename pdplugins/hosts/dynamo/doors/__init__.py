@@ -1,0 +1,1 @@
+"""The ways by which our planners get into Dynamo."""

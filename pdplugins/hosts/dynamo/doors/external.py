@@ -1,0 +1,273 @@
+"""Door (c): a planner in its own process, plugged into a running Dynamo planner over gRPC.
+
+It serves Dynamo's ProposePlugin and PluginLifecycle, and with a gateway registers itself: again and again until the
+planner opens its gateway, and once more whenever the planner has restarted. The protocol is byte-identical from Dynamo
+1.4.2 to 1.6.1, so this process may run beside a newer planner.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+from dynamo.planner.plugins.proto.v1 import plugin_pb2 as pb
+from dynamo.planner.plugins.proto.v1 import plugin_pb2_grpc as pbg
+
+import pdplugins
+from pdplugins.config import find, load
+from pdplugins.errors import HostError
+from pdplugins.hosts.dynamo.doors.frontend import FrontendMetrics
+from pdplugins.hosts.dynamo.doors.proposer import Proposer
+from pdplugins.runtime.metrics import process_metrics
+from pdplugins.runtime.planner import build_guarded
+
+log = logging.getLogger("pdplugins.dynamo")
+
+PLUGIN_ID = "pdplugins"
+PRIORITY = 1
+"""Before Dynamo's own load (10) and throughput (20) proposals; among final answers the smallest number wins."""
+PROTOCOL = "1.0"
+HEARTBEAT_S = 5.0
+"""Dynamo expects one within 15 s; its answer is how we learn that the planner has restarted."""
+RETRY_S = (0.5, 10.0)
+"""First and longest wait between two attempts to register."""
+CALL_S = 5.0
+"""How long one call to the gateway may take."""
+GRACE_S = 2.0
+"""How long a call in progress may go on after the stop."""
+
+FIXES = {
+    "auth_failed": "give the token with --token or PDPLUGINS_TOKEN; the planner's are in plugin_registration.auth",
+    "transport_build_failed": "set plugin_registration.transport.allow_insecure_grpc: true in the planner's config",
+    "observation_window": "make scheduling.scale_interval_seconds a divisor of the planner's interval",
+    "protocol_version": "this pdplugins speaks 1.0; check the planner's plugin_registration.protocol_version_…",
+}
+
+
+class ProposeService(pbg.ProposePluginServicer):  # type: ignore[misc]
+    """Dynamo's PROPOSE stage, and its lifecycle, over one `Proposer`."""
+
+    def __init__(self, build: Callable[[], Proposer]) -> None:
+        self._build = build
+        self.proposer = build()
+
+    async def Propose(self, request: Any, context: Any) -> Any:  # noqa: N802 - Dynamo's name
+        """Answer one tick."""
+        decision = await self.proposer.propose(request.context)
+        response = pb.ProposeStageResponse()
+        if decision is None:
+            response.accept.SetInParent()
+            return response
+        response.final = True
+        response.override.reason = decision.plan.reason
+        for role, count in (("prefill", decision.plan.prefill), ("decode", decision.plan.decode)):
+            response.override.targets.add(sub_component_type=role, replicas=count, type=pb.OverrideType.SET)
+        return response
+
+    async def Bootstrap(self, request: Any, context: Any) -> Any:  # noqa: N802 - Dynamo's name
+        """Get ready for the first tick."""
+        await self.proposer.begin()
+        return pb.BootstrapResponse(ok=True)
+
+    async def Reset(self, request: Any, context: Any) -> Any:  # noqa: N802 - Dynamo's name
+        """Forget everything seen so far."""
+        self.proposer.close()
+        self.proposer = self._build()
+        return pb.ResetResponse(ok=True)
+
+
+async def serve(
+    service: ProposeService,
+    *,
+    listen: str,
+    advertise: str | None = None,
+    gateway: str | None = None,
+    token: str = "",
+    stop: asyncio.Event | None = None,
+    ready: Callable[[str], None] = lambda _: None,
+) -> None:
+    """Serve until `stop` is set, or SIGTERM or SIGINT come; then unregister and finish the call in progress.
+
+    :param listen: ``host:port`` for the planner's calls; port 0 takes a free one.
+    :param advertise: ``host:port`` at which the planner reaches us, when that is not `listen`.
+    :param gateway: the planner's registration gateway, ``unix:///path`` or ``grpc://host:port``; without one the
+        planner must list us under ``scheduling.external_plugins``.
+    :param token: one of the planner's ``plugin_registration.auth.static_secrets``.
+    :param ready: called with our endpoint once it answers.
+
+    Raises HostError when the port is taken or the planner refuses us.
+    """
+    server = grpc.aio.server()
+    pbg.add_ProposePluginServicer_to_server(service, server)
+    pbg.add_PluginLifecycleServicer_to_server(service, server)
+    host = listen.rpartition(":")[0]
+    endpoint = f"grpc://{advertise or f'{host}:{_bind(server, listen)}'}"
+    stop = stop or _stop_on_signals()
+    await server.start()
+    try:
+        ready(endpoint)
+        if gateway is None:
+            await stop.wait()
+        else:
+            await Registration(service, gateway, endpoint, token).keep(stop)
+    finally:
+        await server.stop(GRACE_S)
+        service.proposer.close()
+
+
+class Registration:
+    """Keeps us registered with one planner."""
+
+    def __init__(self, service: ProposeService, gateway: str, endpoint: str, token: str) -> None:
+        self._target = _target(gateway)
+        self._gateway = gateway
+        self._token = token
+        self._request = pb.RegisterRequest(
+            plugin_id=PLUGIN_ID,
+            plugin_type="propose",
+            priority=PRIORITY,
+            endpoint=endpoint,
+            version=pdplugins.__version__,
+            protocol_version=PROTOCOL,
+            auth_token=token,
+            execution_interval_seconds=service.proposer.interval_s,
+            hold_policy=pb.HoldPolicy.HOLD_LAST,
+            needs=service.proposer.needs,
+        )
+
+    async def keep(self, stop: asyncio.Event) -> None:
+        """Register, and again whenever the planner forgot us, until `stop` is set; then unregister."""
+        while not stop.is_set():
+            async with grpc.aio.insecure_channel(self._target) as channel:
+                stub = pbg.PluginRegistryStub(channel)
+                if await self._registered(stub, stop):
+                    await self._while_known(stub, stop)
+
+    async def _registered(self, stub: Any, stop: asyncio.Event) -> bool:
+        """Try until the gateway accepts us; False when `stop` came first."""
+        said = False
+        for wait_s in _backoff():
+            try:
+                answer = await stub.Register(self._request, timeout=CALL_S)
+                if answer.accepted:
+                    log.info("registered with the planner at %s", self._gateway)
+                    return True
+                if not answer.reject_reason.startswith("duplicate_plugin_id"):
+                    raise HostError(self._refusal(answer.reject_reason))
+                # An earlier process of ours that was killed still has the name; Dynamo never evicts it.
+                await self._unregister(stub, "replaced by a new process")
+            except grpc.aio.AioRpcError as error:
+                self._check(error)
+                if not said:
+                    log.info("not registered yet at %s (%s), trying on", self._gateway, error.code().name)
+                    said = True
+            if await _sleep(stop, wait_s):
+                return False
+        return False
+
+    async def _while_known(self, stub: Any, stop: asyncio.Event) -> None:
+        """Return when the planner no longer knows us, or unregister when `stop` is set."""
+        heartbeat = pb.HeartbeatRequest(plugin_id=PLUGIN_ID, auth_token=self._token)
+        while not await _sleep(stop, HEARTBEAT_S):
+            try:
+                await stub.Heartbeat(heartbeat, timeout=CALL_S)
+            except grpc.aio.AioRpcError as error:
+                self._check(error)
+                log.warning("the planner at %s is gone or restarted (%s)", self._gateway, error.code().name)
+                return
+        try:
+            await self._unregister(stub, "graceful_shutdown")
+        except grpc.aio.AioRpcError as error:
+            log.info("not unregistered, the planner is gone (%s)", error.code().name)
+
+    async def _unregister(self, stub: Any, reason: str) -> None:
+        request = pb.UnregisterRequest(plugin_id=PLUGIN_ID, reason=reason, auth_token=self._token)
+        await stub.Unregister(request, timeout=CALL_S)
+
+    def _check(self, error: grpc.aio.AioRpcError) -> None:
+        if error.code() is grpc.StatusCode.UNAUTHENTICATED:
+            raise HostError(self._refusal("auth_failed")) from None
+
+    def _refusal(self, reason: str) -> str:
+        fix = next((fix for start, fix in FIXES.items() if reason.startswith(start)), "see the planner's log")
+        return f"the planner at {self._gateway} refused us: {reason}; {fix}"
+
+
+def _bind(server: Any, listen: str) -> int:
+    try:
+        port = int(server.add_insecure_port(listen))
+    except RuntimeError:
+        port = 0
+    if port == 0:
+        raise HostError(f"cannot listen on {listen}; give a free --listen HOST:PORT (port 0 takes any free one)")
+    return port
+
+
+def _target(gateway: str) -> str:
+    """Return gRPC's own spelling of `gateway`."""
+    if gateway.startswith("unix:"):
+        return gateway
+    if gateway.startswith("grpc://"):
+        return gateway.removeprefix("grpc://")
+    raise HostError(f"--gateway {gateway}: give unix:///path/to/registry.sock or grpc://host:port")
+
+
+def _backoff() -> Iterator[float]:
+    wait_s, longest_s = RETRY_S
+    while True:
+        yield wait_s
+        wait_s = min(wait_s * 1.5, longest_s)
+
+
+async def _sleep(stop: asyncio.Event, seconds: float) -> bool:
+    """Wait; True as soon as `stop` is set."""
+    try:
+        await asyncio.wait_for(stop.wait(), seconds)
+    except TimeoutError:
+        return False
+    return True
+
+
+def _stop_on_signals() -> asyncio.Event:
+    stop = asyncio.Event()
+    for which in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(which, stop.set)
+    return stop
+
+
+def run(  # noqa: PLR0913 - the options of a command
+    config: str,
+    *,
+    listen: str,
+    advertise: str | None,
+    gateway: str | None,
+    token: str,
+    frontend_url: str | None,
+    model: str | None,
+    decision_log: Path | None,
+    metrics_port: int | None,
+) -> None:
+    """Build the planner that `config` names and serve it until SIGTERM or SIGINT. Raises PdpluginsError."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s: %(message)s")
+    metrics = process_metrics()
+
+    def build() -> Proposer:
+        planner = build_guarded(load(find(config)), decision_log=decision_log, metrics=metrics)
+        return Proposer(planner, frontend=FrontendMetrics(frontend_url, model) if frontend_url else None)
+
+    def say(endpoint: str) -> None:
+        log.info("planner of %s answers at %s", config, endpoint)
+
+    stop_metrics = metrics.serve(metrics_port) if metrics_port is not None else None
+    try:
+        asyncio.run(
+            serve(ProposeService(build), listen=listen, advertise=advertise, gateway=gateway, token=token, ready=say)
+        )
+    finally:
+        if stop_metrics is not None:
+            stop_metrics()

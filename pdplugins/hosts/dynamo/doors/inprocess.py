@@ -1,0 +1,97 @@
+"""Door (b): a pdplugins planner inside the stock ``python -m dynamo.planner``, from its YAML alone.
+
+.. code-block:: yaml
+
+    plugin_registration:
+      in_process_plugins:
+        - module: pdplugins.hosts.dynamo.doors.inprocess
+          class: PdPlanner
+          plugin_id: pdplugins
+          plugin_type: propose
+          priority: 1
+          execution_interval_seconds: 5
+          hold_policy: HOLD_LAST
+          needs: [observations.fpm, observations.workers]
+          kwargs: {config: dopd, frontend_url: "http://127.0.0.1:8000"}
+
+Without a `frontend_url`, add ``observations.traffic`` to the needs: Dynamo then asks Prometheus for the traffic. With
+one, leave it out, or Dynamo's planner waits half a minute per tick for a Prometheus that is not there.
+
+Its answer is final: Dynamo's own proposals are discarded, its CONSTRAIN stage and ``max_gpu_budget`` still apply.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from dynamo.planner.plugins.types import (
+    AcceptResult,
+    BootstrapRequest,
+    BootstrapResponse,
+    ComponentTarget,
+    OverrideResult,
+    OverrideType,
+    ProposeStageRequest,
+    ProposeStageResponse,
+)
+
+from pdplugins.config import find, load, parse
+from pdplugins.hosts.dynamo.doors.frontend import FrontendMetrics
+from pdplugins.hosts.dynamo.doors.proposer import Proposer
+from pdplugins.runtime.metrics import process_metrics
+from pdplugins.runtime.planner import build_guarded
+
+_instances: dict[str, PdPlanner] = {}
+
+
+def instances() -> dict[str, PdPlanner]:
+    """Return the planners that Dynamo has built in this process, by their `key`."""
+    return dict(_instances)
+
+
+class PdPlanner(Proposer):
+    """Dynamo's in-process planner plugin. Its arguments are the ``kwargs`` of the YAML entry.
+
+    :param config: the name of a shipped config, the path of one, or the config itself as a mapping.
+    :param decision_log: file to append decisions to.
+    :param metrics_port: serve our metrics there; without it they are on the planner's own metrics port.
+    :param frontend_url: read traffic, TTFT and TPOT from this frontend instead of from Prometheus.
+    :param model: count only this model's requests at the frontend.
+    :param key: the name in `instances`.
+    """
+
+    def __init__(
+        self,
+        config: str | dict[str, Any],
+        *,
+        decision_log: str | None = None,
+        metrics_port: int | None = None,
+        frontend_url: str | None = None,
+        model: str | None = None,
+        key: str = "default",
+    ) -> None:
+        chosen = load(find(config)) if isinstance(config, str) else parse(config, "kwargs.config")
+        metrics = process_metrics()
+        planner = build_guarded(chosen, decision_log=Path(decision_log) if decision_log else None, metrics=metrics)
+        super().__init__(planner, frontend=FrontendMetrics(frontend_url, model) if frontend_url else None)
+        if metrics_port is not None:
+            metrics.serve(metrics_port)
+        _instances[key] = self
+
+    async def Bootstrap(self, _request: BootstrapRequest) -> BootstrapResponse:  # noqa: N802 - Dynamo's name
+        """Get ready for the first tick."""
+        await self.begin()
+        return BootstrapResponse(ok=True)
+
+    async def Propose(self, request: ProposeStageRequest) -> ProposeStageResponse:  # noqa: N802 - Dynamo's name
+        """Answer one tick of Dynamo's PROPOSE stage."""
+        decision = await self.propose(request.context)
+        if decision is None:
+            return ProposeStageResponse(accept=AcceptResult())
+        plan = decision.plan
+        targets = [
+            ComponentTarget(sub_component_type=role, replicas=count, type=OverrideType.SET)
+            for role, count in (("prefill", plan.prefill), ("decode", plan.decode))
+        ]
+        return ProposeStageResponse(final=True, override=OverrideResult(targets=targets, reason=plan.reason))

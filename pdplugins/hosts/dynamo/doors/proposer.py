@@ -1,0 +1,114 @@
+"""What both planner plugins of Dynamo share: one tick's context in, one guarded decision out."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any
+
+from pdplugins.contracts.planner import ScalePlan, Traffic
+from pdplugins.hosts.dynamo.doors.frontend import FrontendMetrics
+from pdplugins.hosts.dynamo.doors.observe import NEEDS, NEEDS_TRAFFIC, context_traffic, planner_view, tick_time_s
+from pdplugins.runtime.planner import Decision, GuardedPlanner
+
+log = logging.getLogger("pdplugins.dynamo")
+
+Feedback = Callable[[], tuple[float | None, float | None]]
+"""Returns the mean TTFT and TPOT, in seconds, that clients felt lately; None for what is not known."""
+
+CADENCE_TOLERANCE = 0.25
+"""How far, relative to the planner's interval, the time between two ticks may be off before it is said."""
+
+
+class Proposer:
+    """Answers Dynamo's PROPOSE stage from a guarded planner. Never raises.
+
+    :param frontend: where to read traffic, TTFT and TPOT; the plugin context has no TTFT, and its traffic needs a
+        Prometheus server.
+    :param clock: seconds since the epoch, for hosts whose tick does not tell the time.
+    """
+
+    def __init__(
+        self,
+        planner: GuardedPlanner,
+        *,
+        frontend: FrontendMetrics | None = None,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self.feedback: Feedback | None = None
+        self._planner = planner
+        self._frontend = frontend
+        self._clock = clock
+        self._ticks_s: list[float] = []
+
+    @property
+    def latest(self) -> ScalePlan | None:
+        """The last decision; None before the first."""
+        return self._planner.last if self._planner.decided else None
+
+    @property
+    def interval_s(self) -> float:
+        """Seconds between two ticks that the planner expects."""
+        return self._planner.interval_s
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        """What Dynamo must tell at each tick."""
+        return NEEDS if self._frontend is not None else (NEEDS_TRAFFIC, *NEEDS)
+
+    def close(self) -> None:
+        """Close the decision log."""
+        self._planner.close()
+
+    async def begin(self) -> None:
+        """Read the frontend once, so that the first tick already sees a window of traffic."""
+        if self._frontend is not None:
+            with suppress(OSError):  # not up yet; then the first tick begins the window
+                await asyncio.to_thread(self._frontend.collect)
+
+    async def propose(self, context: Any) -> Decision | None:
+        """Decide one tick. None, before the first good decision, leaves Dynamo its own behaviour."""
+        try:
+            traffic = self._with_feedback(await self._traffic(context))
+            view = planner_view(context, self._now_s(context), traffic, self._planner.last)
+        except Exception as error:  # whatever the host says, its planner loop goes on
+            decision = self._planner.hold(f"{type(error).__name__}: {error}", error)
+        else:
+            decision = self._planner.decide(view)
+        return decision if self._planner.decided else None
+
+    async def _traffic(self, context: Any) -> Traffic | None:
+        if self._frontend is None:
+            return context_traffic(context)
+        return await asyncio.to_thread(self._frontend.collect)
+
+    def _now_s(self, context: Any) -> float:
+        tick_s = tick_time_s(context)
+        now_s = self._clock() if tick_s is None else tick_s
+        if len(self._ticks_s) < 2:
+            self._ticks_s.append(now_s)
+            self._check_cadence()
+        return now_s
+
+    def _check_cadence(self) -> None:
+        if len(self._ticks_s) < 2:
+            return
+        between_s, wanted_s = self._ticks_s[1] - self._ticks_s[0], self._planner.interval_s
+        if abs(between_s - wanted_s) > CADENCE_TOLERANCE * wanted_s:
+            log.warning(
+                "Dynamo asks every %.1f s, the planner expects %.1f s; set the plugin's execution_interval_seconds "
+                "to %g and scheduling.scale_interval_seconds to a divisor of it",
+                between_s,
+                wanted_s,
+                wanted_s,
+            )
+
+    def _with_feedback(self, traffic: Traffic | None) -> Traffic | None:
+        if self.feedback is None or traffic is None:
+            return traffic
+        ttft_s, tpot_s = self.feedback()
+        return replace(traffic, ttft_s=ttft_s, tpot_s=tpot_s)

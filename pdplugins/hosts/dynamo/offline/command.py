@@ -1,0 +1,209 @@
+"""``pdplugins replay``: one trace, one planner, Dynamo's own simulator."""
+
+from __future__ import annotations
+
+import shlex
+import signal
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from pdplugins.errors import ConfigError
+from pdplugins.files import check_outputs
+
+if TYPE_CHECKING:
+    from pdplugins.config import Config
+    from pdplugins.results import Result, Spread
+
+_DEFAULTS: dict[str, Any] = {
+    "slo": {"ttft_s": 2.0, "tpot_s": 0.08},
+    "deployment": {
+        "gpu_budget": 64,
+        "startup_s": 30.0,
+        "prefill": {"tp": 1, "replicas": 1},
+        "decode": {"tp": 2, "replicas": 1},
+    },
+}
+"""What holds without ``--config``."""
+
+
+def replay(  # noqa: PLR0913 - the options of a command
+    *,
+    planner: Annotated[
+        str,
+        typer.Option(
+            help="dopd or any planner of yours; static:3P1D; dyn-load[:throughput|latency|load|sla]; "
+            "dyn-sla[:constant|arima|kalman|prophet]; dyn-sla+load[:predictor]."
+        ),
+    ] = "dopd",
+    trace: Annotated[Path, typer.Option(help="A trace or workload, see docs/workloads.md.")],
+    out: Annotated[Path | None, typer.Option("--json", metavar="OUT", help="Write the result there.")] = None,
+    config: Annotated[str | None, typer.Option(help="Config file, or the name of a shipped one.")] = None,
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="A setting of our planner, over the file's.")
+    ] = None,
+    prefill_gpus: Annotated[int | None, typer.Option(min=1, help="GPUs of a prefill worker (1).")] = None,
+    decode_gpus: Annotated[int | None, typer.Option(min=1, help="GPUs of a decode worker (2).")] = None,
+    startup: Annotated[float | None, typer.Option(min=0, help="Seconds until a new worker serves (30).")] = None,
+    ttft: Annotated[float | None, typer.Option(help="SLO of the time to first token, s (2).")] = None,
+    tpot: Annotated[float | None, typer.Option(help="SLO of the time per output token, s (0.08).")] = None,
+    initial: Annotated[str | None, typer.Option(help="Pools at start (1P1D).")] = None,
+    gpu_budget: Annotated[int | None, typer.Option(min=2, help="GPUs of all workers together (64).")] = None,
+    router: Annotated[Literal["round_robin", "kv_router"], typer.Option(help="Dynamo's router.")] = "round_robin",
+    kv_blocks: Annotated[int, typer.Option(min=1, help="KV blocks of 64 tokens of a worker.")] = 8000,
+    duration: Annotated[float | None, typer.Option(help="Replay only the first seconds of the trace.")] = None,
+    speed: Annotated[float, typer.Option(help="Let requests arrive this much faster.")] = 1.0,
+    decision_log: Annotated[Path | None, typer.Option(help="File to append decisions to.")] = None,
+) -> None:
+    """Replay a trace in Dynamo's offline simulator with a planner in its loop, and report what clients would feel."""
+    from pdplugins.hosts.dynamo.mocker import Engines  # noqa: PLC0415
+    from pdplugins.hosts.dynamo.offline.run import Plan  # noqa: PLC0415
+    from pdplugins.hosts.dynamo.offline.run import replay as run  # noqa: PLC0415
+    from pdplugins.workloads import traces, transform  # noqa: PLC0415 - a command loads what it needs when it runs
+
+    given = {
+        ("slo", "ttft_s"): ttft,
+        ("slo", "tpot_s"): tpot,
+        ("deployment", "gpu_budget"): gpu_budget,
+        ("deployment", "startup_s"): startup,
+        ("deployment", "prefill", "tp"): prefill_gpus,
+        ("deployment", "decode", "tp"): decode_gpus,
+    }
+    engines = Engines(kv_blocks, router)
+    plan = Plan(planner, configured(config, given, initial), _settings(settings or []), engines, decision_log)
+    check_outputs(out)
+    requests = traces.read(trace)
+    if duration is not None:
+        requests = transform.clip(requests, duration)
+    requests = transform.scale(requests, speed)
+    command = shlex.join(["pdplugins", *sys.argv[1:]])
+    last_s = requests[-1].arrival_s if requests else 0.0
+    try:
+        with _progress(f"{planner} on {trace.name}", last_s) as progress:
+            result = run(plan, requests, trace_name=trace.name, command=command, progress=progress)
+    except KeyboardInterrupt:
+        typer.echo("pdplugins: replay interrupted, nothing written", err=True)
+        raise typer.Exit(130) from None
+    if out is not None:
+        result.write(out)
+    _show(result, out)
+
+
+def configured(
+    name: str | None, given: Mapping[tuple[str, ...], Any] | None = None, initial: str | None = None
+) -> Config:
+    """Return the config of the run: options over the file, and where there is no file over this command's defaults."""
+    from pdplugins.config import find, load, parse  # noqa: PLC0415
+    from pdplugins.hosts.dynamo.offline.run import pools, with_pools  # noqa: PLC0415
+
+    data = load(find(name or "dopd")).model_dump(mode="json")
+    if name is None:
+        _merge(data, _DEFAULTS)
+    for path, value in (given or {}).items():
+        if value is not None:
+            for key in reversed(path):
+                value = {key: value}  # noqa: PLW2901 - folds the path into nested mappings
+            _merge(data, value)
+    config = parse(data, "options")
+    return with_pools(config, *pools(initial)) if initial else config
+
+
+def _settings(pairs: list[str]) -> dict[str, Any]:
+    """Read ``KEY=VALUE`` pairs; a value is YAML, so that numbers and true or false come out as such."""
+    import yaml  # noqa: PLC0415
+
+    read = {}
+    for pair in pairs:
+        key, equals, value = pair.partition("=")
+        if not (key and equals):
+            raise ConfigError(f"--set {pair}: not KEY=VALUE; write for example --set paper_literal=true")
+        read[key] = yaml.safe_load(value)
+    return read
+
+
+def _merge(into: dict[str, Any], values: dict[str, Any]) -> None:
+    for key, value in values.items():
+        if isinstance(value, dict):
+            _merge(into[key], value)
+        else:
+            into[key] = value
+
+
+@contextmanager
+def _progress(title: str, last_s: float) -> Iterator[Callable[[float], None]]:
+    """Show a bar of virtual time where stderr is a terminal; nothing otherwise."""
+    from rich.console import Console  # noqa: PLC0415
+    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn  # noqa: PLC0415
+
+    console = Console(stderr=True)
+    columns = TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn()
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task(title, total=max(last_s, 1.0))
+        with _interruptible() as stop_here:
+
+            def progress(now_s: float) -> None:
+                stop_here()
+                bar.update(task, completed=min(now_s, last_s))
+
+            yield progress
+
+
+@contextmanager
+def _interruptible() -> Iterator[Callable[[], None]]:
+    """Turn the first Ctrl-C into a KeyboardInterrupt at the next tick, not in the middle of a planner's own machinery.
+
+    The second one acts at once.
+    """
+    pressed: list[int] = []
+    before = signal.getsignal(signal.SIGINT)
+
+    def press(number: int, _frame: object) -> None:
+        pressed.append(number)
+        signal.signal(signal.SIGINT, before)
+
+    def stop_here() -> None:
+        if pressed:
+            raise KeyboardInterrupt
+
+    signal.signal(signal.SIGINT, press)
+    try:
+        yield stop_here
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _show(result: Result, out: Path | None) -> None:
+    from rich.console import Console  # noqa: PLC0415
+    from rich.table import Table  # noqa: PLC0415
+
+    metrics = result.metrics
+    table = Table(box=None, show_header=False, pad_edge=False)
+    table.add_column(style="bold")
+    table.add_column(overflow="fold")
+    attainment = "n/a" if metrics.slo_attainment is None else f"{metrics.slo_attainment:.1%}"
+    failed = f", {result.requests.failed} failed" if result.requests.failed else ""
+    for name, value in (
+        ("planner", f"{result.config['run']['planner']} (simulated)"),
+        ("requests", f"{result.requests.total} in {result.speed.duration_s:.0f} s{failed}"),
+        ("SLO attainment", attainment),
+        ("goodput", f"{metrics.goodput_requests_per_s:.2f} requests/s, {metrics.goodput_tokens_per_s:.0f} tokens/s"),
+        ("GPU-hours", f"{metrics.gpu_hours:.2f}"),
+        ("TTFT", _spread(metrics.ttft_s)),
+        ("TPOT", _spread(metrics.tpot_s)),
+        ("TBT", _spread(metrics.tbt_s)),
+        ("scaling", f"{len(result.scaling)} changes of the pools"),
+        ("simulator", f"{result.speed.requests_per_s or 0:.0f} requests/s, {result.speed.wall_s:.1f} s"),
+        ("result", str(out) if out else "not written; name a file with --json"),
+    ):
+        table.add_row(name, value)
+    Console().print(table)
+
+
+def _spread(spread: Spread) -> str:
+    if spread.mean is None:
+        return "n/a"
+    return "  ".join(f"{name} {value * 1e3:.0f} ms" for name, value in spread.model_dump().items())

@@ -1,0 +1,157 @@
+"""Runs one trace through Dynamo's replay with one planner, and gives back one `Result`."""
+
+from __future__ import annotations
+
+import re
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from pdplugins import __version__
+from pdplugins.config import Choice, Config, settings_of
+from pdplugins.contracts.deployment import Deployment
+from pdplugins.errors import ConfigError, TraceError
+from pdplugins.hosts.dynamo.mocker import Engines, bind, quiet
+from pdplugins.hosts.dynamo.offline import report as reports
+from pdplugins.hosts.dynamo.offline import stock
+from pdplugins.hosts.dynamo.offline.scaling import Fixed, ReplayScaling, ScalingPolicy, Watched
+from pdplugins.registry import default_registry
+from pdplugins.results import Result, Speed, commit
+from pdplugins.runtime.assembly import build_deployment
+from pdplugins.runtime.planner import build_guarded
+from pdplugins.workloads.jsonl import write_mooncake
+from pdplugins.workloads.trace import TraceRequest
+
+_POOLS = re.compile(r"(\d+)P(\d+)D", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Everything that decides the outcome of one run, but the trace."""
+
+    planner: str
+    """As written after ``--planner``."""
+    config: Config
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """Settings of our planner, over those in `config`."""
+    engines: Engines = field(default_factory=Engines)
+    decision_log: Path | None = None
+
+
+def pools(text: str) -> tuple[int, int]:
+    """Read ``3P1D``. Raises ConfigError."""
+    match = _POOLS.fullmatch(text)
+    if not match or "0" in match.groups():
+        raise ConfigError(f"'{text}' is not a pair of pools; write for example 3P1D, at least one worker of each role")
+    return int(match[1]), int(match[2])
+
+
+def resolve(planner: str, config: Config, settings: Mapping[str, Any] | None = None) -> Config:
+    """Return `config` with the planner and the pools at start that `planner` asks for. Raises ConfigError.
+
+    A name without variant is one of ours; the settings in the file hold when it is the planner of the file, and
+    `settings` go over them.
+    """
+    name, _, variant = planner.partition(":")
+    if name in ("static", *stock.NAMES):
+        if settings:
+            raise ConfigError(f"--set {next(iter(settings))}: {planner} has no such setting; use it with our planners")
+        without = config.model_copy(update={"planner": None})
+        if name == "static":
+            return with_pools(without, *pools(variant))
+        stock.settings(name, variant, build_deployment(without))
+        return without
+    ours = default_registry().names("planner")
+    if planner not in ours:
+        choices = ", ".join([*ours, "static:3P1D", *stock.NAMES])
+        raise ConfigError(f"--planner {planner}: there is none; choose from {choices}")
+    kept = config.planner.settings if config.planner and config.planner.name == planner else {}
+    choice = Choice(name=planner, **{**kept, **(settings or {})})
+    settings_of("planner", choice, "--set" if settings else "config")
+    return config.model_copy(update={"planner": choice})
+
+
+def with_pools(config: Config, prefill: int, decode: int) -> Config:
+    """Return `config` with other pools at start."""
+    deployment = config.deployment
+    sizes = {
+        "prefill": deployment.prefill.model_copy(update={"replicas": prefill}),
+        "decode": deployment.decode.model_copy(update={"replicas": decode}),
+    }
+    return config.model_copy(update={"deployment": deployment.model_copy(update=sizes)})
+
+
+def replay(
+    plan: Plan,
+    trace: Sequence[TraceRequest],
+    *,
+    trace_name: str,
+    command: str,
+    progress: Callable[[float], None] | None = None,
+) -> Result:
+    """Run `trace` and summarise it. Raises ConfigError, TraceError, KeyboardInterrupt.
+
+    :param trace_name: what the result calls the trace.
+    :param command: the command line that does the same.
+    :param progress: called with the virtual time in seconds at every tick.
+    """
+    if not trace:
+        raise TraceError(f"{trace_name}: no request to replay; --duration may be too short")
+    quiet()
+    config = plan.engines.told(resolve(plan.planner, plan.config, plan.settings))
+    deployment = build_deployment(config)
+    start = config.deployment.prefill.replicas, config.deployment.decode.replicas
+    with tempfile.TemporaryDirectory(prefix="pdplugins-") as folder, _policy(plan, config, deployment) as policy:
+        scratch = Path(folder)
+        write_mooncake(trace, scratch / "trace.jsonl")
+        run = bind(deployment, plan.engines, scratch)
+        watched = Watched(policy, progress)
+        began = time.perf_counter()
+        report = run(scratch / "trace.jsonl", watched, *start, scratch / "requests.jsonl")
+        wall_s = time.perf_counter() - began
+        requests, metrics = reports.metrics(report, scratch / "requests.jsonl", deployment)
+    return Result(
+        kind="simulated",
+        requests=requests,
+        metrics=metrics,
+        speed=Speed(requests_per_s=requests.total / wall_s, wall_s=wall_s, duration_s=report["duration_ms"] / 1e3),
+        config=_described(plan, config, trace_name),
+        seed=None,
+        commit=commit(),
+        command=command,
+        versions={"pdplugins": __version__, "ai-dynamo": version("ai-dynamo")},
+        scaling=list(watched.changes),
+    )
+
+
+@contextmanager
+def _policy(plan: Plan, config: Config, deployment: Deployment) -> Iterator[ScalingPolicy]:
+    name, _, variant = plan.planner.partition(":")
+    if config.planner is None and plan.decision_log is not None:
+        raise ConfigError(f"--decision-log: {plan.planner} keeps none; use it with a planner of pdplugins")
+    if name == "static":
+        yield Fixed()
+    elif config.planner is None:
+        with stock.stock_planner(stock.settings(name, variant, deployment), deployment, plan.engines) as planner:
+            yield planner
+    else:
+        guarded = build_guarded(config, decision_log=plan.decision_log)
+        try:
+            yield ReplayScaling(guarded)
+        finally:
+            guarded.close()
+
+
+def _described(plan: Plan, config: Config, trace_name: str) -> dict[str, Any]:
+    """Return everything that the run was made from."""
+    whole = config.model_dump(mode="json")
+    if config.planner is not None:
+        chosen = settings_of("planner", config.planner).model_dump(mode="json")
+        whole["planner"] = {"name": config.planner.name, **chosen}
+    engines = {"router": plan.engines.router, "kv_blocks": plan.engines.kv_blocks}
+    return {"run": {"planner": plan.planner, "trace": trace_name, **engines}, **whole}

@@ -1,0 +1,178 @@
+"""Door (d): one of our planners as ``scaling_policy`` of Dynamo's offline replay.
+
+.. code-block:: python
+
+    from dynamo._core import run_mocker_trace_replay
+    run_mocker_trace_replay([trace], …, scaling_policy=ReplayScaling(build_guarded(config)))
+
+Dynamo calls ``initial_tick_ms()`` once and ``on_tick(snapshot)`` at every tick, on its virtual clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+from pdplugins.contracts.planner import PlannerView, Traffic
+from pdplugins.contracts.workers import Pool, Role, WorkerLoad
+from pdplugins.results import Scaling
+from pdplugins.runtime.planner import GuardedPlanner
+
+Snapshot = Mapping[str, Any]
+Targets = dict[str, Any]
+
+
+class ScalingPolicy(Protocol):
+    """What Dynamo's replay calls."""
+
+    def initial_tick_ms(self) -> float:
+        """Return the time of the first tick."""
+        ...
+
+    def on_tick(self, snapshot: Snapshot) -> Targets:
+        """Return ``target_prefill`` and ``target_decode`` (None: unchanged) and ``next_tick_ms`` (None: no more)."""
+        ...
+
+
+class ReplayScaling:
+    """A guarded planner in the loop of Dynamo's replay. One object per run."""
+
+    def __init__(self, planner: GuardedPlanner) -> None:
+        self._planner = planner
+        self._loads: dict[Role, dict[str, WorkerLoad]] = {Role.PREFILL: {}, Role.DECODE: {}}
+        self.reason = ""
+        """Why the last targets were given."""
+
+    def initial_tick_ms(self) -> float:
+        """Return the time of the first decision: one planner interval after the start."""
+        return self._planner.interval_s * 1e3
+
+    def on_tick(self, snapshot: Snapshot) -> Targets:
+        """Answer one tick. A snapshot that cannot be read holds the last good plan."""
+        try:
+            view = self.view(snapshot)
+        except (KeyError, TypeError, ValueError) as error:
+            decision = self._planner.hold(f"replay snapshot: {type(error).__name__}: {error}", error)
+        else:
+            decision = self._planner.decide(view)
+        self.reason = decision.plan.reason
+        return {
+            "target_prefill": decision.plan.prefill,
+            "target_decode": decision.plan.decode,
+            "next_tick_ms": snapshot["now_ms"] + self._planner.interval_s * 1e3,
+        }
+
+    def view(self, snapshot: Snapshot) -> PlannerView:
+        """Return what the snapshot says. Remembers the load that a worker reported last, as Dynamo's planner does."""
+        return PlannerView(
+            now_s=snapshot["now_ms"] / 1e3,
+            traffic=_traffic(snapshot.get("traffic")),
+            prefill=self._pool(Role.PREFILL, snapshot),
+            decode=self._pool(Role.DECODE, snapshot),
+        )
+
+    def _pool(self, role: Role, snapshot: Snapshot) -> Pool:
+        active = [str(worker) for worker in snapshot[f"active_{role}_ids"]]
+        seen = self._loads[role] | {
+            load.worker: load for load in map(_reader(role), snapshot.get(f"{role}_fpm_snapshots", ()))
+        }
+        self._loads[role] = {worker: seen[worker] for worker in active if worker in seen}
+        return Pool(
+            ready=snapshot[f"active_{role}_count"],
+            starting=snapshot[f"starting_{role}_count"],
+            draining=snapshot[f"draining_{role}_count"],
+            loads=tuple(self._loads[role].values()),
+        )
+
+
+def _traffic(window: Snapshot | None) -> Traffic | None:
+    """Read the window since the last tick. Means over no sample come as 0 and are unknown.
+
+    ``num_req`` counts arrivals; the mean lengths are those of the requests that finished (``shape_count``), which lag
+    behind when there is a queue.
+    """
+    if not window or window["duration_s"] <= 0:
+        return None
+    finished, first_tokens, decoded = (window[f"{name}_count"] > 0 for name in ("shape", "ttft", "itl"))
+    return Traffic(
+        window_s=window["duration_s"],
+        requests=float(window["num_req"]),
+        isl_tokens=window["avg_isl"] if finished else None,
+        osl_tokens=window["avg_osl"] if finished else None,
+        ttft_s=window["avg_ttft_ms"] / 1e3 if first_tokens else None,
+        tpot_s=window["avg_itl_ms"] / 1e3 if decoded else None,
+    )
+
+
+def _reader(role: Role) -> Callable[[Snapshot], WorkerLoad]:
+    return _prefill_load if role is Role.PREFILL else _decode_load
+
+
+def _prefill_load(fpm: Snapshot) -> WorkerLoad:
+    return WorkerLoad(
+        worker=str(fpm["worker_id"]),
+        queued_requests=float(fpm["num_queued_prefill"]),
+        queued_tokens=float(fpm["sum_queued_prefill_tokens"]),
+        running_requests=float(fpm["num_prefill_requests"]),
+        running_tokens=float(fpm["sum_prefill_tokens"]),
+    )
+
+
+def _decode_load(fpm: Snapshot) -> WorkerLoad:
+    """A decode worker's queue holds requests that wait for KV space as well as preempted ones."""
+    return WorkerLoad(
+        worker=str(fpm["worker_id"]),
+        queued_requests=float(fpm["num_queued_decode"] + fpm["num_queued_prefill"]),
+        queued_tokens=float(fpm["sum_queued_decode_kv_tokens"] + fpm["sum_queued_prefill_tokens"]),
+        running_requests=float(fpm["num_decode_requests"]),
+        running_tokens=float(fpm["sum_decode_kv_tokens"]),
+    )
+
+
+class Fixed:
+    """Pools that never change. Ticks only so that the run can show progress and be interrupted."""
+
+    TICK_MS = 5000.0
+
+    def initial_tick_ms(self) -> float:
+        """Return the time of the first tick."""
+        return self.TICK_MS
+
+    def on_tick(self, snapshot: Snapshot) -> Targets:
+        """Change nothing."""
+        return {"target_prefill": None, "target_decode": None, "next_tick_ms": snapshot["now_ms"] + self.TICK_MS}
+
+
+class Watched:
+    """Passes ticks on to a policy; keeps what it changed and tells the virtual time to `progress`."""
+
+    def __init__(self, policy: ScalingPolicy, progress: Callable[[float], None] | None = None) -> None:
+        self._policy = policy
+        self._progress = progress
+        self._changes: list[Scaling] = []
+
+    @property
+    def changes(self) -> Sequence[Scaling]:
+        """Every change of the pools that was asked for, in order."""
+        return self._changes
+
+    def initial_tick_ms(self) -> float:
+        """Return the time of the first tick."""
+        return self._policy.initial_tick_ms()
+
+    def on_tick(self, snapshot: Snapshot) -> Targets:
+        """Answer one tick."""
+        targets = self._policy.on_tick(snapshot)
+        pools = snapshot["non_draining_prefill_count"], snapshot["non_draining_decode_count"]
+        wanted = tuple(
+            now if target is None else target
+            for now, target in zip(pools, (targets["target_prefill"], targets["target_decode"]), strict=True)
+        )
+        if wanted != pools:
+            reason = getattr(self._policy, "reason", "")
+            self._changes.append(
+                Scaling(at_s=snapshot["now_ms"] / 1e3, prefill=wanted[0], decode=wanted[1], reason=reason)
+            )
+        if self._progress is not None:
+            self._progress(snapshot["now_ms"] / 1e3)
+        return targets

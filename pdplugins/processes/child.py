@@ -1,0 +1,37 @@
+"""The first thing a process that we launch runs: ties its life to the launcher's, then becomes the real program.
+
+``python -m pdplugins.processes.child PARENT_PID DELAY_S MODULE ARGUMENTS…``. The kernel then kills it when
+the launcher dies in whatever way, SIGKILL included. Doing this here and not between fork and exec keeps Python out of
+the forked copy of a process that runs Dynamo's threads.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import runpy
+import signal
+import sys
+import time
+
+_PR_SET_PDEATHSIG = 1
+
+
+def die_with(parent: int) -> None:
+    """Have the kernel kill this process when `parent` dies; leave at once if it already has."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        sys.exit(1)
+
+
+def main() -> None:
+    """Become the module that the command line names."""
+    parent, delay_s, module, *arguments = sys.argv[1:]
+    die_with(int(parent))
+    time.sleep(float(delay_s))
+    sys.argv = [module, *arguments]
+    runpy.run_module(module, run_name="__main__", alter_sys=True)
+
+
+if __name__ == "__main__":
+    main()

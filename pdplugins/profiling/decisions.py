@@ -1,0 +1,210 @@
+"""What one decision of each policy costs: ``pdplugins bench decisions``.
+
+Every registered policy decides again and again on a fleet whose loads change between its calls, and each call is timed.
+The fleets are plain objects, as cheap to read as a host can make them, so that what is timed is the policy. Times are
+CPU time of the thread: a decision waits for nothing, and what else a machine runs meanwhile is not its cost.
+"""
+
+from __future__ import annotations
+
+import gc
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from time import thread_time_ns
+from typing import Any
+
+import numpy as np
+
+from pdplugins.config import Config
+from pdplugins.contracts.batching import BatchView, QueuedPrefill
+from pdplugins.contracts.deployment import Deployment
+from pdplugins.contracts.planner import PlannerView, Traffic
+from pdplugins.contracts.power import GpuView
+from pdplugins.contracts.request import Request
+from pdplugins.contracts.workers import Pool, Role, WorkerLoad
+from pdplugins.registry import Registration, Registry, default_registry
+from pdplugins.runtime.assembly import build_deployment
+
+WARM_UP = 50
+"""Decisions that are made before the first one is timed."""
+KINDS = ("router", "batch_scheduler", "planner", "power")
+
+
+@dataclass(slots=True)
+class FleetLoad:
+    """Load of one worker, changed in place; see `pdplugins.types.LoadView`."""
+
+    worker: str
+    queued_requests: float = 0.0
+    queued_tokens: float = 0.0
+    running_requests: float = 0.0
+    running_tokens: float = 0.0
+    recent_ttft_s: float | None = None
+    recent_tbt_s: float | None = None
+
+
+@dataclass(slots=True)
+class FleetWorker:
+    """One worker; see `pdplugins.types.WorkerView`."""
+
+    id: str
+    role: Role
+    load: FleetLoad
+    kv_capacity_tokens: int = 500_000
+    cached_blocks: set[int] = field(default_factory=set)
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """CPU time of one decision of one policy."""
+
+    kind: str
+    plugin: str
+    workers: int
+    """Workers to choose from; of a batch scheduler prompts in the queue, of a power controller GPUs."""
+    p50_us: float
+    p99_us: float
+    calls: int
+
+
+def measure(
+    sizes: tuple[int, ...] = (64, 4096), calls: int = 1000, seed: int = 0, registry: Registry | None = None
+) -> Iterator[Cost]:
+    """Yield the cost of every registered policy at every size, in order of name.
+
+    :param calls: decisions that are timed for each.
+    :param seed: of the lengths and loads.
+    """
+    registry = registry or default_registry()
+    deployment = build_deployment(Config())
+    found = sorted(registry.registrations(), key=lambda r: (KINDS.index(r.kind) if r.kind in KINDS else 9, r.name))
+    for registration in found:
+        if registration.kind in KINDS:
+            for size in (64,) if registration.kind == "batch_scheduler" else sizes:
+                yield _cost(registration, deployment, size, calls, seed)
+
+
+def _cost(registration: Registration, deployment: Deployment, size: int, calls: int, seed: int) -> Cost:
+    gpus = size * max(deployment.prefill_tp, deployment.decode_tp)
+    roomy = Deployment(
+        deployment.slo, deployment.perf, max(gpus, 2), deployment.prefill_tp, deployment.decode_tp,
+        deployment.startup_s, deployment.max_batch, deployment.kv_tokens,
+    )  # fmt: skip
+    settings = {"budget_w": 1000.0 * gpus} if "budget_w" in registration.settings.model_fields else {}
+    policy = registration.factory(registration.settings(**settings), roomy)
+    decide = {"router": _router, "batch_scheduler": _batches, "planner": _planner, "power": _power}[registration.kind]
+    spent = np.array(list(_timed(decide(policy, size, random.Random(seed)), calls)))  # noqa: S311 - no secret
+    p50, p99 = np.percentile(spent, (50, 99)) / 1e3
+    return Cost(registration.kind, registration.name, size, round(float(p50), 2), round(float(p99), 2), calls)
+
+
+def _timed(decisions: Iterator[Callable[[], object]], calls: int) -> Iterator[int]:
+    """Yield nanoseconds of each decision after the warm-up; garbage is collected between, not within them."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        for index in range(WARM_UP + calls):
+            decide = next(decisions)
+            began = thread_time_ns()
+            decide()
+            took = thread_time_ns() - began
+            if index >= WARM_UP:
+                yield took
+            if not index % 100:
+                gc.collect(0)
+    finally:
+        if enabled:
+            gc.enable()
+
+
+def _router(router: Any, size: int, dice: random.Random) -> Iterator[Callable[[], object]]:
+    """Arrivals of all kinds: fresh prompts, prompts with cached blocks, rounds of sessions; open ones are completed."""
+    workers = tuple(_worker(index, dice) for index in range(size))
+    now_s = 0.0
+    for turn in range(10**9):
+        now_s += dice.expovariate(10.0)
+        for worker in dice.sample(workers, 4):
+            _change(worker, dice)
+        session = f"s{dice.randrange(1000)}" if turn % 4 == 3 else None
+        history = dice.randrange(8000) if session else 0
+        prompt = history + int(dice.lognormvariate(6.5, 1.0)) + 1
+        request = Request(
+            str(turn), now_s, prompt, dice.randrange(1, 800), history, session,
+            dice.choice(workers).id if session else None,
+            tuple(dice.randrange(50) for _ in range(8)) if turn % 4 == 1 else (),
+        )  # fmt: skip
+
+        def decide(request: Request = request, now_s: float = now_s) -> None:
+            placement = router.on_arrival(request, workers, now_s)
+            if placement.second is None:
+                router.on_prefill_done(request, placement, workers, now_s)
+
+        yield decide
+
+
+def _worker(index: int, dice: random.Random) -> FleetWorker:
+    name = f"w{index}"
+    worker = FleetWorker(name, Role.PREFILL if index % 2 else Role.DECODE, FleetLoad(name))
+    worker.cached_blocks.update(dice.randrange(50) for _ in range(10))
+    _change(worker, dice)
+    return worker
+
+
+def _change(worker: FleetWorker, dice: random.Random) -> None:
+    load = worker.load
+    load.queued_requests = dice.randrange(8)
+    load.queued_tokens = load.queued_requests * 900
+    load.running_requests = dice.randrange(100)
+    load.running_tokens = load.running_requests * 1200
+    load.recent_ttft_s, load.recent_tbt_s = dice.uniform(0.1, 3.0), dice.uniform(0.01, 0.1)
+
+
+def _batches(scheduler: Any, size: int, dice: random.Random) -> Iterator[Callable[[], object]]:
+    """Steps of an instance that always has `size` prompts in its queue; each step takes what was composed out of it."""
+    now_s, names = 0.0, iter(range(10**9))
+
+    def prompt() -> QueuedPrefill:
+        tokens = int(dice.lognormvariate(6.5, 1.0)) + 1
+        return QueuedPrefill(Request(str(next(names)), now_s, tokens), tokens, now_s)
+
+    queue = [prompt() for _ in range(size)]
+    while True:
+        view = BatchView(tuple(queue), dice.randrange(100), dice.randrange(100_000))
+
+        chosen: list[Any] = []
+
+        def decide(view: BatchView = view, now_s: float = now_s, chosen: list[Any] = chosen) -> None:
+            chosen.append(scheduler.next_batch(view, now_s))
+
+        yield decide
+        took_s = 0.05
+        for plan in chosen:
+            scheduler.on_step(view, plan, took_s)
+            queue = [waiting for waiting in queue if waiting.request.id not in plan.prefill_tokens]
+        now_s += took_s
+        queue.extend(prompt() for _ in range(size - len(queue)))
+
+
+def _planner(planner: Any, size: int, dice: random.Random) -> Iterator[Callable[[], object]]:
+    now_s = 0.0
+    while True:
+        now_s += planner.interval_s
+        view = _view(now_s, size, dice)
+        yield lambda view=view: planner.plan(view)  # type: ignore[misc]
+
+
+def _power(controller: Any, size: int, dice: random.Random) -> Iterator[Callable[[], object]]:
+    now_s = 0.0
+    gpus = tuple(GpuView(index, Role.PREFILL if index % 2 else Role.DECODE, 400.0, 600.0) for index in range(size))
+    while True:
+        now_s += controller.interval_s
+        view = _view(now_s, size, dice)
+        yield lambda view=view: controller.control(gpus, view)  # type: ignore[misc]
+
+
+def _view(now_s: float, size: int, dice: random.Random) -> PlannerView:
+    loads = tuple(WorkerLoad(f"w{index}", dice.randrange(8), 5000.0, 50.0, 60_000.0) for index in range(size // 2))
+    pool = Pool(size // 2, loads=loads)
+    traffic = Traffic(5.0, dice.randrange(20, 60), 1000.0, 200.0, dice.uniform(0.1, 3.0), dice.uniform(0.01, 0.1))
+    return PlannerView(now_s, traffic, pool, pool)

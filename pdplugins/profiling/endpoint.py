@@ -1,0 +1,192 @@
+"""Measures a live OpenAI endpoint: TTFT of single prompts, and ITL of batches that decode together.
+
+Prefill: prompts one at a time; the median TTFT of each length.
+
+Decode: `concurrency` streams start at once, each long enough that all of them decode together for a while: from the
+last first token to the first last token. The gaps between tokens in that window are steps of a batch of `concurrency`.
+Contexts grow while streams run, so a prompt is as much shorter than the wanted context as puts the middle of the window
+there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import aiohttp
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from pdplugins.errors import PdpluginsError
+from pdplugins.perf.table import Curve, Surface
+from pdplugins.workloads import client
+from pdplugins.workloads.trace import TraceRequest
+
+WINDOW_TOKENS = 32
+"""Tokens of each stream in the window that is looked at, at least."""
+SETTLE_TOKENS = 8
+"""Tokens of each stream before it that are left out: after a join, steps are uneven."""
+FAR_SHARE = 0.1
+"""A context that is missed by more than this share is noted."""
+
+
+class EndpointError(PdpluginsError):
+    """The endpoint did not answer as an OpenAI endpoint does."""
+
+
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """What is measured, in tokens and in requests."""
+
+    prompts: tuple[int, ...]
+    batches: tuple[int, ...]
+    contexts: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """A prefill and a decode table as a profile file has them."""
+
+    prefill: dict[str, Any]
+    decode: dict[str, Any]
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One batch that decoded together."""
+
+    itl_s: float
+    context_tokens: float
+    """Mean context in the window."""
+
+
+class Endpoint:
+    """Sends streams, each with a prompt that nobody sent before."""
+
+    def __init__(self, session: aiohttp.ClientSession, url: str, model: str, seed: int) -> None:
+        self._session = session
+        self._url = url
+        self._model = model
+        self._seed = seed
+        self._index = itertools.count()
+
+    async def stream(self, isl_tokens: int, osl_tokens: int) -> tuple[float, client.Answer]:
+        """Run one request to its end; return when it was sent and what came back."""
+        request = TraceRequest(arrival_s=0.0, isl_tokens=isl_tokens, osl_tokens=osl_tokens)
+        data = client.body(client.prompt(request, next(self._index), self._seed), osl_tokens, self._model)
+        answer, sent_s = client.Answer(), time.perf_counter()
+        headers = {"Content-Type": "application/json"}
+        try:
+            async with self._session.post(f"{self._url}/v1/completions", data=data, headers=headers) as response:
+                if response.status != 200:
+                    said = (await response.text())[:200]
+                    raise EndpointError(f"{self._url}: HTTP {response.status} for {isl_tokens} tokens: {said}")
+                async for piece in response.content.iter_any():
+                    answer.feed(piece, time.perf_counter())
+        except (aiohttp.ClientError, TimeoutError) as error:
+            raise EndpointError(f"{self._url}: {error or 'no answer'}; is the endpoint up?") from None
+        if answer.error or len(answer.token_times_s) < min(osl_tokens, 2):
+            raise EndpointError(f"{self._url}: {answer.error or 'the stream ended without tokens'}")
+        return sent_s, answer
+
+
+async def measure(url: str, model: str, grid: Grid, repeats: int, seed: int) -> Measured:
+    """Measure all of `grid`. Raises EndpointError when the endpoint cannot serve it."""
+    timeout = aiohttp.ClientTimeout(total=None, sock_read=600)
+    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
+    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), timeout=timeout) as session:
+        endpoint = Endpoint(session, url, model, seed)
+        with Progress(*columns, transient=True) as bar:
+            steps = 1 + len(grid.prompts) + len(grid.batches) * len(grid.contexts)
+            task = bar.add_task("warming up", total=steps)
+            await endpoint.stream(grid.prompts[0], 2 * WINDOW_TOKENS)
+            ttft_s = []
+            for tokens in grid.prompts:
+                bar.update(task, advance=1, description=f"prompts of {tokens} tokens")
+                ttft_s.append(await _ttft(endpoint, tokens, repeats))
+            prefill, cells = Curve(grid.prompts, ttft_s), []
+            for batch, context in itertools.product(grid.batches, grid.contexts):
+                bar.update(task, advance=1, description=f"batches of {batch} at context {context}")
+                cells.append(await _decode(endpoint, batch, context, prefill))
+    return _tables(grid, ttft_s, cells, repeats)
+
+
+def without_handoff(found: Measured, transfer_s: Callable[[float], float]) -> Measured:
+    """Return `found` for an endpoint whose first token comes from the decode worker, after the KV transfer.
+
+    Its TTFT has a transfer and one decode step in it, which are taken away. Raises EndpointError when nothing is left.
+    """
+    decode = found.decode
+    step_ms = Surface(decode["batch"], decode["context_tokens"], decode["raw_ms"])
+    left_ms = [
+        round(ms - step_ms(1, tokens) - 1e3 * transfer_s(tokens), 3)
+        for tokens, ms in zip(found.prefill["tokens"], found.prefill["raw_ms"], strict=True)
+    ]
+    if min(left_ms) <= 0:
+        raise EndpointError("a TTFT is shorter than the KV transfer and a decode step; is the endpoint disaggregated?")
+    note = "prefill: TTFT less the KV transfer, at the rate given, and one decode step"
+    return replace(found, prefill=found.prefill | {"raw_ms": left_ms}, notes=(*found.notes, note))
+
+
+async def _ttft(endpoint: Endpoint, tokens: int, repeats: int) -> float:
+    """Return the median TTFT of prompts of `tokens` tokens, one at a time."""
+    found = []
+    for _ in range(repeats):
+        sent_s, answer = await endpoint.stream(tokens, 2)
+        found.append(answer.token_times_s[0] - sent_s)
+    return statistics.median(found)
+
+
+async def _decode(endpoint: Endpoint, batch: int, context: int, prefill: Curve) -> Cell:
+    """Return the time between tokens of `batch` streams whose mean context is about `context`."""
+    spread_tokens, step_s = 0, 0.0
+    while (
+        True
+    ):  # streams must be long enough for the first to see the last join: twice, as steps are not known at first
+        osl = SETTLE_TOKENS + WINDOW_TOKENS + spread_tokens
+        isl = max(context - spread_tokens // 2 - SETTLE_TOKENS - WINDOW_TOKENS // 2, 1)
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(endpoint.stream(isl, osl)) for _ in range(batch)]
+        times = [task.result()[1].token_times_s for task in tasks]
+        cell = _window(times, isl)
+        if cell is not None:
+            return cell
+        step_s = statistics.median((t[-1] - t[0]) / (len(t) - 1) for t in times)
+        joined_s = max(t[0] for t in times) - min(t[0] for t in times)
+        needed = int(1.25 * max(joined_s, (batch - 1) * prefill(isl)) / step_s)
+        spread_tokens = max(needed, 2 * spread_tokens, WINDOW_TOKENS)
+
+
+def _window(times: list[list[float]], isl_tokens: int) -> Cell | None:
+    """Return what the streams did while all of them decoded, or None when that was too short."""
+    start_s, end_s = max(t[min(SETTLE_TOKENS, len(t) - 1)] for t in times), min(t[-1] for t in times)
+    gaps, contexts = [], []
+    for stream in times:
+        inside = [index for index, at_s in enumerate(stream) if start_s <= at_s <= end_s]
+        if len(inside) < WINDOW_TOKENS // 2:
+            return None
+        first, last = inside[0], inside[-1]
+        gaps.append((stream[last] - stream[first]) / (last - first))
+        contexts.append(isl_tokens + (first + last) / 2)
+    return Cell(statistics.fmean(gaps), statistics.fmean(contexts))
+
+
+def _tables(grid: Grid, ttft_s: list[float], cells: list[Cell], repeats: int) -> Measured:
+    width = len(grid.contexts)
+    rows = [[round(1e3 * cell.itl_s, 3) for cell in cells[i : i + width]] for i in range(0, len(cells), width)]
+    wanted = [context for _, context in itertools.product(grid.batches, grid.contexts)]
+    off = max(abs(cell.context_tokens / context - 1) for cell, context in zip(cells, wanted, strict=True))
+    notes = [f"prefill: median TTFT of {repeats} prompts of each length, one at a time, as the client feels it"]
+    notes.append("decode: mean time between tokens while all streams of a batch decoded together")
+    if off > FAR_SHARE:
+        notes.append(f"the mean context of a batch missed the table's by up to {off:.0%}")
+    return Measured(
+        {"tokens": list(grid.prompts), "raw_ms": [round(1e3 * ttft, 3) for ttft in ttft_s]},
+        {"batch": list(grid.batches), "context_tokens": list(grid.contexts), "raw_ms": rows},
+        tuple(notes),
+    )

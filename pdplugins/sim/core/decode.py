@@ -1,0 +1,194 @@
+"""The requests that decode together on one engine, advanced any number of steps at once."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from heapq import heappop, heappush
+from typing import Final
+
+from pdplugins.sim.core.flight import Flight
+from pdplugins.sim.core.records import Gaps
+from pdplugins.sim.core.steps import Line
+
+ORDER_BITS: Final = 32
+NEVER: Final = 1 << 60
+"""A step that no batch gets to."""
+
+
+class DecodeBatch:
+    """A batch at the end of a step. Every step gives each member one token."""
+
+    __slots__ = (
+        "_gap_at", "_gap_of", "_leaves", "_members", "_new", "_past", "before", "context", "first_leave", "gaps",
+        "last", "size", "steps", "time",
+    )  # fmt: skip
+
+    def __init__(self, gaps: Gaps) -> None:
+        self.size = 0
+        self.context = 0
+        """Tokens in the KV cache, over all members."""
+        self.time = 0
+        """When the last step ended: now, or up to one step ahead of it."""
+        self.last = 0
+        """When the members that are not new got their last token."""
+        self.before = 0
+        """When they got the one before."""
+        self.steps = 0
+        self.first_leave = NEVER
+        """Step after which the first member leaves."""
+        self._leaves: list[int] = []
+        """Heap of step after which it leaves, and order of joining, of each member, in one number: that is compared
+        fast. Some have left already, but not the first."""
+        self._members: dict[int, Flight] = {}
+        """By order of joining, in that order."""
+        self._new: list[Flight] = []
+        self.gaps = gaps
+        # Largest gaps so far: steps ascending, gaps falling. The largest since step s is the first at or after s.
+        self._gap_at: list[int] = []
+        self._gap_of: list[int] = []
+        self._past: tuple[list[int], list[int], list[int]] = ([], [], [])
+
+    def join(self, flight: Flight) -> None:
+        """Let a request decode from the next step on."""
+        order = self.gaps.joins = self.gaps.joins + 1  # one count for all engines: requests move between them
+        steps = self.steps
+        flight.order = order
+        flight.since = steps + 1
+        leave = flight.leave = steps + flight.stop - flight.emitted
+        self.size += 1
+        self.context += flight.isl + flight.emitted - 1
+        heappush(self._leaves, leave << ORDER_BITS | order)
+        if leave < self.first_leave:  # noqa: PLR1730 - min() is slower here
+            self.first_leave = leave
+        self._members[order] = flight
+        self._new.append(flight)
+
+    def advance(self, line: Line, steps: int, end: int) -> None:
+        """Make `steps` steps, the last of which ends at `end`, with nothing else in them."""
+        size, context = self.size, self.context
+        if self._new or self.time != self.last:
+            first_end = end if steps == 1 else self.time + line.step(context)
+            self._irregular(first_end)
+            regular = steps - 1
+        else:
+            regular = steps
+            first_end = self.time
+        self.steps += steps
+        if regular:
+            longest = line.step(context + (steps - 1) * size)
+            at, of = self._gap_at, self._gap_of
+            while of and of[-1] <= longest:
+                of.pop()
+                at.pop()
+            at.append(self.steps)
+            of.append(longest)
+            self.gaps.means.append(float(end - first_end) / regular)
+            self.gaps.counts.append(regular * size)
+            self.before = end - longest if regular > 1 else first_end
+        self.context = context + steps * size
+        self.time = self.last = end
+
+    def one_step(self, end: int) -> None:
+        """Make one step that other work takes part in."""
+        self._irregular(end)
+        self.steps += 1
+        self.context += self.size
+        self.time = self.last = end
+
+    def first_tokens(self, end: int) -> None:
+        """Note the first tokens that the step that ends at `end` gives."""
+        for flight in self._new:
+            if not flight.emitted and flight.first_token != end:
+                self.gaps.first_token(flight, end)
+
+    def leaving(self) -> list[Flight]:
+        """Take out and return the members whose part is done, in the order of joining."""
+        gone: list[Flight] = []
+        while self.first_leave == self.steps:
+            flight = self._members[self._leaves[0] & (1 << ORDER_BITS) - 1]
+            self._settle(flight)
+            gone.append(flight)
+        return gone
+
+    def remove(self, flight: Flight) -> None:
+        """Take out a member before its part is done."""
+        self._settle(flight)
+
+    def remember(self) -> None:
+        """Remember the largest gaps as they were before the step in progress."""
+        self._past = self._gap_at.copy(), self._gap_of.copy(), [flight.gap for flight in self._new]
+
+    def undo_step(self) -> None:
+        """Take back the last step, which has not ended yet and never will."""
+        self._gap_at, self._gap_of, gaps = self._past
+        for flight in self.members():
+            if flight in self._new:
+                continue
+            if flight.since == self.steps:
+                self._new.append(flight)
+                flight.gap = gaps.pop(0)
+                if not flight.emitted:
+                    flight.first_token = -1
+            else:
+                flight.leave += 1
+        self.last = self.before
+
+    def latest(self) -> Flight:
+        """Return the member that joined last."""
+        return next(reversed(self._members.values()))
+
+    def members(self) -> list[Flight]:
+        """Return all members in the order of joining."""
+        return list(self._members.values())
+
+    def _settle(self, flight: Flight) -> None:
+        self.size -= 1
+        members, leaves = self._members, self._leaves
+        del members[flight.order]
+        while leaves and leaves[0] & (1 << ORDER_BITS) - 1 not in members:
+            heappop(leaves)
+        self.first_leave = leaves[0] >> ORDER_BITS if leaves else NEVER
+        if self._new and flight in self._new:  # has not had a token here
+            self.context -= flight.isl + flight.emitted - 1
+            self._new.remove(flight)
+            return
+        emitted = flight.stop - (flight.leave - self.steps)
+        flight.kv += emitted - flight.emitted
+        flight.emitted = emitted
+        flight.last_token = self.last
+        self.context -= flight.isl + emitted - 1
+        place = bisect_left(self._gap_at, flight.since + 1)
+        if place < len(self._gap_at):
+            gap = self._gap_of[place]
+            if gap > flight.gap:  # noqa: PLR1730 - max() is slower here
+                flight.gap = gap
+        if not self.size:
+            self._gap_at.clear()
+            self._gap_of.clear()
+
+    def _irregular(self, end: int) -> None:
+        """Note the gaps of the step that ends at `end`, where they are not its duration."""
+        old = self.size - len(self._new)
+        self.first_tokens(end)
+        for flight in self._new:
+            if not flight.emitted:
+                continue
+            gap = end - flight.last_token
+            if gap > flight.gap:  # noqa: PLR1730 - max() is slower here
+                flight.gap = gap
+            self.gaps.means.append(gap)
+            self.gaps.counts.append(1)
+        self._new.clear()
+        if old:
+            gap = end - self.last
+            self.gaps.add(gap, 1, old)
+            self._note(self.steps + 1, gap)
+        self.before = self.last
+
+    def _note(self, step: int, gap: int) -> None:
+        at, of = self._gap_at, self._gap_of
+        while of and of[-1] <= gap:
+            of.pop()
+            at.pop()
+        at.append(step)
+        of.append(gap)

@@ -1,0 +1,81 @@
+"""What a run leaves behind: one line for each request, and how long the gaps between tokens were."""
+
+from __future__ import annotations
+
+from array import array
+from typing import TYPE_CHECKING, NamedTuple
+
+from pdplugins.sim.core.clock import TICKS_PER_S
+
+if TYPE_CHECKING:
+    from pdplugins.sim.core.flight import Arrival, Flight
+    from pdplugins.sim.core.window import Window
+
+
+class Record(NamedTuple):
+    """What one request experienced. Times in seconds since the start of the run; None when there was no token."""
+
+    id: str
+    arrival_s: float
+    isl_tokens: int
+    osl_tokens: int
+    ttft_s: float | None
+    tpot_s: float | None
+    """Decode time over (output tokens - 1); 0 for one token."""
+    largest_tbt_s: float | None
+    finish_s: float | None
+    prefill_worker: str | None
+    decode_worker: str | None
+    error: str | None = None
+
+
+def record(flight: Flight, ttft_s: float | None, tpot_s: float | None, now: int) -> Record:
+    """Return what a request that ends `now` experienced."""
+    fields = (
+        flight.id,
+        flight.arrived / TICKS_PER_S,
+        flight.isl,
+        flight.osl,
+        ttft_s,
+        tpot_s,
+        flight.gap / TICKS_PER_S,
+        now / TICKS_PER_S,
+        *flight.names,
+        flight.error,
+    )
+    return tuple.__new__(Record, fields)  # Record(...) would pass each field twice, for every request
+
+
+def unsent(name: str, arrival: Arrival) -> Record:
+    """Return the record of a round whose session has ended early."""
+    why = "not sent: an earlier round of its session failed"
+    size = arrival.isl_tokens, arrival.osl_tokens
+    return Record(name, arrival.arrival_s, *size, None, None, None, None, None, None, why)
+
+
+class Gaps:
+    """Times between tokens of all requests, in ticks, as (mean over a run of steps, how many); and first tokens."""
+
+    __slots__ = ("counts", "joins", "means", "mortal", "ticks_per_s", "windows")
+
+    def __init__(self, ticks_per_s: float) -> None:
+        self.ticks_per_s = ticks_per_s
+        self.joins = 0
+        """How often a request joined a decode batch."""
+        self.mortal = False
+        """Whether a worker may die in the middle of a step."""
+        self.means = array("d")
+        self.counts = array("q")
+        self.windows: list[Window] = []
+        """Where first tokens are counted."""
+
+    def first_token(self, flight: Flight, at: int) -> None:
+        """Note when the client of a request gets its first token."""
+        flight.first_token = at
+        for window in self.windows:
+            window.first_token(flight, at)
+
+    def add(self, time: int, steps: int, members: int) -> None:
+        """Add `steps` gaps of each of `members` requests that took `time` together."""
+        self.means.append(float(time) / steps)
+        self.counts.append(steps * members)

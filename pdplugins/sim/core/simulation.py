@@ -1,0 +1,187 @@
+"""One run: a workload, a fleet, and the policies that decide over them."""
+
+from __future__ import annotations
+
+import gc
+import logging
+from collections.abc import Callable, Iterable, Iterator
+from heapq import heappop
+from typing import Any
+
+from pdplugins.contracts.batching import BatchScheduler
+from pdplugins.contracts.deployment import Deployment
+from pdplugins.contracts.planner import Planner
+from pdplugins.contracts.power import PowerController
+from pdplugins.contracts.router import Router
+from pdplugins.contracts.workers import Role
+from pdplugins.sim.core.batching import FirstComeFirstServed, Scheduled
+from pdplugins.sim.core.clock import ACTION, STEP, TICKS_PER_S, Events, seconds, ticks
+from pdplugins.sim.core.control import PlannerLoop, PowerLoop
+from pdplugins.sim.core.dispatch import Dispatcher
+from pdplugins.sim.core.engine import Engine
+from pdplugins.sim.core.fleet import Fleet, Hardware
+from pdplugins.sim.core.flight import Arrival
+from pdplugins.sim.core.kv import KvCache
+from pdplugins.sim.core.links import Links, Port
+from pdplugins.sim.core.policy_clock import PolicyClock
+from pdplugins.sim.core.power import Power
+from pdplugins.sim.core.records import Gaps
+from pdplugins.sim.core.routing import Routing
+from pdplugins.sim.core.sampler import Sampler
+from pdplugins.sim.core.settings import Outcome, SimSettings
+from pdplugins.sim.core.steps import StepTimes
+from pdplugins.sim.core.views import LiveView
+
+log = logging.getLogger("pdplugins.sim")
+
+PROGRESS_EVERY = 1000
+"""Arrivals and other events between two calls of `progress`."""
+
+
+class Simulation:
+    """One run. `run` may be called once.
+
+    :param batch_scheduler: makes one scheduler for each engine; the engines' own way when absent.
+    :param engine: what engines are built from; tests put a plain one here.
+    :param sampler: looks at the fleet now and then; it changes nothing but the count of events.
+    """
+
+    def __init__(
+        self,
+        deployment: Deployment,
+        settings: SimSettings,
+        router: Router,
+        *,
+        planner: Planner | None = None,
+        power: PowerController | None = None,
+        batch_scheduler: Callable[[], BatchScheduler] | None = None,
+        engine: type[Any] = Engine,
+        sampler: Sampler | None = None,
+    ) -> None:
+        self._settings = settings
+        self._scheduler = batch_scheduler
+        self._engine = engine
+        self._sampler = sampler
+        self._events = Events()
+        self._clock = PolicyClock()
+        self._gaps = Gaps(TICKS_PER_S)
+        decode_kv = deployment.kv_tokens if settings.kv_tokens is None else settings.kv_tokens
+        own = {
+            Role.PREFILL: Hardware(deployment.perf, deployment.prefill_tp, settings.kv_tokens),
+            Role.DECODE: Hardware(deployment.perf, deployment.decode_tp, decode_kv),
+        }
+        self._fleet = Fleet(
+            self._events,
+            {**own, **settings.hardware},
+            deployment.gpu_budget,
+            (deployment.startup_s, settings.flip_s),
+            settings.engine.block_tokens,
+            self._build,
+        )
+        remember = batch_scheduler is not None or bool(settings.deaths)
+        self._routing = Routing(router, deployment, self._clock, settings.predict, remember)
+        self._gaps.mortal = bool(settings.deaths)
+        self._deaths_missed = 0
+        links = Links(self._events)
+        self._dispatcher = Dispatcher(self._events, self._fleet, links, self._routing, settings, self._gaps)
+        self._power = Power(self._events, self._fleet, settings.power)
+        self._populate()
+        self._loops: list[PlannerLoop | PowerLoop] = []
+        if planner is not None:
+            self._loops.append(PlannerLoop(planner, self._fleet, self._dispatcher, settings, self._clock))
+        if power is not None:
+            self._loops.append(PowerLoop(power, self._power, self._fleet, self._dispatcher, settings, self._clock))
+
+    def _populate(self) -> None:
+        settings = self._settings
+        for role, count in ((Role.PREFILL, settings.prefill), (Role.DECODE, settings.decode)):
+            for _ in range(count):
+                self._fleet.start(role, at_once=True)
+        for role, hardware in settings.extra:
+            self._fleet.start(role, hardware, at_once=True)
+        for second, name in settings.deaths:
+            self._events.call_at(ticks(second), self._worker_dies, name)
+
+    def _worker_dies(self, name: str) -> None:
+        if name in self._fleet.workers:
+            self._dispatcher.worker_dies(name)
+        else:
+            self._deaths_missed += 1
+            log.warning("simulation.deaths: there is no worker %s at %g s", name, seconds(self._events.now))
+
+    def _build(self, view: LiveView, times: StepTimes, kv: KvCache, port: Port) -> Any:
+        batching = FirstComeFirstServed() if self._scheduler is None else Scheduled(self._scheduler(), self._clock)
+        return self._engine(
+            view, times, kv, port, self._settings.engine, batching, self._events, self._dispatcher, self._gaps
+        )
+
+    def run(self, workload: Iterable[Arrival], progress: Callable[[float], None] | None = None) -> Outcome:
+        """Run until every request has ended. Arrivals must come in order of time.
+
+        :param progress: called with the virtual time in seconds now and then, between two events; what it raises ends
+            the run.
+        """
+        enabled = gc.isenabled()
+        gc.disable()  # nothing here makes cycles, and looking for them costs a third of the run
+        try:
+            self._run(iter(workload), progress or (lambda _: None))
+            return self.outcome()
+        finally:
+            if enabled:
+                gc.enable()
+
+    def _run(self, arrivals: Iterator[Arrival], progress: Callable[[float], None]) -> None:
+        events, heap, dispatcher = self._events, self._events.heap, self._dispatcher
+        on_transfer = dispatcher.links.on_event
+        upcoming = next(arrivals, None)
+        at = 0 if upcoming is None else ticks(upcoming.arrival_s)
+        for loop in self._loops:
+            loop.begin()
+        if self._sampler is not None:
+            self._sampler.begin(dispatcher, self._fleet, self._power)
+        countdown = PROGRESS_EVERY
+        while True:
+            countdown -= 1
+            if not countdown:
+                countdown = PROGRESS_EVERY
+                progress(seconds(events.now))
+            if upcoming is not None and (not heap or at <= heap[0][0]):
+                events.now = at
+                dispatcher.arrive(upcoming)
+                if (upcoming := next(arrivals, None)) is None:
+                    dispatcher.more = False
+                else:
+                    at = ticks(upcoming.arrival_s)
+                continue
+            if not heap or not (dispatcher.open or dispatcher.more):
+                break
+            time, kind, _, target, argument = heappop(heap)
+            events.now = time
+            if kind == STEP:
+                target.on_step(argument)
+            elif kind == ACTION:
+                target(argument)
+            else:
+                on_transfer(target, argument)
+        dispatcher.give_up()
+
+    def outcome(self) -> Outcome:
+        """Return what there is so far."""
+        dispatcher = self._dispatcher
+        end = dispatcher.last_end
+        changes = [change for source in (*self._loops, self._routing) for change in source.changes]
+        return Outcome(
+            records=dispatcher.records,
+            gaps=self._gaps,
+            duration_s=seconds(end),
+            gpu_hours=self._fleet.gpu_seconds(end) / 3600,
+            energy_j=self._power.energy_j(end),
+            policies=self._clock,
+            scaling=sorted(changes, key=lambda change: change.at_s),
+            preemptions=self._fleet.preemptions,
+            retries=dispatcher.retries,
+            deaths_missed=self._deaths_missed,
+            handoffs=dispatcher.handoffs,
+            handoff_s=seconds(dispatcher.handoff),
+            events=self._events.sequence,
+        )

@@ -1,0 +1,229 @@
+"""How long a step takes, and how long a run of decode steps takes, in closed form.
+
+For a batch of b requests the time of a decode step is piecewise linear in its total context n: the profile's tables are
+linear between their knots. Every step adds b tokens, so k steps from n inside one piece ``base + slope * n`` take
+``k * (base + slope * n) + slope * b * k (k - 1) / 2``. All numbers are whole ticks: the sum is exact.
+
+A step with prefill is one event, and is timed from the prefill time of one prompt, T:
+
+* prompts of N new tokens together take T(N), and what a chunk of n tokens adds by attending to h earlier ones,
+  ``T(h + n) - T(h) - (T(n) - T(0))``, where that is positive;
+* decodes in the same step add their own step time, less T(0): the weights are read once.
+
+Where the model also knows D, the time of all of a step but attention over the tokens that it computes, steps are what
+`pdplugins.perf.table.TableModel` says: chunks share D of their tokens, attention is T - D, and decodes in the same step
+save what the parts of D take more than D of all tokens together.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from math import ceil, sqrt
+
+from pdplugins.contracts.perf import PerfModel
+from pdplugins.perf.table import Curve, TableModel
+from pdplugins.sim.core.clock import ticks
+
+DEFAULT_CONTEXTS = tuple(64.0 * 1.25**power for power in range(35))
+"""Mean contexts (64 to about 126,000 tokens) at which a model without knots of its own is tabulated."""
+
+Chunks = list[tuple[int, int]]
+"""New tokens and earlier tokens of each chunk of a step."""
+
+
+class Line:
+    """The decode step time of one batch size over total context: a continuous, never falling, piecewise linear map."""
+
+    __slots__ = ("base", "batch", "bounds", "slope")
+
+    def __init__(self, batch: int, contexts: list[float], times_s: list[float], slow: float) -> None:
+        self.batch = batch
+        bounds = self.bounds = [ceil(context * batch) for context in contexts[1:-1]]
+        """First total context of each piece but the first."""
+        self.base: list[int] = []
+        self.slope: list[int] = []
+        left, low, base, slope = contexts[0], times_s[0], 0, 0
+        for index in range(len(contexts) - 1):
+            right, high = contexts[index + 1], times_s[index + 1]
+            earlier, flatter = base, slope
+            slope = max(ticks(slow * (high - low) / ((right - left) * batch)), 0)
+            base = max(ticks(slow * low), 1) - int(slope * left * batch + 0.5)
+            if index:  # rounding must not let a longer context take less time
+                bound = bounds[index - 1]
+                base = max(base, earlier + flatter * (bound - 1) - slope * bound)
+            self.base.append(base)
+            self.slope.append(slope)
+            left, low = right, high
+
+    def step(self, context: int) -> int:
+        """Return the time of one step that reads `context` tokens in all."""
+        piece = bisect_right(self.bounds, context)
+        return self.base[piece] + self.slope[piece] * context
+
+    def span(self, context: int, steps: int) -> int:
+        """Return the time of `steps` steps, the first of which reads `context` tokens."""
+        batch, bounds = self.batch, self.bounds
+        piece, total = bisect_right(bounds, context), 0
+        while steps:
+            here = steps
+            if piece < len(bounds):
+                within = -((context - bounds[piece]) // batch)
+                if within < here:  # noqa: PLR1730 - min() is slower here
+                    here = within
+            slope = self.slope[piece]
+            total += here * (self.base[piece] + slope * context) + slope * batch * (here * (here - 1) // 2)
+            if here == steps:
+                break
+            steps -= here
+            context += here * batch
+            piece = bisect_right(bounds, context, piece)
+        return total
+
+    def until(self, context: int, time: int) -> tuple[int, int]:
+        """Return the fewest steps that take at least `time`, and the time that they take."""
+        batch, bounds = self.batch, self.bounds
+        piece, steps, total = bisect_right(bounds, context), 0, 0
+        while True:
+            slope = self.slope[piece]
+            first, growth = self.base[piece] + slope * context, slope * batch
+            if piece < len(bounds):
+                here = -((context - bounds[piece]) // batch)
+                whole = here * first + growth * (here * (here - 1) // 2)
+                if total + whole < time:
+                    steps, total, context = steps + here, total + whole, context + here * batch
+                    piece = bisect_right(bounds, context, piece)
+                    continue
+            here = _fewest(first, growth, time - total)
+            return steps + here, total + here * first + growth * (here * (here - 1) // 2)
+
+
+def _fewest(first: int, growth: int, time: int) -> int:
+    """Return the fewest steps that take `time`, the first taking `first` and each later one `growth` more."""
+    if time <= 0:
+        return 0
+    if growth:
+        half = first - growth / 2
+        guess = int(2 * time / (half + sqrt(half * half + 2.0 * growth * time)))
+    else:
+        guess = time // first
+    while guess * first + growth * (guess * (guess - 1) // 2) < time:
+        guess += 1
+    while guess and (guess - 1) * first + growth * ((guess - 1) * (guess - 2) // 2) >= time:
+        guess -= 1
+    return guess
+
+
+class Points:
+    """A `Curve` for compiled code: the same values, without a call of Python for each."""
+
+    __slots__ = ("_xs", "_ys")
+
+    def __init__(self, curve: Curve) -> None:
+        self._xs: list[float] = list(curve.xs)
+        self._ys: list[float] = list(curve.ys)
+
+    def at(self, x: float) -> float:
+        """Return the value at `x`."""
+        xs, ys = self._xs, self._ys
+        index = bisect_right(xs, x, 1, len(xs) - 1) - 1
+        start, low = xs[index], ys[index]
+        share = max((x - start) / (xs[index + 1] - start), 0.0)
+        return low + share * (ys[index + 1] - low)
+
+
+class StepTimes:
+    """All step times of one performance model at one tensor-parallel size, in ticks. Shared by all workers alike."""
+
+    def __init__(self, perf: PerfModel, tp: int) -> None:
+        self._perf = perf
+        self._tp = tp
+        self._contexts = _contexts(perf, tp)
+        self._lines: dict[float, dict[int, Line]] = {}
+        self._prefill: dict[int, int] = {}
+        self._dense: dict[int, int] = {}
+        self._attending: dict[int, int] = {}
+        self._row_s = getattr(perf, "decode_row_s", None)
+        known = getattr(perf, "has_dense", None)
+        self._dense_s = getattr(perf, "dense_s", None) if known is not None and known(tp) else None
+        self._prefill_points: Points | None = None
+        self._dense_points: Points | None = None
+        if type(perf) is TableModel:  # one that builds on it may have methods of its own
+            self._prefill_points = Points(perf.prefill[tp]) if tp in perf.prefill else None
+            self._dense_points = Points(perf.dense[tp]) if tp in perf.dense else None
+
+    def line(self, batch: int, slow: float = 1.0) -> Line:
+        """Return the decode step times of a batch of `batch` requests, `slow` times as long as the profile says."""
+        lines = self.lines(slow)
+        if (line := lines.get(batch)) is None:
+            if self._row_s is not None:
+                times = list(self._row_s(batch, self._tp))
+            else:
+                times = [self._perf.decode_step_s(batch, context, self._tp) for context in self._contexts]
+            line = lines[batch] = Line(batch, self._contexts, times, slow)
+        return line
+
+    def lines(self, slow: float) -> dict[int, Line]:
+        """Return the lines that are known at one slowdown, by batch size."""
+        return self._lines.setdefault(slow, {})
+
+    def prefill(self, chunks: Chunks, slow: float = 1.0) -> int:
+        """Return the time of a step that prefills `chunks`."""
+        if len(chunks) == 1 and not chunks[0][1]:
+            time = self._alone(chunks[0][0])
+            return time if slow == 1.0 else round(time * slow)
+        tokens = sum(new for new, _ in chunks)
+        if self._dense_s is not None:
+            time = self._rest(tokens) + self._attention(0)
+            for new, earlier in chunks:
+                time += max(self._attention(earlier + new) - self._attention(earlier), 0)
+        else:
+            time = self._alone(tokens)
+            for new, earlier in chunks:
+                if earlier:
+                    more = self._alone(earlier + new) - self._alone(earlier) - self._alone(new) + self._alone(0)
+                    time += max(more, 0)
+        return time if slow == 1.0 else round(time * slow)
+
+    def mixed(self, chunks: Chunks, batch: int, context: int, slow: tuple[float, float] = (1.0, 1.0)) -> int:
+        """Return the time of a step that prefills `chunks` and decodes `batch` requests of `context` tokens in all.
+
+        :param slow: slowdown of prefill, and of decode.
+        """
+        time = self.prefill(chunks, slow[0])
+        if batch:
+            saved = self._alone(0)
+            if self._dense_s is not None:
+                tokens = sum(new for new, _ in chunks)
+                saved = self._rest(tokens) + self._rest(batch) - self._rest(tokens + batch)
+            time += max(self.line(batch, slow[1]).step(context) - saved, 0)
+        return time
+
+    def _rest(self, tokens: int) -> int:
+        """Return the time of all of a step but attention."""
+        dense_s = self._dense_s
+        if dense_s is None:
+            return 0
+        if (time := self._dense.get(tokens)) is None:
+            points = self._dense_points
+            time_s = points.at(tokens) if points is not None else dense_s(tokens, self._tp)
+            time = self._dense[tokens] = max(ticks(time_s), 1)
+        return time
+
+    def _attention(self, tokens: int) -> int:
+        if (time := self._attending.get(tokens)) is None:
+            time = self._attending[tokens] = self._alone(tokens) - self._rest(tokens)
+        return time
+
+    def _alone(self, tokens: int) -> int:
+        if (time := self._prefill.get(tokens)) is None:
+            points = self._prefill_points
+            time_s = points.at(tokens) if points is not None else self._perf.prefill_s(tokens, self._tp)
+            time = self._prefill[tokens] = max(ticks(time_s), 1)
+        return time
+
+
+def _contexts(perf: PerfModel, tp: int) -> list[float]:
+    """Return the knots with zero before them and one beyond, for the slope of what is outside."""
+    own = getattr(perf, "decode_contexts", None)  # not every model is linear between knots
+    knots = DEFAULT_CONTEXTS if own is None else own(tp)
+    return [0.0, *knots, 2 * knots[-1] - knots[-2]]

@@ -1,0 +1,107 @@
+"""What policies see of a simulated worker: live, read-only, and free until it is looked at."""
+
+from __future__ import annotations
+
+from collections.abc import Container
+from typing import TYPE_CHECKING
+
+from pdplugins.contracts.workers import ANYTHING, Capabilities, Role, WorkerLoad
+from pdplugins.sim.core.clock import seconds
+
+if TYPE_CHECKING:
+    from pdplugins.sim.core.engine import Engine
+
+
+class LiveLoad:
+    """A `pdplugins.types.LoadView` that the engine keeps up to date."""
+
+    __slots__ = ("_engine", "queued_requests", "queued_tokens", "running_requests", "worker")
+
+    def __init__(self, worker: str) -> None:
+        self.worker = worker
+        self.queued_requests = 0
+        self.queued_tokens = 0
+        self.running_requests = 0
+        self._engine: Engine | None = None
+
+    def watch(self, engine: Engine) -> None:
+        """Take `running_tokens` from `engine`."""
+        self._engine = engine
+
+    @property
+    def running_tokens(self) -> int:
+        """Tokens of the step in progress: context of its decodes, and of those that join next, and prefill chunks."""
+        return self._engine.running_tokens() if self._engine is not None else 0
+
+    @property
+    def recent_ttft_s(self) -> float | None:
+        """Mean time to first token of the prompts whose prefill ended here in the last 10 s."""
+        return self._engine.first_tokens.mean_s(self._engine.events.now) if self._engine is not None else None
+
+    @property
+    def recent_tbt_s(self) -> float | None:
+        """Time of the step in progress for the requests that decode; None when none does."""
+        return seconds(self._engine.decode_gap()) or None if self._engine is not None else None
+
+    @property
+    def decode_requests(self) -> int:
+        """Requests that decode, or join the next step."""
+        return self._engine.decode_requests() if self._engine is not None else 0
+
+    @property
+    def decode_tokens(self) -> int:
+        """Context of those requests."""
+        return self._engine.decode_tokens() if self._engine is not None else 0
+
+    @property
+    def prefill_tokens(self) -> int:
+        """Prompt tokens in the current step."""
+        return self._engine.prefill_tokens() if self._engine is not None else 0
+
+    def frozen(self) -> WorkerLoad:
+        """Return a copy that stays as it is."""
+        return WorkerLoad(
+            self.worker,
+            self.queued_requests,
+            self.queued_tokens,
+            self.running_requests,
+            self.running_tokens,
+            self.recent_ttft_s,
+            self.recent_tbt_s,
+            self.decode_requests,
+            self.decode_tokens,
+            self.prefill_tokens,
+        )
+
+
+class LiveView:
+    """A `pdplugins.types.WorkerView` of one simulated worker."""
+
+    __slots__ = ("_blocks", "_engine", "capabilities", "id", "kv_capacity_tokens", "load", "role", "tp")
+
+    def __init__(self, worker: str, role: Role, tp: int, kv_capacity_tokens: int, blocks: Container[int]) -> None:
+        self.id = worker
+        self.role = role
+        self.tp: int | None = tp
+        self.capabilities: Capabilities | None = ANYTHING
+        self.load = LiveLoad(worker)
+        self.kv_capacity_tokens = kv_capacity_tokens
+        self._blocks = blocks
+        self._engine: Engine | None = None
+
+    def watch(self, engine: Engine) -> None:
+        """Show `engine`."""
+        self._engine = engine
+        self.load.watch(engine)
+
+    @property
+    def free_kv_tokens(self) -> int | None:
+        """Tokens of KV cache that new requests may take now."""
+        return self._engine.free_tokens() if self._engine is not None else None
+
+    @property
+    def cached_blocks(self) -> Container[int]:
+        """Hashes of the prefix blocks that are there."""
+        if self._engine is not None:
+            self._engine.settle()
+        return self._blocks

@@ -1,0 +1,87 @@
+"""What clients did and felt: since a planner was last asked, and lately on one worker."""
+
+from __future__ import annotations
+
+from collections import deque
+
+from pdplugins.contracts.planner import Traffic
+from pdplugins.sim.core.clock import TICKS_PER_S, seconds, ticks
+from pdplugins.sim.core.flight import Flight
+
+RECENT = ticks(10.0)
+"""How long a first token counts as a recent one, in ticks."""
+
+
+class Recent:
+    """Mean of what was added in the last `RECENT` ticks."""
+
+    __slots__ = ("_added", "_total")
+
+    def __init__(self) -> None:
+        self._added: deque[tuple[int, int]] = deque()
+        self._total = 0
+
+    def add(self, now: int, time: int) -> None:
+        """Add `time`, in ticks."""
+        self._added.append((now, time))
+        self._total += time
+        self._forget(now)
+
+    def mean_s(self, now: int) -> float | None:
+        """Return the mean in seconds; None when nothing was added lately."""
+        self._forget(now)
+        return self._total / (len(self._added) * TICKS_PER_S) if self._added else None
+
+    def _forget(self, now: int) -> None:
+        added = self._added
+        while added and added[0][0] < now - RECENT:
+            self._total -= added.popleft()[1]
+
+
+class Window:
+    """What happened since a policy was last asked: each policy that is asked on a tick has its own."""
+
+    __slots__ = ("_ended", "_first_tokens", "_isl", "_osl", "_requests", "_tpot_s")
+
+    def __init__(self) -> None:
+        self._first_tokens: list[tuple[int, Flight]] = []
+        self._begin()
+
+    def _begin(self) -> None:
+        self._requests = self._ended = 0
+        self._isl = self._osl = 0
+        self._tpot_s = 0.0
+
+    def arrived(self, flight: Flight) -> None:
+        """Count an arrival."""
+        self._requests += 1
+        self._isl += flight.isl
+
+    def first_token(self, flight: Flight, at: int) -> None:
+        """Count a first token, which may be at the end of the step in progress."""
+        self._first_tokens.append((at, flight))
+
+    def ended(self, flight: Flight, tpot_s: float) -> None:
+        """Count an answered request."""
+        self._ended += 1
+        self._osl += flight.osl
+        self._tpot_s += tpot_s
+
+    def close(self, now: int, window_s: float) -> Traffic:
+        """Return the traffic of the last `window_s` seconds and begin anew. What ends `now` is of the next window."""
+        ttfts = [at - flight.arrived for at, flight in self._first_tokens if at < now and at == flight.first_token]
+        self._first_tokens = [entry for entry in self._first_tokens if entry[0] >= now]
+        traffic = Traffic(
+            window_s,
+            self._requests,
+            isl_tokens=_mean(self._isl, self._requests),
+            osl_tokens=_mean(self._osl, self._ended),
+            ttft_s=_mean(seconds(sum(ttfts)), len(ttfts)),
+            tpot_s=_mean(self._tpot_s, self._ended),
+        )
+        self._begin()
+        return traffic
+
+
+def _mean(total: float, count: int) -> float | None:
+    return total / count if count else None

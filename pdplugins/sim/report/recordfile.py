@@ -1,0 +1,43 @@
+"""Per-request records as a file: JSON lines, or Parquet where pyarrow is installed."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from pdplugins.errors import ConfigError
+from pdplugins.files import whole, write_whole
+from pdplugins.sim.core.records import Record
+
+
+def check(path: Path) -> None:
+    """Say what is wrong with `path` before anything is simulated for it. Raises ConfigError."""
+    if path.suffix not in {".jsonl", ".parquet"}:
+        raise ConfigError(f"--records {path}: the name must end in .jsonl or .parquet")
+    if path.suffix == ".parquet" and importlib.util.find_spec("pyarrow") is None:
+        raise ConfigError(f"--records {path}: Parquet needs pyarrow; pip install pyarrow, or write .jsonl")
+
+
+def write(records: Iterable[Record], path: Path) -> None:
+    """Write one line for each request, in the order in which they ended: the fields of `Record`."""
+    if path.suffix == ".parquet":
+        from pyarrow import Table, parquet  # type: ignore[import-not-found, unused-ignore]  # noqa: PLC0415 - the user's
+
+        rows = [record._asdict() for record in records]
+        with whole(path) as scratch:
+            parquet.write_table(Table.from_pylist(rows, _schema()), scratch)
+    else:
+        write_whole(path, "".join(json.dumps(record._asdict()) + "\n" for record in records))
+
+
+def _schema() -> Any:
+    """Return the same columns for every file, also for one where nobody had an answer, or nobody an error."""
+    import pyarrow  # type: ignore[import-not-found, unused-ignore]  # noqa: PLC0415
+
+    kinds = dict.fromkeys(Record._fields, pyarrow.float64())
+    kinds |= dict.fromkeys(("isl_tokens", "osl_tokens"), pyarrow.int64())
+    kinds |= dict.fromkeys(("id", "prefill_worker", "decode_worker", "error"), pyarrow.string())
+    return pyarrow.schema(list(kinds.items()))

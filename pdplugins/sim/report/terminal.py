@@ -1,0 +1,130 @@
+"""What runs look like on a terminal: progress while they go, tables when they are done."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+
+from rich.console import Console, OverflowMethod
+from rich.markup import escape
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+
+from pdplugins.results import Result, Spread
+from pdplugins.sim.report.ranking import Run, best_of, columns, unlike
+
+PIPE_WIDTH = 200
+"""Columns where the output is not a terminal."""
+ANY_WIDTH = 10_000
+"""Columns that any table fits into: what a console measures is at most its own width."""
+
+
+@contextmanager
+def progress(names: Sequence[str]) -> Iterator[Callable[[Sequence[float]], None]]:
+    """Show a bar with a time estimate for each run, on standard error if that is a terminal.
+
+    Yields what is to be told the share of each run that is done.
+    """
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield lambda shares: None
+        return
+    shown = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
+    with Progress(*shown, TimeRemainingColumn(), console=console, transient=True) as bars:
+        tasks = [bars.add_task(name, total=1.0) for name in names]
+
+        def update(shares: Sequence[float]) -> None:
+            for task, share in zip(tasks, shares, strict=False):
+                bars.update(task, completed=share)
+
+        yield update
+
+
+def show(runs: Sequence[Run]) -> None:
+    """Print one run as its distributions, several as a table with the best of each column marked."""
+    if len(runs) == 1:
+        _show_one(runs[0])
+        return
+    _print(_comparison(runs))
+    for line in unlike(runs):
+        _print(line)
+    for run in runs:
+        _note(run.name, run.result)
+
+
+def _comparison(runs: Sequence[Run]) -> Table:
+    """Return a row for each run, or a column where the terminal is too narrow for rows."""
+    best, shown = best_of({run.name: run.result for run in runs}), columns(runs)
+    head = ["config", "failed", *(column.title for column in shown)]
+    rows = [
+        [escape(run.name), str(run.result.requests.failed)]
+        + [f"[bold green]{c.text(run.result)}*[/]" if run.name in best[c.key] else c.text(run.result) for c in shown]
+        for run in runs
+    ]
+    table = _table(head, rows)
+    if Console(width=ANY_WIDTH).measure(table).minimum <= _console().width:
+        return table
+    first, *others = zip(head, *rows, strict=True)
+    return _table(first, others, overflow="fold")
+
+
+def _table(head: Iterable[str], rows: Iterable[Iterable[str]], overflow: OverflowMethod = "ellipsis") -> Table:
+    table = Table(box=None, header_style="bold")
+    for index, title in enumerate(head):
+        table.add_column(title, justify="right" if index else "left", no_wrap=not index, overflow=overflow)
+    for row in rows:
+        table.add_row(*row)
+    return table
+
+
+def _show_one(run: Run) -> None:
+    result, metrics = run.result, run.result.metrics
+    attainment = "n/a" if metrics.slo_attainment is None else f"{metrics.slo_attainment:.2%}"
+    lines = [
+        f"{run.name}: {result.requests.total} requests, {result.requests.failed} failed; SLO attainment {attainment}; "
+        f"goodput {metrics.goodput_requests_per_s:.2f} requests/s, {metrics.goodput_tokens_per_s:.0f} tokens/s; "
+        f"{metrics.gpu_hours:.2f} GPU-hours; {len(result.scaling)} changes of the pools; "
+        f"{result.speed.requests_per_s or 0:.0f} requests/s in {result.speed.wall_s:.1f} s"
+    ]
+    if (regret := result.regret) is not None:
+        lines.append(
+            f"no policy exceeds {regret.best_slo_attainment:.2%} ({100 * regret.slo_attainment:.2f} points more); "
+            + (
+                "none reaches 99 %"
+                if regret.fewest_gpu_hours is None
+                else f"no scaler reaches 99 % with less than {regret.fewest_gpu_hours:.2f} GPU-hours"
+            )
+        )
+    for line in lines:
+        _print(line)
+    table = Table("", box=None, header_style="bold")
+    for title in ("mean", "P50", "P90", "P99"):
+        table.add_column(title, justify="right")
+    table.add_row("TTFT, s", *_cells(metrics.ttft_s, 1.0, 3))
+    table.add_row("TPOT, ms", *_cells(metrics.tpot_s, 1e3, 1))
+    table.add_row("TBT, ms", *_cells(metrics.tbt_s, 1e3, 1))
+    _print(table)
+    _note(run.name, result)
+
+
+def _cells(spread: Spread, scale: float, digits: int) -> Iterator[str]:
+    for value in (spread.mean, spread.p50, spread.p90, spread.p99):
+        yield "n/a" if value is None else f"{value * scale:.{digits}f}"
+
+
+def _note(name: str, result: Result) -> None:
+    if result.interrupted:
+        _print(f"{name} was interrupted: all numbers are of the requests that had ended by then")
+    for what, count in result.counts.items():
+        if what.startswith("faults.") and count:
+            _print(f"{name}: {what.removeprefix('faults.')} could not be followed {count} times")
+
+
+def _print(what: str | Table) -> None:
+    text = isinstance(what, str)
+    _console().print(what, highlight=False, markup=not text, soft_wrap=text)
+
+
+def _console() -> Console:
+    console = Console()
+    return console if console.is_terminal else Console(width=PIPE_WIDTH)

@@ -1,0 +1,1 @@
+"""From a config and a trace to a result."""

@@ -1,0 +1,121 @@
+"""Several runs of one trace side by side, on as many cores as there are."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import signal
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from dataclasses import dataclass
+from typing import Any
+
+from pdplugins.config import Config
+from pdplugins.sim.core.sampler import Sampler
+from pdplugins.sim.core.settings import Outcome
+from pdplugins.sim.report.ranking import Run, best_of
+from pdplugins.sim.report.series import series_of
+from pdplugins.sim.run.simulate import simulate
+from pdplugins.workloads.trace import TraceRequest
+
+Shares = Callable[[Sequence[float]], None]
+"""Is told now and then how much of each run is done, 0 to 1."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What to run: each config on the same trace with the same seed."""
+
+    configs: dict[str, Config]
+    trace: Sequence[TraceRequest]
+    trace_name: str
+    command: str
+    seed: int = 0
+    watch: bool = False
+    """Whether to keep what a report draws."""
+    rate: float | None = None
+    """Requests/s that the trace was scaled to."""
+
+
+def run_one(plan: Plan, name: str, progress: Callable[[float], None]) -> tuple[Run, Outcome]:
+    """Simulate one config of `plan`; `progress` is told the share of the trace that has arrived."""
+    span_s = plan.trace[-1].arrival_s or 1.0
+    config = plan.configs[name]
+    sampler = Sampler() if plan.watch else None
+    result, outcome = simulate(
+        config,
+        plan.trace,
+        trace_name=plan.trace_name,
+        command=plan.command,
+        seed=plan.seed,
+        progress=lambda now_s: progress(min(now_s / span_s, 1.0)),
+        sampler=sampler,
+    )
+    result.config["run"]["rate"] = plan.rate
+    return Run(name, result, None if sampler is None else series_of(outcome, result, sampler.samples)), outcome
+
+
+def run_all(plan: Plan, jobs: int, shares: Shares = lambda _: None) -> list[Run]:
+    """Simulate every config of `plan`, in its order. After Ctrl-C: what was done by then.
+
+    :param jobs: processes; the results do not depend on it.
+    """
+    if min(jobs, len(plan.configs)) > 1:
+        return list(_parallel(plan, jobs, shares))
+    runs: list[Run] = []
+    for name in plan.configs:
+        done = [1.0] * len(runs)
+        run, _ = run_one(plan, name, lambda share, done=done: shares([*done, share]))  # type: ignore[misc]
+        runs.append(run)
+        if run.result.interrupted:
+            break
+    return runs
+
+
+def as_json(runs: Sequence[Run]) -> str:
+    """Return ``runs``, each a result with its ``name``, and ``best``: the best runs by metric."""
+    rows = [{"name": run.name, **run.result.model_dump(mode="json")} for run in runs]
+    return json.dumps({"runs": rows, "best": best_of({run.name: run.result for run in runs})}, indent=1) + "\n"
+
+
+# --- more than one process ------------------------------------------------------------------------------------------
+
+_shared: tuple[Plan, Any, Any] | None = None
+"""In a worker process: the plan, the share of each run that is done, and whether to stop."""
+
+
+def _adopt(*shared: Any) -> None:
+    global _shared  # noqa: PLW0603 - a worker process has one plan
+    _shared = shared
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent says when to stop, and gets what was done
+
+
+def _work(index: int, name: str) -> Run | None:
+    assert _shared is not None  # noqa: S101 - _adopt ran first
+    plan, done, stop = _shared
+    if stop.value:
+        return None
+
+    def progress(share: float) -> None:
+        done[index] = share
+        if stop.value:
+            raise KeyboardInterrupt
+
+    run, _ = run_one(plan, name, progress)
+    done[index] = 1.0
+    return run
+
+
+def _parallel(plan: Plan, jobs: int, shares: Shares) -> Iterator[Run]:
+    context = multiprocessing.get_context("fork")  # so that the trace is there already
+    done, stop = context.Array("d", len(plan.configs)), context.Value("b", 0)
+    with ProcessPoolExecutor(jobs, context, _adopt, (plan, done, stop)) as pool:
+        futures = [pool.submit(_work, index, name) for index, name in enumerate(plan.configs)]
+        waiting: set[Future[Run | None]] = set(futures)
+        while waiting:
+            try:
+                waiting = wait(waiting, timeout=0.2, return_when=FIRST_COMPLETED).not_done
+                shares(done[:])
+            except KeyboardInterrupt:
+                stop.value = 1
+        yield from (run for future in futures if (run := future.result()) is not None)

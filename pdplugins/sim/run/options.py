@@ -1,0 +1,104 @@
+"""What the command line changes in a config before it is simulated."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import yaml
+
+from pdplugins.config import Config, find, load, parse
+from pdplugins.errors import ConfigError
+from pdplugins.runtime.assembly import build_deployment
+
+KINDS = ("planner", "router", "batch_scheduler", "power")
+
+
+@dataclass(frozen=True, slots=True)
+class Overrides:
+    """Options of `simulate` and `compare` that override a config file; None leaves it as it is."""
+
+    gpus: int | None = None
+    profile: str | None = None
+    prefill: int | None = None
+    decode: int | None = None
+    settings: Sequence[str] = field(default=())
+    """``key=value`` each: a dotted path into the config, and YAML."""
+
+
+def configured(name: str, overrides: Overrides) -> Config:
+    """Load the config called `name` and apply `overrides`. Raises ConfigError, also where the pools do not fit.
+
+    Settings come first, then the profile, then the GPUs (`scale_pools`), then the pools that are given in numbers.
+    """
+    data = changed(load(find(name)), name, overrides.settings).model_dump(mode="json")
+    if overrides.profile is not None:
+        data["deployment"]["profile"] = overrides.profile
+    if overrides.gpus is not None:
+        data = scale_pools(parse(data, name), overrides.gpus)
+    for role, count in (("prefill", overrides.prefill), ("decode", overrides.decode)):
+        if count is not None:
+            data["deployment"][role]["replicas"] = count
+    config = parse(data, name)
+    try:
+        build_deployment(config)
+    except ConfigError as error:
+        raise ConfigError(f"{name}: {error}") from None
+    return config
+
+
+def changed(config: Config, name: str, settings: Sequence[str]) -> Config:
+    """Return `config` with `settings`, ``key=value`` each. Raises ConfigError."""
+    data = config.model_dump(mode="json")
+    for setting in settings:
+        _set(data, setting)
+    return parse(data, name)
+
+
+def scale_pools(config: Config, gpus: int) -> dict[str, Any]:
+    """Return the data of `config` on a budget of `gpus`: the pools at start keep their share of it.
+
+    Of all pools within that share, those with the largest throughput are taken, then those that use the most GPUs, then
+    those nearest to the old ratio: as many of one role as its share asks for help only if the other keeps up. So fixed
+    pools that fill their budget fill the new one, and a planner that starts small starts as small.
+    """
+    data = config.model_dump(mode="json")
+    section = data["deployment"]
+    prefill, decode = section["prefill"]["replicas"], section["decode"]["replicas"]
+    known = build_deployment(config)  # says what tp: auto is
+    used, factor = known.gpus(prefill, decode), gpus / config.deployment.gpu_budget
+    share = max(int(used * factor), known.gpus(1, 1))
+    wish = prefill * factor, decode * factor
+
+    def worth(pools: tuple[int, int]) -> tuple[float, int, float]:
+        served = pools[0] / wish[0], pools[1] / wish[1]
+        return min(served), known.gpus(*pools), -max(served)
+
+    rooms = ((share - count * known.decode_tp, count) for count in range(1, share // known.decode_tp + 1))
+    pools = max(((room // known.prefill_tp, count) for room, count in rooms if room >= known.prefill_tp), key=worth)
+    section["gpu_budget"] = gpus
+    section["prefill"]["replicas"], section["decode"]["replicas"] = pools
+    return data
+
+
+def _set(data: dict[str, Any], setting: str) -> None:
+    """Put one ``key=value`` into the data of a config."""
+    path, equals, text = setting.partition("=")
+    keys = path.split(".")
+    if not equals or not all(keys):
+        raise ConfigError(f"--set {setting}: write it as key=value, for example deployment.startup_s=60")
+    try:
+        value = yaml.safe_load(text)
+    except yaml.YAMLError:
+        raise ConfigError(f"--set {setting}: the value {text!r} is not YAML; quote it if it is a text") from None
+    if len(keys) == 1 and keys[0] in KINDS and isinstance(value, str):
+        value = {"name": value}
+    for key in keys[:-1]:
+        inner = data.get(key)
+        if inner is None:
+            inner = data[key] = {}
+        if not isinstance(inner, Mapping):
+            raise ConfigError(f"--set {setting}: {key} is a value, not a section; see pdplugins config")
+        data = inner  # type: ignore[assignment]
+    data[keys[-1]] = value

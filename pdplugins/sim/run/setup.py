@@ -1,0 +1,98 @@
+"""From the config to the settings of a simulation."""
+
+from __future__ import annotations
+
+from pdplugins.config import Config
+from pdplugins.contracts.deployment import Deployment
+from pdplugins.contracts.perf import PerfModel
+from pdplugins.contracts.workers import Role
+from pdplugins.errors import ConfigError
+from pdplugins.runtime.assembly import load_profile
+from pdplugins.sim.core.fleet import Hardware
+from pdplugins.sim.core.protocols import EngineSettings
+from pdplugins.sim.core.settings import SimSettings
+
+
+def sim_settings(config: Config, deployment: Deployment) -> SimSettings:
+    """Return what `config` says of the simulated workers.
+
+    Raises ConfigError where a profile lacks a tensor-parallel size, the workers at start exceed the GPU budget, or
+    one is to die that never is.
+    """
+    pools, wanted = config.deployment, config.simulation
+    extra = _extra(config, deployment)
+    used = deployment.gpus(pools.prefill.replicas, pools.decode.replicas) + sum(gpus.tp for _, gpus in extra)
+    if used > deployment.gpu_budget:
+        raise ConfigError(
+            f"simulation.extra: all workers at start need {used} GPUs, gpu_budget is {deployment.gpu_budget}; "
+            "raise the budget or take fewer workers"
+        )
+    return SimSettings(
+        prefill=pools.prefill.replicas,
+        decode=pools.decode.replicas,
+        engine=EngineSettings(
+            order=wanted.order,
+            step_tokens=wanted.step_tokens,
+            max_batch=deployment.max_batch,
+            whole_prompts=wanted.whole_prompts,
+            watermark=wanted.watermark,
+            block_tokens=wanted.block_tokens,
+        ),
+        kv_tokens=wanted.kv_tokens,
+        hardware=_hardware(config, deployment),
+        extra=extra,
+        first_token=wanted.first_token,
+        overlap=wanted.overlap,
+        history=wanted.history,
+        flip=wanted.flip,
+        flip_s=wanted.flip_s,
+        no_room=wanted.no_room,
+        handoff_timeout_s=wanted.handoff_timeout_s,
+        retries=wanted.retries,
+        deaths=_deaths(config, extra),
+        predict=wanted.predict,
+    )
+
+
+def _deaths(config: Config, extra: tuple[tuple[Role, Hardware], ...]) -> tuple[tuple[float, str], ...]:
+    """Return who dies when. Only a planner starts workers that are not known yet."""
+    pools, deaths = config.deployment, config.simulation.deaths
+    counts = {Role.PREFILL: pools.prefill.replicas, Role.DECODE: pools.decode.replicas}
+    for role, _ in extra:
+        counts[role] += 1
+    known = [f"{role[0]}{number}" for role, count in counts.items() for number in range(count)]
+    for death in deaths:
+        if config.planner is None and death.worker not in known:
+            there = ", ".join(f"{role[0]}0..{role[0]}{count - 1}" for role, count in counts.items())
+            raise ConfigError(f"simulation.deaths: there is no worker {death.worker!r}; the workers are {there}")
+    return tuple((death.at_s, death.worker) for death in deaths)
+
+
+def _hardware(config: Config, deployment: Deployment) -> dict[Role, Hardware]:
+    """Return the GPUs of the roles that have a profile of their own."""
+    wanted, kv_tokens = config.simulation, config.simulation.kv_tokens
+    roles = (
+        (Role.PREFILL, wanted.prefill_profile, deployment.prefill_tp),
+        (Role.DECODE, wanted.decode_profile, deployment.decode_tp),
+    )
+    return {
+        role: Hardware(_profile(f"{role}_profile", name, role, tp), tp, kv_tokens)
+        for role, name, tp in roles
+        if name is not None
+    }
+
+
+def _extra(config: Config, deployment: Deployment) -> tuple[tuple[Role, Hardware], ...]:
+    workers: list[tuple[Role, Hardware]] = []
+    for more in config.simulation.extra:
+        perf = _profile("extra", more.profile or config.deployment.profile, more.role, more.tp)
+        workers += [(more.role, Hardware(perf, more.tp, config.simulation.kv_tokens))] * more.count
+    return tuple(workers)
+
+
+def _profile(key: str, name: str, role: Role, tp: int) -> PerfModel:
+    perf = load_profile(name)
+    if tp not in perf.tp_sizes(role):
+        sizes = ", ".join(map(str, perf.tp_sizes(role)))
+        raise ConfigError(f"simulation.{key}: profile {name} has no TP {tp} for {role}; it has {sizes}")
+    return perf

@@ -1,0 +1,192 @@
+"""From a config and a trace to a result: the same schema as a live run."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, cast
+
+import numpy as np
+
+from pdplugins import __version__
+from pdplugins.config import Choice, Config, resolved, settings_of
+from pdplugins.contracts.batching import BatchScheduler
+from pdplugins.contracts.deployment import Deployment
+from pdplugins.contracts.planner import Planner
+from pdplugins.contracts.power import PowerController
+from pdplugins.contracts.request import Slo
+from pdplugins.contracts.router import Router
+from pdplugins.interrupt import ctrl_c
+from pdplugins.registry import default_registry
+from pdplugins.results import Metrics, Requests, Result, Speed, Spread, commit
+from pdplugins.runtime.assembly import build_deployment
+from pdplugins.runtime.planner import build_guarded
+from pdplugins.sim.core import COMPILED
+from pdplugins.sim.core.flight import Arrival
+from pdplugins.sim.core.records import Gaps, Record
+from pdplugins.sim.core.sampler import Sampler
+from pdplugins.sim.core.settings import Outcome
+from pdplugins.sim.core.simulation import Simulation
+from pdplugins.sim.run.setup import sim_settings
+from pdplugins.workloads.trace import TraceRequest
+
+STOCK_ROUTER = Choice(name="least-loaded")
+"""What routes where a config names no router."""
+
+
+def simulate(
+    config: Config,
+    trace: Sequence[TraceRequest],
+    *,
+    trace_name: str,
+    command: str,
+    seed: int = 0,
+    progress: Callable[[float], None] | None = None,
+    sampler: Sampler | None = None,
+) -> tuple[Result, Outcome]:
+    """Run `trace` on the workers and policies of `config`. Raises ConfigError.
+
+    Ctrl-C ends the run: the result is of the requests that had ended by then, and says ``interrupted``.
+
+    :param seed: noted in the result; policies that draw lots take it as their setting ``seed``.
+    """
+    config = seeded(config, seed)
+    deployment = build_deployment(config)
+    guarded = None if config.planner is None else build_guarded(config)
+    simulation = _simulation(config, deployment, guarded, sampler)
+    began = time.perf_counter()
+    try:
+        outcome, interrupted = _run(simulation, trace, progress)
+    finally:
+        if guarded is not None:
+            guarded.close()
+    wall_s = time.perf_counter() - began
+    requests, metrics = summarise(outcome, deployment.slo)
+    result = Result(
+        kind="simulated",
+        requests=requests,
+        metrics=metrics,
+        speed=Speed(
+            requests_per_s=requests.total / wall_s,
+            wall_s=wall_s,
+            policy_s=outcome.policies.seconds,
+            duration_s=outcome.duration_s,
+        ),
+        config={"run": {"trace": trace_name, "compiled": COMPILED}, **resolved(config)},
+        seed=seed,
+        commit=commit(),
+        command=command,
+        versions={"pdplugins": __version__},
+        scaling=outcome.scaling,
+        counts=_counts(outcome),
+        interrupted=interrupted,
+    )
+    return result, outcome
+
+
+def _run(
+    simulation: Simulation, trace: Sequence[TraceRequest], progress: Callable[[float], None] | None
+) -> tuple[Outcome, bool]:
+    """Return what was done, and whether it was interrupted: by Ctrl-C, or because `progress` raised it."""
+    with ctrl_c() as pressed:
+
+        def beat(now_s: float) -> None:
+            if progress is not None:
+                progress(now_s)
+            if pressed():
+                raise KeyboardInterrupt
+
+        try:
+            return simulation.run(map(arrival, trace), beat), False
+        except KeyboardInterrupt:
+            return simulation.outcome(), True
+
+
+def seeded(config: Config, seed: int) -> Config:
+    """Return `config` with a router, and with `seed` for every policy that draws lots and names no seed of its own."""
+    chosen: dict[str, Choice] = {}
+    for kind in ("planner", "router", "batch_scheduler", "power"):
+        choice: Choice | None = getattr(config, kind)
+        if choice is None and kind == "router":
+            choice = STOCK_ROUTER
+        if choice is None:
+            continue
+        if "seed" in type(settings_of(kind, choice)).model_fields and "seed" not in choice.settings:
+            choice = Choice(name=choice.name, **choice.settings, seed=seed)
+        chosen[kind] = choice
+    return config.model_copy(update=chosen)
+
+
+def _simulation(config: Config, deployment: Deployment, planner: Planner | None, sampler: Sampler | None) -> Simulation:
+    registry = default_registry()
+
+    def make(kind: str, choice: Choice) -> Any:
+        return registry.get(kind, choice.name).factory(settings_of(kind, choice), deployment)
+
+    scheduler = config.batch_scheduler
+    return Simulation(
+        deployment,
+        sim_settings(config, deployment),
+        cast(Router, make("router", config.router or STOCK_ROUTER)),
+        planner=planner,
+        power=None if config.power is None else cast(PowerController, make("power", config.power)),
+        batch_scheduler=None if scheduler is None else lambda: cast(BatchScheduler, make("batch_scheduler", scheduler)),
+        sampler=sampler,
+    )
+
+
+def _counts(outcome: Outcome) -> dict[str, int]:
+    faults = {f"faults.{kind}": count for kind, count in sorted(outcome.policies.faults.items())}
+    missed = {"deaths_missed": outcome.deaths_missed} if outcome.deaths_missed else {}
+    return {"preemptions": outcome.preemptions, "retries": outcome.retries, **missed, **faults}
+
+
+def arrival(request: TraceRequest) -> Arrival:
+    """Return a request of a trace, or a session, as the simulator takes it."""
+    return Arrival(
+        request.arrival_s,
+        request.isl_tokens,
+        request.osl_tokens,
+        request.blocks,
+        request.session,
+        rounds=request.rounds,
+    )
+
+
+def summarise(outcome: Outcome, slo: Slo) -> tuple[Requests, Metrics]:
+    """Compute every metric of a simulated run, as `pdplugins.results.summarise` does of a live one."""
+    answered = [record for record in outcome.records if record.error is None]
+    good = [record for record in answered if _inside(record, slo)]
+    total, duration_s = len(outcome.records), outcome.duration_s
+    metrics = Metrics(
+        ttft_s=Spread.of(_values(record.ttft_s for record in answered)),
+        tpot_s=Spread.of(_values(record.tpot_s for record in answered)),
+        tbt_s=gap_spread(outcome.gaps),
+        slo_attainment=len(good) / total if total else None,
+        goodput_tokens_per_s=sum(record.osl_tokens for record in good) / duration_s if duration_s > 0 else 0.0,
+        goodput_requests_per_s=len(good) / duration_s if duration_s > 0 else 0.0,
+        gpu_hours=outcome.gpu_hours,
+        energy_j=outcome.energy_j,
+        mean_w=outcome.energy_j / duration_s if outcome.energy_j is not None and duration_s > 0 else None,
+    )
+    return Requests(total=total, failed=total - len(answered)), metrics
+
+
+def gap_spread(gaps: Gaps) -> Spread:
+    """Return the distribution of all gaps. Gaps of one run of steps count as their mean."""
+    if not gaps.means:
+        return Spread()
+    means, counts = np.asarray(gaps.means) / gaps.ticks_per_s, np.asarray(gaps.counts)
+    order = np.argsort(means, kind="stable")
+    ranks = np.cumsum(counts[order])
+    p50, p90, p99 = (float(means[order][np.searchsorted(ranks, share * ranks[-1])]) for share in (0.5, 0.9, 0.99))
+    return Spread(mean=float(np.average(means, weights=counts)), p50=p50, p90=p90, p99=p99)
+
+
+def _inside(record: Record, slo: Slo) -> bool:
+    ttft_s, tpot_s = record.ttft_s, record.tpot_s
+    return ttft_s is not None and tpot_s is not None and ttft_s <= slo.ttft_s and tpot_s <= slo.tpot_s
+
+
+def _values(values: Iterable[float | None]) -> list[float]:
+    return [value for value in values if value is not None]

@@ -1,0 +1,1 @@
+"""Questions that take many simulations or a programme: the bound, deployment plans, validation."""

@@ -1,0 +1,142 @@
+"""Every step that an engine can make, as rows of numbers: what a GPU-second buys at best (docs/bound.md, Lemma 1)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from pdplugins.contracts.perf import PerfModel
+from pdplugins.perf.table import TableModel
+from pdplugins.sim.core.clock import TICKS_PER_S
+from pdplugins.sim.core.steps import StepTimes
+
+Array = np.ndarray[Any, Any]
+
+GRID = 1.03
+"""Ratio of the prompt lengths at which a model without tables is looked at."""
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One kind of worker that a policy may use."""
+
+    perf: PerfModel
+    tp: int
+    kv_tokens: int
+
+    def table(self) -> TableModel | None:
+        """Return the model as tables, which say where it bends; None for any other."""
+        return self.perf if isinstance(self.perf, TableModel) else None
+
+    def has_dense(self) -> bool:
+        """Tell whether the model keeps attention apart."""
+        return (table := self.table()) is not None and table.has_dense(self.tp)
+
+    def knots(self) -> list[int]:
+        """Return the token counts between which the tables are linear."""
+        if (table := self.table()) is None:
+            return []
+        profile = table.profile
+        knots = [*profile.prefill[self.tp].tokens, *(profile.dense[self.tp].tokens if self.has_dense() else ())]
+        return sorted({round(side) for knot in knots for side in (np.floor(knot), np.ceil(knot))})
+
+    @cached_property
+    def least_attention_s(self) -> float:
+        """Seconds of attention that any step with prefill has at least; tables of a model need not be consistent."""
+        return min(self.attention_s(tokens) for tokens in (0, *self.knots(), self.kv_tokens))
+
+    def base_s(self, tokens: float) -> float:
+        """Seconds of a step that prefills `tokens` new tokens, without attention to other tokens where it is apart."""
+        if self.has_dense():
+            return self.perf.dense_s(tokens, self.tp) + self.least_attention_s  # type: ignore[attr-defined, no-any-return]
+        return self.perf.prefill_s(tokens, self.tp)
+
+    def attention_s(self, tokens: float) -> float:
+        """Seconds of attention of a prompt of `tokens` tokens; 0 where the model does not keep it apart."""
+        if not self.has_dense():
+            return 0.0
+        return self.perf.prefill_s(tokens, self.tp) - self.perf.dense_s(tokens, self.tp)  # type: ignore[attr-defined, no-any-return]
+
+    def added_s(self, tokens: int, batch: int) -> float:
+        """Seconds that `tokens` new prompt tokens add to a decode step of `batch` requests, without attention."""
+        if self.has_dense():
+            return self.base_s(tokens + batch) - self.perf.dense_s(batch, self.tp)  # type: ignore[attr-defined, no-any-return]
+        return self.perf.prefill_s(tokens, self.tp) - self.perf.prefill_s(0, self.tp)
+
+    def points(self, shifts: Iterable[int] = (0,)) -> list[tuple[int, int]]:
+        """Return (tokens, where to take the time) at which a bound that is linear in tokens has to be checked.
+
+        Where the model bends is known of tables; elsewhere the time of fewer tokens is taken, as it never falls.
+        """
+        limit = self.kv_tokens
+        if knots := self.knots():
+            here = {knot - shift for knot in knots for shift in shifts}
+            return [(n, n) for n in sorted(here | {1, limit}) if 0 < n <= limit]
+        grid = [1]
+        while grid[-1] < limit:
+            grid.append(max(grid[-1] + 1, int(grid[-1] * GRID)))
+        return [
+            (1, 1),
+            *((after - 1, before) for before, after in pairwise(grid)),
+            (limit, grid[-1]),
+        ]
+
+
+@dataclass(frozen=True)
+class Steps:
+    """Extreme steps, in families: each decode part of a family can go with each prefill part of it.
+
+    What is linear in the parts of a step is extreme at one of each, so a family needs the sum of its parts, not their
+    product.
+    """
+
+    counted: Array
+    """Of each decode part: decodes that count. The others of the batch may miss their objectives."""
+    context: Array
+    """Tokens of context that the step reads."""
+    took_s: Array
+    """Seconds of the step without its prefill part."""
+    gpus: Array
+    decodes: Array
+    """Where the decode parts of each family begin."""
+    new: Array
+    """Of each prefill part: new prompt tokens."""
+    added_s: Array
+    """Seconds that it adds."""
+    prefills: Array
+    """Where the prefill parts of each family begin."""
+
+
+def steps_of(kinds: Sequence[Kind], max_batch: int, longest: int, shared: bool) -> Steps:
+    """Return the extreme steps of all `kinds`: what is linear and holds for them holds for every step.
+
+    :param longest: tokens of the longest context.
+    :param shared: whether requests share prefix blocks, so that a batch may read more tokens than the cache holds.
+    """
+    families = [family for kind in kinds for family in _families(kind, max_batch, longest, shared)]
+    decodes, prefills = (np.concatenate([family[part] for family in families], axis=1) for part in (0, 1))
+    begins = [np.cumsum([0, *(family[part].shape[1] for family in families[:-1])]) for part in (0, 1)]
+    counted, context, took_s, gpus = decodes
+    return Steps(counted, context, took_s, gpus, begins[0], prefills[0], prefills[1], begins[1])
+
+
+def _families(kind: Kind, max_batch: int, longest: int, shared: bool) -> Iterator[tuple[Array, Array]]:
+    points = kind.points()
+    prefill_only = [(new, kind.base_s(at)) for new, at in points]
+    yield np.array([[0.0], [0.0], [0.0], [kind.tp]]), np.array(prefill_only).T
+    times = StepTimes(kind.perf, kind.tp)
+    for batch in range(1, min(max_batch, kind.kv_tokens) + 1):
+        most = batch * longest if shared else min(batch * longest, kind.kv_tokens)
+        line = times.line(batch)
+        bends = (bound + side for bound in line.bounds for side in (-1, 0))
+        contexts = sorted({min(batch, most), most, *(bend for bend in bends if batch <= bend <= most)})
+        steps = np.array([(context, line.step(context) / TICKS_PER_S, kind.tp) for context in contexts]).T
+        with_prefill = kind.points((0, batch)) if kind.has_dense() else points
+        added = [(0.0, 0.0), *((new, kind.added_s(at, batch)) for new, at in with_prefill)]
+        for counted in {1, batch}:
+            yield np.vstack((np.full(len(contexts), counted), steps)), np.array(added).T

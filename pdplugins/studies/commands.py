@@ -1,0 +1,219 @@
+"""Adds ``pdplugins simulate``, ``pdplugins compare`` and ``pdplugins bound``."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from pdplugins import hookimpl
+from pdplugins.files import check_outputs
+
+if TYPE_CHECKING:
+    from pdplugins.sim.report.ranking import Run
+    from pdplugins.sim.run.compare import Plan
+    from pdplugins.sim.run.options import Overrides
+    from pdplugins.workloads.transform import Transform
+
+CONFIG = "A config file, or the name of a shipped one."
+Trace = Annotated[str, typer.Option(help="Trace or workload file, a shipped workload, or 'synthetic'.")]
+Rate = Annotated[float | None, typer.Option(help="Mean arrivals/s: arrival times are scaled to it.")]
+ClipS = Annotated[float | None, typer.Option(help="Only what arrives in the first seconds, at that rate.")]
+MaxRequests = Annotated[int | None, typer.Option(help="Only the first requests or sessions.")]
+MaxContext = Annotated[int | None, typer.Option(help="Longest prompt plus output, tokens.")]
+Gpus = Annotated[int | None, typer.Option(min=2, help="GPUs of all workers; the pools keep their share of them.")]
+Profile = Annotated[str | None, typer.Option(help="Performance profile, <gpu>/<model>.")]
+Prefill = Annotated[int | None, typer.Option(min=1, help="Prefill workers at start.")]
+Decode = Annotated[int | None, typer.Option(min=1, help="Decode workers at start.")]
+Seed = Annotated[int, typer.Option(min=0, help="Seed of every choice by lot.")]
+Set = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Any key of the config.")]
+Bound = Annotated[bool, typer.Option("--bound", help="Compute what no policy can beat (takes seconds).")]
+Json = Annotated[Path | None, typer.Option("--json", metavar="OUT", help="Write the metrics there.")]
+Html = Annotated[Path | None, typer.Option("--html", metavar="OUT", help="Write a report that opens offline.")]
+Records = Annotated[Path | None, typer.Option(metavar="OUT", help="Write a line for each request, .jsonl or .parquet.")]
+Jobs = Annotated[int | None, typer.Option(min=1, help="Runs at the same time; as many as there are cores.")]
+
+
+@hookimpl
+def pd_register_commands(app: typer.Typer) -> None:
+    """Add the commands."""
+    app.command()(simulate)
+    app.command()(compare)
+    app.command()(bound)
+
+
+def simulate(  # noqa: PLR0913 - the options of a command
+    config: Annotated[str, typer.Argument(metavar="CONFIG", help=CONFIG)],
+    *,
+    trace: Trace = "synthetic",
+    rate: Rate = None,
+    clip_s: ClipS = None,
+    max_requests: MaxRequests = None,
+    max_context: MaxContext = None,
+    gpus: Gpus = None,
+    profile: Profile = None,
+    prefill: Prefill = None,
+    decode: Decode = None,
+    seed: Seed = 0,
+    settings: Set = None,
+    bound: Bound = False,
+    out: Json = None,
+    report: Html = None,
+    records: Records = None,
+) -> None:
+    """Simulate a trace on the workers and policies of a config."""
+    from pdplugins.sim.report import recordfile, terminal  # noqa: PLC0415
+    from pdplugins.sim.run.options import Overrides  # noqa: PLC0415
+    from pdplugins.sim.run import compare as runs  # noqa: PLC0415
+    from pdplugins.workloads.transform import Transform  # noqa: PLC0415 - a command loads what it needs when it runs
+
+    check_outputs(out, report, records)
+    if records is not None:
+        recordfile.check(records)
+    changes = Transform.of(rate=rate, clip_s=clip_s, max_requests=max_requests, max_context_tokens=max_context)
+    plan = _plan(
+        [config], trace, changes, seed, report is not None, Overrides(gpus, profile, prefill, decode, settings or ())
+    )
+    with terminal.progress([config]) as shares:
+        run, outcome = runs.run_one(plan, config, lambda share: shares([share]))
+    (run,) = _with_regret([run], plan, bound)
+    if records is not None:
+        recordfile.write(outcome.records, records)
+    if out is not None:
+        run.result.write(out)
+    _finish([run], report)
+
+
+def compare(  # noqa: PLR0913 - the options of a command
+    configs: Annotated[list[str], typer.Argument(metavar="CONFIG...", help=CONFIG)],
+    *,
+    trace: Trace = "synthetic",
+    rate: Rate = None,
+    clip_s: ClipS = None,
+    max_requests: MaxRequests = None,
+    max_context: MaxContext = None,
+    gpus: Gpus = None,
+    profile: Profile = None,
+    prefill: Prefill = None,
+    decode: Decode = None,
+    seed: Seed = 0,
+    settings: Set = None,
+    bound: Bound = False,
+    out: Json = None,
+    report: Html = None,
+    jobs: Jobs = None,
+) -> None:
+    """Simulate a trace under several configs, and mark the best of each metric."""
+    from pdplugins.files import write_whole  # noqa: PLC0415
+    from pdplugins.sim.report import terminal  # noqa: PLC0415
+    from pdplugins.sim.run.compare import as_json, run_all  # noqa: PLC0415
+    from pdplugins.sim.run.options import Overrides  # noqa: PLC0415
+    from pdplugins.workloads.transform import Transform  # noqa: PLC0415 - a command loads what it needs when it runs
+
+    check_outputs(out, report)
+    changes = Transform.of(rate=rate, clip_s=clip_s, max_requests=max_requests, max_context_tokens=max_context)
+    plan = _plan(
+        configs, trace, changes, seed, report is not None, Overrides(gpus, profile, prefill, decode, settings or ())
+    )
+    with terminal.progress(list(plan.configs)) as shares:
+        runs = run_all(plan, jobs or os.cpu_count() or 1, shares)
+    runs = _with_regret(runs, plan, bound)
+    if out is not None:
+        write_whole(out, as_json(runs))
+    for name in plan.configs.keys() - {run.name for run in runs}:
+        typer.echo(f"{name} was interrupted before it began", err=True)
+    _finish(runs, report)
+
+
+def bound(  # noqa: PLR0913 - the options of a command
+    config: Annotated[
+        str | None, typer.Argument(metavar="[CONFIG]", help="Where GPUs, profile and SLO are from.")
+    ] = None,
+    *,
+    trace: Trace = "synthetic",
+    rate: Rate = None,
+    clip_s: ClipS = None,
+    max_requests: MaxRequests = None,
+    max_context: MaxContext = None,
+    gpus: Annotated[int | None, typer.Option(min=2, help="GPUs of all workers together.")] = None,
+    profile: Profile = None,
+    ttft: Annotated[float | None, typer.Option(help="SLO of the time to first token, s.")] = None,
+    tpot: Annotated[float | None, typer.Option(help="SLO of the time per output token, s.")] = None,
+    settings: Set = None,
+    out: Json = None,
+) -> None:
+    """Compute what no policy can beat: the best SLO attainment, and the fewest GPU-hours at 99 %."""
+    from pdplugins.config import Config, find, load  # noqa: PLC0415
+    from pdplugins.files import write_whole  # noqa: PLC0415
+    from pdplugins.results import commit  # noqa: PLC0415
+    from pdplugins.sim.run.options import changed  # noqa: PLC0415
+    from pdplugins.studies.bound.api import bound_of  # noqa: PLC0415
+    from pdplugins.workloads.traces import read  # noqa: PLC0415 - a command loads what it needs when it runs
+    from pdplugins.workloads.transform import Transform  # noqa: PLC0415
+
+    check_outputs(out)
+    known = {"deployment.gpu_budget": gpus, "deployment.profile": profile, "slo.ttft_s": ttft, "slo.tpot_s": tpot}
+    given = [f"{key}={value}" for key, value in known.items() if value is not None]
+    checked = changed(
+        Config() if config is None else load(find(config)), config or "bound", [*(settings or ()), *given]
+    )
+    changes = Transform.of(rate=rate, clip_s=clip_s, max_requests=max_requests, max_context_tokens=max_context)
+    best = bound_of(checked, changes.apply(read(trace)))
+    if out is not None:
+        run = {"trace": Path(trace).name, "rate": rate, "profile": checked.deployment.profile}
+        made = {"slo": checked.slo.model_dump(), "run": run, "commit": commit(), "command": _command()}
+        write_whole(out, json.dumps({"kind": "bound", **best.model_dump(), **made}, indent=1) + "\n")
+    fewest = best.fewest_gpu_hours
+    typer.echo(
+        f"{best.requests} requests on {best.gpus} GPUs of {checked.deployment.profile}: no policy serves more than "
+        f"{best.slo_attainment:.2%} inside both SLOs; "
+        + ("none reaches 99 %" if fewest is None else f"no scaler reaches 99 % with less than {fewest:.3f} GPU-hours")
+        + (f"; {best.hopeless} requests are hopeless" if best.hopeless else "")
+    )
+
+
+def _plan(names: Sequence[str], trace: str, changes: Transform, seed: int, watch: bool, overrides: Overrides) -> Plan:
+    """Read the configs and the trace. Raises ConfigError or TraceError."""
+    from pdplugins.sim.run.compare import Plan  # noqa: PLC0415
+    from pdplugins.sim.run.options import configured  # noqa: PLC0415
+    from pdplugins.workloads import traces  # noqa: PLC0415
+
+    return Plan(
+        configs={name: configured(name, overrides) for name in names},
+        trace=changes.apply(traces.read(trace)),
+        trace_name=Path(trace).name,
+        command=_command(),
+        seed=seed,
+        watch=watch,
+        rate=changes.rate,
+    )
+
+
+def _command() -> str:
+    return shlex.join(["pdplugins", *sys.argv[1:]])
+
+
+def _with_regret(runs: list[Run], plan: Plan, wanted: bool) -> list[Run]:
+    if not wanted:
+        return runs
+    from pdplugins.studies.bound.api import with_regret  # noqa: PLC0415
+
+    return with_regret(runs, plan)
+
+
+def _finish(runs: Sequence[Run], report: Path | None) -> None:
+    """Show the runs, write their report, and leave with 130 when they were interrupted."""
+    from pdplugins.sim.report import page, terminal  # noqa: PLC0415
+
+    if report is not None and runs:
+        page.write(runs, report)
+    if runs:
+        terminal.show(runs)
+    if any(run.result.interrupted for run in runs):
+        raise typer.Exit(130)

@@ -1,0 +1,64 @@
+"""What one phase is simulated with: the other one without limits, and a fixed part of its prefills local."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pdplugins.contracts.request import Request
+from pdplugins.contracts.router import Placement, Router
+from pdplugins.contracts.workers import Role, WorkerView
+
+
+@dataclass(frozen=True, slots=True)
+class Ideal:
+    """A `pdplugins.types.PerfModel` of a worker that prefills at once and decodes at the promised pace."""
+
+    tpot_s: float
+
+    def prefill_s(self, tokens: float, tp: int) -> float:
+        """Return next to nothing."""
+        return 1e-6
+
+    def decode_step_s(self, batch: float, context_tokens: float, tp: int) -> float:
+        """Return the promise, whatever the batch."""
+        return self.tpot_s
+
+    def transfer_s(self, tokens: float) -> float:
+        """Return next to nothing: the link of the other end is the slower one."""
+        return tokens * 1e-12
+
+    def kv_capacity_tokens(self, tp: int) -> int:
+        """Return more than any trace needs."""
+        return 1 << 50
+
+    def kv_bandwidth_tokens(self, step_s: float, tp: int) -> float:
+        """Return more than any trace needs."""
+        return float(1 << 50)
+
+    def tp_sizes(self, role: Role) -> tuple[int, ...]:
+        """Return one size."""
+        return (1,)
+
+
+class PartlyLocal:
+    """A router that does as another one, but lets a share of the prefills run on the session's decode worker."""
+
+    def __init__(self, remote: Router, local: float) -> None:
+        self._remote = remote
+        self._local = local
+        self._owed = 0.0
+
+    def on_arrival(self, request: Request, workers: tuple[WorkerView, ...], now_s: float) -> Placement:
+        """Place a round; every so many of them locally."""
+        placement = self._remote.on_arrival(request, workers, now_s)
+        self._owed += self._local
+        if self._owed < 1 or placement.second is None:
+            return placement
+        self._owed -= 1
+        return Placement(placement.second, placement.second, placement.split)
+
+    def on_prefill_done(
+        self, request: Request, placement: Placement, workers: tuple[WorkerView, ...], now_s: float
+    ) -> Placement:
+        """Do as the other one."""
+        return self._remote.on_prefill_done(request, placement, workers, now_s)

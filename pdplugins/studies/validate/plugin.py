@@ -1,0 +1,131 @@
+"""Adds ``pdplugins validate``."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from pdplugins import hookimpl
+from pdplugins.errors import ConfigError
+from pdplugins.files import check_outputs, write_whole
+
+validate = typer.Typer(
+    no_args_is_help=True, help="Hold the simulator against measurements, Dynamo's replay and the papers."
+)
+Out = Annotated[Path | None, typer.Option("--json", metavar="OUT", help="Write the whole report there.")]
+Seed = Annotated[int, typer.Option(min=0, help="Seed of the split and of every length.")]
+
+
+@hookimpl
+def pd_register_commands(app: typer.Typer) -> None:
+    """Add the commands."""
+    app.add_typer(validate, name="validate")
+
+
+@validate.command()
+def silicon(
+    rows: Annotated[Path, typer.Argument(metavar="FILE", help="aiconfigurator's measured rows (silicon CSV).")],
+    *,
+    leave_one_out: Annotated[bool, typer.Option(help="Also fit without each model, and report on it.")] = False,
+    protocols: Annotated[bool, typer.Option(help="Also say which protocol fits each source best.")] = False,
+    seed: Seed = 0,
+    out: Out = None,
+) -> None:
+    """Predict measured TTFT and TPOT of closed-loop clients on one engine: fit on half the rows, report the other."""
+    from pdplugins.studies.validate import report  # noqa: PLC0415 - a command loads what it needs when it runs
+    from pdplugins.studies.validate.rows import read_rows  # noqa: PLC0415
+
+    check_outputs(out)
+    read = read_rows(rows)
+    found = report.silicon(read, seed)
+    if leave_one_out:
+        found["leave_one_out"] = report.leave_one_out(read, seed)
+    if protocols:
+        found["chosen"] = report.chosen(read, seed)
+    _say("all rows", found)
+    _say("without doubtful rows", found["clean"])
+    for name in ("model", "system", "engine", "source"):
+        for value, figures in found[f"by_{name}"].items():
+            _say(f"{name} {value}", figures)
+    for model, figures in found.get("leave_one_out", {}).items():
+        _say(f"fitted without {model}", figures)
+    for source, protocol in found.get("chosen", {}).items():
+        typer.echo(f"{source}: {', '.join(f'{name} {value}' for name, value in protocol.items() if name != 'reason')}")
+    _write(out, found, seed)
+
+
+@validate.command()
+def dynamo(
+    *,
+    trace: Annotated[Path, typer.Option(help="Azure CSV or Mooncake JSONL.")],
+    requests: Annotated[int | None, typer.Option(min=2, help="The first so many requests of it.")] = None,
+    rate: Annotated[float | None, typer.Option(min=1e-3, help="Mean requests/s; arrival times are scaled.")] = None,
+    prefill: Annotated[int, typer.Option(min=1, help="Prefill workers.")] = 8,
+    decode: Annotated[int, typer.Option(min=1, help="Decode workers.")] = 2,
+    one_token: Annotated[bool, typer.Option(help="Cut every answer to one token: prompts may queue then.")] = False,
+    profile: Annotated[str | None, typer.Option(help="Performance profile, <gpu>/<model>.")] = None,
+    out: Out = None,
+) -> None:
+    """Run a trace in Dynamo's replay and here, on the same pools and step times, and say how far apart they are."""
+    from pdplugins.config import parse  # noqa: PLC0415
+    from pdplugins.perf.table import TableModel  # noqa: PLC0415
+    from pdplugins.runtime.assembly import build_deployment  # noqa: PLC0415
+    from pdplugins.studies.validate import dynamo as replay  # noqa: PLC0415
+    from pdplugins.workloads import traces  # noqa: PLC0415
+
+    check_outputs(out)
+    deployment = build_deployment(parse({} if profile is None else {"deployment": {"profile": profile}}))
+    if not isinstance(deployment.perf, TableModel):
+        raise ConfigError(f"--profile {profile}: Dynamo's replay needs tables; choose a profile file")
+    shaped = replay.shaped(traces.read(trace), requests, rate, one_token)
+    with tempfile.TemporaryDirectory(prefix="pdplugins-") as scratch:
+        pools = replay.Pools(prefill, decode)
+        found = replay.compare(deployment, deployment.perf, shaped, pools, Path(scratch))
+    found = {"trace": trace.name, "pools": f"{prefill}P{decode}D", "one_token": one_token, **found}
+    typer.echo(f"{trace.name}, {found['pools']}, {found['rows']} requests at {found['rate_per_s']}/s")
+    for metric in ("ttft_s", "itl_s"):
+        for name, pair in found.get(metric, {}).items():
+            figures = f"Dynamo {pair['dynamo']:.4f} s, here {pair['pdplugins']:.4f} s, {pair['error']:+.2%}"
+            typer.echo(f"{metric[:-2].upper():4s} {name:4s} {figures}")
+    _write(out, found, None)
+
+
+@validate.command()
+def papers(*, seed: Seed = 0, out: Out = None) -> None:
+    """Compare cells of DOPD's Table I and DynaServe's Table 1 with what the simulator says."""
+    from pdplugins.studies.validate.papers import BAR, dopd, dynaserve  # noqa: PLC0415
+
+    check_outputs(out)
+    cells = []
+    for cell in (*dopd(), *dynaserve(seed)):
+        cells.append(cell.data())
+        where = f"{cell.table:12s} {cell.case:28s} {cell.metric:20s}"
+        typer.echo(f"{where} paper {cell.paper:8.2f}, here {cell.simulated:8.2f}, {cell.error:+.1%}")
+    within = sum(abs(cell["error"]) <= BAR for cell in cells)
+    typer.echo(f"{within} of {len(cells)} cells within {BAR:.0%}")
+    _write(out, {"rows": len(cells), "within": within, "bar": BAR, "cells": cells}, seed)
+
+
+def _say(what: str, figures: dict[str, Any]) -> None:
+    errors = (f"{name.upper()} {figures[name]['median_abs_error']:6.1%}" for name in ("ttft", "tpot"))
+    typer.echo(f"{what:36s} {figures['rows']:4d} rows, median absolute error of {' and '.join(errors)}")
+
+
+def _write(out: Path | None, found: dict[str, Any], seed: int | None) -> None:
+    from pdplugins.results import commit  # noqa: PLC0415
+
+    facts: dict[str, Any] = {"kind": "simulated", "command": _command(), "commit": commit(), "seed": seed}
+    if out is not None:
+        write_whole(out, json.dumps({**found, **facts}, indent=1) + "\n")
+
+
+def _command() -> str:
+    named: Callable[[str], str] = lambda argument: Path(argument).name if "/" in argument else argument  # noqa: E731
+    return shlex.join(["pdplugins", *map(named, sys.argv[1:])])

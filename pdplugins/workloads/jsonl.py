@@ -1,0 +1,134 @@
+"""Traces as JSON lines: the Mooncake format (Qin et al., FAST 2025), and what pdplugins adds to it for sessions.
+
+One object per line: ``timestamp`` in ms, ``input_length``, ``output_length``, and where the trace has them ``hash_ids``
+of 512-token prefix blocks. A session is its first round, with ``session`` (a name) and ``rounds``: a list of
+``{"gap", "new_length", "output_length"}``, gap in ms, and ``history_length`` where a round does not repeat all of the
+conversation so far.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from pdplugins.contracts.register import NoSettings
+from pdplugins.errors import TraceError
+from pdplugins.files import whole
+from pdplugins.workloads import rows
+from pdplugins.workloads.trace import Round, TraceRequest
+
+BLOCK_TOKENS = 512
+"""Tokens of one prefix block of a Mooncake trace."""
+
+
+def mooncake_jsonl(_settings: NoSettings, path: Path) -> Iterator[TraceRequest]:
+    """Read a Mooncake trace. Raises TraceError with file, line and field for what is malformed."""
+    for number, line in rows.lines(path):
+        if line.isspace():
+            continue
+        try:
+            row = json.loads(line)
+        except ValueError as error:
+            column = getattr(error, "colno", 1)
+            raise TraceError(f"{path}: line {number}, column {column}: not JSON; is the file cut off?") from None
+        if not isinstance(row, dict):
+            raise TraceError(f"{path}: line {number}, column 1: {line.strip()[:40]!r} is not a JSON object")
+        yield _request(path, number, row)
+
+
+def _request(path: Path, number: int, row: dict[str, Any]) -> TraceRequest:
+    blocks = row.get("hash_ids", [])
+    if not isinstance(blocks, list) or not set(map(type, blocks)) <= {int}:
+        raise rows.malformed(path, number, "hash_ids", blocks, "a list of whole numbers")
+    session, later = row.get("session"), row.get("rounds", [])
+    if not isinstance(session, str | None):
+        raise rows.malformed(path, number, "session", session, "a name")
+    if not isinstance(later, list):
+        raise rows.malformed(path, number, "rounds", later, "a list of rounds")
+    return TraceRequest(
+        arrival_s=_seconds(path, number, "timestamp", row.get("timestamp")),
+        isl_tokens=rows.tokens(path, number, "input_length", row.get("input_length")),
+        osl_tokens=rows.tokens(path, number, "output_length", row.get("output_length")),
+        blocks=tuple(blocks),
+        session=session,
+        rounds=tuple(_round(path, number, f"rounds[{index}]", part) for index, part in enumerate(later))
+        if later
+        else (),
+    )
+
+
+def _round(path: Path, number: int, column: str, row: Any) -> Round:
+    if not isinstance(row, dict):
+        raise rows.malformed(path, number, column, row, "a JSON object")
+
+    def tokens(name: str, least: int = 1) -> int:
+        return rows.tokens(path, number, f"{column}.{name}", row.get(name), least)
+
+    gap_s = round(_seconds(path, number, f"{column}.gap", row.get("gap")), 6)
+    history = tokens("history_length", least=0) if "history_length" in row else None
+    return Round(gap_s, tokens("new_length"), tokens("output_length"), history)
+
+
+def _seconds(path: Path, number: int, column: str, ms: object) -> float:
+    if isinstance(ms, bool) or not isinstance(ms, int | float):
+        raise rows.malformed(path, number, column, ms, "a number of milliseconds from 0 up")
+    return rows.real(path, number, column, ms, "a number of milliseconds from 0 up") / 1e3
+
+
+def write(requests: Iterable[TraceRequest], path: Path) -> None:
+    """Write a trace with its sessions, to the microsecond; `mooncake_jsonl` reads it back."""
+    with whole(path) as scratch, scratch.open("w", encoding="utf-8") as file:
+        for request in requests:
+            row: dict[str, Any] = {
+                "timestamp": _ms(request.arrival_s),
+                "input_length": request.isl_tokens,
+                "output_length": request.osl_tokens,
+            }
+            if request.blocks:
+                row["hash_ids"] = request.blocks
+            if request.session is not None:
+                row["session"] = request.session
+            if request.rounds:
+                row["rounds"] = [_row(later) for later in request.rounds]
+            file.write(json.dumps(row, separators=(",", ":")) + "\n")
+
+
+def _row(later: Round) -> dict[str, Any]:
+    row = {"gap": _ms(later.gap_s), "new_length": later.new_tokens, "output_length": later.osl_tokens}
+    return row if later.history_tokens is None else {**row, "history_length": later.history_tokens}
+
+
+def _ms(time_s: float) -> float:
+    ms = round(time_s * 1e3, 3)
+    return int(ms) if ms.is_integer() else ms
+
+
+def write_mooncake(requests: Iterable[TraceRequest], path: Path) -> None:
+    """Write a trace as Dynamo's replay takes it. Raises TraceError when it has sessions, which that has not.
+
+    Requests without `blocks` get blocks of their own, so that no prefix is shared that the trace does not show.
+    """
+    kept = list(requests)
+    if any(request.rounds for request in kept):
+        raise TraceError(
+            "the trace has sessions, whose rounds wait for answers; Dynamo's offline replay takes single requests "
+            "only: use pdplugins simulate or dynamo serve --replay"
+        )
+    fresh = _counter(1 + max((block for request in kept for block in request.blocks), default=-1))
+    with whole(path) as scratch, scratch.open("w", encoding="utf-8") as file:
+        for request in kept:
+            count = -(-request.isl_tokens // BLOCK_TOKENS)
+            row = {
+                "timestamp": round(request.arrival_s * 1e3),
+                "input_length": request.isl_tokens,
+                "output_length": request.osl_tokens,
+                "hash_ids": list(request.blocks) or [fresh() for _ in range(count)],
+            }
+            file.write(json.dumps(row) + "\n")
+
+
+def _counter(start: int) -> Callable[[], int]:
+    numbers = iter(range(start, 1 << 62))
+    return lambda: next(numbers)

@@ -1,0 +1,28 @@
+"""Registers the workloads that this package reads or makes, and ``pdplugins trace``."""
+
+from __future__ import annotations
+
+import typer
+
+from pdplugins import hookimpl
+from pdplugins.contracts.register import Register
+from pdplugins.workloads import azure, jsonl, servegen, sessions, synthetic
+from pdplugins.workloads.trace_command import trace_app
+
+
+@hookimpl
+def pd_register_workloads(register: Register) -> None:
+    """Add the readers of published traces and the generators."""
+    register("azure-csv", azure.azure_csv)
+    register("mooncake-jsonl", jsonl.mooncake_jsonl)
+    register("agentic-csv", sessions.agentic_csv, sessions.AgenticSettings)
+    register("taubench-csv", sessions.taubench_csv, sessions.TauBenchSettings)
+    register("vidur-csv", sessions.vidur_csv, sessions.VidurSettings)
+    register("servegen", servegen.servegen, servegen.ServeGenSettings)
+    register("synthetic", synthetic.synthetic, synthetic.SyntheticSettings)
+
+
+@hookimpl
+def pd_register_commands(app: typer.Typer) -> None:
+    """Add the commands."""
+    app.add_typer(trace_app, name="trace")

@@ -1,0 +1,138 @@
+"""Readers of published data without arrival times: sessions of agents, and lists of lengths.
+
+The times that the files lack are drawn: Poisson arrivals of `rate` a second, from a seed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field
+
+from pdplugins.workloads import rows
+from pdplugins.workloads.draws import Draw, Exponential
+from pdplugins.workloads.trace import Round, TraceRequest
+
+AGENTIC_COLUMNS = ("session", "round", "t_s", "input_tokens", "output_tokens", "session_cached_tokens")
+TAUBENCH_COLUMNS = ("session", "round", "input_tokens_est", "output_tokens_est")
+VIDUR_COLUMNS = ("num_prefill_tokens", "num_decode_tokens")
+
+
+class _Drawn(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+    seed: int = Field(0, ge=0, description="same seed, same bytes")
+
+
+class AgenticSettings(_Drawn):
+    """How the sessions of an agentic trace arrive."""
+
+    rate: float = Field(0.1, gt=0, description="sessions per second")
+    sessions: int | None = Field(None, ge=1, description="keep the first so many sessions")
+    max_gap_s: float = Field(600.0, ge=0, description="longer pauses between two rounds become this")
+
+
+class TauBenchSettings(_Drawn):
+    """How the sessions of a tau-bench file arrive, and how long its tools and users take."""
+
+    rate: float = Field(0.5, gt=0, description="sessions per second")
+    sessions: int | None = Field(None, ge=1, description="keep the first so many sessions")
+    gap_s: Draw = Field(Exponential(mean=5.0), description="seconds between an answer and the next round")
+
+
+class VidurSettings(_Drawn):
+    """How the requests of a list of lengths arrive."""
+
+    rate: float = Field(4.0, gt=0, description="requests per second")
+
+
+def agentic_csv(settings: AgenticSettings, path: Path) -> Iterator[TraceRequest]:
+    """Read the rounds of agents' sessions (callanjfox/kv-cache-tester, as one row a round).
+
+    A round's history is what the file counts as cached in its session, and the rest of its prompt is new: answers count
+    as new, and where an agent has compacted its conversation the prompt becomes shorter. The gap before a round is the
+    time from one round to the next in the file, which the answer took part of; `max_gap_s` bounds it.
+    """
+    starts = _starts_s(settings)
+    session: list[tuple[float, int, int, int]] = []
+    number_of = 0
+    for number, (_, index, t_s, isl, osl, cached) in rows.cells(path, AGENTIC_COLUMNS, "an agentic trace"):
+        if rows.tokens(path, number, "round", index, least=0) == 0 and session:
+            yield _agent(settings, session, number_of, next(starts))
+            session, number_of = [], number_of + 1
+            if number_of == settings.sessions:
+                return
+        prompt = rows.tokens(path, number, "input_tokens", isl)
+        history = min(rows.tokens(path, number, "session_cached_tokens", cached, least=0), prompt - 1)
+        # A round that only calls a tool may have no visible output; it decodes at least one token.
+        answer = max(rows.tokens(path, number, "output_tokens", osl, least=0), 1)
+        session.append((rows.real(path, number, "t_s", t_s), history, prompt - history, answer))
+    if session:
+        yield _agent(settings, session, number_of, next(starts))
+
+
+def _agent(
+    settings: AgenticSettings, session: list[tuple[float, int, int, int]], number: int, start_s: float
+) -> TraceRequest:
+    rounds, last_s = [], session[0][0]
+    for t_s, history, new, osl in session[1:]:
+        gap_s = min(max(t_s - last_s, 0.0), settings.max_gap_s)
+        rounds.append(Round(round(gap_s, 6), new, osl, history))
+        last_s = t_s
+    _, cached, new, osl = session[0]
+    return TraceRequest(start_s, cached + new, osl, session=f"s{number}", rounds=tuple(rounds))
+
+
+def taubench_csv(settings: TauBenchSettings, path: Path) -> Iterator[TraceRequest]:
+    """Read the rounds of tau-bench trajectories (sierra-research/tau-bench, as one row a round, lengths estimated).
+
+    Each prompt repeats the conversation so far; what it has beyond that is new.
+    """
+    starts, dice = _starts_s(settings), np.random.default_rng((settings.seed, 1))
+    session: list[tuple[int, int]] = []
+    number_of = 0
+    for number, (_, index, isl, osl) in rows.cells(path, TAUBENCH_COLUMNS, "a tau-bench trace"):
+        if rows.tokens(path, number, "round", index, least=0) == 0 and session:
+            yield _dialogue(settings, session, number_of, next(starts), dice)
+            session, number_of = [], number_of + 1
+            if number_of == settings.sessions:
+                return
+        answer = max(rows.tokens(path, number, "output_tokens_est", osl, least=0), 1)
+        session.append((rows.tokens(path, number, "input_tokens_est", isl), answer))
+    if session:
+        yield _dialogue(settings, session, number_of, next(starts), dice)
+
+
+def _dialogue(
+    settings: TauBenchSettings, session: list[tuple[int, int]], number: int, start_s: float, dice: np.random.Generator
+) -> TraceRequest:
+    (isl, osl), rounds = session[0], []
+    so_far = isl + osl
+    gaps_s = settings.gap_s.draw(dice, len(session) - 1).tolist()
+    for gap_s, (prompt, answer) in zip(gaps_s, session[1:], strict=True):
+        new = max(prompt - so_far, 1)
+        rounds.append(Round(round(gap_s, 6), new, answer))
+        so_far += new + answer
+    return TraceRequest(start_s, isl, osl, session=f"s{number}", rounds=tuple(rounds))
+
+
+def vidur_csv(settings: VidurSettings, path: Path) -> Iterator[TraceRequest]:
+    """Read prompt and output lengths (microsoft/vidur, processed traces); requests arrive in the order of the file."""
+    starts = _starts_s(settings)
+    for number, (isl, osl) in rows.cells(path, VIDUR_COLUMNS, "a Vidur trace"):
+        yield TraceRequest(
+            next(starts),
+            rows.tokens(path, number, "num_prefill_tokens", isl),
+            max(rows.tokens(path, number, "num_decode_tokens", osl, least=0), 1),
+        )
+
+
+def _starts_s(settings: AgenticSettings | TauBenchSettings | VidurSettings) -> Iterator[float]:
+    dice = np.random.default_rng(settings.seed)
+    now_s = 0.0
+    while True:
+        for gap_s in dice.exponential(1 / settings.rate, 1024).tolist():
+            now_s += gap_s
+            yield now_s

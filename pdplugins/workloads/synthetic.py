@@ -1,0 +1,122 @@
+"""Seeded synthetic workloads: arrivals, lengths, sessions and phases, each as a setting.
+
+The default is what bursty traffic looks like when there is no trace at hand: a Markov-modulated Poisson process with
+log-normal lengths, which the published traces roughly have.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from pdplugins.workloads.arrivals import Arrivals, Closed, Mmpp, Ramp
+from pdplugins.workloads.draws import Draw, Lognormal
+from pdplugins.workloads.trace import Round, TraceRequest
+
+DURATION_S = 300.0
+"""How long a phase lasts that says neither its duration nor its number of requests."""
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+class Sessions(_Section):
+    """What follows the first request of each session."""
+
+    rounds: Draw = Field(description="rounds of a session, the first one included")
+    gap_s: Draw = Field(description="seconds between an answer and the next round: a tool, or a person")
+    new_tokens: Draw = Field(description="prompt tokens of a later round beyond its history")
+    osl_tokens: Draw | None = Field(None, description="output of a later round; that of the first when absent")
+
+
+class Phase(_Section):
+    """Traffic of one kind."""
+
+    duration_s: float | None = Field(None, gt=0, description="seconds; 300 when `requests` is absent too")
+    requests: int | None = Field(None, ge=1, description="requests, or sessions")
+    arrivals: Arrivals = Field(Mmpp(), description="constant, poisson, gamma, mmpp, ramp or closed")
+    isl_tokens: Draw = Field(Lognormal(median=1200, sigma=0.6, high=16384), description="prompt length")
+    osl_tokens: Draw = Field(Lognormal(median=180, sigma=0.6, high=16384), description="output length")
+    pairs: tuple[tuple[int, int], ...] = Field((), description="(prompt, output) lengths to draw from instead")
+    sessions: Sessions | None = Field(None, description="later rounds; single requests when absent")
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Phase:
+        if isinstance(self.arrivals, Ramp) and self.duration_s is None:
+            raise ValueError("a ramp needs duration_s")
+        if isinstance(self.arrivals, Closed) and self.sessions is not None:
+            raise ValueError("closed arrivals have rounds of their own; leave out sessions")
+        if any(min(pair) < 1 for pair in self.pairs):
+            raise ValueError("pairs: every length is at least 1")
+        return self
+
+
+class SyntheticSettings(Phase):
+    """A whole workload. Keys of a phase at the top hold for every phase that does not say otherwise."""
+
+    seed: int = Field(0, ge=0, description="same seed, same bytes")
+    phases: tuple[Phase, ...] = Field((), description="one after the other; a single one when absent")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _inherit(cls, data: Any) -> Any:
+        phases = data.get("phases") if isinstance(data, dict) else None
+        if not isinstance(phases, list) or not all(isinstance(phase, dict) for phase in phases):
+            return data
+        shared = {key: value for key, value in data.items() if key not in {"seed", "phases"}}
+        return {**data, "phases": [{**shared, **phase} for phase in phases]}
+
+
+def synthetic(settings: SyntheticSettings, _path: Path | None = None) -> Iterator[TraceRequest]:
+    """Generate the trace that `settings` describes; no file is read."""
+    dice = np.random.default_rng(settings.seed)
+    start_s, made = 0.0, 0
+    for phase in settings.phases or (settings,):
+        end_s = start_s
+        for request in _phase(phase, dice, start_s, made):
+            yield request
+            made, end_s = made + 1, request.arrival_s
+        start_s = end_s if phase.duration_s is None else start_s + phase.duration_s
+
+
+def _phase(phase: Phase, dice: np.random.Generator, start_s: float, number: int) -> Iterator[TraceRequest]:
+    requests = math.inf if phase.requests is None else phase.requests
+    default_s = DURATION_S if phase.requests is None else math.inf
+    times_s = phase.arrivals.times_s(dice, phase.duration_s or default_s, requests)
+    isl, osl = _lengths(phase, dice, len(times_s))
+    later = _later(phase, dice, len(times_s))
+    for index, at_s in enumerate((start_s + times_s).tolist()):
+        rounds = next(later, ())
+        session = f"s{number + index}" if rounds else None
+        yield TraceRequest(at_s, isl[index], osl[index], session=session, rounds=rounds)
+
+
+def _lengths(phase: Phase, dice: np.random.Generator, count: int) -> tuple[list[int], list[int]]:
+    if phase.pairs:
+        chosen = np.asarray(phase.pairs)[dice.integers(len(phase.pairs), size=count)]
+        return chosen[:, 0].tolist(), chosen[:, 1].tolist()
+    return phase.isl_tokens.tokens(dice, count), phase.osl_tokens.tokens(dice, count)
+
+
+def _later(phase: Phase, dice: np.random.Generator, count: int) -> Iterator[tuple[Round, ...]]:
+    """Yield the later rounds of each session; nothing where the phase has single requests."""
+    if isinstance(phase.arrivals, Closed):
+        each = phase.arrivals.requests_each - 1
+        for _ in range(count):
+            isl, osl = _lengths(phase, dice, each)
+            yield _rounds(phase.arrivals.think_s.draw(dice, each).tolist(), isl, osl, 0)
+    elif (sessions := phase.sessions) is not None:
+        for each in sessions.rounds.tokens(dice, count):
+            new = sessions.new_tokens.tokens(dice, each - 1)
+            osl = (sessions.osl_tokens or phase.osl_tokens).tokens(dice, each - 1)
+            yield _rounds(sessions.gap_s.draw(dice, each - 1).tolist(), new, osl, None)
+
+
+def _rounds(gaps_s: list[float], new: list[int], osl: list[int], history: int | None) -> tuple[Round, ...]:
+    return tuple(Round(round(gap, 6), n, o, history) for gap, n, o in zip(gaps_s, new, osl, strict=True))

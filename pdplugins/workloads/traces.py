@@ -1,0 +1,200 @@
+"""From what a user calls a trace to its requests: a file, a workload file, a shipped workload, or a generator.
+
+``--trace X`` takes, in this order: a path, whose format is told by its first line; the name of a shipped workload
+(`configs/workloads`); the name of a registered workload. Both names may have settings behind a colon:
+``synthetic:requests=500,arrivals.kind=gamma,arrivals.rate=4,arrivals.cv=2``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from operator import attrgetter
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from pdplugins.config import UniqueKeys, first_error
+from pdplugins.errors import ConfigError, TraceError
+from pdplugins.registry import Registry, default_registry
+from pdplugins.resources import data_dir
+from pdplugins.workloads import azure, rows, servegen, sessions
+from pdplugins.workloads.trace import TraceRequest
+from pdplugins.workloads.transform import Transform, merge
+
+_COLUMNS = {
+    "azure-csv": azure.COLUMNS,
+    "agentic-csv": sessions.AGENTIC_COLUMNS,
+    "taubench-csv": sessions.TAUBENCH_COLUMNS,
+    "vidur-csv": sessions.VIDUR_COLUMNS,
+}
+"""Columns that tell a CSV format; the first decides which one a file is meant to be."""
+_BUILT_IN = {*_COLUMNS, "mooncake-jsonl", "servegen", "synthetic"}
+_NAMED = re.compile(r"([\w-]+)(?::(.*))?", re.DOTALL)
+_KEY = re.compile(r"(?<![^,\[{])\s*([\w.]+)=")
+
+
+class Part(Transform):
+    """One of the traces of a mix, with what is done to it first."""
+
+    trace: str = Field(description="anything that --trace takes; a path may start where the workload file lies")
+
+
+class Mix(BaseModel):
+    """A workload file that puts traces together."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    mix: tuple[Part, ...] = Field(min_length=1, description="their arrivals come together; `rate` of each weighs them")
+
+
+def read(path: Path | str, workload: str | None = None, registry: Registry | None = None) -> list[TraceRequest]:
+    """Read or generate a trace, earliest request first, the first one at 0; times are rounded to the microsecond.
+
+    `workload` names the format of the file `path`, which is guessed when absent. Raises TraceError when there is
+    nothing to read, ConfigError when a workload is not registered or its settings are wrong.
+    """
+    registry = registry or default_registry()
+    path = Path(path)
+    if workload is None and not path.exists():
+        if (found := _by_name(str(path), registry)) is not None:
+            return found
+    elif workload is None and path.suffix in {".yaml", ".yml"}:
+        return _from_data(_yaml(path), path, registry)
+    return _run(workload or _guess(path, registry), {}, path, str(path), registry)
+
+
+def shipped() -> list[str]:
+    """Return the names of the shipped workloads."""
+    return sorted(path.stem for path in data_dir("configs").glob("workloads/*.yaml"))
+
+
+def _by_name(text: str, registry: Registry) -> list[TraceRequest] | None:
+    """Generate a workload by its name, with the settings behind the colon; None when it is none."""
+    match = _NAMED.fullmatch(text)
+    if match is None:
+        return None
+    name, settings = match[1], _inline(text, match[2])
+    if name in shipped():
+        file = data_dir("configs") / f"workloads/{name}.yaml"
+        return _from_data(_over(_yaml(file), settings), file, registry)
+    if name in registry.names("workload"):
+        return _from_data({"workload": name, **settings}, Path(text), registry)
+    return None
+
+
+def _inline(text: str, settings: str | None) -> dict[str, Any]:
+    """Read ``key=value,part.key=value``; values are YAML."""
+    data: dict[str, Any] = {}
+    try:
+        pairs = yaml.safe_load("{" + _KEY.sub(r" \1: ", settings or "") + "}")
+    except yaml.YAMLError:
+        pairs = {"": None}
+    for key, value in pairs.items():
+        *outer, last = str(key).split(".")
+        if not last or value is None:
+            raise TraceError(f"{text}: settings are key=value,key=value, with a dot for a key in a part: arrivals.rate")
+        place = data
+        for part in outer:
+            place = place.setdefault(part, {})
+        place[last] = value
+    return data
+
+
+def _over(data: dict[str, Any], settings: dict[str, Any]) -> dict[str, Any]:
+    """Put `settings` over `data`, key by key; a new `kind` replaces a part, as its other keys have another meaning."""
+    merged = dict(data)
+    for key, value in settings.items():
+        old = data.get(key)
+        both = isinstance(value, dict) and isinstance(old, dict) and "kind" not in value
+        merged[key] = _over(old, value) if both and isinstance(old, dict) else value
+    return merged
+
+
+def _yaml(path: Path) -> dict[str, Any]:
+    try:
+        data = yaml.load("".join(line for _, line in rows.lines(path)), UniqueKeys)  # noqa: S506 - a SafeLoader
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark
+        at = f"line {mark.line + 1}, column {mark.column + 1}" if mark else "line 1"
+        raise TraceError(f"{path}: {at}: not YAML: {error.problem}") from None
+    if not isinstance(data, dict):
+        raise TraceError(f"{path}: line 1: a workload file has keys, such as 'workload' or 'mix'")
+    return data
+
+
+def _from_data(data: dict[str, Any], where: Path, registry: Registry) -> list[TraceRequest]:
+    """Make the trace that a workload file describes."""
+    if "mix" in data:
+        try:
+            parts = Mix.model_validate(data).mix
+            traces = [part.apply(read(_beside(where, part.trace), None, registry)) for part in parts]
+        except ValidationError as error:
+            raise ConfigError(f"{where}: {first_error(error, Mix)}") from None
+        except RecursionError:
+            raise TraceError(f"{where}: a part of this mix is the mix itself; take it out") from None
+        return from_zero(merge(traces))
+    settings = dict(data)
+    name, path = str(settings.pop("workload", "synthetic")), settings.pop("path", None)
+    return _run(name, settings, where if path is None else _beside(where, str(path)), str(where), registry)
+
+
+def _beside(where: Path, name: str) -> Path:
+    near = where.parent / name
+    return near if near.exists() else Path(name)
+
+
+def _run(name: str, settings: dict[str, Any], path: Path, where: str, registry: Registry) -> list[TraceRequest]:
+    registration = registry.get("workload", name)
+    try:
+        checked = registration.settings.model_validate(settings)
+    except ValidationError as error:
+        raise ConfigError(f"{where}: workload {name}: {first_error(error, registration.settings)}") from None
+    requests = list(registration.factory(checked, path))
+    if not requests:
+        raise TraceError(f"{where}: no request in it; expected at least one line of {name}")
+    return from_zero(requests)
+
+
+def _guess(path: Path, registry: Registry) -> str:
+    """Name the workload that reads `path`: by its first line for the formats above, else whichever accepts it."""
+    if path.exists() and servegen.is_servegen(path):
+        return "servegen"
+    first = next((line for _, line in rows.lines(path) if line.strip()), "")
+    if first.lstrip().startswith("{"):
+        return "mooncake-jsonl"
+    if (name := _csv_format(first)) is not None:
+        return name
+    names = registry.names("workload")
+    for name in names:
+        if name not in _BUILT_IN and _accepts(registry, name, path):
+            return name
+    raise TraceError(f"{path}: line 1: not a trace format known here ({', '.join(names)}); {rows.PUBLISHED}")
+
+
+def _csv_format(header: str) -> str | None:
+    """Name the format whose columns the header has most of, the first of them included."""
+    columns = {column.strip() for column in header.split(",")}
+    shares = {name: sum(c in columns for c in wanted) / len(wanted) for name, wanted in _COLUMNS.items()}
+    best = max(shares, key=lambda name: shares[name])
+    return best if _COLUMNS[best][0] in columns else None
+
+
+def _accepts(registry: Registry, name: str, path: Path) -> bool:
+    registration = registry.get("workload", name)
+    try:
+        return next(iter(registration.factory(registration.settings(), path)), None) is not None
+    except TraceError:
+        return False
+
+
+def from_zero(requests: Iterable[TraceRequest]) -> list[TraceRequest]:
+    """Return the requests by arrival, the first one at 0."""
+    ordered = sorted(requests, key=attrgetter("arrival_s"))
+    start_s = ordered[0].arrival_s
+    return [
+        TraceRequest(round(r.arrival_s - start_s, 6), r.isl_tokens, r.osl_tokens, r.blocks, r.session, r.rounds)
+        for r in ordered
+    ]

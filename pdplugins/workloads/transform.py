@@ -1,0 +1,95 @@
+"""What a run does to a trace before it replays it, in one place for every host: clip, limit, scale, merge."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from heapq import merge as merge_sorted
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from pdplugins.config import first_error
+from pdplugins.errors import ConfigError, TraceError
+from pdplugins.workloads.trace import TraceRequest
+
+
+class Transform(BaseModel):
+    """Changes to a trace, in the order of the fields. Lengths and gaps inside sessions keep their values."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+    rate: float | None = Field(None, gt=0, description="mean arrivals/s to scale the times to")
+    clip_s: float | None = Field(None, gt=0, description="keep what arrives in the first seconds, at that rate")
+    max_requests: int | None = Field(None, ge=1, description="keep that many requests; a session counts as one")
+    max_context_tokens: int | None = Field(None, ge=2, description="longest prompt plus output")
+
+    @classmethod
+    def of(cls, **options: float | None) -> Transform:
+        """Return the changes that the options of a command ask for. Raises ConfigError for one that cannot be."""
+        try:
+            return cls.model_validate(options)
+        except ValidationError as error:
+            raise ConfigError(f"trace options: {first_error(error, cls)}") from None
+
+    def apply(self, requests: Sequence[TraceRequest]) -> list[TraceRequest]:
+        """Return the changed trace."""
+        span_s = requests[-1].arrival_s if requests else 0.0
+        if self.rate is not None and span_s > 0:
+            requests = scale(requests, self.rate * span_s / len(requests))
+        if self.clip_s is not None:
+            requests = clip(requests, self.clip_s)
+        kept = list(requests[: self.max_requests])
+        return kept if self.max_context_tokens is None else limit(kept, self.max_context_tokens)
+
+
+def clip(requests: Sequence[TraceRequest], duration_s: float) -> list[TraceRequest]:
+    """Keep the requests that arrive in the first `duration_s` seconds of trace time; sessions keep all their rounds."""
+    return [request for request in requests if request.arrival_s < duration_s]
+
+
+def scale(requests: Sequence[TraceRequest], speed: float) -> list[TraceRequest]:
+    """Replay `speed` times as fast: arrival times divided by `speed`, lengths and gaps inside sessions as they are."""
+    if not speed > 0:
+        raise TraceError(f"speed is {speed}; it must be above 0 (2 means twice as fast)")
+    return [replace(request, arrival_s=request.arrival_s / speed) for request in requests]
+
+
+def limit(requests: Sequence[TraceRequest], context_tokens: int) -> list[TraceRequest]:
+    """Keep every prompt plus output within `context_tokens`, the model's longest context.
+
+    A request, or the first round of a session, is shortened: its output to at most all but one token, its prompt from
+    the end to what is left. A session ends before the first later round that is too long, as it would in production.
+    """
+    return [_limited(request, context_tokens) for request in requests]
+
+
+def _limited(request: TraceRequest, context_tokens: int) -> TraceRequest:
+    if not request.rounds and request.isl_tokens + request.osl_tokens <= context_tokens:
+        return request
+    osl = min(request.osl_tokens, context_tokens - 1)
+    first = replace(request, isl_tokens=min(request.isl_tokens, context_tokens - osl), osl_tokens=osl)
+    fits = 0
+    for _, isl, later_osl in list(first.turns())[1:]:
+        if isl + later_osl > context_tokens:
+            break
+        fits += 1
+    return replace(first, rounds=first.rounds[:fits])
+
+
+def merge(traces: Sequence[Sequence[TraceRequest]]) -> list[TraceRequest]:
+    """Return the arrivals of all `traces` together. Prefix blocks and sessions of one are never those of another."""
+    apart, offset = [], 0
+    for part, trace in enumerate(traces):
+        apart.append([_apart(request, part, offset) for request in trace])
+        offset += 1 + max((block for request in trace for block in request.blocks), default=-1)
+    return list(merge_sorted(*apart, key=lambda request: request.arrival_s))
+
+
+def _apart(request: TraceRequest, part: int, offset: int) -> TraceRequest:
+    session = None if request.session is None else f"{part}.{request.session}"
+    return replace(request, session=session, blocks=tuple(block + offset for block in request.blocks))
+
+
+def total(requests: Iterable[TraceRequest]) -> int:
+    """Count requests, every round of a session as one."""
+    return sum(1 + len(request.rounds) for request in requests)

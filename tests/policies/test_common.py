@@ -1,0 +1,52 @@
+"""The contracts' own arithmetic: the pools that fit a GPU budget."""
+
+from __future__ import annotations
+
+from typing import cast
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pdplugins.policies._common import fit_pools
+from pdplugins.types import Deployment, PerfModel, Round, Slo, TraceRequest
+
+
+def deployment(gpu_budget: int, prefill_tp: int, decode_tp: int) -> Deployment:
+    return Deployment(Slo(2.0, 0.08), cast(PerfModel, None), gpu_budget, prefill_tp, decode_tp, 30.0, 256)
+
+
+def test_a_wish_that_fits_is_granted() -> None:
+    assert fit_pools(deployment(8, 1, 2), 4, 2) == (4, 2)
+
+
+def test_a_wish_that_does_not_fit_shrinks_in_proportion() -> None:
+    assert fit_pools(deployment(10, 1, 2), 12, 4) == (6, 2)
+
+
+@given(
+    wish=st.tuples(st.integers(1, 60), st.integers(1, 60)),
+    tps=st.tuples(st.sampled_from([1, 2, 4]), st.sampled_from([1, 2, 4, 8])),
+    spare=st.integers(0, 40),
+)
+def test_no_other_pools_within_the_budget_serve_more(wish: tuple[int, int], tps: tuple[int, int], spare: int) -> None:
+    here = deployment(tps[0] + tps[1] + spare, *tps)
+    prefill, decode = fit_pools(here, *wish)
+    assert 1 <= prefill <= wish[0]
+    assert 1 <= decode <= wish[1]
+    assert here.gpus(prefill, decode) <= here.gpu_budget
+    share = min(prefill / wish[0], decode / wish[1])
+    for p in range(1, wish[0] + 1):
+        for d in range(1, wish[1] + 1):
+            if here.gpus(p, d) <= here.gpu_budget:
+                assert min(p / wish[0], d / wish[1]) <= share
+
+
+def test_a_budget_for_less_than_one_worker_of_each_role_still_leaves_one_of_each() -> None:
+    assert fit_pools(deployment(2, 1, 2), 5, 5) == (1, 1)
+
+
+def test_the_turns_of_a_session_say_what_each_prompt_holds() -> None:
+    rounds = (Round(1.0, 10, 5), Round(1.0, 10, 5, 20), Round(1.0, 10, 5, 0), Round(1.0, 10, 5, 999))
+    assert list(TraceRequest(0.0, 100, 7, rounds=rounds).turns()) == [
+        (0, 100, 7), (107, 117, 5), (20, 30, 5), (0, 10, 5), (15, 25, 5),
+    ]  # fmt: skip

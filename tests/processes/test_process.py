@@ -1,0 +1,108 @@
+"""Processes the launcher owns: they are watched, they end, and none outlives it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pdplugins.processes.process import Process, python, stop_all
+
+PYTHON = [sys.executable, "-c"]
+STUBBORN = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); time.sleep(60)"
+
+
+def run(work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    asyncio.run(asyncio.wait_for(work(), 30))
+
+
+def test_the_end_of_a_process_is_noticed_at_once(tmp_path: Path) -> None:
+    """Whoever owns it is called, with its exit code and its last words."""
+    ended: list[Process] = []
+
+    async def work() -> None:
+        log = tmp_path / "a.log"
+        process = Process.start("a", [*PYTHON, "print('why'); exit(3)"], env={}, log=log, on_exit=ended.append)
+        await process.exited.wait()
+        assert ended == [process]
+        assert (process.returncode, process.fate, process.last_words()) == (3, "exited with code 3", "why")
+
+    run(work)
+
+
+def test_what_does_not_end_by_itself_is_killed(tmp_path: Path) -> None:
+    """The grace period is for all together, and nothing is left after it."""
+
+    async def work() -> None:
+        willing = Process.start("a", ["sleep", "60"], env={"PATH": os.environ["PATH"]}, log=tmp_path / "a.log")
+        stubborn = [
+            Process.start(name, [*PYTHON, STUBBORN], env={}, log=tmp_path / f"{name}.log") for name in ("b", "c")
+        ]
+        while not all(process.log.read_text() for process in stubborn):
+            await asyncio.sleep(0.02)
+        began = time.monotonic()
+        await stop_all([willing, *stubborn], 0.5)
+        assert time.monotonic() - began < 2
+        assert willing.fate == "was killed by SIGTERM"
+        assert [process.fate for process in stubborn] == ["was killed by SIGKILL"] * 2
+
+    run(work)
+
+
+def test_a_program_that_is_not_there_is_an_oserror(tmp_path: Path) -> None:
+    """The fleet counts it; see the fleet's tests."""
+
+    async def work() -> None:
+        with pytest.raises(OSError, match="No such file"):
+            Process.start("a", ["/no/such/program"], env={}, log=tmp_path / "a.log")
+
+    run(work)
+
+
+def test_a_child_dies_with_its_parent(tmp_path: Path) -> None:
+    """Also when the parent had no chance to say anything."""
+    (tmp_path / "lasting.py").write_text("import os, time; print(os.getpid(), flush=True); time.sleep(60)")
+    command = python("lasting")
+    command[3] = "PARENT"
+    parent_code = (
+        "import os, subprocess, sys, time\n"
+        f"command = {command!r}\n"
+        "command[3] = str(os.getpid())\n"
+        "subprocess.Popen(command); time.sleep(60)\n"
+    )
+    parent = subprocess.Popen(
+        [*PYTHON, parent_code],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])},
+    )
+    assert parent.stdout is not None
+    child = int(parent.stdout.readline())
+    parent.kill()
+    parent.wait()
+    parent.stdout.close()
+    deadline = time.monotonic() + 5
+    while Path(f"/proc/{child}").exists() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert not Path(f"/proc/{child}").exists()
+
+
+def test_what_a_process_has_started_ends_with_it(tmp_path: Path) -> None:
+    """However it ends: a grandchild that nobody waits for goes too."""
+
+    async def work() -> None:
+        script = "sleep 60 & echo $!; exit 3"
+        process = Process.start("a", ["sh", "-c", script], env={"PATH": os.environ["PATH"]}, log=tmp_path / "a.log")
+        await process.exited.wait()
+        grandchild = Path("/proc", process.log.read_text().strip(), "cmdline")
+        while grandchild.exists() and grandchild.read_bytes():  # a zombie has no command line
+            await asyncio.sleep(0.02)
+
+    run(work)

@@ -1,0 +1,218 @@
+"""``pdplugins profile …``: files that can be read again, and errors of one line."""
+
+from __future__ import annotations
+
+import json
+import stat
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from pdplugins.errors import ConfigError
+from pdplugins.perf.profile import read_profile
+from pdplugins.perf.table import TableModel
+from pdplugins.profiling.command import profile
+from pdplugins.resources import data_dir
+
+H100 = data_dir("profiles") / "h100"
+LLAMA = "meta-llama/Llama-3.1-8B"
+
+
+def run(*arguments: str | Path) -> str:
+    result = CliRunner().invoke(profile, [str(a) for a in arguments])
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+def refused(*arguments: str | Path) -> str:
+    with pytest.raises(ConfigError) as caught:
+        run(*arguments)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_help_names_every_way_to_make_a_profile() -> None:
+    said = run("--help")
+    for command in ("from-endpoint", "from-npz", "from-aiconfigurator", "roofline", "export-npz", "show"):
+        assert command in said
+
+
+def test_a_roofline_is_near_the_profile_from_kernels(tmp_path: Path) -> None:
+    out = tmp_path / "mine.json"
+    run("roofline", "--gpu", "h100", "--model", LLAMA, "--tp", "1,2", "--out", out)
+    made, kernels = TableModel(read_profile(out)), TableModel(read_profile(H100 / "llama-3.1-8b.json"))
+    assert made.profile.kind == "modelled"
+    for tp in (1, 2):
+        assert made.prefill_s(4096, tp) == pytest.approx(kernels.prefill_s(4096, tp), rel=0.35)
+        assert made.decode_step_s(64, 2048, tp) == pytest.approx(kernels.decode_step_s(64, 2048, tp), rel=0.35)
+        assert made.kv_capacity_tokens(tp) == kernels.kv_capacity_tokens(tp)
+
+
+def test_factors_need_a_source(tmp_path: Path) -> None:
+    made = ("roofline", "--gpu", "h100", "--model", LLAMA, "--out", tmp_path / "mine.json", "--step-ms", "2")
+    assert "--scale-source" in refused(*made)
+    run(*made, "--scale-source", "a test")
+    assert read_profile(tmp_path / "mine.json").scale.step_ms == 2
+
+
+def test_a_file_is_replaced_only_when_asked(tmp_path: Path) -> None:
+    made = ("roofline", "--gpu", "h20", "--model", LLAMA, "--out", tmp_path / "mine.json")
+    run(*made)
+    assert "--force" in refused(*made)
+    run(*made, "--force")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--gpu", "h9", "--model", LLAMA), "choose from a100"),
+        (("--gpu", "h100", "--model", "gpt-9"), "config.json"),
+        (("--gpu", "h100", "--model", LLAMA, "--tp", "one"), "--tp one: give 1 or more whole numbers"),
+        (("--gpu", "h100", "--model", LLAMA, "--power", "none.json"), "--power none.json: No such file"),
+    ],
+)
+def test_what_cannot_be_used_is_one_line(tmp_path: Path, arguments: tuple[str, ...], message: str) -> None:
+    assert message in refused("roofline", *arguments, "--out", tmp_path / "mine.json")
+
+
+def test_a_model_may_be_a_config_json(tmp_path: Path) -> None:
+    config = {
+        "hidden_size": 4096,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "num_hidden_layers": 32,
+        "intermediate_size": 14336,
+        "vocab_size": 128256,
+        "max_position_embeddings": 131072,
+    }
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    files = [tmp_path / "named.json", tmp_path / "read.json"]
+    for model, out in zip((LLAMA, str(tmp_path)), files, strict=True):
+        run("roofline", "--gpu", "mi300x", "--model", model, "--out", out)
+    named, read = (read_profile(path) for path in files)
+    assert (named.prefill, named.decode, named.memory) == (read.prefill, read.decode, read.memory)
+
+
+def test_the_mockers_table_comes_back(tmp_path: Path) -> None:
+    npz, out = tmp_path / "mine.npz", tmp_path / "mine.json"
+    run("export-npz", "h100/llama-3.1-8b", "--out", npz, "--decode-tp", "2")
+    assert "--force" in refused("export-npz", "h100/llama-3.1-8b", "--out", npz)
+    run("from-npz", npz, "--gpu", "h100", "--model", LLAMA, "--decode-tp", "2", "--modelled", "--out", out)
+    back, truth = TableModel(read_profile(out)), TableModel(read_profile(H100 / "llama-3.1-8b.json"))
+    for tokens in (300, 3000, 30_000):
+        assert back.prefill_s(tokens, 1) == pytest.approx(truth.prefill_s(tokens, 1), rel=0.02)
+    for batch, context in ((1, 4000), (16, 2000), (128, 1000)):
+        assert back.decode_step_s(batch, context, 2) == pytest.approx(truth.decode_step_s(batch, context, 2), rel=0.05)
+
+
+def profiler_folder(root: Path) -> Path:
+    """Write what Dynamo's profiler leaves, of an engine of 100,000 tokens whose steps take 5 ms + 0.1 ms a request."""
+    prefill, decode = (root / f"selected_{phase}_interpolation" for phase in ("prefill", "decode"))
+    for folder in (prefill, decode):
+        folder.mkdir(parents=True)
+    np.savez(prefill / "raw_data.npz", prefill_isl=[100, 1000, 4000], prefill_ttft=[20.0, 40.0, 120.0])
+    points = [(batch, context) for context in (500, 2000) for batch in (1, 20, 50)]
+    np.savez(
+        decode / "raw_data.npz",
+        x_kv_usage=[batch * context / 100_000 for batch, context in points],
+        y_context_length=[context for _, context in points],
+        z_itl=[5 + 0.1 * batch for batch, _ in points],
+        max_kv_tokens=[100_000],
+    )
+    return root
+
+
+def test_the_folder_of_dynamos_profiler_is_taken_over(tmp_path: Path) -> None:
+    out = tmp_path / "mine.json"
+    run("from-npz", profiler_folder(tmp_path / "results"), "--gpu", "h200", "--model", LLAMA, "--out", out)
+    perf = TableModel(read_profile(out))
+    assert perf.profile.kind == "measured"
+    assert perf.prefill_s(1000, 1) == pytest.approx(0.04)
+    for batch in (1, 16, 32, 128):
+        assert perf.decode_step_s(batch, 1000, 1) == pytest.approx((5 + 0.1 * batch) / 1e3, rel=1e-3)
+    assert perf.kv_capacity_tokens(1) == pytest.approx(100_000, abs=2)
+
+
+def test_what_is_no_table_of_dynamos_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "text.npz").write_text("no")
+    np.savez(tmp_path / "other.npz", a=[1])
+    rest = ("--gpu", "h100", "--model", LLAMA, "--out", tmp_path / "mine.json")
+    assert "no .npz file" in refused("from-npz", tmp_path / "text.npz", *rest)
+    assert "five arrays" in refused("from-npz", tmp_path / "other.npz", *rest)
+    assert "No such file" in refused("from-npz", tmp_path, *rest)
+
+
+def test_show_prints_and_draws(tmp_path: Path) -> None:
+    said = run("show", "mi300x/llama-3.1-8b", "--plot", tmp_path / "plot.png")
+    assert "modelled" in said
+    assert "750 W" in said
+    assert (tmp_path / "plot.png").stat().st_size > 10_000
+    assert "choose from a100/" in refused("show", "h100/gpt-9")
+
+
+def test_aiconfigurator_missing_says_what_to_install(tmp_path: Path) -> None:
+    made = ("from-aiconfigurator", "--gpu", "h100", "--model", LLAMA, "--out", tmp_path / "mine.json")
+    for python in (sys.executable, tmp_path / "none"):
+        assert "pip install aiconfigurator==0.7.0" in refused(*made, "--python", python)
+    assert "add --like" in refused(
+        "from-aiconfigurator", "--gpu", "h20", "--model", LLAMA, "--out", tmp_path / "m.json"
+    )
+
+
+FAKE = """#!{python}
+import json, sys
+asked = json.load(sys.stdin)
+parts = {{
+    "dense": [10 + 0.02 * t for t in asked["tokens"]],
+    "attention": [1 + (t / 1000) ** 2 - 0.5 * (t == 1024) for t in asked["tokens"]],
+    "decode_dense": [8 + 0.01 * b for b in asked["batches"]],
+    "decode_attention": [[b * c / 1e5 for c in asked["contexts"]] for b in asked["batches"]],
+}}
+every = {{str(tp): parts for tp in asked["tp"]}}
+json.dump({{"tool": "aiconfigurator 0.0", "version": "1", "parts": every}}, sys.stdout)
+"""
+
+
+@pytest.fixture
+def fake(tmp_path: Path) -> Path:
+    """Return an interpreter that answers like aiconfigurator's."""
+    path = tmp_path / "python"
+    path.write_text(FAKE.format(python=sys.executable))
+    path.chmod(path.stat().st_mode | stat.S_IXUSR)
+    return path
+
+
+def test_kernel_times_become_tables(tmp_path: Path, fake: Path) -> None:
+    out = tmp_path / "mine.json"
+    run("from-aiconfigurator", "--gpu", "h100", "--model", LLAMA, "--out", out, "--python", fake)
+    perf = TableModel(read_profile(out))
+    assert perf.prefill_s(8, 1) == pytest.approx(0.01116, rel=1e-3)
+    assert perf.dense_s(32_768 * 2, 1) == pytest.approx((10 + 0.02 * 65_536) / 1e3)
+    assert perf.decode_step_s(64, 65_536, 1) == pytest.approx((8 + 0.64 + 64 * 65_536 / 1e5) / 1e3)
+    assert "--python" not in perf.profile.provenance.command
+
+
+def test_another_gpu_keeps_the_distance_to_the_roofline(tmp_path: Path, fake: Path) -> None:
+    files = [tmp_path / "h100.json", tmp_path / "h20.json"]
+    run("from-aiconfigurator", "--gpu", "h100", "--model", LLAMA, "--out", files[0], "--python", fake)
+    run("from-aiconfigurator", "--gpu", "h20", "--like", "h100", "--model", LLAMA, "--out", files[1], "--python", fake)
+    h100, h20 = (TableModel(read_profile(path)) for path in files)
+    assert h20.prefill_s(65_536, 1) == pytest.approx(h100.prefill_s(65_536, 1) * 989 / 148, rel=0.01)  # compute
+    assert h20.decode_step_s(1, 65_536, 1) == pytest.approx(h100.decode_step_s(1, 65_536, 1) * 3.35 / 4.0, rel=0.01)
+
+
+def test_a_reference_sets_the_factors(tmp_path: Path, fake: Path) -> None:
+    out, reference = tmp_path / "mine.json", H100 / "llama-70b-fp8-dopd-table-1.json"
+    model = "nvidia/Llama-3.1-70B-Instruct-FP8"
+    run("from-aiconfigurator", "--gpu", "h100", "--model", model, "--tp", "1,2", "--reference", reference,
+        "--out", out, "--python", fake)  # fmt: skip
+    scale, measured = read_profile(out).scale, read_profile(reference)
+    raw = [point["raw_ms"] for point in scale.points["prefill"]]
+    assert raw == pytest.approx([10 + 0.02 * t + 1 + (t / 1000) ** 2 for t in (700, 1200, 1700)], abs=1e-3)
+    wanted = [ms for t, ms in zip(measured.prefill[1].tokens, measured.prefill[1].raw_ms, strict=True) if t >= 700]
+    assert scale.prefill == pytest.approx(np.mean(np.array(wanted) / np.array(raw)))

@@ -1,0 +1,88 @@
+"""Measuring an endpoint: what a server of known times is said to take."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable
+
+import pytest
+from aiohttp import web
+
+from pdplugins.profiling.endpoint import EndpointError, Grid, Measured, measure, without_handoff
+
+PREFILL_S = (0.02, 1e-5)
+"""Fixed, and for each token."""
+STEP_S = (0.01, 0.005)
+"""Fixed, and for each stream that decodes."""
+
+
+class Server:
+    """Answers completions like an engine that prefills any number at once and decodes all streams together."""
+
+    def __init__(self) -> None:
+        self.streams = 0
+
+    async def answer(self, request: web.Request) -> web.StreamResponse:
+        asked = await request.json()
+        response = web.StreamResponse()
+        await response.prepare(request)
+        await asyncio.sleep(PREFILL_S[0] + PREFILL_S[1] * len(asked["prompt"]))
+        self.streams += 1
+        for _ in range(asked["max_tokens"]):
+            await response.write(b'data: {"choices":[{"text":"x"}]}\n\n')
+            await asyncio.sleep(STEP_S[0] + STEP_S[1] * self.streams)
+        self.streams -= 1
+        usage = {"choices": [], "usage": {"completion_tokens": asked["max_tokens"]}}
+        await response.write(f"data: {json.dumps(usage)}\n\ndata: [DONE]\n\n".encode())
+        return response
+
+
+def run(handler: Callable[[web.Request], Awaitable[web.StreamResponse]], grid: Grid) -> Measured:
+    async def inner() -> Measured:
+        app = web.Application(client_max_size=2**24)
+        app.router.add_post("/v1/completions", handler)
+        runner = web.AppRunner(app)
+        await runner.setup()
+        site = web.TCPSite(runner, "127.0.0.1", 0)
+        await site.start()
+        port = runner.addresses[0][1]
+        try:
+            return await measure(f"http://127.0.0.1:{port}", "m", grid, repeats=3, seed=0)
+        finally:
+            await runner.cleanup()
+
+    return asyncio.run(inner())
+
+
+def test_a_server_of_known_times_is_measured_as_it_is() -> None:
+    found = run(Server().answer, Grid((500, 8000), (1, 4), (200, 1000)))
+    prefill_ms = [1e3 * (PREFILL_S[0] + tokens * PREFILL_S[1]) for tokens in (500, 8000)]
+    steps_ms = [1e3 * (STEP_S[0] + batch * STEP_S[1]) for batch in (1, 4)]
+    wanted = [*prefill_ms, *(ms for ms in steps_ms for _ in range(2))]
+    said = [*found.prefill["raw_ms"], *(ms for row in found.decode["raw_ms"] for ms in row)]
+    for ms, true_ms in zip(said, wanted, strict=True):
+        assert true_ms - 1 < ms < 3 * true_ms + 50  # a busy machine is late, never early
+
+
+def test_a_server_that_refuses_is_one_line() -> None:
+    async def refuse(_: web.Request) -> web.StreamResponse:
+        return web.json_response({"error": "no such model"}, status=404)
+
+    with pytest.raises(EndpointError, match=r"HTTP 404 for 10 tokens: .*no such model"):
+        run(refuse, Grid((10, 20), (1, 2), (10, 20)))
+
+
+def test_no_server_is_one_line() -> None:
+    with pytest.raises(EndpointError, match="is the endpoint up"):
+        asyncio.run(measure("http://127.0.0.1:9", "m", Grid((10, 20), (1, 2), (10, 20)), 1, 0))
+
+
+def test_what_a_decode_worker_adds_to_the_ttft_is_taken_away() -> None:
+    decode = {"batch": [1, 2], "context_tokens": [100, 200], "raw_ms": [[5, 6], [7, 8]]}
+    found = Measured({"tokens": [100, 200], "raw_ms": [50, 90]}, decode, ())
+    left = without_handoff(found, lambda tokens: 0.01 + tokens * 1e-4)
+    assert left.prefill["raw_ms"] == pytest.approx([50 - 5 - 20, 90 - 6 - 30])
+    assert left.decode == decode
+    with pytest.raises(EndpointError, match="disaggregated"):
+        without_handoff(found, lambda _: 1.0)

@@ -1,0 +1,30 @@
+"""Planner metrics over HTTP."""
+
+from __future__ import annotations
+
+import socket
+import urllib.request
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from pdplugins.errors import HostError
+from pdplugins.runtime.metrics import PlannerMetrics
+from pdplugins.runtime.planner import Fault
+
+
+def test_metrics_are_served_until_stopped_and_a_taken_port_is_one_line() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(HostError, match=rf"planner metrics: cannot listen on 127\.0\.0\.1:{port} \(.*\); choose"):
+            PlannerMetrics(CollectorRegistry()).serve(port)
+    metrics = PlannerMetrics(CollectorRegistry())
+    metrics.fault(Fault.STALE_METRICS)
+    stop = metrics.serve(port)
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as page:
+            assert 'pdplugins_planner_errors_total{kind="stale_metrics"} 1.0' in page.read().decode()
+    finally:
+        stop()
+    with pytest.raises(OSError, match="refused"):
+        urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5)

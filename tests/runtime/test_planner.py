@@ -1,0 +1,238 @@
+"""Whatever a policy or a host does, the guarded planner answers with a plan that is safe to follow."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from prometheus_client import CollectorRegistry
+
+from pdplugins.runtime.decision_log import read
+from pdplugins.runtime.metrics import PlannerMetrics
+from pdplugins.runtime.planner import LOG_EVERY, Fault, GuardedPlanner, build_guarded, fit_budget
+from pdplugins.types import Deployment, PlannerView, Pool, ScalePlan, Slo, Traffic, WorkerLoad
+
+START = ScalePlan(2, 1, "start")
+See = Callable[..., PlannerView]
+
+
+class Answers:
+    """A policy that gives the next of a list of answers, raising those that are exceptions."""
+
+    interval_s = 5.0
+
+    def __init__(self, *answers: object) -> None:
+        self.answers = list(answers)
+
+    def plan(self, view: PlannerView) -> Any:
+        answer = self.answers.pop(0)
+        if isinstance(answer, BaseException):
+            raise answer
+        return answer
+
+
+def machine(gpu_budget: int, prefill_tp: int, decode_tp: int) -> Deployment:
+    """A deployment without a performance model: the guard looks at GPUs only."""
+    perf: Any = None
+    return Deployment(Slo(2.0, 0.08), perf, gpu_budget, prefill_tp, decode_tp, startup_s=30.0, max_batch=256)
+
+
+def guarded(deployment: Deployment, *answers: object, **options: Any) -> GuardedPlanner:
+    return GuardedPlanner(Answers(*answers), deployment, initial=START, **options)
+
+
+def test_a_good_plan_passes_unchanged(deployment: Deployment, see: See) -> None:
+    plan = ScalePlan(3, 2, "more load", {"forecast_rate": 2.0})
+    decision = guarded(deployment, plan).decide(see(0))
+    assert (decision.plan, decision.fault) == (plan, None)
+
+
+def test_a_policy_that_raises_leaves_the_last_good_plan(deployment: Deployment, see: See) -> None:
+    planner = guarded(deployment, ScalePlan(3, 2, "up"), ValueError("bad\nfit"))
+    planner.plan(see(0))
+    decision = planner.decide(see(5))
+    assert (decision.plan.prefill, decision.plan.decode, decision.fault) == (3, 2, Fault.POLICY_ERROR)
+    assert decision.plan.reason == "hold, policy_error: Answers raised ValueError: bad fit"
+
+
+@pytest.mark.parametrize(
+    ("answer", "why"),
+    [
+        (ScalePlan(0, 1, ""), "prefill is 0; at least one worker of each role must stay"),
+        (ScalePlan(1, -3, ""), "decode is -3; at least one"),
+        (ScalePlan(math.nan, 1, ""), "prefill is nan, not a whole number"),  # type: ignore[arg-type]
+        (ScalePlan(True, 1, ""), "prefill is True"),
+        (ScalePlan(2.0, 1, ""), "prefill is 2.0, not a whole number"),  # type: ignore[arg-type]
+        (ScalePlan(None, 1, ""), "prefill is None, not a whole number"),  # type: ignore[arg-type]
+        (ScalePlan(1, 1, "", {"rate": "fast"}), "could not convert"),  # type: ignore[dict-item]
+        ((3, 2), "the policy answered with tuple, not ScalePlan"),
+        (None, "the policy answered with NoneType, not ScalePlan"),
+    ],
+)
+def test_an_unsafe_answer_leaves_the_last_good_plan(deployment: Deployment, see: See, answer: object, why: str) -> None:
+    decision = guarded(deployment, answer).decide(see(0))
+    assert (decision.plan.prefill, decision.plan.decode, decision.fault) == (2, 1, Fault.UNSAFE_PLAN)
+    assert why in decision.plan.reason
+
+
+def test_numpy_counts_are_whole_numbers(deployment: Deployment, see: See) -> None:
+    plan = guarded(deployment, ScalePlan(np.int64(3), np.int32(2), "numpy")).plan(see(0))  # type: ignore[arg-type]
+    assert (type(plan.prefill), plan.prefill, plan.decode) == (int, 3, 2)
+
+
+def test_a_plan_over_the_budget_is_cut_to_fit_and_counted(deployment: Deployment, see: See) -> None:
+    planner = guarded(deployment, ScalePlan(100, 100, "burst"))
+    decision = planner.decide(see(0))
+    assert (decision.plan.prefill, decision.plan.decode, decision.fault) == (4, 2, Fault.OVER_BUDGET)
+    assert decision.plan.reason == "burst; 100P100D needs 300 GPUs, cut to the budget of 8"
+    assert planner.faults[Fault.OVER_BUDGET] == 1
+
+
+@given(
+    st.integers(1, 10**6),
+    st.integers(1, 10**6),
+    st.integers(1, 8),
+    st.integers(1, 8),
+    st.integers(0, 200),
+)
+def test_the_cut_keeps_both_roles_stays_inside_and_wastes_no_worker(
+    prefill: int, decode: int, prefill_tp: int, decode_tp: int, spare: int
+) -> None:
+    budget = prefill_tp + decode_tp + spare
+    deployment = machine(budget, prefill_tp, decode_tp)
+    plan = fit_budget(ScalePlan(prefill, decode, ""), deployment)
+    assert 1 <= plan.prefill <= prefill
+    assert 1 <= plan.decode <= decode
+    used = deployment.gpus(plan.prefill, plan.decode)
+    assert used <= budget
+    if (plan.prefill, plan.decode) != (prefill, decode):
+        assert used > budget - prefill_tp - decode_tp
+
+
+@pytest.mark.parametrize("field", ["window_s", "requests", "isl_tokens", "osl_tokens", "ttft_s", "tpot_s"])
+@pytest.mark.parametrize("value", [math.nan, math.inf, -1.0])
+def test_traffic_that_is_not_numbers_holds_and_names_the_field(
+    deployment: Deployment, field: str, value: float
+) -> None:
+    view = PlannerView(0.0, replace(Traffic(5.0, 5.0), **{field: value}), Pool(1), Pool(1))
+    planner = guarded(deployment)  # asking the policy would raise IndexError
+    decision = planner.decide(view)
+    assert decision.fault is Fault.BAD_METRICS
+    assert f"traffic.{field} is {value}" in decision.plan.reason
+
+
+def test_a_load_that_is_not_a_number_holds(deployment: Deployment) -> None:
+    pool = Pool(1, loads=(WorkerLoad("w7", queued_tokens=math.nan),))
+    decision = guarded(deployment).decide(PlannerView(0.0, Traffic(5.0, 5.0), pool, Pool(1)))
+    assert "prefill worker w7 queued_tokens is nan" in decision.plan.reason
+
+
+def test_an_empty_window_is_not_idleness(deployment: Deployment) -> None:
+    decision = guarded(deployment).decide(PlannerView(0.0, Traffic(0.0, 0.0), Pool(1), Pool(1)))
+    assert decision.fault is Fault.BAD_METRICS
+
+
+def test_a_clock_that_stands_still_holds_until_it_goes_on(deployment: Deployment, see: See) -> None:
+    planner = guarded(deployment, ScalePlan(3, 1, "a"), ScalePlan(4, 1, "b"))
+    planner.plan(see(10))
+    assert planner.decide(see(10)).fault is Fault.STALE_METRICS
+    assert planner.decide(see(4)).fault is Fault.STALE_METRICS
+    assert planner.decide(see(9)).plan == ScalePlan(4, 1, "b")
+
+
+def test_missing_traffic_is_the_policys_business_for_three_intervals_then_holds(
+    deployment: Deployment, see: See
+) -> None:
+    planner = guarded(deployment, *[ScalePlan(3, 1, "mine")] * 5)
+    planner.plan(see(0))
+    faults = [planner.decide(see(now_s, None)).fault for now_s in (5, 10, 15, 20)]
+    assert faults == [None, None, None, Fault.STALE_METRICS]
+    assert planner.decide(see(25)).fault is None
+
+
+def test_a_door_that_cannot_read_its_host_holds(deployment: Deployment, see: See) -> None:
+    planner = guarded(deployment, ScalePlan(3, 1, "a"))
+    planner.plan(see(0))
+    decision = planner.hold("KeyError: 'isl'", KeyError("isl"))
+    assert (decision.plan.prefill, decision.fault) == (3, Fault.OBSERVATION)
+
+
+@given(st.lists(st.one_of(st.none(), st.floats(), st.integers(-3, 10**9)), min_size=1, max_size=8))
+def test_it_never_raises_and_never_answers_unsafely(counts: list[Any]) -> None:
+    deployment = machine(8, 1, 2)
+    planner = guarded(deployment, *[ScalePlan(n, n, "x") for n in counts])
+    for tick, count in enumerate(counts):
+        traffic = Traffic(5.0, float(count)) if isinstance(count, float) else None
+        plan = planner.plan(PlannerView(float(tick), traffic, Pool(1), Pool(1)))
+        assert plan.prefill >= 1
+        assert plan.decode >= 1
+        assert deployment.gpus(plan.prefill, plan.decode) <= 8
+
+
+def test_a_fault_is_logged_once_and_then_every_hundredth_time(
+    deployment: Deployment, see: See, caplog: pytest.LogCaptureFixture
+) -> None:
+    planner = guarded(deployment, *[RuntimeError("no")] * (LOG_EVERY + 10))
+    with caplog.at_level(logging.WARNING, "pdplugins.planner"):
+        for tick in range(LOG_EVERY + 10):
+            planner.plan(see(tick))
+    assert [record.getMessage().split(":")[0] for record in caplog.records] == [
+        "policy_error (1 so far)",
+        f"policy_error ({LOG_EVERY} so far)",
+    ]
+
+
+def test_a_full_disk_does_not_stop_planning(deployment: Deployment, see: See) -> None:
+    class FullDisk:
+        def write(self, decision: object, view: object) -> None:
+            raise OSError(28, "No space left on device")
+
+    planner = guarded(deployment, ScalePlan(3, 1, "a"), decisions=FullDisk())
+    assert planner.plan(see(0)).prefill == 3
+    assert planner.faults[Fault.DECISION_LOG] == 1
+
+
+def test_the_metrics_tell_what_happened(deployment: Deployment, see: See) -> None:
+    registry = CollectorRegistry()
+    planner = guarded(
+        deployment,
+        ScalePlan(4, 1, "up", {"forecast_rate": 7.5}),
+        ScalePlan(3, 1, "down"),
+        RuntimeError("no"),
+        metrics=PlannerMetrics(registry),
+        clock=iter(range(100)).__next__,
+    )
+    for tick in range(3):
+        planner.plan(see(tick))
+
+    def value(name: str, /, **labels: str) -> float | None:
+        return registry.get_sample_value("pdplugins_planner_" + name, labels)
+
+    assert value("signal", name="forecast_rate") == 7.5
+    assert value("target_replicas", role="prefill") == 3
+    assert value("ready_replicas", role="decode") == 1
+    kinds = ("scale_up", "scale_down", "hold")
+    assert [value("decisions_total", role="prefill", kind=kind) for kind in kinds] == [1, 1, 1]
+    assert value("decisions_total", role="decode", kind="hold") == 3
+    assert value("errors_total", kind="policy_error") == 1
+    assert value("step_seconds_count") == 3
+    assert value("step_seconds_sum") == 3.0
+
+
+def test_a_config_becomes_a_guarded_planner_that_starts_from_its_pools(config: Any) -> None:
+    planner = build_guarded(config)
+    assert (planner.last.prefill, planner.last.decode, planner.interval_s, planner.decided) == (1, 1, 5.0, False)
+
+
+def test_its_log_holds_the_planners_defaults_too(config: Any, tmp_path: Path) -> None:
+    build_guarded(config, decision_log=tmp_path / "d").close()
+    (run,) = read(tmp_path / "d")
+    assert run.header["config"]["planner"] == {"name": "scripted", "per_worker": 10, "interval_s": 5, "fail_at": -1}

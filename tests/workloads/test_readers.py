@@ -1,0 +1,215 @@
+"""Readers of data without arrival times, and the JSON lines that hold sessions."""
+
+from __future__ import annotations
+
+import json
+import os
+from itertools import pairwise
+from pathlib import Path
+from statistics import mean, stdev
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pdplugins.errors import ConfigError, TraceError
+from pdplugins.registry import NoSettings
+from pdplugins.types import Round, TraceRequest
+from pdplugins.workloads import jsonl, traces
+
+AGENTIC = """session,sub_agent,round,t_s,type,model,input_tokens,output_tokens,shared_prefix,session_cached_tokens
+a,0,0,0.0,n,m,15818,154,0,0
+a,0,1,9.0,n,m,16003,99,15808,15808
+a,0,2,7000.0,n,m,9000,0,8960,9001
+b,0,0,0.0,n,m,200,5,0,0
+"""
+TAUBENCH = "session,round,input_tokens_est,output_tokens_est\nx,0,1555,22\nx,1,1585,117\nx,2,1600,37\ny,0,9,1\n"
+VIDUR = "num_prefill_tokens,num_decode_tokens,num_total_tokens,pd_ratio\n3772,54,3826,69.8\n20,0,20,0\n"
+
+
+def write(folder: Path, text: str, name: str = "trace") -> Path:
+    path = folder / name
+    path.write_text(text)
+    return path
+
+
+def test_an_agentic_session_repeats_what_was_cached(tmp_path: Path) -> None:
+    a, b = traces.read(write(tmp_path, AGENTIC))
+    assert list(a.turns()) == [(0, 15818, 154), (15808, 16003, 99), (8999, 9000, 1)]
+    assert [later.gap_s for later in a.rounds] == [9.0, 600.0]
+    assert (b.isl_tokens, b.rounds, b.arrival_s > 0) == (200, (), True)
+
+
+def test_a_tau_bench_session_repeats_all_of_the_dialogue(tmp_path: Path) -> None:
+    x, y = traces.read(write(tmp_path, TAUBENCH))
+    assert list(x.turns()) == [(0, 1555, 22), (1577, 1585, 117), (1702, 1703, 37)]
+    assert y.rounds == ()
+
+
+def test_vidur_has_lengths_and_the_times_are_drawn(tmp_path: Path) -> None:
+    first, second = traces.read(write(tmp_path, VIDUR))
+    assert (first.isl_tokens, first.osl_tokens, second.isl_tokens, second.osl_tokens) == (3772, 54, 20, 1)
+
+
+@pytest.mark.parametrize("text", [AGENTIC, TAUBENCH, VIDUR])
+def test_settings_of_a_reader_come_with_its_name(tmp_path: Path, text: str) -> None:
+    path = write(tmp_path, text)
+    name = {AGENTIC: "agentic-csv", TAUBENCH: "taubench-csv", VIDUR: "vidur-csv"}[text]
+    slow, fast = (traces.read(f"{name}:path={path},rate={rate}") for rate in (0.5, 5))
+    assert slow[-1].arrival_s == pytest.approx(10 * fast[-1].arrival_s, rel=1e-3)
+    assert traces.read(f"{name}:path={path},seed=1") != traces.read(f"{name}:path={path},seed=2")
+    with pytest.raises(ConfigError, match=f"{name}: unknown key 'sped'"):
+        traces.read(f"{name}:path={path},sped=1")
+
+
+def test_only_the_first_sessions_are_kept(tmp_path: Path) -> None:
+    assert len(traces.read(f"agentic-csv:path={write(tmp_path, AGENTIC)},sessions=1")) == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (AGENTIC + "b,0,1,soon,n,m,9,9,0,0\n", "line 6, column t_s: 'soon'"),
+        (AGENTIC + "b,0,1,1.0,n,m,0,9,0,0\n", "line 6, column input_tokens: '0'"),
+        (AGENTIC + "b,0,1,1.0,n,m,9\n", "line 6, column output_tokens"),
+        (TAUBENCH + "y,one,9,9\n", "line 6, column round: 'one'"),
+        (VIDUR + "9,many,9,9\n", "line 4, column num_decode_tokens: 'many'"),
+        ("session,round,t_s,input_tokens\n", "line 1: column output_tokens is missing; an agentic trace has"),
+    ],
+)
+def test_what_is_malformed_is_named_by_file_line_and_column(tmp_path: Path, text: str, said: str) -> None:
+    path = write(tmp_path, text)
+    with pytest.raises(TraceError) as error:
+        traces.read(path)
+    assert str(error.value).startswith(f"{path}: {said}")
+
+
+# --- ServeGen ---
+
+
+@pytest.fixture
+def clients(tmp_path: Path) -> Path:
+    """Two clients: a regular one with known lengths, and a busier bursty one."""
+    for name, rate, family, shape in (("1", 2, "Gamma", 16.0), ("2", 8, "Weibull", 0.5)):
+        rows = [f"{start},{rate if start else 0},1,{family if start else ''},{shape},0.1" for start in (0, 600, 1200)]
+        write(tmp_path, "\n".join(rows) + "\n", f"chunk-{name}-trace.csv")
+        histogram = f"{{{name}0: 0.25, {name}00: 0.75}}"
+        windows = {"0": {"input_tokens": "{}", "output_tokens": "{}"}}
+        windows["21600"] = {"input_tokens": histogram, "output_tokens": "{5: 1.0}"}
+        write(tmp_path, json.dumps(windows), f"chunk-{name}-dataset.json")
+    return tmp_path
+
+
+def test_servegen_clients_keep_their_rate_burstiness_and_lengths(clients: Path) -> None:
+    made = traces.read(f"servegen:path={clients},scale=1,duration_s=1800")
+    regular = [r for r in made if r.isl_tokens in (10, 100)]
+    bursty = [r for r in made if r.isl_tokens in (20, 200)]
+    assert len(regular) + len(bursty) == len(made)
+    assert len(regular) / 1200 == pytest.approx(2, rel=0.1)
+    assert len(bursty) / 1200 == pytest.approx(8, rel=0.15)
+    cvs = []
+    for part in (regular, bursty):
+        gaps_s = [b.arrival_s - a.arrival_s for a, b in pairwise(part)]
+        cvs.append(stdev(gaps_s) / mean(gaps_s))
+    assert cvs == pytest.approx([0.25, 5**0.5], rel=0.2)
+    assert mean(r.isl_tokens == 100 for r in regular) == pytest.approx(0.75, abs=0.05)
+    assert {r.osl_tokens for r in made} == {5}
+
+
+def test_servegen_can_be_scaled_cut_and_limited_to_the_busiest(clients: Path) -> None:
+    assert len(traces.read(f"servegen:path={clients},scale=0.1")) < 0.2 * 12000
+    busiest = traces.read(f"servegen:path={clients},clients=1,start_s=600,duration_s=100,scale=1")
+    assert {r.isl_tokens for r in busiest} == {20, 200}
+    assert busiest[-1].arrival_s < 100
+    assert traces.read(clients / "chunk-1-trace.csv")
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "said"),
+    [
+        ("chunk-1-trace.csv", "0,1,1,Pareto,1,1\n", "line 1, column 4: 'Pareto' is not Gamma or Weibull"),
+        ("chunk-1-trace.csv", "0,1,1,Gamma,1\n", "line 1, column 5: .* is not a row of six columns"),
+        ("chunk-1-dataset.json", "{", "line 1, column 1: not a JSON object of windows"),
+        (
+            "chunk-1-dataset.json",
+            '{"0": {"input_tokens": "{", "output_tokens": "{}"}}',
+            "window 0, column input_tokens",
+        ),
+        ("chunk-1-dataset.json", '{"0": {"input_tokens": "{}", "output_tokens": "{}"}}', "no length in any input_tok"),
+    ],
+)
+def test_servegen_files_that_are_malformed_are_named(clients: Path, file: str, text: str, said: str) -> None:
+    write(clients, text, file)
+    with pytest.raises(TraceError, match=f"{file}: {said}"):
+        traces.read(clients)
+
+
+def test_a_client_without_its_lengths_says_where_they_are_published(clients: Path) -> None:
+    (clients / "chunk-1-dataset.json").unlink()
+    with pytest.raises(TraceError, match=r"chunk-1-dataset.json: no such trace; .*alibaba/ServeGen"):
+        traces.read(clients)
+
+
+# --- JSON lines ---
+
+micros = st.integers(0, 10_000_000_000).map(lambda us: us / 1e6)
+lengths = st.integers(1, 100_000)
+rounds = st.builds(Round, micros, lengths, lengths, st.none() | st.integers(0, 100_000))
+sessions = st.builds(
+    TraceRequest,
+    micros,
+    lengths,
+    lengths,
+    st.lists(st.integers(0, 999), max_size=3).map(tuple),
+    st.none() | st.text(max_size=5),
+    st.lists(rounds, max_size=3).map(tuple),
+)
+
+
+@given(st.lists(sessions, min_size=1, max_size=8))
+def test_sessions_that_are_written_read_back_equal(
+    tmp_path_factory: pytest.TempPathFactory, made: list[TraceRequest]
+) -> None:
+    path = tmp_path_factory.mktemp("traces") / "t.jsonl"
+    jsonl.write(made, path)
+    assert [
+        TraceRequest(round(r.arrival_s, 6), r.isl_tokens, r.osl_tokens, r.blocks, r.session, r.rounds)
+        for r in jsonl.mooncake_jsonl(NoSettings(), path)
+    ] == made
+
+
+@pytest.mark.parametrize(
+    ("later", "said"),
+    [
+        ("5", "column rounds: '5' is not a list"),
+        ("[5]", r"column rounds\[0\]: '5' is not a JSON object"),
+        ('[{"gap": -1, "new_length": 1, "output_length": 1}]', r"column rounds\[0\].gap: '-1'"),
+        ('[{"gap": 1, "output_length": 1}]', r"column rounds\[0\].new_length: missing"),
+    ],
+)
+def test_a_malformed_round_is_named(tmp_path: Path, later: str, said: str) -> None:
+    line = f'{{"timestamp": 0, "input_length": 1, "output_length": 1, "rounds": {later}}}'
+    with pytest.raises(TraceError, match=f"line 1, {said}"):
+        traces.read(write(tmp_path, line))
+
+
+def test_dynamos_replay_is_not_given_sessions(tmp_path: Path) -> None:
+    with pytest.raises(TraceError, match="single requests only: use pdplugins simulate"):
+        jsonl.write_mooncake([TraceRequest(0, 1, 1, rounds=(Round(1, 1, 1),))], tmp_path / "t.jsonl")
+
+
+PUBLISHED = {
+    "weka-agentic/rounds_dedup.csv": (503, 29_724),
+    "taubench/gpt4o_airline_rounds.csv": (200, 2_454),
+    "vidur/arxiv_summarization_stats_llama2_tokenizer_filtered_v2.csv": (28_257, 28_257),
+}
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_published_files_are_read_whole(name: str) -> None:
+    """Needs PDPLUGINS_TRACES, a folder with the files as docs/workloads.md names them."""
+    path = Path(os.environ.get("PDPLUGINS_TRACES", "")) / name
+    if not path.is_file():
+        pytest.skip(f"no {name} under PDPLUGINS_TRACES")
+    read = traces.read(path)
+    assert (len(read), sum(1 + len(request.rounds) for request in read)) == PUBLISHED[name]
