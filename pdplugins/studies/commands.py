@@ -69,8 +69,8 @@ def simulate(  # noqa: PLR0913 - the options of a command
 ) -> None:
     """Simulate a trace on the workers and policies of a config."""
     from pdplugins.sim.report import recordfile, terminal  # noqa: PLC0415
-    from pdplugins.sim.run.options import Overrides  # noqa: PLC0415
     from pdplugins.sim.run import compare as runs  # noqa: PLC0415
+    from pdplugins.sim.run.options import Overrides  # noqa: PLC0415
     from pdplugins.workloads.transform import Transform  # noqa: PLC0415 - a command loads what it needs when it runs
 
     check_outputs(out, report, records)

@@ -77,9 +77,7 @@ class PlainLoad:
     def frozen(self) -> WorkerLoad:
         numbers = self.queued_requests, self.queued_tokens, self.running_requests, self.running_tokens
         recent = self.recent_ttft_s, self.recent_tbt_s
-        return WorkerLoad(
-            self.worker, *numbers, *recent, self.decode_requests, self.decode_tokens, self.prefill_tokens
-        )
+        return WorkerLoad(self.worker, *numbers, *recent, self.decode_requests, self.decode_tokens, self.prefill_tokens)
 
 
 class PlainEngine:

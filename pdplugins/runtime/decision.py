@@ -1,0 +1,67 @@
+"""One answer of a policy, as the host follows it, and why it may not be the policy's own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, Generic, Protocol, TypeVar
+
+
+class Kind(StrEnum):
+    """The kinds of policy. The value is the key in a config file."""
+
+    PLANNER = "planner"
+    ROUTER = "router"
+    FLOW = "flow"
+    BATCH_SCHEDULER = "batch_scheduler"
+    POWER = "power"
+
+
+class Fault(StrEnum):
+    """Why a decision is not the policy's own."""
+
+    POLICY_ERROR = "policy_error"
+    """The policy raised."""
+    UNSAFE_ANSWER = "unsafe_answer"
+    """The answer is not of the kind's type, or following it would harm."""
+    UNKNOWN_WORKER = "unknown_worker"
+    """The answer names a worker that takes no work."""
+    OVER_BUDGET = "over_budget"
+    """The answer needs more GPUs or watts than there are; it was cut to fit, nothing else held."""
+    BAD_METRICS = "bad_metrics"
+    """The host's metrics are not numbers, or impossible ones."""
+    STALE_METRICS = "stale_metrics"
+    """The clock stands still, or traffic metrics stayed away."""
+    OBSERVATION = "observation"
+    """The host could not make out what it saw."""
+    DECISION_LOG = "decision_log"
+    """The decision could not be logged; it was taken all the same."""
+
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Decision(Generic[T]):
+    """One answer of a safe policy."""
+
+    kind: Kind
+    answer: T
+    """What the host follows."""
+    fault: Fault | None = None
+    """Why the answer is not the policy's own; None when it is."""
+    step_s: float = 0.0
+    """Seconds the policy took."""
+
+
+class Journal(Protocol):
+    """Where safe policies write what happened: decision log, metrics, counts. It never raises."""
+
+    def decided(self, decision: Decision[Any], seen: Mapping[str, Any]) -> None:
+        """Note a decision and what the policy saw. Where decisions are thousands a second, a sample may be kept."""
+        ...
+
+    def fault(self, kind: Kind, fault: Fault, why: str, error: Exception | None = None) -> None:
+        """Count a fault, whether or not it changed a decision."""
+        ...
