@@ -100,7 +100,7 @@ def run(
     import uvloop  # noqa: PLC0415 - only this command needs it
 
     from pdplugins.gateway.app import Gateway  # noqa: PLC0415 - aiohttp takes a while to import
-    from pdplugins.gateway.fleet import WorkerOption  # noqa: PLC0415
+    from pdplugins.gateway.backends import WorkerOption  # noqa: PLC0415
     from pdplugins.gateway.metrics import GatewayMetrics  # noqa: PLC0415
 
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s")

@@ -19,15 +19,15 @@ import pytest
 
 from pdplugins.config import Config
 from pdplugins.gateway.app import Gateway
-from pdplugins.gateway.fleet import WorkerOption
+from pdplugins.gateway.backends import WorkerOption
 from pdplugins.gateway.settings import GatewaySettings
 from pdplugins.types import Placement
+from tests.gateway.rig import config
 
 from .. import setups
 from ..paths import FILTER, GREEDY, Answer, connections, edges_of, prompt_of, seeded
 from ..servers import Server
 from ..setups import CHUNK, Bench
-from .conftest import config
 from .fake import settled
 
 pytestmark = [pytest.mark.sglang, pytest.mark.timeout(600)]
@@ -328,7 +328,7 @@ def test_a_worker_that_is_killed_in_mid_stream_is_continued_on_the_other_one(ben
             want = (await it.unified("/generate", ask(ids, 300)))["output_ids"]
             it.told.placements["k"] = Placement(b, b, 300)
             request = asyncio.create_task(it.ask("/generate", ask(ids, 300, rid="k", stream=True)))
-            load = it.gateway.fleet.by_id[b].view.load
+            load = it.gateway.backends.by_id[b].view.load
             assert await settled(lambda: load.running_tokens > 310, 120)
             bench.b.signal(signal.SIGKILL)
             it.told.placements["k"] = Placement(a, a, 300)

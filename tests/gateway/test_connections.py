@@ -9,10 +9,9 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 import aiohttp
 import pytest
 
-from pdplugins.gateway import connections
-from pdplugins.gateway.connections import Connections, Response
-
-from .fake import settled
+from pdplugins.gateway.engines.sglang import connections
+from pdplugins.gateway.engines.sglang.connections import Connections, Response
+from tests.hosts.sglang.gateway.fake import settled
 
 WHOLE = b"HTTP/1.1 200 OK\r\nContent-Type: text/x\r\nContent-Length: 2\r\n\r\nok"
 CHUNKS = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"

@@ -1,4 +1,4 @@
-"""Gateways over fake workers."""
+"""Gateways over fake workers, for tests."""
 
 from __future__ import annotations
 
@@ -13,13 +13,19 @@ import aiohttp
 
 from pdplugins.config import Config, parse
 from pdplugins.gateway.app import Gateway
-from pdplugins.gateway.fleet import WorkerOption
+from pdplugins.gateway.backends import WorkerOption
 from pdplugins.gateway.settings import GatewaySettings
 from pdplugins.types import Placement
-
-from .fake import FakeWorker, Rooms
+from tests.hosts.sglang.gateway.fake import FakeWorker, Rooms
 
 FAST = GatewaySettings(timeout_s=10, first_token_s=2, silence_s=1, connect_s=1, rest_s=0.2, poll_s=0.05, drain_s=0.5)
+
+PROMPT = list(range(100, 160))
+
+
+def ask(prompt: list[int] | str = PROMPT, count: int = 9, **more: Any) -> dict[str, Any]:
+    name = "text" if isinstance(prompt, str) else "input_ids"
+    return {name: prompt, "sampling_params": {"max_new_tokens": count, "temperature": 0}, **more}
 
 
 def config(router: str | dict[str, Any] = "least-loaded", *, dual: bool = True, **more: Any) -> Config:
@@ -64,9 +70,7 @@ class Stand:
 
     def route(self, router: Any) -> Any:
         """Put another router in place."""
-        routing = self.gateway._routing
-        routing._router = router
-        routing._learns = router if hasattr(router, "on_ended") else None
+        self.gateway.routing.use(router)
         return router
 
     async def post(self, path: str, body: dict[str, Any], **more: Any) -> tuple[int, dict[str, Any]]:
@@ -90,7 +94,7 @@ class Stand:
     def idle(self) -> bool:
         """Whether nothing of any request is left anywhere."""
         names = ("_own_queued", "_own_queued_tokens", "_own_running", "_own_running_tokens")
-        loads = [worker.view.load for worker in self.gateway.fleet.workers]
+        loads = [worker.view.load for worker in self.gateway.backends.all]
         books = [getattr(load, name) for load in loads for name in names]
         return not any(books) and not any(worker.running for worker in self.workers) and not self.rooms.alone
 
