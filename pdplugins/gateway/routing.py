@@ -40,7 +40,7 @@ class Routing:
 
     def use(self, router: Router) -> None:
         """Ask `router` from now on."""
-        self._router = router
+        self.router = router
         self._elastic = router if isinstance(router, ElasticRouter) else None
         self._learns = router if isinstance(router, HearsOutcomes) else None
 
@@ -50,7 +50,7 @@ class Routing:
         :param failed: workers that have failed this request, the most suspect first: it goes elsewhere, if it can.
         """
         workers = self._workers()
-        placement = self._ask(lambda: self._router.on_arrival(request, workers, monotonic()), workers)
+        placement = self._ask(lambda: self.router.on_arrival(request, workers, monotonic()), workers)
         if failed and (placement is None or {placement.first, placement.second} & set(failed)):
             workers, placement = _without(failed, workers), None
         if placement is None:
@@ -62,7 +62,7 @@ class Routing:
         workers = self._workers()
         open_placement = Placement(first, None, split)
         placement = self._ask(
-            lambda: self._router.on_prefill_done(request, open_placement, workers, monotonic()), workers
+            lambda: self.router.on_prefill_done(request, open_placement, workers, monotonic()), workers
         )
         second = placement.second if placement else None
         if second is None:

@@ -108,7 +108,7 @@ async def stand(bench: Bench, cfg: Config | None = None, *more: Server) -> Async
     gateway = Gateway(cfg or config(), workers, SETTINGS)
     told = Told()
     if cfg is None:
-        gateway._routing._router = told
+        gateway.routing.use(told)
     await gateway.start()
     try:
         async with connections(SETTINGS.timeout_s) as client:
@@ -251,7 +251,7 @@ def test_arrow_moves_servers_between_prefill_and_decode(bench: Bench, third: Ser
         arrow = {"name": "arrow", "max_running_tokens": most}
         cfg = config(arrow, deployment=deployment, slo={"ttft_s": 0.6, "tpot_s": 10})
         async with stand(bench, cfg, third) as it:
-            router = it.gateway._routing._router
+            router = it.gateway.routing.router
 
             async def equal() -> None:
                 body = ask(prompt_of(dice, tokens), count)
