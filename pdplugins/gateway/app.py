@@ -20,14 +20,17 @@ from pdplugins.gateway.backends import Backend, Backends, WorkerOption
 from pdplugins.gateway.engine import Engine
 from pdplugins.gateway.engines.sglang.engine import SglangEngine
 from pdplugins.gateway.errors import GatewayError, RefusedError
-from pdplugins.gateway.metrics import GatewayMetrics
+from pdplugins.gateway.metrics import GatewayJournal, GatewayMetrics
 from pdplugins.gateway.primitive import can_serve
+from pdplugins.gateway.queue import AdmissionQueue
 from pdplugins.gateway.replies import Reply
 from pdplugins.gateway.routing import Routing
 from pdplugins.gateway.serving import Serving
 from pdplugins.gateway.settings import GatewaySettings
 from pdplugins.registry import Registry
 from pdplugins.runtime.assembly import build_deployment
+from pdplugins.runtime.flow import SafeFlow
+from pdplugins.runtime.policies import build_policies
 
 log = logging.getLogger("pdplugins.gateway")
 
@@ -67,7 +70,11 @@ class Gateway:
             settings=self.settings,
         )
         deployment = build_deployment(config, registry)
-        self.routing = Routing(config, deployment, self.backends, self.metrics, registry)
+        policies = build_policies(config, deployment, registry)
+        self._journal = GatewayJournal(self.metrics)
+        self._flow = policies.flow()
+        self._ttft_s = deployment.slo.ttft_s
+        self.routing = Routing(policies.router(), deployment, self.backends, self.metrics, self._journal)
         self._watchers: list[asyncio.Task[None]] = []
         self.url = ""
 
@@ -78,10 +85,13 @@ class Gateway:
             connector=connector, auto_decompress=False, cookie_jar=aiohttp.DummyCookieJar()
         )
         self.engine: Engine[Any, Any] = SglangEngine(self.settings, self._session, dual=self._dual)
-        self.serving = Serving(self.routing, self.backends, self.engine, self.settings, self.metrics)
+        queue = self._build_queue()
+        self.serving = Serving(self.routing, self.backends, self.engine, self.settings, self.metrics, queue)
         await self.look()
         loop = asyncio.get_running_loop()
         self._watchers = [loop.create_task(self.backends.watch(backend, self.engine)) for backend in self.backends.all]
+        if queue is not None:
+            self._watchers.append(loop.create_task(queue.run()))
         self._runner = web.AppRunner(
             self._app(), access_log=None, handler_cancellation=True, shutdown_timeout=self.settings.drain_s
         )
@@ -105,6 +115,12 @@ class Gateway:
         await asyncio.gather(*self._watchers, return_exceptions=True)
         await self.engine.close()
         await self._session.close()
+
+    def _build_queue(self) -> AdmissionQueue | None:
+        if self._flow is None:
+            return None
+        flow = SafeFlow(self._flow, most_waiting=self.settings.most_waiting, journal=self._journal)
+        return AdmissionQueue(flow, self.backends, self.metrics, self._ttft_s)
 
     async def look(self) -> None:
         """Get to know the workers that are there now; the others are looked for later."""

@@ -139,6 +139,7 @@ class Backends:
             raise ConfigError("--worker: two workers have the same address; give each one once")
         self.views: dict[str, WorkerView] = {backend.id: backend.view for backend in self.all}
         self.ready: tuple[WorkerView, ...] = ()
+        self.ready_ids: frozenset[str] = frozenset()
         self._settings = settings
         self._resting = False
         self._on_change: Callable[[], None] | None = None
@@ -189,6 +190,7 @@ class Backends:
 
     def _change(self, ready: tuple[WorkerView, ...]) -> None:
         self.ready = ready
+        self.ready_ids = frozenset(worker.id for worker in ready)
         if self._on_change is not None:
             self._on_change()
 

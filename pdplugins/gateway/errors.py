@@ -48,3 +48,7 @@ class GatewayError(Exception):
         super().__init__(message)
         self.status = status
         self.headers = {} if retry_after_s is None else {"Retry-After": str(math.ceil(retry_after_s))}
+
+
+class FlowRefusedError(GatewayError):
+    """The flow policy refused a request, or the queue before the workers is full."""

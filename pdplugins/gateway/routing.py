@@ -1,48 +1,51 @@
 """The router in its loop: what it is asked, and what its placements become on the workers that are there.
 
-A router that raises, or names a worker that takes no work, is replaced for that request by the least loaded workers.
-What the workers cannot do becomes what is nearest to it (see `primitive`). Both are counted, and logged once.
+`pdplugins.runtime.router.SafeRouter` replaces a placement that cannot be followed. What the workers cannot do becomes
+what is nearest to it (see `primitive`), and is counted.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from time import monotonic
 
-from pdplugins.config import Choice, Config, settings_of
 from pdplugins.contracts.deployment import Deployment
 from pdplugins.contracts.request import Request
-from pdplugins.contracts.router import ElasticRouter, HearsOutcomes, Outcome, Placement, Router
+from pdplugins.contracts.router import Outcome, Placement, Router
 from pdplugins.contracts.workers import Role, WorkerView
 from pdplugins.gateway.backends import Backends
 from pdplugins.gateway.errors import GatewayError
 from pdplugins.gateway.metrics import GatewayMetrics
 from pdplugins.gateway.primitive import Deviation, Execution, NobodyServesError, Splittable, can_serve, resolve
 from pdplugins.policies.stock.routers import LeastLoaded, RouterSettings
-from pdplugins.registry import Registry, default_registry
+from pdplugins.runtime.decision import Journal
+from pdplugins.runtime.router import SafeRouter
 
 
 class Routing:
-    """Asks the router of a config; the least loaded workers are taken where there is none, or where it fails."""
+    """Asks the router; without one, the least loaded workers are taken."""
 
     def __init__(
         self,
-        config: Config,
+        router: Router | None,
         deployment: Deployment,
         backends: Backends,
         metrics: GatewayMetrics,
-        registry: Registry | None = None,
+        journal: Journal | None = None,
     ) -> None:
         self._own = LeastLoaded(RouterSettings.model_validate({}), deployment)
+        self._deployment = deployment
         self._backends = backends
         self._metrics = metrics
-        self.use(self._own if config.router is None else build_router(config.router, deployment, registry))
+        self._journal = journal
+        self._asked: set[str] = set()
+        """Requests that the router has been asked for and that have not ended."""
+        self.use(router or self._own)
 
     def use(self, router: Router) -> None:
         """Ask `router` from now on."""
         self.router = router
-        self._elastic = router if isinstance(router, ElasticRouter) else None
-        self._learns = router if isinstance(router, HearsOutcomes) else None
+        self._safe = SafeRouter(router, self._deployment, journal=self._journal)
 
     def arrive(self, request: Request, call: Splittable, failed: Sequence[str] = ()) -> Execution:
         """Place a request that has just arrived, or that starts anew. Raises GatewayError when no worker is there.
@@ -50,32 +53,28 @@ class Routing:
         :param failed: workers that have failed this request, the most suspect first: it goes elsewhere, if it can.
         """
         workers = self._workers()
-        placement = self._ask(lambda: self.router.on_arrival(request, workers, monotonic()), workers)
-        if failed and (placement is None or {placement.first, placement.second} & set(failed)):
-            workers, placement = _without(failed, workers), None
-        if placement is None:
-            placement = self._own.on_arrival(request, workers, monotonic())
+        now_s = monotonic()
+        self._asked.add(request.id)
+        placement = self._safe.on_arrival(request, workers, now_s, self._backends.ready_ids)
+        if failed and {placement.first, placement.second} & set(failed):
+            placement = self._own.on_arrival(request, _without(failed, workers), now_s)
+        self._after_decision()
         return self._execution(placement, request, call)
 
     def prefilled(self, request: Request, first: str, split: int, call: Splittable) -> Execution:
         """Find who decodes a request whose prefill on `first` is done; that worker may have gone meanwhile."""
         workers = self._workers()
         open_placement = Placement(first, None, split)
-        placement = self._ask(
-            lambda: self.router.on_prefill_done(request, open_placement, workers, monotonic()), workers
-        )
-        second = placement.second if placement else None
-        if second is None:
-            second = self._own.on_arrival(request, workers, monotonic()).second
-        return self._execution(Placement(first, second, request.prompt_tokens), request, call)
+        usable = self._backends.ready_ids
+        placement = self._safe.on_prefill_done(request, open_placement, workers, monotonic(), usable)
+        self._after_decision()
+        return self._execution(Placement(first, placement.second, request.prompt_tokens), request, call)
 
     def ended(self, request: Request, outcome: Outcome) -> None:
-        """Tell a router that wants to know how a request ended."""
-        if self._learns is not None:
-            try:
-                self._learns.on_ended(request, outcome)
-            except Exception as error:  # whatever a policy does, serving goes on
-                self._metrics.fault("router_error", error, error)
+        """Tell a router that wants to know how a request ended that it was asked for."""
+        if request.id in self._asked:
+            self._asked.discard(request.id)
+            self._safe.on_ended(request, outcome)
 
     def _workers(self) -> tuple[WorkerView, ...]:
         workers = self._backends.now_ready()
@@ -83,23 +82,17 @@ class Routing:
             raise GatewayError(503, "no worker is there; see /workers")
         return workers
 
-    def _ask(self, ask: Callable[[], Placement], workers: tuple[WorkerView, ...]) -> Placement | None:
-        """Return the router's placement; None when it is none to follow."""
-        try:
-            placement = ask()
-            ids = {worker.id for worker in workers}
-            if placement.first in ids and (placement.second is None or placement.second in ids):
-                self._show_pools()
-                return Placement(placement.first, placement.second, int(placement.split), placement.reason)
-            self._metrics.fault("router_unknown_worker", f"{placement.first} or {placement.second} takes no work")
-        except Exception as error:  # whatever a policy does, serving goes on
-            self._metrics.fault("router_error", error, error)
-        return None
-
-    def _show_pools(self) -> None:
-        if self._elastic is not None:
-            for role, size in zip(Role, self._elastic.pools, strict=True):
+    def _after_decision(self) -> None:
+        """Show the pools of an elastic router, and do what it proposes for the roles of workers."""
+        if (pools := self._safe.pools) is not None:
+            for role, size in zip(Role, pools, strict=True):
                 self._metrics.pools.labels(role).set(size)
+        if self._safe.moves_roles:
+            for move in self._safe.take_role_moves():
+                try:
+                    self._backends.relabel(move.worker, move.role)
+                except ValueError as error:
+                    self._metrics.fault("role_move_refused", error)
 
     def _execution(self, placement: Placement, request: Request, call: Splittable) -> Execution:
         """Return what of `placement` these workers and this request allow. Raises GatewayError."""
@@ -122,10 +115,3 @@ def _without(failed: Sequence[str], workers: tuple[WorkerView, ...]) -> tuple[Wo
         if can_serve(others):
             return others
     return workers
-
-
-def build_router(choice: Choice, deployment: Deployment, registry: Registry | None = None) -> Router:
-    """Build the router that a config names."""
-    registration = (registry or default_registry()).get("router", choice.name)
-    router: Router = registration.factory(settings_of("router", choice, registry=registry), deployment)
-    return router

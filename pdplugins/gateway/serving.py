@@ -13,10 +13,11 @@ from pdplugins.contracts.request import Request
 from pdplugins.contracts.router import Ending, Outcome
 from pdplugins.gateway.backends import Backend, Backends
 from pdplugins.gateway.engine import Call, Client, Engine, Work
-from pdplugins.gateway.errors import GatewayError, RefusedError, WorkerFailedError
+from pdplugins.gateway.errors import FlowRefusedError, GatewayError, RefusedError, WorkerFailedError
 from pdplugins.gateway.metrics import GatewayMetrics
 from pdplugins.gateway.primitive import Execution, Primitive
 from pdplugins.gateway.prompts import Lengths, blocks_of
+from pdplugins.gateway.queue import AdmissionQueue
 from pdplugins.gateway.routing import Routing
 from pdplugins.gateway.sessions import Session, Sessions
 from pdplugins.gateway.settings import GatewaySettings
@@ -32,8 +33,11 @@ class Serving:
         engine: Engine[Any, Any],
         settings: GatewaySettings,
         metrics: GatewayMetrics,
+        queue: AdmissionQueue | None = None,
     ) -> None:
         self.routing = routing
+        self.queue = queue
+        """Where requests wait before the workers; None: they do not wait."""
         self.backends = backends
         self.engine = engine
         self.settings = settings
@@ -45,7 +49,7 @@ class Serving:
     async def serve(self, call: Call, client: Client) -> None:
         """Answer one request. Raises GatewayError, RefusedError, or TimeoutError when its time is over.
 
-        The policies hear of its end exactly once, whatever it is.
+        The router, where it was asked, and the flow policy hear of its end exactly once, whatever it is.
         """
         name = call.rid if call.rid not in self._ids else secrets.token_hex(16)  # clients may give a name twice
         self._ids.add(name)
@@ -53,14 +57,22 @@ class Serving:
         ending = Ending.FAILED
         try:
             async with asyncio.timeout(self.settings.timeout_s):
+                if self.queue is not None:
+                    await self.queue.admit(task.arrival)
                 await task.run()
             ending = Ending.FINISHED
+        except FlowRefusedError:
+            ending = Ending.REFUSED
+            raise
         except (asyncio.CancelledError, ConnectionResetError):
             ending = Ending.CANCELLED
             raise
         finally:
             self._ids.discard(name)
-            self.routing.ended(task.arrival, Outcome(ending, task.output_tokens))
+            outcome = Outcome(ending, task.output_tokens)
+            self.routing.ended(task.arrival, outcome)
+            if self.queue is not None:
+                self.queue.ended(task.arrival, outcome)
 
 
 @dataclass(frozen=True, slots=True)

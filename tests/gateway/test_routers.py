@@ -44,7 +44,12 @@ def test_every_router_serves_a_mixed_load_with_the_right_tokens(name: str, dual:
                 assert got["output_ids"] == answer_of(prompt, 6)
 
             await asyncio.gather(*(one(number) for number in range(24)))
-            assert it.faults["router_error"] == it.faults["worker_failed"] == it.faults["router_unknown_worker"] == 0
+            assert (
+                it.faults["router_policy_error"]
+                == it.faults["worker_failed"]
+                == it.faults["router_unknown_worker"]
+                == 0
+            )
             assert await settled(it.idle)
 
     asyncio.run(run())

@@ -1,0 +1,104 @@
+"""Requests that wait before the workers, and go on in the order of a flow policy.
+
+The router places a request when it goes on, not when it comes (late binding).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from time import monotonic
+
+from pdplugins.contracts.flow import Go, Hold, Refuse, Waiting
+from pdplugins.contracts.request import Request
+from pdplugins.contracts.router import Outcome
+from pdplugins.gateway.backends import Backends
+from pdplugins.gateway.errors import FlowRefusedError, GatewayError
+from pdplugins.gateway.metrics import GatewayMetrics
+from pdplugins.runtime.flow import SafeFlow
+
+
+class AdmissionQueue:
+    """The queue of one gateway. `run` asks the flow policy for as long as the gateway serves.
+
+    :param ttft_s: the TTFT objective: a request is due so long after it came.
+    """
+
+    def __init__(self, flow: SafeFlow, backends: Backends, metrics: GatewayMetrics, ttft_s: float) -> None:
+        self._flow = flow
+        self._backends = backends
+        self._metrics = metrics
+        self._ttft_s = ttft_s
+        self._waiting: dict[str, asyncio.Future[None]] = {}
+        self._in_service: set[str] = set()
+        self._changed = asyncio.Event()
+        backends.listen(self._changed.set)
+
+    async def admit(self, request: Request) -> None:
+        """Return once `request` may go on. Raises GatewayError when no worker is there, or it is refused.
+
+        Cancelled, it leaves the queue.
+        """
+        if not self._backends.now_ready():
+            raise GatewayError(503, "no worker is there; see /workers")
+        now_s = monotonic()
+        waiting = Waiting(request, now_s, request.arrival_s + self._ttft_s)
+        if (refusal := self._flow.arrived(waiting, now_s)) is not None:
+            raise self._error(refusal)
+        future = self._waiting[request.id] = asyncio.get_running_loop().create_future()
+        self._metrics.waiting.set(len(self._flow))
+        self._changed.set()
+        try:
+            await future
+        finally:
+            if self._waiting.pop(request.id, None) is not None:
+                self._flow.left(request.id)
+                self._metrics.waiting.set(len(self._flow))
+            self._metrics.wait.observe(monotonic() - now_s)
+
+    def ended(self, request: Request, outcome: Outcome) -> None:
+        """Tell the flow policy how a request ended, whether or not it went on."""
+        self._in_service.discard(request.id)
+        self._flow.ended(request, outcome)
+        self._changed.set()
+
+    async def run(self) -> None:
+        """Ask the flow policy whenever something has changed, or at the time that it has named."""
+        while True:
+            until_s = await self._ask()
+            try:
+                async with asyncio.timeout(None if until_s is None else max(until_s - monotonic(), 0.0)):
+                    await self._changed.wait()
+            except TimeoutError:
+                continue
+            self._changed.clear()
+
+    async def _ask(self) -> float | None:
+        """Let go on, and refuse, what the policy says; return when it wants to be asked again."""
+        while True:
+            decision = self._flow.next(self._backends.now_ready(), monotonic(), len(self._in_service))
+            if isinstance(decision, Hold):
+                return decision.until_s
+            self._metrics.waiting.set(len(self._flow))
+            future = self._waiting.pop(decision.request_id)
+            if isinstance(decision, Refuse):
+                if not future.done():  # else its client has gone away
+                    future.set_exception(self._error(decision))
+                continue
+            await self._let_go(decision, future)
+
+    async def _let_go(self, decision: Go, future: asyncio.Future[None]) -> None:
+        """Let a request go on, and return when the books show it: the policy must not see free what it has taken.
+
+        It is placed in the first turn of the event loop, and its legs enter the books in the second one.
+        """
+        if future.done():  # its client has gone away
+            return
+        self._in_service.add(decision.request_id)
+        future.set_result(None)
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+
+    def _error(self, refusal: Refuse) -> FlowRefusedError:
+        self._metrics.refused.inc()
+        why = f": {refusal.reason}" if refusal.reason else ""
+        return FlowRefusedError(503, f"too many requests wait{why}", refusal.retry_after_s)
