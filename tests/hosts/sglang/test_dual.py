@@ -16,7 +16,7 @@ import pytest
 from pdplugins.config import SglangConfig
 from pdplugins.hosts.sglang import dual as duals
 from pdplugins.hosts.sglang.dual import DualRole
-from pdplugins.hosts.sglang.guard import Guard
+from pdplugins.hosts.sglang.hooking import HookInstaller
 from pdplugins.hosts.sglang.nixl import Clock
 from pdplugins.hosts.sglang.roles import LOCAL_HOST, EngineRole
 
@@ -218,7 +218,7 @@ def host(monkeypatch: pytest.MonkeyPatch) -> None:
 def build(scheduler: Scheduler | None = None, *, strict: bool = True, burst: int = 1, **arguments: Any) -> Scheduler:
     scheduler = scheduler or Scheduler()
     vars(scheduler.server_args).update(arguments)
-    scheduler.dual = DualRole(SglangConfig(prefill_burst=burst), Guard(["dual_role"], strict=strict), Clock(0))
+    scheduler.dual = DualRole(SglangConfig(prefill_burst=burst), HookInstaller(["dual_role"], strict=strict), Clock(0))
     scheduler.dual.build(Scheduler.init_disaggregation, scheduler)
     return scheduler
 
@@ -241,7 +241,7 @@ def test_both_sides_are_built_and_the_decode_side_is_bound(scheduler: Scheduler)
     assert scheduler.disaggregation_mode is Mode.DECODE
     assert scheduler.disagg_prefill_bootstrap_queue is None
     assert scheduler.is_mixed_chunk
-    scopes = scheduler.dual._roles.scopes
+    scopes = scheduler.dual._state.scopes
     assert scopes.peek(EngineRole.PREFILL, "disagg_prefill_bootstrap_queue") is not None
     assert scopes.peek(EngineRole.PREFILL, "buffers") is not scheduler.buffers
     assert scopes.peek(EngineRole.LOCAL, "buffers") is scheduler.buffers
@@ -343,7 +343,7 @@ def test_abort_reaches_the_queues_of_every_role(scheduler: Scheduler) -> None:
     scheduler.dual.abort(Scheduler.abort, scheduler, SimpleNamespace(rid="x"))
     assert [mode for name, mode in scheduler.calls if name == "abort"] == [Mode.NULL, Mode.PREFILL, Mode.DECODE]
     assert scheduler.waiting_queue == []
-    assert rids(Batch(scheduler.dual._roles.scopes.peek(EngineRole.LOCAL, "waiting_queue"))) == ["keep"]
+    assert rids(Batch(scheduler.dual._state.scopes.peek(EngineRole.LOCAL, "waiting_queue"))) == ["keep"]
 
 
 @pytest.mark.parametrize("req", [local("l"), prefill("p"), decode("d")])
@@ -376,7 +376,7 @@ def test_the_load_report_counts_every_queue(scheduler: Scheduler) -> None:
         assert scheduler.disaggregation_mode is Mode.DECODE
         return snapshot
 
-    with scheduler.dual._roles.scopes.enter(EngineRole.PREFILL):
+    with scheduler.dual._state.scopes.enter(EngineRole.PREFILL):
         scheduler.dual.loads(stock, SimpleNamespace(get_chunked_req=lambda: chunked))
     assert (snapshot.num_waiting_reqs, snapshot.num_waiting_uncached_tokens) == (3, 400)
     assert snapshot.disaggregation.prefill_bootstrap_queue_reqs == 1
