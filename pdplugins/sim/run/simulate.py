@@ -21,7 +21,7 @@ from pdplugins.registry import default_registry
 from pdplugins.results import Metrics, Requests, Result, Speed, Spread, commit
 from pdplugins.runtime.assembly import build_deployment
 from pdplugins.runtime.planner import build_guarded
-from pdplugins.sim.core import COMPILED
+from pdplugins.sim import kernel
 from pdplugins.sim.core.flight import Arrival
 from pdplugins.sim.core.records import Gaps, Record
 from pdplugins.sim.core.sampler import Sampler
@@ -50,6 +50,7 @@ def simulate(
 
     :param seed: noted in the result; policies that draw lots take it as their setting ``seed``.
     """
+    kernel.check()
     config = seeded(config, seed)
     deployment = build_deployment(config)
     guarded = None if config.planner is None else build_guarded(config)
@@ -72,7 +73,7 @@ def simulate(
             policy_s=outcome.policies.seconds,
             duration_s=outcome.duration_s,
         ),
-        config={"run": {"trace": trace_name, "compiled": COMPILED}, **resolved(config)},
+        config={"run": {"trace": trace_name, "compiled": kernel.COMPILED}, **resolved(config)},
         seed=seed,
         commit=commit(),
         command=command,
