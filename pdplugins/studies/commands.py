@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shlex
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -151,7 +149,7 @@ def bound(  # noqa: PLR0913 - the options of a command
     """Compute what no policy can beat: the best SLO attainment, and the fewest GPU-hours at 99 %."""
     from pdplugins.config import Config, find, load  # noqa: PLC0415
     from pdplugins.files import write_whole  # noqa: PLC0415
-    from pdplugins.results import commit  # noqa: PLC0415
+    from pdplugins.provenance import command_line, commit  # noqa: PLC0415
     from pdplugins.sim.run.options import changed  # noqa: PLC0415
     from pdplugins.studies.bound.api import bound_of  # noqa: PLC0415
     from pdplugins.workloads.traces import read  # noqa: PLC0415 - a command loads what it needs when it runs
@@ -167,7 +165,7 @@ def bound(  # noqa: PLR0913 - the options of a command
     best = bound_of(checked, changes.apply(read(trace)))
     if out is not None:
         run = {"trace": Path(trace).name, "rate": rate, "profile": checked.deployment.profile}
-        made = {"slo": checked.slo.model_dump(), "run": run, "commit": commit(), "command": _command()}
+        made = {"slo": checked.slo.model_dump(), "run": run, "commit": commit(), "command": command_line()}
         write_whole(out, json.dumps({"kind": "bound", **best.model_dump(), **made}, indent=1) + "\n")
     fewest = best.fewest_gpu_hours
     typer.echo(
@@ -180,6 +178,7 @@ def bound(  # noqa: PLR0913 - the options of a command
 
 def _plan(names: Sequence[str], trace: str, changes: Transform, seed: int, watch: bool, overrides: Overrides) -> Plan:
     """Read the configs and the trace. Raises ConfigError or TraceError."""
+    from pdplugins.provenance import command_line  # noqa: PLC0415
     from pdplugins.sim.run.compare import Plan  # noqa: PLC0415
     from pdplugins.sim.run.options import configured  # noqa: PLC0415
     from pdplugins.workloads import traces  # noqa: PLC0415
@@ -188,15 +187,11 @@ def _plan(names: Sequence[str], trace: str, changes: Transform, seed: int, watch
         configs={name: configured(name, overrides) for name in names},
         trace=changes.apply(traces.read(trace)),
         trace_name=Path(trace).name,
-        command=_command(),
+        command=command_line(),
         seed=seed,
         watch=watch,
         rate=changes.rate,
     )
-
-
-def _command() -> str:
-    return shlex.join(["pdplugins", *sys.argv[1:]])
 
 
 def _with_regret(runs: list[Run], plan: Plan, wanted: bool) -> list[Run]:

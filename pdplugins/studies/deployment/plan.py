@@ -66,7 +66,6 @@ class Planned:
     def as_data(self, top: int) -> dict[str, Any]:
         """Return plain data: the best `top` plans and the seconds that each part took."""
         return {
-            "kind": "simulated",
             "gpus": self.gpus,
             "sessions_per_s": self.sessions_per_s,
             "seconds": {"coefficients": self.coefficients_s, "solve": self.solve_s, "check": self.check_s},

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import shlex
 import sys
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -131,13 +129,9 @@ def _say(what: str, figures: dict[str, Any]) -> None:
 
 
 def _write(out: Path | None, found: dict[str, Any], seed: int | None) -> None:
-    from pdplugins.results import commit  # noqa: PLC0415
+    from pdplugins.provenance import command_line, record  # noqa: PLC0415
 
-    facts: dict[str, Any] = {"kind": "simulated", "command": _command(), "commit": commit(), "seed": seed}
     if out is not None:
-        write_whole(out, json.dumps({**found, **facts}, indent=1) + "\n")
-
-
-def _command() -> str:
-    named: Callable[[str], str] = lambda argument: Path(argument).name if "/" in argument else argument  # noqa: E731
-    return shlex.join(["pdplugins", *map(named, sys.argv[1:])])
+        words = [Path(word).name if "/" in word else word for word in sys.argv[1:]]  # the folders help no reader
+        made = record("simulated", seed=seed, command=command_line(words=words))
+        write_whole(out, json.dumps({**found, **made}, indent=1) + "\n")

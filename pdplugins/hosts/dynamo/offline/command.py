@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import shlex
 import signal
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -63,6 +61,7 @@ def replay(  # noqa: PLR0913 - the options of a command
     from pdplugins.hosts.dynamo.mocker import Engines  # noqa: PLC0415
     from pdplugins.hosts.dynamo.offline.run import Plan  # noqa: PLC0415
     from pdplugins.hosts.dynamo.offline.run import replay as run  # noqa: PLC0415
+    from pdplugins.provenance import command_line  # noqa: PLC0415
     from pdplugins.workloads import traces, transform  # noqa: PLC0415 - a command loads what it needs when it runs
 
     given = {
@@ -80,11 +79,10 @@ def replay(  # noqa: PLR0913 - the options of a command
     if duration is not None:
         requests = transform.clip(requests, duration)
     requests = transform.scale(requests, speed)
-    command = shlex.join(["pdplugins", *sys.argv[1:]])
     last_s = requests[-1].arrival_s if requests else 0.0
     try:
         with _progress(f"{planner} on {trace.name}", last_s) as progress:
-            result = run(plan, requests, trace_name=trace.name, command=command, progress=progress)
+            result = run(plan, requests, trace_name=trace.name, command=command_line(), progress=progress)
     except KeyboardInterrupt:
         typer.echo("pdplugins: replay interrupted, nothing written", err=True)
         raise typer.Exit(130) from None
