@@ -30,7 +30,9 @@ Profile = Annotated[str | None, typer.Option(help="Performance profile, <gpu>/<m
 Prefill = Annotated[int | None, typer.Option(min=1, help="Prefill workers at start.")]
 Decode = Annotated[int | None, typer.Option(min=1, help="Decode workers at start.")]
 Seed = Annotated[int, typer.Option(min=0, help="Seed of every choice by lot.")]
-Set = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Any key of the config.")]
+Set = Annotated[
+    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="A key of the config and a value in YAML.")
+]
 Bound = Annotated[bool, typer.Option("--bound", help="Compute what no policy can beat (takes seconds).")]
 Json = Annotated[Path | None, typer.Option("--json", metavar="OUT", help="Write the metrics there.")]
 Html = Annotated[Path | None, typer.Option("--html", metavar="OUT", help="Write a report that opens offline.")]
@@ -150,17 +152,21 @@ def bound(  # noqa: PLR0913 - the options of a command
     from pdplugins.config import Config, find, load  # noqa: PLC0415
     from pdplugins.files import write_whole  # noqa: PLC0415
     from pdplugins.provenance import command_line, commit  # noqa: PLC0415
+    from pdplugins.settings import Setting, parse_setting  # noqa: PLC0415
     from pdplugins.sim.run.options import changed  # noqa: PLC0415
     from pdplugins.studies.bound.api import bound_of  # noqa: PLC0415
     from pdplugins.workloads.traces import read  # noqa: PLC0415 - a command loads what it needs when it runs
     from pdplugins.workloads.transform import Transform  # noqa: PLC0415
 
     check_outputs(out)
-    known = {"deployment.gpu_budget": gpus, "deployment.profile": profile, "slo.ttft_s": ttft, "slo.tpot_s": tpot}
-    given = [f"{key}={value}" for key, value in known.items() if value is not None]
-    checked = changed(
-        Config() if config is None else load(find(config)), config or "bound", [*(settings or ()), *given]
+    given = (
+        Setting(("deployment", "gpu_budget"), gpus),
+        Setting(("deployment", "profile"), profile),
+        Setting(("slo", "ttft_s"), ttft),
+        Setting(("slo", "tpot_s"), tpot),
     )
+    asked = [*map(parse_setting, settings or ()), *(one for one in given if one.value is not None)]
+    checked = changed(Config() if config is None else load(find(config)), config or "bound", asked)
     changes = Transform.of(rate=rate, clip_s=clip_s, max_requests=max_requests, max_context_tokens=max_context)
     best = bound_of(checked, changes.apply(read(trace)))
     if out is not None:
