@@ -30,7 +30,7 @@ from pdplugins.config import parse
 from pdplugins.hosts.dynamo.mocker import Engines, engine_args
 from pdplugins.perf.npz import export_npz
 from pdplugins.policies.stock.routers import LeastLoaded, RoundRobin, RouterSettings
-from pdplugins.results import commit
+from pdplugins.provenance import commit
 from pdplugins.runtime.assembly import build_deployment
 from pdplugins.sim import kernel
 from pdplugins.sim.core.flight import Arrival

@@ -10,10 +10,10 @@ import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pkgutil import resolve_name
 from typing import Any
 
 from pdplugins.config import SglangConfig
-from pdplugins.hosts.doctor import resolve
 from pdplugins.hosts.sglang import bootstrap, foreign
 from pdplugins.hosts.sglang.guard import Guard, Hook
 from pdplugins.hosts.sglang.limits import refused_arguments, refused_model
@@ -57,7 +57,7 @@ class DualRole:
     def hooks(self) -> dict[str, Hook]:
         """Return each hook by the name of what it wraps."""
         components = "sglang.srt.managers.scheduler_components."
-        newer = hasattr(resolve(SCHEDULER[:-1]), TIMEOUT_POLL)
+        newer = hasattr(resolve_name(SCHEDULER[:-1]), TIMEOUT_POLL)
         by_version: dict[str, Hook] = (
             {SCHEDULER + TIMEOUT_POLL: self.timeouts} if newer else {POP_TRANSFERRED: AbortedTransfers().pop}
         )

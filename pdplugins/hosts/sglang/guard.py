@@ -11,9 +11,10 @@ import logging
 import os
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
+from pkgutil import resolve_name
 from typing import Any
 
-from pdplugins.hosts import doctor
+from pdplugins.hosts import seams
 from pdplugins.resources import data_dir
 
 log = logging.getLogger(__name__)
@@ -25,7 +26,7 @@ Hook = Callable[..., Any]
 def broken_seams() -> list[str]:
     """Return a line for each seam of the SGLang that is installed which is not as ``hooks/sglang.toml`` lists it."""
     manifest = tomllib.loads((data_dir("hooks") / "sglang.toml").read_text(encoding="utf-8"))
-    return [f"{check.name}: {check.detail}" for check in doctor.examine_host(manifest) if check.state != "ok"]
+    return [f"{check.name}: {check.detail}" for check in seams.examine_host(manifest) if check.state != "ok"]
 
 
 class Guard:
@@ -87,7 +88,7 @@ def _gauge() -> Any:
 
 def unwrapped(targets: Mapping[str, Hook]) -> list[str]:
     """Return those of `targets` that nobody has wrapped."""
-    return [target for target in targets if not hasattr(doctor.resolve(target), "__wrapped__")]
+    return [target for target in targets if not hasattr(resolve_name(target), "__wrapped__")]
 
 
 def chained(outer: Mapping[str, Hook], inner: Mapping[str, Hook]) -> dict[str, Hook]:

@@ -126,7 +126,7 @@ def test_a_missing_host_is_a_broken_seam(monkeypatch: pytest.MonkeyPatch) -> Non
     def versions(name: str) -> str:
         return {"sglang": "0.4.1"}[name]
 
-    monkeypatch.setattr(guards.doctor.importlib.metadata, "version", versions)
+    monkeypatch.setattr(guards.seams.importlib.metadata, "version", versions)
     assert any(line.startswith("sglang >=0.5.16") for line in guards.broken_seams())
 
 
