@@ -209,7 +209,7 @@ class PlainEngine:
 
     def freed(self) -> None:
         if self.incoming:
-            self.owner.room(self)
+            self.owner.capacity_freed(self)
         if self.queue:
             self.wake()
 

@@ -80,7 +80,7 @@ class Engine(Runner):
         flight.expected = 0
 
     def reserve(self, flight: Flight, tokens: int) -> bool:
-        """Take room for a request that comes with its KV cache. False when it has to wait: see `Owner.room`.
+        """Take room for a request that comes with its KV cache. False when it has to wait: see `Owner.capacity_freed`.
 
         It takes a place in the batch too, or requests that cannot run would fill the cache of those that do.
         """
@@ -115,7 +115,7 @@ class Engine(Runner):
     def freed(self) -> None:
         """Let in what waited for room."""
         if self.incoming:
-            self.owner.room(self)
+            self.owner.capacity_freed(self)
         if self.queue and self.mode != STEP_MODE and self._may_start():
             self.wake()
 

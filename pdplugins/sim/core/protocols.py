@@ -41,7 +41,7 @@ class Owner(Protocol):
         """Bring the history that the queued `flight` lacks; it leaves the queue until that has come. False: not now."""
         ...
 
-    def room(self, engine: Engine) -> None:
+    def capacity_freed(self, engine: Engine) -> None:
         """`engine` has room in its KV cache that it had not before, and requests wait for it."""
 
     def failed(self, flight: Flight, why: str) -> None:
