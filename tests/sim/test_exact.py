@@ -9,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pdplugins.sim.core.engine import Engine
+from pdplugins.sim.core.engine_settings import EngineSettings
 from pdplugins.sim.core.fleet import Hardware
 from pdplugins.sim.core.flight import Arrival
 from pdplugins.sim.core.power import PowerCurve
-from pdplugins.sim.core.protocols import EngineSettings
 from pdplugins.sim.core.settings import Outcome, SimSettings
 from pdplugins.sim.core.simulation import Simulation
 from pdplugins.types import Deployment, Role, Round, Slo

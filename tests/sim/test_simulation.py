@@ -12,8 +12,8 @@ import pytest
 
 from pdplugins.config import parse
 from pdplugins.policies.stock import routers
+from pdplugins.sim.core.engine_settings import EngineSettings
 from pdplugins.sim.core.flight import Arrival
-from pdplugins.sim.core.protocols import EngineSettings
 from pdplugins.sim.core.settings import Outcome, SimSettings
 from pdplugins.sim.core.simulation import Simulation
 from pdplugins.sim.run.simulate import simulate

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from pdplugins.perf.profile import Profile
 from pdplugins.perf.table import TableModel
 from pdplugins.policies.stock import routers
-from pdplugins.sim.core.protocols import EngineSettings
+from pdplugins.sim.core.engine_settings import EngineSettings
 from pdplugins.sim.core.settings import Outcome, SimSettings
 from pdplugins.sim.core.simulation import Simulation
 from pdplugins.sim.run.simulate import arrival, summarise
