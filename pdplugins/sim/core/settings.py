@@ -54,7 +54,7 @@ class SimSettings:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class RunOutcome:
     """What a simulation leaves behind."""
 
     records: list[Record]

@@ -28,7 +28,7 @@ from pdplugins.sim.core.power import Power
 from pdplugins.sim.core.records import Gaps
 from pdplugins.sim.core.routing import Routing
 from pdplugins.sim.core.sampler import Sampler
-from pdplugins.sim.core.settings import Outcome, SimSettings
+from pdplugins.sim.core.settings import RunOutcome, SimSettings
 from pdplugins.sim.core.steps import StepTimes
 from pdplugins.sim.core.views import LiveView
 
@@ -115,7 +115,7 @@ class Simulation:
             view, times, kv, port, self._settings.engine, batching, self._events, self._dispatcher, self._gaps
         )
 
-    def run(self, workload: Iterable[Arrival], progress: Callable[[float], None] | None = None) -> Outcome:
+    def run(self, workload: Iterable[Arrival], progress: Callable[[float], None] | None = None) -> RunOutcome:
         """Run until every request has ended. Arrivals must come in order of time.
 
         :param progress: called with the virtual time in seconds now and then, between two events; what it raises ends
@@ -165,12 +165,12 @@ class Simulation:
                 on_transfer(target, argument)
         dispatcher.failures.give_up()
 
-    def outcome(self) -> Outcome:
+    def outcome(self) -> RunOutcome:
         """Return what there is so far."""
         lifecycle, handoffs = self._dispatcher.lifecycle, self._dispatcher.handoffs
         end = lifecycle.last_end
         changes = [change for source in (*self._loops, self._routing) for change in source.changes]
-        return Outcome(
+        return RunOutcome(
             records=lifecycle.records,
             gaps=self._gaps,
             duration_s=seconds(end),
