@@ -11,7 +11,7 @@ import pytest
 
 from pdplugins.hosts import seams
 from pdplugins.hosts.sglang.batching import BatchHooks
-from pdplugins.hosts.sglang.dual import SCHEDULER
+from pdplugins.hosts.sglang.names import SCHEDULER
 from pdplugins.hosts.sglang.older import TIMEOUT_POLL
 
 ROOT = Path(__file__).parents[3]

@@ -1,7 +1,8 @@
-"""Nothing half-patched serves: every seam is checked before the hooks go in, and every hook after.
+"""Installs hooks into SGLang, all or none. A server with some of them would compute wrong answers.
 
-SGLang's hook registry only logs what fails, and serves. Strict mode raises SystemExit instead, which the registry lets
-through; lenient mode turns every hook into a call of the original, and says so in the log and in a metric.
+Every seam is checked before the hooks are registered, and every hook after SGLang has applied them. SGLang's hook
+registry only logs a failure, and serves. Strict mode raises SystemExit instead, which the registry lets through.
+Lenient mode turns every hook into a call of the original, and says so in the log and in a metric.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ def broken_seams() -> list[str]:
     return [f"{check.name}: {check.detail}" for check in seams.examine_host(manifest) if check.state != "ok"]
 
 
-class Guard:
+class HookInstaller:
     """Puts hooks into SGLang, all or none."""
 
     def __init__(self, features: Sequence[str], *, strict: bool) -> None:
