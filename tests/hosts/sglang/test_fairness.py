@@ -6,8 +6,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pdplugins.hosts.sglang.roles import EngineRole
-
-from .test_dual import Batch, Req, Scheduler, add, build, decode, host, local, prefill
+from tests.hosts.sglang.small_scheduler import Batch, Req, Scheduler, add, build, decode, host, local, prefill
 
 __all__ = ["host"]
 

@@ -11,11 +11,10 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from . import setups
-from .paths import Answer, Client, prompt_of
-from .servers import Server
-from .setups import Bench, Setup
-from .test_engine import run
+from tests.hosts.sglang import setups
+from tests.hosts.sglang.paths import Answer, Client, prompt_of, run
+from tests.hosts.sglang.servers import Server
+from tests.hosts.sglang.setups import Bench, Setup
 
 pytestmark = [pytest.mark.sglang, pytest.mark.timeout(900)]
 

@@ -23,12 +23,11 @@ from pdplugins.gateway.backends import WorkerOption
 from pdplugins.gateway.settings import GatewaySettings
 from pdplugins.types import Placement
 from tests.gateway.rig import config
-
-from .. import setups
-from ..paths import FILTER, GREEDY, Answer, connections, edges_of, prompt_of, seeded
-from ..servers import Server
-from ..setups import CHUNK, Bench
-from .fake import settled
+from tests.hosts.sglang import setups
+from tests.hosts.sglang.gateway.fake import settled
+from tests.hosts.sglang.paths import FILTER, GREEDY, Answer, connections, edges_of, prompt_of, seeded
+from tests.hosts.sglang.servers import Server
+from tests.hosts.sglang.setups import CHUNK, Bench
 
 pytestmark = [pytest.mark.sglang, pytest.mark.timeout(600)]
 everywhere = setups.on(*setups.ROOMY)
