@@ -72,7 +72,8 @@ class Gateway:
         deployment = build_deployment(config, registry)
         policies = build_policies(config, deployment, registry)
         self._journal = GatewayJournal(self.metrics)
-        self._flow = policies.flow()
+        self.flow = policies.flow()
+        """What orders requests before the workers; None: they do not wait."""
         self._ttft_s = deployment.slo.ttft_s
         self.routing = Routing(policies.router(), deployment, self.backends, self.metrics, self._journal)
         self._watchers: list[asyncio.Task[None]] = []
@@ -117,9 +118,9 @@ class Gateway:
         await self._session.close()
 
     def _build_queue(self) -> AdmissionQueue | None:
-        if self._flow is None:
+        if self.flow is None:
             return None
-        flow = SafeFlow(self._flow, most_waiting=self.settings.most_waiting, journal=self._journal)
+        flow = SafeFlow(self.flow, most_waiting=self.settings.most_waiting, journal=self._journal)
         return AdmissionQueue(flow, self.backends, self.metrics, self._ttft_s)
 
     async def look(self) -> None:

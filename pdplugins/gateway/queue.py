@@ -17,6 +17,10 @@ from pdplugins.gateway.metrics import GatewayMetrics
 from pdplugins.runtime.flow import SafeFlow
 
 
+RETRY_S = 1.0
+"""After a fault of its own the queue goes on so much later."""
+
+
 class AdmissionQueue:
     """The queue of one gateway. `run` asks the flow policy for as long as the gateway serves.
 
@@ -64,7 +68,11 @@ class AdmissionQueue:
     async def run(self) -> None:
         """Ask the flow policy whenever something has changed, or at the time that it has named."""
         while True:
-            until_s = await self._ask()
+            try:
+                until_s = await self._ask()
+            except Exception as error:  # a fault of the gateway: what waits must not wait for ever
+                self._metrics.fault("gateway_error", error, error)
+                until_s = monotonic() + RETRY_S
             try:
                 async with asyncio.timeout(None if until_s is None else max(until_s - monotonic(), 0.0)):
                     await self._changed.wait()

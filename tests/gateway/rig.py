@@ -15,7 +15,7 @@ from pdplugins.config import Config, parse
 from pdplugins.gateway.app import Gateway
 from pdplugins.gateway.backends import WorkerOption
 from pdplugins.gateway.settings import GatewaySettings
-from pdplugins.types import Placement
+from pdplugins.types import Flow, Placement
 from tests.hosts.sglang.gateway.fake import FakeWorker, Rooms
 
 FAST = GatewaySettings(timeout_s=10, first_token_s=2, silence_s=1, connect_s=1, rest_s=0.2, poll_s=0.05, drain_s=0.5)
@@ -40,7 +40,13 @@ class Fixed:
         self.first, self.second, self.split = 0, 1, None
         self.later: int | None = None
         self.requests: list[Any] = []
-        self.finished: list[int] = []
+        self.endings: list[tuple[str, str, int]] = []
+        """Of each request that ended: its id, how, and its output tokens."""
+
+    @property
+    def finished(self) -> list[int]:
+        """Output tokens of the requests that finished."""
+        return [tokens for _, ending, tokens in self.endings if ending == "finished"]
 
     def on_arrival(self, request: Any, workers: Sequence[Any], now_s: float) -> Placement:
         self.requests.append(request)
@@ -56,7 +62,7 @@ class Fixed:
         return Placement(placement.first, workers[self.later].id, placement.split)
 
     def on_ended(self, request: Any, outcome: Any) -> None:
-        self.finished.append(outcome.output_tokens)
+        self.endings.append((request.id, str(outcome.ending), outcome.output_tokens))
 
 
 @dataclass
@@ -106,6 +112,7 @@ async def stand(
     settings: GatewaySettings = FAST,
     token_s: float = 0.0,
     incremental: bool = False,
+    flow: Flow | None = None,
 ) -> AsyncIterator[Stand]:
     """Workers of these modes, a gateway over them and a client; afterwards nothing may be left."""
     before = asyncio.all_tasks()
@@ -114,6 +121,7 @@ async def stand(
     gateway = Gateway(
         cfg or config(dual="dual" in modes), [WorkerOption.parse(worker.url) for worker in workers], settings
     )
+    gateway.flow = gateway.flow if flow is None else flow
     await gateway.start()
     try:
         async with aiohttp.ClientSession() as client:

@@ -47,6 +47,8 @@ class Relay:
     @property
     def delivered_tokens(self) -> int:
         """Output tokens that the client has got in all."""
+        if not self._client.started:
+            return 0
         now = self._answer.tokens if self._answer is not None and self._part else 0
         return len(self.ids) + now
 
