@@ -8,14 +8,13 @@ from __future__ import annotations
 import asyncio
 from time import monotonic
 
-from pdplugins.contracts.flow import Go, Hold, Refuse, Waiting
+from pdplugins.contracts.flow import Hold, Refuse, Waiting
 from pdplugins.contracts.request import Request
 from pdplugins.contracts.router import Outcome
 from pdplugins.gateway.backends import Backends
 from pdplugins.gateway.errors import FlowRefusedError, GatewayError
 from pdplugins.gateway.metrics import GatewayMetrics
 from pdplugins.runtime.flow import SafeFlow
-
 
 RETRY_S = 1.0
 """After a fault of its own the queue goes on so much later."""
@@ -32,7 +31,7 @@ class AdmissionQueue:
         self._backends = backends
         self._metrics = metrics
         self._ttft_s = ttft_s
-        self._waiting: dict[str, asyncio.Future[None]] = {}
+        self._waiting: dict[str, asyncio.Future[Refuse | None]] = {}
         self._in_service: set[str] = set()
         self._changed = asyncio.Event()
         backends.listen(self._changed.set)
@@ -52,12 +51,14 @@ class AdmissionQueue:
         self._metrics.waiting.set(len(self._flow))
         self._changed.set()
         try:
-            await future
+            refusal = await future
         finally:
             if self._waiting.pop(request.id, None) is not None:
                 self._flow.left(request.id)
                 self._metrics.waiting.set(len(self._flow))
             self._metrics.wait.observe(monotonic() - now_s)
+        if refusal is not None:
+            raise self._error(refusal)
 
     def ended(self, request: Request, outcome: Outcome) -> None:
         """Tell the flow policy how a request ended, whether or not it went on."""
@@ -88,21 +89,21 @@ class AdmissionQueue:
                 return decision.until_s
             self._metrics.waiting.set(len(self._flow))
             future = self._waiting.pop(decision.request_id)
-            if isinstance(decision, Refuse):
-                if not future.done():  # else its client has gone away
-                    future.set_exception(self._error(decision))
+            if future.done():  # its client has gone away
                 continue
-            await self._let_go(decision, future)
+            if isinstance(decision, Refuse):
+                future.set_result(decision)
+                continue
+            self._in_service.add(decision.request_id)
+            future.set_result(None)
+            await self._entered()
 
-    async def _let_go(self, decision: Go, future: asyncio.Future[None]) -> None:
-        """Let a request go on, and return when the books show it: the policy must not see free what it has taken.
+    @staticmethod
+    async def _entered() -> None:
+        """Return when the books show the request that went on: else its place would seem free to the policy.
 
-        It is placed in the first turn of the event loop, and its legs enter the books in the second one.
+        It is placed in the next turn of the event loop, and its legs enter the books in the one after that.
         """
-        if future.done():  # its client has gone away
-            return
-        self._in_service.add(decision.request_id)
-        future.set_result(None)
         await asyncio.sleep(0)
         await asyncio.sleep(0)
 
