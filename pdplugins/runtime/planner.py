@@ -13,7 +13,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from enum import StrEnum
 from pathlib import Path
 
 from pdplugins.config import Choice, Config, settings_of
@@ -22,9 +21,12 @@ from pdplugins.contracts.planner import Planner, PlannerView, ScalePlan
 from pdplugins.contracts.workers import Pool
 from pdplugins.policies._common import fit_pools
 from pdplugins.registry import Registry
+from pdplugins.runtime import decision as decisions
 from pdplugins.runtime.assembly import build_deployment, build_planner
+from pdplugins.runtime.decision import Fault, Journal, Kind
 from pdplugins.runtime.decision_log import DecisionLog
-from pdplugins.runtime.metrics import PlannerMetrics
+from pdplugins.runtime.journal import StandardJournal
+from pdplugins.runtime.metrics import Metrics
 
 log = logging.getLogger("pdplugins.planner")
 
@@ -32,25 +34,6 @@ STALE_INTERVALS = 3.0
 """Planner intervals without traffic metrics after which the last plan holds."""
 LOG_EVERY = 100
 """After the first one, every how manyth error of a kind is logged."""
-
-
-class Fault(StrEnum):
-    """Why the last good plan holds."""
-
-    POLICY_ERROR = "policy_error"
-    """The policy raised."""
-    UNSAFE_PLAN = "unsafe_plan"
-    """The policy's answer is not a plan, or has fewer than one worker of a role."""
-    OVER_BUDGET = "over_budget"
-    """The policy's answer needs more GPUs than there are; it was cut to fit, nothing else held."""
-    BAD_METRICS = "bad_metrics"
-    """The host's metrics are not numbers, or impossible ones."""
-    STALE_METRICS = "stale_metrics"
-    """The clock stands still, or traffic metrics stayed away."""
-    OBSERVATION = "observation"
-    """The door could not read what the host said."""
-    DECISION_LOG = "decision_log"
-    """The decision could not be logged; it was taken all the same."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,14 +60,12 @@ class GuardedPlanner:
         deployment: Deployment,
         *,
         initial: ScalePlan,
-        decisions: DecisionLog | None = None,
-        metrics: PlannerMetrics | None = None,
+        journal: Journal | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._planner = planner
         self.deployment = deployment
-        self._decisions = decisions
-        self._metrics = metrics
+        self._journal = journal
         self._clock = clock
         self._last = initial
         self._decided = False
@@ -125,7 +106,7 @@ class GuardedPlanner:
         try:
             good = _checked(plan)
         except (TypeError, ValueError) as error:
-            return self._hold(Fault.UNSAFE_PLAN, str(error), view=view, step_s=step_s)
+            return self._hold(Fault.UNSAFE_ANSWER, str(error), view=view, step_s=step_s)
         fitted = fit_budget(good, self.deployment)
         fault = None if fitted is good else Fault.OVER_BUDGET
         if fault is not None:
@@ -139,8 +120,8 @@ class GuardedPlanner:
 
     def close(self) -> None:
         """Close the decision log."""
-        if self._decisions is not None:
-            self._decisions.close()
+        if isinstance(self._journal, StandardJournal):
+            self._journal.close()
 
     def _unusable(self, view: PlannerView) -> tuple[Fault, str] | None:
         for name, value in _numbers(view):
@@ -173,20 +154,16 @@ class GuardedPlanner:
         return self._answer(Decision(plan, fault, step_s), view)
 
     def _answer(self, decision: Decision, view: PlannerView | None) -> Decision:
-        if self._metrics is not None:
-            self._metrics.record(decision, before=self._last, view=view)
-        if self._decisions is not None:
-            try:
-                self._decisions.write(decision, view)
-            except (OSError, ValueError, TypeError) as error:
-                self._count(Fault.DECISION_LOG, f"decision log not written ({error})")
+        if self._journal is not None:
+            answer = decisions.Decision(Kind.PLANNER, decision.plan, decision.fault, decision.step_s)
+            self._journal.decided(answer, {"view": view})
         self._last = decision.plan
         return decision
 
     def _count(self, fault: Fault, why: str, error: Exception | None = None) -> None:
         self.faults[fault] += 1
-        if self._metrics is not None:
-            self._metrics.fault(fault)
+        if self._journal is not None:
+            self._journal.fault(Kind.PLANNER, fault, why, error)
         seen = self.faults[fault]
         if seen == 1 or seen % LOG_EVERY == 0:
             log.warning("%s (%d so far): %s", fault, seen, why, exc_info=error if seen == 1 else None)
@@ -197,7 +174,7 @@ def build_guarded(
     *,
     registry: Registry | None = None,
     decision_log: Path | None = None,
-    metrics: PlannerMetrics | None = None,
+    metrics: Metrics | None = None,
 ) -> GuardedPlanner:
     """Build the planner that `config` names, guarded, starting from the config's own pools.
 
@@ -207,10 +184,11 @@ def build_guarded(
     planner = build_planner(config, deployment, registry)
     pools = config.deployment
     initial = ScalePlan(pools.prefill.replicas, pools.decode.replicas, "workers at start")
-    decisions = None
+    log = None
     if decision_log is not None:
-        decisions = DecisionLog(decision_log, _with_defaults(config, registry), deployment, initial)
-    return GuardedPlanner(planner, deployment, initial=initial, decisions=decisions, metrics=metrics)
+        log = DecisionLog(decision_log, _with_defaults(config, registry), deployment, initial)
+    journal = StandardJournal(log, [metrics] if metrics else (), initial=initial)
+    return GuardedPlanner(planner, deployment, initial=initial, journal=journal)
 
 
 def _with_defaults(config: Config, registry: Registry | None) -> Config:

@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 
 from pdplugins.config import Config
 from pdplugins.errors import ConfigError
-from pdplugins.runtime.decision_log import DecisionLog, read
-from pdplugins.runtime.planner import Decision, Fault
+from pdplugins.runtime.decision import Decision, Fault, Kind
+from pdplugins.runtime.decision_log import DecisionLog
+from pdplugins.runtime.decision_reader import read
 from pdplugins.types import Deployment, PlannerView, Pool, ScalePlan, Traffic, WorkerLoad
 
 START = ScalePlan(1, 1, "start")
@@ -31,6 +32,10 @@ plans = st.builds(
 )
 
 
+def planned(plan: ScalePlan, fault: Fault | None = None, step_s: float = 0.0) -> Decision[ScalePlan]:
+    return Decision(Kind.PLANNER, plan, fault, step_s)
+
+
 def opened(path: Path, config: Config, deployment: Deployment) -> DecisionLog:
     return DecisionLog(path, config, deployment, START, clock=lambda: 1_700_000_000.25)
 
@@ -44,7 +49,7 @@ def test_what_is_written_reads_back_exactly(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("pdplugins.runtime.decision_log._limits", lambda deployment: {})
         with DecisionLog(path, Config(), deployment, START) as log:
-            log.write(Decision(plan, fault, 0.25), view)
+            log.write(planned(plan, fault, 0.25), {"view": view})
     (run,) = read(path)
     (entry,) = run.entries
     assert entry.view == view
@@ -56,7 +61,7 @@ def test_what_is_written_reads_back_exactly(
 def test_nan_survives(tmp_path: Path, config: Config, deployment: Deployment) -> None:
     view = PlannerView(1.0, Traffic(5.0, math.nan), Pool(1), Pool(1))
     with opened(tmp_path / "d", config, deployment) as log:
-        log.write(Decision(START, Fault.BAD_METRICS, 0.0), view)
+        log.write(planned(START, Fault.BAD_METRICS), {"view": view})
     entry = read(tmp_path / "d")[0].entries[0]
     assert entry.view is not None
     assert entry.view.traffic is not None
@@ -66,7 +71,7 @@ def test_nan_survives(tmp_path: Path, config: Config, deployment: Deployment) ->
 def test_the_header_tells_all_that_a_replay_needs(tmp_path: Path, config: Config, deployment: Deployment) -> None:
     opened(tmp_path / "d", config, deployment).close()
     header = json.loads((tmp_path / "d").read_text())
-    assert header["schema"] == 1
+    assert header["schema"] == 2
     assert header["at"] == "2023-11-14T22:13:20.250Z"
     assert header["planner"] == "scripted"
     assert Config.model_validate(header["config"]) == config
@@ -77,7 +82,7 @@ def test_the_header_tells_all_that_a_replay_needs(tmp_path: Path, config: Config
 
 def test_every_line_is_on_disk_at_once(tmp_path: Path, config: Config, deployment: Deployment) -> None:
     log = opened(tmp_path / "d", config, deployment)
-    log.write(Decision(START, None, 0.0), None)
+    log.write(planned(START), {"view": None})
     assert len(read(tmp_path / "d")[0].entries) == 1
     log.close()
 
@@ -85,12 +90,12 @@ def test_every_line_is_on_disk_at_once(tmp_path: Path, config: Config, deploymen
 def test_a_line_torn_by_a_crash_costs_only_itself(tmp_path: Path, config: Config, deployment: Deployment) -> None:
     path = tmp_path / "d"
     with opened(path, config, deployment) as log:
-        log.write(Decision(START, None, 0.0), None)
-        log.write(Decision(START, None, 0.0), None)
+        log.write(planned(START), {"view": None})
+        log.write(planned(START), {"view": None})
     path.write_bytes(path.read_bytes()[:-20])
     assert [len(run.entries) for run in read(path)] == [1]
     with opened(path, config, deployment) as log:
-        log.write(Decision(ScalePlan(5, 5, "after"), None, 0.0), None)
+        log.write(planned(ScalePlan(5, 5, "after")), {"view": None})
     first, second = read(path)
     assert [entry.plan.reason for entry in (*first.entries, *second.entries)] == ["start", "after"]
 
@@ -100,7 +105,7 @@ def test_a_line_torn_by_a_crash_costs_only_itself(tmp_path: Path, config: Config
     [
         ("", "no run in it; name a decision log"),
         ("hello\nworld\n", "no run in it; name a decision log"),
-        ('{"schema": 99}\n', ":1: schema 99; this pdplugins reads schema 1"),
+        ('{"schema": 99}\n', ":1: schema 99; this pdplugins reads schemas 1 and 2"),
         ('{"schema": 1}\n{"at": 1}\n', r":2: not a line of a decision log \('view'\)"),
         ('{"schema": 1}\nxx\n{"at": 1}\n', ":2: not a line of a decision log"),
         ('{"at": 1}\n', ":1: not a line of a decision log"),

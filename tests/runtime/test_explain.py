@@ -13,9 +13,10 @@ import typer
 from typer.testing import CliRunner
 
 from pdplugins import config as configs
-from pdplugins.hosts import plugin
-from pdplugins.runtime.decision_log import read
-from pdplugins.runtime.planner import Fault, build_guarded
+from pdplugins.runtime import commands
+from pdplugins.runtime.decision import Fault
+from pdplugins.runtime.decision_reader import read
+from pdplugins.runtime.planner import build_guarded
 from pdplugins.types import PlannerView, Pool, Traffic
 
 See = Callable[..., PlannerView]
@@ -23,7 +24,8 @@ See = Callable[..., PlannerView]
 
 def cli(*arguments: str) -> tuple[int, str]:
     app = typer.Typer()
-    plugin.pd_register_commands(app)
+    app.callback()(lambda: None)  # so that the only command keeps its name
+    commands.pd_register_commands(app)
     done = CliRunner().invoke(app, ["explain", *arguments])
     return done.exit_code, done.output
 
@@ -54,8 +56,8 @@ def test_the_log_of_a_run_replays_to_the_same_decisions(log: Path) -> None:
 def test_a_decision_that_comes_out_differently_is_shown_and_fails(log: Path) -> None:
     lines = log.read_text().splitlines()
     line = json.loads(lines[2])
-    assert line["plan"]["prefill"] == 3
-    line["plan"]["prefill"] = 4
+    assert line["answer"]["prefill"] == 3
+    line["answer"]["prefill"] = 4
     log.write_text("\n".join([*lines[:2], json.dumps(line), *lines[3:]]) + "\n")
     code, output = cli(str(log), "--verify")
     assert code == 1

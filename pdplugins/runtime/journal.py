@@ -1,0 +1,154 @@
+"""The journal that hosts give to safe policies: decision log, metrics and counts, for all kinds in one process.
+
+Every decision of planners and power controllers is kept. Routers, flow policies and batch schedulers decide up to
+thousands of times a second, so of theirs one in `Sampling.every` is kept, and besides every refusal and every fault,
+but no more than `Sampling.most_per_s` lines a second. A decision that is not kept is counted, at a cost below a
+microsecond.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pdplugins.contracts.flow import Refuse
+from pdplugins.contracts.planner import ScalePlan
+from pdplugins.runtime.decision import Decision, Fault, Kind
+from pdplugins.runtime.decision_log import DecisionLog
+from pdplugins.runtime.metrics import Metrics
+from pdplugins.runtime.records import WHOLE
+
+log = logging.getLogger("pdplugins.journal")
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """Which decisions are kept of the kinds that decide thousands of times a second."""
+
+    every: int = 100
+    """One in so many; 1 keeps all that `most_per_s` allows."""
+    most_per_s: int = 50
+    """Lines a second, over these kinds together."""
+
+
+class _Tally:
+    """The decisions of one kind."""
+
+    __slots__ = ("before", "decisions", "every", "left", "metrics")
+
+    def __init__(self, every: int, metrics: Metrics | None, before: ScalePlan | None) -> None:
+        self.decisions = 0
+        self.every = every
+        self.left = every
+        """Decisions until the next one that is kept, itself included."""
+        self.metrics = metrics
+        self.before = before
+        """The planner's plan that holds."""
+
+
+class StandardJournal:
+    """Writes to a decision log and to metrics, where they are given. Never raises. For one thread.
+
+    :param metrics: those of the kinds that decide in this process.
+    :param initial: the planner's plan before its first decision.
+    :param clock: seconds, for `Sampling.most_per_s`.
+    """
+
+    def __init__(
+        self,
+        decision_log: DecisionLog | None = None,
+        metrics: Iterable[Metrics] = (),
+        *,
+        sampling: Sampling = Sampling(),
+        initial: ScalePlan | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._log = decision_log
+        self._most_per_s = sampling.most_per_s
+        self._clock = clock
+        self._second = -1
+        self._kept_in_second = 0
+        self.faults: Counter[tuple[Kind, Fault]] = Counter()
+        by_kind = {each.kind: each for each in metrics}
+        often = sampling.every if decision_log is not None else sys.maxsize
+        self._tallies = {
+            kind: _Tally(1 if kind in WHOLE else often, by_kind.get(kind), initial if kind is Kind.PLANNER else None)
+            for kind in Kind
+        }
+
+    def skips(self, kind: Kind, step_s: float) -> bool:
+        """Count a decision that went well and return True, unless it is to be kept: then hand it to `decided`."""
+        tally = self._tallies[kind]
+        if tally.left <= 1:
+            return False
+        tally.left -= 1
+        tally.decisions += 1
+        if tally.metrics is not None:
+            tally.metrics.decided(step_s)
+        return True
+
+    def decided(self, decision: Decision[Any], seen: Mapping[str, Any]) -> None:
+        """Count a decision, show it in the metrics, and log it if it is one to keep."""
+        tally = self._tallies[decision.kind]
+        tally.decisions += 1
+        tally.left -= 1
+        try:
+            self._measure(tally, decision, seen)
+            if self._log is not None and self._keeps(tally, decision):
+                self._log.write(decision, seen, tally.decisions)
+        except Exception as error:  # a full disk or an odd object in what was seen; the decision stands all the same
+            self._unwritten(decision.kind, error)
+
+    def fault(self, kind: Kind, fault: Fault, why: str, error: Exception | None = None) -> None:
+        """Count a fault. The policy's safe wrapper logs it."""
+        self.faults[kind, fault] += 1
+        if (metrics := self._tallies[kind].metrics) is not None:
+            metrics.fault(fault)
+
+    def signals(self, kind: Kind, signals: Mapping[str, float]) -> None:
+        """Show the numbers that a part tells the others."""
+        if (metrics := self._tallies[kind].metrics) is not None:
+            metrics.signals(signals)
+
+    def decisions(self, kind: Kind) -> int:
+        """Return how many decisions there were, kept or not."""
+        return self._tallies[kind].decisions
+
+    def close(self) -> None:
+        """Close the decision log."""
+        if self._log is not None:
+            self._log.close()
+
+    def _measure(self, tally: _Tally, decision: Decision[Any], seen: Mapping[str, Any]) -> None:
+        if tally.metrics is None:
+            return
+        tally.metrics.decided(decision.step_s)
+        if isinstance(decision.answer, ScalePlan):
+            tally.metrics.scaled(decision.answer, tally.before, seen.get("view"))
+            tally.before = decision.answer
+
+    def _keeps(self, tally: _Tally, decision: Decision[Any]) -> bool:
+        if decision.kind in WHOLE:
+            return True
+        due = tally.left <= 0
+        if due:
+            tally.left = tally.every
+        if not due and decision.fault is None and not isinstance(decision.answer, Refuse):
+            return False
+        second = int(self._clock())
+        if second != self._second:
+            self._second, self._kept_in_second = second, 0
+        self._kept_in_second += 1
+        return self._kept_in_second <= self._most_per_s
+
+    def _unwritten(self, kind: Kind, error: Exception) -> None:
+        self.fault(kind, Fault.DECISION_LOG, str(error))
+        if sum(self.faults[each, Fault.DECISION_LOG] for each in Kind) == 1:
+            log.warning(
+                "decision log not written (%s: %s); further errors are only counted", type(error).__name__, error
+            )
