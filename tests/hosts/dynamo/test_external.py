@@ -18,7 +18,7 @@ import pytest
 from pdplugins.config import Config
 from pdplugins.errors import HostError
 from pdplugins.runtime.decision_log import read
-from pdplugins.runtime.explain import verify
+from pdplugins.runtime.replaying import verify
 from pdplugins.runtime.planner import build_guarded
 
 pytestmark = pytest.mark.dynamo

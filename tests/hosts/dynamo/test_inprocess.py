@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 from pdplugins.runtime.decision_log import read
-from pdplugins.runtime.explain import verify
+from pdplugins.runtime.replaying import verify
 
 Start = Callable[..., Any]
 pytestmark = pytest.mark.dynamo
