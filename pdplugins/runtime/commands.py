@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from pdplugins import hookimpl
-from pdplugins.runtime.decision import Kind
+from pdplugins.contracts.kinds import Kind
 
 
 @hookimpl

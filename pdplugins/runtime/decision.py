@@ -7,15 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Generic, Protocol, TypeVar
 
-
-class Kind(StrEnum):
-    """The kinds of policy. The value is the key in a config file."""
-
-    PLANNER = "planner"
-    ROUTER = "router"
-    FLOW = "flow"
-    BATCH_SCHEDULER = "batch_scheduler"
-    POWER = "power"
+from pdplugins.contracts.kinds import Kind
 
 
 class Fault(StrEnum):
@@ -60,9 +52,9 @@ class Journal(Protocol):
 
     What `seen` holds is passed as it is and turned into plain data only when it is kept. Names by kind:
 
-    * planner: ``view`` (None when the host could not make out what it saw);
+    * planner: ``view`` (None when the host could not make out what it saw), ``before`` (the plan that held);
     * router: ``request``, ``workers``, ``now_s``, and ``placement`` when it is asked again after prefill;
-    * flow: ``waiting`` (how many), ``head`` (the first `Waiting`), ``now_s``;
+    * flow: ``waiting`` (how many), ``head`` (the first `Waiting`), ``workers``, ``in_service``, ``now_s``;
     * batch scheduler: ``view``, ``now_s``;
     * power: ``gpus``, ``view``.
     """
@@ -80,4 +72,8 @@ class Journal(Protocol):
 
     def fault(self, kind: Kind, fault: Fault, why: str, error: Exception | None = None) -> None:
         """Count a fault, whether or not it changed a decision."""
+        ...
+
+    def close(self) -> None:
+        """Let go of files."""
         ...

@@ -8,11 +8,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from pdplugins.contracts.kinds import Kind
 from pdplugins.contracts.planner import PlannerView, ScalePlan, Traffic
 from pdplugins.contracts.power import Flip, GpuView, PowerPlan
 from pdplugins.contracts.workers import Pool, Role, WorkerLoad
 from pdplugins.errors import ConfigError
-from pdplugins.runtime.decision import Kind
 from pdplugins.runtime.decision_log import SCHEMA, old_part
 from pdplugins.runtime.records import WHOLE
 

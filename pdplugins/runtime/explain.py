@@ -7,8 +7,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from pdplugins.contracts.kinds import Kind
 from pdplugins.contracts.planner import ScalePlan
-from pdplugins.runtime.decision import Kind
 from pdplugins.runtime.decision_reader import Entry, Run, read
 from pdplugins.runtime.records import WHOLE, cut
 from pdplugins.runtime.telling import pools_text, told

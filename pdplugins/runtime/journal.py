@@ -14,11 +14,16 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+from pdplugins.config import CHOICES, Config, with_defaults
+from pdplugins.contracts.deployment import Deployment
 from pdplugins.contracts.flow import Refuse
+from pdplugins.contracts.kinds import Kind
 from pdplugins.contracts.planner import ScalePlan
-from pdplugins.runtime.decision import Decision, Fault, Kind
+from pdplugins.registry import Registry
+from pdplugins.runtime.decision import Decision, Fault
 from pdplugins.runtime.decision_log import DecisionLog
 from pdplugins.runtime.metrics import Metrics
 from pdplugins.runtime.records import WHOLE
@@ -39,23 +44,20 @@ class Sampling:
 class _Tally:
     """The decisions of one kind."""
 
-    __slots__ = ("before", "decisions", "every", "left", "metrics")
+    __slots__ = ("decisions", "every", "left", "metrics")
 
-    def __init__(self, every: int, metrics: Metrics | None, before: ScalePlan | None) -> None:
+    def __init__(self, every: int, metrics: Metrics | None) -> None:
         self.decisions = 0
         self.every = every
         self.left = every
         """Decisions until the next one that is kept, itself included."""
         self.metrics = metrics
-        self.before = before
-        """The planner's plan that holds."""
 
 
 class StandardJournal:
     """Writes to a decision log and to metrics, where they are given. Never raises. For one thread.
 
     :param metrics: those of the kinds that decide in this process.
-    :param initial: the planner's plan before its first decision.
     :param clock: seconds, for `Sampling.most_per_s`.
     """
 
@@ -65,7 +67,6 @@ class StandardJournal:
         metrics: Iterable[Metrics] = (),
         *,
         sampling: Sampling = Sampling(),
-        initial: ScalePlan | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._log = decision_log
@@ -76,10 +77,7 @@ class StandardJournal:
         self.faults: Counter[tuple[Kind, Fault]] = Counter()
         by_kind = {each.kind: each for each in metrics}
         often = sampling.every if decision_log is not None else sys.maxsize
-        self._tallies = {
-            kind: _Tally(1 if kind in WHOLE else often, by_kind.get(kind), initial if kind is Kind.PLANNER else None)
-            for kind in Kind
-        }
+        self._tallies = {kind: _Tally(1 if kind in WHOLE else often, by_kind.get(kind)) for kind in Kind}
 
     def skips(self, kind: Kind, step_s: float) -> bool:
         """Count a decision that went well and return True, unless it is to be kept: then hand it to `decided`."""
@@ -129,8 +127,7 @@ class StandardJournal:
             return
         tally.metrics.decided(decision.step_s)
         if isinstance(decision.answer, ScalePlan):
-            tally.metrics.scaled(decision.answer, tally.before, seen.get("view"))
-            tally.before = decision.answer
+            tally.metrics.scaled(decision.answer, seen.get("before"), seen.get("view"))
 
     def _keeps(self, tally: _Tally, decision: Decision[Any]) -> bool:
         if decision.kind in WHOLE:
@@ -152,3 +149,31 @@ class StandardJournal:
             log.warning(
                 "decision log not written (%s: %s); further errors are only counted", type(error).__name__, error
             )
+
+
+def build_journal(
+    config: Config,
+    deployment: Deployment,
+    registry: Registry | None = None,
+    *,
+    initial: ScalePlan | None = None,
+    decision_log: Path | None = None,
+    metrics: Iterable[Metrics] = (),
+) -> StandardJournal:
+    """Build the journal of one process. Raises ConfigError when the decision log cannot be written.
+
+    :param initial: the planner's plan before its first decision, where this process has a planner.
+    :param decision_log: where to log decisions, None for nowhere. One process writes one file.
+    """
+    wanted = config.decision_log
+    log = None
+    if decision_log is not None:
+        whole = _with_defaults(config, registry)
+        log = DecisionLog(decision_log, whole, deployment, initial, most_bytes=wanted.most_mb * 2**20)
+    return StandardJournal(log, metrics, sampling=Sampling(wanted.sample, wanted.most_per_s))
+
+
+def _with_defaults(config: Config, registry: Registry | None) -> Config:
+    """Fill in the defaults of all choices, so that a log replays the same when a later version has others."""
+    chosen = {key: choice for key in CHOICES if (choice := getattr(config, key)) is not None}
+    return config.model_copy(update={k: with_defaults(config, k, choice, registry) for k, choice in chosen.items()})

@@ -15,10 +15,11 @@ from prometheus_client import REGISTRY, CollectorRegistry, start_http_server
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from pdplugins.contracts.kinds import Kind
 from pdplugins.contracts.planner import PlannerView, ScalePlan
 from pdplugins.contracts.workers import Role
 from pdplugins.errors import HostError
-from pdplugins.runtime.decision import Fault, Kind
+from pdplugins.runtime.decision import Fault
 
 SLOW_BUCKETS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0)
 """Of policies that decide every few seconds."""

@@ -16,9 +16,9 @@ from typing import Any
 
 from pdplugins.contracts.batching import BatchView
 from pdplugins.contracts.flow import Go, Hold, Refuse
+from pdplugins.contracts.kinds import Kind
 from pdplugins.contracts.request import Request
 from pdplugins.contracts.workers import WorkerLoad, WorkerView
-from pdplugins.runtime.decision import Kind
 
 WHOLE = frozenset({Kind.PLANNER, Kind.POWER})
 """The kinds of which every decision is kept as it was, so that a run can be replayed."""
@@ -31,11 +31,11 @@ _LOAD_FIELDS = tuple(field.name for field in fields(WorkerLoad) if field.name !=
 
 def seen_data(kind: Kind, seen: Mapping[str, Any], answer: object) -> dict[str, Any]:
     """Return what a policy saw as plain data."""
-    if kind in WHOLE:
-        return {name: exact(value) for name, value in seen.items()}
+    if kind in WHOLE:  # the plan before is in the line before
+        return {name: exact(value) for name, value in seen.items() if name != "before"}
     data = {name: plain(value) for name, value in seen.items() if name != "workers"}
     if (workers := seen.get("workers")) is not None:
-        data["workers"] = _candidates(workers, seen.get("request"), answer)
+        data["workers"] = _candidates(workers, seen.get("request"), answer) if kind is Kind.ROUTER else len(workers)
     return data
 
 

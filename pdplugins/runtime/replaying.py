@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from pdplugins.config import parse
+from pdplugins.contracts.kinds import Kind
 from pdplugins.contracts.planner import ScalePlan
 from pdplugins.errors import ConfigError
 from pdplugins.registry import Registry
 from pdplugins.runtime.assembly import build_deployment, build_planner
-from pdplugins.runtime.decision import Kind
 from pdplugins.runtime.decision_reader import Entry, Run, read
-from pdplugins.runtime.planner import GuardedPlanner
+from pdplugins.runtime.planner import SafePlanner
 from pdplugins.runtime.records import WHOLE
 from pdplugins.runtime.telling import told
 
@@ -65,13 +65,13 @@ def _planner(run: Run, registry: Registry | None) -> Iterator[tuple[Entry, Any]]
     deployment = build_deployment(config, registry)
     if run.initial is None:
         raise ConfigError("the log's header has no pools at start; it cannot be replayed")
-    planner = GuardedPlanner(build_planner(config, deployment, registry), deployment, initial=run.initial)
+    planner = SafePlanner(build_planner(config, deployment, registry), deployment, initial=run.initial)
     for entry in run.kind(Kind.PLANNER):
         if entry.view is None:
             last = planner.last
             yield entry, ScalePlan(last.prefill, last.decode, entry.plan.reason, entry.plan.signals)
         else:
-            yield entry, planner.decide(entry.view).plan
+            yield entry, planner.plan(entry.view)
 
 
 _REPLAY = {Kind.PLANNER: _planner}

@@ -22,9 +22,10 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from pdplugins.contracts.kinds import Kind
 from pdplugins.contracts.signals import HearsSignals, Signals
 from pdplugins.errors import ConfigError
-from pdplugins.runtime.decision import Fault, Kind
+from pdplugins.runtime.decision import Fault
 from pdplugins.runtime.journal import StandardJournal
 
 log = logging.getLogger("pdplugins.signals")

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from pdplugins.contracts.kinds import Kind
 from pdplugins.contracts.planner import ScalePlan, Traffic
 from pdplugins.contracts.power import GpuView, PowerPlan
 from pdplugins.contracts.workers import Pool
-from pdplugins.runtime.decision import Kind
 from pdplugins.runtime.decision_reader import Entry
 
 Told = tuple[str, list[tuple[str, str]]]

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 
 from pdplugins.config import Config
-from pdplugins.runtime.decision import Decision, Fault, Journal, Kind
+from pdplugins.contracts.kinds import Kind
+from pdplugins.runtime.decision import Decision, Fault, Journal
 from pdplugins.runtime.decision_log import DecisionLog
 from pdplugins.runtime.decision_reader import Entry, read
 from pdplugins.runtime.journal import Sampling, StandardJournal
@@ -197,10 +198,11 @@ def test_a_disk_error_is_counted_and_logged_once_and_the_log_goes_on(
     registry = CollectorRegistry()
     writing, kept = journal(metrics=[Metrics(Kind.PLANNER, registry)])
     assert writing._log is not None
-    good, writing._log._file = writing._log._file, Path("/dev/full").open("ab", buffering=0)
-    for _ in range(3):
-        writing.decided(Decision(Kind.PLANNER, ScalePlan(2, 1, "a")), {"view": VIEW})
-    writing._log._file.close()
+    good = writing._log._file
+    with Path("/dev/full").open("ab", buffering=0) as full:
+        writing._log._file = full
+        for _ in range(3):
+            writing.decided(Decision(Kind.PLANNER, ScalePlan(2, 1, "a")), {"view": VIEW})
     writing._log._file = good
     writing.decided(Decision(Kind.PLANNER, ScalePlan(2, 1, "b")), {"view": VIEW})
     assert writing.faults[Kind.PLANNER, Fault.DECISION_LOG] == 3

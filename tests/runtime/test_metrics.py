@@ -8,8 +8,9 @@ import urllib.request
 import pytest
 from prometheus_client import CollectorRegistry
 
+from pdplugins.contracts.kinds import Kind
 from pdplugins.errors import HostError
-from pdplugins.runtime.decision import Fault, Kind
+from pdplugins.runtime.decision import Fault
 from pdplugins.runtime.metrics import Metrics
 
 

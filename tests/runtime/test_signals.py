@@ -17,9 +17,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 
+from pdplugins.contracts.kinds import Kind
 from pdplugins.errors import ConfigError
 from pdplugins.runtime import signals
-from pdplugins.runtime.decision import Fault, Kind
+from pdplugins.runtime.decision import Fault
 from pdplugins.runtime.journal import StandardJournal
 from pdplugins.runtime.metrics import Metrics
 from pdplugins.runtime.signals import SignalBoard, connect

@@ -22,7 +22,7 @@ from typing import Any
 import pytest
 import yaml
 
-from pdplugins.runtime.decision_log import read
+from pdplugins.runtime.decision_reader import read
 from pdplugins.runtime.replaying import verify
 
 pytestmark = [
