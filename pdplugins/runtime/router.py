@@ -6,7 +6,7 @@ A router that raises, or whose answer cannot be followed, is replaced for that r
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Container
 from time import perf_counter_ns
 from typing import Any
 
@@ -94,7 +94,7 @@ class SafeRouter(SafePolicy):
                 and split >= 0
                 and answer.reason.__class__ is str
             ):
-                if self._journal is not None:
+                if self._journal is not None and not self._journal.skips(Kind.ROUTER, took * 1e-9):
                     self._decided(answer, None, took, request, workers, now_s)
                 return answer
         except Exception as error:  # whatever a policy does, serving goes on
@@ -130,8 +130,8 @@ class SafeRouter(SafePolicy):
                 and answer.split == placement.split
                 and answer.reason.__class__ is str
             ):
-                if self._journal is not None:
-                    self._decided(answer, None, took, request, workers, now_s)
+                if self._journal is not None and not self._journal.skips(Kind.ROUTER, took * 1e-9):
+                    self._decided(answer, None, took, request, workers, now_s, open_placement=placement)
                 return answer
         except Exception as error:
             took = clock() - began
@@ -140,10 +140,10 @@ class SafeRouter(SafePolicy):
             fault, second, reason = self._second(answer, usable)
         if second is None:
             second = self._least_loaded(request, workers, now_s, usable).second
-        placement = Placement(placement.first, second, placement.split, reason)
+        closed = Placement(placement.first, second, placement.split, reason)
         if self._journal is not None:
-            self._decided(placement, fault, took, request, workers, now_s)
-        return placement
+            self._decided(closed, fault, took, request, workers, now_s, open_placement=placement)
+        return closed
 
     def on_ended(self, request: Request, outcome: Outcome) -> None:
         """Tell a router that learns from outcomes how a request ended. Never raises."""
@@ -228,10 +228,19 @@ class SafeRouter(SafePolicy):
         return Fault.UNKNOWN_WORKER
 
     def _decided(
-        self, placement: Placement, fault: Fault | None, took_ns: int, request: Request, workers: Workers, now_s: float
+        self,
+        placement: Placement,
+        fault: Fault | None,
+        took_ns: int,
+        request: Request,
+        workers: Workers,
+        now_s: float,
+        open_placement: Placement | None = None,
     ) -> None:
         """Tell the journal, which is there."""
-        seen: Mapping[str, Any] = {"request": request, "workers": workers, "now_s": now_s}
+        seen: dict[str, Any] = {"request": request, "workers": workers, "now_s": now_s}
+        if open_placement is not None:
+            seen["placement"] = open_placement
         journal = self._journal
         assert journal is not None  # noqa: S101 - callers looked
         journal.decided(Decision(Kind.ROUTER, placement, fault, took_ns / 1e9), seen)
