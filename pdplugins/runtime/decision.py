@@ -56,7 +56,7 @@ class Journal(Protocol):
     * router: ``request``, ``workers``, ``now_s``, and ``placement`` when it is asked again after prefill;
     * flow: ``waiting`` (how many), ``head`` (the first `Waiting`), ``workers``, ``in_service``, ``now_s``;
     * batch scheduler: ``view``, ``now_s``;
-    * power: ``gpus``, ``view``.
+    * power: ``gpus``, ``view``, ``budget_w`` (what all caps together may be).
     """
 
     def skips(self, kind: Kind, step_s: float) -> bool:

@@ -143,9 +143,8 @@ def _typed(entry: Entry) -> Entry:
     if entry.kind is Kind.PLANNER:
         return replace(entry, seen={"view": view}, answer=ScalePlan(**entry.answer))
     gpus = tuple(GpuView(**{**gpu, "role": Role(gpu["role"])}) for gpu in entry.seen["gpus"])
-    return replace(
-        entry, seen={"gpus": gpus, "view": view}, answer=None if entry.answer is None else _power_plan(entry.answer)
-    )
+    seen = {"gpus": gpus, "view": view, "budget_w": entry.seen.get("budget_w")}
+    return replace(entry, seen=seen, answer=None if entry.answer is None else _power_plan(entry.answer))
 
 
 def _power_plan(data: Mapping[str, Any]) -> PowerPlan:

@@ -13,13 +13,16 @@ from pathlib import Path
 from typing import Any
 
 from pdplugins.config import parse
+from pdplugins.contracts.deployment import Deployment
 from pdplugins.contracts.kinds import Kind
 from pdplugins.contracts.planner import ScalePlan
 from pdplugins.errors import ConfigError
 from pdplugins.registry import Registry
-from pdplugins.runtime.assembly import build_deployment, build_planner
+from pdplugins.runtime.assembly import build_deployment
 from pdplugins.runtime.decision_reader import Entry, Run, read
 from pdplugins.runtime.planner import SafePlanner
+from pdplugins.runtime.policies import Policies, build_policies
+from pdplugins.runtime.power import SafePowerController
 from pdplugins.runtime.records import WHOLE
 from pdplugins.runtime.telling import told
 
@@ -50,22 +53,23 @@ def verified(path: Path) -> tuple[bool, list[str]]:
 
 def verify(run: Run, kind: Kind = Kind.PLANNER, registry: Registry | None = None) -> Difference | None:
     """Replay what one kind of policy saw through a policy built from the run's header; return the first difference."""
-    for entry, answer in _REPLAY[kind](run, registry):
+    config = parse(run.header["config"], "config in the log's header", registry)
+    deployment = build_deployment(config, registry)
+    for entry, answer in _REPLAY[kind](run, build_policies(config, deployment, registry), deployment):
         if _text(answer) != _text(entry.answer):
             return Difference(entry, replace(entry, answer=answer))
     return None
 
 
-def _planner(run: Run, registry: Registry | None) -> Iterator[tuple[Entry, Any]]:
+def _planner(run: Run, policies: Policies, deployment: Deployment) -> Iterator[tuple[Entry, Any]]:
     """Yield each decision with what the planner answers now.
 
     Where the host could not make out what it saw there is no view; then only the pools are compared.
     """
-    config = parse(run.header["config"], "config in the log's header", registry)
-    deployment = build_deployment(config, registry)
-    if run.initial is None:
-        raise ConfigError("the log's header has no pools at start; it cannot be replayed")
-    planner = SafePlanner(build_planner(config, deployment, registry), deployment, initial=run.initial)
+    policy = policies.planner()
+    if policy is None or run.initial is None:
+        raise ConfigError("the log's header has no planner or no pools at start; it cannot be replayed")
+    planner = SafePlanner(policy, deployment, initial=run.initial)
     for entry in run.kind(Kind.PLANNER):
         if entry.view is None:
             last = planner.last
@@ -74,15 +78,23 @@ def _planner(run: Run, registry: Registry | None) -> Iterator[tuple[Entry, Any]]
             yield entry, planner.plan(entry.view)
 
 
-_REPLAY = {Kind.PLANNER: _planner}
+def _power(run: Run, policies: Policies, deployment: Deployment) -> Iterator[tuple[Entry, Any]]:
+    """Yield each decision with what the power controller answers now."""
+    entries = run.kind(Kind.POWER)
+    if (policy := policies.power()) is None:
+        raise ConfigError("the log's header has no power controller; it cannot be replayed")
+    controller = SafePowerController(policy, deployment, budget_w=entries[0].seen["budget_w"])
+    for entry in entries:
+        yield entry, None if entry.view is None else controller.control(entry.seen["gpus"], entry.view)
+
+
+_REPLAY = {Kind.PLANNER: _planner, Kind.POWER: _power}
 
 
 def _not_replayable(kind: Kind, entries: Sequence[Entry]) -> str | None:
     """Return why the decisions of one kind cannot be replayed; None when they can."""
     if kind not in WHOLE:
         return "only a sample of its decisions is kept"
-    if kind not in _REPLAY:
-        return "it cannot be replayed"
     for expected, entry in enumerate(entries, 1):
         if entry.number != expected:
             return f"decision {expected} is not in the log"

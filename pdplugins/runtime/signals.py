@@ -22,11 +22,14 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from pdplugins.config import Config
 from pdplugins.contracts.kinds import Kind
 from pdplugins.contracts.signals import HearsSignals, Signals
 from pdplugins.errors import ConfigError
 from pdplugins.runtime.decision import Fault
+from pdplugins.runtime.faults import SafePolicy, raised
 from pdplugins.runtime.journal import StandardJournal
+from pdplugins.runtime.planner import SafePlanner
 
 log = logging.getLogger("pdplugins.signals")
 
@@ -235,11 +238,11 @@ def connect(
     Hosts call it before each decision of a planner or power controller, and once a second or so elsewhere. An error of
     a part is counted as ``part`` in the board's faults, and as a policy error in the journal.
 
-    :param parts: the policies of this process, one of each kind.
+    :param parts: the policies of this process or their safe wrappers, one of each kind.
     """
     for kind, part in parts.items():
         try:
-            signals = getattr(part, "signals", None)
+            signals = _signals_of(part)
         except Exception as error:  # whatever a policy does, serving goes on
             _failed(kind, part, error, board, journal)
             continue
@@ -248,15 +251,28 @@ def connect(
             if journal is not None:
                 journal.signals(kind, told)
     for kind, part in parts.items():
+        policy = _policy_of(part)
         try:
-            if isinstance(part, HearsSignals):
-                part.on_signals(board.hear(kind, now_s), now_s)
+            if isinstance(policy, HearsSignals):
+                policy.on_signals(board.hear(kind, now_s), now_s)
         except Exception as error:  # whatever a policy does, serving goes on
             _failed(kind, part, error, board, journal)
 
 
+def _policy_of(part: object) -> object:
+    return getattr(part, "policy", part) if isinstance(part, SafePolicy) else part
+
+
+def _signals_of(part: object) -> Signals | None:
+    """Return what a part tells: the signals of a planner's last plan, and those of a policy that tells some."""
+    signals: Signals | None = getattr(_policy_of(part), "signals", None)
+    if isinstance(part, SafePlanner):
+        return {**part.last.signals, **(signals or {})}
+    return signals
+
+
 def _failed(kind: Kind, part: object, error: Exception, board: SignalBoard, journal: StandardJournal | None) -> None:
-    why = f"{type(part).__name__} raised {type(error).__name__}"
+    why = raised(_policy_of(part), error)
     board.count("part", why)
     if journal is not None:
         journal.fault(kind, Fault.POLICY_ERROR, why, error)
@@ -269,3 +285,8 @@ def _good(name: object, value: object) -> bool:
         return not isinstance(value, str | bytes | bool) and math.isfinite(float(value))  # type: ignore[arg-type]
     except (TypeError, ValueError, OverflowError):
         return False
+
+
+def build_board(config: Config) -> SignalBoard:
+    """Build the board that `config` describes. Raises ConfigError when its folder cannot be used."""
+    return SignalBoard(config.signals.folder, config.signals.fresh_s)

@@ -38,7 +38,10 @@ def _router(entry: Entry) -> Told:
     first, second, split = answer.get("first"), answer.get("second"), answer.get("split")
     where = f"{first}" if first == second else f"{first} → {second or 'open'}, split {split}"
     workers = [("", _worker(worker, (first, second))) for worker in entry.seen.get("workers", ())]
-    return f"router  {again}{request.get('id')} → {where}{_why(entry)}", [("saw", _request(request)), *workers]
+    return f"router  {again}{request.get('id')} → {where}{_why(entry)}", [
+        ("saw", _request(request, entry.now_s)),
+        *workers,
+    ]
 
 
 def _flow(entry: Entry) -> Told:
@@ -107,8 +110,10 @@ def _gpu(gpu: GpuView, plan: PowerPlan | None) -> str:
     return f"GPU {gpu.index} {gpu.role}, draws {gpu.draw_w:.0f} W, cap {gpu.cap_w:.0f} W{change}"
 
 
-def _request(request: Mapping[str, Any]) -> str:
+def _request(request: Mapping[str, Any], now_s: float | None) -> str:
     parts = [f"prompt {request.get('prompt_tokens')} tokens"]
+    if now_s is not None and "arrival_s" in request:
+        parts.append(f"waited {now_s - request['arrival_s']:.3f} s")
     if request.get("history_tokens"):
         parts.append(f"{request['history_tokens']} of them history")
     if request.get("session"):

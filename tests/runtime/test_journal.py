@@ -6,6 +6,7 @@ import json
 import logging
 from collections.abc import Callable
 from pathlib import Path
+from time import process_time
 from typing import Any
 
 import pytest
@@ -21,6 +22,7 @@ from pdplugins.runtime.decision_reader import Entry, read
 from pdplugins.runtime.journal import Sampling, StandardJournal
 from pdplugins.runtime.metrics import Metrics
 from pdplugins.runtime.records import MOST_ITEMS, MOST_TEXT, WHOLE
+from pdplugins.runtime.router import SafeRouter
 from pdplugins.types import (
     BatchPlan,
     BatchView,
@@ -96,7 +98,9 @@ def test_planners_and_power_are_kept_whole_and_read_back_with_their_types(journa
     writing.decided(Decision(Kind.POWER, None, Fault.POLICY_ERROR), {"gpus": gpus, "view": VIEW})
     entries = kept()
     assert len(entries) == 101
-    assert entries[1] == Entry(Kind.POWER, 1, entries[1].at, {"gpus": gpus, "view": VIEW}, power, None, 0.0)
+    assert entries[1] == Entry(
+        Kind.POWER, 1, entries[1].at, {"gpus": gpus, "view": VIEW, "budget_w": None}, power, None, 0.0
+    )
     assert entries[-1].answer is None
     assert [entry.number for entry in entries if entry.kind is Kind.PLANNER] == list(range(1, 51))
 
@@ -248,3 +252,35 @@ def test_decisions_that_are_not_kept_are_in_the_metrics() -> None:
     assert value("errors_total", kind="unknown_worker") == 1
     assert value("step_seconds_bucket", le="5e-06") == 7
     assert value("step_seconds_count") == 8
+
+
+def test_a_decision_that_is_not_kept_costs_a_small_part_of_one_that_is(
+    tmp_path: Path, config: Config, deployment: Deployment
+) -> None:
+    """Compared in one run, the fastest of several turns of each, by processor time."""
+
+    class Router:
+        def on_arrival(self, *_: object) -> Placement:
+            return PLACED.answer
+
+        on_prefill_done = on_arrival
+
+    def added_s(journal: StandardJournal | None) -> float:
+        router = SafeRouter(Router(), deployment, journal=journal)
+        started = process_time()
+        for _ in range(2000):
+            router.on_arrival(REQUEST, workers, 0.5, usable)
+        return (process_time() - started) / 2000
+
+    def journal(name: str, every: int) -> StandardJournal:
+        log = DecisionLog(tmp_path / name, config, deployment)
+        metrics = [Metrics(Kind.ROUTER, CollectorRegistry())]
+        return StandardJournal(log, metrics, sampling=Sampling(every, most_per_s=10**9))
+
+    workers, usable = seen_by_router()["workers"], {"p0", "d0"}
+    skips, keeps = journal("skips", 10**9), journal("keeps", 1)
+    turns = [(added_s(None), added_s(skips), added_s(keeps)) for _ in range(5)]
+    bare_s, skipped_s, kept_s = map(min, zip(*turns, strict=True))
+    assert skipped_s - bare_s < (kept_s - bare_s) / 10
+    assert read(tmp_path / "skips")[0].entries == []
+    assert len(read(tmp_path / "keeps")[0].entries) == 5 * 2000

@@ -9,21 +9,25 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 
+from pdplugins.config import Config
 from pdplugins.contracts.kinds import Kind
 from pdplugins.errors import ConfigError
 from pdplugins.runtime import signals
 from pdplugins.runtime.decision import Fault
 from pdplugins.runtime.journal import StandardJournal
 from pdplugins.runtime.metrics import Metrics
-from pdplugins.runtime.signals import SignalBoard, connect
+from pdplugins.runtime.planner import SafePlanner
+from pdplugins.runtime.signals import SignalBoard, build_board, connect
+from pdplugins.types import Deployment, PlannerView, ScalePlan
 
 OTHER = "planner.999999999.signals.json"
 """The file of a process that is not ours: its number is larger than any that Linux gives."""
@@ -260,6 +264,7 @@ def test_a_folder_that_cannot_be_is_said_in_one_line(tmp_path: Path) -> None:
 WRITER = """
 import sys, time
 from pathlib import Path
+from typing import ClassVar
 from pdplugins.runtime import signals
 signals.PACE_S = 0.0  # every signal is written, as fast as the disk takes them
 board = signals.SignalBoard(Path(sys.argv[1]))
@@ -297,6 +302,7 @@ def test_two_processes_hear_each_other(tmp_path: Path) -> None:
     answer = """
 import sys, time
 from pathlib import Path
+from typing import ClassVar
 from pdplugins.runtime.signals import SignalBoard
 board = SignalBoard(Path(sys.argv[1]))
 heard = board.hear("router", 0.0)
@@ -307,3 +313,22 @@ board.tell("router", {"twice": 2 * heard["rate"]}, 0.0)
     subprocess.run([sys.executable, "-c", answer, str(tmp_path)], check=True, timeout=60)
     assert board.hear("planner", 0.0) == {"twice": 42.0}
     board.close()
+
+
+def test_a_safe_planner_tells_the_signals_of_its_last_plan_and_its_policy_hears(
+    config: Config, deployment: Deployment, see: Callable[..., PlannerView]
+) -> None:
+    class Policy(Hearer):
+        interval_s = 5.0
+        signals: ClassVar[Mapping[str, float]] = {"own": 1.0}
+
+        def plan(self, view: PlannerView) -> ScalePlan:
+            return ScalePlan(1, 1, "", {"forecast_rate": 7.0})
+
+    policy, hearer, board = Policy(), Hearer(), build_board(config)
+    planner = SafePlanner(policy, deployment, initial=ScalePlan(1, 1, ""))
+    parts = {Kind.PLANNER: planner, Kind.ROUTER: hearer, Kind.FLOW: Teller(queue=3)}
+    planner.plan(see(0.0))
+    connect(parts, board, 0.0)
+    assert hearer.heard == {"own": 1.0, "forecast_rate": 7.0, "queue": 3.0}
+    assert policy.heard == {"queue": 3.0}
