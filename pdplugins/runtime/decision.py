@@ -7,15 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Generic, Protocol, TypeVar
 
-
-class Kind(StrEnum):
-    """The kinds of policy. The value is the key in a config file."""
-
-    PLANNER = "planner"
-    ROUTER = "router"
-    FLOW = "flow"
-    BATCH_SCHEDULER = "batch_scheduler"
-    POWER = "power"
+from pdplugins.contracts.kinds import Kind
 
 
 class Fault(StrEnum):

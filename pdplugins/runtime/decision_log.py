@@ -23,7 +23,7 @@ from pdplugins.contracts.workers import Pool, WorkerLoad
 from pdplugins.errors import ConfigError
 
 if TYPE_CHECKING:
-    from pdplugins.runtime.planner import Decision
+    from pdplugins.runtime.decision import Decision
 
 SCHEMA = 1
 
@@ -88,13 +88,13 @@ class DecisionLog:
             }
         )
 
-    def write(self, decision: Decision, view: PlannerView | None) -> None:
+    def write(self, decision: Decision[ScalePlan], view: PlannerView | None) -> None:
         """Append one decision. Raises OSError when the disk does."""
         self._put(
             {
                 "at": self._now(),
                 "view": None if view is None else asdict(view),
-                "plan": asdict(decision.plan),
+                "plan": asdict(decision.answer),
                 "fault": decision.fault,
                 "step_s": decision.step_s,
             }

@@ -14,7 +14,7 @@ from pdplugins.contracts.workers import Pool
 from pdplugins.registry import Registry
 from pdplugins.runtime.assembly import build_deployment, build_planner
 from pdplugins.runtime.decision_log import Entry, Run, read
-from pdplugins.runtime.planner import GuardedPlanner
+from pdplugins.runtime.planner import SafePlanner
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,12 +65,12 @@ def verify(run: Run, registry: Registry | None = None) -> Difference | None:
     """
     config = parse(run.header["config"], "config in the log's header", registry)
     deployment = build_deployment(config, registry)
-    planner = GuardedPlanner(build_planner(config, deployment, registry), deployment, initial=run.initial)
+    planner = SafePlanner(build_planner(config, deployment, registry), deployment, initial=run.initial)
     for number, entry in enumerate(run.entries, 1):
         if entry.view is None:
             now = ScalePlan(planner.last.prefill, planner.last.decode, entry.plan.reason, entry.plan.signals)
         else:
-            now = planner.decide(entry.view).plan
+            now = planner.decide(entry.view).answer
         if json.dumps(asdict(now)) != json.dumps(asdict(entry.plan)):  # as text, NaN equals itself
             return Difference(number, entry.plan, now)
     return None

@@ -13,7 +13,7 @@ from pdplugins.contracts.workers import Role
 from pdplugins.errors import HostError
 
 if TYPE_CHECKING:
-    from pdplugins.runtime.planner import Decision, Fault
+    from pdplugins.runtime.decision import Decision, Fault
 
 STEP_BUCKETS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0)
 
@@ -40,18 +40,18 @@ class PlannerMetrics:
             prefix + "step_seconds", "Time of one planner step", buckets=STEP_BUCKETS_S, registry=registry
         )
 
-    def record(self, decision: Decision, *, before: ScalePlan, view: PlannerView | None) -> None:
+    def record(self, decision: Decision[ScalePlan], *, before: ScalePlan, view: PlannerView | None) -> None:
         """Take in one decision; `before` is the plan that held until now."""
         for role, now, then in (
-            (Role.PREFILL, decision.plan.prefill, before.prefill),
-            (Role.DECODE, decision.plan.decode, before.decode),
+            (Role.PREFILL, decision.answer.prefill, before.prefill),
+            (Role.DECODE, decision.answer.decode, before.decode),
         ):
             self._target.labels(role).set(now)
             kind = "scale_up" if now > then else "scale_down" if now < then else "hold"
             self._decisions.labels(role, kind).inc()
             if view is not None:
                 self._ready.labels(role).set((view.prefill if role is Role.PREFILL else view.decode).ready)
-        for name, value in decision.plan.signals.items():
+        for name, value in decision.answer.signals.items():
             self._signal.labels(name).set(value)
         self._step.observe(decision.step_s)
 

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from pdplugins.config import Config
 from pdplugins.errors import ConfigError
+from pdplugins.runtime.decision import Decision, Fault, Kind
 from pdplugins.runtime.decision_log import DecisionLog, read
-from pdplugins.runtime.planner import Decision, Fault
 from pdplugins.types import Deployment, PlannerView, Pool, ScalePlan, Traffic, WorkerLoad
 
 START = ScalePlan(1, 1, "start")
@@ -44,7 +44,7 @@ def test_what_is_written_reads_back_exactly(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("pdplugins.runtime.decision_log._limits", lambda deployment: {})
         with DecisionLog(path, Config(), deployment, START) as log:
-            log.write(Decision(plan, fault, 0.25), view)
+            log.write(Decision(Kind.PLANNER, plan, fault, 0.25), view)
     (run,) = read(path)
     (entry,) = run.entries
     assert entry.view == view
@@ -56,7 +56,7 @@ def test_what_is_written_reads_back_exactly(
 def test_nan_survives(tmp_path: Path, config: Config, deployment: Deployment) -> None:
     view = PlannerView(1.0, Traffic(5.0, math.nan), Pool(1), Pool(1))
     with opened(tmp_path / "d", config, deployment) as log:
-        log.write(Decision(START, Fault.BAD_METRICS, 0.0), view)
+        log.write(Decision(Kind.PLANNER, START, Fault.BAD_METRICS, 0.0), view)
     entry = read(tmp_path / "d")[0].entries[0]
     assert entry.view is not None
     assert entry.view.traffic is not None
@@ -77,7 +77,7 @@ def test_the_header_tells_all_that_a_replay_needs(tmp_path: Path, config: Config
 
 def test_every_line_is_on_disk_at_once(tmp_path: Path, config: Config, deployment: Deployment) -> None:
     log = opened(tmp_path / "d", config, deployment)
-    log.write(Decision(START, None, 0.0), None)
+    log.write(Decision(Kind.PLANNER, START, None, 0.0), None)
     assert len(read(tmp_path / "d")[0].entries) == 1
     log.close()
 
@@ -85,12 +85,12 @@ def test_every_line_is_on_disk_at_once(tmp_path: Path, config: Config, deploymen
 def test_a_line_torn_by_a_crash_costs_only_itself(tmp_path: Path, config: Config, deployment: Deployment) -> None:
     path = tmp_path / "d"
     with opened(path, config, deployment) as log:
-        log.write(Decision(START, None, 0.0), None)
-        log.write(Decision(START, None, 0.0), None)
+        log.write(Decision(Kind.PLANNER, START, None, 0.0), None)
+        log.write(Decision(Kind.PLANNER, START, None, 0.0), None)
     path.write_bytes(path.read_bytes()[:-20])
     assert [len(run.entries) for run in read(path)] == [1]
     with opened(path, config, deployment) as log:
-        log.write(Decision(ScalePlan(5, 5, "after"), None, 0.0), None)
+        log.write(Decision(Kind.PLANNER, ScalePlan(5, 5, "after"), None, 0.0), None)
     first, second = read(path)
     assert [entry.plan.reason for entry in (*first.entries, *second.entries)] == ["start", "after"]
 

@@ -14,8 +14,9 @@ from typer.testing import CliRunner
 
 from pdplugins import config as configs
 from pdplugins.hosts import plugin
+from pdplugins.runtime.decision import Fault
 from pdplugins.runtime.decision_log import read
-from pdplugins.runtime.planner import Fault, build_guarded
+from pdplugins.runtime.planner import build_safe_planner
 from pdplugins.types import PlannerView, Pool, Traffic
 
 See = Callable[..., PlannerView]
@@ -32,7 +33,7 @@ def cli(*arguments: str) -> tuple[int, str]:
 def log(tmp_path: Path, config_data: dict[str, Any], see: See) -> Path:
     """A run with a scale-up, a scale-down, a policy error, bad metrics, stale metrics and a door that failed."""
     config_data["planner"]["fail_at"] = 4
-    planner = build_guarded(configs.parse(config_data), decision_log=tmp_path / "d.jsonl")
+    planner = build_safe_planner(configs.parse(config_data), decision_log=tmp_path / "d.jsonl")
     for tick, rate in enumerate([5, 25, 25, 25, 25, 3]):
         planner.plan(see(100.0 + 5 * tick, rate))
     planner.plan(PlannerView(130.0, Traffic(5.0, math.nan), Pool(1), Pool(1)))

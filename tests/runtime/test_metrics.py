@@ -9,8 +9,8 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from pdplugins.errors import HostError
+from pdplugins.runtime.decision import Fault
 from pdplugins.runtime.metrics import PlannerMetrics
-from pdplugins.runtime.planner import Fault
 
 
 def test_metrics_are_served_until_stopped_and_a_taken_port_is_one_line() -> None:

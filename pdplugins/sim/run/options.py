@@ -8,11 +8,9 @@ from typing import Any
 
 import yaml
 
-from pdplugins.config import Config, find, load, parse
+from pdplugins.config import CHOICES, Config, find, load, parse
 from pdplugins.errors import ConfigError
 from pdplugins.runtime.assembly import build_deployment
-
-KINDS = ("planner", "router", "batch_scheduler", "power")
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +90,7 @@ def _set(data: dict[str, Any], setting: str) -> None:
         value = yaml.safe_load(text)
     except yaml.YAMLError:
         raise ConfigError(f"--set {setting}: the value {text!r} is not YAML; quote it if it is a text") from None
-    if len(keys) == 1 and keys[0] in KINDS and isinstance(value, str):
+    if len(keys) == 1 and keys[0] in CHOICES and isinstance(value, str):
         value = {"name": value}
     for key in keys[:-1]:
         inner = data.get(key)

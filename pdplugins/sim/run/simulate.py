@@ -9,7 +9,7 @@ from typing import Any, cast
 import numpy as np
 
 from pdplugins import __version__
-from pdplugins.config import Choice, Config, resolved, settings_of
+from pdplugins.config import CHOICES, Choice, Config, resolved, settings_of
 from pdplugins.contracts.batching import BatchScheduler
 from pdplugins.contracts.deployment import Deployment
 from pdplugins.contracts.planner import Planner
@@ -20,7 +20,7 @@ from pdplugins.interrupt import ctrl_c
 from pdplugins.registry import default_registry
 from pdplugins.results import Metrics, Requests, Result, Speed, Spread, commit
 from pdplugins.runtime.assembly import build_deployment
-from pdplugins.runtime.planner import build_guarded
+from pdplugins.runtime.planner import build_safe_planner
 from pdplugins.sim.core import COMPILED
 from pdplugins.sim.core.flight import Arrival
 from pdplugins.sim.core.records import Gaps, Record
@@ -52,7 +52,7 @@ def simulate(
     """
     config = seeded(config, seed)
     deployment = build_deployment(config)
-    guarded = None if config.planner is None else build_guarded(config)
+    guarded = None if config.planner is None else build_safe_planner(config)
     simulation = _simulation(config, deployment, guarded, sampler)
     began = time.perf_counter()
     try:
@@ -105,7 +105,7 @@ def _run(
 def seeded(config: Config, seed: int) -> Config:
     """Return `config` with a router, and with `seed` for every policy that draws lots and names no seed of its own."""
     chosen: dict[str, Choice] = {}
-    for kind in ("planner", "router", "batch_scheduler", "power"):
+    for kind in CHOICES:
         choice: Choice | None = getattr(config, kind)
         if choice is None and kind == "router":
             choice = STOCK_ROUTER

@@ -24,7 +24,7 @@ from pdplugins.errors import HostError
 from pdplugins.hosts.dynamo.doors.frontend import FrontendMetrics
 from pdplugins.hosts.dynamo.doors.proposer import Proposer
 from pdplugins.runtime.metrics import process_metrics
-from pdplugins.runtime.planner import build_guarded
+from pdplugins.runtime.planner import build_safe_planner
 
 log = logging.getLogger("pdplugins.dynamo")
 
@@ -64,8 +64,8 @@ class ProposeService(pbg.ProposePluginServicer):  # type: ignore[misc]
             response.accept.SetInParent()
             return response
         response.final = True
-        response.override.reason = decision.plan.reason
-        for role, count in (("prefill", decision.plan.prefill), ("decode", decision.plan.decode)):
+        response.override.reason = decision.answer.reason
+        for role, count in (("prefill", decision.answer.prefill), ("decode", decision.answer.decode)):
             response.override.targets.add(sub_component_type=role, replicas=count, type=pb.OverrideType.SET)
         return response
 
@@ -257,7 +257,7 @@ def run(  # noqa: PLR0913 - the options of a command
     metrics = process_metrics()
 
     def build() -> Proposer:
-        planner = build_guarded(load(find(config)), decision_log=decision_log, metrics=metrics)
+        planner = build_safe_planner(load(find(config)), decision_log=decision_log, metrics=metrics)
         return Proposer(planner, frontend=FrontendMetrics(frontend_url, model) if frontend_url else None)
 
     def say(endpoint: str) -> None:
