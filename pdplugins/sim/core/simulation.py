@@ -10,10 +10,13 @@ from typing import Any
 
 from pdplugins.contracts.batching import BatchScheduler
 from pdplugins.contracts.deployment import Deployment
+from pdplugins.contracts.kinds import Kind
 from pdplugins.contracts.planner import Planner
 from pdplugins.contracts.power import PowerController
 from pdplugins.contracts.router import Router
 from pdplugins.contracts.workers import Role
+from pdplugins.runtime.batching import SafeBatchScheduler
+from pdplugins.runtime.router import SafeRouter
 from pdplugins.sim.core.batching import FirstComeFirstServed, Scheduled
 from pdplugins.sim.core.clock import ACTION, STEP, TICKS_PER_S, Events, seconds, ticks
 from pdplugins.sim.core.control import PlannerLoop, PowerLoop
@@ -79,7 +82,8 @@ class Simulation:
             self._build,
         )
         remember = batch_scheduler is not None or bool(settings.deaths)
-        self._routing = Routing(router, deployment, self._clock, settings.predict, remember)
+        safe_router = SafeRouter(router, deployment, tally=self._clock.tally(Kind.ROUTER))
+        self._routing = Routing(safe_router, settings.predict, remember)
         self._gaps.mortal = bool(settings.deaths)
         self._deaths_missed = 0
         links = Links(self._events)
@@ -110,7 +114,10 @@ class Simulation:
             log.warning("simulation.deaths: there is no worker %s at %g s", name, seconds(self._events.now))
 
     def _build(self, view: LiveView, times: StepTimes, kv: KvCache, port: Port) -> Any:
-        batching = FirstComeFirstServed() if self._scheduler is None else Scheduled(self._scheduler(), self._clock)
+        batching: FirstComeFirstServed | Scheduled = FirstComeFirstServed()
+        if self._scheduler is not None:
+            tally = self._clock.tally(Kind.BATCH_SCHEDULER)
+            batching = Scheduled(SafeBatchScheduler(self._scheduler(), tally=tally))
         return self._engine(
             view, times, kv, port, self._settings.engine, batching, self._events, self._dispatcher, self._gaps
         )
