@@ -18,7 +18,7 @@ import matplotlib as mpl
 
 from pdplugins.config import parse
 from pdplugins.results import Result, commit
-from pdplugins.sim.core.settings import Outcome
+from pdplugins.sim.core.settings import RunOutcome
 from pdplugins.sim.run.simulate import simulate
 from pdplugins.types import TraceRequest
 from pdplugins.workloads.synthetic import SyntheticSettings, synthetic
@@ -40,7 +40,7 @@ def command() -> str:
 
 def run(
     config: Mapping[str, Any], trace: Sequence[TraceRequest], *, seed: int = 0, name: str = "experiment"
-) -> tuple[Result, Outcome]:
+) -> tuple[Result, RunOutcome]:
     """Simulate `trace` on `config`, given as the plain data of a config file."""
     return simulate(parse(dict(config), name), trace, trace_name=name, command=command(), seed=seed)
 

@@ -34,7 +34,7 @@ from pdplugins.policies.stock.routers import LeastLoaded, RoundRobin, RouterSett
 from pdplugins.results import commit
 from pdplugins.runtime.assembly import build_deployment
 from pdplugins.sim.core.flight import Arrival
-from pdplugins.sim.core.settings import Outcome, SimSettings
+from pdplugins.sim.core.settings import RunOutcome, SimSettings
 from pdplugins.sim.core.simulation import Simulation
 from pdplugins.types import Deployment, Role, TraceRequest
 from pdplugins.workloads import jsonl, traces
@@ -64,7 +64,7 @@ def since(began: Took) -> Took:
     return wall_s - began[0], cpu_s - began[1]
 
 
-def ours(deployment: Deployment, requests: list[TraceRequest], prefill: int, decode: int) -> tuple[Took, Outcome]:
+def ours(deployment: Deployment, requests: list[TraceRequest], prefill: int, decode: int) -> tuple[Took, RunOutcome]:
     settings = SimSettings(prefill=prefill, decode=decode, kv_tokens=Engines().kv_tokens)
     arrivals = [Arrival(r.arrival_s, r.isl_tokens, r.osl_tokens) for r in requests]
     simulation = Simulation(deployment, settings, RoundRobin(RouterSettings(), deployment))

@@ -5,7 +5,6 @@ A router that raises, or whose answer cannot be followed, is replaced for that r
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Container
 from time import perf_counter_ns
 from typing import Any
@@ -21,6 +20,7 @@ from pdplugins.runtime.decision import Decision, Fault, Journal
 from pdplugins.runtime.faults import SafePolicy, Tally, implements, one_line, raised
 
 Workers = tuple[WorkerView, ...]
+ROLES = frozenset(Role)
 
 
 class SafeRouter(SafePolicy):
@@ -77,34 +77,36 @@ class SafeRouter(SafePolicy):
 
         `second` of the answer may be None: then `on_prefill_done` fills it in.
         """
+        # The simulator asks some hundred thousand times a second: what is right passes without another call or object.
+        placement: Placement | None = None
+        fault: Fault | None = None
         tally, clock = self.tally, self._clock
-        tally.calls += 1
-        fault: Fault | None
         began = clock()
         try:
-            answer = self._on_arrival(request, workers, now_s)
-            took = clock() - began
-            tally.ns += took
-            second, split = answer.second, answer.split
-            if (
-                answer.__class__ is Placement
-                and answer.first in usable
-                and (second is None or second in usable)
-                and split.__class__ is int
-                and split >= 0
-                and answer.reason.__class__ is str
-            ):
-                if self._journal is not None and not self._journal.skips(Kind.ROUTER, took * 1e-9):
-                    self._decided(answer, None, took, request, workers, now_s)
-                return answer
+            answer: object = self._on_arrival(request, workers, now_s)
         except Exception as error:  # whatever a policy does, serving goes on
-            took = clock() - began
-            fault, placement = self._failed(error), None
-        else:
-            fault, placement = self._mended(answer, usable)
+            fault = self._failed(error)
+        took = clock() - began
+        tally.calls += 1
+        tally.ns += took
+        if fault is None:
+            try:
+                if (
+                    type(answer) is Placement
+                    and answer.first in usable
+                    and (answer.second is None or answer.second in usable)
+                    and type(answer.split) is int
+                    and answer.split >= 0
+                    and type(answer.reason) is str
+                ):
+                    placement = answer
+                else:
+                    placement, fault = self._mended(answer, usable)
+            except Exception as error:  # a worker that is no name, a split that is no number
+                fault = self._unsafe(f"the answer of {type(self.policy).__name__}: {one_line(error)}")
         if placement is None:
             placement = self._least_loaded(request, workers, now_s, usable)
-        if self._journal is not None:
+        if self._journal is not None and (fault is not None or not self._journal.skips(Kind.ROUTER, took * 1e-9)):
             self._decided(placement, fault, took, request, workers, now_s)
         return placement
 
@@ -115,35 +117,24 @@ class SafeRouter(SafePolicy):
 
         Only `second` and the reason are the router's: what has been computed stays where it is.
         """
-        tally, clock = self.tally, self._clock
-        tally.calls += 1
-        fault: Fault | None
-        began = clock()
+        whole: Placement | None = None
+        fault: Fault | None = None
+        began = self._clock()
         try:
-            answer = self._on_prefill_done(request, placement, workers, now_s)
-            took = clock() - began
-            tally.ns += took
-            if (
-                answer.__class__ is Placement
-                and answer.second in usable
-                and answer.first == placement.first
-                and answer.split == placement.split
-                and answer.reason.__class__ is str
-            ):
-                if self._journal is not None and not self._journal.skips(Kind.ROUTER, took * 1e-9):
-                    self._decided(answer, None, took, request, workers, now_s, open_placement=placement)
-                return answer
+            answer: object = self._on_prefill_done(request, placement, workers, now_s)
         except Exception as error:
-            took = clock() - began
-            fault, second, reason = self._failed(error), None, ""
-        else:
-            fault, second, reason = self._second(answer, usable)
-        if second is None:
+            fault = self._failed(error)
+        took = self._clock() - began
+        self.tally.calls += 1
+        self.tally.ns += took
+        if fault is None:
+            whole, fault = self._completed(answer, placement, usable)
+        if whole is None:
             second = self._least_loaded(request, workers, now_s, usable).second
-        closed = Placement(placement.first, second, placement.split, reason)
-        if self._journal is not None:
-            self._decided(closed, fault, took, request, workers, now_s, open_placement=placement)
-        return closed
+            whole = Placement(placement.first, second, placement.split)
+        if self._journal is not None and (fault is not None or not self._journal.skips(Kind.ROUTER, took * 1e-9)):
+            self._decided(whole, fault, took, request, workers, now_s, open_placement=placement)
+        return whole
 
     def on_ended(self, request: Request, outcome: Outcome) -> None:
         """Tell a router that learns from outcomes how a request ended. Never raises."""
@@ -174,7 +165,7 @@ class SafeRouter(SafePolicy):
             return ()
         try:
             moves = tuple(self._mover.take_role_moves())
-            good = tuple(m for m in moves if type(m) is RoleMove and type(m.worker) is str and m.role in Role)
+            good = tuple(m for m in moves if type(m) is RoleMove and type(m.worker) is str and m.role in ROLES)
         except Exception as error:
             self._failed(error)
             return ()
@@ -182,31 +173,32 @@ class SafeRouter(SafePolicy):
             self.tally.fault(Fault.UNSAFE_ANSWER, f"{type(self.policy).__name__} proposes what is not a RoleMove")
         return good
 
-    def _mended(self, answer: Any, usable: Container[str]) -> tuple[Fault | None, Placement | None]:
-        """Return what is wrong with an answer that is not plainly good, and what of it can be followed, if anything."""
-        try:
-            if not isinstance(answer, Placement):
-                return self._unsafe(f"the router answered with {type(answer).__name__}, not Placement"), None
-            first, second = answer.first, answer.second
-            if first not in usable or (second is not None and second not in usable):
-                return self._unknown(f"{one_line(first)} or {one_line(second)} takes no work"), None
-            split = int(answer.split) if math.isfinite(answer.split) else -1
-            fault = None if split >= 0 else self._unsafe(f"split is {answer.split}, not a number of tokens")
-            return fault, Placement(first, second, max(split, 0), one_line(answer.reason))
-        except Exception as error:  # an answer with properties that raise, a split that is no number
-            return self._unsafe(raised(self.policy, error)), None
+    def _mended(self, answer: object, usable: Container[str]) -> tuple[Placement | None, Fault | None]:
+        """Return what of an answer that is not plainly good can be followed, and what is wrong with it, if anything."""
+        if not isinstance(answer, Placement):
+            return None, self._unsafe(f"the router answered with {type(answer).__name__}, not Placement")
+        first, second = answer.first, answer.second
+        if first not in usable or (second is not None and second not in usable):
+            return None, self._unknown(f"{one_line(first)} or {one_line(second)} takes no work")
+        split = int(answer.split)
+        fault = None if split >= 0 else self._unsafe(f"split is {split}, not a number of tokens")
+        return Placement(first, second, max(split, 0), one_line(answer.reason)), fault
 
-    def _second(self, answer: Any, usable: Container[str]) -> tuple[Fault | None, str | None, str]:
-        """Return what is wrong with an answer, the second worker that it names if that takes work, and the reason."""
+    def _completed(
+        self, answer: object, opened: Placement, usable: Container[str]
+    ) -> tuple[Placement | None, Fault | None]:
+        """Return `opened` with the second worker that the router names, if that takes work; else what is wrong."""
         try:
             if not isinstance(answer, Placement):
-                return self._unsafe(f"the router answered with {type(answer).__name__}, not Placement"), None, ""
+                return None, self._unsafe(f"the router answered with {type(answer).__name__}, not Placement")
             second = answer.second
             if second is None or second not in usable:
-                return self._unknown(f"{one_line(second)} takes no work"), None, ""
-            return None, second, one_line(answer.reason)
+                return None, self._unknown(f"{one_line(second)} takes no work")
+            if answer.first == opened.first and answer.split == opened.split and type(answer.reason) is str:
+                return answer, None
+            return Placement(opened.first, second, opened.split, one_line(answer.reason)), None
         except Exception as error:
-            return self._unsafe(raised(self.policy, error)), None, ""
+            return None, self._unsafe(f"the answer of {type(self.policy).__name__}: {one_line(error)}")
 
     def _least_loaded(self, request: Request, workers: Workers, now_s: float, usable: Container[str]) -> Placement:
         """Return the least loaded workers of those that take work."""

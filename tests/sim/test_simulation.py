@@ -12,9 +12,9 @@ import pytest
 
 from pdplugins.config import parse
 from pdplugins.policies.stock import routers
+from pdplugins.sim.core.engine_settings import EngineSettings
 from pdplugins.sim.core.flight import Arrival
-from pdplugins.sim.core.protocols import EngineSettings
-from pdplugins.sim.core.settings import Outcome, SimSettings
+from pdplugins.sim.core.settings import RunOutcome, SimSettings
 from pdplugins.sim.core.simulation import Simulation
 from pdplugins.sim.run.simulate import simulate
 from pdplugins.types import (
@@ -54,7 +54,7 @@ class To:
         return placement if placement.second else Placement(placement.first, placement.first, placement.split)
 
 
-def run(router: Any, *workload: Arrival, settings: SimSettings = ONE_EACH, **policies: Any) -> Outcome:
+def run(router: Any, *workload: Arrival, settings: SimSettings = ONE_EACH, **policies: Any) -> RunOutcome:
     return Simulation(DEPLOYMENT, settings, router, **policies).run(workload)
 
 
@@ -226,6 +226,8 @@ def test_a_router_that_raises_is_replaced_and_counted() -> None:
     class Broken:
         def on_arrival(self, *_: object) -> Placement:
             raise ValueError("no")
+
+        on_prefill_done = on_arrival
 
     outcome = run(Broken(), Arrival(0.0, 100, 5))
     assert outcome.records[0].error is None

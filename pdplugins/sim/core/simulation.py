@@ -10,10 +10,13 @@ from typing import Any
 
 from pdplugins.contracts.batching import BatchScheduler
 from pdplugins.contracts.deployment import Deployment
+from pdplugins.contracts.kinds import Kind
 from pdplugins.contracts.planner import Planner
 from pdplugins.contracts.power import PowerController
 from pdplugins.contracts.router import Router
 from pdplugins.contracts.workers import Role
+from pdplugins.runtime.batching import SafeBatchScheduler
+from pdplugins.runtime.router import SafeRouter
 from pdplugins.sim.core.batching import FirstComeFirstServed, Scheduled
 from pdplugins.sim.core.clock import ACTION, STEP, TICKS_PER_S, Events, seconds, ticks
 from pdplugins.sim.core.control import PlannerLoop, PowerLoop
@@ -28,7 +31,7 @@ from pdplugins.sim.core.power import Power
 from pdplugins.sim.core.records import Gaps
 from pdplugins.sim.core.routing import Routing
 from pdplugins.sim.core.sampler import Sampler
-from pdplugins.sim.core.settings import Outcome, SimSettings
+from pdplugins.sim.core.settings import RunOutcome, SimSettings
 from pdplugins.sim.core.steps import StepTimes
 from pdplugins.sim.core.views import LiveView
 
@@ -79,7 +82,8 @@ class Simulation:
             self._build,
         )
         remember = batch_scheduler is not None or bool(settings.deaths)
-        self._routing = Routing(router, deployment, self._clock, settings.predict, remember)
+        safe_router = SafeRouter(router, deployment, tally=self._clock.tally(Kind.ROUTER))
+        self._routing = Routing(safe_router, settings.predict, remember)
         self._gaps.mortal = bool(settings.deaths)
         self._deaths_missed = 0
         links = Links(self._events)
@@ -104,18 +108,21 @@ class Simulation:
 
     def _worker_dies(self, name: str) -> None:
         if name in self._fleet.workers:
-            self._dispatcher.worker_dies(name)
+            self._dispatcher.failures.worker_dies(name)
         else:
             self._deaths_missed += 1
             log.warning("simulation.deaths: there is no worker %s at %g s", name, seconds(self._events.now))
 
     def _build(self, view: LiveView, times: StepTimes, kv: KvCache, port: Port) -> Any:
-        batching = FirstComeFirstServed() if self._scheduler is None else Scheduled(self._scheduler(), self._clock)
+        batching: FirstComeFirstServed | Scheduled = FirstComeFirstServed()
+        if self._scheduler is not None:
+            tally = self._clock.tally(Kind.BATCH_SCHEDULER)
+            batching = Scheduled(SafeBatchScheduler(self._scheduler(), tally=tally))
         return self._engine(
             view, times, kv, port, self._settings.engine, batching, self._events, self._dispatcher, self._gaps
         )
 
-    def run(self, workload: Iterable[Arrival], progress: Callable[[float], None] | None = None) -> Outcome:
+    def run(self, workload: Iterable[Arrival], progress: Callable[[float], None] | None = None) -> RunOutcome:
         """Run until every request has ended. Arrivals must come in order of time.
 
         :param progress: called with the virtual time in seconds now and then, between two events; what it raises ends
@@ -132,7 +139,7 @@ class Simulation:
 
     def _run(self, arrivals: Iterator[Arrival], progress: Callable[[float], None]) -> None:
         events, heap, dispatcher = self._events, self._events.heap, self._dispatcher
-        on_transfer = dispatcher.links.on_event
+        lifecycle, on_transfer = dispatcher.lifecycle, dispatcher.links.on_event
         upcoming = next(arrivals, None)
         at = 0 if upcoming is None else ticks(upcoming.arrival_s)
         for loop in self._loops:
@@ -153,7 +160,7 @@ class Simulation:
                 else:
                     at = ticks(upcoming.arrival_s)
                 continue
-            if not heap or not (dispatcher.open or dispatcher.more):
+            if not heap or not (dispatcher.more or lifecycle.open):
                 break
             time, kind, _, target, argument = heappop(heap)
             events.now = time
@@ -163,15 +170,15 @@ class Simulation:
                 target(argument)
             else:
                 on_transfer(target, argument)
-        dispatcher.give_up()
+        dispatcher.failures.give_up()
 
-    def outcome(self) -> Outcome:
+    def outcome(self) -> RunOutcome:
         """Return what there is so far."""
-        dispatcher = self._dispatcher
-        end = dispatcher.last_end
+        lifecycle, handoffs = self._dispatcher.lifecycle, self._dispatcher.handoffs
+        end = lifecycle.last_end
         changes = [change for source in (*self._loops, self._routing) for change in source.changes]
-        return Outcome(
-            records=dispatcher.records,
+        return RunOutcome(
+            records=lifecycle.records,
             gaps=self._gaps,
             duration_s=seconds(end),
             gpu_hours=self._fleet.gpu_seconds(end) / 3600,
@@ -179,9 +186,9 @@ class Simulation:
             policies=self._clock,
             scaling=sorted(changes, key=lambda change: change.at_s),
             preemptions=self._fleet.preemptions,
-            retries=dispatcher.retries,
+            retries=self._dispatcher.failures.retries,
             deaths_missed=self._deaths_missed,
-            handoffs=dispatcher.handoffs,
-            handoff_s=seconds(dispatcher.handoff),
+            handoffs=handoffs.count,
+            handoff_s=seconds(handoffs.time),
             events=self._events.sequence,
         )

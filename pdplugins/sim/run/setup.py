@@ -8,8 +8,8 @@ from pdplugins.contracts.perf import PerfModel
 from pdplugins.contracts.workers import Role
 from pdplugins.errors import ConfigError
 from pdplugins.runtime.assembly import load_profile
+from pdplugins.sim.core.engine_settings import EngineSettings
 from pdplugins.sim.core.fleet import Hardware
-from pdplugins.sim.core.protocols import EngineSettings
 from pdplugins.sim.core.settings import SimSettings
 
 

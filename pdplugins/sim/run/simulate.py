@@ -25,7 +25,7 @@ from pdplugins.sim.core import COMPILED
 from pdplugins.sim.core.flight import Arrival
 from pdplugins.sim.core.records import Gaps, Record
 from pdplugins.sim.core.sampler import Sampler
-from pdplugins.sim.core.settings import Outcome
+from pdplugins.sim.core.settings import RunOutcome
 from pdplugins.sim.core.simulation import Simulation
 from pdplugins.sim.run.setup import sim_settings
 from pdplugins.workloads.trace import TraceRequest
@@ -43,7 +43,7 @@ def simulate(
     seed: int = 0,
     progress: Callable[[float], None] | None = None,
     sampler: Sampler | None = None,
-) -> tuple[Result, Outcome]:
+) -> tuple[Result, RunOutcome]:
     """Run `trace` on the workers and policies of `config`. Raises ConfigError.
 
     Ctrl-C ends the run: the result is of the requests that had ended by then, and says ``interrupted``.
@@ -86,7 +86,7 @@ def simulate(
 
 def _run(
     simulation: Simulation, trace: Sequence[TraceRequest], progress: Callable[[float], None] | None
-) -> tuple[Outcome, bool]:
+) -> tuple[RunOutcome, bool]:
     """Return what was done, and whether it was interrupted: by Ctrl-C, or because `progress` raised it."""
     with ctrl_c() as pressed:
 
@@ -135,7 +135,7 @@ def _simulation(config: Config, deployment: Deployment, planner: Planner | None,
     )
 
 
-def _counts(outcome: Outcome) -> dict[str, int]:
+def _counts(outcome: RunOutcome) -> dict[str, int]:
     faults = {f"faults.{kind}": count for kind, count in sorted(outcome.policies.faults.items())}
     missed = {"deaths_missed": outcome.deaths_missed} if outcome.deaths_missed else {}
     return {"preemptions": outcome.preemptions, "retries": outcome.retries, **missed, **faults}
@@ -153,7 +153,7 @@ def arrival(request: TraceRequest) -> Arrival:
     )
 
 
-def summarise(outcome: Outcome, slo: Slo) -> tuple[Requests, Metrics]:
+def summarise(outcome: RunOutcome, slo: Slo) -> tuple[Requests, Metrics]:
     """Compute every metric of a simulated run, as `pdplugins.results.summarise` does of a live one."""
     answered = [record for record in outcome.records if record.error is None]
     good = [record for record in answered if _inside(record, slo)]

@@ -13,7 +13,7 @@ from pdplugins.contracts.workers import Role
 from pdplugins.policies.ampd.planning import DeploymentPlan, best_plans
 from pdplugins.results import Result
 from pdplugins.runtime.assembly import build_deployment
-from pdplugins.sim.core.protocols import EngineSettings
+from pdplugins.sim.core.engine_settings import EngineSettings
 from pdplugins.sim.run.simulate import simulate
 from pdplugins.studies.deployment.coefficients import Curve, Objective, Profiler, options
 from pdplugins.workloads.trace import TraceRequest

@@ -14,8 +14,8 @@ from pdplugins.perf.profile import Profile, Scale, read_profile
 from pdplugins.perf.table import TableModel
 from pdplugins.policies.stock.routers import RoundRobin, RouterSettings
 from pdplugins.resources import data_dir
+from pdplugins.sim.core.engine_settings import EngineSettings
 from pdplugins.sim.core.flight import Arrival
-from pdplugins.sim.core.protocols import EngineSettings
 from pdplugins.sim.core.settings import SimSettings
 from pdplugins.sim.core.simulation import Simulation
 from pdplugins.studies.validate.rows import Row

@@ -14,7 +14,7 @@ from pdplugins.config import load, parse
 from pdplugins.policies.ampd.planning import SHARES, DeploymentPlan, Group
 from pdplugins.registry import default_registry
 from pdplugins.runtime.assembly import build_deployment
-from pdplugins.sim.core.protocols import EngineSettings
+from pdplugins.sim.core.engine_settings import EngineSettings
 from pdplugins.sim.core.records import Record
 from pdplugins.studies.deployment.coefficients import LOADS, POOLS, Curve, Profiler, options, phase_p95, stretched
 from pdplugins.studies.deployment.plan import plan_deployment, with_plan
