@@ -159,18 +159,20 @@ def build_journal(
     initial: ScalePlan | None = None,
     decision_log: Path | None = None,
     metrics: Iterable[Metrics] = (),
+    capped: bool = True,
 ) -> StandardJournal:
     """Build the journal of one process. Raises ConfigError when the decision log cannot be written.
 
     :param initial: the planner's plan before its first decision, where this process has a planner.
     :param decision_log: where to log decisions, None for nowhere. One process writes one file.
+    :param capped: keep no more than ``decision_log.most_per_s`` lines a second; a simulation has no need of that.
     """
     wanted = config.decision_log
     log = None
     if decision_log is not None:
         whole = _with_defaults(config, registry)
         log = DecisionLog(decision_log, whole, deployment, initial, most_bytes=wanted.most_mb * 2**20)
-    return StandardJournal(log, metrics, sampling=Sampling(wanted.sample, wanted.most_per_s))
+    return StandardJournal(log, metrics, sampling=Sampling(wanted.sample, wanted.most_per_s if capped else sys.maxsize))
 
 
 def _with_defaults(config: Config, registry: Registry | None) -> Config:

@@ -166,12 +166,17 @@ def build_safe_planner(
     """
     deployment = build_deployment(config, registry)
     planner = build_planner(config, deployment, registry, policies)
-    pools = config.deployment
-    initial = ScalePlan(pools.prefill.replicas, pools.decode.replicas, "workers at start")
+    initial = initial_plan(config)
     if journal is None:
         shown = [metrics] if metrics else []
         journal = build_journal(config, deployment, registry, initial=initial, decision_log=decision_log, metrics=shown)
     return SafePlanner(planner, deployment, initial=initial, journal=journal)
+
+
+def initial_plan(config: Config) -> ScalePlan:
+    """Return the plan that holds until the first decision: the config's own pools."""
+    pools = config.deployment
+    return ScalePlan(pools.prefill.replicas, pools.decode.replicas, "workers at start")
 
 
 def fit_budget(plan: ScalePlan, deployment: Deployment) -> ScalePlan:
