@@ -8,6 +8,7 @@ import json
 import logging
 import secrets
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -15,6 +16,8 @@ from aiohttp import web
 from prometheus_client import generate_latest
 
 from pdplugins.config import Config
+from pdplugins.contracts.deployment import Deployment
+from pdplugins.contracts.kinds import Kind
 from pdplugins.errors import HostError
 from pdplugins.gateway.backends import Backend, Backends, WorkerOption
 from pdplugins.gateway.engine import Engine
@@ -30,6 +33,8 @@ from pdplugins.gateway.settings import GatewaySettings
 from pdplugins.registry import Registry
 from pdplugins.runtime.assembly import build_deployment
 from pdplugins.runtime.flow import SafeFlow
+from pdplugins.runtime.journal import build_journal
+from pdplugins.runtime.metrics import Metrics
 from pdplugins.runtime.policies import build_policies
 
 log = logging.getLogger("pdplugins.gateway")
@@ -50,7 +55,9 @@ LOAD_FIELDS = (
 class Gateway:
     """One gateway. `start` and `stop` frame its life; `url` says where it is.
 
-    Raises ConfigError when the config's profile or router, or a worker's address, cannot be used.
+    :param decision_log: where a sample of what router and flow policy decide is logged; None for nowhere.
+
+    Raises ConfigError when the config's profile or policies, a worker's address, or the log cannot be used.
     """
 
     def __init__(
@@ -60,6 +67,7 @@ class Gateway:
         settings: GatewaySettings | None = None,
         registry: Registry | None = None,
         metrics: GatewayMetrics | None = None,
+        decision_log: Path | None = None,
     ) -> None:
         self.settings = settings or GatewaySettings()
         self.metrics = metrics or GatewayMetrics()
@@ -71,7 +79,7 @@ class Gateway:
         )
         deployment = build_deployment(config, registry)
         policies = build_policies(config, deployment, registry)
-        self._journal = GatewayJournal(self.metrics)
+        self._journal = self._build_journal(config, deployment, registry, decision_log)
         self.flow = policies.flow()
         """What orders requests before the workers; None: they do not wait."""
         self._ttft_s = deployment.slo.ttft_s
@@ -116,6 +124,14 @@ class Gateway:
         await asyncio.gather(*self._watchers, return_exceptions=True)
         await self.engine.close()
         await self._session.close()
+        self._journal.close()
+
+    def _build_journal(
+        self, config: Config, deployment: Deployment, registry: Registry | None, decision_log: Path | None
+    ) -> GatewayJournal:
+        metrics = [Metrics(kind, self.metrics.registry) for kind in (Kind.ROUTER, Kind.FLOW)]
+        journal = build_journal(config, deployment, registry, decision_log=decision_log, metrics=metrics)
+        return GatewayJournal(journal, self.metrics)
 
     def _build_queue(self) -> AdmissionQueue | None:
         if self.flow is None:

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Mapping
-from typing import Any
 
 from prometheus_client import CollectorRegistry, Gauge, Histogram
 from prometheus_client import Counter as PrometheusCounter
 
 from pdplugins.contracts.kinds import Kind
-from pdplugins.runtime.decision import Decision, Fault
+from pdplugins.runtime.decision import Fault, Journal
 
 log = logging.getLogger("pdplugins.gateway")
 
@@ -69,14 +67,16 @@ class GatewayMetrics:
 
 
 class GatewayJournal:
-    """A `pdplugins.runtime.decision.Journal`: counts the faults of policies with those of the gateway."""
+    """A `pdplugins.runtime.decision.Journal` that also counts the faults of policies with those of the gateway."""
 
-    def __init__(self, metrics: GatewayMetrics) -> None:
+    def __init__(self, inner: Journal, metrics: GatewayMetrics) -> None:
+        self._inner = inner
         self._metrics = metrics
-
-    def decided(self, decision: Decision[Any], seen: Mapping[str, Any]) -> None:
-        """Keep nothing of a decision."""
+        self.skips = inner.skips
+        self.decided = inner.decided
+        self.close = inner.close
 
     def fault(self, kind: Kind, fault: Fault, why: str, error: Exception | None = None) -> None:
         """Count a fault as ``<kind>_<fault>``, such as ``router_policy_error``. The policy's safe wrapper logs it."""
+        self._inner.fault(kind, fault, why, error)
         self._metrics.count(f"{kind}_{fault}")

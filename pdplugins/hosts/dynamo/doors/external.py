@@ -20,6 +20,7 @@ from dynamo.planner.plugins.proto.v1 import plugin_pb2_grpc as pbg
 
 import pdplugins
 from pdplugins.config import find, load
+from pdplugins.contracts.kinds import Kind
 from pdplugins.errors import HostError
 from pdplugins.hosts.dynamo.doors.frontend import FrontendMetrics
 from pdplugins.hosts.dynamo.doors.proposer import Proposer
@@ -254,7 +255,7 @@ def run(  # noqa: PLR0913 - the options of a command
 ) -> None:
     """Build the planner that `config` names and serve it until SIGTERM or SIGINT. Raises PdpluginsError."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s: %(message)s")
-    metrics = process_metrics()
+    metrics = process_metrics(Kind.PLANNER)
 
     def build() -> Proposer:
         planner = build_safe_planner(load(find(config)), decision_log=decision_log, metrics=metrics)

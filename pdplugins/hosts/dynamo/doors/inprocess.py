@@ -37,6 +37,7 @@ from dynamo.planner.plugins.types import (
 )
 
 from pdplugins.config import find, load, parse
+from pdplugins.contracts.kinds import Kind
 from pdplugins.hosts.dynamo.doors.frontend import FrontendMetrics
 from pdplugins.hosts.dynamo.doors.proposer import Proposer
 from pdplugins.runtime.metrics import process_metrics
@@ -72,7 +73,7 @@ class PdPlanner(Proposer):
         key: str = "default",
     ) -> None:
         chosen = load(find(config)) if isinstance(config, str) else parse(config, "kwargs.config")
-        metrics = process_metrics()
+        metrics = process_metrics(Kind.PLANNER)
         planner = build_safe_planner(chosen, decision_log=Path(decision_log) if decision_log else None, metrics=metrics)
         super().__init__(planner, frontend=FrontendMetrics(frontend_url, model) if frontend_url else None)
         if metrics_port is not None:
