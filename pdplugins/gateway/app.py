@@ -16,14 +16,13 @@ from aiohttp import web
 from prometheus_client import generate_latest
 
 from pdplugins.config import Config
-from pdplugins.contracts.deployment import Deployment
-from pdplugins.contracts.kinds import Kind
 from pdplugins.errors import HostError
 from pdplugins.gateway.backends import Backend, Backends, WorkerOption
 from pdplugins.gateway.engine import Engine
 from pdplugins.gateway.engines.sglang.engine import SglangEngine
 from pdplugins.gateway.errors import GatewayError, RefusedError
-from pdplugins.gateway.metrics import GatewayJournal, GatewayMetrics
+from pdplugins.gateway.metrics import GatewayMetrics
+from pdplugins.gateway.policies import GatewayPolicies
 from pdplugins.gateway.primitive import can_serve
 from pdplugins.gateway.queue import AdmissionQueue
 from pdplugins.gateway.replies import Reply
@@ -33,9 +32,6 @@ from pdplugins.gateway.settings import GatewaySettings
 from pdplugins.registry import Registry
 from pdplugins.runtime.assembly import build_deployment
 from pdplugins.runtime.flow import SafeFlow
-from pdplugins.runtime.journal import build_journal
-from pdplugins.runtime.metrics import Metrics
-from pdplugins.runtime.policies import build_policies
 
 log = logging.getLogger("pdplugins.gateway")
 
@@ -78,12 +74,10 @@ class Gateway:
             settings=self.settings,
         )
         deployment = build_deployment(config, registry)
-        policies = build_policies(config, deployment, registry)
-        self._journal = self._build_journal(config, deployment, registry, decision_log)
-        self.flow = policies.flow()
-        """What orders requests before the workers; None: they do not wait."""
+        self.policies = GatewayPolicies(config, deployment, registry, self.metrics, decision_log)
         self._ttft_s = deployment.slo.ttft_s
-        self.routing = Routing(policies.router(), deployment, self.backends, self.metrics, self._journal)
+        journal = self.policies.journal
+        self.routing = Routing(self.policies.router, deployment, self.backends, self.metrics, journal)
         self._watchers: list[asyncio.Task[None]] = []
         self.url = ""
 
@@ -99,6 +93,7 @@ class Gateway:
         await self.look()
         loop = asyncio.get_running_loop()
         self._watchers = [loop.create_task(self.backends.watch(backend, self.engine)) for backend in self.backends.all]
+        self._watchers.append(loop.create_task(self.policies.share_signals()))
         if queue is not None:
             self._watchers.append(loop.create_task(queue.run()))
         self._runner = web.AppRunner(
@@ -124,19 +119,13 @@ class Gateway:
         await asyncio.gather(*self._watchers, return_exceptions=True)
         await self.engine.close()
         await self._session.close()
-        self._journal.close()
-
-    def _build_journal(
-        self, config: Config, deployment: Deployment, registry: Registry | None, decision_log: Path | None
-    ) -> GatewayJournal:
-        metrics = [Metrics(kind, self.metrics.registry) for kind in (Kind.ROUTER, Kind.FLOW)]
-        journal = build_journal(config, deployment, registry, decision_log=decision_log, metrics=metrics)
-        return GatewayJournal(journal, self.metrics)
+        self.policies.close()
 
     def _build_queue(self) -> AdmissionQueue | None:
-        if self.flow is None:
+        if self.policies.flow is None:
             return None
-        flow = SafeFlow(self.flow, most_waiting=self.settings.most_waiting, journal=self._journal)
+        most, journal = self.settings.most_waiting, self.policies.journal
+        flow = SafeFlow(self.policies.flow, most_waiting=most, journal=journal)
         return AdmissionQueue(flow, self.backends, self.metrics, self._ttft_s)
 
     async def look(self) -> None:

@@ -122,7 +122,7 @@ async def stand(
     workers = [await FakeWorker(m, rooms, 9000 + i, token_s, incremental).start() for i, m in enumerate(modes)]
     options = [WorkerOption.parse(worker.url) for worker in workers]
     gateway = Gateway(cfg or config(dual="dual" in modes), options, settings, decision_log=decision_log)
-    gateway.flow = gateway.flow if flow is None else flow
+    gateway.policies.flow = gateway.policies.flow if flow is None else flow
     await gateway.start()
     try:
         async with aiohttp.ClientSession() as client:

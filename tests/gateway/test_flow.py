@@ -75,10 +75,10 @@ async def begin(it: Stand, flow: Steered, *rids: str, count: int = 9) -> list[as
     return tasks
 
 
-async def metric(it: Stand, name: str) -> float:
+async def metric(it: Stand, name: str, prefix: str = "pdplugins_gateway_") -> float:
     async with it.client.get(it.gateway.url + "/metrics") as answer:
         lines = (await answer.text()).splitlines()
-    return float(next(line.split()[-1] for line in lines if line.startswith(f"pdplugins_gateway_{name} ")))
+    return float(next(line.split()[-1] for line in lines if line.startswith(f"{prefix}{name} ")))
 
 
 @pytest.mark.parametrize("last_first", [False, True])
@@ -354,5 +354,30 @@ def test_without_a_flow_policy_nothing_waits() -> None:
             assert all(backend.view.load.on_freed is None for backend in it.gateway.backends.all)
             assert await one(it, "a") == answer_of(PROMPT, 9)
             assert await metric(it, "wait_seconds_count") == 0
+
+    asyncio.run(run())
+
+
+class Telling(Steered):
+    """Tells a number, and hears those of the router."""
+
+    def __init__(self) -> None:
+        super().__init__(most=100)
+        self.signals = {"queue_requests": 7.0}
+        self.heard: dict[str, float] = {}
+
+    def on_signals(self, signals: dict[str, float], now_s: float) -> None:
+        self.heard |= signals
+
+
+def test_router_and_flow_policy_hear_each_others_signals() -> None:
+    flow = Telling()
+
+    async def run() -> None:
+        async with stand("dual", "dual", cfg=config("arrow"), flow=flow) as it:
+            router: Any = it.gateway.policies.router
+            assert router.signals
+            assert await settled(lambda: flow.heard.keys() >= set(router.signals))
+            assert await metric(it, 'flow_signal{name="queue_requests"}', prefix="pdplugins_") == 7
 
     asyncio.run(run())
