@@ -72,6 +72,7 @@ class Gateway:
             workers,
             prefill=min(config.deployment.prefill.replicas, max(len(workers) - 1, 0)),
             settings=self.settings,
+            metrics=self.metrics,
         )
         deployment = build_deployment(config, registry)
         self.policies = GatewayPolicies(config, deployment, registry, self.metrics, decision_log)

@@ -17,7 +17,9 @@ from pdplugins.contracts.workers import Role, WorkerView
 from pdplugins.errors import ConfigError
 from pdplugins.gateway.books import WorkerBook
 from pdplugins.gateway.engine import Engine, Facts, LoadReport, ServerKind
+from pdplugins.gateway.metrics import GatewayMetrics
 from pdplugins.gateway.primitive import can_serve
+from pdplugins.gateway.roles import WorkerLabels
 from pdplugins.gateway.settings import GatewaySettings
 
 log = logging.getLogger("pdplugins.gateway")
@@ -131,7 +133,14 @@ class Backends:
     :param prefill: dual-role workers without a role that are labelled prefill, the first ones.
     """
 
-    def __init__(self, options: Sequence[WorkerOption], *, prefill: int, settings: GatewaySettings) -> None:
+    def __init__(
+        self,
+        options: Sequence[WorkerOption],
+        *,
+        prefill: int,
+        settings: GatewaySettings,
+        metrics: GatewayMetrics | None = None,
+    ) -> None:
         roles = [Role.PREFILL] * prefill + [Role.DECODE] * len(options)
         self.all = [Backend(option, option.role or role) for option, role in zip(options, roles, strict=False)]
         self.by_id = {backend.id: backend for backend in self.all}
@@ -140,6 +149,7 @@ class Backends:
         self.views: dict[str, WorkerView] = {backend.id: backend.view for backend in self.all}
         self.ready: tuple[WorkerView, ...] = ()
         self.ready_ids: frozenset[str] = frozenset()
+        self.labels = WorkerLabels(metrics or GatewayMetrics(), lambda: self._change((*self.ready,)))
         self._settings = settings
         self._resting = False
         self._on_change: Callable[[], None] | None = None
@@ -174,19 +184,6 @@ class Backends:
         if gone and backend.alive:
             self._lost(backend, "connection failed")
         self.refresh()
-
-    def relabel(self, worker: str, role: Role) -> None:
-        """Change the label of a dual-role worker at once: it does both phases, so nothing has to drain.
-
-        Raises ValueError for a worker whose role is fixed, and for one that is unknown.
-        """
-        backend = self.by_id.get(worker)
-        if backend is None or backend.kind in FIXED_ROLES:
-            raise ValueError(f"{worker} has no role that can change")
-        if backend.view.role is not role:
-            log.info("%s is labelled %s from now on", worker, role)
-            backend.view.role = role
-            self._change((*self.ready,))
 
     def _change(self, ready: tuple[WorkerView, ...]) -> None:
         self.ready = ready
@@ -223,6 +220,7 @@ class Backends:
             return
         if not backend.alive:
             backend.alive = True
+            self.labels.came(backend.view)
             log.info("%s is there: %s, label %s", backend.id, backend.kind, backend.view.role)
             self.refresh()
 
@@ -231,4 +229,5 @@ class Backends:
             return
         log.warning("%s is gone: %s", backend.id, why)
         backend.lost()
+        self.labels.went(backend.id)
         self.refresh()

@@ -44,6 +44,9 @@ class GatewayMetrics:
         self.pools = Gauge(
             prefix + "elastic_pool", "Workers in the pools of a router with its own", ["role"], registry=self.registry
         )
+        self.role_changes = counter(
+            "role_changes", "Changes of workers' labels: begun, done or refused, by who proposed them", "by", "stage"
+        )
         self._load = Gauge(
             prefix + "load", "Load by worker, as the router sees it", ["worker", "of"], registry=self.registry
         )

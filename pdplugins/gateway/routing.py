@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from time import monotonic
+from typing import Any
 
 from pdplugins.contracts.deployment import Deployment
 from pdplugins.contracts.request import Request
+from pdplugins.contracts.roles import HearsRoles
 from pdplugins.contracts.router import Outcome, Placement, Router
 from pdplugins.contracts.workers import Role, WorkerView
 from pdplugins.gateway.backends import Backends
@@ -18,7 +20,8 @@ from pdplugins.gateway.errors import GatewayError
 from pdplugins.gateway.metrics import GatewayMetrics
 from pdplugins.gateway.primitive import Deviation, Execution, NobodyServesError, Splittable, can_serve, resolve
 from pdplugins.policies.stock.routers import LeastLoaded, RouterSettings
-from pdplugins.runtime.decision import Journal
+from pdplugins.runtime.decision import Fault, Journal
+from pdplugins.runtime.faults import implements, raised
 from pdplugins.runtime.router import SafeRouter
 
 
@@ -45,7 +48,12 @@ class Routing:
     def use(self, router: Router) -> None:
         """Ask `router` from now on."""
         self.router = router
-        self._safe = SafeRouter(router, self._deployment, journal=self._journal)
+        self._safe = safe = SafeRouter(router, self._deployment, journal=self._journal)
+        if implements(router, HearsRoles):
+            more: Any = router
+            self._backends.labels.tell(
+                more, lambda error: safe.tally.fault(Fault.POLICY_ERROR, raised(router, error), error)
+            )
 
     def arrive(self, request: Request, call: Splittable, failed: Sequence[str] = ()) -> Execution:
         """Place a request that has just arrived, or that starts anew. Raises GatewayError when no worker is there.
@@ -88,11 +96,7 @@ class Routing:
             for role, size in zip(Role, pools, strict=True):
                 self._metrics.pools.labels(role).set(size)
         if self._safe.moves_roles:
-            for move in self._safe.take_role_moves():
-                try:
-                    self._backends.relabel(move.worker, move.role)
-                except ValueError as error:
-                    self._metrics.fault("role_move_refused", error)
+            self._backends.labels.propose(self._safe.take_role_moves())
 
     def _execution(self, placement: Placement, request: Request, call: Splittable) -> Execution:
         """Return what of `placement` these workers and this request allow. Raises GatewayError."""

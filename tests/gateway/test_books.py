@@ -8,8 +8,8 @@ import pytest
 
 from pdplugins.gateway.books import LoadBook
 from pdplugins.gateway.engines.sglang.engine import facts_of, report_of
-from pdplugins.types import Role
-from tests.gateway.rig import ask, config, stand
+from pdplugins.types import Role, RoleChange, RoleMove
+from tests.gateway.rig import Fixed, ask, config, stand
 from tests.hosts.sglang.gateway.fake import settled
 
 
@@ -78,19 +78,55 @@ def test_books_tell_when_new_work_may_fit() -> None:
     assert len(told) == 3
 
 
-def test_a_new_label_makes_a_new_tuple_of_workers_and_keeps_what_decodes() -> None:
+class Moving(Fixed):
+    """A router that wants a label changed with each placement, and hears what became of that."""
+
+    def __init__(self, *moves: RoleMove) -> None:
+        super().__init__()
+        self.moves = list(moves)
+        self.heard: list[tuple[str, str, str]] = []
+
+    def take_role_moves(self) -> tuple[RoleMove, ...]:
+        return (self.moves.pop(0),) if self.moves else ()
+
+    def on_role_change(self, change: RoleChange) -> None:
+        self.heard.append((change.worker, change.role, change.stage))
+
+
+def test_a_router_changes_labels_and_hears_of_it() -> None:
     async def run() -> None:
-        async with stand("dual", "dual", cfg=config("least-loaded")) as it:
-            backends = it.gateway.backends
-            before = backends.ready
-            backends.relabel(backends.all[0].id, Role.DECODE)
-            assert backends.ready == before
-            assert backends.ready is not before
-            assert backends.ready[0].role is Role.DECODE
-            same = backends.ready
-            backends.relabel(backends.all[0].id, Role.DECODE)
-            assert backends.ready is same
+        async with stand("dual", "dual") as it:
+            one = it.workers[0].id
+            router = it.route(Moving(RoleMove(one, Role.DECODE, "idle"), RoleMove(one, Role.PREFILL)))
+            before = it.gateway.backends.ready
             assert (await it.post("/generate", ask()))[0] == 200
+            after = it.gateway.backends.ready
+            assert after == before
+            assert after is not before
+            assert [view.role for view in after] == [Role.DECODE, Role.DECODE]
+            assert router.heard == [(one, "decode", "begun"), (one, "decode", "done")]
+            assert (await it.post("/generate", ask()))[0] == 200
+            assert [view.role for view in it.gateway.backends.ready] == [Role.PREFILL, Role.DECODE]
+            async with it.client.get(it.gateway.url + "/metrics") as answer:
+                assert 'pdplugins_gateway_role_changes_total{by="router",stage="done"} 2.0' in await answer.text()
+
+    asyncio.run(run())
+
+
+def test_a_label_outlives_the_death_of_its_worker() -> None:
+    async def run() -> None:
+        async with stand("dual", "dual") as it:
+            backend = it.gateway.backends.all[0]
+            it.route(Moving(RoleMove(backend.id, Role.DECODE)))
+            await it.post("/generate", ask())
+            await it.workers[0].stop()
+            assert await settled(lambda: not backend.alive)
+            await it.workers[0].start()
+            assert await settled(lambda: backend.alive)
+            assert backend.view.role is Role.DECODE
+            it.route(Moving(RoleMove(backend.id, Role.PREFILL)))
+            await it.post("/generate", ask())
+            assert backend.view.role is Role.PREFILL
 
     asyncio.run(run())
 
@@ -98,10 +134,11 @@ def test_a_new_label_makes_a_new_tuple_of_workers_and_keeps_what_decodes() -> No
 def test_the_role_of_a_stock_server_is_no_label() -> None:
     async def run() -> None:
         async with stand("prefill", "decode", cfg=config(dual=False)) as it:
-            backends = it.gateway.backends
-            with pytest.raises(ValueError, match="no role that can change"):
-                backends.relabel(backends.all[0].id, Role.DECODE)
-            with pytest.raises(ValueError, match="no role that can change"):
-                backends.relabel("nobody", Role.DECODE)
+            one = it.workers[0].id
+            router = it.route(Moving(RoleMove(one, Role.DECODE), RoleMove("nobody", Role.DECODE)))
+            for _ in range(2):
+                assert (await it.post("/generate", ask()))[0] == 200
+            assert [view.role for view in it.gateway.backends.ready] == [Role.PREFILL, Role.DECODE]
+            assert router.heard == [(one, "decode", "refused")]
 
     asyncio.run(run())
