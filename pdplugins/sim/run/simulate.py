@@ -4,23 +4,21 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, cast
 
 import numpy as np
 
 from pdplugins import __version__
-from pdplugins.config import CHOICES, Choice, Config, resolved, settings_of
-from pdplugins.contracts.batching import BatchScheduler
+from pdplugins.config import CHOICES, Choice, Config, in_bundle, resolved, settings_of
 from pdplugins.contracts.deployment import Deployment
+from pdplugins.contracts.kinds import Kind
 from pdplugins.contracts.planner import Planner
-from pdplugins.contracts.power import PowerController
 from pdplugins.contracts.request import Slo
-from pdplugins.contracts.router import Router
 from pdplugins.interrupt import ctrl_c
-from pdplugins.registry import default_registry
+from pdplugins.policies.stock.routers import LeastLoaded, RouterSettings
 from pdplugins.results import Metrics, Requests, Result, Speed, Spread, commit
 from pdplugins.runtime.assembly import build_deployment
 from pdplugins.runtime.planner import build_safe_planner
+from pdplugins.runtime.policies import Policies, build_policies
 from pdplugins.sim.core import COMPILED
 from pdplugins.sim.core.flight import Arrival
 from pdplugins.sim.core.records import Gaps, Record
@@ -31,7 +29,7 @@ from pdplugins.sim.run.setup import sim_settings
 from pdplugins.workloads.trace import TraceRequest
 
 STOCK_ROUTER = Choice(name="least-loaded")
-"""What routes where a config names no router."""
+"""What routes where a config names neither a router nor a bundle."""
 
 
 def simulate(
@@ -48,18 +46,19 @@ def simulate(
 
     Ctrl-C ends the run: the result is of the requests that had ended by then, and says ``interrupted``.
 
-    :param seed: noted in the result; policies that draw lots take it as their setting ``seed``.
+    :param seed: noted in the result; policies that draw numbers take it as their setting ``seed``.
     """
     config = seeded(config, seed)
     deployment = build_deployment(config)
-    guarded = None if config.planner is None else build_safe_planner(config)
-    simulation = _simulation(config, deployment, guarded, sampler)
+    policies = build_policies(config, deployment)
+    planner = None if policies.planner() is None else build_safe_planner(config, policies=policies)
+    simulation = _simulation(config, deployment, policies, planner, sampler)
     began = time.perf_counter()
     try:
         outcome, interrupted = _run(simulation, trace, progress)
     finally:
-        if guarded is not None:
-            guarded.close()
+        if planner is not None:
+            planner.close()
     wall_s = time.perf_counter() - began
     requests, metrics = summarise(outcome, deployment.slo)
     result = Result(
@@ -103,34 +102,38 @@ def _run(
 
 
 def seeded(config: Config, seed: int) -> Config:
-    """Return `config` with a router, and with `seed` for every policy that draws lots and names no seed of its own."""
-    chosen: dict[str, Choice] = {}
-    for kind in CHOICES:
-        choice: Choice | None = getattr(config, kind)
-        if choice is None and kind == "router":
-            choice = STOCK_ROUTER
-        if choice is None:
+    """Return `config` with a router, and with `seed` for every policy that draws numbers and names no seed of its own.
+
+    Of the keys that pick parts of one bundle, those with settings get it, as they all have to give the same ones.
+    """
+    chosen = {key: choice for key in CHOICES if (choice := getattr(config, key)) is not None}
+    if config.router is None and config.bundle is None:
+        chosen[Kind.ROUTER] = STOCK_ROUTER
+    bundled = {key: choice.name for key, choice in chosen.items() if in_bundle(key, choice)}
+    given = {name for key, name in bundled.items() if chosen[key].settings}
+    for key, choice in chosen.items():
+        if bundled.get(key) in given and not choice.settings:
             continue
-        if "seed" in type(settings_of(kind, choice)).model_fields and "seed" not in choice.settings:
-            choice = Choice(name=choice.name, **choice.settings, seed=seed)
-        chosen[kind] = choice
+        if "seed" in type(settings_of(key, choice)).model_fields and "seed" not in choice.settings:
+            chosen[key] = Choice(name=choice.name, **choice.settings, seed=seed)
     return config.model_copy(update=chosen)
 
 
-def _simulation(config: Config, deployment: Deployment, planner: Planner | None, sampler: Sampler | None) -> Simulation:
-    registry = default_registry()
-
-    def make(kind: str, choice: Choice) -> Any:
-        return registry.get(kind, choice.name).factory(settings_of(kind, choice), deployment)
-
-    scheduler = config.batch_scheduler
+def _simulation(
+    config: Config,
+    deployment: Deployment,
+    policies: Policies,
+    planner: Planner | None,
+    sampler: Sampler | None,
+) -> Simulation:
     return Simulation(
         deployment,
         sim_settings(config, deployment),
-        cast(Router, make("router", config.router or STOCK_ROUTER)),
+        policies.router() or LeastLoaded(RouterSettings.model_validate({}), deployment),
+        flow=policies.flow(),
         planner=planner,
-        power=None if config.power is None else cast(PowerController, make("power", config.power)),
-        batch_scheduler=None if scheduler is None else lambda: cast(BatchScheduler, make("batch_scheduler", scheduler)),
+        power=policies.power(),
+        batch_scheduler=policies.batch_scheduler(),
         sampler=sampler,
     )
 
