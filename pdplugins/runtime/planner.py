@@ -90,9 +90,9 @@ class SafePlanner(SafePolicy):
         step_s = self._took(started)
         try:
             good = _checked(plan, any_role=self.deployment.any_role)
+            fitted = fit_budget(good, self.deployment)
         except Exception as error:
             return self._hold(Fault.UNSAFE_ANSWER, one_line(error), view=view, step_s=step_s)
-        fitted = fit_budget(good, self.deployment)
         fault = None if fitted is good else Fault.OVER_BUDGET
         if fault is not None:
             self._count(fault, fitted.reason)
@@ -195,7 +195,7 @@ def _with_defaults(config: Config, registry: Registry | None) -> Config:
 
 
 def fit_budget(plan: ScalePlan, deployment: Deployment) -> ScalePlan:
-    """Return `plan`, or when it needs too many GPUs what of it fits."""
+    """Return `plan`, or when it needs too many GPUs what of it fits. Raises ValueError when no worker does."""
     used = deployment.gpus(plan.prefill, plan.decode)
     if used <= deployment.gpu_budget:
         return plan
@@ -206,6 +206,8 @@ def fit_budget(plan: ScalePlan, deployment: Deployment) -> ScalePlan:
             min(plan.prefill, deployment.gpu_budget // deployment.prefill_tp),
             min(plan.decode, deployment.gpu_budget // deployment.decode_tp),
         )
+        if not any(fitted):
+            raise ValueError(f"not one worker fits into {deployment.gpu_budget} GPUs")
     reason = (
         f"{plan.reason}; {plan.prefill}P{plan.decode}D needs {used} GPUs, cut to the budget of {deployment.gpu_budget}"
     )

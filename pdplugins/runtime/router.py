@@ -194,7 +194,8 @@ class SafeRouter(SafePolicy):
             second = answer.second
             if second is None or second not in usable:
                 return None, self._unknown(f"{one_line(second)} takes no work")
-            if answer.first == opened.first and answer.split == opened.split and type(answer.reason) is str:
+            unchanged = (answer.first, answer.split) == (opened.first, opened.split)
+            if unchanged and type(answer) is Placement and type(answer.reason) is str:
                 return answer, None
             return Placement(opened.first, second, opened.split, one_line(answer.reason)), None
         except Exception as error:

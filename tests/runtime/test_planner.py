@@ -15,12 +15,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 
-from pdplugins.runtime.decision import Fault
+from pdplugins.runtime.decision import Fault, Kind
 from pdplugins.runtime.decision_log import read
 from pdplugins.runtime.faults import LOG_EVERY
 from pdplugins.runtime.metrics import PlannerMetrics
 from pdplugins.runtime.planner import SafePlanner, build_safe_planner, fit_budget
 from pdplugins.types import Deployment, PlannerView, Pool, ScalePlan, Slo, Traffic, WorkerLoad
+from tests.runtime.hostile import Script, errors, junk, numbers
 
 START = ScalePlan(2, 1, "start")
 See = Callable[..., PlannerView]
@@ -177,6 +178,73 @@ def test_it_never_raises_and_never_answers_unsafely(counts: list[Any]) -> None:
         assert plan.prefill >= 1
         assert plan.decode >= 1
         assert deployment.gpus(plan.prefill, plan.decode) <= 8
+
+
+counts = st.integers(-3, 10**9) | st.booleans() | junk
+scale_plans = st.builds(ScalePlan, counts, counts, st.text() | junk, st.dictionaries(st.text(), numbers | junk) | junk)
+
+
+@given(script=st.lists(scale_plans | errors | junk, min_size=1, max_size=8), any_role=st.booleans())
+def test_any_answer_becomes_one_to_follow(script: list[Any], any_role: bool) -> None:
+    deployment = replace(machine(8, 1, 2), any_role=any_role)
+    planner = SafePlanner(Script(script), deployment, initial=START)  # type: ignore[arg-type]
+    for tick in range(len(script)):
+        decision = planner.decide(PlannerView(float(tick), None, Pool(1), Pool(1)))
+        plan = decision.answer
+        assert type(plan.prefill) is type(plan.decode) is int
+        assert min(plan.prefill, plan.decode) >= (0 if any_role else 1)
+        assert plan.prefill + plan.decode >= 1
+        assert deployment.gpus(plan.prefill, plan.decode) <= 8
+        assert type(plan.reason) is str
+        assert "\n" not in plan.reason
+        assert all(type(value) is float for value in plan.signals.values())
+
+
+@pytest.mark.parametrize(("prefill", "decode"), [(0, 2), (3, 0)])
+def test_a_role_may_have_no_worker_where_the_others_do_both_phases(see: See, prefill: int, decode: int) -> None:
+    plan = ScalePlan(prefill, decode, "one pool")
+    assert safe(replace(machine(8, 1, 2), any_role=True), plan).decide(see(0)).answer == plan
+    assert safe(machine(8, 1, 2), plan).decide(see(0)).fault is Fault.UNSAFE_ANSWER
+
+
+def test_somebody_must_stay_even_there(see: See) -> None:
+    decision = safe(replace(machine(8, 1, 2), any_role=True), ScalePlan(0, 0, "none")).decide(see(0))
+    assert (decision.answer.prefill, decision.answer.decode, decision.fault) == (2, 1, Fault.UNSAFE_ANSWER)
+
+
+@pytest.mark.parametrize(("plan", "fits"), [((0, 9), (0, 4)), ((9, 0), (8, 0))])
+def test_one_pool_is_cut_to_the_budget_too(see: See, plan: tuple[int, int], fits: tuple[int, int]) -> None:
+    decision = safe(replace(machine(8, 1, 2), any_role=True), ScalePlan(*plan, "burst")).decide(see(0))
+    assert (decision.answer.prefill, decision.answer.decode, decision.fault) == (*fits, Fault.OVER_BUDGET)
+
+
+def test_a_pool_of_which_no_worker_fits_holds(see: See) -> None:
+    planner = safe(replace(machine(2, 1, 4), any_role=True), ScalePlan(2, 0, "fits"), ScalePlan(0, 1, "big"))
+    planner.plan(see(0))
+    decision = planner.decide(see(5))
+    assert (decision.answer.prefill, decision.answer.decode, decision.fault) == (2, 0, Fault.UNSAFE_ANSWER)
+
+
+def test_a_journal_hears_what_was_seen_and_what_held_before(deployment: Deployment, see: See) -> None:
+    class Notes:
+        def __init__(self) -> None:
+            self.decisions: list[Any] = []
+            self.faults: list[Any] = []
+
+        def decided(self, decision: Any, seen: Any) -> None:
+            self.decisions.append((decision, seen))
+
+        def fault(self, kind: Any, fault: Any, why: str, error: Any = None) -> None:
+            self.faults.append((kind, fault, why))
+
+    journal = Notes()
+    planner = safe(deployment, ScalePlan(3, 1, "a"), RuntimeError("no"), journal=journal)
+    first, second = planner.decide(see(0)), planner.decide(see(5))
+    assert journal.decisions == [
+        (first, {"view": see(0), "before": START}),
+        (second, {"view": see(5), "before": first.answer}),
+    ]
+    assert journal.faults == [(Kind.PLANNER, Fault.POLICY_ERROR, "Answers raised RuntimeError: no")]
 
 
 def test_a_fault_is_logged_once_and_then_every_hundredth_time(
