@@ -8,8 +8,7 @@ from pdplugins.sim.core.engine_settings import EngineSettings
 from pdplugins.sim.core.flight import Arrival
 from pdplugins.sim.core.settings import SimSettings
 from pdplugins.types import Placement, Request, Round, WorkerView
-
-from .test_simulation import MODEL, To, run
+from tests.sim.runs import MODEL, To, run
 
 AT_ONCE = SimSettings(first_token="prefill")
 

@@ -18,8 +18,7 @@ from pdplugins.sim.core.power import Power, PowerCurve
 from pdplugins.sim.core.settings import RunOutcome, SimSettings
 from pdplugins.sim.core.simulation import Simulation
 from pdplugins.types import Flip, GpuView, PlannerView, PowerPlan, Role, ScalePlan
-
-from .test_simulation import DEPLOYMENT, MODEL, To
+from tests.sim.runs import DEPLOYMENT, MODEL, To
 
 CURVE = PowerCurve((400.0, 700.0), (2.0, 1.0), (1.5, 1.0), 0.5, idle_w=100.0, prefill_w=700.0, decode_w=450.0)
 AT_ONCE = SimSettings(power=CURVE, first_token="prefill")

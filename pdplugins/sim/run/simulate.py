@@ -3,30 +3,29 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, cast
 
 import numpy as np
 
-from pdplugins import __version__
-from pdplugins.config import CHOICES, Choice, Config, resolved, settings_of
-from pdplugins.contracts.batching import BatchScheduler
+from pdplugins.config import CHOICES, Choice, Config, in_bundle, resolved, settings_of
 from pdplugins.contracts.deployment import Deployment
+from pdplugins.contracts.kinds import Kind
 from pdplugins.contracts.planner import Planner
-from pdplugins.contracts.power import PowerController
 from pdplugins.contracts.request import Slo
-from pdplugins.contracts.router import Router
 from pdplugins.interrupt import ctrl_c
-from pdplugins.registry import default_registry
-from pdplugins.results import Metrics, Requests, Result, Speed, Spread, commit
+from pdplugins.metrics import weighted_distribution
+from pdplugins.policies.stock.routers import LeastLoaded, RouterSettings
+from pdplugins.provenance import commit, versions
+from pdplugins.results import Metrics, Requests, Result, Served, Speed, Spread, summary
 from pdplugins.runtime.assembly import build_deployment
 from pdplugins.runtime.decision import Journal
 from pdplugins.runtime.journal import StandardJournal, build_journal
 from pdplugins.runtime.planner import build_safe_planner, initial_plan
-from pdplugins.sim.core import COMPILED
+from pdplugins.runtime.policies import Policies, build_policies
+from pdplugins.sim import kernel
 from pdplugins.sim.core.flight import Arrival
-from pdplugins.sim.core.records import Gaps, Record
+from pdplugins.sim.core.records import Gaps
 from pdplugins.sim.core.sampler import Sampler
 from pdplugins.sim.core.settings import RunOutcome
 from pdplugins.sim.core.simulation import Simulation
@@ -34,7 +33,7 @@ from pdplugins.sim.run.setup import sim_settings
 from pdplugins.workloads.trace import TraceRequest
 
 STOCK_ROUTER = Choice(name="least-loaded")
-"""What routes where a config names no router."""
+"""What routes where a config names neither a router nor a bundle."""
 
 
 def simulate(
@@ -52,14 +51,16 @@ def simulate(
 
     Ctrl-C ends the run: the result is of the requests that had ended by then, and says ``interrupted``.
 
-    :param seed: noted in the result; policies that draw lots take it as their setting ``seed``.
+    :param seed: noted in the result; policies that draw numbers take it as their setting ``seed``.
     :param decision_log: where to log what the policies decide; every line is kept that the config's sample takes.
     """
+    kernel.check()
     config = seeded(config, seed)
     deployment = build_deployment(config)
-    journal = _journal(config, deployment, decision_log)
-    planner = None if config.planner is None else build_safe_planner(config, journal=journal)
-    simulation = _simulation(config, deployment, planner, sampler, journal)
+    policies = build_policies(config, deployment)
+    journal = _journal(config, deployment, policies, decision_log)
+    planner = None if policies.planner() is None else build_safe_planner(config, policies=policies, journal=journal)
+    simulation = _simulation(config, deployment, policies, planner, sampler, journal)
     began = time.perf_counter()
     try:
         outcome, interrupted = _run(simulation, trace, progress)
@@ -78,11 +79,11 @@ def simulate(
             policy_s=outcome.policies.seconds,
             duration_s=outcome.duration_s,
         ),
-        config={"run": {"trace": trace_name, "compiled": COMPILED}, **resolved(config)},
+        config={"run": {"trace": trace_name, "compiled": kernel.COMPILED}, **resolved(config)},
         seed=seed,
         commit=commit(),
         command=command,
-        versions={"pdplugins": __version__},
+        versions=versions(),
         scaling=outcome.scaling,
         counts=_counts(outcome),
         interrupted=interrupted,
@@ -109,48 +110,49 @@ def _run(
 
 
 def seeded(config: Config, seed: int) -> Config:
-    """Return `config` with a router, and with `seed` for every policy that draws lots and names no seed of its own."""
-    chosen: dict[str, Choice] = {}
-    for kind in CHOICES:
-        choice: Choice | None = getattr(config, kind)
-        if choice is None and kind == "router":
-            choice = STOCK_ROUTER
-        if choice is None:
+    """Return `config` with a router, and with `seed` for every policy that draws numbers and names no seed of its own.
+
+    Of the keys that pick parts of one bundle, those with settings get it, as they all have to give the same ones.
+    """
+    chosen = {key: choice for key in CHOICES if (choice := getattr(config, key)) is not None}
+    if config.router is None and config.bundle is None:
+        chosen[Kind.ROUTER] = STOCK_ROUTER
+    bundled = {key: choice.name for key, choice in chosen.items() if in_bundle(key, choice)}
+    given = {name for key, name in bundled.items() if chosen[key].settings}
+    for key, choice in chosen.items():
+        if bundled.get(key) in given and not choice.settings:
             continue
-        if "seed" in type(settings_of(kind, choice)).model_fields and "seed" not in choice.settings:
-            choice = Choice(name=choice.name, **choice.settings, seed=seed)
-        chosen[kind] = choice
+        if "seed" in type(settings_of(key, choice)).model_fields and "seed" not in choice.settings:
+            chosen[key] = Choice(name=choice.name, **choice.settings, seed=seed)
     return config.model_copy(update=chosen)
 
 
-def _journal(config: Config, deployment: Deployment, decision_log: Path | None) -> StandardJournal | None:
+def _journal(
+    config: Config, deployment: Deployment, policies: Policies, decision_log: Path | None
+) -> StandardJournal | None:
     """Return the journal of a run; None without a log, so that the policies' path is as short as it can be."""
     if decision_log is None:
         return None
-    initial = initial_plan(config) if config.planner is not None else None
+    initial = None if policies.planner() is None else initial_plan(config)
     return build_journal(config, deployment, initial=initial, decision_log=decision_log, capped=False)
 
 
 def _simulation(
     config: Config,
     deployment: Deployment,
+    policies: Policies,
     planner: Planner | None,
     sampler: Sampler | None,
-    journal: Journal | None = None,
+    journal: Journal | None,
 ) -> Simulation:
-    registry = default_registry()
-
-    def make(kind: str, choice: Choice) -> Any:
-        return registry.get(kind, choice.name).factory(settings_of(kind, choice), deployment)
-
-    scheduler = config.batch_scheduler
     return Simulation(
         deployment,
         sim_settings(config, deployment),
-        cast(Router, make("router", config.router or STOCK_ROUTER)),
+        policies.router() or LeastLoaded(RouterSettings.model_validate({}), deployment),
+        flow=policies.flow(),
         planner=planner,
-        power=None if config.power is None else cast(PowerController, make("power", config.power)),
-        batch_scheduler=None if scheduler is None else lambda: cast(BatchScheduler, make("batch_scheduler", scheduler)),
+        power=policies.power(),
+        batch_scheduler=policies.batch_scheduler(),
         sampler=sampler,
         journal=journal,
     )
@@ -177,37 +179,23 @@ def arrival(request: TraceRequest) -> Arrival:
 def summarise(outcome: RunOutcome, slo: Slo) -> tuple[Requests, Metrics]:
     """Compute every metric of a simulated run, as `pdplugins.results.summarise` does of a live one."""
     answered = [record for record in outcome.records if record.error is None]
-    good = [record for record in answered if _inside(record, slo)]
-    total, duration_s = len(outcome.records), outcome.duration_s
-    metrics = Metrics(
-        ttft_s=Spread.of(_values(record.ttft_s for record in answered)),
-        tpot_s=Spread.of(_values(record.tpot_s for record in answered)),
-        tbt_s=gap_spread(outcome.gaps),
-        slo_attainment=len(good) / total if total else None,
-        goodput_tokens_per_s=sum(record.osl_tokens for record in good) / duration_s if duration_s > 0 else 0.0,
-        goodput_requests_per_s=len(good) / duration_s if duration_s > 0 else 0.0,
-        gpu_hours=outcome.gpu_hours,
-        energy_j=outcome.energy_j,
-        mean_w=outcome.energy_j / duration_s if outcome.energy_j is not None and duration_s > 0 else None,
+    served = Served(
+        total=len(outcome.records),
+        ttft_s=[record.ttft_s for record in answered],
+        tpot_s=[record.tpot_s for record in answered],
+        osl_tokens=[record.osl_tokens for record in answered],
     )
-    return Requests(total=total, failed=total - len(answered)), metrics
+    return summary(
+        served,
+        slo,
+        duration_s=outcome.duration_s,
+        gpu_hours=outcome.gpu_hours,
+        tbt_s=gap_spread(outcome.gaps),
+        energy_j=outcome.energy_j,
+    )
 
 
 def gap_spread(gaps: Gaps) -> Spread:
     """Return the distribution of all gaps. Gaps of one run of steps count as their mean."""
-    if not gaps.means:
-        return Spread()
-    means, counts = np.asarray(gaps.means) / gaps.ticks_per_s, np.asarray(gaps.counts)
-    order = np.argsort(means, kind="stable")
-    ranks = np.cumsum(counts[order])
-    p50, p90, p99 = (float(means[order][np.searchsorted(ranks, share * ranks[-1])]) for share in (0.5, 0.9, 0.99))
-    return Spread(mean=float(np.average(means, weights=counts)), p50=p50, p90=p90, p99=p99)
-
-
-def _inside(record: Record, slo: Slo) -> bool:
-    ttft_s, tpot_s = record.ttft_s, record.tpot_s
-    return ttft_s is not None and tpot_s is not None and ttft_s <= slo.ttft_s and tpot_s <= slo.tpot_s
-
-
-def _values(values: Iterable[float | None]) -> list[float]:
-    return [value for value in values if value is not None]
+    means_s = np.asarray(gaps.means) / gaps.ticks_per_s
+    return Spread.from_distribution(weighted_distribution(means_s, gaps.counts))

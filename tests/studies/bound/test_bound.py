@@ -22,7 +22,8 @@ from pdplugins.studies.bound.demand import demand_of
 from pdplugins.studies.bound.prices import Fleet, RangeMinimum, buckets_of, held_bound, served_bound
 from pdplugins.studies.bound.steps import Kind
 from pdplugins.types import Deployment, PerfModel, PlannerView, Role, Round, ScalePlan, Slo, TraceRequest
-from tests.sim.test_exact import AnyRouter, BentModel
+from tests.sim.anyone import AnyRouter
+from tests.sim.models import BentModel
 
 MAX_BATCH = 8
 
