@@ -60,6 +60,9 @@ def gateway(  # noqa: PLR0913 - one argument for each option
     ] = DEFAULTS.first_token_s,
     silence_s: Annotated[float, typer.Option(min=0.1, help="Longest silence within a stream.")] = DEFAULTS.silence_s,
     retries: Annotated[int, typer.Option(min=0, help="How often a request may move on.")] = DEFAULTS.retries,
+    most_waiting: Annotated[
+        int, typer.Option(min=1, help="With a flow policy: most requests that wait; further ones get 503.")
+    ] = DEFAULTS.most_waiting,
     poll_s: Annotated[float, typer.Option(min=0.01, help="Pause between two looks at loads.")] = DEFAULTS.poll_s,
     history: Annotated[
         bool,
@@ -73,6 +76,7 @@ def gateway(  # noqa: PLR0913 - one argument for each option
         silence_s=silence_s,
         retries=retries,
         poll_s=poll_s,
+        most_waiting=most_waiting,
         transfer_history=history,
     )
     if not worker and launch is None:
@@ -100,7 +104,7 @@ def run(
     import uvloop  # noqa: PLC0415 - only this command needs it
 
     from pdplugins.gateway.app import Gateway  # noqa: PLC0415 - aiohttp takes a while to import
-    from pdplugins.gateway.fleet import WorkerOption  # noqa: PLC0415
+    from pdplugins.gateway.backends import WorkerOption  # noqa: PLC0415
     from pdplugins.gateway.metrics import GatewayMetrics  # noqa: PLC0415
 
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s")

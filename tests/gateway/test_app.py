@@ -16,11 +16,12 @@ import pytest
 
 from pdplugins.errors import ConfigError, HostError
 from pdplugins.gateway.app import Gateway
+from pdplugins.gateway.backends import Backends, WorkerOption
+from pdplugins.gateway.engine import ServerKind
 from pdplugins.gateway.engines.sglang.protocol import loads, splice
-from pdplugins.gateway.fleet import Fleet, Kind, WorkerOption
 from pdplugins.types import Role
+from tests.gateway.rig import FAST, PROMPT, Fixed, ask, config, stand
 from tests.hosts.sglang.gateway.fake import FakeWorker, Rooms, answer_of, settled
-from tests.hosts.sglang.gateway.stand import FAST, PROMPT, Fixed, ask, config, stand
 
 
 def test_models_tokenizer_workers_health_and_metrics() -> None:
@@ -68,12 +69,12 @@ def test_fields_are_appended_to_the_bytes_of_a_body(body: bytes, whole: bytes) -
 
 def test_worker_options() -> None:
     option = WorkerOption.parse("http://h:1/,bootstrap_port=9,role=decode,kind=dual")
-    assert option == WorkerOption("http://h:1", 9, Role.DECODE, Kind.DUAL)
+    assert option == WorkerOption("http://h:1", 9, Role.DECODE, ServerKind.DUAL)
     for bad in ("h:1", "http://h:1,port=3", "http://h:1,role=both", "http://h:1,bootstrap_port=x"):
         with pytest.raises(ConfigError, match="--worker"):
             WorkerOption.parse(bad)
     with pytest.raises(ConfigError, match="same address"):
-        Fleet([WorkerOption("http://h:1"), WorkerOption("http://h:1")], dual=True, prefill=1, settings=FAST)
+        Backends([WorkerOption("http://h:1"), WorkerOption("http://h:1")], prefill=1, settings=FAST)
 
 
 def test_a_port_that_is_taken_is_said_in_one_line() -> None:
