@@ -7,6 +7,7 @@ import json
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -113,14 +114,14 @@ async def stand(
     token_s: float = 0.0,
     incremental: bool = False,
     flow: Flow | None = None,
+    decision_log: Path | None = None,
 ) -> AsyncIterator[Stand]:
     """Workers of these modes, a gateway over them and a client; afterwards nothing may be left."""
     before = asyncio.all_tasks()
     rooms = Rooms()
     workers = [await FakeWorker(m, rooms, 9000 + i, token_s, incremental).start() for i, m in enumerate(modes)]
-    gateway = Gateway(
-        cfg or config(dual="dual" in modes), [WorkerOption.parse(worker.url) for worker in workers], settings
-    )
+    options = [WorkerOption.parse(worker.url) for worker in workers]
+    gateway = Gateway(cfg or config(dual="dual" in modes), options, settings, decision_log=decision_log)
     gateway.flow = gateway.flow if flow is None else flow
     await gateway.start()
     try:

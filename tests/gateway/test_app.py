@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import re
 import signal
@@ -47,6 +48,22 @@ def test_models_tokenizer_workers_health_and_metrics() -> None:
             assert "pdplugins_gateway_requests_in_flight 0.0" in text
 
     asyncio.run(run())
+
+
+def test_decisions_of_router_and_flow_policy_are_logged_and_measured(tmp_path: Path) -> None:
+    cfg = config("round-robin", flow="fcfs", decision_log={"sample": 1})
+
+    async def run() -> None:
+        async with stand("dual", "dual", cfg=cfg, decision_log=tmp_path / "log") as it:
+            await it.post("/generate", ask())
+            async with it.client.get(it.gateway.url + "/metrics") as answer:
+                text = await answer.text()
+            assert "pdplugins_router_decisions_total 1.0" in text
+            assert "pdplugins_flow_step_seconds_count" in text
+
+    asyncio.run(run())
+    _, *lines = [json.loads(line) for line in (tmp_path / "log").read_text().splitlines()]
+    assert {line["kind"] for line in lines} == {"router", "flow"}
 
 
 def test_bootstrap_fields_of_a_client_mean_nothing() -> None:
