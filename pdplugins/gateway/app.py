@@ -9,6 +9,7 @@ import logging
 import secrets
 from collections.abc import Sequence
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 import aiohttp
@@ -36,6 +37,7 @@ from pdplugins.runtime.flow import SafeFlow
 from pdplugins.runtime.journal import build_journal
 from pdplugins.runtime.metrics import Metrics
 from pdplugins.runtime.policies import build_policies
+from pdplugins.runtime.signals import PACE_S, build_board, connect
 
 log = logging.getLogger("pdplugins.gateway")
 
@@ -84,6 +86,7 @@ class Gateway:
         """What orders requests before the workers; None: they do not wait."""
         self._ttft_s = deployment.slo.ttft_s
         self.routing = Routing(policies.router(), deployment, self.backends, self.metrics, self._journal)
+        self._board = build_board(config)
         self._watchers: list[asyncio.Task[None]] = []
         self.url = ""
 
@@ -99,6 +102,7 @@ class Gateway:
         await self.look()
         loop = asyncio.get_running_loop()
         self._watchers = [loop.create_task(self.backends.watch(backend, self.engine)) for backend in self.backends.all]
+        self._watchers.append(loop.create_task(self._carry_signals()))
         if queue is not None:
             self._watchers.append(loop.create_task(queue.run()))
         self._runner = web.AppRunner(
@@ -125,6 +129,7 @@ class Gateway:
         await self.engine.close()
         await self._session.close()
         self._journal.close()
+        self._board.close()
 
     def _build_journal(
         self, config: Config, deployment: Deployment, registry: Registry | None, decision_log: Path | None
@@ -138,6 +143,13 @@ class Gateway:
             return None
         flow = SafeFlow(self.flow, most_waiting=self.settings.most_waiting, journal=self._journal)
         return AdmissionQueue(flow, self.backends, self.metrics, self._ttft_s)
+
+    async def _carry_signals(self) -> None:
+        """Let the parts of a bundle hear of each other, here and in other processes, once a second."""
+        while True:
+            parts = {Kind.ROUTER: self.routing.router, Kind.FLOW: self.flow}
+            connect(parts, self._board, monotonic(), self._journal)
+            await asyncio.sleep(PACE_S)
 
     async def look(self) -> None:
         """Get to know the workers that are there now; the others are looked for later."""
