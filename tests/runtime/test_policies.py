@@ -180,9 +180,7 @@ def test_a_part_that_a_bundle_does_not_have_is_said_with_those_it_has(known: Reg
 
 
 def test_a_factory_that_makes_no_bundle_is_named(known: Registry) -> None:
-    with pytest.raises(
-        PluginError, match=r"plugin 'bundles' of tests 0: the factory of bundle 'wrong' made a None"
-    ):
+    with pytest.raises(PluginError, match=r"plugin 'bundles' of tests 0: the factory of bundle 'wrong' made a None"):
         policies(bundle="wrong").planner()
 
 
