@@ -9,19 +9,25 @@ from pdplugins.types import (
     BatchPlan,
     BatchView,
     Flip,
+    FlowDecision,
+    Go,
     GpuView,
+    Hold,
+    Outcome,
     Placement,
     PlannerView,
     PowerPlan,
+    Refuse,
     Request,
     Role,
     ScalePlan,
+    Waiting,
     WorkerView,
 )
 
 
 def dice(*seen: object) -> random.Random:
-    """Lots that follow from what was seen, so that any difference in that shows."""
+    """Random numbers whose seed is what was seen, so that any difference in that shows."""
     return random.Random(crc32(repr(seen).encode()))
 
 
@@ -44,6 +50,9 @@ class AnyRouter:
         if kind == "R":  # by role
             first = next((w for w in workers if w.role is Role.PREFILL), first)
             second = next((w for w in workers if w.role is Role.DECODE), second)
+        if kind == "K":  # by free KV tokens
+            first = max(workers, key=lambda w: (w.free_kv_tokens or 0, w.id))
+            second = min(workers, key=lambda w: (w.free_kv_tokens or 0, w.id))
         split = request.prompt_tokens
         if kind == "C":
             first = max(workers, key=lambda w: (sum(block in w.cached_blocks for block in request.blocks), w.id))
@@ -68,8 +77,8 @@ class AnyPlanner:
         self._most = most
 
     def plan(self, view: PlannerView) -> ScalePlan:
-        lots = dice(view)
-        return ScalePlan(lots.randint(1, self._most), lots.randint(1, self._most), "any")
+        rolled = dice(view)
+        return ScalePlan(rolled.randint(1, self._most), rolled.randint(1, self._most), "any")
 
 
 class AnyPower:
@@ -79,22 +88,54 @@ class AnyPower:
         self.interval_s = interval_s
 
     def control(self, gpus: tuple[GpuView, ...], view: PlannerView) -> PowerPlan:
-        lots = dice(gpus, view)
+        rolled = dice(gpus, view)
         flips = ()
-        gpu = lots.choice(gpus) if gpus else None
-        if gpu is not None and sum(other.role is gpu.role for other in gpus) > 1 and lots.random() < 0.2:
+        gpu = rolled.choice(gpus) if gpus else None
+        if gpu is not None and sum(other.role is gpu.role for other in gpus) > 1 and rolled.random() < 0.2:
             flips = (Flip(gpu.index, Role.PREFILL if gpu.role is Role.DECODE else Role.DECODE),)
-        return PowerPlan({gpu.index: lots.uniform(300, 800) for gpu in gpus}, flips)
+        return PowerPlan({gpu.index: rolled.uniform(300, 800) for gpu in gpus}, flips)
 
 
 class AnyScheduler:
     """Wants any part of any prompts, in any order; or to wait; or decodes only."""
 
     def next_batch(self, view: BatchView, now_s: float) -> BatchPlan:
-        lots = dice(view, now_s)
-        queue = lots.sample(view.queue, lots.randint(0, len(view.queue)))
-        wanted = {queued.request.id: lots.choice([1, 100, queued.remaining_tokens]) for queued in queue}
-        return BatchPlan(wanted, wait_s=lots.choice([0.0, 0.0, 0.03]))
+        rolled = dice(view, now_s)
+        queue = rolled.sample(view.queue, rolled.randint(0, len(view.queue)))
+        wanted = {queued.request.id: rolled.choice([1, 100, queued.remaining_tokens]) for queued in queue}
+        return BatchPlan(wanted, wait_s=rolled.choice([0.0, 0.0, 0.03]))
 
     def on_step(self, view: BatchView, plan: BatchPlan, took_s: float) -> None:
         pass
+
+
+class AnyFlow:
+    """Lets any waiting request go on, refuses some, or holds: until a time, or while something is in service."""
+
+    def __init__(self) -> None:
+        self._waiting: list[str] = []
+        self._in_service: set[str] = set()
+
+    def on_arrival(self, waiting: Waiting, now_s: float) -> None:
+        self._in_service.discard(waiting.request.id)
+        self._waiting.append(waiting.request.id)
+
+    def next(self, workers: tuple[WorkerView, ...], now_s: float) -> FlowDecision:
+        loads = [
+            (w.load.queued_requests, w.load.queued_tokens, w.load.running_tokens, w.free_kv_tokens) for w in workers
+        ]
+        rolled = dice(self._waiting, loads, now_s)
+        if not workers or not self._waiting or rolled.random() < 0.5:
+            return Hold(None if self._in_service and rolled.random() < 0.7 else now_s + rolled.uniform(0.01, 0.5))
+        request = rolled.choice(self._waiting)
+        self._waiting.remove(request)
+        if rolled.random() < 0.1:
+            return Refuse(request, rolled.uniform(0, 50))
+        self._in_service.add(request)
+        return Go(request)
+
+    def on_left(self, request_id: str) -> None:
+        self._waiting.remove(request_id)
+
+    def on_ended(self, request: Request, outcome: Outcome) -> None:
+        self._in_service.discard(request.id)

@@ -328,6 +328,8 @@ class PlainEngine:
         kv.take(private)
         flight.expected = 0
         flight.kv, flight.pins, flight.block_hits = private, list(shared), hits
+        if not flight.emitted:
+            flight.cached = flight.done
         return True
 
     def give_up(self) -> None:

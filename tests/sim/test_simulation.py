@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import statistics
 import subprocess
 import sys
 from typing import ClassVar
@@ -21,8 +22,11 @@ from pdplugins.types import (
     BatchView,
     Placement,
     PlannerView,
+    Request,
     Round,
     ScalePlan,
+    Traffic,
+    WorkerView,
 )
 from pdplugins.workloads import traces, transform
 from tests.sim.runs import DEPLOYMENT, MODEL, To, run
@@ -274,3 +278,46 @@ def test_whole_prompts_wait_for_a_step_that_they_fit_into() -> None:
         ends[whole] = [record.ttft_s for record in run(To("p0", "p0"), *work, settings=settings).records]
     assert ends[True] == pytest.approx([alone_s, 2 * alone_s, 3 * alone_s], abs=1e-9)
     assert ends[False][1] == pytest.approx(alone_s + MODEL.prefill_s(1000, 1), abs=1e-9)
+
+
+class Watching:
+    """Keeps two of each, and notes what it sees."""
+
+    interval_s = 100.0
+
+    def __init__(self) -> None:
+        self.traffic: list[Traffic] = []
+
+    def plan(self, view: PlannerView) -> ScalePlan:
+        assert view.traffic is not None
+        self.traffic.append(view.traffic)
+        return ScalePlan(1, 1, "as it is")
+
+
+def test_a_planner_sees_how_lengths_spread_who_stayed_and_what_was_cached() -> None:
+    class Either(To):
+        def on_arrival(self, request: Request, workers: tuple[WorkerView, ...], now_s: float) -> Placement:
+            second = "d0" if request.prompt_tokens < 2000 else "p0"
+            return Placement("p0", second, request.prompt_tokens)
+
+    blocks = (1, 2, 3)
+    session = Arrival(30.0, 3000, 10, session="s", rounds=(Round(1.0, 50, 5),))
+    work = [Arrival(0.0, 1600, 4, blocks), Arrival(9.0, 1600, 2, blocks), Arrival(20.0, 400, 1), session]
+    watching = Watching()
+    run(Either("p0", "d0"), *work, Arrival(150.0, 10, 10), planner=watching)
+    lengths = [(1600, 4), (1600, 2), (400, 1), (3000, 10), (3060, 5)]
+    (first, *_) = watching.traffic
+    assert first.isl_sq_tokens == sum(isl * isl for isl, _ in lengths) / 5
+    assert first.osl_sq_tokens == sum(osl * osl for _, osl in lengths) / 5
+    assert first.isl_variance == pytest.approx(statistics.pvariance(isl for isl, _ in lengths))
+    assert first.local_share == 2 / 5
+    # The second prompt finds three blocks of 512 tokens, and the second round all that the first one left: its prompt
+    # and its answer but for the last token.
+    assert first.prefix_hit_rate == (3 * 512 + 3009) / sum(isl for isl, _ in lengths)
+
+
+def test_a_window_without_answers_says_so() -> None:
+    watching = Watching()
+    run(To("p0", "p0"), Arrival(150.0, 10, 10), planner=watching)
+    (first, *_) = watching.traffic
+    assert (first.requests, first.local_share, first.prefix_hit_rate, first.isl_sq_tokens) == (0, None, None, None)

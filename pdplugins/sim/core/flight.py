@@ -57,31 +57,34 @@ class State:
     """For a place in the decode batch."""
     DECODE: Final = 4
     MOVING: Final = 5
-    """For room on the next engine, or for its KV cache to get there."""
+    """For free KV capacity on the next engine, or for its KV cache to get there."""
     OVER: Final = 6
 
 
 class Flight:
-    """One request: what the client saw, and the work that is left on the engine where it is.
+    """One request: what the client saw, where it is, and the work that is left there.
 
     Tokens are counted along prompt plus output. The last output token is never in the KV cache: it is the input of the
     step that comes next. So with `emitted` output tokens out, a decoding request has ``isl + emitted - 1`` in it.
+    Times are in ticks. A request is on one engine at a time, and may have KV capacity reserved on a second one.
     """
 
     __slots__ = (
-        "arrival", "arrived", "block_hits", "chunk", "done", "emitted", "engine", "error", "expected",
+        "arrival", "arrived", "block_hits", "cached", "chunk", "done", "emitted", "engine", "error", "expected",
         "first", "first_token", "gap", "history", "id", "index", "isl", "kv", "landing", "last_token", "leave",
         "may_be_cached", "names", "order", "osl", "pins", "placement", "queued", "request", "reserved", "retries",
         "second", "sent", "since", "sink", "state", "stop", "target", "transfer", "waits",
     )  # fmt: skip
 
     def __init__(self, index: int, arrival: Arrival, arrived: int) -> None:  # noqa: PLR0915 - one line a field
-        # Fields that are used together lie together: of thousands of open requests each is in no cache when its turn
-        # comes. First what takes it from worker to worker, then what the client saw, then what few requests need.
+        # Compiled, fields lie in this order. Those that are used together stand together, because each of thousands of
+        # open requests has left the processor's caches when its turn comes.
+        # What takes it from worker to worker. Workers and engines are Any, as they import this module.
         self.state: int = State.WAITING
         self.isl = arrival.isl_tokens
         self.osl = arrival.osl_tokens
         self.emitted = 0
+        """Output tokens so far. Those of a decode batch are counted when the request leaves it."""
         self.stop = 0
         """Tokens emitted when the engine where it is has done its part; 0 when that ends inside the prompt."""
         self.done = 0
@@ -93,10 +96,11 @@ class Flight:
         self.may_be_cached = bool(arrival.blocks or arrival.rounds or arrival.session is not None)
         """Whether its prompt has prefix blocks, or it is a round of a session."""
         self.waits = False
-        """For room on the next worker."""
+        """Whether it waits for free KV capacity on its next worker."""
         self.queued = 0
-        """When it joined the queue."""
+        """When it joined the queue of its engine, or began to wait for its next one."""
         self.engine: Any = None
+        """Engine where it is."""
         self.first: Any = None
         """Worker of its first part, until it has left it."""
         self.second: Any = None
@@ -110,33 +114,44 @@ class Flight:
         self.reserved = 0
         """Tokens taken on the engine where it goes next."""
         self.transfer: Transfer | None = None
+        """Of its KV cache, to `sink`."""
         self.order = 0
-        """Place among those that joined the engine's decode batch."""
+        """Place among all that joined a decode batch."""
         self.leave = 0
         """Step of the engine's decode batch after which its part is done."""
         self.since = 0
         """Step of the engine's decode batch that gave this request its first token there."""
+        # What its client saw.
         self.gap = 0
         """Largest time between two tokens so far."""
         self.first_token = 0
+        """When the first output token came."""
         self.last_token = 0
+        """When the last one so far came."""
         self.arrived = arrived
         self.index = index
+        """Place in the order of arrival."""
         self.id = str(index)
         self.names: tuple[str | None, str | None] = (None, None)
         """Workers that prefilled and decoded it."""
         self.error: str | None = None
+        """Why it failed, or is to be given up."""
         self.arrival = arrival
+        # What few requests need.
         self.chunk = 0
         """Tokens that the running step prefills."""
         self.history: Any = None
         """Worker that has the history of its session, as long as that is to be read from there."""
         self.expected = 0
         """Tokens of its prompt that need not be computed, as far as is known while it is queued."""
+        self.cached = 0
+        """Tokens of its prompt that it did not have to compute, because a KV cache had them."""
         self.pins: Sequence[int] = ()
         """Prefix blocks in use on the engine where it is."""
         self.block_hits = 0
+        """How many of them were there before it came."""
         self.retries = 0
+        """How often it has started anew because a worker died."""
         self.request: Request | None = None
         """What the router was asked, and has answered, where anybody may want to know it again."""
         self.placement: Placement | None = None

@@ -266,6 +266,7 @@ class Handoffs:
         tokens, target = flight.landing
         if sink is flight.first:
             sink.engine.read(flight)
+            flight.cached = tokens
             if flight.second is None or flight.second.engine is not source:  # where it decodes it stays
                 source.settle()
                 source.kv.drop(flight.arrival.session)

@@ -31,6 +31,8 @@ def take_prompt(kv: KvCache, flight: Flight, free: int) -> bool:
     kv.pin(shared)
     kv.take(private)
     flight.kv, flight.pins, flight.block_hits, flight.done = private, list(shared), hits, cached
+    if not flight.emitted:  # later it finds its own KV cache
+        flight.cached = cached
     return True
 
 

@@ -69,11 +69,11 @@ class Gaps:
         self.windows: list[Window] = []
         """Where first tokens are counted."""
 
-    def first_token(self, flight: Flight, at: int) -> None:
+    def first_token(self, flight: Flight, time: int) -> None:
         """Note when the client of a request gets its first token."""
-        flight.first_token = at
+        flight.first_token = time
         for window in self.windows:
-            window.first_token(flight, at)
+            window.first_token(flight, time)
 
     def add(self, time: int, steps: int, members: int) -> None:
         """Add `steps` gaps of each of `members` requests that took `time` together."""

@@ -41,7 +41,10 @@ class Recent:
 class Window:
     """What happened since a policy was last asked: each policy that is asked on a tick has its own."""
 
-    __slots__ = ("_ended", "_first_tokens", "_isl", "_osl", "_requests", "_tpot_s")
+    __slots__ = (
+        "_cached", "_ended", "_ended_isl", "_first_tokens", "_isl", "_isl_sq", "_local", "_osl", "_osl_sq", "_requests",
+        "_tpot_s",
+    )  # fmt: skip
 
     def __init__(self) -> None:
         self._first_tokens: list[tuple[int, Flight]] = []
@@ -49,27 +52,38 @@ class Window:
 
     def _begin(self) -> None:
         self._requests = self._ended = 0
-        self._isl = self._osl = 0
+        self._isl = self._isl_sq = self._osl = self._osl_sq = 0
+        """Sums of lengths and of their squares: prompts of what arrived, outputs of what was answered."""
+        self._ended_isl = self._cached = 0
+        """Prompt tokens of what was answered, and those of them that were cached."""
+        self._local = 0
+        """Answered requests that decoded where they prefilled."""
         self._tpot_s = 0.0
 
     def arrived(self, flight: Flight) -> None:
         """Count an arrival."""
         self._requests += 1
         self._isl += flight.isl
+        self._isl_sq += flight.isl * flight.isl
 
-    def first_token(self, flight: Flight, at: int) -> None:
+    def first_token(self, flight: Flight, time: int) -> None:
         """Count a first token, which may be at the end of the step in progress."""
-        self._first_tokens.append((at, flight))
+        self._first_tokens.append((time, flight))
 
     def ended(self, flight: Flight, tpot_s: float) -> None:
         """Count an answered request."""
         self._ended += 1
         self._osl += flight.osl
+        self._osl_sq += flight.osl * flight.osl
         self._tpot_s += tpot_s
+        self._ended_isl += flight.isl
+        self._cached += flight.cached
+        first, second = flight.names
+        self._local += first == second
 
     def close(self, now: int, window_s: float) -> Traffic:
         """Return the traffic of the last `window_s` seconds and begin anew. What ends `now` is of the next window."""
-        ttfts = [at - flight.arrived for at, flight in self._first_tokens if at < now and at == flight.first_token]
+        ttfts = [t - flight.arrived for t, flight in self._first_tokens if t < now and t == flight.first_token]
         self._first_tokens = [entry for entry in self._first_tokens if entry[0] >= now]
         traffic = Traffic(
             window_s,
@@ -78,6 +92,10 @@ class Window:
             osl_tokens=_mean(self._osl, self._ended),
             ttft_s=_mean(seconds(sum(ttfts)), len(ttfts)),
             tpot_s=_mean(self._tpot_s, self._ended),
+            isl_sq_tokens=_mean(self._isl_sq, self._requests),
+            osl_sq_tokens=_mean(self._osl_sq, self._ended),
+            local_share=_mean(self._local, self._ended),
+            prefix_hit_rate=_mean(self._cached, self._ended_isl),
         )
         self._begin()
         return traffic
