@@ -7,9 +7,11 @@ from typing import Literal
 
 from pdplugins.contracts.deployment import Deployment
 from pdplugins.contracts.request import Request
+from pdplugins.contracts.roles import MovesRoles
 from pdplugins.contracts.router import ElasticRouter, Ending, HearsOutcomes, Outcome, Placement, Router
 from pdplugins.policies.stock.routers import LeastLoaded, RouterSettings
 from pdplugins.results import Scaling
+from pdplugins.runtime.decision import Kind
 from pdplugins.sim.core.clock import TICKS_PER_S, seconds
 from pdplugins.sim.core.fleet import Fleet
 from pdplugins.sim.core.flight import Flight
@@ -41,6 +43,7 @@ class Routing:
         """Changes of the pools of a router that has its own."""
         self._elastic = router if isinstance(router, ElasticRouter) else None
         self._pools: tuple[int, int] | None = None
+        self._mover = router if isinstance(router, MovesRoles) else None
 
     def on_arrival(self, flight: Flight, bound: str | None, fleet: Fleet, now: int) -> Placement:
         """Place a request, or a round of a session whose KV cache is on the worker `bound`."""
@@ -65,6 +68,7 @@ class Routing:
                 if self._remember or placement.second is None:
                     flight.request, flight.placement = request, placement
                 self._note_pools(placement, now)
+                self._propose_moves(fleet)
                 return placement
             clock.fault("router", f"{placement.first} or {placement.second} takes no work")
         except Exception as error:
@@ -96,6 +100,7 @@ class Routing:
             clock.router_calls += 1
             if (second := placement.second) in fleet.alive:
                 self._note_pools(placement, now)
+                self._propose_moves(fleet)
                 return second
             clock.fault("router", f"{second} takes no work")
         except Exception as error:
@@ -109,3 +114,7 @@ class Routing:
             prefill, decode = pools
             self.changes.append(Scaling(at_s=seconds(now), prefill=prefill, decode=decode, reason=placement.reason))
         self._pools = pools
+
+    def _propose_moves(self, fleet: Fleet) -> None:
+        if self._mover is not None and (moves := self._mover.take_role_moves()):
+            fleet.roles.propose_moves(moves, Kind.ROUTER, fleet.now_s)
