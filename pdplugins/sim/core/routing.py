@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
+from pdplugins.contracts.kinds import Kind
 from pdplugins.contracts.request import Request
 from pdplugins.contracts.router import ElasticRouter, Ending, Outcome, Placement
 from pdplugins.results import Scaling
@@ -31,6 +32,7 @@ class Routing:
         self._remember = remember or router.hears_outcomes
         self._elastic = implements(router.policy, ElasticRouter)
         self._pools: tuple[int, int] | None = None
+        self._moves_roles = router.moves_roles
 
     def on_arrival(self, flight: Flight, bound: str | None, fleet: Fleet, now: int) -> Placement:
         """Place a request, or a round of a session whose KV cache is on the worker `bound`."""
@@ -40,6 +42,8 @@ class Routing:
             flight.request, flight.placement = request, placement
         if self._elastic:
             self._note_pools(placement, now)
+        if self._moves_roles:
+            self._propose_moves(fleet)
         return placement
 
     def request(self, flight: Flight, bound: str | None) -> Request:
@@ -64,6 +68,8 @@ class Routing:
         placement = self._router.on_prefill_done(request, opened, fleet.ready, now / TICKS_PER_S, fleet.alive)
         if self._elastic:
             self._note_pools(placement, now)
+        if self._moves_roles:
+            self._propose_moves(fleet)
         return placement.second or fleet.ready[0].id
 
     def ended(self, flight: Flight, ending: Ending) -> None:
@@ -79,3 +85,7 @@ class Routing:
             prefill, decode = pools
             self.changes.append(Scaling(at_s=seconds(now), prefill=prefill, decode=decode, reason=placement.reason))
         self._pools = pools
+
+    def _propose_moves(self, fleet: Fleet) -> None:
+        if moves := self._router.take_role_moves():
+            fleet.roles.propose_moves(moves, Kind.ROUTER, fleet.now_s)
