@@ -18,7 +18,7 @@ import pdplugins
 from pdplugins import config as configs
 from pdplugins.config import Config
 from pdplugins.registry import Plugin, Registry, default_registry
-from pdplugins.types import Deployment, PlannerView, Pool, Register, ScalePlan, Slo, Traffic
+from pdplugins.types import Deployment, PlainPerf, PlannerView, Pool, Register, ScalePlan, Slo, Traffic
 
 # The same examples in every run, so that a change is judged by what it changed; `make fuzz` looks for new ones.
 settings.register_profile("same", derandomize=True, deadline=None)
@@ -58,7 +58,7 @@ def add_plugin(registry: Registry) -> Callable[..., Plugin]:
 # --- a planner that tests steer from a config, and the deployment that it plans for ----------------------------------
 
 
-class FlatModel:
+class FlatModel(PlainPerf):
     """A performance model with the same answer for everything."""
 
     def prefill_s(self, tokens: float, tp: int) -> float:

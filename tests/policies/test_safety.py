@@ -20,6 +20,7 @@ from pdplugins.runtime.assembly import build_deployment
 from pdplugins.types import (
     BatchScheduler,
     BatchView,
+    Capabilities,
     Ending,
     HearsOutcomes,
     Outcome,
@@ -51,16 +52,25 @@ class Worker:
     load: WorkerLoad
     kv_capacity_tokens: int
     cached_blocks: frozenset[int] = field(default_factory=frozenset)
+    tp: int | None = None
+    free_kv_tokens: int | None = None
+    capabilities: Capabilities | None = None
 
 
-def named(name: str, role: Role, load: WorkerLoad, capacity: int, blocks: frozenset[int]) -> Worker:
-    return Worker(name, role, replace(load, worker=name), capacity, blocks)
+def named(name: str, role: Role, load: WorkerLoad, *rest: Any) -> Worker:
+    return Worker(name, role, replace(load, worker=name), *rest)
+
+
+capabilities = st.builds(Capabilities, alone=st.booleans(), splits=st.booleans())
 
 
 def workers(role: Role) -> st.SearchStrategy[list[Worker]]:
     name = st.integers(0, 4).map(lambda index: f"{role[0]}{index}")
     blocks = st.frozensets(st.integers(0, 5), max_size=3)
-    one = st.builds(named, name, st.just(role), loads, st.integers(0, 10**6), blocks)
+    tp = st.none() | st.integers(0, 16)
+    free = st.none() | st.integers(0, 10**6)
+    known = st.none() | capabilities
+    one = st.builds(named, name, st.just(role), loads, st.integers(0, 10**6), blocks, tp, free, known)
     return st.lists(one, min_size=1, max_size=3, unique_by=lambda worker: worker.id)
 
 

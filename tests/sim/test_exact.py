@@ -15,13 +15,13 @@ from pdplugins.sim.core.power import PowerCurve
 from pdplugins.sim.core.protocols import EngineSettings
 from pdplugins.sim.core.settings import Outcome, SimSettings
 from pdplugins.sim.core.simulation import Simulation
-from pdplugins.types import Deployment, Role, Round, Slo
+from pdplugins.types import Deployment, PlainPerf, Role, Round, Slo
 
 from .anyone import AnyPlanner, AnyPower, AnyRouter, AnyScheduler
 from .reference import PlainEngine
 
 
-class BentModel:
+class BentModel(PlainPerf):
     """A model with bends, so that closed forms have pieces to get wrong."""
 
     def prefill_s(self, tokens: float, tp: int) -> float:
@@ -58,9 +58,6 @@ class SlowModel(BentModel):
 
     def dense_s(self, tokens: float, tp: int) -> float:
         return 0.6 * self.prefill_s(0, tp) + 0.00007 * tokens
-
-    def has_dense(self, tp: int) -> bool:
-        return True
 
     def transfer_s(self, tokens: float) -> float:
         return 0.0013 + tokens * 9.1e-6

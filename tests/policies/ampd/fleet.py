@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from pdplugins.types import Deployment, QueuedPrefill, Request, Role, Slo, WorkerLoad
+from pdplugins.types import Capabilities, Deployment, PlainPerf, QueuedPrefill, Request, Role, Slo, WorkerLoad
 
 TOKEN_S = 0.001
 
 
-class Linear:
+class Linear(PlainPerf):
     """A millisecond a token, attention 1 us for each pair of a new token and a thousand earlier ones; no constants."""
 
     def prefill_s(self, tokens: float, tp: int) -> float:
@@ -42,6 +42,9 @@ class Worker:
     load: WorkerLoad
     kv_capacity_tokens: int = 100_000
     cached_blocks: set[int] = field(default_factory=set)
+    tp: int | None = None
+    capabilities: Capabilities | None = None
+    free_kv_tokens: int | None = None
 
 
 def worker(
@@ -51,6 +54,7 @@ def worker(
     queued: float = 0,
     running: float = 0,
     capacity: int = 100_000,
+    tp: int | None = None,
 ) -> Worker:
     role = Role.PREFILL if name.startswith("p") else Role.DECODE
     load = WorkerLoad(
@@ -62,7 +66,7 @@ def worker(
         recent_ttft_s=ttft_s,
         recent_tbt_s=tbt_s,
     )
-    return Worker(name, role, load, capacity)
+    return Worker(name, role, load, capacity, tp=tp)
 
 
 def task(name: str, new: int, queued_s: float = 0.0, history: int = 0) -> QueuedPrefill:

@@ -10,10 +10,10 @@ import pytest
 
 from pdplugins.policies.arrow.config import ArrowSettings
 from pdplugins.policies.arrow.router import ArrowRouter
-from pdplugins.types import Deployment, Placement, Request, Role, Slo
+from pdplugins.types import Capabilities, Deployment, Placement, PlainPerf, Request, Role, Slo
 
 
-class Perf:
+class Perf(PlainPerf):
     """Prefill takes 1 ms + 0.1 ms a token + 1 ns a token squared; a decode step 5 ms + 0.1 us a token."""
 
     def prefill_s(self, tokens: float, tp: int) -> float:
@@ -53,6 +53,9 @@ class Worker:
     load: Load = field(default_factory=Load)
     kv_capacity_tokens: int = 400_000
     cached_blocks: frozenset[int] = frozenset()
+    tp: int | None = None
+    capabilities: Capabilities | None = None
+    free_kv_tokens: int | None = None
 
 
 DEPLOYMENT = Deployment(Slo(1.0, 0.05), Perf(), gpu_budget=8, prefill_tp=1, decode_tp=1, startup_s=0.0, max_batch=256)

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from pdplugins.types import Deployment, Role, Slo, WorkerLoad
+from pdplugins.types import Capabilities, Deployment, PlainPerf, Role, Slo, WorkerLoad
 
 WEIGHTS_S, TOKEN_S, ATTENTION_S = 0.02, 1e-4, 1e-8
 """Of the profile: one reading of the weights, what a prompt token adds, and what it adds for each earlier one."""
 
 
-class Model:
+class Model(PlainPerf):
     """prefill(t) = weights + token t + attention t^2 / 2; decode(b, c) = weights + b (token / 10 + attention c 10)."""
 
     def __init__(self, kv_tokens: int = 200_000) -> None:
@@ -41,9 +41,6 @@ class Model:
 class DenseModel(Model):
     """The same, knowing what of it is not attention."""
 
-    def has_dense(self, tp: int) -> bool:
-        return True
-
     def dense_s(self, tokens: float, tp: int) -> float:
         return WEIGHTS_S + TOKEN_S * tokens
 
@@ -57,6 +54,9 @@ class Worker:
     load: WorkerLoad = field(default_factory=lambda: WorkerLoad("w"))
     kv_capacity_tokens: int = 200_000
     cached_blocks: tuple[int, ...] = ()
+    tp: int | None = None
+    capabilities: Capabilities | None = None
+    free_kv_tokens: int | None = None
 
 
 def deployment_of(model: Model, tbt_s: float = 0.1) -> Deployment:

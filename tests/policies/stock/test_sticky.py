@@ -8,10 +8,10 @@ from pdplugins.policies.stock.routers import LeastLoaded, RouterSettings
 from pdplugins.sim.core.flight import Arrival
 from pdplugins.sim.core.settings import SimSettings
 from pdplugins.sim.core.simulation import Simulation
-from pdplugins.types import Deployment, Placement, Request, Role, Round, Slo, WorkerView
+from pdplugins.types import Deployment, Placement, PlainPerf, Request, Role, Round, Slo, WorkerView
 
 
-class Model:
+class Model(PlainPerf):
     def prefill_s(self, tokens: float, tp: int) -> float:
         return 0.01 + tokens * 1e-4
 

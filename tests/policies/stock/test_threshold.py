@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from pdplugins.policies.stock.threshold import ThresholdPlanner, ThresholdSettings
-from pdplugins.types import Deployment, PlannerView, Pool, Role, ScalePlan, Slo, Traffic, WorkerLoad
+from pdplugins.types import Deployment, PlainPerf, PlannerView, Pool, Role, ScalePlan, Slo, Traffic, WorkerLoad
 
 
-class Model:
+class Model(PlainPerf):
     """One millisecond a prompt token; 1000 tokens of KV cache."""
 
     def prefill_s(self, tokens: float, tp: int) -> float:
