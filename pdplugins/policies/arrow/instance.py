@@ -29,9 +29,9 @@ class PoolName(StrEnum):
 class Instance:
     """One instance.
 
-    The scheduler has sent every prefill request itself and is told when it is done, so the queue is its own ledger. It
-    is not told when a decode request ends; what decodes comes from the host's load, and from the ledger for as long as
-    the KV cache of a request is on its way and no load can show it.
+    The scheduler sends every prefill request itself, and is told when its prefill is done or it has ended. So it keeps
+    the prefill queue itself. What decodes comes from the load that the host reports. A load cannot show a request
+    whose KV cache is on its way; until that has arrived, the scheduler counts the request itself.
     """
 
     __slots__ = (
@@ -94,14 +94,15 @@ class Instance:
         self.backlog_s += takes_s
 
     def end_prefill(self, request: str, now_s: float) -> None:
-        """Note that prefill of a request is done, and with it what came before it: requests of one token, or lost."""
-        if request not in self.prefills:
-            return
-        for earlier in list(self.prefills):
-            self._forget(earlier)
-            if earlier == request:
-                break
-        self.free_at_s = now_s + self.backlog_s
+        """Note that the prefill of a request is done."""
+        if request in self.prefills:
+            self._forget(request)
+            self.free_at_s = now_s + self.backlog_s
+
+    def drop(self, request: str) -> None:
+        """Note that a request has ended. Where its prefill was not done, nothing waits for it any more."""
+        self.free_at_s -= self.prefills.get(request, 0.0)
+        self._forget(request)
 
     def _forget(self, request: str) -> None:
         self.backlog_s -= self.prefills.pop(request, 0.0)
@@ -151,10 +152,10 @@ class Instance:
             self._late(now_s, is_number(load.queued_tokens) and load.queued_tokens > 0)
 
     def _late(self, now_s: float, queue: bool) -> None:
-        """Correct a prediction that has passed: what stands behind the first request still waits for it."""
-        if queue:
+        """Correct a prediction that has passed."""
+        if queue:  # the first request is late, and the others wait for it
             self.free_at_s = now_s + self.backlog_s - next(iter(self.prefills.values()))
-        else:  # their end was never told: answers of one token, cancelled, or refused
+        else:  # what is left is in the step that runs now, and delays nobody
             self.prefills.clear()
             self.backlog_s = 0.0
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 from pdplugins.contracts.deployment import Deployment
 from pdplugins.contracts.request import Request
-from pdplugins.contracts.router import Placement
+from pdplugins.contracts.router import Outcome, Placement
 from pdplugins.contracts.workers import Role, WorkerView
 from pdplugins.policies._common import check_ready
 from pdplugins.policies.arrow.config import ArrowSettings
@@ -34,6 +34,8 @@ class ArrowRouter:
         self._seen = 0
         self._pools = Pools()
         self._monitor = Monitor(self._pools)
+        self._prefilling: dict[str, Instance] = {}
+        """Where requests prefill whose end was not told yet."""
         self._slow_since_s: float | None = None
         self._flips = dict.fromkeys(Role, 0)
 
@@ -59,8 +61,10 @@ class ArrowRouter:
     def on_arrival(self, request: Request, workers: tuple[WorkerView, ...], now_s: float) -> Placement:
         """Choose the instance that prefills `request`; who decodes it is chosen when that is done."""
         self._look(workers, now_s)
+        self._forget(request.id)  # it comes again where its worker has failed
         target, reason = self._schedule_prefill(request, now_s)
         target.start_prefill(request, now_s)
+        self._prefilling[request.id] = target
         self._pools.update(target)
         return Placement(target.view.id, None, request.prompt_tokens, reason)
 
@@ -69,6 +73,7 @@ class ArrowRouter:
     ) -> Placement:
         """Choose the instance that decodes `request`."""
         self._look(workers, now_s)
+        self._prefilling.pop(request.id, None)
         home = self._instances.get(placement.first)
         if home is not None:
             home.end_prefill(request.id, now_s)
@@ -79,6 +84,17 @@ class ArrowRouter:
         target.start_decode(request, now_s + moves_s)
         self._pools.update(target)
         return Placement(placement.first, target.view.id, request.prompt_tokens, reason)
+
+    def on_ended(self, request: Request, outcome: Outcome) -> None:
+        """Forget a request whose prefill was never reported: an answer of one token, cancelled, failed or refused."""
+        self._forget(request.id)
+
+    def _forget(self, request: str) -> None:
+        home = self._prefilling.pop(request, None)
+        if home is not None:
+            home.drop(request)
+            if self._instances.get(home.view.id) is home:
+                self._pools.update(home)
 
     def _schedule_prefill(self, r: Request, now_s: float) -> tuple[Instance, str]:
         """Algorithm 1: SLO-aware prefill scheduling."""

@@ -10,7 +10,7 @@ import pytest
 
 from pdplugins.policies.arrow.config import ArrowSettings
 from pdplugins.policies.arrow.router import ArrowRouter
-from pdplugins.types import Capabilities, Deployment, Placement, PlainPerf, Request, Role, Slo
+from pdplugins.types import Capabilities, Deployment, Ending, Outcome, Placement, PlainPerf, Request, Role, Slo
 
 
 class Perf(PlainPerf):
@@ -84,6 +84,9 @@ class Cluster:
     def prefilled(self, name: str) -> Placement:
         request, placement = self.open.pop(name)
         return self.router.on_prefill_done(request, placement, self.workers, self.clock_s)
+
+    def end(self, name: str, ending: Ending) -> None:
+        self.router.on_ended(self.open[name][0], Outcome(ending))
 
     def pool(self, worker: str) -> str:
         return str(self.router._instances[worker].pool)
