@@ -151,7 +151,7 @@ def test_a_batch_scheduler_asks_for_nothing_that_is_not_there(name: str, views: 
 pools = st.builds(
     Pool, st.integers(0, 20), st.integers(0, 5), st.integers(0, 5), st.lists(loads, max_size=3).map(tuple)
 )
-traffic = st.none() | st.builds(Traffic, said, said, maybe, maybe, maybe, maybe)
+traffic = st.none() | st.builds(Traffic, said, said, *[maybe] * 8)
 
 
 @pytest.mark.parametrize("name", REGISTRY.names("planner"))

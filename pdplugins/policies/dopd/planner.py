@@ -8,7 +8,8 @@ a setting each, and off in `paper_literal`. docs/policies/dopd.md explains.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
 from pdplugins.contracts.deployment import Deployment
 from pdplugins.contracts.planner import PlannerView, ScalePlan, Traffic
@@ -18,7 +19,7 @@ from pdplugins.policies.dopd.config import DopdSettings
 from pdplugins.policies.dopd.forecast import Corrected, Forecaster, Lasting, Predictor, Reverting, build_forecaster
 from pdplugins.policies.dopd.hold import Hold
 from pdplugins.policies.dopd.literal import algorithm_2
-from pdplugins.policies.dopd.load import LARGEST, Load, LoadForecast, in_flight, queued, unusable
+from pdplugins.policies.dopd.load import LARGEST, Load, LoadForecast, in_flight, queued, told_signals, unusable
 from pdplugins.policies.dopd.ratio import concurrency_within_tpot, decode_concurrency, mean_context_tokens, pd_ratio
 from pdplugins.policies.dopd.staffing import Backlog, Dispersion, Service, prefill_workers, upper_rate
 
@@ -63,6 +64,7 @@ class DopdPlanner:
         self._prefill_hold, self._decode_hold = Hold(settings.hold_s), Hold(settings.hold_s)
         self._busy_s: float | None = None
         self._pools = (1, 1)
+        self._signals: Mapping[str, float] = {}
         self._started = False
 
     def _forecaster(self) -> Forecaster:
@@ -79,8 +81,19 @@ class DopdPlanner:
         """Seconds between two calls of `plan`."""
         return self._settings.interval_s
 
+    @property
+    def signals(self) -> Mapping[str, float]:
+        """The numbers behind the last plan."""
+        return self._signals
+
     def plan(self, view: PlannerView) -> ScalePlan:
         """Return the pools wanted from now on; the last ones again when the metrics are unusable."""
+        plan = self._plan(view)
+        told = {} if view.traffic is None else told_signals(view.traffic)
+        self._signals = {**plan.signals, **told}
+        return replace(plan, signals=self._signals)
+
+    def _plan(self, view: PlannerView) -> ScalePlan:
         if not self._started:
             self._start(view)
         traffic = view.traffic

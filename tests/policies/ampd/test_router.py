@@ -116,6 +116,11 @@ def test_equation_2_knows_the_degree_of_each_worker() -> None:
     assert route(later(100), *workers).first == "p1"
 
 
+@pytest.mark.parametrize(("told", "tp"), [(2, 2), (None, 1), (3, 1), (0, 1)])
+def test_a_degree_that_is_not_known_or_not_in_the_profile_is_the_deployments(told: int | None, tp: int) -> None:
+    assert Costs(DEPLOYMENT).degree(worker("p0", tp=told)) == tp
+
+
 def test_t_pre_adds_what_the_new_tokens_attend_to() -> None:
     costs = Costs(DEPLOYMENT)
     assert costs.prefill_s(0, 100, 1) == PERF.prefill_s(100, 1)
