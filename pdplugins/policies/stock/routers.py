@@ -127,6 +127,7 @@ class LeastLoaded(StockRouter):
             return pool[loads.index(least)]
         self._turns += 1
         equals = [worker for worker, value in zip(pool, loads, strict=True) if value == least]
+        equals = equals or list(pool)  # nothing equals NaN
         return equals[self._turns % len(equals)]
 
 
