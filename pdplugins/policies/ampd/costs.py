@@ -13,7 +13,7 @@ from pdplugins.perf.steps import StepModel, step_model
 from pdplugins.policies._common import largest_within
 
 LONGEST_TOKENS = 1 << 20
-"""No queue of more is within any SLO."""
+"""A longer prompt meets no TTFT SLO."""
 MEAN_CONTEXT_TOKENS = 1024.0
 """Context of a decode whose own is not known."""
 
@@ -42,9 +42,10 @@ class Costs:
         return steps.prefill([(new_tokens, max(history_tokens, 0))])
 
     def queue_s(self, worker: WorkerView, tp: int) -> float:
-        """Sum of T_pre over the prefill queue of `worker` (last terms of Eq. 1 and 2), of which only totals are known.
+        """Sum of T_pre over the prefill queue of `worker` (last terms of Eq. 1 and 2).
 
-        Exact for prompts of equal length without history. A prefill worker's step counts as if it had just begun.
+        Hosts report the totals of a queue only, so its prompts are taken as equally long and without history. On a
+        prefill worker the step that runs now counts in full.
         """
         load = worker.load
         tokens = known(load.queued_tokens + (load.running_tokens if worker.role is Role.PREFILL else 0))

@@ -40,7 +40,7 @@ class Pool:
 class AmpdRouter:
     """Binds each session to a decode worker, and prefills each of its rounds there or on a prefill worker.
 
-    A decision looks at every prefill worker at most twice, and at nothing that grows with time.
+    A decision reads the load of every prefill worker at most twice. It keeps no state that grows with time.
     """
 
     def __init__(self, settings: AmpdRouterSettings, deployment: Deployment) -> None:
@@ -67,7 +67,7 @@ class AmpdRouter:
             self._learn(workers)
         held = None if request.bound_worker is None else self._by_id.get(request.bound_worker)
         if held is None or held.role is not Role.DECODE:
-            # A new session, or the history is where no round can decode any more: bind it, and prefill all of it.
+            # The session is new, or its history is on a worker that no longer decodes: all of the prompt is prefilled.
             worker, history, why = self._bind(request), 0, "bound"
         else:
             worker, history, why = held, request.history_tokens, "session's"
@@ -134,10 +134,11 @@ class AmpdRouter:
         return remote, f"remote: {remote_s:.3f} s, local {local_s:.3f} s"
 
     def _predicted(self, request: Request, decode: WorkerView, history: int) -> tuple[WorkerView, str]:
-        """Algorithm 1 with slack judged ahead: by what Eq. 1 and 2 say of this task, not by what others felt.
+        """Algorithm 1 with predicted slack: Eq. 1 and 2 for this task, instead of the recent TTFT and ITL of others.
 
-        Local where only that keeps the TTFT, and where its pause, spread over an answer of mean length, keeps the ITL
-        of those that decode there. A task that misses its TTFT anyway does not pause decodes.
+        The task is local only where no prefill worker meets its TTFT, the decode worker does, and the ITL there stays
+        within its slack. A local prefill pauses the decodes; the pause is spread over an answer of mean length. A task
+        that misses its TTFT anyway stays remote, so that it pauses nobody.
         """
         new = request.prompt_tokens - history
         remote, remote_s = self._cheapest_remote(request.prompt_tokens, history, new)
@@ -153,7 +154,10 @@ class AmpdRouter:
         return remote, f"remote: {remote_s:.3f} s, late anyway"  # lines 6-9
 
     def _has_ttft_slack(self, worker: WorkerView) -> bool:
-        """Line 2. Without a statistic, which is also the case where nothing was prefilled lately, by its queue."""
+        """Line 2. Where no recent TTFT is reported, the queue decides: it must be done within the slack.
+
+        A worker that has prefilled nothing lately reports none either.
+        """
         load = worker.load
         ttft_s = load.recent_ttft_s
         if is_number(ttft_s):
@@ -161,7 +165,7 @@ class AmpdRouter:
         return load.queued_tokens <= self._slack_tokens[worker.id]
 
     def _itl_s(self, worker: WorkerView) -> float:
-        """ITL of a decode worker. Without a statistic, T_dec of its batch."""
+        """Return the ITL of a decode worker; where it is not reported, T_dec of its batch."""
         itl_s = worker.load.recent_tbt_s
         return itl_s if is_number(itl_s) else self._costs.decode_s(worker, self._costs.degree(worker))
 
@@ -171,10 +175,10 @@ class AmpdRouter:
         return costs.prefill_s(history, new, tp) + costs.queue_s(worker, tp)
 
     def _cheapest_remote(self, prompt: int, history: int, new: int) -> tuple[WorkerView | None, float]:
-        """Lines 7 and 8: the prefill worker with the least t_remote of Eq. 2, and that.
+        """Lines 7 and 8: return the prefill worker with the least t_remote of Eq. 2, and that time in seconds.
 
-        Among workers of one degree only the queues differ, so the shortest one is the cheapest: one pass over each
-        degree, and one evaluation of the cost functions.
+        Workers of one degree differ in their queues only, so the one with the shortest queue is the cheapest. That
+        takes one pass over the workers, and one evaluation of the cost functions for each degree.
         """
         costs = self._costs
         kv_s = costs.transfer_s(history) + costs.transfer_s(new)
@@ -211,6 +215,6 @@ class AmpdRouter:
 
 def _tokens(pool: Sequence[WorkerView]) -> list[float]:
     """Return the tokens that each worker has, waiting or running: of prompts (prefill), or in its KV cache (decode)."""
-    # Thousands of workers are looked at for each request, so the loop is bare; NaN, which is rare, is looked for last.
+    # This runs over thousands of workers for each request. NaN is rare, so the sum is checked for it, not each worker.
     tokens = [(load := worker.load).queued_tokens + load.running_tokens for worker in pool]
     return [known(one) for one in tokens] if isnan(sum(tokens)) else tokens

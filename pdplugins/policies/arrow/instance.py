@@ -10,7 +10,7 @@ from pdplugins.contracts.workers import WorkerView
 from pdplugins.policies.arrow.startup import DecodeLimits, TtftPredictor
 
 MOST = 1e9
-"""A load above this is this: totals over thousands of instances stay exact, and come back when the load does."""
+"""Larger loads are taken as this, so that totals over thousands of instances stay exact when a load is absurd."""
 
 
 class PoolName(StrEnum):
@@ -44,7 +44,7 @@ class Instance:
     ) -> None:
         self.view = view
         self.serial = serial
-        """Settles ties: the instance that came first."""
+        """Breaks ties: the instance that came first wins."""
         self.pool = pool
         self.predictor = predictor
         self.limits = limits
@@ -107,7 +107,7 @@ class Instance:
     def _forget(self, request: str) -> None:
         self.backlog_s -= self.prefills.pop(request, 0.0)
         if not self.prefills:
-            self.backlog_s = 0.0  # and not what rounding leaves of it
+            self.backlog_s = 0.0  # exactly, without rounding errors
 
     # --- decode ----------------------------------------------------------------------------------------------------
 
@@ -137,7 +137,7 @@ class Instance:
         self.landed_at_s = max(self.landed_at_s, arrives_s)
 
     def observe(self, now_s: float) -> None:
-        """Read what the host reports. What it does not say, or says as no number, stays as it was."""
+        """Read what the host reports. A load that is missing or not a number leaves the last one."""
         load = self.view.load
         running, queued = load.running_requests, load.queued_requests
         if is_number(tokens := load.running_tokens):

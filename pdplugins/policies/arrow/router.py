@@ -1,7 +1,7 @@
 """Arrow's global scheduler (Wu et al., Sections 5.3 and 5.5): Algorithms 1 to 4 over four elastic pools.
 
-Prefill requests go where the predicted TTFT is inside its SLO; decode requests go where their KV cache is, or where the
-fewest tokens run. When no instance will do, one of the other phase is moved over, which costs nothing but a label.
+Prefill requests go where the predicted TTFT meets its SLO. Decode requests go where their KV cache is, or where the
+fewest tokens run. When no instance meets the SLO, one of the other phase changes its pool, which is only a label.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pdplugins.policies.arrow.startup import StartupProfiler
 
 
 class ArrowRouter:
-    """`pdplugins.types.Router` of Arrow. Roles of workers count once, when they are first seen; then it has its own."""
+    """`pdplugins.types.Router` of Arrow. The role of a worker is its first pool; after that, Arrow moves it itself."""
 
     def __init__(self, settings: ArrowSettings, deployment: Deployment) -> None:
         self._settings = settings
@@ -163,7 +163,7 @@ class ArrowRouter:
     # --- the monitor -----------------------------------------------------------------------------------------------
 
     def _look(self, workers: tuple[WorkerView, ...], now_s: float) -> None:
-        """See to the workers that came and went, and to what the monitor reports."""
+        """Take note of new workers, of workers that are gone, and of the loads."""
         if workers is not self._workers:
             self._take(workers)
         self._monitor.watch(now_s)

@@ -29,9 +29,9 @@ class TtftPredictor:
 
     @classmethod
     def fit(cls, perf: PerfModel, tp: int) -> TtftPredictor:
-        """Fit the curve to the prefill times of `perf`, so that short and long prompts are off by equal shares.
+        """Fit the curve to the prefill times of `perf`, with equal weight on the relative error of every length.
 
-        No coefficient is negative: more tokens never take less time, at any length.
+        No coefficient is negative, so that more tokens never take less time.
         """
         from scipy.optimize import nnls  # noqa: PLC0415 - takes longer to import than all of pdplugins
 

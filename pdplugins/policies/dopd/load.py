@@ -12,7 +12,7 @@ from pdplugins.contracts.workers import Pool
 from pdplugins.policies.dopd.forecast import Lasting
 
 LARGEST = 1e9
-"""Larger metrics are taken as this: no host serves a billion requests, or tokens in one, and sums must stay finite."""
+"""Larger metrics are cut to this: no host serves so many requests, or tokens in one request, and sums stay finite."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,7 +28,7 @@ LITERAL_CORRECTION = 2.0
 LEARNING_S = 7200.0
 """How long what was learned about bursts counts: it should not fade within the hour in which it is needed again."""
 MOST_WORKERS = 1e6
-"""A wish beyond this is this; the budget cuts it anyway."""
+"""Larger wishes are cut to this; the budget cuts them further anyway."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +115,7 @@ class DopdPlanner:
         return self._within_limits(view, demand)
 
     def _start(self, view: PlannerView) -> None:
-        """Take the pools that there are as the first plan, and as wanted: none shrinks before the load is known."""
+        """Take the pools of the host as the first plan, and as wanted: none shrinks before the load is known."""
         pools = max(view.prefill.coming, 1), max(view.decode.coming, 1)
         self._prefill_hold(pools[0], view.now_s)
         self._decode_hold(pools[1], view.now_s)
@@ -127,7 +127,7 @@ class DopdPlanner:
         return ScalePlan(prefill, decode, f"holding {prefill}P{decode}D: {why}", self._faults({}))
 
     def _idle(self, view: PlannerView, traffic: Traffic) -> bool:
-        """Tell whether no request came for as long as pools are held: levels and means of the past are over then."""
+        """Tell whether no request came for `hold_s`: then forecasts from before count no longer."""
         if traffic.requests > 0 or self._busy_s is None:
             self._busy_s = view.now_s
         return view.now_s - self._busy_s > self._settings.hold_s

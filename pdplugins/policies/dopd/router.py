@@ -2,8 +2,8 @@
 
 The paper chooses the decode worker with the lowest inferred cost of cache hits and load (Section V-B), and skips remote
 prefill for prompts whose KV transfer would cost more than their prefill next to running decodes (Sections II-C, V-E).
-Remote prompts wait in one shared queue there (Section V-C). Hosts have a queue per worker, so the one whose queue is
-over first is taken, which is where a shared queue would have sent the prompt.
+Remote prompts wait in one shared queue in the paper (Section V-C). Hosts have a queue for each worker, so the prompt
+goes to the worker whose queue ends first. A shared queue would have sent it there too.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How long the answer will be (section 5): every predictor has one question and, where it learns, one lesson."""
+"""Predictors of the output length (section 5). Some learn from the requests that have finished."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class LengthPredictor(Protocol):
 
 
 class Oracle:
-    """What the host says; `prior_tokens` where it says nothing."""
+    """Returns what the host predicts; `prior_tokens` where it predicts nothing."""
 
     def __init__(self, prior_tokens: int) -> None:
         self._prior = prior_tokens

@@ -7,8 +7,8 @@ prompts in chunks that just keep the TBT SLO, decodes in batches as large as tha
 
     time = prompt_s + decode_s + max(prompt_passes_s, decode_passes_s)
 
-Where nothing decodes there is no SLO to keep: chunks are large, and their passes count nothing. So a probe of the
-search costs a few table look-ups, however much work there is.
+Where nothing decodes, no SLO limits the chunks: they are large, and the weight reads of their passes are left out. So a
+probe of the search costs a few table look-ups, however much work there is.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ NONE = Work()
 
 
 class ExecutionPredictor:
-    """Turns token spans into work, with the profile. A worker of the pool is like any other."""
+    """Turns spans of tokens into work, by the profile. All workers of the pool count as equally fast."""
 
     def __init__(self, deployment: Deployment) -> None:
         perf, tp, slo_s = deployment.perf, shared_tp(deployment), deployment.slo.tpot_s

@@ -16,7 +16,7 @@ from pdplugins.policies.dynaserve.lengths import build_predictor
 from pdplugins.policies.dynaserve.predict import NONE, ExecutionPredictor, Work
 
 LONGEST = 10_000_000
-"""Longer predictions are taken as this: no model has such a context, and sums must stay finite."""
+"""Longer predictions are cut to this: no model has such a context, and sums stay finite."""
 
 
 class Server:
@@ -53,9 +53,9 @@ class Server:
 
 
 class DynaServeRouter:
-    """Splits each request between two workers. One decision costs `probes` predictions, however many workers there are.
+    """Splits each request between two workers. A decision costs `probes` predictions, however many workers there are.
 
-    The pair is chosen in turn, the least busy of the next `choices` workers on each side (the paper: round robin).
+    Each side takes the least busy of the next `choices` workers in turn (the paper: round robin).
     """
 
     def __init__(self, settings: DynaServeRouterSettings, deployment: Deployment) -> None:

@@ -1,4 +1,4 @@
-"""Every step that an engine can make, as rows of numbers: what a GPU-second buys at best (docs/bound.md, Lemma 1)."""
+"""The extreme steps of an engine, as arrays: they bound what a GPU-second buys at best (docs/bound.md, Lemma 1)."""
 
 from __future__ import annotations
 
@@ -96,10 +96,10 @@ class Kind:
 
 @dataclass(frozen=True)
 class Steps:
-    """Extreme steps, in families: each decode part of a family can go with each prefill part of it.
+    """Extreme steps, in families. In a family, each decode part can be combined with each prefill part.
 
-    What is linear in the parts of a step is extreme at one of each, so a family needs the sum of its parts, not their
-    product.
+    A quantity that is linear in both parts is extreme where each part is. So a family stores its parts side by side,
+    and not their combinations.
     """
 
     counted: Array
@@ -134,7 +134,7 @@ def steps_of(kinds: Sequence[Kind], max_batch: int, longest: int, shared: bool) 
 
 def _families(kind: Kind, max_batch: int, longest: int, shared: bool) -> Iterator[tuple[Array, Array]]:
     points = kind.points()
-    prefill_only = [(new, kind.base_s(at)) for new, at in points]
+    prefill_only = [(new, kind.base_s(timed)) for new, timed in points]
     yield np.array([[0.0], [0.0], [0.0], [kind.tp]]), np.array(prefill_only).T
     times = StepTimes(kind.perf, kind.tp)
     for batch in range(1, min(max_batch, kind.kv_tokens) + 1):
@@ -144,6 +144,6 @@ def _families(kind: Kind, max_batch: int, longest: int, shared: bool) -> Iterato
         contexts = sorted({min(batch, most), most, *(bend for bend in bends if batch <= bend <= most)})
         steps = np.array([(context, line.step(context) / TICKS_PER_S, kind.tp) for context in contexts]).T
         with_prefill = kind.points((0, batch)) if kind.has_dense() else points
-        added = [(0.0, 0.0), *((new, kind.added_s(at, batch)) for new, at in with_prefill)]
+        added = [(0.0, 0.0), *((new, kind.added_s(timed, batch)) for new, timed in with_prefill)]
         for counted in {1, batch}:
             yield np.vstack((np.full(len(contexts), counted), steps)), np.array(added).T
