@@ -247,25 +247,23 @@ def in_bundle(key: str, choice: Choice, registry: Registry | None = None) -> boo
     return _registration(key, choice, registry).kind == BUNDLE
 
 
-def bundle_picks(config: Config, name: str, registry: Registry | None = None) -> dict[str, Choice]:
-    """Return the choices of `config`, by their keys, that pick the bundle `name` or a part of it."""
-    chosen = {key: choice for key in CHOICES if (choice := getattr(config, key)) is not None and choice.name == name}
-    return {key: choice for key, choice in chosen.items() if in_bundle(key, choice, registry)}
-
-
 def bundle_settings(config: Config, name: str, where: str = "config", registry: Registry | None = None) -> BaseModel:
     """Return the settings of the bundle `name`, which any key that picks it or a part of it may give.
 
     Raises ConfigError when two keys give different ones: there is one bundle, and it has one set of settings.
     """
-    picks = bundle_picks(config, name, registry)
-    given = [(key, settings_of(key, choice, where, registry)) for key, choice in picks.items() if choice.settings]
+    picks = [
+        (key, choice)
+        for key in CHOICES
+        if (choice := getattr(config, key)) is not None and choice.name == name and in_bundle(key, choice, registry)
+    ]
+    given = [(key, settings_of(key, choice, where, registry)) for key, choice in picks if choice.settings]
     for key, settings in given[1:]:
         if settings != given[0][1]:
             raise ConfigError(
                 f"{where}: {given[0][0]} and {key} give the bundle '{name}' different settings; give them once"
             )
-    return given[0][1] if given else settings_of(*next(iter(picks.items())), where, registry)
+    return given[0][1] if given else settings_of(*picks[0], where, registry)
 
 
 def _registration(kind: str, choice: Choice, registry: Registry | None) -> Registration:

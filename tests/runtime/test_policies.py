@@ -21,7 +21,6 @@ from pdplugins.runtime.explain import verified
 from pdplugins.runtime.planner import build_safe_planner
 from pdplugins.runtime.policies import Policies, build_policies
 from pdplugins.sim.run.options import scale_pools
-from pdplugins.sim.run.simulate import seeded
 from pdplugins.types import Bundle, Deployment, PlannerView, Pool, Register, ScalePlan
 
 
@@ -228,16 +227,6 @@ def test_a_decision_log_of_a_bundles_planner_replays(known: Registry, tmp_path: 
 def test_without_a_planner_there_is_none_to_make_safe(known: Registry) -> None:
     with pytest.raises(ConfigError, match="planner: none chosen; add for example 'planner: dopd'"):
         build_safe_planner(parsed(bundle="hollow"))
-
-
-def test_all_parts_of_a_bundle_get_the_seed_of_a_run(known: Registry) -> None:
-    run = seeded(parsed(planner={"name": "fusion", "workers": 3}, bundle="fusion"), 7)
-    assert run.router is None, "the bundle has one"
-    router: Any = build_policies(run, build_deployment(run)).router()
-    assert router.core.settings == FusionSettings(workers=3, seed=7)
-    own = seeded(parsed(planner={"name": "fusion", "seed": 5}, router="fusion"), 7)
-    router = build_policies(own, build_deployment(own)).router()
-    assert router.core.settings == FusionSettings(workers=2, seed=5)
 
 
 @pytest.mark.parametrize(("pools", "scaled"), [((0, 2), (0, 4)), ((3, 0), (6, 0))])

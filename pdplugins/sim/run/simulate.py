@@ -9,10 +9,9 @@ from typing import Any, cast
 import numpy as np
 
 from pdplugins import __version__
-from pdplugins.config import CHOICES, Choice, Config, bundle_picks, in_bundle, resolved, settings_of, with_defaults
+from pdplugins.config import CHOICES, Choice, Config, resolved, settings_of
 from pdplugins.contracts.batching import BatchScheduler
 from pdplugins.contracts.deployment import Deployment
-from pdplugins.contracts.kinds import Kind
 from pdplugins.contracts.planner import Planner
 from pdplugins.contracts.power import PowerController
 from pdplugins.contracts.request import Slo
@@ -106,24 +105,16 @@ def _run(
 def seeded(config: Config, seed: int) -> Config:
     """Return `config` with a router, and with `seed` for every policy that draws lots and names no seed of its own."""
     chosen: dict[str, Choice] = {}
-    for key in CHOICES:
-        choice: Choice | None = getattr(config, key)
-        if choice is None and key == Kind.ROUTER and config.bundle is None:
+    for kind in CHOICES:
+        choice: Choice | None = getattr(config, kind)
+        if choice is None and kind == "router":
             choice = STOCK_ROUTER
-        if choice is not None:
-            chosen[key] = _with_seed(config, key, choice, seed)
+        if choice is None:
+            continue
+        if "seed" in type(settings_of(kind, choice)).model_fields and "seed" not in choice.settings:
+            choice = Choice(name=choice.name, **choice.settings, seed=seed)
+        chosen[kind] = choice
     return config.model_copy(update=chosen)
-
-
-def _with_seed(config: Config, key: str, choice: Choice, seed: int) -> Choice:
-    """Return `choice` with `seed`, unless it has none or names its own; all parts of a bundle have the same one."""
-    bundled = in_bundle(key, choice)
-    same = bundle_picks(config, choice.name) if bundled else {key: choice}
-    draws = "seed" in type(settings_of(key, choice)).model_fields
-    if not draws or any("seed" in one.settings for one in same.values()):
-        return choice
-    settings = with_defaults(config, key, choice).settings if bundled else choice.settings
-    return Choice(name=choice.name, **{**settings, "seed": seed})
 
 
 def _simulation(config: Config, deployment: Deployment, planner: Planner | None, sampler: Sampler | None) -> Simulation:
