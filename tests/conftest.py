@@ -6,19 +6,19 @@ import logging
 import os
 from collections.abc import Callable, Iterator
 from copy import deepcopy
-from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any
 
 import pytest
 from hypothesis import settings
-from pydantic import BaseModel
 
 import pdplugins
 from pdplugins import config as configs
+from pdplugins import testing
 from pdplugins.config import Config
 from pdplugins.registry import Plugin, Registry, default_registry
-from pdplugins.types import Deployment, PlannerView, Pool, Register, ScalePlan, Slo, Traffic
+from pdplugins.testing import ScriptedPlanner, ScriptSettings, flat_model, planner_view
+from pdplugins.types import Deployment, PlannerView, Register
 
 # The same examples in every run, so that a change is judged by what it changed; `make fuzz` looks for new ones.
 settings.register_profile("same", derandomize=True, deadline=None)
@@ -58,55 +58,6 @@ def add_plugin(registry: Registry) -> Callable[..., Plugin]:
 # --- a planner that tests steer from a config, and the deployment that it plans for ----------------------------------
 
 
-class FlatModel:
-    """A performance model with the same answer for everything."""
-
-    def prefill_s(self, tokens: float, tp: int) -> float:
-        return 0.1
-
-    def decode_step_s(self, batch: float, context_tokens: float, tp: int) -> float:
-        return 0.01
-
-    def transfer_s(self, tokens: float) -> float:
-        return 0.0
-
-    def kv_capacity_tokens(self, tp: int) -> int:
-        return 100_000
-
-    def kv_bandwidth_tokens(self, step_s: float, tp: int) -> float:
-        return 1e6
-
-    def tp_sizes(self, role: object) -> tuple[int, ...]:
-        return (1, 2)
-
-
-class ScriptSettings(BaseModel, extra="forbid"):
-    per_worker: float = 10.0
-    interval_s: float = 5.0
-    fail_at: int = -1
-
-
-@dataclass
-class ScriptedPlanner:
-    """One prefill worker per `per_worker` requests/s, half as many for decode; raises at call `fail_at`."""
-
-    settings: ScriptSettings
-    deployment: Deployment
-    calls: list[PlannerView] = field(default_factory=list)
-
-    @property
-    def interval_s(self) -> float:
-        return self.settings.interval_s
-
-    def plan(self, view: PlannerView) -> ScalePlan:
-        self.calls.append(view)
-        if len(self.calls) == self.settings.fail_at:
-            raise RuntimeError("the forecaster\nfell over")
-        rate = view.traffic.rate if view.traffic else 0.0
-        prefill = 1 + int(rate / self.settings.per_worker)
-        return ScalePlan(prefill, 1 + prefill // 2, f"{rate:.1f} requests/s", {"forecast_rate": rate})
-
-
 @pdplugins.hookimpl
 def pd_register_planners(register: Register) -> None:
     register("scripted", ScriptedPlanner, ScriptSettings)
@@ -114,7 +65,7 @@ def pd_register_planners(register: Register) -> None:
 
 @pdplugins.hookimpl
 def pd_register_profiles(register: Register) -> None:
-    register("flat", lambda settings: FlatModel())
+    register("flat", lambda settings: flat_model())
 
 
 def _module() -> ModuleType:
@@ -155,15 +106,11 @@ def config(config_data: dict[str, Any]) -> Config:
 @pytest.fixture
 def deployment() -> Deployment:
     """Eight GPUs, prefill on one and decode on two."""
-    return Deployment(Slo(2.0, 0.08), FlatModel(), 8, prefill_tp=1, decode_tp=2, startup_s=30.0, max_batch=256)
+    return testing.deployment(decode_tp=2)
 
 
 @pytest.fixture
 def see() -> Callable[..., PlannerView]:
     """Make a view of `rate` requests/s at `now_s`."""
 
-    def view(now_s: float, rate: float | None = 1.0) -> PlannerView:
-        traffic = None if rate is None else Traffic(5.0, rate * 5.0, 1000.0, 100.0)
-        return PlannerView(now_s, traffic, Pool(1), Pool(1))
-
-    return view
+    return planner_view

@@ -14,7 +14,7 @@ import typer
 from typer.testing import CliRunner
 
 import pdplugins
-from pdplugins.hosts import doctor, plugin
+from pdplugins.hosts import doctor, plugin, seams
 from pdplugins.registry import Registry
 
 HOST: dict[str, Any] = {
@@ -27,9 +27,9 @@ TYPES = Path(pdplugins.__file__).parent / "types.py"
 SHA = hashlib.sha256(TYPES.read_bytes()).hexdigest()
 
 
-def check(kind: str, **seam: Any) -> doctor.Check:
+def check(kind: str, **seam: Any) -> seams.Check:
     """The last check of a host with this one seam."""
-    return list(doctor.examine_host(HOST | {kind: [{"why": "test", **seam}]}))[-1]
+    return list(seams.examine_host(HOST | {kind: [{"why": "test", **seam}]}))[-1]
 
 
 @pytest.mark.parametrize(
@@ -61,7 +61,7 @@ def test_a_seam_as_recorded_is_ok(kind: str, seam: dict[str, Any]) -> None:
     [
         ("symbol", {"name": "pdplugins.types.Gone"}, "AttributeError: .*no attribute 'Gone'"),
         ("symbol", {"name": "pdplugins.gone.Thing"}, "AttributeError|ModuleNotFoundError"),
-        ("symbol", {"name": "nowhere.at.all"}, "ModuleNotFoundError: no module nowhere"),
+        ("symbol", {"name": "nowhere.at.all"}, "ModuleNotFoundError: No module named 'nowhere'"),
         ("symbol", {"name": "pdplugins.types.ScalePlan", "takes": ["tp"]}, "takes prefill, .*; no longer tp"),
         ("symbol", {"name": "pdplugins.config.SloConfig", "takes": ["itl"]}, "takes ttft_s, tpot_s; no longer itl"),
         ("symbol", {"name": "pdplugins.types.Role", "has": ["ENCODE"]}, "has no ENCODE"),
@@ -91,11 +91,11 @@ def test_a_missing_dependency_says_how_to_get_it() -> None:
 
 
 def test_a_host_of_the_wrong_version_or_missing_says_what_to_install() -> None:
-    (old,) = doctor.examine_host(HOST | {"versions": ">=99"})
+    (old,) = seams.examine_host(HOST | {"versions": ">=99"})
     assert (old.state, old.fix) == ("fail", "pip install 'pdplugins>=99'")
-    (missing,) = doctor.examine_host(HOST | {"distribution": "no-such-host"})
+    (missing,) = seams.examine_host(HOST | {"distribution": "no-such-host"})
     assert (missing.state, missing.detail) == ("fail", "no no-such-host here")
-    (optional,) = doctor.examine_host(HOST | {"distribution": "no-such-host", "required": False})
+    (optional,) = seams.examine_host(HOST | {"distribution": "no-such-host", "required": False})
     assert optional.state == "warn"
 
 

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from typing import cast
-
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pdplugins import testing
 from pdplugins.policies._common import fit_pools
-from pdplugins.types import Deployment, PerfModel, Round, Slo, TraceRequest
+from pdplugins.types import Deployment, Round, TraceRequest
 
 
 def deployment(gpu_budget: int, prefill_tp: int, decode_tp: int) -> Deployment:
-    return Deployment(Slo(2.0, 0.08), cast(PerfModel, None), gpu_budget, prefill_tp, decode_tp, 30.0, 256)
+    return testing.deployment(gpu_budget=gpu_budget, prefill_tp=prefill_tp, decode_tp=decode_tp)
 
 
 def test_a_wish_that_fits_is_granted() -> None:

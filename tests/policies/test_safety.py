@@ -1,13 +1,12 @@
-"""What every policy promises, whatever a host says: the safety rules, of each policy that is registered.
+"""What every registered policy promises, whatever a host says, on examples that Hypothesis looks for.
 
-A new plugin is held to them by its entry point alone.
+`test_conformance.py` holds them to the same rules on examples that plugin authors have too.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -17,6 +16,7 @@ from hypothesis import strategies as st
 from pdplugins.config import Config
 from pdplugins.registry import default_registry
 from pdplugins.runtime.assembly import build_deployment
+from pdplugins.testing import Worker, check_batch_plan, check_placement, check_scale_plan
 from pdplugins.types import (
     BatchScheduler,
     BatchView,
@@ -44,17 +44,8 @@ maybe = st.none() | said
 loads = st.builds(WorkerLoad, st.just(""), said, said, said, said, maybe, maybe)
 
 
-@dataclass(frozen=True)
-class Worker:
-    id: str
-    role: Role
-    load: WorkerLoad
-    kv_capacity_tokens: int
-    cached_blocks: frozenset[int] = field(default_factory=frozenset)
-
-
 def named(name: str, role: Role, load: WorkerLoad, capacity: int, blocks: frozenset[int]) -> Worker:
-    return Worker(name, role, replace(load, worker=name), capacity, blocks)
+    return Worker(name, role, replace(load, worker=name), capacity, cached_blocks=blocks)
 
 
 def workers(role: Role) -> st.SearchStrategy[list[Worker]]:
@@ -88,13 +79,11 @@ def route(router: Router, stream: Sequence[tuple[tuple[Worker, ...], Request, fl
     done, now_s = [], 0.0
     for fleet, request, after_s in stream:
         now_s += after_s
-        ids = {worker.id for worker in fleet}
         placed = router.on_arrival(request, fleet, now_s)
-        assert placed.first in ids
-        assert placed.split >= 0
+        check_placement(placed, fleet)
         if placed.second is None:
             placed = router.on_prefill_done(request, placed, fleet, now_s)
-        assert placed.second in ids
+        check_placement(placed, fleet, complete=True)
         if isinstance(router, HearsOutcomes):
             router.on_ended(request, Outcome(Ending.FINISHED, 7))
         done.append(placed)
@@ -129,12 +118,7 @@ def test_a_batch_scheduler_asks_for_nothing_that_is_not_there(name: str, views: 
     scheduler: BatchScheduler = make("batch_scheduler", name)
     for now_s, (view, took_s) in enumerate(views, start=10):
         plan = scheduler.next_batch(view, float(now_s))
-        waiting = {task.request.id: task.remaining_tokens for task in view.queue}
-        assert all(0 < tokens <= waiting.get(id_, 0) for id_, tokens in plan.prefill_tokens.items())
-        assert math.isfinite(plan.wait_s)
-        assert plan.wait_s >= 0
-        if view.queue and not view.decode_requests:
-            assert plan.prefill_tokens or plan.wait_s > 0, "an engine with work must not stand still for ever"
+        check_batch_plan(plan, view)
         scheduler.on_step(view, plan, took_s)
 
 
@@ -153,11 +137,7 @@ def test_a_planner_keeps_a_worker_of_each_role_within_the_budget(
     planner: Planner = make("planner", name)
     for tick, (seen, prefill, decode) in enumerate(views):
         plan = planner.plan(PlannerView(tick * planner.interval_s, seen, prefill, decode))
-        assert min(plan.prefill, plan.decode) >= 1
-        assert DEPLOYMENT.gpus(plan.prefill, plan.decode) <= DEPLOYMENT.gpu_budget
-        assert plan.reason
-        assert "\n" not in plan.reason
-        assert all(isinstance(value, int | float) for value in plan.signals.values())
+        check_scale_plan(plan, DEPLOYMENT, within_budget=True)
 
 
 @pytest.mark.parametrize("name", REGISTRY.names("planner"))

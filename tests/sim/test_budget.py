@@ -12,12 +12,11 @@ from pdplugins.sim.core.clock import seconds
 from pdplugins.sim.core.flight import Arrival
 from pdplugins.sim.core.settings import SimSettings
 from pdplugins.sim.core.simulation import Simulation
+from pdplugins.testing import PoolsPlanner
 from pdplugins.types import Deployment, PlannerView, ScalePlan, Slo
-
-from .anyone import AnyPlanner, AnyRouter
-from .test_exact import BentModel
-from .test_fleet import Pools
-from .test_simulation import To
+from tests.sim.anyone import AnyPlanner, AnyRouter
+from tests.sim.models import BentModel
+from tests.sim.runs import To
 
 
 class Turns(To):
@@ -92,7 +91,7 @@ def drained(*script: tuple[float, int, int]) -> tuple[dict[str, float], float, l
     Returns when each further worker started, when the first decode worker was gone, and what the planner saw.
     """
     deployment = Deployment(Slo(1, 1), BentModel(), 5, 1, 2, startup_s=2.0, max_batch=8)
-    planner = Seen(Pools((0.0, 1, 2), *script))
+    planner = Seen(PoolsPlanner((0.0, 1, 2), *script))
     simulation = Simulation(deployment, SimSettings(1, 2), Turns("d0", "d1"), planner=planner)
     simulation.run([Arrival(0.0, 100, 700), Arrival(0.0, 100, 1500)])
     fleet = simulation._fleet

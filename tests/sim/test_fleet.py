@@ -9,12 +9,12 @@ import pytest
 
 from pdplugins.policies.stock import routers
 from pdplugins.sim.core.flight import Arrival
-from pdplugins.sim.core.settings import Outcome, SimSettings
+from pdplugins.sim.core.settings import RunOutcome, SimSettings
 from pdplugins.sim.core.simulation import Simulation
-from pdplugins.types import Deployment, PlannerView, Role, Round, ScalePlan, Slo
-
-from .test_exact import SLOW, BentModel, SlowModel
-from .test_simulation import DEPLOYMENT, MODEL, To, run
+from pdplugins.testing import PoolsPlanner
+from pdplugins.types import Deployment, Role, Round, Slo
+from tests.sim.models import SLOW, BentModel, SlowModel
+from tests.sim.runs import DEPLOYMENT, MODEL, To, run
 
 
 class Sharded(BentModel):
@@ -30,20 +30,7 @@ class Sharded(BentModel):
         return 1000 * tp
 
 
-class Pools:
-    """Wants the pools of the last entry that has begun."""
-
-    interval_s = 1.0
-
-    def __init__(self, *script: tuple[float, int, int]) -> None:
-        self._script = script
-
-    def plan(self, view: PlannerView) -> ScalePlan:
-        _, prefill, decode = max(entry for entry in self._script if entry[0] <= view.now_s)
-        return ScalePlan(prefill, decode, "script")
-
-
-def balanced(*work: Arrival, deployment: Deployment = DEPLOYMENT, **named: Any) -> Outcome:
+def balanced(*work: Arrival, deployment: Deployment = DEPLOYMENT, **named: Any) -> RunOutcome:
     router = routers.LeastLoaded(routers.RouterSettings(), deployment)
     return Simulation(deployment, named.pop("settings", SimSettings()), router, **named).run(work)
 
@@ -72,7 +59,7 @@ def test_each_worker_is_as_fast_as_its_own_gpus() -> None:
 
 def test_a_worker_serves_when_its_start_up_is_over() -> None:
     work = [Arrival(0.05 * n, 500, 5) for n in range(120)]
-    outcome = balanced(*work, planner=Pools((0.0, 2, 1)))
+    outcome = balanced(*work, planner=PoolsPlanner((0.0, 2, 1)))
     joined_s = min(record.arrival_s for record in outcome.records if record.prefill_worker == "p1")
     assert 1.0 + DEPLOYMENT.startup_s <= joined_s < 1.0 + DEPLOYMENT.startup_s + 0.2
 
@@ -84,7 +71,7 @@ def test_a_drained_worker_answers_what_it_has_and_is_paid_until_then() -> None:
         Arrival(0.1, 100, 900),
         Arrival(20.0, 100, 1),
         settings=settings,
-        planner=Pools((0, 1, 1)),
+        planner=PoolsPlanner((0, 1, 1)),
     )
     assert not [record for record in outcome.records if record.error]
     last_s = max(record.finish_s for record in outcome.records[:2])
@@ -97,7 +84,7 @@ def test_what_a_change_of_role_costs(flip: str, flip_s: float, serves_s: float) 
     """An idle worker that drains is out of service for the time of the change; a label changes at once."""
     settings = SimSettings(decode=2, flip=flip, flip_s=flip_s)
     work = [Arrival(0.05 * n, 300, 1) for n in range(200)]
-    outcome = balanced(*work, settings=settings, planner=Pools((0.0, 2, 1)))
+    outcome = balanced(*work, settings=settings, planner=PoolsPlanner((0.0, 2, 1)))
     moved = {record.prefill_worker for record in outcome.records} - {"p0"}
     assert len(moved) == 1
     joined_s = min(record.arrival_s for record in outcome.records if record.prefill_worker in moved)

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from pdplugins.sim.core.engine_settings import EngineSettings
 from pdplugins.sim.core.flight import Arrival
-from pdplugins.sim.core.protocols import EngineSettings
 from pdplugins.sim.core.settings import SimSettings
 from pdplugins.types import Placement, Request, Round, WorkerView
-
-from .test_simulation import MODEL, To, run
+from tests.sim.runs import MODEL, To, run
 
 AT_ONCE = SimSettings(first_token="prefill")
 

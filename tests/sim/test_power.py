@@ -15,11 +15,10 @@ from pdplugins.policies.stock import routers
 from pdplugins.sim.core.clock import ACTION, Events
 from pdplugins.sim.core.flight import Arrival
 from pdplugins.sim.core.power import Power, PowerCurve
-from pdplugins.sim.core.settings import Outcome, SimSettings
+from pdplugins.sim.core.settings import RunOutcome, SimSettings
 from pdplugins.sim.core.simulation import Simulation
 from pdplugins.types import Flip, GpuView, PlannerView, PowerPlan, Role, ScalePlan
-
-from .test_simulation import DEPLOYMENT, MODEL, To
+from tests.sim.runs import DEPLOYMENT, MODEL, To
 
 CURVE = PowerCurve((400.0, 700.0), (2.0, 1.0), (1.5, 1.0), 0.5, idle_w=100.0, prefill_w=700.0, decode_w=450.0)
 AT_ONCE = SimSettings(power=CURVE, first_token="prefill")
@@ -42,7 +41,7 @@ def uniform(*caps_w: float) -> Script:
     return Script(lambda call, gpus: PowerPlan({gpu.index: caps_w[min(call, len(caps_w) - 1)] for gpu in gpus}))
 
 
-def run(power: Script, *work: Arrival, settings: SimSettings = AT_ONCE, **policies: Any) -> Outcome:
+def run(power: Script, *work: Arrival, settings: SimSettings = AT_ONCE, **policies: Any) -> RunOutcome:
     return Simulation(DEPLOYMENT, settings, To("p0", "d0"), power=power, **policies).run(work)
 
 

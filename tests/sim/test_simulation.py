@@ -6,56 +6,26 @@ import hashlib
 import os
 import subprocess
 import sys
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import pytest
 
 from pdplugins.config import parse
 from pdplugins.policies.stock import routers
+from pdplugins.sim.core.engine_settings import EngineSettings
 from pdplugins.sim.core.flight import Arrival
-from pdplugins.sim.core.protocols import EngineSettings
-from pdplugins.sim.core.settings import Outcome, SimSettings
-from pdplugins.sim.core.simulation import Simulation
+from pdplugins.sim.core.settings import SimSettings
 from pdplugins.sim.run.simulate import simulate
 from pdplugins.types import (
     BatchPlan,
     BatchView,
-    Deployment,
     Placement,
     PlannerView,
-    Request,
     Round,
     ScalePlan,
-    Slo,
-    WorkerView,
 )
 from pdplugins.workloads import traces, transform
-
-from .test_exact import BentModel
-
-MODEL = BentModel()
-DEPLOYMENT = Deployment(Slo(1, 1), MODEL, 8, 1, 1, startup_s=2.0, max_batch=8)
-ONE_EACH = SimSettings()
-
-
-class To:
-    """Places everything the same."""
-
-    def __init__(self, first: str, second: str | None, split: int | None = None) -> None:
-        self._answer = first, second, split
-
-    def on_arrival(self, request: Request, workers: tuple[WorkerView, ...], now_s: float) -> Placement:
-        first, second, split = self._answer
-        return Placement(first, second, request.prompt_tokens if split is None else split)
-
-    def on_prefill_done(
-        self, request: Request, placement: Placement, workers: tuple[WorkerView, ...], now_s: float
-    ) -> Placement:
-        return placement if placement.second else Placement(placement.first, placement.first, placement.split)
-
-
-def run(router: Any, *workload: Arrival, settings: SimSettings = ONE_EACH, **policies: Any) -> Outcome:
-    return Simulation(DEPLOYMENT, settings, router, **policies).run(workload)
+from tests.sim.runs import DEPLOYMENT, MODEL, To, run
 
 
 def test_one_request_takes_prefill_transfer_and_its_steps() -> None:
@@ -247,7 +217,7 @@ from pdplugins.runtime.assembly import build_deployment
 from pdplugins.workloads.synthetic import SyntheticSettings, synthetic
 from pdplugins.config import parse
 from pdplugins.policies.stock.routers import PowerOfTwo, RouterSettings
-from pdplugins.sim.core import COMPILED
+from pdplugins.sim.kernel import COMPILED
 from pdplugins.sim.core.flight import Arrival
 from pdplugins.sim.core.power import PowerCurve
 from pdplugins.sim.core.settings import SimSettings

@@ -11,8 +11,7 @@ from pdplugins.runtime.assembly import load_profile
 from pdplugins.sim.core.clock import ticks
 from pdplugins.sim.core.steps import Line, StepTimes
 from pdplugins.types import Role
-
-from .test_exact import BentModel
+from tests.sim.models import BentModel
 
 LINES = st.builds(
     lambda batch, rises: Line(

@@ -15,8 +15,8 @@ from typing import Any
 
 from pdplugins.contracts.batching import BatchPlan, BatchScheduler, BatchView, QueuedPrefill
 from pdplugins.contracts.request import Request
-from pdplugins.hosts.sglang.dual import SCHEDULER
-from pdplugins.hosts.sglang.guard import Hook
+from pdplugins.hosts.sglang.hooking import Hook
+from pdplugins.hosts.sglang.names import SCHEDULER
 from pdplugins.hosts.sglang.policy import SafeScheduler
 from pdplugins.hosts.sglang.prompts import done_tokens
 from pdplugins.hosts.sglang.steps import no_prefill
@@ -29,7 +29,7 @@ class Launched:
     view: BatchView
     plan: BatchPlan
     """What it runs."""
-    at_s: float
+    launched_s: float
 
 
 class BatchHooks:
@@ -68,8 +68,8 @@ class BatchHooks:
         tokens = sum(plan.prefill_tokens.values())
         if tokens < max(scheduler.page_size, 1):
             self._ask_at_s = now_s + plan.wait_s
-            stands_still = running_batch.is_empty() and not plan.wait_s
-            return original(scheduler, running_batch) if stands_still else no_prefill(running_batch)
+            stuck = running_batch.is_empty() and not plan.wait_s
+            return original(scheduler, running_batch) if stuck else no_prefill(running_batch)
         with window(scheduler, plan, mixed_with=len(running_batch.reqs)):
             return original(scheduler, running_batch)
 
@@ -89,7 +89,7 @@ class BatchHooks:
         now_s = self._clock()
         step = self._launched.popleft() if self._launched else None
         if step is not None:
-            took_s = now_s - max(step.at_s, self._completed_s)
+            took_s = now_s - max(step.launched_s, self._completed_s)
             for policy in self._schedulers.values():
                 policy.on_step(step.view, step.plan, took_s)
         self._completed_s = now_s

@@ -9,7 +9,7 @@ from pdplugins.errors import PdpluginsError
 from pdplugins.hosts.sglang import nixl
 from pdplugins.hosts.sglang.batching import BatchHooks
 from pdplugins.hosts.sglang.dual import DualRole
-from pdplugins.hosts.sglang.guard import Guard, Hook, broken_seams, chained
+from pdplugins.hosts.sglang.hooking import Hook, HookInstaller, broken_seams, chained
 from pdplugins.hosts.sglang.policy import scheduler_factory
 from pdplugins.runtime.assembly import build_deployment
 
@@ -26,10 +26,10 @@ def install(name: str) -> None:
     if not features:
         log.info("pdplugins: config %s asks for nothing of SGLang", name)
         return
-    guard = Guard(features, strict=config.sglang.strict)
+    installer = HookInstaller(features, strict=config.sglang.strict)
     try:
         if broken := broken_seams():
-            guard.refuse("; ".join(broken))
+            installer.refuse("; ".join(broken))
             return
         hooks: dict[str, Hook] = {}
         if config.batch_scheduler is not None:
@@ -37,13 +37,13 @@ def install(name: str) -> None:
         if config.sglang.dual_role:
             nixl.pause_progress_threads(config.sglang.nixl_poll_us)
             clock = nixl.pause_transfer_threads(config.sglang.nixl_poll_us)
-            hooks = chained(DualRole(config.sglang, guard, clock).hooks(), hooks)
-        guard.install(hooks)
+            hooks = chained(DualRole(config.sglang, installer, clock).hooks(), hooks)
+        installer.install(hooks)
     except PdpluginsError as error:
-        guard.refuse(str(error))
+        installer.refuse(str(error))
     except Exception as error:  # the hook registry would only log it, and serve
         log.exception("pdplugins: cannot install")
-        guard.refuse(f"{type(error).__name__}: {error}")
+        installer.refuse(f"{type(error).__name__}: {error}")
 
 
 def wanted(config: Config) -> list[str]:

@@ -131,7 +131,7 @@ class LeastLoaded(StockRouter):
         if loads.count(least) == 1:
             return pool[loads.index(least)]
         self._picks += 1
-        equals = [worker for worker, its in zip(pool, loads, strict=True) if its == least]
+        equals = [worker for worker, its in zip(pool, loads, strict=True) if its == least] or pool  # none equals a NaN
         return equals[self._picks % len(equals)]
 
 

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from pdplugins.hosts import doctor
+from pdplugins.hosts import seams
 
 ROOT = Path(__file__).parents[3]
 SOURCES = sorted((ROOT / "pdplugins/hosts/dynamo").rglob("*.py"))
 MANIFEST = tomllib.loads((ROOT / "hooks/dynamo.toml").read_text())
-KINDS = [kind for kind in doctor.SEAMS if kind in MANIFEST]
+KINDS = [kind for kind in seams.SEAMS if kind in MANIFEST]
 ENV = re.compile(r"(DYN|ETCD|NATS)_[A-Z_]*[A-Z]|SCALING_[A-Z_]+")
 
 
@@ -94,7 +94,7 @@ def test_every_seam_says_what_it_is_for() -> None:
 def test_every_seam_is_as_recorded() -> None:
     """What `pdplugins doctor` checks, against the Dynamo that is installed."""
     pytest.importorskip("dynamo.planner")
-    failed = [check.line() for check in doctor.examine_host(MANIFEST) if check.state != "ok"]
+    failed = [check.line() for check in seams.examine_host(MANIFEST) if check.state != "ok"]
     assert failed == []
 
 

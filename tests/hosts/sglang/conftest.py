@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from . import servers, tiny_model
-from .servers import Server
-from .setups import Bench, Pool, Setup
+from tests.hosts.sglang import servers, tiny_model
+from tests.hosts.sglang.servers import Server
+from tests.hosts.sglang.setups import Bench, Pool, Setup
 
 FAILED = pytest.StashKey[bool]()
 

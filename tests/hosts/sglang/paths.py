@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import aiohttp
 
-from .servers import Server
+from tests.hosts.sglang.servers import Server
 
 Tokens = list[int]
 KEPT_S = 2.0
@@ -141,3 +141,13 @@ def edges_of(prompt: int, output: int, chunk: int) -> list[int]:
     edges = {0, 1, prompt // 2, prompt - 1, prompt, prompt + 1, prompt + output // 2, prompt + output - 1}
     edges |= {at for at in (chunk - 1, chunk, chunk + 1, 2 * chunk) if at < prompt}
     return sorted(edges)
+
+
+def run(test: Callable[[Client], Awaitable[None]], **settings: Any) -> None:
+    """Run `test` with a client of the given settings."""
+
+    async def main() -> None:
+        async with connections(240) as session:
+            await test(Client(session, **{"sampling": GREEDY, **settings}))
+
+    asyncio.run(main())

@@ -12,7 +12,7 @@ import random
 import subprocess
 import sys
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,21 +20,13 @@ from typing import Any
 import pytest
 import yaml
 
-from . import servers, setups
-from .cores import busiest, busy_share
-from .paths import GREEDY, Client, connections, edges_of, prompt_of, seeded
-from .setups import CHUNK, TIMEOUT_S, Bench
+from tests.hosts.sglang import servers, setups
+from tests.hosts.sglang.cores import busiest, busy_share
+from tests.hosts.sglang.paths import Client, edges_of, prompt_of, run, seeded
+from tests.hosts.sglang.setups import CHUNK, TIMEOUT_S, Bench
 
 pytestmark = [pytest.mark.sglang, pytest.mark.timeout(600)]
 everywhere = setups.on(*setups.SETUPS)
-
-
-def run(test: Callable[[Client], Awaitable[None]], **settings: Any) -> None:
-    async def main() -> None:
-        async with connections(240) as session:
-            await test(Client(session, **{"sampling": GREEDY, **settings}))
-
-    asyncio.run(main())
 
 
 @everywhere

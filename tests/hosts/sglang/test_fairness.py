@@ -6,8 +6,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pdplugins.hosts.sglang.roles import EngineRole
-
-from .test_dual import Batch, Req, Scheduler, add, build, decode, host, local, prefill
+from tests.hosts.sglang.small_scheduler import Batch, Req, Scheduler, add, build, decode, host, local, prefill
 
 __all__ = ["host"]
 
@@ -19,7 +18,7 @@ def serve(scheduler: Scheduler, mix: dict[str, tuple[int, int]]) -> list[Batch]:
     """Let requests of each kind of `mix` always wait, each with so many chunks and tokens of output."""
     ran, made = [], 0
     for _ in range(STEPS):
-        scopes = scheduler.dual._roles.scopes
+        scopes = scheduler.dual._state.scopes
         for kind, (chunks, output) in mix.items():
             if not scopes.peek(EngineRole(kind), "waiting_queue"):
                 request: Req = KINDS[kind](f"{kind}{made}")

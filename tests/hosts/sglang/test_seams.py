@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from pdplugins.hosts import doctor
+from pdplugins.hosts import seams
 from pdplugins.hosts.sglang.batching import BatchHooks
-from pdplugins.hosts.sglang.dual import SCHEDULER
+from pdplugins.hosts.sglang.names import SCHEDULER
 from pdplugins.hosts.sglang.older import TIMEOUT_POLL
 
 ROOT = Path(__file__).parents[3]
@@ -68,7 +68,7 @@ def test_every_seam_says_what_it_is_for() -> None:
 def test_every_seam_is_as_recorded() -> None:
     """What `pdplugins doctor` checks, against the SGLang that is installed."""
     pytest.importorskip("sglang")
-    failed = [check.line() for check in doctor.examine_host(MANIFEST) if check.state != "ok"]
+    failed = [check.line() for check in seams.examine_host(MANIFEST) if check.state != "ok"]
     assert failed == []
 
 

@@ -14,9 +14,9 @@ from pdplugins.errors import ConfigError
 from pdplugins.policies.ampd.config import AmpdRouterSettings
 from pdplugins.policies.ampd.costs import Costs, prefill_s
 from pdplugins.policies.ampd.router import AmpdRouter
+from pdplugins.testing import Worker
 from pdplugins.types import Ending, Outcome, Placement, Request, Role, WorkerLoad
-
-from .fleet import DEPLOYMENT, PERF, Worker, worker
+from tests.policies.ampd.fleet import DEPLOYMENT, PERF, worker
 
 BUSY_S, BUSY_TBT_S = 5.0, 0.5
 

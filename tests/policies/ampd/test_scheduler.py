@@ -12,8 +12,7 @@ from pdplugins.policies.ampd.config import AmpdSchedulerSettings
 from pdplugins.policies.ampd.costs import prefill_s
 from pdplugins.policies.ampd.scheduler import AmpdScheduler
 from pdplugins.types import BatchView, QueuedPrefill
-
-from .fleet import DEPLOYMENT, PERF, task
+from tests.policies.ampd.fleet import DEPLOYMENT, PERF, task
 
 
 def scheduler(window: int = 3, step_tokens: int = 1) -> AmpdScheduler:

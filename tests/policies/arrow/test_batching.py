@@ -10,8 +10,7 @@ from pdplugins.policies.arrow.config import ArrowBatchSettings
 from pdplugins.sim.run.simulate import simulate
 from pdplugins.types import BatchView, QueuedPrefill, Request
 from pdplugins.workloads.synthetic import SyntheticSettings, synthetic
-
-from .conftest import DEPLOYMENT
+from tests.policies.arrow.cluster import DEPLOYMENT
 
 
 def plan(decodes: int, *remaining: int, step_tokens: int = 1000) -> dict[str, int]:

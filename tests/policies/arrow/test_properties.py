@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from pdplugins.policies.arrow.instance import PoolName
 from pdplugins.policies.arrow.pools import TRANSITIONS, Pools
 from pdplugins.policies.arrow.router import ArrowRouter
+from pdplugins.testing import Worker
 from pdplugins.types import Role
-
-from .conftest import Cluster, Worker
+from tests.policies.arrow.cluster import Cluster
 
 numbers = st.one_of(st.floats(), st.floats(0, 1e6), st.integers(0, 300).map(float))
 loads = st.tuples(numbers, numbers, numbers, numbers, st.one_of(st.none(), st.floats(), st.floats(0, 0.2)))

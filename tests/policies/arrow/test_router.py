@@ -10,9 +10,9 @@ from pydantic import ValidationError
 
 from pdplugins.errors import ConfigError
 from pdplugins.policies.arrow.config import ArrowSettings
+from pdplugins.testing import Worker
 from pdplugins.types import ElasticRouter, Request, Role
-
-from .conftest import Cluster, Worker
+from tests.policies.arrow.cluster import Cluster
 
 LONG = 9000  # tokens that prefill in 0.98 s; the TTFT SLO is 1 s
 

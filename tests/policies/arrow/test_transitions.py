@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from pdplugins.policies.arrow.pools import Pools
-
-from .conftest import Cluster
+from tests.policies.arrow.cluster import Cluster
 
 LONG = 9000  # tokens that prefill in 0.98 s; the TTFT SLO is 1 s
 

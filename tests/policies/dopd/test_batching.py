@@ -8,15 +8,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pdplugins import testing
 from pdplugins.perf.profile import read_profile
 from pdplugins.perf.table import TableModel
 from pdplugins.policies.dopd.batching import DopdBatching, Moments, kingman_wait_s
 from pdplugins.policies.dopd.config import DopdBatchSettings
 from pdplugins.resources import data_dir
-from pdplugins.types import BatchView, Deployment, QueuedPrefill, Request, Slo
+from pdplugins.types import BatchView, QueuedPrefill, Request
 
 PERF = TableModel(read_profile(data_dir("profiles") / "h100" / "llama-3.1-70b-fp8.json"))
-DEPLOYMENT = Deployment(Slo(2.0, 0.08), PERF, gpu_budget=16, prefill_tp=1, decode_tp=2, startup_s=30.0, max_batch=256)
+DEPLOYMENT = testing.deployment(PERF, gpu_budget=16, decode_tp=2)
 
 
 def scheduler(**changed: object) -> DopdBatching:

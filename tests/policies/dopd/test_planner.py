@@ -10,6 +10,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from pdplugins import testing
 from pdplugins.errors import ConfigError
 from pdplugins.perf.profile import read_profile
 from pdplugins.perf.table import TableModel
@@ -17,11 +18,11 @@ from pdplugins.policies.dopd.config import DopdSettings
 from pdplugins.policies.dopd.planner import DopdPlanner
 from pdplugins.policies.dopd.ratio import pd_ratio
 from pdplugins.resources import data_dir
-from pdplugins.types import Deployment, PlannerView, Pool, ScalePlan, Slo, Traffic, WorkerLoad
+from pdplugins.types import Deployment, PlannerView, Pool, ScalePlan, Traffic, WorkerLoad
 
 NAN, INF = math.nan, math.inf
 PERF = TableModel(read_profile(data_dir("profiles") / "h100" / "llama-3.1-70b-fp8.json"))
-DEPLOYMENT = Deployment(Slo(2.0, 0.08), PERF, gpu_budget=16, prefill_tp=1, decode_tp=2, startup_s=30.0, max_batch=256)
+DEPLOYMENT = testing.deployment(PERF, gpu_budget=16, decode_tp=2)
 
 
 def planner(deployment: Deployment = DEPLOYMENT, **changed: object) -> DopdPlanner:

@@ -3,37 +3,27 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pdplugins import testing
 from pdplugins.errors import ConfigError
 from pdplugins.perf.profile import read_profile
 from pdplugins.perf.table import TableModel
 from pdplugins.policies.dopd.config import DopdRouterSettings
 from pdplugins.policies.dopd.router import DopdRouter, local_prompt_tokens
 from pdplugins.resources import data_dir
-from pdplugins.types import Deployment, Request, Role, Slo, WorkerLoad
+from pdplugins.testing import Worker, deployment
+from pdplugins.types import Request
 
 PERF = TableModel(read_profile(data_dir("profiles") / "h100" / "llama-70b-fp8-dopd-table-1.json"))
-DEPLOYMENT = Deployment(Slo(2.0, 0.08), PERF, gpu_budget=16, prefill_tp=1, decode_tp=1, startup_s=30.0, max_batch=256)
-
-
-@dataclass
-class Worker:
-    id: str
-    role: Role
-    load: WorkerLoad
-    kv_capacity_tokens: int = 100_000
-    cached_blocks: set[int] = field(default_factory=set)
+DEPLOYMENT = deployment(PERF, gpu_budget=16)
 
 
 def worker(name: str, queued_tokens: float = 0, running: float = 0, blocks: tuple[int, ...] = ()) -> Worker:
-    role = Role.PREFILL if name.startswith("p") else Role.DECODE
-    load = WorkerLoad(name, queued_tokens=queued_tokens, running_requests=running)
-    return Worker(name, role, load, cached_blocks=set(blocks))
+    return testing.worker(name, queued_tokens=queued_tokens, running_requests=running, cached_blocks=set(blocks))
 
 
 def route(prompt: int, *workers: Worker, blocks: tuple[int, ...] = (), **settings: object) -> tuple[str, str | None]:

@@ -13,8 +13,7 @@ from pdplugins.policies.dynaserve.config import DynaServeBatchSettings
 from pdplugins.policies.dynaserve.steps import StepModel
 from pdplugins.policies.dynaserve.table import ProfileTable
 from pdplugins.types import BatchPlan, BatchView, Deployment, QueuedPrefill, Request
-
-from .conftest import DenseModel, Model, deployment_of
+from tests.policies.dynaserve.model import DenseModel, Model, deployment_of
 
 
 def scheduler(deployment: Deployment, **settings: object) -> DynaServeBatchScheduler:

@@ -13,9 +13,9 @@ from pdplugins.errors import ConfigError
 from pdplugins.policies.dynaserve.config import DynaServeRouterSettings
 from pdplugins.policies.dynaserve.predict import ExecutionPredictor
 from pdplugins.policies.dynaserve.router import DynaServeRouter
+from pdplugins.testing import Worker
 from pdplugins.types import Deployment, Ending, Outcome, Placement, Request, Role, WorkerLoad
-
-from .conftest import Model, Worker, deployment_of
+from tests.policies.dynaserve.model import Model, deployment_of, worker
 
 BUSY = WorkerLoad("w", 1, 100, 8, 8000)
 """Busy enough that a clock is not set back to idle, with hardly anything that waits."""
@@ -26,7 +26,7 @@ def router(deployment: Deployment, **settings: object) -> DynaServeRouter:
 
 
 def pair(load: WorkerLoad = BUSY) -> tuple[Worker, Worker]:
-    return Worker("a", Role.PREFILL, load), Worker("b", Role.DECODE, load)
+    return worker("a", Role.PREFILL, load), worker("b", Role.DECODE, load)
 
 
 def request(prompt: int, output: int | None, name: str = "r", **more: object) -> Request:
@@ -80,7 +80,7 @@ def test_work_is_done_as_time_passes(deployment: Deployment) -> None:
 
 def test_the_worker_with_less_to_do_goes_first(deployment: Deployment) -> None:
     """Of the next workers in turn the least busy is taken; with one choice the workers take turns."""
-    workers = tuple(Worker(name, load=BUSY) for name in "abcd")
+    workers = tuple(worker(name, load=BUSY) for name in "abcd")
     route = router(deployment)
     served = [route.on_arrival(request(1000, 100), workers, 0.0) for _ in range(2)]
     assert {name for placement in served for name in (placement.first, placement.second)} == set("abcd")
@@ -89,7 +89,7 @@ def test_the_worker_with_less_to_do_goes_first(deployment: Deployment) -> None:
 
 
 def test_roles_bind_each_half_to_its_pool(deployment: Deployment) -> None:
-    workers = (*(Worker(f"p{i}", Role.PREFILL, BUSY) for i in range(3)), Worker("d0", Role.DECODE, BUSY))
+    workers = (*(worker(f"p{i}", Role.PREFILL, BUSY) for i in range(3)), worker("d0", Role.DECODE, BUSY))
     route = router(deployment, pairs="roles")
     for _ in range(9):
         placement = route.on_arrival(request(1000, 500), workers, 0.0)
@@ -103,7 +103,7 @@ def test_the_margin_is_part_of_the_length(deployment: Deployment) -> None:
 
 
 def test_one_worker_does_everything(deployment: Deployment) -> None:
-    placement = router(deployment).on_arrival(request(1000, 500), (Worker("a"),), 0.0)
+    placement = router(deployment).on_arrival(request(1000, 500), (worker("a"),), 0.0)
     assert placement == Placement("a", "a", 1000, "whole")
 
 
@@ -114,8 +114,8 @@ def test_a_short_piece_is_not_handed_over(deployment: Deployment) -> None:
 
 
 def test_a_request_that_only_one_worker_can_hold_goes_there(deployment: Deployment) -> None:
-    small = tuple(Worker(f"small-{index}", kv_capacity_tokens=1000) for index in range(5))
-    large = Worker("large", kv_capacity_tokens=10_000)
+    small = tuple(worker(f"small-{index}", kv_capacity_tokens=1000) for index in range(5))
+    large = worker("large", kv_capacity_tokens=10_000)
     for workers in ((*small, large), (large, *small), (small[0], large)):
         placement = router(deployment).on_arrival(request(5000, 100), workers, 0.0)
         assert placement.second == "large"
@@ -132,7 +132,7 @@ def test_no_worker_is_an_error_that_says_what_to_do(deployment: Deployment) -> N
 
 
 def test_a_session_starts_where_its_cache_is(deployment: Deployment) -> None:
-    workers = tuple(Worker(name, load=BUSY) for name in "abcd")
+    workers = tuple(worker(name, load=BUSY) for name in "abcd")
     placement = router(deployment).on_arrival(request(1000, 500, bound_worker="c"), workers, 0.0)
     assert placement.first == "c"
 
@@ -154,7 +154,7 @@ def test_every_token_is_placed_exactly_once_whatever_the_loads_say(
     said: list[WorkerLoad], traffic: list[tuple[int, int | None, float]], pairs: str
 ) -> None:
     """Tokens [0, split) on one live worker, the rest on another: nothing twice, nothing lost."""
-    workers = tuple(Worker(f"w{i}", list(Role)[i % 2], load) for i, load in enumerate(said))
+    workers = tuple(worker(f"w{i}", list(Role)[i % 2], load) for i, load in enumerate(said))
     names = {worker.id for worker in workers}
 
     def run() -> list[Placement]:
@@ -177,7 +177,7 @@ def test_state_does_not_grow_with_history(deployment: Deployment) -> None:
     """A router keeps a few numbers of each worker, and forgets workers that left."""
     route = router(deployment, predictor="quantile", window=8)
     for fleet in range(10):
-        workers = tuple(Worker(f"w{fleet}-{index}", load=BUSY) for index in range(3))
+        workers = tuple(worker(f"w{fleet}-{index}", load=BUSY) for index in range(3))
         for index in range(50):
             asked = request(1000, None, str(index))
             route.on_arrival(asked, workers, float(index))

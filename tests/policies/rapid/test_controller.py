@@ -16,11 +16,12 @@ from pdplugins.perf.table import TableModel
 from pdplugins.policies.rapid.config import RapidSettings
 from pdplugins.policies.rapid.controller import RapidController
 from pdplugins.resources import data_dir
-from pdplugins.types import Deployment, GpuView, PlannerView, Pool, PowerPlan, Role, Slo, Traffic, WorkerLoad
+from pdplugins.testing import deployment
+from pdplugins.types import GpuView, PlannerView, Pool, PowerPlan, Role, Traffic, WorkerLoad
 
 P, D = Role.PREFILL, Role.DECODE
 PERF = TableModel(read_profile(data_dir("profiles") / "h100" / "llama-3.1-70b-fp8.json"))
-DEPLOYMENT = Deployment(Slo(1.0, 0.04), PERF, gpu_budget=8, prefill_tp=1, decode_tp=1, startup_s=30.0, max_batch=256)
+DEPLOYMENT = deployment(PERF, ttft_s=1.0, tpot_s=0.04)
 SLOW_PREFILL, SLOW_DECODE, FINE, BOTH = (2.0, 0.02), (0.5, 0.06), (0.5, 0.02), (2.0, 0.06)
 
 

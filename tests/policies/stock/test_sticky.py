@@ -4,31 +4,21 @@ from __future__ import annotations
 
 import pytest
 
+from pdplugins import testing
 from pdplugins.policies.stock.routers import LeastLoaded, RouterSettings
 from pdplugins.sim.core.flight import Arrival
 from pdplugins.sim.core.settings import SimSettings
 from pdplugins.sim.core.simulation import Simulation
-from pdplugins.types import Deployment, Placement, Request, Role, Round, Slo, WorkerView
+from pdplugins.testing import LinearModel
+from pdplugins.types import Deployment, Placement, Request, Round, WorkerView
 
-
-class Model:
-    def prefill_s(self, tokens: float, tp: int) -> float:
-        return 0.01 + tokens * 1e-4
-
-    def decode_step_s(self, batch: float, context_tokens: float, tp: int) -> float:
-        return 0.01
-
-    def transfer_s(self, tokens: float) -> float:
-        return 0.001 + tokens * 1e-6
-
-    def kv_capacity_tokens(self, tp: int) -> int:
-        return 100_000
-
-    def kv_bandwidth_tokens(self, step_s: float, tp: int) -> float:
-        return 1e9
-
-    def tp_sizes(self, role: Role) -> tuple[int, ...]:
-        return (1,)
+MODEL = LinearModel(
+    prefill_fixed_s=0.01,
+    prefill_token_s=1e-4,
+    decode_fixed_s=0.01,
+    transfer_fixed_s=0.001,
+    transfer_token_s=1e-6,
+)
 
 
 class Noted(LeastLoaded):
@@ -46,7 +36,7 @@ class Noted(LeastLoaded):
 
 @pytest.mark.parametrize("colocated", [False, True])
 def test_a_session_stays_where_it_decoded(colocated: bool) -> None:
-    deployment = Deployment(Slo(1, 1), Model(), 8, 1, 1, startup_s=1.0, max_batch=8)
+    deployment = testing.deployment(MODEL, ttft_s=1, tpot_s=1, startup_s=1.0, max_batch=8)
     rounds = tuple(Round(0.2, 50, 20) for _ in range(5))
     sessions = [Arrival(0.05 * n, 500, 20, session=f"s{n}", rounds=rounds) for n in range(12)]
     homes = {}

@@ -11,34 +11,16 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from pdplugins.policies.stock.threshold import ThresholdPlanner, ThresholdSettings
-from pdplugins.types import Deployment, PlannerView, Pool, Role, ScalePlan, Slo, Traffic, WorkerLoad
+from pdplugins.testing import LinearModel, deployment
+from pdplugins.types import PlannerView, Pool, ScalePlan, Traffic, WorkerLoad
 
-
-class Model:
-    """One millisecond a prompt token; 1000 tokens of KV cache."""
-
-    def prefill_s(self, tokens: float, tp: int) -> float:
-        return 1e-3 * tokens
-
-    def decode_step_s(self, batch: float, context_tokens: float, tp: int) -> float:
-        return 0.02
-
-    def transfer_s(self, tokens: float) -> float:
-        return 0.0
-
-    def kv_capacity_tokens(self, tp: int) -> int:
-        return 1000
-
-    def kv_bandwidth_tokens(self, step_s: float, tp: int) -> float:
-        return 1e9
-
-    def tp_sizes(self, role: Role) -> tuple[int, ...]:
-        return (1,)
+MODEL = LinearModel(prefill_token_s=1e-3, decode_fixed_s=0.02, kv_tokens=1000)
+"""One millisecond a prompt token; 1000 tokens of KV cache."""
 
 
 def planner(gpu_budget: int = 32, **settings: Any) -> ThresholdPlanner:
     given = {"up_intervals": 1, "down_intervals": 3, **settings}
-    return ThresholdPlanner(ThresholdSettings(**given), Deployment(Slo(2, 0.08), Model(), gpu_budget, 1, 1, 30.0, 10))
+    return ThresholdPlanner(ThresholdSettings(**given), deployment(MODEL, gpu_budget=gpu_budget, max_batch=10))
 
 
 def view(  # one prefill second is 1000 prompt tokens

@@ -13,12 +13,11 @@ import urllib.request
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
-if TYPE_CHECKING:
-    from conftest import Serve
+from tests.hosts.dynamo.local.serve import Serve
 
 pytestmark = pytest.mark.dynamo
 

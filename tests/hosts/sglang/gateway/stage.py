@@ -22,9 +22,8 @@ import yaml
 from aiohttp import web
 
 from pdplugins.processes.ports import free_ports
-
-from .. import servers, tiny_model
-from . import named
+from tests.hosts.sglang import servers, tiny_model
+from tests.hosts.sglang.gateway import named
 
 ROOT = Path(__file__).parents[4]
 """Gateway and servers run the code that is here, also where another one is installed."""

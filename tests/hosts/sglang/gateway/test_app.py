@@ -19,10 +19,8 @@ from pdplugins.gateway.app import Gateway
 from pdplugins.gateway.engines.sglang.protocol import loads, splice
 from pdplugins.gateway.fleet import Fleet, Kind, WorkerOption
 from pdplugins.types import Role
-
-from .conftest import FAST, Fixed, config, stand
-from .fake import FakeWorker, Rooms, answer_of, settled
-from .test_primitives import PROMPT, ask
+from tests.hosts.sglang.gateway.fake import FakeWorker, Rooms, answer_of, settled
+from tests.hosts.sglang.gateway.stand import FAST, PROMPT, Fixed, ask, config, stand
 
 
 def test_models_tokenizer_workers_health_and_metrics() -> None:

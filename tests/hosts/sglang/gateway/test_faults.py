@@ -13,10 +13,8 @@ import pytest
 
 from pdplugins.gateway.calls import parse
 from pdplugins.gateway.streams import Reply
-
-from .conftest import FAST, Fixed, Stand, config, stand
-from .fake import answer_of, settled, text_of
-from .test_primitives import PROMPT, ask
+from tests.hosts.sglang.gateway.fake import answer_of, settled, text_of
+from tests.hosts.sglang.gateway.stand import FAST, PROMPT, Fixed, Stand, ask, config, stand
 
 
 class Broken:

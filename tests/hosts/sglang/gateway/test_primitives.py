@@ -3,20 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
 
 import pytest
 
-from .conftest import Fixed, config, stand
-from .fake import answer_of, settled, text_of, tokenize
+from tests.hosts.sglang.gateway.fake import answer_of, settled, text_of, tokenize
+from tests.hosts.sglang.gateway.stand import PROMPT, Fixed, ask, config, stand
 
-PROMPT = list(range(100, 160))
 KINDS = {"pair": (0, 1, None), "local": (1, 1, None), "push": (0, 1, 23), "head": (0, 1, 65), "backwards": (1, 0, None)}
-
-
-def ask(prompt: list[int] | str = PROMPT, count: int = 9, **more: Any) -> dict[str, Any]:
-    name = "text" if isinstance(prompt, str) else "input_ids"
-    return {name: prompt, "sampling_params": {"max_new_tokens": count, "temperature": 0}, **more}
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -22,13 +22,12 @@ from pdplugins.gateway.app import Gateway
 from pdplugins.gateway.fleet import WorkerOption
 from pdplugins.gateway.settings import GatewaySettings
 from pdplugins.types import Placement
-
-from .. import setups
-from ..paths import FILTER, GREEDY, Answer, connections, edges_of, prompt_of, seeded
-from ..servers import Server
-from ..setups import CHUNK, Bench
-from .conftest import config
-from .fake import settled
+from tests.hosts.sglang import setups
+from tests.hosts.sglang.gateway.fake import settled
+from tests.hosts.sglang.gateway.stand import config
+from tests.hosts.sglang.paths import FILTER, GREEDY, Answer, connections, edges_of, prompt_of, seeded
+from tests.hosts.sglang.servers import Server
+from tests.hosts.sglang.setups import CHUNK, Bench
 
 pytestmark = [pytest.mark.sglang, pytest.mark.timeout(600)]
 everywhere = setups.on(*setups.ROOMY)

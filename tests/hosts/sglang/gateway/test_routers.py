@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 
-from .conftest import FAST, Fixed, config, stand
-from .fake import answer_of, settled, text_of, tokenize
-from .test_primitives import PROMPT, ask
+from tests.hosts.sglang.gateway.fake import answer_of, settled, text_of, tokenize
+from tests.hosts.sglang.gateway.stand import FAST, PROMPT, Fixed, ask, config, stand
 
 ROUTERS: dict[str, dict[str, Any]] = {
     "ampd": {},

@@ -1,4 +1,4 @@
-"""When what waits for room and what holds it wait for each other, reservations give way, the youngest first."""
+"""In a deadlock over KV cache, reservations are given up, the youngest first."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
+from pdplugins.hosts.sglang.deadlock import REASON, SHARE, DeadlockWatch
 from pdplugins.hosts.sglang.roles import EngineRole
 from pdplugins.hosts.sglang.scope import Scopes
-from pdplugins.hosts.sglang.standstill import REASON, SHARE, Standstill
 
 LIMIT_S = 10.0
 
@@ -66,23 +66,23 @@ def scheduler() -> Any:
 
 
 def look(scheduler: Any, clock: Clock) -> Callable[..., list[str]]:
-    """Look at one step, some seconds later; return who has given way so far."""
+    """Look at one step, some seconds later; return whose reservations were given up so far."""
     scopes = Scopes(scheduler, {role: {"waiting_queue": []} for role in EngineRole}, EngineRole.DECODE)
-    standstill = Standstill(clock)
+    watch = DeadlockWatch(clock)
 
     def step(after_s: float, *, ran: bool = False, **waiting: int) -> list[str]:
         clock.now_s += after_s
         for role in (EngineRole.LOCAL, EngineRole.PREFILL):
             tokens = waiting.get(role.value)
             scopes._parked[role]["waiting_queue"] = [] if tokens is None else [request(tokens)]
-        standstill.look(scheduler, scopes, ran=ran)
+        watch.look(scheduler, scopes, ran=ran)
         return [one.rid for one in scheduler.disagg_decode_transfer_queue.queue if one.aborted]
 
     return step
 
 
 @pytest.mark.parametrize("role", ["local", "prefill"])
-def test_the_youngest_give_way_until_there_is_room_for_the_prompt(scheduler: Any, clock: Clock, role: str) -> None:
+def test_the_youngest_are_given_up_until_the_prompt_fits(scheduler: Any, clock: Clock, role: str) -> None:
     step = look(scheduler, clock)
     assert step(0, **{role: 150}) == []
     assert step(LIMIT_S - 1, **{role: 150}) == []
@@ -90,7 +90,7 @@ def test_the_youngest_give_way_until_there_is_room_for_the_prompt(scheduler: Any
     assert scheduler.disagg_decode_transfer_queue.queue[1].reasons == [REASON]
 
 
-def test_a_long_prompt_takes_the_room_of_several(scheduler: Any, clock: Clock) -> None:
+def test_a_long_prompt_takes_several_reservations(scheduler: Any, clock: Clock) -> None:
     step = look(scheduler, clock)
     step(0, prefill=201)
     assert step(LIMIT_S, prefill=201) == ["old", "young"]
@@ -103,7 +103,7 @@ def test_a_prompt_in_the_middle_of_its_chunks_waits_too(scheduler: Any, clock: C
     assert step(LIMIT_S) == ["young"]
 
 
-def test_who_moves_stands_not_still(scheduler: Any, clock: Clock) -> None:
+def test_an_engine_that_runs_is_in_no_deadlock(scheduler: Any, clock: Clock) -> None:
     step = look(scheduler, clock)
     for _ in range(5):
         step(0, prefill=150)
@@ -111,13 +111,13 @@ def test_who_moves_stands_not_still(scheduler: Any, clock: Clock) -> None:
         step(0, prefill=150, ran=True)
 
 
-def test_who_only_waits_for_others_gives_nothing_up(scheduler: Any, clock: Clock) -> None:
+def test_a_server_that_only_waits_for_others_gives_nothing_up(scheduler: Any, clock: Clock) -> None:
     step = look(scheduler, clock)
     step(0)
     assert step(10 * LIMIT_S) == []
 
 
-def test_arrived_transfers_run_though_a_retracted_request_waits_for_room(scheduler: Any, clock: Clock) -> None:
+def test_arrived_transfers_run_though_a_retracted_request_waits_for_kv_cache(scheduler: Any, clock: Clock) -> None:
     """SGLang does not look at them until every retracted request is back."""
     arrived = request(100)
     scheduler.disagg_decode_prealloc_queue.retracted_queue = [request(300)]

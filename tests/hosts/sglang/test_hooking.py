@@ -1,4 +1,4 @@
-"""Nothing half-patched serves: strict mode refuses to start, lenient mode leaves stock SGLang and says so."""
+"""Hooks are installed all or none: strict mode refuses to start, lenient mode leaves stock SGLang and says so."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from typing import Any, ClassVar
 
 import pytest
 
-from pdplugins.hosts.sglang import guard as guards
-from pdplugins.hosts.sglang.guard import Guard, chained
+from pdplugins.hosts.sglang import hooking
+from pdplugins.hosts.sglang.hooking import HookInstaller, chained
 
 
 class FakeRegistry:
@@ -71,26 +71,26 @@ HOOKS = {"fakehost.double": plus_one, "fakehost.triple": plus_one}
 
 
 def test_hooks_wrap_the_originals(host: ModuleType) -> None:
-    Guard(["f"], strict=True).install(HOOKS)
+    HookInstaller(["f"], strict=True).install(HOOKS)
     host.registry.apply_hooks()
     assert (host.double(5), host.triple(5)) == (11, 16)
 
 
 def test_strict_does_not_start_when_the_registry_swallowed_a_failure(host: ModuleType) -> None:
     host.registry.broken.add("fakehost.triple")
-    Guard(["f"], strict=True).install(HOOKS)
+    HookInstaller(["f"], strict=True).install(HOOKS)
     with pytest.raises(SystemExit, match=r"f refused: SGLang did not apply the hooks on fakehost\.triple"):
         host.registry.apply_hooks()
 
 
 def test_lenient_serves_stock_and_says_so(host: ModuleType, caplog: pytest.LogCaptureFixture) -> None:
     host.registry.broken.add("fakehost.triple")
-    guard = Guard(["f"], strict=False)
-    guard.install(HOOKS)
+    installer = HookInstaller(["f"], strict=False)
+    installer.install(HOOKS)
     with caplog.at_level(logging.ERROR):
         host.registry.apply_hooks()
     assert (host.double(5), host.triple(5)) == (10, 15)
-    assert not guard.active
+    assert not installer.active
     assert "stock SGLang serves" in caplog.text
 
 
@@ -98,8 +98,8 @@ def test_the_metric_tells_whether_a_feature_serves(tmp_path: Any) -> None:
     """In a process of its own: prometheus-client reads the variable once."""
     code = (
         "import os; os.environ['PROMETHEUS_MULTIPROC_DIR'] = {folder!r}\n"
-        "from pdplugins.hosts.sglang.guard import Guard\n"
-        "Guard(['dual_role'], strict=False).refuse('x'); Guard(['batch'], strict=False).report()\n"
+        "from pdplugins.hosts.sglang.hooking import HookInstaller\n"
+        "HookInstaller(['dual_role'], strict=False).refuse('x'); HookInstaller(['batch'], strict=False).report()\n"
         "from prometheus_client import CollectorRegistry, generate_latest, multiprocess\n"
         "registry = CollectorRegistry(); multiprocess.MultiProcessCollector(registry)\n"
         "print(generate_latest(registry).decode())"
@@ -126,8 +126,8 @@ def test_a_missing_host_is_a_broken_seam(monkeypatch: pytest.MonkeyPatch) -> Non
     def versions(name: str) -> str:
         return {"sglang": "0.4.1"}[name]
 
-    monkeypatch.setattr(guards.doctor.importlib.metadata, "version", versions)
-    assert any(line.startswith("sglang >=0.5.16") for line in guards.broken_seams())
+    monkeypatch.setattr(hooking.seams.importlib.metadata, "version", versions)
+    assert any(line.startswith("sglang >=0.5.16") for line in hooking.broken_seams())
 
 
 def test_without_a_config_the_entry_point_imports_nothing_and_touches_nothing() -> None:

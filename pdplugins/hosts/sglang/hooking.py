@@ -1,7 +1,8 @@
-"""Nothing half-patched serves: every seam is checked before the hooks go in, and every hook after.
+"""Installs hooks into SGLang, all or none. A server with some of them would compute wrong answers.
 
-SGLang's hook registry only logs what fails, and serves. Strict mode raises SystemExit instead, which the registry lets
-through; lenient mode turns every hook into a call of the original, and says so in the log and in a metric.
+Every seam is checked before the hooks are registered, and every hook after SGLang has applied them. SGLang's hook
+registry only logs a failure, and serves. Strict mode raises SystemExit instead, which the registry lets through.
+Lenient mode turns every hook into a call of the original, and says so in the log and in a metric.
 """
 
 from __future__ import annotations
@@ -11,9 +12,10 @@ import logging
 import os
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
+from pkgutil import resolve_name
 from typing import Any
 
-from pdplugins.hosts import doctor
+from pdplugins.hosts import seams
 from pdplugins.resources import data_dir
 
 log = logging.getLogger(__name__)
@@ -25,10 +27,10 @@ Hook = Callable[..., Any]
 def broken_seams() -> list[str]:
     """Return a line for each seam of the SGLang that is installed which is not as ``hooks/sglang.toml`` lists it."""
     manifest = tomllib.loads((data_dir("hooks") / "sglang.toml").read_text(encoding="utf-8"))
-    return [f"{check.name}: {check.detail}" for check in doctor.examine_host(manifest) if check.state != "ok"]
+    return [f"{check.name}: {check.detail}" for check in seams.examine_host(manifest) if check.state != "ok"]
 
 
-class Guard:
+class HookInstaller:
     """Puts hooks into SGLang, all or none."""
 
     def __init__(self, features: Sequence[str], *, strict: bool) -> None:
@@ -87,7 +89,7 @@ def _gauge() -> Any:
 
 def unwrapped(targets: Mapping[str, Hook]) -> list[str]:
     """Return those of `targets` that nobody has wrapped."""
-    return [target for target in targets if not hasattr(doctor.resolve(target), "__wrapped__")]
+    return [target for target in targets if not hasattr(resolve_name(target), "__wrapped__")]
 
 
 def chained(outer: Mapping[str, Hook], inner: Mapping[str, Hook]) -> dict[str, Hook]:

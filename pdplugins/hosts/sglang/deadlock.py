@@ -1,7 +1,7 @@
-"""Nothing runs, because what waits for room and what holds it wait for each other: reservations give way.
+"""Ends deadlocks over KV capacity: the youngest reservations are given up until the prompt that waits fits.
 
-Two servers can each hold a reservation for a prompt that finds no room on the other one. And SGLang does not look at
-its transfers while a retracted request waits for room, which only these may give back.
+Two servers can each hold a reservation for a prompt that does not fit on the other one. And while a retracted request
+waits for KV cache, SGLang does not look at its transfers, although only they may free some.
 """
 
 from __future__ import annotations
@@ -18,11 +18,12 @@ from pdplugins.hosts.sglang.scope import Scopes
 log = logging.getLogger(__name__)
 
 SHARE = 0.1
-"""Of the time for which SGLang lets a reservation wait for its KV cache (`SGLANG_DISAGGREGATION_WAITING_TIMEOUT`)."""
-REASON = "pdplugins: no prompt here found room, so this reservation for another server's prompt gave way; ask again"
+"""Share of the time for which SGLang lets a reservation wait for its KV cache
+(`SGLANG_DISAGGREGATION_WAITING_TIMEOUT`): when nothing has run for so long, it is a deadlock."""
+REASON = "pdplugins: deadlock over KV cache: this reservation for another server's prompt was given up; ask again"
 
 
-class Standstill:
+class DeadlockWatch:
     """Watches the steps of a dual-role engine. :param clock: seconds."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -30,9 +31,9 @@ class Standstill:
         self._since_s: float | None = None
 
     def look(self, scheduler: Any, scopes: Scopes, *, ran: bool) -> None:
-        """Look at the step that was just composed, with the decode role bound: `ran` says whether it runs anything."""
+        """Look at the step that was just composed, with the decode role bound. :param ran: whether it runs anything."""
         prealloc, transfers = scheduler.disagg_decode_prealloc_queue, scheduler.disagg_decode_transfer_queue
-        waiting = heads(scheduler, scopes)
+        waiting = needed_tokens(scheduler, scopes)
         if ran or not waiting or not transfers.queue:
             self._since_s = None
             return
@@ -43,11 +44,11 @@ class Standstill:
             self._since_s = now_s
         elif now_s - self._since_s >= SHARE * prealloc.kv_manager.waiting_timeout:
             self._since_s = now_s
-            for reservation in enough(transfers.queue, min(waiting)):
-                give_way(reservation)
+            for reservation in youngest(transfers.queue, min(waiting)):
+                give_up(reservation)
 
 
-def heads(scheduler: Any, scopes: Scopes) -> list[int]:
+def needed_tokens(scheduler: Any, scopes: Scopes) -> list[int]:
     """Return the tokens that the first prompt, or retracted request, of each queue still needs."""
     queues: tuple[Sequence[Any], ...] = (
         scopes.peek(EngineRole.LOCAL, "waiting_queue"),
@@ -58,7 +59,7 @@ def heads(scheduler: Any, scopes: Scopes) -> list[int]:
     return [queue[0].seqlen for queue in queues if queue] + ([chunk] if chunk else [])
 
 
-def enough(reservations: Sequence[Any], tokens: int) -> Iterator[Any]:
+def youngest(reservations: Sequence[Any], tokens: int) -> Iterator[Any]:
     """Yield the youngest of `reservations` until they hold `tokens`."""
     for reservation in reversed(reservations):
         if tokens <= 0:
@@ -67,9 +68,13 @@ def enough(reservations: Sequence[Any], tokens: int) -> Iterator[Any]:
         yield reservation
 
 
-def give_way(reservation: Any) -> None:
+def give_up(reservation: Any) -> None:
     """End the request of a reservation with an error; SGLang tells the server that prefills it."""
     receiver = reservation.kv_receiver
-    log.error("pdplugins: standstill: request %s gives way, %s tokens", reservation.req.rid, reservation.req.seqlen)
+    log.error(
+        "pdplugins: deadlock: reservation of request %s is given up, %s tokens",
+        reservation.req.rid,
+        reservation.req.seqlen,
+    )
     receiver.abort()
     receiver.kv_mgr.record_failure(receiver.bootstrap_room, REASON)

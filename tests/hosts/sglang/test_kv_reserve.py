@@ -11,11 +11,10 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from . import setups
-from .paths import Answer, Client, prompt_of
-from .servers import Server
-from .setups import Bench, Setup
-from .test_engine import run
+from tests.hosts.sglang import setups
+from tests.hosts.sglang.paths import Answer, Client, prompt_of, run
+from tests.hosts.sglang.servers import Server
+from tests.hosts.sglang.setups import Bench, Setup
 
 pytestmark = [pytest.mark.sglang, pytest.mark.timeout(900)]
 
@@ -23,7 +22,7 @@ POOL = 3000
 """Tokens of KV cache, where there is too little."""
 WAITED_S = 4
 RAN_S = 6
-STANDSTILL_S = 3
+DEADLOCK_S = 3
 TIGHT = [
     Setup(
         version,
@@ -31,7 +30,7 @@ TIGHT = [
         env={
             "SGLANG_REQ_WAITING_TIMEOUT": str(WAITED_S),
             "SGLANG_REQ_RUNNING_TIMEOUT": str(RAN_S),
-            "SGLANG_DISAGGREGATION_WAITING_TIMEOUT": str(10 * STANDSTILL_S),
+            "SGLANG_DISAGGREGATION_WAITING_TIMEOUT": str(10 * DEADLOCK_S),
         },
         tokens=POOL,
     )
@@ -133,8 +132,8 @@ def test_a_prompt_may_need_all_the_room_there_is_and_no_more(bench: Bench, role:
 
 
 @tight
-def test_reservations_that_wait_for_each_other_give_way(bench: Bench) -> None:
-    """Each server holds more than half of its cache for a prompt that then finds no room on the other one."""
+def test_a_deadlock_of_reservations_is_ended(bench: Bench) -> None:
+    """Each server holds more than half of its cache for a prompt that then does not fit on the other one."""
 
     async def test(client: Client) -> None:
         rng = random.Random(16)
@@ -148,7 +147,7 @@ def test_reservations_that_wait_for_each_other_give_way(bench: Bench) -> None:
 
         async with asyncio.timeout(300):
             ended = await asyncio.gather(*[one(*order) for order in (bench.pair, bench.pair[::-1]) for _ in range(2)])
-        whys = ("gave way", "Aborted by", "waiting timeout")
+        whys = ("given up", "Aborted by", "waiting timeout")
         errors = [str(one) for one in ended if isinstance(one, RuntimeError)]
         assert all(any(why in error for why in whys) for error in errors), errors
         await nothing_is_left(client, bench)

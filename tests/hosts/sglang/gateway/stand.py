@@ -16,10 +16,15 @@ from pdplugins.gateway.app import Gateway
 from pdplugins.gateway.fleet import WorkerOption
 from pdplugins.gateway.settings import GatewaySettings
 from pdplugins.types import Placement
+from tests.hosts.sglang.gateway.fake import FakeWorker, Rooms
 
-from .fake import FakeWorker, Rooms
-
+PROMPT = list(range(100, 160))
 FAST = GatewaySettings(timeout_s=10, first_token_s=2, silence_s=1, connect_s=1, rest_s=0.2, poll_s=0.05, drain_s=0.5)
+
+
+def ask(prompt: list[int] | str = PROMPT, count: int = 9, **more: Any) -> dict[str, Any]:
+    name = "text" if isinstance(prompt, str) else "input_ids"
+    return {name: prompt, "sampling_params": {"max_new_tokens": count, "temperature": 0}, **more}
 
 
 def config(router: str | dict[str, Any] = "least-loaded", *, dual: bool = True, **more: Any) -> Config:

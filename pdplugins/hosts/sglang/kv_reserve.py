@@ -1,8 +1,8 @@
-"""Room for prefill in a KV cache that the decode role would fill.
+"""Keeps KV capacity free for prefill on a server that also decodes.
 
-A decode server reserves room for a request before its prefill starts elsewhere. Two servers that fill themselves with
-such reservations wait for each other's prefill, which finds no room: a deadlock that stock SGLang, with one role for
-each server, cannot have. So reservations leave room and a request slot for prefill.
+A decode server reserves KV cache for a request before its prefill starts on another server. Two servers that are full
+of such reservations deadlock: each waits for a prefill on the other one, which has no free KV cache. Stock SGLang, with
+one role for each server, cannot get there. So reservations leave some KV cache and a request slot for prefill.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ class PrefillReserve:
     def left(self, budget: int, queue: Any, scopes: Scopes, just_reserved: int) -> int:
         """Return what is left of `budget` tokens for the decode role, whose queue of reservations is `queue`.
 
-        While it holds nothing, nothing is kept from it; while nobody holds anything, not even the tokens that SGLang
-        reserves for the output of each request: one may need the whole cache, and would wait for ever.
+        A decode role that holds nothing gets all of the budget. When the KV cache is empty too, it also gets the tokens
+        that SGLang reserves for the output of each request: a request may need the whole cache, and would wait forever.
 
-        :param just_reserved: requests that got room a moment ago and stand in no queue yet.
+        :param just_reserved: requests that got a reservation a moment ago and are in no queue yet.
         """
         scheduler = queue.scheduler
         decode_waits = scopes.peek(EngineRole.DECODE, "waiting_queue")

@@ -1,0 +1,6 @@
+"""Dotted names of SGLang that several modules hook."""
+
+from __future__ import annotations
+
+SCHEDULER = "sglang.srt.managers.scheduler.Scheduler."
+"""Stands before the name of a method."""

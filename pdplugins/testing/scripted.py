@@ -1,0 +1,109 @@
+"""Policies that do as a test tells them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from pydantic import BaseModel
+
+from pdplugins.contracts.deployment import Deployment
+from pdplugins.contracts.planner import PlannerView, ScalePlan
+from pdplugins.contracts.request import Request
+from pdplugins.contracts.router import Outcome, Placement
+from pdplugins.contracts.workers import WorkerView
+
+
+class ScriptSettings(BaseModel, extra="forbid"):
+    """What a config file may say under ``planner:``, beside the name."""
+
+    per_worker: float = 10.0
+    interval_s: float = 5.0
+    fail_at: int = -1
+
+
+@dataclass
+class ScriptedPlanner:
+    """One prefill worker per `per_worker` requests/s, half as many for decode; raises at call `fail_at`."""
+
+    settings: ScriptSettings
+    deployment: Deployment
+    calls: list[PlannerView] = field(default_factory=list)
+
+    @property
+    def interval_s(self) -> float:
+        """Seconds between two calls."""
+        return self.settings.interval_s
+
+    def plan(self, view: PlannerView) -> ScalePlan:
+        """Note what was seen and answer by the rate."""
+        self.calls.append(view)
+        if len(self.calls) == self.settings.fail_at:
+            raise RuntimeError("the forecaster\nfell over")
+        rate = view.traffic.rate if view.traffic else 0.0
+        prefill = 1 + int(rate / self.settings.per_worker)
+        return ScalePlan(prefill, 1 + prefill // 2, f"{rate:.1f} requests/s", {"forecast_rate": rate})
+
+
+class PoolsPlanner:
+    """Wants the pools of the last entry of its script that has begun.
+
+    :param script: (seconds, prefill workers, decode workers), the first one from the start.
+    """
+
+    def __init__(self, *script: tuple[float, int, int], interval_s: float = 1.0) -> None:
+        self.interval_s = interval_s
+        self._script = script
+
+    def plan(self, view: PlannerView) -> ScalePlan:
+        """Answer by the clock."""
+        _, prefill, decode = max(entry for entry in self._script if entry[0] <= view.now_s)
+        return ScalePlan(prefill, decode, "script")
+
+
+class FixedRouter:
+    """Places every request the same.
+
+    :param second: None leaves it open: the request then stays on the first worker.
+    :param split: the length of the prompt where it is None.
+    """
+
+    def __init__(self, first: str, second: str | None, split: int | None = None) -> None:
+        self.first, self.second, self.split = first, second, split
+
+    def on_arrival(self, request: Request, workers: tuple[WorkerView, ...], now_s: float) -> Placement:
+        """Place a request."""
+        return Placement(self.first, self.second, request.prompt_tokens if self.split is None else self.split)
+
+    def on_prefill_done(
+        self, request: Request, placement: Placement, workers: tuple[WorkerView, ...], now_s: float
+    ) -> Placement:
+        """Leave a request where it is."""
+        return placement if placement.second else Placement(placement.first, placement.first, placement.split)
+
+
+@dataclass
+class RecordingRouter:
+    """Places requests in turn over the workers of each role, and keeps what the host passed to it."""
+
+    seen: list[tuple[Request, tuple[WorkerView, ...]]] = field(default_factory=list)
+    ended: list[tuple[Request, Outcome]] = field(default_factory=list)
+
+    def on_arrival(self, request: Request, workers: tuple[WorkerView, ...], now_s: float) -> Placement:
+        """Place a request on the next worker of each role; on any where a role has none."""
+        self.seen.append((request, workers))
+        first, second = (
+            ([w.id for w in workers if w.role.value == role] or [w.id for w in workers])
+            for role in ("prefill", "decode")
+        )
+        turn = len(self.seen)
+        return Placement(first[turn % len(first)], second[turn % len(second)], request.prompt_tokens, "in turn")
+
+    def on_prefill_done(
+        self, request: Request, placement: Placement, workers: tuple[WorkerView, ...], now_s: float
+    ) -> Placement:
+        """Stay on the first worker: nothing is left open here unless the host takes it back."""
+        return Placement(placement.first, workers[0].id, placement.split)
+
+    def on_ended(self, request: Request, outcome: Outcome) -> None:
+        """Note how a request ended."""
+        self.ended.append((request, outcome))

@@ -1,0 +1,106 @@
+"""A running ``dynamo serve``."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+DYNAMO = [
+    sys.executable,
+    "-P",
+    "-c",
+    "from pdplugins.cli import dynamo_main; dynamo_main()",
+    "serve",
+    "--planner",
+    "dopd",
+]
+
+
+class Serve:
+    """One ``dynamo serve`` process, its JSON lines and everything it started."""
+
+    def __init__(self, arguments: list[str], temp: Path) -> None:
+        self.started_s = time.monotonic()
+        self.temp = temp
+        self.lines: list[dict[str, Any]] = []
+        # Started where a file of the user's has the name of a package that the host imports.
+        folder = temp.with_name(f"{temp.name}-cwd")
+        folder.mkdir()
+        (folder / "h2.py").write_text("raise SystemExit('the folder that dynamo serve was started in was imported')")
+        self.process = subprocess.Popen(
+            [*DYNAMO, "--status", "json-lines", *arguments],
+            cwd=folder,
+            env={**os.environ, "TMPDIR": str(temp)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self.lines.append(json.loads(line))
+
+    def events(self, name: str) -> list[dict[str, Any]]:
+        return [line for line in list(self.lines) if line["event"] == name]
+
+    def wait(self, what: Callable[[], Any], within_s: float) -> Any:
+        """Return what `what` returns once that is true; fail when it takes too long or the process ends."""
+        deadline = time.monotonic() + within_s
+        while not (seen := what()):
+            assert self.process.poll() is None, f"dynamo serve ended: {self.errors()}"
+            assert time.monotonic() < deadline, f"not within {within_s} s; last line: {self.lines[-1:]}"
+            time.sleep(0.05)
+        return seen
+
+    def ready(self) -> dict[str, Any]:
+        return self.wait(lambda: self.events("ready"), 30)[0]
+
+    def status(self) -> dict[str, Any]:
+        return self.wait(lambda: self.events("status"), 30)[-1]
+
+    def workers(self, role: str, phase: str = "ready") -> dict[str, int]:
+        """Process ids of the workers that the last status shows, by name."""
+        shown = self.status()["workers"]
+        return {w["name"]: w["pid"] for w in shown if w["name"].startswith(role) and w["phase"] == phase}
+
+    def descendants(self) -> list[int]:
+        """Process ids of everything that runs below the launcher."""
+        tree = subprocess.run(["ps", "-eo", "pid=,ppid="], capture_output=True, text=True, check=True).stdout
+        parents = [tuple(map(int, line.split())) for line in tree.splitlines()]
+        return [pid for pid, parent in parents if parent == self.process.pid]
+
+    def signal(self, number: signal.Signals) -> float:
+        """Send a signal and return how many seconds the launcher took to end."""
+        began = time.monotonic()
+        self.process.send_signal(number)
+        self.process.wait(20)
+        return time.monotonic() - began
+
+    def finish(self, within_s: float) -> int:
+        code = self.process.wait(within_s)
+        self._reader.join(5)
+        return code
+
+    def errors(self) -> str:
+        assert self.process.stderr is not None
+        return self.process.stderr.read() if self.process.poll() is not None else ""
+
+    def close(self) -> None:
+        if self.process.poll() is None:
+            self.process.kill()  # the kernel kills everything below it
+            self.process.wait()
+        self._reader.join(5)
+        for stream in (self.process.stdout, self.process.stderr):
+            assert stream is not None
+            stream.close()

@@ -1,0 +1,56 @@
+"""Every registered policy keeps the promises of its kind. A new plugin is held to them by its entry point alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from pdplugins.config import Config
+from pdplugins.registry import default_registry
+from pdplugins.runtime.assembly import build_deployment
+from pdplugins.testing import (
+    BatchSchedulerConformance,
+    PlannerConformance,
+    PowerConformance,
+    RouterConformance,
+)
+
+REGISTRY = default_registry()
+DEPLOYMENT = build_deployment(Config())
+
+
+class Registered:
+    """Makes the policy that the parameter of the test names, with the settings that it has by default."""
+
+    kind: str
+    deployment = DEPLOYMENT
+
+    @pytest.fixture(autouse=True)
+    def _policy(self, name: str) -> None:
+        self.registration = REGISTRY.get(self.kind, name)
+
+    def make(self) -> Any:
+        return self.registration.factory(self.registration.settings(), DEPLOYMENT)
+
+
+@pytest.mark.parametrize("name", REGISTRY.names("planner"))
+class TestPlanners(Registered, PlannerConformance):
+    kind = "planner"
+    keeps_budget = True
+
+
+@pytest.mark.parametrize("name", REGISTRY.names("router"))
+class TestRouters(Registered, RouterConformance):
+    kind = "router"
+
+
+@pytest.mark.parametrize("name", REGISTRY.names("batch_scheduler"))
+class TestBatchSchedulers(Registered, BatchSchedulerConformance):
+    kind = "batch_scheduler"
+
+
+@pytest.mark.parametrize("name", REGISTRY.names("power"))
+class TestPowerControllers(Registered, PowerConformance):
+    kind = "power"
+    budget_w = 4800.0
