@@ -4,16 +4,19 @@ VENV := .venv
 BIN := $(VENV)/bin
 SERVE_ARGS ?=
 
-.PHONY: help setup serve test test-sglang fuzz speedups bench-planners clean
+.PHONY: help setup serve test test-sglang fuzz bench-planners clean
 
 help:  ## Show this text
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
 setup: $(VENV)/.installed  ## Create .venv and install pdplugins, Dynamo and the development tools into it
 
-$(VENV)/.installed: pyproject.toml
+# A change of the kernel compiles it again: hatch_build.py.
+KERNEL := $(wildcard pdplugins/sim/core/*.py)
+
+$(VENV)/.installed: pyproject.toml hatch_build.py $(KERNEL)
 	@command -v $(PYTHON) >/dev/null || { echo "make: $(PYTHON) is missing; install Python 3.11 (Debian: apt-get install python3.11-venv)" >&2; exit 2; }
-	@$(PYTHON) -m venv $(VENV) || { echo "make: $(PYTHON) has no venv module (Debian: apt-get install python3.11-venv)" >&2; exit 2; }
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || { echo "make: $(PYTHON) has no venv module (Debian: apt-get install python3.11-venv)" >&2; exit 2; }
 	$(BIN)/pip install --quiet --upgrade pip
 	$(BIN)/pip install --quiet --editable '.[dev]'
 	@touch $@
@@ -48,9 +51,6 @@ $(SGLANG_VENV)/.installed: tests/hosts/sglang/requirements.txt
 
 fuzz: setup  ## Run the tests with new examples for the properties, other ones each time
 	HYPOTHESIS_PROFILE=fuzz $(BIN)/python -m pytest -m "not dynamo and not sglang"
-
-speedups: setup  ## Compile the simulator's engine (three times as fast; needs a C compiler)
-	$(BIN)/python -m pdplugins.sim.compile
 
 bench-ampd: setup  ## The published experiments of AMPD (WEKA=FILE TAUBENCH=FILE; eight minutes)
 	for script in figure4 figure5 figure6 figure7 table2; do PYTHONPATH=benchmarks $(BIN)/python benchmarks/ampd/$$script.py || exit 1; done

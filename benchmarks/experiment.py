@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import re
-import shlex
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -17,8 +16,9 @@ from typing import Any
 import matplotlib as mpl
 
 from pdplugins.config import parse
-from pdplugins.results import Result, commit
-from pdplugins.sim.core.settings import Outcome
+from pdplugins.provenance import command_line, record
+from pdplugins.results import Result
+from pdplugins.sim.core.settings import RunOutcome
 from pdplugins.sim.run.simulate import simulate
 from pdplugins.types import TraceRequest
 from pdplugins.workloads.synthetic import SyntheticSettings, synthetic
@@ -35,12 +35,12 @@ def command() -> str:
     """Return how this script was called, relative to the repository."""
     script = Path(sys.argv[0]).resolve()
     name = script.relative_to(HERE.parent) if script.is_relative_to(HERE.parent) else script.name
-    return shlex.join(["python", str(name), *sys.argv[1:]])
+    return command_line("python", [str(name), *sys.argv[1:]])
 
 
 def run(
     config: Mapping[str, Any], trace: Sequence[TraceRequest], *, seed: int = 0, name: str = "experiment"
-) -> tuple[Result, Outcome]:
+) -> tuple[Result, RunOutcome]:
     """Simulate `trace` on `config`, given as the plain data of a config file."""
     return simulate(parse(dict(config), name), trace, trace_name=name, command=command(), seed=seed)
 
@@ -78,8 +78,8 @@ def publish(
     :param notes: what a reader must know: differences from the paper's set-up, and why.
     """
     data = {
-        "experiment": f"{paper} {name}", "title": title, "kind": "simulated", "command": command(),
-        "commit": commit(), "seed": seed, "published": published, "notes": list(notes), "rows": list(rows),
+        "experiment": f"{paper} {name}", "title": title, **record("simulated", seed=seed, command=command()),
+        "published": published, "notes": list(notes), "rows": list(rows),
     }  # fmt: skip
     RESULTS.mkdir(exist_ok=True)
     (RESULTS / f"{paper}-{name}.json").write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")

@@ -18,13 +18,13 @@ import asyncio
 import json
 import os
 import random
-import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
+from pdplugins.provenance import commit
 from tests.hosts.sglang import servers
 from tests.hosts.sglang.gateway.faults import FAULTS, Came, Tally, all_is_well
 from tests.hosts.sglang.gateway.stage import GROWS, grown, stage
@@ -149,11 +149,10 @@ def main() -> None:
         )
     with tempfile.TemporaryDirectory() as folder:
         result = asyncio.run(run(args, (args.logs or Path(folder)).absolute()))
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
     facts = {
         "command": f"PYTHONPATH=. .venv-sglang/bin/python benchmarks/faults.py --tree {args.tree} "
         f"--faults {args.faults} --kills {args.kills} --seed {args.seed}",
-        "commit": commit.stdout.strip(),
+        "commit": commit(),
         "measured": True,
         "sglang": servers.version_of(args.tree),
         "seed": args.seed,

@@ -37,6 +37,8 @@ import aiohttp
 import uvloop
 from aiohttp import web
 
+from pdplugins.provenance import command_line, commit
+
 HOST = "127.0.0.1"
 TOKENS = 8
 META = {"id": "x", "finish_reason": None, "prompt_tokens": 100, "completion_tokens": 1}
@@ -336,10 +338,9 @@ def main() -> None:
         parser.error("--rust: name an interpreter that has sglang_router (pip install sglang-router)")
     before = os.getloadavg()[:1]
     result = uvloop.run(compare(args))
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
     facts = {
-        "command": " ".join(["python", *sys.argv]).replace(args.rust, "PYTHON"),
-        "commit": commit.stdout.strip(),
+        "command": command_line("python", sys.argv).replace(args.rust, "PYTHON"),
+        "commit": commit(),
         "measured": True,
         "workers": "real" if args.workers else "fake",
         "prompt_tokens": args.prompt_tokens,

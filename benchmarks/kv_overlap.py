@@ -38,7 +38,7 @@ import yaml
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent))
 
-from pdplugins.results import commit  # noqa: E402
+from pdplugins.provenance import command_line, commit  # noqa: E402
 from tests.hosts.sglang import servers, tiny_model  # noqa: E402
 
 PUSHES, CONTROL = ("paused", "spinning"), "scheduler"
@@ -347,7 +347,7 @@ def main() -> None:
             measured = asyncio.run(compare(pair, args))
     words = [word if word != str(args.tree) else "TREE" for word in sys.argv[1:]]
     run = {
-        "command": " ".join(["python", "benchmarks/kv_overlap.py", *words]),
+        "command": command_line("python", ["benchmarks/kv_overlap.py", *words]),
         "commit": commit(),
         "seed": args.seed,
         "measured": True,

@@ -1,12 +1,12 @@
 """Times the simulator beside Dynamo's compiled replay, in one process, case by case and turn by turn.
 
-    python -m pdplugins.sim.compile
     python benchmarks/simulator_speed.py AzureLLMInferenceTrace_conv.csv --million --json OUT
 
 Both get the same requests, the same timing table, the same pools and KV cache, and round-robin routing; Dynamo writes
 no report. Each figure is the best of the rounds; CPU time says more than wall time where the machine has other work.
 ``--million`` adds 1,000,000 requests on 256 instances (ours only).
-With ``PDPLUGINS_SIM_PURE=1`` the plain Python engine is timed, which is what runs where nothing was compiled.
+The kernel that is installed is timed. ``HATCH_BUILD_NO_HOOKS=true pip install --editable .`` installs the plain one, as
+a machine without a C compiler gets it.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from typing import Any
 
 os.environ.setdefault("DYN_LOG", "error")
 
-import pdplugins.sim
 from pdplugins.config import parse
 from pdplugins.hosts.dynamo.mocker import Engines, engine_args
 from pdplugins.perf.npz import export_npz
 from pdplugins.policies.stock.routers import LeastLoaded, RoundRobin, RouterSettings
-from pdplugins.results import commit
+from pdplugins.provenance import commit
 from pdplugins.runtime.assembly import build_deployment
+from pdplugins.sim import kernel
 from pdplugins.sim.core.flight import Arrival
-from pdplugins.sim.core.settings import Outcome, SimSettings
+from pdplugins.sim.core.settings import RunOutcome, SimSettings
 from pdplugins.sim.core.simulation import Simulation
 from pdplugins.types import Deployment, Role, TraceRequest
 from pdplugins.workloads import jsonl, traces
@@ -64,7 +64,7 @@ def since(began: Took) -> Took:
     return wall_s - began[0], cpu_s - began[1]
 
 
-def ours(deployment: Deployment, requests: list[TraceRequest], prefill: int, decode: int) -> tuple[Took, Outcome]:
+def ours(deployment: Deployment, requests: list[TraceRequest], prefill: int, decode: int) -> tuple[Took, RunOutcome]:
     settings = SimSettings(prefill=prefill, decode=decode, kv_tokens=Engines().kv_tokens)
     arrivals = [Arrival(r.arrival_s, r.isl_tokens, r.osl_tokens) for r in requests]
     simulation = Simulation(deployment, settings, RoundRobin(RouterSettings(), deployment))
@@ -207,7 +207,7 @@ def main() -> None:
         "python": platform.python_version(),
         "ai-dynamo": version("ai-dynamo"),
         "commit": commit(),
-        "compiled": pdplugins.sim.COMPILED,
+        "compiled": kernel.COMPILED,
         "command": f"python benchmarks/simulator_speed.py {options.trace.name} --rounds {options.rounds}"
         + " --million" * options.million,
     }

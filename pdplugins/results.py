@@ -1,18 +1,20 @@
-"""The one result schema of live and simulated runs, and the definitions of every metric in it. See docs/results.md."""
+"""The one result schema of live and simulated runs. docs/results.md explains it; `metrics` defines its numbers."""
 
 from __future__ import annotations
 
-import subprocess
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 from pydantic import BaseModel, ConfigDict, Field
 
+from pdplugins import metrics
 from pdplugins.contracts.request import Slo
 from pdplugins.files import write_whole
+from pdplugins.provenance import Kind
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,9 +36,7 @@ class RequestRecord:
     @property
     def tpot_s(self) -> float:
         """Time per output token: decode time over (output tokens - 1); 0 for one token."""
-        if self.osl_tokens <= 1:
-            return 0.0
-        return (self.token_times_s[-1] - self.token_times_s[0]) / (self.osl_tokens - 1)
+        return metrics.tpot_s(self.token_times_s[-1] - self.token_times_s[0], self.osl_tokens)
 
     @property
     def tbt_s(self) -> tuple[float, ...]:
@@ -50,7 +50,7 @@ class RequestRecord:
 
     def inside(self, slo: Slo) -> bool:
         """Whether both objectives were met."""
-        return self.ok and self.ttft_s <= slo.ttft_s and self.tpot_s <= slo.tpot_s
+        return self.ok and bool(metrics.inside(self.ttft_s, self.tpot_s, slo))
 
 
 class _Model(BaseModel):
@@ -66,12 +66,14 @@ class Spread(_Model):
     p99: float | None = None
 
     @classmethod
-    def of(cls, samples: Sequence[float] | np.ndarray[Any, Any]) -> Spread:
+    def of(cls, samples: ArrayLike) -> Spread:
         """Summarise `samples`, linear interpolation between order statistics."""
-        if len(samples) == 0:
-            return cls()
-        p50, p90, p99 = (float(q) for q in np.percentile(samples, (50, 90, 99)))
-        return cls(mean=float(np.mean(samples)), p50=p50, p90=p90, p99=p99)
+        return cls.from_distribution(metrics.distribution(samples))
+
+    @classmethod
+    def from_distribution(cls, found: metrics.Distribution | None) -> Spread:
+        """Return `found` as part of a result."""
+        return cls() if found is None else cls(**found._asdict())
 
 
 class Requests(_Model):
@@ -131,7 +133,7 @@ class Regret(_Model):
 class Result(_Model):
     """One run, live or simulated."""
 
-    kind: Literal["measured", "simulated"]
+    kind: Kind
     requests: Requests
     metrics: Metrics
     speed: Speed
@@ -156,36 +158,43 @@ def summarise(
     """Compute every metric of a run of `duration_s` seconds from its request records."""
     everyone = list(records)
     answered = [record for record in everyone if record.ok]
-    good = [record for record in answered if record.inside(slo)]
-    metrics = Metrics(
-        ttft_s=Spread.of([record.ttft_s for record in answered]),
-        tpot_s=Spread.of([record.tpot_s for record in answered]),
-        tbt_s=Spread.of([gap for record in answered for gap in record.tbt_s]),
-        slo_attainment=len(good) / len(everyone) if everyone else None,
-        goodput_tokens_per_s=sum(record.osl_tokens for record in good) / duration_s if duration_s > 0 else 0.0,
-        goodput_requests_per_s=len(good) / duration_s if duration_s > 0 else 0.0,
-        gpu_hours=gpu_hours,
+    served = Served(
+        total=len(everyone),
+        ttft_s=[record.ttft_s for record in answered],
+        tpot_s=[record.tpot_s for record in answered],
+        osl_tokens=[record.osl_tokens for record in answered],
     )
-    return Requests(total=len(everyone), failed=len(everyone) - len(answered)), metrics
+    gaps = Spread.of([gap for record in answered for gap in record.tbt_s])
+    return summary(served, slo, duration_s=duration_s, gpu_hours=gpu_hours, tbt_s=gaps)
 
 
-def commit() -> str:
-    """Return the commit of the checkout this package runs from, or its version when it is installed.
+@dataclass(frozen=True, slots=True)
+class Served:
+    """What every metric is computed from; the sequences have one entry for each request that was answered."""
 
-    ``-dirty`` says that the code or its data differ from that commit; results and pages that a run writes do not count.
-    """
-    from pdplugins import __version__  # noqa: PLC0415 - the package may be half imported when this module is
-
-    try:
-        name = _git("rev-parse", "--short=12", "HEAD").stdout.strip()
-        changed = _git("diff", "--quiet", "HEAD", "--", ":/", ":(top,exclude)benchmarks/results", ":(top,exclude)*.md")
-    except (OSError, subprocess.SubprocessError):
-        return f"pdplugins {__version__}"
-    if not name:
-        return f"pdplugins {__version__}"
-    return f"{name}-dirty" if changed.returncode else name
+    total: int
+    """All requests, those that failed included."""
+    ttft_s: Sequence[float | None]
+    """None where no token came."""
+    tpot_s: Sequence[float | None]
+    osl_tokens: Sequence[int]
 
 
-def _git(*arguments: str) -> subprocess.CompletedProcess[str]:
-    folder = Path(__file__).parent
-    return subprocess.run(["git", *arguments], cwd=folder, capture_output=True, text=True, check=False, timeout=10)
+def summary(
+    served: Served, slo: Slo, *, duration_s: float, gpu_hours: float, tbt_s: Spread, energy_j: float | None = None
+) -> tuple[Requests, Metrics]:
+    """Compute the metrics of a run of `duration_s` seconds, live or simulated, by the definitions of `metrics`."""
+    ttft_s, tpot_s = np.array(served.ttft_s, dtype=float), np.array(served.tpot_s, dtype=float)
+    good = metrics.inside(ttft_s, tpot_s, slo)
+    found = Metrics(
+        ttft_s=Spread.of(ttft_s[~np.isnan(ttft_s)]),
+        tpot_s=Spread.of(tpot_s[~np.isnan(tpot_s)]),
+        tbt_s=tbt_s,
+        slo_attainment=metrics.attainment(int(good.sum()), served.total),
+        goodput_tokens_per_s=metrics.per_second(int(np.array(served.osl_tokens, dtype=int)[good].sum()), duration_s),
+        goodput_requests_per_s=metrics.per_second(int(good.sum()), duration_s),
+        gpu_hours=gpu_hours,
+        energy_j=energy_j,
+        mean_w=metrics.per_second(energy_j, duration_s) if energy_j is not None and duration_s > 0 else None,
+    )
+    return Requests(total=served.total, failed=served.total - len(served.ttft_s)), found

@@ -2,28 +2,73 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import subprocess
 import sys
+import tomllib
 import zipfile
 from pathlib import Path
+
+import pytest
 
 ROOT = Path(__file__).parents[1]
 HEAVY = ("dynamo", "grpc", "matplotlib", "pandas", "prophet", "scipy", "sglang", "sklearn", "statsmodels", "torch")
 
 
-def test_the_wheel_holds_one_package_and_its_data(tmp_path: Path) -> None:
-    subprocess.run(
-        [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)],
-        cwd=ROOT,
+@pytest.fixture(scope="module")
+def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of what a build reads, so that no build touches this checkout."""
+    copy = tmp_path_factory.mktemp("checkout")
+    for name in ("pyproject.toml", "hatch_build.py", "README.md", "LICENSE"):
+        shutil.copy2(ROOT / name, copy / name)
+    for name in ("pdplugins", "hooks", "configs", "profiles"):
+        shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__", "*.so", "kernel.json"))
+    return copy
+
+
+def build(checkout: Path, target: Path, **environment: str) -> tuple[Path, list[str], str]:
+    """Build a wheel into `target`; return it, the names in it, and what was said."""
+    done = subprocess.run(
+        [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(target)],
+        cwd=checkout,
+        env={**os.environ, **environment},
         check=True,
         capture_output=True,
+        text=True,
     )
-    (wheel,) = tmp_path.glob("*.whl")
-    names = zipfile.ZipFile(wheel).namelist()
+    (wheel,) = target.glob("*.whl")
+    return wheel, zipfile.ZipFile(wheel).namelist(), done.stdout + done.stderr
+
+
+def test_the_wheel_holds_one_package_and_its_data(checkout: Path, tmp_path: Path) -> None:
+    wheel, names, _ = build(checkout, tmp_path, HATCH_BUILD_NO_HOOKS="true")
     assert {name.split("/")[0] for name in names if ".dist-info" not in name} == {"pdplugins"}
     assert "pdplugins/_data/configs/dopd.yaml" in names
     assert "pdplugins/_data/profiles/h100/llama-3.1-70b-fp8.json" in names
     assert "pdplugins/_data/hooks/dynamo.toml" in names
+    assert wheel.name.endswith("py3-none-any.whl")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_where_there_is_a_c_compiler_the_wheel_holds_the_kernel(checkout: Path, tmp_path: Path) -> None:
+    wheel, names, _ = build(checkout, tmp_path)
+    modules = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["hooks"]["custom"][
+        "modules"
+    ]
+    compiled = [name for name in names if name.endswith(".so")]
+    assert {name.split("/")[0] for name in names if ".dist-info" not in name} == {"pdplugins"}
+    assert {name.partition(".")[0] + ".py" for name in compiled} >= set(modules)
+    assert "pdplugins/sim/core/kernel.json" in names
+    assert not wheel.name.endswith("none-any.whl")
+
+
+def test_where_there_is_none_the_wheel_is_plain_and_says_so(checkout: Path, tmp_path: Path) -> None:
+    wheel, names, text = build(checkout, tmp_path, CC="/nowhere/cc")
+    assert "the simulator runs as plain Python: there is no C compiler (/nowhere/cc)" in text
+    assert not [name for name in names if name.endswith(".so")]
+    assert wheel.name.endswith("py3-none-any.whl")
 
 
 def test_help_and_the_plugin_list_import_nothing_heavy() -> None:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import re
-import subprocess
 from pathlib import Path
 
 import pytest
 
-from pdplugins import results
-from pdplugins.results import RequestRecord, Result, Speed, Spread, commit, summarise
+from pdplugins.provenance import commit
+from pdplugins.results import RequestRecord, Result, Speed, Spread, summarise
 from pdplugins.types import Slo
 
 SLO = Slo(ttft_s=1.0, tpot_s=0.5)
@@ -67,25 +65,3 @@ def test_a_result_is_written_whole(tmp_path: Path) -> None:
     result.write(tmp_path / "r.json")
     assert Result.model_validate(json.loads((tmp_path / "r.json").read_text())) == result
     assert [path.name for path in tmp_path.iterdir()] == ["r.json"]
-
-
-def test_a_commit_is_dirty_when_code_differs_and_not_when_results_do(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def git(*arguments: str) -> None:
-        subprocess.run(["git", "-c", "user.name=t", "-c", "user.email=t@t", *arguments], cwd=tmp_path, check=True)
-
-    code, result = tmp_path / "pdplugins" / "results.py", tmp_path / "benchmarks" / "results" / "a.json"
-    for file in (code, result):
-        file.parent.mkdir(parents=True)
-        file.write_text("1\n")
-    git("init", "--quiet")
-    git("add", "-A")
-    git("commit", "--quiet", "-m", "one")
-    monkeypatch.setattr(results, "__file__", str(code))
-    clean = results.commit()
-    assert re.fullmatch(r"[0-9a-f]{12}", clean)
-    result.write_text("2\n")
-    assert results.commit() == clean
-    code.write_text("2\n")
-    assert results.commit() == f"{clean}-dirty"

@@ -21,9 +21,9 @@ from pdplugins.perf.table import TableModel
 from pdplugins.policies.arrow.config import ArrowSettings
 from pdplugins.policies.arrow.router import ArrowRouter
 from pdplugins.policies.stock.routers import LeastLoaded, RoundRobin, RouterSettings
-from pdplugins.results import commit
+from pdplugins.provenance import commit
+from pdplugins.sim.core.engine_settings import EngineSettings
 from pdplugins.sim.core.flight import Arrival
-from pdplugins.sim.core.protocols import EngineSettings
 from pdplugins.sim.core.settings import SimSettings
 from pdplugins.sim.core.simulation import Simulation
 from pdplugins.sim.run.simulate import summarise

@@ -17,7 +17,7 @@ from experiment import capacity, run, workload
 
 from pdplugins.config import parse
 from pdplugins.runtime.assembly import build_deployment
-from pdplugins.sim.core.settings import Outcome
+from pdplugins.sim.core.settings import RunOutcome
 from pdplugins.types import TraceRequest
 
 TBT_S = 0.1
@@ -128,7 +128,7 @@ def sustained_rate(
     return capacity(sustained, 0.0, high, target=1.0, steps=steps)
 
 
-def token_goodput(outcome: Outcome) -> float:
+def token_goodput(outcome: RunOutcome) -> float:
     """Return tokens per second whose gap was within the SLO; each first token counts."""
     gaps = outcome.gaps
     means, counts = np.asarray(gaps.means) / gaps.ticks_per_s, np.asarray(gaps.counts)
@@ -136,14 +136,14 @@ def token_goodput(outcome: Outcome) -> float:
     return good / outcome.duration_s
 
 
-def kept(outcome: Outcome) -> float:
+def kept(outcome: RunOutcome) -> float:
     """Return the share of gaps between tokens within the SLO."""
     gaps = outcome.gaps
     means, counts = np.asarray(gaps.means) / gaps.ticks_per_s, np.asarray(gaps.counts)
     return float(counts[means <= LATEST_S].sum() / counts.sum())
 
 
-def gap_shares(outcome: Outcome) -> tuple[list[float], list[float]]:
+def gap_shares(outcome: RunOutcome) -> tuple[list[float], list[float]]:
     """Return the distribution of gaps between tokens: milliseconds, and the share of gaps up to that."""
     gaps = outcome.gaps
     means, counts = np.asarray(gaps.means) / gaps.ticks_per_s * 1e3, np.asarray(gaps.counts)
@@ -151,13 +151,13 @@ def gap_shares(outcome: Outcome) -> tuple[list[float], list[float]]:
     return at_ms.tolist(), [float(counts[means <= ms].sum() / counts.sum()) for ms in at_ms]
 
 
-def requests_kept(outcome: Outcome) -> float:
+def requests_kept(outcome: RunOutcome) -> float:
     """Return the share of requests without a single gap beyond the SLO."""
     good = sum(record.largest_tbt_s is None or record.largest_tbt_s <= LATEST_S for record in outcome.records)
     return good / len(outcome.records)
 
 
-def throughput(outcome: Outcome, skip: float = 0.2) -> float:
+def throughput(outcome: RunOutcome, skip: float = 0.2) -> float:
     """Return finished requests per second, without the first and the last `skip` of them."""
     ends: Sequence[float] = sorted(record.finish_s for record in outcome.records if record.finish_s is not None)
     first, last = int(len(ends) * skip), int(len(ends) * (1 - skip))

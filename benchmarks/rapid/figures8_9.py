@@ -13,7 +13,7 @@ from pdplugins import hookimpl
 from pdplugins.policies.rapid.config import RapidSettings
 from pdplugins.policies.rapid.controller import RapidController
 from pdplugins.registry import Plugin, Register, default_registry
-from pdplugins.sim.core.settings import Outcome
+from pdplugins.sim.core.settings import RunOutcome
 from pdplugins.types import Deployment, GpuView, PlannerView, PowerPlan, Slo
 
 RATES = [1.0, 1.25, 1.5, 1.75, 2.0, 2.25, 2.5]
@@ -34,7 +34,7 @@ SYSTEMS: dict[str, dict[str, Any]] = {
 }
 
 
-def kept(outcome: Outcome) -> float:
+def kept(outcome: RunOutcome) -> float:
     """Return the share of requests inside TTFT 1 s and the TPOT SLO of their phase: 40 ms, then 20 ms."""
     good = 0
     for record in outcome.records:
@@ -68,7 +68,7 @@ def pd_register_power_controllers(register: Register) -> None:
     register("rapid-tighter", Tighter, TighterSettings)
 
 
-def score(system: dict[str, Any], rate: float, seed: int) -> tuple[float, Outcome]:
+def score(system: dict[str, Any], rate: float, seed: int) -> tuple[float, RunOutcome]:
     """Run one system, whose TPOT SLO is 40 ms until the second phase begins and 20 ms from then on."""
     trace = sonnet(rate, seed)
     tighten_at_s = next(request.arrival_s for request in trace if request.isl_tokens < 4000)

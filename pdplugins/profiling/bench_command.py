@@ -34,21 +34,18 @@ def decisions(
 ) -> None:
     """Time one decision of every router, batch scheduler, planner and power controller that is installed."""
     import json  # noqa: PLC0415 - a command loads what it needs when it runs
-    import shlex  # noqa: PLC0415
-    import sys  # noqa: PLC0415
 
     from rich.console import Console  # noqa: PLC0415
     from rich.table import Table  # noqa: PLC0415
 
     from pdplugins.profiling.decisions import measure  # noqa: PLC0415
-    from pdplugins.results import commit  # noqa: PLC0415
+    from pdplugins.provenance import record  # noqa: PLC0415
 
     check_outputs(out)
     rows = list(measure(tuple(workers), calls, seed))
     if out is not None:
-        command = shlex.join(["pdplugins", *sys.argv[1:]])
-        data = {"kind": "measured", "command": command, "commit": commit(), "seed": seed}
-        write_whole(out, json.dumps(data | {"rows": [asdict(row) for row in rows]}, indent=1) + "\n")
+        data = record("measured", seed=seed) | {"rows": [asdict(row) for row in rows]}
+        write_whole(out, json.dumps(data, indent=1) + "\n")
     table = Table("kind", "plugin", "workers", "p50 µs", "p99 µs", title="One decision")
     for row in rows:
         table.add_row(row.kind, row.plugin, str(row.workers), f"{row.p50_us:.1f}", f"{row.p99_us:.1f}")

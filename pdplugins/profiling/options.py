@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -12,6 +11,7 @@ import typer
 from pdplugins.errors import ConfigError
 from pdplugins.perf.gpus import GPUS
 from pdplugins.perf.profile import Power
+from pdplugins.provenance import command_line
 
 GpuName = Annotated[str, typer.Option("--gpu", help=f"One of {', '.join(GPUS)}.")]
 Model = Annotated[str, typer.Option(help="Name on Hugging Face, or the path of a config.json.")]
@@ -39,7 +39,7 @@ def head(gpu: str, model: str, kind: str, source: str, notes: list[str]) -> dict
     while "--python" in words:
         index = words.index("--python")
         del words[index : index + 2]
-    command = shlex.join(["pdplugins", *(word for word in words if word != "--force")])
+    command = command_line(words=[word for word in words if word != "--force"])
     provenance = {"source": source, "command": command, "notes": notes}
     return {"schema": 1, "gpu": gpu, "model": model, "kind": kind, "provenance": provenance}
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shlex
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -32,7 +30,9 @@ Profile = Annotated[str | None, typer.Option(help="Performance profile, <gpu>/<m
 Prefill = Annotated[int | None, typer.Option(min=1, help="Prefill workers at start.")]
 Decode = Annotated[int | None, typer.Option(min=1, help="Decode workers at start.")]
 Seed = Annotated[int, typer.Option(min=0, help="Seed of every choice by lot.")]
-Set = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Any key of the config.")]
+Set = Annotated[
+    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="A key of the config and a value in YAML.")
+]
 Bound = Annotated[bool, typer.Option("--bound", help="Compute what no policy can beat (takes seconds).")]
 Json = Annotated[Path | None, typer.Option("--json", metavar="OUT", help="Write the metrics there.")]
 Html = Annotated[Path | None, typer.Option("--html", metavar="OUT", help="Write a report that opens offline.")]
@@ -151,23 +151,27 @@ def bound(  # noqa: PLR0913 - the options of a command
     """Compute what no policy can beat: the best SLO attainment, and the fewest GPU-hours at 99 %."""
     from pdplugins.config import Config, find, load  # noqa: PLC0415
     from pdplugins.files import write_whole  # noqa: PLC0415
-    from pdplugins.results import commit  # noqa: PLC0415
+    from pdplugins.provenance import command_line, commit  # noqa: PLC0415
+    from pdplugins.settings import Setting, parse_setting  # noqa: PLC0415
     from pdplugins.sim.run.options import changed  # noqa: PLC0415
     from pdplugins.studies.bound.api import bound_of  # noqa: PLC0415
     from pdplugins.workloads.traces import read  # noqa: PLC0415 - a command loads what it needs when it runs
     from pdplugins.workloads.transform import Transform  # noqa: PLC0415
 
     check_outputs(out)
-    known = {"deployment.gpu_budget": gpus, "deployment.profile": profile, "slo.ttft_s": ttft, "slo.tpot_s": tpot}
-    given = [f"{key}={value}" for key, value in known.items() if value is not None]
-    checked = changed(
-        Config() if config is None else load(find(config)), config or "bound", [*(settings or ()), *given]
+    given = (
+        Setting(("deployment", "gpu_budget"), gpus),
+        Setting(("deployment", "profile"), profile),
+        Setting(("slo", "ttft_s"), ttft),
+        Setting(("slo", "tpot_s"), tpot),
     )
+    asked = [*map(parse_setting, settings or ()), *(one for one in given if one.value is not None)]
+    checked = changed(Config() if config is None else load(find(config)), config or "bound", asked)
     changes = Transform.of(rate=rate, clip_s=clip_s, max_requests=max_requests, max_context_tokens=max_context)
     best = bound_of(checked, changes.apply(read(trace)))
     if out is not None:
         run = {"trace": Path(trace).name, "rate": rate, "profile": checked.deployment.profile}
-        made = {"slo": checked.slo.model_dump(), "run": run, "commit": commit(), "command": _command()}
+        made = {"slo": checked.slo.model_dump(), "run": run, "commit": commit(), "command": command_line()}
         write_whole(out, json.dumps({"kind": "bound", **best.model_dump(), **made}, indent=1) + "\n")
     fewest = best.fewest_gpu_hours
     typer.echo(
@@ -180,6 +184,7 @@ def bound(  # noqa: PLR0913 - the options of a command
 
 def _plan(names: Sequence[str], trace: str, changes: Transform, seed: int, watch: bool, overrides: Overrides) -> Plan:
     """Read the configs and the trace. Raises ConfigError or TraceError."""
+    from pdplugins.provenance import command_line  # noqa: PLC0415
     from pdplugins.sim.run.compare import Plan  # noqa: PLC0415
     from pdplugins.sim.run.options import configured  # noqa: PLC0415
     from pdplugins.workloads import traces  # noqa: PLC0415
@@ -188,15 +193,11 @@ def _plan(names: Sequence[str], trace: str, changes: Transform, seed: int, watch
         configs={name: configured(name, overrides) for name in names},
         trace=changes.apply(traces.read(trace)),
         trace_name=Path(trace).name,
-        command=_command(),
+        command=command_line(),
         seed=seed,
         watch=watch,
         rate=changes.rate,
     )
-
-
-def _command() -> str:
-    return shlex.join(["pdplugins", *sys.argv[1:]])
 
 
 def _with_regret(runs: list[Run], plan: Plan, wanted: bool) -> list[Run]:

@@ -20,6 +20,7 @@ from pdplugins.config import UniqueKeys, first_error
 from pdplugins.errors import ConfigError, TraceError
 from pdplugins.registry import Registry, default_registry
 from pdplugins.resources import data_dir
+from pdplugins.settings import parse_setting, put, split_settings
 from pdplugins.workloads import azure, rows, servegen, sessions
 from pdplugins.workloads.trace import TraceRequest
 from pdplugins.workloads.transform import Transform, merge
@@ -33,7 +34,7 @@ _COLUMNS = {
 """Columns that tell a CSV format; the first decides which one a file is meant to be."""
 _BUILT_IN = {*_COLUMNS, "mooncake-jsonl", "servegen", "synthetic"}
 _NAMED = re.compile(r"([\w-]+)(?::(.*))?", re.DOTALL)
-_KEY = re.compile(r"(?<![^,\[{])\s*([\w.]+)=")
+_INNER_KEY = re.compile(r"(?<=[,\[{])\s*([\w.]+)=")
 
 
 class Part(Transform):
@@ -76,30 +77,20 @@ def _by_name(text: str, registry: Registry) -> list[TraceRequest] | None:
     match = _NAMED.fullmatch(text)
     if match is None:
         return None
-    name, settings = match[1], _inline(text, match[2])
+    name = match[1]
     if name in shipped():
         file = data_dir("configs") / f"workloads/{name}.yaml"
-        return _from_data(_over(_yaml(file), settings), file, registry)
+        return _from_data(_over(_yaml(file), _inline(name, match[2])), file, registry)
     if name in registry.names("workload"):
-        return _from_data({"workload": name, **settings}, Path(text), registry)
+        return _from_data({"workload": name, **_inline(name, match[2])}, Path(text), registry)
     return None
 
 
-def _inline(text: str, settings: str | None) -> dict[str, Any]:
-    """Read ``key=value,part.key=value``; values are YAML."""
+def _inline(name: str, settings: str | None) -> dict[str, Any]:
+    """Read the settings behind the name of a workload; within braces, too, a value may follow ``=``."""
     data: dict[str, Any] = {}
-    try:
-        pairs = yaml.safe_load("{" + _KEY.sub(r" \1: ", settings or "") + "}")
-    except yaml.YAMLError:
-        pairs = {"": None}
-    for key, value in pairs.items():
-        *outer, last = str(key).split(".")
-        if not last or value is None:
-            raise TraceError(f"{text}: settings are key=value,key=value, with a dot for a key in a part: arrivals.rate")
-        place = data
-        for part in outer:
-            place = place.setdefault(part, {})
-        place[last] = value
+    for text in split_settings(settings or ""):
+        put(data, parse_setting(_INNER_KEY.sub(r" \1: ", text), f"{name}:"), f"{name}:")
     return data
 
 

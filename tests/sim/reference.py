@@ -120,7 +120,7 @@ class PlainEngine:
         return SimpleNamespace(size=len(self.running), context=sum(flight.context for flight in self.running))
 
     def free_tokens(self) -> int:
-        return int(self.kv.room)
+        return int(self.kv.free)
 
     def wake(self) -> None:
         if not self.busy and not self.dead:
@@ -186,7 +186,7 @@ class PlainEngine:
         return self.settings.max_batch - len(self.running) - len(self.ready) - len(self.prefilling) - self.coming
 
     def reserve(self, flight: Flight, tokens: int) -> bool:
-        if self.slots() < 1 or self.kv.room < tokens + len(self.running) + len(self.ready) + self.spare:
+        if self.slots() < 1 or self.kv.free < tokens + len(self.running) + len(self.ready) + self.spare:
             return False
         self.kv.take(tokens)
         self.coming += 1
@@ -209,7 +209,7 @@ class PlainEngine:
 
     def freed(self) -> None:
         if self.incoming:
-            self.owner.room(self)
+            self.owner.capacity_freed(self)
         if self.queue:
             self.wake()
 
@@ -273,7 +273,7 @@ class PlainEngine:
         while self.ready and len(self.running) < self.settings.max_batch:
             self.ready[0].state = State.DECODE
             self.running.append(self.ready.popleft())
-        while self.kv.room < len(self.running):
+        while self.kv.free < len(self.running):
             self.preempt(self.running.pop())
         self.most_steps = 1 << 60
         chunks = self.batching.compose(self) if self.queue or self.prefilling else []
@@ -318,7 +318,7 @@ class PlainEngine:
         hits = min(kv.match(arrival.blocks), (flight.target - 1) // size)
         shared = arrival.blocks[:hits]
         private = flight.target - hits * size
-        if kv.room - len(self.running) - self.spare < private + kv.idle_among(shared):
+        if kv.free - len(self.running) - self.spare < private + kv.idle_among(shared):
             return False
         flight.done = hits * size
         if arrival.session is not None:

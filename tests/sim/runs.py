@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from pdplugins.sim.core.flight import Arrival
-from pdplugins.sim.core.settings import Outcome, SimSettings
+from pdplugins.sim.core.settings import RunOutcome, SimSettings
 from pdplugins.sim.core.simulation import Simulation
 from pdplugins.types import Deployment, Placement, Request, Slo, WorkerView
 from tests.sim.models import BentModel
@@ -31,5 +31,5 @@ class To:
         return placement if placement.second else Placement(placement.first, placement.first, placement.split)
 
 
-def run(router: Any, *workload: Arrival, settings: SimSettings = ONE_EACH, **policies: Any) -> Outcome:
+def run(router: Any, *workload: Arrival, settings: SimSettings = ONE_EACH, **policies: Any) -> RunOutcome:
     return Simulation(DEPLOYMENT, settings, router, **policies).run(workload)

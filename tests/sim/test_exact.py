@@ -9,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pdplugins.sim.core.engine import Engine
+from pdplugins.sim.core.engine_settings import EngineSettings
 from pdplugins.sim.core.flight import Arrival
 from pdplugins.sim.core.power import PowerCurve
-from pdplugins.sim.core.protocols import EngineSettings
-from pdplugins.sim.core.settings import Outcome, SimSettings
+from pdplugins.sim.core.settings import RunOutcome, SimSettings
 from pdplugins.sim.core.simulation import Simulation
 from pdplugins.types import Deployment, Role, Round, Slo
 from tests.sim.anyone import AnyPlanner, AnyPower, AnyRouter, AnyScheduler
@@ -22,7 +22,7 @@ from tests.sim.reference import PlainEngine
 CURVE = PowerCurve((400.0, 550.0, 700.0), (2.0, 1.3, 1.0), (1.4, 1.05, 1.0), 0.35)
 
 
-def simulate(engine: type[Any], case: dict[str, Any]) -> Outcome:
+def simulate(engine: type[Any], case: dict[str, Any]) -> RunOutcome:
     deployment = Deployment(Slo(1, 1), BentModel(), 8, 1, 1, startup_s=1.0, max_batch=8)
     router = AnyRouter(case["seed"], case["kinds"])
     policies = {name: make() for name, make in case.get("policies", {}).items()}

@@ -9,7 +9,7 @@ import pytest
 
 from pdplugins.policies.stock import routers
 from pdplugins.sim.core.flight import Arrival
-from pdplugins.sim.core.settings import Outcome, SimSettings
+from pdplugins.sim.core.settings import RunOutcome, SimSettings
 from pdplugins.sim.core.simulation import Simulation
 from pdplugins.testing import PoolsPlanner
 from pdplugins.types import Deployment, Role, Round, Slo
@@ -30,7 +30,7 @@ class Sharded(BentModel):
         return 1000 * tp
 
 
-def balanced(*work: Arrival, deployment: Deployment = DEPLOYMENT, **named: Any) -> Outcome:
+def balanced(*work: Arrival, deployment: Deployment = DEPLOYMENT, **named: Any) -> RunOutcome:
     router = routers.LeastLoaded(routers.RouterSettings(), deployment)
     return Simulation(deployment, named.pop("settings", SimSettings()), router, **named).run(work)
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from pdplugins.sim.core.engine_settings import EngineSettings
 from pdplugins.sim.core.flight import Arrival
-from pdplugins.sim.core.protocols import EngineSettings
 from pdplugins.sim.core.settings import SimSettings
 from pdplugins.types import Placement, Request, Round, WorkerView
 from tests.sim.runs import MODEL, To, run

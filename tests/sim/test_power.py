@@ -15,7 +15,7 @@ from pdplugins.policies.stock import routers
 from pdplugins.sim.core.clock import ACTION, Events
 from pdplugins.sim.core.flight import Arrival
 from pdplugins.sim.core.power import Power, PowerCurve
-from pdplugins.sim.core.settings import Outcome, SimSettings
+from pdplugins.sim.core.settings import RunOutcome, SimSettings
 from pdplugins.sim.core.simulation import Simulation
 from pdplugins.types import Flip, GpuView, PlannerView, PowerPlan, Role, ScalePlan
 from tests.sim.runs import DEPLOYMENT, MODEL, To
@@ -41,7 +41,7 @@ def uniform(*caps_w: float) -> Script:
     return Script(lambda call, gpus: PowerPlan({gpu.index: caps_w[min(call, len(caps_w) - 1)] for gpu in gpus}))
 
 
-def run(power: Script, *work: Arrival, settings: SimSettings = AT_ONCE, **policies: Any) -> Outcome:
+def run(power: Script, *work: Arrival, settings: SimSettings = AT_ONCE, **policies: Any) -> RunOutcome:
     return Simulation(DEPLOYMENT, settings, To("p0", "d0"), power=power, **policies).run(work)
 
 

@@ -10,7 +10,7 @@ import pytest
 from pdplugins.config import SimulationConfig, parse
 from pdplugins.errors import ConfigError
 from pdplugins.runtime.assembly import build_deployment
-from pdplugins.sim.core.protocols import EngineSettings
+from pdplugins.sim.core.engine_settings import EngineSettings
 from pdplugins.sim.core.settings import SimSettings
 from pdplugins.sim.run.setup import sim_settings
 from pdplugins.types import Role, TraceRequest

@@ -12,8 +12,8 @@ import pytest
 
 from pdplugins.config import parse
 from pdplugins.policies.stock import routers
+from pdplugins.sim.core.engine_settings import EngineSettings
 from pdplugins.sim.core.flight import Arrival
-from pdplugins.sim.core.protocols import EngineSettings
 from pdplugins.sim.core.settings import SimSettings
 from pdplugins.sim.run.simulate import simulate
 from pdplugins.types import (
@@ -217,7 +217,7 @@ from pdplugins.runtime.assembly import build_deployment
 from pdplugins.workloads.synthetic import SyntheticSettings, synthetic
 from pdplugins.config import parse
 from pdplugins.policies.stock.routers import PowerOfTwo, RouterSettings
-from pdplugins.sim.core import COMPILED
+from pdplugins.sim.kernel import COMPILED
 from pdplugins.sim.core.flight import Arrival
 from pdplugins.sim.core.power import PowerCurve
 from pdplugins.sim.core.settings import SimSettings

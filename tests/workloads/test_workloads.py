@@ -28,6 +28,7 @@ def test_settings_behind_the_name_go_over_the_files() -> None:
     assert len(made) == 6
     gamma = traces.read("synthetic:requests=50,arrivals.kind=gamma,arrivals.rate=4,arrivals.cv=2,pairs=[[7,8],[9,8]]")
     assert (len(gamma), {r.isl_tokens for r in gamma}) == (50, {7, 9})
+    assert traces.read("synthetic:requests=50,arrivals={kind=gamma,rate=4,cv: 2},pairs=[[7,8],[9,8]]") == gamma
 
 
 def test_a_workload_file_may_name_a_reader_a_generator_or_a_mix(tmp_path: Path) -> None:
@@ -47,8 +48,8 @@ def test_a_workload_file_may_name_a_reader_a_generator_or_a_mix(tmp_path: Path) 
 @pytest.mark.parametrize(
     ("trace", "error", "said"),
     [
-        ("synthetic:requests", TraceError, "settings are key=value"),
-        ("synthetic:[", TraceError, "settings are key=value"),
+        ("synthetic:requests", ConfigError, "write it as key=value"),
+        ("synthetic:[", ConfigError, "write it as key=value"),
         ("synthetic:rate=4", ConfigError, "unknown key 'rate'; valid keys here are arrivals"),
         ("synthetic:requests=few", ConfigError, "requests: Input should be a valid integer"),
         ("nothing-of-the-kind", TraceError, "no such trace; published traces"),

@@ -1,23 +1,144 @@
 """One engine: continuous batching over a KV cache, with chunked prefill, in events instead of steps.
 
-At the end of each step the engine lets finished requests go, takes in what has arrived, makes room for one more token
-of every decoding request (preempting the latest), asks for a batch, and starts the next step. As long as a step has
-nothing but decodes, and none of them leaves, the steps after it are known: they are one event. Work that arrives in
-between cuts the run at the end of the step in progress.
+At the end of each step the engine lets finished requests go, takes in what has arrived, frees KV cache for one more
+token of every decoding request (preempting the latest), asks for a batch, and starts the next step. As long as a step
+has nothing but decodes, and none of them leaves, the steps after it are known: they are one event, a
+`pdplugins.sim.core.runs.DecodeRun`. Work that arrives in between cuts the run at the end of the step in progress.
 
 What kind of engine it is (prefill, decode, co-located, unified) is only a matter of what is sent to it.
 """
 
 from __future__ import annotations
 
+from collections import deque
+from heapq import heappush
+from typing import Final
+
+from pdplugins.sim.core.clock import STEP, Events
+from pdplugins.sim.core.decode import DecodeBatch
+from pdplugins.sim.core.engine_settings import EngineSettings
 from pdplugins.sim.core.flight import Flight, State
-from pdplugins.sim.core.runs import GONE, IDLE, MANY, RUN, STEP_MODE, Runner
+from pdplugins.sim.core.gauges import Gauges
+from pdplugins.sim.core.kv import KvCache
+from pdplugins.sim.core.links import Port
+from pdplugins.sim.core.prompt_cache import forget, share_prompt, take_prompt
+from pdplugins.sim.core.protocols import Batching, Owner
+from pdplugins.sim.core.records import Gaps
+from pdplugins.sim.core.runs import DecodeRun, PrefillStep
+from pdplugins.sim.core.steps import StepTimes
+from pdplugins.sim.core.views import LiveView
+from pdplugins.sim.core.window import Recent
+
+MANY: Final = 1 << 60
+"""More decode steps than any run has."""
+
+# What an engine does. Plain numbers, because they are compared several times for each request.
+IDLE: Final = 0
+RUN: Final = 1
+"""Decode steps, known up to the next change."""
+STEPPING: Final = 2
+"""A step with prefill, or it is in the middle of an event."""
+GONE: Final = 3
+"""It is dead."""
 
 
-class Engine(Runner):
+class Engine:
     """One worker's engine."""
 
-    __slots__ = ()
+    __slots__ = (
+        "batch", "batching", "coming", "events", "first_tokens", "gauges", "id", "incoming", "kv", "largest", "mode",
+        "most_steps", "owner", "port", "preemptions", "prefilling", "purge", "queue", "reading", "ready", "run",
+        "settings", "slow", "spare", "step", "times", "version", "view",
+    )  # fmt: skip
+
+    def __init__(  # noqa: PLR0913, PLR0917 - all of it is the simulation's
+        self,
+        view: LiveView,
+        times: StepTimes,
+        kv: KvCache,
+        port: Port,
+        settings: EngineSettings,
+        batching: Batching[Engine],
+        events: Events,
+        owner: Owner[Engine],
+        gaps: Gaps,
+    ) -> None:
+        self.id = view.id
+        self.view = view
+        self.times = times
+        self.kv = kv
+        self.port = port
+        self.settings = settings
+        self.batching = batching
+        self.events = events
+        self.owner = owner
+        self.spare = int(kv.capacity * settings.watermark)
+        """Tokens of KV cache that stay free when a request is let in."""
+        self.largest = kv.capacity - self.spare
+        """Tokens that a request may come with."""
+        # Requests, by what they do.
+        self.queue: deque[Flight] = deque()
+        """Waits for prefill; nothing of it is in the KV cache."""
+        self.reading: list[Flight] = []
+        """Has its KV capacity, and waits for the history of its session."""
+        self.prefilling: list[Flight] = []
+        """Has its KV capacity, and prefills chunk by chunk."""
+        self.ready: deque[Flight] = deque()
+        """Joins the decode batch at the next step."""
+        self.batch = DecodeBatch(gaps)
+        """Decodes."""
+        self.incoming: deque[Flight] = deque()
+        """Waits on another worker for KV capacity here."""
+        self.coming = 0
+        """Requests that have KV capacity here and are on their way."""
+        # The step in progress.
+        self.mode = IDLE
+        self.run = DecodeRun(self.batch, kv, times, events)
+        self.version = 0
+        """Of the next event: those of earlier versions no longer count."""
+        self.step = PrefillStep()
+        self.most_steps = MANY
+        """Decode steps that may pass before the batch scheduler is asked again."""
+        self.purge = False
+        """Whether requests are to be given up: those with an `error`."""
+        self.slow = (1.0, 1.0)
+        """Slowdown of prefill, and of decode."""
+        # What it has done so far.
+        self.preemptions = 0
+        self.first_tokens = Recent()
+        """Times from arrival to the end of prefill here."""
+        self.gauges = Gauges(self.batch, self.run, self.step, self.ready, times)
+
+    # --- what others see of it -------------------------------------------------------------------------------------
+
+    @property
+    def busy(self) -> bool:
+        """Whether it computes something."""
+        return self.mode in (RUN, STEPPING)
+
+    def worked(self) -> tuple[int, int]:
+        """Return the ticks spent by now in steps with prefill, and in steps without."""
+        now, run, step = self.events.now, self.run, self.step
+        if self.mode == RUN:
+            return step.worked, run.worked + now - self.batch.time
+        return step.worked + (now - step.began if step.chunks else 0), run.worked
+
+    def free_tokens(self) -> int:
+        """Return the tokens of KV cache that are free or only cached, at the end of the step in progress."""
+        return self.kv.free - self.run.grown()
+
+    def note_first_tokens(self) -> None:
+        """Note the first tokens that the run in progress has given by now."""
+        self.run.note_first_tokens()
+
+    def settle(self) -> None:
+        """Evict what the run in progress has pushed out of the cache by now."""
+        kv = self.kv
+        if kv.idle_tokens > (left := kv.free - self.run.steps * self.batch.size):
+            if self.run.cut():
+                self._resume()
+            else:
+                kv.shrink(left)
 
     # --- what arrives ----------------------------------------------------------------------------------------------
 
@@ -37,11 +158,11 @@ class Engine(Runner):
             self.wake()
 
     def receive(self, flight: Flight) -> None:
-        """Take in a request whose KV cache has come, into room that was reserved."""
+        """Take in a request whose KV cache has come, into KV capacity that was reserved."""
         flight.engine = self
         flight.kv, flight.reserved = flight.reserved, 0
         self.coming -= 1
-        if flight.target > flight.done:  # holds its room: it must not wait behind what waits for room
+        if flight.target > flight.done:  # it holds its KV cache: it must not wait behind what waits for some
             flight.state = State.PREFILL
             self.prefilling.append(flight)
             self.view.load.queued_tokens += flight.target - flight.done
@@ -53,12 +174,11 @@ class Engine(Runner):
         if self.mode == IDLE:
             self.wake()
         elif (
-            self.mode == RUN
-            and self.run_steps
+            self.run.steps
             and len(self.ready) == 1
             and self.batch.size < self.settings.max_batch
             and not (self.queue and self.batching.always_ask)
-            and self._cut()
+            and self.run.cut()
         ):
             # Nothing but this can change before the step in progress ends, so the request may join already.
             self.ready.popleft()
@@ -80,58 +200,69 @@ class Engine(Runner):
         flight.expected = 0
 
     def reserve(self, flight: Flight, tokens: int) -> bool:
-        """Take room for a request that comes with its KV cache. False when it has to wait: see `Owner.room`.
+        """Take KV capacity for a request that comes with its KV cache; False when it has to wait.
 
-        It takes a place in the batch too, or requests that cannot run would fill the cache of those that do.
+        It takes a place in the batch too, or requests that cannot run would fill the cache of those that do. For one
+        that waits see `pdplugins.sim.core.protocols.Owner.capacity_freed`.
         """
-        batch = self.batch
-        size = batch.size
+        size, steps = self.batch.size, self.run.steps
         if size + self.coming + len(self.ready) + len(self.prefilling) >= self.settings.max_batch:
             return False
         need = tokens + size + len(self.ready) + self.spare
-        if self.mode != RUN or self.kv.room - self.run_steps * size >= need:
-            if self.kv.room < need:
-                return False
-            self._take_for(flight, tokens)
+        if self.kv.free - steps * size >= need:
+            self._reserve_for(flight, tokens)
             return True
-        if not self.run_steps or not self._cut():
+        if not steps or not self.run.cut():
             return False
-        if fits := self.kv.room >= need:
-            self._take_for(flight, tokens)
+        if fits := self.kv.free >= need:
+            self._reserve_for(flight, tokens)
         self._resume()
         return fits
+
+    def _reserve_for(self, flight: Flight, tokens: int) -> None:
+        self.kv.take(tokens)
+        self.coming += 1
+        flight.reserved = tokens
+
+    def unreserve(self, flight: Flight) -> None:
+        """Give back what was reserved for a request that does not come."""
+        if self.kv.idle_tokens:
+            self.settle()
+        self.kv.give(flight.reserved)
+        self.coming -= 1
+        flight.reserved = 0
 
     def release(self, flight: Flight) -> None:
         """Free what a request holds here."""
         if self.kv.idle_tokens:
-            self.settle()  # what was pushed out before now is gone, although there is room again
-        self.kv.room += flight.kv
+            self.settle()  # what was evicted before now is gone, although some is free again
+        self.kv.free += flight.kv
         flight.kv = 0
         if flight.pins:
-            self.forget(flight)
+            forget(self.kv, flight)
         if self.incoming or self.queue:
             self.freed()
 
     def freed(self) -> None:
-        """Let in what waited for room."""
+        """Let in what waited for KV capacity."""
         if self.incoming:
-            self.owner.room(self)
-        if self.queue and self.mode != STEP_MODE and self._may_start():
+            self.owner.capacity_freed(self)
+        if self.queue and self.mode != STEPPING and self._may_start():
             self.wake()
 
     def wake(self) -> None:
         """Decide anew at the end of the step in progress."""
         if self.mode == IDLE:
-            self.mode = STEP_MODE
+            self.mode = STEPPING
             self.batch.time = self.events.now
             self._next()
-        elif self.mode == RUN and self.run_steps and self._cut():
+        elif self.run.steps and self.run.cut():
             self._schedule(self.batch.time)
 
     def set_slow(self, prefill: float, decode: float) -> None:
         """Take this many times as long for every step from the next one on."""
         self.slow = (prefill, decode)
-        self.lines = self.times.lines(decode)
+        self.run.set_slow(decode)
         if self.mode != IDLE:
             self.wake()
 
@@ -142,12 +273,12 @@ class Engine(Runner):
         if version != self.version:
             return
         batch = self.batch
-        if self.mode == STEP_MODE:
+        if self.mode == STEPPING:
             self._finish_prefill()
         else:
-            self.mode = STEP_MODE
-            if steps := self.run_steps:
-                self._advance(steps, self.run_end)
+            self.mode = STEPPING
+            if self.run.steps:
+                self.run.finish()
         if batch.first_leave == batch.steps:
             gone = batch.leaving()
             self.view.load.running_requests -= len(gone)
@@ -158,15 +289,15 @@ class Engine(Runner):
         self._next()
 
     def _finish_prefill(self) -> None:
-        now, batch = self.events.now, self.batch
-        if self.mixed:
+        now, batch, step = self.events.now, self.batch, self.step
+        if step.decodes:
             batch.one_step(now)
         batch.time = now
-        self.prefill_time += self.step_took
-        chunks, self.running = self.running, []
+        step.worked += step.took
+        chunks, step.chunks = step.chunks, []
         self.view.load.running_requests -= len(chunks)
         if self.batching.always_ask:
-            self.batching.stepped(now - self.step_from)
+            self.batching.stepped(now - step.began)
         for flight in chunks:
             flight.done += flight.chunk
             flight.chunk = 0
@@ -178,7 +309,7 @@ class Engine(Runner):
 
     def _prefilled(self, flight: Flight, now: int) -> None:
         if flight.may_be_cached and flight.arrival.blocks:
-            flight.pins = [*flight.pins, *self._share(flight)]
+            share_prompt(self.kv, flight)
         if not flight.emitted and flight.target == flight.isl:
             self.first_tokens.add(now, now - flight.arrived)
         if flight.stop:
@@ -205,18 +336,18 @@ class Engine(Runner):
     def _next(self) -> None:
         """Start the next step at the end of the last one, which is now."""
         batch = self.batch
-        self.began = self.events.now
+        self.run.began = self.events.now
         if self.purge:
             self._purge()
         if self.ready:
             self._admit()
-        if self.kv.room < batch.size:
-            self._make_room()
+        if self.kv.free < batch.size:
+            self._preempt()
         self.most_steps = MANY
         if (self.prefilling or (self.queue and self._may_start())) and (chunks := self.batching.compose(self)):
             self._prefill(chunks)
         elif batch.size:
-            self._run()
+            self._decode()
         else:
             self.mode = IDLE
 
@@ -248,24 +379,16 @@ class Engine(Runner):
 
     def abandon(self) -> list[Flight]:
         """Die: stop at once and return every request that was here, with the tokens that it had by now."""
-        batch, now = self.batch, self.events.now
-        self.prefill_time, self.decode_time = self.worked()
-        if self.mode == RUN:
-            if self.run_steps and batch.time < now:
-                steps, took = self.line.until(batch.context, now - batch.time)
-                if batch.time + took > now:
-                    steps -= 1
-                if steps:
-                    batch.advance(self.line, steps, batch.time + self.line.span(batch.context, steps))
-            elif batch.time > now:
-                batch.undo_step()
+        batch = self.batch
+        self.step.worked, self.run.worked = self.worked()
+        self.run.end_now()
         decoding = batch.members()
         for flight in decoding:
             batch.remove(flight)
         lost = [*self.queue, *self.prefilling, *self.ready, *decoding]
         for flight in lost:
             flight.kv, flight.pins, flight.block_hits = 0, (), 0
-        self.running = []
+        self.step.chunks = []
         self.incoming.clear()
         self.mode = GONE
         self.version += 1
@@ -280,35 +403,39 @@ class Engine(Runner):
             batch.join(flight)
 
     def _may_start(self) -> bool:
-        """Whether the first request of the queue may find room; what is cached of it shows when it is let in."""
+        """Whether the first request of the queue may fit; what is cached of it shows when it is let in."""
         flight = self.queue[0]
         return (
-            self.kv.room - self.batch.size - self.spare >= flight.target
+            self.kv.free - self.batch.size - self.spare >= flight.target
             or flight.history is not None
             or flight.may_be_cached
             or self.batching.always_ask
         )
 
     def admit(self, flight: Flight) -> bool:
-        """Let the first request of the queue prefill, if there is room for its whole prompt."""
+        """Let the first request of the queue prefill, if its whole prompt fits."""
         if self.batch.size + self.coming + len(self.ready) + len(self.prefilling) >= self.settings.max_batch:
             return False
-        if not self._take_prompt(flight):
+        if not take_prompt(self.kv, flight, self.kv.free - self.batch.size - self.spare):
             return False
+        load = self.view.load
+        load.queued_requests -= 1
+        if flight.may_be_cached:
+            load.queued_tokens -= flight.done - flight.expected
+            flight.expected = 0
         self.queue.popleft()
         flight.state = State.PREFILL
         self.prefilling.append(flight)
-        self.view.load.queued_requests -= 1
         return True
 
-    def _make_room(self) -> None:
+    def _preempt(self) -> None:
         """Preempt the request that joined last, until the others can grow by one token; it computes anew later."""
         batch, load = self.batch, self.view.load
-        while self.kv.room < batch.size:
+        while self.kv.free < batch.size:
             flight = batch.latest()
             batch.remove(flight)
             load.running_requests -= 1
-            self.forget(flight)
+            forget(self.kv, flight)
             self.preemptions += 1
             flight.done, flight.target = 0, flight.isl + flight.emitted
             if flight.target >= self.largest:
@@ -326,16 +453,41 @@ class Engine(Runner):
         )
 
     def _prefill(self, chunks: list[Flight]) -> None:
-        self.running = chunks
-        batch, load = self.batch, self.view.load
+        step, batch, load = self.step, self.batch, self.view.load
+        step.chunks = chunks
         load.running_requests += len(chunks)
         sizes = []
         for flight in chunks:
             load.queued_tokens -= flight.chunk
             sizes.append((flight.chunk, flight.done))
-        self.mixed = batch.size if self.settings.order == "decode_first" else 0
-        if self.mixed:
-            self.kv.take(self.mixed)
-        took = self.times.mixed(sizes, self.mixed, batch.context, self.slow)
-        self.step_from, self.step_took = batch.time, took
+        decodes = step.decodes = batch.size if self.settings.order == "decode_first" else 0
+        if decodes:
+            self.kv.take(decodes)
+        took = step.took = self.times.mixed(sizes, decodes, batch.context, self.slow)
+        step.began = batch.time
         self._schedule(batch.time + took)
+
+    # --- events ----------------------------------------------------------------------------------------------------
+
+    def _decode(self) -> None:
+        """Decode until someone leaves, or the KV cache is full."""
+        self.mode = RUN
+        end = self.run.begin(self.most_steps)
+        events = self.events
+        version = self.version = self.version + 1
+        sequence = events.sequence = events.sequence + 1
+        heappush(events.heap, (end, STEP, sequence, self, version))
+
+    def _resume(self) -> None:
+        """Go on after a cut that changed nothing for the queue."""
+        if self.batch.size <= self.kv.free:
+            self._decode()
+        else:
+            self._schedule(self.batch.time)
+
+    def _schedule(self, time: int) -> None:
+        """Let `on_step` handle the end of the step in progress, at `time`."""
+        events = self.events
+        version = self.version = self.version + 1
+        sequence = events.sequence = events.sequence + 1
+        heappush(events.heap, (time, STEP, sequence, self, version))

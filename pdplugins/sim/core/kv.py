@@ -1,8 +1,8 @@
 """The KV cache of one engine, counted in tokens.
 
 Tokens are private to a request, or in blocks that requests with the same prefix share. What no request uses stays as a
-cache, least recently used out first, until its room is needed: prefix blocks, and the contexts of sessions between two
-rounds. Counting tokens instead of pages is exact for page size 1, SGLang's default, and off by half a page for each
+cache, least recently used out first, until its tokens are needed: prefix blocks, and the contexts of sessions between
+two rounds. Counting tokens instead of pages is exact for page size 1, SGLang's default, and off by half a page for each
 request otherwise.
 """
 
@@ -15,24 +15,24 @@ Key = int | str
 
 
 class KvCache:
-    """Room for `capacity` tokens; a prefix block holds `block_tokens`."""
+    """Holds `capacity` tokens; a prefix block holds `block_tokens`."""
 
-    __slots__ = ("_idle", "_pinned", "block_tokens", "capacity", "idle_tokens", "room")
+    __slots__ = ("_idle", "_pinned", "block_tokens", "capacity", "free", "idle_tokens")
 
     def __init__(self, capacity: int, block_tokens: int = 512) -> None:
         self.capacity = capacity
         self.block_tokens = block_tokens
-        self.room = capacity
+        self.free = capacity
         """Tokens that a request may take: free ones, and those that are only cached."""
         self.idle_tokens = 0
         self._idle: dict[Key, int] = {}
         self._pinned: dict[int, int] = {}
 
     def take(self, tokens: int) -> None:
-        """Use `tokens` of `room`, evicting what is cached where nothing is free."""
-        self.room -= tokens
-        if self.idle_tokens > self.room:
-            self.shrink(self.room)
+        """Use `tokens` of `free`, evicting what is only cached where that is needed."""
+        self.free -= tokens
+        if self.idle_tokens > self.free:
+            self.shrink(self.free)
 
     def shrink(self, tokens: int) -> None:
         """Evict until at most `tokens` are cached."""
@@ -41,7 +41,7 @@ class KvCache:
 
     def give(self, tokens: int) -> None:
         """Free private tokens."""
-        self.room += tokens
+        self.free += tokens
 
     def has(self, block: int) -> bool:
         """Tell whether a prefix block is here."""
@@ -60,7 +60,7 @@ class KvCache:
             users = self._pinned.get(block, 0)
             if not users:
                 self.idle_tokens -= self._idle.pop(block)
-                self.room -= self.block_tokens
+                self.free -= self.block_tokens
             self._pinned[block] = users + 1
         self.take(0)
 
@@ -84,7 +84,7 @@ class KvCache:
                 del self._pinned[block]
                 self._idle[block] = self.block_tokens
                 self.idle_tokens += self.block_tokens
-                self.room += self.block_tokens
+                self.free += self.block_tokens
 
     def keep(self, session: str, tokens: int) -> None:
         """Cache the context of a session that waits for its next round; its tokens are free already."""

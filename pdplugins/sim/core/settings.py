@@ -8,10 +8,10 @@ from typing import Literal
 
 from pdplugins.contracts.workers import Role
 from pdplugins.results import Scaling
+from pdplugins.sim.core.engine_settings import EngineSettings
 from pdplugins.sim.core.fleet import Hardware
 from pdplugins.sim.core.policy_clock import PolicyClock
 from pdplugins.sim.core.power import PowerCurve
-from pdplugins.sim.core.protocols import EngineSettings
 from pdplugins.sim.core.records import Gaps, Record
 
 
@@ -54,7 +54,7 @@ class SimSettings:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class RunOutcome:
     """What a simulation leaves behind."""
 
     records: list[Record]

@@ -28,7 +28,7 @@ from pdplugins.sim.core.power import Power
 from pdplugins.sim.core.records import Gaps
 from pdplugins.sim.core.routing import Routing
 from pdplugins.sim.core.sampler import Sampler
-from pdplugins.sim.core.settings import Outcome, SimSettings
+from pdplugins.sim.core.settings import RunOutcome, SimSettings
 from pdplugins.sim.core.steps import StepTimes
 from pdplugins.sim.core.views import LiveView
 
@@ -104,7 +104,7 @@ class Simulation:
 
     def _worker_dies(self, name: str) -> None:
         if name in self._fleet.workers:
-            self._dispatcher.worker_dies(name)
+            self._dispatcher.failures.worker_dies(name)
         else:
             self._deaths_missed += 1
             log.warning("simulation.deaths: there is no worker %s at %g s", name, seconds(self._events.now))
@@ -115,7 +115,7 @@ class Simulation:
             view, times, kv, port, self._settings.engine, batching, self._events, self._dispatcher, self._gaps
         )
 
-    def run(self, workload: Iterable[Arrival], progress: Callable[[float], None] | None = None) -> Outcome:
+    def run(self, workload: Iterable[Arrival], progress: Callable[[float], None] | None = None) -> RunOutcome:
         """Run until every request has ended. Arrivals must come in order of time.
 
         :param progress: called with the virtual time in seconds now and then, between two events; what it raises ends
@@ -132,7 +132,7 @@ class Simulation:
 
     def _run(self, arrivals: Iterator[Arrival], progress: Callable[[float], None]) -> None:
         events, heap, dispatcher = self._events, self._events.heap, self._dispatcher
-        on_transfer = dispatcher.links.on_event
+        lifecycle, on_transfer = dispatcher.lifecycle, dispatcher.links.on_event
         upcoming = next(arrivals, None)
         at = 0 if upcoming is None else ticks(upcoming.arrival_s)
         for loop in self._loops:
@@ -153,7 +153,7 @@ class Simulation:
                 else:
                     at = ticks(upcoming.arrival_s)
                 continue
-            if not heap or not (dispatcher.open or dispatcher.more):
+            if not heap or not (dispatcher.more or lifecycle.open):
                 break
             time, kind, _, target, argument = heappop(heap)
             events.now = time
@@ -163,15 +163,15 @@ class Simulation:
                 target(argument)
             else:
                 on_transfer(target, argument)
-        dispatcher.give_up()
+        dispatcher.failures.give_up()
 
-    def outcome(self) -> Outcome:
+    def outcome(self) -> RunOutcome:
         """Return what there is so far."""
-        dispatcher = self._dispatcher
-        end = dispatcher.last_end
+        lifecycle, handoffs = self._dispatcher.lifecycle, self._dispatcher.handoffs
+        end = lifecycle.last_end
         changes = [change for source in (*self._loops, self._routing) for change in source.changes]
-        return Outcome(
-            records=dispatcher.records,
+        return RunOutcome(
+            records=lifecycle.records,
             gaps=self._gaps,
             duration_s=seconds(end),
             gpu_hours=self._fleet.gpu_seconds(end) / 3600,
@@ -179,9 +179,9 @@ class Simulation:
             policies=self._clock,
             scaling=sorted(changes, key=lambda change: change.at_s),
             preemptions=self._fleet.preemptions,
-            retries=dispatcher.retries,
+            retries=self._dispatcher.failures.retries,
             deaths_missed=self._deaths_missed,
-            handoffs=dispatcher.handoffs,
-            handoff_s=seconds(dispatcher.handoff),
+            handoffs=handoffs.count,
+            handoff_s=seconds(handoffs.time),
             events=self._events.sequence,
         )

@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Container
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from pdplugins.contracts.workers import ANYTHING, Capabilities, Role, WorkerLoad
-from pdplugins.sim.core.clock import seconds
+from pdplugins.sim.core.clock import Events, seconds
+from pdplugins.sim.core.gauges import Gauges
+from pdplugins.sim.core.window import Recent
 
-if TYPE_CHECKING:
-    from pdplugins.sim.core.engine import Engine
+
+class Shown(Protocol):
+    """What a view shows of an engine; `pdplugins.sim.core.engine.Engine` says what each is."""
+
+    events: Events
+    first_tokens: Recent
+    gauges: Gauges
+
+    def free_tokens(self) -> int: ...  # noqa: D102
+    def settle(self) -> None: ...  # noqa: D102
 
 
 class LiveLoad:
@@ -22,16 +32,16 @@ class LiveLoad:
         self.queued_requests = 0
         self.queued_tokens = 0
         self.running_requests = 0
-        self._engine: Engine | None = None
+        self._engine: Shown | None = None
 
-    def watch(self, engine: Engine) -> None:
+    def watch(self, engine: Shown) -> None:
         """Take `running_tokens` from `engine`."""
         self._engine = engine
 
     @property
     def running_tokens(self) -> int:
         """Tokens of the step in progress: context of its decodes, and of those that join next, and prefill chunks."""
-        return self._engine.running_tokens() if self._engine is not None else 0
+        return self._engine.gauges.running_tokens() if self._engine is not None else 0
 
     @property
     def recent_ttft_s(self) -> float | None:
@@ -41,22 +51,22 @@ class LiveLoad:
     @property
     def recent_tbt_s(self) -> float | None:
         """Time of the step in progress for the requests that decode; None when none does."""
-        return seconds(self._engine.decode_gap()) or None if self._engine is not None else None
+        return seconds(self._engine.gauges.decode_gap()) or None if self._engine is not None else None
 
     @property
     def decode_requests(self) -> int:
         """Requests that decode, or join the next step."""
-        return self._engine.decode_requests() if self._engine is not None else 0
+        return self._engine.gauges.decode_requests() if self._engine is not None else 0
 
     @property
     def decode_tokens(self) -> int:
         """Context of those requests."""
-        return self._engine.decode_tokens() if self._engine is not None else 0
+        return self._engine.gauges.decode_tokens() if self._engine is not None else 0
 
     @property
     def prefill_tokens(self) -> int:
         """Prompt tokens in the current step."""
-        return self._engine.prefill_tokens() if self._engine is not None else 0
+        return self._engine.gauges.prefill_tokens() if self._engine is not None else 0
 
     def frozen(self) -> WorkerLoad:
         """Return a copy that stays as it is."""
@@ -87,9 +97,9 @@ class LiveView:
         self.load = LiveLoad(worker)
         self.kv_capacity_tokens = kv_capacity_tokens
         self._blocks = blocks
-        self._engine: Engine | None = None
+        self._engine: Shown | None = None
 
-    def watch(self, engine: Engine) -> None:
+    def watch(self, engine: Shown) -> None:
         """Show `engine`."""
         self._engine = engine
         self.load.watch(engine)

@@ -12,7 +12,7 @@ import numpy as np
 from pdplugins.results import Result, Scaling
 from pdplugins.sim.core.records import Gaps, Record
 from pdplugins.sim.core.sampler import Sample
-from pdplugins.sim.core.settings import Outcome
+from pdplugins.sim.core.settings import RunOutcome
 
 BINS = 240
 """Points of a line over time."""
@@ -49,7 +49,7 @@ class Series:
     decisions: list[Scaling]
 
 
-def series_of(outcome: Outcome, result: Result, samples: Sequence[Sample]) -> Series:
+def series_of(outcome: RunOutcome, result: Result, samples: Sequence[Sample]) -> Series:
     """Reduce a run to what a report draws."""
     slo = result.config["slo"]
     columns = _columns(outcome.records)

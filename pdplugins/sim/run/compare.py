@@ -12,7 +12,7 @@ from typing import Any
 
 from pdplugins.config import Config
 from pdplugins.sim.core.sampler import Sampler
-from pdplugins.sim.core.settings import Outcome
+from pdplugins.sim.core.settings import RunOutcome
 from pdplugins.sim.report.ranking import Run, best_of
 from pdplugins.sim.report.series import series_of
 from pdplugins.sim.run.simulate import simulate
@@ -37,7 +37,7 @@ class Plan:
     """Requests/s that the trace was scaled to."""
 
 
-def run_one(plan: Plan, name: str, progress: Callable[[float], None]) -> tuple[Run, Outcome]:
+def run_one(plan: Plan, name: str, progress: Callable[[float], None]) -> tuple[Run, RunOutcome]:
     """Simulate one config of `plan`; `progress` is told the share of the trace that has arrived."""
     span_s = plan.trace[-1].arrival_s or 1.0
     config = plan.configs[name]

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
-
-import yaml
 
 from pdplugins.config import Config, find, load, parse
 from pdplugins.errors import ConfigError
 from pdplugins.runtime.assembly import build_deployment
+from pdplugins.settings import Setting, parse_setting, put
 
 KINDS = ("planner", "router", "batch_scheduler", "power")
 
@@ -32,7 +31,7 @@ def configured(name: str, overrides: Overrides) -> Config:
 
     Settings come first, then the profile, then the GPUs (`scale_pools`), then the pools that are given in numbers.
     """
-    data = changed(load(find(name)), name, overrides.settings).model_dump(mode="json")
+    data = changed(load(find(name)), name, map(parse_setting, overrides.settings)).model_dump(mode="json")
     if overrides.profile is not None:
         data["deployment"]["profile"] = overrides.profile
     if overrides.gpus is not None:
@@ -48,11 +47,13 @@ def configured(name: str, overrides: Overrides) -> Config:
     return config
 
 
-def changed(config: Config, name: str, settings: Sequence[str]) -> Config:
-    """Return `config` with `settings`, ``key=value`` each. Raises ConfigError."""
+def changed(config: Config, name: str, settings: Iterable[Setting]) -> Config:
+    """Return `config` with `settings`, relative to the whole config. Raises ConfigError."""
     data = config.model_dump(mode="json")
     for setting in settings:
-        _set(data, setting)
+        kind, value = setting.path[0], setting.value
+        short = len(setting.path) == 1 and kind in KINDS and isinstance(value, str)
+        put(data, Setting((kind,), {"name": value}) if short else setting)
     return parse(data, name)
 
 
@@ -80,25 +81,3 @@ def scale_pools(config: Config, gpus: int) -> dict[str, Any]:
     section["gpu_budget"] = gpus
     section["prefill"]["replicas"], section["decode"]["replicas"] = pools
     return data
-
-
-def _set(data: dict[str, Any], setting: str) -> None:
-    """Put one ``key=value`` into the data of a config."""
-    path, equals, text = setting.partition("=")
-    keys = path.split(".")
-    if not equals or not all(keys):
-        raise ConfigError(f"--set {setting}: write it as key=value, for example deployment.startup_s=60")
-    try:
-        value = yaml.safe_load(text)
-    except yaml.YAMLError:
-        raise ConfigError(f"--set {setting}: the value {text!r} is not YAML; quote it if it is a text") from None
-    if len(keys) == 1 and keys[0] in KINDS and isinstance(value, str):
-        value = {"name": value}
-    for key in keys[:-1]:
-        inner = data.get(key)
-        if inner is None:
-            inner = data[key] = {}
-        if not isinstance(inner, Mapping):
-            raise ConfigError(f"--set {setting}: {key} is a value, not a section; see pdplugins config")
-        data = inner  # type: ignore[assignment]
-    data[keys[-1]] = value

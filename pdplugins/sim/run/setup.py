@@ -8,8 +8,8 @@ from pdplugins.contracts.perf import PerfModel
 from pdplugins.contracts.workers import Role
 from pdplugins.errors import ConfigError
 from pdplugins.runtime.assembly import load_profile
+from pdplugins.sim.core.engine_settings import EngineSettings
 from pdplugins.sim.core.fleet import Hardware
-from pdplugins.sim.core.protocols import EngineSettings
 from pdplugins.sim.core.settings import SimSettings
 
 
@@ -30,14 +30,7 @@ def sim_settings(config: Config, deployment: Deployment) -> SimSettings:
     return SimSettings(
         prefill=pools.prefill.replicas,
         decode=pools.decode.replicas,
-        engine=EngineSettings(
-            order=wanted.order,
-            step_tokens=wanted.step_tokens,
-            max_batch=deployment.max_batch,
-            whole_prompts=wanted.whole_prompts,
-            watermark=wanted.watermark,
-            block_tokens=wanted.block_tokens,
-        ),
+        engine=engine_settings(config),
         kv_tokens=wanted.kv_tokens,
         hardware=_hardware(config, deployment),
         extra=extra,
@@ -51,6 +44,19 @@ def sim_settings(config: Config, deployment: Deployment) -> SimSettings:
         retries=wanted.retries,
         deaths=_deaths(config, extra),
         predict=wanted.predict,
+    )
+
+
+def engine_settings(config: Config) -> EngineSettings:
+    """Return how the engine of every simulated worker batches, in each command that simulates a config."""
+    wanted = config.simulation
+    return EngineSettings(
+        order=wanted.order,
+        step_tokens=wanted.step_tokens,
+        max_batch=config.deployment.max_batch,
+        whole_prompts=wanted.whole_prompts,
+        watermark=wanted.watermark,
+        block_tokens=wanted.block_tokens,
     )
 
 

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import numpy as np
 
-from pdplugins import __version__
 from pdplugins.config import Choice, Config, resolved, settings_of
 from pdplugins.contracts.batching import BatchScheduler
 from pdplugins.contracts.deployment import Deployment
@@ -17,15 +16,17 @@ from pdplugins.contracts.power import PowerController
 from pdplugins.contracts.request import Slo
 from pdplugins.contracts.router import Router
 from pdplugins.interrupt import ctrl_c
+from pdplugins.metrics import weighted_distribution
+from pdplugins.provenance import commit, versions
 from pdplugins.registry import default_registry
-from pdplugins.results import Metrics, Requests, Result, Speed, Spread, commit
+from pdplugins.results import Metrics, Requests, Result, Served, Speed, Spread, summary
 from pdplugins.runtime.assembly import build_deployment
 from pdplugins.runtime.planner import build_guarded
-from pdplugins.sim.core import COMPILED
+from pdplugins.sim import kernel
 from pdplugins.sim.core.flight import Arrival
-from pdplugins.sim.core.records import Gaps, Record
+from pdplugins.sim.core.records import Gaps
 from pdplugins.sim.core.sampler import Sampler
-from pdplugins.sim.core.settings import Outcome
+from pdplugins.sim.core.settings import RunOutcome
 from pdplugins.sim.core.simulation import Simulation
 from pdplugins.sim.run.setup import sim_settings
 from pdplugins.workloads.trace import TraceRequest
@@ -43,13 +44,14 @@ def simulate(
     seed: int = 0,
     progress: Callable[[float], None] | None = None,
     sampler: Sampler | None = None,
-) -> tuple[Result, Outcome]:
+) -> tuple[Result, RunOutcome]:
     """Run `trace` on the workers and policies of `config`. Raises ConfigError.
 
     Ctrl-C ends the run: the result is of the requests that had ended by then, and says ``interrupted``.
 
     :param seed: noted in the result; policies that draw lots take it as their setting ``seed``.
     """
+    kernel.check()
     config = seeded(config, seed)
     deployment = build_deployment(config)
     guarded = None if config.planner is None else build_guarded(config)
@@ -72,11 +74,11 @@ def simulate(
             policy_s=outcome.policies.seconds,
             duration_s=outcome.duration_s,
         ),
-        config={"run": {"trace": trace_name, "compiled": COMPILED}, **resolved(config)},
+        config={"run": {"trace": trace_name, "compiled": kernel.COMPILED}, **resolved(config)},
         seed=seed,
         commit=commit(),
         command=command,
-        versions={"pdplugins": __version__},
+        versions=versions(),
         scaling=outcome.scaling,
         counts=_counts(outcome),
         interrupted=interrupted,
@@ -86,7 +88,7 @@ def simulate(
 
 def _run(
     simulation: Simulation, trace: Sequence[TraceRequest], progress: Callable[[float], None] | None
-) -> tuple[Outcome, bool]:
+) -> tuple[RunOutcome, bool]:
     """Return what was done, and whether it was interrupted: by Ctrl-C, or because `progress` raised it."""
     with ctrl_c() as pressed:
 
@@ -135,7 +137,7 @@ def _simulation(config: Config, deployment: Deployment, planner: Planner | None,
     )
 
 
-def _counts(outcome: Outcome) -> dict[str, int]:
+def _counts(outcome: RunOutcome) -> dict[str, int]:
     faults = {f"faults.{kind}": count for kind, count in sorted(outcome.policies.faults.items())}
     missed = {"deaths_missed": outcome.deaths_missed} if outcome.deaths_missed else {}
     return {"preemptions": outcome.preemptions, "retries": outcome.retries, **missed, **faults}
@@ -153,40 +155,26 @@ def arrival(request: TraceRequest) -> Arrival:
     )
 
 
-def summarise(outcome: Outcome, slo: Slo) -> tuple[Requests, Metrics]:
+def summarise(outcome: RunOutcome, slo: Slo) -> tuple[Requests, Metrics]:
     """Compute every metric of a simulated run, as `pdplugins.results.summarise` does of a live one."""
     answered = [record for record in outcome.records if record.error is None]
-    good = [record for record in answered if _inside(record, slo)]
-    total, duration_s = len(outcome.records), outcome.duration_s
-    metrics = Metrics(
-        ttft_s=Spread.of(_values(record.ttft_s for record in answered)),
-        tpot_s=Spread.of(_values(record.tpot_s for record in answered)),
-        tbt_s=gap_spread(outcome.gaps),
-        slo_attainment=len(good) / total if total else None,
-        goodput_tokens_per_s=sum(record.osl_tokens for record in good) / duration_s if duration_s > 0 else 0.0,
-        goodput_requests_per_s=len(good) / duration_s if duration_s > 0 else 0.0,
-        gpu_hours=outcome.gpu_hours,
-        energy_j=outcome.energy_j,
-        mean_w=outcome.energy_j / duration_s if outcome.energy_j is not None and duration_s > 0 else None,
+    served = Served(
+        total=len(outcome.records),
+        ttft_s=[record.ttft_s for record in answered],
+        tpot_s=[record.tpot_s for record in answered],
+        osl_tokens=[record.osl_tokens for record in answered],
     )
-    return Requests(total=total, failed=total - len(answered)), metrics
+    return summary(
+        served,
+        slo,
+        duration_s=outcome.duration_s,
+        gpu_hours=outcome.gpu_hours,
+        tbt_s=gap_spread(outcome.gaps),
+        energy_j=outcome.energy_j,
+    )
 
 
 def gap_spread(gaps: Gaps) -> Spread:
     """Return the distribution of all gaps. Gaps of one run of steps count as their mean."""
-    if not gaps.means:
-        return Spread()
-    means, counts = np.asarray(gaps.means) / gaps.ticks_per_s, np.asarray(gaps.counts)
-    order = np.argsort(means, kind="stable")
-    ranks = np.cumsum(counts[order])
-    p50, p90, p99 = (float(means[order][np.searchsorted(ranks, share * ranks[-1])]) for share in (0.5, 0.9, 0.99))
-    return Spread(mean=float(np.average(means, weights=counts)), p50=p50, p90=p90, p99=p99)
-
-
-def _inside(record: Record, slo: Slo) -> bool:
-    ttft_s, tpot_s = record.ttft_s, record.tpot_s
-    return ttft_s is not None and tpot_s is not None and ttft_s <= slo.ttft_s and tpot_s <= slo.tpot_s
-
-
-def _values(values: Iterable[float | None]) -> list[float]:
-    return [value for value in values if value is not None]
+    means_s = np.asarray(gaps.means) / gaps.ticks_per_s
+    return Spread.from_distribution(weighted_distribution(means_s, gaps.counts))

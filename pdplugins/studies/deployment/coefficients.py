@@ -23,8 +23,8 @@ from pdplugins.policies.ampd.config import AmpdRouterSettings
 from pdplugins.policies.ampd.costs import prefill_s
 from pdplugins.policies.ampd.planning import SHARES, Group, Option
 from pdplugins.policies.ampd.router import AmpdRouter
+from pdplugins.sim.core.engine_settings import EngineSettings
 from pdplugins.sim.core.fleet import Hardware
-from pdplugins.sim.core.protocols import EngineSettings
 from pdplugins.sim.core.records import Record
 from pdplugins.sim.core.settings import SimSettings
 from pdplugins.sim.core.simulation import Simulation

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import shlex
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -15,7 +13,6 @@ from pdplugins.errors import ConfigError
 
 if TYPE_CHECKING:
     from pdplugins.studies.deployment.coefficients import Objective
-    from pdplugins.studies.deployment.plan import Planned
 
 STAGES = ("P95 of each phase", "best plans, simulated whole")
 
@@ -42,6 +39,7 @@ def plan(  # noqa: PLR0913 - the options of a command
 ) -> None:
     """Plan tensor-parallel sizes and replicas of both phases for a trace."""
     from pdplugins.files import check_outputs, whole, write_whole  # noqa: PLC0415
+    from pdplugins.provenance import command_line, record  # noqa: PLC0415
     from pdplugins.sim.report import terminal  # noqa: PLC0415
     from pdplugins.sim.run.options import Overrides, configured  # noqa: PLC0415
     from pdplugins.studies.deployment.plan import plan_deployment, with_plan  # noqa: PLC0415
@@ -50,7 +48,7 @@ def plan(  # noqa: PLR0913 - the options of a command
     from pdplugins.workloads.transform import Transform  # noqa: PLC0415
 
     check_outputs(out, html, write_config)
-    command = shlex.join(["pdplugins", *sys.argv[1:]])
+    command = command_line()
     parsed = configured(config, Overrides(profile=profile))
     requests = Transform.of(rate=rate).apply(traces.read(trace))
     with terminal.progress(STAGES) as shares:
@@ -66,7 +64,7 @@ def plan(  # noqa: PLR0913 - the options of a command
         )
     best = planned.judged[0]
     if out is not None:
-        write_whole(out, json.dumps(_labelled(planned, top, command, seed), indent=1) + "\n")
+        write_whole(out, json.dumps(record("simulated", seed=seed) | planned.as_data(top), indent=1) + "\n")
     if html is not None:
         with whole(html) as scratch:
             write_html(planned, top, scratch)
@@ -81,10 +79,3 @@ def _objective(name: str) -> Objective:
     if name == "latency":
         return "latency"
     raise ConfigError(f"--objective {name}: choose from slo, latency")
-
-
-def _labelled(planned: Planned, top: int, command: str, seed: int) -> dict[str, object]:
-    """Return the plans with what it takes to make them again."""
-    from pdplugins.results import commit  # noqa: PLC0415
-
-    return {"command": command, "commit": commit(), "seed": seed, **planned.as_data(top)}

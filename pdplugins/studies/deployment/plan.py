@@ -13,7 +13,7 @@ from pdplugins.contracts.workers import Role
 from pdplugins.policies.ampd.planning import DeploymentPlan, best_plans
 from pdplugins.results import Result
 from pdplugins.runtime.assembly import build_deployment
-from pdplugins.sim.core.protocols import EngineSettings
+from pdplugins.sim.run.setup import engine_settings
 from pdplugins.sim.run.simulate import simulate
 from pdplugins.studies.deployment.coefficients import Curve, Objective, Profiler, options
 from pdplugins.workloads.trace import TraceRequest
@@ -66,7 +66,6 @@ class Planned:
     def as_data(self, top: int) -> dict[str, Any]:
         """Return plain data: the best `top` plans and the seconds that each part took."""
         return {
-            "kind": "simulated",
             "gpus": self.gpus,
             "sessions_per_s": self.sessions_per_s,
             "seconds": {"coefficients": self.coefficients_s, "solve": self.solve_s, "check": self.check_s},
@@ -103,7 +102,7 @@ def plan_deployment(
     and they are put into the order of SLO attainment: only that sees what the phases do to each other.
     """
     began = time.perf_counter()
-    profiler = Profiler(build_deployment(config), trace, _engine(config), objective)
+    profiler = Profiler(build_deployment(config), trace, engine_settings(config), objective)
     curves: list[Curve] = []
     points, done = max(profiler.points(), 1), 0
     for curve in profiler.curves():
@@ -142,17 +141,6 @@ def with_plan(config: Config, plan: DeploymentPlan, gpus: int) -> Config:
         extra += [{"role": role.value, "count": one.replicas, "tp": one.degree} for one in others]
     data["simulation"]["extra"] = extra
     return parse(data, "plan")
-
-
-def _engine(config: Config) -> EngineSettings:
-    wanted = config.simulation
-    return EngineSettings(
-        order=wanted.order,
-        step_tokens=wanted.step_tokens,
-        max_batch=config.deployment.max_batch,
-        watermark=wanted.watermark,
-        block_tokens=wanted.block_tokens,
-    )
 
 
 def _sample(trace: Sequence[TraceRequest], plan: DeploymentPlan) -> Sequence[TraceRequest]:

@@ -32,7 +32,7 @@ from pdplugins.perf.npz import export_npz
 from pdplugins.perf.table import TableModel
 from pdplugins.policies.stock.routers import RoundRobin, RouterSettings
 from pdplugins.sim.core.flight import Arrival
-from pdplugins.sim.core.settings import Outcome, SimSettings
+from pdplugins.sim.core.settings import RunOutcome, SimSettings
 from pdplugins.sim.core.simulation import Simulation
 from pdplugins.sim.run.simulate import gap_spread
 from pdplugins.workloads.jsonl import write_mooncake
@@ -150,7 +150,7 @@ def _utilisation(deployment: Deployment, requests: Sequence[TraceRequest], pools
     return busy_s / pools.prefill / max(requests[-1].arrival_s, 1e-9)
 
 
-def _ours(deployment: Deployment, requests: Sequence[TraceRequest], pools: Pools) -> Outcome:
+def _ours(deployment: Deployment, requests: Sequence[TraceRequest], pools: Pools) -> RunOutcome:
     settings = SimSettings(prefill=pools.prefill, decode=pools.decode, kv_tokens=Engines().kv_tokens)
     simulation = Simulation(deployment, settings, RoundRobin(RouterSettings(), deployment))
     return simulation.run(Arrival(r.arrival_s, r.isl_tokens, r.osl_tokens) for r in requests)

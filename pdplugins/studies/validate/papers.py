@@ -14,9 +14,9 @@ from pdplugins.perf.profile import Scale, read_profile
 from pdplugins.perf.table import TableModel
 from pdplugins.policies.stock.routers import RoundRobin, RouterSettings
 from pdplugins.resources import data_dir
+from pdplugins.sim.core.engine_settings import EngineSettings
 from pdplugins.sim.core.flight import Arrival
-from pdplugins.sim.core.protocols import EngineSettings
-from pdplugins.sim.core.settings import Outcome, SimSettings
+from pdplugins.sim.core.settings import RunOutcome, SimSettings
 from pdplugins.sim.core.simulation import Simulation
 from pdplugins.sim.run.simulate import gap_spread
 from pdplugins.studies.validate.silicon import ANY, Coefficients
@@ -83,7 +83,7 @@ def dopd(profile: str = "h100/llama-3.1-70b-fp8") -> Iterator[Cell]:
             yield Cell("DOPD I", f"{tokens} tokens, {requests} requests", "decode_ms", ms, 1e3 * (gaps.p50 or 0), batch)
 
 
-def _dopd_run(perf: TableModel, work: Sequence[Arrival], prefill: int, colocated: bool) -> Outcome:
+def _dopd_run(perf: TableModel, work: Sequence[Arrival], prefill: int, colocated: bool) -> RunOutcome:
     deployment = Deployment(ANY, perf, 1000, 1, 2, 0.0, max(CONCURRENCY))
     settings = SimSettings(prefill=prefill, decode=1, kv_tokens=1_000_000)
     return Simulation(deployment, settings, RoundRobin(RouterSettings(colocated=colocated), deployment)).run(work)
@@ -148,7 +148,7 @@ def _a100() -> TableModel:
     return TableModel(profile.model_copy(update={"decode": decode, "scale": scale}))
 
 
-def _run(perf: TableModel, isl: int, osl: int, mode: str, rate: float, count: int, seed: int) -> Outcome:
+def _run(perf: TableModel, isl: int, osl: int, mode: str, rate: float, count: int, seed: int) -> RunOutcome:
     rng = random.Random(seed)  # noqa: S311 - arrivals
     times = np.cumsum([rng.expovariate(rate) for _ in range(count)]).tolist()
     colocated = mode == "co-located"
@@ -163,7 +163,7 @@ def _run(perf: TableModel, isl: int, osl: int, mode: str, rate: float, count: in
     return Simulation(deployment, settings, router).run([Arrival(time, isl, osl) for time in times])
 
 
-def _throughput(outcome: Outcome) -> float:
+def _throughput(outcome: RunOutcome) -> float:
     """Requests/s between three and nine tenths of the run: without its start and its end."""
     ends = sorted(record.finish_s or 0.0 for record in outcome.records if record.error is None)
     first, last = 3 * len(ends) // 10, 9 * len(ends) // 10
@@ -182,7 +182,7 @@ def _capacity(perf: TableModel, isl: int, osl: int, mode: str, seed: int) -> flo
     return low
 
 
-def _figures(outcome: Outcome) -> tuple[float, float, float, float]:
+def _figures(outcome: RunOutcome) -> tuple[float, float, float, float]:
     gaps = gap_spread(outcome.gaps)
     means, counts = np.asarray(outcome.gaps.means) / outcome.gaps.ticks_per_s, np.asarray(outcome.gaps.counts)
     inside = 100.0 * float(counts[means <= SLO_S].sum() / counts.sum())

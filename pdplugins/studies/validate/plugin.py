@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import shlex
 import sys
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -19,6 +17,8 @@ from pdplugins.files import check_outputs, write_whole
 validate = typer.Typer(
     no_args_is_help=True, help="Hold the simulator against measurements, Dynamo's replay and the papers."
 )
+FEW = 5
+"""Skipped rows that are named on the terminal; the report names all."""
 Out = Annotated[Path | None, typer.Option("--json", metavar="OUT", help="Write the whole report there.")]
 Seed = Annotated[int, typer.Option(min=0, help="Seed of the split and of every length.")]
 
@@ -38,13 +38,18 @@ def silicon(
     seed: Seed = 0,
     out: Out = None,
 ) -> None:
-    """Predict measured TTFT and TPOT of closed-loop clients on one engine: fit on half the rows, report the other."""
+    """Predict measured TTFT and TPOT of closed-loop clients on one engine: fit on half the rows, report the other.
+
+    Rows of a source or a tensor-parallel size that there is no profile of are skipped, counted and named.
+    """
     from pdplugins.studies.validate import report  # noqa: PLC0415 - a command loads what it needs when it runs
     from pdplugins.studies.validate.rows import read_rows  # noqa: PLC0415
 
     check_outputs(out)
-    read = read_rows(rows)
-    found = report.silicon(read, seed)
+    read, skipped = report.split(read_rows(rows))
+    for why, ids in skipped.items():
+        typer.echo(f"skipped {len(ids)} rows: {why} ({_few(ids)})", err=True)
+    found = {**report.silicon(read, seed), "skipped": skipped}
     if leave_one_out:
         found["leave_one_out"] = report.leave_one_out(read, seed)
     if protocols:
@@ -113,19 +118,20 @@ def papers(*, seed: Seed = 0, out: Out = None) -> None:
     _write(out, {"rows": len(cells), "within": within, "bar": BAR, "cells": cells}, seed)
 
 
+def _few(ids: list[str]) -> str:
+    return ", ".join(ids[:FEW]) + (f" and {len(ids) - FEW} more" if len(ids) > FEW else "")
+
+
 def _say(what: str, figures: dict[str, Any]) -> None:
-    errors = (f"{name.upper()} {figures[name]['median_abs_error']:6.1%}" for name in ("ttft", "tpot"))
+    medians = {name: figures[name]["median_abs_error"] for name in ("ttft", "tpot")}
+    errors = (f"{name.upper()} {'n/a' if value is None else f'{value:6.1%}'}" for name, value in medians.items())
     typer.echo(f"{what:36s} {figures['rows']:4d} rows, median absolute error of {' and '.join(errors)}")
 
 
 def _write(out: Path | None, found: dict[str, Any], seed: int | None) -> None:
-    from pdplugins.results import commit  # noqa: PLC0415
+    from pdplugins.provenance import command_line, record  # noqa: PLC0415
 
-    facts: dict[str, Any] = {"kind": "simulated", "command": _command(), "commit": commit(), "seed": seed}
     if out is not None:
-        write_whole(out, json.dumps({**found, **facts}, indent=1) + "\n")
-
-
-def _command() -> str:
-    named: Callable[[str], str] = lambda argument: Path(argument).name if "/" in argument else argument  # noqa: E731
-    return shlex.join(["pdplugins", *map(named, sys.argv[1:])])
+        words = [Path(word).name if "/" in word else word for word in sys.argv[1:]]  # the folders help no reader
+        made = record("simulated", seed=seed, command=command_line(words=words))
+        write_whole(out, json.dumps({**found, **made}, indent=1) + "\n")

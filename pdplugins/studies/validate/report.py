@@ -2,16 +2,30 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from typing import Any
 
+from pdplugins.errors import ConfigError
 from pdplugins.studies.validate.fitting import Errors, fit, halves
 from pdplugins.studies.validate.rows import Row
-from pdplugins.studies.validate.silicon import Coefficients, Felt, simulate
+from pdplugins.studies.validate.silicon import Coefficients, Felt, refusal, simulate
 from pdplugins.studies.validate.sources import CANDIDATES, ENGINES, PROTOCOLS, Protocol
 
 Pairs = Sequence[tuple[Row, Felt]]
+
+
+def split(rows: Iterable[Row]) -> tuple[list[Row], dict[str, list[str]]]:
+    """Return the rows that can be simulated, and the ids of the others by the reason why not."""
+    usable: list[Row] = []
+    skipped: dict[str, list[str]] = defaultdict(list)
+    for row in rows:
+        if (why := refusal(row)) is None:
+            usable.append(row)
+        else:
+            skipped[why].append(row.id)
+    return usable, dict(skipped)
 
 
 def predict(rows: Iterable[Row], coefficients: Coefficients, seed: int = 0) -> list[Felt]:
@@ -20,8 +34,10 @@ def predict(rows: Iterable[Row], coefficients: Coefficients, seed: int = 0) -> l
 
 
 def fitted(rows: Sequence[Row], seed: int = 0) -> Coefficients:
-    """Fit the coefficients to those of `rows` that are without doubt."""
+    """Fit the coefficients to those of `rows` that are without doubt. Raises ConfigError when there is none."""
     clean = [row for row in rows if row.doubt is None]
+    if not clean:
+        raise ConfigError("validate silicon: no row to fit the coefficients on; give a file with more rows")
     return fit([Felt(row.ttft_s, row.tpot_s) for row in clean], lambda at: predict(clean, at, seed))
 
 

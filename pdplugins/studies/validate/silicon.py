@@ -10,16 +10,17 @@ from statistics import fmean, median
 
 from pdplugins.contracts.deployment import Deployment
 from pdplugins.contracts.request import Slo
+from pdplugins.contracts.workers import Role
 from pdplugins.perf.profile import Profile, Scale, read_profile
 from pdplugins.perf.table import TableModel
 from pdplugins.policies.stock.routers import RoundRobin, RouterSettings
 from pdplugins.resources import data_dir
+from pdplugins.sim.core.engine_settings import EngineSettings
 from pdplugins.sim.core.flight import Arrival
-from pdplugins.sim.core.protocols import EngineSettings
 from pdplugins.sim.core.settings import SimSettings
 from pdplugins.sim.core.simulation import Simulation
 from pdplugins.studies.validate.rows import Row
-from pdplugins.studies.validate.sources import ENGINES, Protocol
+from pdplugins.studies.validate.sources import ENGINES, PROTOCOLS, Protocol
 from pdplugins.workloads.trace import Round
 
 ANY = Slo(1.0, 1.0)
@@ -59,6 +60,17 @@ def model_of(source: str, coefficients: Coefficients) -> TableModel:
         prefill=coefficients.prefill, decode=coefficients.decode, step_ms=coefficients.step_ms, source="fitted"
     )
     return TableModel(profile_of(source).model_copy(update={"scale": scale}))
+
+
+def refusal(row: Row) -> str | None:
+    """Return why `row` cannot be simulated: nothing is known about its source, or its profile lacks its TP size."""
+    if row.source not in PROTOCOLS:
+        return f"{row.source}: no protocol and no profile"
+    perf = TableModel(profile_of(row.source))
+    known = sorted(set(perf.tp_sizes(Role.PREFILL)) & set(perf.tp_sizes(Role.DECODE)))
+    if row.tp in known:
+        return None
+    return f"{row.source}: its profile has no TP {row.tp}; it has {', '.join(map(str, known))}"
 
 
 def simulate(row: Row, protocol: Protocol, coefficients: Coefficients, seed: int = 0) -> Felt:

@@ -246,7 +246,7 @@ def test_the_command_writes_one_result(monkeypatch, tmp_path: Path, capsys) -> N
         (["--planner", "static:1P1D", "--set", "paper_literal=true"], "--set paper_literal"),
         (["--planner", "static:1P1D", "--decision-log", "x"], "--decision-log"),
         (["--planner", "static:60P4D"], "gpu_budget is 64"),
-        (["--set", "paper_literal"], "not KEY=VALUE"),
+        (["--set", "paper_literal"], "write it as key=value"),
         (["--set", "paper=1"], "unknown key 'paper'; valid keys here are"),
         (["--json", "no/such/folder/out.json"], "there is no folder"),
         (["--config", "none.yaml"], "none.yaml"),

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from pdplugins.perf.profile import Profile
 from pdplugins.perf.table import TableModel
 from pdplugins.policies.stock import routers
-from pdplugins.sim.core.protocols import EngineSettings
-from pdplugins.sim.core.settings import Outcome, SimSettings
+from pdplugins.sim.core.engine_settings import EngineSettings
+from pdplugins.sim.core.settings import RunOutcome, SimSettings
 from pdplugins.sim.core.simulation import Simulation
 from pdplugins.sim.run.simulate import arrival, summarise
 from pdplugins.studies.bound.api import Machine, bound
@@ -115,7 +115,7 @@ def cases(draw: st.DrawFn) -> dict[str, Any]:
     }
 
 
-def play(case: dict[str, Any]) -> tuple[Outcome, Machine]:
+def play(case: dict[str, Any]) -> tuple[RunOutcome, Machine]:
     """Simulate a case; return with it what its bound is for."""
     perf = MODELS[case["model"]]
     tp = 1 if case["model"] == "bent" else case["tp"]

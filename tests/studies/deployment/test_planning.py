@@ -14,7 +14,7 @@ from pdplugins.config import load, parse
 from pdplugins.policies.ampd.planning import SHARES, DeploymentPlan, Group
 from pdplugins.registry import default_registry
 from pdplugins.runtime.assembly import build_deployment
-from pdplugins.sim.core.protocols import EngineSettings
+from pdplugins.sim.core.engine_settings import EngineSettings
 from pdplugins.sim.core.records import Record
 from pdplugins.studies.deployment.coefficients import LOADS, POOLS, Curve, Profiler, options, phase_p95, stretched
 from pdplugins.studies.deployment.plan import plan_deployment, with_plan
@@ -120,6 +120,17 @@ def test_the_same_input_gives_the_same_plans() -> None:
     assert first == second
     assert all(one.plan.gpus <= 8 for one in found[0].judged)
     assert found[0].judged[0].attainment == max(one.attainment for one in found[0].judged)
+
+
+def test_the_coefficients_are_of_the_engine_that_the_config_asks_for() -> None:
+    """Prompts that are not cut into chunks wait for a step with enough tokens left, which costs TTFT under load."""
+
+    def p95(whole: bool) -> list[object]:
+        simulation = {"order": "prefill_first", "step_tokens": 800, "whole_prompts": whole}
+        planned = plan_deployment(parse(CONFIG | {"simulation": simulation}), sessions(count=15), 8, top=1)
+        return [curve.p95 for curve in planned.curves if curve.role is Role.PREFILL]
+
+    assert p95(whole=True) != p95(whole=False)
 
 
 def test_the_command_writes_plans_a_page_and_a_config_that_loads(tmp_path: Path) -> None:

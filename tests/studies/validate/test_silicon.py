@@ -119,6 +119,29 @@ def test_the_command_finds_the_coefficients_that_made_the_rows(measured: Path, t
     assert "silicon" in done.output or "median absolute error" in done.output
 
 
+def test_rows_without_a_profile_of_their_tp_are_skipped_counted_and_named(tmp_path: Path) -> None:
+    """No row of an odd file may end in a traceback."""
+    good = [replace(ROW, id=f"r{number}", tp=tp, osl_tokens=16) for number, tp in enumerate((1, 2, 4, 8))]
+    lines = [line(row, silicon.simulate(row, PROTOCOLS[row.source], TRUTH)) for row in good]
+    lines += [line(replace(ROW, id=f"odd{number}", tp=3), Felt(1, 1)) for number in range(7)]
+    lines.append(line(replace(ROW, id="unknown", system="b200"), Felt(1, 1)))
+    out = tmp_path / "out.json"
+    done = CliRunner().invoke(validate, ["silicon", str(write(tmp_path / "rows.csv", lines)), "--json", str(out)])
+    assert done.exit_code == 0, done.output
+    assert "skipped 7 rows: h100/llama-3.1-8b-trtllm: its profile has no TP 3; it has 1, 2, 4, 8 (odd0" in done.stderr
+    assert "odd4 and 2 more)" in done.stderr
+    found = json.loads(out.read_text())
+    assert found["rows"] == 2
+    assert [len(ids) for ids in found["skipped"].values()] == [7, 1]
+
+
+def test_a_file_of_which_no_row_can_be_simulated_is_refused(tmp_path: Path) -> None:
+    rows = write(tmp_path / "rows.csv", [line(replace(ROW, tp=3), Felt(1, 1))])
+    done = CliRunner().invoke(validate, ["silicon", str(rows)])
+    assert isinstance(done.exception, ConfigError)
+    assert "no row to fit" in str(done.exception)
+
+
 def test_rows_of_other_models_are_left_out_and_doubts_are_named(measured: Path) -> None:
     rows = {row.id: row for row in read_rows(measured)}
     assert "moe" not in rows

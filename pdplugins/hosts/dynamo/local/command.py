@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 import sys
 from pathlib import Path
 from typing import Annotated, Literal
@@ -18,6 +17,7 @@ from pdplugins.hosts.dynamo.local.options import (
     pick_config,
     pick_port,
 )
+from pdplugins.provenance import command_line
 
 LEAST_STARTUP_S = 2.0
 """What a mocker process alone takes from its start until it serves, on an idle small machine."""
@@ -77,7 +77,7 @@ def serve(  # noqa: PLR0913 - the options of a command
         metrics_port=None if metrics_port is None else pick_port("127.0.0.1", metrics_port, "--metrics-port"),
         log_dir=log_dir,
         replay=check_replay(replay, duration, speed, report),
-        command=shlex.join(["dynamo", *sys.argv[1:]]),
+        command=command_line("dynamo"),
     )
     for line in not_driven(options.config):
         typer.echo(f"dynamo: {line}", err=True)

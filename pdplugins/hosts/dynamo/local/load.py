@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from pdplugins.contracts.request import Slo
 from pdplugins.errors import HostError
 from pdplugins.hosts.dynamo.local.options import Options, Replay
+from pdplugins.metrics import attainment
 from pdplugins.processes.process import Process, python
-from pdplugins.results import RequestRecord, Result, Scaling, Speed, commit, summarise
+from pdplugins.provenance import commit, versions
+from pdplugins.results import RequestRecord, Result, Scaling, Speed, summarise
 
 SEED = 0
 """Of the prompts' token ids."""
@@ -51,7 +52,7 @@ class Load:
     @property
     def attainment(self) -> float | None:
         """Share of finished requests that met both objectives; None before the first."""
-        return self._inside / len(self.records) if self.records else None
+        return attainment(self._inside, len(self.records))
 
     def prepare(self, environment: Mapping[str, str]) -> Process:
         """Start the client; it reads the trace and then waits for `go`."""
@@ -123,6 +124,6 @@ class Load:
             seed=SEED,
             commit=commit(),
             command=self._options.command,
-            versions={name: version(name) for name in ("pdplugins", "ai-dynamo")},
+            versions=versions("ai-dynamo"),
             scaling=scaling,
         )

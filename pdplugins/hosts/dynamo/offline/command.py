@@ -2,31 +2,30 @@
 
 from __future__ import annotations
 
-import shlex
 import signal
-import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from pdplugins.errors import ConfigError
 from pdplugins.files import check_outputs
+from pdplugins.settings import Setting, parse_setting, put
 
 if TYPE_CHECKING:
     from pdplugins.config import Config
     from pdplugins.results import Result, Spread
 
-_DEFAULTS: dict[str, Any] = {
-    "slo": {"ttft_s": 2.0, "tpot_s": 0.08},
-    "deployment": {
-        "gpu_budget": 64,
-        "startup_s": 30.0,
-        "prefill": {"tp": 1, "replicas": 1},
-        "decode": {"tp": 2, "replicas": 1},
-    },
+_DEFAULTS: dict[tuple[str, ...], Any] = {
+    ("slo", "ttft_s"): 2.0,
+    ("slo", "tpot_s"): 0.08,
+    ("deployment", "gpu_budget"): 64,
+    ("deployment", "startup_s"): 30.0,
+    ("deployment", "prefill", "tp"): 1,
+    ("deployment", "prefill", "replicas"): 1,
+    ("deployment", "decode", "tp"): 2,
+    ("deployment", "decode", "replicas"): 1,
 }
 """What holds without ``--config``."""
 
@@ -44,7 +43,10 @@ def replay(  # noqa: PLR0913 - the options of a command
     out: Annotated[Path | None, typer.Option("--json", metavar="OUT", help="Write the result there.")] = None,
     config: Annotated[str | None, typer.Option(help="Config file, or the name of a shipped one.")] = None,
     settings: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="A setting of our planner, over the file's.")
+        list[str] | None,
+        typer.Option(
+            "--set", metavar="KEY=VALUE", help="A setting of our planner, over the file's: --set interval_s=10."
+        ),
     ] = None,
     prefill_gpus: Annotated[int | None, typer.Option(min=1, help="GPUs of a prefill worker (1).")] = None,
     decode_gpus: Annotated[int | None, typer.Option(min=1, help="GPUs of a decode worker (2).")] = None,
@@ -63,6 +65,7 @@ def replay(  # noqa: PLR0913 - the options of a command
     from pdplugins.hosts.dynamo.mocker import Engines  # noqa: PLC0415
     from pdplugins.hosts.dynamo.offline.run import Plan  # noqa: PLC0415
     from pdplugins.hosts.dynamo.offline.run import replay as run  # noqa: PLC0415
+    from pdplugins.provenance import command_line  # noqa: PLC0415
     from pdplugins.workloads import traces, transform  # noqa: PLC0415 - a command loads what it needs when it runs
 
     given = {
@@ -74,17 +77,16 @@ def replay(  # noqa: PLR0913 - the options of a command
         ("deployment", "decode", "tp"): decode_gpus,
     }
     engines = Engines(kv_blocks, router)
-    plan = Plan(planner, configured(config, given, initial), _settings(settings or []), engines, decision_log)
+    plan = Plan(planner, configured(config, given, initial), _planner_settings(settings or ()), engines, decision_log)
     check_outputs(out)
     requests = traces.read(trace)
     if duration is not None:
         requests = transform.clip(requests, duration)
     requests = transform.scale(requests, speed)
-    command = shlex.join(["pdplugins", *sys.argv[1:]])
     last_s = requests[-1].arrival_s if requests else 0.0
     try:
         with _progress(f"{planner} on {trace.name}", last_s) as progress:
-            result = run(plan, requests, trace_name=trace.name, command=command, progress=progress)
+            result = run(plan, requests, trace_name=trace.name, command=command_line(), progress=progress)
     except KeyboardInterrupt:
         typer.echo("pdplugins: replay interrupted, nothing written", err=True)
         raise typer.Exit(130) from None
@@ -101,36 +103,19 @@ def configured(
     from pdplugins.hosts.dynamo.offline.run import pools, with_pools  # noqa: PLC0415
 
     data = load(find(name or "dopd")).model_dump(mode="json")
-    if name is None:
-        _merge(data, _DEFAULTS)
-    for path, value in (given or {}).items():
+    for path, value in (*(_DEFAULTS.items() if name is None else ()), *(given or {}).items()):
         if value is not None:
-            for key in reversed(path):
-                value = {key: value}  # noqa: PLW2901 - folds the path into nested mappings
-            _merge(data, value)
+            put(data, Setting(path, value))
     config = parse(data, "options")
     return with_pools(config, *pools(initial)) if initial else config
 
 
-def _settings(pairs: list[str]) -> dict[str, Any]:
-    """Read ``KEY=VALUE`` pairs; a value is YAML, so that numbers and true or false come out as such."""
-    import yaml  # noqa: PLC0415
-
-    read = {}
-    for pair in pairs:
-        key, equals, value = pair.partition("=")
-        if not (key and equals):
-            raise ConfigError(f"--set {pair}: not KEY=VALUE; write for example --set paper_literal=true")
-        read[key] = yaml.safe_load(value)
-    return read
-
-
-def _merge(into: dict[str, Any], values: dict[str, Any]) -> None:
-    for key, value in values.items():
-        if isinstance(value, dict):
-            _merge(into[key], value)
-        else:
-            into[key] = value
+def _planner_settings(texts: Sequence[str]) -> dict[str, Any]:
+    """Read the settings of the planner that ``--set`` gives."""
+    data: dict[str, Any] = {}
+    for text in texts:
+        put(data, parse_setting(text))
+    return data
 
 
 @contextmanager

@@ -8,11 +8,9 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from pdplugins import __version__
 from pdplugins.config import Choice, Config, settings_of
 from pdplugins.contracts.deployment import Deployment
 from pdplugins.errors import ConfigError, TraceError
@@ -20,8 +18,9 @@ from pdplugins.hosts.dynamo.mocker import Engines, bind, quiet
 from pdplugins.hosts.dynamo.offline import report as reports
 from pdplugins.hosts.dynamo.offline import stock
 from pdplugins.hosts.dynamo.offline.scaling import Fixed, ReplayScaling, ScalingPolicy, Watched
+from pdplugins.provenance import commit, versions
 from pdplugins.registry import default_registry
-from pdplugins.results import Result, Speed, commit
+from pdplugins.results import Result, Speed
 from pdplugins.runtime.assembly import build_deployment
 from pdplugins.runtime.planner import build_guarded
 from pdplugins.workloads.jsonl import write_mooncake
@@ -124,7 +123,7 @@ def replay(
         seed=None,
         commit=commit(),
         command=command,
-        versions={"pdplugins": __version__, "ai-dynamo": version("ai-dynamo")},
+        versions=versions("ai-dynamo"),
         scaling=list(watched.changes),
     )
 

@@ -1,0 +1,58 @@
+"""Where a result comes from: the command line, the commit, the versions, the seed, and how it was obtained."""
+
+from __future__ import annotations
+
+import shlex
+import subprocess
+import sys
+from collections.abc import Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, Literal
+
+from pdplugins import __version__
+
+Kind = Literal["measured", "simulated"]
+"""Whether the numbers of a result were measured or simulated."""
+
+
+def command_line(program: str = "pdplugins", words: Sequence[str] | None = None) -> str:
+    """Return the command line that runs, as a shell reads it.
+
+    :param program: in place of the path of this installation, which helps no reader.
+    :param words: its arguments, where a record shall say less than was typed.
+    """
+    return shlex.join([program, *(sys.argv[1:] if words is None else words)])
+
+
+def record(kind: Kind, *, seed: int | None, command: str | None = None) -> dict[str, Any]:
+    """Return what a result file says of where it comes from: ``kind``, ``command``, ``commit`` and ``seed``.
+
+    :param command: the command line that makes it; the one that runs when absent.
+    """
+    return {"kind": kind, "command": command or command_line(), "commit": commit(), "seed": seed}
+
+
+def versions(*distributions: str) -> dict[str, str]:
+    """Return the versions of pdplugins and of other installed distributions that took part."""
+    return {"pdplugins": __version__, **{name: version(name) for name in distributions}}
+
+
+def commit() -> str:
+    """Return the commit of the checkout this package runs from, or its version when it is installed.
+
+    ``-dirty`` says that the code or its data differ from that commit; results and pages that a run writes do not count.
+    """
+    try:
+        name = _git("rev-parse", "--short=12", "HEAD").stdout.strip()
+        changed = _git("diff", "--quiet", "HEAD", "--", ":/", ":(top,exclude)benchmarks/results", ":(top,exclude)*.md")
+    except (OSError, subprocess.SubprocessError):
+        return f"pdplugins {__version__}"
+    if not name:
+        return f"pdplugins {__version__}"
+    return f"{name}-dirty" if changed.returncode else name
+
+
+def _git(*arguments: str) -> subprocess.CompletedProcess[str]:
+    folder = Path(__file__).parent
+    return subprocess.run(["git", *arguments], cwd=folder, capture_output=True, text=True, check=False, timeout=10)

@@ -1,0 +1,79 @@
+"""Requests that do not go as planned: cancelled ones, those on workers that die, and those that nothing can serve."""
+
+from __future__ import annotations
+
+from pdplugins.sim.core.fleet import Fleet
+from pdplugins.sim.core.flight import Flight, State
+from pdplugins.sim.core.holdings import Holdings
+from pdplugins.sim.core.lifecycle import Lifecycle
+
+
+class Failures:
+    """Ends requests early, or starts them anew.
+
+    :param retries: how often a request may start anew.
+    """
+
+    def __init__(self, lifecycle: Lifecycle, holdings: Holdings, fleet: Fleet, retries: int) -> None:
+        self.retries = 0
+        """How often requests started anew, over all."""
+        self._lifecycle = lifecycle
+        self._holdings = holdings
+        self._fleet = fleet
+        self._most_retries = retries
+
+    def cancel(self, flight: Flight) -> None:
+        """The client has gone away: give the request up, at the end of the step in progress if it takes part in it."""
+        if flight.state == State.OVER:
+            return
+        if flight.state in (State.WAITING, State.MOVING):
+            self._lifecycle.forget_stranded(flight)
+            self.end(flight, "cancelled")
+        else:
+            flight.error = "cancelled"
+            flight.engine.purge = True
+            flight.engine.wake()
+
+    def purged(self, flight: Flight) -> None:
+        """End a request that its engine has given up on demand."""
+        self.end(flight, flight.error or "given up")
+
+    def end(self, flight: Flight, why: str) -> None:
+        """Fail a request that waits for its next worker, or for any."""
+        self._holdings.drop(flight)
+        self._lifecycle.failed(flight, why)
+
+    def retry(self, flight: Flight, why: str) -> None:
+        """Place a request anew: its prompt and the tokens it has had are computed again."""
+        self._holdings.drop(flight)
+        if flight.error is not None:
+            self._lifecycle.failed(flight, flight.error)
+        elif flight.retries >= self._most_retries:
+            self._lifecycle.failed(flight, f"{why}, after {flight.retries} retries")
+        else:
+            flight.retries += 1
+            self.retries += 1
+            flight.state = State.WAITING
+            self._holdings.leave(flight)
+            self._lifecycle.place(flight)
+
+    def worker_dies(self, name: str) -> None:
+        """Take a worker away, with everything in it; its requests start anew elsewhere, as often as they may."""
+        worker = self._fleet.workers[name]
+        engine = worker.engine
+        live = self._lifecycle.live()
+        leaving = [flight for flight in live if flight.engine is engine and flight.state == State.MOVING]
+        lost = [*engine.abandon(), *leaving]
+        self._fleet.kill(worker)
+        known = {flight.index for flight in lost}
+        coming = [flight for flight in live if flight.sink is worker and flight.index not in known]
+        for flight in sorted((*lost, *coming), key=lambda flight: flight.index):
+            if flight.index in known or flight.state == State.MOVING:
+                self.retry(flight, f"worker {name} died")
+            else:  # still prefills elsewhere: it looks for another second worker when it is done
+                self._holdings.drop(flight)
+
+    def give_up(self) -> None:
+        """End what nothing can serve any more."""
+        for flight in self._lifecycle.live():
+            self.end(flight, "no worker to serve it")

@@ -1,0 +1,288 @@
+"""Takes requests from one worker to the next: it reserves KV capacity there, and sends the KV cache."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from pdplugins.sim.core.clock import Events, ticks
+from pdplugins.sim.core.engine import Engine
+from pdplugins.sim.core.failure import Failures
+from pdplugins.sim.core.fleet import Fleet, Worker
+from pdplugins.sim.core.flight import Flight, State
+from pdplugins.sim.core.history import held
+from pdplugins.sim.core.holdings import Holdings
+from pdplugins.sim.core.lifecycle import Lifecycle
+from pdplugins.sim.core.links import Links
+from pdplugins.sim.core.records import Gaps
+from pdplugins.sim.core.routing import Routing
+from pdplugins.sim.core.settings import SimSettings
+
+PUSH_TOKENS: Final = 64
+"""Tokens of a chunk of KV cache, where chunks are sent while the first worker still decodes.
+
+Decoding as many tokens takes far longer than sending them. So all chunks but the last are on the second worker when the
+first one is done, and only the last is sent then. Capacity on the second worker is reserved when the first one is done;
+if there is none, everything is sent once there is.
+"""
+
+
+class Handoffs:
+    """Moves requests to their second workers, and the histories of sessions to where their next rounds run."""
+
+    def __init__(  # noqa: PLR0913, PLR0917 - all of it is the simulation's
+        self,
+        events: Events,
+        fleet: Fleet,
+        links: Links,
+        routing: Routing,
+        settings: SimSettings,
+        gaps: Gaps,
+        holdings: Holdings,
+        lifecycle: Lifecycle,
+        failures: Failures,
+    ) -> None:
+        self.count = 0
+        """Requests that have come to their second worker."""
+        self.time = 0
+        """Ticks between the end of a request's part on its first worker and its arrival on the second, over all."""
+        self._events = events
+        self._fleet = fleet
+        self._links = links
+        self._routing = routing
+        self._gaps = gaps
+        self._holdings = holdings
+        self._lifecycle = lifecycle
+        self._failures = failures
+        self._overlap = settings.overlap
+        self._may_stay = settings.no_room == "stay"
+        self._step_tokens = settings.engine.step_tokens
+        self._computed_twice = int(settings.first_token == "decode")  # noqa: S105 - no password
+        """Tokens at the end of a prompt that the decode worker computes again, to get the first token out of it."""
+        self._timeout = ticks(settings.handoff_timeout_s)
+
+    # --- the part on one worker is done ----------------------------------------------------------------------------
+
+    def leg_done(self, flight: Flight, engine: Engine) -> None:
+        """Finish a request, or take it to its second worker."""
+        if flight.error is not None:
+            self._failures.end(flight, flight.error)
+        elif flight.emitted >= flight.osl:
+            self._lifecycle.finish(flight)
+        else:
+            second = flight.second
+            if second is None or second.gone:
+                second = self._choose_second(flight)
+            if second is None:
+                self._failures.retry(flight, f"worker {engine.id} found no second worker")
+            elif second.engine is not engine:
+                self._move(flight, second)
+            else:
+                self._go_on(flight, engine)
+
+    def _choose_second(self, flight: Flight) -> Worker | None:
+        """Ask the router where the rest of a request runs."""
+        if not self._fleet.ready:
+            return None
+        name = self._routing.on_prefill_done(flight, self._fleet, self._events.now)
+        flight.second = second = self._fleet.alive[name]
+        flight.names = flight.names[0], name
+        if second is not flight.first:
+            second.open += 1
+        return second
+
+    def _go_on(self, flight: Flight, engine: Engine) -> None:
+        """Let a request do its second part on the engine that did the first."""
+        if flight.stop:
+            flight.stop = flight.osl
+            engine.keep(flight)
+        elif flight.target == flight.isl + flight.emitted:  # its prompt was computed here
+            flight.stop = flight.osl
+            self._give_token(flight)
+            if flight.emitted < flight.osl:
+                engine.keep(flight)
+            else:
+                self._lifecycle.finish(flight)
+        else:  # the worker for the rest of the prompt is gone, and this one was chosen instead
+            engine.release(flight)
+            flight.stop, flight.done, flight.target = flight.osl, 0, flight.isl + flight.emitted
+            engine.submit(flight)
+
+    def _give_token(self, flight: Flight) -> None:
+        """Give the client a token that was computed with the KV cache."""
+        now = self._events.now
+        if not flight.emitted:
+            self._gaps.first_token(flight, now)
+        flight.token(now)
+
+    # --- to the second worker --------------------------------------------------------------------------------------
+
+    def _move(self, flight: Flight, second: Worker) -> None:
+        """Take a request with its KV cache to `second`, where capacity is reserved before anything is sent."""
+        flight.sink, flight.landing = second, flight.beyond(self._computed_twice)
+        flight.stop = flight.osl
+        flight.queued = self._events.now
+        stays = self._may_stay and flight.landing[0] > flight.isl and not flight.waits
+        if not flight.reserved and not self._reserve(flight, second.engine, wait=not stays):
+            if stays:
+                self._stay(flight)
+            return
+        if flight.transfer is None:
+            if self._overlap and flight.landing[0] > flight.isl:
+                flight.sent = max(flight.sent, flight.landing[0] - flight.landing[0] % PUSH_TOKENS)
+            self._send(flight, flight.landing[0] - flight.sent)
+
+    def _stay(self, flight: Flight) -> None:
+        """Let a request decode where it is. Its second worker has no free KV capacity, and waiting would hold some."""
+        first = flight.first
+        self._holdings.left(flight.second)
+        flight.sink, flight.second = None, first
+        flight.names = flight.names[0], flight.names[0]
+        first.engine.keep(flight)
+
+    def _reserve(self, flight: Flight, engine: Engine, *, wait: bool = True) -> bool:
+        """Reserve KV capacity for a request on its next worker.
+
+        False when the request has to wait, if it may, or when it can never fit there.
+        """
+        if flight.waits:
+            return False
+        need = flight.landing[1]
+        if engine.incoming or not engine.reserve(flight, need):
+            if not wait:
+                return False
+            if need >= engine.largest:
+                if flight.state == State.MOVING:  # until then its engine computes it, and it ends when that is done
+                    why = f"needs {need + 1} tokens of KV cache, worker {engine.id} has room for {engine.largest}"
+                    self._failures.end(flight, why)
+                return False
+            flight.waits, flight.queued = True, self._events.now
+            engine.incoming.append(flight)
+            if not flight.sink.watched:
+                flight.sink.watched = True
+                self._events.call_at(self._events.now + self._timeout, self._end_deadlock, flight.sink)
+            return False
+        if flight.may_be_cached:
+            self._use_history(flight, engine)
+        return True
+
+    @staticmethod
+    def _use_history(flight: Flight, engine: Engine) -> None:
+        """What the session left on the second worker need not be sent again."""
+        session = flight.arrival.session
+        if session is not None:
+            engine.settle()
+            flight.sent = max(flight.sent, min(engine.kv.drop(session), max(flight.landing[0] - 1, 0)))
+
+    def capacity_freed(self, engine: Engine) -> None:
+        """Let requests come that waited for KV capacity on `engine`, first come first served."""
+        incoming = engine.incoming
+        self._links.gather()
+        while incoming and engine.reserve(incoming[0], incoming[0].landing[1]):
+            flight = incoming.popleft()
+            flight.waits = False
+            if flight.may_be_cached:
+                self._use_history(flight, engine)
+            ready = flight.landing[0] if flight.state == State.MOVING else flight.done
+            if ready > flight.sent or flight.state == State.MOVING:
+                self._send(flight, ready - flight.sent)
+        self._links.spread()
+
+    def _end_deadlock(self, second: Worker) -> None:
+        """Let workers go on that wait for each other's KV capacity.
+
+        A worker that computes nothing while requests wait for it will not free any by itself: the request that has
+        waited longest gives up its KV cache on the other worker, and is computed anew here.
+        """
+        engine = second.engine
+        if engine.incoming and not engine.busy and not engine.coming:
+            flight = engine.incoming[0]
+            if flight.state == State.MOVING:
+                self._holdings.drop(flight)
+                self._holdings.left(flight.first)
+                flight.first = None
+                flight.done, flight.target = 0, flight.isl + flight.emitted
+                engine.submit(flight)
+        second.watched = bool(engine.incoming)
+        if second.watched:
+            self._events.call_at(self._events.now + self._timeout, self._end_deadlock, second)
+
+    # --- what is sent ----------------------------------------------------------------------------------------------
+
+    def chunk_done(self, flight: Flight, engine: Engine) -> None:
+        """Send what is computed of a prompt, while the rest computes."""
+        second = flight.second
+        if not self._overlap or second is None or second.engine is engine or second.gone:
+            return
+        if flight.stop > flight.emitted + 1:  # it decodes here first: see PUSH_TOKENS
+            return
+        if not flight.reserved and not flight.waits:
+            flight.sink, flight.landing = second, flight.beyond(self._computed_twice)
+            self._reserve(flight, second.engine)
+        if flight.reserved and flight.transfer is None and flight.done > flight.sent:
+            self._send(flight, flight.done - flight.sent)
+
+    def read_history(self, flight: Flight, engine: Engine) -> bool:
+        """Read the history of a queued round from the worker that has it: see `pdplugins.sim.core.protocols.Owner`.
+
+        Reads run while earlier prompts compute, and no further ahead than one step's tokens.
+        """
+        source, first = flight.history, flight.first
+        if source.gone or not (tokens := held(flight, source)):
+            flight.history = None  # it was evicted meanwhile, and is computed anew
+            return False
+        ahead = sum(other.target - other.landing[0] for other in engine.reading)
+        ahead += sum(other.target - other.done - other.chunk for other in engine.prefilling)
+        if ahead >= self._step_tokens or not engine.reserve(flight, flight.target):
+            return False
+        engine.withdraw(flight)
+        flight.history = None
+        flight.engine, flight.sent = source.engine, 0
+        flight.state = State.MOVING
+        flight.sink, flight.landing = first, (tokens, flight.target)
+        self._send(flight, tokens)
+        return True
+
+    def _send(self, flight: Flight, tokens: int) -> None:
+        flight.sent += tokens
+        flight.transfer = self._links.start(
+            flight.engine.port, flight.sink.engine.port, max(tokens, 0), self._sent, flight
+        )
+
+    def _sent(self, flight: Flight) -> None:
+        """Handle the end of a transfer: of a chunk, of the rest, or of a session's history."""
+        flight.transfer = None
+        tokens = flight.landing[0]
+        if flight.state != State.MOVING:
+            if flight.done > flight.sent:
+                self._send(flight, flight.done - flight.sent)
+        elif tokens > flight.sent:
+            self._send(flight, tokens - flight.sent)
+        else:
+            self._arrived(flight)
+
+    def _arrived(self, flight: Flight) -> None:
+        """Let a request, all of whose KV cache has come, go on on its next worker."""
+        source, sink = flight.engine, flight.sink
+        tokens, target = flight.landing
+        if sink is flight.first:
+            sink.engine.read(flight)
+            if flight.second is None or flight.second.engine is not source:  # where it decodes it stays
+                source.settle()
+                source.kv.drop(flight.arrival.session)
+        else:
+            self.count += 1
+            self.time += self._events.now - flight.queued
+            source.release(flight)
+            self._holdings.left(flight.first)
+            flight.first = None
+            flight.queued = self._events.now
+        flight.sent, flight.sink = 0, None
+        flight.done, flight.target = tokens, target
+        if tokens == flight.isl + flight.emitted:  # the next token came with the KV cache
+            self._give_token(flight)
+            if flight.emitted >= flight.osl:
+                flight.engine = sink.engine
+                sink.engine.unreserve(flight)
+                self._lifecycle.finish(flight)
+                return
+        sink.engine.receive(flight)

@@ -1,0 +1,25 @@
+"""The history of a session: which tokens of a round's prompt a worker has from earlier rounds."""
+
+from __future__ import annotations
+
+from pdplugins.sim.core.fleet import Worker
+from pdplugins.sim.core.flight import Flight
+
+
+def expect(flight: Flight, source: Worker | None, *, reads: bool) -> None:
+    """Note what a round just placed need not compute, because `source` has it.
+
+    :param reads: whether a worker reads the history from another one, or computes it anew.
+    """
+    here = source is flight.first
+    if source is None or not (here or reads):
+        return
+    if tokens := held(flight, source):
+        flight.expected = tokens
+        flight.history = None if here else source
+
+
+def held(flight: Flight, source: Worker) -> int:
+    """Return the tokens of a round's prompt that its session has left on `source`."""
+    source.engine.settle()
+    return min(source.engine.kv.held(flight.arrival.session or flight.id), flight.target - 1)

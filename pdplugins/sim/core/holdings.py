@@ -1,0 +1,51 @@
+"""What a request holds on workers and links, and how that is freed."""
+
+from __future__ import annotations
+
+from pdplugins.sim.core.fleet import Fleet, Worker
+from pdplugins.sim.core.flight import Flight, State
+from pdplugins.sim.core.links import Links
+
+
+class Holdings:
+    """Takes requests off links and workers."""
+
+    def __init__(self, links: Links, fleet: Fleet) -> None:
+        self._links = links
+        self._fleet = fleet
+
+    def drop(self, flight: Flight) -> None:
+        """Free the KV cache and the transfer of a request, on the worker where it is and on the one where it goes."""
+        if flight.transfer is not None:
+            self._links.stop(flight.transfer)
+            flight.transfer = None
+        sink = flight.sink
+        if sink is not None and not sink.gone:
+            if flight in sink.engine.reading:
+                sink.engine.read(flight)
+            if flight.waits:
+                sink.engine.incoming.remove(flight)
+            if flight.reserved:
+                sink.engine.unreserve(flight)
+        flight.reserved, flight.waits, flight.sent = 0, False, 0
+        engine = flight.engine
+        if engine is not None and flight.state == State.MOVING:
+            engine.release(flight)
+        if sink is not None and not sink.gone:
+            sink.engine.freed()
+        flight.sink = None
+
+    def leave(self, flight: Flight) -> None:
+        """Take a request off the workers that it was placed on."""
+        first, second = flight.first, flight.second
+        if first is not None:
+            self.left(first)
+        if second is not None and second is not first:
+            self.left(second)
+        flight.first = flight.second = None
+
+    def left(self, worker: Worker) -> None:
+        """Count a request less on `worker`, which may have drained now."""
+        worker.open -= 1
+        if worker.draining and not worker.open:
+            self._fleet.look(worker)

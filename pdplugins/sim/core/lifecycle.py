@@ -1,0 +1,164 @@
+"""Requests from their arrival to their end, and sessions from round to round."""
+
+from __future__ import annotations
+
+from pdplugins.sim.core import history
+from pdplugins.sim.core.clock import TICKS_PER_S, Events, seconds, ticks
+from pdplugins.sim.core.fleet import Fleet
+from pdplugins.sim.core.flight import Arrival, Flight, State
+from pdplugins.sim.core.holdings import Holdings
+from pdplugins.sim.core.records import Gaps, Record, record, unsent
+from pdplugins.sim.core.routing import Routing
+from pdplugins.sim.core.settings import SimSettings
+
+
+class Lifecycle:
+    """Takes requests in, places them on workers, and records how they end."""
+
+    def __init__(
+        self,
+        events: Events,
+        fleet: Fleet,
+        routing: Routing,
+        settings: SimSettings,
+        gaps: Gaps,
+        holdings: Holdings,
+    ) -> None:
+        self.records: list[Record] = []
+        self.open = 0
+        """Requests that have come and not ended, and rounds of sessions that will come."""
+        self.arrived = 0
+        self.last_end = 0
+        """When the last request ended."""
+        self._events = events
+        self._fleet = fleet
+        self._routing = routing
+        self._gaps = gaps
+        self._windows = gaps.windows
+        self._holdings = holdings
+        self._gives_token = settings.first_token == "prefill"  # noqa: S105 - no password
+        self._reads_history = settings.history == "transfer"
+        self._flights: list[Flight | None] = []
+        """All requests by index; None for those that have ended."""
+        self._stranded: dict[int, Flight] = {}
+        """Requests that no worker could take, by index, in the order in which they came."""
+        self._bound: dict[str, str] = {}
+        """Session to the worker that has the KV cache of its last round."""
+
+    # --- arrival ---------------------------------------------------------------------------------------------------
+
+    def enter(self, arrival: Arrival) -> Flight:
+        """Count a request that has arrived, and return it."""
+        flight = Flight(self.arrived, arrival, self._events.now)
+        self._flights.append(flight)
+        self.arrived += 1
+        self.open += 1
+        for window in self._windows:
+            window.arrived(flight)
+        return flight
+
+    def place(self, flight: Flight) -> None:
+        """Ask the router for workers, and queue a request on the first one; without any worker it waits for one."""
+        fleet = self._fleet
+        if not fleet.ready:
+            self._stranded[flight.index] = flight
+            return
+        session = flight.arrival.session
+        bound = None if session is None else self._bound.get(session)
+        placement = self._routing.on_arrival(flight, bound, fleet, self._events.now)
+        prompt, split = flight.isl + flight.emitted, placement.split
+        first = fleet.alive[placement.first]
+        second = None if placement.second is None else fleet.alive[placement.second]
+        if second is not None and split <= 0:
+            first = second
+        flight.first, flight.second = first, second
+        split = prompt if second is None else split
+        flight.plan(prompt, split, alone=second is first, gives_token=self._gives_token)
+        flight.names = placement.first, placement.second
+        first.open += 1
+        if second is not None and second is not first:
+            second.open += 1
+        flight.history, flight.expected = None, 0
+        if bound is not None:
+            history.expect(flight, fleet.workers.get(bound), reads=self._reads_history)
+        engine = first.engine
+        engine.submit(flight)
+        if flight.history is not None and engine.queue and engine.queue[0] is flight:
+            engine.owner.read_history(flight, engine)
+
+    def workers_changed(self) -> None:
+        """Place the requests that waited for any worker."""
+        waiting, self._stranded = self._stranded, {}
+        for flight in waiting.values():
+            self.place(flight)
+
+    def forget_stranded(self, flight: Flight) -> None:
+        """Let a request that may wait for any worker wait no longer."""
+        self._stranded.pop(flight.index, None)
+
+    def live(self) -> list[Flight]:
+        """Return the requests that have not ended, in the order of arrival."""
+        return [flight for flight in self._flights if flight is not None]
+
+    # --- the end ---------------------------------------------------------------------------------------------------
+
+    def finish(self, flight: Flight) -> None:
+        """End a request that has all its tokens, on the engine where it is."""
+        if flight.sink is not None:  # chunks were on their way, but the first token was the last one too
+            self._holdings.drop(flight)
+        flight.engine.release(flight)
+        if flight.may_be_cached and flight.arrival.rounds:
+            self._await_next_round(flight)
+        ttft_s = (flight.first_token - flight.arrived) / TICKS_PER_S
+        if self._routing.learns is not None:
+            self._routing.on_finished(flight)
+        gaps = flight.osl - 1
+        tpot_s = (flight.last_token - flight.first_token) / (gaps * TICKS_PER_S) if gaps else 0.0
+        for window in self._windows:
+            window.ended(flight, tpot_s)
+        self._record(flight, ttft_s, tpot_s)
+
+    def failed(self, flight: Flight, why: str) -> None:
+        """End a request without an answer; it holds nothing any more."""
+        flight.error = why
+        ttft_s = seconds(flight.first_token - flight.arrived) if flight.emitted else None
+        self._record(flight, ttft_s, None)
+        if why != "cancelled":
+            self._record_unsent(flight.arrival)
+
+    def _record(self, flight: Flight, ttft_s: float | None, tpot_s: float | None) -> None:
+        self.records.append(record(flight, ttft_s, tpot_s, self._events.now))
+        flight.state = State.OVER
+        self._flights[flight.index] = None
+        self.open -= 1
+        self.last_end = self._events.now
+        self._holdings.leave(flight)
+
+    # --- sessions --------------------------------------------------------------------------------------------------
+
+    def _await_next_round(self, flight: Flight) -> None:
+        """Let the next round arrive when its user has read the answer, and keep the context for it in the cache."""
+        arrival, engine = flight.arrival, flight.engine
+        session = arrival.session or flight.id
+        self.open += 1
+        time = self._events.now + ticks(arrival.rounds[0].gap_s)
+        coming = arrival.following(seconds(time), session, flight.isl + flight.osl)
+        if coming.history_tokens:
+            engine.kv.keep(session, min(flight.context, coming.history_tokens))
+            self._bound[session] = engine.id
+        else:
+            self._bound.pop(session, None)
+        self._events.call_at(time, self._next_round, coming)
+
+    def _next_round(self, arrival: Arrival) -> None:
+        self.open -= 1
+        self.place(self.enter(arrival))
+
+    def _record_unsent(self, arrival: Arrival) -> None:
+        """Record the rounds that will not come as failed: else a policy that ends sessions early would look better."""
+        now_s = seconds(self._events.now)
+        while arrival.rounds:
+            arrival = arrival.following(now_s, arrival.session or "", arrival.isl_tokens + arrival.osl_tokens)
+            self.records.append(unsent(str(self.arrived), arrival))
+            self._flights.append(None)
+            self.arrived += 1

@@ -1,0 +1,38 @@
+"""Which kernel runs: the compiled one, or plain Python."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+
+from pdplugins.errors import HostError
+from pdplugins.sim.core import clock
+
+CORE = Path(clock.__file__).parent
+COMPILED = not clock.__file__.endswith(".py")
+"""Whether the compiled kernel runs."""
+
+
+def outdated() -> list[str]:
+    """Return the sources that have changed since the kernel was compiled from them; empty where none is compiled."""
+    if not COMPILED:
+        return []
+    stamp: dict[str, str] = json.loads((CORE / "kernel.json").read_text(encoding="utf-8"))
+    return [name for name, digest in stamp.items() if hashlib.sha256((CORE / name).read_bytes()).hexdigest() != digest]
+
+
+def check() -> None:
+    """Raise HostError where the compiled kernel is not that of its sources: its results would be of another version."""
+    if changed := outdated():
+        raise HostError(
+            f"simulator: {', '.join(changed)} changed since the kernel was compiled; "
+            "compile it again with 'pip install --editable .' (in a checkout, 'make setup' does)"
+        )
+
+
+def describe() -> str:
+    """Return in one line which kernel runs."""
+    if changed := outdated():
+        return f"compiled, but not from the sources that are here ({', '.join(changed)} changed)"
+    return "compiled" if COMPILED else "plain Python, about a third as fast; a C compiler at installation compiles it"
