@@ -12,6 +12,7 @@ from pdplugins.contracts.planner import Planner
 from pdplugins.contracts.request import Slo
 from pdplugins.contracts.workers import Role
 from pdplugins.errors import ConfigError
+from pdplugins.perf.plain import wide
 from pdplugins.perf.profile import read_profile
 from pdplugins.perf.table import TableModel
 from pdplugins.policies.dopd.ratio import choose_tp
@@ -58,7 +59,7 @@ def load_profile(name: str, registry: Registry | None = None) -> PerfModel:
     """Load a registered profile, or the file that `name` is the path of."""
     if name.endswith(".json"):
         return TableModel(read_profile(Path(name)))
-    return cast(PerfModel, _build("profile", Choice(name=name), registry))
+    return wide(_build("profile", Choice(name=name), registry))
 
 
 def _build(kind: str, choice: Choice, registry: Registry | None, *arguments: object) -> object:
