@@ -9,9 +9,10 @@ from typing import Annotated, Any, Literal, get_args
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from pdplugins.contracts.kinds import Kind
 from pdplugins.contracts.workers import Role
 from pdplugins.errors import ConfigError
-from pdplugins.registry import Registry, default_registry
+from pdplugins.registry import BUNDLE, Registration, Registry, default_registry
 from pdplugins.resources import data_dir
 
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -31,7 +32,7 @@ class SloConfig(_Section):
 class PoolConfig(_Section):
     """The workers of one role at start."""
 
-    replicas: int = Field(1, ge=1, description="workers at start")
+    replicas: int = Field(1, ge=0, description="workers at start; 0 where those of the other role do both phases")
     tp: int | Literal["auto"] = Field(1, description="GPUs per worker, or auto: DOPD's choice (Eq. 11-16)")
 
     @model_validator(mode="after")
@@ -128,6 +129,25 @@ class SglangConfig(_Section):
     )
 
 
+CHOICES = (*Kind, BUNDLE)
+"""Keys of a config that pick a plugin by name."""
+
+
+class DecisionLogConfig(_Section):
+    """What decision logs keep, where one is written. docs/explain.md explains it."""
+
+    sample: int = Field(100, ge=1, description="of routers, flow policies and batch schedulers, keep one in so many")
+    most_per_s: int = Field(50, ge=1, description="most lines of these a second")
+    most_mb: int = Field(256, ge=1, description="size in MiB at which the file becomes FILE.1 and a new one begins")
+
+
+class SignalsConfig(_Section):
+    """How the parts of one policy hear of each other. docs/explain.md explains it."""
+
+    folder: Path | None = Field(None, description="where processes on one node meet; absent: within a process only")
+    fresh_s: Seconds = Field(10.0, description="age at which a signal is left out")
+
+
 class Choice(BaseModel):
     """One plugin picked by name; every other key is a setting of that plugin."""
 
@@ -149,7 +169,11 @@ class Config(_Section):
     planner: Choice | None = Field(None, description="how many workers of each role")
     router: Choice | None = Field(None, description="where each request runs; the host's own when absent")
     batch_scheduler: Choice | None = Field(None, description="what an instance runs next; the host's own when absent")
+    flow: Choice | None = Field(None, description="what waits before the workers; nothing does when absent")
     power: Choice | None = Field(None, description="watts per GPU; untouched when absent")
+    bundle: Choice | None = Field(None, description="picks every policy that it has and no key above chooses")
+    decision_log: DecisionLogConfig = DecisionLogConfig()
+    signals: SignalsConfig = SignalsConfig()
     simulation: SimulationConfig = SimulationConfig()
     sglang: SglangConfig = SglangConfig()
 
@@ -159,8 +183,30 @@ class Config(_Section):
         """Accept ``planner: dopd`` for ``planner: {name: dopd}``."""
         if not isinstance(data, dict):
             return data
-        kinds = ("planner", "router", "batch_scheduler", "power")
-        return {k: {"name": v} if k in kinds and isinstance(v, str) else v for k, v in data.items()}
+        return {k: {"name": v} if k in CHOICES and isinstance(v, str) else v for k, v in data.items()}
+
+    @model_validator(mode="after")
+    def _a_worker_of_each_role(self) -> Config:
+        """Refuse pools that leave a phase without a worker."""
+        pools = {Role.PREFILL: self.deployment.prefill, Role.DECODE: self.deployment.decode}
+        for role, other in ((Role.PREFILL, Role.DECODE), (Role.DECODE, Role.PREFILL)):
+            if pools[role].replicas or (self.any_role and pools[other].replicas):
+                continue
+            raise ValueError(
+                f"deployment.{role}.replicas: 0 leaves nobody to {role}; let it be at least 1, or 0 where {other} "
+                "workers do both phases (simulation.flip: label, or sglang.dual_role: true)"
+            )
+        return self
+
+    @property
+    def any_role(self) -> bool:
+        """Whether every worker can do both phases."""
+        return self.simulation.flip == "label" or self.sglang.dual_role
+
+    def choice(self, kind: Kind) -> Choice | None:
+        """Return the policy that the key `kind` names; the bundle's part is not among them."""
+        chosen: Choice | None = getattr(self, kind)
+        return chosen
 
 
 class UniqueKeys(yaml.SafeLoader):
@@ -193,17 +239,18 @@ def parse(data: Any, where: str = "config", registry: Registry | None = None) ->
         config = Config.model_validate({} if data is None else data)
     except ValidationError as error:
         raise ConfigError(f"{where}: {first_error(error, Config)}") from None
-    for kind in ("planner", "router", "batch_scheduler", "power"):
-        choice: Choice | None = getattr(config, kind)
-        if choice is not None:
-            settings_of(kind, choice, where, registry)
+    chosen = {key: choice for key in CHOICES if (choice := getattr(config, key)) is not None}
+    for key, choice in chosen.items():
+        settings_of(key, choice, where, registry)
+    for name in {choice.name for key, choice in chosen.items() if in_bundle(key, choice, registry)}:
+        bundle_settings(config, name, where, registry)
     return config
 
 
 def settings_of(kind: str, choice: Choice, where: str = "config", registry: Registry | None = None) -> BaseModel:
     """Check the settings of one plugin against the model that it registered."""
     try:
-        registration = (registry or default_registry()).get(kind, choice.name)
+        registration = _registration(kind, choice, registry)
         return registration.settings.model_validate(choice.settings)
     except ConfigError as error:
         raise ConfigError(f"{where}: {error}") from None
@@ -212,13 +259,50 @@ def settings_of(kind: str, choice: Choice, where: str = "config", registry: Regi
         raise ConfigError(f"{where}: {kind} {choice.name}: {detail}") from None
 
 
+def in_bundle(key: str, choice: Choice, registry: Registry | None = None) -> bool:
+    """Tell whether what the key `key` picks is a bundle, or a part of one."""
+    return _registration(key, choice, registry).kind == BUNDLE
+
+
+def bundle_settings(config: Config, name: str, where: str = "config", registry: Registry | None = None) -> BaseModel:
+    """Return the settings of the bundle `name`, which any key that picks it or a part of it may give.
+
+    Raises ConfigError when two keys give different ones: there is one bundle, and it has one set of settings.
+    """
+    picks = [
+        (key, choice)
+        for key in CHOICES
+        if (choice := getattr(config, key)) is not None and choice.name == name and in_bundle(key, choice, registry)
+    ]
+    given = [(key, settings_of(key, choice, where, registry)) for key, choice in picks if choice.settings]
+    for key, settings in given[1:]:
+        if settings != given[0][1]:
+            raise ConfigError(
+                f"{where}: {given[0][0]} and {key} give the bundle '{name}' different settings; give them once"
+            )
+    return given[0][1] if given else settings_of(*picks[0], where, registry)
+
+
+def _registration(kind: str, choice: Choice, registry: Registry | None) -> Registration:
+    known = registry or default_registry()
+    return known.policy(Kind(kind), choice.name) if kind in tuple(Kind) else known.get(kind, choice.name)
+
+
+def with_defaults(config: Config, key: str, choice: Choice, registry: Registry | None = None) -> Choice:
+    """Return `choice`, which the key `key` of `config` picks, with all its settings."""
+    if in_bundle(key, choice, registry):
+        settings = bundle_settings(config, choice.name, registry=registry)
+    else:
+        settings = settings_of(key, choice, registry=registry)
+    return Choice(name=choice.name, **settings.model_dump(mode="json"))
+
+
 def resolved(checked: Config) -> dict[str, Any]:
     """Return `checked` as plain data with the defaults of the chosen plugins filled in."""
     data = checked.model_dump(mode="json")
-    for kind in ("planner", "router", "batch_scheduler", "power"):
+    for kind in CHOICES:
         if (choice := getattr(checked, kind)) is not None:
-            settings = settings_of(kind, choice)
-            data[kind] = {"name": choice.name, **settings.model_dump(mode="json")}
+            data[kind] = with_defaults(checked, kind, choice).model_dump(mode="json")
     return data
 
 
@@ -238,6 +322,8 @@ def shipped() -> list[str]:
 def first_error(error: ValidationError, model: type[BaseModel]) -> str:
     """Return the first error of `error` in one line, with the valid choices where there are any."""
     first = error.errors()[0]
+    if first["type"] == "value_error" and not first["loc"]:  # of several keys together: the message names them
+        return str(first["ctx"]["error"])
     key = ".".join(str(part) for part in first["loc"]) or "file"
     if first["type"] == "extra_forbidden":
         return f"unknown key '{key}'; valid keys here are {', '.join(_keys_at(model, first['loc'][:-1]))}"

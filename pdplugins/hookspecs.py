@@ -41,6 +41,15 @@ def pd_register_routers(register: Register) -> None:
 
 
 @hookspec
+def pd_register_flows(register: Register) -> None:
+    """Add flow policies: which waiting request goes on next, which waits, which is refused.
+
+    :param register: ``register(name, factory, settings)`` with
+        ``factory(settings, deployment: Deployment) -> Flow``.
+    """
+
+
+@hookspec
 def pd_register_batch_schedulers(register: Register) -> None:
     """Add batch schedulers: what one instance runs next.
 
@@ -55,6 +64,15 @@ def pd_register_power_controllers(register: Register) -> None:
 
     :param register: ``register(name, factory, settings)`` with
         ``factory(settings, deployment: Deployment) -> PowerController``.
+    """
+
+
+@hookspec
+def pd_register_bundles(register: Register) -> None:
+    """Add bundles: policies of several kinds that share one core object where they run in one process.
+
+    :param register: ``register(name, factory, settings)`` with
+        ``factory(settings, deployment: Deployment) -> Bundle``.
     """
 
 

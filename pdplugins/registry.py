@@ -17,6 +17,7 @@ import pluggy
 from pydantic import BaseModel
 
 from pdplugins import hookspecs
+from pdplugins.contracts.kinds import Kind
 from pdplugins.contracts.register import NoSettings, Register
 from pdplugins.errors import ConfigError, PluginError
 
@@ -24,16 +25,19 @@ if TYPE_CHECKING:
     import typer
 
 GROUP = "pdplugins"
-KINDS = {
-    "planner": "pd_register_planners",
-    "router": "pd_register_routers",
-    "batch_scheduler": "pd_register_batch_schedulers",
-    "power": "pd_register_power_controllers",
+BUNDLE = "bundle"
+KINDS: dict[str, str] = {
+    Kind.PLANNER: "pd_register_planners",
+    Kind.ROUTER: "pd_register_routers",
+    Kind.FLOW: "pd_register_flows",
+    Kind.BATCH_SCHEDULER: "pd_register_batch_schedulers",
+    Kind.POWER: "pd_register_power_controllers",
+    BUNDLE: "pd_register_bundles",
     "power_backend": "pd_register_power_backends",
     "profile": "pd_register_profiles",
     "workload": "pd_register_workloads",
 }
-"""Kind of a registration (the key in a config file) to the hook that adds it."""
+"""Kind of a registration (the key in a config file) to the hook that adds it. The five policies have a `Kind`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,9 +149,17 @@ class Registry:
         try:
             return self._registrations[kind, name]
         except KeyError:
-            raise ConfigError(
-                f"{kind}: there is no '{name}'; choose from {', '.join(self.names(kind)) or '(none)'}"
-            ) from None
+            bundles = self.names(BUNDLE) if kind in tuple(Kind) else []
+            choices = ", ".join(self.names(kind)) or "(none)"
+            more = f", or a bundle that has one: {', '.join(bundles)}" if bundles else ""
+            raise ConfigError(f"{kind}: there is no '{name}'; choose from {choices}{more}") from None
+
+    def policy(self, kind: Kind, name: str) -> Registration:
+        """Return the policy of `kind` called `name`, or else the bundle of that name. Raises ConfigError."""
+        bundle = self._registrations.get((BUNDLE, name))
+        if bundle is None or (kind, name) in self._registrations:
+            return self.get(kind, name)
+        return bundle
 
     def names(self, kind: str) -> list[str]:
         """Return the names of everything registered as `kind`, sorted."""

@@ -32,7 +32,10 @@ def test_a_plugin_may_be_named_in_short(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("plannner: dopd", r"unknown key 'plannner'; valid keys here are batch_scheduler, deployment, planner,"),
+        (
+            "plannner: dopd",
+            r"unknown key 'plannner'; valid keys here are batch_scheduler, bundle, decision_log, deployment, flow",
+        ),
         ("deployment: {gpus: 3}", r"unknown key 'deployment.gpus'; valid keys here are decode, gpu_budget, isl_tokens"),
         (
             "simulation: {extra: [{role: decode, cout: 2}]}",
@@ -45,7 +48,17 @@ def test_a_plugin_may_be_named_in_short(tmp_path: Path) -> None:
         ("planner: {name: dopd, interval_s: -3}", r"planner dopd: interval_s: .*greater than 0.* \(got -3\)"),
         ("slo: {ttft_s: .nan}", r"slo\.ttft_s: .*finite"),
         ("slo: {ttft_s: fast}", r"slo\.ttft_s: .*valid number.* \(got 'fast'\)"),
-        ("deployment: {prefill: {replicas: 0}}", r"deployment\.prefill\.replicas: .*greater than or equal to 1"),
+        ("deployment: {prefill: {replicas: -1}}", r"deployment\.prefill\.replicas: .*greater than or equal to 0"),
+        (
+            "deployment: {prefill: {replicas: 0}}",
+            r": deployment\.prefill\.replicas: 0 leaves nobody to prefill; let it",
+        ),
+        (
+            "{simulation: {flip: label}, deployment: {prefill: {replicas: 0}, decode: {replicas: 0}}}",
+            r": deployment\.prefill\.replicas: 0 leaves nobody",
+        ),
+        ("flow: nobody", r"flow: there is no 'nobody'; choose from"),
+        ("bundle: nobody", r"bundle: there is no 'nobody'; choose from"),
         ("deployment: {decode: {tp: 0}}", r"deployment\.decode: .*tp must be at least 1"),
         ("[1, 2]", r"file: .*"),
         ("a: [", r"not YAML"),

@@ -55,6 +55,14 @@ def test_hook_pd_register_routers(registry: Registry, add_plugin: Add) -> None:
     check_kind("router", registry, add_plugin)
 
 
+def test_hook_pd_register_flows(registry: Registry, add_plugin: Add) -> None:
+    check_kind("flow", registry, add_plugin)
+
+
+def test_hook_pd_register_bundles(registry: Registry, add_plugin: Add) -> None:
+    check_kind("bundle", registry, add_plugin)
+
+
 def test_hook_pd_register_batch_schedulers(registry: Registry, add_plugin: Add) -> None:
     check_kind("batch_scheduler", registry, add_plugin)
 

@@ -1,9 +1,8 @@
-"""Adds the commands that serve every host: ``pdplugins explain`` and ``pdplugins doctor``."""
+"""Adds the command that serves every host: ``pdplugins doctor``."""
 
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -13,29 +12,8 @@ from pdplugins import hookimpl
 
 @hookimpl
 def pd_register_commands(app: typer.Typer) -> None:
-    """Add the commands."""
-    app.command()(explain)
+    """Add the command."""
     app.command()(doctor)
-
-
-def explain(
-    log: Annotated[Path, typer.Argument(metavar="LOG", help="A decision log.")],
-    every: Annotated[bool, typer.Option("--all", help="Show every decision, not only changes.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
-    verify: Annotated[bool, typer.Option(help="Replay the log: are the decisions the same?")] = False,
-) -> None:
-    """Show what a planner saw, what it decided and why."""
-    from pdplugins.runtime import explain as explaining  # noqa: PLC0415 - only this command needs it
-
-    if as_json:
-        typer.echo(json.dumps(explaining.as_data(log, every=every), indent=1))
-    elif not verify:
-        for line in explaining.explain(log, every=every):
-            typer.echo(line)
-    if verify:
-        same, lines = explaining.verified(log)
-        typer.echo("\n".join(lines), err=as_json or not same)
-        raise typer.Exit(0 if same else 1)
 
 
 def doctor(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import cast
 
 from pdplugins.config import Choice, Config, settings_of
 from pdplugins.contracts.deployment import Deployment
@@ -17,6 +16,7 @@ from pdplugins.perf.profile import read_profile
 from pdplugins.perf.table import TableModel
 from pdplugins.policies.dopd.ratio import choose_tp
 from pdplugins.registry import Registry, default_registry
+from pdplugins.runtime.policies import Policies, build_policies
 
 
 def build_deployment(config: Config, registry: Registry | None = None) -> Deployment:
@@ -34,6 +34,7 @@ def build_deployment(config: Config, registry: Registry | None = None) -> Deploy
         startup_s=wanted.startup_s,
         max_batch=wanted.max_batch,
         kv_tokens=wanted.kv_tokens,
+        any_role=config.any_role,
     )
     for role, tp in ((Role.PREFILL, deployment.prefill_tp), (Role.DECODE, deployment.decode_tp)):
         if tp not in perf.tp_sizes(role):
@@ -48,20 +49,18 @@ def build_deployment(config: Config, registry: Registry | None = None) -> Deploy
     return deployment
 
 
-def build_planner(config: Config, deployment: Deployment, registry: Registry | None = None) -> Planner:
-    """Build the planner that the config names."""
-    if config.planner is None:
+def build_planner(
+    config: Config, deployment: Deployment, registry: Registry | None = None, policies: Policies | None = None
+) -> Planner:
+    """Build the planner that the config picks, or take it from `policies`. Raises ConfigError when there is none."""
+    if (planner := (policies or build_policies(config, deployment, registry)).planner()) is None:
         raise ConfigError("planner: none chosen; add for example 'planner: dopd'")
-    return cast(Planner, _build("planner", config.planner, registry, deployment))
+    return planner
 
 
 def load_profile(name: str, registry: Registry | None = None) -> PerfModel:
     """Load a registered profile, or the file that `name` is the path of."""
     if name.endswith(".json"):
         return TableModel(read_profile(Path(name)))
-    return wide(_build("profile", Choice(name=name), registry))
-
-
-def _build(kind: str, choice: Choice, registry: Registry | None, *arguments: object) -> object:
-    registration = (registry or default_registry()).get(kind, choice.name)
-    return registration.factory(settings_of(kind, choice, registry=registry), *arguments)
+    registration = (registry or default_registry()).get("profile", name)
+    return wide(registration.factory(settings_of("profile", Choice(name=name), registry=registry)))

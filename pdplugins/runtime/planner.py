@@ -1,70 +1,37 @@
-"""Every door drives its planner through `GuardedPlanner`: whatever happens, the last good plan holds and says why.
+"""The safe planner: whatever a planner or its host does, the last good plan holds, and its reason says why.
 
 A policy that raises, an answer that would harm, metrics that are missing, stale or not numbers: none of them reaches
-the host. Each is counted by kind and logged once per kind, then every hundredth time.
+the host. Each is counted by kind of fault and logged.
 """
 
 from __future__ import annotations
 
-import logging
 import math
 import operator
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from enum import StrEnum
+from dataclasses import fields
 from pathlib import Path
 
-from pdplugins.config import Choice, Config, settings_of
+from pdplugins.config import Config
 from pdplugins.contracts.deployment import Deployment
+from pdplugins.contracts.kinds import Kind
 from pdplugins.contracts.planner import Planner, PlannerView, ScalePlan
 from pdplugins.contracts.workers import Pool
 from pdplugins.policies._common import fit_pools
 from pdplugins.registry import Registry
 from pdplugins.runtime.assembly import build_deployment, build_planner
-from pdplugins.runtime.decision_log import DecisionLog
-from pdplugins.runtime.metrics import PlannerMetrics
-
-log = logging.getLogger("pdplugins.planner")
+from pdplugins.runtime.decision import Decision, Fault, Journal
+from pdplugins.runtime.faults import SafePolicy, interval_of, one_line, raised
+from pdplugins.runtime.journal import build_journal
+from pdplugins.runtime.metrics import Metrics
+from pdplugins.runtime.policies import Policies
 
 STALE_INTERVALS = 3.0
 """Planner intervals without traffic metrics after which the last plan holds."""
-LOG_EVERY = 100
-"""After the first one, every how manyth error of a kind is logged."""
 
 
-class Fault(StrEnum):
-    """Why the last good plan holds."""
-
-    POLICY_ERROR = "policy_error"
-    """The policy raised."""
-    UNSAFE_PLAN = "unsafe_plan"
-    """The policy's answer is not a plan, or has fewer than one worker of a role."""
-    OVER_BUDGET = "over_budget"
-    """The policy's answer needs more GPUs than there are; it was cut to fit, nothing else held."""
-    BAD_METRICS = "bad_metrics"
-    """The host's metrics are not numbers, or impossible ones."""
-    STALE_METRICS = "stale_metrics"
-    """The clock stands still, or traffic metrics stayed away."""
-    OBSERVATION = "observation"
-    """The door could not read what the host said."""
-    DECISION_LOG = "decision_log"
-    """The decision could not be logged; it was taken all the same."""
-
-
-@dataclass(frozen=True, slots=True)
-class Decision:
-    """One answer of a guarded planner."""
-
-    plan: ScalePlan
-    fault: Fault | None
-    """Why the plan is not the policy's own; None when it is."""
-    step_s: float
-    """Seconds the policy took."""
-
-
-class GuardedPlanner:
+class SafePlanner(SafePolicy):
     """A planner that never raises and never answers with an unsafe plan. Not for use by two threads at once.
 
     :param initial: the workers there are before the first decision; what holds until then.
@@ -77,25 +44,20 @@ class GuardedPlanner:
         deployment: Deployment,
         *,
         initial: ScalePlan,
-        decisions: DecisionLog | None = None,
-        metrics: PlannerMetrics | None = None,
+        journal: Journal | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        self._planner = planner
+        super().__init__(Kind.PLANNER, journal, None)
+        self.policy = planner
+        self.interval_s = interval_of(planner)
+        """Seconds between two calls of `plan`."""
         self.deployment = deployment
-        self._decisions = decisions
-        self._metrics = metrics
+        self._journal = journal
         self._clock = clock
         self._last = initial
         self._decided = False
         self._asked_s: float | None = None
         self._traffic_s: float | None = None
-        self.faults: Counter[Fault] = Counter()
-
-    @property
-    def interval_s(self) -> float:
-        """Seconds between two calls of `plan`."""
-        return self._planner.interval_s
 
     @property
     def last(self) -> ScalePlan:
@@ -109,38 +71,45 @@ class GuardedPlanner:
 
     def plan(self, view: PlannerView) -> ScalePlan:
         """Return the pools wanted from now on. Never raises."""
-        return self.decide(view).plan
+        return self.decide(view).answer
 
-    def decide(self, view: PlannerView) -> Decision:
+    def decide(self, view: PlannerView) -> Decision[ScalePlan]:
         """Return the pools wanted from now on, and what was wrong if anything was. Never raises."""
         if (bad := self._unusable(view)) is not None:
             return self._hold(*bad, view=view)
         started = self._clock()
         try:
-            plan: object = self._planner.plan(view)
+            plan: object = self.policy.plan(view)
         except Exception as error:  # whatever a policy does, serving goes on
-            why = f"{type(self._planner).__name__} raised {type(error).__name__}: {error}"
-            return self._hold(Fault.POLICY_ERROR, why, view=view, step_s=self._clock() - started, error=error)
-        step_s = self._clock() - started
+            step_s = self._took(started)
+            return self._hold(Fault.POLICY_ERROR, raised(self.policy, error), view=view, step_s=step_s, error=error)
+        step_s = self._took(started)
         try:
-            good = _checked(plan)
-        except (TypeError, ValueError) as error:
-            return self._hold(Fault.UNSAFE_PLAN, str(error), view=view, step_s=step_s)
-        fitted = fit_budget(good, self.deployment)
+            good = _checked(plan, any_role=self.deployment.any_role)
+            fitted = fit_budget(good, self.deployment)
+        except Exception as error:
+            return self._hold(Fault.UNSAFE_ANSWER, one_line(error), view=view, step_s=step_s)
         fault = None if fitted is good else Fault.OVER_BUDGET
         if fault is not None:
-            self._count(fault, fitted.reason)
+            self.tally.fault(fault, fitted.reason)
         self._decided = True
-        return self._answer(Decision(fitted, fault, step_s), view)
+        return self._answer(Decision(Kind.PLANNER, fitted, fault, step_s), view)
 
-    def hold(self, why: str, error: Exception | None = None) -> Decision:
+    def hold(self, why: str, error: Exception | None = None) -> Decision[ScalePlan]:
         """Return the last good plan, because the door could not make out what the host said."""
         return self._hold(Fault.OBSERVATION, why, error=error)
 
     def close(self) -> None:
-        """Close the decision log."""
-        if self._decisions is not None:
-            self._decisions.close()
+        """Close the journal."""
+        if self._journal is not None:
+            self._journal.close()
+
+    def _took(self, started: float) -> float:
+        """Return the seconds since `started`, and count them."""
+        step_s = self._clock() - started
+        self.tally.calls += 1
+        self.tally.ns += round(step_s * 1e9)
+        return step_s
 
     def _unusable(self, view: PlannerView) -> tuple[Fault, str] | None:
         for name, value in _numbers(view):
@@ -165,89 +134,87 @@ class GuardedPlanner:
         view: PlannerView | None = None,
         step_s: float = 0.0,
         error: Exception | None = None,
-    ) -> Decision:
+    ) -> Decision[ScalePlan]:
         why = " ".join(why.split())
-        self._count(fault, why, error)
+        self.tally.fault(fault, why, error)
         held = fit_budget(self._last, self.deployment)
         plan = ScalePlan(held.prefill, held.decode, f"hold, {fault}: {why}")
-        return self._answer(Decision(plan, fault, step_s), view)
+        return self._answer(Decision(Kind.PLANNER, plan, fault, step_s), view)
 
-    def _answer(self, decision: Decision, view: PlannerView | None) -> Decision:
-        if self._metrics is not None:
-            self._metrics.record(decision, before=self._last, view=view)
-        if self._decisions is not None:
-            try:
-                self._decisions.write(decision, view)
-            except (OSError, ValueError, TypeError) as error:
-                self._count(Fault.DECISION_LOG, f"decision log not written ({error})")
-        self._last = decision.plan
+    def _answer(self, decision: Decision[ScalePlan], view: PlannerView | None) -> Decision[ScalePlan]:
+        if self._journal is not None:
+            self._journal.decided(decision, {"view": view, "before": self._last})
+        self._last = decision.answer
         return decision
 
-    def _count(self, fault: Fault, why: str, error: Exception | None = None) -> None:
-        self.faults[fault] += 1
-        if self._metrics is not None:
-            self._metrics.fault(fault)
-        seen = self.faults[fault]
-        if seen == 1 or seen % LOG_EVERY == 0:
-            log.warning("%s (%d so far): %s", fault, seen, why, exc_info=error if seen == 1 else None)
 
-
-def build_guarded(
+def build_safe_planner(
     config: Config,
     *,
     registry: Registry | None = None,
     decision_log: Path | None = None,
-    metrics: PlannerMetrics | None = None,
-) -> GuardedPlanner:
-    """Build the planner that `config` names, guarded, starting from the config's own pools.
+    metrics: Metrics | None = None,
+    policies: Policies | None = None,
+    journal: Journal | None = None,
+) -> SafePlanner:
+    """Build the planner that `config` picks, made safe, starting from the config's own pools.
 
     Raises ConfigError when the config, the profile or the decision log cannot be used.
+
+    :param policies: those of this process, where it has other policies of `config` than the planner too.
+    :param journal: that of this process, where it has one already; then `decision_log` and `metrics` are not used.
     """
     deployment = build_deployment(config, registry)
-    planner = build_planner(config, deployment, registry)
+    planner = build_planner(config, deployment, registry, policies)
+    initial = initial_plan(config)
+    if journal is None:
+        shown = [metrics] if metrics else []
+        journal = build_journal(config, deployment, registry, initial=initial, decision_log=decision_log, metrics=shown)
+    return SafePlanner(planner, deployment, initial=initial, journal=journal)
+
+
+def initial_plan(config: Config) -> ScalePlan:
+    """Return the plan that holds until the first decision: the config's own pools."""
     pools = config.deployment
-    initial = ScalePlan(pools.prefill.replicas, pools.decode.replicas, "workers at start")
-    decisions = None
-    if decision_log is not None:
-        decisions = DecisionLog(decision_log, _with_defaults(config, registry), deployment, initial)
-    return GuardedPlanner(planner, deployment, initial=initial, decisions=decisions, metrics=metrics)
-
-
-def _with_defaults(config: Config, registry: Registry | None) -> Config:
-    """Fill in the planner's defaults, so that a log replays the same when a later version has others."""
-    if config.planner is None:
-        return config
-    settings = settings_of("planner", config.planner, registry=registry).model_dump(mode="json")
-    return config.model_copy(update={"planner": Choice(name=config.planner.name, **settings)})
+    return ScalePlan(pools.prefill.replicas, pools.decode.replicas, "workers at start")
 
 
 def fit_budget(plan: ScalePlan, deployment: Deployment) -> ScalePlan:
-    """Return `plan`, or when it needs too many GPUs what of it fits."""
-    fitted = fit_pools(deployment, plan.prefill, plan.decode)
-    if fitted == (plan.prefill, plan.decode):
-        return plan
+    """Return `plan`, or when it needs too many GPUs what of it fits. Raises ValueError when no worker does."""
     used = deployment.gpus(plan.prefill, plan.decode)
+    if used <= deployment.gpu_budget:
+        return plan
+    if plan.prefill and plan.decode:
+        fitted = fit_pools(deployment, plan.prefill, plan.decode)
+    else:  # one role serves both phases
+        fitted = (
+            min(plan.prefill, deployment.gpu_budget // deployment.prefill_tp),
+            min(plan.decode, deployment.gpu_budget // deployment.decode_tp),
+        )
+        if not any(fitted):
+            raise ValueError(f"not one worker fits into {deployment.gpu_budget} GPUs")
     reason = (
         f"{plan.reason}; {plan.prefill}P{plan.decode}D needs {used} GPUs, cut to the budget of {deployment.gpu_budget}"
     )
     return ScalePlan(*fitted, reason, plan.signals)
 
 
-def _checked(plan: object) -> ScalePlan:
+def _checked(plan: object, *, any_role: bool) -> ScalePlan:
     """Return `plan` with plain integers. Raises TypeError or ValueError in one line when it is not a plan to follow."""
     if not isinstance(plan, ScalePlan):
         raise TypeError(f"the policy answered with {type(plan).__name__}, not ScalePlan")
-    prefill, decode = (_count_of(role, getattr(plan, role)) for role in ("prefill", "decode"))
+    prefill = _count_of("prefill", plan.prefill, least=0 if any_role else 1)
+    decode = _count_of("decode", plan.decode, least=0 if any_role and prefill else 1)
     signals = {str(name): float(value) for name, value in plan.signals.items()}
     return ScalePlan(prefill, decode, " ".join(str(plan.reason).split()), signals)
 
 
-def _count_of(role: str, value: object) -> int:
+def _count_of(role: str, value: object, least: int) -> int:
     try:
         count = operator.index(value)  # type: ignore[arg-type]
     except TypeError:
         raise TypeError(f"{role} is {value!r}, not a whole number") from None
-    if isinstance(value, bool) or count < 1:
+    if isinstance(value, bool) or count < least:
         raise ValueError(f"{role} is {value!r}; at least one worker of each role must stay")
     return count
 
@@ -256,9 +223,9 @@ def _numbers(view: PlannerView) -> Iterator[tuple[str, float]]:
     """Every number of `view`, with its name."""
     yield "now_s", view.now_s
     if view.traffic is not None:
-        for name in ("window_s", "requests", "isl_tokens", "osl_tokens", "ttft_s", "tpot_s"):
-            if (value := getattr(view.traffic, name)) is not None:
-                yield f"traffic.{name}", value
+        for field in fields(view.traffic):
+            if (value := getattr(view.traffic, field.name)) is not None:
+                yield f"traffic.{field.name}", value
     yield from _pool_numbers("prefill", view.prefill)
     yield from _pool_numbers("decode", view.decode)
 

@@ -37,6 +37,7 @@ Bound = Annotated[bool, typer.Option("--bound", help="Compute what no policy can
 Json = Annotated[Path | None, typer.Option("--json", metavar="OUT", help="Write the metrics there.")]
 Html = Annotated[Path | None, typer.Option("--html", metavar="OUT", help="Write a report that opens offline.")]
 Records = Annotated[Path | None, typer.Option(metavar="OUT", help="Write a line for each request, .jsonl or .parquet.")]
+DecisionLog = Annotated[Path | None, typer.Option(metavar="OUT", help="Log what policies decide: pdplugins explain.")]
 Jobs = Annotated[int | None, typer.Option(min=1, help="Runs at the same time; as many as there are cores.")]
 
 
@@ -66,6 +67,7 @@ def simulate(  # noqa: PLR0913 - the options of a command
     out: Json = None,
     report: Html = None,
     records: Records = None,
+    decision_log: DecisionLog = None,
 ) -> None:
     """Simulate a trace on the workers and policies of a config."""
     from pdplugins.sim.report import recordfile, terminal  # noqa: PLC0415
@@ -73,7 +75,7 @@ def simulate(  # noqa: PLR0913 - the options of a command
     from pdplugins.sim.run.options import Overrides  # noqa: PLC0415
     from pdplugins.workloads.transform import Transform  # noqa: PLC0415 - a command loads what it needs when it runs
 
-    check_outputs(out, report, records)
+    check_outputs(out, report, records, decision_log)
     if records is not None:
         recordfile.check(records)
     changes = Transform.of(rate=rate, clip_s=clip_s, max_requests=max_requests, max_context_tokens=max_context)
@@ -81,7 +83,7 @@ def simulate(  # noqa: PLR0913 - the options of a command
         [config], trace, changes, seed, report is not None, Overrides(gpus, profile, prefill, decode, settings or ())
     )
     with terminal.progress([config]) as shares:
-        run, outcome = runs.run_one(plan, config, lambda share: shares([share]))
+        run, outcome = runs.run_one(plan, config, lambda share: shares([share]), decision_log)
     (run,) = _with_regret([run], plan, bound)
     if records is not None:
         recordfile.write(outcome.records, records)

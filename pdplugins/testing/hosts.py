@@ -20,13 +20,13 @@ from functools import wraps
 from typing import ClassVar, TypeVar
 
 from pdplugins.contracts.flow import Flow
+from pdplugins.contracts.kinds import Kind
 from pdplugins.contracts.planner import Planner
 from pdplugins.contracts.power import PowerController
 from pdplugins.contracts.request import Request
 from pdplugins.contracts.roles import RoleChange, Stage
 from pdplugins.contracts.router import Ending, Outcome, Router
 from pdplugins.contracts.workers import Role
-from pdplugins.runtime.decision import Kind
 from pdplugins.testing.host_policies import (
     EverySecond,
     FlippingPower,

@@ -1,4 +1,4 @@
-"""Whatever a policy or a host does, the guarded planner answers with a plan that is safe to follow."""
+"""Whatever a policy or a host does, the safe planner answers with a plan that is safe to follow."""
 
 from __future__ import annotations
 
@@ -15,10 +15,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 
-from pdplugins.runtime.decision_log import read
-from pdplugins.runtime.metrics import PlannerMetrics
-from pdplugins.runtime.planner import LOG_EVERY, Fault, GuardedPlanner, build_guarded, fit_budget
+from pdplugins.contracts.kinds import Kind
+from pdplugins.runtime.decision import Fault
+from pdplugins.runtime.decision_reader import read
+from pdplugins.runtime.faults import LOG_EVERY
+from pdplugins.runtime.journal import StandardJournal
+from pdplugins.runtime.metrics import Metrics
+from pdplugins.runtime.planner import SafePlanner, build_safe_planner, fit_budget
 from pdplugins.types import Deployment, PlannerView, Pool, ScalePlan, Slo, Traffic, WorkerLoad
+from tests.runtime.hostile import Script, errors, junk, numbers
 
 START = ScalePlan(2, 1, "start")
 See = Callable[..., PlannerView]
@@ -45,22 +50,22 @@ def machine(gpu_budget: int, prefill_tp: int, decode_tp: int) -> Deployment:
     return Deployment(Slo(2.0, 0.08), perf, gpu_budget, prefill_tp, decode_tp, startup_s=30.0, max_batch=256)
 
 
-def guarded(deployment: Deployment, *answers: object, **options: Any) -> GuardedPlanner:
-    return GuardedPlanner(Answers(*answers), deployment, initial=START, **options)
+def safe(deployment: Deployment, *answers: object, **options: Any) -> SafePlanner:
+    return SafePlanner(Answers(*answers), deployment, initial=START, **options)
 
 
 def test_a_good_plan_passes_unchanged(deployment: Deployment, see: See) -> None:
     plan = ScalePlan(3, 2, "more load", {"forecast_rate": 2.0})
-    decision = guarded(deployment, plan).decide(see(0))
-    assert (decision.plan, decision.fault) == (plan, None)
+    decision = safe(deployment, plan).decide(see(0))
+    assert (decision.answer, decision.fault) == (plan, None)
 
 
 def test_a_policy_that_raises_leaves_the_last_good_plan(deployment: Deployment, see: See) -> None:
-    planner = guarded(deployment, ScalePlan(3, 2, "up"), ValueError("bad\nfit"))
+    planner = safe(deployment, ScalePlan(3, 2, "up"), ValueError("bad\nfit"))
     planner.plan(see(0))
     decision = planner.decide(see(5))
-    assert (decision.plan.prefill, decision.plan.decode, decision.fault) == (3, 2, Fault.POLICY_ERROR)
-    assert decision.plan.reason == "hold, policy_error: Answers raised ValueError: bad fit"
+    assert (decision.answer.prefill, decision.answer.decode, decision.fault) == (3, 2, Fault.POLICY_ERROR)
+    assert decision.answer.reason == "hold, policy_error: Answers raised ValueError: bad fit"
 
 
 @pytest.mark.parametrize(
@@ -78,21 +83,21 @@ def test_a_policy_that_raises_leaves_the_last_good_plan(deployment: Deployment, 
     ],
 )
 def test_an_unsafe_answer_leaves_the_last_good_plan(deployment: Deployment, see: See, answer: object, why: str) -> None:
-    decision = guarded(deployment, answer).decide(see(0))
-    assert (decision.plan.prefill, decision.plan.decode, decision.fault) == (2, 1, Fault.UNSAFE_PLAN)
-    assert why in decision.plan.reason
+    decision = safe(deployment, answer).decide(see(0))
+    assert (decision.answer.prefill, decision.answer.decode, decision.fault) == (2, 1, Fault.UNSAFE_ANSWER)
+    assert why in decision.answer.reason
 
 
 def test_numpy_counts_are_whole_numbers(deployment: Deployment, see: See) -> None:
-    plan = guarded(deployment, ScalePlan(np.int64(3), np.int32(2), "numpy")).plan(see(0))  # type: ignore[arg-type]
+    plan = safe(deployment, ScalePlan(np.int64(3), np.int32(2), "numpy")).plan(see(0))  # type: ignore[arg-type]
     assert (type(plan.prefill), plan.prefill, plan.decode) == (int, 3, 2)
 
 
 def test_a_plan_over_the_budget_is_cut_to_fit_and_counted(deployment: Deployment, see: See) -> None:
-    planner = guarded(deployment, ScalePlan(100, 100, "burst"))
+    planner = safe(deployment, ScalePlan(100, 100, "burst"))
     decision = planner.decide(see(0))
-    assert (decision.plan.prefill, decision.plan.decode, decision.fault) == (4, 2, Fault.OVER_BUDGET)
-    assert decision.plan.reason == "burst; 100P100D needs 300 GPUs, cut to the budget of 8"
+    assert (decision.answer.prefill, decision.answer.decode, decision.fault) == (4, 2, Fault.OVER_BUDGET)
+    assert decision.answer.reason == "burst; 100P100D needs 300 GPUs, cut to the budget of 8"
     assert planner.faults[Fault.OVER_BUDGET] == 1
 
 
@@ -123,35 +128,35 @@ def test_traffic_that_is_not_numbers_holds_and_names_the_field(
     deployment: Deployment, field: str, value: float
 ) -> None:
     view = PlannerView(0.0, replace(Traffic(5.0, 5.0), **{field: value}), Pool(1), Pool(1))
-    planner = guarded(deployment)  # asking the policy would raise IndexError
+    planner = safe(deployment)  # asking the policy would raise IndexError
     decision = planner.decide(view)
     assert decision.fault is Fault.BAD_METRICS
-    assert f"traffic.{field} is {value}" in decision.plan.reason
+    assert f"traffic.{field} is {value}" in decision.answer.reason
 
 
 def test_a_load_that_is_not_a_number_holds(deployment: Deployment) -> None:
     pool = Pool(1, loads=(WorkerLoad("w7", queued_tokens=math.nan),))
-    decision = guarded(deployment).decide(PlannerView(0.0, Traffic(5.0, 5.0), pool, Pool(1)))
-    assert "prefill worker w7 queued_tokens is nan" in decision.plan.reason
+    decision = safe(deployment).decide(PlannerView(0.0, Traffic(5.0, 5.0), pool, Pool(1)))
+    assert "prefill worker w7 queued_tokens is nan" in decision.answer.reason
 
 
 def test_an_empty_window_is_not_idleness(deployment: Deployment) -> None:
-    decision = guarded(deployment).decide(PlannerView(0.0, Traffic(0.0, 0.0), Pool(1), Pool(1)))
+    decision = safe(deployment).decide(PlannerView(0.0, Traffic(0.0, 0.0), Pool(1), Pool(1)))
     assert decision.fault is Fault.BAD_METRICS
 
 
 def test_a_clock_that_stands_still_holds_until_it_goes_on(deployment: Deployment, see: See) -> None:
-    planner = guarded(deployment, ScalePlan(3, 1, "a"), ScalePlan(4, 1, "b"))
+    planner = safe(deployment, ScalePlan(3, 1, "a"), ScalePlan(4, 1, "b"))
     planner.plan(see(10))
     assert planner.decide(see(10)).fault is Fault.STALE_METRICS
     assert planner.decide(see(4)).fault is Fault.STALE_METRICS
-    assert planner.decide(see(9)).plan == ScalePlan(4, 1, "b")
+    assert planner.decide(see(9)).answer == ScalePlan(4, 1, "b")
 
 
 def test_missing_traffic_is_the_policys_business_for_three_intervals_then_holds(
     deployment: Deployment, see: See
 ) -> None:
-    planner = guarded(deployment, *[ScalePlan(3, 1, "mine")] * 5)
+    planner = safe(deployment, *[ScalePlan(3, 1, "mine")] * 5)
     planner.plan(see(0))
     faults = [planner.decide(see(now_s, None)).fault for now_s in (5, 10, 15, 20)]
     assert faults == [None, None, None, Fault.STALE_METRICS]
@@ -159,16 +164,16 @@ def test_missing_traffic_is_the_policys_business_for_three_intervals_then_holds(
 
 
 def test_a_door_that_cannot_read_its_host_holds(deployment: Deployment, see: See) -> None:
-    planner = guarded(deployment, ScalePlan(3, 1, "a"))
+    planner = safe(deployment, ScalePlan(3, 1, "a"))
     planner.plan(see(0))
     decision = planner.hold("KeyError: 'isl'", KeyError("isl"))
-    assert (decision.plan.prefill, decision.fault) == (3, Fault.OBSERVATION)
+    assert (decision.answer.prefill, decision.fault) == (3, Fault.OBSERVATION)
 
 
 @given(st.lists(st.one_of(st.none(), st.floats(), st.integers(-3, 10**9)), min_size=1, max_size=8))
 def test_it_never_raises_and_never_answers_unsafely(counts: list[Any]) -> None:
     deployment = machine(8, 1, 2)
-    planner = guarded(deployment, *[ScalePlan(n, n, "x") for n in counts])
+    planner = safe(deployment, *[ScalePlan(n, n, "x") for n in counts])
     for tick, count in enumerate(counts):
         traffic = Traffic(5.0, float(count)) if isinstance(count, float) else None
         plan = planner.plan(PlannerView(float(tick), traffic, Pool(1), Pool(1)))
@@ -177,10 +182,77 @@ def test_it_never_raises_and_never_answers_unsafely(counts: list[Any]) -> None:
         assert deployment.gpus(plan.prefill, plan.decode) <= 8
 
 
+counts = st.integers(-3, 10**9) | st.booleans() | junk
+scale_plans = st.builds(ScalePlan, counts, counts, st.text() | junk, st.dictionaries(st.text(), numbers | junk) | junk)
+
+
+@given(script=st.lists(scale_plans | errors | junk, min_size=1, max_size=8), any_role=st.booleans())
+def test_any_answer_becomes_one_to_follow(script: list[Any], any_role: bool) -> None:
+    deployment = replace(machine(8, 1, 2), any_role=any_role)
+    planner = SafePlanner(Script(script), deployment, initial=START)  # type: ignore[arg-type]
+    for tick in range(len(script)):
+        decision = planner.decide(PlannerView(float(tick), None, Pool(1), Pool(1)))
+        plan = decision.answer
+        assert type(plan.prefill) is type(plan.decode) is int
+        assert min(plan.prefill, plan.decode) >= (0 if any_role else 1)
+        assert plan.prefill + plan.decode >= 1
+        assert deployment.gpus(plan.prefill, plan.decode) <= 8
+        assert type(plan.reason) is str
+        assert "\n" not in plan.reason
+        assert all(type(value) is float for value in plan.signals.values())
+
+
+@pytest.mark.parametrize(("prefill", "decode"), [(0, 2), (3, 0)])
+def test_a_role_may_have_no_worker_where_the_others_do_both_phases(see: See, prefill: int, decode: int) -> None:
+    plan = ScalePlan(prefill, decode, "one pool")
+    assert safe(replace(machine(8, 1, 2), any_role=True), plan).decide(see(0)).answer == plan
+    assert safe(machine(8, 1, 2), plan).decide(see(0)).fault is Fault.UNSAFE_ANSWER
+
+
+def test_somebody_must_stay_even_there(see: See) -> None:
+    decision = safe(replace(machine(8, 1, 2), any_role=True), ScalePlan(0, 0, "none")).decide(see(0))
+    assert (decision.answer.prefill, decision.answer.decode, decision.fault) == (2, 1, Fault.UNSAFE_ANSWER)
+
+
+@pytest.mark.parametrize(("plan", "fits"), [((0, 9), (0, 4)), ((9, 0), (8, 0))])
+def test_one_pool_is_cut_to_the_budget_too(see: See, plan: tuple[int, int], fits: tuple[int, int]) -> None:
+    decision = safe(replace(machine(8, 1, 2), any_role=True), ScalePlan(*plan, "burst")).decide(see(0))
+    assert (decision.answer.prefill, decision.answer.decode, decision.fault) == (*fits, Fault.OVER_BUDGET)
+
+
+def test_a_pool_of_which_no_worker_fits_holds(see: See) -> None:
+    planner = safe(replace(machine(2, 1, 4), any_role=True), ScalePlan(2, 0, "fits"), ScalePlan(0, 1, "big"))
+    planner.plan(see(0))
+    decision = planner.decide(see(5))
+    assert (decision.answer.prefill, decision.answer.decode, decision.fault) == (2, 0, Fault.UNSAFE_ANSWER)
+
+
+def test_a_journal_hears_what_was_seen_and_what_held_before(deployment: Deployment, see: See) -> None:
+    class Notes:
+        def __init__(self) -> None:
+            self.decisions: list[Any] = []
+            self.faults: list[Any] = []
+
+        def decided(self, decision: Any, seen: Any) -> None:
+            self.decisions.append((decision, seen))
+
+        def fault(self, kind: Any, fault: Any, why: str, error: Any = None) -> None:
+            self.faults.append((kind, fault, why))
+
+    journal = Notes()
+    planner = safe(deployment, ScalePlan(3, 1, "a"), RuntimeError("no"), journal=journal)
+    first, second = planner.decide(see(0)), planner.decide(see(5))
+    assert journal.decisions == [
+        (first, {"view": see(0), "before": START}),
+        (second, {"view": see(5), "before": first.answer}),
+    ]
+    assert journal.faults == [(Kind.PLANNER, Fault.POLICY_ERROR, "Answers raised RuntimeError: no")]
+
+
 def test_a_fault_is_logged_once_and_then_every_hundredth_time(
     deployment: Deployment, see: See, caplog: pytest.LogCaptureFixture
 ) -> None:
-    planner = guarded(deployment, *[RuntimeError("no")] * (LOG_EVERY + 10))
+    planner = safe(deployment, *[RuntimeError("no")] * (LOG_EVERY + 10))
     with caplog.at_level(logging.WARNING, "pdplugins.planner"):
         for tick in range(LOG_EVERY + 10):
             planner.plan(see(tick))
@@ -190,24 +262,14 @@ def test_a_fault_is_logged_once_and_then_every_hundredth_time(
     ]
 
 
-def test_a_full_disk_does_not_stop_planning(deployment: Deployment, see: See) -> None:
-    class FullDisk:
-        def write(self, decision: object, view: object) -> None:
-            raise OSError(28, "No space left on device")
-
-    planner = guarded(deployment, ScalePlan(3, 1, "a"), decisions=FullDisk())
-    assert planner.plan(see(0)).prefill == 3
-    assert planner.faults[Fault.DECISION_LOG] == 1
-
-
 def test_the_metrics_tell_what_happened(deployment: Deployment, see: See) -> None:
     registry = CollectorRegistry()
-    planner = guarded(
+    planner = safe(
         deployment,
         ScalePlan(4, 1, "up", {"forecast_rate": 7.5}),
         ScalePlan(3, 1, "down"),
         RuntimeError("no"),
-        metrics=PlannerMetrics(registry),
+        journal=StandardJournal(metrics=[Metrics(Kind.PLANNER, registry)]),
         clock=iter(range(100)).__next__,
     )
     for tick in range(3):
@@ -227,12 +289,12 @@ def test_the_metrics_tell_what_happened(deployment: Deployment, see: See) -> Non
     assert value("step_seconds_sum") == 3.0
 
 
-def test_a_config_becomes_a_guarded_planner_that_starts_from_its_pools(config: Any) -> None:
-    planner = build_guarded(config)
+def test_a_config_becomes_a_safe_planner_that_starts_from_its_pools(config: Any) -> None:
+    planner = build_safe_planner(config)
     assert (planner.last.prefill, planner.last.decode, planner.interval_s, planner.decided) == (1, 1, 5.0, False)
 
 
 def test_its_log_holds_the_planners_defaults_too(config: Any, tmp_path: Path) -> None:
-    build_guarded(config, decision_log=tmp_path / "d").close()
+    build_safe_planner(config, decision_log=tmp_path / "d").close()
     (run,) = read(tmp_path / "d")
     assert run.header["config"]["planner"] == {"name": "scripted", "per_worker": 10, "interval_s": 5, "fail_at": -1}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
-from pdplugins.runtime.decision import Kind
+from pdplugins.contracts.kinds import Kind
 from pdplugins.sim.core.flight import Arrival
 from pdplugins.sim.core.settings import SimSettings
 from pdplugins.sim.core.simulation import Simulation

@@ -199,6 +199,8 @@ def test_a_router_that_raises_is_replaced_and_counted() -> None:
         def on_arrival(self, *_: object) -> Placement:
             raise ValueError("no")
 
+        on_prefill_done = on_arrival
+
     outcome = run(Broken(), Arrival(0.0, 100, 5))
     assert outcome.records[0].error is None
     assert outcome.policies.faults["router"] == 1

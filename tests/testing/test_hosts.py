@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 import pytest
 
-from pdplugins.runtime.decision import Kind
+from pdplugins.contracts.kinds import Kind
 from pdplugins.testing import Worker, check_placement, fleet
 from pdplugins.testing.hosts import HostConformance, Job, NotFilledError, Scenario, Seam, Served
 from pdplugins.types import (

@@ -14,12 +14,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from pdplugins.contracts.batching import BatchPlan, BatchScheduler, BatchView, QueuedPrefill
+from pdplugins.contracts.kinds import Kind
 from pdplugins.contracts.request import Request
 from pdplugins.hosts.sglang.hooking import Hook
 from pdplugins.hosts.sglang.names import SCHEDULER
-from pdplugins.hosts.sglang.policy import SafeScheduler
 from pdplugins.hosts.sglang.prompts import done_tokens
 from pdplugins.hosts.sglang.steps import no_prefill
+from pdplugins.runtime.batching import SafeBatchScheduler
+from pdplugins.runtime.faults import Tally
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +42,10 @@ class BatchHooks:
     """
 
     def __init__(self, build: Callable[[], BatchScheduler], clock: Callable[[], float] = time.perf_counter) -> None:
-        self._schedulers: defaultdict[str, SafeScheduler] = defaultdict(lambda: SafeScheduler(build()))
+        tally = Tally(Kind.BATCH_SCHEDULER)
+        self._schedulers: defaultdict[str, SafeBatchScheduler] = defaultdict(
+            lambda: SafeBatchScheduler(build(), tally=tally)
+        )
         self._clock = clock
         self._launched: deque[Launched | None] = deque()
         self._completed_s = 0.0

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-from time import perf_counter_ns
-from typing import TYPE_CHECKING
-
-from pdplugins.contracts.batching import BatchPlan, BatchScheduler, BatchView, QueuedPrefill
+from pdplugins.contracts.batching import BatchPlan, BatchView, QueuedPrefill
+from pdplugins.runtime.batching import SafeBatchScheduler
 from pdplugins.sim.core.clock import seconds, ticks
-
-if TYPE_CHECKING:
-    from pdplugins.sim.core.engine import Engine
-    from pdplugins.sim.core.flight import Flight
-    from pdplugins.sim.core.policy_clock import PolicyClock
+from pdplugins.sim.core.engine import Engine
+from pdplugins.sim.core.flight import Flight
 
 
 class FirstComeFirstServed:
@@ -42,7 +37,7 @@ class FirstComeFirstServed:
 
 
 def _fits(engine: Engine, left: int) -> bool:
-    """Whether the next prompt may start in a step that has room for `left` more tokens."""
+    """Whether the next prompt may start in a step that may have `left` more tokens."""
     return not (engine.settings.whole_prompts and engine.queue and engine.queue[0].target > left)
 
 
@@ -59,7 +54,7 @@ def _lacks_history(flight: Flight, engine: Engine) -> bool:
 
 
 def _admit_head(engine: Engine) -> bool:
-    """Let the first request of the queue prefill that has all it needs. False when there is none, or no room for it."""
+    """Let the first request of the queue prefill that has all it needs. False when there is none, or none fits."""
     _read_ahead(engine)
     queue = engine.queue
     return bool(queue) and queue[0].history is None and engine.admit(queue[0])
@@ -71,16 +66,15 @@ def _cut(flight: Flight, left: int) -> int:
 
 
 class Scheduled:
-    """A batch scheduler decides. What it asks for beyond the room of the KV cache waits; so does what it leaves out.
+    """A batch scheduler decides. What it asks for beyond the free KV cache waits; so does what it leaves out.
 
-    When it raises, or wants an engine that has work to stand still for no stated time, the engine's own way is taken.
+    When it fails, or wants an engine that has work to stand still for no stated time, the engine's own way is taken.
     """
 
     always_ask = True
 
-    def __init__(self, scheduler: BatchScheduler, clock: PolicyClock) -> None:
+    def __init__(self, scheduler: SafeBatchScheduler) -> None:
         self._scheduler = scheduler
-        self._clock = clock
         self._own = FirstComeFirstServed()
         self._asked: tuple[BatchView, BatchPlan] | None = None
 
@@ -88,14 +82,9 @@ class Scheduled:
         """Return the requests that the scheduler wants in the next step."""
         self._asked = None
         view = batch_view(engine)
-        began = perf_counter_ns()
-        try:
-            plan = self._scheduler.next_batch(view, seconds(engine.events.now))
-        except Exception as error:
-            self._clock.fault("batch_scheduler", error)
+        plan = self._scheduler.next_batch(view, seconds(engine.events.now))
+        if plan is None:
             return self._own.compose(engine)
-        finally:
-            self._clock.add("batch_scheduler", perf_counter_ns() - began)
         if chunks := _follow(plan, engine):
             self._asked = (view, BatchPlan({flight.id: flight.chunk for flight in chunks}))
             return chunks
@@ -108,16 +97,10 @@ class Scheduled:
         return self._own.compose(engine)
 
     def stepped(self, took: int) -> None:
-        """Tell the scheduler what its last step ran, which is what there was room for, and how long it took."""
-        if self._asked is None:
-            return
-        (view, plan), self._asked = self._asked, None
-        began = perf_counter_ns()
-        try:
+        """Tell the scheduler what its last step ran, which is what fitted, and how long it took."""
+        if self._asked is not None:
+            (view, plan), self._asked = self._asked, None
             self._scheduler.on_step(view, plan, seconds(took))
-        except Exception as error:
-            self._clock.fault("batch_scheduler", error)
-        self._clock.add("batch_scheduler", perf_counter_ns() - began)
 
 
 def batch_view(engine: Engine) -> BatchView:

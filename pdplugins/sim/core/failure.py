@@ -5,7 +5,7 @@ from __future__ import annotations
 from pdplugins.sim.core.fleet import Fleet
 from pdplugins.sim.core.flight import Flight, State
 from pdplugins.sim.core.holdings import Holdings
-from pdplugins.sim.core.lifecycle import Lifecycle
+from pdplugins.sim.core.lifecycle import CANCELLED, Lifecycle
 
 
 class Failures:
@@ -28,9 +28,9 @@ class Failures:
             return
         if flight.state in (State.WAITING, State.MOVING):
             self._lifecycle.forget_stranded(flight)
-            self.end(flight, "cancelled")
+            self.end(flight, CANCELLED)
         else:
-            flight.error = "cancelled"
+            flight.error = CANCELLED
             flight.engine.purge = True
             flight.engine.wake()
 

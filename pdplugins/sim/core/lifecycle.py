@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from typing import Final
+
+from pdplugins.contracts.router import Ending
 from pdplugins.sim.core import history
 from pdplugins.sim.core.clock import TICKS_PER_S, Events, seconds, ticks
 from pdplugins.sim.core.fleet import Fleet
@@ -10,6 +13,9 @@ from pdplugins.sim.core.holdings import Holdings
 from pdplugins.sim.core.records import Gaps, Record, record, unsent
 from pdplugins.sim.core.routing import Routing
 from pdplugins.sim.core.settings import SimSettings
+
+CANCELLED: Final = "cancelled"
+"""Error of a request whose client has gone away."""
 
 
 class Lifecycle:
@@ -110,23 +116,23 @@ class Lifecycle:
         if flight.may_be_cached and flight.arrival.rounds:
             self._await_next_round(flight)
         ttft_s = (flight.first_token - flight.arrived) / TICKS_PER_S
-        if self._routing.learns is not None:
-            self._routing.on_finished(flight)
         gaps = flight.osl - 1
         tpot_s = (flight.last_token - flight.first_token) / (gaps * TICKS_PER_S) if gaps else 0.0
         for window in self._windows:
             window.ended(flight, tpot_s)
-        self._record(flight, ttft_s, tpot_s)
+        self._record(flight, ttft_s, tpot_s, Ending.FINISHED)
 
     def failed(self, flight: Flight, why: str) -> None:
         """End a request without an answer; it holds nothing any more."""
         flight.error = why
         ttft_s = seconds(flight.first_token - flight.arrived) if flight.emitted else None
-        self._record(flight, ttft_s, None)
-        if why != "cancelled":
+        self._record(flight, ttft_s, None, Ending.CANCELLED if why == CANCELLED else Ending.FAILED)
+        if why != CANCELLED:
             self._record_unsent(flight.arrival)
 
-    def _record(self, flight: Flight, ttft_s: float | None, tpot_s: float | None) -> None:
+    def _record(self, flight: Flight, ttft_s: float | None, tpot_s: float | None, ending: Ending) -> None:
+        if self._routing.hears_outcomes:
+            self._routing.ended(flight, ending)
         self.records.append(record(flight, ttft_s, tpot_s, self._events.now))
         flight.state = State.OVER
         self._flights[flight.index] = None

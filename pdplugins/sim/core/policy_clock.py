@@ -2,39 +2,44 @@
 
 from __future__ import annotations
 
-import logging
 from collections import Counter
 
-log = logging.getLogger("pdplugins.sim")
+from pdplugins.contracts.kinds import Kind
+from pdplugins.runtime.decision import Fault, Journal
+from pdplugins.runtime.faults import Tally
 
 
 class PolicyClock:
-    """Wall time, calls and faults of each kind of policy."""
+    """Wall time, calls and faults of each kind of policy, as the safe policies count them."""
 
-    def __init__(self) -> None:
-        self.router_calls = 0
-        self.router_ns = 0
-        self.faults: Counter[str] = Counter()
-        self._calls: Counter[str] = Counter()
-        self._ns: Counter[str] = Counter()
+    def __init__(self, journal: Journal | None = None) -> None:
+        self._tallies = {kind: Tally(kind, journal) for kind in Kind}
+
+    def tally(self, kind: Kind) -> Tally:
+        """Return where the safe policies of `kind` count."""
+        return self._tallies[kind]
 
     def add(self, kind: str, nanoseconds: int) -> None:
-        """Count one call of anything but a router, which is called too often for this."""
-        self._calls[kind] += 1
-        self._ns[kind] += nanoseconds
+        """Count one call of a policy that has no safe policy around it."""
+        tally = self._tallies[Kind(kind)]
+        tally.calls += 1
+        tally.ns += nanoseconds
+
+    def fault(self, kind: str, why: Exception | str) -> None:
+        """Count one call of such a policy that did not give an answer to follow."""
+        self._tallies[Kind(kind)].fault(Fault.POLICY_ERROR, str(why))
 
     @property
     def calls(self) -> Counter[str]:
-        """Calls by kind of policy."""
-        return self._calls + Counter(router=self.router_calls)
+        """Calls by kind of policy; only of those that were called."""
+        return Counter({kind.value: tally.calls for kind, tally in self._tallies.items() if tally.calls})
 
     @property
     def seconds(self) -> dict[str, float]:
-        """Wall seconds by kind of policy."""
-        return {kind: ns / 1e9 for kind, ns in (self._ns + Counter(router=self.router_ns)).items()}
+        """Wall seconds by kind of policy; only of those that took any."""
+        return {kind.value: tally.ns / 1e9 for kind, tally in self._tallies.items() if tally.ns}
 
-    def fault(self, kind: str, why: Exception | str) -> None:
-        """Count one call that did not give an answer to follow; log the first."""
-        self.faults[kind] += 1
-        if self.faults[kind] == 1:
-            log.warning("%s: %s; the simulator's own way is taken", kind, why)
+    @property
+    def faults(self) -> Counter[str]:
+        """Faults by kind of policy; only of those that had any."""
+        return Counter({kind.value: n for kind, tally in self._tallies.items() if (n := sum(tally.faults.values()))})

@@ -10,10 +10,14 @@ from typing import Any
 
 from pdplugins.contracts.batching import BatchScheduler
 from pdplugins.contracts.deployment import Deployment
+from pdplugins.contracts.kinds import Kind
 from pdplugins.contracts.planner import Planner
 from pdplugins.contracts.power import PowerController
 from pdplugins.contracts.router import Router
 from pdplugins.contracts.workers import Role
+from pdplugins.runtime.batching import SafeBatchScheduler
+from pdplugins.runtime.decision import Journal
+from pdplugins.runtime.router import SafeRouter
 from pdplugins.sim.core.batching import FirstComeFirstServed, Scheduled
 from pdplugins.sim.core.clock import ACTION, STEP, TICKS_PER_S, Events, seconds, ticks
 from pdplugins.sim.core.control import PlannerLoop, PowerLoop
@@ -46,7 +50,7 @@ class Simulation:
     :param sampler: looks at the fleet now and then; it changes nothing but the count of events.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - one argument for each policy and each listener
         self,
         deployment: Deployment,
         settings: SimSettings,
@@ -57,13 +61,15 @@ class Simulation:
         batch_scheduler: Callable[[], BatchScheduler] | None = None,
         engine: type[Any] = Engine,
         sampler: Sampler | None = None,
+        journal: Journal | None = None,
     ) -> None:
         self._settings = settings
         self._scheduler = batch_scheduler
         self._engine = engine
         self._sampler = sampler
         self._events = Events()
-        self._clock = PolicyClock()
+        self._clock = PolicyClock(journal)
+        self._journal = journal
         self._gaps = Gaps(TICKS_PER_S)
         decode_kv = deployment.kv_tokens if settings.kv_tokens is None else settings.kv_tokens
         own = {
@@ -79,7 +85,8 @@ class Simulation:
             self._build,
         )
         remember = batch_scheduler is not None or bool(settings.deaths)
-        self._routing = Routing(router, deployment, self._clock, settings.predict, remember)
+        safe_router = SafeRouter(router, deployment, journal=journal, tally=self._clock.tally(Kind.ROUTER))
+        self._routing = Routing(safe_router, settings.predict, remember)
         self._gaps.mortal = bool(settings.deaths)
         self._deaths_missed = 0
         links = Links(self._events)
@@ -110,7 +117,10 @@ class Simulation:
             log.warning("simulation.deaths: there is no worker %s at %g s", name, seconds(self._events.now))
 
     def _build(self, view: LiveView, times: StepTimes, kv: KvCache, port: Port) -> Any:
-        batching = FirstComeFirstServed() if self._scheduler is None else Scheduled(self._scheduler(), self._clock)
+        batching: FirstComeFirstServed | Scheduled = FirstComeFirstServed()
+        if self._scheduler is not None:
+            tally = self._clock.tally(Kind.BATCH_SCHEDULER)
+            batching = Scheduled(SafeBatchScheduler(self._scheduler(), journal=self._journal, tally=tally))
         return self._engine(
             view, times, kv, port, self._settings.engine, batching, self._events, self._dispatcher, self._gaps
         )

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
 
-from pdplugins.config import Choice, Config, resolved, settings_of
+from pdplugins.config import CHOICES, Choice, Config, resolved, settings_of
 from pdplugins.contracts.batching import BatchScheduler
 from pdplugins.contracts.deployment import Deployment
 from pdplugins.contracts.planner import Planner
@@ -21,7 +22,9 @@ from pdplugins.provenance import commit, versions
 from pdplugins.registry import default_registry
 from pdplugins.results import Metrics, Requests, Result, Served, Speed, Spread, summary
 from pdplugins.runtime.assembly import build_deployment
-from pdplugins.runtime.planner import build_guarded
+from pdplugins.runtime.decision import Journal
+from pdplugins.runtime.journal import StandardJournal, build_journal
+from pdplugins.runtime.planner import build_safe_planner, initial_plan
 from pdplugins.sim import kernel
 from pdplugins.sim.core.flight import Arrival
 from pdplugins.sim.core.records import Gaps
@@ -44,24 +47,27 @@ def simulate(
     seed: int = 0,
     progress: Callable[[float], None] | None = None,
     sampler: Sampler | None = None,
+    decision_log: Path | None = None,
 ) -> tuple[Result, RunOutcome]:
     """Run `trace` on the workers and policies of `config`. Raises ConfigError.
 
     Ctrl-C ends the run: the result is of the requests that had ended by then, and says ``interrupted``.
 
     :param seed: noted in the result; policies that draw lots take it as their setting ``seed``.
+    :param decision_log: where to log what the policies decide; every line is kept that the config's sample takes.
     """
     kernel.check()
     config = seeded(config, seed)
     deployment = build_deployment(config)
-    guarded = None if config.planner is None else build_guarded(config)
-    simulation = _simulation(config, deployment, guarded, sampler)
+    journal = _journal(config, deployment, decision_log)
+    planner = None if config.planner is None else build_safe_planner(config, journal=journal)
+    simulation = _simulation(config, deployment, planner, sampler, journal)
     began = time.perf_counter()
     try:
         outcome, interrupted = _run(simulation, trace, progress)
     finally:
-        if guarded is not None:
-            guarded.close()
+        if journal is not None:
+            journal.close()
     wall_s = time.perf_counter() - began
     requests, metrics = summarise(outcome, deployment.slo)
     result = Result(
@@ -107,7 +113,7 @@ def _run(
 def seeded(config: Config, seed: int) -> Config:
     """Return `config` with a router, and with `seed` for every policy that draws lots and names no seed of its own."""
     chosen: dict[str, Choice] = {}
-    for kind in ("planner", "router", "batch_scheduler", "power"):
+    for kind in CHOICES:
         choice: Choice | None = getattr(config, kind)
         if choice is None and kind == "router":
             choice = STOCK_ROUTER
@@ -119,7 +125,21 @@ def seeded(config: Config, seed: int) -> Config:
     return config.model_copy(update=chosen)
 
 
-def _simulation(config: Config, deployment: Deployment, planner: Planner | None, sampler: Sampler | None) -> Simulation:
+def _journal(config: Config, deployment: Deployment, decision_log: Path | None) -> StandardJournal | None:
+    """Return the journal of a run; None without a log, so that the policies' path is as short as it can be."""
+    if decision_log is None:
+        return None
+    initial = initial_plan(config) if config.planner is not None else None
+    return build_journal(config, deployment, initial=initial, decision_log=decision_log, capped=False)
+
+
+def _simulation(
+    config: Config,
+    deployment: Deployment,
+    planner: Planner | None,
+    sampler: Sampler | None,
+    journal: Journal | None = None,
+) -> Simulation:
     registry = default_registry()
 
     def make(kind: str, choice: Choice) -> Any:
@@ -134,6 +154,7 @@ def _simulation(config: Config, deployment: Deployment, planner: Planner | None,
         power=None if config.power is None else cast(PowerController, make("power", config.power)),
         batch_scheduler=None if scheduler is None else lambda: cast(BatchScheduler, make("batch_scheduler", scheduler)),
         sampler=sampler,
+        journal=journal,
     )
 
 

@@ -17,9 +17,9 @@ import pytest
 
 from pdplugins.config import Config
 from pdplugins.errors import HostError
-from pdplugins.runtime.decision_log import read
-from pdplugins.runtime.explain import verify
-from pdplugins.runtime.planner import build_guarded
+from pdplugins.runtime.decision_reader import read
+from pdplugins.runtime.planner import build_safe_planner
+from pdplugins.runtime.replaying import verify
 
 pytestmark = pytest.mark.dynamo
 
@@ -32,7 +32,7 @@ Make = Callable[..., Any]
 @asynccontextmanager
 async def plugin(config: Config, gateway: str, token: str = "s3cret") -> AsyncIterator[asyncio.Task[None]]:  # noqa: S107
     """Our plugin, in the test's own loop."""
-    service = external.ProposeService(lambda: proposer.Proposer(build_guarded(config)))
+    service = external.ProposeService(lambda: proposer.Proposer(build_safe_planner(config)))
     stop = asyncio.Event()
     task = asyncio.create_task(external.serve(service, listen="127.0.0.1:0", gateway=gateway, token=token, stop=stop))
     try:
@@ -126,7 +126,7 @@ def test_a_refusal_is_one_line_with_the_fix(
 
 def test_an_endpoint_that_cannot_be_is_one_line(config: Config) -> None:
     async def story(listen: str, gateway: str) -> None:
-        service = external.ProposeService(lambda: proposer.Proposer(build_guarded(config)))
+        service = external.ProposeService(lambda: proposer.Proposer(build_safe_planner(config)))
         await external.serve(service, listen=listen, gateway=gateway, stop=asyncio.Event())
 
     with pytest.raises(HostError, match=r"cannot listen on 192\.0\.2\.1:1; give a free --listen"):

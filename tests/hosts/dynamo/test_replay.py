@@ -24,7 +24,7 @@ from pdplugins.hosts.dynamo.offline.scaling import ReplayScaling, Watched
 from pdplugins.results import Result
 from pdplugins.runtime import decision_log
 from pdplugins.runtime.assembly import build_deployment
-from pdplugins.runtime.planner import GuardedPlanner
+from pdplugins.runtime.planner import SafePlanner
 from pdplugins.types import PlannerView, Role, ScalePlan, TraceRequest
 from pdplugins.workloads.arrivals import Mmpp
 from pdplugins.workloads.jsonl import write_mooncake
@@ -74,8 +74,8 @@ def scripted(trace: list[TraceRequest], tmp_path: Path) -> Callable[..., Watched
     def go(script: Script) -> Watched:
         config = configured(None)
         deployment = build_deployment(config)
-        guarded = GuardedPlanner(script, deployment, initial=ScalePlan(1, 1, "start"))
-        watched = Watched(ReplayScaling(guarded))
+        safe = SafePlanner(script, deployment, initial=ScalePlan(1, 1, "start"))
+        watched = Watched(ReplayScaling(safe))
         write_mooncake(trace, tmp_path / "t.jsonl")
         bind(deployment, Engines(), tmp_path)(tmp_path / "t.jsonl", watched, 1, 1, tmp_path / "rows.jsonl")
         return watched
@@ -319,7 +319,7 @@ def fpm(worker: int, **changes: float) -> dict[str, float]:
 @pytest.fixture
 def door() -> ReplayScaling:
     deployment = build_deployment(configured(None))
-    return ReplayScaling(GuardedPlanner(Script((0, 2, 2)), deployment, initial=ScalePlan(3, 1, "start")))
+    return ReplayScaling(SafePlanner(Script((0, 2, 2)), deployment, initial=ScalePlan(3, 1, "start")))
 
 
 def test_means_over_no_sample_are_unknown_not_zero(door: ReplayScaling) -> None:

@@ -20,11 +20,12 @@ from dynamo.planner.plugins.proto.v1 import plugin_pb2_grpc as pbg
 
 import pdplugins
 from pdplugins.config import find, load
+from pdplugins.contracts.kinds import Kind
 from pdplugins.errors import HostError
 from pdplugins.hosts.dynamo.doors.frontend import FrontendMetrics
 from pdplugins.hosts.dynamo.doors.proposer import Proposer
 from pdplugins.runtime.metrics import process_metrics
-from pdplugins.runtime.planner import build_guarded
+from pdplugins.runtime.planner import build_safe_planner
 
 log = logging.getLogger("pdplugins.dynamo")
 
@@ -64,8 +65,8 @@ class ProposeService(pbg.ProposePluginServicer):  # type: ignore[misc]
             response.accept.SetInParent()
             return response
         response.final = True
-        response.override.reason = decision.plan.reason
-        for role, count in (("prefill", decision.plan.prefill), ("decode", decision.plan.decode)):
+        response.override.reason = decision.answer.reason
+        for role, count in (("prefill", decision.answer.prefill), ("decode", decision.answer.decode)):
             response.override.targets.add(sub_component_type=role, replicas=count, type=pb.OverrideType.SET)
         return response
 
@@ -254,10 +255,10 @@ def run(  # noqa: PLR0913 - the options of a command
 ) -> None:
     """Build the planner that `config` names and serve it until SIGTERM or SIGINT. Raises PdpluginsError."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s: %(message)s")
-    metrics = process_metrics()
+    metrics = process_metrics(Kind.PLANNER)
 
     def build() -> Proposer:
-        planner = build_guarded(load(find(config)), decision_log=decision_log, metrics=metrics)
+        planner = build_safe_planner(load(find(config)), decision_log=decision_log, metrics=metrics)
         return Proposer(planner, frontend=FrontendMetrics(frontend_url, model) if frontend_url else None)
 
     def say(endpoint: str) -> None:

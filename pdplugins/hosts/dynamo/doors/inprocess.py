@@ -37,10 +37,11 @@ from dynamo.planner.plugins.types import (
 )
 
 from pdplugins.config import find, load, parse
+from pdplugins.contracts.kinds import Kind
 from pdplugins.hosts.dynamo.doors.frontend import FrontendMetrics
 from pdplugins.hosts.dynamo.doors.proposer import Proposer
 from pdplugins.runtime.metrics import process_metrics
-from pdplugins.runtime.planner import build_guarded
+from pdplugins.runtime.planner import build_safe_planner
 
 _instances: dict[str, PdPlanner] = {}
 
@@ -72,8 +73,8 @@ class PdPlanner(Proposer):
         key: str = "default",
     ) -> None:
         chosen = load(find(config)) if isinstance(config, str) else parse(config, "kwargs.config")
-        metrics = process_metrics()
-        planner = build_guarded(chosen, decision_log=Path(decision_log) if decision_log else None, metrics=metrics)
+        metrics = process_metrics(Kind.PLANNER)
+        planner = build_safe_planner(chosen, decision_log=Path(decision_log) if decision_log else None, metrics=metrics)
         super().__init__(planner, frontend=FrontendMetrics(frontend_url, model) if frontend_url else None)
         if metrics_port is not None:
             metrics.serve(metrics_port)
@@ -89,7 +90,7 @@ class PdPlanner(Proposer):
         decision = await self.propose(request.context)
         if decision is None:
             return ProposeStageResponse(accept=AcceptResult())
-        plan = decision.plan
+        plan = decision.answer
         targets = [
             ComponentTarget(sub_component_type=role, replicas=count, type=OverrideType.SET)
             for role, count in (("prefill", plan.prefill), ("decode", plan.decode))

@@ -1,4 +1,4 @@
-"""What both planner plugins of Dynamo share: one tick's context in, one guarded decision out."""
+"""What both planner plugins of Dynamo share: one tick's context in, one safe decision out."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from typing import Any
 from pdplugins.contracts.planner import ScalePlan, Traffic
 from pdplugins.hosts.dynamo.doors.frontend import FrontendMetrics
 from pdplugins.hosts.dynamo.doors.observe import NEEDS, NEEDS_TRAFFIC, context_traffic, planner_view, tick_time_s
-from pdplugins.runtime.planner import Decision, GuardedPlanner
+from pdplugins.runtime.decision import Decision
+from pdplugins.runtime.planner import SafePlanner
 
 log = logging.getLogger("pdplugins.dynamo")
 
@@ -25,7 +26,7 @@ CADENCE_TOLERANCE = 0.25
 
 
 class Proposer:
-    """Answers Dynamo's PROPOSE stage from a guarded planner. Never raises.
+    """Answers Dynamo's PROPOSE stage from a safe planner. Never raises.
 
     :param frontend: where to read traffic, TTFT and TPOT; the plugin context has no TTFT, and its traffic needs a
         Prometheus server.
@@ -34,7 +35,7 @@ class Proposer:
 
     def __init__(
         self,
-        planner: GuardedPlanner,
+        planner: SafePlanner,
         *,
         frontend: FrontendMetrics | None = None,
         clock: Callable[[], float] = time.time,
@@ -70,7 +71,7 @@ class Proposer:
             with suppress(OSError):  # not up yet; then the first tick begins the window
                 await asyncio.to_thread(self._frontend.collect)
 
-    async def propose(self, context: Any) -> Decision | None:
+    async def propose(self, context: Any) -> Decision[ScalePlan] | None:
         """Decide one tick. None, before the first good decision, leaves Dynamo its own behaviour."""
         try:
             traffic = self._with_feedback(await self._traffic(context))

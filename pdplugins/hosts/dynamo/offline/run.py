@@ -22,7 +22,7 @@ from pdplugins.provenance import commit, versions
 from pdplugins.registry import default_registry
 from pdplugins.results import Result, Speed
 from pdplugins.runtime.assembly import build_deployment
-from pdplugins.runtime.planner import build_guarded
+from pdplugins.runtime.planner import build_safe_planner
 from pdplugins.workloads.jsonl import write_mooncake
 from pdplugins.workloads.trace import TraceRequest
 
@@ -139,11 +139,11 @@ def _policy(plan: Plan, config: Config, deployment: Deployment) -> Iterator[Scal
         with stock.stock_planner(stock.settings(name, variant, deployment), deployment, plan.engines) as planner:
             yield planner
     else:
-        guarded = build_guarded(config, decision_log=plan.decision_log)
+        safe = build_safe_planner(config, decision_log=plan.decision_log)
         try:
-            yield ReplayScaling(guarded)
+            yield ReplayScaling(safe)
         finally:
-            guarded.close()
+            safe.close()
 
 
 def _described(plan: Plan, config: Config, trace_name: str) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 .. code-block:: python
 
     from dynamo._core import run_mocker_trace_replay
-    run_mocker_trace_replay([trace], …, scaling_policy=ReplayScaling(build_guarded(config)))
+    run_mocker_trace_replay([trace], …, scaling_policy=ReplayScaling(build_safe_planner(config)))
 
 Dynamo calls ``initial_tick_ms()`` once and ``on_tick(snapshot)`` at every tick, on its virtual clock.
 """
@@ -16,7 +16,7 @@ from typing import Any, Protocol
 from pdplugins.contracts.planner import PlannerView, Traffic
 from pdplugins.contracts.workers import Pool, Role, WorkerLoad
 from pdplugins.results import Scaling
-from pdplugins.runtime.planner import GuardedPlanner
+from pdplugins.runtime.planner import SafePlanner
 
 Snapshot = Mapping[str, Any]
 Targets = dict[str, Any]
@@ -35,9 +35,9 @@ class ScalingPolicy(Protocol):
 
 
 class ReplayScaling:
-    """A guarded planner in the loop of Dynamo's replay. One object per run."""
+    """A safe planner in the loop of Dynamo's replay. One object per run."""
 
-    def __init__(self, planner: GuardedPlanner) -> None:
+    def __init__(self, planner: SafePlanner) -> None:
         self._planner = planner
         self._loads: dict[Role, dict[str, WorkerLoad]] = {Role.PREFILL: {}, Role.DECODE: {}}
         self.reason = ""
@@ -55,10 +55,10 @@ class ReplayScaling:
             decision = self._planner.hold(f"replay snapshot: {type(error).__name__}: {error}", error)
         else:
             decision = self._planner.decide(view)
-        self.reason = decision.plan.reason
+        self.reason = decision.answer.reason
         return {
-            "target_prefill": decision.plan.prefill,
-            "target_decode": decision.plan.decode,
+            "target_prefill": decision.answer.prefill,
+            "target_decode": decision.answer.decode,
             "next_tick_ms": snapshot["now_ms"] + self._planner.interval_s * 1e3,
         }
 

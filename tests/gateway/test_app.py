@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import re
 import signal
@@ -16,11 +17,12 @@ import pytest
 
 from pdplugins.errors import ConfigError, HostError
 from pdplugins.gateway.app import Gateway
+from pdplugins.gateway.backends import Backends, WorkerOption
+from pdplugins.gateway.engine import ServerKind
 from pdplugins.gateway.engines.sglang.protocol import loads, splice
-from pdplugins.gateway.fleet import Fleet, Kind, WorkerOption
 from pdplugins.types import Role
+from tests.gateway.rig import FAST, PROMPT, Fixed, ask, config, stand
 from tests.hosts.sglang.gateway.fake import FakeWorker, Rooms, answer_of, settled
-from tests.hosts.sglang.gateway.stand import FAST, PROMPT, Fixed, ask, config, stand
 
 
 def test_models_tokenizer_workers_health_and_metrics() -> None:
@@ -48,6 +50,22 @@ def test_models_tokenizer_workers_health_and_metrics() -> None:
     asyncio.run(run())
 
 
+def test_decisions_of_router_and_flow_policy_are_logged_and_measured(tmp_path: Path) -> None:
+    cfg = config("round-robin", flow="fcfs", decision_log={"sample": 1})
+
+    async def run() -> None:
+        async with stand("dual", "dual", cfg=cfg, decision_log=tmp_path / "log") as it:
+            await it.post("/generate", ask())
+            async with it.client.get(it.gateway.url + "/metrics") as answer:
+                text = await answer.text()
+            assert "pdplugins_router_decisions_total 1.0" in text
+            assert "pdplugins_flow_step_seconds_count" in text
+
+    asyncio.run(run())
+    _, *lines = [json.loads(line) for line in (tmp_path / "log").read_text().splitlines()]
+    assert {line["kind"] for line in lines} == {"router", "flow"}
+
+
 def test_bootstrap_fields_of_a_client_mean_nothing() -> None:
     async def run() -> None:
         async with stand("dual", "dual") as it:
@@ -68,12 +86,12 @@ def test_fields_are_appended_to_the_bytes_of_a_body(body: bytes, whole: bytes) -
 
 def test_worker_options() -> None:
     option = WorkerOption.parse("http://h:1/,bootstrap_port=9,role=decode,kind=dual")
-    assert option == WorkerOption("http://h:1", 9, Role.DECODE, Kind.DUAL)
+    assert option == WorkerOption("http://h:1", 9, Role.DECODE, ServerKind.DUAL)
     for bad in ("h:1", "http://h:1,port=3", "http://h:1,role=both", "http://h:1,bootstrap_port=x"):
         with pytest.raises(ConfigError, match="--worker"):
             WorkerOption.parse(bad)
     with pytest.raises(ConfigError, match="same address"):
-        Fleet([WorkerOption("http://h:1"), WorkerOption("http://h:1")], dual=True, prefill=1, settings=FAST)
+        Backends([WorkerOption("http://h:1"), WorkerOption("http://h:1")], prefill=1, settings=FAST)
 
 
 def test_a_port_that_is_taken_is_said_in_one_line() -> None:

@@ -1,59 +1,17 @@
 """Completions that begin on one worker and end on another: `/generate` serves them, since its streams tell token ids.
 
-Only plain completions, whose fields mean the same there; SGLang's own server maps them in the same way. Those that one
-worker, or a pair, answers stay on `/v1/completions`.
+That works for plain completions, whose fields mean the same there (`Call.as_generate`). Those that one worker or a pair
+answers stay on `/v1/completions`.
 """
 
 from __future__ import annotations
 
 import time
-from dataclasses import replace
 from typing import Any
 
-from pdplugins.gateway.calls import COMPLETIONS, DEFAULT_TOKENS, Call
-from pdplugins.gateway.engines.sglang.protocol import (
-    DONE,
-    DONE_EVENT,
-    EVENT_END,
-    EVENT_START,
-    GENERATE,
-    dumps,
-    events,
-    parsed,
-)
-from pdplugins.gateway.streams import Client
-
-SAMPLING = {
-    **{name: name for name in ("temperature", "top_p", "top_k", "min_p", "ignore_eos", "stop_token_ids")},
-    **{name: name for name in ("skip_special_tokens", "no_stop_trim")},
-    "max_tokens": "max_new_tokens",
-    "seed": "sampling_seed",
-    "min_tokens": "min_new_tokens",
-}
-PLAIN = SAMPLING.keys() | {"model", "prompt", "stream", "stream_options", "user", "rid", "n", "session_id", "priority"}
-
-
-def splittable(call: Call) -> bool:
-    """Tell whether an answer can begin on one worker and end on another."""
-    return call.continuable or as_generate(call) is not None
-
-
-def as_generate(call: Call) -> Call | None:
-    """Return a completion as the same request to `/generate`; None when it is no completion, or not a plain one."""
-    if call.path != COMPLETIONS or not call.fields.keys() <= PLAIN or call.fields.get("n", 1) != 1:
-        return None
-    prompt = call.prompt
-    if prompt is None:
-        return None
-    given = {SAMPLING[name]: value for name, value in call.fields.items() if name in SAMPLING and value is not None}
-    fields = {
-        "input_ids" if isinstance(prompt, list) else "text": prompt,
-        "sampling_params": {"max_new_tokens": DEFAULT_TOKENS[COMPLETIONS], **given},
-        "stream": call.stream,
-    }
-    if "priority" in call.fields:
-        fields["priority"] = call.fields["priority"]
-    return replace(call, path=GENERATE, body=dumps(fields), fields=fields)
+from pdplugins.gateway.engine import Client
+from pdplugins.gateway.engines.sglang.calls import Call
+from pdplugins.gateway.engines.sglang.protocol import DONE, DONE_EVENT, EVENT_END, EVENT_START, dumps, events, parsed
 
 
 class CompletionsReply:

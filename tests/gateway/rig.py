@@ -1,4 +1,4 @@
-"""Gateways over fake workers."""
+"""Gateways over fake workers, for tests."""
 
 from __future__ import annotations
 
@@ -7,19 +7,21 @@ import json
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import aiohttp
 
 from pdplugins.config import Config, parse
 from pdplugins.gateway.app import Gateway
-from pdplugins.gateway.fleet import WorkerOption
+from pdplugins.gateway.backends import WorkerOption
 from pdplugins.gateway.settings import GatewaySettings
-from pdplugins.types import Placement
+from pdplugins.types import Flow, Placement
 from tests.hosts.sglang.gateway.fake import FakeWorker, Rooms
 
-PROMPT = list(range(100, 160))
 FAST = GatewaySettings(timeout_s=10, first_token_s=2, silence_s=1, connect_s=1, rest_s=0.2, poll_s=0.05, drain_s=0.5)
+
+PROMPT = list(range(100, 160))
 
 
 def ask(prompt: list[int] | str = PROMPT, count: int = 9, **more: Any) -> dict[str, Any]:
@@ -39,7 +41,13 @@ class Fixed:
         self.first, self.second, self.split = 0, 1, None
         self.later: int | None = None
         self.requests: list[Any] = []
-        self.finished: list[int] = []
+        self.endings: list[tuple[str, str, int]] = []
+        """Of each request that ended: its id, how, and its output tokens."""
+
+    @property
+    def finished(self) -> list[int]:
+        """Output tokens of the requests that finished."""
+        return [tokens for _, ending, tokens in self.endings if ending == "finished"]
 
     def on_arrival(self, request: Any, workers: Sequence[Any], now_s: float) -> Placement:
         self.requests.append(request)
@@ -55,7 +63,7 @@ class Fixed:
         return Placement(placement.first, workers[self.later].id, placement.split)
 
     def on_ended(self, request: Any, outcome: Any) -> None:
-        self.finished.append(outcome.output_tokens)
+        self.endings.append((request.id, str(outcome.ending), outcome.output_tokens))
 
 
 @dataclass
@@ -69,9 +77,7 @@ class Stand:
 
     def route(self, router: Any) -> Any:
         """Put another router in place."""
-        routing = self.gateway._routing
-        routing._router = router
-        routing._learns = router if hasattr(router, "on_ended") else None
+        self.gateway.routing.use(router)
         return router
 
     async def post(self, path: str, body: dict[str, Any], **more: Any) -> tuple[int, dict[str, Any]]:
@@ -95,7 +101,7 @@ class Stand:
     def idle(self) -> bool:
         """Whether nothing of any request is left anywhere."""
         names = ("_own_queued", "_own_queued_tokens", "_own_running", "_own_running_tokens")
-        loads = [worker.view.load for worker in self.gateway.fleet.workers]
+        loads = [worker.view.load for worker in self.gateway.backends.all]
         books = [getattr(load, name) for load in loads for name in names]
         return not any(books) and not any(worker.running for worker in self.workers) and not self.rooms.alone
 
@@ -107,14 +113,16 @@ async def stand(
     settings: GatewaySettings = FAST,
     token_s: float = 0.0,
     incremental: bool = False,
+    flow: Flow | None = None,
+    decision_log: Path | None = None,
 ) -> AsyncIterator[Stand]:
     """Workers of these modes, a gateway over them and a client; afterwards nothing may be left."""
     before = asyncio.all_tasks()
     rooms = Rooms()
     workers = [await FakeWorker(m, rooms, 9000 + i, token_s, incremental).start() for i, m in enumerate(modes)]
-    gateway = Gateway(
-        cfg or config(dual="dual" in modes), [WorkerOption.parse(worker.url) for worker in workers], settings
-    )
+    options = [WorkerOption.parse(worker.url) for worker in workers]
+    gateway = Gateway(cfg or config(dual="dual" in modes), options, settings, decision_log=decision_log)
+    gateway.policies.flow = gateway.policies.flow if flow is None else flow
     await gateway.start()
     try:
         async with aiohttp.ClientSession() as client:

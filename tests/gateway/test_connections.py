@@ -9,8 +9,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 import aiohttp
 import pytest
 
-from pdplugins.gateway import connections
-from pdplugins.gateway.connections import Connections, Response
+from pdplugins.gateway.engines.sglang import connections
+from pdplugins.gateway.engines.sglang.connections import Connections, Response
 from tests.hosts.sglang.gateway.fake import settled
 
 WHOLE = b"HTTP/1.1 200 OK\r\nContent-Type: text/x\r\nContent-Length: 2\r\n\r\nok"

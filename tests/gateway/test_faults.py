@@ -11,10 +11,10 @@ from typing import Any
 import aiohttp
 import pytest
 
-from pdplugins.gateway.calls import parse
-from pdplugins.gateway.streams import Reply
+from pdplugins.gateway.engines.sglang.calls import parse
+from pdplugins.gateway.replies import Reply
+from tests.gateway.rig import FAST, PROMPT, Fixed, Stand, ask, config, stand
 from tests.hosts.sglang.gateway.fake import answer_of, settled, text_of
-from tests.hosts.sglang.gateway.stand import FAST, PROMPT, Fixed, Stand, ask, config, stand
 
 
 class Broken:
@@ -41,7 +41,7 @@ def test_a_router_that_fails_is_replaced_by_the_least_loaded_workers(answer: Any
             it.route(Broken(answer))
             for _ in range(3):
                 assert (await it.post("/generate", ask()))[1]["output_ids"] == answer_of(PROMPT, 9)
-            assert it.faults["router_error"] + it.faults["router_unknown_worker"] == 6
+            assert sum(it.faults[name] for name in it.faults if name.startswith("router_")) == 6
 
     asyncio.run(run())
 
@@ -97,7 +97,7 @@ def test_when_a_pair_fails_the_one_that_still_answers_goes_on_alone(guilty: int,
             assert it.faults["worker_failed"] == 1
             alone = it.workers[guilty if fault == "says so" else 1 - guilty]
             assert alone.served["local"] == 1
-            assert [view.id for view in it.gateway.fleet.now_ready()] == [alone.id]  # the suspect rests, no other
+            assert [view.id for view in it.gateway.backends.now_ready()] == [alone.id]  # the suspect rests, no other
             faults.hang = False
             assert await settled(it.idle)
 
@@ -114,9 +114,9 @@ def test_an_engine_that_stands_still_behind_a_server_that_answers_is_lost() -> N
             stamps, it.workers[1].stamps = it.workers[1].stamps, itertools.repeat(7.0)
             assert await _answers(it, False, count=9) == answer_of(PROMPT, 9)
             assert it.workers[0].served["local"] == 1
-            assert not it.gateway.fleet.by_id[it.workers[1].id].alive
+            assert not it.gateway.backends.by_id[it.workers[1].id].alive
             it.workers[1].stamps = stamps
-            assert await settled(lambda: len(it.gateway.fleet.ready) == 2)
+            assert await settled(lambda: len(it.gateway.backends.ready) == 2)
             assert await settled(it.idle)
 
     asyncio.run(run())
@@ -138,7 +138,7 @@ def test_a_prefill_has_the_deadline_of_a_first_token_also_when_nothing_streams()
 @pytest.mark.parametrize("kind", ["local", "pair"])
 def test_a_worker_that_is_lost_is_not_waited_for(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A whole answer has no deadline of its own: nothing shows whether it is under way, but for the load report."""
-    monkeypatch.setattr("pdplugins.gateway.fleet.POLL_TIMEOUT_S", 1.0)
+    monkeypatch.setattr("pdplugins.gateway.backends.POLL_TIMEOUT_S", 1.0)
 
     async def run() -> None:
         async with stand("dual", "dual", settings=replace(FAST, timeout_s=60, first_token_s=60, silence_s=60)) as it:
@@ -255,7 +255,7 @@ def test_no_worker_left_is_an_error_within_the_deadline() -> None:
             for worker in it.workers:
                 await worker.stop()
             assert (await it.post("/generate", ask()))[0] in (502, 503)
-            assert await settled(lambda: not it.gateway.fleet.ready)
+            assert await settled(lambda: not it.gateway.backends.ready)
             async with it.client.get(it.gateway.url + "/health") as response:
                 assert response.status == 503
             assert (await it.post("/generate", ask()))[0] == 503
@@ -267,10 +267,10 @@ def test_a_worker_comes_back() -> None:
     async def run() -> None:
         async with stand("dual", "dual") as it:
             await it.workers[1].stop()
-            assert await settled(lambda: len(it.gateway.fleet.ready) == 1)
+            assert await settled(lambda: len(it.gateway.backends.ready) == 1)
             assert await _answers(it, True) == answer_of(PROMPT, 9)
             await it.workers[1].start()
-            assert await settled(lambda: len(it.gateway.fleet.ready) == 2)
+            assert await settled(lambda: len(it.gateway.backends.ready) == 2)
             assert await _answers(it, True) == answer_of(PROMPT, 9)
 
     asyncio.run(run())
@@ -278,12 +278,12 @@ def test_a_worker_comes_back() -> None:
 
 def test_a_worker_that_does_not_say_its_load_is_not_asked_for_more(monkeypatch: pytest.MonkeyPatch) -> None:
     """A stopped process takes connections and says nothing."""
-    monkeypatch.setattr("pdplugins.gateway.fleet.POLL_TIMEOUT_S", 0.1)
+    monkeypatch.setattr("pdplugins.gateway.backends.POLL_TIMEOUT_S", 0.1)
 
     async def run() -> None:
         async with stand("dual", "dual") as it:
             it.workers[0].faults.hang = True
-            assert await settled(lambda: len(it.gateway.fleet.ready) == 1)
+            assert await settled(lambda: len(it.gateway.backends.ready) == 1)
 
     asyncio.run(run())
 

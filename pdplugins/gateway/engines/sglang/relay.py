@@ -1,87 +1,37 @@
-"""The way of an answer to the client: bytes as they come, unless an answer is made of the parts of several workers."""
+"""Passes SGLang's answers on to the client: bytes as they come, unless several workers give parts of one answer."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
-from aiohttp import web
-
-from pdplugins.gateway.calls import Call
-from pdplugins.gateway.engines.sglang import protocol
-from pdplugins.gateway.engines.sglang.protocol import DONE, DONE_EVENT, EVENT_END, EVENT_START, dumps, events, parsed
-from pdplugins.gateway.errors import RefusedError
-from pdplugins.gateway.upstream import Answer
+from pdplugins.gateway.engine import Client
+from pdplugins.gateway.engines.sglang.calls import Call
+from pdplugins.gateway.engines.sglang.protocol import (
+    DONE,
+    DONE_EVENT,
+    EVENT_END,
+    EVENT_START,
+    GENERATE,
+    dumps,
+    events,
+    parsed,
+)
+from pdplugins.gateway.engines.sglang.upstream import Answer
 
 _USAGE = {name: re.compile(rb'"%s":\s*(\d+)' % name.encode()) for name in ("prompt_tokens", "completion_tokens")}
-
-
-class Client(Protocol):
-    """Where an answer goes."""
-
-    @property
-    def started(self) -> bool:
-        """Whether the client has got anything, so that the request cannot start anew in silence."""
-        ...
-
-    async def send(self, data: bytes, content_type: str) -> None:
-        """Send a part of a stream."""
-        ...
-
-    def whole(self, body: bytes, content_type: str) -> None:
-        """Answer with one body."""
-        ...
-
-
-class Reply:
-    """What the client gets: nothing yet, a stream, or one body."""
-
-    def __init__(self, request: web.BaseRequest) -> None:
-        self._request = request
-        self.response: web.StreamResponse | None = None
-
-    @property
-    def started(self) -> bool:
-        """Whether the client has got anything, so that the request cannot start anew in silence."""
-        return self.response is not None
-
-    async def send(self, data: bytes, content_type: str) -> None:
-        """Send a part of a stream."""
-        if self.response is None:
-            headers = {"Content-Type": content_type, "Cache-Control": "no-cache"}
-            self.response = web.StreamResponse(headers=headers)
-            await self.response.prepare(self._request)
-        await self.response.write(data)
-
-    def whole(self, body: bytes, content_type: str, status: int = 200) -> None:
-        """Answer with one body."""
-        self.response = web.Response(body=body, status=status, headers={"Content-Type": content_type})
-
-    async def refuse(self, error: RefusedError) -> None:
-        """Pass on the refusal of a worker."""
-        if self.response is None:
-            self.whole(error.body, error.content_type, error.status)
-        else:
-            await self.fail(error.status, error.body.decode(errors="replace"))
-
-    async def fail(self, status: int, message: str) -> None:
-        """Tell the client what went wrong, in its stream where that has begun."""
-        error = {"error": {"message": message, "type": "gateway_error", "code": status}}
-        if self.response is None:
-            self.whole(dumps(error), "application/json", status)
-        else:
-            await self.send(EVENT_START + dumps(error) + EVENT_END + DONE_EVENT, "")
 
 
 class Relay:
     """Passes one answer on, and knows what of it the client has, so that another worker can go on from there."""
 
-    def __init__(self, call: Call, reply: Client, on_first: Callable[[], None]) -> None:
+    def __init__(self, call: Call, client: Client, on_first: Callable[[], None]) -> None:
         self._call = call
-        self._reply = reply
+        self._client = client
         self._on_first = on_first
         self._incremental = False
+        self._answer: Answer | None = None
         self._part: list[bytes] = []
         """What this worker has said: its last events, or all of them where each one holds new tokens only."""
         self.ids: list[int] = []
@@ -94,9 +44,18 @@ class Relay:
         """Whether the client has got tokens of the worker that answers now."""
         return bool(self._part)
 
+    @property
+    def delivered_tokens(self) -> int:
+        """Output tokens that the client has got in all."""
+        if not self._client.started:
+            return 0
+        now = self._answer.tokens if self._answer is not None and self._part else 0
+        return len(self.ids) + now
+
     async def run(self, answer: Answer, *, head: bool = False) -> bool:
         """Pass on what a worker says; `head`: another one goes on. Return whether the answer is whole."""
-        self._incremental = answer.worker.incremental and answer.stream
+        self._answer = answer
+        self._incremental = answer.backend.incremental and answer.stream
         self._part = []
         rewrite = head or bool(self.ids) or self._merges(answer)
         own, given = answer.rid.encode(), dumps(self._call.rid)[1:-1]
@@ -105,7 +64,7 @@ class Relay:
                 self._part.append(piece)
             elif piece != DONE_EVENT:
                 self._part[-1] = piece
-            if not self._reply.started:
+            if not self._client.started:
                 self._on_first()
             if rewrite:
                 piece = self._rewritten(piece, head=head)
@@ -115,19 +74,19 @@ class Relay:
     async def _pass_on(self, answer: Answer, piece: bytes, *, hold: bool) -> None:
         if answer.stream:
             if piece:
-                await self._reply.send(piece, answer.content_type)
+                await self._client.send(piece, answer.content_type)
         elif not hold:
-            self._reply.whole(piece, answer.content_type)
+            self._client.whole(piece, answer.content_type)
 
     async def close(self) -> bool:
         """End a stream that lacks nothing but its end. Return whether it was so."""
-        if not self._reply.started or self._call.path != protocol.GENERATE or not self._ends():
+        if not self._client.started or self._call.path != GENERATE or not self._ends():
             return False
-        await self._reply.send(DONE_EVENT, "")
+        await self._client.send(DONE_EVENT, "")
         return True
 
     def fold(self) -> None:
-        """Take what this worker has said to what those before have: another one goes on."""
+        """Add what this worker has said to what those before have: another one goes on."""
         said = self._events()
         for event in said if self._incremental else said[-1:]:
             self.ids = self.ids + (event.get("output_ids") or [])

@@ -10,10 +10,10 @@ from typing import Any
 
 import aiohttp
 
-from pdplugins.gateway.connections import Connections, Response
+from pdplugins.gateway.backends import Backend
 from pdplugins.gateway.engines.sglang import protocol
+from pdplugins.gateway.engines.sglang.connections import Connections, Response
 from pdplugins.gateway.errors import RefusedError, WorkerFailedError
-from pdplugins.gateway.fleet import Worker
 from pdplugins.gateway.settings import GatewaySettings
 
 ABORT_S = 5.0
@@ -23,8 +23,8 @@ FAILURES = (aiohttp.ClientError, OSError, TimeoutError)
 class Answer:
     """The answer of one worker, whose beginning is there."""
 
-    def __init__(self, worker: Worker, response: Response, rid: str, first: bytes, rest: bytes) -> None:
-        self.worker = worker
+    def __init__(self, backend: Backend, response: Response, rid: str, first: bytes, rest: bytes) -> None:
+        self.backend = backend
         self.rid = rid
         """The name of its leg, which is not the client's name of the request."""
         self.response = response
@@ -48,7 +48,7 @@ class Answer:
             piece, self._first = self._first, b""
         elif self.ended:
             if self.stream:  # read to its end, a connection can be used again
-                await read(self.worker, self.response)
+                await read(self.backend, self.response)
             return b""
         else:
             piece = await self._events()
@@ -57,15 +57,15 @@ class Answer:
         return piece
 
     async def _events(self) -> bytes:
-        while data := await read(self.worker, self.response):
+        while data := await read(self.backend, self.response):
             data = self._rest + data
             cut = data.rfind(protocol.EVENT_END) + len(protocol.EVENT_END)
             if cut >= len(protocol.EVENT_END):
                 self._rest = data[cut:]
-                raise_error(self.worker, data)
+                raise_error(self.backend, data)
                 return data[:cut]
             self._rest = data
-        raise WorkerFailedError(self.worker.id, "the stream broke off")
+        raise WorkerFailedError(self.backend.id, "the stream broke off")
 
     def _count(self, piece: bytes) -> None:
         """Enter the tokens of a piece in the books. Workers send one event for each token, or fewer."""
@@ -77,7 +77,7 @@ class Answer:
         gap_s = (now_s - self._last_s) / max(events, 1)
         self._last_s = now_s
         for _ in range(events):
-            self.worker.view.load.token(gap_s, now_s)
+            self.backend.view.load.token(gap_s, now_s)
         self.tokens += events
 
 
@@ -90,68 +90,68 @@ class Upstream:
         self._background: set[asyncio.Task[None]] = set()
 
     async def post(
-        self, worker: Worker, path: str, body: bytes, headers: Mapping[str, str], *, stream: bool
+        self, backend: Backend, path: str, body: bytes, headers: Mapping[str, str], *, stream: bool
     ) -> Response:
         """Send a request and wait for the head of the answer. Raises WorkerFailedError or RefusedError."""
         silence_s = self._settings.silence_s if stream else None
         try:
-            response = await self._connections.post(worker.url, path, body, headers, silence_s)
+            response = await self._connections.post(backend.url, path, body, headers, silence_s)
         except (aiohttp.ClientConnectionError, OSError) as error:
             silent = isinstance(error, TimeoutError)
-            raise WorkerFailedError(worker.id, said(error), gone=not silent, silent=silent) from error
+            raise WorkerFailedError(backend.id, said(error), gone=not silent, silent=silent) from error
         except aiohttp.ClientError as error:
-            raise WorkerFailedError(worker.id, said(error)) from error
+            raise WorkerFailedError(backend.id, said(error)) from error
         if response.status >= 400:
-            await self._refused(worker, response)
+            await self._refused(backend, response)
         return response
 
-    async def begin(self, worker: Worker, response: Response, rid: str) -> Answer:
+    async def begin(self, backend: Backend, response: Response, rid: str) -> Answer:
         """Return an answer once its beginning is there: the first events, or all of it. Raises WorkerFailedError."""
         if not is_stream(response):
-            return Answer(worker, response, rid, await read_all(worker, response), b"")
+            return Answer(backend, response, rid, await read_all(backend, response), b"")
         data = b""
         while (cut := data.rfind(protocol.EVENT_END)) < 0:
-            more = await read(worker, response)
+            more = await read(backend, response)
             if not more:
-                raise WorkerFailedError(worker.id, "the stream ended before the first token")
+                raise WorkerFailedError(backend.id, "the stream ended before the first token")
             data += more
         cut += len(protocol.EVENT_END)
-        raise_error(worker, data)
-        return Answer(worker, response, rid, data[:cut], data[cut:])
+        raise_error(backend, data)
+        return Answer(backend, response, rid, data[:cut], data[cut:])
 
-    async def reply(self, worker: Worker, path: str, body: bytes, headers: Mapping[str, str]) -> bytes:
+    async def reply(self, backend: Backend, path: str, body: bytes, headers: Mapping[str, str]) -> bytes:
         """Send a request and return all of the answer. Raises WorkerFailedError or RefusedError."""
-        response = await self.post(worker, path, body, headers, stream=True)
+        response = await self.post(backend, path, body, headers, stream=True)
         try:
-            data = await read_all(worker, response)
+            data = await read_all(backend, response)
         finally:
             response.close()
-        raise_error(worker, data)
+        raise_error(backend, data)
         return data
 
-    async def _refused(self, worker: Worker, response: Response) -> None:
-        body = await read_all(worker, response)
+    async def _refused(self, backend: Backend, response: Response) -> None:
+        body = await read_all(backend, response)
         if response.status >= 500:
-            raise WorkerFailedError(worker.id, f"status {response.status}: {body[:200].decode(errors='replace')}")
+            raise WorkerFailedError(backend.id, f"status {response.status}: {body[:200].decode(errors='replace')}")
         raise RefusedError(response.status, body, response.content_type)
 
     def end(self, answer: Answer) -> None:
         """Be done with an answer; one that has not come to its end is given up."""
         if not answer.ended:
-            self.drop(answer.worker, answer.rid, answer.response)
+            self.drop(answer.backend, answer.rid, answer.response)
 
-    def drop(self, worker: Worker, rid: str, response: Response | None) -> None:
+    def drop(self, backend: Backend, rid: str, response: Response | None) -> None:
         """Give up a leg: close its connection and tell the worker to stop."""
         if response is not None:
             response.close()
-        if worker.alive:
-            self.background(self._abort(worker, rid))
+        if backend.alive:
+            self.background(self._abort(backend, rid))
 
-    async def _abort(self, worker: Worker, rid: str) -> None:
+    async def _abort(self, backend: Backend, rid: str) -> None:
         with contextlib.suppress(*FAILURES):
             async with asyncio.timeout(ABORT_S):
                 body = protocol.dumps({"rid": rid})
-                await (await self._connections.post(worker.url, protocol.ABORT, body, {}, ABORT_S)).read()
+                await (await self._connections.post(backend.url, protocol.ABORT, body, {}, ABORT_S)).read()
 
     def background(self, work: Coroutine[Any, Any, None]) -> None:
         """Do `work` aside; `settle` waits for it."""
@@ -168,31 +168,31 @@ class Upstream:
         await asyncio.gather(*self._background, return_exceptions=True)
         self._connections.close()
 
-    async def ask(self, worker: Worker, path: str, data: Any) -> Any:
+    async def ask(self, backend: Backend, path: str, data: Any) -> Any:
         """Post JSON and return the JSON that comes back. Raises WorkerFailedError or RefusedError."""
-        response = await self.post(worker, path, protocol.dumps(data), {}, stream=True)
-        answer = protocol.parsed(await read_all(worker, response))
+        response = await self.post(backend, path, protocol.dumps(data), {}, stream=True)
+        answer = protocol.parsed(await read_all(backend, response))
         if answer is None:
-            raise WorkerFailedError(worker.id, f"{path} did not answer with JSON")
+            raise WorkerFailedError(backend.id, f"{path} did not answer with JSON")
         return answer
 
 
-async def read(worker: Worker, response: Response) -> bytes:
+async def read(backend: Backend, response: Response) -> bytes:
     """Return the next bytes of an answer; nothing at its end. Raises WorkerFailedError."""
     try:
         return await response.readany()
     except FAILURES as error:
         response.close()
-        raise WorkerFailedError(worker.id, said(error), gone=isinstance(error, aiohttp.ClientOSError)) from error
+        raise WorkerFailedError(backend.id, said(error), gone=isinstance(error, aiohttp.ClientOSError)) from error
 
 
-async def read_all(worker: Worker, response: Response) -> bytes:
+async def read_all(backend: Backend, response: Response) -> bytes:
     """Return the whole answer. Raises WorkerFailedError."""
     try:
         return await response.read()
     except FAILURES as error:
         response.close()
-        raise WorkerFailedError(worker.id, said(error)) from error
+        raise WorkerFailedError(backend.id, said(error)) from error
 
 
 def is_stream(response: Response) -> bool:
@@ -200,7 +200,7 @@ def is_stream(response: Response) -> bool:
     return response.content_type.startswith("text/event-stream")
 
 
-def raise_error(worker: Worker, data: bytes) -> None:
+def raise_error(backend: Backend, data: bytes) -> None:
     """Raise WorkerFailedError for an error that `data` tells, unless it says that the client is wrong."""
     if protocol.ERROR_EVENT not in data and protocol.ABORTED not in data:
         return
@@ -209,7 +209,7 @@ def raise_error(worker: Worker, data: bytes) -> None:
         error = said.get("error") or protocol.failure(said)
         code = error.get("code") if isinstance(error, dict) else None
         if error and not (isinstance(code, int) and 400 <= code < 500):
-            raise WorkerFailedError(worker.id, f"error: {str(error)[:200]}")
+            raise WorkerFailedError(backend.id, f"error: {str(error)[:200]}")
 
 
 def said(error: BaseException) -> str:

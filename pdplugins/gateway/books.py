@@ -1,19 +1,23 @@
-"""What routers see of a worker: the gateway's own books, which are up to date, plus what others have there."""
+"""What routers see of a worker: the gateway's own books, which are up to date, plus the load that others put there.
+
+Nothing here knows an engine or HTTP, so any host that sends requests itself can keep these books.
+"""
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from time import monotonic
 
 from pdplugins.contracts.workers import Capabilities, Role
-from pdplugins.gateway.calls import BLOCK_TOKENS
 
+BLOCK_TOKENS = 512
+"""Tokens of one prefix block, as in traces and policies."""
 WINDOW_S = 5.0
 """Recent means cover the last one to two of these."""
 
 
-class Recent:
+class RecentMean:
     """The mean of what was seen in the last five to ten seconds, in constant space."""
 
     __slots__ = ("_before", "_now", "_until_s")
@@ -44,20 +48,22 @@ class Recent:
         self._until_s = now_s + WINDOW_S
 
 
-class Load:
-    """A `pdplugins.types.LoadView`: requests of this gateway, exactly, and those of others as the last poll showed."""
+class LoadBook:
+    """A `pdplugins.types.LoadView`: own requests exactly, and those of others as the worker's last report showed."""
 
     __slots__ = (
         "_other_requests", "_other_running", "_other_tokens", "_own_queued", "_own_queued_tokens", "_own_running",
-        "_own_running_tokens", "_tbt", "_ttft", "worker",
+        "_own_running_tokens", "_tbt", "_ttft", "on_freed", "worker",
     )  # fmt: skip
 
     def __init__(self, worker: str) -> None:
         self.worker = worker
+        self.on_freed: Callable[[], None] | None = None
+        """Is called when a prefill or a request has ended here, or the worker has reported: new work may fit now."""
         self._own_queued = self._own_queued_tokens = self._own_running = self._own_running_tokens = 0
         self._other_requests = self._other_running = self._other_tokens = 0
-        self._ttft = Recent()
-        self._tbt = Recent()
+        self._ttft = RecentMean()
+        self._tbt = RecentMean()
 
     # --- as routers see it ---------------------------------------------------------------------------------------
 
@@ -88,7 +94,7 @@ class Load:
 
     @property
     def decode_tokens(self) -> int:
-        """Context of the requests of this gateway that decode."""
+        """Context of the own requests that decode."""
         return self._own_running_tokens
 
     @property
@@ -119,6 +125,7 @@ class Load:
         self._own_queued_tokens -= tokens
         if took_s is not None:
             self._ttft.add(took_s, monotonic())
+        self._freed()
 
     def decode_starts(self, tokens: int) -> None:
         """Note a request with a context of `tokens`."""
@@ -134,16 +141,22 @@ class Load:
         """Note the end of a request with a context of `tokens`."""
         self._own_running -= 1
         self._own_running_tokens -= tokens
+        self._freed()
 
     def reported(self, running: int, waiting: int, waiting_tokens: int) -> None:
-        """Take in what the worker says of its queues: what is not this gateway's is somebody else's."""
+        """Take in the worker's own counts of requests and of waiting tokens: the surplus over ours is of others."""
         others = max(running + waiting - self._own_running - self._own_queued, 0)
         self._other_requests = min(others, waiting)
         self._other_running = others - self._other_requests
         self._other_tokens = max(waiting_tokens - self._own_queued_tokens, 0) if self._other_requests else 0
+        self._freed()
+
+    def _freed(self) -> None:
+        if self.on_freed is not None:
+            self.on_freed()
 
 
-class Blocks:
+class CachedBlocks:
     """Hashes of the prefix blocks that a worker should have cached: those of the prompts that it got last."""
 
     __slots__ = ("_hashes",)
@@ -168,21 +181,22 @@ class Blocks:
         self._hashes.clear()
 
 
-class View:
+class WorkerBook:
     """A `pdplugins.types.WorkerView` of one worker."""
 
     __slots__ = ("cached_blocks", "capabilities", "id", "kv_capacity_tokens", "load", "role", "tp", "used_kv_tokens")
 
-    def __init__(self, worker: str, role: Role, kv_capacity_tokens: int) -> None:
+    def __init__(self, worker: str, role: Role, kv_capacity_tokens: int = 0) -> None:
         self.id = worker
         self.role = role
-        self.load = Load(worker)
+        self.load = LoadBook(worker)
         self.kv_capacity_tokens = kv_capacity_tokens
-        self.cached_blocks = Blocks()
+        self.cached_blocks = CachedBlocks()
         self.tp: int | None = None
         self.capabilities: Capabilities | None = None
+        """None until the worker has said what it is."""
         self.used_kv_tokens: int | None = None
-        """Tokens of KV cache in use, as the worker said last; None before it has."""
+        """Tokens of KV cache that are in use and cannot be evicted, as the worker said last; None before it has."""
 
     @property
     def free_kv_tokens(self) -> int | None:

@@ -1,21 +1,17 @@
-"""One request of a client: what the gateway has to know of it, and its body, which it does not touch."""
+"""One request of a client to SGLang's or OpenAI's API: what the gateway has to know of it, and its body."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from pdplugins.gateway.engines.sglang.protocol import BOOTSTRAP_FIELDS, GENERATE, loads, splice
+from pdplugins.gateway.engines.sglang.protocol import BOOTSTRAP_FIELDS, GENERATE, dumps, loads, splice
 from pdplugins.gateway.errors import GatewayError
 
 COMPLETIONS = "/v1/completions"
 CHAT = "/v1/chat/completions"
-BLOCK_TOKENS = 512
-"""Tokens of one prefix block, as in traces and policies."""
-CHARS_PER_TOKEN = 4
-"""Length of a token of text, to cut text into blocks and until answers have told better."""
 SESSION_FIELDS = ("session_id", "user")
 DEFAULT_TOKENS = {GENERATE: 128, COMPLETIONS: 16}
 """Output tokens of a request that does not say: SGLang's defaults."""
@@ -28,8 +24,21 @@ SPLITTABLE_SAMPLING = frozenset(
     {"temperature", "top_p", "top_k", "min_p", "max_new_tokens", "min_new_tokens", "ignore_eos", "stop_token_ids"}
     | {"skip_special_tokens", "spaces_between_special_tokens", "no_stop_trim", "n", "sampling_seed"}
 )
-"""Fields with which the rest of an answer depends on nothing but the tokens so far, so another worker may go on: also
-what is drawn; with a seed, which SGLang heeds where it runs deterministically, also on the position."""
+"""Fields with which the rest of an answer depends on nothing but the tokens so far, so that another worker may go on.
+That holds for sampled tokens too; with a seed, which SGLang uses where it runs deterministically, they also depend on
+the position."""
+COMPLETION_SAMPLING = {
+    **{name: name for name in ("temperature", "top_p", "top_k", "min_p", "ignore_eos", "stop_token_ids")},
+    **{name: name for name in ("skip_special_tokens", "no_stop_trim")},
+    "max_tokens": "max_new_tokens",
+    "seed": "sampling_seed",
+    "min_tokens": "min_new_tokens",
+}
+"""Fields of a completion, and what ``/generate`` calls them; SGLang's own server maps them in the same way."""
+PLAIN_COMPLETION = COMPLETION_SAMPLING.keys() | {
+    *("model", "prompt", "stream", "stream_options", "user", "rid", "n", "session_id", "priority"),
+}
+"""Fields of a completion that mean the same on ``/generate``."""
 
 
 @dataclass(slots=True)
@@ -102,20 +111,39 @@ class Call:
         sampling = self.sampling
         return self.fields.keys() <= SPLITTABLE and sampling.keys() <= SPLITTABLE_SAMPLING and sampling.get("n", 1) == 1
 
-    def limited(self, tokens: int) -> dict[str, Any]:
-        """Return the fields that make the answer at most `tokens` long."""
-        if self.path != GENERATE:
-            return {"max_tokens": tokens, "max_completion_tokens": tokens, "min_tokens": 0}
-        least = self.sampling.get("min_new_tokens")
-        params = {**self.sampling, "max_new_tokens": tokens}
-        return {"sampling_params": params | ({"min_new_tokens": min(least, tokens)} if isinstance(least, int) else {})}
+    @property
+    def messages(self) -> str:
+        """The messages of a chat as one text; nothing for anything else."""
+        return str(self.fields.get("messages", ""))
 
-    def prefill_only(self) -> dict[str, Any]:
-        """Return the fields that make a worker compute the prompt and no more than one token."""
-        return {**self.limited(1), "stream": False, "n": 1} if self.path != GENERATE else self._one_token()
+    @property
+    def logprobs(self) -> bool:
+        """Whether the client wants logprobs: those of the prompt come from the worker that prefills."""
+        return bool(self.fields.get("return_logprob"))
+
+    @property
+    def one_answer(self) -> bool:
+        """Whether it has one prompt and wants one answer."""
+        return self.batch is None and self.sampling.get("n", 1) == 1
+
+    @property
+    def splits_in_decode(self) -> bool:
+        """Whether another worker can go on in the middle of its answer, perhaps asked by ``/generate``."""
+        return self.continuable or self.as_generate() is not None
+
+    def limited(self, tokens: int) -> bytes:
+        """Return the body of a request for at most `tokens` of the answer."""
+        return splice(self.body, self._limit(tokens))
+
+    def prefill_only(self) -> bytes:
+        """Return the body of a request that computes the prompt and no more than one token."""
+        if self.path != GENERATE:
+            return splice(self.body, {**self._limit(1), "stream": False, "n": 1})
+        params = {**self.sampling, "max_new_tokens": 1, "min_new_tokens": 0, "n": 1}
+        return splice(self.body, {"sampling_params": params, "stream": False})
 
     def continued(self, ids: list[int], done: int) -> bytes:
-        """Return the request for the rest of the answer: `ids` are the prompt and the `done` tokens so far."""
+        """Return the body for the rest of the answer: `ids` are the prompt and the `done` tokens so far."""
         sampling = dict(self.sampling)
         sampling["max_new_tokens"] = (self.max_tokens or 0) - done
         if isinstance(least := sampling.get("min_new_tokens"), int):
@@ -123,9 +151,30 @@ class Call:
         kept = {key: value for key, value in self.fields.items() if key not in ("text", "input_ids", "sampling_params")}
         return json.dumps({**kept, "input_ids": ids, "sampling_params": sampling}).encode()
 
-    def _one_token(self) -> dict[str, Any]:
-        params = {**self.sampling, "max_new_tokens": 1, "min_new_tokens": 0, "n": 1}
-        return {"sampling_params": params, "stream": False}
+    def as_generate(self) -> Call | None:
+        """Return a completion as the same request to `/generate`; None when it is no completion, or not a plain one."""
+        fields, prompt = self.fields, self.prompt
+        if self.path != COMPLETIONS or not fields.keys() <= PLAIN_COMPLETION or fields.get("n", 1) != 1:
+            return None
+        if prompt is None:
+            return None
+        names = COMPLETION_SAMPLING
+        given = {names[name]: value for name, value in fields.items() if name in names and value is not None}
+        new = {
+            "input_ids" if isinstance(prompt, list) else "text": prompt,
+            "sampling_params": {"max_new_tokens": DEFAULT_TOKENS[COMPLETIONS], **given},
+            "stream": self.stream,
+        }
+        if "priority" in fields:
+            new["priority"] = fields["priority"]
+        return replace(self, path=GENERATE, body=dumps(new), fields=new)
+
+    def _limit(self, tokens: int) -> dict[str, Any]:
+        if self.path != GENERATE:
+            return {"max_tokens": tokens, "max_completion_tokens": tokens, "min_tokens": 0}
+        least = self.sampling.get("min_new_tokens")
+        params = {**self.sampling, "max_new_tokens": tokens}
+        return {"sampling_params": params | ({"min_new_tokens": min(least, tokens)} if isinstance(least, int) else {})}
 
 
 def parse(
@@ -143,49 +192,10 @@ def parse(
         raise GatewayError(400, "the body is not JSON") from None
     if not isinstance(fields, dict):
         raise GatewayError(400, "the body is not a JSON object")
-    if own := [name for name in BOOTSTRAP_FIELDS if name in fields]:  # who is paired with whom is the gateway's affair
+    if own := [name for name in BOOTSTRAP_FIELDS if name in fields]:  # the gateway decides who is paired with whom
         body = splice(body, dict.fromkeys(own))
     given = fields.get("rid")
     if session is None:
         named = (fields.get(name) for name in SESSION_FIELDS)
         session = next((name for name in named if isinstance(name, str) and name), None)
     return Call(path, body, fields, given if isinstance(given, str) and given else rid, session, headers or {})
-
-
-class Lengths:
-    """Prompt lengths in tokens: exact for token ids; for text by the characters per token that answers have shown."""
-
-    def __init__(self) -> None:
-        self._chars_per_token = float(CHARS_PER_TOKEN)
-
-    def prompt_tokens(self, call: Call) -> int:
-        """Return the length of the prompt, or of all prompts of a batch."""
-        prompt = call.prompt
-        if isinstance(prompt, list):
-            return len(prompt)
-        return max(round(_chars(call) / self._chars_per_token), 1)
-
-    def learn(self, call: Call, prompt_tokens: int) -> None:
-        """Take in what a worker said of the length of the prompt of `call`."""
-        if not isinstance(call.prompt, list) and prompt_tokens > 0 and (chars := _chars(call)):
-            self._chars_per_token += 0.1 * (min(max(chars / prompt_tokens, 0.2), 50.0) - self._chars_per_token)
-
-
-def _chars(call: Call) -> int:
-    prompt = call.prompt
-    return len(prompt) if isinstance(prompt, str) else len(call.body)
-
-
-def blocks_of(call: Call) -> tuple[int, ...]:
-    """Return the hashes of the whole blocks of the prompt; each one stands for all of the prompt up to its end."""
-    prompt = call.prompt
-    size = BLOCK_TOKENS if isinstance(prompt, list) else BLOCK_TOKENS * CHARS_PER_TOKEN
-    if prompt is None:
-        prompt = str(call.fields.get("messages", ""))
-    hashes: list[int] = []
-    before = 0
-    for end in range(size, len(prompt) + 1, size):
-        part = prompt[end - size : end]
-        before = hash((before, tuple(part) if isinstance(part, list) else part))
-        hashes.append(before)
-    return tuple(hashes)

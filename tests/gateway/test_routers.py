@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from tests.gateway.rig import FAST, PROMPT, Fixed, ask, config, stand
 from tests.hosts.sglang.gateway.fake import answer_of, settled, text_of, tokenize
-from tests.hosts.sglang.gateway.stand import FAST, PROMPT, Fixed, ask, config, stand
 
 ROUTERS: dict[str, dict[str, Any]] = {
     "ampd": {},
@@ -44,7 +44,12 @@ def test_every_router_serves_a_mixed_load_with_the_right_tokens(name: str, dual:
                 assert got["output_ids"] == answer_of(prompt, 6)
 
             await asyncio.gather(*(one(number) for number in range(24)))
-            assert it.faults["router_error"] == it.faults["worker_failed"] == it.faults["router_unknown_worker"] == 0
+            assert (
+                it.faults["router_policy_error"]
+                == it.faults["worker_failed"]
+                == it.faults["router_unknown_worker"]
+                == 0
+            )
             assert await settled(it.idle)
 
     asyncio.run(run())
@@ -126,14 +131,14 @@ def test_prefix_blocks_and_engine_reports_reach_the_router() -> None:
         async with stand("dual", "dual") as it:
             router = it.route(Fixed())
             it.workers[0].loads = {"num_waiting_reqs": 5, "num_waiting_uncached_tokens": 700, "num_running_reqs": 2}
-            view = it.gateway.fleet.ready[0]
+            view = it.gateway.backends.ready[0]
             assert await settled(lambda: view.load.queued_requests == 5)
             assert (view.load.queued_tokens, view.load.running_requests) == (700, 2)
             assert view.kv_capacity_tokens == 100_000
             await it.post("/generate", ask(list(range(1100)), 1))
             blocks = router.requests[0].blocks
             assert len(blocks) == 2
-            assert all(block in worker.cached_blocks for block in blocks for worker in it.gateway.fleet.ready)
+            assert all(block in worker.cached_blocks for block in blocks for worker in it.gateway.backends.ready)
             await it.post("/generate", ask(list(range(600)) + [1] * 600, 1))
             assert router.requests[1].blocks[0] == blocks[0]
             assert router.requests[1].blocks[1] != blocks[1]
@@ -146,7 +151,7 @@ def test_recent_times_are_those_of_the_last_seconds() -> None:
         async with stand("dual", "dual", token_s=0.02) as it:
             it.route(Fixed())
             request = asyncio.create_task(it.stream("/generate", ask(count=20)))
-            views = it.gateway.fleet.ready
+            views = it.gateway.backends.ready
             assert await settled(lambda: views[1].load.recent_tbt_s is not None)
             assert views[1].load.running_tokens > len(PROMPT)
             await request

@@ -1,0 +1,88 @@
+"""First come first served: requests go on in the order of arrival, as soon as there is a place for the first one."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from pdplugins.contracts.deployment import Deployment
+from pdplugins.contracts.flow import FlowDecision, Go, Hold, Refuse, Waiting
+from pdplugins.contracts.request import Request
+from pdplugins.contracts.router import Outcome
+from pdplugins.contracts.workers import Role, WorkerView
+
+
+class FcfsSettings(BaseModel):
+    """Settings of the flow policy ``fcfs``. With the defaults nothing ever waits."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    per_worker: int | None = Field(
+        None, ge=1, description="requests in service for each worker that takes work, on average; no limit when absent"
+    )
+    free_kv: bool = Field(False, description="hold until the prompt fits into the free KV tokens of a prefill worker")
+    max_wait_s: float | None = Field(
+        None, gt=0, allow_inf_nan=False, description="refuse what has waited so long; no limit when absent"
+    )
+
+
+class FirstComeFirstServed:
+    """Every call costs O(1) of the waiting requests; `next` also looks at each worker where `free_kv` is set."""
+
+    def __init__(self, settings: FcfsSettings, deployment: Deployment) -> None:
+        self._per_worker = settings.per_worker
+        self._free_kv = settings.free_kv
+        self._max_wait_s = settings.max_wait_s
+        self._waiting: OrderedDict[str, Waiting] = OrderedDict()
+        self._in_service: set[str] = set()
+
+    def on_arrival(self, waiting: Waiting, now_s: float) -> None:
+        """Put a request at the end of the queue; one that starts anew is not in service any more."""
+        self._in_service.discard(waiting.request.id)
+        self._waiting[waiting.request.id] = waiting
+
+    def next(self, workers: tuple[WorkerView, ...], now_s: float) -> FlowDecision:
+        """Let the first request go on if there is a place for it, refuse it if it has waited too long, else hold."""
+        if not self._waiting:
+            return Hold()
+        request_id, head = next(iter(self._waiting.items()))
+        due_s = None if self._max_wait_s is None else head.since_s + self._max_wait_s
+        if due_s is not None and now_s >= due_s:
+            del self._waiting[request_id]
+            return Refuse(request_id, self._max_wait_s or 0.0, f"waited {now_s - head.since_s:.1f} s for a worker")
+        if not self._has_place(head.request, workers):
+            return Hold(due_s)
+        del self._waiting[request_id]
+        self._in_service.add(request_id)
+        return Go(request_id)
+
+    def on_left(self, request_id: str) -> None:
+        """Forget a request that waits no more."""
+        self._waiting.pop(request_id, None)
+
+    def on_ended(self, request: Request, outcome: Outcome) -> None:
+        """Count a request as no longer in service."""
+        self._in_service.discard(request.id)
+
+    def _has_place(self, request: Request, workers: tuple[WorkerView, ...]) -> bool:
+        if self._per_worker is not None and len(self._in_service) >= self._per_worker * len(workers):
+            return False
+        if not workers or not self._free_kv:
+            return bool(workers)
+        prefill = [worker for worker in workers if can_prefill(worker)]
+        # Where nothing is in service no more tokens will become free, and where nobody prefills the host must answer.
+        return not self._in_service or not prefill or any(_fits(request, worker) for worker in prefill)
+
+
+def can_prefill(worker: WorkerView) -> bool:
+    """Tell whether `worker` can prefill: by its capabilities, or by its role where the host does not know these."""
+    if worker.capabilities is None:
+        return worker.role is Role.PREFILL
+    return Role.PREFILL in worker.capabilities.phases
+
+
+def _fits(request: Request, worker: WorkerView) -> bool:
+    """Tell whether the KV cache of the prompt fits, as far as the host says; a prompt that never can does not wait."""
+    free = worker.free_kv_tokens
+    return free is None or free >= request.prompt_tokens or worker.kv_capacity_tokens < request.prompt_tokens

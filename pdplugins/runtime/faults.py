@@ -1,0 +1,107 @@
+"""What every safe policy does when its policy fails: count the fault, log it once in a while, tell the journal."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections import Counter
+from typing import Protocol
+
+from pdplugins.contracts.kinds import Kind
+from pdplugins.errors import PluginError
+from pdplugins.runtime.decision import Fault, Journal
+
+LOG_EVERY = 100
+"""After the first one, every how manyth fault of a kind is logged."""
+MOST_TEXT = 300
+"""Most characters of what a policy says that a log shows."""
+
+
+class Tally:
+    """Calls, time and faults of the policies of one kind.
+
+    Safe policies may share one: a host with a batch scheduler for each engine wants one count, and one line in its log.
+    """
+
+    __slots__ = ("_journal", "_log", "calls", "faults", "kind", "ns")
+
+    def __init__(self, kind: Kind, journal: Journal | None = None) -> None:
+        self.kind = kind
+        self.calls = 0
+        """Decisions that the policies were asked for."""
+        self.ns = 0
+        """Nanoseconds that the policies took."""
+        self.faults: Counter[Fault] = Counter()
+        self._journal = journal
+        self._log = logging.getLogger(f"pdplugins.{kind}")
+
+    def fault(self, fault: Fault, why: str, error: Exception | None = None) -> None:
+        """Count `fault`; log the first of its kind with its traceback, then every `LOG_EVERY`-th without."""
+        self.faults[fault] += 1
+        seen = self.faults[fault]
+        if self._journal is not None:
+            self._journal.fault(self.kind, fault, why, error)
+        if seen == 1 or seen % LOG_EVERY == 0:
+            self._log.warning("%s (%d so far): %s", fault, seen, why, exc_info=error if seen == 1 else None)
+
+
+class HasInterval(Protocol):
+    """A planner or power controller: it is asked on a tick."""
+
+    @property
+    def interval_s(self) -> float: ...  # noqa: D102 - see Planner
+
+
+class SafePolicy:
+    """What the safe wrappers of all kinds of policy have in common."""
+
+    __slots__ = ("tally",)
+
+    def __init__(self, kind: Kind, journal: Journal | None, tally: Tally | None) -> None:
+        self.tally = tally or Tally(kind, journal)
+
+    @property
+    def faults(self) -> Counter[Fault]:
+        """How often the policy failed, by kind of fault."""
+        return self.tally.faults
+
+    @property
+    def calls(self) -> int:
+        """Decisions that the policy was asked for."""
+        return self.tally.calls
+
+    @property
+    def ns(self) -> int:
+        """Nanoseconds that the policy took."""
+        return self.tally.ns
+
+
+def raised(policy: object, error: Exception) -> str:
+    """Say in one line that `policy` raised `error`. Never raises."""
+    return f"{type(policy).__name__} raised {type(error).__name__}: {one_line(error)}"
+
+
+def one_line(value: object) -> str:
+    """Return `value` as a text of one line, of at most 300 characters. Never raises, whatever its ``__str__`` does."""
+    try:
+        return " ".join(str(value)[:MOST_TEXT].split())
+    except Exception:  # an object of a policy
+        return f"a {type(value).__name__} that cannot be shown"
+
+
+def interval_of(policy: HasInterval) -> float:
+    """Return the seconds between two questions to `policy`. Raises PluginError when they are no time."""
+    interval_s = policy.interval_s
+    if not (isinstance(interval_s, float | int) and math.isfinite(interval_s) and interval_s > 0):
+        raise PluginError(
+            f"{type(policy).__name__}: interval_s is {one_line(interval_s)}; let it be a positive number of seconds"
+        )
+    return interval_s
+
+
+def implements(policy: object, protocol: type) -> bool:
+    """Tell whether `policy` has the methods of a runtime-checkable `protocol`. A property that raises is none."""
+    try:
+        return isinstance(policy, protocol)
+    except Exception:  # isinstance reads the properties of a protocol (Python 3.11)
+        return False

@@ -1,0 +1,112 @@
+"""The safe power controller: whatever a power controller does, no cap is set that would harm.
+
+Where it raises, or its plan cannot be followed, there is no plan, and caps and roles stay as they are.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from time import perf_counter_ns
+
+from pdplugins.contracts.deployment import Deployment
+from pdplugins.contracts.kinds import Kind
+from pdplugins.contracts.planner import PlannerView
+from pdplugins.contracts.power import Flip, GpuView, PowerController, PowerPlan
+from pdplugins.contracts.workers import Role
+from pdplugins.runtime.decision import Decision, Fault, Journal
+from pdplugins.runtime.faults import SafePolicy, Tally, interval_of, one_line, raised
+
+WATT_TOLERANCE = 1e-6
+"""Share of the budget by which the caps may exceed it: what rounding of sums adds."""
+
+
+class SafePowerController(SafePolicy):
+    """A power controller that never raises, and whose plans keep the node's budget and a GPU of each role.
+
+    :param budget_w: what all caps together may be; None where nobody knows.
+    :param tally: counts; its own when None.
+    """
+
+    __slots__ = ("_any_role", "_budget_w", "_journal", "interval_s", "policy")
+
+    def __init__(
+        self,
+        controller: PowerController,
+        deployment: Deployment,
+        *,
+        budget_w: float | None = None,
+        journal: Journal | None = None,
+        tally: Tally | None = None,
+    ) -> None:
+        super().__init__(Kind.POWER, journal, tally)
+        self.policy = controller
+        self.interval_s = interval_of(controller)
+        """Seconds between two calls of `control`."""
+        self._any_role = deployment.any_role
+        self._budget_w = budget_w
+        self._journal = journal
+
+    def control(self, gpus: tuple[GpuView, ...], view: PlannerView) -> PowerPlan | None:
+        """Return the caps and flips wanted from now on; None where everything stays as it is. Never raises."""
+        tally = self.tally
+        tally.calls += 1
+        plan, fault = None, None
+        began = perf_counter_ns()
+        try:
+            answer: object = self.policy.control(gpus, view)
+        except Exception as error:  # whatever a policy does, serving goes on
+            took = perf_counter_ns() - began
+            fault = Fault.POLICY_ERROR
+            tally.fault(fault, raised(self.policy, error), error)
+        else:
+            took = perf_counter_ns() - began
+            plan, fault = self._followed(answer, gpus)
+        tally.ns += took
+        if self._journal is not None:
+            seen = {"gpus": gpus, "view": view, "budget_w": self._budget_w}
+            self._journal.decided(Decision(Kind.POWER, plan, fault, took / 1e9), seen)
+        return plan
+
+    def _followed(self, answer: object, gpus: tuple[GpuView, ...]) -> tuple[PowerPlan | None, Fault | None]:
+        """Return the plan if it can be followed, else what is wrong with it."""
+        try:
+            plan = _checked(answer, {gpu.index for gpu in gpus})
+            if not self._any_role:
+                _keep_roles(plan, gpus)
+        except Exception as error:
+            self.tally.fault(Fault.UNSAFE_ANSWER, f"{type(self.policy).__name__}: {one_line(error)}")
+            return None, Fault.UNSAFE_ANSWER
+        total_w = sum(plan.caps_w.get(gpu.index, gpu.cap_w) for gpu in gpus)
+        if self._budget_w is not None and total_w > self._budget_w * (1 + WATT_TOLERANCE):
+            self.tally.fault(Fault.OVER_BUDGET, f"caps of {total_w:.1f} W, the budget is {self._budget_w:.1f} W")
+            return None, Fault.OVER_BUDGET
+        return plan, None
+
+
+def _checked(plan: object, known: set[int]) -> PowerPlan:
+    """Return `plan` as plain numbers. Raises ValueError or TypeError, in one line, when it is no plan to follow."""
+    if not isinstance(plan, PowerPlan):
+        raise TypeError(f"the answer is {type(plan).__name__}, not PowerPlan")
+    if not isinstance(plan.caps_w, Mapping):
+        raise TypeError(f"caps_w is {type(plan.caps_w).__name__}, not a mapping")
+    caps_w = {gpu: float(cap_w) for gpu, cap_w in plan.caps_w.items()}
+    for gpu, cap_w in caps_w.items():
+        if gpu not in known:
+            raise ValueError(f"there is no GPU {gpu}")
+        if not math.isfinite(cap_w) or cap_w < 0:
+            raise ValueError(f"the cap of GPU {gpu} is {cap_w} W")
+    flips = tuple(Flip(flip.gpu, Role(flip.role)) for flip in plan.flips)
+    for flip in flips:
+        if flip.gpu not in known:
+            raise ValueError(f"there is no GPU {flip.gpu} to flip")
+    return PowerPlan(caps_w, flips, one_line(plan.reason))
+
+
+def _keep_roles(plan: PowerPlan, gpus: tuple[GpuView, ...]) -> None:
+    """Raise ValueError when the flips would take the last GPU of a role away."""
+    roles = {gpu.index: gpu.role for gpu in gpus}
+    before = set(roles.values())
+    roles.update({flip.gpu: flip.role for flip in plan.flips})
+    for role in sorted(before - set(roles.values())):
+        raise ValueError(f"no GPU would be left for {role}")

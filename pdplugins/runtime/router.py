@@ -1,0 +1,239 @@
+"""The safe router: whatever a router does, every request is placed on workers that take work.
+
+A router that raises, or whose answer cannot be followed, is replaced for that request by the least loaded workers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container
+from time import perf_counter_ns
+from typing import Any
+
+from pdplugins.contracts.deployment import Deployment
+from pdplugins.contracts.kinds import Kind
+from pdplugins.contracts.request import Request
+from pdplugins.contracts.roles import MovesRoles, RoleMove
+from pdplugins.contracts.router import ElasticRouter, HearsOutcomes, Outcome, Placement, Router
+from pdplugins.contracts.workers import Role, WorkerView
+from pdplugins.policies.stock.routers import LeastLoaded, RouterSettings
+from pdplugins.runtime.decision import Decision, Fault, Journal
+from pdplugins.runtime.faults import SafePolicy, Tally, implements, one_line, raised
+
+Workers = tuple[WorkerView, ...]
+ROLES = frozenset(Role)
+
+
+class SafeRouter(SafePolicy):
+    """A router that never raises, and only ever names workers that take work. Not for use by two threads at once.
+
+    `usable`, in both questions, is what holds the ids of the workers that a placement may name. At least one of the
+    `workers` must be in it.
+
+    :param clock: measures how long the router takes, in nanoseconds. Decisions never depend on it.
+    :param tally: counts; its own when None.
+    """
+
+    __slots__ = (
+        "_clock",
+        "_elastic",
+        "_journal",
+        "_learner",
+        "_mover",
+        "_on_arrival",
+        "_on_prefill_done",
+        "_own",
+        "hears_outcomes",
+        "moves_roles",
+        "policy",
+    )
+
+    def __init__(
+        self,
+        router: Router,
+        deployment: Deployment,
+        *,
+        journal: Journal | None = None,
+        clock: Callable[[], int] | None = None,
+        tally: Tally | None = None,
+    ) -> None:
+        super().__init__(Kind.ROUTER, journal, tally)
+        self.policy = router
+        self._own = LeastLoaded(RouterSettings.model_validate({}), deployment)
+        self._journal = journal
+        self._clock = clock or perf_counter_ns
+        self._on_arrival = router.on_arrival
+        self._on_prefill_done = router.on_prefill_done
+        more: Any = router
+        self._learner: HearsOutcomes | None = more if implements(more, HearsOutcomes) else None
+        self._elastic: ElasticRouter | None = more if implements(more, ElasticRouter) else None
+        self._mover: MovesRoles | None = more if implements(more, MovesRoles) else None
+        self.hears_outcomes = self._learner is not None
+        """Whether `on_ended` needs to be called at all."""
+        self.moves_roles = self._mover is not None
+        """Whether `take_role_moves` needs to be called at all."""
+
+    def on_arrival(self, request: Request, workers: Workers, now_s: float, usable: Container[str]) -> Placement:
+        """Place a request, or one round of a session, that has just arrived. Never raises.
+
+        `second` of the answer may be None: then `on_prefill_done` fills it in.
+        """
+        # The simulator asks some hundred thousand times a second: what is right passes without another call or object.
+        placement: Placement | None = None
+        fault: Fault | None = None
+        tally, clock = self.tally, self._clock
+        began = clock()
+        try:
+            answer: object = self._on_arrival(request, workers, now_s)
+        except Exception as error:  # whatever a policy does, serving goes on
+            fault = self._failed(error)
+        took = clock() - began
+        tally.calls += 1
+        tally.ns += took
+        if fault is None:
+            try:
+                if (
+                    type(answer) is Placement
+                    and answer.first in usable
+                    and (answer.second is None or answer.second in usable)
+                    and type(answer.split) is int
+                    and answer.split >= 0
+                    and type(answer.reason) is str
+                ):
+                    placement = answer
+                else:
+                    placement, fault = self._mended(answer, usable)
+            except Exception as error:  # a worker that is no name, a split that is no number
+                fault = self._unsafe(f"the answer of {type(self.policy).__name__}: {one_line(error)}")
+        if placement is None:
+            placement = self._least_loaded(request, workers, now_s, usable)
+        if self._journal is not None and (fault is not None or not self._journal.skips(Kind.ROUTER, took * 1e-9)):
+            self._decided(placement, fault, took, request, workers, now_s)
+        return placement
+
+    def on_prefill_done(
+        self, request: Request, placement: Placement, workers: Workers, now_s: float, usable: Container[str]
+    ) -> Placement:
+        """Return `placement` with a `second` that takes work. Never raises.
+
+        Only `second` and the reason are the router's: what has been computed stays where it is.
+        """
+        whole: Placement | None = None
+        fault: Fault | None = None
+        began = self._clock()
+        try:
+            answer: object = self._on_prefill_done(request, placement, workers, now_s)
+        except Exception as error:
+            fault = self._failed(error)
+        took = self._clock() - began
+        self.tally.calls += 1
+        self.tally.ns += took
+        if fault is None:
+            whole, fault = self._completed(answer, placement, usable)
+        if whole is None:
+            second = self._least_loaded(request, workers, now_s, usable).second
+            whole = Placement(placement.first, second, placement.split)
+        if self._journal is not None and (fault is not None or not self._journal.skips(Kind.ROUTER, took * 1e-9)):
+            self._decided(whole, fault, took, request, workers, now_s, open_placement=placement)
+        return whole
+
+    def on_ended(self, request: Request, outcome: Outcome) -> None:
+        """Tell a router that learns from outcomes how a request ended. Never raises."""
+        if self._learner is None:
+            return
+        began = self._clock()
+        try:
+            self._learner.on_ended(request, outcome)
+        except Exception as error:
+            self._failed(error)
+        self.tally.ns += self._clock() - began
+
+    @property
+    def pools(self) -> tuple[int, int] | None:
+        """Workers that an elastic router gives new prefills and new decodes now; None where there is none to show."""
+        if self._elastic is None:
+            return None
+        try:
+            prefill, decode = self._elastic.pools
+            return int(prefill), int(decode)
+        except Exception as error:
+            self._failed(error)
+            return None
+
+    def take_role_moves(self) -> tuple[RoleMove, ...]:
+        """Return the moves proposed since the last call; empty where the router has none. Never raises."""
+        if self._mover is None:
+            return ()
+        try:
+            moves = tuple(self._mover.take_role_moves())
+            good = tuple(m for m in moves if type(m) is RoleMove and type(m.worker) is str and m.role in ROLES)
+        except Exception as error:
+            self._failed(error)
+            return ()
+        if len(good) < len(moves):
+            self.tally.fault(Fault.UNSAFE_ANSWER, f"{type(self.policy).__name__} proposes what is not a RoleMove")
+        return good
+
+    def _mended(self, answer: object, usable: Container[str]) -> tuple[Placement | None, Fault | None]:
+        """Return what of an answer that is not plainly good can be followed, and what is wrong with it, if anything."""
+        if not isinstance(answer, Placement):
+            return None, self._unsafe(f"the router answered with {type(answer).__name__}, not Placement")
+        first, second = answer.first, answer.second
+        if first not in usable or (second is not None and second not in usable):
+            return None, self._unknown(f"{one_line(first)} or {one_line(second)} takes no work")
+        split = int(answer.split)
+        fault = None if split >= 0 else self._unsafe(f"split is {split}, not a number of tokens")
+        return Placement(first, second, max(split, 0), one_line(answer.reason)), fault
+
+    def _completed(
+        self, answer: object, opened: Placement, usable: Container[str]
+    ) -> tuple[Placement | None, Fault | None]:
+        """Return `opened` with the second worker that the router names, if that takes work; else what is wrong."""
+        try:
+            if not isinstance(answer, Placement):
+                return None, self._unsafe(f"the router answered with {type(answer).__name__}, not Placement")
+            second = answer.second
+            if second is None or second not in usable:
+                return None, self._unknown(f"{one_line(second)} takes no work")
+            unchanged = (answer.first, answer.split) == (opened.first, opened.split)
+            if unchanged and type(answer) is Placement and type(answer.reason) is str:
+                return answer, None
+            return Placement(opened.first, second, opened.split, one_line(answer.reason)), None
+        except Exception as error:
+            return None, self._unsafe(f"the answer of {type(self.policy).__name__}: {one_line(error)}")
+
+    def _least_loaded(self, request: Request, workers: Workers, now_s: float, usable: Container[str]) -> Placement:
+        """Return the least loaded workers of those that take work."""
+        placement = self._own.on_arrival(request, workers, now_s)
+        if placement.first in usable and placement.second in usable:
+            return placement
+        return self._own.on_arrival(request, tuple(w for w in workers if w.id in usable), now_s)
+
+    def _failed(self, error: Exception) -> Fault:
+        self.tally.fault(Fault.POLICY_ERROR, raised(self.policy, error), error)
+        return Fault.POLICY_ERROR
+
+    def _unsafe(self, why: str) -> Fault:
+        self.tally.fault(Fault.UNSAFE_ANSWER, why)
+        return Fault.UNSAFE_ANSWER
+
+    def _unknown(self, why: str) -> Fault:
+        self.tally.fault(Fault.UNKNOWN_WORKER, why)
+        return Fault.UNKNOWN_WORKER
+
+    def _decided(
+        self,
+        placement: Placement,
+        fault: Fault | None,
+        took_ns: int,
+        request: Request,
+        workers: Workers,
+        now_s: float,
+        open_placement: Placement | None = None,
+    ) -> None:
+        """Tell the journal, which is there."""
+        seen: dict[str, Any] = {"request": request, "workers": workers, "now_s": now_s}
+        if open_placement is not None:
+            seen["placement"] = open_placement
+        journal = self._journal
+        assert journal is not None  # noqa: S101 - callers looked
+        journal.decided(Decision(Kind.ROUTER, placement, fault, took_ns / 1e9), seen)

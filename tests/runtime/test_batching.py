@@ -1,0 +1,76 @@
+"""Whatever a batch scheduler does, the engine goes on: with a plan that can be followed, or its own way."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pdplugins.runtime.batching import SafeBatchScheduler
+from pdplugins.runtime.decision import Fault
+from pdplugins.types import BatchPlan, BatchView, QueuedPrefill
+from tests.runtime.hostile import Script, errors, junk, numbers, request
+
+VIEW = BatchView((QueuedPrefill(request("a"), 100, 0.0),), 3, 500)
+
+tokens = st.dictionaries(st.sampled_from(["a", "b"]), numbers | junk) | junk
+plans = st.builds(BatchPlan, tokens, numbers | junk, st.text() | junk)
+
+
+@given(script=st.lists(plans | errors | junk, min_size=1, max_size=6))
+def test_any_answer_becomes_one_to_follow(script: list[Any]) -> None:
+    scheduler = SafeBatchScheduler(Script(script))  # type: ignore[arg-type]
+    for turn in range(len(script)):
+        plan = scheduler.next_batch(VIEW, float(turn))
+        scheduler.on_step(VIEW, plan or BatchPlan({}), 0.1)
+        if plan is not None:
+            assert math.isfinite(plan.wait_s)
+            assert plan.wait_s >= 0
+            assert all(isinstance(count, int) and count >= 0 for count in plan.prefill_tokens.values())
+            assert type(plan.reason) is str
+
+
+def ask(answer: object) -> tuple[BatchPlan | None, SafeBatchScheduler]:
+    scheduler = SafeBatchScheduler(Script([answer]))  # type: ignore[arg-type]
+    return scheduler.next_batch(VIEW, 0.0), scheduler
+
+
+@pytest.mark.parametrize(
+    "plan",
+    [BatchPlan({"a": 10}, 0.0, "why"), BatchPlan({}, 0.5), BatchPlan({"a": np.int64(3)})],  # type: ignore[dict-item]
+)
+def test_a_good_plan_is_followed(plan: BatchPlan) -> None:
+    followed, scheduler = ask(plan)
+    assert followed == plan
+    assert not scheduler.faults
+    assert scheduler.calls == 1
+
+
+@pytest.mark.parametrize(
+    ("answer", "fault"),
+    [
+        (ValueError("no"), Fault.POLICY_ERROR),
+        (None, Fault.UNSAFE_ANSWER),
+        ({"a": 10}, Fault.UNSAFE_ANSWER),
+        (BatchPlan({"a": -1}), Fault.UNSAFE_ANSWER),
+        (BatchPlan({"a": 1.5}), Fault.UNSAFE_ANSWER),  # type: ignore[dict-item]
+        (BatchPlan([("a", 1)]), Fault.UNSAFE_ANSWER),  # type: ignore[arg-type]
+        (BatchPlan({"a": 1}, math.inf), Fault.UNSAFE_ANSWER),
+        (BatchPlan({"a": 1}, math.nan), Fault.UNSAFE_ANSWER),
+        (BatchPlan({"a": 1}, -0.5), Fault.UNSAFE_ANSWER),
+    ],
+)
+def test_the_engine_goes_its_own_way_where_there_is_nothing_to_follow(answer: object, fault: Fault) -> None:
+    plan, scheduler = ask(answer)
+    assert plan is None
+    assert scheduler.faults == {fault: 1}
+
+
+def test_what_it_learns_from_may_fail() -> None:
+    scheduler = SafeBatchScheduler(Script([ValueError("no")]))  # type: ignore[arg-type]
+    scheduler.on_step(VIEW, BatchPlan({}), 0.1)
+    assert scheduler.faults == {Fault.POLICY_ERROR: 1}
