@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from tests.hosts.sglang.gateway.fake import settled
 
 from pdplugins.gateway.books import LoadBook
 from pdplugins.gateway.engines.sglang.engine import facts_of, report_of
