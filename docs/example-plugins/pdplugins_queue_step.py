@@ -3,8 +3,7 @@
 from pydantic import BaseModel, Field
 
 import pdplugins
-from pdplugins.registry import Register
-from pdplugins.types import Deployment, PlannerView, Pool, ScalePlan
+from pdplugins.types import Deployment, PlannerView, Pool, Register, ScalePlan
 
 
 class QueueStepSettings(BaseModel, extra="forbid"):
