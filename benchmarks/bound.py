@@ -22,7 +22,7 @@ from planners import TRACES, Trace
 
 from pdplugins.hosts.dynamo.mocker import Engines, bind
 from pdplugins.hosts.dynamo.offline import report
-from pdplugins.hosts.dynamo.offline.command import configured
+from pdplugins.hosts.dynamo.offline.commands import configured
 from pdplugins.hosts.dynamo.offline.scaling import Fixed
 from pdplugins.runtime.assembly import build_deployment
 from pdplugins.types import Deployment

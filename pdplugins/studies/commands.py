@@ -68,9 +68,10 @@ def simulate(  # noqa: PLR0913 - the options of a command
     records: Records = None,
 ) -> None:
     """Simulate a trace on the workers and policies of a config."""
-    from pdplugins.sim.report import recordfile, terminal  # noqa: PLC0415
+    from pdplugins.sim.report import recordfile  # noqa: PLC0415
     from pdplugins.sim.run import compare as runs  # noqa: PLC0415
     from pdplugins.sim.run.options import Overrides  # noqa: PLC0415
+    from pdplugins.terminal import progress  # noqa: PLC0415
     from pdplugins.workloads.transform import Transform  # noqa: PLC0415 - a command loads what it needs when it runs
 
     check_outputs(out, report, records)
@@ -80,7 +81,7 @@ def simulate(  # noqa: PLR0913 - the options of a command
     plan = _plan(
         [config], trace, changes, seed, report is not None, Overrides(gpus, profile, prefill, decode, settings or ())
     )
-    with terminal.progress([config]) as shares:
+    with progress([config]) as shares:
         run, outcome = runs.run_one(plan, config, lambda share: shares([share]))
     (run,) = _with_regret([run], plan, bound)
     if records is not None:
@@ -111,9 +112,9 @@ def compare(  # noqa: PLR0913 - the options of a command
 ) -> None:
     """Simulate a trace under several configs, and mark the best of each metric."""
     from pdplugins.files import write_whole  # noqa: PLC0415
-    from pdplugins.sim.report import terminal  # noqa: PLC0415
     from pdplugins.sim.run.compare import as_json, run_all  # noqa: PLC0415
     from pdplugins.sim.run.options import Overrides  # noqa: PLC0415
+    from pdplugins.terminal import progress  # noqa: PLC0415
     from pdplugins.workloads.transform import Transform  # noqa: PLC0415 - a command loads what it needs when it runs
 
     check_outputs(out, report)
@@ -121,7 +122,7 @@ def compare(  # noqa: PLR0913 - the options of a command
     plan = _plan(
         configs, trace, changes, seed, report is not None, Overrides(gpus, profile, prefill, decode, settings or ())
     )
-    with terminal.progress(list(plan.configs)) as shares:
+    with progress(list(plan.configs)) as shares:
         runs = run_all(plan, jobs or os.cpu_count() or 1, shares)
     runs = _with_regret(runs, plan, bound)
     if out is not None:

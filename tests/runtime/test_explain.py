@@ -13,7 +13,7 @@ import typer
 from typer.testing import CliRunner
 
 from pdplugins import config as configs
-from pdplugins.hosts import plugin
+from pdplugins.hosts import commands
 from pdplugins.runtime.decision_log import read
 from pdplugins.runtime.planner import Fault, build_guarded
 from pdplugins.types import PlannerView, Pool, Traffic
@@ -23,7 +23,7 @@ See = Callable[..., PlannerView]
 
 def cli(*arguments: str) -> tuple[int, str]:
     app = typer.Typer()
-    plugin.pd_register_commands(app)
+    commands.pd_register_commands(app)
     done = CliRunner().invoke(app, ["explain", *arguments])
     return done.exit_code, done.output
 

@@ -37,17 +37,11 @@ from dynamo.planner.plugins.types import (
 )
 
 from pdplugins.config import find, load, parse
+from pdplugins.errors import ConfigError
 from pdplugins.hosts.dynamo.doors.frontend import FrontendMetrics
 from pdplugins.hosts.dynamo.doors.proposer import Proposer
 from pdplugins.runtime.metrics import process_metrics
-from pdplugins.runtime.planner import build_guarded
-
-_instances: dict[str, PdPlanner] = {}
-
-
-def instances() -> dict[str, PdPlanner]:
-    """Return the planners that Dynamo has built in this process, by their `key`."""
-    return dict(_instances)
+from pdplugins.runtime.planner import GuardedPlanner, build_guarded
 
 
 class PdPlanner(Proposer):
@@ -58,26 +52,24 @@ class PdPlanner(Proposer):
     :param metrics_port: serve our metrics there; without it they are on the planner's own metrics port.
     :param frontend_url: read traffic, TTFT and TPOT from this frontend instead of from Prometheus.
     :param model: count only this model's requests at the frontend.
-    :param key: the name in `instances`.
+    :param planner: in place of `config` and `decision_log`, a guarded planner that a program in this process has built.
     """
 
     def __init__(
         self,
-        config: str | dict[str, Any],
+        config: str | dict[str, Any] | None = None,
         *,
         decision_log: str | None = None,
         metrics_port: int | None = None,
         frontend_url: str | None = None,
         model: str | None = None,
-        key: str = "default",
+        planner: GuardedPlanner | None = None,
     ) -> None:
-        chosen = load(find(config)) if isinstance(config, str) else parse(config, "kwargs.config")
-        metrics = process_metrics()
-        planner = build_guarded(chosen, decision_log=Path(decision_log) if decision_log else None, metrics=metrics)
+        if planner is None:
+            planner = _built(config, decision_log)
         super().__init__(planner, frontend=FrontendMetrics(frontend_url, model) if frontend_url else None)
         if metrics_port is not None:
-            metrics.serve(metrics_port)
-        _instances[key] = self
+            process_metrics().serve(metrics_port)
 
     async def Bootstrap(self, _request: BootstrapRequest) -> BootstrapResponse:  # noqa: N802 - Dynamo's name
         """Get ready for the first tick."""
@@ -95,3 +87,10 @@ class PdPlanner(Proposer):
             for role, count in (("prefill", plan.prefill), ("decode", plan.decode))
         ]
         return ProposeStageResponse(final=True, override=OverrideResult(targets=targets, reason=plan.reason))
+
+
+def _built(config: str | dict[str, Any] | None, decision_log: str | None) -> GuardedPlanner:
+    if config is None:
+        raise ConfigError("kwargs: no config; add the name of a shipped one, the path of one, or one as a mapping")
+    chosen = load(find(config)) if isinstance(config, str) else parse(config, "kwargs.config")
+    return build_guarded(chosen, decision_log=Path(decision_log) if decision_log else None, metrics=process_metrics())

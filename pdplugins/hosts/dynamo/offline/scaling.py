@@ -3,7 +3,7 @@
 .. code-block:: python
 
     from dynamo._core import run_mocker_trace_replay
-    run_mocker_trace_replay([trace], …, scaling_policy=ReplayScaling(build_guarded(config)))
+    run_mocker_trace_replay([trace], …, scaling_policy=OfflineScaling(build_guarded(config)))
 
 Dynamo calls ``initial_tick_ms()`` once and ``on_tick(snapshot)`` at every tick, on its virtual clock.
 """
@@ -34,7 +34,7 @@ class ScalingPolicy(Protocol):
         ...
 
 
-class ReplayScaling:
+class OfflineScaling:
     """A guarded planner in the loop of Dynamo's replay. One object per run."""
 
     def __init__(self, planner: GuardedPlanner) -> None:

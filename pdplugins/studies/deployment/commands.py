@@ -40,10 +40,10 @@ def plan(  # noqa: PLR0913 - the options of a command
     """Plan tensor-parallel sizes and replicas of both phases for a trace."""
     from pdplugins.files import check_outputs, whole, write_whole  # noqa: PLC0415
     from pdplugins.provenance import command_line, record  # noqa: PLC0415
-    from pdplugins.sim.report import terminal  # noqa: PLC0415
     from pdplugins.sim.run.options import Overrides, configured  # noqa: PLC0415
     from pdplugins.studies.deployment.plan import plan_deployment, with_plan  # noqa: PLC0415
     from pdplugins.studies.deployment.report import as_yaml, show, write_html  # noqa: PLC0415
+    from pdplugins.terminal import progress  # noqa: PLC0415
     from pdplugins.workloads import traces  # noqa: PLC0415 - a command loads what it needs when it runs
     from pdplugins.workloads.transform import Transform  # noqa: PLC0415
 
@@ -51,7 +51,7 @@ def plan(  # noqa: PLR0913 - the options of a command
     command = command_line()
     parsed = configured(config, Overrides(profile=profile))
     requests = Transform.of(rate=rate).apply(traces.read(trace))
-    with terminal.progress(STAGES) as shares:
+    with progress(STAGES) as shares:
         planned = plan_deployment(
             parsed,
             requests,
