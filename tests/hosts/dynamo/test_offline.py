@@ -347,6 +347,19 @@ def test_requests_that_wait_for_kv_space_count_as_queued_for_decode(door: Offlin
     assert (pool.queued_requests, pool.queued_tokens) == (3, 15)
 
 
+def test_the_load_is_told_by_phase_and_the_hit_rate_where_there_were_admissions(door: OfflineScaling) -> None:
+    load = fpm(0, num_prefill_requests=1, sum_prefill_tokens=7, num_decode_requests=3, sum_decode_kv_tokens=40)
+    told = {**snapshot()["traffic"], "avg_kv_hit_rate": 0.5, "hit_rate_count": 2}  # type: ignore[dict-item]
+    view = door.view(snapshot(active_decode_ids=[0], active_decode_count=1, decode_fpm_snapshots=[load], traffic=told))
+    (seen,) = view.decode.loads
+    assert (seen.decode_requests, seen.decode_tokens, seen.prefill_tokens) == (3, 40, 7)
+    assert view.traffic is not None
+    assert view.traffic.prefix_hit_rate == 0.5
+    unknown = door.view(snapshot(traffic={**told, "hit_rate_count": 0})).traffic
+    assert unknown is not None
+    assert unknown.prefix_hit_rate is None
+
+
 def test_a_snapshot_that_cannot_be_read_holds_the_last_plan(door: OfflineScaling) -> None:
     broken = {"now_ms": 5000.0}
     assert door.on_tick(broken) == {"target_prefill": 3, "target_decode": 1, "next_tick_ms": 10_000.0}

@@ -7,8 +7,8 @@ import logging
 import os
 import signal
 import time
-import urllib.request
 from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from pdplugins.hosts.dynamo.local.options import Options
 from pdplugins.hosts.dynamo.local.pulse import EVERY_S, Pulse, PulseTaker
 from pdplugins.hosts.dynamo.local.registrations import Registrations
 from pdplugins.hosts.dynamo.local.status import PoolStatus, Snapshot, make_view
+from pdplugins.hosts.dynamo.scrape import fetch
 from pdplugins.processes.process import Process, stop_all
 from pdplugins.results import Scaling
 from pdplugins.runtime.assembly import build_deployment
@@ -155,7 +156,8 @@ class Stack:
                 )
             await asyncio.sleep(0.1)
             if all(self._fleet.count(role, Phase.READY) for role in Role):
-                self._answers = self._options.model in await asyncio.to_thread(_page, url)
+                with suppress(OSError):
+                    self._answers = self._options.model in await asyncio.to_thread(fetch, url)
 
     async def _start_planner(self) -> None:
         os.environ.update(self._engine.runtime_environment())
@@ -289,12 +291,3 @@ class Stack:
         if self._runtime is not None:
             self._runtime.shutdown()
         self._view.close()
-
-
-def _page(url: str) -> str:
-    """Return a page, or nothing while nobody answers."""
-    try:
-        with urllib.request.urlopen(url, timeout=2) as answer:  # noqa: S310 - our own frontend
-            return str(answer.read().decode())
-    except OSError:
-        return ""
