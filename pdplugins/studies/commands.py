@@ -29,7 +29,7 @@ Gpus = Annotated[int | None, typer.Option(min=2, help="GPUs of all workers; the 
 Profile = Annotated[str | None, typer.Option(help="Performance profile, <gpu>/<model>.")]
 Prefill = Annotated[int | None, typer.Option(min=1, help="Prefill workers at start.")]
 Decode = Annotated[int | None, typer.Option(min=1, help="Decode workers at start.")]
-Seed = Annotated[int, typer.Option(min=0, help="Seed of every choice by lot.")]
+Seed = Annotated[int, typer.Option(min=0, help="Seed of every random choice.")]
 Set = Annotated[
     list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="A key of the config and a value in YAML.")
 ]

@@ -32,7 +32,7 @@ def plan(  # noqa: PLR0913 - the options of a command
     top: Annotated[int, typer.Option(min=1, max=20, help="Plans to show.")] = 3,
     objective: Annotated[str, typer.Option(help="P95 to minimise: 'slo' (over its SLO) or 'latency' (s).")] = "slo",
     profile: Annotated[str | None, typer.Option(help="Performance profile, <gpu>/<model>.")] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of every choice by lot.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of every random choice.")] = 0,
     out: Annotated[Path | None, typer.Option("--json", metavar="OUT", help="Write the plans there.")] = None,
     html: Annotated[Path | None, typer.Option(metavar="OUT", help="Write a report that opens offline.")] = None,
     write_config: Annotated[Path | None, typer.Option(metavar="OUT", help="Write the best plan as a config.")] = None,

@@ -51,7 +51,7 @@ def context_traffic(context: Any) -> Traffic | None:
     """Return the traffic that Dynamo itself observed; None when it did not say, or cannot mean it.
 
     Dynamo 1.4 answers an unreachable Prometheus with zero requests, which would read as idle and scale down. Zero
-    requests while prefill has work, or while decodes outlast a long window, are taken as not said.
+    requests while prefill has work, or while decodes outlast a long window, are taken as unknown.
 
     The mean lengths of a window without requests are 0 (or NaN) to Dynamo; here they are unknown.
     """

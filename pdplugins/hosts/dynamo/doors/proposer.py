@@ -17,7 +17,7 @@ from pdplugins.runtime.planner import Decision, GuardedPlanner
 log = logging.getLogger("pdplugins.dynamo")
 
 CADENCE_TOLERANCE = 0.25
-"""How far, relative to the planner's interval, the time between two ticks may be off before it is said."""
+"""How far, relative to the planner's interval, the time between two ticks may be off before a warning."""
 
 
 class Proposer:

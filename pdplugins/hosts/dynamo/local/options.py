@@ -26,7 +26,7 @@ Status = Literal["rich", "plain", "json-lines"]
 
 @dataclass(frozen=True, slots=True)
 class LiveReplay:
-    """A trace to replay against the stack, read once: what is wrong with it is said before anything starts."""
+    """A trace to replay against the stack, read once, so that its errors show before anything starts."""
 
     trace: Path
     duration_s: float | None

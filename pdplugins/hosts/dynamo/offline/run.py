@@ -1,4 +1,4 @@
-"""Runs one trace through Dynamo's replay with one planner, and gives back one `Result`."""
+"""Runs one trace through Dynamo's offline replay with one planner, and returns a `Result`."""
 
 from __future__ import annotations
 
