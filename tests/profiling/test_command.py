@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from pdplugins.errors import ConfigError
 from pdplugins.perf.profile import read_profile
 from pdplugins.perf.table import TableModel
-from pdplugins.profiling.command import profile
+from pdplugins.profiling.profiles import profile
 from pdplugins.resources import data_dir
 
 H100 = data_dir("profiles") / "h100"

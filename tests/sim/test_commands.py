@@ -195,7 +195,7 @@ def test_ctrl_c_keeps_what_was_done(
 
         yield update
 
-    monkeypatch.setattr("pdplugins.sim.report.terminal.progress", impatient)
+    monkeypatch.setattr("pdplugins.terminal.progress", impatient)
     trace, out, page = tmp_path / "long.jsonl", tmp_path / "r.json", tmp_path / "r.html"
     row = '{{"timestamp": {}, "input_length": 90, "output_length": 40}}\n'
     trace.write_text("".join(row.format(20 * i) for i in range(3000)))

@@ -152,7 +152,7 @@ class Registration:
 
     async def _registered(self, stub: Any, stop: asyncio.Event) -> bool:
         """Try until the gateway accepts us; False when `stop` came first."""
-        said = False
+        logged = False
         for wait_s in _backoff():
             try:
                 answer = await stub.Register(self._request, timeout=CALL_S)
@@ -165,9 +165,9 @@ class Registration:
                 await self._unregister(stub, "replaced by a new process")
             except grpc.aio.AioRpcError as error:
                 self._check(error)
-                if not said:
+                if not logged:
                     log.info("not registered yet at %s (%s), trying on", self._gateway, error.code().name)
-                    said = True
+                    logged = True
             if await _sleep(stop, wait_s):
                 return False
         return False

@@ -1,4 +1,4 @@
-"""What both planner plugins of Dynamo share: one tick's context in, one safe decision out."""
+"""One tick of Dynamo's planner in, one safe decision out: what the doors inside Dynamo and over gRPC share."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import logging
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import replace
 from typing import Any
 
 from pdplugins.contracts.kinds import Kind
@@ -21,11 +20,8 @@ from pdplugins.runtime.signals import SignalBoard
 
 log = logging.getLogger("pdplugins.dynamo")
 
-Feedback = Callable[[], tuple[float | None, float | None]]
-"""Returns the mean TTFT and TPOT, in seconds, that clients felt lately; None for what is not known."""
-
 CADENCE_TOLERANCE = 0.25
-"""How far, relative to the planner's interval, the time between two ticks may be off before it is said."""
+"""How far, relative to the planner's interval, the time between two ticks may be off before a warning."""
 
 
 class Proposer:
@@ -45,17 +41,11 @@ class Proposer:
         clock: Callable[[], float] = time.time,
         board: SignalBoard | None = None,
     ) -> None:
-        self.feedback: Feedback | None = None
         self._planner = planner
         self._frontend = frontend
         self._clock = clock
         self._board = board or SignalBoard()
         self._ticks_s: list[float] = []
-
-    @property
-    def latest(self) -> ScalePlan | None:
-        """The last decision; None before the first."""
-        return self._planner.last if self._planner.decided else None
 
     @property
     def interval_s(self) -> float:
@@ -81,7 +71,7 @@ class Proposer:
     async def propose(self, context: Any) -> Decision[ScalePlan] | None:
         """Decide one tick. None, before the first good decision, leaves Dynamo its own behaviour."""
         try:
-            traffic = self._with_feedback(await self._traffic(context))
+            traffic = await self._traffic(context)
             view = planner_view(context, self._now_s(context), traffic, self._planner.last)
         except Exception as error:  # whatever the host says, its planner loop goes on
             decision = self._planner.hold(f"{type(error).__name__}: {error}", error)
@@ -117,9 +107,3 @@ class Proposer:
                 wanted_s,
                 wanted_s,
             )
-
-    def _with_feedback(self, traffic: Traffic | None) -> Traffic | None:
-        if self.feedback is None or traffic is None:
-            return traffic
-        ttft_s, tpot_s = self.feedback()
-        return replace(traffic, ttft_s=ttft_s, tpot_s=tpot_s)

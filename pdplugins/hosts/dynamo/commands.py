@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from pdplugins import hookimpl
-from pdplugins.hosts.dynamo.offline.command import replay
+from pdplugins.hosts.dynamo.offline.commands import replay
 
 
 @hookimpl

@@ -11,8 +11,8 @@ import typer
 from pdplugins.hosts.dynamo.local.options import (
     Options,
     check_engine,
-    check_replay,
     check_writable,
+    live_replay,
     not_driven,
     pick_config,
     pick_port,
@@ -76,7 +76,7 @@ def serve(  # noqa: PLR0913 - the options of a command
         decision_log=decision_log,
         metrics_port=None if metrics_port is None else pick_port("127.0.0.1", metrics_port, "--metrics-port"),
         log_dir=log_dir,
-        replay=check_replay(replay, duration, speed, report),
+        replay=live_replay(replay, duration, speed, report),
         command=command_line("dynamo"),
     )
     for line in not_driven(options.config):

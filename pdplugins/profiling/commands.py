@@ -1,4 +1,4 @@
-"""``pdplugins bench``: measurements of pdplugins itself on this machine."""
+"""Adds ``pdplugins profile``, which makes profile files, and ``pdplugins bench``, which times pdplugins itself."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ from pdplugins.files import check_outputs, write_whole
 
 @hookimpl
 def pd_register_commands(app: typer.Typer) -> None:
-    """Add the group of commands."""
+    """Add the groups."""
+    from pdplugins.profiling.profiles import profile  # noqa: PLC0415 - a process that serves need not load it
+
+    app.add_typer(profile, name="profile")
     app.add_typer(_bench(), name="bench")
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from pdplugins import hookimpl
 from pdplugins.files import check_outputs, write_whole
 
 if TYPE_CHECKING:
@@ -20,6 +21,12 @@ Rate = Annotated[float | None, typer.Option(help="Mean arrivals/s: arrival times
 ClipS = Annotated[float | None, typer.Option(help="Only the first seconds, at that rate.")]
 MaxRequests = Annotated[int | None, typer.Option(help="Only the first requests or sessions.")]
 MaxContext = Annotated[int | None, typer.Option(help="Longest prompt plus output, tokens.")]
+
+
+@hookimpl
+def pd_register_commands(app: typer.Typer) -> None:
+    """Add the group."""
+    app.add_typer(trace_app, name="trace")
 
 
 @trace_app.command()

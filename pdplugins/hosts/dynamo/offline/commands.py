@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import signal
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from pdplugins.files import check_outputs
+from pdplugins.interrupt import ctrl_c
 from pdplugins.settings import Setting, parse_setting, put
 
 if TYPE_CHECKING:
@@ -66,6 +65,7 @@ def replay(  # noqa: PLR0913 - the options of a command
     from pdplugins.hosts.dynamo.offline.run import Plan  # noqa: PLC0415
     from pdplugins.hosts.dynamo.offline.run import replay as run  # noqa: PLC0415
     from pdplugins.provenance import command_line  # noqa: PLC0415
+    from pdplugins.terminal import progress  # noqa: PLC0415
     from pdplugins.workloads import traces, transform  # noqa: PLC0415 - a command loads what it needs when it runs
 
     given = {
@@ -83,10 +83,12 @@ def replay(  # noqa: PLR0913 - the options of a command
     if duration is not None:
         requests = transform.clip(requests, duration)
     requests = transform.scale(requests, speed)
-    last_s = requests[-1].arrival_s if requests else 0.0
+    last_s = max(requests[-1].arrival_s, 1.0) if requests else 1.0
     try:
-        with _progress(f"{planner} on {trace.name}", last_s) as progress:
-            result = run(plan, requests, trace_name=trace.name, command=command_line(), progress=progress)
+        with progress([f"{planner} on {trace.name}"]) as shares, ctrl_c() as pressed:
+            result = run(
+                plan, requests, trace_name=trace.name, command=command_line(), progress=_beat(pressed, shares, last_s)
+            )
     except KeyboardInterrupt:
         typer.echo("pdplugins: replay interrupted, nothing written", err=True)
         raise typer.Exit(130) from None
@@ -118,47 +120,17 @@ def _planner_settings(texts: Sequence[str]) -> dict[str, Any]:
     return data
 
 
-@contextmanager
-def _progress(title: str, last_s: float) -> Iterator[Callable[[float], None]]:
-    """Show a bar of virtual time where stderr is a terminal; nothing otherwise."""
-    from rich.console import Console  # noqa: PLC0415
-    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn  # noqa: PLC0415
+def _beat(
+    pressed: Callable[[], bool], shares: Callable[[Sequence[float]], None], last_s: float
+) -> Callable[[float], None]:
+    """Return what each tick calls: it moves the bar, and turns Ctrl-C into an exception between two ticks."""
 
-    console = Console(stderr=True)
-    columns = TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn()
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
-        task = bar.add_task(title, total=max(last_s, 1.0))
-        with _interruptible() as stop_here:
-
-            def progress(now_s: float) -> None:
-                stop_here()
-                bar.update(task, completed=min(now_s, last_s))
-
-            yield progress
-
-
-@contextmanager
-def _interruptible() -> Iterator[Callable[[], None]]:
-    """Turn the first Ctrl-C into a KeyboardInterrupt at the next tick, not in the middle of a planner's own machinery.
-
-    The second one acts at once.
-    """
-    pressed: list[int] = []
-    before = signal.getsignal(signal.SIGINT)
-
-    def press(number: int, _frame: object) -> None:
-        pressed.append(number)
-        signal.signal(signal.SIGINT, before)
-
-    def stop_here() -> None:
-        if pressed:
+    def beat(now_s: float) -> None:
+        if pressed():
             raise KeyboardInterrupt
+        shares([min(now_s / last_s, 1.0)])
 
-    signal.signal(signal.SIGINT, press)
-    try:
-        yield stop_here
-    finally:
-        signal.signal(signal.SIGINT, before)
+    return beat
 
 
 def _show(result: Result, out: Path | None) -> None:

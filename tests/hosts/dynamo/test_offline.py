@@ -18,9 +18,9 @@ import pytest
 from pdplugins import cli
 from pdplugins.config import Choice, Config
 from pdplugins.hosts.dynamo.mocker import Engines, bind, engine_args, quiet
-from pdplugins.hosts.dynamo.offline.command import configured
+from pdplugins.hosts.dynamo.offline.commands import configured
 from pdplugins.hosts.dynamo.offline.run import Plan, replay, resolve, with_pools
-from pdplugins.hosts.dynamo.offline.scaling import ReplayScaling, Watched
+from pdplugins.hosts.dynamo.offline.scaling import OfflineScaling, Watched
 from pdplugins.results import Result
 from pdplugins.runtime import decision_log
 from pdplugins.runtime.assembly import build_deployment
@@ -75,7 +75,7 @@ def scripted(trace: list[TraceRequest], tmp_path: Path) -> Callable[..., Watched
         config = configured(None)
         deployment = build_deployment(config)
         safe = SafePlanner(script, deployment, initial=ScalePlan(1, 1, "start"))
-        watched = Watched(ReplayScaling(safe))
+        watched = Watched(OfflineScaling(safe))
         write_mooncake(trace, tmp_path / "t.jsonl")
         bind(deployment, Engines(), tmp_path)(tmp_path / "t.jsonl", watched, 1, 1, tmp_path / "rows.jsonl")
         return watched
@@ -317,19 +317,19 @@ def fpm(worker: int, **changes: float) -> dict[str, float]:
 
 
 @pytest.fixture
-def door() -> ReplayScaling:
+def door() -> OfflineScaling:
     deployment = build_deployment(configured(None))
-    return ReplayScaling(SafePlanner(Script((0, 2, 2)), deployment, initial=ScalePlan(3, 1, "start")))
+    return OfflineScaling(SafePlanner(Script((0, 2, 2)), deployment, initial=ScalePlan(3, 1, "start")))
 
 
-def test_means_over_no_sample_are_unknown_not_zero(door: ReplayScaling) -> None:
+def test_means_over_no_sample_are_unknown_not_zero(door: OfflineScaling) -> None:
     traffic = door.view(snapshot()).traffic
     assert traffic is not None
     assert traffic.requests == 0
     assert (traffic.isl_tokens, traffic.osl_tokens, traffic.ttft_s, traffic.tpot_s) == (None, None, None, None)
 
 
-def test_a_worker_that_reports_nothing_new_keeps_its_load_until_it_is_gone(door: ReplayScaling) -> None:
+def test_a_worker_that_reports_nothing_new_keeps_its_load_until_it_is_gone(door: OfflineScaling) -> None:
     both = {"active_prefill_ids": [0, 1], "active_prefill_count": 2}
     first = [fpm(0, num_queued_prefill=2, sum_queued_prefill_tokens=900), fpm(1, num_prefill_requests=1)]
     assert door.view(snapshot(**both, prefill_fpm_snapshots=first)).prefill.queued_tokens == 900
@@ -339,7 +339,7 @@ def test_a_worker_that_reports_nothing_new_keeps_its_load_until_it_is_gone(door:
     assert [load.worker for load in gone.loads] == ["1"]
 
 
-def test_requests_that_wait_for_kv_space_count_as_queued_for_decode(door: ReplayScaling) -> None:
+def test_requests_that_wait_for_kv_space_count_as_queued_for_decode(door: OfflineScaling) -> None:
     load = fpm(
         0, num_queued_prefill=1, sum_queued_prefill_tokens=10, num_queued_decode=2, sum_queued_decode_kv_tokens=5
     )
@@ -347,7 +347,20 @@ def test_requests_that_wait_for_kv_space_count_as_queued_for_decode(door: Replay
     assert (pool.queued_requests, pool.queued_tokens) == (3, 15)
 
 
-def test_a_snapshot_that_cannot_be_read_holds_the_last_plan(door: ReplayScaling) -> None:
+def test_the_load_is_told_by_phase_and_the_hit_rate_where_there_were_admissions(door: OfflineScaling) -> None:
+    load = fpm(0, num_prefill_requests=1, sum_prefill_tokens=7, num_decode_requests=3, sum_decode_kv_tokens=40)
+    told = {**snapshot()["traffic"], "avg_kv_hit_rate": 0.5, "hit_rate_count": 2}  # type: ignore[dict-item]
+    view = door.view(snapshot(active_decode_ids=[0], active_decode_count=1, decode_fpm_snapshots=[load], traffic=told))
+    (seen,) = view.decode.loads
+    assert (seen.decode_requests, seen.decode_tokens, seen.prefill_tokens) == (3, 40, 7)
+    assert view.traffic is not None
+    assert view.traffic.prefix_hit_rate == 0.5
+    unknown = door.view(snapshot(traffic={**told, "hit_rate_count": 0})).traffic
+    assert unknown is not None
+    assert unknown.prefix_hit_rate is None
+
+
+def test_a_snapshot_that_cannot_be_read_holds_the_last_plan(door: OfflineScaling) -> None:
     broken = {"now_ms": 5000.0}
     assert door.on_tick(broken) == {"target_prefill": 3, "target_decode": 1, "next_tick_ms": 10_000.0}
     assert "hold" in door.reason

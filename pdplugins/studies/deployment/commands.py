@@ -32,7 +32,7 @@ def plan(  # noqa: PLR0913 - the options of a command
     top: Annotated[int, typer.Option(min=1, max=20, help="Plans to show.")] = 3,
     objective: Annotated[str, typer.Option(help="P95 to minimise: 'slo' (over its SLO) or 'latency' (s).")] = "slo",
     profile: Annotated[str | None, typer.Option(help="Performance profile, <gpu>/<model>.")] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of every choice by lot.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of every random choice.")] = 0,
     out: Annotated[Path | None, typer.Option("--json", metavar="OUT", help="Write the plans there.")] = None,
     html: Annotated[Path | None, typer.Option(metavar="OUT", help="Write a report that opens offline.")] = None,
     write_config: Annotated[Path | None, typer.Option(metavar="OUT", help="Write the best plan as a config.")] = None,
@@ -40,10 +40,10 @@ def plan(  # noqa: PLR0913 - the options of a command
     """Plan tensor-parallel sizes and replicas of both phases for a trace."""
     from pdplugins.files import check_outputs, whole, write_whole  # noqa: PLC0415
     from pdplugins.provenance import command_line, record  # noqa: PLC0415
-    from pdplugins.sim.report import terminal  # noqa: PLC0415
     from pdplugins.sim.run.options import Overrides, configured  # noqa: PLC0415
     from pdplugins.studies.deployment.plan import plan_deployment, with_plan  # noqa: PLC0415
     from pdplugins.studies.deployment.report import as_yaml, show, write_html  # noqa: PLC0415
+    from pdplugins.terminal import progress  # noqa: PLC0415
     from pdplugins.workloads import traces  # noqa: PLC0415 - a command loads what it needs when it runs
     from pdplugins.workloads.transform import Transform  # noqa: PLC0415
 
@@ -51,7 +51,7 @@ def plan(  # noqa: PLR0913 - the options of a command
     command = command_line()
     parsed = configured(config, Overrides(profile=profile))
     requests = Transform.of(rate=rate).apply(traces.read(trace))
-    with terminal.progress(STAGES) as shares:
+    with progress(STAGES) as shares:
         planned = plan_deployment(
             parsed,
             requests,
