@@ -59,7 +59,7 @@ class Worker:
 
 
 @dataclass(frozen=True, slots=True)
-class Changes:
+class FleetSettings:
     """How workers start and change their roles. Times are in seconds."""
 
     startup_s: float = 0.0
@@ -86,21 +86,21 @@ class Fleet:
         events: Events,
         hardware: dict[Role, Hardware],
         gpu_budget: int,
-        changes: Changes,
+        settings: FleetSettings,
         block_tokens: int,
         build: Callable[[LiveView, StepTimes, KvCache, Port], Any],
     ) -> None:
         self._events = events
         self._hardware = hardware
-        self._startup = ticks(changes.startup_s)
-        self._flip = ticks(changes.flip_s)
-        self._deadline = None if changes.drain_deadline_s is None else ticks(changes.drain_deadline_s)
+        self._startup = ticks(settings.startup_s)
+        self._flip = ticks(settings.flip_s)
+        self._deadline = None if settings.drain_deadline_s is None else ticks(settings.drain_deadline_s)
         self._block_tokens = block_tokens
         self._build = build
         gpus = {role: own.tp for role, own in hardware.items()}
-        self.roster = Roster(gpus, gpu_budget, any_role=changes.any_role or changes.label)
+        self.roster = Roster(gpus, gpu_budget, any_role=settings.any_role or settings.label)
         self.roles = RoleAuthority(
-            self, self.roster, changer=self, label=changes.label, drain_s=changes.drain_deadline_s
+            self, self.roster, changer=self, label=settings.label, drain_s=settings.drain_deadline_s
         )
         self.changed: Callable[[], None] | None = None
         """Called when workers come or go."""

@@ -27,7 +27,7 @@ from pdplugins.sim.core.clock import ACTION, STEP, TICKS_PER_S, Events, seconds,
 from pdplugins.sim.core.control import PlannerLoop, PowerLoop
 from pdplugins.sim.core.dispatch import Dispatcher
 from pdplugins.sim.core.engine import Engine
-from pdplugins.sim.core.fleet import Changes, Fleet, Hardware
+from pdplugins.sim.core.fleet import Fleet, FleetSettings, Hardware
 from pdplugins.sim.core.flight import Arrival
 from pdplugins.sim.core.kv import KvCache
 from pdplugins.sim.core.links import Links, Port
@@ -86,7 +86,7 @@ class Simulation:
             self._events,
             {**own, **settings.hardware},
             deployment.gpu_budget,
-            Changes(
+            FleetSettings(
                 deployment.startup_s,
                 settings.flip_s,
                 settings.flip == "label",
