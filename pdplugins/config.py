@@ -98,6 +98,9 @@ class SimulationConfig(_Section):
         "drain", description="a worker drains before it changes its role, or only its label changes"
     )
     flip_s: float = Field(0.0, ge=0, allow_inf_nan=False, description="time that a drained worker needs for the change")
+    drain_deadline_s: Seconds | None = Field(
+        None, description="a change of role whose worker has not drained by then is rolled back"
+    )
     no_room: Literal["stay", "wait"] = Field(
         "stay", description="a request that decodes and whose second worker is full decodes on where it is, or waits"
     )

@@ -1,7 +1,7 @@
 """Changes of workers' roles. Planner, router and power controller propose; the host's one authority applies.
 
-`pdplugins.runtime.roles` is that authority. It drains a worker before its role changes where the engine
-needs that, gives a drain a deadline, takes back what did not succeed, keeps the GPU budget, and tells who listens.
+`pdplugins.runtime.roles` is that authority. It drains a worker before its role changes where the engine needs that,
+gives a drain a deadline, rolls back what did not succeed, keeps the GPU budget, and tells its listeners.
 """
 
 from __future__ import annotations
@@ -26,12 +26,15 @@ class Stage(StrEnum):
     """How far a change has come."""
 
     BEGUN = "begun"
-    """The worker takes no new work of its old role, and finishes what it has."""
+    """The worker takes no new work of its old role, and finishes what it has. One of the next three stages follows."""
     DONE = "done"
+    """The worker has its new role. Where roles are labels this follows at once."""
     ROLLED_BACK = "rolled_back"
     """It did not drain within its deadline, or failed: it has its old role again."""
+    LOST = "lost"
+    """The worker died, or was stopped because fewer are wanted."""
     REFUSED = "refused"
-    """It would have left a phase without a worker, or over the budget, or the worker is already changing."""
+    """Nothing changed: a phase would be left without a worker, or this worker is changing or cannot change."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +48,7 @@ class RoleChange:
     by: str
     """Who proposed it: ``planner``, ``router`` or ``power``."""
     reason: str = ""
+    """Why it was proposed; of a change that was rolled back, lost or refused, why that."""
 
 
 @runtime_checkable

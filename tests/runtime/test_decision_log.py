@@ -11,8 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pdplugins.config import Config
+from pdplugins.contracts.kinds import Kind
 from pdplugins.errors import ConfigError
-from pdplugins.runtime.decision import Decision, Fault, Kind
+from pdplugins.runtime.decision import Decision, Fault
 from pdplugins.runtime.decision_log import DecisionLog, read
 from pdplugins.types import Deployment, PlannerView, Pool, ScalePlan, Traffic, WorkerLoad
 

@@ -15,7 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 
-from pdplugins.runtime.decision import Fault, Kind
+from pdplugins.contracts.kinds import Kind
+from pdplugins.runtime.decision import Fault
 from pdplugins.runtime.decision_log import read
 from pdplugins.runtime.faults import LOG_EVERY
 from pdplugins.runtime.metrics import PlannerMetrics

@@ -56,6 +56,7 @@ def holdings(simulation: Simulation) -> list[tuple[int, int, int | None]]:
     spare=st.integers(0, 3),
     startup_s=st.sampled_from([0.0, 1.3]),
     flip=st.sampled_from(["drain", "label"]),
+    drain_deadline_s=st.sampled_from([None, 0.5]),
     deaths=st.lists(st.tuples(st.floats(0, 8), st.sampled_from(["p0", "p1", "d0"])), max_size=1),
     seed=st.integers(0, 99),
 )
@@ -66,13 +67,14 @@ def test_gpus_in_use_never_exceed_the_budget(
     spare: int,
     startup_s: float,
     flip: Any,
+    drain_deadline_s: float | None,
     deaths: list[tuple[float, str]],
     seed: int,
 ) -> None:
     """Whatever a planner wants, at every instant; no GPU has two workers; and nothing is lost while workers wait."""
     budget = tp[0] * start[0] + tp[1] * start[1] + spare
     deployment = Deployment(Slo(1, 1), BentModel(), budget, *tp, startup_s=startup_s, max_batch=8)
-    chosen = SimSettings(*start, kv_tokens=9000, flip=flip, deaths=tuple(deaths))
+    chosen = SimSettings(*start, kv_tokens=9000, flip=flip, drain_deadline_s=drain_deadline_s, deaths=tuple(deaths))
     simulation = Simulation(deployment, chosen, AnyRouter(seed, "PLSO"), planner=AnyPlanner(0.6, most=6))
     outcome = simulation.run(Arrival(0.1 * n, 50 + 97 * n % 800, 1 + 37 * n % 300) for n in range(50))
     of_gpu: dict[int, list[tuple[int, int | None]]] = {}

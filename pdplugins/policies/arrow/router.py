@@ -10,6 +10,7 @@ from collections.abc import Mapping
 
 from pdplugins.contracts.deployment import Deployment
 from pdplugins.contracts.request import Request
+from pdplugins.contracts.roles import RoleMove
 from pdplugins.contracts.router import Placement
 from pdplugins.contracts.workers import Role, WorkerView
 from pdplugins.errors import ConfigError
@@ -21,7 +22,11 @@ from pdplugins.policies.arrow.startup import StartupProfiler
 
 
 class ArrowRouter:
-    """`pdplugins.types.Router` of Arrow. Roles of workers count once, when they are first seen; then it has its own."""
+    """`pdplugins.types.Router` of Arrow.
+
+    The role of a worker counts once, when it is first seen: it names the pool. From then on Arrow's pools are the
+    labels, and it proposes that the host's roles follow them.
+    """
 
     def __init__(self, settings: ArrowSettings, deployment: Deployment) -> None:
         self._settings = settings
@@ -36,6 +41,8 @@ class ArrowRouter:
         self._monitor = Monitor(self._pools)
         self._slow_since_s: float | None = None
         self._flips = dict.fromkeys(Role, 0)
+        self._role_moves: dict[str, RoleMove] = {}
+        """The latest of each worker that the host has not taken yet."""
 
     @property
     def pools(self) -> tuple[int, int]:
@@ -53,6 +60,11 @@ class ArrowRouter:
             "decode_load": load.share,
             "token_interval_s": load.interval_s,
         }
+
+    def take_role_moves(self) -> tuple[RoleMove, ...]:
+        """Return the labels that have changed since the last call."""
+        moves, self._role_moves = tuple(self._role_moves.values()), {}
+        return moves
 
     # --- the two decisions -----------------------------------------------------------------------------------------
 
@@ -130,11 +142,15 @@ class ArrowRouter:
 
     def _move_to_prefill(self, instance: Instance) -> None:
         self._pools.move(instance, DP if instance.decodes else P)
-        self._flips[Role.PREFILL] += 1
+        self._label(instance, Role.PREFILL)
 
     def _move_to_decode(self, instance: Instance) -> None:
         self._pools.move(instance, PD if instance.prefills else D)
-        self._flips[Role.DECODE] += 1
+        self._label(instance, Role.DECODE)
+
+    def _label(self, instance: Instance, role: Role) -> None:
+        self._flips[role] += 1
+        self._role_moves[instance.view.id] = RoleMove(instance.view.id, role, f"moved to {instance.pool}")
 
     def _decode_load_is_low(self) -> bool:
         """Tell whether decode can spare an instance: the overload rule, by which decode wins (Section 5.5)."""
@@ -191,6 +207,7 @@ class ArrowRouter:
             self._instances[view.id] = instance
         for gone in known.values():
             self._pools.remove(gone)
+            self._role_moves.pop(gone.view.id, None)
         self._monitor.instances = tuple(self._instances.values())
         self._serve_both_phases()
 

@@ -1,15 +1,17 @@
-"""The workers: which there are, what they do now, and how they come, change role and go."""
+"""The simulated workers: how they come, change role and go, when `pdplugins.runtime.roles` says that they should."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from enum import StrEnum
+from dataclasses import dataclass, replace
 from heapq import heappop, heappush
 from typing import Any
 
 from pdplugins.contracts.perf import PerfModel
 from pdplugins.contracts.workers import Pool, Role
+from pdplugins.results import Scaling
+from pdplugins.runtime.roles import RoleAuthority
+from pdplugins.runtime.roster import Life, Member, Roster
 from pdplugins.sim.core.clock import Events, seconds, ticks
 from pdplugins.sim.core.engine import Engine
 from pdplugins.sim.core.kv import CachedBlocks, KvCache
@@ -19,18 +21,6 @@ from pdplugins.sim.core.views import LiveView
 
 MANY_TOKENS = 1_000_000
 """Length of a transfer long enough to read its rate from."""
-
-
-class Life(StrEnum):
-    """Where a worker is in its life."""
-
-    STARTING = "starting"
-    READY = "ready"
-    DRAINING = "draining"
-    """Finishes what was placed on it."""
-    FLIPPING = "flipping"
-    """Drained, and changes its role."""
-    GONE = "gone"
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,23 +42,41 @@ class Worker:
     hardware: Hardware
     gpus: tuple[int, ...]
     started: int
-    life: Life = Life.STARTING
+    member: Member
+    """What the role authority knows of it."""
     ended: int | None = None
-    becomes: Role | None = None
-    """Role that it takes when it has drained."""
     open: int = 0
     """Requests that were placed on it and have not left it yet."""
     gone: bool = False
     draining: bool = False
     watched: bool = False
-    """Whether a timer runs for the requests that wait for room on it."""
+    """Whether a timer runs for the requests that wait for free KV capacity on it."""
+
+    @property
+    def life(self) -> Life:
+        """Where it is in its life."""
+        return self.member.life
+
+
+@dataclass(frozen=True, slots=True)
+class FleetSettings:
+    """How workers start and change their roles. Times are in seconds."""
+
+    startup_s: float = 0.0
+    flip_s: float = 0.0
+    """Time that a drained worker needs to change its role."""
+    label: bool = False
+    """Whether roles are labels that change at once."""
+    any_role: bool = False
+    """Whether a role may have no worker, because the others do its phase."""
+    drain_deadline_s: float | None = None
+    """Time within which a worker that changes its role must drain; None for as long as it takes."""
 
 
 class Fleet:
-    """All workers of one simulation.
+    """All workers of one simulation: the actuator of its role authority.
 
     :param gpu_budget: GPUs that workers may hold together, draining ones included.
-    :param timing: seconds to start a worker, and to change the role of a drained one.
     :param block_tokens: tokens of one prefix block.
     :param build: makes the engine of a worker.
     """
@@ -78,26 +86,30 @@ class Fleet:
         events: Events,
         hardware: dict[Role, Hardware],
         gpu_budget: int,
-        timing: tuple[float, float],
+        settings: FleetSettings,
         block_tokens: int,
         build: Callable[[LiveView, StepTimes, KvCache, Port], Any],
     ) -> None:
-        startup_s, flip_s = timing
         self._events = events
         self._hardware = hardware
-        self._gpu_budget = gpu_budget
-        self._startup = ticks(startup_s)
-        self._flip = ticks(flip_s)
+        self._startup = ticks(settings.startup_s)
+        self._flip = ticks(settings.flip_s)
+        self._deadline = None if settings.drain_deadline_s is None else ticks(settings.drain_deadline_s)
         self._block_tokens = block_tokens
         self._build = build
+        gpus = {role: own.tp for role, own in hardware.items()}
+        self.roster = Roster(gpus, gpu_budget, any_role=settings.any_role or settings.label)
+        self.roles = RoleAuthority(
+            self, self.roster, changer=self, label=settings.label, drain_s=settings.drain_deadline_s
+        )
         self.changed: Callable[[], None] | None = None
         """Called when workers come or go."""
+        self.changes: list[Scaling] = []
+        """Changes of role that were rolled back."""
         self._times: dict[tuple[int, int], StepTimes] = {}
         self._named = dict.fromkeys(Role, 0)
         self._free_gpus: list[int] = []
         self._gpus = 0
-        self._waiting: list[Role] = []
-        """Workers that are wanted and wait for GPUs, in the order in which they were wanted."""
         self.workers: dict[str, Worker] = {}
         """Those that are not gone, by name."""
         self.gone: list[Worker] = []
@@ -106,25 +118,9 @@ class Fleet:
         self.ready: tuple[LiveView, ...] = ()
         """The workers that take new work, as routers see them; a new tuple after every change."""
 
-    def want(self, role: Role) -> None:
-        """Start one more worker, as soon as there are GPUs for it and for those that were wanted before."""
-        self._waiting.append(role)
-        self._start_waiting()
+    # --- what the role authority asks for: see `pdplugins.runtime.roles` ---------------------------------------------
 
-    def forgo(self, role: Role) -> bool:
-        """Want one worker less, of those that wait for GPUs. False when none does."""
-        places = [place for place, wanted in enumerate(self._waiting) if wanted is role]
-        if places:
-            del self._waiting[places[-1]]
-            self._start_waiting()
-        return bool(places)
-
-    def _start_waiting(self) -> None:
-        waiting = self._waiting
-        while waiting and self._gpus - len(self._free_gpus) + self.tp(waiting[0]) <= self._gpu_budget:
-            self.start(waiting.pop(0))
-
-    def start(self, role: Role, hardware: Hardware | None = None, *, at_once: bool = False) -> Worker:
+    def start(self, role: Role, hardware: Hardware | None = None, *, at_once: bool = False) -> bool:
         """Start a worker, whatever the budget; it serves when its start-up time has passed."""
         hardware = hardware or self._hardware[role]
         name = f"{role[0]}{self._named[role]}"
@@ -139,62 +135,71 @@ class Fleet:
         engine = self._build(view, times, kv, Port(1 / max(token_s, 1e-15), latency_s))
         view.watch(engine)
         gpus = tuple(self._take_gpu() for _ in range(tp))
-        worker = self.workers[name] = Worker(engine, view, hardware, gpus, self._events.now)
+        member = self.roles.add(name, role, tp)
+        worker = self.workers[name] = Worker(engine, view, hardware, gpus, self._events.now, member)
         if at_once or not self._startup:
             self._serve(worker)
         else:
             self._events.call_at(self._events.now + self._startup, self._serve, worker)
-        return worker
+        return True
 
-    def drain(self, worker: Worker, becomes: Role | None = None) -> None:
-        """Give `worker` no new work; when it has none left it goes, or comes back in the role that it `becomes`."""
-        if worker.life is Life.STARTING:
-            self._end(worker)
-            return
-        worker.life, worker.becomes, worker.draining = Life.DRAINING, becomes, True
+    def stop(self, worker: str) -> None:
+        """End a worker at once; it has no requests."""
+        self._end(self.workers[worker])
+
+    def drain(self, worker: str) -> None:
+        """Give a worker no new work, and tell when it has none left."""
+        draining = self.workers[worker]
+        draining.draining = True
+        if self._deadline is not None:
+            self._events.call_at(self._events.now + self._deadline, self._tick)
         self._publish()
-        self.look(worker)
+        self.look(draining)
+
+    def overdue(self, worker: str) -> None:
+        """A worker that is to go may take as long as its requests do."""
+
+    def work(self, worker: str) -> float:
+        """Return how many requests a worker has."""
+        return self.workers[worker].open
+
+    def relabel(self, worker: str, role: Role) -> None:
+        """Change a worker's role at once, as engines allow that serve both phases."""
+        self.workers[worker].view.role = role
+        self._publish()
+
+    def change(self, worker: str, role: Role) -> None:
+        """Change the role of a drained worker; it serves again when the time for that has passed."""
+        self._events.call_at(self._events.now + self._flip, self._serve, self.workers[worker])
+
+    def undrain(self, worker: str) -> None:
+        """Give a worker new work of its old role again."""
+        self.workers[worker].draining = False
+        prefill, decode = self.roster.coming(Role.PREFILL), self.roster.coming(Role.DECODE)
+        reason = f"{worker} did not drain in time"
+        self.changes.append(Scaling(at_s=self.now_s, prefill=prefill, decode=decode, reason=reason))
+        self._publish()
+
+    # --- what happens ----------------------------------------------------------------------------------------------
+
+    @property
+    def now_s(self) -> float:
+        """Virtual time in seconds."""
+        return seconds(self._events.now)
 
     def look(self, worker: Worker) -> None:
-        """Let a draining worker go if it has nothing left to do."""
-        if worker.life is not Life.DRAINING or worker.open:
-            return
-        if worker.becomes is None:
-            self._end(worker)
-            return
-        worker.life = Life.FLIPPING
-        self._events.call_at(self._events.now + self._flip, self._serve, worker)
-
-    def relabel(self, worker: Worker, role: Role) -> None:
-        """Change a worker's role at once, as engines allow that serve both phases."""
-        worker.view.role = role
-        self._publish()
+        """Tell the authority when a draining worker has nothing left to do."""
+        if worker.life is Life.DRAINING and not worker.open:
+            self.roles.drained(worker.view.id)
 
     def kill(self, worker: Worker) -> None:
         """Take a worker away at once."""
         self._end(worker)
 
-    def of(self, role: Role, *lives: Life) -> list[Worker]:
-        """Return the workers of `role` in any of `lives`, oldest first. One that flips counts for its next role."""
-        return [worker for worker in self.workers.values() if worker.life in lives and _role(worker) is role]
-
-    def coming(self, role: Role) -> int:
-        """Return how many workers of `role` there will be: those that serve, that start, and that wait for GPUs."""
-        return len(self.of(role, Life.READY, Life.STARTING, Life.FLIPPING)) + self._waiting.count(role)
-
     def pool(self, role: Role) -> Pool:
         """Return what a planner sees of `role`. What waits for GPUs is starting: it need not be asked for again."""
-        ready = self.of(role, Life.READY)
-        return Pool(
-            ready=len(ready),
-            starting=self.coming(role) - len(ready),
-            draining=len([w for w in self.workers.values() if w.life is Life.DRAINING and w.view.role is role]),
-            loads=tuple(worker.view.load.frozen() for worker in ready),
-        )
-
-    def tp(self, role: Role) -> int:
-        """Return the GPUs of a worker that is started for `role`."""
-        return self._hardware[role].tp
+        ready = (worker for worker in self.alive.values() if worker.view.role is role)
+        return replace(self.roster.pool(role), loads=tuple(worker.view.load.frozen() for worker in ready))
 
     @property
     def preemptions(self) -> int:
@@ -209,21 +214,23 @@ class Fleet:
             for worker in everyone
         )
 
+    def _tick(self, _: object) -> None:
+        self.roles.tick(self.now_s)
+
     def _serve(self, worker: Worker) -> None:
-        if worker.life is Life.GONE:
+        if worker.gone:
             return
-        worker.life, worker.draining = Life.READY, False
-        if worker.becomes is not None:
-            worker.view.role, worker.becomes = worker.becomes, None
+        self.roles.ready(worker.view.id)
+        worker.draining, worker.view.role = False, worker.member.role
         self._publish()
 
     def _end(self, worker: Worker) -> None:
-        worker.life, worker.ended, worker.gone = Life.GONE, self._events.now, True
+        worker.ended, worker.gone = self._events.now, True
         del self.workers[worker.view.id]
         self.gone.append(worker)
         for gpu in worker.gpus:
             heappush(self._free_gpus, gpu)
-        self._start_waiting()
+        self.roles.gone(worker.view.id)
         self._publish()
 
     def _publish(self) -> None:
@@ -237,7 +244,3 @@ class Fleet:
             return heappop(self._free_gpus)
         self._gpus += 1
         return self._gpus - 1
-
-
-def _role(worker: Worker) -> Role:
-    return worker.becomes if worker.becomes is not None and worker.life is Life.FLIPPING else worker.view.role

@@ -6,9 +6,10 @@ from math import isfinite
 from typing import NamedTuple
 
 from pdplugins.contracts.workers import Role
+from pdplugins.runtime.roster import Life
 from pdplugins.sim.core.clock import seconds, ticks
 from pdplugins.sim.core.dispatch import Dispatcher
-from pdplugins.sim.core.fleet import Fleet, Life
+from pdplugins.sim.core.fleet import Fleet
 from pdplugins.sim.core.power import Power
 
 MOST_SAMPLES = 2000

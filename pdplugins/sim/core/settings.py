@@ -39,6 +39,8 @@ class SimSettings:
     """How a worker changes its role: it drains first, or it serves both phases and only a label changes."""
     flip_s: float = 0.0
     """Seconds that a drained worker needs to change its role."""
+    drain_deadline_s: float | None = None
+    """Seconds within which a worker that changes its role must drain, else the change is rolled back; None for ever."""
     no_room: Literal["stay", "wait"] = "stay"
     """A request that decodes, and whose second worker has no room for it, decodes on where it is, or waits."""
     handoff_timeout_s: float = 300.0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import logging
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from heapq import heappop
 from typing import Any
 
@@ -14,9 +15,13 @@ from pdplugins.contracts.flow import Flow
 from pdplugins.contracts.kinds import Kind
 from pdplugins.contracts.planner import Planner
 from pdplugins.contracts.power import PowerController
+from pdplugins.contracts.roles import HearsRoles
 from pdplugins.contracts.router import Router
 from pdplugins.contracts.workers import Role
 from pdplugins.runtime.batching import SafeBatchScheduler
+from pdplugins.runtime.faults import implements
+from pdplugins.runtime.planner import SafePlanner
+from pdplugins.runtime.power import SafePowerController
 from pdplugins.runtime.router import SafeRouter
 from pdplugins.sim.core.admission import FlowPolicy
 from pdplugins.sim.core.batching import FirstComeFirstServed, Scheduled
@@ -24,7 +29,7 @@ from pdplugins.sim.core.clock import ACTION, STEP, TICKS_PER_S, Events, seconds,
 from pdplugins.sim.core.control import PlannerLoop, PowerLoop
 from pdplugins.sim.core.dispatch import Dispatcher
 from pdplugins.sim.core.engine import Engine
-from pdplugins.sim.core.fleet import Fleet, Hardware
+from pdplugins.sim.core.fleet import Fleet, FleetSettings, Hardware
 from pdplugins.sim.core.flight import Arrival
 from pdplugins.sim.core.kv import KvCache
 from pdplugins.sim.core.links import Links, Port
@@ -81,7 +86,13 @@ class Simulation:
             self._events,
             {**own, **settings.hardware},
             deployment.gpu_budget,
-            (deployment.startup_s, settings.flip_s),
+            FleetSettings(
+                deployment.startup_s,
+                settings.flip_s,
+                settings.flip == "label",
+                deployment.any_role,
+                settings.drain_deadline_s,
+            ),
             settings.engine.block_tokens,
             self._build,
         )
@@ -99,9 +110,15 @@ class Simulation:
         self._populate()
         self._loops: list[PlannerLoop | PowerLoop] = []
         if planner is not None:
-            self._loops.append(PlannerLoop(planner, self._fleet, self._dispatcher, settings, self._clock))
+            self._loops.append(PlannerLoop(planner, self._fleet, self._dispatcher, self._clock))
         if power is not None:
-            self._loops.append(PowerLoop(power, self._power, self._fleet, self._dispatcher, settings, self._clock))
+            safe_power = SafePowerController(power, deployment, tally=self._clock.tally(Kind.POWER))
+            self._loops.append(PowerLoop(safe_power, self._power, self._fleet, self._dispatcher, self._clock))
+        own_planner = planner.policy if isinstance(planner, SafePlanner) else planner
+        for kind, policy in ((Kind.PLANNER, own_planner), (Kind.ROUTER, router), (Kind.POWER, power)):
+            hears: Any = policy
+            if implements(hears, HearsRoles):
+                self._fleet.roles.tell(hears, partial(self._clock.fault, kind))
 
     def _populate(self) -> None:
         settings = self._settings
@@ -183,7 +200,7 @@ class Simulation:
         """Return what there is so far."""
         lifecycle, handoffs = self._dispatcher.lifecycle, self._dispatcher.handoffs
         end = lifecycle.last_end
-        changes = [change for source in (*self._loops, self._routing) for change in source.changes]
+        changes = [change for source in (*self._loops, self._routing, self._fleet) for change in source.changes]
         return RunOutcome(
             records=lifecycle.records,
             gaps=self._gaps,

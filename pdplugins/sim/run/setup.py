@@ -39,6 +39,7 @@ def sim_settings(config: Config, deployment: Deployment) -> SimSettings:
         history=wanted.history,
         flip=wanted.flip,
         flip_s=wanted.flip_s,
+        drain_deadline_s=wanted.drain_deadline_s,
         no_room=wanted.no_room,
         handoff_timeout_s=wanted.handoff_timeout_s,
         retries=wanted.retries,

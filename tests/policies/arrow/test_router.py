@@ -285,6 +285,24 @@ def test_hosts_see_pools_and_flips(cluster: Make) -> None:
     assert all(math.isfinite(value) for value in signals.values())
 
 
+def test_a_host_is_told_once_of_each_label_that_changes(cluster: Make) -> None:
+    c = cluster(1, 3)
+    assert c.router.take_role_moves() == ()
+    c.arrive(LONG)
+    moved = c.arrive(LONG).first
+    assert [(move.worker, move.role) for move in c.router.take_role_moves()] == [(moved, Role.PREFILL)]
+    assert c.router.take_role_moves() == ()
+
+
+def test_the_labels_that_no_host_takes_are_forgotten_with_their_workers(cluster: Make) -> None:
+    c = cluster(1, 3)
+    c.arrive(LONG)
+    moved = c.arrive(LONG).first
+    c.workers = tuple(worker for worker in c.workers if worker.id != moved)
+    c.arrive(10)
+    assert moved not in [move.worker for move in c.router.take_role_moves()]
+
+
 def test_thresholds_without_a_gap_are_refused() -> None:
     with pytest.raises(ValidationError, match="back and forth"):
         ArrowSettings(low_load=0.7, busy_load=0.7)

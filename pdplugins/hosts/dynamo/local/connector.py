@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from pdplugins.contracts.workers import Role
-from pdplugins.hosts.dynamo.local.fleet import Fleet, Phase
+from pdplugins.hosts.dynamo.local.fleet import Fleet
+from pdplugins.runtime.roster import Life
 
 
 class LocalProcessConnector:
@@ -39,7 +40,7 @@ class LocalProcessConnector:
 
     async def wait_for_deployment_ready(self, include_planner: bool = True) -> None:
         """Return when at least one worker of each role serves."""
-        while not all(self._fleet.count(role, Phase.READY) for role in Role):
+        while not all(self._fleet.count(role, Life.READY) for role in Role):
             await asyncio.sleep(0.1)
 
     def get_model_name(self, require_prefill: bool = True, require_decode: bool = True) -> str:
@@ -63,7 +64,7 @@ class LocalProcessConnector:
     ) -> tuple[int, int, bool]:
         """Return how many prefill and decode workers serve, and whether no more are starting or draining."""
         fleet = self._fleet
-        return fleet.count(Role.PREFILL, Phase.READY), fleet.count(Role.DECODE, Phase.READY), fleet.settled
+        return fleet.count(Role.PREFILL, Life.READY), fleet.count(Role.DECODE, Life.READY), fleet.settled
 
     async def set_component_replicas(self, target_replicas: Iterable[Any], blocking: bool = True) -> None:
         """Order other counts. Returns at once; the fleet gets there on its own time."""

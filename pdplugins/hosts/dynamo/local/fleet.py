@@ -1,4 +1,4 @@
-"""Keeps as many workers alive as the planner wants: starts, drains, replaces. Knows processes, not Dynamo."""
+"""The worker processes: started, drained and replaced as the role authority says. Knows processes, not Dynamo."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
 
+from pdplugins.contracts.kinds import Kind
+from pdplugins.contracts.planner import ScalePlan
 from pdplugins.contracts.workers import Role
 from pdplugins.hosts.dynamo.local.metrics import FleetMetrics
 from pdplugins.processes.process import Process
+from pdplugins.runtime.roles import RoleAuthority
+from pdplugins.runtime.roster import Life, Member, Roster
 
 log = logging.getLogger("pdplugins.local.fleet")
 
 
-class Phase(StrEnum):
-    """What a worker is doing."""
-
-    STARTING = "starting"
-    READY = "ready"
-    DRAINING = "draining"
+SHOWN = (Life.STARTING, Life.READY, Life.DRAINING)
+"""Lives of worker processes; none changes its role."""
 
 
 class Event(StrEnum):
@@ -60,10 +60,11 @@ class Limits:
 class Worker:
     """One worker process."""
 
-    role: Role
+    member: Member
+    """What the role authority knows of it."""
     process: Process
     since_s: float
-    phase: Phase = Phase.STARTING
+    """When it was started."""
     instance: str | None = None
     """Its id in Dynamo's discovery, once it is registered."""
     failed: Event | None = None
@@ -73,6 +74,16 @@ class Worker:
     def name(self) -> str:
         """Its name in logs, status and discovery."""
         return self.process.name
+
+    @property
+    def role(self) -> Role:
+        """The phase that it serves."""
+        return self.member.role
+
+    @property
+    def life(self) -> Life:
+        """Where it is in its life."""
+        return self.member.life
 
 
 class Discovery(Protocol):
@@ -92,7 +103,9 @@ Launch = Callable[[Role, str, Callable[[Process], None]], Process]
 
 
 class Fleet:
-    """The worker processes of one stack. Everything runs on the event loop's thread and nothing raises.
+    """The worker processes of one stack: the actuator of its role authority.
+
+    Everything runs on the event loop's thread and nothing raises. A process keeps the role that it was started with.
 
     :param gpus: GPUs of one worker of each role.
     :param gpu_budget: GPUs that all worker processes, draining ones included, may hold at any instant.
@@ -111,13 +124,13 @@ class Fleet:
     ) -> None:
         self._launch = launch
         self._discovery = discovery
-        self._gpus = gpus
-        self._budget = gpu_budget
+        self._roster = Roster(gpus, gpu_budget)
+        self._roles = RoleAuthority(self, self._roster, drain_s=limits.drain_s)
         self._limits = limits
         self._metrics = metrics or FleetMetrics.unseen()
         self._clock = clock
         self._wanted = dict.fromkeys(Role, 0)
-        self._workers: list[Worker] = []
+        self._workers: dict[str, Worker] = {}
         self._failures = dict.fromkeys(Role, 0)
         self._retry_at_s = dict.fromkeys(Role, 0.0)
         self._short_of_gpus = dict.fromkeys(Role, False)
@@ -131,11 +144,11 @@ class Fleet:
     @property
     def workers(self) -> tuple[Worker, ...]:
         """Every worker whose process runs, oldest first."""
-        return tuple(self._workers)
+        return tuple(self._workers.values())
 
-    def count(self, role: Role, phase: Phase) -> int:
-        """Return how many workers of `role` are in `phase`."""
-        return sum(worker.role is role and worker.phase is phase for worker in self._workers)
+    def count(self, role: Role, life: Life) -> int:
+        """Return how many workers of `role` are in that part of their life."""
+        return len(self._roster.of(role, life))
 
     def wanted(self, role: Role) -> int:
         """Return how many workers of `role` there should be."""
@@ -145,14 +158,13 @@ class Fleet:
     def settled(self) -> bool:
         """Whether every wanted worker serves and no other runs."""
         return all(
-            self.count(role, Phase.READY) == self._wanted[role] == sum(w.role is role for w in self._workers)
-            for role in Role
+            self.count(role, Life.READY) == self._wanted[role] == len(self._roster.of(role, *Life)) for role in Role
         )
 
     @property
     def gpus_held(self) -> int:
         """GPUs that worker processes hold now."""
-        return sum(self._gpus[worker.role] for worker in self._workers)
+        return self._roster.gpus_held
 
     @property
     def gpu_hours(self) -> float:
@@ -172,62 +184,25 @@ class Fleet:
         if self._closed:
             return
         self._observe()
+        plan = ScalePlan(self._wanted[Role.PREFILL], self._wanted[Role.DECODE], "as ordered")
+        self._roles.propose_pools(plan, Kind.PLANNER, self._clock())
+        self._roles.tick(self._clock())
         for role in Role:
-            self._drain_surplus(role)
-        for role in Role:
-            self._start_missing(role)
-        for role in Role:
-            for phase in Phase:
-                self._metrics.workers(role, phase, self.count(role, phase))
+            self._note_shortage(role)
+            for life in SHOWN:
+                self._metrics.workers(role, life, self.count(role, life))
 
     def close(self) -> tuple[Process, ...]:
         """Start and replace nothing from now on; returns the processes that are still to be stopped."""
         self._closed = True
-        return tuple(worker.process for worker in self._workers)
+        return tuple(worker.process for worker in self._workers.values())
 
-    def _observe(self) -> None:
-        serving, now_s = self._discovery.serving(), self._clock()
-        for worker in self._workers:
-            age_s = now_s - worker.since_s
-            if worker.phase is Phase.STARTING and worker.name in serving:
-                worker.phase, worker.instance = Phase.READY, serving[worker.name]
-                self._failures[worker.role] = 0
-                self._tell(Event.READY, worker.role, f"{worker.name} serves after {age_s:.1f} s")
-            elif worker.phase is Phase.STARTING and age_s > self._limits.ready_s:
-                self._give_up(worker, Event.NEVER_READY, f"does not serve after {age_s:.0f} s")
-            elif worker.phase is Phase.DRAINING and age_s > self._limits.drain_s:
-                self._give_up(worker, Event.NOT_DRAINED, f"is still busy {age_s:.0f} s after the order to stop")
+    # --- what the role authority asks for: see `pdplugins.runtime.roles` ---------------------------------------------
 
-    def _give_up(self, worker: Worker, event: Event, why: str) -> None:
-        if worker.failed is None:
-            worker.failed = event
-            self._tell(event, worker.role, f"{worker.name} {why}; killing it; its log is {worker.process.log}")
-            worker.process.kill()
-
-    def _drain_surplus(self, role: Role) -> None:
-        active = [w for w in reversed(self._workers) if w.role is role and w.phase is not Phase.DRAINING]
-        active.sort(key=lambda worker: worker.phase is Phase.READY)  # those that start first, then the youngest
-        for worker in active[: max(0, len(active) - self._wanted[role])]:
-            worker.phase, worker.since_s = Phase.DRAINING, self._clock()
-            self._tell(Event.DRAINING, role, f"{worker.name} finishes its requests and stops")
-            worker.process.terminate()
-
-    def _start_missing(self, role: Role) -> None:
-        active = self.count(role, Phase.STARTING) + self.count(role, Phase.READY)
-        for _ in range(self._wanted[role] - active):
-            if self._clock() < self._retry_at_s[role] or not self._room(role):
-                return
-            self._start(role)
-
-    def _room(self, role: Role) -> bool:
-        short = self.gpus_held + self._gpus[role] > self._budget
-        if short and not self._short_of_gpus[role]:
-            why = f"{self.gpus_held} of {self._budget} GPUs are held, draining workers included; waiting for one"
-            self._tell(Event.NO_GPU, role, why)
-        self._short_of_gpus[role] = short
-        return not short
-
-    def _start(self, role: Role) -> None:
+    def start(self, role: Role) -> bool:
+        """Start the process of a worker. False when the machine refuses, and for a while after that."""
+        if self._closed or self._clock() < self._retry_at_s[role]:
+            return False
         name = f"{role}-{self._started[role] + 1}"
         self._count_gpus()
         try:
@@ -235,32 +210,81 @@ class Fleet:
         except OSError as error:
             self._back_off(role)
             self._tell(Event.NOT_STARTED, role, f"{name}: the machine refused to start it ({error.strerror})")
-            return
+            return False
         self._started[role] += 1
-        self._workers.append(Worker(role, process, self._clock()))
+        member = self._roles.add(name, role, self._roster.gpus[role])
+        self._workers[name] = Worker(member, process, self._clock())
         self._tell(Event.STARTED, role, f"{name} is process {process.pid}")
+        return True
+
+    def drain(self, worker: str) -> None:
+        """Ask a process to finish its requests and to end."""
+        role, process = self._workers[worker].role, self._workers[worker].process
+        self._tell(Event.DRAINING, role, f"{worker} finishes its requests and stops")
+        process.terminate()
+
+    def stop(self, worker: str) -> None:
+        """Ask a process to end that does not serve yet."""
+        self.drain(worker)
+
+    def overdue(self, worker: str) -> None:
+        """Kill a process that is still busy; its requests go on elsewhere."""
+        why = f"is still busy {self._limits.drain_s:.0f} s after the order to stop"
+        self._give_up(self._workers[worker], Event.NOT_DRAINED, why)
+
+    def work(self, worker: str) -> float:
+        """Return a number that is lower the later the worker was started: the youngest goes first."""
+        return -list(self._workers).index(worker)
+
+    # --- what happens ----------------------------------------------------------------------------------------------
+
+    def _observe(self) -> None:
+        serving, now_s = self._discovery.serving(), self._clock()
+        for worker in self._workers.values():
+            if worker.life is not Life.STARTING:
+                continue
+            age_s = now_s - worker.since_s
+            if worker.name in serving:
+                worker.instance = serving[worker.name]
+                self._failures[worker.role] = 0
+                self._roles.ready(worker.name)
+                self._tell(Event.READY, worker.role, f"{worker.name} serves after {age_s:.1f} s")
+            elif age_s > self._limits.ready_s:
+                self._give_up(worker, Event.NEVER_READY, f"does not serve after {age_s:.0f} s")
+
+    def _give_up(self, worker: Worker, event: Event, why: str) -> None:
+        if worker.failed is None:
+            worker.failed = event
+            self._tell(event, worker.role, f"{worker.name} {why}; killing it; its log is {worker.process.log}")
+            worker.process.kill()
+
+    def _note_shortage(self, role: Role) -> None:
+        short = role in self._roster.waiting and not self._roster.fits(role)
+        if short and not self._short_of_gpus[role]:
+            held = f"{self.gpus_held} of {self._roster.gpu_budget} GPUs are held"
+            self._tell(Event.NO_GPU, role, f"{held}, draining workers included; waiting for one")
+        self._short_of_gpus[role] = short
 
     def _ended(self, process: Process) -> None:
         self._count_gpus()
-        worker = next(worker for worker in self._workers if worker.process is process)
-        self._workers.remove(worker)
+        worker = self._workers.pop(process.name)
         # Also after a drain: what a worker could not take back itself would draw requests to a closed port.
         instance = worker.instance or self._discovery.serving().get(worker.name)
         if instance is not None:
             self._discovery.remove(instance)
-        if self._closed:
-            return
-        if worker.phase is Phase.DRAINING:
+        asked = worker.life is Life.DRAINING
+        if asked and not self._closed:
             self._tell(Event.STOPPED, worker.role, f"{worker.name} {process.fate}")
-        else:
+        elif not self._closed:
             self._lost(worker)
+        self._roles.gone(worker.name, replace=not asked)
         self.step()
 
     def _lost(self, worker: Worker) -> None:
-        if worker.phase is Phase.STARTING:
+        if worker.life is Life.STARTING:
             self._back_off(worker.role)
         if worker.failed is None:
-            words = worker.process.last_words() if worker.phase is Phase.STARTING else ""
+            words = worker.process.last_words() if worker.life is Life.STARTING else ""
             detail = f" ({words})" if words else ""
             self._tell(Event.DIED, worker.role, f"{worker.name} {worker.process.fate}{detail}; replacing it")
 

@@ -18,7 +18,7 @@ from pdplugins.errors import HostError
 from pdplugins.hosts.dynamo.local import planning, screen
 from pdplugins.hosts.dynamo.local.connector import LocalProcessConnector
 from pdplugins.hosts.dynamo.local.engine import Mocker
-from pdplugins.hosts.dynamo.local.fleet import Fleet, Limits, Phase
+from pdplugins.hosts.dynamo.local.fleet import SHOWN, Fleet, Limits
 from pdplugins.hosts.dynamo.local.load import Load
 from pdplugins.hosts.dynamo.local.metrics import process_metrics
 from pdplugins.hosts.dynamo.local.options import Options
@@ -27,6 +27,7 @@ from pdplugins.hosts.dynamo.local.registrations import Registrations
 from pdplugins.hosts.dynamo.local.status import PoolStatus, Snapshot, make_view
 from pdplugins.processes.process import Process, stop_all
 from pdplugins.results import Scaling
+from pdplugins.runtime.roster import Life
 
 log = logging.getLogger("pdplugins.local")
 
@@ -153,7 +154,7 @@ class Stack:
                     "the machine less else to do if they show no error"
                 )
             await asyncio.sleep(0.1)
-            if all(self._fleet.count(role, Phase.READY) for role in Role):
+            if all(self._fleet.count(role, Life.READY) for role in Role):
                 self._answers = self._options.model in await asyncio.to_thread(_page, url)
 
     async def _start_planner(self) -> None:
@@ -266,11 +267,11 @@ class Stack:
             finished=len(load.records) if load is not None else 0,
             failed=load.failed if load is not None else 0,
             attainment=load.attainment if load is not None else None,
-            workers=tuple({"name": w.name, "pid": w.process.pid, "phase": w.phase} for w in fleet.workers),
+            workers=tuple({"name": w.name, "pid": w.process.pid, "phase": w.life} for w in fleet.workers),
         )
 
     def _pool(self, role: Role) -> PoolStatus:
-        counts = {phase.value: self._fleet.count(role, phase) for phase in Phase}
+        counts = {life.value: self._fleet.count(role, life) for life in SHOWN}
         return PoolStatus(wanted=self._fleet.wanted(role), **counts)
 
     # --- down ----------------------------------------------------------------------------------------------------

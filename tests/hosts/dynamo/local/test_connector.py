@@ -6,7 +6,7 @@ import asyncio
 from typing import Any
 
 from pdplugins.hosts.dynamo.local.connector import LocalProcessConnector
-from pdplugins.hosts.dynamo.local.fleet import Phase
+from pdplugins.runtime.roster import Life
 from pdplugins.types import Role
 
 
@@ -23,8 +23,8 @@ class FakeFleet:
     def wanted(self, role: Role) -> int:
         return self.want_[role]
 
-    def count(self, role: Role, phase: Phase) -> int:
-        return self.ready[role] if phase is Phase.READY else 0
+    def count(self, role: Role, life: Life) -> int:
+        return self.ready[role] if life is Life.READY else 0
 
     @property
     def settled(self) -> bool:

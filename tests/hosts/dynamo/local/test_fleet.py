@@ -12,9 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 
-from pdplugins.hosts.dynamo.local.fleet import Fleet, Phase
+from pdplugins.hosts.dynamo.local.fleet import Fleet
 from pdplugins.hosts.dynamo.local.metrics import FleetMetrics
 from pdplugins.processes.process import Process
+from pdplugins.runtime.roster import Life
 from pdplugins.types import Role
 
 GPUS = {Role.PREFILL: 1, Role.DECODE: 2}
@@ -109,10 +110,10 @@ def world() -> World:
 
 def test_a_worker_is_ready_once_it_is_registered(world: World) -> None:
     """Running is not serving."""
-    assert world.fleet.count(Role.PREFILL, Phase.STARTING) == 2
+    assert world.fleet.count(Role.PREFILL, Life.STARTING) == 2
     assert not world.fleet.settled
     world.register_all()
-    assert world.fleet.count(Role.PREFILL, Phase.READY) == 2
+    assert world.fleet.count(Role.PREFILL, Life.READY) == 2
     assert world.fleet.settled
 
 
@@ -142,13 +143,13 @@ def test_a_machine_that_refuses_processes_keeps_what_it_has(world: World) -> Non
     world.register_all()
     world.refuse = True
     world.fleet.want(Role.PREFILL, 4)
-    assert world.fleet.count(Role.PREFILL, Phase.READY) == 2
+    assert world.fleet.count(Role.PREFILL, Life.READY) == 2
     assert world.events("not_started") == 1
     world.pass_time(0.5)
     assert world.events("not_started") == 1
     world.refuse = False
     world.pass_time(0.6)
-    assert world.fleet.count(Role.PREFILL, Phase.STARTING) == 2
+    assert world.fleet.count(Role.PREFILL, Life.STARTING) == 2
 
 
 def test_a_full_machine_keeps_the_last_workers_and_says_so_once(world: World) -> None:
@@ -162,10 +163,10 @@ def test_a_full_machine_keeps_the_last_workers_and_says_so_once(world: World) ->
     assert world.events("no_gpu", "decode") == 1
     world.fleet.want(Role.PREFILL, 2)
     world.pass_time(1)
-    assert world.fleet.count(Role.DECODE, Phase.STARTING) == 0
+    assert world.fleet.count(Role.DECODE, Life.STARTING) == 0
     for name in ("prefill-3", "prefill-4"):
         world.end(name)
-    assert world.fleet.count(Role.DECODE, Phase.STARTING) == 1
+    assert world.fleet.count(Role.DECODE, Life.STARTING) == 1
     assert world.fleet.gpus_held == 8
 
 
@@ -198,7 +199,7 @@ def test_scaling_down_drains_the_youngest_and_spares_the_rest(world: World) -> N
         ("prefill-2", True),
         ("prefill-3", True),
     ]
-    assert world.fleet.count(Role.PREFILL, Phase.DRAINING) == 2
+    assert world.fleet.count(Role.PREFILL, Life.DRAINING) == 2
     world.end("prefill-2")
     assert world.events("stopped") == 1
     assert world.events("died") == 0
@@ -213,6 +214,20 @@ def test_a_drain_that_never_ends_is_ended(world: World) -> None:
     world.pass_time(2)
     assert world.running[1].killed
     assert world.events("not_drained") == 1
+
+
+def test_a_replacement_does_not_wait_behind_a_worker_that_does_not_fit(world: World) -> None:
+    """A role keeps its workers while the other one waits for GPUs that take long to come free."""
+    world.fleet.want(Role.PREFILL, 4)
+    world.fleet.want(Role.DECODE, 2)
+    world.register_all()
+    world.fleet.want(Role.PREFILL, 2)
+    world.fleet.want(Role.DECODE, 3)
+    world.end("prefill-1")
+    assert world.fleet.count(Role.PREFILL, Life.STARTING) == 1
+    world.end("prefill-3")
+    world.end("prefill-4")
+    assert world.fleet.count(Role.DECODE, Life.STARTING) == 1
 
 
 def test_at_least_one_worker_of_each_role_is_always_wanted(world: World) -> None:
@@ -270,5 +285,5 @@ def test_whatever_happens_the_gpu_budget_holds(actions: list[tuple[str, Any, int
             world.refuse = what
         assert world.fleet.gpus_held == sum(GPUS[p.role] for p in world.running) <= budget
         for role in Role:
-            active = world.fleet.count(role, Phase.STARTING) + world.fleet.count(role, Phase.READY)
+            active = world.fleet.count(role, Life.STARTING) + world.fleet.count(role, Life.READY)
             assert active <= max(world.fleet.wanted(role), 0)
