@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pdplugins.contracts.kinds import Kind
 from pdplugins.policies.stock.flow import FcfsSettings, FirstComeFirstServed
-from pdplugins.runtime.decision import Decision, Fault, Kind
+from pdplugins.runtime.decision import Decision, Fault
 from pdplugins.runtime.flow import MOST_HOLD_S, MOST_RETRY_S, SafeFlow
 from pdplugins.types import Ending, FlowDecision, Go, Hold, Outcome, Refuse, Request, Waiting, WorkerView
 from tests.runtime.hostile import FLEET, Script, errors, junk, numbers, request

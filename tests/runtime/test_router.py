@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pdplugins.runtime.decision import Decision, Fault, Kind
+from pdplugins.contracts.kinds import Kind
+from pdplugins.runtime.decision import Decision, Fault
 from pdplugins.runtime.faults import LOG_EVERY, Tally
 from pdplugins.runtime.router import SafeRouter
 from pdplugins.types import Deployment, Ending, Outcome, Placement, Request, Role, RoleMove, Router, WorkerView

@@ -103,12 +103,20 @@ def test_decode_draws_its_own_watts_and_what_nobody_measured_is_not_known() -> N
 
 
 def test_a_flip_of_a_gpu_changes_the_role_of_its_worker() -> None:
-    flip = Script(lambda call, _: PowerPlan({}, (Flip(1, Role.DECODE), Flip(99, Role.DECODE)) if call == 1 else ()))
+    flip = Script(lambda call, _: PowerPlan({}, (Flip(1, Role.DECODE),) if call == 1 else ()))
     router = routers.LeastLoaded(routers.RouterSettings(), DEPLOYMENT)
     work = [Arrival(0.2 * n, 100, 5) for n in range(20)]
     outcome = Simulation(DEPLOYMENT, SimSettings(2, 1), router, power=flip).run(work)
     assert [(change.prefill, change.decode) for change in outcome.scaling] == [(1, 2)]
     assert {record.decode_worker for record in outcome.records} == {"d0", "p1"}
+
+
+def test_a_plan_that_cannot_be_followed_is_counted_and_changes_nothing() -> None:
+    stray = Script(lambda call, _: PowerPlan({0: 400.0}, (Flip(99, Role.DECODE),)))
+    outcome = Simulation(DEPLOYMENT, SimSettings(2, 1), To("p0", "d0"), power=stray).run([Arrival(0.0, 100, 50)])
+    assert outcome.scaling == []
+    assert outcome.policies.faults["power"] > 0
+    assert outcome.records[0].error is None
 
 
 class WatchedCaps(Sampler):

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 from pdplugins.contracts.kinds import Kind
 from pdplugins.contracts.planner import Planner, PlannerView
-from pdplugins.contracts.power import PowerController
 from pdplugins.contracts.roles import RoleMove
 from pdplugins.contracts.workers import Role
 from pdplugins.results import Scaling
+from pdplugins.runtime.power import SafePowerController
 from pdplugins.sim.core.clock import seconds, ticks
 from pdplugins.sim.core.fleet import Fleet
 from pdplugins.sim.core.policy_clock import PolicyClock
@@ -83,7 +83,7 @@ class PowerLoop(Loop):
 
     def __init__(
         self,
-        controller: PowerController,
+        controller: SafePowerController,
         power: Power,
         fleet: Fleet,
         dispatcher: Dispatcher,
@@ -107,14 +107,9 @@ class PowerLoop(Loop):
         power, fleet = self._power, self._fleet
         view = self._view(self._window, window_s)
         gpus = tuple(device.view() for device in power.devices())
-        began = perf_counter_ns()
-        try:
-            plan = self._controller.control(gpus, view)
-        except Exception as error:
-            self._clock.fault("power", error)
+        plan = self._controller.control(gpus, view)
+        if plan is None:
             return
-        finally:
-            self._clock.add("power", perf_counter_ns() - began)
         power.follow(plan.caps_w, at_once=not window_s)
         of_gpu = {gpu: worker.view.id for worker in fleet.workers.values() for gpu in worker.gpus}
         moves = [RoleMove(of_gpu[flip.gpu], flip.role, plan.reason) for flip in plan.flips if flip.gpu in of_gpu]

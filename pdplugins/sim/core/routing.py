@@ -30,9 +30,8 @@ class Routing:
         self._router = router
         self._predict = predict == "true_length"
         self._remember = remember or router.hears_outcomes
-        self._elastic = implements(router.policy, ElasticRouter)
+        self._changes_roles = router.moves_roles or implements(router.policy, ElasticRouter)
         self._pools: tuple[int, int] | None = None
-        self._moves_roles = router.moves_roles
 
     def on_arrival(self, flight: Flight, bound: str | None, fleet: Fleet, now: int) -> Placement:
         """Place a request, or a round of a session whose KV cache is on the worker `bound`."""
@@ -40,10 +39,8 @@ class Routing:
         placement = self._router.on_arrival(request, fleet.ready, now / TICKS_PER_S, fleet.alive)
         if self._remember or placement.second is None:
             flight.request, flight.placement = request, placement
-        if self._elastic:
-            self._note_pools(placement, now)
-        if self._moves_roles:
-            self._propose_moves(fleet)
+        if self._changes_roles:
+            self._follow_changes(placement, fleet, now)
         return placement
 
     def request(self, flight: Flight, bound: str | None) -> Request:
@@ -66,10 +63,8 @@ class Routing:
         assert request is not None  # noqa: S101 - it was placed
         assert opened is not None  # noqa: S101
         placement = self._router.on_prefill_done(request, opened, fleet.ready, now / TICKS_PER_S, fleet.alive)
-        if self._elastic:
-            self._note_pools(placement, now)
-        if self._moves_roles:
-            self._propose_moves(fleet)
+        if self._changes_roles:
+            self._follow_changes(placement, fleet, now)
         return placement.second or fleet.ready[0].id
 
     def ended(self, flight: Flight, ending: Ending) -> None:
@@ -77,15 +72,13 @@ class Routing:
         if flight.request is not None:
             self._router.on_ended(flight.request, Outcome(ending, flight.emitted))
 
-    def _note_pools(self, placement: Placement, now: int) -> None:
+    def _follow_changes(self, placement: Placement, fleet: Fleet, now: int) -> None:
+        """Note new pools of a router that has its own, and propose the moves that it wants."""
         pools = self._router.pools
-        if pools is None or pools == self._pools:
-            return
-        if self._pools is not None:
-            prefill, decode = pools
-            self.changes.append(Scaling(at_s=seconds(now), prefill=prefill, decode=decode, reason=placement.reason))
-        self._pools = pools
-
-    def _propose_moves(self, fleet: Fleet) -> None:
+        if pools is not None and pools != self._pools:
+            if self._pools is not None:
+                prefill, decode = pools
+                self.changes.append(Scaling(at_s=seconds(now), prefill=prefill, decode=decode, reason=placement.reason))
+            self._pools = pools
         if moves := self._router.take_role_moves():
             fleet.roles.propose_moves(moves, Kind.ROUTER, fleet.now_s)

@@ -20,6 +20,9 @@ from pdplugins.contracts.router import Router
 from pdplugins.contracts.workers import Role
 from pdplugins.runtime.batching import SafeBatchScheduler
 from pdplugins.runtime.decision import Journal
+from pdplugins.runtime.faults import implements
+from pdplugins.runtime.planner import SafePlanner
+from pdplugins.runtime.power import SafePowerController
 from pdplugins.runtime.router import SafeRouter
 from pdplugins.sim.core.admission import FlowPolicy
 from pdplugins.sim.core.batching import FirstComeFirstServed, Scheduled
@@ -114,11 +117,13 @@ class Simulation:
         if planner is not None:
             self._loops.append(PlannerLoop(planner, self._fleet, self._dispatcher, self._clock))
         if power is not None:
-            self._loops.append(PowerLoop(power, self._power, self._fleet, self._dispatcher, self._clock))
-
-        for kind, policy in ((Kind.PLANNER, planner), (Kind.ROUTER, router), (Kind.POWER, power)):
-            if isinstance(policy, HearsRoles):
-                self._fleet.roles.tell(policy, partial(self._clock.fault, kind))
+            safe_power = SafePowerController(power, deployment, tally=self._clock.tally(Kind.POWER))
+            self._loops.append(PowerLoop(safe_power, self._power, self._fleet, self._dispatcher, self._clock))
+        own_planner = planner.policy if isinstance(planner, SafePlanner) else planner
+        for kind, policy in ((Kind.PLANNER, own_planner), (Kind.ROUTER, router), (Kind.POWER, power)):
+            hears: Any = policy
+            if implements(hears, HearsRoles):
+                self._fleet.roles.tell(hears, partial(self._clock.fault, kind))
 
     def _populate(self) -> None:
         settings = self._settings
