@@ -77,6 +77,7 @@ class GatewayJournal:
         self._metrics = metrics
         self.skips = inner.skips
         self.decided = inner.decided
+        self.signals = inner.signals
         self.close = inner.close
 
     def fault(self, kind: Kind, fault: Fault, why: str, error: Exception | None = None) -> None:

@@ -8,6 +8,7 @@ from enum import StrEnum
 from typing import Any, Generic, Protocol, TypeVar
 
 from pdplugins.contracts.kinds import Kind
+from pdplugins.contracts.signals import Signals
 
 
 class Fault(StrEnum):
@@ -72,6 +73,10 @@ class Journal(Protocol):
 
     def fault(self, kind: Kind, fault: Fault, why: str, error: Exception | None = None) -> None:
         """Count a fault, whether or not it changed a decision."""
+        ...
+
+    def signals(self, kind: Kind, signals: Signals) -> None:
+        """Show the numbers that a part tells the others."""
         ...
 
     def close(self) -> None:

@@ -26,9 +26,8 @@ from pdplugins.config import Config
 from pdplugins.contracts.kinds import Kind
 from pdplugins.contracts.signals import HearsSignals, Signals
 from pdplugins.errors import ConfigError
-from pdplugins.runtime.decision import Fault
+from pdplugins.runtime.decision import Fault, Journal
 from pdplugins.runtime.faults import SafePolicy, raised
-from pdplugins.runtime.journal import StandardJournal
 from pdplugins.runtime.planner import SafePlanner
 
 log = logging.getLogger("pdplugins.signals")
@@ -230,16 +229,23 @@ class SignalBoard:
             log.warning("signals, %s: %s; further faults of this kind are only counted", kind, why)
 
 
-def connect(
-    parts: Mapping[Kind, object], board: SignalBoard, now_s: float, journal: StandardJournal | None = None
-) -> None:
-    """Let each part that tells signals tell them, then each part that hears them hear the others'. Never raises.
+Parts = Mapping[Kind, object]
+"""The policies of this process or their safe wrappers, one of each kind."""
 
-    Hosts call it before each decision of a planner or power controller, and once a second or so elsewhere. An error of
-    a part is counted as ``part`` in the board's faults, and as a policy error in the journal.
 
-    :param parts: the policies of this process or their safe wrappers, one of each kind.
+def connect(parts: Parts, board: SignalBoard, now_s: float, journal: Journal | None = None) -> None:
+    """Let each part tell its signals, then each part hear those of the others. Never raises.
+
+    Hosts whose policies decide for each request call it once a second or so. Hosts of a planner or power controller
+    call `hear` before a decision and `tell` after it. An error of a part is counted as ``part`` in the board's faults,
+    and as a policy error in the journal.
     """
+    tell(parts, board, now_s, journal)
+    hear(parts, board, now_s, journal)
+
+
+def tell(parts: Parts, board: SignalBoard, now_s: float, journal: Journal | None = None) -> None:
+    """Let each part that has signals tell them, also to the metrics. Never raises."""
     for kind, part in parts.items():
         try:
             signals = _signals_of(part)
@@ -250,6 +256,10 @@ def connect(
             told = board.tell(kind, signals, now_s)
             if journal is not None:
                 journal.signals(kind, told)
+
+
+def hear(parts: Parts, board: SignalBoard, now_s: float, journal: Journal | None = None) -> None:
+    """Let each part that wants to know hear the fresh signals of the others. Never raises."""
     for kind, part in parts.items():
         policy = _policy_of(part)
         try:
@@ -271,7 +281,7 @@ def _signals_of(part: object) -> Signals | None:
     return signals
 
 
-def _failed(kind: Kind, part: object, error: Exception, board: SignalBoard, journal: StandardJournal | None) -> None:
+def _failed(kind: Kind, part: object, error: Exception, board: SignalBoard, journal: Journal | None) -> None:
     why = raised(_policy_of(part), error)
     board.count("part", why)
     if journal is not None:

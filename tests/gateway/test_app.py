@@ -9,8 +9,9 @@ import re
 import signal
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import aiohttp
 import pytest
@@ -64,6 +65,49 @@ def test_decisions_of_router_and_flow_policy_are_logged_and_measured(tmp_path: P
     asyncio.run(run())
     _, *lines = [json.loads(line) for line in (tmp_path / "log").read_text().splitlines()]
     assert {line["kind"] for line in lines} == {"router", "flow"}
+
+
+def test_a_router_and_a_part_in_another_process_hear_each_other(tmp_path: Path) -> None:
+    """The other process is one that tells, waits until it is answered, and says what it heard."""
+    other = """
+import sys, time
+from collections.abc import Mapping
+from pathlib import Path
+from pdplugins.runtime.signals import SignalBoard
+board, heard = SignalBoard(Path(sys.argv[1])), {}
+while "queue" not in heard:
+    board.tell("planner", {"forecast_rate": 7.0}, time.monotonic())
+    heard = board.hear("planner", time.monotonic())
+    time.sleep(0.05)
+print(heard["queue"])
+"""
+
+    class Talks(Fixed):
+        signals: ClassVar[dict[str, float]] = {"queue": 3.0}
+        heard: Mapping[str, float] = {}
+
+        def on_signals(self, heard: Mapping[str, float], now_s: float) -> None:
+            self.heard = heard
+
+    async def run() -> None:
+        async with stand("dual", "dual", cfg=config(signals={"folder": str(tmp_path)})) as it:
+            router = it.route(Talks())
+            process = await asyncio.create_subprocess_exec(
+                sys.executable, "-c", other, str(tmp_path), stdout=asyncio.subprocess.PIPE
+            )
+            try:
+                async with asyncio.timeout(60):
+                    said, _ = await process.communicate()
+                    while not router.heard:
+                        await asyncio.sleep(0.05)
+            finally:
+                if process.returncode is None:
+                    process.kill()
+            assert said == b"3.0\n"
+            assert router.heard == {"forecast_rate": 7.0}
+
+    asyncio.run(run())
+    assert not list(tmp_path.glob("router.*"))  # taken back at the end
 
 
 def test_bootstrap_fields_of_a_client_mean_nothing() -> None:

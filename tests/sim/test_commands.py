@@ -84,13 +84,20 @@ def test_watching_a_run_changes_nothing(app: typer.Typer, config: str, trace: Pa
 
 
 @pytest.mark.parametrize(
-    ("config", "kinds"), [("dopd", {"planner", "router", "batch_scheduler"}), ("ampd", {"router", "batch_scheduler"})]
+    ("config", "kinds"),
+    [
+        ("dopd", {"planner", "router", "batch_scheduler"}),
+        ("ampd", {"router", "batch_scheduler"}),
+        ("ampd+flow", {"router", "flow", "batch_scheduler"}),
+    ],
 )
 def test_a_decision_log_changes_nothing_and_is_the_same_again(
     app: typer.Typer, config: str, kinds: set[str], trace: Path, tmp_path: Path
 ) -> None:
     logged, unlogged = tmp_path / "a.json", tmp_path / "b.json"
-    command = ("simulate", config, "--trace", trace, "--set", "decision_log.sample=20")
+    name, _, flow = config.partition("+")
+    command = ("simulate", name, "--trace", trace, "--set", "decision_log.sample=20")
+    command += ("--set", "flow.name=fcfs", "--set", "flow.per_worker=8") if flow else ()
     for log in ("one", "two"):
         done = run(app, *command, "--json", logged, "--decision-log", tmp_path / log)
         assert done.exit_code == 0, done.output

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pdplugins.sim.core.admission import FlowControl, FlowPolicy
 from pdplugins.sim.core.clock import Events, ticks
 from pdplugins.sim.core.failure import Failures
 from pdplugins.sim.core.fleet import Fleet
@@ -24,7 +25,14 @@ class Dispatcher:
     """
 
     def __init__(
-        self, events: Events, fleet: Fleet, links: Links, routing: Routing, settings: SimSettings, gaps: Gaps
+        self,
+        events: Events,
+        fleet: Fleet,
+        links: Links,
+        routing: Routing,
+        settings: SimSettings,
+        gaps: Gaps,
+        flow: FlowPolicy | None = None,
     ) -> None:
         self.events = events
         self.links = links
@@ -37,7 +45,11 @@ class Dispatcher:
         self.handoffs = handoffs = Handoffs(
             events, fleet, links, routing, settings, gaps, holdings, lifecycle, failures
         )
-        fleet.changed = lifecycle.workers_changed
+        if flow is not None:
+            steps = lifecycle.describe, lifecycle.place, lifecycle.refuse
+            lifecycle.admission = FlowControl(flow, events, fleet, steps)
+        self._admission = lifecycle.admission
+        fleet.changed = self._admission.workers_changed
         self.leg_done = handoffs.leg_done
         self.chunk_done = handoffs.chunk_done
         self.read_history = handoffs.read_history
@@ -61,4 +73,9 @@ class Dispatcher:
         flight = self.lifecycle.enter(arrival)
         if arrival.cancel_after_s is not None:
             self.events.call_at(self.events.now + ticks(arrival.cancel_after_s), self.failures.cancel, flight)
-        self.lifecycle.place(flight)
+        self._admission.arrived(flight)
+
+    def prefill_begun(self) -> None:
+        """A step with prefill has begun on an engine, so what waits there has become less."""
+        if self._admission.waiting:
+            self._admission.look()

@@ -465,6 +465,7 @@ class Engine:
             self.kv.take(decodes)
         took = step.took = self.times.mixed(sizes, decodes, batch.context, self.slow)
         step.began = batch.time
+        self.owner.prefill_begun()
         self._schedule(batch.time + took)
 
     # --- events ----------------------------------------------------------------------------------------------------

@@ -27,7 +27,7 @@ class Failures:
         if flight.state == State.OVER:
             return
         if flight.state in (State.WAITING, State.MOVING):
-            self._lifecycle.forget_stranded(flight)
+            self._lifecycle.admission.left(flight)
             self.end(flight, CANCELLED)
         else:
             flight.error = CANCELLED
@@ -55,7 +55,7 @@ class Failures:
             self.retries += 1
             flight.state = State.WAITING
             self._holdings.leave(flight)
-            self._lifecycle.place(flight)
+            self._lifecycle.admission.arrived(flight)
 
     def worker_dies(self, name: str) -> None:
         """Take a worker away, with everything in it; its requests start anew elsewhere, as often as they may."""
@@ -76,4 +76,5 @@ class Failures:
     def give_up(self) -> None:
         """End what nothing can serve any more."""
         for flight in self._lifecycle.live():
+            self._lifecycle.admission.left(flight)
             self.end(flight, "no worker to serve it")

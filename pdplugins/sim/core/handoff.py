@@ -276,6 +276,8 @@ class Handoffs:
             self._holdings.left(flight.first)
             flight.first = None
             flight.queued = self._events.now
+            if self._lifecycle.admission.waiting:
+                self._lifecycle.admission.look()
         flight.sent, flight.sink = 0, None
         flight.done, flight.target = tokens, target
         if tokens == flight.isl + flight.emitted:  # the next token came with the KV cache

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Final
 
+from pdplugins.contracts.request import Request
 from pdplugins.contracts.router import Ending
 from pdplugins.sim.core import history
+from pdplugins.sim.core.admission import Admission, AtOnce
 from pdplugins.sim.core.clock import TICKS_PER_S, Events, seconds, ticks
 from pdplugins.sim.core.fleet import Fleet
 from pdplugins.sim.core.flight import Arrival, Flight, State
@@ -36,6 +38,8 @@ class Lifecycle:
         self.arrived = 0
         self.last_end = 0
         """When the last request ended."""
+        self.admission: Admission = AtOnce(fleet, self.place)
+        """What lets requests go on to `place`."""
         self._events = events
         self._fleet = fleet
         self._routing = routing
@@ -46,8 +50,6 @@ class Lifecycle:
         self._reads_history = settings.history == "transfer"
         self._flights: list[Flight | None] = []
         """All requests by index; None for those that have ended."""
-        self._stranded: dict[int, Flight] = {}
-        """Requests that no worker could take, by index, in the order in which they came."""
         self._bound: dict[str, str] = {}
         """Session to the worker that has the KV cache of its last round."""
 
@@ -64,13 +66,8 @@ class Lifecycle:
         return flight
 
     def place(self, flight: Flight) -> None:
-        """Ask the router for workers, and queue a request on the first one; without any worker it waits for one."""
-        fleet = self._fleet
-        if not fleet.ready:
-            self._stranded[flight.index] = flight
-            return
-        session = flight.arrival.session
-        bound = None if session is None else self._bound.get(session)
+        """Ask the router for workers, of which there are some, and queue a request on the first one."""
+        fleet, bound = self._fleet, self._bound_worker(flight)
         placement = self._routing.on_arrival(flight, bound, fleet, self._events.now)
         prompt, split = flight.isl + flight.emitted, placement.split
         first = fleet.alive[placement.first]
@@ -92,15 +89,14 @@ class Lifecycle:
         if flight.history is not None and engine.queue and engine.queue[0] is flight:
             engine.owner.read_history(flight, engine)
 
-    def workers_changed(self) -> None:
-        """Place the requests that waited for any worker."""
-        waiting, self._stranded = self._stranded, {}
-        for flight in waiting.values():
-            self.place(flight)
+    def describe(self, flight: Flight) -> Request:
+        """Return a request as policies see it now."""
+        return self._routing.request(flight, self._bound_worker(flight))
 
-    def forget_stranded(self, flight: Flight) -> None:
-        """Let a request that may wait for any worker wait no longer."""
-        self._stranded.pop(flight.index, None)
+    def _bound_worker(self, flight: Flight) -> str | None:
+        """Return the worker that has the KV cache of a round's session, if it is one."""
+        session = flight.arrival.session
+        return None if session is None else self._bound.get(session)
 
     def live(self) -> list[Flight]:
         """Return the requests that have not ended, in the order of arrival."""
@@ -122,17 +118,25 @@ class Lifecycle:
             window.ended(flight, tpot_s)
         self._record(flight, ttft_s, tpot_s, Ending.FINISHED)
 
+    def refuse(self, flight: Flight, retry_after_s: float) -> None:
+        """End a request that the flow policy refuses; it was answered with 503 and ``Retry-After``."""
+        self._fail(flight, f"refused: retry after {retry_after_s:g} s", Ending.REFUSED)
+
     def failed(self, flight: Flight, why: str) -> None:
         """End a request without an answer; it holds nothing any more."""
+        self._fail(flight, why, Ending.CANCELLED if why == CANCELLED else Ending.FAILED)
+
+    def _fail(self, flight: Flight, why: str, ending: Ending) -> None:
         flight.error = why
         ttft_s = seconds(flight.first_token - flight.arrived) if flight.emitted else None
-        self._record(flight, ttft_s, None, Ending.CANCELLED if why == CANCELLED else Ending.FAILED)
-        if why != CANCELLED:
+        self._record(flight, ttft_s, None, ending)
+        if ending is not Ending.CANCELLED:
             self._record_unsent(flight.arrival)
 
     def _record(self, flight: Flight, ttft_s: float | None, tpot_s: float | None, ending: Ending) -> None:
         if self._routing.hears_outcomes:
             self._routing.ended(flight, ending)
+        self.admission.ended(flight, ending)
         self.records.append(record(flight, ttft_s, tpot_s, self._events.now))
         flight.state = State.OVER
         self._flights[flight.index] = None
@@ -158,7 +162,7 @@ class Lifecycle:
 
     def _next_round(self, arrival: Arrival) -> None:
         self.open -= 1
-        self.place(self.enter(arrival))
+        self.admission.arrived(self.enter(arrival))
 
     def _record_unsent(self, arrival: Arrival) -> None:
         """Record the rounds that will not come as failed: else a policy that ends sessions early would look better."""

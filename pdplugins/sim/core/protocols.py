@@ -21,6 +21,9 @@ class Owner(Protocol[E_contra]):
     def chunk_done(self, flight: Flight, engine: E_contra, /) -> None:
         """`flight` has computed a part of its prompt, and goes on."""
 
+    def prefill_begun(self) -> None:
+        """A step with prefill has begun: what waits for prefill has become less."""
+
     def read_history(self, flight: Flight, engine: E_contra, /) -> bool:
         """Bring the history that the queued `flight` lacks; it leaves the queue until that has come. False: not now."""
         ...

@@ -11,6 +11,7 @@ from typing import Any
 
 from pdplugins.contracts.batching import BatchScheduler
 from pdplugins.contracts.deployment import Deployment
+from pdplugins.contracts.flow import Flow
 from pdplugins.contracts.kinds import Kind
 from pdplugins.contracts.planner import Planner
 from pdplugins.contracts.power import PowerController
@@ -20,6 +21,7 @@ from pdplugins.contracts.workers import Role
 from pdplugins.runtime.batching import SafeBatchScheduler
 from pdplugins.runtime.decision import Journal
 from pdplugins.runtime.router import SafeRouter
+from pdplugins.sim.core.admission import FlowPolicy
 from pdplugins.sim.core.batching import FirstComeFirstServed, Scheduled
 from pdplugins.sim.core.clock import ACTION, STEP, TICKS_PER_S, Events, seconds, ticks
 from pdplugins.sim.core.control import PlannerLoop, PowerLoop
@@ -47,17 +49,19 @@ PROGRESS_EVERY = 1000
 class Simulation:
     """One run. `run` may be called once.
 
+    :param flow: holds requests before the router is asked; each goes on as it arrives when absent.
     :param batch_scheduler: makes one scheduler for each engine; the engines' own way when absent.
     :param engine: what engines are built from; tests put a plain one here.
     :param sampler: looks at the fleet now and then; it changes nothing but the count of events.
     """
 
-    def __init__(  # noqa: PLR0913 - one argument for each policy and each listener
+    def __init__(  # noqa: PLR0913 - the five kinds of policy, and what they decide over
         self,
         deployment: Deployment,
         settings: SimSettings,
         router: Router,
         *,
+        flow: Flow | None = None,
         planner: Planner | None = None,
         power: PowerController | None = None,
         batch_scheduler: Callable[[], BatchScheduler] | None = None,
@@ -98,7 +102,12 @@ class Simulation:
         self._gaps.mortal = bool(settings.deaths)
         self._deaths_missed = 0
         links = Links(self._events)
-        self._dispatcher = Dispatcher(self._events, self._fleet, links, self._routing, settings, self._gaps)
+        flow_policy = (
+            None if flow is None else FlowPolicy(flow, deployment.slo.ttft_s, self._clock.tally(Kind.FLOW), journal)
+        )
+        self._dispatcher = Dispatcher(
+            self._events, self._fleet, links, self._routing, settings, self._gaps, flow_policy
+        )
         self._power = Power(self._events, self._fleet, settings.power)
         self._populate()
         self._loops: list[PlannerLoop | PowerLoop] = []

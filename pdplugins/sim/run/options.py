@@ -6,10 +6,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from pdplugins.config import CHOICES, Config, find, load, parse
+from pdplugins.config import Config, find, load, parse
 from pdplugins.errors import ConfigError
 from pdplugins.runtime.assembly import build_deployment
 from pdplugins.settings import Setting, parse_setting, put
+
+KINDS = ("planner", "router", "batch_scheduler", "power")
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +52,7 @@ def changed(config: Config, name: str, settings: Iterable[Setting]) -> Config:
     data = config.model_dump(mode="json")
     for setting in settings:
         kind, value = setting.path[0], setting.value
-        short = len(setting.path) == 1 and kind in CHOICES and isinstance(value, str)
+        short = len(setting.path) == 1 and kind in KINDS and isinstance(value, str)
         put(data, Setting((kind,), {"name": value}) if short else setting)
     return parse(data, name)
 

@@ -5,26 +5,24 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, cast
 
 import numpy as np
 
-from pdplugins.config import CHOICES, Choice, Config, resolved, settings_of
-from pdplugins.contracts.batching import BatchScheduler
+from pdplugins.config import CHOICES, Choice, Config, in_bundle, resolved, settings_of
 from pdplugins.contracts.deployment import Deployment
+from pdplugins.contracts.kinds import Kind
 from pdplugins.contracts.planner import Planner
-from pdplugins.contracts.power import PowerController
 from pdplugins.contracts.request import Slo
-from pdplugins.contracts.router import Router
 from pdplugins.interrupt import ctrl_c
 from pdplugins.metrics import weighted_distribution
+from pdplugins.policies.stock.routers import LeastLoaded, RouterSettings
 from pdplugins.provenance import commit, versions
-from pdplugins.registry import default_registry
 from pdplugins.results import Metrics, Requests, Result, Served, Speed, Spread, summary
 from pdplugins.runtime.assembly import build_deployment
 from pdplugins.runtime.decision import Journal
 from pdplugins.runtime.journal import StandardJournal, build_journal
 from pdplugins.runtime.planner import build_safe_planner, initial_plan
+from pdplugins.runtime.policies import Policies, build_policies
 from pdplugins.sim import kernel
 from pdplugins.sim.core.flight import Arrival
 from pdplugins.sim.core.records import Gaps
@@ -35,7 +33,7 @@ from pdplugins.sim.run.setup import sim_settings
 from pdplugins.workloads.trace import TraceRequest
 
 STOCK_ROUTER = Choice(name="least-loaded")
-"""What routes where a config names no router."""
+"""What routes where a config names neither a router nor a bundle."""
 
 
 def simulate(
@@ -53,15 +51,16 @@ def simulate(
 
     Ctrl-C ends the run: the result is of the requests that had ended by then, and says ``interrupted``.
 
-    :param seed: noted in the result; policies that draw lots take it as their setting ``seed``.
+    :param seed: noted in the result; policies that draw numbers take it as their setting ``seed``.
     :param decision_log: where to log what the policies decide; every line is kept that the config's sample takes.
     """
     kernel.check()
     config = seeded(config, seed)
     deployment = build_deployment(config)
-    journal = _journal(config, deployment, decision_log)
-    planner = None if config.planner is None else build_safe_planner(config, journal=journal)
-    simulation = _simulation(config, deployment, planner, sampler, journal)
+    policies = build_policies(config, deployment)
+    journal = _journal(config, deployment, policies, decision_log)
+    planner = None if policies.planner() is None else build_safe_planner(config, policies=policies, journal=journal)
+    simulation = _simulation(config, deployment, policies, planner, sampler, journal)
     began = time.perf_counter()
     try:
         outcome, interrupted = _run(simulation, trace, progress)
@@ -111,48 +110,49 @@ def _run(
 
 
 def seeded(config: Config, seed: int) -> Config:
-    """Return `config` with a router, and with `seed` for every policy that draws lots and names no seed of its own."""
-    chosen: dict[str, Choice] = {}
-    for kind in CHOICES:
-        choice: Choice | None = getattr(config, kind)
-        if choice is None and kind == "router":
-            choice = STOCK_ROUTER
-        if choice is None:
+    """Return `config` with a router, and with `seed` for every policy that draws numbers and names no seed of its own.
+
+    Of the keys that pick parts of one bundle, those with settings get it, as they all have to give the same ones.
+    """
+    chosen = {key: choice for key in CHOICES if (choice := getattr(config, key)) is not None}
+    if config.router is None and config.bundle is None:
+        chosen[Kind.ROUTER] = STOCK_ROUTER
+    bundled = {key: choice.name for key, choice in chosen.items() if in_bundle(key, choice)}
+    given = {name for key, name in bundled.items() if chosen[key].settings}
+    for key, choice in chosen.items():
+        if bundled.get(key) in given and not choice.settings:
             continue
-        if "seed" in type(settings_of(kind, choice)).model_fields and "seed" not in choice.settings:
-            choice = Choice(name=choice.name, **choice.settings, seed=seed)
-        chosen[kind] = choice
+        if "seed" in type(settings_of(key, choice)).model_fields and "seed" not in choice.settings:
+            chosen[key] = Choice(name=choice.name, **choice.settings, seed=seed)
     return config.model_copy(update=chosen)
 
 
-def _journal(config: Config, deployment: Deployment, decision_log: Path | None) -> StandardJournal | None:
+def _journal(
+    config: Config, deployment: Deployment, policies: Policies, decision_log: Path | None
+) -> StandardJournal | None:
     """Return the journal of a run; None without a log, so that the policies' path is as short as it can be."""
     if decision_log is None:
         return None
-    initial = initial_plan(config) if config.planner is not None else None
+    initial = None if policies.planner() is None else initial_plan(config)
     return build_journal(config, deployment, initial=initial, decision_log=decision_log, capped=False)
 
 
 def _simulation(
     config: Config,
     deployment: Deployment,
+    policies: Policies,
     planner: Planner | None,
     sampler: Sampler | None,
-    journal: Journal | None = None,
+    journal: Journal | None,
 ) -> Simulation:
-    registry = default_registry()
-
-    def make(kind: str, choice: Choice) -> Any:
-        return registry.get(kind, choice.name).factory(settings_of(kind, choice), deployment)
-
-    scheduler = config.batch_scheduler
     return Simulation(
         deployment,
         sim_settings(config, deployment),
-        cast(Router, make("router", config.router or STOCK_ROUTER)),
+        policies.router() or LeastLoaded(RouterSettings.model_validate({}), deployment),
+        flow=policies.flow(),
         planner=planner,
-        power=None if config.power is None else cast(PowerController, make("power", config.power)),
-        batch_scheduler=None if scheduler is None else lambda: cast(BatchScheduler, make("batch_scheduler", scheduler)),
+        power=policies.power(),
+        batch_scheduler=policies.batch_scheduler(),
         sampler=sampler,
         journal=journal,
     )

@@ -26,6 +26,7 @@ from pdplugins.hosts.dynamo.doors.frontend import FrontendMetrics
 from pdplugins.hosts.dynamo.doors.proposer import Proposer
 from pdplugins.runtime.metrics import process_metrics
 from pdplugins.runtime.planner import build_safe_planner
+from pdplugins.runtime.signals import build_board
 
 log = logging.getLogger("pdplugins.dynamo")
 
@@ -258,8 +259,10 @@ def run(  # noqa: PLR0913 - the options of a command
     metrics = process_metrics(Kind.PLANNER)
 
     def build() -> Proposer:
-        planner = build_safe_planner(load(find(config)), decision_log=decision_log, metrics=metrics)
-        return Proposer(planner, frontend=FrontendMetrics(frontend_url, model) if frontend_url else None)
+        chosen = load(find(config))
+        planner = build_safe_planner(chosen, decision_log=decision_log, metrics=metrics)
+        frontend = FrontendMetrics(frontend_url, model) if frontend_url else None
+        return Proposer(planner, frontend=frontend, board=build_board(chosen))
 
     def say(endpoint: str) -> None:
         log.info("planner of %s answers at %s", config, endpoint)

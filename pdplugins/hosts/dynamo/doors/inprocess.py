@@ -42,6 +42,7 @@ from pdplugins.hosts.dynamo.doors.frontend import FrontendMetrics
 from pdplugins.hosts.dynamo.doors.proposer import Proposer
 from pdplugins.runtime.metrics import process_metrics
 from pdplugins.runtime.planner import build_safe_planner
+from pdplugins.runtime.signals import build_board
 
 _instances: dict[str, PdPlanner] = {}
 
@@ -75,7 +76,8 @@ class PdPlanner(Proposer):
         chosen = load(find(config)) if isinstance(config, str) else parse(config, "kwargs.config")
         metrics = process_metrics(Kind.PLANNER)
         planner = build_safe_planner(chosen, decision_log=Path(decision_log) if decision_log else None, metrics=metrics)
-        super().__init__(planner, frontend=FrontendMetrics(frontend_url, model) if frontend_url else None)
+        frontend = FrontendMetrics(frontend_url, model) if frontend_url else None
+        super().__init__(planner, frontend=frontend, board=build_board(chosen))
         if metrics_port is not None:
             metrics.serve(metrics_port)
         _instances[key] = self

@@ -10,11 +10,14 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
+from pdplugins.contracts.kinds import Kind
 from pdplugins.contracts.planner import ScalePlan, Traffic
 from pdplugins.hosts.dynamo.doors.frontend import FrontendMetrics
 from pdplugins.hosts.dynamo.doors.observe import NEEDS, NEEDS_TRAFFIC, context_traffic, planner_view, tick_time_s
+from pdplugins.runtime import signals
 from pdplugins.runtime.decision import Decision
 from pdplugins.runtime.planner import SafePlanner
+from pdplugins.runtime.signals import SignalBoard
 
 log = logging.getLogger("pdplugins.dynamo")
 
@@ -31,6 +34,7 @@ class Proposer:
     :param frontend: where to read traffic, TTFT and TPOT; the plugin context has no TTFT, and its traffic needs a
         Prometheus server.
     :param clock: seconds since the epoch, for hosts whose tick does not tell the time.
+    :param board: carries signals between the planner and the other parts of its bundle; None: nobody listens.
     """
 
     def __init__(
@@ -39,11 +43,13 @@ class Proposer:
         *,
         frontend: FrontendMetrics | None = None,
         clock: Callable[[], float] = time.time,
+        board: SignalBoard | None = None,
     ) -> None:
         self.feedback: Feedback | None = None
         self._planner = planner
         self._frontend = frontend
         self._clock = clock
+        self._board = board or SignalBoard()
         self._ticks_s: list[float] = []
 
     @property
@@ -62,8 +68,9 @@ class Proposer:
         return NEEDS if self._frontend is not None else (NEEDS_TRAFFIC, *NEEDS)
 
     def close(self) -> None:
-        """Close the decision log."""
+        """Close the decision log, and take the signals back."""
         self._planner.close()
+        self._board.close()
 
     async def begin(self) -> None:
         """Read the frontend once, so that the first tick already sees a window of traffic."""
@@ -79,7 +86,10 @@ class Proposer:
         except Exception as error:  # whatever the host says, its planner loop goes on
             decision = self._planner.hold(f"{type(error).__name__}: {error}", error)
         else:
+            parts = {Kind.PLANNER: self._planner}
+            signals.hear(parts, self._board, view.now_s)
             decision = self._planner.decide(view)
+            signals.tell(parts, self._board, view.now_s)
         return decision if self._planner.decided else None
 
     async def _traffic(self, context: Any) -> Traffic | None:
