@@ -38,9 +38,9 @@ test-sglang: $(SGLANG_VENV)/.installed  ## Run real SGLang servers on the CPU: e
 	PDPLUGINS_SGLANG_TREES=$(subst $() ,:,$(foreach v,$(SGLANG_VERSIONS),$(CURDIR)/$(SGLANG_VENV)/sglang-$(v))) \
 		$(SGLANG_VENV)/bin/python -m pytest tests/hosts/sglang -m sglang -v --tb=native --durations=10 --session-timeout=2400
 
-# Both versions share one environment, each in a folder of its own; tests/hosts/sglang/requirements.txt says why.
+# Both versions share one environment, each in a folder of its own; benchmarks/rig/requirements.txt says why.
 SGLANG_PIP := $(SGLANG_VENV)/bin/pip --disable-pip-version-check install --quiet --no-deps
-$(SGLANG_VENV)/.installed: tests/hosts/sglang/requirements.txt
+$(SGLANG_VENV)/.installed: benchmarks/rig/requirements.txt
 	@echo "make: SGLang $(SGLANG_VERSIONS) go into $(SGLANG_VENV): 3.5 GB, two minutes where the packages are near"
 	$(PYTHON) -m venv $(SGLANG_VENV)
 	$(SGLANG_PIP) -r $< || { echo "make: the packages of $< cannot be installed: no network, or an index without them" >&2; exit 2; }

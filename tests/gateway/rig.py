@@ -17,7 +17,7 @@ from pdplugins.gateway.app import Gateway
 from pdplugins.gateway.backends import WorkerOption
 from pdplugins.gateway.settings import GatewaySettings
 from pdplugins.types import Flow, Placement
-from tests.hosts.sglang.gateway.fake import FakeWorker, Rooms
+from tests.gateway.fake import FakeWorker, Rooms
 
 FAST = GatewaySettings(timeout_s=10, first_token_s=2, silence_s=1, connect_s=1, rest_s=0.2, poll_s=0.05, drain_s=0.5)
 

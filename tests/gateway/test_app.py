@@ -22,8 +22,8 @@ from pdplugins.gateway.backends import Backends, WorkerOption
 from pdplugins.gateway.engine import ServerKind
 from pdplugins.gateway.engines.sglang.protocol import loads, splice
 from pdplugins.types import Role
+from tests.gateway.fake import FakeWorker, Rooms, answer_of, settled
 from tests.gateway.rig import FAST, PROMPT, Fixed, ask, config, stand
-from tests.hosts.sglang.gateway.fake import FakeWorker, Rooms, answer_of, settled
 
 
 def test_models_tokenizer_workers_health_and_metrics() -> None:

@@ -9,8 +9,8 @@ import pytest
 from pdplugins.gateway.books import LoadBook
 from pdplugins.gateway.engines.sglang.engine import facts_of, report_of
 from pdplugins.types import Role, RoleChange, RoleMove
+from tests.gateway.fake import settled
 from tests.gateway.rig import Fixed, ask, config, stand
-from tests.hosts.sglang.gateway.fake import settled
 
 
 def test_a_view_carries_tp_capabilities_and_free_kv_tokens() -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from pdplugins.gateway.engines.sglang import connections
 from pdplugins.gateway.engines.sglang.connections import Connections, Response
-from tests.hosts.sglang.gateway.fake import settled
+from tests.gateway.fake import settled
 
 WHOLE = b"HTTP/1.1 200 OK\r\nContent-Type: text/x\r\nContent-Length: 2\r\n\r\nok"
 CHUNKS = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"

@@ -9,8 +9,8 @@ from typing import Any
 import aiohttp
 import pytest
 
+from tests.gateway.fake import answer_of, settled
 from tests.gateway.rig import FAST, PROMPT, Fixed, ask, stand
-from tests.hosts.sglang.gateway.fake import answer_of, settled
 
 PLACED = {"pair": (0, 1, None), "local": (1, 1, None), "push": (0, 1, 20), "head": (0, 1, 63), "open": (0, None, None)}
 

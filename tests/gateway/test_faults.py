@@ -13,8 +13,8 @@ import pytest
 
 from pdplugins.gateway.engines.sglang.calls import parse
 from pdplugins.gateway.replies import Reply
+from tests.gateway.fake import answer_of, settled, text_of
 from tests.gateway.rig import FAST, PROMPT, Fixed, Stand, ask, config, stand
-from tests.hosts.sglang.gateway.fake import answer_of, settled, text_of
 
 
 class Broken:

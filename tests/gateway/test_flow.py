@@ -12,8 +12,8 @@ import aiohttp
 import pytest
 
 from pdplugins.types import FlowDecision, Go, Hold, Refuse, Waiting, WorkerView
+from tests.gateway.fake import answer_of, settled
 from tests.gateway.rig import FAST, PROMPT, Fixed, Stand, ask, config, stand
-from tests.hosts.sglang.gateway.fake import answer_of, settled
 
 SELDOM = replace(FAST, poll_s=60)
 """Polls change nothing while a test runs."""

@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
+from tests.gateway.fake import answer_of, settled, text_of, tokenize
 from tests.gateway.rig import PROMPT, Fixed, ask, config, stand
-from tests.hosts.sglang.gateway.fake import answer_of, settled, text_of, tokenize
 
 KINDS = {"pair": (0, 1, None), "local": (1, 1, None), "push": (0, 1, 23), "head": (0, 1, 65), "backwards": (1, 0, None)}
 

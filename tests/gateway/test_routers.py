@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from tests.gateway.fake import answer_of, settled, text_of, tokenize
 from tests.gateway.rig import FAST, PROMPT, Fixed, ask, config, stand
-from tests.hosts.sglang.gateway.fake import answer_of, settled, text_of, tokenize
 
 ROUTERS: dict[str, dict[str, Any]] = {
     "ampd": {},

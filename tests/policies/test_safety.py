@@ -20,6 +20,7 @@ from pdplugins.testing import Worker, check_batch_plan, check_placement, check_s
 from pdplugins.types import (
     BatchScheduler,
     BatchView,
+    Capabilities,
     Ending,
     HearsOutcomes,
     Outcome,
@@ -44,14 +45,20 @@ maybe = st.none() | said
 loads = st.builds(WorkerLoad, st.just(""), said, said, said, said, maybe, maybe)
 
 
-def named(name: str, role: Role, load: WorkerLoad, capacity: int, blocks: frozenset[int]) -> Worker:
-    return Worker(name, role, replace(load, worker=name), capacity, cached_blocks=blocks)
+def named(name: str, role: Role, load: WorkerLoad, *rest: Any) -> Worker:
+    return Worker(name, role, replace(load, worker=name), *rest)
+
+
+capabilities = st.builds(Capabilities, alone=st.booleans(), splits=st.booleans())
 
 
 def workers(role: Role) -> st.SearchStrategy[list[Worker]]:
     name = st.integers(0, 4).map(lambda index: f"{role[0]}{index}")
     blocks = st.frozensets(st.integers(0, 5), max_size=3)
-    one = st.builds(named, name, st.just(role), loads, st.integers(0, 10**6), blocks)
+    tp = st.none() | st.integers(0, 16)
+    free = st.none() | st.integers(0, 10**6)
+    known = st.none() | capabilities
+    one = st.builds(named, name, st.just(role), loads, st.integers(0, 10**6), tp, free, known, blocks)
     return st.lists(one, min_size=1, max_size=3, unique_by=lambda worker: worker.id)
 
 

@@ -10,7 +10,7 @@ from pdplugins.contracts.numbers import is_number
 from pdplugins.contracts.request import Request
 from pdplugins.contracts.router import Ending, Outcome, Placement
 from pdplugins.contracts.workers import Role, WorkerView
-from pdplugins.errors import ConfigError
+from pdplugins.policies._common import SplitMix64, by_role
 from pdplugins.policies.ampd.config import AmpdRouterSettings
 from pdplugins.policies.ampd.costs import Costs, known
 
@@ -52,8 +52,7 @@ class AmpdRouter:
         self._route = self._predicted if settings.slack == "predicted" else self._windowed
         self._mean_output_tokens = FIRST_OUTPUT_TOKENS
         self._finished = 0
-        self._seed = settings.seed
-        self._rolls = 0
+        self._random = SplitMix64(settings.seed).next
         self._workers: tuple[WorkerView, ...] | None = None
         self._by_id: dict[str, WorkerView] = {}
         self._decode = self._prefill = Pool(())
@@ -89,13 +88,12 @@ class AmpdRouter:
     # --- binding -----------------------------------------------------------------------------------------------------
 
     def _learn(self, workers: tuple[WorkerView, ...]) -> None:
-        if not workers:
-            raise ConfigError("router ampd: no worker is ready; start at least one")
+        pools = by_role("ampd", workers)
         self._workers = workers
         self._by_id = {worker.id: worker for worker in workers}
-        prefill = [worker for worker in workers if worker.role is Role.PREFILL]
+        prefill = pools[Role.PREFILL]
         self._prefill = Pool(prefill)
-        self._decode = Pool([worker for worker in workers if worker.role is Role.DECODE] or workers)
+        self._decode = Pool(pools[Role.DECODE] or workers)
         degrees: dict[int, list[WorkerView]] = {}
         for worker in prefill:
             degrees.setdefault(self._costs.degree(worker), []).append(worker)
@@ -114,8 +112,8 @@ class AmpdRouter:
         if not self._decode.alike:
             used = [tokens / max(worker.kv_capacity_tokens, 1) for tokens, worker in zip(used, pool, strict=True)]
         least = min(used)
-        equals = [worker for worker, its in zip(pool, used, strict=True) if its == least]
-        return equals[0] if len(equals) == 1 else equals[self._dice() % len(equals)]
+        equals = [worker for worker, share in zip(pool, used, strict=True) if share == least]
+        return equals[0] if len(equals) == 1 else equals[self._random() % len(equals)]
 
     # --- Algorithm 1 -------------------------------------------------------------------------------------------------
 
@@ -204,19 +202,11 @@ class AmpdRouter:
         """Return numbers that, modulo `count`, are 0..count-1 in a random order: start and stride are random."""
         if not count:
             return range(0)
-        roll = self._dice()
+        roll = self._random()
         start, stride = roll % count, 1 + (roll >> 32) % count
         while gcd(stride, count) != 1:
             stride += 1
         return range(start, start + count * stride, stride)
-
-    def _dice(self) -> int:
-        """Return the next of a stream of pseudo-random 64-bit numbers (SplitMix64, Steele et al., OOPSLA 2014)."""
-        self._rolls += 1
-        z = (self._seed + self._rolls * 0x9E3779B97F4A7C15) & 0xFFFFFFFFFFFFFFFF
-        z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & 0xFFFFFFFFFFFFFFFF
-        z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & 0xFFFFFFFFFFFFFFFF
-        return z ^ (z >> 31)
 
 
 def _tokens(pool: Sequence[WorkerView]) -> list[float]:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from functools import lru_cache, partial
+from functools import lru_cache
 from itertools import permutations
 from math import inf
 
 from pdplugins.contracts.batching import BatchPlan, BatchView, QueuedPrefill
 from pdplugins.contracts.deployment import Deployment
 from pdplugins.policies.ampd.config import AmpdSchedulerSettings
-from pdplugins.policies.ampd.costs import prefill_s
+from pdplugins.policies.ampd.costs import Costs
 
 COSTS_KEPT = 1024
 MOST_TASKS = 20
@@ -34,7 +34,7 @@ class AmpdScheduler:
         self._prefill_tp, self._decode_tp = deployment.prefill_tp, deployment.decode_tp
         self._postponed: dict[str, int] = {}
         # A task that waits is looked at in every step; its cost does not change.
-        self._t_pre = lru_cache(COSTS_KEPT)(partial(prefill_s, deployment.perf))
+        self._t_pre = lru_cache(COSTS_KEPT)(Costs(deployment).prefill_s)
 
     def next_batch(self, view: BatchView, now_s: float) -> BatchPlan:
         """Algorithm 2: schedule one task of the queue. Without a queue, decode only."""

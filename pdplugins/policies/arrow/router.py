@@ -12,7 +12,7 @@ from pdplugins.contracts.deployment import Deployment
 from pdplugins.contracts.request import Request
 from pdplugins.contracts.router import Placement
 from pdplugins.contracts.workers import Role, WorkerView
-from pdplugins.errors import ConfigError
+from pdplugins.policies._common import check_ready
 from pdplugins.policies.arrow.config import ArrowSettings
 from pdplugins.policies.arrow.instance import Instance, PoolName
 from pdplugins.policies.arrow.monitor import Monitor
@@ -178,8 +178,7 @@ class ArrowRouter:
     # --- workers that come and go ----------------------------------------------------------------------------------
 
     def _take(self, workers: tuple[WorkerView, ...]) -> None:
-        if not workers:
-            raise ConfigError("router arrow: no worker is ready; start at least one")
+        check_ready("arrow", workers)
         self._workers = workers
         known, self._instances = self._instances, {}
         for view in workers:

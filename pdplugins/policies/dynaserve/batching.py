@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from pdplugins.contracts.batching import BatchPlan, BatchView, QueuedPrefill
 from pdplugins.contracts.deployment import Deployment
 from pdplugins.policies.dynaserve.config import DynaServeBatchSettings
-from pdplugins.policies.dynaserve.steps import StepModel
 from pdplugins.policies.dynaserve.table import ProfileTable
 
 CLOSE = 16
@@ -21,7 +20,7 @@ class DynaServeBatchScheduler:
         self._slo_s = (settings.tbt_slo_s or deployment.slo.tpot_s) * (1 - settings.headroom)
         self._most = settings.step_tokens
         self._alone = min(settings.prefill_only_tokens, settings.step_tokens)
-        self._table = ProfileTable(StepModel(deployment), settings.learning_rate)
+        self._table = ProfileTable(deployment, settings.learning_rate)
 
     def next_batch(self, view: BatchView, now_s: float) -> BatchPlan:
         """Compose the next step. All decodes are in it (line 2); the plan names the prompt tokens (lines 3 to 8)."""
@@ -69,11 +68,11 @@ class Step:
         self.plen = 0
         self.chunks: list[tuple[QueuedPrefill, int, float]] = []
         """What prefills, how many tokens of it, and the seconds that it adds."""
-        self._modelled_s = table.model.alone_s(self.dnum, self.ctx)
+        self._modelled_s = table.decode_s(self.dnum, self.ctx)
 
     def add(self, prefill: QueuedPrefill, tokens: int) -> None:
         """Add a chunk of `tokens` tokens (line 5)."""
-        added_s = self._table.model.added_s(self.plen, self.dnum, done_tokens(prefill), tokens)
+        added_s = self._table.steps.added(tokens, done_tokens(prefill), self.plen, self.dnum)
         self.chunks.append((prefill, tokens, added_s))
         self.plen += tokens
         self._modelled_s += added_s
@@ -98,10 +97,10 @@ class Step:
         The search narrows from both sides and ends on a number that it has found to fit.
         """
         table, plen, dnum, ctx, slo_s = self._table, self.plen, self.dnum, self.ctx, self._slo_s
-        before_s, added_s = self._modelled_s, table.model.added_s
+        before_s, added = self._modelled_s, table.steps.added
 
         def late_s(tokens: int) -> float:
-            return table.ratio(plen + tokens, ctx, dnum) * (before_s + added_s(plen, dnum, done, tokens)) - slo_s
+            return table.ratio(plen + tokens, ctx, dnum) * (before_s + added(tokens, done, plen, dnum)) - slo_s
 
         if most <= 0:
             return 0

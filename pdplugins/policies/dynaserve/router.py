@@ -10,7 +10,7 @@ from pdplugins.contracts.numbers import is_number
 from pdplugins.contracts.request import Request
 from pdplugins.contracts.router import Ending, Outcome, Placement
 from pdplugins.contracts.workers import Role, WorkerView
-from pdplugins.errors import ConfigError
+from pdplugins.policies._common import by_role
 from pdplugins.policies.dynaserve.config import DynaServeRouterSettings
 from pdplugins.policies.dynaserve.lengths import build_predictor
 from pdplugins.policies.dynaserve.predict import NONE, ExecutionPredictor, Work
@@ -105,8 +105,7 @@ class DynaServeRouter:
     # --- the pair --------------------------------------------------------------------------------------------------
 
     def _see(self, workers: tuple[WorkerView, ...]) -> None:
-        if not workers:
-            raise ConfigError("router dynaserve: no worker is ready; start at least one")
+        pools = by_role("dynaserve", workers)
         known = self._servers
         self._servers = {view.id: known.get(view.id) or Server(view) for view in workers}
         servers = list(self._servers.values())
@@ -114,8 +113,8 @@ class DynaServeRouter:
             server.view = view
         self._workers = workers
         if self._settings.pairs == "roles":
-            pools = [[server for server in servers if server.view.role is role] for role in Role]
-            self._pools = pools[0] or servers, pools[1] or servers
+            first, second = ([self._servers[view.id] for view in pools[role]] for role in Role)
+            self._pools = first or servers, second or servers
         else:
             self._pools = servers, servers
 

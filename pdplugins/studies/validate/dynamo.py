@@ -88,12 +88,8 @@ class ReplayTimes(TableModel):
         beyond = 2 * CONTEXTS[-1] - CONTEXTS[-2]
         return tuple(self.decode_step_s(batch, context, tp) for context in (0.0, *CONTEXTS, beyond))
 
-    def has_dense(self, tp: int) -> bool:
-        """All of a prefill step counts as dense: then chunks cost what their new tokens cost."""
-        return True
-
     def dense_s(self, tokens: float, tp: int) -> float:
-        """Return the prefill time."""
+        """Return the prefill time: all of a step counts as dense, so that chunks cost what their new tokens cost."""
         return self.prefill_s(tokens, tp)
 
     def transfer_s(self, tokens: float) -> float:

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from pdplugins.policies.dynaserve.batching import DynaServeBatchScheduler, Step
 from pdplugins.policies.dynaserve.config import DynaServeBatchSettings
-from pdplugins.policies.dynaserve.steps import StepModel
 from pdplugins.policies.dynaserve.table import ProfileTable
 from pdplugins.types import BatchPlan, BatchView, Deployment, QueuedPrefill, Request
 from tests.policies.dynaserve.model import DenseModel, Model, deployment_of
@@ -144,7 +143,7 @@ def test_one_bad_measurement_changes_little(deployment: Deployment, took: float)
 
 
 def test_the_table_does_not_grow_with_the_number_of_steps(deployment: Deployment) -> None:
-    table = ProfileTable(StepModel(deployment), 0.1)
+    table = ProfileTable(deployment, 0.1)
     for index in range(5000):
         step = Step(table, view(queued("a", 1 + index % 4000), decodes=index % 200), 0.1)
         step.follow(view(queued("a", 1 + index % 4000)), {"a": 1 + index % 4000})

@@ -17,16 +17,16 @@ from typing import Any
 import aiohttp
 import pytest
 
+from benchmarks.rig.servers import Server
 from pdplugins.config import Config
 from pdplugins.gateway.app import Gateway
 from pdplugins.gateway.backends import WorkerOption
 from pdplugins.gateway.settings import GatewaySettings
 from pdplugins.types import Placement
+from tests.gateway.fake import settled
 from tests.gateway.rig import config
 from tests.hosts.sglang import setups
-from tests.hosts.sglang.gateway.fake import settled
 from tests.hosts.sglang.paths import FILTER, GREEDY, Answer, connections, edges_of, prompt_of, seeded
-from tests.hosts.sglang.servers import Server
 from tests.hosts.sglang.setups import CHUNK, Bench
 
 pytestmark = [pytest.mark.sglang, pytest.mark.timeout(600)]

@@ -16,9 +16,9 @@ from enum import StrEnum
 
 import aiohttp
 
-from tests.hosts.sglang import servers
-from tests.hosts.sglang.gateway.named import OPEN, name_of
-from tests.hosts.sglang.gateway.stage import DEADLINE_S, GRACE_S, Stage, address, last_event, send, until
+from benchmarks.rig import servers
+from benchmarks.rig.named import OPEN, name_of
+from benchmarks.rig.stage import DEADLINE_S, GRACE_S, Stage, address, last_event, send, until
 
 CHUNK = 256
 """Tokens of one prefill step of the servers; KV cache is sent after each one."""

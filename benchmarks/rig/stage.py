@@ -21,11 +21,10 @@ import aiohttp
 import yaml
 from aiohttp import web
 
+from benchmarks.rig import named, servers, tiny_model
 from pdplugins.processes.ports import free_ports
-from tests.hosts.sglang import servers, tiny_model
-from tests.hosts.sglang.gateway import named
 
-ROOT = Path(__file__).parents[4]
+ROOT = Path(__file__).parents[2]
 """Gateway and servers run the code that is here, also where another one is installed."""
 PEER_S = 8
 """After this long SGLang gives up a peer that does not answer."""
