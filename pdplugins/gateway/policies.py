@@ -14,10 +14,7 @@ from pdplugins.registry import Registry
 from pdplugins.runtime.journal import build_journal
 from pdplugins.runtime.metrics import Metrics
 from pdplugins.runtime.policies import build_policies
-from pdplugins.runtime.signals import build_board, connect
-
-SIGNALS_S = 1.0
-"""Pause between two exchanges of signals."""
+from pdplugins.runtime.signals import PACE_S, build_board, connect
 
 
 class GatewayPolicies:
@@ -40,17 +37,17 @@ class GatewayPolicies:
         self.flow = policies.flow()
         """None: requests do not wait before the workers."""
         kinds = [Metrics(kind, metrics.registry) for kind in (Kind.ROUTER, Kind.FLOW)]
-        self._inner = build_journal(config, deployment, registry, decision_log=decision_log, metrics=kinds)
-        self.journal = GatewayJournal(self._inner, metrics)
+        journal = build_journal(config, deployment, registry, decision_log=decision_log, metrics=kinds)
+        self.journal = GatewayJournal(journal, metrics)
         self._board = build_board(config)
 
     async def share_signals(self) -> None:
         """Carry signals between the policies here, and to and from other processes, for as long as this runs."""
-        parts = {Kind.ROUTER: self.router, Kind.FLOW: self.flow}
-        present = {kind: part for kind, part in parts.items() if part is not None}
         while True:
-            connect(present, self._board, monotonic(), self._inner)
-            await asyncio.sleep(SIGNALS_S)
+            parts = {Kind.ROUTER: self.router, Kind.FLOW: self.flow}
+            present = {kind: part for kind, part in parts.items() if part is not None}
+            connect(present, self._board, monotonic(), self.journal)
+            await asyncio.sleep(PACE_S)
 
     def close(self) -> None:
         """Close the decision log, and take back this process's signals."""

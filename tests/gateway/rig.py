@@ -77,6 +77,7 @@ class Stand:
 
     def route(self, router: Any) -> Any:
         """Put another router in place."""
+        self.gateway.policies.router = router
         self.gateway.routing.use(router)
         return router
 

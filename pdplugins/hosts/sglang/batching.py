@@ -1,7 +1,7 @@
-"""Batch schedulers on a real engine: what SGLang may look at in its next prefill step, and how much of it.
+"""Batch schedulers on a real engine: which requests SGLang's next prefill step may take, and how many tokens.
 
-SGLang composes the step itself, from its waiting queue and within its chunk size. Around that call the waiting queue
-holds only the requests that the policy chose, in its order, and the chunk size is what the policy gave them.
+SGLang composes the step itself, from its waiting queue and within its chunk size. During that call the waiting queue
+holds only the requests that the policy chose, in its order, and the chunk size is the tokens that the policy gave them.
 """
 
 from __future__ import annotations

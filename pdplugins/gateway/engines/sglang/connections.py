@@ -1,6 +1,6 @@
-"""Connections to workers, kept open: of an HTTP client what a request needs, over aiohttp's own protocol and parser.
+"""Connections to workers, kept open: a minimal HTTP client over aiohttp's own protocol and parser.
 
-`ClientSession.post` takes as long again for what workers have no use for: cookies, redirects, proxies, traces.
+`ClientSession.post` would take twice as long, for features that workers have no use for: cookies, redirects, proxies.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What SGLang's servers understand: bootstrap fields, bodies of the legs of a request, and their answers.
 
-The body of a client goes to the workers as it came; fields of the gateway are appended to its bytes. JSON lets the last
-of two equal keys win, in SGLang's parser too, so what is appended replaces what the client said.
+The body of a client goes to the workers as it came; fields of the gateway are appended to its bytes. Of two equal keys
+JSON parsers take the last one, SGLang's too, so an appended field replaces the client's.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Talks to the workers: begins an answer, reads it event by event, and lets no leg outlive its request."""
+"""Talks to the workers: begins an answer, reads it event by event, and aborts what its request no longer needs."""
 
 from __future__ import annotations
 
