@@ -110,6 +110,7 @@ def cases(draw: st.DrawFn) -> dict[str, Any]:
     }
 
 
+@pytest.mark.slow
 @needs_sources
 @given(cases())
 @settings(max_examples=300)
