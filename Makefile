@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 SERVE_ARGS ?=
 
-.PHONY: help setup serve test test-sglang fuzz bench-planners clean
+.PHONY: help setup serve lint check test test-sglang fuzz bench-planners clean
 
 help:  ## Show this text
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -24,12 +24,21 @@ $(VENV)/.installed: pyproject.toml hatch_build.py $(KERNEL)
 serve: setup  ## Run the main job: a Dynamo stack scaled by DOPD (SERVE_ARGS="--port 9000 …" adds options)
 	$(BIN)/dynamo serve --planner dopd $(SERVE_ARGS)
 
-test: setup  ## Run the linters, the type checker and all tests
+# Two processes run the tests of different files at once: most wait for servers and programs, and free ports are free.
+PYTEST := $(BIN)/python -m pytest -n 2 --dist loadgroup
+
+lint: setup  ## Run the linters and the type checker
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check pdplugins tests benchmarks docs
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/python -m pytest
+
+check: lint  ## For the working day: the linters, the types and the tests under a second each (one minute)
+	$(PYTEST) -q -m "not dynamo and not sglang and not slow and not moderate"
+
+test: lint  ## Run the linters, the type checker and all tests; those of the simulator on both kernels
+	$(PYTEST)
+	$(PYTEST) -q --pure tests/sim
 
 SGLANG_VENV := .venv-sglang
 SGLANG_VERSIONS := 0.5.16 0.5.23

@@ -40,6 +40,15 @@ def pytest_configure(config: pytest.Config) -> None:
         importlib.import_module("tests.plain.sitecustomize")
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Where pytest-xdist runs tests at once, keep those of a file together, and all that run Dynamo in one process."""
+    if config.pluginmanager.hasplugin("xdist"):
+        for item in items:
+            group = "dynamo" if item.get_closest_marker("dynamo") else str(item.path)
+            item.add_marker(pytest.mark.xdist_group(group))
+
+
 @pytest.fixture(autouse=True)
 def root_level() -> Iterator[None]:
     """Tests see the logs that they look for, whatever Dynamo has made of the root logger meanwhile."""

@@ -149,6 +149,7 @@ def test_a_port_that_is_taken_is_said_in_one_line() -> None:
     asyncio.run(run())
 
 
+@pytest.mark.moderate
 def test_the_command_serves_and_stops(tmp_path: Path) -> None:
     """Over two workers, one of which comes only later."""
 

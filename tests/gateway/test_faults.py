@@ -16,6 +16,8 @@ from pdplugins.gateway.replies import Reply
 from tests.gateway.fake import answer_of, settled, text_of
 from tests.gateway.rig import FAST, PROMPT, Fixed, Stand, ask, config, stand
 
+pytestmark = pytest.mark.moderate
+
 
 class Broken:
     """Everything that a router should not do."""

@@ -36,6 +36,8 @@ from pdplugins.types import (
     WorkerLoad,
 )
 
+pytestmark = pytest.mark.moderate
+
 REGISTRY = default_registry()
 DEPLOYMENT = build_deployment(Config())
 

@@ -17,6 +17,8 @@ from pdplugins.perf.table import TableModel
 from pdplugins.profiling.profiles import profile
 from pdplugins.resources import data_dir
 
+pytestmark = pytest.mark.moderate
+
 H100 = data_dir("profiles") / "h100"
 LLAMA = "meta-llama/Llama-3.1-8B"
 

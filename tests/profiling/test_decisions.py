@@ -16,6 +16,8 @@ from pdplugins.profiling.decisions import KINDS, measure
 from pdplugins.registry import default_registry
 from pdplugins.runtime.assembly import build_deployment
 
+pytestmark = pytest.mark.moderate
+
 ROUTERS = sorted(r.name for r in default_registry().registrations() if r.kind == "router")
 
 

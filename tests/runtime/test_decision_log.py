@@ -16,7 +16,7 @@ from pdplugins.config import Config
 from pdplugins.contracts.kinds import Kind
 from pdplugins.errors import ConfigError
 from pdplugins.runtime.decision import Decision, Fault
-from pdplugins.runtime.decision_log import DecisionLog, read
+from pdplugins.runtime.decision_log import DecisionLog
 from pdplugins.runtime.decision_reader import read
 from pdplugins.runtime.replaying import verified
 from pdplugins.types import Deployment, PlannerView, Pool, ScalePlan, Traffic, WorkerLoad

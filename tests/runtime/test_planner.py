@@ -17,7 +17,6 @@ from prometheus_client import CollectorRegistry
 
 from pdplugins.contracts.kinds import Kind
 from pdplugins.runtime.decision import Fault
-from pdplugins.runtime.decision_log import read
 from pdplugins.runtime.decision_reader import read
 from pdplugins.runtime.faults import LOG_EVERY
 from pdplugins.runtime.journal import StandardJournal

@@ -112,6 +112,7 @@ def test_a_decision_log_changes_nothing_and_is_the_same_again(
         assert verified(tmp_path / "one")[1][0].endswith("the same again")
 
 
+@pytest.mark.moderate
 def test_compare_is_the_same_in_any_number_of_processes(app: typer.Typer, trace: Path, tmp_path: Path) -> None:
     one, two, page = tmp_path / "1.json", tmp_path / "2.json", tmp_path / "r.html"
     names = ("stock-least-loaded", "dopd", "stock-colocated")
@@ -128,6 +129,7 @@ def test_compare_is_the_same_in_any_number_of_processes(app: typer.Typer, trace:
     assert "*" in done.output
 
 
+@pytest.mark.moderate
 def test_regret_is_the_distance_from_the_bound(app: typer.Typer, trace: Path, tmp_path: Path) -> None:
     out, best = tmp_path / "r.json", tmp_path / "b.json"
     options = ("--trace", trace, "--rate", "40", "--gpus", "3", "--set", "deployment.max_batch=32")

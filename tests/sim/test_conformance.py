@@ -10,8 +10,6 @@ from tests.sim.host import run_scenario
 
 class TestSimulator(HostConformance):
     not_filled: ClassVar = {
-        Seam.FAILED: "routers hear of requests that finished only",
-        Seam.CANCELLED: "routers hear of requests that finished only",
         Seam.HOLDS: "there is no flow control",
         Seam.REFUSES: "there is no flow control",
         Seam.PLANNER_ROLES: "roles change without the role authority",

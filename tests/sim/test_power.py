@@ -145,6 +145,7 @@ class Scaler:
 BUDGET_W = 2000.0
 
 
+@pytest.mark.moderate
 @given(
     st.lists(st.lists(st.floats(0, 1), min_size=8, max_size=8), min_size=1, max_size=12),
     st.sampled_from([0.1, 0.3, 1.0]),

@@ -264,6 +264,7 @@ def digest(**environment: str) -> tuple[str, str]:
     return digest, compiled
 
 
+@pytest.mark.moderate
 def test_the_same_seed_gives_the_same_bytes_on_any_hash_seed_and_compiled() -> None:
     plain = digest(PYTHONHASHSEED="1", PYTHONPATH=os.pathsep.join([str(TESTS / "plain"), *sys.path]))
     installed = digest(PYTHONHASHSEED="2")

@@ -10,6 +10,8 @@ from typer.testing import CliRunner
 from pdplugins.cli import app
 from pdplugins.studies import commands as plugin
 
+pytestmark = pytest.mark.moderate
+
 
 @pytest.mark.parametrize("columns", [60, 80, 140])
 def test_a_comparison_is_readable_in_any_width(columns: int, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,6 +17,8 @@ from pdplugins.workloads import traces
 from pdplugins.workloads.commands import trace_app
 from pdplugins.workloads.info import Columns, chart, describe, dispersion
 
+pytestmark = pytest.mark.moderate
+
 
 def run(*arguments: str) -> str:
     done = CliRunner().invoke(trace_app, arguments, catch_exceptions=False)

@@ -117,7 +117,7 @@ class Simulation:
         if planner is not None:
             self._loops.append(PlannerLoop(planner, self._fleet, self._dispatcher, self._clock))
         if power is not None:
-            safe_power = SafePowerController(power, deployment, tally=self._clock.tally(Kind.POWER))
+            safe_power = SafePowerController(power, deployment, journal=journal, tally=self._clock.tally(Kind.POWER))
             self._loops.append(PowerLoop(safe_power, self._power, self._fleet, self._dispatcher, self._clock))
         own_planner = planner.policy if isinstance(planner, SafePlanner) else planner
         for kind, policy in ((Kind.PLANNER, own_planner), (Kind.ROUTER, router), (Kind.POWER, power)):

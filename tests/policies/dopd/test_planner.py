@@ -60,6 +60,7 @@ choices = st.fixed_dictionaries(
 )
 
 
+@pytest.mark.moderate
 @settings(max_examples=60)
 @example([PlannerView(5.0, Traffic(7e-91, 1.3e218, 1.0, 1.0), Pool(0), Pool(0))], {"paper_literal": True}, 3)
 @example([PlannerView(5.0, Traffic(7e-91, 1.3e218, 1.0, 1.0), Pool(0), Pool(0))], {"paper_literal": False}, 3)
@@ -306,6 +307,7 @@ def test_the_pools_at_start_are_kept_until_the_load_is_known(first: Traffic | No
         assert (plan.prefill, plan.decode) == (6, 3)
 
 
+@pytest.mark.moderate
 def test_a_step_with_every_series_refitted_over_600_points_is_under_50_ms() -> None:
     subject = planner(predictor="arima")
     wavy: list[Traffic | None] = [

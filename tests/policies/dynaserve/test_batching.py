@@ -66,6 +66,7 @@ def test_m_never_breaks_the_slo(waiting: list[tuple[int, int]], decodes: int, co
     assert all(0 < tokens <= remaining[name] for name, tokens in plan.prefill_tokens.items())
 
 
+@pytest.mark.moderate
 @given(queues, st.integers(1, 300), st.integers(1, 8000))
 def test_what_is_left_of_the_slo_is_used(waiting: list[tuple[int, int]], decodes: int, context: int) -> None:
     """A queue without history and a step with room: another 32 tokens would break the SLO, or nothing waits."""

@@ -163,6 +163,7 @@ arrivals = st.lists(
 )
 
 
+@pytest.mark.moderate
 @given(st.lists(loads, min_size=1, max_size=5), arrivals, st.sampled_from(["any", "roles"]))
 def test_every_token_is_placed_exactly_once_whatever_the_loads_say(
     said: list[WorkerLoad], traffic: list[tuple[int, int | None, float]], pairs: str

@@ -28,6 +28,8 @@ from pdplugins.gateway.engines.sglang.servers import Servers
 from pdplugins.gateway.metrics import GatewayMetrics
 from tests.gateway.fake import settled
 
+pytestmark = pytest.mark.moderate
+
 STAND_IN = Path(__file__).parent / "launched"
 DEADLINE_S = 60.0
 
