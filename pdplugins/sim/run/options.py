@@ -76,8 +76,8 @@ def scale_pools(config: Config, gpus: int) -> dict[str, Any]:
         served = pools[0] / wish[0], pools[1] / wish[1]
         return min(served), known.gpus(*pools), -max(served)
 
-    rooms = ((share - count * known.decode_tp, count) for count in range(1, share // known.decode_tp + 1))
-    pools = max(((room // known.prefill_tp, count) for room, count in rooms if room >= known.prefill_tp), key=worth)
+    splits = ((share - count * known.decode_tp, count) for count in range(1, share // known.decode_tp + 1))
+    pools = max(((left // known.prefill_tp, count) for left, count in splits if left >= known.prefill_tp), key=worth)
     section["gpu_budget"] = gpus
     section["prefill"]["replicas"], section["decode"]["replicas"] = pools
     return data
