@@ -20,6 +20,7 @@ from pdplugins.runtime.assembly import build_deployment
 from pdplugins.runtime.explain import verified
 from pdplugins.runtime.planner import build_safe_planner
 from pdplugins.runtime.policies import Policies, build_policies
+from pdplugins.sim.run.options import scale_pools
 from pdplugins.types import Bundle, Deployment, PlannerView, Pool, Register, ScalePlan
 
 
@@ -27,6 +28,7 @@ class FusionSettings(BaseModel, extra="forbid"):
     """Settings of the bundle ``fusion``."""
 
     workers: int = 2
+    seed: int = 0
 
 
 @dataclass
@@ -158,8 +160,8 @@ def test_a_policy_of_that_name_comes_before_a_bundle(known: Registry) -> None:
     [
         ({"bundle": "fussion"}, r"config: bundle: there is no 'fussion'; choose from fusion, hollow, static, wrong$"),
         ({"flow": "fussion"}, r"flow: there is no 'fussion'; choose from fcfs, or a bundle that has one: fusion, hol"),
-        ({"bundle": {"name": "fusion", "wokers": 1}}, r"bundle fusion: unknown key 'wokers'; valid keys here are wor"),
-        ({"router": {"name": "fusion", "wokers": 1}}, r"router fusion: unknown key 'wokers'; valid keys here are wor"),
+        ({"bundle": {"name": "fusion", "wokers": 1}}, r"bundle fusion: unknown key 'wokers'; valid keys here are seed"),
+        ({"router": {"name": "fusion", "wokers": 1}}, r"router fusion: unknown key 'wokers'; valid keys here are seed"),
         (
             {"planner": {"name": "fusion", "workers": 1}, "bundle": {"name": "fusion", "workers": 2}},
             r"config: planner and bundle give the bundle 'fusion' different settings; give them once$",
@@ -193,7 +195,7 @@ def test_pdplugins_config_prints_every_default(known: Registry, tmp_path: Any) -
     path = tmp_path / "c.yaml"
     path.write_text("{bundle: {name: fusion, workers: 5}, router: fusion, flow: fcfs}")
     printed = yaml.safe_load(CliRunner().invoke(cli.app, ["config", str(path)]).stdout)
-    assert printed["bundle"] == printed["router"] == {"name": "fusion", "workers": 5}
+    assert printed["bundle"] == printed["router"] == {"name": "fusion", "workers": 5, "seed": 0}
     assert printed["flow"] == {"name": "fcfs", "per_worker": None, "free_kv": False, "max_wait_s": None}
     assert configs.resolved(configs.parse(printed)) == printed
 
@@ -225,6 +227,14 @@ def test_a_decision_log_of_a_bundles_planner_replays(known: Registry, tmp_path: 
 def test_without_a_planner_there_is_none_to_make_safe(known: Registry) -> None:
     with pytest.raises(ConfigError, match="planner: none chosen; add for example 'planner: dopd'"):
         build_safe_planner(parsed(bundle="hollow"))
+
+
+@pytest.mark.parametrize(("pools", "scaled"), [((0, 2), (0, 4)), ((3, 0), (6, 0))])
+def test_a_single_pool_grows_with_the_gpus(scripted: Registry, pools: tuple[int, int], scaled: tuple[int, int]) -> None:
+    sizes = {"prefill": {"replicas": pools[0], "tp": 1}, "decode": {"replicas": pools[1], "tp": 2}}
+    config = parsed(simulation={"flip": "label"}, deployment={"profile": "flat", "gpu_budget": 8, **sizes})
+    section = scale_pools(config, 16)["deployment"]
+    assert (section["prefill"]["replicas"], section["decode"]["replicas"]) == scaled
 
 
 @pytest.mark.parametrize(

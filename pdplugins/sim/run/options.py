@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from pdplugins.config import Config, find, load, parse
+from pdplugins.config import CHOICES, Config, find, load, parse
 from pdplugins.errors import ConfigError
 from pdplugins.runtime.assembly import build_deployment
 from pdplugins.settings import Setting, parse_setting, put
@@ -52,7 +52,7 @@ def changed(config: Config, name: str, settings: Iterable[Setting]) -> Config:
     data = config.model_dump(mode="json")
     for setting in settings:
         kind, value = setting.path[0], setting.value
-        short = len(setting.path) == 1 and kind in KINDS and isinstance(value, str)
+        short = len(setting.path) == 1 and kind in CHOICES and isinstance(value, str)
         put(data, Setting((kind,), {"name": value}) if short else setting)
     return parse(data, name)
 
@@ -76,8 +76,13 @@ def scale_pools(config: Config, gpus: int) -> dict[str, Any]:
         served = pools[0] / wish[0], pools[1] / wish[1]
         return min(served), known.gpus(*pools), -max(served)
 
-    splits = ((share - count * known.decode_tp, count) for count in range(1, share // known.decode_tp + 1))
-    pools = max(((left // known.prefill_tp, count) for left, count in splits if left >= known.prefill_tp), key=worth)
+    if prefill and decode:
+        splits = ((share - count * known.decode_tp, count) for count in range(1, share // known.decode_tp + 1))
+        pools = max(
+            ((left // known.prefill_tp, count) for left, count in splits if left >= known.prefill_tp), key=worth
+        )
+    else:  # one pool does both phases
+        pools = (share // known.prefill_tp, 0) if prefill else (0, share // known.decode_tp)
     section["gpu_budget"] = gpus
     section["prefill"]["replicas"], section["decode"]["replicas"] = pools
     return data
