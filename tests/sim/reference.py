@@ -294,7 +294,7 @@ class PlainEngine:
         chunks = self.batching.compose(self) if self.queue or self.prefilling else []
         if chunks:
             self.chunks = chunks
-            self.owner.prefill_begun()
+            self.owner.admission.look()
             if self.settings.order == "decode_first":
                 self.stepping = list(self.running)
             sizes = [(flight.chunk, flight.done) for flight in chunks]

@@ -84,7 +84,7 @@ def test_chunks_sent_while_the_next_computes_arrive_sooner() -> None:
 
 
 def test_a_prompt_too_long_for_its_second_worker_fails_once_and_frees_the_first() -> None:
-    """Its first chunks could be sent while it computes, but there will never be room for the rest."""
+    """Its first chunks could be sent while it computes, but the rest will never fit."""
     settings = SimSettings(engine=EngineSettings(step_tokens=128, watermark=0.0), kv_tokens=1500, overlap=True)
     work = Arrival(0.0, 1600, 5), Arrival(5.0, 1400, 1)
     long, after = run(To("p0", "d0", 1000), *work, settings=settings).records

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from math import inf, nextafter
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from pdplugins.contracts.flow import Flow, Go, Refuse, Waiting
 from pdplugins.contracts.request import Request
@@ -36,34 +36,12 @@ class FlowPolicy(NamedTuple):
     journal: Journal | None = None
 
 
-class Admission(Protocol):
-    """Lets requests go on to the router."""
-
-    waiting: bool
-    """Whether requests wait that may go on when a worker has less to do: then `look` wants to be called."""
-
-    def arrived(self, flight: Flight) -> None:
-        """Take in a request that has arrived, or starts anew."""
-
-    def left(self, flight: Flight) -> None:
-        """Forget a request whose client has gone away, if it waits here."""
-
-    def ended(self, flight: Flight, ending: Ending) -> None:
-        """Learn how a request ended."""
-
-    def look(self) -> None:
-        """See soon whether something may go on: a worker has less to do."""
-
-    def workers_changed(self) -> None:
-        """See now whether something may go on: workers have come, gone, or changed their role."""
-
-
 class AtOnce:
     """Every request goes on as it arrives; without any worker it waits for one."""
 
-    waiting = False
-
     def __init__(self, fleet: Fleet, place: Place) -> None:
+        self.waiting = False
+        self.hears = False
         self._fleet = fleet
         self._place = place
         self._stranded: dict[int, Flight] = {}
@@ -105,9 +83,10 @@ class FlowControl:
         self, flow: FlowPolicy, events: Events, fleet: Fleet, steps: tuple[Describe, Place, RefuseFor]
     ) -> None:
         self.waiting = False
+        self.hears = True
         most = sys.maxsize  # the workload bounds it
         self._flow = SafeFlow(flow.policy, most_waiting=most, journal=flow.journal, tally=flow.tally)
-        self._hears = implements(flow.policy, HearsOutcomes)
+        self._policy_hears = implements(flow.policy, HearsOutcomes)
         self._events = events
         self._fleet = fleet
         self._ttft = ticks(flow.ttft_s)
@@ -128,7 +107,7 @@ class FlowControl:
         """Let a request wait, and ask what goes on. One that starts anew is not in service any more."""
         self._in_service.discard(flight.index)
         request, now = self._describe(flight), self._events.now
-        if self._hears:
+        if self._policy_hears:
             self._requests[flight.index] = request
         waiting = Waiting(request, seconds(now), seconds(flight.arrived + self._ttft))
         self._flights[flight.id] = flight

@@ -19,7 +19,7 @@ class DecodeBatch:
     """A batch at the end of a step. Every step gives each member one token."""
 
     __slots__ = (
-        "_gap_at", "_gap_of", "_leaves", "_members", "_new", "_past", "before", "context", "first_leave", "gaps",
+        "_gap_steps", "_gap_times", "_leaves", "_members", "_new", "_past", "before", "context", "first_leave", "gaps",
         "last", "size", "steps", "time",
     )  # fmt: skip
 
@@ -43,9 +43,9 @@ class DecodeBatch:
         """By order of joining, in that order."""
         self._new: list[Flight] = []
         self.gaps = gaps
-        # Largest gaps so far: steps ascending, gaps falling. The largest since step s is the first at or after s.
-        self._gap_at: list[int] = []
-        self._gap_of: list[int] = []
+        # Gaps that are larger than all later ones, and their steps. The largest since step s is the first from s on.
+        self._gap_steps: list[int] = []
+        self._gap_times: list[int] = []
         self._past: tuple[list[int], list[int], list[int]] = ([], [], [])
 
     def join(self, flight: Flight) -> None:
@@ -76,12 +76,12 @@ class DecodeBatch:
         self.steps += steps
         if regular:
             longest = line.step(context + (steps - 1) * size)
-            at, of = self._gap_at, self._gap_of
-            while of and of[-1] <= longest:
-                of.pop()
-                at.pop()
-            at.append(self.steps)
-            of.append(longest)
+            gap_steps, gap_times = self._gap_steps, self._gap_times
+            while gap_times and gap_times[-1] <= longest:
+                gap_times.pop()
+                gap_steps.pop()
+            gap_steps.append(self.steps)
+            gap_times.append(longest)
             self.gaps.means.append(float(end - first_end) / regular)
             self.gaps.counts.append(regular * size)
             self.before = end - longest if regular > 1 else first_end
@@ -116,11 +116,11 @@ class DecodeBatch:
 
     def remember(self) -> None:
         """Remember the largest gaps as they were before the step in progress."""
-        self._past = self._gap_at.copy(), self._gap_of.copy(), [flight.gap for flight in self._new]
+        self._past = self._gap_steps.copy(), self._gap_times.copy(), [flight.gap for flight in self._new]
 
     def undo_step(self) -> None:
         """Take back the last step, which has not ended yet and never will."""
-        self._gap_at, self._gap_of, gaps = self._past
+        self._gap_steps, self._gap_times, gaps = self._past
         for flight in self.members():
             if flight in self._new:
                 continue
@@ -157,14 +157,14 @@ class DecodeBatch:
         flight.emitted = emitted
         flight.last_token = self.last
         self.context -= flight.isl + emitted - 1
-        place = bisect_left(self._gap_at, flight.since + 1)
-        if place < len(self._gap_at):
-            gap = self._gap_of[place]
+        place = bisect_left(self._gap_steps, flight.since + 1)
+        if place < len(self._gap_steps):
+            gap = self._gap_times[place]
             if gap > flight.gap:  # noqa: PLR1730 - max() is slower here
                 flight.gap = gap
         if not self.size:
-            self._gap_at.clear()
-            self._gap_of.clear()
+            self._gap_steps.clear()
+            self._gap_times.clear()
 
     def _irregular(self, end: int) -> None:
         """Note the gaps of the step that ends at `end`, where they are not its duration."""
@@ -186,9 +186,9 @@ class DecodeBatch:
         self.before = self.last
 
     def _note(self, step: int, gap: int) -> None:
-        at, of = self._gap_at, self._gap_of
-        while of and of[-1] <= gap:
-            of.pop()
-            at.pop()
-        at.append(step)
-        of.append(gap)
+        gap_steps, gap_times = self._gap_steps, self._gap_times
+        while gap_times and gap_times[-1] <= gap:
+            gap_times.pop()
+            gap_steps.pop()
+        gap_steps.append(step)
+        gap_times.append(gap)

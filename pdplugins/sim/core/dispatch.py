@@ -48,8 +48,8 @@ class Dispatcher:
         if flow is not None:
             steps = lifecycle.describe, lifecycle.place, lifecycle.refuse
             lifecycle.admission = FlowControl(flow, events, fleet, steps)
-        self._admission = lifecycle.admission
-        fleet.changed = self._admission.workers_changed
+        self.admission = lifecycle.admission
+        fleet.changed = self.admission.workers_changed
         self.leg_done = handoffs.leg_done
         self.chunk_done = handoffs.chunk_done
         self.read_history = handoffs.read_history
@@ -73,9 +73,4 @@ class Dispatcher:
         flight = self.lifecycle.enter(arrival)
         if arrival.cancel_after_s is not None:
             self.events.call_at(self.events.now + ticks(arrival.cancel_after_s), self.failures.cancel, flight)
-        self._admission.arrived(flight)
-
-    def prefill_begun(self) -> None:
-        """A step with prefill has begun on an engine, so what waits there has become less."""
-        if self._admission.waiting:
-            self._admission.look()
+        self.admission.arrived(flight)

@@ -465,7 +465,9 @@ class Engine:
             self.kv.take(decodes)
         took = step.took = self.times.mixed(sizes, decodes, batch.context, self.slow)
         step.began = batch.time
-        self.owner.prefill_begun()
+        admission = self.owner.admission
+        if admission.waiting:  # before the workers, and here there is less to do now
+            admission.look()
         self._schedule(batch.time + took)
 
     # --- events ----------------------------------------------------------------------------------------------------

@@ -7,11 +7,12 @@ from typing import Final
 from pdplugins.contracts.request import Request
 from pdplugins.contracts.router import Ending
 from pdplugins.sim.core import history
-from pdplugins.sim.core.admission import Admission, AtOnce
+from pdplugins.sim.core.admission import AtOnce
 from pdplugins.sim.core.clock import TICKS_PER_S, Events, seconds, ticks
 from pdplugins.sim.core.fleet import Fleet
 from pdplugins.sim.core.flight import Arrival, Flight, State
 from pdplugins.sim.core.holdings import Holdings
+from pdplugins.sim.core.protocols import Admission
 from pdplugins.sim.core.records import Gaps, Record, record, unsent
 from pdplugins.sim.core.routing import Routing
 from pdplugins.sim.core.settings import SimSettings
@@ -67,7 +68,8 @@ class Lifecycle:
 
     def place(self, flight: Flight) -> None:
         """Ask the router for workers, of which there are some, and queue a request on the first one."""
-        fleet, bound = self._fleet, self._bound_worker(flight)
+        fleet = self._fleet
+        bound = None if flight.arrival.session is None else self._bound_worker(flight)
         placement = self._routing.on_arrival(flight, bound, fleet, self._events.now)
         prompt, split = flight.isl + flight.emitted, placement.split
         first = fleet.alive[placement.first]
@@ -136,7 +138,8 @@ class Lifecycle:
     def _record(self, flight: Flight, ttft_s: float | None, tpot_s: float | None, ending: Ending) -> None:
         if self._routing.hears_outcomes:
             self._routing.ended(flight, ending)
-        self.admission.ended(flight, ending)
+        if self.admission.hears:
+            self.admission.ended(flight, ending)
         self.records.append(record(flight, ttft_s, tpot_s, self._events.now))
         flight.state = State.OVER
         self._flights[flight.index] = None

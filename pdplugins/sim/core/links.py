@@ -1,7 +1,7 @@
 """KV transfers between workers. Transfers that leave or enter the same worker share its link fairly.
 
 A transfer moves at the smaller of its shares at both ends, and its fixed latency comes after its last token. Shares are
-reckoned anew whenever a transfer starts or ends at one of its ends.
+computed again whenever a transfer starts or ends at one of its ends.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Links:
 
     A transfer that has its links for itself is one event, its arrival. For those that share, each receiving worker has
     one event: the next end of a transfer, from which moment others go faster. Receiving, because those that start
-    together are mostly those that waited for room on one worker.
+    together are mostly those that waited for KV capacity on one worker.
     """
 
     def __init__(self, events: Events) -> None:
@@ -65,11 +65,11 @@ class Links:
         self._gathered: list[Transfer] = []
 
     def gather(self) -> None:
-        """Reckon shares anew once for all transfers that start until `spread`, which is at the same instant."""
+        """Compute shares once for all transfers that start until `spread`, which is at the same instant."""
         self._gathering = True
 
     def spread(self) -> None:
-        """Reckon shares anew for the transfers that have started since `gather`."""
+        """Compute the shares of the transfers that have started since `gather`."""
         self._gathering = False
         gathered = self._gathered
         if len(gathered) == 1:
@@ -151,7 +151,7 @@ class Links:
         transfer.sink.into.remove(transfer)
 
     def _share(self, changed: list[list[Transfer]]) -> None:
-        """Reckon anew what is left of the transfers on links where some have come or gone, and when they end."""
+        """Compute again what is left of the transfers on links where some have come or gone, and when they end."""
         now = self._events.now
         touched: dict[Port, None] = {}
         for transfers in changed:

@@ -42,9 +42,9 @@ class SimSettings:
     drain_deadline_s: float | None = None
     """Seconds within which a worker that changes its role must drain, else the change is rolled back; None for ever."""
     no_room: Literal["stay", "wait"] = "stay"
-    """A request that decodes, and whose second worker has no room for it, decodes on where it is, or waits."""
+    """A request that decodes, and whose second worker lacks free KV capacity, decodes on where it is, or waits."""
     handoff_timeout_s: float = 300.0
-    """How often to look for workers that wait for each other's room (Dynamo's handoff_session_timeout)."""
+    """How often to look for workers in deadlock over KV capacity, in seconds (Dynamo's handoff_session_timeout)."""
     retries: int = 3
     """How often a request starts anew when a worker dies; its tokens so far become part of its prompt."""
     deaths: tuple[tuple[float, str], ...] = ()
@@ -75,5 +75,5 @@ class RunOutcome:
     handoffs: int
     """Requests that went on to a second worker."""
     handoff_s: float
-    """Seconds that they were on their way, over all: room to wait for, and KV cache that had not been sent before."""
+    """Seconds that they were on their way, over all: waiting for KV capacity, and sending KV cache."""
     events: int

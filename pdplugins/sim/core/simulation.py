@@ -170,7 +170,7 @@ class Simulation:
         events, heap, dispatcher = self._events, self._events.heap, self._dispatcher
         lifecycle, on_transfer = dispatcher.lifecycle, dispatcher.links.on_event
         upcoming = next(arrivals, None)
-        at = 0 if upcoming is None else ticks(upcoming.arrival_s)
+        next_arrival = 0 if upcoming is None else ticks(upcoming.arrival_s)
         for loop in self._loops:
             loop.begin()
         if self._sampler is not None:
@@ -181,13 +181,13 @@ class Simulation:
             if not countdown:
                 countdown = PROGRESS_EVERY
                 progress(seconds(events.now))
-            if upcoming is not None and (not heap or at <= heap[0][0]):
-                events.now = at
+            if upcoming is not None and (not heap or next_arrival <= heap[0][0]):
+                events.now = next_arrival
                 dispatcher.arrive(upcoming)
                 if (upcoming := next(arrivals, None)) is None:
                     dispatcher.more = False
                 else:
-                    at = ticks(upcoming.arrival_s)
+                    next_arrival = ticks(upcoming.arrival_s)
                 continue
             if not heap or not (dispatcher.more or lifecycle.open):
                 break

@@ -77,8 +77,10 @@ def scale_pools(config: Config, gpus: int) -> dict[str, Any]:
         return min(served), known.gpus(*pools), -max(served)
 
     if prefill and decode:
-        rooms = ((share - count * known.decode_tp, count) for count in range(1, share // known.decode_tp + 1))
-        pools = max(((room // known.prefill_tp, count) for room, count in rooms if room >= known.prefill_tp), key=worth)
+        splits = ((share - count * known.decode_tp, count) for count in range(1, share // known.decode_tp + 1))
+        pools = max(
+            ((left // known.prefill_tp, count) for left, count in splits if left >= known.prefill_tp), key=worth
+        )
     else:  # one pool does both phases
         pools = (share // known.prefill_tp, 0) if prefill else (0, share // known.decode_tp)
     section["gpu_budget"] = gpus
