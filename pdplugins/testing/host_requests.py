@@ -8,6 +8,7 @@ from dataclasses import replace
 from pdplugins.contracts.kinds import Kind
 from pdplugins.contracts.request import Request
 from pdplugins.contracts.router import Ending, Outcome
+from pdplugins.contracts.workers import Role
 from pdplugins.testing.host_policies import (
     EverySecond,
     LoggingRouter,
@@ -132,8 +133,11 @@ class RequestTests(HostTests):
     def test_a_role_may_have_no_worker_of_its_own(self) -> None:
         """Those of the other one do its phase."""
         for prefill, decode in ((0, 2), (2, 0)):
-            served = self.run(Scenario(FEW, RecordingRouter(), prefill=prefill, decode=decode, any_role=True))
+            router = RecordingRouter()
+            served = self.run(Scenario(FEW, router, prefill=prefill, decode=decode, any_role=True))
             assert served.endings == (Ending.FINISHED,) * len(FEW)
+            roles = Counter(worker.role for worker in router.asked[0].looked)
+            assert (roles[Role.PREFILL], roles[Role.DECODE]) == (prefill, decode)
 
     # --- batches -----------------------------------------------------------------------------------------------------
 

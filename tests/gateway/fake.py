@@ -22,6 +22,10 @@ from aiohttp import web
 from pdplugins.gateway.engines.sglang.protocol import dumps
 
 VOCABULARY = 1000
+KV_TOKENS = 100_000
+"""Tokens of KV cache of one worker."""
+CONTEXT_TOKENS = 32_768
+"""A longer prompt is refused with 400."""
 
 
 def next_token(ids: Sequence[int]) -> int:
@@ -105,6 +109,8 @@ class FakeWorker:
         self.cached: list[int] = []
         self.aborted: list[str] = []
         self.running: set[str] = set()
+        self.used_tokens = 0
+        """Prompt tokens of the requests that run."""
         self.loads: dict[str, int] = {}
         self.stamps: Iterator[float] | None = itertools.count(1.0)
         """Of its load reports: an engine that stands still makes no new ones."""
@@ -139,15 +145,20 @@ class FakeWorker:
     async def _info(self, request: web.Request) -> web.Response:
         mode = {"dual": "decode", "unified": "null"}.get(self.mode, self.mode)
         info = {"disaggregation_mode": mode, "disaggregation_bootstrap_port": self.bootstrap_port}
-        return web.json_response(info | {"incremental_streaming_output": self.incremental})
+        return web.json_response(info | {"incremental_streaming_output": self.incremental, "tp_size": 2})
 
     async def _loads(self, request: web.Request) -> web.Response:
         self.polls += 1
         if self.faults.hang:
             await asyncio.sleep(60)
-        core = {"num_running_reqs": len(self.running), "num_waiting_reqs": 0, "num_waiting_uncached_tokens": 0}
+        core: dict[str, Any] = {
+            "num_running_reqs": len(self.running),
+            "num_waiting_reqs": 0,
+            "num_waiting_uncached_tokens": 0,
+        }
         stamp = None if self.stamps is None else next(self.stamps)
-        return web.json_response({"loads": [core | {"max_total_num_tokens": 100_000, "timestamp": stamp} | self.loads]})
+        core |= {"max_total_num_tokens": KV_TOKENS, "num_used_tokens": self.used_tokens}
+        return web.json_response({"loads": [core | {"timestamp": stamp} | self.loads]})
 
     async def _models(self, request: web.Request) -> web.Response:
         return web.json_response({"object": "list", "data": [{"id": "fake"}]})
@@ -166,10 +177,15 @@ class FakeWorker:
         self.seen.append(body)
         rid = body["rid"]
         self.running.add(rid)
+        tokens = len(prompt_of(request.path, body)[0])
+        self.used_tokens += tokens
         try:
+            if tokens > CONTEXT_TOKENS:
+                return web.json_response({"error": {"message": "longer than the context"}}, status=400)
             return await self._answer(request, body)
         finally:
             self.running.discard(rid)
+            self.used_tokens -= tokens
 
     async def _answer(self, request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
         faults = self.faults

@@ -116,12 +116,17 @@ async def stand(
     incremental: bool = False,
     flow: Flow | None = None,
     decision_log: Path | None = None,
+    roles: Sequence[str] = (),
 ) -> AsyncIterator[Stand]:
-    """Workers of these modes, a gateway over them and a client; afterwards nothing may be left."""
+    """Workers of these modes, a gateway over them and a client; afterwards nothing may be left.
+
+    :param roles: labels of the workers at start; the gateway's own where there are none.
+    """
     before = asyncio.all_tasks()
     rooms = Rooms()
     workers = [await FakeWorker(m, rooms, 9000 + i, token_s, incremental).start() for i, m in enumerate(modes)]
-    options = [WorkerOption.parse(worker.url) for worker in workers]
+    labels = [f",role={role}" for role in roles] or [""] * len(workers)
+    options = [WorkerOption.parse(worker.url + label) for worker, label in zip(workers, labels, strict=True)]
     gateway = Gateway(cfg or config(dual="dual" in modes), options, settings, decision_log=decision_log)
     gateway.policies.flow = gateway.policies.flow if flow is None else flow
     await gateway.start()

@@ -17,10 +17,11 @@ def test_a_view_carries_tp_capabilities_and_free_kv_tokens() -> None:
     async def run() -> None:
         async with stand("dual", "dual") as it:
             view = it.gateway.backends.ready[0]
-            assert view.free_kv_tokens is None
+            it.workers[0].loads = {"num_used_tokens": None}
+            assert await settled(lambda: view.free_kv_tokens is None)
             it.workers[0].loads = {"num_used_tokens": 30_000}
             assert await settled(lambda: view.free_kv_tokens == 70_000)
-            assert view.tp is None
+            assert view.tp == 2
             assert view.capabilities is not None
             assert view.capabilities.phases == frozenset(Role)
             async with it.client.get(it.gateway.url + "/workers") as answer:
