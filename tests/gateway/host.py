@@ -6,10 +6,25 @@ import asyncio
 from typing import Any
 
 from pdplugins.contracts.kinds import Kind
-from pdplugins.testing.hosts import Job, NotFilledError, Scenario, Served
+from pdplugins.testing.hosts import Job, NotFilledError, Scenario, Seam, Served
 from pdplugins.types import Ending, Role
 from tests.gateway.fake import CONTEXT_TOKENS, settled
 from tests.gateway.rig import Stand, ask, stand
+
+ENGINES = "the engines compose their batches; the plugin inside SGLang asks batch schedulers"
+PLANNER = "the gateway has no planner: it routes to the servers that it is given"
+POWER = "the gateway has no power controller: it does not see GPUs"
+NOT_FILLED = {
+    Seam.LOAD_BY_PHASE: "no server says how many prompt tokens its current step has",
+    Seam.BATCHES: ENGINES,
+    Seam.PLANNER_VIEW: PLANNER,
+    Seam.PLANNER_POOLS: PLANNER,
+    Seam.PLANNER_FAULTS: PLANNER,
+    Seam.GPU_BUDGET: PLANNER,
+    Seam.PLANNER_ROLES: PLANNER,
+    Seam.POWER_ROLES: POWER,
+    Seam.POWER_CAPS: POWER,
+}
 
 SPEED = 10.0
 """Requests arrive so many times as fast as the scenario says."""
@@ -41,7 +56,7 @@ async def ending_of(it: Stand, job: Job, index: int) -> Ending:
 
 async def serve(scenario: Scenario) -> Served:
     if scenario.planner or scenario.power or scenario.batch:
-        raise NotFilledError("the gateway asks routers and flow policies")
+        raise NotFilledError("the gateway asks routers and flow policies only")
     roles = [Role.PREFILL] * scenario.prefill + [Role.DECODE] * scenario.decode
     modes = ["dual" for _ in roles] if scenario.any_role else roles
     async with stand(*modes, token_s=TOKEN_S, flow=scenario.flow, roles=roles) as it:

@@ -20,10 +20,34 @@ from pdplugins.hosts.dynamo.offline.scaling import OfflineScaling
 from pdplugins.processes.process import Process, stop_all
 from pdplugins.runtime.assembly import build_deployment
 from pdplugins.runtime.planner import SafePlanner
-from pdplugins.testing.hosts import NotFilledError, Scenario, Served
+from pdplugins.testing.hosts import NotFilledError, Scenario, Seam, Served
 from pdplugins.types import Deployment, Ending, Role, ScalePlan, TraceRequest
 from pdplugins.workloads.jsonl import write_mooncake
 from tests.hosts.dynamo.stock import ENTRY_YAML, PLANNER_YAML, Stock
+
+REQUESTS = "Dynamo's own frontend and router place requests; no policy of ours is asked"
+BATCHES = "Dynamo's engines compose their batches; no scheduler of ours is asked"
+POWER = "no power controller of ours runs beside Dynamo"
+ROLES = "a worker keeps the role that it was started with; pools change by starts and stops"
+NOT_FILLED = {
+    Seam.WORKER_TP: REQUESTS,
+    Seam.FREE_KV: REQUESTS,
+    Seam.CAPABILITIES: REQUESTS,
+    Seam.LOAD_BY_PHASE: REQUESTS,
+    Seam.SAME_TUPLE: REQUESTS,
+    Seam.FINISHED: REQUESTS,
+    Seam.FAILED: REQUESTS,
+    Seam.CANCELLED: REQUESTS,
+    Seam.ROUTER_FAULTS: REQUESTS,
+    Seam.HOLDS: REQUESTS,
+    Seam.REFUSES: REQUESTS,
+    Seam.ROUTER_ROLES: REQUESTS,
+    Seam.ZERO_OF_A_ROLE: REQUESTS,
+    Seam.BATCHES: BATCHES,
+    Seam.PLANNER_ROLES: ROLES,
+    Seam.POWER_ROLES: POWER,
+    Seam.POWER_CAPS: POWER,
+}
 
 TICK_S = 1.0
 """How often the planners of the scenarios decide."""

@@ -15,33 +15,9 @@ from tests.hosts.dynamo import scenarios
 quiet()
 pytest.importorskip("dynamo._core")
 
-REQUESTS = "Dynamo's own frontend and router place requests; no policy of ours is asked"
-BATCHES = "Dynamo's engines compose their batches; no scheduler of ours is asked"
-POWER = "no power controller of ours runs beside Dynamo"
-ROLES = "a worker keeps the role that it was started with; pools change by starts and stops"
-NOT_FILLED = {
-    Seam.WORKER_TP: REQUESTS,
-    Seam.FREE_KV: REQUESTS,
-    Seam.CAPABILITIES: REQUESTS,
-    Seam.LOAD_BY_PHASE: REQUESTS,
-    Seam.SAME_TUPLE: REQUESTS,
-    Seam.FINISHED: REQUESTS,
-    Seam.FAILED: REQUESTS,
-    Seam.CANCELLED: REQUESTS,
-    Seam.ROUTER_FAULTS: REQUESTS,
-    Seam.HOLDS: REQUESTS,
-    Seam.REFUSES: REQUESTS,
-    Seam.ROUTER_ROLES: REQUESTS,
-    Seam.ZERO_OF_A_ROLE: REQUESTS,
-    Seam.BATCHES: BATCHES,
-    Seam.PLANNER_ROLES: ROLES,
-    Seam.POWER_ROLES: POWER,
-    Seam.POWER_CAPS: POWER,
-}
-
 
 class Dynamo(HostConformance):
-    not_filled: ClassVar = NOT_FILLED
+    not_filled: ClassVar = scenarios.NOT_FILLED
     way: ClassVar[Callable[[Scenario, Path], Served]]
 
     @pytest.fixture(autouse=True)
@@ -66,7 +42,7 @@ class TestPlanner(Dynamo):
 
 
 def test_dynamo_fills_the_seams_of_planners_and_no_other() -> None:
-    assert set(Seam) - set(NOT_FILLED) == {
+    assert set(Seam) - set(scenarios.NOT_FILLED) == {
         Seam.PLANNER_VIEW,
         Seam.PLANNER_POOLS,
         Seam.PLANNER_FAULTS,
