@@ -27,7 +27,6 @@ from pdplugins.types import (
     ScalePlan,
     Stage,
 )
-
 from tests.sim.anyone import AnyRouter, dice
 from tests.sim.runs import DEPLOYMENT, MODEL, To
 
