@@ -27,9 +27,8 @@ from pdplugins.types import (
     ScalePlan,
     Stage,
 )
-
-from .anyone import AnyRouter, dice
-from .test_simulation import DEPLOYMENT, MODEL, To
+from tests.sim.anyone import AnyRouter, dice
+from tests.sim.runs import DEPLOYMENT, MODEL, To
 
 
 class OneFlip:
