@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 SERVE_ARGS ?=
 
-.PHONY: help setup serve test test-sglang fuzz bench-planners clean
+.PHONY: help setup serve lint check test test-sglang fuzz bench-planners clean
 
 help:  ## Show this text
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -24,12 +24,21 @@ $(VENV)/.installed: pyproject.toml hatch_build.py $(KERNEL)
 serve: setup  ## Run the main job: a Dynamo stack scaled by DOPD (SERVE_ARGS="--port 9000 …" adds options)
 	$(BIN)/dynamo serve --planner dopd $(SERVE_ARGS)
 
-test: setup  ## Run the linters, the type checker and all tests
+# Two processes run the tests of different files at once: most wait for servers and programs, and free ports are free.
+PYTEST := $(BIN)/python -m pytest -n 2 --dist loadgroup
+
+lint: setup  ## Run the linters and the type checker
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check pdplugins tests benchmarks docs
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/python -m pytest
+
+check: lint  ## For the working day: the linters, the types and the tests under a second each (one minute)
+	$(PYTEST) -q -m "not dynamo and not sglang and not slow and not moderate"
+
+test: lint  ## Run the linters, the type checker and all tests; those of the simulator on both kernels
+	$(PYTEST)
+	$(PYTEST) -q --pure tests/sim
 
 SGLANG_VENV := .venv-sglang
 SGLANG_VERSIONS := 0.5.16 0.5.23
@@ -38,9 +47,9 @@ test-sglang: $(SGLANG_VENV)/.installed  ## Run real SGLang servers on the CPU: e
 	PDPLUGINS_SGLANG_TREES=$(subst $() ,:,$(foreach v,$(SGLANG_VERSIONS),$(CURDIR)/$(SGLANG_VENV)/sglang-$(v))) \
 		$(SGLANG_VENV)/bin/python -m pytest tests/hosts/sglang -m sglang -v --tb=native --durations=10 --session-timeout=2400
 
-# Both versions share one environment, each in a folder of its own; tests/hosts/sglang/requirements.txt says why.
+# Both versions share one environment, each in a folder of its own; benchmarks/rig/requirements.txt says why.
 SGLANG_PIP := $(SGLANG_VENV)/bin/pip --disable-pip-version-check install --quiet --no-deps
-$(SGLANG_VENV)/.installed: tests/hosts/sglang/requirements.txt
+$(SGLANG_VENV)/.installed: benchmarks/rig/requirements.txt
 	@echo "make: SGLang $(SGLANG_VERSIONS) go into $(SGLANG_VENV): 3.5 GB, two minutes where the packages are near"
 	$(PYTHON) -m venv $(SGLANG_VENV)
 	$(SGLANG_PIP) -r $< || { echo "make: the packages of $< cannot be installed: no network, or an index without them" >&2; exit 2; }

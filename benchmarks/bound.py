@@ -18,11 +18,12 @@ os.environ.setdefault("DYN_LOG", "error")  # before Dynamo is imported
 
 import numpy as np
 import planners_report
+from experiment import save
 from planners import TRACES, Trace
 
 from pdplugins.hosts.dynamo.mocker import Engines, bind
 from pdplugins.hosts.dynamo.offline import report
-from pdplugins.hosts.dynamo.offline.command import configured
+from pdplugins.hosts.dynamo.offline.commands import configured
 from pdplugins.hosts.dynamo.offline.scaling import Fixed
 from pdplugins.runtime.assembly import build_deployment
 from pdplugins.types import Deployment
@@ -104,7 +105,7 @@ def measure(trace: Trace, path: Path) -> Windows:
 
 def _missed(row: Any, deployment: Deployment) -> bool:
     slo = deployment.slo
-    return bool(row["ttft_ms"] > 1e3 * slo.ttft_s or report.tpot_s(row) > slo.tpot_s)
+    return bool(row["ttft_ms"] > 1e3 * slo.ttft_s or report.row_tpot_s(row) > slo.tpot_s)
 
 
 def _per_window(times_s: list[float], count: int, weights: list[float] | None = None) -> Array:
@@ -188,7 +189,7 @@ def main() -> None:
             continue
         found[trace.key] = examine(measure(trace, path), LEVELS[trace.key])
         print(trace.key, json.dumps(found[trace.key], indent=1), flush=True)
-    (planners_report.RESULTS / "bound.json").write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    save("bound", found)
     planners_report.write()
 
 

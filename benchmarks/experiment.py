@@ -81,8 +81,7 @@ def publish(
         "experiment": f"{paper} {name}", "title": title, **record("simulated", seed=seed, command=command()),
         "published": published, "notes": list(notes), "rows": list(rows),
     }  # fmt: skip
-    RESULTS.mkdir(exist_ok=True)
-    (RESULTS / f"{paper}-{name}.json").write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
+    save(f"{paper}-{name}", data)
     picture = f"![{title}](../results/{paper}-{name}.svg)\n\n" if (RESULTS / f"{paper}-{name}.svg").exists() else ""
     remarks = "".join(f"* {note}\n" for note in notes)
     text = (
@@ -91,6 +90,12 @@ def publish(
     )
     _fill(HERE / paper / "README.md", name, text)
     sys.stdout.write(text + "\n")
+
+
+def save(name: str, data: Mapping[str, Any]) -> None:
+    """Write the results of one experiment to ``results/<name>.json``."""
+    RESULTS.mkdir(exist_ok=True)
+    (RESULTS / f"{name}.json").write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
 
 
 def table(rows: Sequence[Row]) -> str:

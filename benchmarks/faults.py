@@ -24,10 +24,10 @@ import time
 from pathlib import Path
 from typing import Any
 
+from benchmarks.rig import servers
+from benchmarks.rig.faults import FAULTS, Came, Tally, all_is_well
+from benchmarks.rig.stage import GROWS, grown, stage
 from pdplugins.provenance import commit
-from tests.hosts.sglang import servers
-from tests.hosts.sglang.gateway.faults import FAULTS, Came, Tally, all_is_well
-from tests.hosts.sglang.gateway.stage import GROWS, grown, stage
 
 SHARES = {
     "gateway is killed": 0.015,

@@ -38,8 +38,8 @@ import yaml
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent))
 
+from benchmarks.rig import servers, tiny_model  # noqa: E402
 from pdplugins.provenance import command_line, commit  # noqa: E402
-from tests.hosts.sglang import servers, tiny_model  # noqa: E402
 
 PUSHES, CONTROL = ("paused", "spinning"), "scheduler"
 """Senders, see `kv_overlap_plugin.py`."""

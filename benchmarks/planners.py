@@ -23,7 +23,7 @@ import planners_report
 from planners_report import RESULTS
 
 from pdplugins.hosts.dynamo.mocker import Engines, Router
-from pdplugins.hosts.dynamo.offline.command import configured
+from pdplugins.hosts.dynamo.offline.commands import configured
 from pdplugins.hosts.dynamo.offline.run import Plan, replay
 from pdplugins.workloads import rows, traces
 

@@ -14,7 +14,7 @@ from rich.table import Table
 from pdplugins import __version__
 from pdplugins.config import find, load, resolved
 from pdplugins.errors import PdpluginsError
-from pdplugins.hosts.dynamo.local.command import serve
+from pdplugins.hosts.dynamo.local.commands import serve
 from pdplugins.registry import Registry, default_registry
 
 _SETTINGS: dict[str, Any] = {

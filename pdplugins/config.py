@@ -136,6 +136,21 @@ CHOICES = (*Kind, BUNDLE)
 """Keys of a config that pick a plugin by name."""
 
 
+class DecisionLogConfig(_Section):
+    """What decision logs keep, where one is written. docs/explain.md explains it."""
+
+    sample: int = Field(100, ge=1, description="of routers, flow policies and batch schedulers, keep one in so many")
+    most_per_s: int = Field(50, ge=1, description="most lines of these a second")
+    most_mb: int = Field(256, ge=1, description="size in MiB at which the file becomes FILE.1 and a new one begins")
+
+
+class SignalsConfig(_Section):
+    """How the parts of one policy hear of each other. docs/explain.md explains it."""
+
+    folder: Path | None = Field(None, description="where processes on one node meet; absent: within a process only")
+    fresh_s: Seconds = Field(10.0, description="age at which a signal is left out")
+
+
 class Choice(BaseModel):
     """One plugin picked by name; every other key is a setting of that plugin."""
 
@@ -160,6 +175,8 @@ class Config(_Section):
     flow: Choice | None = Field(None, description="what waits before the workers; nothing does when absent")
     power: Choice | None = Field(None, description="watts per GPU; untouched when absent")
     bundle: Choice | None = Field(None, description="picks every policy that it has and no key above chooses")
+    decision_log: DecisionLogConfig = DecisionLogConfig()
+    signals: SignalsConfig = SignalsConfig()
     simulation: SimulationConfig = SimulationConfig()
     sglang: SglangConfig = SglangConfig()
 

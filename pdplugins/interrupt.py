@@ -1,7 +1,7 @@
-"""Ctrl-C as a question, not as an exception.
+"""Ctrl-C for long runs: they ask whether it was pressed, at a moment that suits them.
 
-An exception would leave an event half done. Compiled code does not even survive one that is raised within the product
-of large whole numbers, where CPython looks for signals.
+An exception at any moment could leave an event half done. Compiled code does not survive one that is raised while it
+multiplies large integers, where CPython checks for signals.
 """
 
 from __future__ import annotations

@@ -14,6 +14,7 @@ from pdplugins.contracts.roles import HearsRoles, MovesRoles, RoleChange, RoleMo
 from pdplugins.contracts.router import ElasticRouter, Ending, HearsOutcomes, Outcome, Placement, Router
 from pdplugins.contracts.signals import HearsSignals, Signals, TellsSignals
 from pdplugins.contracts.workers import Capabilities, LoadView, Pool, Role, WorkerLoad, WorkerView
+from pdplugins.perf.plain import PlainPerf
 from pdplugins.workloads.trace import Round, TraceRequest
 
 __all__ = [
@@ -40,6 +41,7 @@ __all__ = [
     "Outcome",
     "PerfModel",
     "Placement",
+    "PlainPerf",
     "Planner",
     "PlannerView",
     "Pool",

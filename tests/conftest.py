@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
 import logging
 import os
 from collections.abc import Callable, Iterator
 from copy import deepcopy
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -24,6 +26,27 @@ from pdplugins.types import Deployment, PlannerView, Register
 settings.register_profile("same", derandomize=True, deadline=None)
 settings.register_profile("fuzz", derandomize=False, deadline=None)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--pure", action="store_true", help="run the simulator's kernel as plain Python, compiled or not")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """With ``--pure``, make this process and those that tests start import the sources of the kernel."""
+    if config.getoption("pure"):
+        folders = [str(Path(__file__).parent / "plain"), os.environ.get("PYTHONPATH", "")]
+        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, folders))
+        importlib.import_module("tests.plain.sitecustomize")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Where pytest-xdist runs tests at once, keep those of a file together, and all that run Dynamo in one process."""
+    if config.pluginmanager.hasplugin("xdist"):
+        for item in items:
+            group = "dynamo" if item.get_closest_marker("dynamo") else str(item.path)
+            item.add_marker(pytest.mark.xdist_group(group))
 
 
 @pytest.fixture(autouse=True)

@@ -11,6 +11,8 @@ import yaml
 
 from pdplugins import __version__
 
+pytestmark = pytest.mark.moderate
+
 
 def run(program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     entry = {"pdplugins": "main", "dynamo": "dynamo_main"}[program]

@@ -34,7 +34,7 @@ def test_a_plugin_may_be_named_in_short(tmp_path: Path) -> None:
     [
         (
             "plannner: dopd",
-            r"unknown key 'plannner'; valid keys here are batch_scheduler, bundle, deployment, flow,",
+            r"unknown key 'plannner'; valid keys here are batch_scheduler, bundle, decision_log, deployment, flow",
         ),
         ("deployment: {gpus: 3}", r"unknown key 'deployment.gpus'; valid keys here are decode, gpu_budget, isl_tokens"),
         (
@@ -51,7 +51,7 @@ def test_a_plugin_may_be_named_in_short(tmp_path: Path) -> None:
         ("deployment: {prefill: {replicas: -1}}", r"deployment\.prefill\.replicas: .*greater than or equal to 0"),
         (
             "deployment: {prefill: {replicas: 0}}",
-            r": deployment\.prefill\.replicas: 0 leaves nobody to prefill",
+            r": deployment\.prefill\.replicas: 0 leaves nobody to prefill; let it",
         ),
         (
             "{simulation: {flip: label}, deployment: {prefill: {replicas: 0}, decode: {replicas: 0}}}",

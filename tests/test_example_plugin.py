@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.moderate
+
 EXAMPLE = Path(__file__).parents[1] / "docs/example-plugin"
 
 

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.moderate
+
 ROOT = Path(__file__).parents[1]
 HEAVY = ("dynamo", "grpc", "matplotlib", "pandas", "prophet", "scipy", "sglang", "sklearn", "statsmodels", "torch")
 

@@ -61,3 +61,14 @@ def test_folders_of_tests_are_named_like_what_they_test() -> None:
     known = {path.name for path in (ROOT / "pdplugins").iterdir() if path.is_dir()} | {"benchmarks"}
     folders = {path.name for path in (ROOT / "tests").iterdir() if path.is_dir() and list(path.rglob("test_*.py"))}
     assert folders <= known
+
+
+def test_benchmarks_import_nothing_from_tests() -> None:
+    """What both run on, the rig for real SGLang servers, lies in `benchmarks/rig`."""
+    wrong = [
+        f"{source.relative_to(ROOT)} imports {name}"
+        for source in sources("benchmarks")
+        for name in imported(source)
+        if name.split(".")[0] in ("tests", "conftest", "pytest")
+    ]
+    assert wrong == []

@@ -6,7 +6,6 @@ Everything is simulated: `pdplugins.sim` on the profile ``h800/llama-3.1-8b`` (m
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
@@ -21,7 +20,7 @@ from pdplugins.perf.table import TableModel
 from pdplugins.policies.arrow.config import ArrowSettings
 from pdplugins.policies.arrow.router import ArrowRouter
 from pdplugins.policies.stock.routers import LeastLoaded, RoundRobin, RouterSettings
-from pdplugins.provenance import commit
+from pdplugins.provenance import record
 from pdplugins.sim.core.engine_settings import EngineSettings
 from pdplugins.sim.core.flight import Arrival
 from pdplugins.sim.core.settings import SimSettings
@@ -33,7 +32,6 @@ from pdplugins.workloads.synthetic import SyntheticSettings, synthetic
 from pdplugins.workloads.transform import clip, scale
 
 ROOT = Path(__file__).resolve().parents[2]
-RESULTS = experiment.RESULTS
 PROFILE = ROOT / "profiles" / "h800" / "llama-3.1-8b.json"
 TARGET = 0.9
 """SLO attainment of the paper's headline."""
@@ -223,16 +221,22 @@ def title(workload: Workload, source: str) -> str:
     return workload.title if workload.file is None or source != "synthetic" else f"{workload.title} (synthetic)"
 
 
-def save_curves(name: str, curves: dict[str, dict[str, list[Point]]]) -> None:
-    """Write what the plots show: points by trace and system."""
-    data = {
-        "kind": "simulated",
-        "command": experiment.command(),
-        "commit": commit(),
-        "curves": {trace: {name: plain(points) for name, points in of.items()} for trace, of in curves.items()},
-    }
-    path = RESULTS / f"arrow-{name}.json"
-    path.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
+Compare = Callable[[str, Workload, argparse.Namespace], tuple[list[dict[str, Any]], dict[str, list[Point]]]]
+"""Returns the rows of the table for one workload, and the points of each system."""
+
+
+def figure(name: str, keys: Iterable[str], compare: Compare, chosen: argparse.Namespace, **publish: str) -> None:
+    """Compare the systems on each of the workloads `keys`; draw and write the points, and publish the table."""
+    rows: list[dict[str, Any]] = []
+    curves = {}
+    for key in keys:
+        more, curves[key] = compare(key, WORKLOADS[key], chosen)
+        rows += more
+        draw_attainment(f"{name}-{key}", curves[key])
+    made = record("simulated", seed=0, command=experiment.command())
+    points = {key: {system: plain(found) for system, found in of.items()} for key, of in curves.items()}
+    experiment.save(f"arrow-{name}-curves", {**made, "curves": points})
+    experiment.publish("arrow", name, rows, **publish)
 
 
 def draw_attainment(name: str, curves: dict[str, list[Point]]) -> None:

@@ -12,7 +12,6 @@ from functools import partial
 from typing import Any
 
 import common
-import experiment
 from common import Point, System, Workload
 
 PAPER = {
@@ -73,15 +72,9 @@ def _measure(requests: Sequence[Any], workload: Workload, chosen: Any, system: S
 
 def main() -> None:
     """Run all four traces."""
-    chosen = common.options(__doc__)
-    rows, curves = [], {}
-    for key, workload in common.WORKLOADS.items():
-        more, curves[key] = compare(key, workload, chosen)
-        rows += more
-        common.draw_attainment(f"figure7-{key}", curves[key])
-    common.save_curves("figure7-curves", curves)
-    experiment.publish(
-        "arrow", "figure7", rows, title="Figure 7: the highest rate with 90 % of requests inside both SLOs",
+    common.figure(
+        "figure7", common.WORKLOADS, compare, common.options(__doc__),
+        title="Figure 7: the highest rate with 90 % of requests inside both SLOs",
         published="Arrow sustains 3.60 to 5.62 times the rate of vLLM (one worker of TP 8) and 4.06 to 7.78 times that "
         "of vLLM's disaggregation (one prefill and one decode worker of TP 4).",
     )  # fmt: skip

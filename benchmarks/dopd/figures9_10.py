@@ -9,7 +9,7 @@ os.environ.setdefault("DYN_LOG", "error")  # before Dynamo is imported
 from experiment import Row, command, draw, publish, workload
 
 from pdplugins.hosts.dynamo.mocker import Engines
-from pdplugins.hosts.dynamo.offline.command import configured
+from pdplugins.hosts.dynamo.offline.commands import configured
 from pdplugins.hosts.dynamo.offline.run import Plan, replay
 from pdplugins.results import Result
 from pdplugins.types import TraceRequest

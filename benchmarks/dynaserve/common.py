@@ -128,25 +128,29 @@ def sustained_rate(
     return capacity(sustained, 0.0, high, target=1.0, steps=steps)
 
 
+def gaps_of(outcome: RunOutcome) -> tuple[np.ndarray, np.ndarray]:
+    """Return the distinct gaps between tokens in seconds, and how many there are of each."""
+    gaps = outcome.gaps
+    return np.asarray(gaps.means) / gaps.ticks_per_s, np.asarray(gaps.counts)
+
+
 def token_goodput(outcome: RunOutcome) -> float:
     """Return tokens per second whose gap was within the SLO; each first token counts."""
-    gaps = outcome.gaps
-    means, counts = np.asarray(gaps.means) / gaps.ticks_per_s, np.asarray(gaps.counts)
-    good = int(counts[means <= LATEST_S].sum()) + sum(record.error is None for record in outcome.records)
+    gaps_s, counts = gaps_of(outcome)
+    good = int(counts[gaps_s <= LATEST_S].sum()) + sum(record.error is None for record in outcome.records)
     return good / outcome.duration_s
 
 
 def kept(outcome: RunOutcome) -> float:
     """Return the share of gaps between tokens within the SLO."""
-    gaps = outcome.gaps
-    means, counts = np.asarray(gaps.means) / gaps.ticks_per_s, np.asarray(gaps.counts)
-    return float(counts[means <= LATEST_S].sum() / counts.sum())
+    gaps_s, counts = gaps_of(outcome)
+    return float(counts[gaps_s <= LATEST_S].sum() / counts.sum())
 
 
 def gap_shares(outcome: RunOutcome) -> tuple[list[float], list[float]]:
     """Return the distribution of gaps between tokens: milliseconds, and the share of gaps up to that."""
-    gaps = outcome.gaps
-    means, counts = np.asarray(gaps.means) / gaps.ticks_per_s * 1e3, np.asarray(gaps.counts)
+    gaps_s, counts = gaps_of(outcome)
+    means = gaps_s * 1e3
     at_ms = np.linspace(0, 300, 121)
     return at_ms.tolist(), [float(counts[means <= ms].sum() / counts.sum()) for ms in at_ms]
 

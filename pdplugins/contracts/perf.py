@@ -7,8 +7,51 @@ from typing import Protocol
 from pdplugins.contracts.workers import Role
 
 
+class PowerTable(Protocol):
+    """What a power cap does to one GPU: linear between the caps, constant outside."""
+
+    @property
+    def cap_w(self) -> tuple[float, ...]:
+        """Caps, ascending; the last one is no cap."""
+        ...
+
+    @property
+    def prefill_slow(self) -> tuple[float, ...]:
+        """Time of a prefill step over its time without a cap, at each of `cap_w`."""
+        ...
+
+    @property
+    def decode_slow(self) -> tuple[float, ...]:
+        """Time of a decode step over its time without a cap, at each of `cap_w`."""
+        ...
+
+    @property
+    def settle_s(self) -> float:
+        """Seconds from setting a cap until the device keeps it."""
+        ...
+
+    @property
+    def idle_w(self) -> float:
+        """Draw of a GPU that has nothing to do."""
+        ...
+
+    @property
+    def prefill_w(self) -> float:
+        """Draw of prefill without a cap."""
+        ...
+
+    @property
+    def decode_w(self) -> float:
+        """Draw of decode without a cap."""
+        ...
+
+
 class PerfModel(Protocol):
-    """How fast one worker is. `pdplugins.perf` implements it over measured or modelled tables."""
+    """How fast one worker is. `pdplugins.perf` implements it over measured or modelled tables.
+
+    Every model knows the first six methods. The others answer None where the model does not say; a model that inherits
+    from `pdplugins.types.PlainPerf` says none of them. None does not depend on anything but `tp`.
+    """
 
     def prefill_s(self, tokens: float, tp: int) -> float:
         """Seconds to prefill one prompt of `tokens` tokens at tensor-parallel size `tp`, alone in its batch."""
@@ -32,4 +75,27 @@ class PerfModel(Protocol):
 
     def tp_sizes(self, role: Role) -> tuple[int, ...]:
         """Tensor-parallel sizes that the tables hold for `role`, ascending."""
+        ...
+
+    def dense_s(self, tokens: float, tp: int) -> float | None:
+        """Seconds of all of a step but attention, when it computes `tokens` tokens of prompts and decodes together."""
+        ...
+
+    def prefill_knots(self, tp: int) -> tuple[float, ...] | None:
+        """Token counts between which `prefill_s` and `dense_s` are linear, ascending."""
+        ...
+
+    def decode_contexts(self, tp: int) -> tuple[float, ...] | None:
+        """Mean contexts between which `decode_step_s` is linear, ascending: at least two."""
+        ...
+
+    def decode_row_s(self, batch: float, tp: int) -> tuple[float, ...] | None:
+        """`decode_step_s` at a context of zero, at each of `decode_contexts`, and at one as far beyond the last one.
+
+        It is there to be fast: a simulator asks for many contexts of one batch size at once.
+        """
+        ...
+
+    def power(self) -> PowerTable | None:
+        """What a power cap does to one GPU."""
         ...

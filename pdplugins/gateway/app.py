@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import logging
 import secrets
 from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
 import aiohttp
 from aiohttp import web
@@ -14,26 +17,27 @@ from prometheus_client import generate_latest
 
 from pdplugins.config import Config
 from pdplugins.errors import HostError
-from pdplugins.gateway.calls import CHAT, COMPLETIONS, parse
-from pdplugins.gateway.engines.sglang.protocol import GENERATE, SERVER_INFO, TOKENIZE, dumps
+from pdplugins.gateway.backends import Backend, Backends, WorkerOption
+from pdplugins.gateway.engine import Engine
+from pdplugins.gateway.engines.sglang.engine import SglangEngine
 from pdplugins.gateway.errors import GatewayError, RefusedError
-from pdplugins.gateway.fleet import Fleet, Worker, WorkerOption, serves
 from pdplugins.gateway.metrics import GatewayMetrics
+from pdplugins.gateway.policies import GatewayPolicies
+from pdplugins.gateway.primitive import can_serve
+from pdplugins.gateway.queue import AdmissionQueue
+from pdplugins.gateway.replies import Reply
 from pdplugins.gateway.routing import Routing
 from pdplugins.gateway.serving import Serving
 from pdplugins.gateway.settings import GatewaySettings
-from pdplugins.gateway.streams import Reply
-from pdplugins.gateway.upstream import Upstream
 from pdplugins.registry import Registry
 from pdplugins.runtime.assembly import build_deployment
+from pdplugins.runtime.flow import SafeFlow
 
 log = logging.getLogger("pdplugins.gateway")
 
 LARGEST_BODY = 256 * 2**20
 FORWARDED = ("authorization", "traceparent", "tracestate", "x-request-id")
 """Headers of the client that workers get too."""
-PASSED = ("/v1/models", "/model_info", "/get_model_info", SERVER_INFO, "/get_server_info")
-PASSED_POSTS = (TOKENIZE, "/tokenize", "/v1/detokenize", "/detokenize")
 LOAD_FIELDS = (
     "queued_requests",
     "queued_tokens",
@@ -47,7 +51,9 @@ LOAD_FIELDS = (
 class Gateway:
     """One gateway. `start` and `stop` frame its life; `url` says where it is.
 
-    Raises ConfigError when the config's profile or router, or a worker's address, cannot be used.
+    :param decision_log: where a sample of what router and flow policy decide is logged; None for nowhere.
+
+    Raises ConfigError when the config's profile or policies, a worker's address, or the log cannot be used.
     """
 
     def __init__(
@@ -57,17 +63,22 @@ class Gateway:
         settings: GatewaySettings | None = None,
         registry: Registry | None = None,
         metrics: GatewayMetrics | None = None,
+        decision_log: Path | None = None,
     ) -> None:
         self.settings = settings or GatewaySettings()
         self.metrics = metrics or GatewayMetrics()
-        self.fleet = Fleet(
+        self._dual = config.sglang.dual_role
+        self.backends = Backends(
             workers,
-            dual=config.sglang.dual_role,
             prefill=min(config.deployment.prefill.replicas, max(len(workers) - 1, 0)),
             settings=self.settings,
+            metrics=self.metrics,
         )
         deployment = build_deployment(config, registry)
-        self._routing = Routing(config, deployment, self.fleet, self.metrics, registry)
+        self.policies = GatewayPolicies(config, deployment, registry, self.metrics, decision_log)
+        self._ttft_s = deployment.slo.ttft_s
+        journal = self.policies.journal
+        self.routing = Routing(self.policies.router, deployment, self.backends, self.metrics, journal)
         self._watchers: list[asyncio.Task[None]] = []
         self.url = ""
 
@@ -77,11 +88,15 @@ class Gateway:
         self._session = aiohttp.ClientSession(
             connector=connector, auto_decompress=False, cookie_jar=aiohttp.DummyCookieJar()
         )
-        self.upstream = Upstream(self.settings)
-        self.serving = Serving(self._routing, self.fleet, self.upstream, self.settings, self.metrics)
+        self.engine: Engine[Any, Any] = SglangEngine(self.settings, self._session, dual=self._dual)
+        queue = self._build_queue()
+        self.serving = Serving(self.routing, self.backends, self.engine, self.settings, self.metrics, queue)
         await self.look()
         loop = asyncio.get_running_loop()
-        self._watchers = [loop.create_task(self.fleet.watch(worker, self._session)) for worker in self.fleet.workers]
+        self._watchers = [loop.create_task(self.backends.watch(backend, self.engine)) for backend in self.backends.all]
+        self._watchers.append(loop.create_task(self.policies.share_signals()))
+        if queue is not None:
+            self._watchers.append(loop.create_task(queue.run()))
         self._runner = web.AppRunner(
             self._app(), access_log=None, handler_cancellation=True, shutdown_timeout=self.settings.drain_s
         )
@@ -103,27 +118,35 @@ class Gateway:
         for watcher in self._watchers:
             watcher.cancel()
         await asyncio.gather(*self._watchers, return_exceptions=True)
-        await self.upstream.settle()
+        await self.engine.close()
         await self._session.close()
+        self.policies.close()
+
+    def _build_queue(self) -> AdmissionQueue | None:
+        if self.policies.flow is None:
+            return None
+        most, journal = self.settings.most_waiting, self.policies.journal
+        flow = SafeFlow(self.policies.flow, most_waiting=most, journal=journal)
+        return AdmissionQueue(flow, self.backends, self.metrics, self._ttft_s)
 
     async def look(self) -> None:
         """Get to know the workers that are there now; the others are looked for later."""
-        await asyncio.gather(*map(self._look, self.fleet.workers))
+        await asyncio.gather(*map(self._look, self.backends.all))
 
-    async def _look(self, worker: Worker) -> None:
+    async def _look(self, backend: Backend) -> None:
         with contextlib.suppress(aiohttp.ClientError, OSError, TimeoutError, ValueError, TypeError, KeyError):
             async with asyncio.timeout(self.settings.connect_s):
-                await self.fleet.look(worker, self._session)
+                await self.backends.look(backend, self.engine)
 
     def _app(self) -> web.Application:
         app = web.Application(client_max_size=LARGEST_BODY)
-        for path in (GENERATE, COMPLETIONS, CHAT):
+        for path in self.engine.paths:
             app.router.add_post(path, self._answer)
         for path in ("/health", "/health_generate"):
             app.router.add_get(path, self._health)
-        for path in PASSED:
+        for path in self.engine.passed_gets:
             app.router.add_get(path, self._pass)
-        for path in PASSED_POSTS:
+        for path in self.engine.passed_posts:
             app.router.add_post(path, self._pass)
         app.router.add_get("/workers", self._workers)
         app.router.add_get("/metrics", self._show_metrics)
@@ -152,23 +175,23 @@ class Gateway:
             body = await request.read()
             given = request.headers
             headers = {name: given[name] for name in FORWARDED if name in given}
-            call = parse(request.path, body, secrets.token_hex(16), given.get("x-session-id"), headers)
-            async with asyncio.timeout(self.settings.timeout_s):
-                await self.serving.serve(call, reply)
+            session = given.get("x-session-id")
+            call = self.engine.parse(request.path, body, secrets.token_hex(16), session, headers)
+            await self.serving.serve(call, reply)
         except GatewayError as error:
-            await reply.fail(error.status, str(error))
+            await reply.fail(error)
             return f"error_{error.status}"
         except RefusedError as error:
             await reply.refuse(error)
             return "refused"
         except TimeoutError:
-            await reply.fail(504, f"no end after {self.settings.timeout_s:g} s")
+            await reply.fail(GatewayError(504, f"no end after {self.settings.timeout_s:g} s"))
             return "error_504"
         except (ConnectionResetError, web.HTTPException):
             raise
         except Exception as error:  # a fault of the gateway must not look like one of the client
             self.metrics.fault("gateway_error", error, error)
-            await reply.fail(500, f"gateway: {type(error).__name__}")
+            await reply.fail(GatewayError(500, f"gateway: {type(error).__name__}"))
             return "error_500"
         return "ok"
 
@@ -177,8 +200,8 @@ class Gateway:
     async def _pass(self, request: web.Request) -> web.Response:
         """Let any worker answer."""
         body = await request.read()
-        for view in self.fleet.now_ready():
-            url = self.fleet.by_id[view.id].url + request.path_qs
+        for view in self.backends.now_ready():
+            url = self.backends.by_id[view.id].url + request.path_qs
             with contextlib.suppress(aiohttp.ClientError, OSError, TimeoutError):
                 async with (
                     asyncio.timeout(self.settings.connect_s),
@@ -190,19 +213,20 @@ class Gateway:
 
     async def _health(self, request: web.Request) -> web.Response:
         """Say whether requests can be served now."""
-        workers = [self.fleet.by_id[view.id] for view in self.fleet.now_ready()]
-        return web.Response(status=200 if serves(workers) else 503)
+        return web.Response(status=200 if can_serve(self.backends.now_ready()) else 503)
 
     async def _workers(self, request: web.Request) -> web.Response:
         """Show the workers as the router sees them."""
-        return web.Response(
-            body=dumps([_shown(worker) for worker in self.fleet.workers]), content_type="application/json"
-        )
+        shown = json.dumps([_shown(backend) for backend in self.backends.all])
+        return web.Response(text=shown, content_type="application/json")
 
     async def _show_metrics(self, request: web.Request) -> web.Response:
-        for worker in self.fleet.workers:
-            load = {name: value for name in LOAD_FIELDS if (value := getattr(worker.view.load, name)) is not None}
-            self.metrics.load(worker.id, load | {"alive": float(worker.alive)})
+        for backend in self.backends.all:
+            view = backend.view
+            load = {name: value for name in LOAD_FIELDS if (value := getattr(view.load, name)) is not None}
+            if view.free_kv_tokens is not None:
+                load["free_kv_tokens"] = view.free_kv_tokens
+            self.metrics.load(backend.id, load | {"alive": float(backend.alive)})
         return web.Response(body=generate_latest(self.metrics.registry), content_type="text/plain")
 
 
@@ -211,12 +235,13 @@ def _json(request: web.Request) -> dict[str, str]:
     return kept | ({"Content-Type": "application/json"} if request.method == "POST" else {})
 
 
-def _shown(worker: Worker) -> dict[str, object]:
-    view = worker.view
+def _shown(backend: Backend) -> dict[str, object]:
+    view = backend.view
     load = {name: getattr(view.load, name) for name in LOAD_FIELDS}
-    facts = {"id": worker.id, "kind": worker.kind, "alive": worker.alive, "role": view.role}
+    facts = {"id": backend.id, "kind": backend.kind, "alive": backend.alive, "role": view.role, "tp": view.tp}
     return facts | {
-        "bootstrap_port": worker.bootstrap_port,
+        "bootstrap_port": backend.bootstrap_port,
         "kv_capacity_tokens": view.kv_capacity_tokens,
+        "free_kv_tokens": view.free_kv_tokens,
         "load": load,
     }

@@ -54,12 +54,18 @@ def gateway(  # noqa: PLR0913 - one argument for each option
     port: Annotated[int, typer.Option(help="Port to listen on.")] = 8000,
     launch_s: Annotated[float, typer.Option(min=1, help="Longest time until launched servers serve.")] = 1800.0,
     log_dir: Annotated[Path | None, typer.Option(help="Logs of launched servers; else a temporary folder.")] = None,
+    decision_log: Annotated[
+        Path | None, typer.Option(help="Log a sample of the decisions of router and flow policy here.")
+    ] = None,
     timeout_s: Annotated[float, typer.Option(min=0.1, help="Longest time of a request.")] = DEFAULTS.timeout_s,
     first_token_s: Annotated[
         float, typer.Option(min=0.1, help="Longest wait for a worker's first token; then the request goes elsewhere.")
     ] = DEFAULTS.first_token_s,
     silence_s: Annotated[float, typer.Option(min=0.1, help="Longest silence within a stream.")] = DEFAULTS.silence_s,
     retries: Annotated[int, typer.Option(min=0, help="How often a request may move on.")] = DEFAULTS.retries,
+    most_waiting: Annotated[
+        int, typer.Option(min=1, help="With a flow policy: most requests that wait; further ones get 503.")
+    ] = DEFAULTS.most_waiting,
     poll_s: Annotated[float, typer.Option(min=0.01, help="Pause between two looks at loads.")] = DEFAULTS.poll_s,
     history: Annotated[
         bool,
@@ -73,6 +79,7 @@ def gateway(  # noqa: PLR0913 - one argument for each option
         silence_s=silence_s,
         retries=retries,
         poll_s=poll_s,
+        most_waiting=most_waiting,
         transfer_history=history,
     )
     if not worker and launch is None:
@@ -80,7 +87,7 @@ def gateway(  # noqa: PLR0913 - one argument for each option
     path = configs.find(config)
     logs = log_dir or Path(tempfile.gettempdir(), f"pdplugins-gateway-{os.getpid()}")
     started = Started(launch, path, logs, launch_s) if launch is not None else None
-    run(configs.load(path), worker or [], started, settings, host, port)
+    run(configs.load(path), worker or [], started, settings, host, port, decision_log)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,13 +101,19 @@ class Started:
 
 
 def run(
-    config: Config, workers: list[str], started: Started | None, settings: GatewaySettings, host: str, port: int
+    config: Config,
+    workers: list[str],
+    started: Started | None,
+    settings: GatewaySettings,
+    host: str,
+    port: int,
+    decision_log: Path | None = None,
 ) -> None:
     """Serve until SIGINT or SIGTERM; each further one skips a wait."""
     import uvloop  # noqa: PLC0415 - only this command needs it
 
     from pdplugins.gateway.app import Gateway  # noqa: PLC0415 - aiohttp takes a while to import
-    from pdplugins.gateway.fleet import WorkerOption  # noqa: PLC0415
+    from pdplugins.gateway.backends import WorkerOption  # noqa: PLC0415
     from pdplugins.gateway.metrics import GatewayMetrics  # noqa: PLC0415
 
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s")
@@ -111,16 +124,17 @@ def run(
     async def serve(stack: AsyncExitStack) -> None:
         if servers is not None:
             stack.push_async_callback(servers.stop)
-        gateway = Gateway(config, options, settings, metrics=metrics)
+        gateway = Gateway(config, options, settings, metrics=metrics, decision_log=decision_log)
         await gateway.start(host, port)
         stack.push_async_callback(gateway.stop)
         if servers is not None:
             await servers.start(Console(highlight=False))
             await gateway.look()
-        router = config.router.name if config.router else "least-loaded"
-        typer.echo(f"gateway on {gateway.url}, router {router}, {len(options)} workers: {gateway.url}/workers")
+        picked = [f"{key} {choice.name}" for key in ("bundle", "router", "flow") if (choice := getattr(config, key))]
+        policies = ", ".join(picked) or "router least-loaded"
+        typer.echo(f"gateway on {gateway.url}, {policies}, {len(options)} workers: {gateway.url}/workers")
         gc.collect()
-        gc.freeze()  # what is there by now stays; looking through it again and again was a sixth of the work
+        gc.freeze()  # what is there by now stays; to search it again and again was a sixth of the work
         gc.set_threshold(*GC_THRESHOLD)
         await asyncio.Event().wait()
 

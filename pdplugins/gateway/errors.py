@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 
 class WorkerFailedError(Exception):
     """A worker that did not do its part; the request may go elsewhere.
@@ -37,8 +39,16 @@ class RefusedError(Exception):
 
 
 class GatewayError(Exception):
-    """What the gateway itself has to say to the client, with its HTTP status."""
+    """What the gateway itself has to say to the client, with its HTTP status.
 
-    def __init__(self, status: int, message: str) -> None:
+    :param retry_after_s: after how many seconds the client may try again; None when there is nothing to say.
+    """
+
+    def __init__(self, status: int, message: str, retry_after_s: float | None = None) -> None:
         super().__init__(message)
         self.status = status
+        self.headers = {} if retry_after_s is None else {"Retry-After": str(math.ceil(retry_after_s))}
+
+
+class FlowRefusedError(GatewayError):
+    """The flow policy refused a request, or the queue before the workers is full."""

@@ -1,65 +1,118 @@
-"""One request from its arrival to its end: placed, begun, moved elsewhere when a worker fails, entered in the books."""
+"""One request from its arrival to its end: placed, answered, moved elsewhere when a worker fails, noted in books."""
 
 from __future__ import annotations
 
+import asyncio
 import itertools
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from dataclasses import replace
+import secrets
+from dataclasses import dataclass, replace
 from time import monotonic
+from typing import Any
 
 from pdplugins.contracts.request import Request
-from pdplugins.gateway.calls import CHAT, Call, Lengths, blocks_of
-from pdplugins.gateway.completions import CompletionsReply, as_generate
-from pdplugins.gateway.engines.sglang import protocol
-from pdplugins.gateway.errors import GatewayError, RefusedError, WorkerFailedError
-from pdplugins.gateway.fleet import Fleet, Worker
+from pdplugins.contracts.router import Ending, Outcome
+from pdplugins.gateway.backends import Backend, Backends
+from pdplugins.gateway.engine import Call, Client, Engine, Work
+from pdplugins.gateway.errors import FlowRefusedError, GatewayError, RefusedError, WorkerFailedError
 from pdplugins.gateway.metrics import GatewayMetrics
-from pdplugins.gateway.primitives import Primitives, Work
-from pdplugins.gateway.routing import Plan, Routing
+from pdplugins.gateway.primitive import Execution, Primitive
+from pdplugins.gateway.prompts import Lengths, blocks_of
+from pdplugins.gateway.queue import AdmissionQueue
+from pdplugins.gateway.routing import Routing
 from pdplugins.gateway.sessions import Session, Sessions
 from pdplugins.gateway.settings import GatewaySettings
-from pdplugins.gateway.streams import Client, Relay, Reply
-from pdplugins.gateway.upstream import Answer, Upstream
-
-TEMPLATE_FIELDS = ("model", "messages", "tools", "tool_choice", "chat_template_kwargs", "continue_final_message")
 
 
 class Serving:
     """What all requests share."""
 
     def __init__(
-        self, routing: Routing, fleet: Fleet, upstream: Upstream, settings: GatewaySettings, metrics: GatewayMetrics
+        self,
+        routing: Routing,
+        backends: Backends,
+        engine: Engine[Any, Any],
+        settings: GatewaySettings,
+        metrics: GatewayMetrics,
+        queue: AdmissionQueue | None = None,
     ) -> None:
         self.routing = routing
-        self.fleet = fleet
-        self.upstream = upstream
+        self.queue = queue
+        """Where requests wait before the workers; None: they do not wait."""
+        self.backends = backends
+        self.engine = engine
         self.settings = settings
         self.metrics = metrics
-        self.primitives = Primitives(upstream, settings)
         self.sessions = Sessions()
         self.lengths = Lengths()
+        self._ids: set[str] = set()
 
-    async def serve(self, call: Call, reply: Reply) -> None:
-        """Answer one request. Raises GatewayError or RefusedError."""
-        await Flight(self, call, reply).run()
+    async def serve(self, call: Call, client: Client) -> None:
+        """Answer one request. Raises GatewayError, RefusedError, or TimeoutError when its time is over.
+
+        The router, where it was asked, and the flow policy hear of its end exactly once, whatever it is.
+        """
+        name = call.rid if call.rid not in self._ids else secrets.token_hex(16)  # clients may give a name twice
+        self._ids.add(name)
+        task = RequestTask(self, name, call, client)
+        ending = Ending.FAILED
+        try:
+            async with asyncio.timeout(self.settings.timeout_s):
+                if self.queue is not None:
+                    await self.queue.admit(task.arrival)
+                await task.run()
+            ending = Ending.FINISHED
+        except FlowRefusedError:
+            ending = Ending.REFUSED
+            raise
+        except (asyncio.CancelledError, ConnectionResetError):
+            ending = Ending.CANCELLED
+            raise
+        finally:
+            self._ids.discard(name)
+            outcome = Outcome(ending, task.output_tokens)
+            self.routing.ended(task.arrival, outcome)
+            if self.queue is not None:
+                self.queue.ended(task.arrival, outcome)
 
 
-class Flight:
-    """One request in flight."""
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """One attempt to serve a request, as far as it has been prepared: what is still to be done, with which work."""
 
-    def __init__(self, serving: Serving, call: Call, reply: Reply) -> None:
+    request: Request
+    execution: Execution
+    work: Work[Any]
+
+    def but(self, execution: Execution | None = None, **work: Any) -> Attempt:
+        """Return this attempt with another execution, and other values in its work."""
+        return Attempt(self.request, execution or self.execution, replace(self.work, **work))
+
+
+class RequestTask:
+    """One request while it is served."""
+
+    def __init__(self, serving: Serving, name: str, call: Call, client: Client) -> None:
         self._all = serving
+        self._name = name
         self._call = call
-        self._reply: Client = reply
+        self._client = client
         self._arrived_s = monotonic()
-        self._relay = Relay(call, reply, self._first_token)
+        self._relay = serving.engine.relay(call, client, self._first_token)
         self._blocks = blocks_of(call)
         self._prompt = serving.lengths.prompt_tokens(call)
         self._session: Session | None = serving.sessions.get(call.session)
         self._ids: list[int] | None = None
         self._failed: tuple[str, ...] = ()
         """Workers that have failed it, the most suspect of the last failure first."""
+        self._whole_tokens: int | None = None
+        """Output tokens of the answer, once it is whole."""
+        self.arrival = self._request(0)
+        """The request as it came."""
+
+    @property
+    def output_tokens(self) -> int:
+        """Output tokens that the client has got."""
+        return self._relay.delivered_tokens if self._whole_tokens is None else self._whole_tokens
 
     async def run(self) -> None:
         """Try until it is answered, or nothing is left to try."""
@@ -69,16 +122,16 @@ class Flight:
             except WorkerFailedError as error:
                 self._all.metrics.fault("worker_failed", error)
                 self._failed = tuple(dict.fromkeys((*error.workers, *self._failed)))
-                self._all.fleet.failed(error.workers[0], gone=error.gone)
+                self._all.backends.failed(error.workers[0], gone=error.gone)
                 if await self._relay.close():
                     return
                 if attempt >= self._all.settings.retries:
                     raise GatewayError(502, f"gave up after {attempt + 1} attempts; the last: {error}") from None
-                await self._keep(error)
+                self._keep_answer(error)
             else:
                 return
 
-    async def _keep(self, error: WorkerFailedError) -> None:
+    def _keep_answer(self, error: WorkerFailedError) -> None:
         """Keep what the client has got. Raises GatewayError when no other worker can go on from there."""
         if not self._relay.speaking:
             return
@@ -88,100 +141,140 @@ class Flight:
         self._relay.fold()
         self._all.metrics.fault("resumed", error)
 
+    # --- the stages of an attempt ----------------------------------------------------------------------------------
+
     async def _attempt(self) -> None:
-        done = len(self._relay.ids)
-        request = self._request(done)
-        plan = self._all.routing.arrive(request, self._call, self._failed)
-        if plan.primitive == "head" and (call := as_generate(self._call)) is not None:
-            self._reply = CompletionsReply(self._reply, self._call, incremental=plan.first.incremental)
-            self._call, self._relay = call, Relay(call, self._reply, self._first_token)
-        work = self._work(request)
-        if done:
-            plan = replace(plan, second=plan.second or plan.first, split=plan.prompt)
-            ids = await self._prompt_ids(plan.first)
-            work = replace(work, body=self._call.continued(ids + self._relay.ids, done))
-        self._all.metrics.primitives.labels(plan.primitive).inc()
-        if plan.second is None:
-            body = protocol.splice(work.body, self._call.prefill_only())
-            await self._all.primitives.warm(plan.first, replace(work, body=body))
-            plan, work = self._all.routing.prefilled(request, plan, self._call), replace(work, new_tokens=1)
-        plan, work = await self._prepared(plan, work, request)
-        if plan.primitive == "head":
-            if await self._head(plan, work):
-                self._finish(request, plan.first, plan.first)
+        """Serve the request once. Each stage does its part where the execution has one, and says what is left."""
+        attempt = await self._resumed(self._placed())
+        self._count(attempt.execution.primitive)
+        attempt = await self._warmed(attempt)
+        attempt = await self._given_history(attempt)
+        attempt = await self._pushed(attempt)
+        if attempt.execution.primitive is Primitive.HEAD:
+            whole = await self._head(attempt)
+            if whole:
+                first = self._backend(attempt.execution.first)
+                self._finish(attempt.request, first, first, self._relay.usage("completion_tokens") or 1)
                 return
-            ids = await self._prompt_ids(plan.first) + self._relay.ids
-            body = self._call.continued(ids, len(self._relay.ids))
-            work = replace(work, body=body, prompt_tokens=len(ids), new_tokens=1)
-        assert plan.second is not None  # noqa: S101 - decided above
-        async with self._begun(plan, work) as answer:
-            await self._relay.run(answer)
-            tokens = self._relay.usage("completion_tokens") or answer.tokens
-        self._finish(request, plan.first, plan.second, tokens + len(self._relay.ids))
+            attempt = await self._after_head(attempt)
+        await self._answered(attempt)
 
-    @asynccontextmanager
-    async def _begun(self, plan: Plan, work: Work) -> AsyncIterator[Answer]:
-        primitives = self._all.primitives
-        assert plan.second is not None  # noqa: S101 - for the type checker
-        leg = primitives.local(plan.first, work) if plan.local else primitives.pair(plan.first, plan.second, work)
-        async with leg as answer:
-            yield answer
+    def _placed(self) -> Attempt:
+        """Ask the router."""
+        request = self._request(len(self._relay.ids))
+        execution = self._all.routing.arrive(request, self._call, self._failed)
+        if execution.primitive is Primitive.HEAD:
+            self._make_splittable(self._backend(execution.first))
+        new_tokens = max(request.prompt_tokens - request.history_tokens, 1)
+        work = Work(self._call, self._call.body, request.prompt_tokens, new_tokens, self._arrived_s)
+        return Attempt(request, execution, work)
 
-    # --- before the answer begins --------------------------------------------------------------------------------
+    def _make_splittable(self, first: Backend) -> None:
+        call, client = self._all.engine.splittable(self._call, self._client, first)
+        if call is not self._call:
+            self._call, self._client = call, client
+            self._relay = self._all.engine.relay(call, client, self._first_token)
 
-    async def _prepared(self, plan: Plan, work: Work, request: Request) -> tuple[Plan, Work]:
-        """Put KV cache into place: the prefix of a split prompt, or the history of a session."""
-        first, second = plan.first, plan.second
-        assert second is not None  # noqa: S101 - for the type checker
-        fields = self._call.fields
-        history = self._missing_history(plan, request) if plan.primitive == "pair" else 0
-        if plan.primitive != "push" and not history:
-            return plan, work
-        try:
-            ids = await self._prompt_ids(first)
-        except RefusedError as error:  # a prompt that its tokenizer does not tell, such as one with images
-            self._all.metrics.fault("refused_no_ids", error)
-            return replace(plan, split=plan.prompt), work
-        if history:
-            self._all.metrics.primitives.labels("history").inc()
-            source = replace(work, new_tokens=max(work.prompt_tokens - history, 1))
-            await self._all.primitives.push(second, first, ids[: min(history, len(ids) - 1)], source, fields)
-            return plan, work
-        split = min(max(plan.split, 1), len(ids) - 1)
+    async def _resumed(self, attempt: Attempt) -> Attempt:
+        """Go on from the tokens that the client has got from other workers: they are part of the prompt now."""
+        if not (done := len(self._relay.ids)):
+            return attempt
+        was = attempt.execution
+        execution = Execution(was.first, was.second or was.first, was.prompt, was.prompt)
+        ids = await self._prompt_ids(was.first)
+        return attempt.but(execution, body=self._call.continued(ids + self._relay.ids, done))
+
+    async def _warmed(self, attempt: Attempt) -> Attempt:
+        """Prefill where who decodes is decided afterwards, and ask the router who that is."""
+        was = attempt.execution
+        if was.primitive is not Primitive.WARM:
+            return attempt
+        await self._all.engine.warm(self._backend(was.first), attempt.but(body=self._call.prefill_only()).work)
+        return attempt.but(self._all.routing.prefilled(attempt.request, was.first, was.split, self._call), new_tokens=1)
+
+    async def _given_history(self, attempt: Attempt) -> Attempt:
+        """Give a session's history to the worker that prefills, where only the one that decodes has its KV cache."""
+        history = self._missing_history(attempt)
+        if not history or (ids := await self._ids_or_none(attempt.execution.first)) is None:
+            return attempt
+        self._count("history")
+        execution, work = attempt.execution, attempt.work
+        source = replace(work, new_tokens=max(work.prompt_tokens - history, 1))
+        first, second = self._backend(execution.first), self._backend(execution.second)
+        await self._all.engine.push(second, first, ids[: min(history, len(ids) - 1)], source)
+        return attempt
+
+    async def _pushed(self, attempt: Attempt) -> Attempt:
+        """Compute the beginning of a split prompt on the first worker; the second one does the rest by itself."""
+        execution, work = attempt.execution, attempt.work
+        if execution.primitive is not Primitive.PUSH or execution.second is None:
+            return attempt
+        if (ids := await self._ids_or_none(execution.first)) is None:
+            return attempt.but(replace(execution, split=execution.prompt))
+        split = min(max(execution.split, 1), len(ids) - 1)
         if split > 0:
-            await self._all.primitives.push(first, second, ids[:split], work, fields)
-        return Plan(second, second, plan.prompt, plan.prompt), replace(work, new_tokens=max(len(ids) - split, 1))
+            first, second = self._backend(execution.first), self._backend(execution.second)
+            await self._all.engine.push(first, second, ids[:split], work)
+        return attempt.but(Execution.local(execution.second, execution.prompt), new_tokens=max(len(ids) - split, 1))
 
-    def _missing_history(self, plan: Plan, request: Request) -> int:
-        """Return the tokens of history that the worker that decodes has, and the one that prefills has not."""
-        session, second = self._session, plan.second
-        if session is None or second is None or session.bound_worker != second.id:
-            return 0
-        if not (self._all.settings.transfer_history and plan.first.alone and second.alone):
-            return 0
-        history = request.history_tokens
-        return history if history > session.held.get(plan.first.id, 0) else 0
-
-    async def _head(self, plan: Plan, work: Work) -> bool:
+    async def _head(self, attempt: Attempt) -> bool:
         """Let the first worker begin the answer; return whether that was all of it."""
-        body = protocol.splice(work.body, self._call.limited(plan.split - plan.prompt))
-        async with self._all.primitives.local(plan.first, replace(work, body=body)) as answer:
+        execution = attempt.execution
+        begun = attempt.but(body=self._call.limited(execution.split - execution.prompt))
+        async with self._all.engine.local(self._backend(execution.first), begun.work) as answer:
             whole = await self._relay.run(answer, head=True)
         if not whole:
             self._relay.fold()
         return whole
 
-    async def _prompt_ids(self, worker: Worker) -> list[int]:
+    async def _after_head(self, attempt: Attempt) -> Attempt:
+        """Go on elsewhere from the tokens of the first worker."""
+        ids = await self._prompt_ids(attempt.execution.first) + self._relay.ids
+        body = self._call.continued(ids, len(self._relay.ids))
+        return attempt.but(body=body, prompt_tokens=len(ids), new_tokens=1)
+
+    async def _answered(self, attempt: Attempt) -> None:
+        """Pass on the answer, of one worker or of a pair."""
+        engine, execution = self._all.engine, attempt.execution
+        first, second = self._backend(execution.first), self._backend(execution.second)
+        leg = engine.local(first, attempt.work) if first is second else engine.pair(first, second, attempt.work)
+        async with leg as answer:
+            await self._relay.run(answer)
+            tokens = self._relay.usage("completion_tokens") or answer.tokens
+        self._finish(attempt.request, first, second, tokens + len(self._relay.ids))
+
+    # --- what the stages need ---------------------------------------------------------------------------------------
+
+    def _backend(self, worker: str | None) -> Backend:
+        assert worker is not None  # noqa: S101 - only a warm execution has an open second worker
+        return self._all.backends.by_id[worker]
+
+    def _missing_history(self, attempt: Attempt) -> int:
+        """Return the tokens of history that the worker that decodes has, and the one that prefills has not."""
+        session, execution = self._session, attempt.execution
+        if session is None or execution.primitive is not Primitive.PAIR or session.bound_worker != execution.second:
+            return 0
+        kinds = [self._backend(worker).view.capabilities for worker in (execution.first, execution.second)]
+        if not (self._all.settings.transfer_history and all(can is not None and can.splits for can in kinds)):
+            return 0
+        history = attempt.request.history_tokens
+        return history if history > session.held.get(execution.first, 0) else 0
+
+    async def _ids_or_none(self, worker: str) -> list[int] | None:
+        """Return the token ids of the prompt; None where its tokenizer refuses, as for images."""
+        try:
+            return await self._prompt_ids(worker)
+        except RefusedError as error:
+            self._all.metrics.fault("refused_no_ids", error)
+            return None
+
+    async def _prompt_ids(self, worker: str) -> list[int]:
         """Return the token ids of the prompt; of text, as the worker's tokenizer cuts it."""
         prompt = self._call.prompt
         if isinstance(prompt, list):
             return prompt
         if self._ids is None:
-            fields = self._call.fields
-            question = {key: fields[key] for key in TEMPLATE_FIELDS if key in fields}
-            if self._call.path != CHAT:
-                question = {"prompt": prompt}
-            self._ids = list((await self._all.upstream.ask(worker, protocol.TOKENIZE, question))["tokens"])
+            self._ids = await self._all.engine.prompt_ids(self._backend(worker), self._call)
         return self._ids
 
     # --- the books -------------------------------------------------------------------------------------------------
@@ -190,10 +283,10 @@ class Flight:
         call, session = self._call, self._session
         pinned = call.pinned_tokens
         bound = session.bound_worker if session else None
-        worker = self._all.fleet.by_id.get(bound or "")
-        alive = worker is not None and worker.alive
+        backend = self._all.backends.by_id.get(bound or "")
+        alive = backend is not None and backend.alive
         return Request(
-            call.rid,
+            self._name,
             self._arrived_s,
             self._prompt + done,
             None if pinned is None else max(pinned - done, 1),
@@ -203,35 +296,22 @@ class Flight:
             self._blocks,
         )
 
-    def _work(self, request: Request) -> Work:
-        call = self._call
-        new = max(request.prompt_tokens - request.history_tokens, 1)
-        return Work(
-            call.path,
-            call.body,
-            call.headers,
-            call.stream,
-            call.batch,
-            request.prompt_tokens,
-            new,
-            self._arrived_s,
-            bool(call.fields.get("return_logprob")),
-        )
+    def _count(self, primitive: str) -> None:
+        self._all.metrics.primitives.labels(primitive).inc()
 
     def _first_token(self) -> None:
         if not self._relay.ids:
             self._all.metrics.ttft.observe(monotonic() - self._arrived_s)
 
-    def _finish(self, request: Request, first: Worker, second: Worker, tokens: int | None = None) -> None:
+    def _finish(self, request: Request, first: Backend, second: Backend, output: int) -> None:
         """Learn from an answer that is whole."""
-        output = tokens if tokens is not None else self._relay.usage("completion_tokens") or 1
+        self._whole_tokens = output
         if (prompt := self._relay.usage("prompt_tokens")) is not None and not self._relay.ids:
             self._all.lengths.learn(self._call, prompt)
-        for worker in {first, second}:
-            worker.view.cached_blocks.add(self._blocks, worker.view.kv_capacity_tokens)
+        for backend in {first, second}:
+            backend.view.cached_blocks.add(self._blocks, backend.view.kv_capacity_tokens)
         if (session := self._session) is not None:
             session.bound_worker, session.blocks = second.id, self._blocks
             session.tokens = request.prompt_tokens + output
             session.held[first.id] = request.prompt_tokens
             session.held[second.id] = session.tokens
-        self._all.routing.finished(request, output)

@@ -1,4 +1,4 @@
-"""What the gateway may take its time for, and what it keeps."""
+"""How long the gateway waits, and how much it keeps."""
 
 from __future__ import annotations
 
@@ -25,5 +25,7 @@ class GatewaySettings:
     transfer_history: bool = True
     """Rounds of a session that prefill on another worker than the one with their history get its KV cache from there;
     else they compute it again."""
+    most_waiting: int = 10_000
+    """With a flow policy: requests that may wait before the workers; what comes on top is refused."""
     drain_s: float = 30.0
     """When the gateway stops, requests in flight have this long to finish."""

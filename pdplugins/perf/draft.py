@@ -23,7 +23,7 @@ from pdplugins.perf.shapes import Shape
 Row = Sequence[float]
 
 RESERVED_SHARE = 0.1
-"""Of a GPU's memory: what vLLM leaves by default (gpu_memory_utilization 0.9)."""
+"""Share of a GPU's memory that vLLM leaves free by default (gpu_memory_utilization 0.9)."""
 BATCHES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 160, 200, 248, 320, 400, 512)
 
 
@@ -91,7 +91,11 @@ def roofline_parts(line: Roofline, knots: Knots) -> Parts:
 
 
 def moved(parts: Parts, here: Parts, there: Parts) -> Parts:
-    """Return `parts` of one GPU moved to another: at every knot, as far from its roofline `there` as it was `here`."""
+    """Return `parts`, measured on one GPU, for another: each time keeps its ratio to the roofline of its GPU.
+
+    :param here: roofline of the GPU that `parts` are of.
+    :param there: roofline of the other one.
+    """
 
     def scaled(times: Row, old: Row, new: Row) -> list[float]:
         return [t * b / a for t, a, b in zip(times, old, new, strict=True)]
@@ -165,7 +169,7 @@ def _layout(value: Any, indent: str = "") -> str:
 
 
 def _never_falling(times: Row) -> list[float]:
-    """Return the middle between the lowest curve that never falls above `times` and the highest one below."""
+    """Return `times` made non-decreasing: the mean of the lowest such curve above them and the highest one below."""
     above = accumulate(times, max)
     below = reversed([*accumulate(reversed(times), min)])
     return [(a + b) / 2 for a, b in zip(above, below, strict=True)]

@@ -78,8 +78,8 @@ def _load(path: Path) -> Mapping[str, Any]:
         with np.load(path) as file:
             return dict(file)
     except (OSError, ValueError, BadZipFile, TypeError) as error:
-        said = getattr(error, "strerror", None) or "it is no .npz file"
-        raise ConfigError(f"{path}: {said}; give the mocker's .npz or the folder of Dynamo's profiler") from None
+        reason = getattr(error, "strerror", None) or "it is no .npz file"
+        raise ConfigError(f"{path}: {reason}; give the mocker's .npz or the folder of Dynamo's profiler") from None
 
 
 def _mocker_tables(path: Path, data: Mapping[str, Any]) -> NpzTables:
@@ -96,8 +96,8 @@ def _mocker_tables(path: Path, data: Mapping[str, Any]) -> NpzTables:
 
 def _profiler_tables(path: Path, prefill: Mapping[str, Any], decode: Mapping[str, Any]) -> NpzTables:
     try:
-        whole = int(decode["max_kv_tokens"].ravel()[0])
-        points = np.stack([decode["x_kv_usage"] * whole, decode["y_context_length"], decode["z_itl"]], axis=1)
+        held_tokens = int(decode["max_kv_tokens"].ravel()[0])
+        points = np.stack([decode["x_kv_usage"] * held_tokens, decode["y_context_length"], decode["z_itl"]], axis=1)
         table = _prefill_table(prefill["prefill_isl"], prefill["prefill_ttft"])
     except KeyError as error:
         raise ConfigError(f"{path}: it has no {error}; give the folder that Dynamo's profiler left") from None
@@ -109,7 +109,7 @@ def _profiler_tables(path: Path, prefill: Mapping[str, Any], decode: Mapping[str
         curves.append(Curve((here[:, 0] / context).tolist(), here[:, 2].tolist()))
     rows = [[_ms(curve(batch)) for curve in curves] for batch in BATCHES]
     notes = ("decode is linear in the batch between the measured points of each context, and goes on beyond them",)
-    return NpzTables(table, _decode_table(BATCHES, contexts, rows), whole, notes)
+    return NpzTables(table, _decode_table(BATCHES, contexts, rows), held_tokens, notes)
 
 
 def _prefill_table(tokens: Any, times_ms: Any) -> dict[str, Any]:

@@ -20,8 +20,6 @@ from pdplugins.contracts.workers import Role
 from pdplugins.perf.profile import Power, Profile, TokenTable
 
 Axis = tuple[float, ...]
-Chunk = tuple[float, float]
-"""New tokens and earlier tokens of a chunk of a prompt."""
 Rows = tuple[tuple[float, ...], ...]
 
 
@@ -29,15 +27,14 @@ class Curve:
     """A non-decreasing piecewise linear function of one variable."""
 
     def __init__(self, xs: Sequence[float], ys: Sequence[float]) -> None:
-        self.xs, rows = _extended(tuple(xs), tuple((y,) for y in accumulate(ys, max)))
-        """Where it bends, zero before and one x beyond."""
-        self.ys = tuple(row[0] for row in rows)
+        self._xs, rows = _extended(tuple(xs), tuple((y,) for y in accumulate(ys, max)))
+        self._ys = tuple(row[0] for row in rows)
 
     def __call__(self, x: float) -> float:
         """Return the value at `x`."""
-        index, share = _locate(self.xs, x)
-        low = self.ys[index]
-        return low + share * (self.ys[index + 1] - low)
+        index, share = _locate(self._xs, x)
+        low = self._ys[index]
+        return low + share * (self._ys[index + 1] - low)
 
 
 class Surface:
@@ -104,10 +101,8 @@ class TableModel:
         def seconds(row: Sequence[float]) -> list[float]:
             return [(ms * scale.decode + scale.step_ms) / 1e3 for ms in row]
 
-        self.prefill = {tp: curve(table) for tp, table in profile.prefill.items()}
-        """What `prefill_s` looks up, by tensor-parallel size."""
-        self.dense = {tp: curve(table) for tp, table in profile.dense.items()}
-        """What `dense_s` looks up."""
+        self._prefill = {tp: curve(table) for tp, table in profile.prefill.items()}
+        self._dense = {tp: curve(table) for tp, table in profile.dense.items()}
         self._decode = {
             tp: Surface(table.batch, table.context_tokens, [seconds(row) for row in table.raw_ms])
             for tp, table in profile.decode.items()
@@ -115,59 +110,23 @@ class TableModel:
 
     def prefill_s(self, tokens: float, tp: int) -> float:
         """Seconds to prefill one prompt of `tokens` tokens: T_prefill(ISL, TP) of DOPD Eq. 16."""
-        return self.prefill[tp](tokens)
+        return self._prefill[tp](tokens)
 
     def decode_step_s(self, batch: float, context_tokens: float, tp: int) -> float:
         """Seconds of one decode step of `batch` requests whose mean context is `context_tokens`."""
         return self._decode[tp](batch, context_tokens)
 
-    def has_dense(self, tp: int) -> bool:
-        """Return whether the profile has a dense table for `tp`."""
-        return tp in self.dense
+    def dense_s(self, tokens: float, tp: int) -> float | None:
+        """Seconds of all of a step but attention, when it computes `tokens` tokens; None without a dense table."""
+        dense = self._dense.get(tp)
+        return None if dense is None else dense(tokens)
 
-    def dense_s(self, tokens: float, tp: int) -> float:
-        """Seconds of all of a step but attention, when it computes `tokens` tokens; KeyError without a dense table."""
-        return self.dense[tp](tokens)
+    def prefill_knots(self, tp: int) -> tuple[float, ...]:
+        """Token counts of the prefill table and of the dense table."""
+        profile = self.profile
+        dense = profile.dense[tp].tokens if tp in profile.dense else ()
+        return tuple(sorted({*profile.prefill[tp].tokens, *dense}))
 
-    def prefill_step_s(self, chunks: Sequence[Chunk], tp: int) -> float:
-        """Seconds of one step that prefills `chunks`, each (new tokens, tokens of its history that are in the cache).
-
-        With attention A(t) = prefill(t) - dense(t) of a prompt of t tokens, a chunk of n tokens after h earlier ones
-        attends A(h + n) - A(h) of it, and the rest of the step is shared by all chunks. Without a dense table all
-        chunks together take the prefill time of their new tokens, and attention to what is earlier is what remains of
-        prefill(h + n) when prefill(h) and prefill(n) are taken away.
-        """
-        prefill, new = self.prefill[tp], sum(n for n, _ in chunks)
-        if (dense := self.dense.get(tp)) is None:
-            earlier = ((n, h) for n, h in chunks if h)
-            return prefill(new) + sum(
-                max(prefill(h + n) - prefill(h) - prefill(n) + prefill(0), 0.0) for n, h in earlier
-            )
-
-        def attention(tokens: float) -> float:
-            return prefill(tokens) - dense(tokens)
-
-        grown = sum(max(attention(h + n) - attention(h), 0.0) for n, h in chunks)
-        return dense(new) + attention(0) + grown
-
-    def mixed_step_s(self, chunks: Sequence[Chunk], batch: float, context_tokens: float, tp: int) -> float:
-        """Seconds of one step that prefills `chunks` and decodes `batch` requests of mean context `context_tokens`.
-
-        Both phases' tokens go through the dense part together, so what its two halves take more than the whole is
-        saved; without a dense table the weights are read once, which is prefill(0).
-        """
-        if not batch:
-            return self.prefill_step_s(chunks, tp)
-        alone = self.decode_step_s(batch, context_tokens, tp)
-        if not (new := sum(n for n, _ in chunks)):
-            return alone
-        if (dense := self.dense.get(tp)) is None:
-            saved = self.prefill[tp](0)
-        else:
-            saved = dense(new) + dense(batch) - dense(new + batch)
-        return self.prefill_step_s(chunks, tp) + max(alone - saved, 0.0)
-
-    @property
     def power(self) -> Power | None:
         """What power caps do to one GPU; None when the profile does not say."""
         return self.profile.power
@@ -191,7 +150,7 @@ class TableModel:
 
     def tp_sizes(self, role: Role) -> tuple[int, ...]:
         """Tensor-parallel sizes that the tables hold for `role`, ascending."""
-        return tuple(sorted(self.prefill if role is Role.PREFILL else self._decode))
+        return tuple(sorted(self._prefill if role is Role.PREFILL else self._decode))
 
     def decode_contexts(self, tp: int) -> tuple[float, ...]:
         """Mean contexts between which `decode_step_s` is linear, ascending, for a simulator that sums steps."""

@@ -1,16 +1,23 @@
-"""What more than one policy needs. Pure, as they are."""
+"""What more than one policy needs: pools within a budget, searches, roles, cached prefixes and random numbers."""
 
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
 
 from pdplugins.contracts.deployment import Deployment
+from pdplugins.contracts.request import Request
+from pdplugins.contracts.workers import Role, WorkerView
+from pdplugins.errors import ConfigError
+
+WORD = 0xFFFFFFFFFFFFFFFF
 
 
 def fit_pools(deployment: Deployment, prefill: int, decode: int) -> tuple[int, int]:
-    """Return the pools that a wish becomes within the GPU budget; at least one worker of each role stays.
+    """Return the wanted pools cut to the GPU budget; at least one worker of each role stays.
 
-    Where the budget binds: the pools with the largest throughput that fit. Both phases keep as equal a share of
+    Where the budget is too small, the pools are those that fit and serve most. Both phases keep as equal a share of
     their wish as whole workers allow, which is DOPD's Eq. 15 scaled down.
     """
     used = deployment.gpus(prefill, decode)
@@ -27,3 +34,77 @@ def fit_pools(deployment: Deployment, prefill: int, decode: int) -> tuple[int, i
     most = min(math.ceil(even), (budget - prefill_tp) // decode_tp)
     fits = ((d, (budget - d * decode_tp) // prefill_tp) for d in range(max(fewest, 1), most + 1))
     return max(((min(prefill, p), d) for d, p in fits), key=served, default=(1, 1))
+
+
+def largest_within(limit_s: float, most: int, time_s: Callable[[int], float]) -> int:
+    """Return the largest of 1 to `most` whose time is at most `limit_s`; 0 where none is.
+
+    :param time_s: seconds over the number; it must not fall.
+    """
+    return bisect_right(range(1, most + 1), limit_s, key=time_s)
+
+
+def by_role(router: str, workers: Sequence[WorkerView]) -> dict[Role, tuple[WorkerView, ...]]:
+    """Return the workers of each role. Raises ConfigError, in the name of `router`, when there is no worker at all."""
+    check_ready(router, workers)
+    return {role: tuple(worker for worker in workers if worker.role is role) for role in Role}
+
+
+def check_ready(router: str, workers: Sequence[WorkerView]) -> None:
+    """Raise ConfigError, in the name of `router`, when there is no worker at all."""
+    if not workers:
+        raise ConfigError(f"router {router}: no worker is ready; start at least one")
+
+
+def cached_tokens(request: Request, worker: WorkerView, block_tokens: int) -> int:
+    """Return the leading tokens of a prompt that are in the KV cache of `worker`.
+
+    :param block_tokens: tokens of one prefix block.
+    """
+    cached, count = worker.cached_blocks, 0
+    for block in request.blocks:
+        if block not in cached:
+            break
+        count += 1
+    return min(count * block_tokens, request.prompt_tokens)
+
+
+def cheapest(
+    request: Request,
+    pool: Sequence[WorkerView],
+    load: Callable[[WorkerView], float],
+    token_weight: float,
+    block_tokens: int,
+) -> WorkerView:
+    """Return the worker with the least load, where each cached token of the prompt takes `token_weight` off.
+
+    Only the least loaded worker and those that have the first block of the prompt can be the cheapest.
+    """
+    least = min(pool, key=load)
+    if not request.blocks:
+        return least
+    first = request.blocks[0]
+    holders = [worker for worker in pool if first in worker.cached_blocks]
+    return min(
+        [least, *holders], key=lambda worker: load(worker) - token_weight * cached_tokens(request, worker, block_tokens)
+    )
+
+
+class SplitMix64:
+    """A stream of pseudo-random 64-bit numbers (Steele et al., OOPSLA 2014). Equal seeds give equal streams."""
+
+    __slots__ = ("_state",)
+
+    def __init__(self, seed: int) -> None:
+        self._state = seed
+
+    def next(self) -> int:
+        """Return the next number, from 0 to 2**64 - 1."""
+        self._state = z = (self._state + 0x9E3779B97F4A7C15) & WORD
+        z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & WORD
+        z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & WORD
+        return z ^ (z >> 31)
+
+    def uniform(self) -> float:
+        """Return the next number as one of [0, 1)."""
+        return float(self.next() >> 11) * 2**-53

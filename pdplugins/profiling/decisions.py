@@ -118,21 +118,21 @@ def _timed(decisions: Iterator[Callable[[], object]], calls: int) -> Iterator[in
             gc.enable()
 
 
-def _router(router: Any, size: int, dice: random.Random) -> Iterator[Callable[[], object]]:
+def _router(router: Any, size: int, rng: random.Random) -> Iterator[Callable[[], object]]:
     """Arrivals of all kinds: fresh prompts, prompts with cached blocks, rounds of sessions; open ones are completed."""
-    workers = tuple(_worker(index, dice) for index in range(size))
+    workers = tuple(_worker(index, rng) for index in range(size))
     now_s = 0.0
     for turn in range(10**9):
-        now_s += dice.expovariate(10.0)
-        for worker in dice.sample(workers, 4):
-            _change(worker, dice)
-        session = f"s{dice.randrange(1000)}" if turn % 4 == 3 else None
-        history = dice.randrange(8000) if session else 0
-        prompt = history + int(dice.lognormvariate(6.5, 1.0)) + 1
+        now_s += rng.expovariate(10.0)
+        for worker in rng.sample(workers, 4):
+            _change(worker, rng)
+        session = f"s{rng.randrange(1000)}" if turn % 4 == 3 else None
+        history = rng.randrange(8000) if session else 0
+        prompt = history + int(rng.lognormvariate(6.5, 1.0)) + 1
         request = Request(
-            str(turn), now_s, prompt, dice.randrange(1, 800), history, session,
-            dice.choice(workers).id if session else None,
-            tuple(dice.randrange(50) for _ in range(8)) if turn % 4 == 1 else (),
+            str(turn), now_s, prompt, rng.randrange(1, 800), history, session,
+            rng.choice(workers).id if session else None,
+            tuple(rng.randrange(50) for _ in range(8)) if turn % 4 == 1 else (),
         )  # fmt: skip
 
         def decide(request: Request = request, now_s: float = now_s) -> None:
@@ -143,34 +143,34 @@ def _router(router: Any, size: int, dice: random.Random) -> Iterator[Callable[[]
         yield decide
 
 
-def _worker(index: int, dice: random.Random) -> FleetWorker:
+def _worker(index: int, rng: random.Random) -> FleetWorker:
     name = f"w{index}"
     worker = FleetWorker(name, Role.PREFILL if index % 2 else Role.DECODE, FleetLoad(name))
-    worker.cached_blocks.update(dice.randrange(50) for _ in range(10))
-    _change(worker, dice)
+    worker.cached_blocks.update(rng.randrange(50) for _ in range(10))
+    _change(worker, rng)
     return worker
 
 
-def _change(worker: FleetWorker, dice: random.Random) -> None:
+def _change(worker: FleetWorker, rng: random.Random) -> None:
     load = worker.load
-    load.queued_requests = dice.randrange(8)
+    load.queued_requests = rng.randrange(8)
     load.queued_tokens = load.queued_requests * 900
-    load.running_requests = dice.randrange(100)
+    load.running_requests = rng.randrange(100)
     load.running_tokens = load.running_requests * 1200
-    load.recent_ttft_s, load.recent_tbt_s = dice.uniform(0.1, 3.0), dice.uniform(0.01, 0.1)
+    load.recent_ttft_s, load.recent_tbt_s = rng.uniform(0.1, 3.0), rng.uniform(0.01, 0.1)
 
 
-def _batches(scheduler: Any, size: int, dice: random.Random) -> Iterator[Callable[[], object]]:
+def _batches(scheduler: Any, size: int, rng: random.Random) -> Iterator[Callable[[], object]]:
     """Steps of an instance that always has `size` prompts in its queue; each step takes what was composed out of it."""
     now_s, names = 0.0, iter(range(10**9))
 
     def prompt() -> QueuedPrefill:
-        tokens = int(dice.lognormvariate(6.5, 1.0)) + 1
+        tokens = int(rng.lognormvariate(6.5, 1.0)) + 1
         return QueuedPrefill(Request(str(next(names)), now_s, tokens), tokens, now_s)
 
     queue = [prompt() for _ in range(size)]
     while True:
-        view = BatchView(tuple(queue), dice.randrange(100), dice.randrange(100_000))
+        view = BatchView(tuple(queue), rng.randrange(100), rng.randrange(100_000))
 
         chosen: list[Any] = []
 
@@ -186,25 +186,25 @@ def _batches(scheduler: Any, size: int, dice: random.Random) -> Iterator[Callabl
         queue.extend(prompt() for _ in range(size - len(queue)))
 
 
-def _planner(planner: Any, size: int, dice: random.Random) -> Iterator[Callable[[], object]]:
+def _planner(planner: Any, size: int, rng: random.Random) -> Iterator[Callable[[], object]]:
     now_s = 0.0
     while True:
         now_s += planner.interval_s
-        view = _view(now_s, size, dice)
+        view = _view(now_s, size, rng)
         yield lambda view=view: planner.plan(view)  # type: ignore[misc]
 
 
-def _power(controller: Any, size: int, dice: random.Random) -> Iterator[Callable[[], object]]:
+def _power(controller: Any, size: int, rng: random.Random) -> Iterator[Callable[[], object]]:
     now_s = 0.0
     gpus = tuple(GpuView(index, Role.PREFILL if index % 2 else Role.DECODE, 400.0, 600.0) for index in range(size))
     while True:
         now_s += controller.interval_s
-        view = _view(now_s, size, dice)
+        view = _view(now_s, size, rng)
         yield lambda view=view: controller.control(gpus, view)  # type: ignore[misc]
 
 
-def _view(now_s: float, size: int, dice: random.Random) -> PlannerView:
-    loads = tuple(WorkerLoad(f"w{index}", dice.randrange(8), 5000.0, 50.0, 60_000.0) for index in range(size // 2))
+def _view(now_s: float, size: int, rng: random.Random) -> PlannerView:
+    loads = tuple(WorkerLoad(f"w{index}", rng.randrange(8), 5000.0, 50.0, 60_000.0) for index in range(size // 2))
     pool = Pool(size // 2, loads=loads)
-    traffic = Traffic(5.0, dice.randrange(20, 60), 1000.0, 200.0, dice.uniform(0.1, 3.0), dice.uniform(0.01, 0.1))
+    traffic = Traffic(5.0, rng.randrange(20, 60), 1000.0, 200.0, rng.uniform(0.1, 3.0), rng.uniform(0.01, 0.1))
     return PlannerView(now_s, traffic, pool, pool)

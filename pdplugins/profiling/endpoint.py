@@ -84,8 +84,8 @@ class Endpoint:
         try:
             async with self._session.post(f"{self._url}/v1/completions", data=data, headers=headers) as response:
                 if response.status != 200:
-                    said = (await response.text())[:200]
-                    raise EndpointError(f"{self._url}: HTTP {response.status} for {isl_tokens} tokens: {said}")
+                    reason = (await response.text())[:200]
+                    raise EndpointError(f"{self._url}: HTTP {response.status} for {isl_tokens} tokens: {reason}")
                 async for piece in response.content.iter_any():
                     answer.feed(piece, time.perf_counter())
         except (aiohttp.ClientError, TimeoutError) as error:

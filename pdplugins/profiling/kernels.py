@@ -47,7 +47,7 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What aiconfigurator said."""
+    """The answer of aiconfigurator."""
 
     source: str
     parts: dict[int, Parts]
@@ -67,13 +67,13 @@ def ask(wanted: Wanted, knots: Knots) -> Found:
             "tp": wanted.tp,
             **asdict(knots),
         }
-        said = _run(wanted.python, asked)
-    if "missing" in said:
-        raise ConfigError(f"--python {wanted.python}: it has no {said['missing']}; run {INSTALL}")
-    if "error" in said:
-        raise ConfigError(f"aiconfigurator: {wanted.model} on {wanted.gpu.aiconfigurator}: {said['error']}")
-    source = f"{said['tool']}, {wanted.gpu.aiconfigurator}, {wanted.backend} {said['version']} kernel tables"
-    return Found(source, {int(tp): Parts(**parts) for tp, parts in said["parts"].items()})
+        answer = _run(wanted.python, asked)
+    if "missing" in answer:
+        raise ConfigError(f"--python {wanted.python}: it has no {answer['missing']}; run {INSTALL}")
+    if "error" in answer:
+        raise ConfigError(f"aiconfigurator: {wanted.model} on {wanted.gpu.aiconfigurator}: {answer['error']}")
+    source = f"{answer['tool']}, {wanted.gpu.aiconfigurator}, {wanted.backend} {answer['version']} kernel tables"
+    return Found(source, {int(tp): Parts(**parts) for tp, parts in answer["parts"].items()})
 
 
 def _run(python: str, asked: Mapping[str, Any]) -> dict[str, Any]:
@@ -81,13 +81,13 @@ def _run(python: str, asked: Mapping[str, Any]) -> dict[str, Any]:
         done = subprocess.run(
             [python, str(WORKER)], input=json.dumps(asked), capture_output=True, text=True, check=False
         )
-        said: dict[str, Any] = json.loads(done.stdout[done.stdout.index("{") :])
+        answer: dict[str, Any] = json.loads(done.stdout[done.stdout.index("{") :])
     except OSError as error:
         raise ConfigError(f"--python {python}: {error.strerror}; run {INSTALL}") from None
     except ValueError:
         last = (done.stderr.strip() or "it said nothing").splitlines()[-1]
         raise ConfigError(f"--python {python}: aiconfigurator failed: {last}") from None
-    return said
+    return answer
 
 
 def provenance(found: Found, base: Gpu, target: Gpu) -> tuple[str, list[str]]:
@@ -116,9 +116,9 @@ def factors(reference: Profile, wanted: Wanted) -> dict[str, Any]:
     prefill, decode = [], []
     for tp, table in reference.prefill.items():
         tokens = tuple(int(t) for t in table.tokens if t >= SHORTEST_SCALED)
-        said = _raw(wanted, tp, Knots(tokens, (), ()))["prefill"]["raw_ms"]
+        measured = _raw(wanted, tp, Knots(tokens, (), ()))["prefill"]["raw_ms"]
         known = [ms for t, ms in zip(table.tokens, table.raw_ms, strict=True) if t >= SHORTEST_SCALED]
-        for t, ms, raw in zip(tokens, known, said, strict=True):
+        for t, ms, raw in zip(tokens, known, measured, strict=True):
             prefill.append({"tp": tp, "tokens": t, "reference_ms": ms, "raw_ms": raw})
     for tp, steps in reference.decode.items():
         knots = Knots((), tuple(map(int, steps.context_tokens)), tuple(map(int, steps.batch)))

@@ -36,9 +36,9 @@ def _parts(asked: dict[str, Any], database: Any, tp: int) -> dict[str, Any]:
     def run(batch: int, tokens: int, mode: str) -> tuple[float, float]:
         runtime = config.RuntimeConfig(batch_size=batch, beam_width=1, isl=tokens, osl=2)
         summary = static.run_static(runtime, mode=mode)
-        of = summary.get_context_latency_dict if mode == "static_ctx" else summary.get_generation_latency_dict
-        attention = sum(ms for name, ms in of().items() if name.endswith("_attention"))
-        return sum(of().values()) - attention, attention
+        latencies = summary.get_context_latency_dict if mode == "static_ctx" else summary.get_generation_latency_dict
+        attention = sum(ms for name, ms in latencies().items() if name.endswith("_attention"))
+        return sum(latencies().values()) - attention, attention
 
     prefill = [run(1, tokens, "static_ctx") for tokens in asked["tokens"]]
     decode = [[run(batch, context, "static_gen") for context in asked["contexts"]] for batch in asked["batches"]]

@@ -30,7 +30,7 @@ def _sizes(perf: TableModel) -> tuple[int, ...]:
 
 def _facts(name: str, profile: Profile, perf: TableModel) -> Table:
     memory, transfer = profile.memory, profile.transfer
-    room = ", ".join(f"TP {tp}: {perf.kv_capacity_tokens(tp):,}" for tp in _sizes(perf))
+    capacity = ", ".join(f"TP {tp}: {perf.kv_capacity_tokens(tp):,}" for tp in _sizes(perf))
     table = Table(show_header=False, box=None)
     table.add_column(style="bold")
     table.add_row("profile", f"{name} ({profile.kind})")
@@ -39,7 +39,7 @@ def _facts(name: str, profile: Profile, perf: TableModel) -> Table:
     table.add_row("command", profile.provenance.command)
     for note in profile.provenance.notes:
         table.add_row("note", note)
-    table.add_row("KV cache", f"{memory.kv_bytes_per_token / 1024:.0f} KiB a token; tokens in a worker: {room}")
+    table.add_row("KV cache", f"{memory.kv_bytes_per_token / 1024:.0f} KiB a token; tokens in a worker: {capacity}")
     table.add_row("transfer", f"{1e3 * transfer.latency_s:g} ms + bytes / {transfer.bytes_per_s / 1e9:g} GB/s")
     table.add_row("dense table", ", ".join(f"TP {tp}" for tp in sorted(profile.dense)) or "none")
     if (power := profile.power) is not None:

@@ -11,6 +11,7 @@ from pdplugins.contracts.planner import Planner
 from pdplugins.contracts.request import Slo
 from pdplugins.contracts.workers import Role
 from pdplugins.errors import ConfigError
+from pdplugins.perf.plain import wide
 from pdplugins.perf.profile import read_profile
 from pdplugins.perf.table import TableModel
 from pdplugins.policies.dopd.ratio import choose_tp
@@ -62,5 +63,4 @@ def load_profile(name: str, registry: Registry | None = None) -> PerfModel:
     if name.endswith(".json"):
         return TableModel(read_profile(Path(name)))
     registration = (registry or default_registry()).get("profile", name)
-    perf: PerfModel = registration.factory(settings_of("profile", Choice(name=name), registry=registry))
-    return perf
+    return wide(registration.factory(settings_of("profile", Choice(name=name), registry=registry)))

@@ -51,9 +51,10 @@ class SafeBatchScheduler(SafePolicy):
                 fault = Fault.UNSAFE_ANSWER
                 tally.fault(fault, f"{type(self.policy).__name__}: {one_line(error)}")
         tally.ns += took
-        if self._journal is not None:
+        journal = self._journal
+        if journal is not None and (fault is not None or not journal.skips(tally.kind, took * 1e-9)):
             seen = {"view": view, "now_s": now_s}
-            self._journal.decided(Decision(Kind.BATCH_SCHEDULER, plan, fault, took / 1e9), seen)
+            journal.decided(Decision(Kind.BATCH_SCHEDULER, plan, fault, took / 1e9), seen)
         return plan
 
     def on_step(self, view: BatchView, plan: BatchPlan, took_s: float) -> None:

@@ -8,6 +8,7 @@ from enum import StrEnum
 from typing import Any, Generic, Protocol, TypeVar
 
 from pdplugins.contracts.kinds import Kind
+from pdplugins.contracts.signals import Signals
 
 
 class Fault(StrEnum):
@@ -48,12 +49,36 @@ class Decision(Generic[T]):
 
 
 class Journal(Protocol):
-    """Where safe policies write what happened: decision log, metrics, counts. It never raises."""
+    """Where safe policies write what happened: decision log, metrics, counts. It never raises.
+
+    What `seen` holds is passed as it is and turned into plain data only when it is kept. Names by kind:
+
+    * planner: ``view`` (None when the host could not make out what it saw), ``before`` (the plan that held);
+    * router: ``request``, ``workers``, ``now_s``, and ``placement`` when it is asked again after prefill;
+    * flow: ``waiting`` (how many), ``head`` (the first `Waiting`), ``workers``, ``in_service``, ``now_s``;
+    * batch scheduler: ``view``, ``now_s``;
+    * power: ``gpus``, ``view``, ``budget_w`` (what all caps together may be).
+    """
+
+    def skips(self, kind: Kind, step_s: float) -> bool:
+        """Count a decision that went well and return True, unless it is to be kept: then hand it to `decided`.
+
+        It spares wrappers that decide thousands of times a second a `Decision` and a `seen` for each.
+        """
+        ...
 
     def decided(self, decision: Decision[Any], seen: Mapping[str, Any]) -> None:
-        """Note a decision and what the policy saw. Where decisions are thousands a second, a sample may be kept."""
+        """Note a decision and what the policy saw. Where decisions are thousands a second, a sample is kept."""
         ...
 
     def fault(self, kind: Kind, fault: Fault, why: str, error: Exception | None = None) -> None:
         """Count a fault, whether or not it changed a decision."""
+        ...
+
+    def signals(self, kind: Kind, signals: Signals) -> None:
+        """Show the numbers that a part tells the others."""
+        ...
+
+    def close(self) -> None:
+        """Let go of files."""
         ...

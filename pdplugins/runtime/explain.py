@@ -1,124 +1,142 @@
-"""``pdplugins explain``: what a planner saw, what it decided and why, and whether it would decide the same again."""
+"""``pdplugins explain``: what policies saw, what they decided and why, and whether they would decide the same again."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from pdplugins.config import parse
-from pdplugins.contracts.planner import ScalePlan, Traffic
-from pdplugins.contracts.workers import Pool
-from pdplugins.registry import Registry
-from pdplugins.runtime.assembly import build_deployment, build_planner
-from pdplugins.runtime.decision_log import Entry, Run, read
-from pdplugins.runtime.planner import SafePlanner
+from pdplugins.contracts.kinds import Kind
+from pdplugins.contracts.planner import ScalePlan
+from pdplugins.runtime.decision_reader import Entry, Run, read
+from pdplugins.runtime.records import WHOLE, cut
+from pdplugins.runtime.telling import pools_text, told
 
 
 @dataclass(frozen=True, slots=True)
-class Difference:
-    """The first decision that did not come out the same again."""
+class Choose:
+    """Which decisions are shown."""
 
-    number: int
-    logged: ScalePlan
-    now: ScalePlan
+    every: bool = False
+    """All that were kept; otherwise only changes and faults."""
+    kinds: tuple[Kind, ...] = ()
+    """Only these kinds; empty for all. Of a kind that is named here, all that is no repetition is shown."""
+    request: str | None = None
+    """Only decisions about the request with this id."""
+
+    def entries(self, run: Run) -> Iterator[Entry]:
+        """Yield the decisions of `run` to show."""
+        changed = changes(run)
+        for entry in run.entries:
+            if self.kinds and entry.kind not in self.kinds:
+                continue
+            if self.request is not None:
+                if concerns(entry, cut(self.request)):
+                    yield entry
+            elif self.every or (self.kinds and entry.kind not in WHOLE) or id(entry) in changed:
+                yield entry
 
 
-def explain(path: Path, *, every: bool = False) -> Iterator[str]:
-    """Yield readable lines about each run of the log at `path`; only changes unless `every`."""
+def explain(path: Path, choose: Choose = Choose()) -> Iterator[str]:
+    """Yield readable lines about each run of the log at `path`."""
     for number, run in enumerate(read(path), 1):
         yield _headline(number, run)
-        yield f"{'start':>10}  {_pools(run.initial)}"
-        first_s = next((entry.view.now_s for entry in run.entries if entry.view), 0.0)
-        for entry in run.entries if every else changes(run):
-            when = f"+{entry.view.now_s - first_s:.1f} s" if entry.view else entry.at[11:19]
-            yield f"{when:>10}  {_pools(entry.plan)}  {entry.plan.reason}"
-            if entry.view is not None:
-                yield f"{'saw':>10}  {_traffic(entry.view.traffic)}"
-                yield f"{'':>10}  {_pool('prefill', entry.view.prefill)}; {_pool('decode', entry.view.decode)}"
-        yield f"{len(run.entries)} decisions, {sum(entry.fault is not None for entry in run.entries)} with a fault"
+        if run.initial is not None and choose.request is None:
+            yield f"{'start':>10}  {pools_text(run.initial)}"
+        first_s = next((entry.now_s for entry in run.entries if entry.now_s is not None), 0.0)
+        for entry in choose.entries(run):
+            when = entry.at[11:19] if entry.now_s is None else f"+{entry.now_s - first_s:.1f} s"
+            first, others = told(entry)
+            yield f"{when:>10}  {first}"
+            for mark, text in others:
+                yield f"{mark:>10}  {text}"
+        yield from _summary(run)
 
 
-def as_data(path: Path, *, every: bool = False) -> list[dict[str, Any]]:
-    """Return the runs of the log at `path` as plain data; only changes unless `every`."""
+def as_data(path: Path, choose: Choose = Choose()) -> list[dict[str, Any]]:
+    """Return the runs of the log at `path` as plain data."""
     return [
-        {"header": dict(run.header), "decisions": [asdict(e) for e in (run.entries if every else changes(run))]}
+        {"header": dict(run.header), "decisions": [_entry_data(entry) for entry in choose.entries(run)]}
         for run in read(path)
     ]
 
 
-def changes(run: Run) -> Iterator[Entry]:
-    """Yield the decisions that changed the pools, or that met another fault than the one before."""
-    pools, fault = (run.initial.prefill, run.initial.decode), None
-    for entry in run.entries:
-        if (entry.plan.prefill, entry.plan.decode) != pools or entry.fault != fault:
-            yield entry
-        pools, fault = (entry.plan.prefill, entry.plan.decode), entry.fault
+def changes(run: Run) -> set[int]:
+    """Return the identities of the entries that are shown without being asked for.
 
-
-def verify(run: Run, registry: Registry | None = None) -> Difference | None:
-    """Replay the views of `run` through a planner built from its header; return the first decision that differs.
-
-    Where the door could not read what the host said there is no view; then only the pools are compared.
+    Of planners and power controllers: what changed pools, caps or roles. Of all: refusals, and a fault that is not the
+    fault of the decision of the same kind before.
     """
-    config = parse(run.header["config"], "config in the log's header", registry)
-    deployment = build_deployment(config, registry)
-    planner = SafePlanner(build_planner(config, deployment, registry), deployment, initial=run.initial)
-    for number, entry in enumerate(run.entries, 1):
-        if entry.view is None:
-            now = ScalePlan(planner.last.prefill, planner.last.decode, entry.plan.reason, entry.plan.signals)
-        else:
-            now = planner.decide(entry.view).answer
-        if json.dumps(asdict(now)) != json.dumps(asdict(entry.plan)):  # as text, NaN equals itself
-            return Difference(number, entry.plan, now)
-    return None
+    initial = run.initial
+    before: dict[Kind, Any] = {Kind.PLANNER: None if initial is None else (initial.prefill, initial.decode)}
+    faults: dict[Kind, str | None] = {}
+    changed = set()
+    for entry in run.entries:
+        now = _essence(entry)
+        differs = entry.kind in WHOLE and now != before.get(entry.kind)
+        refuses = entry.kind is Kind.FLOW and entry.answer.get("do") == "refuse"
+        if differs or refuses or entry.fault != faults.get(entry.kind):
+            changed.add(id(entry))
+        before[entry.kind], faults[entry.kind] = now, entry.fault
+    return changed
 
 
-def verified(path: Path) -> tuple[bool, list[str]]:
-    """Replay every run of the log at `path`; return whether all came out the same, and what to print."""
-    lines = []
-    for number, run in enumerate(read(path), 1):
-        if (difference := verify(run)) is not None:
-            by = run.header["pdplugins"]
-            lines.append(f"run {number}, decision {difference.number}, logged by pdplugins {by}, differs now:")
-            lines.append(f"  logged {_pools(difference.logged)}  {difference.logged.reason}")
-            lines.append(f"  now    {_pools(difference.now)}  {difference.now.reason}")
-            return False, lines
-        lines.append(f"run {number}: {len(run.entries)} decisions, the same again")
-    return True, lines
+def concerns(entry: Entry, request: str) -> bool:
+    """Tell whether a decision is about a request, named by its id as it is kept."""
+    if entry.kind is Kind.ROUTER:
+        return bool(entry.seen.get("request", {}).get("id") == request)
+    if entry.kind is Kind.FLOW:
+        head = (entry.seen.get("head") or {}).get("request", {})
+        return request in (entry.answer.get("request_id"), head.get("id"))
+    if entry.kind is Kind.BATCH_SCHEDULER:
+        return request in ((entry.answer or {}).get("prefill_tokens") or {})
+    return False
+
+
+def _essence(entry: Entry) -> Any:
+    """Return what of an answer counts as a change."""
+    if isinstance(entry.answer, ScalePlan):
+        return entry.answer.prefill, entry.answer.decode
+    return entry.answer and (entry.answer.caps_w, entry.answer.flips) if entry.kind is Kind.POWER else None
+
+
+def _entry_data(entry: Entry) -> dict[str, Any]:
+    if entry.kind is Kind.PLANNER:
+        view = None if entry.view is None else asdict(entry.view)
+        answer = {"view": view, "plan": asdict(entry.plan)}
+        return {"at": entry.at, **answer, "fault": entry.fault, "step_s": entry.step_s}
+    return asdict(entry)
 
 
 def _headline(number: int, run: Run) -> str:
     header, limits = run.header, run.header["deployment"]
+    kinds = [kind for kind in Kind if run.kind(kind)] or [Kind.PLANNER]
+    names = [f"{kind.replace('_', ' ')} {_name(header['config'], kind)}" for kind in kinds]
     return (
-        f"run {number}, {header['at']}: planner {header['planner']} of pdplugins {header['pdplugins']}; "
+        f"run {number}, {header['at']}: {', '.join(names)} of pdplugins {header['pdplugins']}; "
         f"{limits['gpu_budget']} GPUs, prefill TP {limits['prefill_tp']}, decode TP {limits['decode_tp']}; "
         f"TTFT {limits['slo']['ttft_s']:g} s, TPOT {limits['slo']['tpot_s']:g} s"
     )
 
 
-def _pools(plan: ScalePlan) -> str:
-    return f"{plan.prefill}P {plan.decode}D"
+def _name(config: Mapping[str, Any], kind: Kind) -> str:
+    """Return the name of the plugin that decides."""
+    choice = config.get(kind) or config.get("bundle")
+    return choice["name"] if choice else "(the host's own)"
 
 
-def _traffic(traffic: Traffic | None) -> str:
-    if traffic is None:
-        return "no traffic metrics"
-    parts = [f"{traffic.rate:.2f} requests/s in {traffic.window_s:.0f} s"]
-    for name, value, form in (
-        ("ISL", traffic.isl_tokens, "{:.0f}"),
-        ("OSL", traffic.osl_tokens, "{:.0f}"),
-        ("TTFT", traffic.ttft_s, "{:.3f} s"),
-        ("TPOT", traffic.tpot_s, "{:.4f} s"),
-    ):
-        if value is not None:
-            parts.append(f"{name} {form.format(value)}")
-    return ", ".join(parts)
+def _summary(run: Run) -> Iterator[str]:
+    """Yield a line on each kind of policy; a log of a planner alone has no need of its name."""
+    kinds = [kind for kind in Kind if run.kind(kind)]
+    if not kinds or kinds == [Kind.PLANNER]:
+        yield f"{len(run.entries)} decisions, {_faults(run.entries)} with a fault"
+        return
+    for kind in kinds:
+        entries = run.kind(kind)
+        of_all = "" if kind in WHOLE else f" of at least {entries[-1].number:,}"
+        yield f"{kind}: {len(entries):,}{of_all} decisions, {_faults(entries)} with a fault"
 
 
-def _pool(role: str, pool: Pool) -> str:
-    moving = [f"{n} {name}" for name, n in (("starting", pool.starting), ("draining", pool.draining)) if n]
-    queue = f"{pool.queued_requests:.0f} queued ({pool.queued_tokens:.0f} tokens), {pool.running_requests:.0f} running"
-    return f"{role} {', '.join([f'{pool.ready} ready', *moving])}, {queue}"
+def _faults(entries: Sequence[Entry]) -> int:
+    return sum(entry.fault is not None for entry in entries)

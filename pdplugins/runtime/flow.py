@@ -204,7 +204,11 @@ class SafeFlow(SafePolicy):
         now_s: float,
         in_service: int | None,
     ) -> FlowDecision:
-        if self._journal is not None:
+        journal = self._journal
+        if journal is None:
+            return decision
+        refuses = decision.__class__ is Refuse
+        if fault is not None or refuses or not journal.skips(Kind.FLOW, took_ns * 1e-9):
             seen = {
                 "waiting": len(self._waiting),
                 "head": next(iter(self._waiting.values()), None),
@@ -212,5 +216,5 @@ class SafeFlow(SafePolicy):
                 "now_s": now_s,
                 "in_service": in_service,
             }
-            self._journal.decided(Decision(Kind.FLOW, decision, fault, took_ns / 1e9), seen)
+            journal.decided(Decision(Kind.FLOW, decision, fault, took_ns / 1e9), seen)
         return decision

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import fields
 from pathlib import Path
 
-from pdplugins.config import CHOICES, Config, with_defaults
+from pdplugins.config import Config
 from pdplugins.contracts.deployment import Deployment
 from pdplugins.contracts.kinds import Kind
 from pdplugins.contracts.planner import Planner, PlannerView, ScalePlan
@@ -22,9 +22,9 @@ from pdplugins.policies._common import fit_pools
 from pdplugins.registry import Registry
 from pdplugins.runtime.assembly import build_deployment, build_planner
 from pdplugins.runtime.decision import Decision, Fault, Journal
-from pdplugins.runtime.decision_log import DecisionLog
 from pdplugins.runtime.faults import SafePolicy, interval_of, one_line, raised
-from pdplugins.runtime.metrics import PlannerMetrics
+from pdplugins.runtime.journal import build_journal
+from pdplugins.runtime.metrics import Metrics
 from pdplugins.runtime.policies import Policies
 
 STALE_INTERVALS = 3.0
@@ -44,8 +44,6 @@ class SafePlanner(SafePolicy):
         deployment: Deployment,
         *,
         initial: ScalePlan,
-        decisions: DecisionLog | None = None,
-        metrics: PlannerMetrics | None = None,
         journal: Journal | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
@@ -54,8 +52,6 @@ class SafePlanner(SafePolicy):
         self.interval_s = interval_of(planner)
         """Seconds between two calls of `plan`."""
         self.deployment = deployment
-        self._decisions = decisions
-        self._metrics = metrics
         self._journal = journal
         self._clock = clock
         self._last = initial
@@ -95,7 +91,7 @@ class SafePlanner(SafePolicy):
             return self._hold(Fault.UNSAFE_ANSWER, one_line(error), view=view, step_s=step_s)
         fault = None if fitted is good else Fault.OVER_BUDGET
         if fault is not None:
-            self._count(fault, fitted.reason)
+            self.tally.fault(fault, fitted.reason)
         self._decided = True
         return self._answer(Decision(Kind.PLANNER, fitted, fault, step_s), view)
 
@@ -104,9 +100,9 @@ class SafePlanner(SafePolicy):
         return self._hold(Fault.OBSERVATION, why, error=error)
 
     def close(self) -> None:
-        """Close the decision log."""
-        if self._decisions is not None:
-            self._decisions.close()
+        """Close the journal."""
+        if self._journal is not None:
+            self._journal.close()
 
     def _took(self, started: float) -> float:
         """Return the seconds since `started`, and count them."""
@@ -140,28 +136,16 @@ class SafePlanner(SafePolicy):
         error: Exception | None = None,
     ) -> Decision[ScalePlan]:
         why = " ".join(why.split())
-        self._count(fault, why, error)
+        self.tally.fault(fault, why, error)
         held = fit_budget(self._last, self.deployment)
         plan = ScalePlan(held.prefill, held.decode, f"hold, {fault}: {why}")
         return self._answer(Decision(Kind.PLANNER, plan, fault, step_s), view)
 
     def _answer(self, decision: Decision[ScalePlan], view: PlannerView | None) -> Decision[ScalePlan]:
-        if self._metrics is not None:
-            self._metrics.record(decision, before=self._last, view=view)
-        if self._decisions is not None:
-            try:
-                self._decisions.write(decision, view)
-            except (OSError, ValueError, TypeError) as error:
-                self._count(Fault.DECISION_LOG, f"decision log not written ({error})")
         if self._journal is not None:
             self._journal.decided(decision, {"view": view, "before": self._last})
         self._last = decision.answer
         return decision
-
-    def _count(self, fault: Fault, why: str, error: Exception | None = None) -> None:
-        self.tally.fault(fault, why, error)
-        if self._metrics is not None:
-            self._metrics.fault(fault)
 
 
 def build_safe_planner(
@@ -169,29 +153,30 @@ def build_safe_planner(
     *,
     registry: Registry | None = None,
     decision_log: Path | None = None,
-    metrics: PlannerMetrics | None = None,
+    metrics: Metrics | None = None,
     policies: Policies | None = None,
+    journal: Journal | None = None,
 ) -> SafePlanner:
     """Build the planner that `config` picks, made safe, starting from the config's own pools.
 
     Raises ConfigError when the config, the profile or the decision log cannot be used.
 
     :param policies: those of this process, where it has other policies of `config` than the planner too.
+    :param journal: that of this process, where it has one already; then `decision_log` and `metrics` are not used.
     """
     deployment = build_deployment(config, registry)
     planner = build_planner(config, deployment, registry, policies)
+    initial = initial_plan(config)
+    if journal is None:
+        shown = [metrics] if metrics else []
+        journal = build_journal(config, deployment, registry, initial=initial, decision_log=decision_log, metrics=shown)
+    return SafePlanner(planner, deployment, initial=initial, journal=journal)
+
+
+def initial_plan(config: Config) -> ScalePlan:
+    """Return the plan that holds until the first decision: the config's own pools."""
     pools = config.deployment
-    initial = ScalePlan(pools.prefill.replicas, pools.decode.replicas, "workers at start")
-    decisions = None
-    if decision_log is not None:
-        decisions = DecisionLog(decision_log, _with_defaults(config, registry), deployment, initial)
-    return SafePlanner(planner, deployment, initial=initial, decisions=decisions, metrics=metrics)
-
-
-def _with_defaults(config: Config, registry: Registry | None) -> Config:
-    """Fill in the defaults of all choices, so that a log replays the same when a later version has others."""
-    chosen = {key: choice for key in CHOICES if (choice := getattr(config, key)) is not None}
-    return config.model_copy(update={k: with_defaults(config, k, choice, registry) for k, choice in chosen.items()})
+    return ScalePlan(pools.prefill.replicas, pools.decode.replicas, "workers at start")
 
 
 def fit_budget(plan: ScalePlan, deployment: Deployment) -> ScalePlan:

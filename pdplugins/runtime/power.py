@@ -64,7 +64,7 @@ class SafePowerController(SafePolicy):
             plan, fault = self._followed(answer, gpus)
         tally.ns += took
         if self._journal is not None:
-            seen = {"gpus": gpus, "view": view}
+            seen = {"gpus": gpus, "view": view, "budget_w": self._budget_w}
             self._journal.decided(Decision(Kind.POWER, plan, fault, took / 1e9), seen)
         return plan
 

@@ -5,7 +5,7 @@ A router that raises, or whose answer cannot be followed, is replaced for that r
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Container
 from time import perf_counter_ns
 from typing import Any
 
@@ -106,7 +106,7 @@ class SafeRouter(SafePolicy):
                 fault = self._unsafe(f"the answer of {type(self.policy).__name__}: {one_line(error)}")
         if placement is None:
             placement = self._least_loaded(request, workers, now_s, usable)
-        if self._journal is not None:
+        if self._journal is not None and (fault is not None or not self._journal.skips(Kind.ROUTER, took * 1e-9)):
             self._decided(placement, fault, took, request, workers, now_s)
         return placement
 
@@ -132,8 +132,8 @@ class SafeRouter(SafePolicy):
         if whole is None:
             second = self._least_loaded(request, workers, now_s, usable).second
             whole = Placement(placement.first, second, placement.split)
-        if self._journal is not None:
-            self._decided(whole, fault, took, request, workers, now_s)
+        if self._journal is not None and (fault is not None or not self._journal.skips(Kind.ROUTER, took * 1e-9)):
+            self._decided(whole, fault, took, request, workers, now_s, open_placement=placement)
         return whole
 
     def on_ended(self, request: Request, outcome: Outcome) -> None:
@@ -221,10 +221,19 @@ class SafeRouter(SafePolicy):
         return Fault.UNKNOWN_WORKER
 
     def _decided(
-        self, placement: Placement, fault: Fault | None, took_ns: int, request: Request, workers: Workers, now_s: float
+        self,
+        placement: Placement,
+        fault: Fault | None,
+        took_ns: int,
+        request: Request,
+        workers: Workers,
+        now_s: float,
+        open_placement: Placement | None = None,
     ) -> None:
         """Tell the journal, which is there."""
-        seen: Mapping[str, Any] = {"request": request, "workers": workers, "now_s": now_s}
+        seen: dict[str, Any] = {"request": request, "workers": workers, "now_s": now_s}
+        if open_placement is not None:
+            seen["placement"] = open_placement
         journal = self._journal
         assert journal is not None  # noqa: S101 - callers looked
         journal.decided(Decision(Kind.ROUTER, placement, fault, took_ns / 1e9), seen)

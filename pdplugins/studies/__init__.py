@@ -1,1 +1,1 @@
-"""Questions that take many simulations or a programme: the bound, deployment plans, validation."""
+"""Studies made of many simulations or a linear program: the bound, deployment plans, validation."""

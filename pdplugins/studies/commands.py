@@ -29,7 +29,7 @@ Gpus = Annotated[int | None, typer.Option(min=2, help="GPUs of all workers; the 
 Profile = Annotated[str | None, typer.Option(help="Performance profile, <gpu>/<model>.")]
 Prefill = Annotated[int | None, typer.Option(min=1, help="Prefill workers at start.")]
 Decode = Annotated[int | None, typer.Option(min=1, help="Decode workers at start.")]
-Seed = Annotated[int, typer.Option(min=0, help="Seed of every choice by lot.")]
+Seed = Annotated[int, typer.Option(min=0, help="Seed of every random choice.")]
 Set = Annotated[
     list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="A key of the config and a value in YAML.")
 ]
@@ -37,6 +37,7 @@ Bound = Annotated[bool, typer.Option("--bound", help="Compute what no policy can
 Json = Annotated[Path | None, typer.Option("--json", metavar="OUT", help="Write the metrics there.")]
 Html = Annotated[Path | None, typer.Option("--html", metavar="OUT", help="Write a report that opens offline.")]
 Records = Annotated[Path | None, typer.Option(metavar="OUT", help="Write a line for each request, .jsonl or .parquet.")]
+DecisionLog = Annotated[Path | None, typer.Option(metavar="OUT", help="Log what policies decide: pdplugins explain.")]
 Jobs = Annotated[int | None, typer.Option(min=1, help="Runs at the same time; as many as there are cores.")]
 
 
@@ -66,22 +67,24 @@ def simulate(  # noqa: PLR0913 - the options of a command
     out: Json = None,
     report: Html = None,
     records: Records = None,
+    decision_log: DecisionLog = None,
 ) -> None:
     """Simulate a trace on the workers and policies of a config."""
-    from pdplugins.sim.report import recordfile, terminal  # noqa: PLC0415
+    from pdplugins.sim.report import recordfile  # noqa: PLC0415
     from pdplugins.sim.run import compare as runs  # noqa: PLC0415
     from pdplugins.sim.run.options import Overrides  # noqa: PLC0415
+    from pdplugins.terminal import progress  # noqa: PLC0415
     from pdplugins.workloads.transform import Transform  # noqa: PLC0415 - a command loads what it needs when it runs
 
-    check_outputs(out, report, records)
+    check_outputs(out, report, records, decision_log)
     if records is not None:
         recordfile.check(records)
     changes = Transform.of(rate=rate, clip_s=clip_s, max_requests=max_requests, max_context_tokens=max_context)
     plan = _plan(
         [config], trace, changes, seed, report is not None, Overrides(gpus, profile, prefill, decode, settings or ())
     )
-    with terminal.progress([config]) as shares:
-        run, outcome = runs.run_one(plan, config, lambda share: shares([share]))
+    with progress([config]) as shares:
+        run, outcome = runs.run_one(plan, config, lambda share: shares([share]), decision_log)
     (run,) = _with_regret([run], plan, bound)
     if records is not None:
         recordfile.write(outcome.records, records)
@@ -111,9 +114,9 @@ def compare(  # noqa: PLR0913 - the options of a command
 ) -> None:
     """Simulate a trace under several configs, and mark the best of each metric."""
     from pdplugins.files import write_whole  # noqa: PLC0415
-    from pdplugins.sim.report import terminal  # noqa: PLC0415
     from pdplugins.sim.run.compare import as_json, run_all  # noqa: PLC0415
     from pdplugins.sim.run.options import Overrides  # noqa: PLC0415
+    from pdplugins.terminal import progress  # noqa: PLC0415
     from pdplugins.workloads.transform import Transform  # noqa: PLC0415 - a command loads what it needs when it runs
 
     check_outputs(out, report)
@@ -121,7 +124,7 @@ def compare(  # noqa: PLR0913 - the options of a command
     plan = _plan(
         configs, trace, changes, seed, report is not None, Overrides(gpus, profile, prefill, decode, settings or ())
     )
-    with terminal.progress(list(plan.configs)) as shares:
+    with progress(list(plan.configs)) as shares:
         runs = run_all(plan, jobs or os.cpu_count() or 1, shares)
     runs = _with_regret(runs, plan, bound)
     if out is not None:

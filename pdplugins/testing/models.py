@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from pdplugins.contracts.workers import Role
+from pdplugins.perf.plain import PlainPerf
 
 
 @dataclass(frozen=True)
-class LinearModel:
+class LinearModel(PlainPerf):
     """A `pdplugins.types.PerfModel` whose times are short sums. Every term that is not given is zero.
 
     * Prefill of n tokens: ``prefill_fixed_s + n prefill_token_s + n^2 prefill_square_s``.

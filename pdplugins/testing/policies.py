@@ -22,10 +22,9 @@ from pdplugins.contracts.planner import Planner, ScalePlan
 from pdplugins.contracts.power import PowerController, PowerPlan
 from pdplugins.contracts.roles import MovesRoles
 from pdplugins.contracts.router import Ending, HearsOutcomes, Outcome, Placement, Router
-from pdplugins.contracts.workers import WorkerLoad
 from pdplugins.testing import checks
 from pdplugins.testing.observations import Observations
-from pdplugins.testing.views import deployment, planner_view
+from pdplugins.testing.views import deployment, fleet, planner_view
 
 P = TypeVar("P")
 
@@ -169,14 +168,20 @@ class FlowConformance(PolicyConformance[Flow]):
     def test_everybody_gets_an_answer_on_idle_workers(self) -> None:
         """Requests go on or are refused within a minute where nothing else runs: a queue must not be for ever."""
         host, policy = Observations(0), self.make()
-        workers = tuple(replace(worker, load=WorkerLoad(worker.id)) for worker in host.workers())
-        waiting = {str(index) for index in range(20)}
-        for name in sorted(waiting):
-            policy.on_arrival(Waiting(replace(host.request(name, 0.0), prompt_tokens=100), 0.0, 2.0), 0.0)
+        workers, placed = fleet(2, 2), list[str]()
+        requests = {str(index): replace(host.request(str(index), 0.0), prompt_tokens=100) for index in range(20)}
+        waiting = set(requests)
+        for request in requests.values():
+            policy.on_arrival(Waiting(request, 0.0, 2.0), 0.0)
         for tick in range(600):
             while not isinstance(decision := policy.next(workers, tick / 10), Hold):
                 assert decision.request_id in waiting, f"{decision.request_id!r} does not wait"
                 waiting.remove(decision.request_id)
+                placed += [decision.request_id] if isinstance(decision, Go) else []
+            while placed:
+                name = placed.pop()
+                if isinstance(policy, HearsOutcomes):
+                    policy.on_ended(requests[name], Outcome(Ending.FINISHED, 10))
         assert not waiting, f"{sorted(waiting)} wait for ever"
 
     def test_a_request_whose_client_left_is_forgotten(self) -> None:
@@ -185,7 +190,7 @@ class FlowConformance(PolicyConformance[Flow]):
         for name in ("a", "b"):
             policy.on_arrival(Waiting(replace(host.request(name, 0.0), prompt_tokens=100), 0.0, 2.0), 0.0)
         policy.on_left("a")
-        workers, gone = host.workers(), set()
+        workers, gone = fleet(1, 1), set()
         while isinstance(decision := policy.next(workers, 0.0), Go):
             gone.add(decision.request_id)
         assert "a" not in gone

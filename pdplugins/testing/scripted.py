@@ -10,7 +10,8 @@ from pdplugins.contracts.deployment import Deployment
 from pdplugins.contracts.planner import PlannerView, ScalePlan
 from pdplugins.contracts.request import Request
 from pdplugins.contracts.router import Outcome, Placement
-from pdplugins.contracts.workers import WorkerView
+from pdplugins.contracts.workers import Role, WorkerView
+from pdplugins.testing.views import Worker, snapshot
 
 
 class ScriptSettings(BaseModel, extra="forbid"):
@@ -81,27 +82,36 @@ class FixedRouter:
         return placement if placement.second else Placement(placement.first, placement.first, placement.split)
 
 
-@dataclass
+@dataclass(frozen=True)
+class Asked:
+    """One question of a host to a router, and what the workers looked like then."""
+
+    request: Request
+    workers: tuple[WorkerView, ...]
+    """The very tuple that the host passed."""
+    looked: tuple[Worker, ...]
+    """Copies of the workers."""
+
+
 class RecordingRouter:
     """Places requests in turn over the workers of each role, and keeps what the host passed to it."""
 
-    seen: list[tuple[Request, tuple[WorkerView, ...]]] = field(default_factory=list)
-    ended: list[tuple[Request, Outcome]] = field(default_factory=list)
+    def __init__(self) -> None:
+        self.asked: list[Asked] = []
+        self.ended: list[tuple[Request, Outcome]] = []
 
     def on_arrival(self, request: Request, workers: tuple[WorkerView, ...], now_s: float) -> Placement:
         """Place a request on the next worker of each role; on any where a role has none."""
-        self.seen.append((request, workers))
-        first, second = (
-            ([w.id for w in workers if w.role.value == role] or [w.id for w in workers])
-            for role in ("prefill", "decode")
-        )
-        turn = len(self.seen)
-        return Placement(first[turn % len(first)], second[turn % len(second)], request.prompt_tokens, "in turn")
+        self.asked.append(Asked(request, workers, tuple(snapshot(worker) for worker in workers)))
+        first, second = ([worker.id for worker in workers if worker.role is role] for role in Role)
+        everyone, turn = [worker.id for worker in workers], len(self.asked)
+        names = [(pool or everyone)[turn % len(pool or everyone)] for pool in (first, second)]
+        return Placement(names[0], names[1], request.prompt_tokens, "in turn")
 
     def on_prefill_done(
         self, request: Request, placement: Placement, workers: tuple[WorkerView, ...], now_s: float
     ) -> Placement:
-        """Stay on the first worker: nothing is left open here unless the host takes it back."""
+        """Choose any second worker. It is asked only where the host has lost the one that it named."""
         return Placement(placement.first, workers[0].id, placement.split)
 
     def on_ended(self, request: Request, outcome: Outcome) -> None:

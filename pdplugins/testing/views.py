@@ -10,7 +10,7 @@ from pdplugins.contracts.deployment import Deployment
 from pdplugins.contracts.perf import PerfModel
 from pdplugins.contracts.planner import PlannerView, Traffic
 from pdplugins.contracts.request import Request, Slo
-from pdplugins.contracts.workers import ANYTHING, Capabilities, LoadView, Pool, Role
+from pdplugins.contracts.workers import ANYTHING, Capabilities, LoadView, Pool, Role, WorkerView
 from pdplugins.testing.models import flat_model
 
 
@@ -56,6 +56,13 @@ def worker(name: str, role: Role | None = None, *, kv_capacity_tokens: int = 100
     role = role or (Role.PREFILL if name.startswith("p") else Role.DECODE)
     own = {key: changed.pop(key) for key in ("tp", "free_kv_tokens", "capabilities", "cached_blocks") if key in changed}
     return Worker(name, role, changed.pop("load", None) or Load(name, **changed), kv_capacity_tokens, **own)
+
+
+def snapshot(view: WorkerView) -> Worker:
+    """Return a copy of a live view that stays as it is."""
+    load = Load(**{name: getattr(view.load, name) for name in Load.__dataclass_fields__})
+    others = ("id", "role", "kv_capacity_tokens", "tp", "free_kv_tokens", "capabilities", "cached_blocks")
+    return Worker(load=load, **{name: getattr(view, name) for name in others})
 
 
 def fleet(prefill: int, decode: int, **changed: Any) -> tuple[Worker, ...]:

@@ -1,1 +1,1 @@
-"""Traces, load and reports."""
+"""Traces: readers, generators, changes to them, and the client that replays one."""

@@ -17,7 +17,7 @@ Spell = Annotated[float, Field(gt=0)]
 class _Process(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
-    def times_s(self, dice: np.random.Generator, duration_s: float, requests: float) -> Floats:
+    def times_s(self, rng: np.random.Generator, duration_s: float, requests: float) -> Floats:
         """Return ascending arrival times below `duration_s`, at most `requests`; one of the two is finite."""
         raise NotImplementedError
 
@@ -27,10 +27,10 @@ class _Renewal(_Process):
 
     rate: Rate
 
-    def times_s(self, dice: np.random.Generator, duration_s: float, requests: float) -> Floats:
-        return renewal(lambda count: self._gaps_s(dice, count), self.rate, duration_s, requests)
+    def times_s(self, rng: np.random.Generator, duration_s: float, requests: float) -> Floats:
+        return renewal(lambda count: self._gaps_s(rng, count), self.rate, duration_s, requests)
 
-    def _gaps_s(self, dice: np.random.Generator, count: int) -> Floats:
+    def _gaps_s(self, rng: np.random.Generator, count: int) -> Floats:
         raise NotImplementedError
 
 
@@ -39,7 +39,7 @@ class Constant(_Renewal):
 
     kind: Literal["constant"] = "constant"
 
-    def _gaps_s(self, dice: np.random.Generator, count: int) -> Floats:
+    def _gaps_s(self, rng: np.random.Generator, count: int) -> Floats:
         return np.full(count, 1 / self.rate)
 
 
@@ -48,8 +48,8 @@ class Poisson(_Renewal):
 
     kind: Literal["poisson"] = "poisson"
 
-    def _gaps_s(self, dice: np.random.Generator, count: int) -> Floats:
-        return dice.exponential(1 / self.rate, count)
+    def _gaps_s(self, rng: np.random.Generator, count: int) -> Floats:
+        return rng.exponential(1 / self.rate, count)
 
 
 class Gamma(_Renewal):
@@ -58,8 +58,8 @@ class Gamma(_Renewal):
     kind: Literal["gamma"] = "gamma"
     cv: float = Field(gt=0, description="standard deviation of the gaps over their mean")
 
-    def _gaps_s(self, dice: np.random.Generator, count: int) -> Floats:
-        return dice.gamma(1 / self.cv**2, self.cv**2 / self.rate, count)
+    def _gaps_s(self, rng: np.random.Generator, count: int) -> Floats:
+        return rng.gamma(1 / self.cv**2, self.cv**2 / self.rate, count)
 
 
 class Mmpp(_Process):
@@ -74,14 +74,14 @@ class Mmpp(_Process):
     calm_s: Spell = Field(40.0, description="mean length of a calm spell")
     burst_s: Spell = Field(20.0, description="mean length of a burst")
 
-    def times_s(self, dice: np.random.Generator, duration_s: float, requests: float) -> Floats:
+    def times_s(self, rng: np.random.Generator, duration_s: float, requests: float) -> Floats:
         """Return the arrivals, spell by spell."""
         now_s, bursting, found = 0.0, False, 0
         spells: list[Floats] = []
         while now_s < duration_s and found < requests:
-            length_s = dice.exponential(self.burst_s if bursting else self.calm_s)
-            count = dice.poisson((self.burst_rate if bursting else self.rate) * length_s)
-            spells.append(now_s + np.sort(dice.uniform(0, length_s, count)))
+            length_s = rng.exponential(self.burst_s if bursting else self.calm_s)
+            count = rng.poisson((self.burst_rate if bursting else self.rate) * length_s)
+            spells.append(now_s + np.sort(rng.uniform(0, length_s, count)))
             now_s, bursting, found = now_s + length_s, not bursting, found + count
         return cut(np.concatenate(spells), duration_s, requests)
 
@@ -93,10 +93,10 @@ class Ramp(_Process):
     rate: float = Field(ge=0, description="requests per second at the start")
     to_rate: float = Field(ge=0, description="requests per second at the end")
 
-    def times_s(self, dice: np.random.Generator, duration_s: float, requests: float) -> Floats:
+    def times_s(self, rng: np.random.Generator, duration_s: float, requests: float) -> Floats:
         """Return the arrivals: unit-rate arrivals, moved by the inverse of the expected count so far."""
         expected = duration_s * (self.rate + self.to_rate) / 2
-        so_far = np.sort(dice.uniform(0, expected, dice.poisson(expected)))
+        so_far = np.sort(rng.uniform(0, expected, rng.poisson(expected)))
         bend = 2 * (self.to_rate - self.rate) / duration_s
         root = np.sqrt(np.maximum(self.rate**2 + bend * so_far, 0))
         return cut(2 * so_far / (self.rate + root), duration_s, requests)
@@ -110,7 +110,7 @@ class Closed(_Process):
     requests_each: int = Field(ge=1, description="requests of one client")
     think_s: Draw = Field(Fixed(value=0.0), description="seconds between an answer and the next request")
 
-    def times_s(self, dice: np.random.Generator, duration_s: float, requests: float) -> Floats:
+    def times_s(self, rng: np.random.Generator, duration_s: float, requests: float) -> Floats:
         """Return the starts of the clients."""
         return np.zeros(self.clients)
 

@@ -19,16 +19,16 @@ class _Draw(BaseModel):
     low: Real = Field(0.0, description="smallest value; smaller draws become it")
     high: float | None = Field(None, gt=0, description="largest value; larger draws become it")
 
-    def draw(self, dice: np.random.Generator, count: int) -> Floats:
+    def draw(self, rng: np.random.Generator, count: int) -> Floats:
         """Return `count` values."""
-        return np.clip(self._raw(dice, count), self.low, self.high)
+        return np.clip(self._raw(rng, count), self.low, self.high)
 
-    def tokens(self, dice: np.random.Generator, count: int) -> list[int]:
+    def tokens(self, rng: np.random.Generator, count: int) -> list[int]:
         """Return `count` whole numbers from 1 up."""
-        drawn: list[int] = np.maximum(np.rint(self.draw(dice, count)), 1).astype(np.int64).tolist()
+        drawn: list[int] = np.maximum(np.rint(self.draw(rng, count)), 1).astype(np.int64).tolist()
         return drawn
 
-    def _raw(self, dice: np.random.Generator, count: int) -> Floats:
+    def _raw(self, rng: np.random.Generator, count: int) -> Floats:
         raise NotImplementedError
 
 
@@ -38,7 +38,7 @@ class Fixed(_Draw):
     kind: Literal["fixed"] = "fixed"
     value: Real
 
-    def _raw(self, dice: np.random.Generator, count: int) -> Floats:
+    def _raw(self, rng: np.random.Generator, count: int) -> Floats:
         return np.full(count, self.value)
 
 
@@ -49,8 +49,8 @@ class Normal(_Draw):
     mean: Real
     std: Real
 
-    def _raw(self, dice: np.random.Generator, count: int) -> Floats:
-        return dice.normal(self.mean, self.std, count)
+    def _raw(self, rng: np.random.Generator, count: int) -> Floats:
+        return rng.normal(self.mean, self.std, count)
 
 
 class Lognormal(_Draw):
@@ -60,8 +60,8 @@ class Lognormal(_Draw):
     median: float = Field(gt=0)
     sigma: Real
 
-    def _raw(self, dice: np.random.Generator, count: int) -> Floats:
-        return dice.lognormal(math.log(self.median), self.sigma, count)
+    def _raw(self, rng: np.random.Generator, count: int) -> Floats:
+        return rng.lognormal(math.log(self.median), self.sigma, count)
 
 
 class Uniform(_Draw):
@@ -71,8 +71,8 @@ class Uniform(_Draw):
     low: Real
     high: float = Field(gt=0)
 
-    def _raw(self, dice: np.random.Generator, count: int) -> Floats:
-        return dice.uniform(self.low, self.high, count)
+    def _raw(self, rng: np.random.Generator, count: int) -> Floats:
+        return rng.uniform(self.low, self.high, count)
 
 
 class Exponential(_Draw):
@@ -81,8 +81,8 @@ class Exponential(_Draw):
     kind: Literal["exponential"] = "exponential"
     mean: Real
 
-    def _raw(self, dice: np.random.Generator, count: int) -> Floats:
-        return dice.exponential(self.mean, count)
+    def _raw(self, rng: np.random.Generator, count: int) -> Floats:
+        return rng.exponential(self.mean, count)
 
 
 def _number(value: Any) -> Any:

@@ -1,13 +1,10 @@
-"""Registers the workloads that this package reads or makes, and ``pdplugins trace``."""
+"""Registers the workloads that this package reads or makes."""
 
 from __future__ import annotations
-
-import typer
 
 from pdplugins import hookimpl
 from pdplugins.contracts.register import Register
 from pdplugins.workloads import azure, jsonl, servegen, sessions, synthetic
-from pdplugins.workloads.trace_command import trace_app
 
 
 @hookimpl
@@ -20,9 +17,3 @@ def pd_register_workloads(register: Register) -> None:
     register("vidur-csv", sessions.vidur_csv, sessions.VidurSettings)
     register("servegen", servegen.servegen, servegen.ServeGenSettings)
     register("synthetic", synthetic.synthetic, synthetic.SyntheticSettings)
-
-
-@hookimpl
-def pd_register_commands(app: typer.Typer) -> None:
-    """Add the commands."""
-    app.add_typer(trace_app, name="trace")

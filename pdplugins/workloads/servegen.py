@@ -49,13 +49,13 @@ class Window:
     family: str
     shape: float
 
-    def times_s(self, dice: np.random.Generator, rate: float) -> Floats:
+    def times_s(self, rng: np.random.Generator, rate: float) -> Floats:
         """Draw arrivals of this window's shape and of `rate` a second."""
 
         def gaps_s(count: int) -> Floats:
             if self.family == "Weibull":
-                return dice.weibull(self.shape, count) / (rate * math.gamma(1 + 1 / self.shape))
-            return dice.gamma(self.shape, 1 / (rate * self.shape), count)
+                return rng.weibull(self.shape, count) / (rate * math.gamma(1 + 1 / self.shape))
+            return rng.gamma(self.shape, 1 / (rate * self.shape), count)
 
         return self.start_s + renewal(gaps_s, rate, WINDOW_S, math.inf)
 
@@ -106,14 +106,14 @@ def _windows(path: Path) -> Iterator[Window]:
 
 
 def _client(
-    settings: ServeGenSettings, file: Path, windows: list[Window], dice: np.random.Generator
+    settings: ServeGenSettings, file: Path, windows: list[Window], rng: np.random.Generator
 ) -> Iterator[TraceRequest]:
     lengths = Lengths(file.with_name(file.name.replace("-trace.csv", "-dataset.json")))
     end_s = settings.start_s + settings.duration_s
     for window in windows:
-        times = window.times_s(dice, window.rate * settings.scale)
+        times = window.times_s(rng, window.rate * settings.scale)
         times = times[(times >= settings.start_s) & (times < end_s)]
-        isl, osl = (lengths.draw(column, window.start_s, dice, len(times)) for column in Lengths.COLUMNS)
+        isl, osl = (lengths.draw(column, window.start_s, rng, len(times)) for column in Lengths.COLUMNS)
         for at_s, prompt, answer in zip(times.tolist(), isl, osl, strict=True):
             yield TraceRequest(at_s, prompt, answer)
 
@@ -133,10 +133,10 @@ class Lengths:
             raise TraceError(f"{path}: line 1, column 1: not a JSON object of windows; is it cut off?") from None
         self._read: dict[tuple[str, float], Any] = {}
 
-    def draw(self, column: str, at_s: float, dice: np.random.Generator, count: int) -> list[int]:
+    def draw(self, column: str, at_s: float, rng: np.random.Generator, count: int) -> list[int]:
         """Draw lengths from the histogram nearest in time that has any."""
         values, shares = self._histogram(column, at_s)
-        drawn: list[int] = dice.choice(values, size=count, p=shares).tolist()
+        drawn: list[int] = rng.choice(values, size=count, p=shares).tolist()
         return drawn
 
     def _histogram(self, column: str, at_s: float) -> tuple[Any, Any]:

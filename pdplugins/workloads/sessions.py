@@ -90,27 +90,27 @@ def taubench_csv(settings: TauBenchSettings, path: Path) -> Iterator[TraceReques
 
     Each prompt repeats the conversation so far; what it has beyond that is new.
     """
-    starts, dice = _starts_s(settings), np.random.default_rng((settings.seed, 1))
+    starts, rng = _starts_s(settings), np.random.default_rng((settings.seed, 1))
     session: list[tuple[int, int]] = []
     number_of = 0
     for number, (_, index, isl, osl) in rows.cells(path, TAUBENCH_COLUMNS, "a tau-bench trace"):
         if rows.tokens(path, number, "round", index, least=0) == 0 and session:
-            yield _dialogue(settings, session, number_of, next(starts), dice)
+            yield _dialogue(settings, session, number_of, next(starts), rng)
             session, number_of = [], number_of + 1
             if number_of == settings.sessions:
                 return
         answer = max(rows.tokens(path, number, "output_tokens_est", osl, least=0), 1)
         session.append((rows.tokens(path, number, "input_tokens_est", isl), answer))
     if session:
-        yield _dialogue(settings, session, number_of, next(starts), dice)
+        yield _dialogue(settings, session, number_of, next(starts), rng)
 
 
 def _dialogue(
-    settings: TauBenchSettings, session: list[tuple[int, int]], number: int, start_s: float, dice: np.random.Generator
+    settings: TauBenchSettings, session: list[tuple[int, int]], number: int, start_s: float, rng: np.random.Generator
 ) -> TraceRequest:
     (isl, osl), rounds = session[0], []
     so_far = isl + osl
-    gaps_s = settings.gap_s.draw(dice, len(session) - 1).tolist()
+    gaps_s = settings.gap_s.draw(rng, len(session) - 1).tolist()
     for gap_s, (prompt, answer) in zip(gaps_s, session[1:], strict=True):
         new = max(prompt - so_far, 1)
         rounds.append(Round(round(gap_s, 6), new, answer))
@@ -130,9 +130,9 @@ def vidur_csv(settings: VidurSettings, path: Path) -> Iterator[TraceRequest]:
 
 
 def _starts_s(settings: AgenticSettings | TauBenchSettings | VidurSettings) -> Iterator[float]:
-    dice = np.random.default_rng(settings.seed)
+    rng = np.random.default_rng(settings.seed)
     now_s = 0.0
     while True:
-        for gap_s in dice.exponential(1 / settings.rate, 1024).tolist():
+        for gap_s in rng.exponential(1 / settings.rate, 1024).tolist():
             now_s += gap_s
             yield now_s

@@ -75,47 +75,47 @@ class SyntheticSettings(Phase):
 
 def synthetic(settings: SyntheticSettings, _path: Path | None = None) -> Iterator[TraceRequest]:
     """Generate the trace that `settings` describes; no file is read."""
-    dice = np.random.default_rng(settings.seed)
+    rng = np.random.default_rng(settings.seed)
     start_s, made = 0.0, 0
     for phase in settings.phases or (settings,):
         end_s = start_s
-        for request in _phase(phase, dice, start_s, made):
+        for request in _phase(phase, rng, start_s, made):
             yield request
             made, end_s = made + 1, request.arrival_s
         start_s = end_s if phase.duration_s is None else start_s + phase.duration_s
 
 
-def _phase(phase: Phase, dice: np.random.Generator, start_s: float, number: int) -> Iterator[TraceRequest]:
+def _phase(phase: Phase, rng: np.random.Generator, start_s: float, number: int) -> Iterator[TraceRequest]:
     requests = math.inf if phase.requests is None else phase.requests
     default_s = DURATION_S if phase.requests is None else math.inf
-    times_s = phase.arrivals.times_s(dice, phase.duration_s or default_s, requests)
-    isl, osl = _lengths(phase, dice, len(times_s))
-    later = _later(phase, dice, len(times_s))
+    times_s = phase.arrivals.times_s(rng, phase.duration_s or default_s, requests)
+    isl, osl = _lengths(phase, rng, len(times_s))
+    later = _later(phase, rng, len(times_s))
     for index, at_s in enumerate((start_s + times_s).tolist()):
         rounds = next(later, ())
         session = f"s{number + index}" if rounds else None
         yield TraceRequest(at_s, isl[index], osl[index], session=session, rounds=rounds)
 
 
-def _lengths(phase: Phase, dice: np.random.Generator, count: int) -> tuple[list[int], list[int]]:
+def _lengths(phase: Phase, rng: np.random.Generator, count: int) -> tuple[list[int], list[int]]:
     if phase.pairs:
-        chosen = np.asarray(phase.pairs)[dice.integers(len(phase.pairs), size=count)]
+        chosen = np.asarray(phase.pairs)[rng.integers(len(phase.pairs), size=count)]
         return chosen[:, 0].tolist(), chosen[:, 1].tolist()
-    return phase.isl_tokens.tokens(dice, count), phase.osl_tokens.tokens(dice, count)
+    return phase.isl_tokens.tokens(rng, count), phase.osl_tokens.tokens(rng, count)
 
 
-def _later(phase: Phase, dice: np.random.Generator, count: int) -> Iterator[tuple[Round, ...]]:
+def _later(phase: Phase, rng: np.random.Generator, count: int) -> Iterator[tuple[Round, ...]]:
     """Yield the later rounds of each session; nothing where the phase has single requests."""
     if isinstance(phase.arrivals, Closed):
         each = phase.arrivals.requests_each - 1
         for _ in range(count):
-            isl, osl = _lengths(phase, dice, each)
-            yield _rounds(phase.arrivals.think_s.draw(dice, each).tolist(), isl, osl, 0)
+            isl, osl = _lengths(phase, rng, each)
+            yield _rounds(phase.arrivals.think_s.draw(rng, each).tolist(), isl, osl, 0)
     elif (sessions := phase.sessions) is not None:
-        for each in sessions.rounds.tokens(dice, count):
-            new = sessions.new_tokens.tokens(dice, each - 1)
-            osl = (sessions.osl_tokens or phase.osl_tokens).tokens(dice, each - 1)
-            yield _rounds(sessions.gap_s.draw(dice, each - 1).tolist(), new, osl, None)
+        for each in sessions.rounds.tokens(rng, count):
+            new = sessions.new_tokens.tokens(rng, each - 1)
+            osl = (sessions.osl_tokens or phase.osl_tokens).tokens(rng, each - 1)
+            yield _rounds(sessions.gap_s.draw(rng, each - 1).tolist(), new, osl, None)
 
 
 def _rounds(gaps_s: list[float], new: list[int], osl: list[int], history: int | None) -> tuple[Round, ...]:

@@ -109,8 +109,8 @@ def _yaml(path: Path) -> dict[str, Any]:
         data = yaml.load("".join(line for _, line in rows.lines(path)), UniqueKeys)  # noqa: S506 - a SafeLoader
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark
-        at = f"line {mark.line + 1}, column {mark.column + 1}" if mark else "line 1"
-        raise TraceError(f"{path}: {at}: not YAML: {error.problem}") from None
+        position = f"line {mark.line + 1}, column {mark.column + 1}" if mark else "line 1"
+        raise TraceError(f"{path}: {position}: not YAML: {error.problem}") from None
     if not isinstance(data, dict):
         raise TraceError(f"{path}: line 1: a workload file has keys, such as 'workload' or 'mix'")
     return data

@@ -1,12 +1,14 @@
-"""The contracts' own arithmetic: the pools that fit a GPU budget."""
+"""What policies share: pools that fit a GPU budget, searches, random numbers."""
 
 from __future__ import annotations
+
+from itertools import accumulate
 
 from hypothesis import given
 from hypothesis import strategies as st
 
 from pdplugins import testing
-from pdplugins.policies._common import fit_pools
+from pdplugins.policies._common import SplitMix64, fit_pools, largest_within
 from pdplugins.types import Deployment, Round, TraceRequest
 
 
@@ -49,3 +51,21 @@ def test_the_turns_of_a_session_say_what_each_prompt_holds() -> None:
     assert list(TraceRequest(0.0, 100, 7, rounds=rounds).turns()) == [
         (0, 100, 7), (107, 117, 5), (20, 30, 5), (0, 10, 5), (15, 25, 5),
     ]  # fmt: skip
+
+
+@given(st.lists(st.floats(0, 10), min_size=1, max_size=50), st.floats(0, 10))
+def test_the_search_finds_the_last_number_within_the_time(rises: list[float], limit_s: float) -> None:
+    times = list(accumulate(rises))
+    within = [number for number, time_s in enumerate(times, start=1) if time_s <= limit_s]
+    assert largest_within(limit_s, len(times), lambda number: times[number - 1]) == max(within, default=0)
+
+
+def test_splitmix64_gives_the_numbers_of_its_authors() -> None:
+    """The first outputs for the seed 1234567, as in the test vectors of several libraries."""
+    stream = SplitMix64(1234567)
+    assert [stream.next() for _ in range(3)] == [6457827717110365317, 3203168211198807973, 9817491932198370423]
+
+
+@given(st.integers(0, 2**70))
+def test_uniform_numbers_are_below_one(seed: int) -> None:
+    assert all(0 <= SplitMix64(seed + index).uniform() < 1 for index in range(10))

@@ -20,6 +20,7 @@ from pdplugins.testing import Worker, check_batch_plan, check_placement, check_s
 from pdplugins.types import (
     BatchScheduler,
     BatchView,
+    Capabilities,
     Ending,
     HearsOutcomes,
     Outcome,
@@ -35,6 +36,8 @@ from pdplugins.types import (
     WorkerLoad,
 )
 
+pytestmark = pytest.mark.moderate
+
 REGISTRY = default_registry()
 DEPLOYMENT = build_deployment(Config())
 
@@ -44,14 +47,27 @@ maybe = st.none() | said
 loads = st.builds(WorkerLoad, st.just(""), said, said, said, said, maybe, maybe)
 
 
-def named(name: str, role: Role, load: WorkerLoad, capacity: int, blocks: frozenset[int]) -> Worker:
-    return Worker(name, role, replace(load, worker=name), capacity, cached_blocks=blocks)
+def named(name: str, role: Role, load: WorkerLoad, capacity: int, **more: Any) -> Worker:
+    return Worker(name, role, replace(load, worker=name), capacity, **more)
+
+
+capabilities = st.builds(Capabilities, alone=st.booleans(), splits=st.booleans())
 
 
 def workers(role: Role) -> st.SearchStrategy[list[Worker]]:
     name = st.integers(0, 4).map(lambda index: f"{role[0]}{index}")
     blocks = st.frozensets(st.integers(0, 5), max_size=3)
-    one = st.builds(named, name, st.just(role), loads, st.integers(0, 10**6), blocks)
+    one = st.builds(
+        named,
+        name,
+        st.just(role),
+        loads,
+        st.integers(0, 10**6),
+        cached_blocks=blocks,
+        tp=st.none() | st.integers(0, 16),
+        free_kv_tokens=st.none() | st.integers(0, 10**6),
+        capabilities=st.none() | capabilities,
+    )
     return st.lists(one, min_size=1, max_size=3, unique_by=lambda worker: worker.id)
 
 
@@ -125,7 +141,7 @@ def test_a_batch_scheduler_asks_for_nothing_that_is_not_there(name: str, views: 
 pools = st.builds(
     Pool, st.integers(0, 20), st.integers(0, 5), st.integers(0, 5), st.lists(loads, max_size=3).map(tuple)
 )
-traffic = st.none() | st.builds(Traffic, said, said, maybe, maybe, maybe, maybe)
+traffic = st.none() | st.builds(Traffic, said, said, *[maybe] * 8)
 
 
 @pytest.mark.parametrize("name", REGISTRY.names("planner"))

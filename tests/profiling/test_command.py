@@ -14,8 +14,10 @@ from typer.testing import CliRunner
 from pdplugins.errors import ConfigError
 from pdplugins.perf.profile import read_profile
 from pdplugins.perf.table import TableModel
-from pdplugins.profiling.command import profile
+from pdplugins.profiling.profiles import profile
 from pdplugins.resources import data_dir
+
+pytestmark = pytest.mark.moderate
 
 H100 = data_dir("profiles") / "h100"
 LLAMA = "meta-llama/Llama-3.1-8B"

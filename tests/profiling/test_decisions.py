@@ -11,10 +11,12 @@ import typer
 from typer.testing import CliRunner
 
 from pdplugins.config import Config
-from pdplugins.profiling import bench_command, decisions
+from pdplugins.profiling import commands, decisions
 from pdplugins.profiling.decisions import KINDS, measure
 from pdplugins.registry import default_registry
 from pdplugins.runtime.assembly import build_deployment
+
+pytestmark = pytest.mark.moderate
 
 ROUTERS = sorted(r.name for r in default_registry().registrations() if r.kind == "router")
 
@@ -42,7 +44,7 @@ def test_no_router_gets_slower_with_its_history(name: str) -> None:
 def test_the_command_writes_rows_for_machines(tmp_path: Path) -> None:
     out = tmp_path / "out.json"
     application = typer.Typer()
-    bench_command.pd_register_commands(application)
+    commands.pd_register_commands(application)
     result = CliRunner().invoke(
         application, ["bench", "decisions", "--workers", "8", "--calls", "10", "--json", str(out)]
     )

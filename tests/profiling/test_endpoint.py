@@ -11,6 +11,8 @@ from aiohttp import web
 
 from pdplugins.profiling.endpoint import EndpointError, Grid, Measured, measure, without_handoff
 
+pytestmark = pytest.mark.moderate
+
 PREFILL_S = (0.02, 1e-5)
 """Fixed, and for each token."""
 STEP_S = (0.01, 0.005)

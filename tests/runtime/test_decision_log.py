@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -14,7 +16,9 @@ from pdplugins.config import Config
 from pdplugins.contracts.kinds import Kind
 from pdplugins.errors import ConfigError
 from pdplugins.runtime.decision import Decision, Fault
-from pdplugins.runtime.decision_log import DecisionLog, read
+from pdplugins.runtime.decision_log import DecisionLog
+from pdplugins.runtime.decision_reader import read
+from pdplugins.runtime.replaying import verified
 from pdplugins.types import Deployment, PlannerView, Pool, ScalePlan, Traffic, WorkerLoad
 
 START = ScalePlan(1, 1, "start")
@@ -32,6 +36,10 @@ plans = st.builds(
 )
 
 
+def planned(plan: ScalePlan, fault: Fault | None = None, step_s: float = 0.0) -> Decision[ScalePlan]:
+    return Decision(Kind.PLANNER, plan, fault, step_s)
+
+
 def opened(path: Path, config: Config, deployment: Deployment) -> DecisionLog:
     return DecisionLog(path, config, deployment, START, clock=lambda: 1_700_000_000.25)
 
@@ -45,7 +53,7 @@ def test_what_is_written_reads_back_exactly(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("pdplugins.runtime.decision_log._limits", lambda deployment: {})
         with DecisionLog(path, Config(), deployment, START) as log:
-            log.write(Decision(Kind.PLANNER, plan, fault, 0.25), view)
+            log.write(planned(plan, fault, 0.25), {"view": view})
     (run,) = read(path)
     (entry,) = run.entries
     assert entry.view == view
@@ -57,7 +65,7 @@ def test_what_is_written_reads_back_exactly(
 def test_nan_survives(tmp_path: Path, config: Config, deployment: Deployment) -> None:
     view = PlannerView(1.0, Traffic(5.0, math.nan), Pool(1), Pool(1))
     with opened(tmp_path / "d", config, deployment) as log:
-        log.write(Decision(Kind.PLANNER, START, Fault.BAD_METRICS, 0.0), view)
+        log.write(planned(START, Fault.BAD_METRICS), {"view": view})
     entry = read(tmp_path / "d")[0].entries[0]
     assert entry.view is not None
     assert entry.view.traffic is not None
@@ -67,7 +75,7 @@ def test_nan_survives(tmp_path: Path, config: Config, deployment: Deployment) ->
 def test_the_header_tells_all_that_a_replay_needs(tmp_path: Path, config: Config, deployment: Deployment) -> None:
     opened(tmp_path / "d", config, deployment).close()
     header = json.loads((tmp_path / "d").read_text())
-    assert header["schema"] == 1
+    assert header["schema"] == 2
     assert header["at"] == "2023-11-14T22:13:20.250Z"
     assert header["planner"] == "scripted"
     assert Config.model_validate(header["config"]) == config
@@ -78,7 +86,7 @@ def test_the_header_tells_all_that_a_replay_needs(tmp_path: Path, config: Config
 
 def test_every_line_is_on_disk_at_once(tmp_path: Path, config: Config, deployment: Deployment) -> None:
     log = opened(tmp_path / "d", config, deployment)
-    log.write(Decision(Kind.PLANNER, START, None, 0.0), None)
+    log.write(planned(START), {"view": None})
     assert len(read(tmp_path / "d")[0].entries) == 1
     log.close()
 
@@ -86,12 +94,12 @@ def test_every_line_is_on_disk_at_once(tmp_path: Path, config: Config, deploymen
 def test_a_line_torn_by_a_crash_costs_only_itself(tmp_path: Path, config: Config, deployment: Deployment) -> None:
     path = tmp_path / "d"
     with opened(path, config, deployment) as log:
-        log.write(Decision(Kind.PLANNER, START, None, 0.0), None)
-        log.write(Decision(Kind.PLANNER, START, None, 0.0), None)
+        log.write(planned(START), {"view": None})
+        log.write(planned(START), {"view": None})
     path.write_bytes(path.read_bytes()[:-20])
     assert [len(run.entries) for run in read(path)] == [1]
     with opened(path, config, deployment) as log:
-        log.write(Decision(Kind.PLANNER, ScalePlan(5, 5, "after"), None, 0.0), None)
+        log.write(planned(ScalePlan(5, 5, "after")), {"view": None})
     first, second = read(path)
     assert [entry.plan.reason for entry in (*first.entries, *second.entries)] == ["start", "after"]
 
@@ -101,7 +109,7 @@ def test_a_line_torn_by_a_crash_costs_only_itself(tmp_path: Path, config: Config
     [
         ("", "no run in it; name a decision log"),
         ("hello\nworld\n", "no run in it; name a decision log"),
-        ('{"schema": 99}\n', ":1: schema 99; this pdplugins reads schema 1"),
+        ('{"schema": 99}\n', ":1: schema 99; this pdplugins reads schemas 1 and 2"),
         ('{"schema": 1}\n{"at": 1}\n', r":2: not a line of a decision log \('view'\)"),
         ('{"schema": 1}\nxx\n{"at": 1}\n', ":2: not a line of a decision log"),
         ('{"at": 1}\n', ":1: not a line of a decision log"),
@@ -119,3 +127,92 @@ def test_a_file_that_cannot_be_is_said_in_one_line(tmp_path: Path, config: Confi
         read(tmp_path / "missing")
     with pytest.raises(ConfigError, match="Is a directory; choose a file"):
         opened(tmp_path, config, deployment)
+
+
+# --- the limit, and older logs ---------------------------------------------------------------------------------------
+
+
+def test_a_log_at_its_limit_goes_on_in_a_new_file_and_reads_as_one_run(
+    tmp_path: Path, config: Config, deployment: Deployment
+) -> None:
+    path = tmp_path / "d"
+    header = len(config.model_dump_json()) + 500
+    with DecisionLog(path, config, deployment, START, most_bytes=2 * header) as log:
+        for number in range(1, 6):
+            log.write(planned(START), {"view": None}, number)
+        assert not (tmp_path / "d.1").exists()
+        while not (tmp_path / "d.1").exists():
+            number += 1
+            log.write(planned(START), {"view": None}, number)
+    (run,) = read(path)
+    assert [entry.number for entry in run.entries] == list(range(1, number + 1))
+    assert json.loads(path.read_text().splitlines()[0])["continued"] is True
+
+
+def test_two_files_are_all_that_is_kept_and_what_is_lost_is_told(
+    tmp_path: Path, config: Config, deployment: Deployment
+) -> None:
+    path, most_bytes = tmp_path / "d", 8000
+    with DecisionLog(path, config, deployment, START, most_bytes=most_bytes) as log:
+        for number in range(1, 501):
+            log.write(planned(START), {"view": None}, number)
+    assert {each.name for each in tmp_path.iterdir()} == {"d", "d.1"}
+    assert all(each.stat().st_size < most_bytes + 1000 for each in tmp_path.iterdir())
+    (run,) = read(path)
+    assert run.entries[0].number > 1
+    assert run.entries[-1].number == 500
+    same, lines = verified(path)
+    assert (same, lines) == (True, ["run 1: not verified, decision 1 is not in the log"])
+
+
+def test_a_file_that_cannot_be_moved_stops_growing_and_goes_on_later(
+    tmp_path: Path, config: Config, deployment: Deployment
+) -> None:
+    path = tmp_path / "d"
+    (tmp_path / "d.1" / "in the way").mkdir(parents=True)
+    with DecisionLog(path, config, deployment, START, most_bytes=1) as log:
+        size = path.stat().st_size
+        with pytest.raises(OSError, match="directory"):
+            log.write(planned(START), {"view": None})
+        assert path.stat().st_size == size
+        (tmp_path / "d.1" / "in the way").rmdir()
+        (tmp_path / "d.1").rmdir()
+        log.write(planned(START), {"view": None})
+    assert len(read(path)[0].entries) == 1
+
+
+def test_a_disk_that_fills_up_in_the_middle_of_a_line_leaves_whole_lines(
+    tmp_path: Path, config: Config, deployment: Deployment
+) -> None:
+    class Short(io.FileIO):
+        def write(self, line: Any) -> int:
+            return super().write(line[: len(line) // 2])
+
+    with opened(tmp_path / "d", config, deployment) as log:
+        good, log._file = log._file, Short(str(tmp_path / "d"), "ab")
+        with log._file, pytest.raises(OSError, match="No space left"):
+            log.write(planned(START), {"view": None}, 1)
+        log._file = good
+        log.write(planned(START), {"view": None}, 2)
+    assert [entry.number for entry in read(tmp_path / "d")[0].entries] == [2]
+
+
+def test_logs_of_schema_1_are_read_and_replayed(tmp_path: Path, config: Config, deployment: Deployment) -> None:
+    with opened(tmp_path / "new", config, deployment):
+        pass
+    header = json.loads((tmp_path / "new").read_text()) | {"schema": 1}
+    pool = {"ready": 1, "starting": 0, "draining": 0, "loads": []}
+    traffic = {"window_s": 5, "requests": 125.0, "isl_tokens": 9.0, "osl_tokens": None, "ttft_s": None, "tpot_s": None}
+    view = {"now_s": 5.0, "traffic": traffic, "prefill": pool, "decode": pool}
+    plan = {"prefill": 3, "decode": 2, "reason": "25.0 requests/s", "signals": {"forecast_rate": 25.0}}
+    held = {"prefill": 3, "decode": 2, "reason": "hold, unsafe_plan: no plan", "signals": {}}
+    lines = [
+        header,
+        {"at": "2023-11-14T22:13:21.000Z", "view": view, "plan": plan, "fault": None, "step_s": 0.1},
+        {"at": "2023-11-14T22:13:26.000Z", "view": None, "plan": held, "fault": "unsafe_plan", "step_s": 0.1},
+    ]
+    (tmp_path / "d").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    first, second = read(tmp_path / "d")[0].entries
+    assert (first.kind, first.number, first.plan.prefill) == (Kind.PLANNER, 1, 3)
+    assert (second.number, second.fault, second.plan.reason) == (2, "unsafe_answer", "hold, unsafe_answer: no plan")
+    assert verified(tmp_path / "d") == (True, ["run 1: 2 decisions, the same again"])

@@ -13,18 +13,43 @@ import typer
 from typer.testing import CliRunner
 
 from pdplugins import config as configs
-from pdplugins.hosts import plugin
+from pdplugins.policies.stock.routers import LeastLoaded, RouterSettings
+from pdplugins.runtime import commands
+from pdplugins.runtime.assembly import build_deployment
+from pdplugins.runtime.batching import SafeBatchScheduler
 from pdplugins.runtime.decision import Fault
-from pdplugins.runtime.decision_log import read
+from pdplugins.runtime.decision_reader import read
+from pdplugins.runtime.flow import SafeFlow
+from pdplugins.runtime.journal import build_journal
 from pdplugins.runtime.planner import build_safe_planner
-from pdplugins.types import PlannerView, Pool, Traffic
+from pdplugins.runtime.policies import build_policies
+from pdplugins.runtime.power import SafePowerController
+from pdplugins.runtime.router import SafeRouter
+from pdplugins.types import (
+    BatchPlan,
+    BatchView,
+    FlowDecision,
+    Go,
+    GpuView,
+    Hold,
+    PlannerView,
+    Pool,
+    QueuedPrefill,
+    Request,
+    Role,
+    ScalePlan,
+    Traffic,
+    Waiting,
+    WorkerLoad,
+)
 
 See = Callable[..., PlannerView]
 
 
 def cli(*arguments: str) -> tuple[int, str]:
     app = typer.Typer()
-    plugin.pd_register_commands(app)
+    app.callback()(lambda: None)  # so that the only command keeps its name
+    commands.pd_register_commands(app)
     done = CliRunner().invoke(app, ["explain", *arguments])
     return done.exit_code, done.output
 
@@ -55,8 +80,8 @@ def test_the_log_of_a_run_replays_to_the_same_decisions(log: Path) -> None:
 def test_a_decision_that_comes_out_differently_is_shown_and_fails(log: Path) -> None:
     lines = log.read_text().splitlines()
     line = json.loads(lines[2])
-    assert line["plan"]["prefill"] == 3
-    line["plan"]["prefill"] = 4
+    assert line["answer"]["prefill"] == 3
+    line["answer"]["prefill"] = 4
     log.write_text("\n".join([*lines[:2], json.dumps(line), *lines[3:]]) + "\n")
     code, output = cli(str(log), "--verify")
     assert code == 1
@@ -91,3 +116,153 @@ def test_json_holds_the_header_and_the_decisions(log: Path) -> None:
     assert run["header"]["planner"] == "scripted"
     assert len(run["decisions"]) == 10
     assert run["decisions"][1]["plan"]["reason"] == "25.0 requests/s"
+
+
+# --- all kinds -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def mixed(tmp_path: Path, config_data: dict[str, Any], see: See) -> Path:
+    """A log of one process with a policy of each kind."""
+    config = configs.parse(config_data | {"power": {"name": "rapid", "budget_w": 8000}, "decision_log": {"sample": 1}})
+    deployment = build_deployment(config)
+    journal = build_journal(
+        config, deployment, initial=ScalePlan(1, 1, "workers at start"), decision_log=tmp_path / "mixed.jsonl"
+    )
+    planner = build_safe_planner(config, journal=journal)
+    power = build_policies(config, deployment).power()
+    assert power is not None
+    controller = SafePowerController(power, deployment, budget_w=8000.0, journal=journal)
+    gpus = tuple(GpuView(n, Role.PREFILL if n < 4 else Role.DECODE, 500.0, 400.0) for n in range(8))
+    request = Request("r7", 101.0, 1200, session="alice", bound_worker="d1")
+    router = SafeRouter(LeastLoaded(RouterSettings.model_validate({}), deployment), deployment, journal=journal)
+    flow = SafeFlow(InOrder(), most_waiting=1, journal=journal)
+    scheduler = SafeBatchScheduler(Cautious(), journal=journal)
+    workers = (
+        SimpleWorker("p0", Role.PREFILL, 3.0),
+        SimpleWorker("p1", Role.PREFILL, 0.0),
+        SimpleWorker("d1", Role.DECODE),
+    )
+    for tick, rate in enumerate([5, 25, 25]):
+        planner.plan(see(100.0 + 5 * tick, rate))
+        controller.control(gpus, see(100.0 + 5 * tick, rate))
+    flow.arrived(Waiting(request, 101.0, 103.0), 101.0)
+    flow.arrived(Waiting(Request("r8", 101.5, 50), 101.5, 103.5), 101.5)
+    flow.next(workers, 102.0, 0)
+    router.on_arrival(request, workers, 102.0, {"p0", "p1", "d1"})
+    scheduler.next_batch(BatchView((QueuedPrefill(request, 1200, 102.0),), 2, 4000), 102.5)
+    journal.close()
+    return tmp_path / "mixed.jsonl"
+
+
+class InOrder:
+    """Lets requests go on in the order of arrival."""
+
+    def __init__(self) -> None:
+        self.waiting: list[str] = []
+
+    def on_arrival(self, waiting: Waiting, now_s: float) -> None:
+        self.waiting.append(waiting.request.id)
+
+    def next(self, workers: object, now_s: float) -> FlowDecision:
+        return Go(self.waiting.pop(0)) if self.waiting else Hold()
+
+    def on_left(self, request_id: str) -> None:
+        self.waiting.remove(request_id)
+
+
+class Cautious:
+    """Prefills what waits, up to 512 tokens of each."""
+
+    def next_batch(self, view: BatchView, now_s: float) -> BatchPlan:
+        return BatchPlan({item.request.id: min(item.remaining_tokens, 512) for item in view.queue}, 0.0, "cautious")
+
+    def on_step(self, view: BatchView, plan: BatchPlan, took_s: float) -> None:
+        pass
+
+
+class SimpleWorker:
+    """A worker with a queue."""
+
+    tp = 1
+    kv_capacity_tokens = 50_000
+    free_kv_tokens = 20_000
+    capabilities = None
+    cached_blocks: frozenset[int] = frozenset()
+
+    def __init__(self, name: str, role: Role, queued: float = 0.0) -> None:
+        self.id = name
+        self.role = role
+        self.load = WorkerLoad(name, queued, 100 * queued)
+
+
+def test_every_kind_is_named_in_the_first_line_and_counted_in_the_last(mixed: Path) -> None:
+    code, output = cli(str(mixed))
+    lines = output.splitlines()
+    assert code == 0
+    for name in ("planner scripted", "router (the host's own)", "power rapid"):
+        assert name in lines[0]
+    assert lines[-5:] == [
+        "planner: 3 decisions, 0 with a fault",
+        "router: 1 of at least 1 decisions, 0 with a fault",
+        "flow: 2 of at least 2 decisions, 0 with a fault",
+        "batch_scheduler: 1 of at least 1 decisions, 0 with a fault",
+        "power: 3 decisions, 0 with a fault",
+    ]
+    assert "3P 2D" in output
+    assert "flow  refuse r8, retry after 1 s  1 requests wait already" in output  # refusals are shown unasked
+    assert "router  r7" not in output
+
+
+def test_one_kind_can_be_picked(mixed: Path) -> None:
+    code, output = cli(str(mixed), "--kind", "router")
+    assert code == 0
+    assert "router  r7 → p1 → d1, split 1200" in output
+    assert "* p1 prefill: 0 queued" in output
+    assert "  p0 prefill: 3 queued (300 tokens)" in output
+    assert "flow  " not in output
+    assert cli(str(mixed), "--kind", "batch_scheduler")[1].count("prefill r7 512  cautious") == 1
+
+
+def test_all_that_was_decided_for_one_request_can_be_picked(mixed: Path) -> None:
+    output = cli(str(mixed), "--request", "r7")[1]
+    assert "flow  go r7" in output
+    assert "router  r7" in output
+    assert "waited 1.000 s" in output
+    assert "batch scheduler  prefill r7 512" in output
+    assert "3P 2D" not in output
+    assert "r8" not in output.replace("flow  refuse r8", "")
+    assert "→" not in cli(str(mixed), "--request", "r9")[1]
+
+
+def test_json_holds_all_kinds(mixed: Path) -> None:
+    (run,) = json.loads(cli(str(mixed), "--json", "--all")[1])
+    kinds = [decision.get("kind", "planner") for decision in run["decisions"]]
+    assert sorted(set(kinds)) == ["batch_scheduler", "flow", "planner", "power", "router"]
+    assert [decision["seen"]["waiting"] for decision in run["decisions"] if decision.get("kind") == "flow"] == [1, 0]
+
+
+def test_planners_and_power_are_verified_and_the_others_said_to_be_not(mixed: Path) -> None:
+    code, output = cli(str(mixed), "--verify")
+    assert (code, output.splitlines()) == (
+        0,
+        [
+            "run 1: 3 decisions, the same again",
+            "run 1, router: not verified, only a sample of its decisions is kept",
+            "run 1, flow: not verified, only a sample of its decisions is kept",
+            "run 1, batch_scheduler: not verified, only a sample of its decisions is kept",
+            "run 1, power: 3 decisions, the same again",
+        ],
+    )
+
+
+def test_caps_that_come_out_differently_are_shown_and_fail(mixed: Path) -> None:
+    lines = mixed.read_text().splitlines()
+    numbers = [n for n, line in enumerate(lines) if '"kind":"power"' in line]
+    data = json.loads(lines[numbers[1]])
+    data["answer"]["caps_w"]["0"] = 123.0
+    lines[numbers[1]] = json.dumps(data)
+    mixed.write_text("\n".join(lines) + "\n")
+    code, output = cli(str(mixed), "--verify")
+    assert code == 1
+    assert "run 1, power, decision 2, logged by pdplugins" in output

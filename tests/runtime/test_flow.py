@@ -265,6 +265,9 @@ class Notes:
     def __init__(self) -> None:
         self.decisions: list[tuple[Decision[Any], Any]] = []
 
+    def skips(self, kind: Kind, step_s: float) -> bool:
+        return False  # it keeps every decision
+
     def decided(self, decision: Decision[Any], seen: Any) -> None:
         self.decisions.append((decision, seen))
 

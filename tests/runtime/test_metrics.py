@@ -8,17 +8,18 @@ import urllib.request
 import pytest
 from prometheus_client import CollectorRegistry
 
+from pdplugins.contracts.kinds import Kind
 from pdplugins.errors import HostError
 from pdplugins.runtime.decision import Fault
-from pdplugins.runtime.metrics import PlannerMetrics
+from pdplugins.runtime.metrics import Metrics
 
 
 def test_metrics_are_served_until_stopped_and_a_taken_port_is_one_line() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(HostError, match=rf"planner metrics: cannot listen on 127\.0\.0\.1:{port} \(.*\); choose"):
-            PlannerMetrics(CollectorRegistry()).serve(port)
-    metrics = PlannerMetrics(CollectorRegistry())
+            Metrics(Kind.PLANNER, CollectorRegistry()).serve(port)
+    metrics = Metrics(Kind.PLANNER, CollectorRegistry())
     metrics.fault(Fault.STALE_METRICS)
     stop = metrics.serve(port)
     try:

@@ -17,9 +17,10 @@ from prometheus_client import CollectorRegistry
 
 from pdplugins.contracts.kinds import Kind
 from pdplugins.runtime.decision import Fault
-from pdplugins.runtime.decision_log import read
+from pdplugins.runtime.decision_reader import read
 from pdplugins.runtime.faults import LOG_EVERY
-from pdplugins.runtime.metrics import PlannerMetrics
+from pdplugins.runtime.journal import StandardJournal
+from pdplugins.runtime.metrics import Metrics
 from pdplugins.runtime.planner import SafePlanner, build_safe_planner, fit_budget
 from pdplugins.types import Deployment, PlannerView, Pool, ScalePlan, Slo, Traffic, WorkerLoad
 from tests.runtime.hostile import Script, errors, junk, numbers
@@ -261,16 +262,6 @@ def test_a_fault_is_logged_once_and_then_every_hundredth_time(
     ]
 
 
-def test_a_full_disk_does_not_stop_planning(deployment: Deployment, see: See) -> None:
-    class FullDisk:
-        def write(self, decision: object, view: object) -> None:
-            raise OSError(28, "No space left on device")
-
-    planner = safe(deployment, ScalePlan(3, 1, "a"), decisions=FullDisk())
-    assert planner.plan(see(0)).prefill == 3
-    assert planner.faults[Fault.DECISION_LOG] == 1
-
-
 def test_the_metrics_tell_what_happened(deployment: Deployment, see: See) -> None:
     registry = CollectorRegistry()
     planner = safe(
@@ -278,7 +269,7 @@ def test_the_metrics_tell_what_happened(deployment: Deployment, see: See) -> Non
         ScalePlan(4, 1, "up", {"forecast_rate": 7.5}),
         ScalePlan(3, 1, "down"),
         RuntimeError("no"),
-        metrics=PlannerMetrics(registry),
+        journal=StandardJournal(metrics=[Metrics(Kind.PLANNER, registry)]),
         clock=iter(range(100)).__next__,
     )
     for tick in range(3):

@@ -17,9 +17,9 @@ from pdplugins.config import Config
 from pdplugins.errors import ConfigError, PluginError
 from pdplugins.registry import Plugin, Registry, default_registry
 from pdplugins.runtime.assembly import build_deployment
-from pdplugins.runtime.explain import verified
 from pdplugins.runtime.planner import build_safe_planner
 from pdplugins.runtime.policies import Policies, build_policies
+from pdplugins.runtime.replaying import verified
 from pdplugins.sim.run.options import scale_pools
 from pdplugins.types import Bundle, Deployment, PlannerView, Pool, Register, ScalePlan
 

@@ -175,6 +175,9 @@ class Notes:
         self.seen: list[Any] = []
         self.faults: list[tuple[Kind, Fault]] = []
 
+    def skips(self, kind: Kind, step_s: float) -> bool:
+        return False  # it keeps every decision
+
     def decided(self, decision: Decision[Any], seen: Any) -> None:
         self.decisions.append(decision)
         self.seen.append(seen)

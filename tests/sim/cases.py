@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Any
+from unittest import mock
 
 from hypothesis import strategies as st
 
@@ -12,9 +13,11 @@ from pdplugins.sim.core.flight import Arrival
 from pdplugins.sim.core.power import PowerCurve
 from pdplugins.sim.core.settings import RunOutcome, SimSettings
 from pdplugins.sim.core.simulation import Simulation
+from pdplugins.sim.core.views import LiveView
 from pdplugins.types import Deployment, Role, Round, Slo
 from tests.sim.anyone import AnyFlow, AnyPlanner, AnyPower, AnyRouter, AnyScheduler
 from tests.sim.models import SLOW, BentModel
+from tests.sim.reference import PlainEngine, PlainView
 
 CURVE = PowerCurve((400.0, 550.0, 700.0), (2.0, 1.3, 1.0), (1.4, 1.05, 1.0), 0.35)
 
@@ -27,7 +30,9 @@ def simulate(case: dict[str, Any], engine: type[Any] = Engine, **more: Any) -> R
     policies: dict[str, Any] = {"router": AnyRouter(case["seed"], case["kinds"])}
     policies |= {name: make() for name, make in case.get("policies", {}).items()}
     policies |= more
-    return Simulation(DEPLOYMENT, case["settings"], engine=engine, **policies).run(case["workload"])
+    view = PlainView if engine is PlainEngine else LiveView
+    with mock.patch("pdplugins.sim.core.fleet.LiveView", view):
+        return Simulation(DEPLOYMENT, case["settings"], engine=engine, **policies).run(case["workload"])
 
 
 HISTORY = st.none() | st.none() | st.integers(0, 900)

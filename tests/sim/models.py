@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from pdplugins.sim.core.fleet import Hardware
+from pdplugins.types import PlainPerf
 
 
-class BentModel:
+class BentModel(PlainPerf):
     """A model with bends, so that closed forms have pieces to get wrong."""
 
     def prefill_s(self, tokens: float, tp: int) -> float:
@@ -42,9 +43,6 @@ class SlowModel(BentModel):
 
     def dense_s(self, tokens: float, tp: int) -> float:
         return 0.6 * self.prefill_s(0, tp) + 0.00007 * tokens
-
-    def has_dense(self, tp: int) -> bool:
-        return True
 
     def transfer_s(self, tokens: float) -> float:
         return 0.0013 + tokens * 9.1e-6

@@ -7,21 +7,20 @@ engine the tables of step times and the KV cache, which have tests of their own.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Container
 from types import SimpleNamespace
 from typing import Any
 
+from pdplugins.contracts.workers import ANYTHING
 from pdplugins.sim.core.clock import STEP, TICKS_PER_S, seconds, ticks
 from pdplugins.sim.core.flight import Flight, State
-from pdplugins.types import WorkerLoad
+from pdplugins.types import Role, WorkerLoad
 
 
 class PlainLoad:
     def __init__(self, engine: PlainEngine) -> None:
         self._engine = engine
         self.worker = engine.id
-
-    def watch(self, engine: PlainEngine) -> None:
-        pass
 
     @property
     def queued_requests(self) -> int:
@@ -80,6 +79,23 @@ class PlainLoad:
         return WorkerLoad(self.worker, *numbers, *recent, self.decode_requests, self.decode_tokens, self.prefill_tokens)
 
 
+class PlainView:
+    """In place of `pdplugins.sim.core.views.LiveView`, whose load is that of the fast engine."""
+
+    def __init__(self, worker: str, role: Role, tp: int, kv_capacity_tokens: int, blocks: Container[int]) -> None:
+        self.id, self.role, self.tp = worker, role, tp
+        self.kv_capacity_tokens, self.cached_blocks = kv_capacity_tokens, blocks
+        self.capabilities = ANYTHING
+
+    def watch(self, engine: PlainEngine) -> None:
+        self.load = PlainLoad(engine)
+        self._engine = engine
+
+    @property
+    def free_kv_tokens(self) -> int:
+        return self._engine.free_tokens()
+
+
 class PlainEngine:
     def __init__(  # noqa: PLR0917 - the engine's own signature
         self,
@@ -113,7 +129,6 @@ class PlainEngine:
         self.times_so_far = 0, 0
         self.first_tokens: list[tuple[int, int]] = []
         self.slow = (1.0, 1.0)
-        view.load = PlainLoad(self)
 
     @property
     def batch(self) -> Any:

@@ -12,8 +12,11 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+from pdplugins.contracts.kinds import Kind
 from pdplugins.errors import PdpluginsError
 from pdplugins.results import Result
+from pdplugins.runtime.decision_reader import read
+from pdplugins.runtime.replaying import verified
 from pdplugins.sim.run.options import Overrides, configured
 from pdplugins.studies import commands as plugin
 
@@ -80,6 +83,36 @@ def test_watching_a_run_changes_nothing(app: typer.Typer, config: str, trace: Pa
     assert untimed(json.loads(seen.read_text())) == untimed(json.loads(unseen.read_text()))
 
 
+@pytest.mark.parametrize(
+    ("config", "kinds"),
+    [
+        ("dopd", {"planner", "router", "batch_scheduler"}),
+        ("ampd", {"router", "batch_scheduler"}),
+        ("ampd+flow", {"router", "flow", "batch_scheduler"}),
+    ],
+)
+def test_a_decision_log_changes_nothing_and_is_the_same_again(
+    app: typer.Typer, config: str, kinds: set[str], trace: Path, tmp_path: Path
+) -> None:
+    logged, unlogged = tmp_path / "a.json", tmp_path / "b.json"
+    name, _, flow = config.partition("+")
+    command = ("simulate", name, "--trace", trace, "--set", "decision_log.sample=20")
+    command += ("--set", "flow.name=fcfs", "--set", "flow.per_worker=8") if flow else ()
+    for log in ("one", "two"):
+        done = run(app, *command, "--json", logged, "--decision-log", tmp_path / log)
+        assert done.exit_code == 0, done.output
+    run(app, *command, "--json", unlogged)
+    assert untimed(json.loads(logged.read_text())) == untimed(json.loads(unlogged.read_text()))
+    (first,), (second,) = read(tmp_path / "one"), read(tmp_path / "two")
+    assert {entry.kind for entry in first.entries} == kinds
+    assert [entry.number for entry in first.kind(Kind.ROUTER)] == list(range(20, 201, 20))
+    decided = [[(e.kind, e.number, e.seen, e.answer) for e in each.entries] for each in (first, second)]
+    assert decided[0] == decided[1]
+    if Kind.PLANNER in kinds:
+        assert verified(tmp_path / "one")[1][0].endswith("the same again")
+
+
+@pytest.mark.moderate
 def test_compare_is_the_same_in_any_number_of_processes(app: typer.Typer, trace: Path, tmp_path: Path) -> None:
     one, two, page = tmp_path / "1.json", tmp_path / "2.json", tmp_path / "r.html"
     names = ("stock-least-loaded", "dopd", "stock-colocated")
@@ -96,6 +129,7 @@ def test_compare_is_the_same_in_any_number_of_processes(app: typer.Typer, trace:
     assert "*" in done.output
 
 
+@pytest.mark.moderate
 def test_regret_is_the_distance_from_the_bound(app: typer.Typer, trace: Path, tmp_path: Path) -> None:
     out, best = tmp_path / "r.json", tmp_path / "b.json"
     options = ("--trace", trace, "--rate", "40", "--gpus", "3", "--set", "deployment.max_batch=32")
@@ -163,7 +197,7 @@ def test_ctrl_c_keeps_what_was_done(
 
         yield update
 
-    monkeypatch.setattr("pdplugins.sim.report.terminal.progress", impatient)
+    monkeypatch.setattr("pdplugins.terminal.progress", impatient)
     trace, out, page = tmp_path / "long.jsonl", tmp_path / "r.json", tmp_path / "r.html"
     row = '{{"timestamp": {}, "input_length": 90, "output_length": 40}}\n'
     trace.write_text("".join(row.format(20 * i) for i in range(3000)))

@@ -5,16 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from typing import Any
-from unittest import mock
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pdplugins.policies.stock import routers
-from pdplugins.sim.core.clock import ACTION, Events
 from pdplugins.sim.core.flight import Arrival
-from pdplugins.sim.core.power import Power, PowerCurve
+from pdplugins.sim.core.power import PowerCurve
+from pdplugins.sim.core.sampler import Sampler
 from pdplugins.sim.core.settings import RunOutcome, SimSettings
 from pdplugins.sim.core.simulation import Simulation
 from pdplugins.types import Flip, GpuView, PlannerView, PowerPlan, Role, ScalePlan
@@ -120,21 +119,16 @@ def test_a_plan_that_cannot_be_followed_is_counted_and_changes_nothing() -> None
     assert outcome.records[0].error is None
 
 
-class WatchedEvents(Events):
-    """Looks at the sum of caps that count after every action."""
+class WatchedCaps(Sampler):
+    """Looks every 10 ms at the sum of the caps that count. A change of caps takes much longer to settle."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__(0.01)
         self.kept: list[float] = []
-        self.power: Power | None = None
 
-    def push(self, time: int, kind: int, target: Any, argument: Any) -> None:
-        def noting(argument: Any) -> None:
-            target(argument)
-            if self.power is not None:
-                self.kept.append(self.power.kept_w())
-
-        super().push(time, kind, noting if kind == ACTION else target, argument)
+    def _tick(self, argument: object) -> None:
+        self.kept.append(self._power.kept_w())
+        super()._tick(argument)
 
 
 class Scaler:
@@ -151,6 +145,7 @@ class Scaler:
 BUDGET_W = 2000.0
 
 
+@pytest.mark.moderate
 @given(
     st.lists(st.lists(st.floats(0, 1), min_size=8, max_size=8), min_size=1, max_size=12),
     st.sampled_from([0.1, 0.3, 1.0]),
@@ -168,12 +163,10 @@ def test_the_caps_that_count_never_sum_to_more_than_the_budget(
         return PowerPlan({gpu: math.floor(BUDGET_W * w / sum(weights.values())) for gpu, w in weights.items()})
 
     router = routers.LeastLoaded(routers.RouterSettings(), DEPLOYMENT)
-    events = WatchedEvents()
-    policies = {"power": Script(plan, interval_s), "planner": Scaler(pools)}
-    with mock.patch("pdplugins.sim.core.simulation.Events", return_value=events):
-        sim = Simulation(DEPLOYMENT, SimSettings(2, 2, power=CURVE), router, **policies)
-    events.power = sim._power
+    watched = WatchedCaps()
+    policies = {"power": Script(plan, interval_s), "planner": Scaler(pools), "sampler": watched}
+    sim = Simulation(DEPLOYMENT, SimSettings(2, 2, power=CURVE), router, **policies)
     outcome = sim.run([Arrival(0.1 * n, 50, 5) for n in range(60)])
     assert not [record for record in outcome.records if record.error]
-    assert max(events.kept) <= BUDGET_W
-    assert max(events.kept) > 0.9 * BUDGET_W
+    assert max(watched.kept) <= BUDGET_W
+    assert max(watched.kept) > 0.9 * BUDGET_W

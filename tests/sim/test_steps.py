@@ -57,9 +57,6 @@ def test_a_chunk_with_history_costs_what_it_adds_to_the_prompt() -> None:
 class SplitModel(BentModel):
     """Knows the dense part of its steps."""
 
-    def has_dense(self, tp: int) -> bool:
-        return True
-
     def dense_s(self, tokens: float, tp: int) -> float:
         return 0.004 + 1e-5 * tokens
 

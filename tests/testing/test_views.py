@@ -74,6 +74,7 @@ def test_times_are_sums() -> None:
     assert flat.decode_step_s(1, 1, 1) == flat.decode_step_s(64, 10**5, 2)
 
 
+@pytest.mark.moderate
 def test_the_product_does_not_import_it_and_it_needs_no_test_framework() -> None:
     root = Path(testing.__file__).parents[1]
     for source in root.rglob("*.py"):

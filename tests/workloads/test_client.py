@@ -22,6 +22,8 @@ from pdplugins.types import Round, TraceRequest
 from pdplugins.workloads.client import Answer, Client, body, load, prompt
 from pdplugins.workloads.jsonl import write_mooncake
 
+pytestmark = pytest.mark.moderate
+
 
 def event(data: dict[str, Any] | str) -> bytes:
     text = data if isinstance(data, str) else json.dumps(data, separators=(",", ":"))

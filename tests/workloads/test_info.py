@@ -14,8 +14,10 @@ from typer.testing import CliRunner
 from pdplugins.errors import ConfigError
 from pdplugins.types import Round, TraceRequest
 from pdplugins.workloads import traces
+from pdplugins.workloads.commands import trace_app
 from pdplugins.workloads.info import Columns, chart, describe, dispersion
-from pdplugins.workloads.trace_command import trace_app
+
+pytestmark = pytest.mark.moderate
 
 
 def run(*arguments: str) -> str:

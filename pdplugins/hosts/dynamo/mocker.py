@@ -23,7 +23,7 @@ KV_BYTES_PER_TOKEN = 327_680
 KV_GB_PER_S = 64.0
 """Rate of KV transfer between two workers: the mocker's default."""
 Router = Literal["round_robin", "kv_router"]
-"""Dynamo's routers in its replay: in turn, or by load and prefix overlap."""
+"""Dynamo's routers in its offline replay: in turn, or by load and prefix overlap."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class Engines:
     """What the simulated workers are like, beyond what a `Deployment` says."""
 
     kv_blocks: int = 8000
-    """KV blocks of one worker. The default holds 512,000 tokens: KV space is not what bounds the published runs."""
+    """KV blocks of one worker. The default holds 512,000 tokens: KV capacity does not bound the published runs."""
     router: Router = "round_robin"
 
     @property

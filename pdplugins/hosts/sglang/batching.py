@@ -1,7 +1,7 @@
-"""Batch schedulers on a real engine: what SGLang may look at in its next prefill step, and how much of it.
+"""Batch schedulers on a real engine: which requests SGLang's next prefill step may take, and how many tokens.
 
-SGLang composes the step itself, from its waiting queue and within its chunk size. Around that call the waiting queue
-holds only the requests that the policy chose, in its order, and the chunk size is what the policy gave them.
+SGLang composes the step itself, from its waiting queue and within its chunk size. During that call the waiting queue
+holds only the requests that the policy chose, in its order, and the chunk size is the tokens that the policy gave them.
 """
 
 from __future__ import annotations
@@ -14,12 +14,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from pdplugins.contracts.batching import BatchPlan, BatchScheduler, BatchView, QueuedPrefill
+from pdplugins.contracts.kinds import Kind
 from pdplugins.contracts.request import Request
 from pdplugins.hosts.sglang.hooking import Hook
 from pdplugins.hosts.sglang.names import SCHEDULER
-from pdplugins.hosts.sglang.policy import SafeScheduler
 from pdplugins.hosts.sglang.prompts import done_tokens
 from pdplugins.hosts.sglang.steps import no_prefill
+from pdplugins.runtime.batching import SafeBatchScheduler
+from pdplugins.runtime.faults import Tally
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +42,10 @@ class BatchHooks:
     """
 
     def __init__(self, build: Callable[[], BatchScheduler], clock: Callable[[], float] = time.perf_counter) -> None:
-        self._schedulers: defaultdict[str, SafeScheduler] = defaultdict(lambda: SafeScheduler(build()))
+        tally = Tally(Kind.BATCH_SCHEDULER)
+        self._schedulers: defaultdict[str, SafeBatchScheduler] = defaultdict(
+            lambda: SafeBatchScheduler(build(), tally=tally)
+        )
         self._clock = clock
         self._launched: deque[Launched | None] = deque()
         self._completed_s = 0.0

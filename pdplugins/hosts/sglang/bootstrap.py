@@ -1,8 +1,8 @@
-"""A bootstrap address that accepts and does not answer does not stop the engine.
+"""Keeps the engine running when a bootstrap address accepts a connection and does not answer.
 
 Before its first request to a server that prefills, SGLang asks that server how it is laid out, in the thread that runs
-the steps, for up to 5 s, up to 15 times. Here a thread of its own asks. SGLang's tries still count, so that a request
-to such an address ends after some 15 s.
+the steps, for up to 5 s, up to 15 times. Here another thread asks. SGLang still counts its tries, so a request to such
+an address ends after about 15 s.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""What is no message of SGLang does not end the prefill role.
+"""Drops messages that do not come from SGLang, which would end the thread that serves the prefill role.
 
 A prefill server hears from decode servers over ZMQ, in a thread that asserts that each message is one of theirs. Any
-other, from a port scanner or a server of another version, ends that thread: every later request would wait for SGLang's
-time-out. Here such messages are dropped and logged.
+other message, from a port scanner or a server of another version, ends that thread, and every later request waits until
+SGLang's time-out. Here such messages are dropped and logged.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ TARGET = "sglang.srt.disaggregation.nixl.conn.NixlKVManager._start_bootstrap_thr
 GUARD = b"NixlMsgGuard"
 """Begins the messages of a decode server that NIXL's backend speaks for."""
 GUARDED_PARTS = 7
-"""Parts behind it that all of those have."""
+"""Parts that follow it in each of these messages, at least."""
 OTHERS = (b"ABORT", b"WATERMARK", b"STAGING_RSP")
-"""Begin messages that are checked where they are read."""
+"""First parts of messages that SGLang itself checks when it reads them."""
 
 
 def drop_foreign_messages(original: Callable[..., Any], manager: Any) -> Any:
@@ -36,7 +36,7 @@ class OwnMessages:
         self.dropped = 0
 
     def recv_multipart(self, *arguments: Any, **keywords: Any) -> list[bytes]:
-        """Return the next message that is one of a decode server."""
+        """Return the next message of a decode server."""
         while True:
             message: list[bytes] = self._socket.recv_multipart(*arguments, **keywords)
             if _is_own(message):

@@ -10,8 +10,8 @@ from pdplugins.hosts.sglang import nixl
 from pdplugins.hosts.sglang.batching import BatchHooks
 from pdplugins.hosts.sglang.dual import DualRole
 from pdplugins.hosts.sglang.hooking import Hook, HookInstaller, broken_seams, chained
-from pdplugins.hosts.sglang.policy import scheduler_factory
 from pdplugins.runtime.assembly import build_deployment
+from pdplugins.runtime.policies import Policies, build_policies
 
 log = logging.getLogger(__name__)
 
@@ -32,8 +32,8 @@ def install(name: str) -> None:
             installer.refuse("; ".join(broken))
             return
         hooks: dict[str, Hook] = {}
-        if config.batch_scheduler is not None:
-            hooks = BatchHooks(scheduler_factory(config, build_deployment(config))).hooks()
+        if (build := _policies(config).batch_scheduler()) is not None:
+            hooks = BatchHooks(build).hooks()
         if config.sglang.dual_role:
             nixl.pause_progress_threads(config.sglang.nixl_poll_us)
             clock = nixl.pause_transfer_threads(config.sglang.nixl_poll_us)
@@ -48,6 +48,20 @@ def install(name: str) -> None:
 
 def wanted(config: Config) -> list[str]:
     """Return the names of the features that `config` switches on."""
-    scheduler = config.batch_scheduler
+    scheduler = config.batch_scheduler or (config.bundle if _bundle_schedules(config) else None)
     names = {"dual_role": config.sglang.dual_role, f"batch_scheduler {scheduler and scheduler.name}": scheduler}
     return [name for name, on in names.items() if on]
+
+
+def _bundle_schedules(config: Config) -> bool:
+    """Tell whether the bundle of `config` has a batch scheduler; one that cannot be built counts, and is refused."""
+    if config.bundle is None:
+        return False
+    try:
+        return _policies(config).batch_scheduler() is not None
+    except PdpluginsError:
+        return True
+
+
+def _policies(config: Config) -> Policies:
+    return build_policies(config, build_deployment(config))

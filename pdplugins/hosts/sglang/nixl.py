@@ -1,9 +1,11 @@
-"""What waits for a transfer polls without pause, each thread a busy core; here it pauses.
+"""Gives threads that poll for transfers a pause. Without one, each of them keeps a core busy.
+
+Two kinds of thread poll:
 
 * NIXL's progress threads, also when nothing moves. NIXL has a delay for it (``pthrDelay`` of its agent's
   configuration), but its Python API fixes that at 0.
-* SGLang's transfer threads while a chunk is on its way, and a scheduler that has nothing else to do. They share one
-  lock with the compute of the next chunk, which so gets less of it.
+* SGLang's transfer threads while a chunk is on its way, and a scheduler that has nothing else to do. They compete for
+  Python's lock with the computation of the next chunk.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What later versions of SGLang do themselves, and 0.5.16 does not."""
+"""Fixes for SGLang 0.5.16 that later versions have themselves."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from pdplugins.hosts.sglang.roles import EngineRole
 from pdplugins.hosts.sglang.scope import Scopes
 
 TIMEOUT_POLL = "_poll_timeout_aborts"
-"""Later versions look for time-outs here; 0.5.16 only in the method that composes steps of local requests."""
+"""Where later versions look for time-outs; 0.5.16 does so only when it composes steps of local requests."""
 POP_TRANSFERRED = "sglang.srt.disaggregation.decode.DecodeTransferQueue.pop_transferred"
-"""Frees the KV cache of a transfer that was aborted; later versions wait for the word of the server that sends it."""
+"""Frees the KV cache of a transfer that was aborted; later versions wait until the sending server has confirmed."""
 HOLD_S = 2.0
-"""For so long that KV cache is held: the server that sends hears of an abort, and ends what is on its way."""
+"""How long that KV cache is held: by then the sending server has heard of the abort and sends no more."""
 
 
 class AbortedTransfers:

@@ -1,4 +1,7 @@
-"""SGLang's scheduler holds the state of one role in its attributes; here are those of three, one bound at a time."""
+"""Keeps the scheduler attributes of three roles, and binds those of one role at a time.
+
+SGLang's scheduler has attributes for one role only.
+"""
 
 from __future__ import annotations
 

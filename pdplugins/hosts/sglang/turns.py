@@ -1,4 +1,4 @@
-"""Whose turn it is: fairness between local prefill, prefill for others and decode on one engine."""
+"""Fairness between local prefill, prefill for others and decode on one engine: which of them runs the next step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an operator may set."""
+"""Settings of the router and the batch scheduler ``ampd``. docs/policies/ampd.md says more about each."""
 
 from __future__ import annotations
 

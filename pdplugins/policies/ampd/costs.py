@@ -8,11 +8,12 @@ from __future__ import annotations
 from math import inf
 
 from pdplugins.contracts.deployment import Deployment
-from pdplugins.contracts.perf import PerfModel
 from pdplugins.contracts.workers import Role, WorkerView
+from pdplugins.perf.steps import StepModel, step_model
+from pdplugins.policies._common import largest_within
 
 LONGEST_TOKENS = 1 << 20
-"""No queue of more is within any SLO."""
+"""A longer prompt meets no TTFT SLO."""
 MEAN_CONTEXT_TOKENS = 1024.0
 """Context of a decode whose own is not known."""
 
@@ -23,25 +24,28 @@ class Costs:
     def __init__(self, deployment: Deployment) -> None:
         self._perf = perf = deployment.perf
         self._by_role = {Role.PREFILL: deployment.prefill_tp, Role.DECODE: deployment.decode_tp}
-        self._by_capacity = {role: {perf.kv_capacity_tokens(tp): tp for tp in perf.tp_sizes(role)} for role in Role}
+        self._sizes = {role: frozenset(perf.tp_sizes(role)) for role in Role}
+        self._steps: dict[int, StepModel[float]] = {}
 
     def degree(self, worker: WorkerView) -> int:
         """Return theta of `worker`, its tensor-parallel size.
 
-        A view does not say it. Where degrees are mixed, the profile gives each a KV capacity of its own, which a view
-        does say; else a worker has the degree that the deployment gives its role.
+        It is that of its role in the deployment where the host does not say it, or the profile has no times for it.
         """
-        role = worker.role
-        return self._by_capacity[role].get(worker.kv_capacity_tokens, self._by_role[role])
+        tp, role = worker.tp, worker.role
+        return tp if tp is not None and tp in self._sizes[role] else self._by_role[role]
 
-    def prefill_s(self, history_tokens: float, new_tokens: float, tp: int) -> float:
+    def prefill_s(self, history_tokens: int, new_tokens: int, tp: int) -> float:
         """T_pre(l_hist, l_incr; theta): seconds to prefill `new_tokens` after `history_tokens` in the KV cache."""
-        return prefill_s(self._perf, history_tokens, new_tokens, tp)
+        if (steps := self._steps.get(tp)) is None:
+            steps = self._steps[tp] = step_model(self._perf, tp)
+        return steps.prefill([(new_tokens, max(history_tokens, 0))])
 
     def queue_s(self, worker: WorkerView, tp: int) -> float:
-        """Sum of T_pre over the prefill queue of `worker` (last terms of Eq. 1 and 2), of which only totals are known.
+        """Sum of T_pre over the prefill queue of `worker` (last terms of Eq. 1 and 2).
 
-        Exact for prompts of equal length without history. A prefill worker's step counts as if it had just begun.
+        Hosts report the totals of a queue only, so its prompts are taken as equally long and without history. On a
+        prefill worker the step that runs now counts in full.
         """
         load = worker.load
         tokens = known(load.queued_tokens + (load.running_tokens if worker.role is Role.PREFILL else 0))
@@ -50,13 +54,9 @@ class Costs:
         count = max(known(load.queued_requests), 1.0)
         return count * self._perf.prefill_s(tokens / count, tp) if count < inf else self._perf.prefill_s(tokens, tp)
 
-    def tokens_within(self, time_s: float, tp: int) -> float:
+    def tokens_within(self, time_s: float, tp: int) -> int:
         """Return the longest prompt with ``T_pre(0, l; theta) <= time_s``, at most `LONGEST_TOKENS`."""
-        low, high = 0, LONGEST_TOKENS
-        while low < high:
-            tokens = (low + high + 1) // 2
-            low, high = (tokens, high) if self._perf.prefill_s(tokens, tp) <= time_s else (low, tokens - 1)
-        return low
+        return largest_within(time_s, LONGEST_TOKENS, lambda tokens: self._perf.prefill_s(tokens, tp))
 
     def decode_s(self, worker: WorkerView, tp: int) -> float:
         """T_dec(b; theta): seconds of one decode step of the batch of `worker`."""
@@ -69,22 +69,6 @@ class Costs:
     def transfer_s(self, tokens: float) -> float:
         """T_kv(l): seconds to move the KV cache of `tokens` tokens; nothing is sent for none."""
         return self._perf.transfer_s(tokens) if tokens > 0 else 0.0
-
-
-def prefill_s(perf: PerfModel, history_tokens: float, new_tokens: float, tp: int) -> float:
-    """T_pre(l_hist, l_incr; theta): a prompt of l_incr tokens alone, and what its tokens attend to before it.
-
-    The latter is the part of T(l_hist + l_incr) that neither T(l_hist) nor T(l_incr) accounts for, unless the profile
-    tells attention from the rest of a step.
-    """
-    if history_tokens <= 0:
-        return perf.prefill_s(new_tokens, tp)
-    step_s = getattr(perf, "prefill_step_s", None)  # what `pdplugins.perf.table` knows beyond the contract
-    if step_s is not None:
-        return float(step_s([(new_tokens, history_tokens)], tp))
-    alone_s = perf.prefill_s(new_tokens, tp)
-    more_s = perf.prefill_s(history_tokens + new_tokens, tp) - perf.prefill_s(history_tokens, tp)
-    return alone_s + max(more_s - alone_s + perf.prefill_s(0, tp), 0.0)
 
 
 def known(load: float) -> float:

@@ -2,8 +2,8 @@
 
 Eq. 5 as printed bounds Z by the P95 latency of *one* replica of each degree in use, whatever the load: one replica of
 the fastest degree is then always optimal. Here the coefficients know how load is shared. A group of k replicas of
-degree n that takes a share of the traffic has a P95 latency tau(n, k, share), which the simulator tells beforehand; the
-program chooses groups. A decode group may also take a share of the prefills, as Algorithm 1 lets it. The program stays
+degree n that takes a share of the traffic has a P95 latency tau(n, k, share), which is simulated beforehand, and the
+program chooses groups. A decode group may also take a share of the prefills, as Algorithm 1 allows. The program stays
 linear, because each group at each share is one binary variable.
 """
 
@@ -23,7 +23,7 @@ from pdplugins.errors import ConfigError
 SHARES = 8
 """A group takes a whole number of these parts of the traffic."""
 TIE = 1e-3
-"""Weight of all groups' P95 beside that of the worst: what GPUs the bottleneck cannot use go where they help most."""
+"""Weight of the sum of all P95 beside the worst one, so that GPUs that do not help the bottleneck help others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,10 +112,10 @@ def _useful(options: Sequence[Option], gpus: int) -> Iterator[Option]:
 
 def _promising(options: tuple[Option, ...], gpus: int, count: int) -> tuple[Option, ...]:
     """Leave out what is worse than `count` plans that are easy to find: those with one degree in each phase."""
-    of = {role: [option for option in options if option.group.role is role] for role in Role}
+    by_phase = {role: [option for option in options if option.group.role is role] for role in Role}
     found: dict[tuple[Group, Group], float] = {}
-    for decode in of[Role.DECODE]:
-        for prefill in of[Role.PREFILL] if decode.share == SHARES else ():
+    for decode in by_phase[Role.DECODE]:
+        for prefill in by_phase[Role.PREFILL] if decode.share == SHARES else ():
             pair = prefill.group, decode.group
             if prefill.share + decode.local == SHARES and prefill.group.gpus + decode.group.gpus <= gpus:
                 found[pair] = min(max(prefill.p95, decode.p95), found.get(pair, np.inf))
@@ -138,7 +138,7 @@ class _Program:
         decodes = np.array([option.group.role is Role.DECODE for option in options])
         shares, local = (np.array([float(getattr(o, name)) for o in options]) for name in ("share", "local"))
         self._constrain(shares * decodes, SHARES, SHARES)  # all decodes are served, so there is an instance
-        self._constrain(shares * ~decodes + local, SHARES, np.inf)  # so are all prefills
+        self._constrain(shares * ~decodes + local, SHARES, np.inf)  # all prefills are served too
         self._constrain(~decodes * 1.0, 1, np.inf)  # at least one instance, though all were local
         for role in Role:
             in_phase = np.array([option.group.role is role for option in options])

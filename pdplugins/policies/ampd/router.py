@@ -10,7 +10,7 @@ from pdplugins.contracts.numbers import is_number
 from pdplugins.contracts.request import Request
 from pdplugins.contracts.router import Ending, Outcome, Placement
 from pdplugins.contracts.workers import Role, WorkerView
-from pdplugins.errors import ConfigError
+from pdplugins.policies._common import SplitMix64, by_role
 from pdplugins.policies.ampd.config import AmpdRouterSettings
 from pdplugins.policies.ampd.costs import Costs, known
 
@@ -40,7 +40,7 @@ class Pool:
 class AmpdRouter:
     """Binds each session to a decode worker, and prefills each of its rounds there or on a prefill worker.
 
-    A decision looks at every prefill worker at most twice, and at nothing that grows with time.
+    A decision reads the load of every prefill worker at most twice. It keeps no state that grows with time.
     """
 
     def __init__(self, settings: AmpdRouterSettings, deployment: Deployment) -> None:
@@ -52,8 +52,7 @@ class AmpdRouter:
         self._route = self._predicted if settings.slack == "predicted" else self._windowed
         self._mean_output_tokens = FIRST_OUTPUT_TOKENS
         self._finished = 0
-        self._seed = settings.seed
-        self._rolls = 0
+        self._random = SplitMix64(settings.seed).next
         self._workers: tuple[WorkerView, ...] | None = None
         self._by_id: dict[str, WorkerView] = {}
         self._decode = self._prefill = Pool(())
@@ -68,7 +67,7 @@ class AmpdRouter:
             self._learn(workers)
         held = None if request.bound_worker is None else self._by_id.get(request.bound_worker)
         if held is None or held.role is not Role.DECODE:
-            # A new session, or the history is where no round can decode any more: bind it, and prefill all of it.
+            # The session is new, or its history is on a worker that no longer decodes: all of the prompt is prefilled.
             worker, history, why = self._bind(request), 0, "bound"
         else:
             worker, history, why = held, request.history_tokens, "session's"
@@ -89,13 +88,12 @@ class AmpdRouter:
     # --- binding -----------------------------------------------------------------------------------------------------
 
     def _learn(self, workers: tuple[WorkerView, ...]) -> None:
-        if not workers:
-            raise ConfigError("router ampd: no worker is ready; start at least one")
+        pools = by_role("ampd", workers)
         self._workers = workers
         self._by_id = {worker.id: worker for worker in workers}
-        prefill = [worker for worker in workers if worker.role is Role.PREFILL]
+        prefill = pools[Role.PREFILL]
         self._prefill = Pool(prefill)
-        self._decode = Pool([worker for worker in workers if worker.role is Role.DECODE] or workers)
+        self._decode = Pool(pools[Role.DECODE] or workers)
         degrees: dict[int, list[WorkerView]] = {}
         for worker in prefill:
             degrees.setdefault(self._costs.degree(worker), []).append(worker)
@@ -114,8 +112,8 @@ class AmpdRouter:
         if not self._decode.alike:
             used = [tokens / max(worker.kv_capacity_tokens, 1) for tokens, worker in zip(used, pool, strict=True)]
         least = min(used)
-        equals = [worker for worker, its in zip(pool, used, strict=True) if its == least]
-        return equals[0] if len(equals) == 1 else equals[self._dice() % len(equals)]
+        equals = [worker for worker, share in zip(pool, used, strict=True) if share == least]
+        return equals[0] if len(equals) == 1 else equals[self._random() % len(equals)]
 
     # --- Algorithm 1 -------------------------------------------------------------------------------------------------
 
@@ -136,10 +134,11 @@ class AmpdRouter:
         return remote, f"remote: {remote_s:.3f} s, local {local_s:.3f} s"
 
     def _predicted(self, request: Request, decode: WorkerView, history: int) -> tuple[WorkerView, str]:
-        """Algorithm 1 with slack judged ahead: by what Eq. 1 and 2 say of this task, not by what others felt.
+        """Algorithm 1 with predicted slack: Eq. 1 and 2 for this task, instead of the recent TTFT and ITL of others.
 
-        Local where only that keeps the TTFT, and where its pause, spread over an answer of mean length, keeps the ITL
-        of those that decode there. A task that misses its TTFT anyway does not pause decodes.
+        The task is local only where no prefill worker meets its TTFT, the decode worker does, and the ITL there stays
+        within its slack. A local prefill pauses the decodes; the pause is spread over an answer of mean length. A task
+        that misses its TTFT anyway stays remote, so that it pauses nobody.
         """
         new = request.prompt_tokens - history
         remote, remote_s = self._cheapest_remote(request.prompt_tokens, history, new)
@@ -155,7 +154,10 @@ class AmpdRouter:
         return remote, f"remote: {remote_s:.3f} s, late anyway"  # lines 6-9
 
     def _has_ttft_slack(self, worker: WorkerView) -> bool:
-        """Line 2. Without a statistic, which is also the case where nothing was prefilled lately, by its queue."""
+        """Line 2. Where no recent TTFT is reported, the queue decides: it must be done within the slack.
+
+        A worker that has prefilled nothing lately reports none either.
+        """
         load = worker.load
         ttft_s = load.recent_ttft_s
         if is_number(ttft_s):
@@ -163,7 +165,7 @@ class AmpdRouter:
         return load.queued_tokens <= self._slack_tokens[worker.id]
 
     def _itl_s(self, worker: WorkerView) -> float:
-        """ITL of a decode worker. Without a statistic, T_dec of its batch."""
+        """Return the ITL of a decode worker; where it is not reported, T_dec of its batch."""
         itl_s = worker.load.recent_tbt_s
         return itl_s if is_number(itl_s) else self._costs.decode_s(worker, self._costs.degree(worker))
 
@@ -173,10 +175,10 @@ class AmpdRouter:
         return costs.prefill_s(history, new, tp) + costs.queue_s(worker, tp)
 
     def _cheapest_remote(self, prompt: int, history: int, new: int) -> tuple[WorkerView | None, float]:
-        """Lines 7 and 8: the prefill worker with the least t_remote of Eq. 2, and that.
+        """Lines 7 and 8: return the prefill worker with the least t_remote of Eq. 2, and that time in seconds.
 
-        Among workers of one degree only the queues differ, so the shortest one is the cheapest: one pass over each
-        degree, and one evaluation of the cost functions.
+        Workers of one degree differ in their queues only, so the one with the shortest queue is the cheapest. That
+        takes one pass over the workers, and one evaluation of the cost functions for each degree.
         """
         costs = self._costs
         kv_s = costs.transfer_s(history) + costs.transfer_s(new)
@@ -204,23 +206,15 @@ class AmpdRouter:
         """Return numbers that, modulo `count`, are 0..count-1 in a random order: start and stride are random."""
         if not count:
             return range(0)
-        roll = self._dice()
+        roll = self._random()
         start, stride = roll % count, 1 + (roll >> 32) % count
         while gcd(stride, count) != 1:
             stride += 1
         return range(start, start + count * stride, stride)
 
-    def _dice(self) -> int:
-        """Return the next of a stream of pseudo-random 64-bit numbers (SplitMix64, Steele et al., OOPSLA 2014)."""
-        self._rolls += 1
-        z = (self._seed + self._rolls * 0x9E3779B97F4A7C15) & 0xFFFFFFFFFFFFFFFF
-        z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & 0xFFFFFFFFFFFFFFFF
-        z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & 0xFFFFFFFFFFFFFFFF
-        return z ^ (z >> 31)
-
 
 def _tokens(pool: Sequence[WorkerView]) -> list[float]:
     """Return the tokens that each worker has, waiting or running: of prompts (prefill), or in its KV cache (decode)."""
-    # Thousands of workers are looked at for each request, so the loop is bare; NaN, which is rare, is looked for last.
+    # This runs over thousands of workers for each request. NaN is rare, so the sum is checked for it, not each worker.
     tokens = [(load := worker.load).queued_tokens + load.running_tokens for worker in pool]
     return [known(one) for one in tokens] if isnan(sum(tokens)) else tokens

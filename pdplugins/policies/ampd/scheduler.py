@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from functools import lru_cache, partial
+from functools import lru_cache
 from itertools import permutations
 from math import inf
 
 from pdplugins.contracts.batching import BatchPlan, BatchView, QueuedPrefill
 from pdplugins.contracts.deployment import Deployment
 from pdplugins.policies.ampd.config import AmpdSchedulerSettings
-from pdplugins.policies.ampd.costs import prefill_s
+from pdplugins.policies.ampd.costs import Costs
 
 COSTS_KEPT = 1024
 MOST_TASKS = 20
@@ -22,8 +22,9 @@ Order = tuple[int, ...]
 class AmpdScheduler:
     """Puts the first w tasks into the order that meets most TTFT SLOs, and prefills the first of them.
 
-    On a prefill worker the tasks behind it join its step as long as nobody in it misses an SLO for that: a step of many
-    tokens takes less time for each. One object serves one instance; it remembers how often tasks were postponed.
+    On a prefill worker, the tasks behind it join its step while no task in the step misses its SLO because of that:
+    a step of many tokens takes less time per token. Each instance has a scheduler of its own, which counts how often
+    tasks were postponed.
     """
 
     def __init__(self, settings: AmpdSchedulerSettings, deployment: Deployment) -> None:
@@ -33,8 +34,8 @@ class AmpdScheduler:
         self._ttft_s = deployment.slo.ttft_s
         self._prefill_tp, self._decode_tp = deployment.prefill_tp, deployment.decode_tp
         self._postponed: dict[str, int] = {}
-        # A task that waits is looked at in every step; its cost does not change.
-        self._t_pre = lru_cache(COSTS_KEPT)(partial(prefill_s, deployment.perf))
+        # A waiting task is considered in every step, and its cost stays the same.
+        self._t_pre = lru_cache(COSTS_KEPT)(Costs(deployment).prefill_s)
 
     def next_batch(self, view: BatchView, now_s: float) -> BatchPlan:
         """Algorithm 2: schedule one task of the queue. Without a queue, decode only."""
@@ -50,12 +51,12 @@ class AmpdScheduler:
                 self._postponed[name] = self._postponed.get(name, 0) + 1
         tasks = [window[index] for index in order]  # line 8
         if not view.decode_requests:
-            tasks = self._that_join(tasks + list(view.queue[self._window : MOST_TASKS]), now_s, tp)
+            tasks = self._joining(tasks + list(view.queue[self._window : MOST_TASKS]), now_s, tp)
         else:
             del tasks[1:]
         for task in tasks:
             self._postponed.pop(task.request.id, None)
-        self._forget_those_gone(view)
+        self._drop_gone(view)
         return BatchPlan(  # line 9
             {task.request.id: task.remaining_tokens for task in tasks},
             reason=f"{tasks[0].request.id} first: {good} of {len(window)} within the TTFT SLO",
@@ -88,8 +89,8 @@ class AmpdScheduler:
             if all(order.index(index) <= index for index in at_limit):
                 yield order
 
-    def _that_join(self, tasks: list[QueuedPrefill], now_s: float, tp: int) -> list[QueuedPrefill]:
-        """Return the first task, and those behind it that run in the same step without making anyone in it late."""
+    def _joining(self, tasks: list[QueuedPrefill], now_s: float, tp: int) -> list[QueuedPrefill]:
+        """Return the first task, and the tasks behind it that join its step without making a task in it late."""
         tokens, apart_s, deadline_s = 0, 0.0, inf
         for count, task in enumerate(tasks):
             tokens += task.remaining_tokens
@@ -107,7 +108,7 @@ class AmpdScheduler:
         new, done = task.remaining_tokens, task.done_tokens
         return self._t_pre(task.request.history_tokens if done is None else done, new, tp)
 
-    def _forget_those_gone(self, view: BatchView) -> None:
+    def _drop_gone(self, view: BatchView) -> None:
         """Drop now and then the counters of tasks that left without being run."""
         if len(self._postponed) > 8 * self._window:
             waiting = {queued.request.id for queued in view.queue}

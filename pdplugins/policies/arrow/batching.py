@@ -1,4 +1,4 @@
-"""The local scheduler (Section 5.4): decodes first, what is left of the step for chunks of prefill in their order."""
+"""The local scheduler (Section 5.4): each step has all decodes, and the rest of it is chunks of prefill in order."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ class ArrowBatchScheduler:
 
     def next_batch(self, view: BatchView, now_s: float) -> BatchPlan:
         """Compose the next step: every decode is one token of it, then prompts are cut to fit, first come first."""
-        room = self._step_tokens - max(view.decode_requests, 0)
+        free_tokens = self._step_tokens - max(view.decode_requests, 0)
         chunks: dict[str, int] = {}
         for prefill in view.queue:
-            if room <= 0:
+            if free_tokens <= 0:
                 break
-            chunks[prefill.request.id] = tokens = min(prefill.remaining_tokens, room)
-            room -= tokens
+            chunks[prefill.request.id] = tokens = min(prefill.remaining_tokens, free_tokens)
+            free_tokens -= tokens
         return BatchPlan(chunks)
 
     def on_step(self, view: BatchView, plan: BatchPlan, took_s: float) -> None:

@@ -10,7 +10,7 @@ from pdplugins.contracts.workers import WorkerView
 from pdplugins.policies.arrow.startup import DecodeLimits, TtftPredictor
 
 MOST = 1e9
-"""A load above this is this: totals over thousands of instances stay exact, and come back when the load does."""
+"""Larger loads are taken as this, so that totals over thousands of instances stay exact when a load is absurd."""
 
 
 class PoolName(StrEnum):
@@ -29,9 +29,9 @@ class PoolName(StrEnum):
 class Instance:
     """One instance.
 
-    The scheduler has sent every prefill request itself and is told when it is done, so the queue is its own ledger. It
-    is not told when a decode request ends; what decodes comes from the host's load, and from the ledger for as long as
-    the KV cache of a request is on its way and no load can show it.
+    The scheduler sends every prefill request itself, and is told when its prefill is done or it has ended. So it keeps
+    the prefill queue itself. What decodes comes from the load that the host reports. A load cannot show a request
+    whose KV cache is on its way; until that has arrived, the scheduler counts the request itself.
     """
 
     __slots__ = (
@@ -44,7 +44,7 @@ class Instance:
     ) -> None:
         self.view = view
         self.serial = serial
-        """Settles ties: the instance that came first."""
+        """Breaks ties: the instance that came first wins."""
         self.pool = pool
         self.predictor = predictor
         self.limits = limits
@@ -94,19 +94,20 @@ class Instance:
         self.backlog_s += takes_s
 
     def end_prefill(self, request: str, now_s: float) -> None:
-        """Note that prefill of a request is done, and with it what came before it: requests of one token, or lost."""
-        if request not in self.prefills:
-            return
-        for earlier in list(self.prefills):
-            self._forget(earlier)
-            if earlier == request:
-                break
-        self.free_at_s = now_s + self.backlog_s
+        """Note that the prefill of a request is done."""
+        if request in self.prefills:
+            self._forget(request)
+            self.free_at_s = now_s + self.backlog_s
+
+    def drop(self, request: str) -> None:
+        """Note that a request has ended. Where its prefill was not done, nothing waits for it any more."""
+        self.free_at_s -= self.prefills.get(request, 0.0)
+        self._forget(request)
 
     def _forget(self, request: str) -> None:
         self.backlog_s -= self.prefills.pop(request, 0.0)
         if not self.prefills:
-            self.backlog_s = 0.0  # and not what rounding leaves of it
+            self.backlog_s = 0.0  # exactly, without rounding errors
 
     # --- decode ----------------------------------------------------------------------------------------------------
 
@@ -136,7 +137,7 @@ class Instance:
         self.landed_at_s = max(self.landed_at_s, arrives_s)
 
     def observe(self, now_s: float) -> None:
-        """Read what the host reports. What it does not say, or says as no number, stays as it was."""
+        """Read what the host reports. A load that is missing or not a number leaves the last one."""
         load = self.view.load
         running, queued = load.running_requests, load.queued_requests
         if is_number(tokens := load.running_tokens):
@@ -151,10 +152,10 @@ class Instance:
             self._late(now_s, is_number(load.queued_tokens) and load.queued_tokens > 0)
 
     def _late(self, now_s: float, queue: bool) -> None:
-        """Correct a prediction that has passed: what stands behind the first request still waits for it."""
-        if queue:
+        """Correct a prediction that has passed."""
+        if queue:  # the first request is late, and the others wait for it
             self.free_at_s = now_s + self.backlog_s - next(iter(self.prefills.values()))
-        else:  # their end was never told: answers of one token, cancelled, or refused
+        else:  # what is left is in the step that runs now, and delays nobody
             self.prefills.clear()
             self.backlog_s = 0.0
 

@@ -1,4 +1,4 @@
-"""The instance monitor (Section 5.2): reads the loads that instances report, some at every call."""
+"""The instance monitor (Section 5.2): reads the loads that instances report, a few instances at each call."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pdplugins.policies.arrow.instance import Instance
 from pdplugins.policies.arrow.pools import DP, PD, D, P, Pools
 
 AT_ONCE = 8
-"""Instances that one call reads, in turn: with more of them a decision costs no more, and a load is as much older."""
+"""Instances that one call reads, in turn. So a decision costs the same in a larger fleet, and its loads are older."""
 
 
 class Monitor:

@@ -22,7 +22,7 @@ PREFILL_POOLS, DECODE_POOLS = (P, DP), (D, PD)
 class Least:
     """The instances of one pool, the one with the least key first, in logarithmic time.
 
-    A changed key is pushed again; the entry that it replaces is skipped when it comes up, or swept out.
+    A changed key is pushed again. The old entry is skipped when it reaches the top, or removed when there are many.
     """
 
     def __init__(self) -> None:
@@ -106,15 +106,15 @@ class Pools:
     """Which instance is in which pool. An instance is in exactly one."""
 
     def __init__(self) -> None:
-        self._of = {name: Least() for name in PoolName}
+        self._pools = {name: Least() for name in PoolName}
         self.load = DecodeLoad()
 
     def __getitem__(self, name: PoolName) -> Least:
-        return self._of[name]
+        return self._pools[name]
 
     def size(self, names: tuple[PoolName, ...]) -> int:
         """Return the number of instances in the pools `names`."""
-        return sum(len(self._of[name]) for name in names)
+        return sum(len(self._pools[name]) for name in names)
 
     def add(self, instance: Instance) -> None:
         """Take in a new instance, into the pool that it names."""
@@ -122,14 +122,14 @@ class Pools:
 
     def remove(self, instance: Instance) -> None:
         """Let an instance go."""
-        self._of[instance.pool].discard(instance)
+        self._pools[instance.pool].discard(instance)
         self.load.drop(instance)
 
     def move(self, instance: Instance, to: PoolName) -> None:
         """Move `instance` along one edge of Figure 5."""
         if to not in TRANSITIONS[instance.pool]:
             raise ValueError(f"Figure 5 has no transition from {instance.pool} to {to}")
-        self._of[instance.pool].discard(instance)
+        self._pools[instance.pool].discard(instance)
         self.load.drop(instance)
         instance.pool = to
         self.update(instance)
@@ -137,7 +137,7 @@ class Pools:
     def update(self, instance: Instance) -> None:
         """Put `instance` in its place by its present load: prefill queue, or running tokens."""
         if instance.pool in PREFILL_POOLS:
-            self._of[instance.pool].put(instance, instance.free_at_s)
+            self._pools[instance.pool].put(instance, instance.free_at_s)
         else:
-            self._of[instance.pool].put(instance, instance.running_tokens)
+            self._pools[instance.pool].put(instance, instance.running_tokens)
             self.load.count(instance)

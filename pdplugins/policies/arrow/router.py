@@ -1,7 +1,7 @@
 """Arrow's global scheduler (Wu et al., Sections 5.3 and 5.5): Algorithms 1 to 4 over four elastic pools.
 
-Prefill requests go where the predicted TTFT is inside its SLO; decode requests go where their KV cache is, or where the
-fewest tokens run. When no instance will do, one of the other phase is moved over, which costs nothing but a label.
+Prefill requests go where the predicted TTFT meets its SLO. Decode requests go where their KV cache is, or where the
+fewest tokens run. When no instance meets the SLO, one of the other phase changes its pool, which is only a label.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from pdplugins.contracts.deployment import Deployment
 from pdplugins.contracts.request import Request
 from pdplugins.contracts.roles import RoleMove
-from pdplugins.contracts.router import Placement
+from pdplugins.contracts.router import Outcome, Placement
 from pdplugins.contracts.workers import Role, WorkerView
-from pdplugins.errors import ConfigError
+from pdplugins.policies._common import check_ready
 from pdplugins.policies.arrow.config import ArrowSettings
 from pdplugins.policies.arrow.instance import Instance, PoolName
 from pdplugins.policies.arrow.monitor import Monitor
@@ -39,6 +39,8 @@ class ArrowRouter:
         self._seen = 0
         self._pools = Pools()
         self._monitor = Monitor(self._pools)
+        self._prefilling: dict[str, Instance] = {}
+        """Where requests prefill whose end was not told yet."""
         self._slow_since_s: float | None = None
         self._flips = dict.fromkeys(Role, 0)
         self._role_moves: dict[str, RoleMove] = {}
@@ -71,8 +73,10 @@ class ArrowRouter:
     def on_arrival(self, request: Request, workers: tuple[WorkerView, ...], now_s: float) -> Placement:
         """Choose the instance that prefills `request`; who decodes it is chosen when that is done."""
         self._look(workers, now_s)
+        self._forget(request.id)  # it comes again where its worker has failed
         target, reason = self._schedule_prefill(request, now_s)
         target.start_prefill(request, now_s)
+        self._prefilling[request.id] = target
         self._pools.update(target)
         return Placement(target.view.id, None, request.prompt_tokens, reason)
 
@@ -81,6 +85,7 @@ class ArrowRouter:
     ) -> Placement:
         """Choose the instance that decodes `request`."""
         self._look(workers, now_s)
+        self._prefilling.pop(request.id, None)
         home = self._instances.get(placement.first)
         if home is not None:
             home.end_prefill(request.id, now_s)
@@ -91,6 +96,17 @@ class ArrowRouter:
         target.start_decode(request, now_s + moves_s)
         self._pools.update(target)
         return Placement(placement.first, target.view.id, request.prompt_tokens, reason)
+
+    def on_ended(self, request: Request, outcome: Outcome) -> None:
+        """Forget a request whose prefill was never reported: an answer of one token, cancelled, failed or refused."""
+        self._forget(request.id)
+
+    def _forget(self, request: str) -> None:
+        home = self._prefilling.pop(request, None)
+        if home is not None:
+            home.drop(request)
+            if self._instances.get(home.view.id) is home:
+                self._pools.update(home)
 
     def _schedule_prefill(self, r: Request, now_s: float) -> tuple[Instance, str]:
         """Algorithm 1: SLO-aware prefill scheduling."""
@@ -163,7 +179,7 @@ class ArrowRouter:
     # --- the monitor -----------------------------------------------------------------------------------------------
 
     def _look(self, workers: tuple[WorkerView, ...], now_s: float) -> None:
-        """See to the workers that came and went, and to what the monitor reports."""
+        """Take note of new workers, of workers that are gone, and of the loads."""
         if workers is not self._workers:
             self._take(workers)
         self._monitor.watch(now_s)
@@ -194,8 +210,7 @@ class ArrowRouter:
     # --- workers that come and go ----------------------------------------------------------------------------------
 
     def _take(self, workers: tuple[WorkerView, ...]) -> None:
-        if not workers:
-            raise ConfigError("router arrow: no worker is ready; start at least one")
+        check_ready("arrow", workers)
         self._workers = workers
         known, self._instances = self._instances, {}
         for view in workers:

@@ -9,6 +9,7 @@ import numpy as np
 from pdplugins.contracts.deployment import Deployment
 from pdplugins.contracts.perf import PerfModel
 from pdplugins.contracts.workers import Role
+from pdplugins.policies._common import largest_within
 
 SHORTEST_TOKENS, LONGEST_TOKENS = 256, 65_536
 """Prompt lengths between which prefill times are fitted; below, launching kernels takes longer than computing."""
@@ -28,9 +29,9 @@ class TtftPredictor:
 
     @classmethod
     def fit(cls, perf: PerfModel, tp: int) -> TtftPredictor:
-        """Fit the curve to the prefill times of `perf`, so that short and long prompts are off by equal shares.
+        """Fit the curve to the prefill times of `perf`, with equal weight on the relative error of every length.
 
-        No coefficient is negative: more tokens never take less time, at any length.
+        No coefficient is negative, so that more tokens never take less time.
         """
         from scipy.optimize import nnls  # noqa: PLC0415 - takes longer to import than all of pdplugins
 
@@ -56,14 +57,7 @@ class DecodeLimits:
         perf, tpot_s, batch = deployment.perf, deployment.slo.tpot_s, deployment.max_batch
         while batch > 1 and perf.decode_step_s(batch, 0, tp) > tpot_s:
             batch //= 2
-        low, high = 0, kv_tokens
-        while low < high:
-            middle = (low + high + 1) // 2
-            if perf.decode_step_s(batch, middle / batch, tp) <= tpot_s:
-                low = middle
-            else:
-                high = middle - 1
-        return cls(batch, low)
+        return cls(batch, largest_within(tpot_s, kv_tokens, lambda held: perf.decode_step_s(batch, held / batch, tp)))
 
 
 class StartupProfiler:

@@ -22,7 +22,7 @@ class DopdSettings(BaseModel):
     rate_sigmas: float = Field(1.0, ge=0, description="standard errors of the request rate that are planned for")
     length_cv2: float = Field(1.0, ge=0, description="squared coefficient of variation of prompt lengths (Eq. 6-8)")
     decode_sigmas: float = Field(
-        2.0, ge=0, description="standard deviations of the concurrency that decode has room for"
+        2.0, ge=0, description="decode capacity beyond the mean concurrency, in standard deviations"
     )
     learn_bursts: bool = Field(True, description="learn how large bursts are and whether a level lasts a start-up")
     drain_backlog: bool = Field(True, description="add the workers that clear a queue within one start-up")

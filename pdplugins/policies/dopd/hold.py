@@ -14,7 +14,7 @@ class Hold:
 
     def __call__(self, wanted: int, now_s: float) -> int:
         """Return the workers to keep at `now_s` when `wanted` are wanted."""
-        # Later wishes that are as large make earlier ones irrelevant, so the queue falls from left to right.
+        # A later wish that is as large makes an earlier one irrelevant, so the queue falls from left to right.
         while self._wanted and self._wanted[-1][1] <= wanted:
             self._wanted.pop()
         self._wanted.append((now_s, wanted))

@@ -12,7 +12,7 @@ from pdplugins.contracts.workers import Pool
 from pdplugins.policies.dopd.forecast import Lasting
 
 LARGEST = 1e9
-"""Larger metrics are taken as this: no host serves a billion requests, or tokens in one, and sums must stay finite."""
+"""Larger metrics are cut to this: no host serves so many requests, or tokens in one request, and sums stay finite."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +54,18 @@ class LoadForecast:
     def failed(self) -> int:
         """How often a forecaster raised."""
         return sum(series.failures for series in self._series.values())
+
+
+def told_signals(traffic: Traffic) -> dict[str, float]:
+    """Return what the host says of the traffic and no decision uses: signals for those who watch the planner.
+
+    ``isl_cv`` is the coefficient of variation of the prompt lengths of the window.
+    """
+    told = {"local_share": traffic.local_share, "prefix_hit_rate": traffic.prefix_hit_rate}
+    mean, square = traffic.isl_tokens, traffic.isl_sq_tokens
+    if is_number(mean) and is_number(square) and 0 < mean <= LARGEST:
+        told["isl_cv"] = math.sqrt(max(square / mean / mean - 1, 0.0))
+    return {name: value for name, value in told.items() if is_number(value)}
 
 
 def unusable(traffic: Traffic) -> str | None:

@@ -8,7 +8,8 @@ a setting each, and off in `paper_literal`. docs/policies/dopd.md explains.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
 from pdplugins.contracts.deployment import Deployment
 from pdplugins.contracts.planner import PlannerView, ScalePlan, Traffic
@@ -18,7 +19,7 @@ from pdplugins.policies.dopd.config import DopdSettings
 from pdplugins.policies.dopd.forecast import Corrected, Forecaster, Lasting, Predictor, Reverting, build_forecaster
 from pdplugins.policies.dopd.hold import Hold
 from pdplugins.policies.dopd.literal import algorithm_2
-from pdplugins.policies.dopd.load import LARGEST, Load, LoadForecast, in_flight, queued, unusable
+from pdplugins.policies.dopd.load import LARGEST, Load, LoadForecast, in_flight, queued, told_signals, unusable
 from pdplugins.policies.dopd.ratio import concurrency_within_tpot, decode_concurrency, mean_context_tokens, pd_ratio
 from pdplugins.policies.dopd.staffing import Backlog, Dispersion, Service, prefill_workers, upper_rate
 
@@ -27,7 +28,7 @@ LITERAL_CORRECTION = 2.0
 LEARNING_S = 7200.0
 """How long what was learned about bursts counts: it should not fade within the hour in which it is needed again."""
 MOST_WORKERS = 1e6
-"""A wish beyond this is this; the budget cuts it anyway."""
+"""Larger wishes are cut to this; the budget cuts them further anyway."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +64,7 @@ class DopdPlanner:
         self._prefill_hold, self._decode_hold = Hold(settings.hold_s), Hold(settings.hold_s)
         self._busy_s: float | None = None
         self._pools = (1, 1)
+        self._signals: Mapping[str, float] = {}
         self._started = False
 
     def _forecaster(self) -> Forecaster:
@@ -79,8 +81,19 @@ class DopdPlanner:
         """Seconds between two calls of `plan`."""
         return self._settings.interval_s
 
+    @property
+    def signals(self) -> Mapping[str, float]:
+        """The numbers behind the last plan."""
+        return self._signals
+
     def plan(self, view: PlannerView) -> ScalePlan:
         """Return the pools wanted from now on; the last ones again when the metrics are unusable."""
+        plan = self._plan(view)
+        told = {} if view.traffic is None else told_signals(view.traffic)
+        self._signals = {**plan.signals, **told}
+        return replace(plan, signals=self._signals)
+
+    def _plan(self, view: PlannerView) -> ScalePlan:
         if not self._started:
             self._start(view)
         traffic = view.traffic
@@ -102,7 +115,7 @@ class DopdPlanner:
         return self._within_limits(view, demand)
 
     def _start(self, view: PlannerView) -> None:
-        """Take the pools that there are as the first plan, and as wanted: none shrinks before the load is known."""
+        """Take the pools of the host as the first plan, and as wanted: none shrinks before the load is known."""
         pools = max(view.prefill.coming, 1), max(view.decode.coming, 1)
         self._prefill_hold(pools[0], view.now_s)
         self._decode_hold(pools[1], view.now_s)
@@ -114,7 +127,7 @@ class DopdPlanner:
         return ScalePlan(prefill, decode, f"holding {prefill}P{decode}D: {why}", self._faults({}))
 
     def _idle(self, view: PlannerView, traffic: Traffic) -> bool:
-        """Tell whether no request came for as long as pools are held: levels and means of the past are over then."""
+        """Tell whether no request came for `hold_s`: then forecasts from before count no longer."""
         if traffic.requests > 0 or self._busy_s is None:
             self._busy_s = view.now_s
         return view.now_s - self._busy_s > self._settings.hold_s

@@ -2,24 +2,22 @@
 
 The paper chooses the decode worker with the lowest inferred cost of cache hits and load (Section V-B), and skips remote
 prefill for prompts whose KV transfer would cost more than their prefill next to running decodes (Sections II-C, V-E).
-Remote prompts wait in one shared queue there (Section V-C). Hosts have a queue per worker, so the one whose queue is
-over first is taken, which is where a shared queue would have sent the prompt.
+Remote prompts wait in one shared queue in the paper (Section V-C). Hosts have a queue for each worker, so the prompt
+goes to the worker whose queue ends first. A shared queue would have sent it there too.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from pdplugins.contracts.deployment import Deployment
 from pdplugins.contracts.perf import PerfModel
 from pdplugins.contracts.request import Request
 from pdplugins.contracts.router import Placement
 from pdplugins.contracts.workers import Role, WorkerView
-from pdplugins.errors import ConfigError
+from pdplugins.policies._common import by_role, cached_tokens, cheapest, largest_within
 from pdplugins.policies.dopd.config import DopdRouterSettings
-
-Load = Callable[[WorkerView], float]
 
 LONGEST_LOCAL_TOKENS = 32_768
 """No prompt beyond this is local, however slow the link is."""
@@ -31,14 +29,11 @@ def local_prompt_tokens(perf: PerfModel, tp: int) -> int:
     What prefill adds to a step that runs anyway is its time beyond that of no tokens: the weights are read once.
     """
     alone_s = perf.prefill_s(0, tp)
-    low, high = 0, LONGEST_LOCAL_TOKENS
-    while low < high:
-        tokens = (low + high + 1) // 2
-        if perf.prefill_s(tokens, tp) - alone_s <= perf.transfer_s(tokens):
-            low = tokens
-        else:
-            high = tokens - 1
-    return low
+
+    def late_s(tokens: int) -> float:
+        return perf.prefill_s(tokens, tp) - alone_s - perf.transfer_s(tokens)
+
+    return largest_within(0.0, LONGEST_LOCAL_TOKENS, late_s)
 
 
 class DopdRouter:
@@ -59,7 +54,7 @@ class DopdRouter:
             self._split(workers)
         decode = self._cheapest_decode(request)
         prompt = request.prompt_tokens
-        missing = prompt - self._cached_tokens(request, decode)
+        missing = prompt - cached_tokens(request, decode, self._block_tokens)
         if missing <= self.local_tokens:
             return Placement(decode.id, decode.id, prompt, f"{missing} tokens prefill faster than they move")
         return Placement(self._first_free_prefill(request).id, decode.id, prompt)
@@ -73,37 +68,16 @@ class DopdRouter:
     def _cheapest_decode(self, request: Request) -> WorkerView:
         """Return the decode worker with the least cost: requests there, less the share of the prompt that is cached."""
         weight = self._cache_weight / max(request.prompt_tokens, 1)
-        return self._cheapest(request, self._decode, _requests, weight)
+        return cheapest(request, self._decode, _requests, weight, self._block_tokens)
 
     def _first_free_prefill(self, request: Request) -> WorkerView:
         """Return the prefill worker with the fewest tokens to compute until this prompt is done."""
-        return self._cheapest(request, self._prefill, _queued_tokens, 1.0)
-
-    def _cheapest(self, request: Request, pool: Sequence[WorkerView], load: Load, weight: float) -> WorkerView:
-        """Return the worker with the least load, where each cached token of the prompt takes `weight` off."""
-        least = min(pool, key=load)
-        if not request.blocks:
-            return least
-        start = request.blocks[0]
-        holders = [worker for worker in pool if start in worker.cached_blocks]
-        return min([least, *holders], key=lambda worker: load(worker) - weight * self._cached_tokens(request, worker))
-
-    def _cached_tokens(self, request: Request, worker: WorkerView) -> int:
-        if not request.blocks:
-            return 0
-        cached, hits = worker.cached_blocks, 0
-        for block in request.blocks:
-            if block not in cached:
-                break
-            hits += 1
-        return min(hits * self._block_tokens, request.prompt_tokens)
+        return cheapest(request, self._prefill, _queued_tokens, 1.0, self._block_tokens)
 
     def _split(self, workers: tuple[WorkerView, ...]) -> None:
-        if not workers:
-            raise ConfigError("router dopd: no worker is ready; start at least one")
+        pools = by_role("dopd", workers)
         self._workers = workers
-        self._prefill = [worker for worker in workers if worker.role is Role.PREFILL] or workers
-        self._decode = [worker for worker in workers if worker.role is Role.DECODE] or workers
+        self._prefill, self._decode = pools[Role.PREFILL] or workers, pools[Role.DECODE] or workers
 
 
 def _requests(worker: WorkerView) -> float:

@@ -1,4 +1,4 @@
-"""The local scheduler (Algorithm 2): all decodes, and as many prompt tokens as the TBT SLO leaves room for."""
+"""The local scheduler (Algorithm 2): each step has all decodes, and as many prompt tokens as keep the TBT SLO."""
 
 from __future__ import annotations
 
@@ -7,11 +7,10 @@ from collections.abc import Mapping
 from pdplugins.contracts.batching import BatchPlan, BatchView, QueuedPrefill
 from pdplugins.contracts.deployment import Deployment
 from pdplugins.policies.dynaserve.config import DynaServeBatchSettings
-from pdplugins.policies.dynaserve.steps import StepModel
 from pdplugins.policies.dynaserve.table import ProfileTable
 
-CLOSE = 16
-"""The search for M stops this many tokens below the most that would fit."""
+CLOSE_TOKENS = 16
+"""The search for M ends at most so many tokens below the largest M that keeps the SLO."""
 
 
 class DynaServeBatchScheduler:
@@ -21,7 +20,7 @@ class DynaServeBatchScheduler:
         self._slo_s = (settings.tbt_slo_s or deployment.slo.tpot_s) * (1 - settings.headroom)
         self._most = settings.step_tokens
         self._alone = min(settings.prefill_only_tokens, settings.step_tokens)
-        self._table = ProfileTable(StepModel(deployment), settings.learning_rate)
+        self._table = ProfileTable(deployment, settings.learning_rate)
 
     def next_batch(self, view: BatchView, now_s: float) -> BatchPlan:
         """Compose the next step. All decodes are in it (line 2); the plan names the prompt tokens (lines 3 to 8)."""
@@ -36,7 +35,7 @@ class DynaServeBatchScheduler:
             budget = self._alone
         for prefill in view.queue:
             done = done_tokens(prefill)
-            if done > covered and not alone:  # more attention for each token than M was reckoned with
+            if done > covered and not alone:  # each token attends to more than M assumes
                 covered = max(map(done_tokens, view.queue))
                 budget = step.max_prefill_allowed(covered, budget)
             tokens = min(prefill.remaining_tokens, budget)
@@ -68,12 +67,12 @@ class Step:
         self.ctx = max(view.decode_context_tokens, 0) / self.dnum if self.dnum else 0.0
         self.plen = 0
         self.chunks: list[tuple[QueuedPrefill, int, float]] = []
-        """What prefills, how many tokens of it, and the seconds that it adds."""
-        self._modelled_s = table.model.alone_s(self.dnum, self.ctx)
+        """Prompt, tokens of it, and seconds that they add."""
+        self._modelled_s = table.decode_s(self.dnum, self.ctx)
 
     def add(self, prefill: QueuedPrefill, tokens: int) -> None:
         """Add a chunk of `tokens` tokens (line 5)."""
-        added_s = self._table.model.added_s(self.plen, self.dnum, done_tokens(prefill), tokens)
+        added_s = self._table.steps.added(tokens, done_tokens(prefill), self.plen, self.dnum)
         self.chunks.append((prefill, tokens, added_s))
         self.plen += tokens
         self._modelled_s += added_s
@@ -93,15 +92,17 @@ class Step:
         return self._table.ratio(self.plen, self.ctx, self.dnum) * self._modelled_s
 
     def max_prefill_allowed(self, done: int, most: int) -> int:
-        """Return M: prompt tokens that may join, each after at most `done` earlier ones, so that the SLO is kept.
+        """Return M: the prompt tokens that may join the step within the SLO; at most `most`.
 
-        The search narrows from both sides and ends on a number that it has found to fit.
+        It is a search by secants, kept inside an interval that shrinks at each probe. Its result was probed, and fits.
+
+        :param done: most tokens of a prompt that come before its chunk.
         """
         table, plen, dnum, ctx, slo_s = self._table, self.plen, self.dnum, self.ctx, self._slo_s
-        before_s, added_s = self._modelled_s, table.model.added_s
+        before_s, added = self._modelled_s, table.steps.added
 
         def late_s(tokens: int) -> float:
-            return table.ratio(plen + tokens, ctx, dnum) * (before_s + added_s(plen, dnum, done, tokens)) - slo_s
+            return table.ratio(plen + tokens, ctx, dnum) * (before_s + added(tokens, done, plen, dnum)) - slo_s
 
         if most <= 0:
             return 0
@@ -111,8 +112,8 @@ class Step:
         low, low_s = 0, table.ratio(plen, ctx, dnum) * before_s - slo_s
         if low_s > 0:
             return 0
-        while high - low > CLOSE:
-            aim = low + int((high - low) * low_s / (low_s - high_s)) - CLOSE // 2
+        while high - low > CLOSE_TOKENS:
+            aim = low + int((high - low) * low_s / (low_s - high_s)) - CLOSE_TOKENS // 2
             aim = min(max(aim, low + 1 + (high - low) // 8), high - 1)
             aim_s = late_s(aim)
             if aim_s <= 0:
@@ -122,7 +123,7 @@ class Step:
         return low
 
     def keep_slo(self) -> None:
-        """Leave out the last chunks while the step as a whole would break the SLO, as where a profile is concave."""
+        """Drop the last chunks while the whole step would break the SLO, which happens where a profile is concave."""
         while len(self.chunks) > 1 and self.predicted_s() > self._slo_s:
             _, tokens, added_s = self.chunks.pop()
             self.plen -= tokens
@@ -130,7 +131,7 @@ class Step:
 
 
 def done_tokens(prefill: QueuedPrefill) -> int:
-    """Return the tokens of a prompt that are in the KV cache already; as many as there can be where nobody says."""
+    """Return the tokens of a prompt that are in the KV cache; where the host does not say, the most that can be."""
     if prefill.done_tokens is not None:
         return prefill.done_tokens
     return max(prefill.request.prompt_tokens - prefill.remaining_tokens, 0)

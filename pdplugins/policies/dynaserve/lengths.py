@@ -1,4 +1,4 @@
-"""How long the answer will be (section 5): every predictor has one question and, where it learns, one lesson."""
+"""Predictors of the output length (section 5). Some learn from the requests that have finished."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections import deque
 from typing import Protocol
 
 from pdplugins.contracts.request import Request
+from pdplugins.policies._common import SplitMix64
 from pdplugins.policies.dynaserve.config import DynaServeRouterSettings
 
 
@@ -24,7 +25,7 @@ class LengthPredictor(Protocol):
 
 
 class Oracle:
-    """What the host says; `prior_tokens` where it says nothing."""
+    """Returns what the host predicts; `prior_tokens` where it predicts nothing."""
 
     def __init__(self, prior_tokens: int) -> None:
         self._prior = prior_tokens
@@ -44,19 +45,12 @@ class Noisy(Oracle):
     def __init__(self, prior_tokens: int, noise_tokens: float, seed: int) -> None:
         super().__init__(prior_tokens)
         self._sigma = noise_tokens
-        self._state = seed
+        self._uniform = SplitMix64(seed).uniform
 
     def predict(self, request: Request) -> float:
         """Return the host's prediction with an error."""
         radius = math.sqrt(-2 * math.log(1 - self._uniform()))  # Box and Muller, 1958
         return max(super().predict(request) + self._sigma * radius * math.cos(math.tau * self._uniform()), 1.0)
-
-    def _uniform(self) -> float:
-        """Return the next of a stream of numbers from [0, 1) (SplitMix64, Steele et al., OOPSLA 2014)."""
-        self._state = z = (self._state + 0x9E3779B97F4A7C15) & 0xFFFFFFFFFFFFFFFF
-        z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & 0xFFFFFFFFFFFFFFFF
-        z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & 0xFFFFFFFFFFFFFFFF
-        return float((z ^ (z >> 31)) >> 11) * 2**-53
 
 
 class Quantile:

@@ -17,5 +17,5 @@ def pd_register_routers(register: Register) -> None:
 
 @hookimpl
 def pd_register_batch_schedulers(register: Register) -> None:
-    """Add ``dynaserve``: as much prefill as the TBT SLO leaves room for (Algorithm 2)."""
+    """Add ``dynaserve``: as much prefill as keeps the TBT SLO (Algorithm 2)."""
     register("dynaserve", DynaServeBatchScheduler, DynaServeBatchSettings)

@@ -7,18 +7,18 @@ prompts in chunks that just keep the TBT SLO, decodes in batches as large as tha
 
     time = prompt_s + decode_s + max(prompt_passes_s, decode_passes_s)
 
-Where nothing decodes there is no SLO to keep: chunks are large, and their passes count nothing. So a probe of the
-search costs a few table look-ups, however much work there is.
+Where nothing decodes, no SLO limits the chunks: they are large, and the weight reads of their passes are left out. So a
+probe of the search costs a few table look-ups, however much work there is.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache, partial
 
 from pdplugins.contracts.deployment import Deployment
+from pdplugins.policies._common import largest_within
 from pdplugins.policies.dynaserve.steps import shared_tp
 
 CONTEXTS = tuple(64.0 * 1.25**power for power in range(37))
@@ -65,13 +65,14 @@ NONE = Work()
 
 
 class ExecutionPredictor:
-    """Turns token spans into work, with the profile. A worker of the pool is like any other."""
+    """Turns spans of tokens into work, by the profile. All workers of the pool count as equally fast."""
 
     def __init__(self, deployment: Deployment) -> None:
         perf, tp, slo_s = deployment.perf, shared_tp(deployment), deployment.slo.tpot_s
         self._prefill_s = lru_cache(4096)(partial(perf.prefill_s, tp=tp))
         self._weights_s = min(perf.prefill_s(0, tp), perf.decode_step_s(1, 0, deployment.decode_tp))
-        self._pass_s = self._weights_s / _largest(lambda tokens: perf.prefill_s(tokens, tp), 1 << 20, slo_s)
+        chunk_tokens = largest_within(slo_s, 1 << 20, lambda tokens: perf.prefill_s(tokens, tp))
+        self._pass_s = self._weights_s / max(chunk_tokens, 1)
         """Seconds of weight reads for one prompt token."""
         self._token_s = [self._full_batch(context, deployment) for context in CONTEXTS]
         """Seconds that one decode token adds, and of weight reads for it, at each of CONTEXTS."""
@@ -80,7 +81,8 @@ class ExecutionPredictor:
         perf, tp = deployment.perf, deployment.decode_tp
         kv_tokens = deployment.kv_tokens or perf.kv_capacity_tokens(tp)
         most = max(min(deployment.max_batch, int(kv_tokens / context)), 1)
-        batch = _largest(lambda size: perf.decode_step_s(size, context, tp), most, deployment.slo.tpot_s)
+        fits = largest_within(deployment.slo.tpot_s, most, lambda size: perf.decode_step_s(size, context, tp))
+        batch = max(fits, 1)
         added_s = max(perf.decode_step_s(batch, context, tp) - self._weights_s, 0.0)
         return added_s / batch, self._weights_s / batch
 
@@ -108,15 +110,3 @@ class ExecutionPredictor:
         share = 0.0 if share < 0 else share
         (low, low_reads), (high, high_reads) = self._token_s[index], self._token_s[index + 1]
         return low + share * (high - low), low_reads + share * (high_reads - low_reads)
-
-
-def _largest(time_s: Callable[[int], float], most: int, slo_s: float) -> int:
-    """Return the largest number up to `most` whose time stays within the SLO; at least 1."""
-    low, high = 1, most + 1
-    while high - low > 1:
-        middle = (low + high) // 2
-        if time_s(middle) <= slo_s:
-            low = middle
-        else:
-            high = middle
-    return low

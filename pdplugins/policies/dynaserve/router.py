@@ -10,13 +10,13 @@ from pdplugins.contracts.numbers import is_number
 from pdplugins.contracts.request import Request
 from pdplugins.contracts.router import Ending, Outcome, Placement
 from pdplugins.contracts.workers import Role, WorkerView
-from pdplugins.errors import ConfigError
+from pdplugins.policies._common import by_role
 from pdplugins.policies.dynaserve.config import DynaServeRouterSettings
 from pdplugins.policies.dynaserve.lengths import build_predictor
 from pdplugins.policies.dynaserve.predict import NONE, ExecutionPredictor, Work
 
 LONGEST = 10_000_000
-"""Longer predictions are taken as this: no model has such a context, and sums must stay finite."""
+"""Longer predictions are cut to this: no model has such a context, and sums stay finite."""
 
 
 class Server:
@@ -31,9 +31,9 @@ class Server:
         """When it will have done all of it."""
 
     def advance(self, predictor: ExecutionPredictor, now_s: float) -> None:
-        """Take off what it has done by now, and correct the rest by what it says: prompts that wait are not done.
+        """Take off what it should have done by now. Prompts that it reports as waiting are not done: they count again.
 
-        An idle worker may have work to come: a second micro-request arrives when the first is done.
+        A worker that is idle now may still have work: a second micro-request starts when the first one is done.
         """
         work, load = self.work, self.view.load
         before_s = work.with_s(NONE)
@@ -53,9 +53,9 @@ class Server:
 
 
 class DynaServeRouter:
-    """Splits each request between two workers. One decision costs `probes` predictions, however many workers there are.
+    """Splits each request between two workers. A decision costs `probes` predictions, however many workers there are.
 
-    The pair is chosen in turn, the least busy of the next `choices` workers on each side (the paper: round robin).
+    Each side takes the least busy of the next `choices` workers in turn (the paper: round robin).
     """
 
     def __init__(self, settings: DynaServeRouterSettings, deployment: Deployment) -> None:
@@ -82,7 +82,7 @@ class DynaServeRouter:
         if first is second:
             return self._whole(prompt, length, first, now_s)
         second.advance(self._predictor, now_s)
-        split = self._split(prompt, length, first, second)
+        split = self._split(prompt, length, first, second) if _splits(first) and _splits(second) else prompt
         if split < self._settings.least_tokens:
             return self._whole(prompt, length, second, now_s)
         if length - split < self._settings.least_tokens:
@@ -105,8 +105,7 @@ class DynaServeRouter:
     # --- the pair --------------------------------------------------------------------------------------------------
 
     def _see(self, workers: tuple[WorkerView, ...]) -> None:
-        if not workers:
-            raise ConfigError("router dynaserve: no worker is ready; start at least one")
+        pools = by_role("dynaserve", workers)
         known = self._servers
         self._servers = {view.id: known.get(view.id) or Server(view) for view in workers}
         servers = list(self._servers.values())
@@ -114,8 +113,8 @@ class DynaServeRouter:
             server.view = view
         self._workers = workers
         if self._settings.pairs == "roles":
-            pools = [[server for server in servers if server.view.role is role] for role in Role]
-            self._pools = pools[0] or servers, pools[1] or servers
+            first, second = ([self._servers[view.id] for view in pools[role]] for role in Role)
+            self._pools = first or servers, second or servers
         else:
             self._pools = servers, servers
 
@@ -144,8 +143,8 @@ class DynaServeRouter:
     def _split(self, prompt: int, length: int, first: Server, second: Server) -> int:
         """Return the token at which both workers would finish together (lines 3 to 10).
 
-        Of the splits that were tried it is the one after which the later of the two finishes first: where the time
-        jumps, as between the last prompt token and the first one decoded, halves do not approach the best split.
+        Of the splits that were tried, it is the one with which the later of the two workers finishes first. The search
+        alone need not end on it, because the time jumps between the last prompt token and the first decoded one.
         """
         span, settings = self._predictor.span, self._settings
         ratio, low, high = prompt / length, 0.0, 1.0
@@ -164,7 +163,7 @@ class DynaServeRouter:
             else:
                 low = ratio
             ratio = (low + high) / 2
-        if low == 0.0 or high == 1.0:  # one worker is done first whatever it gets: it gets all of it
+        if low == 0.0 or high == 1.0:  # one worker finishes first at every split: it gets the whole request
             return 0 if low == 0.0 else length
         return best
 
@@ -178,6 +177,11 @@ def _until(server: Server) -> float:
     return server.until_s
 
 
+def _splits(server: Server) -> bool:
+    """Return whether a worker can be part of a pair that is split at any token; a host that does not know may try."""
+    return (known := server.view.capabilities) is None or known.splits
+
+
 def _holds(server: Server, tokens: int) -> bool:
-    """Return whether the KV cache of a worker has room for a request of `tokens` tokens."""
+    """Return whether the KV cache of a worker can hold a request of `tokens` tokens."""
     return server.view.kv_capacity_tokens >= tokens

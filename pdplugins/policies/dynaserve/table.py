@@ -1,35 +1,42 @@
-"""The profile table T of Algorithm 2: (plen, ctx, dnum) to seconds, seeded from the profile, refined by every step.
+"""The profile table T of Algorithm 2: seconds of a step, from the profile at first, then corrected by every step.
 
-A cell holds the ratio of measured to modelled time of the steps that fell into it; cells are powers of two wide in each
-of the three. So the table knows every composition from the start, a measurement also corrects its neighbours within
-the cell, and its size does not grow with the number of steps.
+A step is (plen, ctx, dnum): prompt tokens, mean context of the decodes, and number of decodes. A cell of the table is a
+power of two wide in each of the three. It holds the ratio of measured to modelled time of the steps that fell into it.
+So the table has a time for every step from the start, and its size does not grow with the number of steps.
 """
 
 from __future__ import annotations
 
 import math
 
-from pdplugins.policies.dynaserve.steps import StepModel
+from pdplugins.contracts.deployment import Deployment
+from pdplugins.policies.dynaserve.steps import grid_steps, shared_tp
 
 Key = tuple[int, int, int]
 BOUND = 2.0
-"""One measurement counts as at most this far off: a hiccup must not close the batch to prefill for long."""
+"""One measurement counts as at most so many times off: one slow step must not keep prefill out for long."""
 
 
 class ProfileTable:
     """Step times of one instance."""
 
-    def __init__(self, model: StepModel, learning_rate: float) -> None:
-        self.model = model
+    def __init__(self, deployment: Deployment, learning_rate: float) -> None:
+        self.steps = grid_steps(deployment.perf, shared_tp(deployment))
+        """Modelled times of prefill."""
+        self._perf, self._decode_tp = deployment.perf, deployment.decode_tp
         self._rate = learning_rate
         self._ratios: dict[Key, float] = {}
+
+    def decode_s(self, dnum: int, ctx: float) -> float:
+        """Return the modelled seconds of a step of `dnum` decodes of mean context `ctx` and no prefill."""
+        return self._perf.decode_step_s(dnum, ctx, self._decode_tp) if dnum else 0.0
 
     def ratio(self, plen: int, ctx: float, dnum: int) -> float:
         """Return how many times as long as modelled such steps take here."""
         return self._ratios.get((plen.bit_length(), int(ctx).bit_length(), dnum.bit_length()), 1.0)
 
     def record(self, plen: int, ctx: float, dnum: int, modelled_s: float, took_s: float) -> None:
-        """Learn from a step (line 1). What is not a time, as of a host without a clock, is left out."""
+        """Learn from a step (line 1). A time that is not positive and finite is left out: some hosts have no clock."""
         if not (math.isfinite(took_s) and took_s > 0 and modelled_s > 0):
             return
         ratio = min(max(took_s / modelled_s, 1 / BOUND), BOUND)

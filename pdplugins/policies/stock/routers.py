@@ -14,7 +14,7 @@ from pdplugins.contracts.deployment import Deployment
 from pdplugins.contracts.request import Request
 from pdplugins.contracts.router import Placement
 from pdplugins.contracts.workers import Role, WorkerView
-from pdplugins.errors import ConfigError
+from pdplugins.policies._common import SplitMix64, by_role, cheapest
 
 Pool = Sequence[WorkerView]
 
@@ -43,10 +43,8 @@ class StockRouter:
         self._colocated = settings.colocated
         self._sticky = settings.sticky
         self._by_id: dict[str, WorkerView] = {}
-        self._seed = settings.seed
         self._workers: tuple[WorkerView, ...] = ()
         self._pools: dict[Role, Pool] = {}
-        self._picks = 0
 
     def on_arrival(self, request: Request, workers: tuple[WorkerView, ...], now_s: float) -> Placement:
         """Place a request."""
@@ -70,22 +68,11 @@ class StockRouter:
         """Choose one worker of `pool`."""
         raise NotImplementedError
 
-    def dice(self) -> int:
-        """Return the next of a stream of pseudo-random 64-bit numbers (SplitMix64, Steele et al., OOPSLA 2014)."""
-        self._picks += 1
-        z = (self._seed + self._picks * 0x9E3779B97F4A7C15) & 0xFFFFFFFFFFFFFFFF
-        z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & 0xFFFFFFFFFFFFFFFF
-        z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & 0xFFFFFFFFFFFFFFFF
-        return z ^ (z >> 31)
-
     def _split(self, workers: tuple[WorkerView, ...]) -> None:
-        if not workers:
-            raise ConfigError("router: no worker is ready; start at least one")
+        pools = by_role("of the stock", workers)
         self._workers = workers
         self._by_id = {worker.id: worker for worker in workers}
-        for role in Role:
-            pool = workers if self._colocated else tuple(worker for worker in workers if worker.role is role)
-            self._pools[role] = pool or workers
+        self._pools = {role: workers if self._colocated else pool or workers for role, pool in pools.items()}
 
 
 class RoundRobin(StockRouter):
@@ -105,23 +92,31 @@ class RoundRobin(StockRouter):
 class Random(StockRouter):
     """Takes any worker."""
 
+    def __init__(self, settings: RouterSettings, deployment: Deployment) -> None:
+        super().__init__(settings, deployment)
+        self._random = SplitMix64(settings.seed).next
+
     def pick(self, request: Request, pool: Pool, role: Role) -> WorkerView:
         """Choose one with equal chance."""
-        return pool[self.dice() % len(pool)]
+        return pool[self._random() % len(pool)]
 
 
-class PowerOfTwo(StockRouter):
+class PowerOfTwo(Random):
     """Takes the less loaded of two random workers (Mitzenmacher, IEEE TPDS 2001)."""
 
     def pick(self, request: Request, pool: Pool, role: Role) -> WorkerView:
         """Choose between two."""
-        one, other = pool[self.dice() % len(pool)], pool[self.dice() % len(pool)]
+        one, other = super().pick(request, pool, role), super().pick(request, pool, role)
         load = LOADS[role]
         return one if load(one) <= load(other) else other
 
 
 class LeastLoaded(StockRouter):
     """Takes the least loaded worker, in turn among equals: by prompt tokens for prefill, by requests for decode."""
+
+    def __init__(self, settings: RouterSettings, deployment: Deployment) -> None:
+        super().__init__(settings, deployment)
+        self._turns = 0
 
     def pick(self, request: Request, pool: Pool, role: Role) -> WorkerView:
         """Choose the least loaded."""
@@ -130,9 +125,10 @@ class LeastLoaded(StockRouter):
         least = min(loads)
         if loads.count(least) == 1:
             return pool[loads.index(least)]
-        self._picks += 1
-        equals = [worker for worker, its in zip(pool, loads, strict=True) if its == least] or pool  # none equals a NaN
-        return equals[self._picks % len(equals)]
+        self._turns += 1
+        equals = [worker for worker, value in zip(pool, loads, strict=True) if value == least]
+        equals = equals or list(pool)  # nothing equals NaN
+        return equals[self._turns % len(equals)]
 
 
 class CacheAware(StockRouter):
@@ -145,25 +141,7 @@ class CacheAware(StockRouter):
 
     def pick(self, request: Request, pool: Pool, role: Role) -> WorkerView:
         """Choose the worker with the fewest tokens to compute: its own, and those of the prompt it has not cached."""
-        least = min(pool, key=_tokens)
-        if not request.blocks:
-            return least
-        start = request.blocks[0]
-        holders = [worker for worker in pool if start in worker.cached_blocks]
-
-        def cost(worker: WorkerView) -> float:
-            cached = min(_leading(request.blocks, worker) * self._block_tokens, request.prompt_tokens)
-            return _tokens(worker) - self._weight * cached
-
-        return min([least, *holders], key=cost)
-
-
-def _leading(blocks: tuple[int, ...], worker: WorkerView) -> int:
-    cached = worker.cached_blocks
-    for count, block in enumerate(blocks):
-        if block not in cached:
-            return count
-    return len(blocks)
+        return cheapest(request, pool, _tokens, self._weight, self._block_tokens)
 
 
 def _tokens(worker: WorkerView) -> float:

@@ -61,7 +61,7 @@ class ThresholdPlanner:
         wanted = self._wanted(self._prefill, pools[0], used[0]), self._wanted(self._decode, pools[1], used[1])
         fit = fit_pools(self._deployment, *wanted)
         shares = [None if work is None else work / max(now, 1) for work, now in zip(used, pools, strict=True)]
-        said = ", ".join(
+        shown = ", ".join(
             f"{role} {'unknown: held' if share is None else f'{share:.0%} busy'}"
             for role, share in zip(("prefill", "decode"), shares, strict=True)
         )
@@ -71,7 +71,7 @@ class ThresholdPlanner:
             if share is not None
         }
         budget = "" if fit == wanted else f"; {wanted[0]}P{wanted[1]}D wanted, the budget allows less"
-        return ScalePlan(*fit, f"{said}{budget}", signals)
+        return ScalePlan(*fit, f"{shown}{budget}", signals)
 
     def _wanted(self, streak: _Streak, workers: int, work: float | None) -> int:
         """Return the size of one pool, whose `work` is what so many workers could just do."""

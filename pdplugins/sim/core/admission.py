@@ -10,6 +10,7 @@ from typing import NamedTuple
 from pdplugins.contracts.flow import Flow, Go, Refuse, Waiting
 from pdplugins.contracts.request import Request
 from pdplugins.contracts.router import Ending, HearsOutcomes, Outcome
+from pdplugins.runtime.decision import Journal
 from pdplugins.runtime.faults import Tally, implements
 from pdplugins.runtime.flow import SafeFlow
 from pdplugins.sim.core.clock import Events, seconds, ticks
@@ -32,6 +33,7 @@ class FlowPolicy(NamedTuple):
     """The objective: a first token is due so many seconds after the arrival."""
     tally: Tally
     """Where calls and faults of the policy are counted."""
+    journal: Journal | None = None
 
 
 class AtOnce:
@@ -82,7 +84,8 @@ class FlowControl:
     ) -> None:
         self.waiting = False
         self.hears = True
-        self._flow = SafeFlow(flow.policy, most_waiting=sys.maxsize, tally=flow.tally)  # the workload bounds it
+        most = sys.maxsize  # the workload bounds it
+        self._flow = SafeFlow(flow.policy, most_waiting=most, journal=flow.journal, tally=flow.tally)
         self._policy_hears = implements(flow.policy, HearsOutcomes)
         self._events = events
         self._fleet = fleet

@@ -61,7 +61,7 @@ class Loop:
 
 
 class PlannerLoop(Loop):
-    """Follows a planner. Give it a guarded one: whatever it answers is done."""
+    """Follows a planner. Give it a safe one: whatever it answers is done."""
 
     def __init__(self, planner: Planner, fleet: Fleet, dispatcher: Dispatcher, clock: PolicyClock) -> None:
         super().__init__(planner.interval_s, fleet, dispatcher, clock)

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections import Counter
 
 from pdplugins.contracts.kinds import Kind
-from pdplugins.runtime.decision import Fault
+from pdplugins.runtime.decision import Fault, Journal
 from pdplugins.runtime.faults import Tally
 
 
 class PolicyClock:
     """Wall time, calls and faults of each kind of policy, as the safe policies count them."""
 
-    def __init__(self) -> None:
-        self._tallies = {kind: Tally(kind) for kind in Kind}
+    def __init__(self, journal: Journal | None = None) -> None:
+        self._tallies = {kind: Tally(kind, journal) for kind in Kind}
 
     def tally(self, kind: Kind) -> Tally:
         """Return where the safe policies of `kind` count."""

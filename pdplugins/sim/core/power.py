@@ -46,8 +46,7 @@ NO_EFFECT = PowerCurve((math.inf,), (1.0,), (1.0,), 0.0, math.nan, math.nan, mat
 
 def power_curve(perf: PerfModel) -> PowerCurve:
     """Return what power caps do to the GPUs of `perf`."""
-    power = getattr(perf, "power", None)  # not every model comes from a profile, and not every profile has it
-    if power is None:
+    if (power := perf.power()) is None:
         return NO_EFFECT
     return PowerCurve(
         cap_w=power.cap_w,

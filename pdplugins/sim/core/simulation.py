@@ -19,6 +19,7 @@ from pdplugins.contracts.roles import HearsRoles
 from pdplugins.contracts.router import Router
 from pdplugins.contracts.workers import Role
 from pdplugins.runtime.batching import SafeBatchScheduler
+from pdplugins.runtime.decision import Journal
 from pdplugins.runtime.faults import implements
 from pdplugins.runtime.planner import SafePlanner
 from pdplugins.runtime.power import SafePowerController
@@ -69,13 +70,15 @@ class Simulation:
         batch_scheduler: Callable[[], BatchScheduler] | None = None,
         engine: type[Any] = Engine,
         sampler: Sampler | None = None,
+        journal: Journal | None = None,
     ) -> None:
         self._settings = settings
         self._scheduler = batch_scheduler
         self._engine = engine
         self._sampler = sampler
         self._events = Events()
-        self._clock = PolicyClock()
+        self._clock = PolicyClock(journal)
+        self._journal = journal
         self._gaps = Gaps(TICKS_PER_S)
         decode_kv = deployment.kv_tokens if settings.kv_tokens is None else settings.kv_tokens
         own = {
@@ -97,12 +100,14 @@ class Simulation:
             self._build,
         )
         remember = batch_scheduler is not None or bool(settings.deaths)
-        safe_router = SafeRouter(router, deployment, tally=self._clock.tally(Kind.ROUTER))
+        safe_router = SafeRouter(router, deployment, journal=journal, tally=self._clock.tally(Kind.ROUTER))
         self._routing = Routing(safe_router, settings.predict, remember)
         self._gaps.mortal = bool(settings.deaths)
         self._deaths_missed = 0
         links = Links(self._events)
-        flow_policy = None if flow is None else FlowPolicy(flow, deployment.slo.ttft_s, self._clock.tally(Kind.FLOW))
+        flow_policy = (
+            None if flow is None else FlowPolicy(flow, deployment.slo.ttft_s, self._clock.tally(Kind.FLOW), journal)
+        )
         self._dispatcher = Dispatcher(
             self._events, self._fleet, links, self._routing, settings, self._gaps, flow_policy
         )
@@ -112,7 +117,7 @@ class Simulation:
         if planner is not None:
             self._loops.append(PlannerLoop(planner, self._fleet, self._dispatcher, self._clock))
         if power is not None:
-            safe_power = SafePowerController(power, deployment, tally=self._clock.tally(Kind.POWER))
+            safe_power = SafePowerController(power, deployment, journal=journal, tally=self._clock.tally(Kind.POWER))
             self._loops.append(PowerLoop(safe_power, self._power, self._fleet, self._dispatcher, self._clock))
         own_planner = planner.policy if isinstance(planner, SafePlanner) else planner
         for kind, policy in ((Kind.PLANNER, own_planner), (Kind.ROUTER, router), (Kind.POWER, power)):
@@ -141,7 +146,7 @@ class Simulation:
         batching: FirstComeFirstServed | Scheduled = FirstComeFirstServed()
         if self._scheduler is not None:
             tally = self._clock.tally(Kind.BATCH_SCHEDULER)
-            batching = Scheduled(SafeBatchScheduler(self._scheduler(), tally=tally))
+            batching = Scheduled(SafeBatchScheduler(self._scheduler(), journal=self._journal, tally=tally))
         return self._engine(
             view, times, kv, port, self._settings.engine, batching, self._events, self._dispatcher, self._gaps
         )

@@ -4,15 +4,8 @@ For a batch of b requests the time of a decode step is piecewise linear in its t
 linear between their knots. Every step adds b tokens, so k steps from n inside one piece ``base + slope * n`` take
 ``k * (base + slope * n) + slope * b * k (k - 1) / 2``. All numbers are whole ticks: the sum is exact.
 
-A step with prefill is one event, and is timed from the prefill time of one prompt, T:
-
-* prompts of N new tokens together take T(N), and what a chunk of n tokens adds by attending to h earlier ones,
-  ``T(h + n) - T(h) - (T(n) - T(0))``, where that is positive;
-* decodes in the same step add their own step time, less T(0): the weights are read once.
-
-Where the model also knows D, the time of all of a step but attention over the tokens that it computes, steps are what
-`pdplugins.perf.table.TableModel` says: chunks share D of their tokens, attention is T - D, and decodes in the same step
-save what the parts of D take more than D of all tokens together.
+A step with prefill is one event. `pdplugins.perf.steps` says how long it takes; here its terms are whole ticks, each
+rounded by itself and remembered.
 """
 
 from __future__ import annotations
@@ -21,7 +14,7 @@ from bisect import bisect_right
 from math import ceil, sqrt
 
 from pdplugins.contracts.perf import PerfModel
-from pdplugins.perf.table import Curve, TableModel
+from pdplugins.perf.steps import StepModel, dense_part
 from pdplugins.sim.core.clock import ticks
 
 DEFAULT_CONTEXTS = tuple(64.0 * 1.25**power for power in range(35))
@@ -113,24 +106,6 @@ def _fewest(first: int, growth: int, time: int) -> int:
     return guess
 
 
-class Points:
-    """A `Curve` for compiled code: the same values, without a call of Python for each."""
-
-    __slots__ = ("_xs", "_ys")
-
-    def __init__(self, curve: Curve) -> None:
-        self._xs: list[float] = list(curve.xs)
-        self._ys: list[float] = list(curve.ys)
-
-    def at(self, x: float) -> float:
-        """Return the value at `x`."""
-        xs, ys = self._xs, self._ys
-        index = bisect_right(xs, x, 1, len(xs) - 1) - 1
-        start, low = xs[index], ys[index]
-        share = max((x - start) / (xs[index + 1] - start), 0.0)
-        return low + share * (ys[index + 1] - low)
-
-
 class StepTimes:
     """All step times of one performance model at one tensor-parallel size, in ticks. Shared by all workers alike."""
 
@@ -141,25 +116,20 @@ class StepTimes:
         self._lines: dict[float, dict[int, Line]] = {}
         self._prefill: dict[int, int] = {}
         self._dense: dict[int, int] = {}
-        self._attending: dict[int, int] = {}
-        self._row_s = getattr(perf, "decode_row_s", None)
-        known = getattr(perf, "has_dense", None)
-        self._dense_s = getattr(perf, "dense_s", None) if known is not None and known(tp) else None
-        self._prefill_points: Points | None = None
-        self._dense_points: Points | None = None
-        if type(perf) is TableModel:  # one that builds on it may have methods of its own
-            self._prefill_points = Points(perf.prefill[tp]) if tp in perf.prefill else None
-            self._dense_points = Points(perf.dense[tp]) if tp in perf.dense else None
+        self._attention: dict[int, int] = {}
+        self._dense_s = dense_part(perf, tp)
+        self._steps: StepModel[int] = StepModel(self._alone)
+        if self._dense_s is not None:
+            self._steps = StepModel(self._alone, self._dense_part, self._attention_part)
 
     def line(self, batch: int, slow: float = 1.0) -> Line:
         """Return the decode step times of a batch of `batch` requests, `slow` times as long as the profile says."""
         lines = self.lines(slow)
         if (line := lines.get(batch)) is None:
-            if self._row_s is not None:
-                times = list(self._row_s(batch, self._tp))
-            else:
-                times = [self._perf.decode_step_s(batch, context, self._tp) for context in self._contexts]
-            line = lines[batch] = Line(batch, self._contexts, times, slow)
+            row = self._perf.decode_row_s(batch, self._tp)
+            if row is None:
+                row = tuple([self._perf.decode_step_s(batch, context, self._tp) for context in self._contexts])
+            line = lines[batch] = Line(batch, self._contexts, list(row), slow)
         return line
 
     def lines(self, slow: float) -> dict[int, Line]:
@@ -168,62 +138,42 @@ class StepTimes:
 
     def prefill(self, chunks: Chunks, slow: float = 1.0) -> int:
         """Return the time of a step that prefills `chunks`."""
-        if len(chunks) == 1 and not chunks[0][1]:
-            time = self._alone(chunks[0][0])
-            return time if slow == 1.0 else round(time * slow)
-        tokens = sum(new for new, _ in chunks)
-        if self._dense_s is not None:
-            time = self._rest(tokens) + self._attention(0)
-            for new, earlier in chunks:
-                time += max(self._attention(earlier + new) - self._attention(earlier), 0)
-        else:
-            time = self._alone(tokens)
-            for new, earlier in chunks:
-                if earlier:
-                    more = self._alone(earlier + new) - self._alone(earlier) - self._alone(new) + self._alone(0)
-                    time += max(more, 0)
+        time = self._steps.prefill(chunks)
         return time if slow == 1.0 else round(time * slow)
 
     def mixed(self, chunks: Chunks, batch: int, context: int, slow: tuple[float, float] = (1.0, 1.0)) -> int:
         """Return the time of a step that prefills `chunks` and decodes `batch` requests of `context` tokens in all.
 
-        :param slow: slowdown of prefill, and of decode.
+        :param slow: slowdown of prefill, and of decode. What both phases save together is not slowed.
         """
         time = self.prefill(chunks, slow[0])
         if batch:
-            saved = self._alone(0)
-            if self._dense_s is not None:
-                tokens = sum(new for new, _ in chunks)
-                saved = self._rest(tokens) + self._rest(batch) - self._rest(tokens + batch)
+            saved = self._steps.saved(sum([new for new, _ in chunks]), batch)
             time += max(self.line(batch, slow[1]).step(context) - saved, 0)
         return time
 
-    def _rest(self, tokens: int) -> int:
+    def _dense_part(self, tokens: int) -> int:
         """Return the time of all of a step but attention."""
-        dense_s = self._dense_s
-        if dense_s is None:
-            return 0
         if (time := self._dense.get(tokens)) is None:
-            points = self._dense_points
-            time_s = points.at(tokens) if points is not None else dense_s(tokens, self._tp)
-            time = self._dense[tokens] = max(ticks(time_s), 1)
+            dense_s = self._dense_s
+            assert dense_s is not None  # noqa: S101 - only a model that says it asks for it
+            time = self._dense[tokens] = max(ticks(dense_s(tokens)), 1)
         return time
 
-    def _attention(self, tokens: int) -> int:
-        if (time := self._attending.get(tokens)) is None:
-            time = self._attending[tokens] = self._alone(tokens) - self._rest(tokens)
+    def _attention_part(self, tokens: int) -> int:
+        if (time := self._attention.get(tokens)) is None:
+            time = self._attention[tokens] = self._alone(tokens) - self._dense_part(tokens)
         return time
 
     def _alone(self, tokens: int) -> int:
+        """Return the prefill time of one prompt."""
         if (time := self._prefill.get(tokens)) is None:
-            points = self._prefill_points
-            time_s = points.at(tokens) if points is not None else self._perf.prefill_s(tokens, self._tp)
-            time = self._prefill[tokens] = max(ticks(time_s), 1)
+            time = self._prefill[tokens] = max(ticks(self._perf.prefill_s(tokens, self._tp)), 1)
         return time
 
 
 def _contexts(perf: PerfModel, tp: int) -> list[float]:
-    """Return the knots with zero before them and one beyond, for the slope of what is outside."""
-    own = getattr(perf, "decode_contexts", None)  # not every model is linear between knots
-    knots = DEFAULT_CONTEXTS if own is None else own(tp)
+    """Return the contexts of a line: zero, the knots of the model, and one beyond, for the slope of what is outside."""
+    own = perf.decode_contexts(tp)
+    knots = DEFAULT_CONTEXTS if own is None else own
     return [0.0, *knots, 2 * knots[-1] - knots[-2]]

@@ -1,43 +1,19 @@
-"""What runs look like on a terminal: progress while they go, tables when they are done."""
+"""What simulated runs look like on a terminal when they are done."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Sequence
 
 from rich.console import Console, OverflowMethod
 from rich.markup import escape
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
 from pdplugins.results import Result, Spread
 from pdplugins.sim.report.ranking import Run, best_of, columns, unlike
+from pdplugins.terminal import console
 
-PIPE_WIDTH = 200
-"""Columns where the output is not a terminal."""
 ANY_WIDTH = 10_000
 """Columns that any table fits into: what a console measures is at most its own width."""
-
-
-@contextmanager
-def progress(names: Sequence[str]) -> Iterator[Callable[[Sequence[float]], None]]:
-    """Show a bar with a time estimate for each run, on standard error if that is a terminal.
-
-    Yields what is to be told the share of each run that is done.
-    """
-    console = Console(stderr=True)
-    if not console.is_terminal:
-        yield lambda shares: None
-        return
-    shown = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
-    with Progress(*shown, TimeRemainingColumn(), console=console, transient=True) as bars:
-        tasks = [bars.add_task(name, total=1.0) for name in names]
-
-        def update(shares: Sequence[float]) -> None:
-            for task, share in zip(tasks, shares, strict=False):
-                bars.update(task, completed=share)
-
-        yield update
 
 
 def show(runs: Sequence[Run]) -> None:
@@ -62,7 +38,7 @@ def _comparison(runs: Sequence[Run]) -> Table:
         for run in runs
     ]
     table = _table(head, rows)
-    if Console(width=ANY_WIDTH).measure(table).minimum <= _console().width:
+    if Console(width=ANY_WIDTH).measure(table).minimum <= console().width:
         return table
     first, *others = zip(head, *rows, strict=True)
     return _table(first, others, overflow="fold")
@@ -122,9 +98,4 @@ def _note(name: str, result: Result) -> None:
 
 def _print(what: str | Table) -> None:
     text = isinstance(what, str)
-    _console().print(what, highlight=False, markup=not text, soft_wrap=text)
-
-
-def _console() -> Console:
-    console = Console()
-    return console if console.is_terminal else Console(width=PIPE_WIDTH)
+    console().print(what, highlight=False, markup=not text, soft_wrap=text)

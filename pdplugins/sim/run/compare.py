@@ -8,6 +8,7 @@ import signal
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from pdplugins.config import Config
@@ -37,7 +38,9 @@ class Plan:
     """Requests/s that the trace was scaled to."""
 
 
-def run_one(plan: Plan, name: str, progress: Callable[[float], None]) -> tuple[Run, RunOutcome]:
+def run_one(
+    plan: Plan, name: str, progress: Callable[[float], None], decision_log: Path | None = None
+) -> tuple[Run, RunOutcome]:
     """Simulate one config of `plan`; `progress` is told the share of the trace that has arrived."""
     span_s = plan.trace[-1].arrival_s or 1.0
     config = plan.configs[name]
@@ -50,6 +53,7 @@ def run_one(plan: Plan, name: str, progress: Callable[[float], None]) -> tuple[R
         seed=plan.seed,
         progress=lambda now_s: progress(min(now_s / span_s, 1.0)),
         sampler=sampler,
+        decision_log=decision_log,
     )
     result.config["run"]["rate"] = plan.rate
     return Run(name, result, None if sampler is None else series_of(outcome, result, sampler.samples)), outcome

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import numpy as np
 
@@ -18,7 +19,9 @@ from pdplugins.policies.stock.routers import LeastLoaded, RouterSettings
 from pdplugins.provenance import commit, versions
 from pdplugins.results import Metrics, Requests, Result, Served, Speed, Spread, summary
 from pdplugins.runtime.assembly import build_deployment
-from pdplugins.runtime.planner import build_safe_planner
+from pdplugins.runtime.decision import Journal
+from pdplugins.runtime.journal import StandardJournal, build_journal
+from pdplugins.runtime.planner import build_safe_planner, initial_plan
 from pdplugins.runtime.policies import Policies, build_policies
 from pdplugins.sim import kernel
 from pdplugins.sim.core.flight import Arrival
@@ -42,25 +45,28 @@ def simulate(
     seed: int = 0,
     progress: Callable[[float], None] | None = None,
     sampler: Sampler | None = None,
+    decision_log: Path | None = None,
 ) -> tuple[Result, RunOutcome]:
     """Run `trace` on the workers and policies of `config`. Raises ConfigError.
 
     Ctrl-C ends the run: the result is of the requests that had ended by then, and says ``interrupted``.
 
     :param seed: noted in the result; policies that draw numbers take it as their setting ``seed``.
+    :param decision_log: where to log what the policies decide; every line is kept that the config's sample takes.
     """
     kernel.check()
     config = seeded(config, seed)
     deployment = build_deployment(config)
     policies = build_policies(config, deployment)
-    planner = None if policies.planner() is None else build_safe_planner(config, policies=policies)
-    simulation = _simulation(config, deployment, policies, planner, sampler)
+    journal = _journal(config, deployment, policies, decision_log)
+    planner = None if policies.planner() is None else build_safe_planner(config, policies=policies, journal=journal)
+    simulation = _simulation(config, deployment, policies, planner, sampler, journal)
     began = time.perf_counter()
     try:
         outcome, interrupted = _run(simulation, trace, progress)
     finally:
-        if planner is not None:
-            planner.close()
+        if journal is not None:
+            journal.close()
     wall_s = time.perf_counter() - began
     requests, metrics = summarise(outcome, deployment.slo)
     result = Result(
@@ -121,12 +127,23 @@ def seeded(config: Config, seed: int) -> Config:
     return config.model_copy(update=chosen)
 
 
+def _journal(
+    config: Config, deployment: Deployment, policies: Policies, decision_log: Path | None
+) -> StandardJournal | None:
+    """Return the journal of a run; None without a log, so that the policies' path is as short as it can be."""
+    if decision_log is None:
+        return None
+    initial = None if policies.planner() is None else initial_plan(config)
+    return build_journal(config, deployment, initial=initial, decision_log=decision_log, capped=False)
+
+
 def _simulation(
     config: Config,
     deployment: Deployment,
     policies: Policies,
     planner: Planner | None,
     sampler: Sampler | None,
+    journal: Journal | None,
 ) -> Simulation:
     return Simulation(
         deployment,
@@ -137,6 +154,7 @@ def _simulation(
         power=policies.power(),
         batch_scheduler=policies.batch_scheduler(),
         sampler=sampler,
+        journal=journal,
     )
 
 

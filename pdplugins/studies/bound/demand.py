@@ -87,7 +87,7 @@ def demand_of(trace: Sequence[TraceRequest], kinds: Sequence[Kind], slo: Slo, ma
 
 
 def _examples(isl: Array, own: Array) -> list[tuple[float, float] | None]:
-    """Return a request with little to compute anew, one with a middling lot, and None: rates are tried for each."""
+    """Return a request with little to compute anew, one with a medium amount, and None: rates are tried for each."""
     anew = np.maximum(isl + 1 - own, 1)
     order = np.argsort(anew, kind="stable")
     picks = [order[len(order) * share // 100] for share in (5, 50)] if len(order) else []

@@ -50,11 +50,11 @@ class Program:
         """Return what one more GPU-second in each bucket is worth in requests, when as many as possible are served."""
         flow = self._groups + np.arange(self._flows)
         wide = self._groups + self._flows
-        room = _matrix(np.ones(self._flows), self._bucket, flow, (self._count, wide))
+        capacity = _matrix(np.ones(self._flows), self._bucket, flow, (self._count, wide))
         value = np.concatenate((-np.ones(self._groups), np.zeros(self._flows)))
         upper = np.concatenate((self._size, np.full(self._flows, np.inf)))
         limit = np.concatenate((np.zeros(2 * self._groups), np.full(self._count, gpus * self._length_s)))
-        shadow = _solve(value, [self._need(wide), room], limit, np.zeros(wide), upper)
+        shadow = _solve(value, [self._need(wide), capacity], limit, np.zeros(wide), upper)
         return shadow[2 * self._groups :]
 
     def held_prices(self, fleet: Fleet, served: int, last_arrival_s: float) -> tuple[Array, Array]:
@@ -64,7 +64,7 @@ class Program:
         gpu = self._groups + self._flows + np.arange(count)
         start = gpu[-1] + 1 + inner
         wide = self._groups + self._flows + 2 * count - 1
-        room = _matrix(
+        capacity = _matrix(
             np.concatenate((np.ones(self._flows), np.full(count, -length_s))),
             np.concatenate((self._bucket, np.arange(count))),
             np.concatenate((flow, gpu)),
@@ -85,7 +85,7 @@ class Program:
         upper[: self._groups] = self._size
         limit = np.zeros(2 * self._groups + 2 * count)
         limit[-1] = -served
-        shadow = _solve(value, [self._need(wide), room, ramp, enough], limit, lower, upper)
+        shadow = _solve(value, [self._need(wide), capacity, ramp, enough], limit, lower, upper)
         price, starts = np.split(shadow[2 * self._groups : -1], [count])
         return price, np.concatenate(([0.0], starts, [0.0]))
 

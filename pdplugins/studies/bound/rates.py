@@ -90,9 +90,9 @@ def _worst(steps: Steps, rates: Array, tpot_s: float) -> tuple[Array, Array, Arr
 def _argmax(values: Array, begins: Array) -> Array:
     """Return where the largest of each part of `values` is."""
     largest = np.maximum.reduceat(values, begins)
-    of = np.repeat(np.arange(len(begins)), np.diff(np.append(begins, len(values))))
-    found = np.flatnonzero(values == largest[of])
-    return np.asarray(found[np.unique(of[found], return_index=True)[1]])
+    owner = np.repeat(np.arange(len(begins)), np.diff(np.append(begins, len(values))))
+    found = np.flatnonzero(values == largest[owner])
+    return np.asarray(found[np.unique(owner[found], return_index=True)[1]])
 
 
 def _inside(steps: Steps, rates: Array, tpot_s: float) -> Array:

@@ -1,4 +1,4 @@
-"""Every step that an engine can make, as rows of numbers: what a GPU-second buys at best (docs/bound.md, Lemma 1)."""
+"""The extreme steps of an engine, as arrays: they bound what a GPU-second buys at best (docs/bound.md, Lemma 1)."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from typing import Any
 import numpy as np
 
 from pdplugins.contracts.perf import PerfModel
-from pdplugins.perf.table import TableModel
+from pdplugins.perf.steps import StepModel, step_model
 from pdplugins.sim.core.clock import TICKS_PER_S
 from pdplugins.sim.core.steps import StepTimes
 
 Array = np.ndarray[Any, Any]
 
 GRID = 1.03
-"""Ratio of the prompt lengths at which a model without tables is looked at."""
+"""Ratio of the prompt lengths at which the times of a model that does not say its knots are taken."""
 
 
 @dataclass(frozen=True)
@@ -29,49 +29,56 @@ class Kind:
     tp: int
     kv_tokens: int
 
-    def table(self) -> TableModel | None:
-        """Return the model as tables, which say where it bends; None for any other."""
-        return self.perf if isinstance(self.perf, TableModel) else None
+    @cached_property
+    def steps(self) -> StepModel[float]:
+        """Times of whole steps."""
+        return step_model(self.perf, self.tp)
 
     def has_dense(self) -> bool:
-        """Tell whether the model keeps attention apart."""
-        return (table := self.table()) is not None and table.has_dense(self.tp)
+        """Tell whether the model keeps attention apart, and says where its times bend, so that attention is bounded."""
+        return self.steps.dense is not None and self._knots is not None
 
     def knots(self) -> list[int]:
-        """Return the token counts between which the tables are linear."""
-        if (table := self.table()) is None:
-            return []
-        profile = table.profile
-        knots = [*profile.prefill[self.tp].tokens, *(profile.dense[self.tp].tokens if self.has_dense() else ())]
-        return sorted({round(side) for knot in knots for side in (np.floor(knot), np.ceil(knot))})
+        """Return the token counts between which prefill times are linear; none where the model does not say."""
+        return sorted({round(side) for knot in self._knots or () for side in (np.floor(knot), np.ceil(knot))})
+
+    @cached_property
+    def _knots(self) -> tuple[float, ...] | None:
+        return self.perf.prefill_knots(self.tp)
 
     @cached_property
     def least_attention_s(self) -> float:
         """Seconds of attention that any step with prefill has at least; tables of a model need not be consistent."""
         return min(self.attention_s(tokens) for tokens in (0, *self.knots(), self.kv_tokens))
 
-    def base_s(self, tokens: float) -> float:
+    def base_s(self, tokens: int) -> float:
         """Seconds of a step that prefills `tokens` new tokens, without attention to other tokens where it is apart."""
         if self.has_dense():
-            return self.perf.dense_s(tokens, self.tp) + self.least_attention_s  # type: ignore[attr-defined, no-any-return]
-        return self.perf.prefill_s(tokens, self.tp)
+            return self._dense_s(tokens) + self.least_attention_s
+        return self.steps.alone(tokens)
 
-    def attention_s(self, tokens: float) -> float:
+    def attention_s(self, tokens: int) -> float:
         """Seconds of attention of a prompt of `tokens` tokens; 0 where the model does not keep it apart."""
-        if not self.has_dense():
-            return 0.0
-        return self.perf.prefill_s(tokens, self.tp) - self.perf.dense_s(tokens, self.tp)  # type: ignore[attr-defined, no-any-return]
+        return self.steps.attention(tokens) if self.has_dense() else 0.0
 
     def added_s(self, tokens: int, batch: int) -> float:
         """Seconds that `tokens` new prompt tokens add to a decode step of `batch` requests, without attention."""
         if self.has_dense():
-            return self.base_s(tokens + batch) - self.perf.dense_s(batch, self.tp)  # type: ignore[attr-defined, no-any-return]
-        return self.perf.prefill_s(tokens, self.tp) - self.perf.prefill_s(0, self.tp)
+            return self.base_s(tokens + batch) - self._dense_s(batch)
+        return self.steps.alone(tokens) - self.steps.alone(0)
+
+    def _dense_s(self, tokens: int) -> float:
+        dense = self.steps.dense
+        assert dense is not None  # noqa: S101 - callers have asked
+        return dense(tokens)
 
     def points(self, shifts: Iterable[int] = (0,)) -> list[tuple[int, int]]:
-        """Return (tokens, where to take the time) at which a bound that is linear in tokens has to be checked.
+        """Return the prompt lengths at which a bound that is linear in tokens has to be checked.
 
-        Where the model bends is known of tables; elsewhere the time of fewer tokens is taken, as it never falls.
+        Each is a pair: the tokens, and the tokens whose time is to be taken for them. Both are the same at the knots of
+        a model. Where a model does not say its knots, the time of fewer tokens is taken, because times never fall.
+
+        :param shifts: batch sizes: decodes of the same step move the knots of the dense part to fewer prompt tokens.
         """
         limit = self.kv_tokens
         if knots := self.knots():
@@ -89,10 +96,10 @@ class Kind:
 
 @dataclass(frozen=True)
 class Steps:
-    """Extreme steps, in families: each decode part of a family can go with each prefill part of it.
+    """Extreme steps, in families. In a family, each decode part can be combined with each prefill part.
 
-    What is linear in the parts of a step is extreme at one of each, so a family needs the sum of its parts, not their
-    product.
+    A quantity that is linear in both parts is extreme where each part is. So a family stores its parts side by side,
+    and not their combinations.
     """
 
     counted: Array
@@ -127,7 +134,7 @@ def steps_of(kinds: Sequence[Kind], max_batch: int, longest: int, shared: bool) 
 
 def _families(kind: Kind, max_batch: int, longest: int, shared: bool) -> Iterator[tuple[Array, Array]]:
     points = kind.points()
-    prefill_only = [(new, kind.base_s(at)) for new, at in points]
+    prefill_only = [(new, kind.base_s(timed)) for new, timed in points]
     yield np.array([[0.0], [0.0], [0.0], [kind.tp]]), np.array(prefill_only).T
     times = StepTimes(kind.perf, kind.tp)
     for batch in range(1, min(max_batch, kind.kv_tokens) + 1):
@@ -137,6 +144,6 @@ def _families(kind: Kind, max_batch: int, longest: int, shared: bool) -> Iterato
         contexts = sorted({min(batch, most), most, *(bend for bend in bends if batch <= bend <= most)})
         steps = np.array([(context, line.step(context) / TICKS_PER_S, kind.tp) for context in contexts]).T
         with_prefill = kind.points((0, batch)) if kind.has_dense() else points
-        added = [(0.0, 0.0), *((new, kind.added_s(at, batch)) for new, at in with_prefill)]
+        added = [(0.0, 0.0), *((new, kind.added_s(timed, batch)) for new, timed in with_prefill)]
         for counted in {1, batch}:
             yield np.vstack((np.full(len(contexts), counted), steps)), np.array(added).T

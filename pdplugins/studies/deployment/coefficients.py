@@ -19,8 +19,8 @@ import numpy as np
 from pdplugins.contracts.deployment import Deployment
 from pdplugins.contracts.request import Slo
 from pdplugins.contracts.workers import Role
+from pdplugins.perf.steps import step_model
 from pdplugins.policies.ampd.config import AmpdRouterSettings
-from pdplugins.policies.ampd.costs import prefill_s
 from pdplugins.policies.ampd.planning import SHARES, Group, Option
 from pdplugins.policies.ampd.router import AmpdRouter
 from pdplugins.sim.core.engine_settings import EngineSettings
@@ -115,7 +115,8 @@ class Profiler:
     def _capacity(self, role: Role, degree: int, local: float) -> float:
         """Return the sessions/s that one replica can serve at most: its load is 1 there."""
         perf, turns = self.deployment.perf, [turn for one in self.trace for turn in one.turns()]
-        prefills_s = sum(prefill_s(perf, history, prompt - history, degree) for history, prompt, _ in turns)
+        steps = step_model(perf, degree)
+        prefills_s = sum(steps.prefill([(prompt - history, history)]) for history, prompt, _ in turns)
         if role is Role.PREFILL:
             return len(self.trace) / prefills_s
         outputs = sum(output for _, _, output in turns)

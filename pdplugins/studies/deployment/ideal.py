@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from pdplugins.contracts.request import Request
 from pdplugins.contracts.router import Placement, Router
 from pdplugins.contracts.workers import Role, WorkerView
+from pdplugins.perf.plain import PlainPerf
 
 
 @dataclass(frozen=True, slots=True)
-class Ideal:
+class Ideal(PlainPerf):
     """A `pdplugins.types.PerfModel` of a worker that prefills at once and decodes at the promised pace."""
 
     tpot_s: float

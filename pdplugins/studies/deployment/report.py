@@ -5,15 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import yaml
-from rich.console import Console
 from rich.table import Table
 
 from pdplugins.config import Config
 from pdplugins.studies.deployment.coefficients import LOADS, POOLS
 from pdplugins.studies.deployment.plan import Judged, Planned
-
-PIPE_WIDTH = 200
-"""Columns where the output is not a terminal."""
+from pdplugins.terminal import console
 
 
 def show(planned: Planned, top: int) -> None:
@@ -33,10 +30,8 @@ def show(planned: Planned, top: int) -> None:
             str(one.rank),
             f"{one.plan.p95:.2f}",
         )
-    console = Console()
-    console = console if console.is_terminal else Console(width=PIPE_WIDTH)
-    console.print(table)
-    console.print(
+    console().print(table)
+    console().print(
         f"simulated; {planned.sessions_per_s:.2f} sessions/s on at most {planned.gpus} GPUs; "
         f"coefficients {planned.coefficients_s:.1f} s, program {planned.solve_s:.2f} s for "
         f"{len(planned.judged)} plans, their simulation {planned.check_s:.1f} s",

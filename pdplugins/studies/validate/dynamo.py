@@ -3,8 +3,8 @@
 Three things that Dynamo 1.4.2's replay does, and that the simulator does not do by itself:
 
 * A chunk of a long prompt costs what its new tokens cost alone; attention to the chunks before it is not counted.
-* A running decode worker sets room aside at the end of a step, and lets a request join at the end of the next one that
-  begins after that: so the KV cache takes a step more, or its own time if that is longer.
+* A running decode worker reserves KV capacity at the end of a step, and lets a request join at the end of the next
+  one that begins after that: so the KV cache takes a step more, or its own time if that is longer.
 * A prefill worker keeps a request until it has made one step for each output token, if more prompts wait.
 
 `ReplayTimes` says the first two with the step times alone, so the simulator itself runs as it is. The third one has no
@@ -88,12 +88,8 @@ class ReplayTimes(TableModel):
         beyond = 2 * CONTEXTS[-1] - CONTEXTS[-2]
         return tuple(self.decode_step_s(batch, context, tp) for context in (0.0, *CONTEXTS, beyond))
 
-    def has_dense(self, tp: int) -> bool:
-        """All of a prefill step counts as dense: then chunks cost what their new tokens cost."""
-        return True
-
     def dense_s(self, tokens: float, tp: int) -> float:
-        """Return the prefill time."""
+        """Return the prefill time: all of a step counts as dense, so that chunks cost what their new tokens cost."""
         return self.prefill_s(tokens, tp)
 
     def transfer_s(self, tokens: float) -> float:

@@ -25,7 +25,7 @@ ROUNDS = 3
 
 
 def halves(count: int, seed: int) -> tuple[list[int], list[int]]:
-    """Return the places of the rows to fit on, and of those to report, drawn by lot."""
+    """Return the indexes of the rows to fit on and of those to report: two random halves."""
     order = list(range(count))
     random.Random(seed).shuffle(order)  # noqa: S311 - a split of rows
     return sorted(order[: count // 2]), sorted(order[count // 2 :])
@@ -38,21 +38,21 @@ def fit(measured: Sequence[Felt], predict: Predict) -> Coefficients:
     errors is least; so outliers count for little. A round costs four simulations of all rows.
     """
     want = _logs(measured)
-    at = np.array(astuple(Coefficients()))
+    found = np.array(astuple(Coefficients()))
     for _ in range(ROUNDS):
-        here = _logs(predict(Coefficients(*at)))
+        here = _logs(predict(Coefficients(*found)))
         slopes = np.stack(
-            [(_logs(predict(Coefficients(*(at + step)))) - here) / step.sum() for step in np.diag(STEPS)], axis=-1
+            [(_logs(predict(Coefficients(*(found + step)))) - here) / step.sum() for step in np.diag(STEPS)], axis=-1
         )
 
         def residuals(change: Floats, here: Floats = here, slopes: Floats = slopes) -> Floats:
             errors: Floats = (here + slopes @ change - want) / BARS
             return errors.ravel()
 
-        low, high = np.array(BOUNDS[0]) - at, np.array(BOUNDS[1]) - at
+        low, high = np.array(BOUNDS[0]) - found, np.array(BOUNDS[1]) - found
         start = np.clip(np.zeros(3), low + 1e-6, high - 1e-6)
-        at = at + least_squares(residuals, start, bounds=(low, high), loss="soft_l1", f_scale=0.5).x
-    return Coefficients(*(round(float(value), 4) for value in at))
+        found = found + least_squares(residuals, start, bounds=(low, high), loss="soft_l1", f_scale=0.5).x
+    return Coefficients(*(round(float(value), 4) for value in found))
 
 
 def _logs(felt: Sequence[Felt]) -> Floats:

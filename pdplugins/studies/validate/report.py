@@ -38,11 +38,11 @@ def fitted(rows: Sequence[Row], seed: int = 0) -> Coefficients:
     clean = [row for row in rows if row.doubt is None]
     if not clean:
         raise ConfigError("validate silicon: no row to fit the coefficients on; give a file with more rows")
-    return fit([Felt(row.ttft_s, row.tpot_s) for row in clean], lambda at: predict(clean, at, seed))
+    return fit([Felt(row.ttft_s, row.tpot_s) for row in clean], lambda coefficients: predict(clean, coefficients, seed))
 
 
 def silicon(rows: Sequence[Row], seed: int) -> dict[str, Any]:
-    """Fit on one half of the rows, drawn by lot, and report the errors on the other."""
+    """Fit on a random half of the rows, and report the errors on the other half."""
     fit_half, report_half = halves(len(rows), seed)
     coefficients = fitted([rows[place] for place in fit_half], seed)
     pairs = _simulated([rows[place] for place in report_half], coefficients, seed)

@@ -65,7 +65,7 @@ def _usable(raw: dict[str, str]) -> bool:
 def _row(raw: dict[str, str], path: Path, line: int) -> Row:
     try:
         source = raw["silicon_data_source"]
-        said = re.search(r"silicon_concurrency=(\d+)", source)
+        concurrency = re.search(r"silicon_concurrency=(\d+)", source)
         row = Row(
             id=raw["id"],
             model=MODELS[raw["model_path"]],
@@ -75,13 +75,13 @@ def _row(raw: dict[str, str], path: Path, line: int) -> Row:
             tp=int(raw["tp_size"]),
             isl_tokens=int(raw["isl"]),
             osl_tokens=int(raw["osl"]),
-            clients=int(said[1] if said else raw["batch_size"]),
+            clients=int(concurrency[1] if concurrency else raw["batch_size"]),
             ttft_s=float(raw["silicon_ttft_ms"]) / 1e3,
             tpot_s=float(raw["silicon_tpot_ms"]) / 1e3,
         )
     except (KeyError, ValueError) as error:
         raise ConfigError(f"rows {path}, line {line}: {error}; want aiconfigurator's silicon columns") from None
-    doubt = "no concurrency recorded" if said is None else _doubt(row, raw["backend_version"])
+    doubt = "no concurrency recorded" if concurrency is None else _doubt(row, raw["backend_version"])
     return row if doubt is None else Row(**{name: getattr(row, name) for name in _BUT_DOUBT}, doubt=doubt)
 
 

@@ -34,7 +34,7 @@ class EngineKind:
     whole_prompts: bool
     """Prompts are not cut into chunks."""
     reserves_answers: bool
-    """A request is let in only with room for its longest answer (no preemption)."""
+    """A request is admitted only with enough free KV capacity for its longest answer (no preemption)."""
     reason: str
 
 

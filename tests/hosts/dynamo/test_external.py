@@ -17,9 +17,9 @@ import pytest
 
 from pdplugins.config import Config
 from pdplugins.errors import HostError
-from pdplugins.runtime.decision_log import read
-from pdplugins.runtime.explain import verify
+from pdplugins.runtime.decision_reader import read
 from pdplugins.runtime.planner import build_safe_planner
+from pdplugins.runtime.replaying import verify
 
 pytestmark = pytest.mark.dynamo
 

@@ -48,6 +48,35 @@ def test_traffic_is_the_difference_between_two_readings() -> None:
     assert (traffic.ttft_s, traffic.tpot_s) == (pytest.approx(0.5), pytest.approx(0.02))
 
 
+def buckets(name: str, counts: dict[str, int], total: float) -> str:
+    rows = [f'dynamo_frontend_{name}_bucket{{model="m",le="{le}"}} {count}' for le, count in counts.items()]
+    count = max(counts.values())
+    ends = [f'dynamo_frontend_{name}_sum{{model="m"}} {total}', f'dynamo_frontend_{name}_count{{model="m"}} {count}']
+    return "\n".join([*rows, *ends]) + "\n"
+
+
+def test_the_second_moment_comes_from_the_buckets_and_the_hit_rate_from_cached_tokens() -> None:
+    """Half of the prompts lie within 0-100 tokens and half within 900-1100, uniform as the estimate takes them."""
+    prompts = buckets("input_sequence_tokens", {"100": 50, "900": 50, "1100": 100, "+Inf": 100}, 52_500)
+    metrics = frontend("", prompts + buckets("cached_tokens", {"+Inf": 100}, 13_125))
+    metrics.collect()
+    traffic = metrics.collect()
+    assert traffic is not None
+    assert traffic.isl_tokens == 525
+    assert traffic.isl_sq_tokens == pytest.approx((100**2 / 3 + 1000**2 + 100**2 / 3) / 2)
+    assert traffic.prefix_hit_rate == 0.25
+    assert (traffic.osl_sq_tokens, traffic.local_share) == (None, None)
+
+
+def test_an_estimate_of_the_second_moment_keeps_the_mean_that_is_known() -> None:
+    """All samples in one bucket: the variance is that of the bucket, moved to the mean."""
+    metrics = frontend("", buckets("output_sequence_tokens", {"200": 10, "+Inf": 10}, 1500))
+    metrics.collect()
+    traffic = metrics.collect()
+    assert traffic is not None
+    assert traffic.osl_sq_tokens == pytest.approx(200**2 / 3 * 1.5**2)
+
+
 def test_a_pause_is_zero_requests_of_unknown_length() -> None:
     metrics = frontend(page(10, 8), page(10, 8))
     metrics.collect()

@@ -14,8 +14,10 @@ from typing import Any
 import pytest
 import yaml
 
-from pdplugins.runtime.decision_log import read
-from pdplugins.runtime.explain import verify
+from pdplugins.config import parse
+from pdplugins.runtime.decision_reader import read
+from pdplugins.runtime.planner import build_safe_planner
+from pdplugins.runtime.replaying import verify
 
 Start = Callable[..., Any]
 pytestmark = pytest.mark.dynamo
@@ -35,14 +37,13 @@ def test_our_decision_is_what_dynamo_applies(stock: Start, config_data: dict[str
 
 def test_the_same_dopd_scales_up_and_down_again(stock: Start, tmp_path: Path) -> None:
     """The shipped config by name; the log of the run replays to the same decisions."""
-    planner = stock({"config": "dopd", "decision_log": str(tmp_path / "d.jsonl"), "key": "dopd"})
+    planner = stock({"config": "dopd", "decision_log": str(tmp_path / "d.jsonl")})
     up = [planner.tick(12, isl=3000, osl=300) for _ in range(12)]
     down = [planner.tick(0) for _ in range(120)]
     assert up[-1][0] > 1
     assert sum(down[-1]) < sum(up[-1])
-    latest = inprocess.instances()["dopd"].latest
-    assert (latest.prefill, latest.decode) == down[-1]
     (run,) = read(tmp_path / "d.jsonl")
+    assert (run.entries[-1].plan.prefill, run.entries[-1].plan.decode) == down[-1]
     assert verify(run) is None
 
 
@@ -85,7 +86,7 @@ def test_the_first_tick_already_sees_traffic(
     """The frontend is read once at Bootstrap, so that the first decision need not wait for a second tick."""
     totals = itertools.count(0, 25)
     page = 'dynamo_frontend_requests_started_total{{model="tiny"}} {}\n'
-    monkeypatch.setattr("pdplugins.hosts.dynamo.doors.frontend._fetch", lambda _url: page.format(next(totals)))
+    monkeypatch.setattr("pdplugins.hosts.dynamo.scrape.fetch", lambda _url: page.format(next(totals)))
     log = tmp_path / "d.jsonl"
     stock({"config": config_data, "decision_log": str(log), "frontend_url": "http://frontend"}).tick(None)
     (entry,) = read(log)[0].entries
@@ -108,15 +109,11 @@ def test_dynamos_own_budget_still_bounds_us(stock: Start, config_data: dict[str,
     assert prefill + 2 * decode <= 8
 
 
-def test_feedback_reaches_the_planner(stock: Start, config_data: dict[str, Any], tmp_path: Path) -> None:
-    log = tmp_path / "d.jsonl"
-    planner = stock({"config": config_data, "decision_log": str(log), "key": "fed"})
-    inprocess.instances()["fed"].feedback = lambda: (1.5, None)
-    planner.tick(25)
-    view = read(log)[0].entries[0].view
-    assert view is not None
-    assert view.traffic is not None
-    assert (view.traffic.ttft_s, view.traffic.tpot_s) == (1.5, None)
+def test_a_planner_of_this_process_decides_as_it_is(stock: Start, config_data: dict[str, Any]) -> None:
+    """The launcher builds its planner once, and asks that object what it decided last and why."""
+    safe = build_safe_planner(parse(config_data))
+    planner = stock({"planner": safe})
+    assert planner.tick(25) == (3, 2) == (safe.last.prefill, safe.last.decode)
 
 
 def test_a_tick_that_comes_too_often_is_said_once(
@@ -136,7 +133,7 @@ def test_a_tick_that_comes_too_often_is_said_once(
     [
         ({"config": "dopdd"}, "dopdd.yaml: No such file"),
         ({"config": {"planner": "nobody"}}, "there is no 'nobody'; choose from"),
-        ({}, "missing 1 required positional argument: 'config'"),
+        ({}, "kwargs: no config"),
     ],
 )
 def test_a_bad_entry_stops_dynamos_start_with_its_reason(stock: Start, kwargs: dict[str, Any], message: str) -> None:

@@ -60,9 +60,9 @@ def test_everything_that_dynamo_says_arrives(wire: Wire) -> None:
     view = observe.planner_view(seen, 12.5, observe.context_traffic(seen), ScalePlan(1, 1, ""))
     assert view.now_s == observe.tick_time_s(seen) == 12.5
     assert view.traffic == Traffic(30.0, 60.0, 1024.0, 128.0)
-    assert view.prefill == Pool(2, loads=(WorkerLoad("11", 4, 3500, 2, 1000),))
+    assert view.prefill == Pool(2, loads=(WorkerLoad("11", 4, 3500, 2, 1000, None, None, 0, 0, 1000),))
     # Requests that wait for KV space on a decode worker are queued there as prefills; they and the preempted count.
-    assert view.decode == Pool(1, loads=(WorkerLoad("22", 3, 2700, 16, 20000),))
+    assert view.decode == Pool(1, loads=(WorkerLoad("22", 3, 2700, 16, 20000, None, None, 16, 20000, 0),))
     assert all(isinstance(n, float) for n in (view.traffic.requests, view.prefill.loads[0].queued_tokens))
 
 
@@ -83,6 +83,12 @@ def test_a_stable_deployment_moves_nothing_whatever_was_planned(wire: Wire) -> N
 def test_lengths_of_no_requests_are_unknown_not_zero(wire: Wire) -> None:
     seen = wire(context(traffic=mirror.TrafficMetrics(duration_s=30, num_req=0, isl=0.0, osl=0.0)))
     assert observe.context_traffic(seen) == Traffic(30.0, 0.0, None, None)
+
+
+@pytest.mark.parametrize(("told", "known"), [(0.25, 0.25), (0.0, 0.0), (None, None), (1.5, None)])
+def test_the_prefix_hit_rate_is_what_dynamos_router_says(wire: Wire, told: float | None, known: float | None) -> None:
+    seen = wire(context(traffic=mirror.TrafficMetrics(duration_s=30, num_req=2, kv_hit_rate=told)))
+    assert observe.context_traffic(seen).prefix_hit_rate == known
 
 
 def test_nan_lengths_are_unknown() -> None:

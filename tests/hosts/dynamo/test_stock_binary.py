@@ -22,8 +22,8 @@ from typing import Any
 import pytest
 import yaml
 
-from pdplugins.runtime.decision_log import read
-from pdplugins.runtime.explain import verify
+from pdplugins.runtime.decision_reader import read
+from pdplugins.runtime.replaying import verify
 
 pytestmark = [
     pytest.mark.dynamo,

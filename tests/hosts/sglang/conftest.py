@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.hosts.sglang import servers, tiny_model
-from tests.hosts.sglang.servers import Server
+from benchmarks.rig import servers, tiny_model
+from benchmarks.rig.servers import Server
 from tests.hosts.sglang.setups import Bench, Pool, Setup
 
 FAILED = pytest.StashKey[bool]()

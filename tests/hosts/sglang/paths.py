@@ -11,7 +11,7 @@ from typing import Any
 
 import aiohttp
 
-from tests.hosts.sglang.servers import Server
+from benchmarks.rig.servers import Server
 
 Tokens = list[int]
 KEPT_S = 2.0

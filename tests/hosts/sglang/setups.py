@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.hosts.sglang import servers
+from benchmarks.rig import servers
+from benchmarks.rig.servers import Server
 from tests.hosts.sglang.cores import busiest
-from tests.hosts.sglang.servers import Server
 
 CHUNK = 256
 """Tokens of one prefill step of the servers, unless a batch scheduler says less."""

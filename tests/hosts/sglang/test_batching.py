@@ -141,7 +141,7 @@ def test_a_policy_that_raises_leaves_the_engine_its_own_way(caplog: pytest.LogCa
     engine = Engine(Policy(ValueError("oops")), req("a", 10))
     assert engine.step() == "composed"
     engine.step()
-    assert caplog.text.count("batch scheduler failed") == 1
+    assert caplog.text.count("Policy raised ValueError: oops") == 1
 
 
 def batch(

@@ -20,7 +20,8 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.hosts.sglang import servers, setups
+from benchmarks.rig import servers
+from tests.hosts.sglang import setups
 from tests.hosts.sglang.cores import busiest, busy_share
 from tests.hosts.sglang.paths import Client, edges_of, prompt_of, run, seeded
 from tests.hosts.sglang.setups import CHUNK, TIMEOUT_S, Bench

@@ -11,9 +11,9 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
+from benchmarks.rig.servers import Server
 from tests.hosts.sglang import setups
 from tests.hosts.sglang.paths import Answer, Client, prompt_of, run
-from tests.hosts.sglang.servers import Server
 from tests.hosts.sglang.setups import Bench, Setup
 
 pytestmark = [pytest.mark.sglang, pytest.mark.timeout(900)]

@@ -30,10 +30,12 @@ def worker(
     queued: float = 0,
     running: float = 0,
     capacity: int = 100_000,
+    tp: int | None = None,
 ) -> Worker:
     return testing.worker(
         name,
         kv_capacity_tokens=capacity,
+        tp=tp,
         queued_requests=1 if queued else 0,
         queued_tokens=queued,
         running_requests=1 if running else 0,

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from pdplugins.errors import ConfigError
 from pdplugins.policies.ampd.config import AmpdRouterSettings
-from pdplugins.policies.ampd.costs import Costs, prefill_s
+from pdplugins.policies.ampd.costs import Costs
 from pdplugins.policies.ampd.router import AmpdRouter
 from pdplugins.testing import Worker
 from pdplugins.types import Ending, Outcome, Placement, Request, Role, WorkerLoad
@@ -107,18 +107,24 @@ def test_equation_2_counts_both_transfers() -> None:
 
 
 def test_equation_2_knows_the_degree_of_each_worker() -> None:
-    """A prefill worker of two GPUs, told by its KV capacity, prefills twice as fast."""
+    """A prefill worker of two GPUs prefills twice as fast."""
     workers = (
         worker("p0", ttft_s=BUSY_S, queued=1000),
-        worker("p1", ttft_s=BUSY_S, queued=1500, capacity=200_000),
+        worker("p1", ttft_s=BUSY_S, queued=1500, tp=2),
         worker("d0", tbt_s=BUSY_TBT_S, queued=5000),
     )
     assert route(later(100), *workers).first == "p1"
 
 
+@pytest.mark.parametrize(("told", "tp"), [(2, 2), (None, 1), (3, 1), (0, 1)])
+def test_a_degree_that_is_not_known_or_not_in_the_profile_is_the_deployments(told: int | None, tp: int) -> None:
+    assert Costs(DEPLOYMENT).degree(worker("p0", tp=told)) == tp
+
+
 def test_t_pre_adds_what_the_new_tokens_attend_to() -> None:
-    assert prefill_s(PERF, 0, 100, 1) == PERF.prefill_s(100, 1)
-    more_s = prefill_s(PERF, 4000, 100, 1) - PERF.prefill_s(100, 1)
+    costs = Costs(DEPLOYMENT)
+    assert costs.prefill_s(0, 100, 1) == PERF.prefill_s(100, 1)
+    more_s = costs.prefill_s(4000, 100, 1) - PERF.prefill_s(100, 1)
     assert more_s == pytest.approx(2 * 4000 * 100 * 1e-9, rel=1e-6)
 
 

@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pdplugins.policies.ampd.config import AmpdSchedulerSettings
-from pdplugins.policies.ampd.costs import prefill_s
+from pdplugins.policies.ampd.costs import Costs
 from pdplugins.policies.ampd.scheduler import AmpdScheduler
 from pdplugins.types import BatchView, QueuedPrefill
-from tests.policies.ampd.fleet import DEPLOYMENT, PERF, task
+from tests.policies.ampd.fleet import DEPLOYMENT, task
 
 
 def scheduler(window: int = 3, step_tokens: int = 1) -> AmpdScheduler:
@@ -85,7 +85,7 @@ def most_satisfied(window: list[QueuedPrefill], now_s: float) -> int:
     def good(order: tuple[QueuedPrefill, ...]) -> int:
         clock, count = now_s, 0
         for one in order:
-            clock += prefill_s(PERF, one.done_tokens or 0, one.remaining_tokens, 1)
+            clock += Costs(DEPLOYMENT).prefill_s(one.done_tokens or 0, one.remaining_tokens, 1)
             count += clock - one.queued_s <= DEPLOYMENT.slo.ttft_s
         return count
 
@@ -124,7 +124,7 @@ def test_no_task_is_overtaken_by_more_than_w_dispatches_of_its_window(
         assert tokens == queue[index].remaining_tokens
         for earlier in queue[:index]:
             overtaken[earlier.request.id] = overtaken.get(earlier.request.id, 0) + 1
-        now += prefill_s(PERF, queue[index].done_tokens or 0, tokens, 1)
+        now += Costs(DEPLOYMENT).prefill_s(queue[index].done_tokens or 0, tokens, 1)
         ran.append(name)
         del queue[index]
     assert sorted(ran) == sorted(str(n) for n in range(len(tasks)))

@@ -7,7 +7,7 @@ from typing import Any
 from pdplugins.policies.arrow.config import ArrowSettings
 from pdplugins.policies.arrow.router import ArrowRouter
 from pdplugins.testing import LinearModel, Load, Worker, deployment
-from pdplugins.types import Placement, Request, Role
+from pdplugins.types import Ending, Outcome, Placement, Request, Role
 
 PERF = LinearModel(
     prefill_fixed_s=1e-3,
@@ -48,6 +48,9 @@ class Cluster:
     def prefilled(self, name: str) -> Placement:
         request, placement = self.open.pop(name)
         return self.router.on_prefill_done(request, placement, self.workers, self.clock_s)
+
+    def end(self, name: str, ending: Ending) -> None:
+        self.router.on_ended(self.open[name][0], Outcome(ending))
 
     def pool(self, worker: str) -> str:
         return str(self.router._instances[worker].pool)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -110,6 +111,7 @@ def test_no_other_transition_than_those_of_figure_5(
         ArrowRouter.__init__ = original  # type: ignore[method-assign]
 
 
+@pytest.mark.moderate
 @settings(max_examples=60)
 @given(
     clusters.filter(lambda shape: sum(shape) > 1),

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from pdplugins.errors import ConfigError
 from pdplugins.policies.arrow.config import ArrowSettings
 from pdplugins.testing import Worker
-from pdplugins.types import ElasticRouter, Request, Role
+from pdplugins.types import ElasticRouter, Ending, Outcome, Request, Role
 from tests.policies.arrow.cluster import Cluster
 
 LONG = 9000  # tokens that prefill in 0.98 s; the TTFT SLO is 1 s
@@ -189,8 +189,44 @@ def test_a_prediction_that_has_passed_is_corrected(cluster: Make) -> None:
     assert c.router._instances["p0"].free_at_s > 5.0
 
 
-def test_requests_that_never_report_back_are_forgotten(cluster: Make) -> None:
-    """Answers of one token, cancelled ones, refused ones: nobody says that their prefill is done."""
+@pytest.mark.parametrize("ending", Ending)
+def test_a_request_that_ends_before_its_prefill_is_done_delays_nobody(cluster: Make, ending: Ending) -> None:
+    """An answer of one token, and a request that failed or was cancelled: no decode worker is asked for."""
+    c = cluster(2, 1)
+    for tokens in (4000, 4000, 2000):
+        c.arrive(tokens)
+    assert [c.open[name][1].first for name in "012"] == ["p0", "p1", "p0"]
+    alone_s = c.router._instances["p0"].free_at_s
+    c.end("0", ending)
+    c.end("0", ending)
+    assert c.router._instances["p0"].free_at_s < alone_s
+    assert c.arrive(4000).first == "p0", "its queue is the shorter one now"
+    c.end("2", ending)
+    c.end("3", ending)
+    assert c.router._instances["p0"].prefill_delay_s(c.clock_s) == 0.0
+
+
+def test_a_request_that_decodes_leaves_the_queue_once(cluster: Make) -> None:
+    c = cluster(1, 1)
+    c.arrive(4000)
+    c.arrive(4000)
+    request = c.open["0"][0]
+    c.prefilled("0")
+    before_s = c.router._instances["p0"].free_at_s
+    c.router.on_ended(request, Outcome(Ending.FINISHED, 7))
+    assert c.router._instances["p0"].free_at_s == before_s
+
+
+def test_a_request_that_is_placed_anew_waits_in_one_queue(cluster: Make) -> None:
+    c = cluster(2, 1)
+    request = Request("0", 0.0, 4000)
+    homes = [c.router.on_arrival(request, c.workers, 0.0).first for _ in range(3)]
+    assert homes == ["p0"] * 3
+    assert len(c.router._instances["p0"].prefills) == 1
+    assert not c.router._instances["p1"].prefills
+
+
+def test_what_is_late_but_does_not_wait_delays_nobody(cluster: Make) -> None:
     c = cluster(1, 1)
     for _ in range(1000):
         c.arrive(100)

@@ -10,12 +10,12 @@ from pdplugins.perf.profile import read_profile
 from pdplugins.perf.table import TableModel
 from pdplugins.policies.arrow.startup import DecodeLimits, StartupProfiler, TtftPredictor
 from pdplugins.resources import data_dir
-from pdplugins.types import Deployment, PerfModel, Role, Slo
+from pdplugins.types import Deployment, PerfModel, PlainPerf, Role, Slo
 
 TABLES = TableModel(read_profile(data_dir("profiles") / "h100" / "llama-3.1-70b-fp8.json"))
 
 
-class Quadratic:
+class Quadratic(PlainPerf):
     """Prefill as a given quadratic; a decode step takes a microsecond a token."""
 
     def __init__(self, square: float, linear: float, constant: float) -> None:

@@ -18,7 +18,7 @@ from pdplugins.policies.dopd.config import DopdSettings
 from pdplugins.policies.dopd.planner import DopdPlanner
 from pdplugins.policies.dopd.ratio import pd_ratio
 from pdplugins.resources import data_dir
-from pdplugins.types import Deployment, PlannerView, Pool, ScalePlan, Traffic, WorkerLoad
+from pdplugins.types import Deployment, PlannerView, Pool, ScalePlan, TellsSignals, Traffic, WorkerLoad
 
 NAN, INF = math.nan, math.inf
 PERF = TableModel(read_profile(data_dir("profiles") / "h100" / "llama-3.1-70b-fp8.json"))
@@ -60,6 +60,7 @@ choices = st.fixed_dictionaries(
 )
 
 
+@pytest.mark.moderate
 @settings(max_examples=60)
 @example([PlannerView(5.0, Traffic(7e-91, 1.3e218, 1.0, 1.0), Pool(0), Pool(0))], {"paper_literal": True}, 3)
 @example([PlannerView(5.0, Traffic(7e-91, 1.3e218, 1.0, 1.0), Pool(0), Pool(0))], {"paper_literal": False}, 3)
@@ -76,6 +77,25 @@ def test_any_stream_keeps_one_worker_per_role_within_the_budget(
         assert deployment.gpus(plan.prefill, plan.decode) <= gpu_budget
         assert "\n" not in plan.reason
         assert all(math.isfinite(value) for value in plan.signals.values())
+
+
+def test_what_the_host_says_of_the_traffic_is_a_signal_and_changes_no_plan() -> None:
+    window = Traffic(5.0, 20.0, 1000.0, 200.0)
+    more = replace(window, isl_sq_tokens=1.25e6, local_share=0.25, prefix_hit_rate=0.5)
+    plain, telling = planner(), planner()
+    assert isinstance(telling, TellsSignals)
+    for before, after in zip(plans(plain, [window] * 20), plans(telling, [more] * 20), strict=True):
+        assert replace(after, signals=before.signals) == before
+        told = {name: after.signals[name] for name in after.signals.keys() - before.signals.keys()}
+        assert told == pytest.approx({"isl_cv": 0.5, "local_share": 0.25, "prefix_hit_rate": 0.5})
+        assert telling.signals.keys() == after.signals.keys()
+
+
+@pytest.mark.parametrize("value", [NAN, INF, -1.0, 0.0, 1e300, None])
+def test_impossible_statistics_of_the_traffic_stop_no_plan(value: float | None) -> None:
+    said = Traffic(5.0, 20.0, value, 200.0, isl_sq_tokens=value, local_share=value, prefix_hit_rate=value)
+    plan = plans(planner(), [*steady(4.0, count=3), said])[-1]
+    assert all(map(math.isfinite, plan.signals.values()))
 
 
 @settings(max_examples=30)
@@ -287,6 +307,7 @@ def test_the_pools_at_start_are_kept_until_the_load_is_known(first: Traffic | No
         assert (plan.prefill, plan.decode) == (6, 3)
 
 
+@pytest.mark.moderate
 def test_a_step_with_every_series_refitted_over_600_points_is_under_50_ms() -> None:
     subject = planner(predictor="arima")
     wavy: list[Traffic | None] = [

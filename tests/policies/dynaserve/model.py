@@ -29,9 +29,6 @@ class Model(LinearModel):
 class DenseModel(Model):
     """The same, knowing what of it is not attention."""
 
-    def has_dense(self, tp: int) -> bool:
-        return True
-
     def dense_s(self, tokens: float, tp: int) -> float:
         return WEIGHTS_S + TOKEN_S * tokens
 

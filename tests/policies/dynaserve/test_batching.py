@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from pdplugins.policies.dynaserve.batching import DynaServeBatchScheduler, Step
 from pdplugins.policies.dynaserve.config import DynaServeBatchSettings
-from pdplugins.policies.dynaserve.steps import StepModel
 from pdplugins.policies.dynaserve.table import ProfileTable
 from pdplugins.types import BatchPlan, BatchView, Deployment, QueuedPrefill, Request
 from tests.policies.dynaserve.model import DenseModel, Model, deployment_of
@@ -67,6 +66,7 @@ def test_m_never_breaks_the_slo(waiting: list[tuple[int, int]], decodes: int, co
     assert all(0 < tokens <= remaining[name] for name, tokens in plan.prefill_tokens.items())
 
 
+@pytest.mark.moderate
 @given(queues, st.integers(1, 300), st.integers(1, 8000))
 def test_what_is_left_of_the_slo_is_used(waiting: list[tuple[int, int]], decodes: int, context: int) -> None:
     """A queue without history and a step with room: another 32 tokens would break the SLO, or nothing waits."""
@@ -144,7 +144,7 @@ def test_one_bad_measurement_changes_little(deployment: Deployment, took: float)
 
 
 def test_the_table_does_not_grow_with_the_number_of_steps(deployment: Deployment) -> None:
-    table = ProfileTable(StepModel(deployment), 0.1)
+    table = ProfileTable(deployment, 0.1)
     for index in range(5000):
         step = Step(table, view(queued("a", 1 + index % 4000), decodes=index % 200), 0.1)
         step.follow(view(queued("a", 1 + index % 4000)), {"a": 1 + index % 4000})

@@ -14,7 +14,7 @@ from pdplugins.policies.dynaserve.config import DynaServeRouterSettings
 from pdplugins.policies.dynaserve.predict import ExecutionPredictor
 from pdplugins.policies.dynaserve.router import DynaServeRouter
 from pdplugins.testing import Worker
-from pdplugins.types import Deployment, Ending, Outcome, Placement, Request, Role, WorkerLoad
+from pdplugins.types import Capabilities, Deployment, Ending, Outcome, Placement, Request, Role, WorkerLoad
 from tests.policies.dynaserve.model import Model, deployment_of, worker
 
 BUSY = WorkerLoad("w", 1, 100, 8, 8000)
@@ -68,6 +68,20 @@ def test_the_busier_worker_gets_less(deployment: Deployment) -> None:
     free = router(deployment, pairs="roles").on_arrival(request(2048, 512), idle, 0.0)
     loaded = router(deployment, pairs="roles").on_arrival(request(2048, 512), (a, b), 0.0)
     assert loaded.split < free.split
+
+
+@pytest.mark.parametrize("limited", [0, 1])
+def test_a_worker_that_cannot_split_gets_whole_phases(deployment: Deployment, limited: int) -> None:
+    """A host that does not know what its workers can do is asked for splits as before."""
+    workers, asked = pair(), request(2048, 512)
+    workers[0].load = WorkerLoad("a", 4, 4000, 4, 4000)
+    free = router(deployment, pairs="roles").on_arrival(asked, workers, 0.0)
+    assert free.split not in (0, 2048)
+    workers[limited].capabilities = Capabilities(splits=True)
+    assert router(deployment, pairs="roles").on_arrival(asked, workers, 0.0) == free
+    workers[limited].capabilities = Capabilities(splits=False)
+    placed = router(deployment, pairs="roles").on_arrival(asked, workers, 0.0)
+    assert (placed.first, placed.second, placed.split) == ("a", "b", 2048)
 
 
 def test_work_is_done_as_time_passes(deployment: Deployment) -> None:
@@ -149,6 +163,7 @@ arrivals = st.lists(
 )
 
 
+@pytest.mark.moderate
 @given(st.lists(loads, min_size=1, max_size=5), arrivals, st.sampled_from(["any", "roles"]))
 def test_every_token_is_placed_exactly_once_whatever_the_loads_say(
     said: list[WorkerLoad], traffic: list[tuple[int, int | None, float]], pairs: str

@@ -40,6 +40,7 @@ def test_a_learning_predictor_is_told_the_lengths(predictor: str) -> None:
     assert not [count for count in blind.counts if count.startswith("faults")]
 
 
+@pytest.mark.moderate
 def test_workers_that_hand_over_to_each_other_do_not_get_stuck() -> None:
     """Full KV caches on both sides: who cannot go on decodes where it is, and everything ends in time."""
     simulation = {"overlap": True, "predict": "true_length", "kv_tokens": 9000}

@@ -121,6 +121,7 @@ felt = st.tuples(st.one_of(st.none(), st.floats()), st.one_of(st.none(), st.floa
 looks = st.tuples(st.one_of(felt, st.sampled_from([SLOW_PREFILL, SLOW_DECODE, FINE])), st.floats(), st.floats(0, 10))
 
 
+@pytest.mark.moderate
 @settings(max_examples=150)
 @given(
     prefill=st.integers(0, 7), seen=st.lists(looks, max_size=30), budget_w=st.floats(3200, 7000),

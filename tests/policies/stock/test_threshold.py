@@ -98,6 +98,7 @@ LOADS = st.lists(st.builds(WorkerLoad, st.just("w"), ANY, ANY, ANY, ANY), max_si
 POOLS = st.builds(Pool, st.integers(0, 20), st.integers(0, 5), st.integers(0, 5), LOADS)
 
 
+@pytest.mark.moderate
 @given(st.lists(st.tuples(st.none() | st.builds(Traffic, ANY, ANY, st.none() | ANY), POOLS, POOLS), max_size=6))
 def test_whatever_a_host_says_there_is_a_plan_within_the_budget(views: list[tuple[Any, Pool, Pool]]) -> None:
     safe = planner(gpu_budget=8, down_intervals=1)

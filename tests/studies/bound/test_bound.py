@@ -139,6 +139,7 @@ def play(case: dict[str, Any]) -> tuple[RunOutcome, Machine]:
     return simulation.run(map(arrival, case["trace"])), Machine(kinds, case["slo"], gpus, MAX_BATCH, 0.5)
 
 
+@pytest.mark.moderate
 @given(cases(), st.integers(0, 9))
 @settings(max_examples=25)
 def test_no_policy_beats_it(case: dict[str, Any], seed: int) -> None:

@@ -21,6 +21,8 @@ from pdplugins.studies.deployment.plan import plan_deployment, with_plan
 from pdplugins.types import Role, Slo, TraceRequest
 from pdplugins.workloads.synthetic import SyntheticSettings, synthetic
 
+pytestmark = pytest.mark.slow
+
 CONFIG = {
     "deployment": {"profile": "h100/llama-3.1-70b-fp8", "gpu_budget": 8},
     "router": "ampd",

@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from pdplugins.studies.validate import dynamo
-from pdplugins.studies.validate.plugin import validate
+from pdplugins.studies.validate.commands import validate
 from pdplugins.types import TraceRequest
 from pdplugins.workloads.jsonl import write_mooncake
 

@@ -38,6 +38,7 @@ def test_a_lone_prompt_takes_what_the_profile_says() -> None:
     assert record.ttft_s == pytest.approx(perf.prefill_s(700, 1), abs=1e-9)
 
 
+@pytest.mark.moderate
 def test_every_cell_that_misses_the_bar_has_a_note() -> None:
     for cell in papers.dopd():
         assert abs(cell.error) <= papers.BAR or cell.data()["note"]

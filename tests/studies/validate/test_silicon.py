@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from pdplugins.errors import ConfigError
 from pdplugins.studies.validate import report, silicon
-from pdplugins.studies.validate.plugin import validate
+from pdplugins.studies.validate.commands import validate
 from pdplugins.studies.validate.rows import Row, read_rows
 from pdplugins.studies.validate.silicon import Coefficients, Felt
 from pdplugins.studies.validate.sources import ENGINES, PROTOCOLS, Protocol

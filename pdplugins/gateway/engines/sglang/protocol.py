@@ -1,7 +1,7 @@
 """What SGLang's servers understand: bootstrap fields, bodies of the legs of a request, and their answers.
 
-The body of a client goes to the workers as it came; fields of the gateway are appended to its bytes. JSON lets the last
-of two equal keys win, in SGLang's parser too, so what is appended replaces what the client said.
+The body of a client goes to the workers as it came; fields of the gateway are appended to its bytes. Of two equal keys
+JSON parsers take the last one, SGLang's too, so an appended field replaces the client's.
 """
 
 from __future__ import annotations
@@ -64,22 +64,22 @@ def bootstrap(host: str, port: int | None, room: int, batch: int | None) -> dict
     return dict(zip(BOOTSTRAP_FIELDS, ([host] * batch, [port] * batch, rooms), strict=True))
 
 
-def prefix_body(ids: Sequence[int], like: Mapping[str, Any]) -> bytes:
-    """Return a request that does no more than put the KV cache of `ids` into place: one token, which nobody wants.
+def prefix_fields(ids: Sequence[int], like: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a request that only puts the KV cache of `ids` into place: for one token, which is not used.
 
-    :param like: the request that the prefix belongs to; what parts its KV cache from others is taken over.
+    :param like: the request that the prefix belongs to; fields that keep KV caches apart are taken over.
     """
     fields: dict[str, Any] = {
         "input_ids": list(ids),
         "sampling_params": {"max_new_tokens": 1, "temperature": 0, "ignore_eos": True},
     }
-    return dumps(fields | {key: like[key] for key in ("lora_path", "extra_key", "priority") if key in like})
+    return fields | {key: like[key] for key in ("lora_path", "extra_key", "priority") if key in like}
 
 
 def failure(said: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return what went wrong on the server, where an answer of ``/generate`` ends with that: streams have no other way.
+    """Return the error with which a server ends an answer of ``/generate``; its streams have no other form of error.
 
-    An abort without a status is none: somebody wanted it.
+    An abort without a status is no error: a client or the gateway has asked for it.
     """
     reason = (said.get("meta_info") or {}).get("finish_reason") or {}
     status = reason.get("status_code") if reason.get("type") == "abort" else None

@@ -14,8 +14,8 @@ from rich.console import Console
 from rich.text import Text
 
 from pdplugins.errors import HostError
+from pdplugins.gateway.backends import WorkerOption
 from pdplugins.gateway.engines.sglang.launch import Launch, Spec
-from pdplugins.gateway.fleet import WorkerOption
 from pdplugins.gateway.metrics import GatewayMetrics
 from pdplugins.processes.process import Process, stop_all
 

@@ -20,11 +20,13 @@ from dynamo.planner.plugins.proto.v1 import plugin_pb2_grpc as pbg
 
 import pdplugins
 from pdplugins.config import find, load
+from pdplugins.contracts.kinds import Kind
 from pdplugins.errors import HostError
 from pdplugins.hosts.dynamo.doors.frontend import FrontendMetrics
 from pdplugins.hosts.dynamo.doors.proposer import Proposer
 from pdplugins.runtime.metrics import process_metrics
 from pdplugins.runtime.planner import build_safe_planner
+from pdplugins.runtime.signals import build_board
 
 log = logging.getLogger("pdplugins.dynamo")
 
@@ -150,7 +152,7 @@ class Registration:
 
     async def _registered(self, stub: Any, stop: asyncio.Event) -> bool:
         """Try until the gateway accepts us; False when `stop` came first."""
-        said = False
+        logged = False
         for wait_s in _backoff():
             try:
                 answer = await stub.Register(self._request, timeout=CALL_S)
@@ -163,9 +165,9 @@ class Registration:
                 await self._unregister(stub, "replaced by a new process")
             except grpc.aio.AioRpcError as error:
                 self._check(error)
-                if not said:
+                if not logged:
                     log.info("not registered yet at %s (%s), trying on", self._gateway, error.code().name)
-                    said = True
+                    logged = True
             if await _sleep(stop, wait_s):
                 return False
         return False
@@ -254,11 +256,13 @@ def run(  # noqa: PLR0913 - the options of a command
 ) -> None:
     """Build the planner that `config` names and serve it until SIGTERM or SIGINT. Raises PdpluginsError."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s: %(message)s")
-    metrics = process_metrics()
+    metrics = process_metrics(Kind.PLANNER)
 
     def build() -> Proposer:
-        planner = build_safe_planner(load(find(config)), decision_log=decision_log, metrics=metrics)
-        return Proposer(planner, frontend=FrontendMetrics(frontend_url, model) if frontend_url else None)
+        chosen = load(find(config))
+        planner = build_safe_planner(chosen, decision_log=decision_log, metrics=metrics)
+        frontend = FrontendMetrics(frontend_url, model) if frontend_url else None
+        return Proposer(planner, frontend=frontend, board=build_board(chosen))
 
     def say(endpoint: str) -> None:
         log.info("planner of %s answers at %s", config, endpoint)

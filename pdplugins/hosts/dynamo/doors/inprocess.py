@@ -36,18 +36,14 @@ from dynamo.planner.plugins.types import (
     ProposeStageResponse,
 )
 
-from pdplugins.config import find, load, parse
+from pdplugins.config import Config, find, load, parse
+from pdplugins.contracts.kinds import Kind
+from pdplugins.errors import ConfigError
 from pdplugins.hosts.dynamo.doors.frontend import FrontendMetrics
 from pdplugins.hosts.dynamo.doors.proposer import Proposer
 from pdplugins.runtime.metrics import process_metrics
-from pdplugins.runtime.planner import build_safe_planner
-
-_instances: dict[str, PdPlanner] = {}
-
-
-def instances() -> dict[str, PdPlanner]:
-    """Return the planners that Dynamo has built in this process, by their `key`."""
-    return dict(_instances)
+from pdplugins.runtime.planner import SafePlanner, build_safe_planner
+from pdplugins.runtime.signals import SignalBoard, build_board
 
 
 class PdPlanner(Proposer):
@@ -58,26 +54,30 @@ class PdPlanner(Proposer):
     :param metrics_port: serve our metrics there; without it they are on the planner's own metrics port.
     :param frontend_url: read traffic, TTFT and TPOT from this frontend instead of from Prometheus.
     :param model: count only this model's requests at the frontend.
-    :param key: the name in `instances`.
+    :param planner: in place of `config` and `decision_log`, a safe planner that a program in this process has built.
+    :param board: where that planner hears and tells signals.
     """
 
     def __init__(
         self,
-        config: str | dict[str, Any],
+        config: str | dict[str, Any] | None = None,
         *,
         decision_log: str | None = None,
         metrics_port: int | None = None,
         frontend_url: str | None = None,
         model: str | None = None,
-        key: str = "default",
+        planner: SafePlanner | None = None,
+        board: SignalBoard | None = None,
     ) -> None:
-        chosen = load(find(config)) if isinstance(config, str) else parse(config, "kwargs.config")
-        metrics = process_metrics()
-        planner = build_safe_planner(chosen, decision_log=Path(decision_log) if decision_log else None, metrics=metrics)
-        super().__init__(planner, frontend=FrontendMetrics(frontend_url, model) if frontend_url else None)
+        if planner is None:
+            chosen = _config(config)
+            log = Path(decision_log) if decision_log else None
+            planner = build_safe_planner(chosen, decision_log=log, metrics=process_metrics(Kind.PLANNER))
+            board = build_board(chosen)
+        frontend = FrontendMetrics(frontend_url, model) if frontend_url else None
+        super().__init__(planner, frontend=frontend, board=board)
         if metrics_port is not None:
-            metrics.serve(metrics_port)
-        _instances[key] = self
+            process_metrics(Kind.PLANNER).serve(metrics_port)
 
     async def Bootstrap(self, _request: BootstrapRequest) -> BootstrapResponse:  # noqa: N802 - Dynamo's name
         """Get ready for the first tick."""
@@ -95,3 +95,9 @@ class PdPlanner(Proposer):
             for role, count in (("prefill", plan.prefill), ("decode", plan.decode))
         ]
         return ProposeStageResponse(final=True, override=OverrideResult(targets=targets, reason=plan.reason))
+
+
+def _config(config: str | dict[str, Any] | None) -> Config:
+    if config is None:
+        raise ConfigError("kwargs: no config; add the name of a shipped one, the path of one, or one as a mapping")
+    return load(find(config)) if isinstance(config, str) else parse(config, "kwargs.config")

@@ -10,6 +10,7 @@ from dynamo.common.forward_pass_metrics import decode
 from pdplugins.contracts.numbers import is_number
 from pdplugins.contracts.planner import PlannerView, ScalePlan, Traffic
 from pdplugins.contracts.workers import Pool, Role, WorkerLoad
+from pdplugins.hosts.dynamo.loads import ForwardPass, from_message, worker_load
 
 TICK = "tick-"
 """Dynamo's request ids are this and the host's time in seconds: wall clock live, virtual clock in replay."""
@@ -50,7 +51,7 @@ def context_traffic(context: Any) -> Traffic | None:
     """Return the traffic that Dynamo itself observed; None when it did not say, or cannot mean it.
 
     Dynamo 1.4 answers an unreachable Prometheus with zero requests, which would read as idle and scale down. Zero
-    requests while prefill has work, or while decodes outlast a long window, are taken as not said.
+    requests while prefill has work, or while decodes outlast a long window, are taken as unknown.
 
     The mean lengths of a window without requests are 0 (or NaN) to Dynamo; here they are unknown.
     """
@@ -58,7 +59,14 @@ def context_traffic(context: Any) -> Traffic | None:
     if seen is None:
         return None
     isl, osl = (float(n) if is_number(n) and n > 0 else None for n in (seen.isl, seen.osl))
-    traffic = Traffic(float(seen.duration_s), float(seen.num_req), isl, osl)
+    hit_rate = _optional(seen, "kv_hit_rate")
+    traffic = Traffic(
+        float(seen.duration_s),
+        float(seen.num_req),
+        isl,
+        osl,
+        prefix_hit_rate=float(hit_rate) if is_number(hit_rate) and 0 <= hit_rate <= 1 else None,
+    )
     if traffic.requests == 0:
         prefill, decode_ = _all_loads(context)
         arrived = any(load.queued_requests or load.running_requests for load in prefill)
@@ -96,40 +104,10 @@ def _pool(workers: Any, role: Role, wanted: ScalePlan, loads: tuple[WorkerLoad, 
 
 def _loads(role: Role, engines: Mapping[str, bytes]) -> tuple[WorkerLoad, ...]:
     """Sum the data-parallel ranks (``worker/rank``) of each worker."""
-    loads: dict[str, WorkerLoad] = {}
+    seen: dict[str, ForwardPass] = {}
     for key, raw in sorted(engines.items()):
         metrics = decode(bytes(raw))
         if metrics is not None:
-            worker = key.rpartition("/")[0] or key
-            loads[worker] = _add(loads.get(worker, WorkerLoad(worker)), _load(role, worker, metrics))
-    return tuple(loads.values())
-
-
-def _load(role: Role, worker: str, metrics: Any) -> WorkerLoad:
-    """A decode worker's queue holds requests that wait for KV space as well as preempted ones."""
-    queued, running = metrics.queued_requests, metrics.scheduled_requests
-    if role is Role.PREFILL:
-        return WorkerLoad(
-            worker,
-            float(queued.num_prefill_requests),
-            float(queued.sum_prefill_tokens),
-            float(running.num_prefill_requests),
-            float(running.sum_prefill_tokens),
-        )
-    return WorkerLoad(
-        worker,
-        float(queued.num_decode_requests + queued.num_prefill_requests),
-        float(queued.sum_decode_kv_tokens + queued.sum_prefill_tokens),
-        float(running.num_decode_requests),
-        float(running.sum_decode_kv_tokens),
-    )
-
-
-def _add(a: WorkerLoad, b: WorkerLoad) -> WorkerLoad:
-    return WorkerLoad(
-        a.worker,
-        a.queued_requests + b.queued_requests,
-        a.queued_tokens + b.queued_tokens,
-        a.running_requests + b.running_requests,
-        a.running_tokens + b.running_tokens,
-    )
+            worker, rank = key.rpartition("/")[0] or key, from_message(metrics)
+            seen[worker] = seen[worker].plus(rank) if worker in seen else rank
+    return tuple(worker_load(role, worker, ranks) for worker, ranks in seen.items())

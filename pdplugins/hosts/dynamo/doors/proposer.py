@@ -1,4 +1,4 @@
-"""What both planner plugins of Dynamo share: one tick's context in, one safe decision out."""
+"""One tick of Dynamo's planner in, one safe decision out: what the doors inside Dynamo and over gRPC share."""
 
 from __future__ import annotations
 
@@ -7,22 +7,21 @@ import logging
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import replace
 from typing import Any
 
+from pdplugins.contracts.kinds import Kind
 from pdplugins.contracts.planner import ScalePlan, Traffic
 from pdplugins.hosts.dynamo.doors.frontend import FrontendMetrics
 from pdplugins.hosts.dynamo.doors.observe import NEEDS, NEEDS_TRAFFIC, context_traffic, planner_view, tick_time_s
+from pdplugins.runtime import signals
 from pdplugins.runtime.decision import Decision
 from pdplugins.runtime.planner import SafePlanner
+from pdplugins.runtime.signals import SignalBoard
 
 log = logging.getLogger("pdplugins.dynamo")
 
-Feedback = Callable[[], tuple[float | None, float | None]]
-"""Returns the mean TTFT and TPOT, in seconds, that clients felt lately; None for what is not known."""
-
 CADENCE_TOLERANCE = 0.25
-"""How far, relative to the planner's interval, the time between two ticks may be off before it is said."""
+"""How far, relative to the planner's interval, the time between two ticks may be off before a warning."""
 
 
 class Proposer:
@@ -31,6 +30,7 @@ class Proposer:
     :param frontend: where to read traffic, TTFT and TPOT; the plugin context has no TTFT, and its traffic needs a
         Prometheus server.
     :param clock: seconds since the epoch, for hosts whose tick does not tell the time.
+    :param board: carries signals between the planner and the other parts of its bundle; None: nobody listens.
     """
 
     def __init__(
@@ -39,17 +39,13 @@ class Proposer:
         *,
         frontend: FrontendMetrics | None = None,
         clock: Callable[[], float] = time.time,
+        board: SignalBoard | None = None,
     ) -> None:
-        self.feedback: Feedback | None = None
         self._planner = planner
         self._frontend = frontend
         self._clock = clock
+        self._board = board or SignalBoard()
         self._ticks_s: list[float] = []
-
-    @property
-    def latest(self) -> ScalePlan | None:
-        """The last decision; None before the first."""
-        return self._planner.last if self._planner.decided else None
 
     @property
     def interval_s(self) -> float:
@@ -62,8 +58,9 @@ class Proposer:
         return NEEDS if self._frontend is not None else (NEEDS_TRAFFIC, *NEEDS)
 
     def close(self) -> None:
-        """Close the decision log."""
+        """Close the decision log, and take the signals back."""
         self._planner.close()
+        self._board.close()
 
     async def begin(self) -> None:
         """Read the frontend once, so that the first tick already sees a window of traffic."""
@@ -74,12 +71,15 @@ class Proposer:
     async def propose(self, context: Any) -> Decision[ScalePlan] | None:
         """Decide one tick. None, before the first good decision, leaves Dynamo its own behaviour."""
         try:
-            traffic = self._with_feedback(await self._traffic(context))
+            traffic = await self._traffic(context)
             view = planner_view(context, self._now_s(context), traffic, self._planner.last)
         except Exception as error:  # whatever the host says, its planner loop goes on
             decision = self._planner.hold(f"{type(error).__name__}: {error}", error)
         else:
+            parts = {Kind.PLANNER: self._planner}
+            signals.hear(parts, self._board, view.now_s)
             decision = self._planner.decide(view)
+            signals.tell(parts, self._board, view.now_s)
         return decision if self._planner.decided else None
 
     async def _traffic(self, context: Any) -> Traffic | None:
@@ -107,9 +107,3 @@ class Proposer:
                 wanted_s,
                 wanted_s,
             )
-
-    def _with_feedback(self, traffic: Traffic | None) -> Traffic | None:
-        if self.feedback is None or traffic is None:
-            return traffic
-        ttft_s, tpot_s = self.feedback()
-        return replace(traffic, ttft_s=ttft_s, tpot_s=tpot_s)

@@ -12,10 +12,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from pdplugins.contracts.kinds import Kind
 from pdplugins.errors import HostError
 from pdplugins.hosts.dynamo.local.options import Options
 from pdplugins.hosts.dynamo.local.stack import Stack
-from pdplugins.runtime.assembly import build_deployment, build_planner
+from pdplugins.runtime.metrics import process_metrics
+from pdplugins.runtime.planner import build_safe_planner
 
 PREFIX = "pdplugins-serve-"
 """Of the temporary folder of a stack; the process id of its launcher follows."""
@@ -26,8 +28,8 @@ def launch(options: Options) -> int:
 
     Raises HostError when the stack does not start or one of its indispensable processes ends.
     """
-    deployment = build_deployment(options.config)
-    interval_s = build_planner(options.config, deployment).interval_s
+    metrics = process_metrics(Kind.PLANNER)
+    policy = build_safe_planner(options.config, decision_log=options.decision_log, metrics=metrics)
     sweep()
     try:
         folder = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-"))
@@ -35,13 +37,15 @@ def launch(options: Options) -> int:
         try:
             logs.mkdir(parents=True, exist_ok=True)
             with own_stderr(logs / "launcher.log"), temporary_files(folder):
-                code = asyncio.run(Stack(options, deployment, interval_s, folder, logs).run())
+                code = asyncio.run(Stack(options, policy, folder, logs).run())
         except BaseException:
             _remove_all_but(logs, folder)  # they say more than the one line that the user sees
             raise
         shutil.rmtree(folder)
     except OSError as error:
         raise HostError(f"this machine refuses: {error}; look at disk space, permissions and process limits") from None
+    finally:
+        policy.close()
     return code
 
 

@@ -1,4 +1,4 @@
-"""The replay of a trace: drives the load client's process, follows what it writes, makes the report of it."""
+"""The live replay of a trace: drives the load client's process, follows what it writes, makes the report of it."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ from typing import Any
 
 from pdplugins.contracts.request import Slo
 from pdplugins.errors import HostError
-from pdplugins.hosts.dynamo.local.options import Options, Replay
+from pdplugins.hosts.dynamo.local.options import LiveReplay, Options
 from pdplugins.metrics import attainment
 from pdplugins.processes.process import Process, python
 from pdplugins.provenance import commit, versions
 from pdplugins.results import RequestRecord, Result, Scaling, Speed, summarise
+from pdplugins.workloads import jsonl
 
 SEED = 0
 """Of the prompts' token ids."""
@@ -26,9 +27,10 @@ MOCKER_NOTE = (
 class Load:
     """One replay: its client process and the records that it has written so far."""
 
-    def __init__(self, replay: Replay, options: Options, folder: Path, logs: Path) -> None:
+    def __init__(self, replay: LiveReplay, options: Options, folder: Path, logs: Path) -> None:
         self._replay = replay
         self._options = options
+        self._requests = folder / "trace.jsonl"
         self._out = folder / "requests.jsonl"
         self._log = logs / "client.log"
         self._process: Process | None = None
@@ -42,7 +44,7 @@ class Load:
     @property
     def total(self) -> int:
         """Requests of the whole replay."""
-        return self._replay.requests
+        return self._replay.total
 
     @property
     def failed(self) -> int:
@@ -55,13 +57,12 @@ class Load:
         return attainment(self._inside, len(self.records))
 
     def prepare(self, environment: Mapping[str, str]) -> Process:
-        """Start the client; it reads the trace and then waits for `go`."""
-        replay = self._replay
-        duration = ("--duration", str(replay.duration_s)) if replay.duration_s is not None else ()
+        """Start the client; it reads the requests and then waits for `go`."""
+        jsonl.write(self._replay.requests, self._requests)
         command = python(
             "pdplugins.workloads.client",
-            *("--url", self._options.url, "--model", self._options.model, "--trace", str(replay.trace)),
-            *(*duration, "--speed", str(replay.speed), "--seed", str(SEED), "--out", str(self._out), "--hold"),
+            *("--url", self._options.url, "--model", self._options.model, "--trace", str(self._requests)),
+            *("--seed", str(SEED), "--out", str(self._out), "--hold"),
         )
         self._process = Process.start("client", command, env=environment, log=self._log, stdin=True)
         return self._process

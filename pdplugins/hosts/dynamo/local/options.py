@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import socket
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -15,6 +16,7 @@ from pdplugins.hosts.dynamo.mocker import Engines
 from pdplugins.processes.ports import free_ports
 from pdplugins.registry import default_registry
 from pdplugins.workloads import traces, transform
+from pdplugins.workloads.trace import TraceRequest
 
 ENGINES = ("mocker",)
 _KNOWN_ENGINES = ("mocker", "sglang", "vllm", "trtllm")
@@ -23,16 +25,21 @@ Status = Literal["rich", "plain", "json-lines"]
 
 
 @dataclass(frozen=True, slots=True)
-class Replay:
-    """A trace to replay against the stack."""
+class LiveReplay:
+    """A trace to replay against the stack, read once, so that its errors show before anything starts."""
 
     trace: Path
     duration_s: float | None
     """Seconds of trace time to replay; None for the whole trace."""
     speed: float
     report: Path | None
-    requests: int
-    """How many requests that is."""
+    requests: Sequence[TraceRequest]
+    """What the client sends: clipped, and at that speed."""
+
+    @property
+    def total(self) -> int:
+        """Count the requests, every round of a session as one."""
+        return transform.total(self.requests)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +56,7 @@ class Options:
     decision_log: Path | None
     metrics_port: int | None
     log_dir: Path | None
-    replay: Replay | None
+    replay: LiveReplay | None
     command: str
     """The command line, for the report."""
 
@@ -110,8 +117,8 @@ def check_engine(engine: str) -> None:
     raise ConfigError(f"--engine {engine}: unknown engine; choose from {', '.join(ENGINES)}")
 
 
-def check_replay(trace: str | None, duration_s: float | None, speed: float, report: Path | None) -> Replay | None:
-    """Read the trace once, so that what is wrong with it is said before anything starts.
+def live_replay(trace: str | None, duration_s: float | None, speed: float, report: Path | None) -> LiveReplay | None:
+    """Return what ``--replay`` and its options mean; None without a trace.
 
     Raises ConfigError for options that do not go together, TraceError for the trace.
     """
@@ -120,10 +127,10 @@ def check_replay(trace: str | None, duration_s: float | None, speed: float, repo
             if given:
                 raise ConfigError(f"{name} is about a replay; add --replay TRACE")
         return None
-    requests = transform.scale(traces.read(Path(trace)), speed)
+    requests = traces.read(Path(trace))
     if duration_s is not None:
-        requests = transform.clip(requests, duration_s / speed)
-    return Replay(Path(trace), duration_s, speed, report, transform.total(requests))
+        requests = transform.clip(requests, duration_s)
+    return LiveReplay(Path(trace), duration_s, speed, report, transform.scale(requests, speed))
 
 
 def check_writable(option: str, path: Path | None) -> None:

@@ -1,4 +1,4 @@
-"""Dynamo's own planner loop and plugin pipeline, with our connector for its hands and our policy for its head."""
+"""Dynamo's own planner loop: our policy decides in it, as an in-process plugin, and our connector carries it out."""
 
 from __future__ import annotations
 
@@ -8,26 +8,25 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from pdplugins.config import Config
-from pdplugins.contracts.planner import ScalePlan
 from pdplugins.errors import HostError
 from pdplugins.hosts.dynamo.local.connector import LocalProcessConnector
 from pdplugins.hosts.dynamo.local.engine import NAMESPACE
 from pdplugins.hosts.dynamo.local.options import Options
+from pdplugins.runtime.planner import SafePlanner
+from pdplugins.runtime.signals import build_board
 
 log = logging.getLogger("pdplugins.local.planning")
 
 Connect = Callable[[Any], LocalProcessConnector]
 
-PLUGIN = "pdplugins"
 _NEVER = 100_000
 """The stock planner insists on a proposer of its own; its interval is this many times ours."""
 
 
-def planner_settings(options: Options, interval_s: float) -> dict[str, Any]:
-    """Return the config of Dynamo's planner in which only our plugin decides, every `interval_s` seconds."""
+def planner_settings(options: Options, policy: SafePlanner) -> dict[str, Any]:
+    """Return the config of Dynamo's planner in which only `policy` decides, at its own interval."""
     config = options.config
-    scale_s, whole_s = whole_interval(interval_s)
+    scale_s, whole_s = whole_interval(policy.interval_s)
     return {
         # The launcher brings its own environment; the factory that this names is not used.
         "environment": "virtual",
@@ -50,32 +49,27 @@ def planner_settings(options: Options, interval_s: float) -> dict[str, Any]:
         "live_dashboard_port": 0,
         "metric_reporting_prometheus_port": options.metrics_port or 0,
         "scheduling": {"scale_interval_seconds": scale_s},
-        "plugin_registration": {"in_process_plugins": [_plugin(options, scale_s)]},
+        "plugin_registration": {"in_process_plugins": [_plugin(options, policy, scale_s)]},
     }
 
 
-def _plugin(options: Options, interval_s: float) -> dict[str, Any]:
+def _plugin(options: Options, policy: SafePlanner, interval_s: float) -> dict[str, Any]:
     return {
         "module": "pdplugins.hosts.dynamo.doors.inprocess",
         "class": "PdPlanner",
-        "plugin_id": PLUGIN,
+        "plugin_id": "pdplugins",
         "plugin_type": "propose",
         "priority": 1,
         "hold_policy": "HOLD_LAST",
         "execution_interval_seconds": interval_s,
         "needs": ["observations.fpm", "observations.workers"],
         "kwargs": {
-            "config": _plain(options.config),
-            "decision_log": str(options.decision_log) if options.decision_log else None,
+            "planner": policy,
+            "board": build_board(options.config),
             "frontend_url": options.url,
             "model": options.model,
-            "key": PLUGIN,
         },
     }
-
-
-def _plain(config: Config) -> dict[str, Any]:
-    return config.model_dump(mode="json", exclude_none=True)
 
 
 def whole_interval(interval_s: float) -> tuple[float, int]:
@@ -87,30 +81,23 @@ def whole_interval(interval_s: float) -> tuple[float, int]:
     return tenths / 10, math.lcm(tenths, 10) // 10
 
 
-async def start_planner(runtime: Any, options: Options, interval_s: float, connect: Connect) -> Any:
+async def start_planner(runtime: Any, options: Options, policy: SafePlanner, connect: Connect) -> Any:
     """Return Dynamo's planner, ready to `run`. Raises HostError when it does not start.
 
     :param runtime: Dynamo's ``DistributedRuntime``.
+    :param policy: what decides; Dynamo's planner carries it out.
     :param connect: makes the connector from Dynamo's provider of worker metrics.
     """
     from dynamo.planner.config.planner_config import PlannerConfig  # noqa: PLC0415
 
     try:
-        config = PlannerConfig.model_validate(planner_settings(options, interval_s))
+        config = PlannerConfig.model_validate(planner_settings(options, policy))
         planner = _planner(runtime, config, connect)
         await planner._async_init()
     except Exception as error:  # whatever Dynamo raises, it did not start
         log.exception("Dynamo's planner did not start")
         raise HostError(f"Dynamo's planner did not start ({' '.join(str(error).split())})") from None
     return planner
-
-
-def latest() -> ScalePlan | None:
-    """Return the policy's last decision; None before the first."""
-    from pdplugins.hosts.dynamo.doors.inprocess import instances  # noqa: PLC0415 - brings Dynamo in
-
-    plugin = instances().get(PLUGIN)
-    return plugin.latest if plugin is not None else None
 
 
 def _planner(runtime: Any, config: Any, connect: Connect) -> Any:

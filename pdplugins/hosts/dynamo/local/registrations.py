@@ -1,4 +1,4 @@
-"""Who is registered with Dynamo's file-based discovery: files ``<bucket>/<endpoint>%2F<instance id>`` under one folder.
+"""Workers in Dynamo's file-based discovery: files ``<bucket>/<endpoint>%2F<instance id>`` under one folder.
 
 Dynamo notices a worker that died without saying goodbye only when its files have not been touched for some seconds,
 and sends it requests until then. The launcher knows at once, and takes the files away.

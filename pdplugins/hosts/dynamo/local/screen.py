@@ -32,7 +32,7 @@ def ready(options: Options, deployment: Deployment, interval_s: float, logs: Pat
     if options.metrics_port is not None:
         rows["metrics"] = f"http://127.0.0.1:{options.metrics_port}/metrics"
     if options.replay is not None:
-        rows["replay"] = f"{options.replay.trace}: {options.replay.requests} requests, {options.replay.speed:g}x speed"
+        rows["replay"] = f"{options.replay.trace}: {options.replay.total} requests, {options.replay.speed:g}x speed"
     lines = [f"  {name:<10} {text}" for name, text in rows.items()]
     curl = (
         "Try it:",

@@ -7,12 +7,11 @@ import logging
 import os
 import signal
 import time
-import urllib.request
 from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from pdplugins.contracts.deployment import Deployment
 from pdplugins.contracts.workers import Role
 from pdplugins.errors import HostError
 from pdplugins.hosts.dynamo.local import planning, screen
@@ -25,8 +24,11 @@ from pdplugins.hosts.dynamo.local.options import Options
 from pdplugins.hosts.dynamo.local.pulse import EVERY_S, Pulse, PulseTaker
 from pdplugins.hosts.dynamo.local.registrations import Registrations
 from pdplugins.hosts.dynamo.local.status import PoolStatus, Snapshot, make_view
+from pdplugins.hosts.dynamo.scrape import fetch
 from pdplugins.processes.process import Process, stop_all
 from pdplugins.results import Scaling
+from pdplugins.runtime.assembly import build_deployment
+from pdplugins.runtime.planner import SafePlanner
 from pdplugins.runtime.roster import Life
 
 log = logging.getLogger("pdplugins.local")
@@ -44,14 +46,14 @@ SHOW_S = 1.0
 class Stack:
     """Frontend, workers, planner and load client of one ``dynamo serve``.
 
-    :param interval_s: seconds between two plans.
+    :param policy: what decides how many workers there are.
     :param folder: everything that the processes share; the caller removes it.
     """
 
-    def __init__(self, options: Options, deployment: Deployment, interval_s: float, folder: Path, logs: Path) -> None:
+    def __init__(self, options: Options, policy: SafePlanner, folder: Path, logs: Path) -> None:
         self._options = options
-        self._deployment = deployment
-        self._interval_s = interval_s
+        self._policy = policy
+        self._deployment = deployment = build_deployment(options.config)
         self._logs = logs
         self._gpus = {Role.PREFILL: deployment.prefill_tp, Role.DECODE: deployment.decode_tp}
         self._engine = Mocker(folder, options.model, deployment, options.delay_s)
@@ -121,7 +123,7 @@ class Stack:
         if self._load is not None:
             self._processes.append(self._load.prepare(self._engine.environment()))
         await self._answering()
-        text = screen.ready(self._options, self._deployment, self._interval_s, self._logs)
+        text = screen.ready(self._options, self._deployment, self._policy.interval_s, self._logs)
         self._view.say("ready", text, **self._facts())
         self._background(self._every(SHOW_S, self._show))
         self._background(self._take_pulse())
@@ -155,13 +157,14 @@ class Stack:
                 )
             await asyncio.sleep(0.1)
             if all(self._fleet.count(role, Life.READY) for role in Role):
-                self._answers = self._options.model in await asyncio.to_thread(_page, url)
+                with suppress(OSError):
+                    self._answers = self._options.model in await asyncio.to_thread(fetch, url)
 
     async def _start_planner(self) -> None:
         os.environ.update(self._engine.runtime_environment())
         await asyncio.to_thread(planning.import_planner)  # takes seconds; no worker waits for it
         self._runtime = planning.make_runtime()
-        planner = await planning.start_planner(self._runtime, self._options, self._interval_s, self._connect)
+        planner = await planning.start_planner(self._runtime, self._options, self._policy, self._connect)
         self._planner = "running"
         self._background(self._plan(planner))
 
@@ -180,8 +183,7 @@ class Stack:
             log.exception("Dynamo's planner failed; its last plan holds")
 
     def _scaled(self, prefill: int, decode: int) -> None:
-        plan = planning.latest()
-        reason = plan.reason if plan is not None else ""
+        reason = self._policy.last.reason if self._policy.decided else ""
         self._scaling.append(Scaling(at_s=self._elapsed_s(), prefill=prefill, decode=decode, reason=reason))
         log.info("planner: %d prefill and %d decode workers: %s", prefill, decode, reason)
 
@@ -250,7 +252,7 @@ class Stack:
         self._view.show(self._snapshot())
 
     def _snapshot(self) -> Snapshot:
-        plan = planning.latest() if self._planner != "starting" else None
+        plan = self._policy.last if self._policy.decided else None
         load, fleet = self._load, self._fleet
         return Snapshot(
             elapsed_s=self._elapsed_s(),
@@ -290,12 +292,3 @@ class Stack:
         if self._runtime is not None:
             self._runtime.shutdown()
         self._view.close()
-
-
-def _page(url: str) -> str:
-    """Return a page, or nothing while nobody answers."""
-    try:
-        with urllib.request.urlopen(url, timeout=2) as answer:  # noqa: S310 - our own frontend
-            return str(answer.read().decode())
-    except OSError:
-        return ""

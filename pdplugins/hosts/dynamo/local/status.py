@@ -166,7 +166,7 @@ class Plain:
 
 
 class Screen:
-    """A table that stays in place, below what was said."""
+    """A table that stays in place, below the messages."""
 
     def __init__(self, slo: Slo, out: TextIO) -> None:
         self._slo = slo

@@ -1,4 +1,4 @@
-"""Dynamo's replay report and its per-request rows, turned into our one result schema (``pdplugins.results``)."""
+"""The report of Dynamo's offline replay and its rows for each request, as metrics of `pdplugins.results`."""
 
 from __future__ import annotations
 
@@ -44,6 +44,11 @@ def gpu_hours(report: Mapping[str, Any], deployment: Deployment) -> float:
     """Return the GPU-hours that workers held, from their start (so with start-up) to the end of their draining."""
     prefill_s, decode_s = report["prefill_worker_seconds"], report["decode_worker_seconds"]
     return float(prefill_s * deployment.prefill_tp + decode_s * deployment.decode_tp) / 3600
+
+
+def row_tpot_s(row: Mapping[str, Any]) -> float:
+    """Return the time per output token of one row."""
+    return tpot_s((row["last_token_ms"] - row["first_token_ms"]) / 1e3, row["output_length"])
 
 
 def _gaps(report: Mapping[str, Any]) -> Spread:

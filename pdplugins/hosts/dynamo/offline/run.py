@@ -1,4 +1,4 @@
-"""Runs one trace through Dynamo's replay with one planner, and gives back one `Result`."""
+"""Runs one trace through Dynamo's offline replay with one planner, and returns a `Result`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from pdplugins.errors import ConfigError, TraceError
 from pdplugins.hosts.dynamo.mocker import Engines, bind, quiet
 from pdplugins.hosts.dynamo.offline import report as reports
 from pdplugins.hosts.dynamo.offline import stock
-from pdplugins.hosts.dynamo.offline.scaling import Fixed, ReplayScaling, ScalingPolicy, Watched
+from pdplugins.hosts.dynamo.offline.scaling import Fixed, OfflineScaling, ScalingPolicy, Watched
 from pdplugins.provenance import commit, versions
 from pdplugins.registry import default_registry
 from pdplugins.results import Result, Speed
@@ -141,7 +141,7 @@ def _policy(plan: Plan, config: Config, deployment: Deployment) -> Iterator[Scal
     else:
         safe = build_safe_planner(config, decision_log=plan.decision_log)
         try:
-            yield ReplayScaling(safe)
+            yield OfflineScaling(safe)
         finally:
             safe.close()
 

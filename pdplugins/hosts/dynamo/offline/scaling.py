@@ -3,7 +3,7 @@
 .. code-block:: python
 
     from dynamo._core import run_mocker_trace_replay
-    run_mocker_trace_replay([trace], …, scaling_policy=ReplayScaling(build_safe_planner(config)))
+    run_mocker_trace_replay([trace], …, scaling_policy=OfflineScaling(build_safe_planner(config)))
 
 Dynamo calls ``initial_tick_ms()`` once and ``on_tick(snapshot)`` at every tick, on its virtual clock.
 """
@@ -15,6 +15,7 @@ from typing import Any, Protocol
 
 from pdplugins.contracts.planner import PlannerView, Traffic
 from pdplugins.contracts.workers import Pool, Role, WorkerLoad
+from pdplugins.hosts.dynamo.loads import from_snapshot, worker_load
 from pdplugins.results import Scaling
 from pdplugins.runtime.planner import SafePlanner
 
@@ -34,7 +35,7 @@ class ScalingPolicy(Protocol):
         ...
 
 
-class ReplayScaling:
+class OfflineScaling:
     """A safe planner in the loop of Dynamo's replay. One object per run."""
 
     def __init__(self, planner: SafePlanner) -> None:
@@ -73,9 +74,9 @@ class ReplayScaling:
 
     def _pool(self, role: Role, snapshot: Snapshot) -> Pool:
         active = [str(worker) for worker in snapshot[f"active_{role}_ids"]]
-        seen = self._loads[role] | {
-            load.worker: load for load in map(_reader(role), snapshot.get(f"{role}_fpm_snapshots", ()))
-        }
+        rows = snapshot.get(f"{role}_fpm_snapshots", ())
+        reported = (worker_load(role, str(row["worker_id"]), from_snapshot(row)) for row in rows)
+        seen = self._loads[role] | {load.worker: load for load in reported}
         self._loads[role] = {worker: seen[worker] for worker in active if worker in seen}
         return Pool(
             ready=snapshot[f"active_{role}_count"],
@@ -101,31 +102,10 @@ def _traffic(window: Snapshot | None) -> Traffic | None:
         osl_tokens=window["avg_osl"] if finished else None,
         ttft_s=window["avg_ttft_ms"] / 1e3 if first_tokens else None,
         tpot_s=window["avg_itl_ms"] / 1e3 if decoded else None,
-    )
-
-
-def _reader(role: Role) -> Callable[[Snapshot], WorkerLoad]:
-    return _prefill_load if role is Role.PREFILL else _decode_load
-
-
-def _prefill_load(fpm: Snapshot) -> WorkerLoad:
-    return WorkerLoad(
-        worker=str(fpm["worker_id"]),
-        queued_requests=float(fpm["num_queued_prefill"]),
-        queued_tokens=float(fpm["sum_queued_prefill_tokens"]),
-        running_requests=float(fpm["num_prefill_requests"]),
-        running_tokens=float(fpm["sum_prefill_tokens"]),
-    )
-
-
-def _decode_load(fpm: Snapshot) -> WorkerLoad:
-    """A decode worker's queue holds requests that wait for KV space as well as preempted ones."""
-    return WorkerLoad(
-        worker=str(fpm["worker_id"]),
-        queued_requests=float(fpm["num_queued_decode"] + fpm["num_queued_prefill"]),
-        queued_tokens=float(fpm["sum_queued_decode_kv_tokens"] + fpm["sum_queued_prefill_tokens"]),
-        running_requests=float(fpm["num_decode_requests"]),
-        running_tokens=float(fpm["sum_decode_kv_tokens"]),
+        isl_sq_tokens=None,  # the window has means only
+        osl_sq_tokens=None,
+        local_share=None,  # decode workers of the replay never prefill
+        prefix_hit_rate=window["avg_kv_hit_rate"] if window.get("hit_rate_count", 0) > 0 else None,
     )
 
 

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from pdplugins.hosts.dynamo.local.load import Load
-from pdplugins.hosts.dynamo.local.options import Options, Replay, pick_config
+from pdplugins.hosts.dynamo.local.options import LiveReplay, Options, pick_config
 from pdplugins.results import Result, Scaling
+from pdplugins.types import TraceRequest
 
 
 def row(request: int, ttft_s: float, tpot_s: float = 0.02, error: str | None = None) -> dict[str, Any]:
@@ -29,7 +30,7 @@ def row(request: int, ttft_s: float, tpot_s: float = 0.02, error: str | None = N
 
 @pytest.fixture
 def load(tmp_path: Path) -> Load:
-    replay = Replay(Path("trace.csv"), 60.0, 2.0, None, 3)
+    replay = LiveReplay(Path("trace.csv"), 60.0, 2.0, None, [TraceRequest(float(n), 100, 2) for n in range(3)])
     options = Options(
         config=pick_config("dopd", None, None, None, 2.0),
         engine="mocker",

@@ -13,8 +13,8 @@ from pdplugins.cli import dynamo_app
 from pdplugins.errors import ConfigError, HostError, PdpluginsError, TraceError
 from pdplugins.hosts.dynamo.local.options import (
     check_engine,
-    check_replay,
     check_writable,
+    live_replay,
     not_driven,
     pick_config,
     pick_port,
@@ -87,17 +87,18 @@ def test_a_replay_that_makes_no_sense_is_refused(
 ) -> None:
     """One line that says what to do."""
     with pytest.raises(error, match=message) as raised:
-        check_replay(*options)
+        live_replay(*options)
     assert "\n" not in str(raised.value)
 
 
 def test_duration_counts_in_seconds_of_the_trace(waves: Callable[..., Path]) -> None:
     """At double speed, 10 s of trace are 5 s of replay and just as many requests."""
     trace = str(waves((5, 20)))
-    slow, fast = check_replay(trace, 10.0, 1.0, None), check_replay(trace, 10.0, 2.0, None)
+    slow, fast = live_replay(trace, 10.0, 1.0, None), live_replay(trace, 10.0, 2.0, None)
     assert slow is not None
     assert fast is not None
-    assert 20 < slow.requests == fast.requests < 80
+    assert 20 < slow.total == fast.total < 80
+    assert [2 * r.arrival_s for r in fast.requests] == pytest.approx([r.arrival_s for r in slow.requests])
 
 
 def test_a_report_that_cannot_be_written_is_refused(tmp_path: Path) -> None:

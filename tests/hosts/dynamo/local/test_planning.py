@@ -8,8 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pdplugins.config import Choice
 from pdplugins.hosts.dynamo.local.options import Options, pick_config
 from pdplugins.hosts.dynamo.local.planning import planner_settings, whole_interval
+from pdplugins.runtime.planner import build_safe_planner
 
 
 @pytest.fixture
@@ -34,11 +36,14 @@ def test_the_real_planner_accepts_the_config(options: Options, interval_s: float
     """Dynamo checks intervals against each other; ours alone decides, and within the GPU budget."""
     from dynamo.planner.config.planner_config import PlannerConfig  # noqa: PLC0415
 
-    config = PlannerConfig.model_validate(planner_settings(options, interval_s))
+    planner = Choice(name="static", interval_s=interval_s, prefill=1, decode=1)
+    policy = build_safe_planner(options.config.model_copy(update={"planner": planner}))
+    config = PlannerConfig.model_validate(planner_settings(options, policy))
     (plugin,) = config.plugin_registration.in_process_plugins
     assert plugin.class_ == "PdPlanner"
     assert plugin.priority == 1
     assert plugin.execution_interval_seconds == config.scheduling.scale_interval_seconds == interval_s
+    assert plugin.kwargs["planner"] is policy
     assert plugin.kwargs["frontend_url"] == "http://127.0.0.1:8000"
     assert config.throughput_adjustment_interval_seconds >= 50_000
     assert config.max_gpu_budget == 8

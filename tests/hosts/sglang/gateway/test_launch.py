@@ -26,7 +26,9 @@ from pdplugins.errors import ConfigError, HostError
 from pdplugins.gateway.engines.sglang.launch import Launch, plan
 from pdplugins.gateway.engines.sglang.servers import Servers
 from pdplugins.gateway.metrics import GatewayMetrics
-from tests.hosts.sglang.gateway.fake import settled
+from tests.gateway.fake import settled
+
+pytestmark = pytest.mark.moderate
 
 STAND_IN = Path(__file__).parent / "launched"
 DEADLINE_S = 60.0

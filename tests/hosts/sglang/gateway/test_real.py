@@ -17,16 +17,16 @@ from typing import Any
 import aiohttp
 import pytest
 
+from benchmarks.rig.servers import Server
 from pdplugins.config import Config
 from pdplugins.gateway.app import Gateway
-from pdplugins.gateway.fleet import WorkerOption
+from pdplugins.gateway.backends import WorkerOption
 from pdplugins.gateway.settings import GatewaySettings
 from pdplugins.types import Placement
+from tests.gateway.fake import settled
+from tests.gateway.rig import config
 from tests.hosts.sglang import setups
-from tests.hosts.sglang.gateway.fake import settled
-from tests.hosts.sglang.gateway.stand import config
 from tests.hosts.sglang.paths import FILTER, GREEDY, Answer, connections, edges_of, prompt_of, seeded
-from tests.hosts.sglang.servers import Server
 from tests.hosts.sglang.setups import CHUNK, Bench
 
 pytestmark = [pytest.mark.sglang, pytest.mark.timeout(600)]
@@ -107,7 +107,7 @@ async def stand(bench: Bench, cfg: Config | None = None, *more: Server) -> Async
     gateway = Gateway(cfg or config(), workers, SETTINGS)
     told = Told()
     if cfg is None:
-        gateway._routing._router = told
+        gateway.routing.use(told)
     await gateway.start()
     try:
         async with connections(SETTINGS.timeout_s) as client:
@@ -250,7 +250,7 @@ def test_arrow_moves_servers_between_prefill_and_decode(bench: Bench, third: Ser
         arrow = {"name": "arrow", "max_running_tokens": most}
         cfg = config(arrow, deployment=deployment, slo={"ttft_s": 0.6, "tpot_s": 10})
         async with stand(bench, cfg, third) as it:
-            router = it.gateway._routing._router
+            router = it.gateway.routing.router
 
             async def equal() -> None:
                 body = ask(prompt_of(dice, tokens), count)
@@ -327,7 +327,7 @@ def test_a_worker_that_is_killed_in_mid_stream_is_continued_on_the_other_one(ben
             want = (await it.unified("/generate", ask(ids, 300)))["output_ids"]
             it.told.placements["k"] = Placement(b, b, 300)
             request = asyncio.create_task(it.ask("/generate", ask(ids, 300, rid="k", stream=True)))
-            load = it.gateway.fleet.by_id[b].view.load
+            load = it.gateway.backends.by_id[b].view.load
             assert await settled(lambda: load.running_tokens > 310, 120)
             bench.b.signal(signal.SIGKILL)
             it.told.placements["k"] = Placement(a, a, 300)

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.rig.faults import FAULTS, Came, Tally, all_is_well
+from benchmarks.rig.stage import Stage, grown, on_servers
 from tests.hosts.sglang import setups
-from tests.hosts.sglang.gateway.faults import FAULTS, Came, Tally, all_is_well
-from tests.hosts.sglang.gateway.stage import Stage, grown, on_servers
 from tests.hosts.sglang.setups import Bench
 
 pytestmark = [pytest.mark.sglang, pytest.mark.timeout(600), setups.on(*setups.ROOMY)]

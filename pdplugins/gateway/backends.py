@@ -1,0 +1,233 @@
+"""The workers behind the gateway: what each one can do, whether it is there, and what it says of its load."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from time import monotonic
+from typing import Any
+from urllib.parse import urlsplit
+
+import aiohttp
+
+from pdplugins.contracts.workers import Role, WorkerView
+from pdplugins.errors import ConfigError
+from pdplugins.gateway.books import WorkerBook
+from pdplugins.gateway.engine import Engine, Facts, LoadReport, ServerKind
+from pdplugins.gateway.metrics import GatewayMetrics
+from pdplugins.gateway.primitive import can_serve
+from pdplugins.gateway.roles import WorkerLabels
+from pdplugins.gateway.settings import GatewaySettings
+
+log = logging.getLogger("pdplugins.gateway")
+
+POLL_TIMEOUT_S = 3.0
+MISSES = 3
+"""Polls without an answer after which a worker counts as gone."""
+FIXED_ROLES = {ServerKind.PREFILL: Role.PREFILL, ServerKind.DECODE: Role.DECODE}
+"""Kinds of server whose role is not a label."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerOption:
+    """One ``--worker``."""
+
+    url: str
+    bootstrap_port: int | None = None
+    role: Role | None = None
+    kind: ServerKind | None = None
+
+    @classmethod
+    def parse(cls, text: str) -> WorkerOption:
+        """Read ``URL[,bootstrap_port=N][,role=prefill|decode][,kind=dual|prefill|decode|unified]``."""
+        url, *pairs = text.split(",")
+        given = dict(pair.partition("=")[::2] for pair in pairs)
+        if urlsplit(url).scheme not in {"http", "https"} or not urlsplit(url).hostname:
+            raise ConfigError(f"--worker {text}: {url!r} is no URL; write for example http://127.0.0.1:30000")
+        try:
+            port, role, kind = (given.pop(name, None) for name in ("bootstrap_port", "role", "kind"))
+            option = cls(url.rstrip("/"), port and int(port), role and Role(role), kind and ServerKind(kind))  # type: ignore[arg-type]
+        except ValueError as error:
+            raise ConfigError(f"--worker {text}: {error}; roles are prefill and decode") from None
+        if given:
+            raise ConfigError(f"--worker {text}: unknown {', '.join(given)}; known are bootstrap_port, role and kind")
+        return option
+
+
+class Backend:
+    """One server, and the gateway's book of it."""
+
+    def __init__(self, option: WorkerOption, role: Role) -> None:
+        parts = urlsplit(option.url)
+        self.option = option
+        self.url = option.url
+        self.id = parts.netloc
+        self.host = parts.hostname or ""
+        self.kind: ServerKind | None = None
+        """None until it has said what it is."""
+        self.bootstrap_port = option.bootstrap_port
+        self.incremental = False
+        """Whether its streams hold new tokens only, and not all so far."""
+        self.alive = False
+        self.resting_until_s = 0.0
+        self.view = WorkerBook(self.id, role)
+        self._waits: set[asyncio.Timeout] = set()
+        self._stamps: tuple[object, ...] = ()
+        self._stamps_since_s = 0.0
+        """Since when its load reports have had these time stamps."""
+
+    @asynccontextmanager
+    async def awaited(self, within_s: float | None) -> AsyncIterator[None]:
+        """Raise TimeoutError in what is done inside after `within_s`, or as soon as this worker is lost."""
+        async with asyncio.timeout(within_s) as wait:
+            self._waits.add(wait)
+            try:
+                yield
+            finally:
+                self._waits.discard(wait)
+
+    def engine_hangs(self, stamps: tuple[object, ...], silence_s: float) -> bool:
+        """Tell whether its engine has made no new load report for too long, though its HTTP server answers.
+
+        Only a dual-role instance makes them also while all its requests wait for others.
+        """
+        now_s = monotonic()
+        if stamps != self._stamps:
+            self._stamps, self._stamps_since_s = stamps, now_s
+        return self.kind is ServerKind.DUAL and any(stamps) and now_s - self._stamps_since_s > silence_s
+
+    def introduce(self, facts: Facts) -> None:
+        """Take in what the server says it is; what the user says goes before it."""
+        self.kind = self.option.kind or facts.kind
+        self.bootstrap_port = self.option.bootstrap_port or facts.bootstrap_port
+        self.incremental = facts.incremental
+        self.view.role = FIXED_ROLES.get(self.kind, self.view.role)
+        self.view.kv_capacity_tokens = facts.kv_capacity_tokens
+        self.view.tp = facts.tp
+        self.view.capabilities = self.kind.capabilities
+
+    def report(self, report: LoadReport) -> None:
+        """Take in what the server says of its load."""
+        if report.kv_capacity_tokens:
+            self.view.kv_capacity_tokens = report.kv_capacity_tokens
+        self.view.used_kv_tokens = report.used_kv_tokens
+        self.view.load.reported(report.running_requests, report.waiting_requests, report.waiting_tokens)
+
+    def lost(self) -> None:
+        """Take no new work, and end the wait of all who wait for an answer to begin."""
+        self.alive = False
+        self.view.cached_blocks.clear()
+        self.view.used_kv_tokens = None
+        now_s = asyncio.get_running_loop().time()
+        for wait in self._waits:
+            if not wait.expired():
+                wait.reschedule(now_s)
+
+
+class Backends:
+    """All workers. `ready` is the same tuple while no worker comes, goes or changes its role, as routers may expect.
+
+    :param prefill: dual-role workers without a role that are labelled prefill, the first ones.
+    """
+
+    def __init__(
+        self,
+        options: Sequence[WorkerOption],
+        *,
+        prefill: int,
+        settings: GatewaySettings,
+        metrics: GatewayMetrics | None = None,
+    ) -> None:
+        roles = [Role.PREFILL] * prefill + [Role.DECODE] * len(options)
+        self.all = [Backend(option, option.role or role) for option, role in zip(options, roles, strict=False)]
+        self.by_id = {backend.id: backend for backend in self.all}
+        if len(self.by_id) < len(self.all):
+            raise ConfigError("--worker: two workers have the same address; give each one once")
+        self.views: dict[str, WorkerView] = {backend.id: backend.view for backend in self.all}
+        self.ready: tuple[WorkerView, ...] = ()
+        self.ready_ids: frozenset[str] = frozenset()
+        self.labels = WorkerLabels(metrics or GatewayMetrics(), lambda: self._change((*self.ready,)))
+        self._settings = settings
+        self._resting = False
+        self._on_change: Callable[[], None] | None = None
+
+    def listen(self, on_change: Callable[[], None]) -> None:
+        """Call `on_change` whenever a worker may take more: it comes, goes, changes its role, reports or frees KV."""
+        self._on_change = on_change
+        for backend in self.all:
+            backend.view.load.on_freed = on_change
+
+    def refresh(self) -> None:
+        """Find out who takes new work now."""
+        now_s = monotonic()
+        alive = [backend for backend in self.all if backend.alive]
+        rested = [backend for backend in alive if backend.resting_until_s <= now_s]
+        self._resting = len(rested) < len(alive)
+        usable = rested if can_serve(backend.view for backend in rested) else alive
+        ready = tuple(backend.view for backend in usable)
+        if ready != self.ready:
+            self._change(ready)
+
+    def now_ready(self) -> tuple[WorkerView, ...]:
+        """Return the workers that take new work."""
+        if self._resting:
+            self.refresh()
+        return self.ready
+
+    def failed(self, worker: str, *, gone: bool) -> None:
+        """Note that a worker failed a request: it rests; one that cannot be reached stays away until it answers."""
+        backend = self.by_id[worker]
+        backend.resting_until_s = monotonic() + self._settings.rest_s
+        if gone and backend.alive:
+            self._lost(backend, "connection failed")
+        self.refresh()
+
+    def _change(self, ready: tuple[WorkerView, ...]) -> None:
+        self.ready = ready
+        self.ready_ids = frozenset(worker.id for worker in ready)
+        if self._on_change is not None:
+            self._on_change()
+
+    # --- watching ------------------------------------------------------------------------------------------------
+
+    async def watch(self, backend: Backend, engine: Engine[Any, Any]) -> None:
+        """Poll one worker, for as long as the gateway runs."""
+        misses = 0
+        while True:
+            try:
+                async with asyncio.timeout(POLL_TIMEOUT_S):
+                    await self.look(backend, engine)
+                misses = 0
+            except aiohttp.ClientConnectorError as error:
+                self._lost(backend, str(error))
+            except (aiohttp.ClientError, OSError, TimeoutError, ValueError, TypeError, KeyError) as error:
+                misses += 1
+                if misses >= MISSES:
+                    self._lost(backend, f"{type(error).__name__}: {error}")
+            await asyncio.sleep(self._settings.poll_s)
+
+    async def look(self, backend: Backend, engine: Engine[Any, Any]) -> None:
+        """Ask a worker once, for what it is when that is not known yet, and for its load."""
+        if not backend.alive:
+            backend.introduce(await engine.describe(backend))
+        report = await engine.load(backend)
+        backend.report(report)
+        if backend.engine_hangs(report.stamps, self._settings.silence_s):
+            self._lost(backend, f"its engine has not said its load for {self._settings.silence_s:g} s")
+            return
+        if not backend.alive:
+            backend.alive = True
+            self.labels.came(backend.view)
+            log.info("%s is there: %s, label %s", backend.id, backend.kind, backend.view.role)
+            self.refresh()
+
+    def _lost(self, backend: Backend, why: str) -> None:
+        if not backend.alive:
+            return
+        log.warning("%s is gone: %s", backend.id, why)
+        backend.lost()
+        self.labels.went(backend.id)
+        self.refresh()

@@ -1,0 +1,201 @@
+"""One request of a client to SGLang's or OpenAI's API: what the gateway has to know of it, and its body."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from pdplugins.gateway.engines.sglang.protocol import BOOTSTRAP_FIELDS, GENERATE, dumps, loads, splice
+from pdplugins.gateway.errors import GatewayError
+
+COMPLETIONS = "/v1/completions"
+CHAT = "/v1/chat/completions"
+SESSION_FIELDS = ("session_id", "user")
+DEFAULT_TOKENS = {GENERATE: 128, COMPLETIONS: 16}
+"""Output tokens of a request that does not say: SGLang's defaults."""
+
+SPLITTABLE = frozenset(
+    {"text", "input_ids", "sampling_params", "stream", "rid", "model", "session_id", "user", "priority", "extra_key"}
+    | {"lora_path", "return_logprob"}
+)
+SPLITTABLE_SAMPLING = frozenset(
+    {"temperature", "top_p", "top_k", "min_p", "max_new_tokens", "min_new_tokens", "ignore_eos", "stop_token_ids"}
+    | {"skip_special_tokens", "spaces_between_special_tokens", "no_stop_trim", "n", "sampling_seed"}
+)
+"""Fields with which the rest of an answer depends on nothing but the tokens so far, so that another worker may go on.
+That holds for sampled tokens too; with a seed, which SGLang uses where it runs deterministically, they also depend on
+the position."""
+COMPLETION_SAMPLING = {
+    **{name: name for name in ("temperature", "top_p", "top_k", "min_p", "ignore_eos", "stop_token_ids")},
+    **{name: name for name in ("skip_special_tokens", "no_stop_trim")},
+    "max_tokens": "max_new_tokens",
+    "seed": "sampling_seed",
+    "min_tokens": "min_new_tokens",
+}
+"""Fields of a completion, and what ``/generate`` calls them; SGLang's own server maps them in the same way."""
+PLAIN_COMPLETION = COMPLETION_SAMPLING.keys() | {
+    *("model", "prompt", "stream", "stream_options", "user", "rid", "n", "session_id", "priority"),
+}
+"""Fields of a completion that mean the same on ``/generate``."""
+
+
+@dataclass(slots=True)
+class Call:
+    """One request of a client."""
+
+    path: str
+    body: bytes
+    fields: Mapping[str, Any]
+    rid: str
+    session: str | None
+    headers: Mapping[str, str]
+
+    @property
+    def stream(self) -> bool:
+        """Whether the client wants the answer token by token."""
+        return bool(self.fields.get("stream"))
+
+    @property
+    def sampling(self) -> Mapping[str, Any]:
+        """Sampling parameters, wherever this API has them."""
+        if self.path != GENERATE:
+            return self.fields
+        params = self.fields.get("sampling_params")
+        return params if isinstance(params, dict) else {}
+
+    @property
+    def prompt(self) -> list[int] | str | None:
+        """Token ids or text of the prompt; None for a batch, and for a chat, whose template only workers know."""
+        fields = self.fields
+        ids = fields.get("prompt" if self.path == COMPLETIONS else "input_ids")
+        if isinstance(ids, list) and ids and isinstance(ids[0], int):
+            return ids
+        text = fields.get("prompt" if self.path == COMPLETIONS else "text")
+        return text if isinstance(text, str) else None
+
+    @property
+    def batch(self) -> int | None:
+        """Number of prompts of a batch; None for a single prompt."""
+        names = ("prompt",) if self.path == COMPLETIONS else ("input_ids", "text")
+        for name in names:
+            value = self.fields.get(name)
+            if isinstance(value, list) and value and not isinstance(value[0], int):
+                return len(value)
+        return None
+
+    @property
+    def max_tokens(self) -> int | None:
+        """Output tokens that the client allows; None when the model's context is the only limit."""
+        sampling = self.sampling
+        names = ("max_new_tokens",) if self.path == GENERATE else ("max_completion_tokens", "max_tokens")
+        for name in names:
+            if isinstance(value := sampling.get(name), int):
+                return value
+        return DEFAULT_TOKENS.get(self.path)
+
+    @property
+    def pinned_tokens(self) -> int | None:
+        """Output tokens where the request itself fixes them; None where only the answer will tell."""
+        sampling, most = self.sampling, self.max_tokens
+        least = sampling.get("min_new_tokens" if self.path == GENERATE else "min_tokens")
+        stops = sampling.get("stop") or sampling.get("stop_token_ids")
+        return most if least == most or (sampling.get("ignore_eos") and not stops) else None
+
+    @property
+    def continuable(self) -> bool:
+        """Whether another worker can go on in the middle of the answer, given the tokens so far."""
+        if self.path != GENERATE or self.batch is not None or self.fields.get("return_logprob"):
+            return False
+        sampling = self.sampling
+        return self.fields.keys() <= SPLITTABLE and sampling.keys() <= SPLITTABLE_SAMPLING and sampling.get("n", 1) == 1
+
+    @property
+    def messages(self) -> str:
+        """The messages of a chat as one text; nothing for anything else."""
+        return str(self.fields.get("messages", ""))
+
+    @property
+    def logprobs(self) -> bool:
+        """Whether the client wants logprobs: those of the prompt come from the worker that prefills."""
+        return bool(self.fields.get("return_logprob"))
+
+    @property
+    def one_answer(self) -> bool:
+        """Whether it has one prompt and wants one answer."""
+        return self.batch is None and self.sampling.get("n", 1) == 1
+
+    @property
+    def splits_in_decode(self) -> bool:
+        """Whether another worker can go on in the middle of its answer, perhaps asked by ``/generate``."""
+        return self.continuable or self.as_generate() is not None
+
+    def limited(self, tokens: int) -> bytes:
+        """Return the body of a request for at most `tokens` of the answer."""
+        return splice(self.body, self._limit(tokens))
+
+    def prefill_only(self) -> bytes:
+        """Return the body of a request that computes the prompt and no more than one token."""
+        if self.path != GENERATE:
+            return splice(self.body, {**self._limit(1), "stream": False, "n": 1})
+        params = {**self.sampling, "max_new_tokens": 1, "min_new_tokens": 0, "n": 1}
+        return splice(self.body, {"sampling_params": params, "stream": False})
+
+    def continued(self, ids: list[int], done: int) -> bytes:
+        """Return the body for the rest of the answer: `ids` are the prompt and the `done` tokens so far."""
+        sampling = dict(self.sampling)
+        sampling["max_new_tokens"] = (self.max_tokens or 0) - done
+        if isinstance(least := sampling.get("min_new_tokens"), int):
+            sampling["min_new_tokens"] = max(least - done, 0)
+        kept = {key: value for key, value in self.fields.items() if key not in ("text", "input_ids", "sampling_params")}
+        return json.dumps({**kept, "input_ids": ids, "sampling_params": sampling}).encode()
+
+    def as_generate(self) -> Call | None:
+        """Return a completion as the same request to `/generate`; None when it is no completion, or not a plain one."""
+        fields, prompt = self.fields, self.prompt
+        if self.path != COMPLETIONS or not fields.keys() <= PLAIN_COMPLETION or fields.get("n", 1) != 1:
+            return None
+        if prompt is None:
+            return None
+        names = COMPLETION_SAMPLING
+        given = {names[name]: value for name, value in fields.items() if name in names and value is not None}
+        new = {
+            "input_ids" if isinstance(prompt, list) else "text": prompt,
+            "sampling_params": {"max_new_tokens": DEFAULT_TOKENS[COMPLETIONS], **given},
+            "stream": self.stream,
+        }
+        if "priority" in fields:
+            new["priority"] = fields["priority"]
+        return replace(self, path=GENERATE, body=dumps(new), fields=new)
+
+    def _limit(self, tokens: int) -> dict[str, Any]:
+        if self.path != GENERATE:
+            return {"max_tokens": tokens, "max_completion_tokens": tokens, "min_tokens": 0}
+        least = self.sampling.get("min_new_tokens")
+        params = {**self.sampling, "max_new_tokens": tokens}
+        return {"sampling_params": params | ({"min_new_tokens": min(least, tokens)} if isinstance(least, int) else {})}
+
+
+def parse(
+    path: str, body: bytes, rid: str, session: str | None = None, headers: Mapping[str, str] | None = None
+) -> Call:
+    """Read what there is to know of a request. Raises GatewayError for what is not a JSON object.
+
+    :param rid: its name where the client gives none.
+    :param session: its session where a header names one; else a field of the body may.
+    :param headers: what the workers are to get of the client's headers.
+    """
+    try:
+        fields = loads(body)
+    except ValueError:
+        raise GatewayError(400, "the body is not JSON") from None
+    if not isinstance(fields, dict):
+        raise GatewayError(400, "the body is not a JSON object")
+    if own := [name for name in BOOTSTRAP_FIELDS if name in fields]:  # the gateway decides who is paired with whom
+        body = splice(body, dict.fromkeys(own))
+    given = fields.get("rid")
+    if session is None:
+        named = (fields.get(name) for name in SESSION_FIELDS)
+        session = next((name for name in named if isinstance(name, str) and name), None)
+    return Call(path, body, fields, given if isinstance(given, str) and given else rid, session, headers or {})

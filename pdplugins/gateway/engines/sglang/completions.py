@@ -1,0 +1,66 @@
+"""Completions that begin on one worker and end on another: `/generate` serves them, since its streams tell token ids.
+
+That works for plain completions, whose fields mean the same there (`Call.as_generate`). Those that one worker or a pair
+answers stay on `/v1/completions`.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from pdplugins.gateway.engine import Client
+from pdplugins.gateway.engines.sglang.calls import Call
+from pdplugins.gateway.engines.sglang.protocol import DONE, DONE_EVENT, EVENT_END, EVENT_START, dumps, events, parsed
+
+
+class CompletionsReply:
+    """Gives the client a completion for what `/generate` says.
+
+    :param incremental: events hold new text only, and not all so far.
+    """
+
+    def __init__(self, reply: Client, call: Call, *, incremental: bool) -> None:
+        self._reply = reply
+        self._incremental = incremental
+        self._shown = 0
+        self._usage: dict[str, int] = {}
+        options = call.fields.get("stream_options")
+        self._tells_usage = isinstance(options, dict) and bool(options.get("include_usage"))
+        self._frame = {"id": call.rid, "object": "text_completion", "created": int(time.time())}
+        self._frame["model"] = call.fields.get("model", "default")
+
+    @property
+    def started(self) -> bool:
+        """Whether the client has got anything."""
+        return self._reply.started
+
+    async def send(self, data: bytes, content_type: str) -> None:
+        """Send the part of a stream that `data` is."""
+        await self._reply.send(b"".join(self._event(event) for event in events(data)), content_type)
+
+    def whole(self, body: bytes, content_type: str) -> None:
+        """Answer with one body."""
+        said = parsed(body)
+        if said is not None and "output_ids" in said:
+            body = dumps({**self._frame, "choices": [self._choice(said, said["text"])], "usage": self._usage})
+        self._reply.whole(body, content_type)
+
+    def _event(self, event: bytes) -> bytes:
+        if event == DONE:
+            last = {**self._frame, "choices": [], "usage": self._usage}
+            return (EVENT_START + dumps(last) + EVENT_END if self._tells_usage else b"") + DONE_EVENT
+        said = parsed(event)
+        if said is None or "output_ids" not in said:
+            return event + EVENT_END
+        text = said["text"] if self._incremental else said["text"][self._shown :]
+        self._shown += len(text)
+        return EVENT_START + dumps({**self._frame, "choices": [self._choice(said, text)]}) + EVENT_END
+
+    def _choice(self, said: dict[str, Any], text: str) -> dict[str, Any]:
+        meta = said["meta_info"]
+        prompt, output = int(meta.get("prompt_tokens") or 0), int(meta.get("completion_tokens") or 0)
+        self._usage = {"prompt_tokens": prompt, "completion_tokens": output, "total_tokens": prompt + output}
+        reason = meta.get("finish_reason") or {}
+        ended = {"finish_reason": reason.get("type"), "matched_stop": reason.get("matched")}
+        return {"index": 0, "text": text, "logprobs": None, **ended}

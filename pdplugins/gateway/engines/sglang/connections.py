@@ -1,0 +1,143 @@
+"""Connections to workers, kept open: a minimal HTTP client over aiohttp's own protocol and parser.
+
+`ClientSession.post` would take twice as long, for features that workers have no use for: cookies, redirects, proxies.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from time import monotonic
+from urllib.parse import urlsplit
+
+import aiohttp
+from aiohttp.client_proto import ResponseHandler
+from aiohttp.http import HttpProcessingError, RawResponseMessage
+
+IDLE_S = 4.0
+"""SGLang closes idle connections after 5 s."""
+
+
+@dataclass(slots=True)
+class Target:
+    """Where connections go: one worker."""
+
+    host: str
+    port: int
+    tls: ssl.SSLContext | None
+    head: str
+    """The beginning of each request, up to its path; and the line after it."""
+    tail: str
+    idle: list[tuple[float, ResponseHandler]] = field(default_factory=list)
+    """Connections that nobody uses, and since when; the last one used is the last one."""
+
+    @classmethod
+    def of(cls, url: str) -> Target:
+        """Return the target that a worker's URL names."""
+        parts = urlsplit(url)
+        tls = ssl.create_default_context() if parts.scheme == "https" else None
+        port = parts.port or (443 if tls else 80)
+        tail = f" HTTP/1.1\r\nHost: {parts.netloc.rpartition('@')[2]}\r\nContent-Type: application/json\r\n"
+        return cls(parts.hostname or "", port, tls, f"POST {parts.path}", tail)
+
+
+class Response:
+    """The answer to a request, whose head is there. At its end its connection is free for the next one."""
+
+    def __init__(
+        self, message: RawResponseMessage, payload: aiohttp.StreamReader, protocol: ResponseHandler, target: Target
+    ) -> None:
+        self.status = message.code
+        self.content_type = message.headers.get("Content-Type", "application/json")
+        self.readany = payload.readany
+        """Return the next bytes; nothing at the end. Raises aiohttp.ClientError or OSError."""
+        self.read = payload.read
+        """Return all bytes. Raises aiohttp.ClientError or OSError."""
+        self._protocol: ResponseHandler | None = protocol
+        self._target = target
+        payload.on_eof(self._ended)
+
+    def close(self) -> None:
+        """Give up what has not come."""
+        if self._protocol is not None:
+            self._protocol.close()
+            self._protocol = None
+
+    def _ended(self) -> None:
+        protocol, self._protocol = self._protocol, None
+        if protocol is None:
+            return
+        if protocol.should_close:
+            protocol.close()
+        else:
+            self._target.idle.append((monotonic(), protocol))
+
+
+class Connections:
+    """The connections to all workers.
+
+    :param connect_s: the longest time until a new one stands.
+    """
+
+    def __init__(self, connect_s: float) -> None:
+        self._connect_s = connect_s
+        self._targets: dict[str, Target] = {}
+
+    async def post(
+        self, url: str, path: str, body: bytes, headers: Mapping[str, str], silence_s: float | None
+    ) -> Response:
+        """Send a JSON body to a worker, and return its answer once its head is there.
+
+        :param silence_s: the longest time without a byte of the answer.
+
+        Raises aiohttp.ClientError, OSError or TimeoutError.
+        """
+        target = self._targets.get(url) or self._targets.setdefault(url, Target.of(url))
+        protocol = _idle(target)
+        if protocol is None:
+            protocol = await self._connected(target)
+        try:
+            protocol.set_response_params(read_until_eof=True, auto_decompress=False, read_timeout=silence_s)
+            assert protocol.transport is not None  # noqa: S101 - it is connected
+            more = "".join([f"{name}: {value}\r\n" for name, value in headers.items()])
+            head = f"{target.head}{path}{target.tail}Content-Length: {len(body)}\r\n{more}\r\n"
+            protocol.transport.writelines([head.encode("utf-8", "surrogateescape"), body])
+            protocol.start_timeout()
+            message, payload = await protocol.read()
+            while message.code < 200:  # it will tell more
+                message, payload = await protocol.read()
+        except HttpProcessingError as error:
+            protocol.close()
+            raise aiohttp.ClientPayloadError(f"not HTTP: {error.message}") from error
+        except BaseException:
+            protocol.close()
+            raise
+        return Response(message, payload, protocol, target)
+
+    async def _connected(self, target: Target) -> ResponseHandler:
+        loop = asyncio.get_running_loop()
+        async with asyncio.timeout(self._connect_s):
+            _, protocol = await loop.create_connection(
+                lambda: ResponseHandler(loop), target.host, target.port, ssl=target.tls
+            )
+        return protocol
+
+    def close(self) -> None:
+        """Close those that nobody uses."""
+        for target in self._targets.values():
+            for _, protocol in target.idle:
+                protocol.close()
+            target.idle.clear()
+
+
+def _idle(target: Target) -> ResponseHandler | None:
+    """Return a connection that stands, if there is one; those that have been idle too long are closed."""
+    fresh_s = monotonic() - IDLE_S
+    while target.idle:
+        since_s, protocol = target.idle.pop()
+        if since_s > fresh_s and protocol.is_connected():
+            return protocol
+        protocol.close()
+    return None

@@ -1,0 +1,128 @@
+"""SGLang's servers as an `Engine` of the gateway."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from typing import Any
+
+import aiohttp
+
+from pdplugins.gateway.backends import Backend
+from pdplugins.gateway.engine import Client, Facts, LoadReport, ServerKind, Work
+from pdplugins.gateway.engines.sglang import calls, protocol
+from pdplugins.gateway.engines.sglang.calls import CHAT, COMPLETIONS, Call
+from pdplugins.gateway.engines.sglang.completions import CompletionsReply
+from pdplugins.gateway.engines.sglang.legs import Legs
+from pdplugins.gateway.engines.sglang.relay import Relay
+from pdplugins.gateway.engines.sglang.upstream import Answer, Upstream
+from pdplugins.gateway.settings import GatewaySettings
+
+TEMPLATE_FIELDS = ("model", "messages", "tools", "tool_choice", "chat_template_kwargs", "continue_final_message")
+
+
+class SglangEngine:
+    """The servers of one gateway. Build it on the event loop.
+
+    :param dual: decode servers run pdplugins' dual-role instance (``sglang.dual_role`` of the config).
+    :param session: what asks servers for what they are and for their load.
+    """
+
+    paths = (protocol.GENERATE, COMPLETIONS, CHAT)
+    passed_gets = ("/v1/models", "/model_info", "/get_model_info", protocol.SERVER_INFO, "/get_server_info")
+    passed_posts = (protocol.TOKENIZE, "/tokenize", "/v1/detokenize", "/detokenize")
+
+    def __init__(self, settings: GatewaySettings, session: aiohttp.ClientSession, *, dual: bool) -> None:
+        self.upstream = Upstream(settings)
+        self._legs = Legs(self.upstream, settings)
+        self._session = session
+        self._dual = dual
+
+    # --- what a server is, and its load --------------------------------------------------------------------------
+
+    async def describe(self, backend: Backend) -> Facts:
+        """Ask a server what it is."""
+        async with self._session.get(backend.url + protocol.SERVER_INFO, raise_for_status=True) as answer:
+            return facts_of(await answer.json(), dual=self._dual)
+
+    async def load(self, backend: Backend) -> LoadReport:
+        """Ask a server for its load."""
+        url = backend.url + protocol.LOADS
+        async with self._session.get(url, params={"include": "core"}, raise_for_status=True) as answer:
+            return report_of((await answer.json())["loads"])
+
+    # --- requests and answers ------------------------------------------------------------------------------------
+
+    def parse(self, path: str, body: bytes, rid: str, session: str | None, headers: Mapping[str, str]) -> Call:
+        """Read what there is to know of a request. Raises GatewayError for what is not a JSON object."""
+        return calls.parse(path, body, rid, session, headers)
+
+    async def prompt_ids(self, backend: Backend, call: Call) -> list[int]:
+        """Let a server's tokenizer, and its template for a chat, cut the prompt of `call`."""
+        question = {"prompt": call.prompt}
+        if call.path == CHAT:
+            question = {key: call.fields[key] for key in TEMPLATE_FIELDS if key in call.fields}
+        return list((await self.upstream.ask(backend, protocol.TOKENIZE, question))["tokens"])
+
+    def relay(self, call: Call, client: Client, on_first: Callable[[], None]) -> Relay:
+        """Return what passes the answer of `call` on."""
+        return Relay(call, client, on_first)
+
+    def splittable(self, call: Call, client: Client, first: Backend) -> tuple[Call, Client]:
+        """Return a plain completion as a request to ``/generate``, whose answers tell token ids; others unchanged."""
+        generate = call.as_generate()
+        if generate is None:
+            return call, client
+        return generate, CompletionsReply(client, call, incremental=first.incremental)
+
+    # --- legs ----------------------------------------------------------------------------------------------------
+
+    def local(self, backend: Backend, work: Work[Call]) -> AbstractAsyncContextManager[Answer]:
+        """Let one server do all of it."""
+        return self._legs.local(backend, work)
+
+    def pair(self, prefill: Backend, decode: Backend, work: Work[Call]) -> AbstractAsyncContextManager[Answer]:
+        """Prefill on one server and decode on another one, which gets the KV cache."""
+        return self._legs.pair(prefill, decode, work)
+
+    async def push(self, source: Backend, target: Backend, ids: Sequence[int], work: Work[Call]) -> None:
+        """Compute the KV cache of `ids` on `source` and leave it in the prefix cache of `target`."""
+        await self._legs.push(source, target, ids, work)
+
+    async def warm(self, backend: Backend, work: Work[Call]) -> None:
+        """Compute the KV cache of a prompt on a server, for a later pair or for itself."""
+        await self._legs.warm(backend, work)
+
+    async def close(self) -> None:
+        """End what still goes on aside, after a while, and close all connections."""
+        await self.upstream.settle()
+
+
+def facts_of(info: Mapping[str, Any], *, dual: bool) -> Facts:
+    """Read ``/server_info``."""
+    kinds = {"prefill": ServerKind.PREFILL, "decode": ServerKind.DUAL if dual else ServerKind.DECODE}
+    tp = info.get("tp_size")
+    return Facts(
+        kind=kinds.get(str(info.get("disaggregation_mode")), ServerKind.UNIFIED),
+        kv_capacity_tokens=int(info.get("max_total_num_tokens") or 0),
+        tp=None if tp is None else int(tp),
+        bootstrap_port=info.get("disaggregation_bootstrap_port"),
+        incremental=bool(info.get("incremental_streaming_output")),
+    )
+
+
+def report_of(loads: Sequence[Mapping[str, Any]]) -> LoadReport:
+    """Read ``/v1/loads``, summed over a server's data-parallel ranks."""
+
+    def total(name: str) -> int:
+        return sum(int(load.get(name) or 0) for load in loads)
+
+    told = bool(loads) and all(load.get("num_used_tokens") is not None for load in loads)
+    return LoadReport(
+        running_requests=total("num_running_reqs"),
+        waiting_requests=total("num_waiting_reqs"),
+        waiting_tokens=total("num_waiting_uncached_tokens"),
+        kv_capacity_tokens=total("max_total_num_tokens"),
+        used_kv_tokens=total("num_used_tokens") if told else None,
+        stamps=tuple(load.get("timestamp") for load in loads),
+    )

@@ -1,0 +1,164 @@
+"""What SGLang servers can do for one request: serve it alone, as a pair, or compute a prefix for another server.
+
+What one server does for a request is a leg. Each leg is entered in the books of its server, and ends with the request:
+a leg that has not come to its end is closed and aborted.
+
+SGLang aborts every request whose name begins with the one it is told. So each leg has a random name, all of one length;
+a name that the client has chosen could be the beginning of another one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from time import monotonic
+from typing import Any
+
+from pdplugins.gateway.backends import Backend
+from pdplugins.gateway.engine import Work
+from pdplugins.gateway.engines.sglang import protocol
+from pdplugins.gateway.engines.sglang.calls import Call
+from pdplugins.gateway.engines.sglang.upstream import Answer, Upstream
+from pdplugins.gateway.errors import RefusedError, WorkerFailedError
+from pdplugins.gateway.settings import GatewaySettings
+
+
+class Legs:
+    """Local, pair, push and warm, over the connections of `upstream`."""
+
+    def __init__(self, upstream: Upstream, settings: GatewaySettings) -> None:
+        self._upstream = upstream
+        self._first_token_s = settings.first_token_s
+
+    @asynccontextmanager
+    async def local(self, backend: Backend, work: Work[Call]) -> AsyncIterator[Answer]:
+        """Let one worker do all of it."""
+        load = backend.view.load
+        rid = secrets.token_hex(16)
+        body = protocol.splice(work.body, {"rid": rid})
+        took_s: float | None = None
+        load.prefill_starts(work.new_tokens)
+        try:
+            answer = await self._begin(backend, work, body, rid)
+            took_s = monotonic() - work.arrived_s
+        finally:
+            load.prefill_ends(work.new_tokens, took_s)
+        load.decode_starts(work.prompt_tokens)
+        try:
+            yield answer
+        finally:
+            load.decode_ends(work.prompt_tokens + answer.tokens)
+            self._upstream.end(answer)
+
+    @asynccontextmanager
+    async def pair(self, prefill: Backend, decode: Backend, work: Work[Call]) -> AsyncIterator[Answer]:
+        """Prefill on one worker and decode on another, which gets the KV cache: the same body to both, at once."""
+        room = secrets.randbelow(protocol.MAX_ROOM)  # SGLang's bootstrap room: it ties the legs of a pair together
+        fields = protocol.bootstrap(prefill.host, prefill.bootstrap_port, room, work.call.batch)
+        rid = secrets.token_hex(16)
+        body = protocol.splice(work.body, {**fields, "rid": rid})
+        load = decode.view.load
+        load.decode_starts(work.prompt_tokens)  # it reserves KV cache for the context from now on
+        aside = asyncio.create_task(self._prefill(prefill, work, body, rid))
+        first = asyncio.create_task(self._begin(decode, work, body, rid))
+        try:
+            answer = await self._begun(prefill, decode, aside, first, logprobs=work.call.logprobs)
+            yield answer
+        except BaseException:
+            aside.cancel()
+            first.cancel()
+            await asyncio.gather(aside, first, return_exceptions=True)
+            raise
+        else:
+            if not _succeeded(aside):  # the last token may come before the reply of the prefill worker
+                self._upstream.background(_ended(aside))
+        finally:  # also when this is cancelled twice
+            tokens = 0
+            if _succeeded(first):
+                tokens = first.result().tokens
+                self._upstream.end(first.result())
+            load.decode_ends(work.prompt_tokens + tokens)
+
+    async def push(self, source: Backend, target: Backend, ids: Sequence[int], work: Work[Call]) -> None:
+        """Compute the KV cache of `ids` on `source` and leave it in the prefix cache of `target`."""
+        fields = protocol.prefix_fields(ids, work.call.fields)
+        call = Call(protocol.GENERATE, protocol.dumps(fields), fields, work.call.rid, None, work.call.headers)
+        new = max(len(ids) - (work.prompt_tokens - work.new_tokens), 0)
+        async with self.pair(source, target, Work(call, call.body, len(ids), new, work.arrived_s)):
+            pass
+
+    async def warm(self, backend: Backend, work: Work[Call]) -> None:
+        """Compute the KV cache of a prompt on a backend, for a later pair or for itself; its one token is not used."""
+        rid = secrets.token_hex(16)
+        await self._prefill(backend, work, protocol.splice(work.body, {"rid": rid}), rid)
+
+    @staticmethod
+    async def _begun(
+        prefill: Backend, decode: Backend, aside: asyncio.Task[bytes], first: asyncio.Task[Answer], *, logprobs: bool
+    ) -> Answer:
+        """Return the answer of a pair once it has begun, or fail as soon as one of its workers does."""
+        try:
+            await asyncio.wait({aside, first}, return_when=asyncio.FIRST_COMPLETED)
+            if aside.done():
+                aside.result()
+            answer = await first
+            if logprobs or not answer.stream:
+                answer.prefill_reply = await aside
+        except WorkerFailedError as error:
+            error.of_pair(prefill.id, decode.id)
+            raise
+        return answer
+
+    # --- legs ------------------------------------------------------------------------------------------------------
+
+    async def _begin(self, backend: Backend, work: Work[Call], body: bytes, rid: str) -> Answer:
+        """Return the answer of a worker once it has begun; a whole answer may take as long as the request."""
+        call, response = work.call, None
+        try:
+            async with backend.awaited(self._first_token_s if call.stream else None):
+                response = await self._upstream.post(backend, call.path, body, call.headers, stream=call.stream)
+                return await self._upstream.begin(backend, response, rid)
+        except RefusedError:
+            raise
+        except BaseException as error:
+            self._upstream.drop(backend, rid, response)
+            if isinstance(error, TimeoutError):
+                raise _silence(backend, "token", self._first_token_s) from None
+            raise
+
+    async def _prefill(self, backend: Backend, work: Work[Call], body: bytes, rid: str) -> bytes:
+        """Return the reply of a worker that prefills: it is done, and in a pair the KV cache has moved."""
+        load = backend.view.load
+        took_s: float | None = None
+        load.prefill_starts(work.new_tokens)
+        try:
+            async with backend.awaited(self._first_token_s):
+                reply = await self._upstream.reply(backend, work.call.path, body, work.call.headers)
+            took_s = monotonic() - work.arrived_s
+        except RefusedError:
+            raise
+        except BaseException as error:
+            self._upstream.drop(backend, rid, None)
+            if isinstance(error, TimeoutError):
+                raise _silence(backend, "prefill", self._first_token_s) from None
+            raise
+        else:
+            return reply
+        finally:
+            load.prefill_ends(work.new_tokens, took_s)
+
+
+def _silence(backend: Backend, what: str, seconds: float) -> WorkerFailedError:
+    why = f"no {what} for {seconds:g} s" if backend.alive else f"no {what}, and it does not say its load"
+    return WorkerFailedError(backend.id, why, silent=True)
+
+
+def _succeeded(task: asyncio.Task[Any]) -> bool:
+    return task.done() and not task.cancelled() and task.exception() is None
+
+
+async def _ended(task: asyncio.Task[bytes]) -> None:
+    """Wait for a leg that no answer waits for any more; it has its own deadline."""
+    await asyncio.gather(task, return_exceptions=True)

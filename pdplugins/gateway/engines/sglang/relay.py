@@ -1,0 +1,152 @@
+"""Passes SGLang's answers on to the client: bytes as they come, unless several workers give parts of one answer."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+from pdplugins.gateway.engine import Client
+from pdplugins.gateway.engines.sglang.calls import Call
+from pdplugins.gateway.engines.sglang.protocol import (
+    DONE,
+    DONE_EVENT,
+    EVENT_END,
+    EVENT_START,
+    GENERATE,
+    dumps,
+    events,
+    parsed,
+)
+from pdplugins.gateway.engines.sglang.upstream import Answer
+
+_USAGE = {name: re.compile(rb'"%s":\s*(\d+)' % name.encode()) for name in ("prompt_tokens", "completion_tokens")}
+
+
+class Relay:
+    """Passes one answer on, and knows what of it the client has, so that another worker can go on from there."""
+
+    def __init__(self, call: Call, client: Client, on_first: Callable[[], None]) -> None:
+        self._call = call
+        self._client = client
+        self._on_first = on_first
+        self._incremental = False
+        self._answer: Answer | None = None
+        self._part: list[bytes] = []
+        """What this worker has said: its last events, or all of them where each one holds new tokens only."""
+        self.ids: list[int] = []
+        """Tokens of the workers before."""
+        self._text = ""
+        self._prompt_logprobs: list[Any] = []
+
+    @property
+    def speaking(self) -> bool:
+        """Whether the client has got tokens of the worker that answers now."""
+        return bool(self._part)
+
+    @property
+    def delivered_tokens(self) -> int:
+        """Output tokens that the client has got in all."""
+        if not self._client.started:
+            return 0
+        now = self._answer.tokens if self._answer is not None and self._part else 0
+        return len(self.ids) + now
+
+    async def run(self, answer: Answer, *, head: bool = False) -> bool:
+        """Pass on what a worker says; `head`: another one goes on. Return whether the answer is whole."""
+        self._answer = answer
+        self._incremental = answer.backend.incremental and answer.stream
+        self._part = []
+        rewrite = head or bool(self.ids) or self._merges(answer)
+        own, given = answer.rid.encode(), dumps(self._call.rid)[1:-1]
+        while piece := (await answer.piece()).replace(own, given):
+            if self._incremental or not self._part:
+                self._part.append(piece)
+            elif piece != DONE_EVENT:
+                self._part[-1] = piece
+            if not self._client.started:
+                self._on_first()
+            if rewrite:
+                piece = self._rewritten(piece, head=head)
+            await self._pass_on(answer, piece, hold=head and not self._ends())
+        return not head or self._ends()
+
+    async def _pass_on(self, answer: Answer, piece: bytes, *, hold: bool) -> None:
+        if answer.stream:
+            if piece:
+                await self._client.send(piece, answer.content_type)
+        elif not hold:
+            self._client.whole(piece, answer.content_type)
+
+    async def close(self) -> bool:
+        """End a stream that lacks nothing but its end. Return whether it was so."""
+        if not self._client.started or self._call.path != GENERATE or not self._ends():
+            return False
+        await self._client.send(DONE_EVENT, "")
+        return True
+
+    def fold(self) -> None:
+        """Add what this worker has said to what those before have: another one goes on."""
+        said = self._events()
+        for event in said if self._incremental else said[-1:]:
+            self.ids = self.ids + (event.get("output_ids") or [])
+            self._text += event.get("text") or ""
+        self._part = []
+
+    def usage(self, name: str) -> int | None:
+        """Return ``prompt_tokens`` or ``completion_tokens`` as the worker counted them at the end."""
+        found = _USAGE[name].findall(self._part[-1]) if self._part else ()
+        return int(found[-1]) if found else None
+
+    # --- parts -----------------------------------------------------------------------------------------------------
+
+    def _events(self) -> list[dict[str, Any]]:
+        every = [event for piece in self._part for event in events(piece) if event != DONE]
+        return [data for event in every if (data := parsed(event)) is not None]
+
+    def _ends(self) -> bool:
+        """Tell whether the last event of this part ends the whole answer."""
+        said = self._events()
+        meta = said[-1].get("meta_info", {}) if said else {}
+        reason = meta.get("finish_reason")
+        if not isinstance(reason, dict):
+            return False
+        done = len(self.ids) + int(meta.get("completion_tokens") or 0)
+        return reason.get("type") != "length" or done >= (self._call.max_tokens or 0)
+
+    def _rewritten(self, piece: bytes, *, head: bool) -> bytes:
+        if not piece.startswith(EVENT_START):
+            data = parsed(piece)
+            return piece if data is None else dumps(self._whole(data, head=head))
+        out = b""
+        for event in events(piece):
+            if event == DONE:
+                out += b"" if head and not self._ends() else DONE_EVENT
+            elif (data := parsed(event)) is not None:
+                out += EVENT_START + dumps(self._whole(data, head=head)) + EVENT_END
+        return out
+
+    def _whole(self, data: dict[str, Any], *, head: bool) -> dict[str, Any]:
+        """Return an event as if one worker had said all so far."""
+        meta, before = data.get("meta_info", {}), len(self.ids)
+        reason = meta.get("finish_reason")
+        meta["id"] = self._call.rid
+        meta["completion_tokens"] = meta.get("completion_tokens", 0) + before
+        meta["prompt_tokens"] = meta.get("prompt_tokens", 0) - before
+        if isinstance(reason, dict) and reason.get("type") == "length":
+            most = self._call.max_tokens or 0
+            meta["finish_reason"] = None if meta["completion_tokens"] < most else {**reason, "length": most}
+        if self._prompt_logprobs:
+            meta["input_token_logprobs"] = self._prompt_logprobs + (meta.get("input_token_logprobs") or [])
+        if before and not self._incremental:
+            data["text"] = self._text + (data.get("text") or "")
+            data["output_ids"] = self.ids + (data.get("output_ids") or [])
+        return data
+
+    def _merges(self, answer: Answer) -> bool:
+        """Take over the prompt's logprobs, which only the worker that prefilled has; tell whether there are any."""
+        if not (self._call.fields.get("return_logprob") and answer.prefill_reply):
+            return False
+        first = parsed(events(answer.prefill_reply)[0])
+        self._prompt_logprobs = (first or {}).get("meta_info", {}).get("input_token_logprobs") or []
+        return bool(self._prompt_logprobs)

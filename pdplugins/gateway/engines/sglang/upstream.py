@@ -1,0 +1,217 @@
+"""Talks to the workers: begins an answer, reads it event by event, and aborts what its request no longer needs."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Coroutine, Mapping
+from time import monotonic
+from typing import Any
+
+import aiohttp
+
+from pdplugins.gateway.backends import Backend
+from pdplugins.gateway.engines.sglang import protocol
+from pdplugins.gateway.engines.sglang.connections import Connections, Response
+from pdplugins.gateway.errors import RefusedError, WorkerFailedError
+from pdplugins.gateway.settings import GatewaySettings
+
+ABORT_S = 5.0
+FAILURES = (aiohttp.ClientError, OSError, TimeoutError)
+
+
+class Answer:
+    """The answer of one worker, whose beginning is there."""
+
+    def __init__(self, backend: Backend, response: Response, rid: str, first: bytes, rest: bytes) -> None:
+        self.backend = backend
+        self.rid = rid
+        """The name of its leg, which is not the client's name of the request."""
+        self.response = response
+        self.stream = is_stream(response)
+        self.content_type = response.content_type
+        self.prefill_reply = b""
+        """What the prefill worker answered, where there was another one; of a stream only where it tells logprobs."""
+        self.ended = not self.stream
+        """Whether all of it has come."""
+        self.tokens = 0
+        self._first = first
+        self._rest = rest
+        self._last_s = monotonic()
+
+    async def piece(self) -> bytes:
+        """Return the next whole events, or the whole answer; nothing at the end.
+
+        Raises WorkerFailedError when the worker fails, or its stream ends before its end.
+        """
+        if self._first:
+            piece, self._first = self._first, b""
+        elif self.ended:
+            if self.stream:  # read to its end, a connection can be used again
+                await read(self.backend, self.response)
+            return b""
+        else:
+            piece = await self._events()
+        if self.stream:
+            self._count(piece)
+        return piece
+
+    async def _events(self) -> bytes:
+        while data := await read(self.backend, self.response):
+            data = self._rest + data
+            cut = data.rfind(protocol.EVENT_END) + len(protocol.EVENT_END)
+            if cut >= len(protocol.EVENT_END):
+                self._rest = data[cut:]
+                raise_error(self.backend, data)
+                return data[:cut]
+            self._rest = data
+        raise WorkerFailedError(self.backend.id, "the stream broke off")
+
+    def _count(self, piece: bytes) -> None:
+        """Enter the tokens of a piece in the books. Workers send one event for each token, or fewer."""
+        now_s = monotonic()
+        events = piece.count(protocol.EVENT_START)
+        if protocol.DONE in piece[-len(protocol.DONE_EVENT) :]:
+            self.ended = True
+            events -= 1
+        gap_s = (now_s - self._last_s) / max(events, 1)
+        self._last_s = now_s
+        for _ in range(events):
+            self.backend.view.load.token(gap_s, now_s)
+        self.tokens += events
+
+
+class Upstream:
+    """The connections to all workers."""
+
+    def __init__(self, settings: GatewaySettings) -> None:
+        self._connections = Connections(settings.connect_s)
+        self._settings = settings
+        self._background: set[asyncio.Task[None]] = set()
+
+    async def post(
+        self, backend: Backend, path: str, body: bytes, headers: Mapping[str, str], *, stream: bool
+    ) -> Response:
+        """Send a request and wait for the head of the answer. Raises WorkerFailedError or RefusedError."""
+        silence_s = self._settings.silence_s if stream else None
+        try:
+            response = await self._connections.post(backend.url, path, body, headers, silence_s)
+        except (aiohttp.ClientConnectionError, OSError) as error:
+            silent = isinstance(error, TimeoutError)
+            raise WorkerFailedError(backend.id, said(error), gone=not silent, silent=silent) from error
+        except aiohttp.ClientError as error:
+            raise WorkerFailedError(backend.id, said(error)) from error
+        if response.status >= 400:
+            await self._refused(backend, response)
+        return response
+
+    async def begin(self, backend: Backend, response: Response, rid: str) -> Answer:
+        """Return an answer once its beginning is there: the first events, or all of it. Raises WorkerFailedError."""
+        if not is_stream(response):
+            return Answer(backend, response, rid, await read_all(backend, response), b"")
+        data = b""
+        while (cut := data.rfind(protocol.EVENT_END)) < 0:
+            more = await read(backend, response)
+            if not more:
+                raise WorkerFailedError(backend.id, "the stream ended before the first token")
+            data += more
+        cut += len(protocol.EVENT_END)
+        raise_error(backend, data)
+        return Answer(backend, response, rid, data[:cut], data[cut:])
+
+    async def reply(self, backend: Backend, path: str, body: bytes, headers: Mapping[str, str]) -> bytes:
+        """Send a request and return all of the answer. Raises WorkerFailedError or RefusedError."""
+        response = await self.post(backend, path, body, headers, stream=True)
+        try:
+            data = await read_all(backend, response)
+        finally:
+            response.close()
+        raise_error(backend, data)
+        return data
+
+    async def _refused(self, backend: Backend, response: Response) -> None:
+        body = await read_all(backend, response)
+        if response.status >= 500:
+            raise WorkerFailedError(backend.id, f"status {response.status}: {body[:200].decode(errors='replace')}")
+        raise RefusedError(response.status, body, response.content_type)
+
+    def end(self, answer: Answer) -> None:
+        """Be done with an answer; one that has not come to its end is given up."""
+        if not answer.ended:
+            self.drop(answer.backend, answer.rid, answer.response)
+
+    def drop(self, backend: Backend, rid: str, response: Response | None) -> None:
+        """Give up a leg: close its connection and tell the worker to stop."""
+        if response is not None:
+            response.close()
+        if backend.alive:
+            self.background(self._abort(backend, rid))
+
+    async def _abort(self, backend: Backend, rid: str) -> None:
+        with contextlib.suppress(*FAILURES):
+            async with asyncio.timeout(ABORT_S):
+                body = protocol.dumps({"rid": rid})
+                await (await self._connections.post(backend.url, protocol.ABORT, body, {}, ABORT_S)).read()
+
+    def background(self, work: Coroutine[Any, Any, None]) -> None:
+        """Do `work` aside; `settle` waits for it."""
+        task = asyncio.get_running_loop().create_task(work)
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
+
+    async def settle(self) -> None:
+        """Wait a while for what goes on aside, then end it."""
+        if self._background:
+            await asyncio.wait(self._background, timeout=ABORT_S)
+        for task in self._background:
+            task.cancel()
+        await asyncio.gather(*self._background, return_exceptions=True)
+        self._connections.close()
+
+    async def ask(self, backend: Backend, path: str, data: Any) -> Any:
+        """Post JSON and return the JSON that comes back. Raises WorkerFailedError or RefusedError."""
+        response = await self.post(backend, path, protocol.dumps(data), {}, stream=True)
+        answer = protocol.parsed(await read_all(backend, response))
+        if answer is None:
+            raise WorkerFailedError(backend.id, f"{path} did not answer with JSON")
+        return answer
+
+
+async def read(backend: Backend, response: Response) -> bytes:
+    """Return the next bytes of an answer; nothing at its end. Raises WorkerFailedError."""
+    try:
+        return await response.readany()
+    except FAILURES as error:
+        response.close()
+        raise WorkerFailedError(backend.id, said(error), gone=isinstance(error, aiohttp.ClientOSError)) from error
+
+
+async def read_all(backend: Backend, response: Response) -> bytes:
+    """Return the whole answer. Raises WorkerFailedError."""
+    try:
+        return await response.read()
+    except FAILURES as error:
+        response.close()
+        raise WorkerFailedError(backend.id, said(error)) from error
+
+
+def is_stream(response: Response) -> bool:
+    """Tell whether an answer comes event by event."""
+    return response.content_type.startswith("text/event-stream")
+
+
+def raise_error(backend: Backend, data: bytes) -> None:
+    """Raise WorkerFailedError for an error that `data` tells, unless it says that the client is wrong."""
+    if protocol.ERROR_EVENT not in data and protocol.ABORTED not in data:
+        return
+    for event in protocol.events(data):
+        said = protocol.parsed(event) or {}
+        error = said.get("error") or protocol.failure(said)
+        code = error.get("code") if isinstance(error, dict) else None
+        if error and not (isinstance(code, int) and 400 <= code < 500):
+            raise WorkerFailedError(backend.id, f"error: {str(error)[:200]}")
+
+
+def said(error: BaseException) -> str:
+    """Return what an error says; many say nothing."""
+    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__

@@ -1,0 +1,50 @@
+"""What the client gets: an answer, or an error in the form of OpenAI's API."""
+
+from __future__ import annotations
+
+import json
+
+from aiohttp import web
+
+from pdplugins.gateway.errors import GatewayError, RefusedError
+
+
+class Reply:
+    """The response to one client: nothing yet, a stream, or one body."""
+
+    def __init__(self, request: web.BaseRequest) -> None:
+        self._request = request
+        self.response: web.StreamResponse | None = None
+
+    @property
+    def started(self) -> bool:
+        """Whether the client has got anything, so that the request cannot start anew unnoticed."""
+        return self.response is not None
+
+    async def send(self, data: bytes, content_type: str) -> None:
+        """Send a part of a stream."""
+        if self.response is None:
+            headers = {"Content-Type": content_type, "Cache-Control": "no-cache"}
+            self.response = web.StreamResponse(headers=headers)
+            await self.response.prepare(self._request)
+        await self.response.write(data)
+
+    def whole(self, body: bytes, content_type: str, status: int = 200) -> None:
+        """Answer with one body."""
+        self.response = web.Response(body=body, status=status, headers={"Content-Type": content_type})
+
+    async def refuse(self, error: RefusedError) -> None:
+        """Pass on the refusal of a worker."""
+        if self.response is None:
+            self.whole(error.body, error.content_type, error.status)
+        else:
+            await self.fail(GatewayError(error.status, error.body.decode(errors="replace")))
+
+    async def fail(self, error: GatewayError) -> None:
+        """Tell the client what went wrong, in its stream where that has begun."""
+        said = json.dumps({"error": {"message": str(error), "type": "gateway_error", "code": error.status}}).encode()
+        if self.response is None:
+            headers = {"Content-Type": "application/json", **error.headers}
+            self.response = web.Response(body=said, status=error.status, headers=headers)
+        else:
+            await self.send(b"data: " + said + b"\n\ndata: [DONE]\n\n", "")

@@ -1,0 +1,87 @@
+"""The command ``dynamo serve``."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from pdplugins.hosts.dynamo.local.options import (
+    Options,
+    check_engine,
+    check_writable,
+    live_replay,
+    not_driven,
+    pick_config,
+    pick_port,
+)
+from pdplugins.provenance import command_line
+
+LEAST_STARTUP_S = 2.0
+"""What a mocker process alone takes from its start until it serves, on an idle small machine."""
+
+
+def serve(  # noqa: PLR0913 - the options of a command
+    *,
+    planner: Annotated[str | None, typer.Option(help="Planner by name, such as dopd; else the config's.")] = None,
+    config: Annotated[
+        str | None, typer.Option(help="Config file, or the name of a shipped one; else the planner's shipped one.")
+    ] = None,
+    engine: Annotated[str, typer.Option(help="Engine of the workers. Dynamo's mocker needs no GPU.")] = "mocker",
+    prefill: Annotated[int | None, typer.Option(min=1, help="Prefill workers at start; else the config's.")] = None,
+    decode: Annotated[int | None, typer.Option(min=1, help="Decode workers at start; else the config's.")] = None,
+    host: Annotated[str, typer.Option(help="Address of the OpenAI endpoint.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port of the OpenAI endpoint; 0 picks one.")] = 8000,
+    startup: Annotated[
+        float,
+        typer.Option(
+            min=LEAST_STARTUP_S,
+            help="Seconds until a worker that the planner adds serves, in place of the config's startup_s: a GPU's "
+            "30 s are a long wait for a first look. The first workers start at once.",
+        ),
+    ] = LEAST_STARTUP_S,
+    replay: Annotated[
+        str | None,
+        typer.Option(metavar="TRACE", help="Replay a trace or workload (docs/workloads.md), then leave."),
+    ] = None,
+    duration: Annotated[float | None, typer.Option(min=0.001, help="Seconds of the trace to replay; else all.")] = None,
+    speed: Annotated[float, typer.Option(min=0.001, help="Replay this much faster.")] = 1.0,
+    report: Annotated[Path | None, typer.Option(help="Write the result of the replay there, as JSON.")] = None,
+    status: Annotated[
+        Literal["rich", "plain", "json-lines"] | None,
+        typer.Option(help="How to show what goes on: rich on a terminal, else plain."),
+    ] = None,
+    decision_log: Annotated[Path | None, typer.Option(help="File to append decisions to: pdplugins explain.")] = None,
+    metrics_port: Annotated[
+        int | None, typer.Option(min=0, max=65535, help="Serve Prometheus metrics on this port; 0 picks one.")
+    ] = None,
+    log_dir: Annotated[Path | None, typer.Option(help="Keep every process's log there; else temporary.")] = None,
+) -> None:
+    """Run Dynamo on this machine, scaled by a planner: frontend, prefill and decode workers, an OpenAI endpoint.
+
+    Needs no etcd, no NATS, no Prometheus and no GPU. Ctrl-C stops everything.
+    """
+    check_engine(engine)
+    check_writable("--report", report)
+    check_writable("--decision-log", decision_log)
+    options = Options(
+        config=pick_config(planner, config, prefill, decode, startup),
+        engine=engine,
+        host=host,
+        port=pick_port(host, port),
+        delay_s=startup - LEAST_STARTUP_S,
+        status=status or ("rich" if sys.stdout.isatty() else "plain"),
+        decision_log=decision_log,
+        metrics_port=None if metrics_port is None else pick_port("127.0.0.1", metrics_port, "--metrics-port"),
+        log_dir=log_dir,
+        replay=live_replay(replay, duration, speed, report),
+        command=command_line("dynamo"),
+    )
+    for line in not_driven(options.config):
+        typer.echo(f"dynamo: {line}", err=True)
+    # This brings Dynamo in; --help and every error above do without.
+    from pdplugins.hosts.dynamo.local.launch import launch  # noqa: PLC0415
+
+    raise typer.Exit(launch(options))

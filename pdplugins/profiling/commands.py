@@ -1,0 +1,55 @@
+"""Adds ``pdplugins profile``, which makes profile files, and ``pdplugins bench``, which times pdplugins itself."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from pdplugins import hookimpl
+from pdplugins.files import check_outputs, write_whole
+
+
+@hookimpl
+def pd_register_commands(app: typer.Typer) -> None:
+    """Add the groups."""
+    from pdplugins.profiling.profiles import profile  # noqa: PLC0415 - a process that serves need not load it
+
+    app.add_typer(profile, name="profile")
+    app.add_typer(_bench(), name="bench")
+
+
+def _bench() -> typer.Typer:
+    group = typer.Typer(help="Measure pdplugins itself on this machine.", no_args_is_help=True)
+    group.callback()(lambda: None)  # a group of one command would become that command
+    group.command()(decisions)
+    return group
+
+
+def decisions(
+    *,
+    workers: Annotated[list[int], typer.Option(min=2, help="Sizes of the fleet; may be given again.")] = [64, 4096],  # noqa: B006
+    calls: Annotated[int, typer.Option(min=10, help="Decisions that are timed for each policy and size.")] = 1000,
+    seed: Annotated[int, typer.Option(min=0, help="Of the lengths and loads.")] = 0,
+    out: Annotated[Path | None, typer.Option("--json", metavar="OUT", help="Write the rows there.")] = None,
+) -> None:
+    """Time one decision of every router, batch scheduler, planner and power controller that is installed."""
+    import json  # noqa: PLC0415 - a command loads what it needs when it runs
+
+    from rich.console import Console  # noqa: PLC0415
+    from rich.table import Table  # noqa: PLC0415
+
+    from pdplugins.profiling.decisions import measure  # noqa: PLC0415
+    from pdplugins.provenance import record  # noqa: PLC0415
+
+    check_outputs(out)
+    rows = list(measure(tuple(workers), calls, seed))
+    if out is not None:
+        data = record("measured", seed=seed) | {"rows": [asdict(row) for row in rows]}
+        write_whole(out, json.dumps(data, indent=1) + "\n")
+    table = Table("kind", "plugin", "workers", "p50 µs", "p99 µs", title="One decision")
+    for row in rows:
+        table.add_row(row.kind, row.plugin, str(row.workers), f"{row.p50_us:.1f}", f"{row.p99_us:.1f}")
+    Console().print(table)

@@ -1,0 +1,42 @@
+"""Adds ``pdplugins explain``."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from pdplugins import hookimpl
+from pdplugins.contracts.kinds import Kind
+
+
+@hookimpl
+def pd_register_commands(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command()(explain)
+
+
+def explain(
+    log: Annotated[Path, typer.Argument(metavar="LOG", help="A decision log.")],
+    every: Annotated[bool, typer.Option("--all", help="Show every decision that was kept, not only changes.")] = False,
+    kind: Annotated[list[Kind] | None, typer.Option(help="Show this kind of policy only; may be repeated.")] = None,
+    request: Annotated[str | None, typer.Option(metavar="ID", help="Show what was decided for this request.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    verify: Annotated[bool, typer.Option(help="Replay the log: are the decisions the same?")] = False,
+) -> None:
+    """Show what policies saw, what they decided and why."""
+    from pdplugins.runtime import explain as explaining  # noqa: PLC0415 - only this command needs it
+    from pdplugins.runtime import replaying  # noqa: PLC0415
+
+    choose = explaining.Choose(every, tuple(kind or ()), request)
+    if as_json:
+        typer.echo(json.dumps(explaining.as_data(log, choose), indent=1))
+    elif not verify:
+        for line in explaining.explain(log, choose):
+            typer.echo(line)
+    if verify:
+        same, lines = replaying.verified(log)
+        typer.echo("\n".join(lines), err=as_json or not same)
+        raise typer.Exit(0 if same else 1)

@@ -1,0 +1,176 @@
+"""Reads decision logs of schema 1 (planners only) and 2."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from pdplugins.contracts.kinds import Kind
+from pdplugins.contracts.planner import PlannerView, ScalePlan, Traffic
+from pdplugins.contracts.power import Flip, GpuView, PowerPlan
+from pdplugins.contracts.workers import Pool, Role, WorkerLoad
+from pdplugins.errors import ConfigError
+from pdplugins.runtime.decision_log import SCHEMA, old_part
+from pdplugins.runtime.records import WHOLE
+
+SCHEMAS = (1, SCHEMA)
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One decision, read back.
+
+    What planners and power controllers saw and answered has its types again; of the other kinds it is plain data.
+    """
+
+    kind: Kind
+    number: int
+    """Its number within its kind in this run, from 1."""
+    at: str
+    """Wall-clock time in UTC, ISO 8601."""
+    seen: Mapping[str, Any]
+    answer: Any
+    fault: str | None
+    step_s: float
+
+    @property
+    def view(self) -> PlannerView | None:
+        """What a planner or power controller saw; None when the host could not make it out."""
+        view = self.seen.get("view")
+        return view if isinstance(view, PlannerView) else None
+
+    @property
+    def plan(self) -> ScalePlan:
+        """What a planner answered."""
+        if not isinstance(self.answer, ScalePlan):
+            raise TypeError(f"a {self.kind} answers with no plan")
+        return self.answer
+
+    @property
+    def now_s(self) -> float | None:
+        """The host's time of the decision."""
+        return self.view.now_s if self.view is not None else self.seen.get("now_s")
+
+
+@dataclass(slots=True)
+class Run:
+    """One run of one process, read back."""
+
+    header: Mapping[str, Any]
+    entries: list[Entry] = field(default_factory=list)
+
+    @property
+    def initial(self) -> ScalePlan | None:
+        """The plan before the first decision; None where there was no planner."""
+        initial = self.header["initial"]
+        return None if initial is None else ScalePlan(**initial)
+
+    def kind(self, kind: Kind) -> list[Entry]:
+        """Return the decisions of one kind of policy."""
+        return [entry for entry in self.entries if entry.kind is kind]
+
+
+def read(path: Path) -> list[Run]:
+    """Read every run of a decision log and of its old part. Raises ConfigError, naming the line, when it is not one."""
+    older = old_part(path)
+    runs = _read_part(older) if older.is_file() else []
+    for run in _read_part(path):
+        same = runs and run.header.get("continued") and runs[-1].header.get("run") == run.header.get("run")
+        if same:
+            runs[-1].entries.extend(run.entries)
+        else:
+            runs.append(run)
+    if not runs:
+        raise ConfigError(f"{path}: no run in it; name a decision log, written with decision_log")
+    return runs
+
+
+def view_from(data: Mapping[str, Any]) -> PlannerView:
+    """Build a view from its plain data."""
+    traffic = data["traffic"]
+    return PlannerView(
+        data["now_s"],
+        None if traffic is None else Traffic(**traffic),
+        _pool(data["prefill"]),
+        _pool(data["decode"]),
+    )
+
+
+def _read_part(path: Path) -> list[Run]:
+    try:
+        text = path.read_text(encoding="utf-8", errors="replace")
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}; name a decision log, written with decision_log") from None
+    runs: list[Run] = []
+    torn: int | None = None
+    for number, line in enumerate(text.splitlines(), 1):
+        data = _object(line)
+        if data is None:
+            torn = torn or number
+        elif "schema" in data:
+            if data["schema"] not in SCHEMAS:
+                readable = " and ".join(map(str, SCHEMAS))
+                raise ConfigError(f"{path}:{number}: schema {data['schema']}; this pdplugins reads schemas {readable}")
+            runs.append(Run(data))
+            torn = None
+        elif torn or not runs:
+            raise ConfigError(f"{path}:{torn or number}: not a line of a decision log")
+        else:
+            runs[-1].entries.append(_entry(data, runs[-1], f"{path}:{number}"))
+    return runs
+
+
+def _entry(data: Mapping[str, Any], run: Run, where: str) -> Entry:
+    try:
+        if run.header["schema"] == 1:
+            return _planner_entry_of_schema_1(data, len(run.entries) + 1)
+        kind = Kind(data["kind"])
+        entry = Entry(kind, data["n"], data["at"], data["seen"], data["answer"], data["fault"], data["step_s"])
+        return _typed(entry)
+    except (KeyError, TypeError, ValueError) as error:
+        raise ConfigError(f"{where}: not a line of a decision log ({error})") from None
+
+
+def _typed(entry: Entry) -> Entry:
+    """Return an entry of a kind that is kept whole with its types."""
+    if entry.kind not in WHOLE:
+        return entry
+    data = entry.seen.get("view")
+    view = None if data is None else view_from(data)
+    if entry.kind is Kind.PLANNER:
+        return replace(entry, seen={"view": view}, answer=ScalePlan(**entry.answer))
+    gpus = tuple(GpuView(**{**gpu, "role": Role(gpu["role"])}) for gpu in entry.seen["gpus"])
+    seen = {"gpus": gpus, "view": view, "budget_w": entry.seen.get("budget_w")}
+    return replace(entry, seen=seen, answer=None if entry.answer is None else _power_plan(entry.answer))
+
+
+def _power_plan(data: Mapping[str, Any]) -> PowerPlan:
+    caps_w = {int(gpu): cap_w for gpu, cap_w in data["caps_w"].items()}
+    flips = tuple(Flip(flip["gpu"], Role(flip["role"])) for flip in data["flips"])
+    return PowerPlan(caps_w, flips, data["reason"])
+
+
+def _planner_entry_of_schema_1(data: Mapping[str, Any], number: int) -> Entry:
+    view, fault = data["view"], data["fault"]
+    plan = ScalePlan(**data["plan"])
+    if fault == "unsafe_plan":  # as this fault was called then
+        fault = "unsafe_answer"
+        plan = replace(plan, reason=plan.reason.replace("unsafe_plan", fault, 1))
+    seen = {"view": None if view is None else view_from(view)}
+    return Entry(Kind.PLANNER, number, data["at"], seen, plan, fault, data["step_s"])
+
+
+def _pool(data: Mapping[str, Any]) -> Pool:
+    return Pool(**{**data, "loads": tuple(WorkerLoad(**load) for load in data["loads"])})
+
+
+def _object(line: str) -> dict[str, Any] | None:
+    """Return the object in `line`; None when it is torn."""
+    try:
+        data = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return data if isinstance(data, dict) else None

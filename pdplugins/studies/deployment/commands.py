@@ -1,0 +1,81 @@
+"""Adds ``pdplugins plan``: AMPD's offline deployment planner (§5)."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from pdplugins import hookimpl
+from pdplugins.errors import ConfigError
+
+if TYPE_CHECKING:
+    from pdplugins.studies.deployment.coefficients import Objective
+
+STAGES = ("P95 of each phase", "best plans, simulated whole")
+
+
+@hookimpl
+def pd_register_commands(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command()(plan)
+
+
+def plan(  # noqa: PLR0913 - the options of a command
+    config: Annotated[str, typer.Argument(metavar="CONFIG", help="A config file, or the name of a shipped one.")],
+    *,
+    trace: Annotated[str, typer.Option(help="Trace or workload file, a shipped workload, or 'synthetic'.")],
+    gpus: Annotated[int, typer.Option(min=2, help="GPUs of all workers together.")],
+    rate: Annotated[float | None, typer.Option(help="Mean sessions/s: arrival times are scaled to it.")] = None,
+    top: Annotated[int, typer.Option(min=1, max=20, help="Plans to show.")] = 3,
+    objective: Annotated[str, typer.Option(help="P95 to minimise: 'slo' (over its SLO) or 'latency' (s).")] = "slo",
+    profile: Annotated[str | None, typer.Option(help="Performance profile, <gpu>/<model>.")] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of every random choice.")] = 0,
+    out: Annotated[Path | None, typer.Option("--json", metavar="OUT", help="Write the plans there.")] = None,
+    html: Annotated[Path | None, typer.Option(metavar="OUT", help="Write a report that opens offline.")] = None,
+    write_config: Annotated[Path | None, typer.Option(metavar="OUT", help="Write the best plan as a config.")] = None,
+) -> None:
+    """Plan tensor-parallel sizes and replicas of both phases for a trace."""
+    from pdplugins.files import check_outputs, whole, write_whole  # noqa: PLC0415
+    from pdplugins.provenance import command_line, record  # noqa: PLC0415
+    from pdplugins.sim.run.options import Overrides, configured  # noqa: PLC0415
+    from pdplugins.studies.deployment.plan import plan_deployment, with_plan  # noqa: PLC0415
+    from pdplugins.studies.deployment.report import as_yaml, show, write_html  # noqa: PLC0415
+    from pdplugins.terminal import progress  # noqa: PLC0415
+    from pdplugins.workloads import traces  # noqa: PLC0415 - a command loads what it needs when it runs
+    from pdplugins.workloads.transform import Transform  # noqa: PLC0415
+
+    check_outputs(out, html, write_config)
+    command = command_line()
+    parsed = configured(config, Overrides(profile=profile))
+    requests = Transform.of(rate=rate).apply(traces.read(trace))
+    with progress(STAGES) as shares:
+        planned = plan_deployment(
+            parsed,
+            requests,
+            gpus,
+            top=top,
+            objective=_objective(objective),
+            command=command,
+            seed=seed,
+            progress=lambda *done: shares(done),
+        )
+    best = planned.judged[0]
+    if out is not None:
+        write_whole(out, json.dumps(record("simulated", seed=seed) | planned.as_data(top), indent=1) + "\n")
+    if html is not None:
+        with whole(html) as scratch:
+            write_html(planned, top, scratch)
+    if write_config is not None:
+        write_whole(write_config, as_yaml(with_plan(parsed, best.plan, gpus), best, command))
+    show(planned, top)
+
+
+def _objective(name: str) -> Objective:
+    if name == "slo":
+        return "slo"
+    if name == "latency":
+        return "latency"
+    raise ConfigError(f"--objective {name}: choose from slo, latency")

@@ -1,0 +1,39 @@
+"""What commands print: progress while they work, and the console for their tables."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+PIPE_WIDTH = 200
+"""Columns where the output is not a terminal."""
+
+
+@contextmanager
+def progress(names: Sequence[str]) -> Iterator[Callable[[Sequence[float]], None]]:
+    """Show a bar with a time estimate for each run, on standard error if that is a terminal.
+
+    Yields what is to be told the share of each run that is done.
+    """
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield lambda shares: None
+        return
+    shown = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
+    with Progress(*shown, TimeRemainingColumn(), console=console, transient=True) as bars:
+        tasks = [bars.add_task(name, total=1.0) for name in names]
+
+        def update(shares: Sequence[float]) -> None:
+            for task, share in zip(tasks, shares, strict=False):
+                bars.update(task, completed=share)
+
+        yield update
+
+
+def console() -> Console:
+    """Return a console for results, wide enough for any table where the output is not a terminal."""
+    found = Console()
+    return found if found.is_terminal else Console(width=PIPE_WIDTH)

@@ -1,0 +1,161 @@
+"""The policies under which `pdplugins.testing.hosts` looks at a host."""
+
+from __future__ import annotations
+
+from pdplugins.contracts.flow import FlowDecision, Go, Hold, Refuse, Waiting
+from pdplugins.contracts.planner import PlannerView, ScalePlan
+from pdplugins.contracts.power import Flip, GpuView, PowerPlan
+from pdplugins.contracts.request import Request
+from pdplugins.contracts.roles import RoleChange, RoleMove
+from pdplugins.contracts.router import Outcome, Placement
+from pdplugins.contracts.workers import Role, WorkerView
+from pdplugins.testing.scripted import RecordingRouter
+
+
+class RaisingRouter(RecordingRouter):
+    """A router that fails."""
+
+    def on_arrival(self, request: Request, workers: tuple[WorkerView, ...], now_s: float) -> Placement:
+        """Place a request."""
+        raise RuntimeError("a router that always fails")
+
+
+class UnknownRouter(RecordingRouter):
+    """A router that names workers that are not there."""
+
+    def on_arrival(self, request: Request, workers: tuple[WorkerView, ...], now_s: float) -> Placement:
+        """Place a request."""
+        return Placement("nobody", "nobody", request.prompt_tokens)
+
+
+class SilentRouter(RecordingRouter):
+    """A router that answers nothing."""
+
+    def on_arrival(self, request: Request, workers: tuple[WorkerView, ...], now_s: float) -> Placement:
+        """Place a request."""
+        return None  # type: ignore[return-value]
+
+
+class LoggingRouter(RecordingRouter):
+    """A router that writes down what it places."""
+
+    def __init__(self, log: list[tuple[str, str]]) -> None:
+        super().__init__()
+        self._log = log
+
+    def on_arrival(self, request: Request, workers: tuple[WorkerView, ...], now_s: float) -> Placement:
+        """Place a request."""
+        self._log.append(("placed", request.id))
+        return super().on_arrival(request, workers, now_s)
+
+
+class OneByOne:
+    """A flow policy that lets one request go when the one before has ended, and writes down what happens."""
+
+    def __init__(self, log: list[tuple[str, str]]) -> None:
+        self._log = log
+        self._queue: list[str] = []
+        self._busy = False
+
+    def on_arrival(self, waiting: Waiting, now_s: float) -> None:
+        """Join the end of the queue."""
+        self._log.append(("arrived", waiting.request.id))
+        self._queue.append(waiting.request.id)
+
+    def next(self, workers: tuple[WorkerView, ...], now_s: float) -> FlowDecision:
+        """Let the first one go where nothing runs."""
+        if self._busy or not self._queue:
+            return Hold()
+        self._busy = True
+        name = self._queue.pop(0)
+        self._log.append(("go", name))
+        return Go(name)
+
+    def on_left(self, request_id: str) -> None:
+        """Forget a request."""
+        self._queue.remove(request_id)
+
+    def on_ended(self, request: Request, outcome: Outcome) -> None:
+        """Let the next one go."""
+        self._log.append(("ended", request.id))
+        self._busy = False
+
+
+class EverySecond:
+    """A flow policy that refuses every second request."""
+
+    def __init__(self) -> None:
+        self._queue: list[str] = []
+        self._count = 0
+
+    def on_arrival(self, waiting: Waiting, now_s: float) -> None:
+        """Join the end of the queue."""
+        self._queue.append(waiting.request.id)
+
+    def next(self, workers: tuple[WorkerView, ...], now_s: float) -> FlowDecision:
+        """Let one go and refuse one."""
+        if not self._queue:
+            return Hold()
+        self._count += 1
+        name = self._queue.pop(0)
+        return Go(name) if self._count % 2 else Refuse(name, 7.0, "every second one")
+
+    def on_left(self, request_id: str) -> None:
+        """Forget a request."""
+        self._queue.remove(request_id)
+
+
+class HearsChanges:
+    """Notes what became of moves."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.changes: list[RoleChange] = []
+
+    def on_role_change(self, change: RoleChange) -> None:
+        """Note it."""
+        self.changes.append(change)
+
+
+class HearingPlanner(HearsChanges):
+    """Wants two prefill workers and one for decode."""
+
+    interval_s = 1.0
+
+    def plan(self, view: PlannerView) -> ScalePlan:
+        """Answer the same each time."""
+        return ScalePlan(2, 1, "one more for prefill")
+
+
+class MovingRouter(HearsChanges, RecordingRouter):
+    """Moves a decode worker once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._moved = False
+
+    def take_role_moves(self) -> tuple[RoleMove, ...]:
+        """Propose the move once a request has been placed."""
+        if self._moved or not self.asked:
+            return ()
+        self._moved = True
+        name = next(worker.id for worker in self.asked[-1].looked if worker.role is Role.DECODE)
+        return (RoleMove(name, Role.PREFILL, "one more for prefill"),)
+
+
+class FlippingPower(HearsChanges):
+    """Flips a decode GPU once."""
+
+    interval_s = 1.0
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._done = False
+
+    def control(self, gpus: tuple[GpuView, ...], view: PlannerView) -> PowerPlan:
+        """Change no cap."""
+        gpu = next((gpu for gpu in gpus if gpu.role is Role.DECODE), None)
+        if self._done or gpu is None:
+            return PowerPlan({})
+        self._done = True
+        return PowerPlan({}, (Flip(gpu.index, Role.PREFILL),), "one more for prefill")

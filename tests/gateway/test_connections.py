@@ -1,0 +1,202 @@
+"""Connections to workers: kept as long as they can be, and never one whose answer is not whole."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable
+
+import aiohttp
+import pytest
+
+from pdplugins.gateway.engines.sglang import connections
+from pdplugins.gateway.engines.sglang.connections import Connections, Response
+from tests.gateway.fake import settled
+
+WHOLE = b"HTTP/1.1 200 OK\r\nContent-Type: text/x\r\nContent-Length: 2\r\n\r\nok"
+CHUNKS = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
+Act = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+
+
+class Peer:
+    """A server that does as it is told with each request."""
+
+    def __init__(self, *acts: bytes | Act) -> None:
+        self._acts = list(acts)
+        self.heads: list[str] = []
+        self.bodies: list[bytes] = []
+        self.opened = self.closed = 0
+
+    async def __call__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.opened += 1
+        with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
+            while True:
+                head = (await reader.readuntil(b"\r\n\r\n")).decode()
+                self.heads.append(head)
+                length = next(line for line in head.splitlines() if line.startswith("Content-Length:"))
+                self.bodies.append(await reader.readexactly(int(length.partition(":")[2])))
+                act = self._acts.pop(0)
+                if isinstance(act, bytes):
+                    writer.write(act)
+                else:
+                    await act(reader, writer)
+        self.closed += 1
+        writer.close()
+
+
+@contextlib.asynccontextmanager
+async def over(peer: Peer) -> AsyncIterator[Callable[..., Awaitable[Response]]]:
+    server = await asyncio.start_server(peer, "127.0.0.1", 0)
+    url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/base"
+    pool = Connections(5)
+
+    async def post(body: bytes = b"{}", headers: dict[str, str] | None = None, silence_s: float = 10) -> Response:
+        return await pool.post(url, "/path", body, headers or {}, silence_s)
+
+    try:
+        yield post
+    finally:
+        pool.close()
+        assert await settled(lambda: peer.closed == peer.opened)
+        server.close()
+        await server.wait_closed()
+
+
+def test_a_connection_whose_answer_is_whole_serves_the_next_request() -> None:
+    """Whether it came at once or in chunks, and also where nobody has read it."""
+
+    async def work() -> None:
+        peer = Peer(WHOLE, CHUNKS + b"2\r\nab\r\n1\r\nc\r\n0\r\n\r\n", WHOLE, b"HTTP/1.1 100 Continue\r\n\r\n" + WHOLE)
+        async with over(peer) as post:
+            first = await post(b'{"a":1}', {"traceparent": "x"})
+            assert (first.status, first.content_type, await first.read()) == (200, "text/x", b"ok")
+            assert peer.heads[0].startswith("POST /base/path HTTP/1.1\r\nHost: 127.0.0.1:")
+            assert "\r\ntraceparent: x\r\n" in peer.heads[0]
+            assert peer.bodies == [b'{"a":1}']
+            second = await post()
+            assert second.content_type == "application/json"
+            assert b"".join([part async for part in _parts(second)]) == b"abc"
+            await post()
+            assert (await post()).status == 200
+            assert peer.opened == 1
+
+    asyncio.run(work())
+
+
+async def _parts(response: Response) -> AsyncIterator[bytes]:
+    while part := await response.readany():
+        yield part
+
+
+def test_requests_at_once_have_connections_of_their_own() -> None:
+    async def work() -> None:
+        both = asyncio.Barrier(2)
+
+        async def meet(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await both.wait()
+            writer.write(WHOLE)
+
+        peer = Peer(meet, meet)
+        async with over(peer) as post:
+            await asyncio.gather(post(), post())
+            assert peer.opened == 2
+
+    asyncio.run(work())
+
+
+def test_an_idle_connection_is_not_trusted_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connections, "IDLE_S", 0.0)
+
+    async def work() -> None:
+        peer = Peer(WHOLE, WHOLE)
+        async with over(peer) as post:
+            await post()
+            await post()
+            assert peer.opened == 2
+            assert await settled(lambda: peer.closed == 1)
+
+    asyncio.run(work())
+
+
+@pytest.mark.parametrize("last", [b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: 2\r\n\r\nok", None])
+def test_a_connection_that_its_server_closes_is_not_used_again(last: bytes | None) -> None:
+    """Whether it said so, or closes it while it is idle."""
+
+    async def work() -> None:
+        async def leave(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            writer.write(WHOLE)
+            raise ConnectionResetError
+
+        peer = Peer(last or leave, WHOLE)
+        async with over(peer) as post:
+            assert await (await post()).read() == b"ok"
+            assert await settled(lambda: peer.closed == 1)
+            await asyncio.sleep(0)
+            assert await (await post()).read() == b"ok"
+            assert peer.opened == 2
+
+    asyncio.run(work())
+
+
+def test_what_is_given_up_takes_its_connection_with_it() -> None:
+    async def work() -> None:
+        peer = Peer(CHUNKS + b"2\r\nab\r\n", WHOLE)
+        async with over(peer) as post:
+            response = await post()
+            assert await response.readany() == b"ab"
+            response.close()
+            assert await (await post()).read() == b"ok"
+            assert peer.opened == 2
+
+    asyncio.run(work())
+
+
+def test_a_request_that_is_cancelled_takes_its_connection_with_it() -> None:
+    async def work() -> None:
+        peer = Peer(b"", WHOLE)
+        async with over(peer) as post:
+            asked = asyncio.ensure_future(post())
+            assert await settled(lambda: len(peer.bodies) == 1)
+            asked.cancel()
+            assert await settled(lambda: peer.closed == 1)
+            assert (await post()).status == 200
+
+    asyncio.run(work())
+
+
+async def _leave(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    raise ConnectionResetError
+
+
+async def _whole(post: Callable[..., Awaitable[Response]]) -> bytes:
+    response = await post(silence_s=0.1)
+    try:
+        return await response.read()
+    finally:
+        response.close()
+
+
+@pytest.mark.parametrize(
+    ("act", "error"),
+    [
+        (b"no HTTP at all\r\n\r\n", aiohttp.ClientPayloadError),
+        (b"", aiohttp.SocketTimeoutError),
+        (CHUNKS + b"2\r\nab\r\n", aiohttp.SocketTimeoutError),
+        (_leave, aiohttp.ServerDisconnectedError),
+    ],
+)
+def test_failures_are_errors_of_aiohttp(act: bytes | Act, error: type[Exception]) -> None:
+    async def work() -> None:
+        async with over(Peer(act)) as post:
+            with pytest.raises(error):
+                await _whole(post)
+
+    asyncio.run(work())
+
+
+def test_nobody_listens() -> None:
+    async def work() -> None:
+        with pytest.raises(ConnectionRefusedError):
+            await Connections(5).post("http://127.0.0.1:1", "/", b"", {}, None)
+
+    asyncio.run(work())

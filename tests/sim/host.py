@@ -1,0 +1,44 @@
+"""The simulator, as a host that runs the scenarios of `pdplugins.testing.hosts`."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+from pdplugins.contracts.kinds import Kind
+from pdplugins.sim.core.flight import Arrival
+from pdplugins.sim.core.settings import SimSettings
+from pdplugins.sim.core.simulation import Simulation
+from pdplugins.testing import deployment
+from pdplugins.testing.hosts import Job, NotFilledError, Scenario, Served
+from pdplugins.types import Ending
+from tests.sim.models import BentModel
+
+DOOMED_TOKENS = 10**6
+"""A prompt of so many tokens fits into no worker, and its request fails."""
+
+
+def arrival(job: Job) -> Arrival:
+    tokens = DOOMED_TOKENS if job.fails else job.prompt_tokens
+    return Arrival(job.arrival_s, tokens, job.output_tokens, cancel_after_s=job.leaves_after_s)
+
+
+def ending(error: str | None) -> Ending:
+    if error is None:
+        return Ending.FINISHED
+    if error.startswith("refused"):
+        return Ending.REFUSED
+    return Ending.CANCELLED if error == "cancelled" else Ending.FAILED
+
+
+def run_scenario(scenario: Scenario) -> Served:
+    if scenario.flow is not None:
+        raise NotFilledError("flow")
+    chosen = deployment(BentModel(), any_role=scenario.any_role)
+    flip: Any = "label" if scenario.any_role else "drain"
+    settings = SimSettings(scenario.prefill, scenario.decode, flip=flip)
+    simulation = Simulation(chosen, settings, scenario.router, planner=scenario.planner, power=scenario.power)
+    outcome = simulation.run([arrival(job) for job in sorted(scenario.jobs, key=lambda job: job.arrival_s)])
+    errors = {int(record.id): record.error for record in outcome.records}
+    faults = Counter({Kind(kind): count for kind, count in outcome.policies.faults.items()})
+    return Served(tuple(ending(errors[index]) for index in range(len(scenario.jobs))), faults)

@@ -1,0 +1,196 @@
+"""The conformance class of hosts passes a host that fills in everything, and finds what a host does wrong."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, ClassVar
+
+import pytest
+
+from pdplugins.contracts.kinds import Kind
+from pdplugins.testing import Worker, check_placement, fleet
+from pdplugins.testing.hosts import HostConformance, Job, NotFilledError, Scenario, Seam, Served
+from pdplugins.types import (
+    Ending,
+    GpuView,
+    HearsOutcomes,
+    HearsRoles,
+    Hold,
+    MovesRoles,
+    Outcome,
+    PlannerView,
+    Pool,
+    Refuse,
+    Request,
+    Role,
+    RoleChange,
+    Stage,
+    Waiting,
+)
+
+
+class SmallHost:
+    """Serves one request at a time, at once. `defects` names what it does wrong."""
+
+    def __init__(self, scenario: Scenario, defects: frozenset[str]) -> None:
+        self.scenario = scenario
+        self.defects = defects
+        self.workers: tuple[Worker, ...] = fleet(scenario.prefill, scenario.decode)
+        self.faults: Counter[Kind] = Counter()
+        self.endings: dict[str, Ending] = {}
+        self.requests: dict[str, tuple[Request, Job]] = {}
+        self.ticks = 0
+        if "hides tp" in defects:
+            self.workers = tuple(Worker(w.id, w.role, w.load, w.kv_capacity_tokens) for w in self.workers)
+
+    def serve(self) -> Served:
+        for index, job in enumerate(self.scenario.jobs):
+            while self.ticks < job.arrival_s:
+                self.tick()
+            request = Request(str(index), job.arrival_s, job.prompt_tokens)
+            self.requests[request.id] = request, job
+            self.arrive(request, job)
+        return Served(tuple(self.endings[str(index)] for index in range(len(self.scenario.jobs))), self.faults)
+
+    def arrive(self, request: Request, job: Job) -> None:
+        flow, now_s = self.scenario.flow, job.arrival_s
+        if flow is None or "does not ask the flow policy" in self.defects:
+            return self.place(request, job)
+        flow.on_arrival(Waiting(request, now_s, now_s + 2.0), now_s)
+        while not isinstance(answer := flow.next(self.workers, now_s), Hold):
+            if isinstance(answer, Refuse) and "serves what is refused" not in self.defects:
+                self.endings[answer.request_id] = Ending.REFUSED
+            else:
+                self.place(*self.requests[answer.request_id])
+        return None
+
+    def place(self, request: Request, job: Job) -> None:
+        if "makes a new tuple each time" in self.defects:
+            self.workers = (*self.workers[:-1], self.workers[-1])
+        try:
+            placement = self.scenario.router.on_arrival(request, self.workers, job.arrival_s)
+            check_placement(placement, self.workers)
+        except Exception:
+            if "stops at a bad router" in self.defects:
+                raise
+            self.faults[Kind.ROUTER] += "does not count faults" not in self.defects
+        self.move(self.scenario.router)
+        self.end(request, job)
+
+    def end(self, request: Request, job: Job) -> None:
+        outcome = Outcome(Ending.FINISHED, job.output_tokens)
+        if job.fails:
+            outcome = Outcome(Ending.FAILED, 0)
+        elif job.leaves_after_s is not None:
+            outcome = Outcome(Ending.CANCELLED, 1)
+        self.endings[request.id] = outcome.ending
+        if "hides failures" in self.defects and outcome.ending is Ending.FAILED:
+            return
+        for part in (self.scenario.router, self.scenario.flow):
+            for _ in range(2 if "tells endings twice" in self.defects else 1):
+                if isinstance(part, HearsOutcomes):
+                    part.on_ended(request, outcome)
+
+    def move(self, router: Any) -> None:
+        if isinstance(router, MovesRoles):
+            for move in router.take_role_moves():
+                self.change(move.worker, move.role, "router")
+
+    def tick(self) -> None:
+        self.ticks += 1
+        pools = Pool(self.count(Role.PREFILL)), Pool(self.count(Role.DECODE))
+        view = PlannerView(float(self.ticks), None, *pools)
+        if self.scenario.planner is not None:
+            for _ in range(self.scenario.planner.plan(view).prefill - pools[0].ready):
+                self.change(next(w.id for w in self.workers if w.role is Role.DECODE), Role.PREFILL, "planner")
+        if self.scenario.power is not None:
+            gpus = tuple(GpuView(index, worker.role, 100.0, 700.0) for index, worker in enumerate(self.workers))
+            for flip in self.scenario.power.control(gpus, view).flips:
+                self.change(self.workers[flip.gpu].id, flip.role, "power")
+
+    def count(self, role: Role) -> int:
+        return len([worker for worker in self.workers if worker.role is role])
+
+    def change(self, name: str, role: Role, by: str) -> None:
+        worker = next(worker for worker in self.workers if worker.id == name)
+        change = RoleChange(name, worker.role, role, Stage.DONE, by)
+        worker.role = role
+        self.workers = (*self.workers[:-1], self.workers[-1])
+        for part in (self.scenario.planner, self.scenario.router, self.scenario.power):
+            if isinstance(part, HearsRoles) and "tells nobody of roles" not in self.defects:
+                part.on_role_change(change)
+
+
+class TestSmallHost(HostConformance):
+    defects: ClassVar[frozenset[str]] = frozenset()
+
+    def run(self, scenario: Scenario) -> Served:
+        return SmallHost(scenario, self.defects).serve()
+
+
+DEFECTS = {
+    "hides tp": "test_workers_say_their_tensor_parallel_size",
+    "makes a new tuple each time": "test_the_same_tuple_is_passed_while_nothing_changes",
+    "tells endings twice": "test_the_router_is_told_of_what_finished",
+    "hides failures": "test_the_router_is_told_of_what_failed",
+    "does not count faults": "test_a_bad_router_does_not_stop_serving_and_is_counted",
+    "does not ask the flow policy": "test_what_the_flow_policy_holds_waits_and_is_placed_when_it_goes",
+    "serves what is refused": "test_what_the_flow_policy_refuses_is_refused",
+    "tells nobody of roles": "test_the_planner_changes_roles_and_hears_of_it",
+}
+
+
+def host(*defects: str, **not_filled: str) -> Any:
+    claims = {Seam[name]: reason for name, reason in not_filled.items()}
+    return type("Host", (TestSmallHost,), {"defects": frozenset(defects), "not_filled": claims})()
+
+
+@pytest.mark.parametrize("defect", DEFECTS)
+def test_a_defect_is_found_by_the_test_of_its_seam(defect: str) -> None:
+    with pytest.raises(AssertionError):
+        getattr(host(defect), DEFECTS[defect])()
+
+
+def test_a_host_that_stops_at_a_bad_router_is_found() -> None:
+    with pytest.raises(RuntimeError, match="always fails"):
+        host("stops at a bad router").test_a_bad_router_does_not_stop_serving_and_is_counted()
+
+
+def test_a_gap_that_is_declared_passes_and_one_that_is_not_there_fails() -> None:
+    host("hides tp", WORKER_TP="it has no GPUs").test_workers_say_their_tensor_parallel_size()
+    with pytest.raises(AssertionError, match="this host says the tensor-parallel size of each worker, take WORKER_TP"):
+        host(WORKER_TP="it has no GPUs").test_workers_say_their_tensor_parallel_size()
+    with pytest.raises(AssertionError):
+        host(WORKER_TP="").test_what_is_not_filled_has_a_reason()
+
+
+def test_a_host_may_refuse_a_scenario_only_where_it_says_so() -> None:
+    class Without(TestSmallHost):
+        not_filled: ClassVar = {Seam.HOLDS: "no flow control"}
+
+        def run(self, scenario: Scenario) -> Served:
+            if scenario.flow is not None:
+                raise NotFilledError("no flow control")
+            return super().run(scenario)
+
+    Without().test_what_the_flow_policy_holds_waits_and_is_placed_when_it_goes()
+    with pytest.raises(NotFilledError):
+        Without().test_what_the_flow_policy_refuses_is_refused()
+
+
+def each_test(subject: type) -> list[Callable[[], None]]:
+    return [getattr(subject(), name) for name in dir(subject) if name.startswith("test_")]
+
+
+def test_every_seam_has_a_test() -> None:
+    """A host that claims to lack a seam that it has fails in as many tests as the seam has: at least one."""
+    for seam in Seam:
+        failed = 0
+        for test in each_test(type(host(**{seam.name: "claimed"}))):
+            with suppress(AssertionError):
+                test()
+                continue
+            failed += 1
+        assert failed >= 1, seam
