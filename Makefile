@@ -53,7 +53,7 @@ $(SGLANG_VENV)/.installed: benchmarks/rig/requirements.txt
 	@echo "make: SGLang $(SGLANG_VERSIONS) go into $(SGLANG_VENV): 3.5 GB, two minutes where the packages are near"
 	$(PYTHON) -m venv $(SGLANG_VENV)
 	$(SGLANG_PIP) -r $< || { echo "make: the packages of $< cannot be installed: no network, or an index without them" >&2; exit 2; }
-	$(SGLANG_PIP) --editable .
+	HATCH_BUILD_NO_HOOKS=true $(SGLANG_PIP) --editable .
 	for v in $(SGLANG_VERSIONS); do $(SGLANG_PIP) --upgrade --target $(SGLANG_VENV)/sglang-$$v sglang==$$v || exit 1; done
 	@$(SGLANG_VENV)/bin/python -c "import torch" || { echo "make: PyTorch does not load; this needs its build for CPUs, see $<" >&2; exit 2; }
 	@touch $@

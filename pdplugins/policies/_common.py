@@ -61,6 +61,8 @@ def cached_tokens(request: Request, worker: WorkerView, block_tokens: int) -> in
 
     :param block_tokens: tokens of one prefix block.
     """
+    if not request.blocks:  # a host may have work to do before it can tell what is cached
+        return 0
     cached, count = worker.cached_blocks, 0
     for block in request.blocks:
         if block not in cached:

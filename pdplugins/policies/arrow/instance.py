@@ -94,13 +94,17 @@ class Instance:
         self.backlog_s += takes_s
 
     def end_prefill(self, request: str, now_s: float) -> None:
-        """Note that the prefill of a request is done."""
-        if request in self.prefills:
-            self._forget(request)
-            self.free_at_s = now_s + self.backlog_s
+        """Note that a prefill is done, and so are those before it: answers of one token, which do not decode."""
+        if request not in self.prefills:
+            return
+        for earlier in list(self.prefills):
+            self._forget(earlier)
+            if earlier == request:
+                break
+        self.free_at_s = now_s + self.backlog_s
 
     def drop(self, request: str) -> None:
-        """Note that a request has ended. Where its prefill was not done, nothing waits for it any more."""
+        """Note that a request will not be prefilled: nothing waits for it any more."""
         self.free_at_s -= self.prefills.get(request, 0.0)
         self._forget(request)
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pdplugins.contracts.deployment import Deployment
 from pdplugins.contracts.request import Request
 from pdplugins.contracts.roles import RoleMove
-from pdplugins.contracts.router import Outcome, Placement
+from pdplugins.contracts.router import Ending, Outcome, Placement
 from pdplugins.contracts.workers import Role, WorkerView
 from pdplugins.policies._common import check_ready
 from pdplugins.policies.arrow.config import ArrowSettings
@@ -98,12 +98,12 @@ class ArrowRouter:
         return Placement(placement.first, target.view.id, request.prompt_tokens, reason)
 
     def on_ended(self, request: Request, outcome: Outcome) -> None:
-        """Forget a request whose prefill was never reported: an answer of one token, cancelled, failed or refused."""
-        self._forget(request.id)
+        """Take a request that failed or was cancelled out of the prefill queue that it may still be in."""
+        self._forget(request.id, drop=outcome.ending is not Ending.FINISHED)
 
-    def _forget(self, request: str) -> None:
+    def _forget(self, request: str, *, drop: bool = True) -> None:
         home = self._prefilling.pop(request, None)
-        if home is not None:
+        if home is not None and drop:
             home.drop(request)
             if self._instances.get(home.view.id) is home:
                 self._pools.update(home)

@@ -189,9 +189,8 @@ def test_a_prediction_that_has_passed_is_corrected(cluster: Make) -> None:
     assert c.router._instances["p0"].free_at_s > 5.0
 
 
-@pytest.mark.parametrize("ending", Ending)
+@pytest.mark.parametrize("ending", [Ending.FAILED, Ending.CANCELLED, Ending.REFUSED])
 def test_a_request_that_ends_before_its_prefill_is_done_delays_nobody(cluster: Make, ending: Ending) -> None:
-    """An answer of one token, and a request that failed or was cancelled: no decode worker is asked for."""
     c = cluster(2, 1)
     for tokens in (4000, 4000, 2000):
         c.arrive(tokens)
@@ -204,6 +203,17 @@ def test_a_request_that_ends_before_its_prefill_is_done_delays_nobody(cluster: M
     c.end("2", ending)
     c.end("3", ending)
     assert c.router._instances["p0"].prefill_delay_s(c.clock_s) == 0.0
+
+
+def test_an_answer_of_one_token_leaves_the_queue_with_the_next_prompt(cluster: Make) -> None:
+    c = cluster(1, 1)
+    c.arrive(4000)
+    c.arrive(2000)
+    c.end("0", Ending.FINISHED)
+    c.clock_s = 0.5
+    c.prefilled("1")
+    assert c.router._instances["p0"].prefill_delay_s(c.clock_s) == 0.0
+    assert not c.router._prefilling
 
 
 def test_a_request_that_decodes_leaves_the_queue_once(cluster: Make) -> None:
