@@ -10,7 +10,7 @@ from pdplugins.sim.core.flight import Arrival
 from pdplugins.sim.core.settings import SimSettings
 from pdplugins.sim.core.simulation import Simulation
 from pdplugins.testing import deployment
-from pdplugins.testing.hosts import Job, NotFilledError, Scenario, Served
+from pdplugins.testing.hosts import Job, Scenario, Served
 from pdplugins.types import Ending
 from tests.sim.models import BentModel
 
@@ -32,12 +32,11 @@ def ending(error: str | None) -> Ending:
 
 
 def run_scenario(scenario: Scenario) -> Served:
-    if scenario.flow is not None:
-        raise NotFilledError("flow")
     chosen = deployment(BentModel(), any_role=scenario.any_role)
     flip: Any = "label" if scenario.any_role else "drain"
     settings = SimSettings(scenario.prefill, scenario.decode, flip=flip)
-    simulation = Simulation(chosen, settings, scenario.router, planner=scenario.planner, power=scenario.power)
+    policies: dict[str, Any] = {"flow": scenario.flow, "planner": scenario.planner, "power": scenario.power}
+    simulation = Simulation(chosen, settings, scenario.router, **policies)
     outcome = simulation.run([arrival(job) for job in sorted(scenario.jobs, key=lambda job: job.arrival_s)])
     errors = {int(record.id): record.error for record in outcome.records}
     faults = Counter({Kind(kind): count for kind, count in outcome.policies.faults.items()})
