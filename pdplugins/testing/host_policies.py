@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
+from pdplugins.contracts.batching import BatchPlan, BatchView
 from pdplugins.contracts.flow import FlowDecision, Go, Hold, Refuse, Waiting
 from pdplugins.contracts.planner import PlannerView, ScalePlan
 from pdplugins.contracts.power import Flip, GpuView, PowerPlan
@@ -9,7 +12,7 @@ from pdplugins.contracts.request import Request
 from pdplugins.contracts.roles import RoleChange, RoleMove
 from pdplugins.contracts.router import Outcome, Placement
 from pdplugins.contracts.workers import Role, WorkerView
-from pdplugins.testing.scripted import RecordingRouter
+from pdplugins.testing.scripted import PoolsPlanner, RecordingRouter
 
 
 class RaisingRouter(RecordingRouter):
@@ -117,6 +120,55 @@ class HearsChanges:
         self.changes.append(change)
 
 
+class WholePrompts:
+    """A batch scheduler that runs one whole prompt in a step, and notes its plans and the steps."""
+
+    def __init__(self) -> None:
+        self.plans: list[Mapping[str, int]] = []
+        self.stepped: list[float] = []
+        """Seconds of each step that it heard of."""
+
+    def next_batch(self, view: BatchView, now_s: float) -> BatchPlan:
+        """Take the first prompt of the queue."""
+        plan = {waiting.request.id: waiting.remaining_tokens for waiting in view.queue[:1]}
+        self.plans.append(plan)
+        return BatchPlan(plan)
+
+    def on_step(self, view: BatchView, plan: BatchPlan, took_s: float) -> None:
+        """Note a step."""
+        self.stepped.append(took_s)
+
+
+class WatchingPlanner(PoolsPlanner):
+    """Wants pools by the clock, and keeps what it saw."""
+
+    def __init__(self, *script: tuple[float, int, int]) -> None:
+        super().__init__(*script)
+        self.views: list[PlannerView] = []
+
+    def plan(self, view: PlannerView) -> ScalePlan:
+        """Answer by the clock."""
+        self.views.append(view)
+        return super().plan(view)
+
+
+class BadPlanner:
+    """A planner whose answer is no plan to follow, or that raises."""
+
+    interval_s = 1.0
+
+    def __init__(self, answer: object) -> None:
+        self._answer = answer
+        self.views: list[PlannerView] = []
+
+    def plan(self, view: PlannerView) -> ScalePlan:
+        """Fail."""
+        self.views.append(view)
+        if isinstance(self._answer, Exception):
+            raise self._answer
+        return self._answer  # type: ignore[return-value]
+
+
 class HearingPlanner(HearsChanges):
     """Wants two prefill workers and one for decode."""
 
@@ -159,3 +211,19 @@ class FlippingPower(HearsChanges):
             return PowerPlan({})
         self._done = True
         return PowerPlan({}, (Flip(gpu.index, Role.PREFILL),), "one more for prefill")
+
+
+class CappingPower:
+    """Caps every GPU at the same watts, and notes the caps that it finds."""
+
+    interval_s = 1.0
+    cap_w = 400.0
+
+    def __init__(self) -> None:
+        self.caps_w: list[list[float]] = []
+        """Of all GPUs, at each call."""
+
+    def control(self, gpus: tuple[GpuView, ...], view: PlannerView) -> PowerPlan:
+        """Want the same caps each time."""
+        self.caps_w.append([gpu.cap_w for gpu in gpus])
+        return PowerPlan({gpu.index: self.cap_w for gpu in gpus})

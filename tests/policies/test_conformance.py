@@ -11,6 +11,7 @@ from pdplugins.registry import default_registry
 from pdplugins.runtime.assembly import build_deployment
 from pdplugins.testing import (
     BatchSchedulerConformance,
+    FlowConformance,
     PlannerConformance,
     PowerConformance,
     RouterConformance,
@@ -43,6 +44,11 @@ class TestPlanners(Registered, PlannerConformance):
 @pytest.mark.parametrize("name", REGISTRY.names("router"))
 class TestRouters(Registered, RouterConformance):
     kind = "router"
+
+
+@pytest.mark.parametrize("name", REGISTRY.names("flow"))
+class TestFlows(Registered, FlowConformance):
+    kind = "flow"
 
 
 @pytest.mark.parametrize("name", REGISTRY.names("batch_scheduler"))
