@@ -42,18 +42,18 @@ test: lint  ## Run the linters, the type checker and all tests; those of the sim
 
 SGLANG_VENV := .venv-sglang
 SGLANG_VERSIONS := 0.5.16 0.5.23
+SGLANG_PIP := $(SGLANG_VENV)/bin/pip --disable-pip-version-check install --quiet --no-deps
 
 test-sglang: $(SGLANG_VENV)/.installed  ## Run real SGLang servers on the CPU: every path equal to a unified server (22 minutes on two quiet cores)
+	HATCH_BUILD_NO_HOOKS=true $(SGLANG_PIP) --editable .
 	PDPLUGINS_SGLANG_TREES=$(subst $() ,:,$(foreach v,$(SGLANG_VERSIONS),$(CURDIR)/$(SGLANG_VENV)/sglang-$(v))) \
 		$(SGLANG_VENV)/bin/python -m pytest tests/hosts/sglang -m sglang -v --tb=native --durations=10 --session-timeout=2400
 
 # Both versions share one environment, each in a folder of its own; benchmarks/rig/requirements.txt says why.
-SGLANG_PIP := $(SGLANG_VENV)/bin/pip --disable-pip-version-check install --quiet --no-deps
 $(SGLANG_VENV)/.installed: benchmarks/rig/requirements.txt
 	@echo "make: SGLang $(SGLANG_VERSIONS) go into $(SGLANG_VENV): 3.5 GB, two minutes where the packages are near"
 	$(PYTHON) -m venv $(SGLANG_VENV)
 	$(SGLANG_PIP) -r $< || { echo "make: the packages of $< cannot be installed: no network, or an index without them" >&2; exit 2; }
-	HATCH_BUILD_NO_HOOKS=true $(SGLANG_PIP) --editable .
 	for v in $(SGLANG_VERSIONS); do $(SGLANG_PIP) --upgrade --target $(SGLANG_VENV)/sglang-$$v sglang==$$v || exit 1; done
 	@$(SGLANG_VENV)/bin/python -c "import torch" || { echo "make: PyTorch does not load; this needs its build for CPUs, see $<" >&2; exit 2; }
 	@touch $@

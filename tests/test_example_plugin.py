@@ -1,4 +1,4 @@
-"""The plugin of docs/writing-a-plugin.md installs, is found, and decides."""
+"""The plugins of docs/writing-a-plugin.md install, are found, pass the conformance tests of their kind, and run."""
 
 from __future__ import annotations
 
@@ -7,20 +7,21 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 pytestmark = pytest.mark.moderate
 
-EXAMPLE = Path(__file__).parents[1] / "docs/example-plugin"
+EXAMPLES = Path(__file__).parents[1] / "docs/example-plugins"
 
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """An environment in which the example plugin is installed beside pdplugins."""
+    """An environment in which the example plugins are installed beside pdplugins."""
     target = tmp_path_factory.mktemp("site")
     pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-build-isolation", "--no-index"]
-    subprocess.run([*pip, "--target", str(target), str(EXAMPLE)], check=True, capture_output=True)
+    subprocess.run([*pip, "--target", str(target), str(EXAMPLES)], check=True, capture_output=True)
     return {**os.environ, "PYTHONPATH": str(target)}
 
 
@@ -38,7 +39,7 @@ def test_it_is_listed_with_its_distribution(installed: dict[str, str]) -> None:
         "kind": "planner",
         "name": "queue_step",
         "plugin": "queue_step",
-        "distribution": "pdplugins-queue-step",
+        "distribution": "pdplugins-examples",
         "version": "1.0",
         "hooks": ["pd_register_planners"],
     }
@@ -62,3 +63,44 @@ def test_it_scales_a_simulated_deployment(installed: dict[str, str], tmp_path: P
     scaling = json.loads(out.read_text())["scaling"]
     assert max(change["prefill"] for change in scaling) > 1
     assert "waiting" in scaling[0]["reason"]
+
+
+def simulated(env: dict[str, str], tmp_path: Path, config: str, *more: str) -> dict[str, Any]:
+    out = tmp_path / "out.json"
+    done = pdplugins(env, "simulate", str(EXAMPLES / config), *more, "--json", str(out))
+    assert done.returncode == 0, done.stderr
+    result: dict[str, Any] = json.loads(out.read_text())
+    assert not [name for name in result["counts"] if name.startswith("faults.")], result["counts"]
+    return result
+
+
+def test_the_router_and_the_flow_policy_serve_sessions(installed: dict[str, str], tmp_path: Path) -> None:
+    result = simulated(installed, tmp_path, "sessions.yaml", "--trace", "sessions", "--rate", "2", "--clip-s", "60")
+    assert result["requests"]["total"] > 100
+    assert result["metrics"]["slo_attainment"] > 0.5
+
+
+def test_the_flow_policy_refuses_what_comes_too_late(installed: dict[str, str], tmp_path: Path) -> None:
+    records = tmp_path / "records.jsonl"
+    more = ("--trace", "azure-like", "--rate", "60", "--clip-s", "30", "--records", str(records))
+    result = simulated(installed, tmp_path, "sessions.yaml", *more)
+    errors = [json.loads(line)["error"] for line in records.read_text().splitlines()]
+    assert result["requests"]["failed"] == sum(error is not None for error in errors) > 0
+    assert {error.split(":")[0] for error in errors if error} == {"refused"}
+
+
+def test_the_bundle_scales_by_what_its_flow_policy_holds(installed: dict[str, str], tmp_path: Path) -> None:
+    more = ("--trace", "azure-like", "--rate", "20", "--clip-s", "60")
+    result = simulated(installed, tmp_path, "backlog.yaml", *more)
+    assert result["requests"]["failed"] == 0
+    assert any("requests wait" in change["reason"] for change in result["scaling"])
+    assert max(change["decode"] for change in result["scaling"]) > 1
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [("planner", "queue_step"), ("router", "stay_home"), ("flow", "earliest_due"), ("bundle", "backlog")],
+)
+def test_each_is_listed(installed: dict[str, str], kind: str, name: str) -> None:
+    rows = json.loads(pdplugins(installed, "plugins", "--json").stdout)
+    assert (kind, name) in {(row["kind"], row["name"]) for row in rows}

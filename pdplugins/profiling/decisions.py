@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import gc
 import random
+from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from time import thread_time_ns
@@ -19,16 +20,21 @@ import numpy as np
 from pdplugins.config import Config
 from pdplugins.contracts.batching import BatchView, QueuedPrefill
 from pdplugins.contracts.deployment import Deployment
+from pdplugins.contracts.flow import Waiting
 from pdplugins.contracts.planner import PlannerView, Traffic
 from pdplugins.contracts.power import GpuView
 from pdplugins.contracts.request import Request
-from pdplugins.contracts.workers import Pool, Role, WorkerLoad
+from pdplugins.contracts.router import Ending, HearsOutcomes, Outcome
+from pdplugins.contracts.workers import ANYTHING, Capabilities, Pool, Role, WorkerLoad
 from pdplugins.registry import Registration, Registry, default_registry
 from pdplugins.runtime.assembly import build_deployment
 
 WARM_UP = 50
 """Decisions that are made before the first one is timed."""
-KINDS = ("router", "batch_scheduler", "planner", "power")
+WAITING = 100_000
+"""Requests that wait before the workers while a flow policy is timed."""
+IN_SERVICE = 200
+"""Requests that a router has placed and that have not ended."""
 
 
 @dataclass(slots=True)
@@ -42,6 +48,9 @@ class FleetLoad:
     running_tokens: float = 0.0
     recent_ttft_s: float | None = None
     recent_tbt_s: float | None = None
+    decode_requests: float | None = None
+    decode_tokens: float | None = None
+    prefill_tokens: float | None = None
 
 
 @dataclass(slots=True)
@@ -52,6 +61,9 @@ class FleetWorker:
     role: Role
     load: FleetLoad
     kv_capacity_tokens: int = 500_000
+    tp: int | None = None
+    free_kv_tokens: int | None = 250_000
+    capabilities: Capabilities | None = ANYTHING
     cached_blocks: set[int] = field(default_factory=set)
 
 
@@ -78,11 +90,11 @@ def measure(
     """
     registry = registry or default_registry()
     deployment = build_deployment(Config())
-    found = sorted(registry.registrations(), key=lambda r: (KINDS.index(r.kind) if r.kind in KINDS else 9, r.name))
-    for registration in found:
-        if registration.kind in KINDS:
-            for size in (64,) if registration.kind == "batch_scheduler" else sizes:
-                yield _cost(registration, deployment, size, calls, seed)
+    kinds = list(DECISIONS)
+    found = [registration for registration in registry.registrations() if registration.kind in DECISIONS]
+    for registration in sorted(found, key=lambda r: (kinds.index(r.kind), r.name)):
+        for size in (64,) if registration.kind == "batch_scheduler" else sizes:
+            yield _cost(registration, deployment, size, calls, seed)
 
 
 def _cost(registration: Registration, deployment: Deployment, size: int, calls: int, seed: int) -> Cost:
@@ -93,7 +105,7 @@ def _cost(registration: Registration, deployment: Deployment, size: int, calls: 
     )  # fmt: skip
     settings = {"budget_w": 1000.0 * gpus} if "budget_w" in registration.settings.model_fields else {}
     policy = registration.factory(registration.settings(**settings), roomy)
-    decide = {"router": _router, "batch_scheduler": _batches, "planner": _planner, "power": _power}[registration.kind]
+    decide = DECISIONS[registration.kind]
     spent = np.array(list(_timed(decide(policy, size, random.Random(seed)), calls)))  # noqa: S311 - no secret
     p50, p99 = np.percentile(spent, (50, 99)) / 1e3
     return Cost(registration.kind, registration.name, size, round(float(p50), 2), round(float(p99), 2), calls)
@@ -121,9 +133,13 @@ def _timed(decisions: Iterator[Callable[[], object]], calls: int) -> Iterator[in
 def _router(router: Any, size: int, rng: random.Random) -> Iterator[Callable[[], object]]:
     """Arrivals of all kinds: fresh prompts, prompts with cached blocks, rounds of sessions; open ones are completed."""
     workers = tuple(_worker(index, rng) for index in range(size))
+    hears = router if isinstance(router, HearsOutcomes) else None
+    in_service: deque[Request] = deque()
     now_s = 0.0
     for turn in range(10**9):
         now_s += rng.expovariate(10.0)
+        if hears is not None and len(in_service) >= IN_SERVICE:
+            hears.on_ended(in_service.popleft(), Outcome(Ending.FINISHED, rng.randrange(1, 800)))
         for worker in rng.sample(workers, 4):
             _change(worker, rng)
         session = f"s{rng.randrange(1000)}" if turn % 4 == 3 else None
@@ -135,10 +151,35 @@ def _router(router: Any, size: int, rng: random.Random) -> Iterator[Callable[[],
             tuple(rng.randrange(50) for _ in range(8)) if turn % 4 == 1 else (),
         )  # fmt: skip
 
+        in_service.append(request)
+
         def decide(request: Request = request, now_s: float = now_s) -> None:
             placement = router.on_arrival(request, workers, now_s)
             if placement.second is None:
                 router.on_prefill_done(request, placement, workers, now_s)
+
+        yield decide
+        if hears is None:
+            in_service.clear()
+
+
+def _flow(flow: Any, size: int, rng: random.Random) -> Iterator[Callable[[], object]]:
+    """One request comes and one may go on, `WAITING` others in the queue and `size` workers behind it."""
+    workers = tuple(_worker(index, rng) for index in range(size))
+    now_s, names = 0.0, iter(range(10**9))
+
+    def waiting() -> Waiting:
+        request = Request(str(next(names)), now_s, int(rng.lognormvariate(6.5, 1.0)) + 1)
+        return Waiting(request, now_s, now_s + 2.0)
+
+    for _ in range(WAITING):
+        flow.on_arrival(waiting(), now_s)
+    while True:
+        now_s += 1e-3
+
+        def decide(new: Waiting = waiting(), now_s: float = now_s) -> None:  # noqa: B008 - each has its own
+            flow.on_arrival(new, now_s)
+            flow.next(workers, now_s)
 
         yield decide
 
@@ -208,3 +249,13 @@ def _view(now_s: float, size: int, rng: random.Random) -> PlannerView:
     pool = Pool(size // 2, loads=loads)
     traffic = Traffic(5.0, rng.randrange(20, 60), 1000.0, 200.0, rng.uniform(0.1, 3.0), rng.uniform(0.01, 0.1))
     return PlannerView(now_s, traffic, pool, pool)
+
+
+DECISIONS: dict[str, Callable[[Any, int, random.Random], Iterator[Callable[[], object]]]] = {
+    "router": _router,
+    "flow": _flow,
+    "batch_scheduler": _batches,
+    "planner": _planner,
+    "power": _power,
+}
+"""What is timed for each kind of policy."""

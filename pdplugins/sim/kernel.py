@@ -9,7 +9,7 @@ from pathlib import Path
 from pdplugins.errors import HostError
 from pdplugins.sim.core import clock
 
-CORE = Path(clock.__file__).parent
+CORE = Path(__file__).parent / "core"
 COMPILED = not clock.__file__.endswith(".py")
 """Whether the compiled kernel runs."""
 

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from pdplugins.config import Config
 from pdplugins.profiling import commands, decisions
-from pdplugins.profiling.decisions import KINDS, measure
+from pdplugins.profiling.decisions import DECISIONS, measure
 from pdplugins.registry import default_registry
 from pdplugins.runtime.assembly import build_deployment
 
@@ -24,9 +24,9 @@ ROUTERS = sorted(r.name for r in default_registry().registrations() if r.kind ==
 def test_every_policy_is_timed_and_decides_in_time() -> None:
     """Bars as P99: 100 us at 64 workers, 1 ms at 4,096, 50 us for a batch; here the median, with twice the time."""
     costs = list(measure(calls=60))
-    known = {(r.kind, r.name) for r in default_registry().registrations() if r.kind in KINDS}
+    known = {(r.kind, r.name) for r in default_registry().registrations() if r.kind in DECISIONS}
     assert {(cost.kind, cost.plugin) for cost in costs} == known
-    bars = {("router", 64): 200, ("router", 4096): 2000, ("batch_scheduler", 64): 100}
+    bars = {("router", 64): 200, ("router", 4096): 2000, ("batch_scheduler", 64): 100, ("flow", 64): 100}
     slow = [cost for cost in costs if cost.p50_us > bars.get((cost.kind, cost.workers), 50_000)]
     assert slow == []
 

@@ -46,8 +46,8 @@ def test_every_request_ends_once(engine: type[Any]) -> None:
 
 
 @needs_sources
-def test_a_request_that_starts_anew_and_waits_for_room_goes_on_waiting() -> None:
-    """It has had a token when its first worker dies, and room for it is asked for while its prompt computes again."""
+def test_a_request_that_starts_anew_and_waits_for_kv_capacity_goes_on_waiting() -> None:
+    """It has had a token when its first worker dies; it asks for KV capacity while its prompt is computed again."""
     settings = SimSettings(
         prefill=2,
         engine=EngineSettings(step_tokens=128, max_batch=2),

@@ -22,7 +22,7 @@ from pdplugins.hosts.dynamo.offline.commands import configured
 from pdplugins.hosts.dynamo.offline.run import Plan, replay, resolve, with_pools
 from pdplugins.hosts.dynamo.offline.scaling import OfflineScaling, Watched
 from pdplugins.results import Result
-from pdplugins.runtime import decision_log
+from pdplugins.runtime import decision_reader
 from pdplugins.runtime.assembly import build_deployment
 from pdplugins.runtime.planner import SafePlanner
 from pdplugins.types import PlannerView, Role, ScalePlan, TraceRequest
@@ -125,7 +125,7 @@ def test_dopd_scales_both_ways_and_beats_the_pools_it_starts_from(trace: list[Tr
 def test_the_same_trace_gives_the_same_decisions(trace: list[TraceRequest], tmp_path: Path) -> None:
     logs = [tmp_path / "a.jsonl", tmp_path / "b.jsonl"]
     results = [run("dopd", trace, log=log) for log in logs]
-    first, second = ([(e.view, e.plan) for e in decision_log.read(log)[0].entries] for log in logs)
+    first, second = ([(e.seen, e.answer) for e in decision_reader.read(log)[0].entries] for log in logs)
     assert len(first) > 30
     assert first == second
     # Dynamo adds up its means in an order that may differ from run to run.
@@ -231,7 +231,7 @@ def test_the_command_writes_one_result(monkeypatch, tmp_path: Path, capsys) -> N
     assert result.config["deployment"]["gpu_budget"] == 64
     assert result.versions["ai-dynamo"].startswith("1.4.")
     assert result.speed.requests_per_s
-    assert decision_log.read(log)[0].entries
+    assert decision_reader.read(log)[0].entries
     assert "SLO attainment" in capsys.readouterr().out
 
 
