@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from pdplugins.config import Config
+from pdplugins.policies.stock.flow import FcfsSettings, FirstComeFirstServed
 from pdplugins.registry import default_registry
 from pdplugins.runtime.assembly import build_deployment
 from pdplugins.testing import (
@@ -16,6 +17,7 @@ from pdplugins.testing import (
     PowerConformance,
     RouterConformance,
 )
+from pdplugins.types import Flow
 
 REGISTRY = default_registry()
 DEPLOYMENT = build_deployment(Config())
@@ -49,6 +51,13 @@ class TestRouters(Registered, RouterConformance):
 @pytest.mark.parametrize("name", REGISTRY.names("flow"))
 class TestFlows(Registered, FlowConformance):
     kind = "flow"
+
+
+class TestFirstComeFirstServedWithLimits(FlowConformance):
+    """With its defaults it holds and refuses nothing."""
+
+    def make(self) -> Flow:
+        return FirstComeFirstServed(FcfsSettings(per_worker=1, free_kv=True, max_wait_s=5.0), DEPLOYMENT)
 
 
 @pytest.mark.parametrize("name", REGISTRY.names("batch_scheduler"))
