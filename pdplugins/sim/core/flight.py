@@ -69,7 +69,8 @@ class Flight:
 
     Token positions run through the prompt and then the output. The last output token is never in the KV cache, because
     it is the input of the next step. So a decoding request with `emitted` output tokens has ``isl + emitted - 1`` of
-    them in the KV cache. Times are in ticks. A request is on one engine at a time. It may reserve KV capacity on another.
+    them in the KV cache. A request is on one engine at a time, and may reserve KV capacity on another. Times are in
+    ticks.
     """
 
     __slots__ = (
