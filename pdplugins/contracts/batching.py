@@ -1,4 +1,4 @@
-"""Batch schedulers: what one instance runs next."""
+"""Batch schedulers decide what one instance runs next."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ class QueuedPrefill:
     queued_s: float
     """Time at which it joined the queue."""
     done_tokens: int | None = None
-    """Tokens of its prompt whose KV cache is there already; None: the host does not say."""
+    """Tokens of its prompt that are in the KV cache already; None where the host does not say."""
 
 
 @dataclass(frozen=True, slots=True)
 class BatchView:
-    """One instance just before its next step."""
+    """The state of one instance just before its next step."""
 
     queue: tuple[QueuedPrefill, ...]
     decode_requests: int
     decode_context_tokens: int
-    """Context of all running decodes together."""
+    """Sum of the contexts of all running decodes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,9 +36,9 @@ class BatchPlan:
     """What the next step of one instance runs."""
 
     prefill_tokens: Mapping[str, int]
-    """Request id to the number of its prompt tokens to prefill in this step; empty for decode only."""
+    """By request id: the number of its prompt tokens to prefill in this step. Empty for a step that only decodes."""
     wait_s: float = 0.0
-    """Seconds the instance may idle for more requests before it must ask again."""
+    """Seconds that the instance may wait idle for more requests before it must ask again."""
     reason: str = ""
 
 
@@ -50,5 +50,5 @@ class BatchScheduler(Protocol):
         ...
 
     def on_step(self, view: BatchView, plan: BatchPlan, took_s: float) -> None:
-        """Learn from a step that has completed."""
+        """Learn from a step that has completed, which took `took_s` seconds."""
         ...

@@ -1,7 +1,7 @@
-"""A policy bundle: the parts of one policy, which share a core object where they run in one process.
+"""A policy bundle: the parts of one policy. Parts that run in the same process share a core object.
 
 ``pd_register_bundles`` registers ``factory(settings, deployment) -> Bundle``. The host builds the bundle once in each
-process and takes the parts that it has a seam for; parts in other processes hear of each other by
+process, and takes the parts that it can use there. Parts in different processes communicate through
 `pdplugins.contracts.signals`.
 """
 
@@ -19,11 +19,11 @@ from pdplugins.contracts.router import Router
 
 @dataclass(frozen=True, slots=True)
 class Bundle:
-    """What builds each part; None where the policy has none. Each is called at most once, but `batch_scheduler`."""
+    """The builder of each part; None where the policy lacks the part. All but `batch_scheduler` run at most once."""
 
     planner: Callable[[], Planner] | None = None
     router: Callable[[], Router] | None = None
     flow: Callable[[], Flow] | None = None
     batch_scheduler: Callable[[], BatchScheduler] | None = None
-    """Is called once for each engine in the process."""
+    """Called once for each engine in the process."""
     power: Callable[[], PowerController] | None = None

@@ -1,4 +1,4 @@
-"""What is fixed while policies run."""
+"""The fixed facts about a deployment."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pdplugins.contracts.request import Slo
 
 @dataclass(frozen=True, slots=True)
 class Deployment:
-    """What is fixed while a planner runs: the promise, the machine and its limits."""
+    """What stays fixed while policies run: the objectives, the hardware and its limits."""
 
     slo: Slo
     perf: PerfModel
@@ -25,11 +25,11 @@ class Deployment:
     max_batch: int
     """Largest decode batch of one worker (its CUDA-graph batch size): cc_g of DOPD Eq. 14."""
     kv_tokens: int | None = None
-    """Tokens of KV cache that one decode worker holds, as its engine says; None for the profile's (DOPD Eq. 11)."""
+    """Tokens of KV cache of one decode worker, as its engine reports them; None for the profile's (DOPD Eq. 11)."""
 
     any_role: bool = False
     """Whether every worker can do both phases, so that a role may have no worker of its own."""
 
     def gpus(self, prefill: int, decode: int) -> int:
-        """GPUs that `prefill` plus `decode` workers use."""
+        """Return the GPUs that `prefill` plus `decode` workers use."""
         return prefill * self.prefill_tp + decode * self.decode_tp

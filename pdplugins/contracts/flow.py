@@ -1,9 +1,9 @@
-"""Flow control: what waits before the workers, in which order it goes on, and what is refused.
+"""Flow control: which requests wait before the router, in which order they go on, and which are refused.
 
-A flow policy owns the order of one queue. The host tells it of each arrival, and asks for the next request to place
-whenever something may have changed: an arrival, a worker that became free, a worker that came or changed its role, or
-the time that the policy itself asked for. A request is placed by the router at the moment it goes on, not before (late
-binding). The host keeps the requests; whatever a policy does, none of them is lost.
+A flow policy owns the order of one queue. The host tells it about each arrival. The host asks for the next request to
+place whenever something may have changed: a request arrived, a worker became free, started or changed its role, or the
+time has come that the policy asked for. The router places a request only when the policy lets it go on (late binding).
+The host keeps the requests, so a policy cannot lose one.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from pdplugins.contracts.workers import WorkerView
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """One request that waits before the workers."""
+    """One request that waits before the router."""
 
     request: Request
     since_s: float
     """Time at which it came."""
     due_s: float
-    """Time by which its first token must be there: arrival plus the TTFT objective."""
+    """Time by which its first token is due: arrival plus the TTFT objective."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,26 +44,26 @@ class Refuse:
 
 @dataclass(frozen=True, slots=True)
 class Hold:
-    """Nothing goes on now."""
+    """Place no request now."""
 
     until_s: float | None = None
-    """Ask again at this time even if nothing has changed; None: when something changes."""
+    """Ask again at this time even if nothing has changed; None to ask only when something changes."""
 
 
 FlowDecision = Go | Refuse | Hold
 
 
 class Flow(Protocol):
-    """Orders what waits. Every call costs at most O(log n) of n waiting requests."""
+    """Orders the waiting requests. Every call costs at most O(log n) for n waiting requests."""
 
     def on_arrival(self, waiting: Waiting, now_s: float) -> None:
         """Take in a request that waits from now on."""
         ...
 
     def next(self, workers: tuple[WorkerView, ...], now_s: float) -> FlowDecision:
-        """Say what happens next. The host asks again after each `Go` and `Refuse`, until the answer is `Hold`.
+        """Decide what happens next. The host asks again after each `Go` and `Refuse`, until the answer is `Hold`.
 
-        :param workers: those that take new work, as routers see them: the same tuple until one of them changes.
+        :param workers: the workers that take new work, as routers see them. It is the same tuple until one changes.
         """
         ...
 

@@ -1,4 +1,4 @@
-"""What hosts say in numbers.
+"""Checks of numbers that hosts report.
 
 ``None`` always means *the host did not say*; it never means zero.
 """
@@ -10,5 +10,5 @@ from typing import TypeGuard
 
 
 def is_number(value: float | None) -> TypeGuard[float]:
-    """Tell whether `value` is there and finite. Metrics of real hosts are NaN or missing as a matter of course."""
+    """Return whether `value` is present and finite. Metrics of real hosts are often NaN or missing."""
     return value is not None and math.isfinite(value)

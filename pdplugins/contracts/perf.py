@@ -1,4 +1,4 @@
-"""How fast one worker is."""
+"""Performance models: how fast one worker is."""
 
 from __future__ import annotations
 
@@ -49,8 +49,9 @@ class PowerTable(Protocol):
 class PerfModel(Protocol):
     """How fast one worker is. `pdplugins.perf` implements it over measured or modelled tables.
 
-    Every model knows the first six methods. The others answer None where the model does not say; a model that inherits
-    from `pdplugins.types.PlainPerf` says none of them. None does not depend on anything but `tp`.
+    Every model answers the first six methods. The others return None where the model does not know the answer. A model
+    that inherits from `pdplugins.types.PlainPerf` returns None from all of them unless it overrides them. Whether a
+    method returns None may depend only on `tp`.
     """
 
     def prefill_s(self, tokens: float, tp: int) -> float:
@@ -78,7 +79,7 @@ class PerfModel(Protocol):
         ...
 
     def dense_s(self, tokens: float, tp: int) -> float | None:
-        """Seconds of all of a step but attention, when it computes `tokens` tokens of prompts and decodes together."""
+        """Seconds of a step without its attention, when it computes `tokens` tokens of prompts and decodes together."""
         ...
 
     def prefill_knots(self, tp: int) -> tuple[float, ...] | None:
@@ -90,9 +91,10 @@ class PerfModel(Protocol):
         ...
 
     def decode_row_s(self, batch: float, tp: int) -> tuple[float, ...] | None:
-        """`decode_step_s` at a context of zero, at each of `decode_contexts`, and at one as far beyond the last one.
+        """Decode step times of one batch size: at context zero, at each of `decode_contexts`, and at one context more.
 
-        It is there to be fast: a simulator asks for many contexts of one batch size at once.
+        That context lies as far beyond the last of `decode_contexts` as the one before the last lies below it. The
+        method exists for speed: a simulator needs many contexts of one batch size at once.
         """
         ...
 

@@ -1,4 +1,4 @@
-"""Planners: how many workers of each role there should be."""
+"""Planners decide how many workers of each role there should be."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from pdplugins.contracts.workers import Pool
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """What the clients did and felt since the planner was last asked."""
+    """The traffic since the planner was last asked, and the latencies that clients saw."""
 
     window_s: float
     requests: float
     """Requests that arrived in the window."""
     isl_tokens: float | None = None
-    """Mean input sequence length; None when no request tells."""
+    """Mean input sequence length; None when no request gives one."""
     osl_tokens: float | None = None
     """Mean output sequence length; None when no request finished."""
     ttft_s: float | None = None
@@ -29,7 +29,7 @@ class Traffic:
     local_share: float | None = None
     """Share of the requests that finished on the worker that prefilled them, 0 to 1."""
     prefix_hit_rate: float | None = None
-    """Share of the prompt tokens that were in a KV cache already, 0 to 1."""
+    """Share of the prompt tokens that were already in a KV cache, 0 to 1."""
 
     @property
     def isl_variance(self) -> float | None:
@@ -61,13 +61,13 @@ class ScalePlan:
     prefill: int
     decode: int
     reason: str
-    """One line that a person can read in a log: what was seen, what follows."""
+    """One readable line for the log: what the planner saw, and what follows from it."""
     signals: Mapping[str, float] = field(default_factory=dict)
-    """Named numbers behind the decision (forecasts, utilisations), shown live and exported as metrics."""
+    """Named numbers behind the decision, such as forecasts and utilisations. Hosts show them and export them."""
 
 
 class Planner(Protocol):
-    """Decides how many workers of each role there should be. Called on a tick."""
+    """Decides how many workers of each role there should be. Hosts call it at intervals."""
 
     @property
     def interval_s(self) -> float:
@@ -75,5 +75,5 @@ class Planner(Protocol):
         ...
 
     def plan(self, view: PlannerView) -> ScalePlan:
-        """Return the pools wanted from now on. May keep state; must be a pure function of all views so far."""
+        """Return the pools wanted from now on. It may keep state, but must be a pure function of all views so far."""
         ...

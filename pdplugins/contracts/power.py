@@ -1,4 +1,4 @@
-"""Power controllers: watts and roles of the GPUs of one node."""
+"""Power controllers decide the power caps and roles of the GPUs of one node."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class GpuView:
 
 @dataclass(frozen=True, slots=True)
 class Flip:
-    """One GPU changes its role, after it has drained."""
+    """A wish that one GPU changes its role after it has drained."""
 
     gpu: int
     role: Role
@@ -30,7 +30,7 @@ class Flip:
 
 @dataclass(frozen=True, slots=True)
 class PowerPlan:
-    """Caps that the GPUs should have, and roles that should change."""
+    """The caps that the GPUs should have, and the roles that should change."""
 
     caps_w: Mapping[int, float]
     flips: tuple[Flip, ...] = ()
@@ -51,7 +51,7 @@ class PowerController(Protocol):
 
 
 class PowerBackend(Protocol):
-    """The devices of one node: the only place that reads watts and writes caps."""
+    """The GPUs of one node. Only a backend reads watts and writes caps."""
 
     def read(self) -> tuple[tuple[float, float], ...]:
         """Return (draw, cap) in watts of every GPU, in index order."""

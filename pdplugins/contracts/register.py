@@ -1,4 +1,4 @@
-"""What a plugin is handed to register something, and the settings of what has none."""
+"""The callback with which a plugin registers something, and the empty settings."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from pydantic import BaseModel
 
 
 class NoSettings(BaseModel, extra="forbid"):
-    """The settings of something that has none."""
+    """The settings of a plugin without settings."""
 
 
 class Register(Protocol):
-    """The callback that every ``pd_register_…`` hook but the commands one receives."""
+    """The callback that every ``pd_register_…`` hook receives, except ``pd_register_commands``."""
 
     def __call__(self, name: str, factory: Callable[..., Any], settings: type[BaseModel] = NoSettings) -> None:
         """Add `factory` under the name that users write in a config file."""

@@ -1,4 +1,4 @@
-"""One request as policies see it, and what was promised for it."""
+"""One request as policies see it, and its objectives."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Slo:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One request (one round of a session) as it arrives."""
+    """One request, or one round of a session, as it arrives."""
 
     id: str
     arrival_s: float

@@ -1,7 +1,7 @@
-"""Changes of workers' roles. Planner, router and power controller propose; the host's one authority applies.
+"""Changes of workers' roles. Planner, router and power controller propose them, and one authority applies them.
 
-`pdplugins.runtime.roles` is that authority. It drains a worker before its role changes where the engine needs that,
-gives a drain a deadline, rolls back what did not succeed, keeps the GPU budget, and tells its listeners.
+`pdplugins.runtime.roles` is that authority. Where the engine needs it, it drains a worker before its role changes. It
+sets a deadline for the drain, rolls back changes that fail, keeps the GPU budget, and tells its listeners.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ class Stage(StrEnum):
     """How far a change has come."""
 
     BEGUN = "begun"
-    """The worker takes no new work of its old role, and finishes what it has. One of the next three stages follows."""
+    """The worker takes no new work of its old role, and finishes its requests. One of the next three stages follows."""
     DONE = "done"
-    """The worker has its new role. Where roles are labels this follows at once."""
+    """The worker has its new role. Where roles are labels, this follows at once."""
     ROLLED_BACK = "rolled_back"
-    """It did not drain within its deadline, or failed: it has its old role again."""
+    """The worker has its old role again, because it failed or did not drain within its deadline."""
     LOST = "lost"
-    """The worker died, or was stopped because fewer are wanted."""
+    """The worker died, or was stopped because fewer workers are wanted."""
     REFUSED = "refused"
-    """Nothing changed: a phase would be left without a worker, or this worker is changing or cannot change."""
+    """Nothing changed: a phase would have no worker left, or the worker already changes or cannot change its role."""
 
 
 @dataclass(frozen=True, slots=True)
 class RoleChange:
-    """What became of one proposal."""
+    """One stage of a proposed change."""
 
     worker: str
     before: Role
@@ -48,21 +48,21 @@ class RoleChange:
     by: str
     """Who proposed it: ``planner``, ``router`` or ``power``."""
     reason: str = ""
-    """Why it was proposed; of a change that was rolled back, lost or refused, why that."""
+    """Why it was proposed. For a change that was rolled back, lost or refused: why that happened."""
 
 
 @runtime_checkable
 class MovesRoles(Protocol):
-    """A router that moves workers between roles. Hosts ask for its moves after each of its decisions."""
+    """A router that moves workers between roles. Hosts take its moves after each of its decisions."""
 
     def take_role_moves(self) -> tuple[RoleMove, ...]:
-        """Return the moves proposed since the last call, in order; each is returned once."""
+        """Return the moves proposed since the last call, in order. Each is returned only once."""
         ...
 
 
 @runtime_checkable
 class HearsRoles(Protocol):
-    """A planner, router or power controller that wants to know what became of its moves and of the others'."""
+    """A planner, router or power controller that hears about every role change, its own and others'."""
 
     def on_role_change(self, change: RoleChange) -> None:
         """Take note of one change. The next view shows it too."""

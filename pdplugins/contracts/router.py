@@ -1,4 +1,4 @@
-"""Routers: where each token range of a request runs."""
+"""Routers decide where each token range of a request runs."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from pdplugins.contracts.workers import WorkerView
 class Placement:
     """Tokens ``[0, split)`` of prompt plus output run on `first`, the rest on `second`.
 
-    ``split == prompt`` is disaggregation, ``first == second`` is local execution, any other split is a micro-request
-    pair (DynaServe). `second` is None while it is still open: the router is asked again when prefill is done (Arrow).
+    ``split == prompt`` is disaggregation, and ``first == second`` is local execution. Any other split is a pair of
+    micro-requests (DynaServe). `second` may be None at arrival; the host then asks again when prefill is done (Arrow).
     """
 
     first: str
@@ -27,8 +27,8 @@ class Placement:
 class Router(Protocol):
     """Decides where each token range of a request runs.
 
-    `workers` are those that take new work. Hosts pass the same tuple object as long as neither the workers nor their
-    roles have changed, so a router may keep what it derives from it; their loads change all the time.
+    `workers` are the workers that take new work. Hosts pass the same tuple object as long as neither the workers nor
+    their roles have changed, so a router may cache what it derives from it. The loads change all the time.
     """
 
     def on_arrival(self, request: Request, workers: tuple[WorkerView, ...], now_s: float) -> Placement:
@@ -55,7 +55,7 @@ class Ending(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How a request ended, and how far it had come."""
+    """How a request ended, and how many tokens it had by then."""
 
     ending: Ending
     output_tokens: int = 0
@@ -64,7 +64,7 @@ class Outcome:
 
 @runtime_checkable
 class HearsOutcomes(Protocol):
-    """A router or flow policy that is told how each request ended, exactly once, whatever happened to it."""
+    """A router or flow policy that hears exactly once how each request ended, whatever happened to it."""
 
     def on_ended(self, request: Request, outcome: Outcome) -> None:
         """Learn from a request that has ended."""
@@ -73,9 +73,9 @@ class HearsOutcomes(Protocol):
 
 @runtime_checkable
 class ElasticRouter(Protocol):
-    """A router with pools of its own: the role of a worker is a label that it changes. Hosts show them over time."""
+    """A router with its own pools, which treats roles as labels that it changes. Hosts show its pools over time."""
 
     @property
     def pools(self) -> tuple[int, int]:
-        """Workers that get new prefills now, and workers that get new decodes."""
+        """Number of workers that get new prefills now, and number of workers that get new decodes."""
         ...

@@ -1,7 +1,8 @@
-"""Named numbers that the parts of one policy tell each other, also where they run in different processes.
+"""Named numbers that the parts of one policy send each other, even from different processes.
 
-A part that tells is a `TellsSignals`, one that listens a `HearsSignals`; a part may be both. Hosts carry the signals:
-within one process at once, between processes with a delay and only while they are fresh. A policy must do without them.
+A part that sends is a `TellsSignals`, and a part that listens is a `HearsSignals`. A part may be both. Hosts deliver
+the signals: at once within one process, and with a delay between processes. Stale signals are dropped, so a policy must
+also work without any.
 """
 
 from __future__ import annotations
@@ -10,12 +11,12 @@ from collections.abc import Mapping
 from typing import Protocol, runtime_checkable
 
 Signals = Mapping[str, float]
-"""Name to number. Names carry their unit (``forecast_rate``, ``pool_prefill``, ``tpot_s``)."""
+"""Number by name, such as ``forecast_rate``, ``pool_prefill`` or ``tpot_s``. A name ends in the unit, if any."""
 
 
 @runtime_checkable
 class TellsSignals(Protocol):
-    """A part with numbers for the other parts; hosts also show them live and export them as metrics."""
+    """A part with numbers for the other parts. Hosts also show them live and export them as metrics."""
 
     @property
     def signals(self) -> Signals:
@@ -28,5 +29,5 @@ class HearsSignals(Protocol):
     """A part that uses numbers of the other parts."""
 
     def on_signals(self, signals: Signals, now_s: float) -> None:
-        """Take in what the other parts said last. Signals that have gone stale are left out."""
+        """Take in the latest signals of the other parts. Stale signals are left out."""
         ...

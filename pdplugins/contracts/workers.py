@@ -1,4 +1,4 @@
-"""The workers that serve: their roles, what they can do, and their loads as policies see them."""
+"""Workers as policies see them: their roles, capabilities and loads."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Protocol
 
 
 class Role(StrEnum):
-    """The phase of a request that a worker serves."""
+    """The role of a worker: which phase of requests it serves."""
 
     PREFILL = "prefill"
     DECODE = "decode"
@@ -17,23 +17,23 @@ class Role(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Capabilities:
-    """What a worker can do, whatever its role is now."""
+    """What a worker can do, independently of its present role."""
 
     phases: frozenset[Role] = frozenset(Role)
     """Phases that it can serve."""
     alone: bool = True
     """Whether it can serve a whole request by itself."""
     splits: bool = True
-    """Whether it can go on at any token from KV cache that another worker computed."""
+    """Whether it can continue at any token from a KV cache that another worker computed."""
 
 
 ANYTHING = Capabilities()
-"""Of workers that do all that there is: simulated ones, and dual-role servers."""
+"""For a worker that can do everything: a simulated worker, or a dual-role server."""
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerLoad:
-    """What one engine said last about its queue and its batch."""
+    """The latest report of one engine on its queue and its batch."""
 
     worker: str
     queued_requests: float = 0.0
@@ -43,7 +43,7 @@ class WorkerLoad:
     running_tokens: float = 0.0
     """Prompt tokens in the current prefill step, or context tokens in the current decode step."""
     recent_ttft_s: float | None = None
-    """Mean time to first token of the prompts whose prefill ended here in the last 10 s or so."""
+    """Mean time to first token of the prompts whose prefill ended here in about the last 10 s."""
     recent_tbt_s: float | None = None
     """Time between tokens of the requests that decode here now."""
     decode_requests: float | None = None
@@ -51,11 +51,11 @@ class WorkerLoad:
     decode_tokens: float | None = None
     """Context of the requests that decode."""
     prefill_tokens: float | None = None
-    """Prompt tokens in the current step; what waits for prefill is `queued_tokens`."""
+    """Prompt tokens in the current step. Tokens that still wait for prefill are in `queued_tokens`."""
 
 
 class LoadView(Protocol):
-    """The load of one worker as a router sees it; `WorkerLoad` is one. It may be live: read it, do not keep it."""
+    """The load of one worker as a router sees it, such as a `WorkerLoad`. It may be live, so read it anew each time."""
 
     @property
     def worker(self) -> str: ...  # noqa: D102 - see WorkerLoad
@@ -80,21 +80,21 @@ class LoadView(Protocol):
 
 
 class WorkerView(Protocol):
-    """One worker as a router sees it. It may be live, so that a router over hundreds of workers stays cheap."""
+    """One worker as a router sees it. It may be live: then a host need not copy hundreds of workers per decision."""
 
     @property
     def id(self) -> str:
-        """Name that a placement uses."""
+        """Name of the worker in placements."""
         ...
 
     @property
     def role(self) -> Role:
-        """Phase that the worker serves now; where roles are labels it may do the other one too."""
+        """Phase that the worker serves now. Where roles are labels, it may also serve the other one."""
         ...
 
     @property
     def load(self) -> LoadView:
-        """What waits and runs there."""
+        """Its queued and running requests."""
         ...
 
     @property
@@ -109,17 +109,17 @@ class WorkerView(Protocol):
 
     @property
     def free_kv_tokens(self) -> int | None:
-        """Tokens of KV cache that new requests may take now, cached ones that would be evicted included."""
+        """Tokens of KV cache that new requests may take now, including cached tokens that can be evicted."""
         ...
 
     @property
     def capabilities(self) -> Capabilities | None:
-        """What the worker can do; None where the host does not know yet."""
+        """What the worker can do; None while the host does not know."""
         ...
 
     @property
     def cached_blocks(self) -> Container[int]:
-        """Hashes of the prefix blocks that are there."""
+        """Hashes of the prefix blocks in its KV cache."""
         ...
 
 
@@ -131,24 +131,24 @@ class Pool:
     starting: int = 0
     draining: int = 0
     loads: tuple[WorkerLoad, ...] = ()
-    """Loads of the workers that reported; fewer than `ready` when some did not."""
+    """Loads of the workers that reported. There are fewer than `ready` when some did not report."""
 
     @property
     def coming(self) -> int:
-        """Workers that serve once every start has finished."""
+        """Number of workers once every start has finished."""
         return self.ready + self.starting
 
     @property
     def queued_requests(self) -> float:
-        """Requests that wait, over all workers that reported."""
+        """Waiting requests of all workers that reported."""
         return sum(load.queued_requests for load in self.loads)
 
     @property
     def queued_tokens(self) -> float:
-        """Tokens that wait, over all workers that reported."""
+        """Waiting tokens of all workers that reported."""
         return sum(load.queued_tokens for load in self.loads)
 
     @property
     def running_requests(self) -> float:
-        """Requests in the current steps, over all workers that reported."""
+        """Requests in the current steps of all workers that reported."""
         return sum(load.running_requests for load in self.loads)

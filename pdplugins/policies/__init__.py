@@ -1,1 +1,1 @@
-"""The policies, pure: no I/O, no clock, no randomness, no host."""
+"""The policies. They are pure: they do no I/O, read no clock, draw numbers only from a seed, and know no host."""

@@ -1,4 +1,4 @@
-"""What more than one policy needs: pools within a budget, searches, roles, cached prefixes and random numbers."""
+"""Helpers of several policies: pools within a budget, searches, roles, cached prefixes and random numbers."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ WORD = 0xFFFFFFFFFFFFFFFF
 
 
 def fit_pools(deployment: Deployment, prefill: int, decode: int) -> tuple[int, int]:
-    """Return the wanted pools cut to the GPU budget; at least one worker of each role stays.
+    """Return the wanted pools, cut to the GPU budget. At least one worker of each role stays.
 
-    Where the budget is too small, the pools are those that fit and serve most. Both phases keep as equal a share of
-    their wish as whole workers allow, which is DOPD's Eq. 15 scaled down.
+    Where the budget is too small, the result is the pools that fit and serve the most. Both phases then get nearly the
+    same share of what they wanted, as far as whole workers allow. This is DOPD's Eq. 15 scaled down.
     """
     used = deployment.gpus(prefill, decode)
     if used <= deployment.gpu_budget:
@@ -37,9 +37,9 @@ def fit_pools(deployment: Deployment, prefill: int, decode: int) -> tuple[int, i
 
 
 def largest_within(limit_s: float, most: int, time_s: Callable[[int], float]) -> int:
-    """Return the largest of 1 to `most` whose time is at most `limit_s`; 0 where none is.
+    """Return the largest number from 1 to `most` whose time is at most `limit_s`; 0 where there is none.
 
-    :param time_s: seconds over the number; it must not fall.
+    :param time_s: seconds as a function of the number; it must not fall.
     """
     return bisect_right(range(1, most + 1), limit_s, key=time_s)
 
@@ -61,7 +61,7 @@ def cached_tokens(request: Request, worker: WorkerView, block_tokens: int) -> in
 
     :param block_tokens: tokens of one prefix block.
     """
-    if not request.blocks:  # a host may have work to do before it can tell what is cached
+    if not request.blocks:  # reading `cached_blocks` may cost the host work
         return 0
     cached, count = worker.cached_blocks, 0
     for block in request.blocks:
@@ -78,7 +78,7 @@ def cheapest(
     token_weight: float,
     block_tokens: int,
 ) -> WorkerView:
-    """Return the worker with the least load, where each cached token of the prompt takes `token_weight` off.
+    """Return the worker with the least load, after subtracting `token_weight` for each cached token of the prompt.
 
     Only the least loaded worker and those that have the first block of the prompt can be the cheapest.
     """

@@ -1,4 +1,4 @@
-"""Which kernel runs: the compiled one, or plain Python."""
+"""Tells whether the simulator's core runs compiled or as plain Python."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ COMPILED = not clock.__file__.endswith(".py")
 
 
 def outdated() -> list[str]:
-    """Return the sources that have changed since the kernel was compiled from them; empty where none is compiled."""
+    """Return the sources that have changed since the kernel was compiled; empty where it is not compiled."""
     if not COMPILED:
         return []
     stamp: dict[str, str] = json.loads((CORE / "kernel.json").read_text(encoding="utf-8"))
@@ -23,7 +23,7 @@ def outdated() -> list[str]:
 
 
 def check() -> None:
-    """Raise HostError where the compiled kernel is not that of its sources: its results would be of another version."""
+    """Raise HostError if the compiled kernel does not match its sources, as its results would be of another version."""
     if changed := outdated():
         raise HostError(
             f"simulator: {', '.join(changed)} changed since the kernel was compiled; "

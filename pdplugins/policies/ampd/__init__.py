@@ -1,1 +1,1 @@
-"""AMPD: where and in which order the prefills of multi-round requests run, and how many workers to deploy for them."""
+"""AMPD: places and orders the prefills of multi-round requests, and plans how many workers to deploy for them."""

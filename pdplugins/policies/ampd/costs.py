@@ -1,6 +1,6 @@
 """The three time cost functions of §3 over a performance model: T_pre, T_dec and T_kv.
 
-The paper fits a piecewise alpha-beta model to an offline profile for each; the tables of a profile are that.
+The paper fits a piecewise alpha-beta model to an offline profile for each function. Here the profile's tables serve.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from pdplugins.perf.steps import StepModel, step_model
 from pdplugins.policies._common import largest_within
 
 LONGEST_TOKENS = 1 << 20
-"""A longer prompt meets no TTFT SLO."""
+"""Longest prompt considered; a longer one cannot meet any TTFT SLO."""
 MEAN_CONTEXT_TOKENS = 1024.0
-"""Context of a decode whose own is not known."""
+"""Assumed context of a decoding request where the host does not report it."""
 
 
 class Costs:
-    """Estimates of one deployment. What a host does not say, or says as NaN, costs infinitely much."""
+    """Cost estimates for one deployment. A load that the host reports as NaN, or not at all, has infinite cost."""
 
     def __init__(self, deployment: Deployment) -> None:
         self._perf = perf = deployment.perf
@@ -30,7 +30,7 @@ class Costs:
     def degree(self, worker: WorkerView) -> int:
         """Return theta of `worker`, its tensor-parallel size.
 
-        It is that of its role in the deployment where the host does not say it, or the profile has no times for it.
+        If the host does not report it, or the profile has no times for it, the deployment's size for the role counts.
         """
         tp, role = worker.tp, worker.role
         return tp if tp is not None and tp in self._sizes[role] else self._by_role[role]
@@ -44,8 +44,8 @@ class Costs:
     def queue_s(self, worker: WorkerView, tp: int) -> float:
         """Sum of T_pre over the prefill queue of `worker` (last terms of Eq. 1 and 2).
 
-        Hosts report the totals of a queue only, so its prompts are taken as equally long and without history. On a
-        prefill worker the step that runs now counts in full.
+        Hosts report only the totals of a queue, so its prompts are assumed to be equally long and without history. On a
+        prefill worker the running step counts in full.
         """
         load = worker.load
         tokens = known(load.queued_tokens + (load.running_tokens if worker.role is Role.PREFILL else 0))
@@ -67,10 +67,10 @@ class Costs:
         return self._perf.decode_step_s(batch, tokens / batch or MEAN_CONTEXT_TOKENS, tp)
 
     def transfer_s(self, tokens: float) -> float:
-        """T_kv(l): seconds to move the KV cache of `tokens` tokens; nothing is sent for none."""
+        """T_kv(l): seconds to move the KV cache of `tokens` tokens; 0 for no tokens, as nothing is sent then."""
         return self._perf.transfer_s(tokens) if tokens > 0 else 0.0
 
 
 def known(load: float) -> float:
-    """Return `load`, or infinity where it is NaN: a worker whose load is unknown comes last."""
+    """Return `load`, or infinity where it is NaN, so that a worker with unknown load is chosen last."""
     return load if load < inf else inf

@@ -1,10 +1,10 @@
-"""The deployment plan of §5 as a mixed integer linear program: which degrees, and how many replicas of each.
+"""The deployment plan of §5 as a mixed integer linear program: which degrees to use, and how many replicas of each.
 
-Eq. 5 as printed bounds Z by the P95 latency of *one* replica of each degree in use, whatever the load: one replica of
-the fastest degree is then always optimal. Here the coefficients know how load is shared. A group of k replicas of
-degree n that takes a share of the traffic has a P95 latency tau(n, k, share), which is simulated beforehand, and the
-program chooses groups. A decode group may also take a share of the prefills, as Algorithm 1 allows. The program stays
-linear, because each group at each share is one binary variable.
+Eq. 5 as printed bounds Z by the P95 latency of *one* replica of each degree in use, whatever the load. One replica of
+the fastest degree would then always be optimal. Here the coefficients depend on how the load is shared. A group of k
+replicas of degree n that takes a share of the traffic has a P95 latency tau(n, k, share), which is simulated first.
+The program then chooses groups. A decode group may also take a share of the prefills, as Algorithm 1 allows. The
+program stays linear, because each group at each share is one binary variable.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from pdplugins.contracts.workers import Role
 from pdplugins.errors import ConfigError
 
 SHARES = 8
-"""A group takes a whole number of these parts of the traffic."""
+"""The traffic is divided into this many equal parts, and a group takes a whole number of them."""
 TIE = 1e-3
-"""Weight of the sum of all P95 beside the worst one, so that GPUs that do not help the bottleneck help others."""
+"""Weight of the sum of all P95s next to the worst one, so that GPUs that cannot help the bottleneck help elsewhere."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class Group:
 
     @property
     def gpus(self) -> int:
-        """GPUs of all of them."""
+        """GPUs of all replicas."""
         return self.degree * self.replicas
 
     def __str__(self) -> str:
@@ -45,15 +45,15 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """A group at a share of the traffic, and what that would mean."""
+    """A group at a share of the traffic, and the latency that follows."""
 
     group: Group
     share: int
-    """Of `SHARES`."""
+    """Parts of the traffic that it takes, out of `SHARES`."""
     p95: float
     """tau(n, k, share): P95 latency over its SLO."""
     local: int = 0
-    """Of `SHARES`: the share of the prefills that a decode group takes too."""
+    """Parts of the prefills that a decode group also takes, out of `SHARES`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +100,7 @@ def best_plans(options: Sequence[Option], gpus: int, count: int) -> list[Deploym
 
 
 def _useful(options: Sequence[Option], gpus: int) -> Iterator[Option]:
-    """Leave out what does not fit, and groups that are no better than a smaller one with the same degree and share."""
+    """Drop groups that do not fit, and those no better than a smaller group with the same degree and share."""
     best: dict[tuple[Role, int, int, int], float] = {}
     for option in sorted(options, key=lambda o: o.group.replicas):
         group = option.group
@@ -111,7 +111,7 @@ def _useful(options: Sequence[Option], gpus: int) -> Iterator[Option]:
 
 
 def _promising(options: tuple[Option, ...], gpus: int, count: int) -> tuple[Option, ...]:
-    """Leave out what is worse than `count` plans that are easy to find: those with one degree in each phase."""
+    """Drop options that are worse than the best `count` plans with one degree in each phase, which are easy to find."""
     by_phase = {role: [option for option in options if option.group.role is role] for role in Role}
     found: dict[tuple[Group, Group], float] = {}
     for decode in by_phase[Role.DECODE]:
@@ -126,7 +126,7 @@ def _promising(options: tuple[Option, ...], gpus: int, count: int) -> tuple[Opti
 
 
 class _Program:
-    """min Z over one binary variable u for each option, and Z, the last variable."""
+    """Minimises Z. The variables are one binary u for each option, then Z."""
 
     def __init__(self, options: Sequence[Option], gpus: int) -> None:
         self._options = options
@@ -137,9 +137,9 @@ class _Program:
         self._constrain(np.array([float(option.group.gpus) for option in options]), 0, gpus)  # (C3)
         decodes = np.array([option.group.role is Role.DECODE for option in options])
         shares, local = (np.array([float(getattr(o, name)) for o in options]) for name in ("share", "local"))
-        self._constrain(shares * decodes, SHARES, SHARES)  # all decodes are served, so there is an instance
+        self._constrain(shares * decodes, SHARES, SHARES)  # all decodes are served, which needs an instance
         self._constrain(shares * ~decodes + local, SHARES, np.inf)  # all prefills are served too
-        self._constrain(~decodes * 1.0, 1, np.inf)  # at least one instance, though all were local
+        self._constrain(~decodes * 1.0, 1, np.inf)  # at least one instance, even if all prefills are local
         for role in Role:
             in_phase = np.array([option.group.role is role for option in options])
             for degree in sorted({option.group.degree for option in options}):
@@ -164,7 +164,7 @@ class _Program:
         return DeploymentPlan(tuple(groups), max(option.p95 for option in chosen))
 
     def exclude(self, plan: DeploymentPlan) -> None:
-        """Forbid the very groups of `plan`, however the traffic is shared; some of them with others stay possible."""
+        """Forbid exactly the groups of `plan`, at any shares. Some of them together with others stay possible."""
         row = np.array([1.0 if option.group in plan.groups else -1.0 for option in self._options])
         self._constrain(row, -np.inf, len(plan.groups) - 1)
 

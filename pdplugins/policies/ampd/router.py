@@ -15,9 +15,9 @@ from pdplugins.policies.ampd.config import AmpdRouterSettings
 from pdplugins.policies.ampd.costs import Costs, known
 
 RECENT_ANSWERS = 200
-"""Answers over which the mean output length is taken."""
+"""Number of latest answers that the mean output length is taken over."""
 FIRST_OUTPUT_TOKENS = 100.0
-"""Mean output length until an answer has ended."""
+"""Assumed mean output length until the first answer has ended."""
 
 
 class Pool:
@@ -67,7 +67,7 @@ class AmpdRouter:
             self._learn(workers)
         held = None if request.bound_worker is None else self._by_id.get(request.bound_worker)
         if held is None or held.role is not Role.DECODE:
-            # The session is new, or its history is on a worker that no longer decodes: all of the prompt is prefilled.
+            # The session is new, or its worker no longer decodes, so the whole prompt has to be prefilled.
             worker, history, why = self._bind(request), 0, "bound"
         else:
             worker, history, why = held, request.history_tokens, "session's"
@@ -77,7 +77,7 @@ class AmpdRouter:
     def on_prefill_done(
         self, request: Request, placement: Placement, workers: tuple[WorkerView, ...], now_s: float
     ) -> Placement:
-        """Return where the request decodes, chosen anew only when its decode worker has gone meanwhile."""
+        """Return where the request decodes. The choice changes only if its decode worker has gone since."""
         if workers is not self._workers:
             self._learn(workers)
         if placement.second in self._by_id:
@@ -106,7 +106,7 @@ class AmpdRouter:
         }
 
     def _bind(self, request: Request) -> WorkerView:
-        """Choose the decode worker with the least memory in use, in turn among equals (§3, step 1)."""
+        """Choose the decode worker with the least memory in use; equal ones take turns (§3, step 1)."""
         pool = self._decode.holding(request.prompt_tokens)
         used = _tokens(pool)
         if not self._decode.alike:
@@ -118,7 +118,7 @@ class AmpdRouter:
     # --- Algorithm 1 -------------------------------------------------------------------------------------------------
 
     def _windowed(self, request: Request, decode: WorkerView, history: int) -> tuple[WorkerView, str]:
-        """Algorithm 1 as printed: where the prefill task of `request` runs, given its decode worker; and why."""
+        """Algorithm 1 as printed: return where the prefill task of `request` runs, and why, given its decode worker."""
         prefill = self._prefill.holding(request.prompt_tokens)
         count = len(prefill)
         for step in self._random_steps(count):  # line 1
@@ -136,9 +136,9 @@ class AmpdRouter:
     def _predicted(self, request: Request, decode: WorkerView, history: int) -> tuple[WorkerView, str]:
         """Algorithm 1 with predicted slack: Eq. 1 and 2 for this task, instead of the recent TTFT and ITL of others.
 
-        The task is local only where no prefill worker meets its TTFT, the decode worker does, and the ITL there stays
-        within its slack. A local prefill pauses the decodes; the pause is spread over an answer of mean length. A task
-        that misses its TTFT anyway stays remote, so that it pauses nobody.
+        The task runs locally only if no prefill worker meets its TTFT, the decode worker does, and the ITL there stays
+        within its slack. A local prefill pauses the decodes, and that pause is spread over an answer of mean length. A
+        task that would miss its TTFT anyway stays remote, so that it does not pause any decodes.
         """
         new = request.prompt_tokens - history
         remote, remote_s = self._cheapest_remote(request.prompt_tokens, history, new)
@@ -154,9 +154,9 @@ class AmpdRouter:
         return remote, f"remote: {remote_s:.3f} s, late anyway"  # lines 6-9
 
     def _has_ttft_slack(self, worker: WorkerView) -> bool:
-        """Line 2. Where no recent TTFT is reported, the queue decides: it must be done within the slack.
+        """Line 2. Where no recent TTFT is reported, the queue must be done within the slack.
 
-        A worker that has prefilled nothing lately reports none either.
+        A worker that has prefilled nothing recently reports no TTFT.
         """
         load = worker.load
         ttft_s = load.recent_ttft_s
@@ -165,7 +165,7 @@ class AmpdRouter:
         return load.queued_tokens <= self._slack_tokens[worker.id]
 
     def _itl_s(self, worker: WorkerView) -> float:
-        """Return the ITL of a decode worker; where it is not reported, T_dec of its batch."""
+        """Return the ITL of a decode worker, or T_dec of its batch where the ITL is not reported."""
         itl_s = worker.load.recent_tbt_s
         return itl_s if is_number(itl_s) else self._costs.decode_s(worker, self._costs.degree(worker))
 
@@ -177,7 +177,7 @@ class AmpdRouter:
     def _cheapest_remote(self, prompt: int, history: int, new: int) -> tuple[WorkerView | None, float]:
         """Lines 7 and 8: return the prefill worker with the least t_remote of Eq. 2, and that time in seconds.
 
-        Workers of one degree differ in their queues only, so the one with the shortest queue is the cheapest. That
+        Workers of one degree differ only in their queues, so the one with the shortest queue is the cheapest. So this
         takes one pass over the workers, and one evaluation of the cost functions for each degree.
         """
         costs = self._costs
@@ -200,10 +200,10 @@ class AmpdRouter:
         share = 1 / min(self._finished, RECENT_ANSWERS)
         self._mean_output_tokens += share * (max(outcome.output_tokens, 1) - self._mean_output_tokens)
 
-    # --- chance ------------------------------------------------------------------------------------------------------
+    # --- random order ------------------------------------------------------------------------------------------------
 
     def _random_steps(self, count: int) -> range:
-        """Return numbers that, modulo `count`, are 0..count-1 in a random order: start and stride are random."""
+        """Return numbers that, modulo `count`, are 0..count-1 in a random order, with random start and stride."""
         if not count:
             return range(0)
         roll = self._random()
@@ -214,7 +214,7 @@ class AmpdRouter:
 
 
 def _tokens(pool: Sequence[WorkerView]) -> list[float]:
-    """Return the tokens that each worker has, waiting or running: of prompts (prefill), or in its KV cache (decode)."""
-    # This runs over thousands of workers for each request. NaN is rare, so the sum is checked for it, not each worker.
+    """Return the queued and running tokens of each worker: of prompts (prefill), or in its KV cache (decode)."""
+    # This runs over thousands of workers for each request. NaN is rare, so only the sum is checked for it.
     tokens = [(load := worker.load).queued_tokens + load.running_tokens for worker in pool]
     return [known(one) for one in tokens] if isnan(sum(tokens)) else tokens

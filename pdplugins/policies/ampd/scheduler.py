@@ -14,17 +14,17 @@ from pdplugins.policies.ampd.costs import Costs
 
 COSTS_KEPT = 1024
 MOST_TASKS = 20
-"""Tasks that one step runs at most, so that a decision stays fast."""
+"""Most tasks of one step, so that a decision stays fast."""
 Order = tuple[int, ...]
-"""An ordering pi: places in the window, first to run first."""
+"""An ordering pi: indexes into the window, first to run first."""
 
 
 class AmpdScheduler:
-    """Puts the first w tasks into the order that meets most TTFT SLOs, and prefills the first of them.
+    """Puts the first w tasks into the order that meets the most TTFT SLOs, and prefills the first of them.
 
-    On a prefill worker, the tasks behind it join its step while no task in the step misses its SLO because of that:
-    a step of many tokens takes less time per token. Each instance has a scheduler of its own, which counts how often
-    tasks were postponed.
+    On a prefill worker the next tasks join its step, as long as that makes no task in the step miss its SLO. A step of
+    many tokens takes less time per token. Each instance has its own scheduler, which counts how often tasks were
+    postponed.
     """
 
     def __init__(self, settings: AmpdSchedulerSettings, deployment: Deployment) -> None:
@@ -34,7 +34,7 @@ class AmpdScheduler:
         self._ttft_s = deployment.slo.ttft_s
         self._prefill_tp, self._decode_tp = deployment.prefill_tp, deployment.decode_tp
         self._postponed: dict[str, int] = {}
-        # A waiting task is considered in every step, and its cost stays the same.
+        # The cost of a waiting task does not change, and every step needs it, so it is cached.
         self._t_pre = lru_cache(COSTS_KEPT)(Costs(deployment).prefill_s)
 
     def next_batch(self, view: BatchView, now_s: float) -> BatchPlan:
@@ -63,10 +63,10 @@ class AmpdScheduler:
         )
 
     def on_step(self, view: BatchView, plan: BatchPlan, took_s: float) -> None:
-        """Learn nothing: the cost model is the profile's."""
+        """Do nothing: the costs come from the profile."""
 
     def _best_order(self, window: Sequence[QueuedPrefill], now_s: float, tp: int) -> tuple[Order, int]:
-        """Lines 2-6: the first of the orderings with the most TTFT-satisfying tasks, and how many those are."""
+        """Lines 2-6: return the first ordering with the most TTFT-satisfying tasks, and the number of those tasks."""
         took_s = [self._prefill_s(task, tp) for task in window]
         left_s = [self._ttft_s - (now_s - task.queued_s) for task in window]
         best: Order = ()
@@ -83,14 +83,14 @@ class AmpdScheduler:
         return best, best_good
 
     def _allowed_orders(self, window: Sequence[QueuedPrefill]) -> Iterator[Order]:
-        """Yield the orderings that postpone no task that was postponed w times, the queue's own one first."""
+        """Yield the orderings that postpone no task already postponed w times, starting with the order of the queue."""
         at_limit = [i for i, task in enumerate(window) if self._postponed.get(task.request.id, 0) >= self._window]
         for order in permutations(range(len(window))):
             if all(order.index(index) <= index for index in at_limit):
                 yield order
 
     def _joining(self, tasks: list[QueuedPrefill], now_s: float, tp: int) -> list[QueuedPrefill]:
-        """Return the first task, and the tasks behind it that join its step without making a task in it late."""
+        """Return the first task, and the next tasks that can join its step without making any of them late."""
         tokens, apart_s, deadline_s = 0, 0.0, inf
         for count, task in enumerate(tasks):
             tokens += task.remaining_tokens
@@ -109,7 +109,7 @@ class AmpdScheduler:
         return self._t_pre(task.request.history_tokens if done is None else done, new, tp)
 
     def _drop_gone(self, view: BatchView) -> None:
-        """Drop now and then the counters of tasks that left without being run."""
+        """Drop the counters of tasks that left without running, now and then."""
         if len(self._postponed) > 8 * self._window:
             waiting = {queued.request.id for queued in view.queue}
             self._postponed = {name: count for name, count in self._postponed.items() if name in waiting}

@@ -1,1 +1,1 @@
-"""Arrow (Wu et al.): requests are placed by predicted TTFT and running tokens, instances move between four pools."""
+"""Arrow (Wu et al.): places requests by predicted TTFT and running tokens, and moves instances between four pools."""

@@ -1,4 +1,4 @@
-"""The local scheduler (Section 5.4): each step has all decodes, and the rest of it is chunks of prefill in order."""
+"""The local scheduler (Section 5.4): each step has all decodes, and chunks of prefill in order fill the rest."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from pdplugins.policies.arrow.config import ArrowBatchSettings
 
 
 class ArrowBatchScheduler:
-    """Fills each step of one instance up to its size, so that a flipped instance begins its new work at once."""
+    """Fills each step of one instance up to the step size, so that a flipped instance starts its new work at once."""
 
     def __init__(self, settings: ArrowBatchSettings, deployment: Deployment) -> None:
         self._step_tokens = settings.step_tokens
 
     def next_batch(self, view: BatchView, now_s: float) -> BatchPlan:
-        """Compose the next step: every decode is one token of it, then prompts are cut to fit, first come first."""
+        """Compose the next step: one token for every decode, then prompts in order of arrival, cut to fit."""
         free_tokens = self._step_tokens - max(view.decode_requests, 0)
         chunks: dict[str, int] = {}
         for prefill in view.queue:
@@ -25,4 +25,4 @@ class ArrowBatchScheduler:
         return BatchPlan(chunks)
 
     def on_step(self, view: BatchView, plan: BatchPlan, took_s: float) -> None:
-        """Learn nothing: the size of a step is given."""
+        """Do nothing: the size of a step is fixed."""

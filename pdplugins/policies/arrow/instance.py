@@ -10,7 +10,7 @@ from pdplugins.contracts.workers import WorkerView
 from pdplugins.policies.arrow.startup import DecodeLimits, TtftPredictor
 
 MOST = 1e9
-"""Larger loads are taken as this, so that totals over thousands of instances stay exact when a load is absurd."""
+"""Larger loads are cut to this, so that one absurd value does not make totals over thousands of instances inexact."""
 
 
 class PoolName(StrEnum):
@@ -29,9 +29,9 @@ class PoolName(StrEnum):
 class Instance:
     """One instance.
 
-    The scheduler sends every prefill request itself, and is told when its prefill is done or it has ended. So it keeps
-    the prefill queue itself. What decodes comes from the load that the host reports. A load cannot show a request
-    whose KV cache is on its way; until that has arrived, the scheduler counts the request itself.
+    The scheduler sends every prefill request, and hears when its prefill is done or the request has ended. So it tracks
+    the prefill queue itself. The decode load comes from the host's reports. They do not include a request whose KV
+    cache is still on its way, so the scheduler counts such a request itself until the KV cache has arrived.
     """
 
     __slots__ = (
@@ -44,32 +44,32 @@ class Instance:
     ) -> None:
         self.view = view
         self.serial = serial
-        """Breaks ties: the instance that came first wins."""
+        """Breaks ties: the oldest instance wins."""
         self.pool = pool
         self.predictor = predictor
         self.limits = limits
         self.prefills: dict[str, float] = {}
-        """Unfinished prefill requests, first come first served: id to predicted seconds."""
+        """Unfinished prefill requests in order: id to predicted seconds."""
         self.backlog_s = 0.0
-        """Their sum."""
+        """Sum of those seconds."""
         self.free_at_s = 0.0
-        """e of Eq. 2: when the last of them is predicted to be done."""
+        """e of Eq. 2: when the last of those requests is predicted to be done."""
         self.tokens = 0.0
         self.requests = 0.0
-        """Decode requests, and their tokens, that the host reports."""
+        """Decode requests that the host reports; the next field is their tokens."""
         self.interval_s: float | None = None
-        """Recent average token generation interval; None when the host does not say."""
+        """Recent average token generation interval; None when the host does not report it."""
         self.landing_tokens = 0.0
         self.landing_requests = 0
         self.landed_at_s = 0.0
-        """When the KV cache of all that was sent here has arrived."""
+        """When all KV caches sent here so far have arrived."""
         self.counted: tuple[float, ...] | None = None
-        """What `pools.DecodeLoad` has counted of it."""
+        """The figures that `pools.DecodeLoad` has counted for this instance."""
 
     # --- prefill ---------------------------------------------------------------------------------------------------
 
     def prefill_s(self, request: Request) -> float:
-        """Predict how long the prefill of `request` takes here, without what earlier rounds of its session left."""
+        """Predict the prefill time of `request` here, less what earlier rounds of its session left in the KV cache."""
         whole_s = self.predictor.prefill_s(request.prompt_tokens)
         if not request.history_tokens:
             return whole_s
@@ -84,7 +84,7 @@ class Instance:
         return self.prefill_delay_s(now_s) + self.prefill_s(request)
 
     def start_prefill(self, request: Request, now_s: float) -> None:
-        """Note that `request` was sent here. One that the KV cache can never hold is refused by the instance."""
+        """Note that `request` was sent here. The instance refuses one that its KV cache can never hold."""
         if 0 < self.view.kv_capacity_tokens <= request.prompt_tokens:
             return
         self._forget(request.id)
@@ -94,7 +94,7 @@ class Instance:
         self.backlog_s += takes_s
 
     def end_prefill(self, request: str, now_s: float) -> None:
-        """Note that a prefill is done, and so are those before it: answers of one token, which do not decode."""
+        """Note that a prefill is done. Those before it are done too: one-token answers, which never decode."""
         if request not in self.prefills:
             return
         for earlier in list(self.prefills):
@@ -104,7 +104,7 @@ class Instance:
         self.free_at_s = now_s + self.backlog_s
 
     def drop(self, request: str) -> None:
-        """Note that a request will not be prefilled: nothing waits for it any more."""
+        """Remove a request that will not be prefilled, so that the queue no longer counts it."""
         self.free_at_s -= self.prefills.get(request, 0.0)
         self._forget(request)
 
@@ -126,7 +126,7 @@ class Instance:
         return self.requests + self.landing_requests
 
     def fits(self, request: Request, tpot_s: float) -> bool:
-        """Tell whether `request` may decode here: Algorithm 2, with its own tokens and the batch size limit."""
+        """Return whether `request` may decode here: Algorithm 2, plus its own tokens and the batch size limit."""
         limits = self.limits
         return (
             self.running_tokens + request.prompt_tokens <= limits.tokens
@@ -135,13 +135,13 @@ class Instance:
         )
 
     def start_decode(self, request: Request, arrives_s: float) -> None:
-        """Note that `request` was sent here, with a KV cache that arrives at `arrives_s`."""
+        """Note that `request` was sent here to decode, and that its KV cache arrives at `arrives_s`."""
         self.landing_tokens += request.prompt_tokens
         self.landing_requests += 1
         self.landed_at_s = max(self.landed_at_s, arrives_s)
 
     def observe(self, now_s: float) -> None:
-        """Read what the host reports. A load that is missing or not a number leaves the last one."""
+        """Read the load that the host reports. If it is missing or not a number, the last one stays."""
         load = self.view.load
         running, queued = load.running_requests, load.queued_requests
         if is_number(tokens := load.running_tokens):
@@ -156,10 +156,10 @@ class Instance:
             self._late(now_s, is_number(load.queued_tokens) and load.queued_tokens > 0)
 
     def _late(self, now_s: float, queue: bool) -> None:
-        """Correct a prediction that has passed."""
+        """Correct a predicted end that has passed although work is left."""
         if queue:  # the first request is late, and the others wait for it
             self.free_at_s = now_s + self.backlog_s - next(iter(self.prefills.values()))
-        else:  # what is left is in the step that runs now, and delays nobody
+        else:  # the rest is in the running step, and delays no other request
             self.prefills.clear()
             self.backlog_s = 0.0
 

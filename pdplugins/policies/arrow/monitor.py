@@ -6,11 +6,11 @@ from pdplugins.policies.arrow.instance import Instance
 from pdplugins.policies.arrow.pools import DP, PD, D, P, Pools
 
 AT_ONCE = 8
-"""Instances that one call reads, in turn. So a decision costs the same in a larger fleet, and its loads are older."""
+"""Instances that one call reads, in turn. A decision costs the same in a larger fleet, but sees older loads there."""
 
 
 class Monitor:
-    """Keeps `pools` in step with what the instances report, and ends the transitions that are complete."""
+    """Updates `pools` with the loads that instances report, and ends transitions that are complete."""
 
     def __init__(self, pools: Pools) -> None:
         self._pools = pools
@@ -18,7 +18,7 @@ class Monitor:
         self.instances: tuple[Instance, ...] = ()
 
     def watch(self, now_s: float) -> None:
-        """Read the next instances, all where there are few."""
+        """Read the next instances, or all of them where there are few."""
         instances = self.instances
         count = len(instances)
         for _ in range(min(AT_ONCE, count)):
@@ -29,7 +29,7 @@ class Monitor:
             self.settle(instance)
 
     def settle(self, instance: Instance) -> None:
-        """Let `instance` take its new role when the last request of the old phase is done (Figure 5, black edges)."""
+        """Give `instance` its new role once the last request of the old phase is done (Figure 5, black edges)."""
         if instance.pool is PD and not instance.prefills:
             self._pools.move(instance, D)
         elif instance.pool is DP and not instance.decodes:

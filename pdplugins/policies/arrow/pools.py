@@ -13,14 +13,14 @@ P, D, PD, DP = PoolName.P, PoolName.D, PoolName.PD, PoolName.DP
 TRANSITIONS: Mapping[PoolName, frozenset[PoolName]] = MappingProxyType(
     {P: frozenset({PD, D}), D: frozenset({DP, P}), PD: frozenset({D, DP, P}), DP: frozenset({P, PD, D})}
 )
-"""Figure 5. P->D to D and D->P to P also happen by themselves, when the last request of the old phase is done."""
+"""Figure 5. P->D to D and D->P to P also happen without a decision, when the last request of the old phase is done."""
 
 PREFILL_POOLS, DECODE_POOLS = (P, DP), (D, PD)
-"""Pools whose instances get new prefill requests, and new decode requests."""
+"""Pools whose instances get new prefill requests, and pools whose instances get new decode requests."""
 
 
 class Least:
-    """The instances of one pool, the one with the least key first, in logarithmic time.
+    """A heap of the instances of one pool, with the least key first. Operations take logarithmic time.
 
     A changed key is pushed again. The old entry is skipped when it reaches the top, or removed when there are many.
     """
@@ -46,7 +46,7 @@ class Least:
             heapify(self._heap)
 
     def discard(self, instance: Instance) -> None:
-        """Take `instance` out."""
+        """Remove `instance`."""
         self._keys.pop(instance, None)
 
     def first(self) -> Instance | None:
@@ -67,16 +67,16 @@ class DecodeLoad:
 
     @property
     def share(self) -> float:
-        """Load as a share of what the instances decode at most, by tokens or by requests, whichever is higher."""
+        """Load as a share of the most that the instances can decode, in tokens or requests, whichever is higher."""
         return max(self._tokens / max(self._most_tokens, 1.0), self._requests / max(self._most_requests, 1.0))
 
     @property
     def interval_s(self) -> float:
-        """Average token generation interval of the instances that report one; 0 when none does."""
+        """Average token generation interval over the instances that report one; 0 when none does."""
         return self._intervals_s / self._told if self._told >= 1 else 0.0
 
     def count(self, instance: Instance) -> None:
-        """Count `instance` as it is now, in the place of what was counted of it before."""
+        """Count `instance` with its present load, which replaces its earlier count."""
         limits, interval_s = instance.limits, instance.interval_s
         told = 0.0 if interval_s is None else 1.0
         counted = instance.decodes, instance.running_tokens, limits.requests, limits.tokens, interval_s or 0.0, told
@@ -86,7 +86,7 @@ class DecodeLoad:
             self._add(1.0, *counted)
 
     def drop(self, instance: Instance) -> None:
-        """Count `instance` no more."""
+        """Remove `instance` from the totals."""
         if instance.counted is not None:
             self._add(-1.0, *instance.counted)
             instance.counted = None
@@ -117,11 +117,11 @@ class Pools:
         return sum(len(self._pools[name]) for name in names)
 
     def add(self, instance: Instance) -> None:
-        """Take in a new instance, into the pool that it names."""
+        """Add a new instance to the pool that it names."""
         self.update(instance)
 
     def remove(self, instance: Instance) -> None:
-        """Let an instance go."""
+        """Remove an instance."""
         self._pools[instance.pool].discard(instance)
         self.load.drop(instance)
 
@@ -135,7 +135,7 @@ class Pools:
         self.update(instance)
 
     def update(self, instance: Instance) -> None:
-        """Put `instance` in its place by its present load: prefill queue, or running tokens."""
+        """Sort `instance` into its pool again by its present load: its prefill queue, or its running tokens."""
         if instance.pool in PREFILL_POOLS:
             self._pools[instance.pool].put(instance, instance.free_at_s)
         else:

@@ -1,7 +1,8 @@
 """Arrow's global scheduler (Wu et al., Sections 5.3 and 5.5): Algorithms 1 to 4 over four elastic pools.
 
-Prefill requests go where the predicted TTFT meets its SLO. Decode requests go where their KV cache is, or where the
-fewest tokens run. When no instance meets the SLO, one of the other phase changes its pool, which is only a label.
+A prefill request goes to an instance whose predicted TTFT meets the SLO. A decode request goes where its KV cache is,
+or to the instance with the fewest running tokens. When no instance meets the SLO, one of the other phase changes its
+pool. A pool is only a label, so that takes no time.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ from pdplugins.policies.arrow.startup import StartupProfiler
 class ArrowRouter:
     """`pdplugins.types.Router` of Arrow.
 
-    The role of a worker counts once, when it is first seen: it names the pool. From then on Arrow's pools are the
-    labels, and it proposes that the host's roles follow them.
+    The role of a worker counts only once: when the worker is first seen, it names the pool. From then on Arrow labels
+    workers by its own pools, and proposes that the host changes their roles accordingly.
     """
 
     def __init__(self, settings: ArrowSettings, deployment: Deployment) -> None:
@@ -40,20 +41,20 @@ class ArrowRouter:
         self._pools = Pools()
         self._monitor = Monitor(self._pools)
         self._prefilling: dict[str, Instance] = {}
-        """Where requests prefill whose end was not told yet."""
+        """By request id: the instance that prefills it. Entries end when the host reports the end."""
         self._slow_since_s: float | None = None
         self._flips = dict.fromkeys(Role, 0)
         self._role_moves: dict[str, RoleMove] = {}
-        """The latest of each worker that the host has not taken yet."""
+        """The latest move of each worker, until the host takes it."""
 
     @property
     def pools(self) -> tuple[int, int]:
-        """Instances that get new prefill requests, and those that get new decode requests."""
+        """Number of instances that get new prefill requests, and of those that get new decode requests."""
         return self._pools.size(PREFILL_POOLS), self._pools.size(DECODE_POOLS)
 
     @property
     def signals(self) -> Mapping[str, float]:
-        """Named numbers behind the decisions, for a host to show and export."""
+        """Named numbers behind the decisions, which hosts show and export."""
         load = self._pools.load
         return {
             **{f"pool_{name.name.lower()}": float(self._pools.size((name,))) for name in PoolName},
@@ -71,9 +72,9 @@ class ArrowRouter:
     # --- the two decisions -----------------------------------------------------------------------------------------
 
     def on_arrival(self, request: Request, workers: tuple[WorkerView, ...], now_s: float) -> Placement:
-        """Choose the instance that prefills `request`; who decodes it is chosen when that is done."""
+        """Choose the instance that prefills `request`. The decode instance is chosen when prefill is done."""
         self._look(workers, now_s)
-        self._forget(request.id)  # it comes again where its worker has failed
+        self._forget(request.id)  # the request comes again if its worker has failed
         target, reason = self._schedule_prefill(request, now_s)
         target.start_prefill(request, now_s)
         self._prefilling[request.id] = target
@@ -98,7 +99,7 @@ class ArrowRouter:
         return Placement(placement.first, target.view.id, request.prompt_tokens, reason)
 
     def on_ended(self, request: Request, outcome: Outcome) -> None:
-        """Take a request that failed or was cancelled out of the prefill queue that it may still be in."""
+        """Remove a failed or cancelled request from the prefill queue, if it is still in one."""
         self._forget(request.id, drop=outcome.ending is not Ending.FINISHED)
 
     def _forget(self, request: str, *, drop: bool = True) -> None:
@@ -139,7 +140,7 @@ class ArrowRouter:
     # --- instance scheduling ---------------------------------------------------------------------------------------
 
     def _try_move_decode_to_prefill(self) -> Instance | None:
-        """Algorithm 3: hand the least loaded decode instance to prefill."""
+        """Algorithm 3: give the least loaded decode instance to prefill."""
         p = None
         if self._settings.elastic and self._pools.size(DECODE_POOLS) > 1:
             p = self._pools[PD].first() or self._pools[D].first()
@@ -148,7 +149,7 @@ class ArrowRouter:
         return p
 
     def _try_move_prefill_to_decode(self) -> Instance | None:
-        """Algorithm 4: hand the least loaded prefill instance to decode."""
+        """Algorithm 4: give the least loaded prefill instance to decode."""
         d = None
         if self._settings.elastic and self._pools.size(PREFILL_POOLS) > 1:
             d = self._pools[DP].first() or self._pools[P].first()
@@ -169,7 +170,7 @@ class ArrowRouter:
         self._role_moves[instance.view.id] = RoleMove(instance.view.id, role, f"moved to {instance.pool}")
 
     def _decode_load_is_low(self) -> bool:
-        """Tell whether decode can spare an instance: the overload rule, by which decode wins (Section 5.5)."""
+        """Return whether decode can spare an instance. Under overload decode keeps its instances (Section 5.5)."""
         load = self._pools.load
         if load.instances <= 1:
             return False
@@ -179,7 +180,7 @@ class ArrowRouter:
     # --- the monitor -----------------------------------------------------------------------------------------------
 
     def _look(self, workers: tuple[WorkerView, ...], now_s: float) -> None:
-        """Take note of new workers, of workers that are gone, and of the loads."""
+        """Note new workers, workers that are gone, and the loads."""
         if workers is not self._workers:
             self._take(workers)
         self._monitor.watch(now_s)
@@ -188,7 +189,7 @@ class ArrowRouter:
             self._help_busy_decode()
 
     def _relieve_slow_decode(self, now_s: float) -> None:
-        """Move an instance to decode when token intervals were over the TPOT threshold for `slow_s` (case 2)."""
+        """Move an instance to decode when token intervals have exceeded the TPOT threshold for `slow_s` (case 2)."""
         if self._pools.load.interval_s <= self._tpot_threshold_s:
             self._slow_since_s = None
         elif self._slow_since_s is None:
@@ -198,7 +199,7 @@ class ArrowRouter:
             self._try_move_prefill_to_decode()
 
     def _help_busy_decode(self) -> None:
-        """Move a prefill instance that is idle to decode when decode is busy (case 3)."""
+        """Move an idle prefill instance to decode when decode is busy (case 3)."""
         if self._pools.load.share < self._settings.busy_load or self._pools.size(PREFILL_POOLS) <= 1:
             return
         for pool in (DP, P):
@@ -233,7 +234,7 @@ class ArrowRouter:
         return Instance(view, self._seen, P if role is Role.PREFILL else D, profiler.predictor(role), limits)
 
     def _serve_both_phases(self) -> None:
-        """Leave no phase without an instance; one instance alone serves both, whatever its pool."""
+        """Leave no phase without an instance. A single instance serves both phases, whatever its pool."""
         if len(self._instances) > 1:
             if not self._pools.size(PREFILL_POOLS):
                 self._move_to_prefill(self._pools[PD].first() or self._pools[D].first() or self._anyone())

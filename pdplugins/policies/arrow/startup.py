@@ -1,4 +1,4 @@
-"""What Arrow profiles of each instance when the cluster starts (Section 5.3), from the performance model."""
+"""The profile of each instance that Arrow takes at cluster start (Section 5.3); here the performance model gives it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pdplugins.contracts.workers import Role
 from pdplugins.policies._common import largest_within
 
 SHORTEST_TOKENS, LONGEST_TOKENS = 256, 65_536
-"""Prompt lengths between which prefill times are fitted; below, launching kernels takes longer than computing."""
+"""Range of prompt lengths for the fit of prefill times. Below it, launching kernels takes longer than computing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class TtftPredictor:
 
 @dataclass(frozen=True, slots=True)
 class DecodeLimits:
-    """What one instance decodes at most: the batch and the tokens with which a step is inside the TPOT SLO."""
+    """The largest batch and the most tokens with which a decode step of one instance meets the TPOT SLO."""
 
     requests: int
     tokens: int
@@ -53,7 +53,7 @@ class DecodeLimits:
 
     @classmethod
     def find(cls, deployment: Deployment, tp: int, kv_tokens: int) -> DecodeLimits:
-        """Test how many tokens a full batch may have, up to the `kv_tokens` that the KV cache stores."""
+        """Find how many tokens a full batch may have, up to the `kv_tokens` that the KV cache holds."""
         perf, tpot_s, batch = deployment.perf, deployment.slo.tpot_s, deployment.max_batch
         while batch > 1 and perf.decode_step_s(batch, 0, tp) > tpot_s:
             batch //= 2
@@ -61,7 +61,7 @@ class DecodeLimits:
 
 
 class StartupProfiler:
-    """Profiles instances by what tells them apart: their tensor-parallel size and their KV cache."""
+    """Profiles instances once for each tensor-parallel size and KV cache size."""
 
     def __init__(self, deployment: Deployment, max_running_tokens: int | None) -> None:
         self._deployment = deployment
@@ -77,7 +77,7 @@ class StartupProfiler:
         return self._predictors[tp]
 
     def limits(self, role: Role, kv_tokens: int) -> DecodeLimits:
-        """Return what an instance that was started for `role`, with so much KV cache, decodes at most."""
+        """Return the decode limits of an instance that was started for `role` with `kv_tokens` of KV cache."""
         tp = self._tp(role, Role.DECODE)
         if (tp, kv_tokens) not in self._limits:
             found = DecodeLimits.find(self._deployment, tp, kv_tokens)

@@ -1,1 +1,1 @@
-"""DOPD: forecast the load, compute the optimal P/D ratio (Liao et al.)."""
+"""DOPD (Liao et al.): forecasts the load, and sizes the pools by the optimal P/D ratio."""

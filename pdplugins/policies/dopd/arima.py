@@ -1,8 +1,8 @@
 """ARIMA as DOPD uses it: refit only when a forecast was far off, otherwise O(p + q) per step (paper, Section V-D).
 
-statsmodels estimates the parameters (Hannan-Rissanen, two least-squares fits: 3 ms over 600 points, where maximum
-likelihood takes 100 to 1000). The recursion between two fits is line 8 of Algorithm 2 and is done here, because
-statsmodels' own ``append`` runs a Kalman filter over the whole window.
+statsmodels estimates the parameters with Hannan-Rissanen: two least-squares fits, which take 3 ms over 600 points,
+where maximum likelihood takes 100 to 1000 ms. The recursion between two fits is line 8 of Algorithm 2. It is done here,
+because ``append`` of statsmodels runs a Kalman filter over the whole window.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from statsmodels.tsa.arima.estimators.hannan_rissanen import hannan_rissanen
 Steps = np.ndarray[tuple[int], np.dtype[np.float64]]
 
 FEWEST_POINTS = 30
-"""Below this a fit says little, and the last value is the forecast."""
+"""With fewer points a fit means little, and the forecast is the last value."""
 LARGE_ERROR = 2.0
-"""Standard deviations of the residuals beyond which a forecast was far off: one in twenty when the model holds."""
+"""A forecast was far off beyond this many standard deviations of the residuals: one in twenty when the model holds."""
 RETRY_POINTS = 10
 """New values before a fit is tried again while there is no model."""
 
@@ -42,7 +42,7 @@ class Arima:
         """Fits so far."""
 
     def observe(self, value: float) -> None:
-        """Take in the next value; fit when the last forecast was far off, or there is no model yet."""
+        """Take in the next value. Fit again when the last forecast was far off, or when there is no model yet."""
         if not math.isfinite(value):
             return
         step = value - self._window[-1] if self._order[1] and self._window else value
@@ -75,7 +75,7 @@ class Arima:
         self._since_fit = 0
         values = list(self._window)
         steps = [b - a for a, b in pairwise(values)] if self._order[1] else values
-        # Where the new fit is unusable, the old model still says more than none.
+        # If the new fit is unusable, the old model is still better than none.
         self._model = _fit(np.array(steps), self._order[0], self._order[2]) or self._model
 
 
@@ -93,7 +93,7 @@ class _Arma:
 
     def observe(self, value: float) -> None:
         error = abs(self._advance(value))
-        self.far_off = not error <= LARGE_ERROR * self._deviation  # so is one that is not a number
+        self.far_off = not error <= LARGE_ERROR * self._deviation  # a NaN error counts as far off too
 
     def forecast(self) -> float:
         autoregression = sum(phi * value for phi, value in zip(self._ar, self._values, strict=True))
@@ -108,7 +108,7 @@ class _Arma:
 
 
 def _fit(steps: Steps, p: int, q: int) -> _Arma | None:
-    """Return the model of `steps`; without its moving average where that cannot be had, None where nothing can."""
+    """Return a model of `steps`: ARMA, else one without the moving average, else None."""
     mean = float(steps.mean())
     if float(np.ptp(steps)) == 0:
         return _Arma(mean, [0.0] * p, [0.0] * q, steps.tolist())
@@ -117,7 +117,7 @@ def _fit(steps: Steps, p: int, q: int) -> _Arma | None:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 found, _ = hannan_rissanen(steps - mean, ar_order=p, ma_order=ma_order, demean=False)
-        except (ValueError, IndexError, np.linalg.LinAlgError, MissingDataError):  # no regression on such a series
+        except (ValueError, IndexError, np.linalg.LinAlgError, MissingDataError):  # no regression is possible here
             continue
         ar, ma = [float(x) for x in found.ar_params], [float(x) for x in found.ma_params]
         if np.isfinite([*ar, *ma]).all() and found.is_stationary and found.is_invertible:

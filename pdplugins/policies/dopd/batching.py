@@ -1,7 +1,7 @@
 """Which prompts one instance prefills together: Algorithm 1 of DOPD, length-aware batching.
 
-Long prompts fill a GPU by themselves and run at once. Short ones gather until together they are as long as the prompts
-that the P/D ratio was computed for, so that a mix of lengths loads the instance as that ratio expects (Section V-E).
+A long prompt fills a GPU by itself and runs at once. Short prompts wait until together they are as long as the prompts
+that the P/D ratio was computed for. So a mix of lengths loads the instance as that ratio expects (Section V-E).
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from pdplugins.policies.dopd.forecast import build_forecaster
 
 @dataclass(slots=True)
 class Moments:
-    """Mean and squared coefficient of variation of a stream; old values fade."""
+    """Mean and squared coefficient of variation of a stream, with exponentially fading memory."""
 
     memory: float
-    """Values after which one counts for 1 / e."""
+    """Number of values after which the weight of a value has faded to 1 / e."""
     mean: float = math.nan
     square: float = 0.0
 
@@ -40,7 +40,7 @@ class Moments:
 
 
 def kingman_wait_s(service: Moments, gap: Moments) -> float:
-    """Return W_q of Eq. 10: the mean wait in one queue with these service times and gaps between arrivals, in s."""
+    """Return W_q of Eq. 10: the mean wait in seconds in one queue with these service times and arrival gaps."""
     if math.isnan(gap.mean):
         return 0.0
     utilisation = service.mean / gap.mean if gap.mean > 0 else math.inf
@@ -66,7 +66,7 @@ class DopdBatching:
         self._timer_s: float | None = None
 
     def next_batch(self, view: BatchView, now_s: float) -> BatchPlan:
-        """Compose the next step; decodes take part in it whatever it prefills."""
+        """Compose the next step. All decodes take part in it."""
         self._learn(view, now_s)
         threshold = self._threshold()
         timed_out = self._timer_s is not None and now_s - self._timer_s >= self._timeout_s()
@@ -82,13 +82,13 @@ class DopdBatching:
                     self._timer_s = now_s
             elif timed_out and gathered:  # line 4
                 break
-            else:  # line 24; those gathered so far wait, and their timer runs
+            else:  # line 24: the prompts gathered so far wait, and their timer runs
                 return _plan([waiting], f"{waiting.remaining_tokens} tokens reach the threshold of {threshold:.0f}")
         self._timer_s = None  # lines 6 and 13
         return _plan(gathered, f"{len(gathered)} prompts of {length} tokens, threshold {threshold:.0f}")
 
     def on_step(self, view: BatchView, plan: BatchPlan, took_s: float) -> None:
-        """Learn nothing: service times come from the profile."""
+        """Do nothing: service times come from the profile."""
 
     def _learn(self, view: BatchView, now_s: float) -> None:
         """Take in the requests that joined the queue since the last call."""
@@ -110,13 +110,13 @@ class DopdBatching:
             self._window_end_s = now_s + self._settings.interval_s
 
     def _threshold(self) -> float:
-        """Return i_next: the forecast mean prompt length, or the setting that fixes it."""
+        """Return i_next: the forecast mean prompt length, or the fixed length of the settings."""
         fixed = self._settings.threshold_tokens
         forecast = self._isl.forecast() if fixed is None else float(fixed)
         return forecast if forecast > 0 else 1.0
 
     def _timeout_s(self) -> float:
-        """Return the timeout of Eq. 18, never more than its share of the TTFT SLO: under overload W_q has no end."""
+        """Return the timeout of Eq. 18, at most its share of the TTFT SLO, because W_q is unbounded under overload."""
         share = self._settings.timeout_share
         return share * min(kingman_wait_s(self._service, self._gap), self._deployment.slo.ttft_s)
 

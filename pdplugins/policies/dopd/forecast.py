@@ -1,7 +1,7 @@
 """One-step forecasts of one series (prompt length, output length, request rate), behind one small interface.
 
-Every forecaster takes the metrics of real hosts as they are: NaN and infinities are not observed, a constant series and
-zeros are ordinary, and a forecast is finite as soon as one finite value came. Nothing here raises on data.
+Every forecaster copes with the metrics of real hosts. It skips NaN and infinities, and takes constant series and zeros.
+Its forecast is finite once it has seen one finite value. No data makes it raise.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ class Forecaster(Protocol):
     """Forecasts the next value of a series."""
 
     def observe(self, value: float) -> None:
-        """Take in the next value of the series; one that is not finite is left out."""
+        """Take in the next value of the series; a value that is not finite is skipped."""
         ...
 
     def forecast(self) -> float:
@@ -26,7 +26,7 @@ class Forecaster(Protocol):
 
 
 class LastValue:
-    """The next value is the last one."""
+    """Forecasts that the next value equals the last one."""
 
     def __init__(self) -> None:
         self._last = math.nan
@@ -42,10 +42,10 @@ class LastValue:
 
 
 class Kalman:
-    """A local level: the series is a random walk seen through noise (Harvey 1989, Section 2.2).
+    """A Kalman filter with a local level: the series is a random walk plus noise (Harvey 1989, Section 2.2).
 
-    :param gain: share of a surprise that the level follows once the filter has settled, in (0, 1]. It fixes the ratio
-        of the two variances of the model, which is all that the forecast depends on.
+    :param gain: share of a forecast error that the level follows once the filter has settled, in (0, 1]. It fixes the
+        ratio of the two variances of the model. The forecast depends on nothing else.
     """
 
     def __init__(self, gain: float = 0.3) -> None:
@@ -69,18 +69,19 @@ class Kalman:
 
 
 class Reverting:
-    """Draws a forecast towards the long-run mean, as far as experience says that levels do not last.
+    """Pulls a forecast towards the long-run mean, as far as past levels did not last.
 
-    A worker serves one start-up after it was asked for, so what counts is how much of a level is left by then: the
-    slope of values on the forecasts made `steps` earlier, between 0 (bursts that are over) and 1 (levels that last).
+    A worker serves only one start-up time after it was requested. So it matters how much of a level is left by then.
+    That is the slope of values on the forecasts made `steps` earlier. It lies between 0, for bursts that are over by
+    then, and 1, for levels that last.
 
     :param inner: the forecaster of the level.
     :param steps: steps from a forecast to the value that it is for.
-    :param memory: steps after which experience counts for 1 / e.
+    :param memory: steps after which the weight of an observation has faded to 1 / e.
     """
 
     PRIOR_STEPS = 0.5
-    """Weight of the assumption that levels last, in squared mean levels."""
+    """Weight of the initial assumption that levels last, in squared mean levels."""
 
     def __init__(self, inner: Forecaster, steps: int, memory: float) -> None:
         self._inner, self._steps = inner, steps
@@ -96,7 +97,7 @@ class Reverting:
 
     @property
     def persistence(self) -> float:
-        """The share of a deviation from the mean that is expected to last, 0 to 1."""
+        """Share of a deviation from the mean that is expected to last, 0 to 1."""
         prior = self.PRIOR_STEPS * self._mean * self._mean
         if self._variance + prior <= 0:
             return 1.0
@@ -121,10 +122,10 @@ class Reverting:
 
 
 class Corrected:
-    """Multiplies a forecast with how far the last one was off: DOPD's correction factor (Sections II-A and V-D).
+    """Multiplies a forecast by the last ratio of observed to forecast: DOPD's correction factor (Sections II-A, V-D).
 
     :param inner: the forecaster to correct.
-    :param limit: the factor stays within [1 / limit, limit], so that one odd window cannot double the fleet.
+    :param limit: the factor stays within [1 / limit, limit], so that one unusual window cannot double the fleet.
     """
 
     def __init__(self, inner: Forecaster, limit: float) -> None:
@@ -134,11 +135,11 @@ class Corrected:
 
     @property
     def factor(self) -> float:
-        """The factor in force: observed over forecast, 1 while there is nothing to compare."""
+        """The current factor: observed over forecast, or 1 while there is nothing to compare."""
         return self._factor
 
     def observe(self, value: float) -> None:
-        """Take in the next value and compare it with what was forecast for it."""
+        """Take in the next value and compare it with its forecast."""
         expected = self._inner.forecast()
         if math.isfinite(value) and math.isfinite(expected):
             comparable = value > 0 and expected > 0
@@ -151,7 +152,7 @@ class Corrected:
 
 
 class Lasting:
-    """A series whose forecaster may fail: the last value stands in, and failures are counted."""
+    """A series whose forecaster may fail. Then the last value is the forecast, and the failure is counted."""
 
     def __init__(self, forecaster: Forecaster) -> None:
         self._forecaster = forecaster
@@ -168,7 +169,7 @@ class Lasting:
             self._failed(error)
 
     def forecast(self) -> float:
-        """Return the forecast, never negative; the last value where there is none."""
+        """Return the forecast, which is never negative, or the last value where there is none."""
         try:
             predicted = self._forecaster.forecast()
         except Exception as error:
@@ -193,7 +194,7 @@ def build_forecaster(predictor: Predictor, *, history: int = 600, memory: float 
         case "kalman":
             return Kalman(gain=1 - math.exp(-1 / memory))
         case "arima":
-            # statsmodels takes more than a second to import; only those who chose it pay.
+            # Imported only where it is used, because statsmodels takes more than a second to import.
             from pdplugins.policies.dopd.arima import Arima  # noqa: PLC0415
 
             return Arima(window=history)

@@ -6,7 +6,7 @@ from collections import deque
 
 
 class Hold:
-    """Lets a pool shrink only to the most that was wanted in the last `seconds`; growth passes at once."""
+    """Lets a pool shrink only to the largest size wanted in the last `seconds`. A pool may grow at once."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
@@ -14,7 +14,7 @@ class Hold:
 
     def __call__(self, wanted: int, now_s: float) -> int:
         """Return the workers to keep at `now_s` when `wanted` are wanted."""
-        # A later wish that is as large makes an earlier one irrelevant, so the queue falls from left to right.
+        # A later size that is at least as large replaces earlier ones, so sizes in the queue fall from left to right.
         while self._wanted and self._wanted[-1][1] <= wanted:
             self._wanted.pop()
         self._wanted.append((now_s, wanted))

@@ -1,8 +1,9 @@
 """Algorithm 2 of the paper as printed (lines 10-14), for `paper_literal`. It differs from Eq. 13-15 in two places.
 
-Line 11 reads TPOT at (i + o) / 2 where a decode's mean context is i + o / 2 (Eq. 13), and at the total concurrency r
-where a worker runs its share. Line 14 multiplies the ratio, which already holds r, by n_d: with more than one decode
-worker it counts them twice and asks for more prefill workers than Eq. 15 does.
+Line 11 takes TPOT at a context of (i + o) / 2, although the mean context of a decode is i + o / 2 (Eq. 13). It also
+takes TPOT at the total concurrency r, although one worker runs only its share. Line 14 multiplies the ratio by n_d,
+although the ratio already contains r. So more than one decode worker is counted twice, and the result is more prefill
+workers than by Eq. 15.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from pdplugins.policies.dopd.ratio import decode_concurrency, pd_ratio
 
 @dataclass(frozen=True, slots=True)
 class Literal:
-    """What Algorithm 2 answers."""
+    """The result of Algorithm 2."""
 
     prefill: int
     decode: int

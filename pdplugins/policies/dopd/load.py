@@ -1,4 +1,4 @@
-"""The load to plan for: forecasts of prompt length, output length and request rate (or concurrency)."""
+"""The load to plan for: forecasts of prompt length, output length, and request rate or concurrency."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pdplugins.contracts.workers import Pool
 from pdplugins.policies.dopd.forecast import Lasting
 
 LARGEST = 1e9
-"""Larger metrics are cut to this: no host serves so many requests, or tokens in one request, and sums stay finite."""
+"""Larger metrics are cut to this, so that sums stay finite. No host has so many requests, or tokens in a request."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,24 +22,24 @@ class Load:
     isl_tokens: float
     osl_tokens: float
     amount: float
-    """Requests per second, or in Algorithm 2 as printed requests in flight."""
+    """Requests per second. For Algorithm 2 as printed: requests in flight."""
 
 
 class LoadForecast:
-    """Three series, forecast one by one."""
+    """Forecasts three series independently."""
 
     def __init__(self, isl: Lasting, osl: Lasting, amount: Lasting) -> None:
         self._series = {"ISL": isl, "OSL": osl, "load": amount}
 
     def observe(self, traffic: Traffic, amount: float) -> None:
-        """Take in one window; lengths that it does not tell are left out."""
+        """Take in one window; lengths that it does not report are skipped."""
         values = {"ISL": traffic.isl_tokens, "OSL": traffic.osl_tokens, "load": amount}
         for name, value in values.items():
             if is_number(value) and (value > 0 or name == "load"):
                 self._series[name].observe(min(value, LARGEST))
 
     def forecast(self) -> Load | None:
-        """Return the load to plan for; None while no window has told all three."""
+        """Return the load to plan for; None until all three series have a value."""
         isl, osl, amount = (series.forecast() for series in self._series.values())
         if any(map(math.isnan, (isl, osl, amount))):
             return None
@@ -47,7 +47,7 @@ class LoadForecast:
 
     @property
     def failures(self) -> Mapping[str, str]:
-        """The last error of every series whose forecaster ever raised."""
+        """By series: the last error that its forecaster raised."""
         return {name: series.error for name, series in self._series.items() if series.failures}
 
     @property
@@ -57,7 +57,7 @@ class LoadForecast:
 
 
 def told_signals(traffic: Traffic) -> dict[str, float]:
-    """Return what the host says of the traffic and no decision uses: signals for those who watch the planner.
+    """Return traffic figures of the host that no decision uses, as signals for people who watch the planner.
 
     ``isl_cv`` is the coefficient of variation of the prompt lengths of the window.
     """
@@ -69,7 +69,7 @@ def told_signals(traffic: Traffic) -> dict[str, float]:
 
 
 def unusable(traffic: Traffic) -> str | None:
-    """Return why nothing can be concluded from `traffic`; None when something can."""
+    """Return why `traffic` cannot be used; None when it can."""
     for name in ("window_s", "requests"):
         value = getattr(traffic, name)
         if not is_number(value) or value < 0:
@@ -80,7 +80,7 @@ def unusable(traffic: Traffic) -> str | None:
 
 
 def in_flight(view: PlannerView, traffic: Traffic) -> float:
-    """Return the requests in the system: counted where workers report, else by Little's law; 0 when neither tells."""
+    """Return the requests in the system: counted where workers report, else by Little's law, else 0."""
     if view.prefill.loads or view.decode.loads:
         return _counted(view.prefill) + _counted(view.decode)
     ttft_s, tpot_s, osl_tokens = (
@@ -91,7 +91,7 @@ def in_flight(view: PlannerView, traffic: Traffic) -> float:
 
 
 def queued(pool: Pool) -> float:
-    """Return the requests that wait, over the workers that said a number."""
+    """Return the waiting requests of all workers that report a number."""
     return sum(load.queued_requests for load in pool.loads if is_number(load.queued_requests))
 
 

@@ -1,8 +1,8 @@
-"""DOPD's planner (Liao et al., Algorithm 2): forecast the load, size both phases so that Eq. 15 stays balanced.
+"""DOPD's planner (Liao et al., Algorithm 2): forecasts the load, and sizes both phases so that Eq. 15 is balanced.
 
-Eq. 15 says that both phases serve the same rate: n_p / t_p = n_d * cc_d / (t_d * OSL). Each side is set to the forecast
-rate, which gives the workers that are busy; what is added on top (queueing by Eq. 10, bursts, backlog, hold) is ours,
-a setting each, and off in `paper_literal`. docs/policies/dopd.md explains.
+By Eq. 15 both phases serve the same rate: n_p / t_p = n_d * cc_d / (t_d * OSL). Setting each side to the forecast rate
+gives the number of busy workers. The additions for queueing (Eq. 10), bursts, backlog and hold are not in the paper.
+Each of them is a setting, and `paper_literal` turns all of them off. See docs/policies/dopd.md.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from pdplugins.policies.dopd.ratio import concurrency_within_tpot, decode_concur
 from pdplugins.policies.dopd.staffing import Backlog, Dispersion, Service, prefill_workers, upper_rate
 
 LITERAL_CORRECTION = 2.0
-"""Bound of the correction factor in `paper_literal`; the paper names none, but a window without requests needs one."""
+"""Bound of the correction factor in `paper_literal`. The paper has none, but a window without requests needs one."""
 LEARNING_S = 7200.0
-"""How long what was learned about bursts counts: it should not fade within the hour in which it is needed again."""
+"""Memory of what was learned about bursts, in seconds. It should outlast the hour until the next burst."""
 MOST_WORKERS = 1e6
-"""Larger wishes are cut to this; the budget cuts them further anyway."""
+"""Larger numbers of workers are cut to this. The GPU budget cuts them further anyway."""
 
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """Workers wanted before the hold and the budget, and why."""
+    """Workers wanted, before the hold and the budget are applied, and why."""
 
     prefill: int
     decode: int
@@ -52,7 +52,7 @@ class DopdPlanner:
             )
         self._settings = settings
         self._deployment = deployment
-        # A worker that is asked for now serves one start-up after the window that follows.
+        # A worker requested now serves one start-up time after the next window.
         self._horizon_s = max(deployment.startup_s, settings.interval_s)
         steps = max(round((deployment.startup_s + settings.interval_s) / settings.interval_s), 1)
         self._rate = Reverting(self._forecaster(), steps, LEARNING_S / settings.interval_s)
@@ -87,7 +87,7 @@ class DopdPlanner:
         return self._signals
 
     def plan(self, view: PlannerView) -> ScalePlan:
-        """Return the pools wanted from now on; the last ones again when the metrics are unusable."""
+        """Return the pools wanted from now on, or the last ones when the metrics are unusable."""
         plan = self._plan(view)
         told = {} if view.traffic is None else told_signals(view.traffic)
         self._signals = {**plan.signals, **told}
@@ -115,7 +115,7 @@ class DopdPlanner:
         return self._within_limits(view, demand)
 
     def _start(self, view: PlannerView) -> None:
-        """Take the pools of the host as the first plan, and as wanted: none shrinks before the load is known."""
+        """Take the host's pools as the first plan, and as wanted, so that no pool shrinks before the load is known."""
         pools = max(view.prefill.coming, 1), max(view.decode.coming, 1)
         self._prefill_hold(pools[0], view.now_s)
         self._decode_hold(pools[1], view.now_s)
@@ -127,7 +127,7 @@ class DopdPlanner:
         return ScalePlan(prefill, decode, f"holding {prefill}P{decode}D: {why}", self._faults({}))
 
     def _idle(self, view: PlannerView, traffic: Traffic) -> bool:
-        """Tell whether no request came for `hold_s`: then forecasts from before count no longer."""
+        """Return whether no request came for `hold_s`. Earlier forecasts no longer count then."""
         if traffic.requests > 0 or self._busy_s is None:
             self._busy_s = view.now_s
         return view.now_s - self._busy_s > self._settings.hold_s
@@ -190,7 +190,7 @@ class DopdPlanner:
         backlog_s = self._backlog.update(arrived_s, view.prefill.ready, traffic.window_s, reported_s)
         needed = prefill_workers(work, dispersion_s, settings.wait_share * ttft_s) + settings.spare
         if settings.drain_backlog:
-            # What the ready workers clear within the TTFT SLO needs no others.
+            # Backlog that the ready workers clear within the TTFT SLO needs no further workers.
             needed += max(backlog_s - view.prefill.ready * ttft_s, 0.0) / self._horizon_s
         signals = {"prefill_work": work, "burst_dispersion_s": dispersion_s, "backlog_s": backlog_s}
         return _whole(needed), signals

@@ -1,4 +1,4 @@
-"""The optimal P/D ratio: Eq. 11-16 of DOPD (Liao et al., Section IV). Pure functions over a performance model.
+"""The optimal P/D ratio: Eq. 11-16 of DOPD (Liao et al., Section IV), as pure functions over a performance model.
 
 Symbols of the paper: ``cc_d`` concurrency of a decode worker, ``cc_g`` its largest CUDA-graph batch, ``t_p`` seconds of
 one prefill, ``t_d`` seconds of one decode step, ``TP`` tensor-parallel size, ``ISL``/``OSL`` mean lengths in tokens.
@@ -15,7 +15,7 @@ BATCH_SHARE = 0.9
 
 
 def mean_context_tokens(isl_tokens: float, osl_tokens: float) -> float:
-    """Return the context of a request averaged over its decode: half of its output is there (Eq. 13)."""
+    """Return the mean context of a request during decode: its prompt and half of its output (Eq. 13)."""
     return isl_tokens + osl_tokens / 2
 
 
@@ -24,7 +24,7 @@ def kv_concurrency(
 ) -> float:
     """Return the requests whose KV cache one decode worker can hold and read in one step (Eq. 11-13).
 
-    At least 1: a worker that cannot hold even one such request still serves one at a time, or nothing would.
+    The result is at least 1: a worker that cannot hold even one such request still counts as serving one at a time.
     """
     held = perf.kv_capacity_tokens(tp) if kv_tokens is None else kv_tokens
     usable = min(held, perf.kv_bandwidth_tokens(slo.tpot_s, tp))
@@ -42,15 +42,15 @@ def decode_concurrency(
 ) -> float:
     """Return ``cc_d``: the requests that one decode worker of `tp` GPUs serves at once (Eq. 11-14).
 
-    :param kv_tokens: KV cache of the worker where its engine says so; else that of Eq. 11.
+    :param kv_tokens: KV cache of the worker as its engine reports it; None for that of Eq. 11.
     """
     return min(kv_concurrency(perf, slo, isl_tokens, osl_tokens, tp, kv_tokens), max_batch)
 
 
 def concurrency_within_tpot(perf: PerfModel, slo: Slo, context_tokens: float, tp: int, limit: float) -> float:
-    """Return the largest batch up to `limit` whose decode step the profile puts inside the TPOT SLO, at least 1.
+    """Return the largest batch up to `limit` whose decode step meets the TPOT SLO by the profile; at least 1.
 
-    Not in the paper: Eq. 12 bounds the step by memory traffic alone, the profile knows the whole step.
+    This is not in the paper. Its Eq. 12 bounds the step by memory traffic alone, but the profile knows the whole step.
     """
     if perf.decode_step_s(limit, context_tokens, tp) <= slo.tpot_s:
         return limit
@@ -69,10 +69,10 @@ def pd_ratio(prefill_s: float, decode_step_s: float, osl_tokens: float, concurre
 def choose_tp(perf: PerfModel, slo: Slo, isl_tokens: float, osl_tokens: float, max_batch: int) -> tuple[int, int]:
     """Return the tensor-parallel sizes (prefill, decode) for requests of these mean lengths.
 
-    Prefill: by Eq. 16 a larger TP gains less than it costs (S(TP) <= TP, tau(TP) grows), so the smallest that holds
-    the prompt and answers it alone within the TTFT SLO; load beyond that is met with more workers, not larger ones.
-    Decode: the smallest whose KV cache supports ``0.9 cc_g`` requests with a step inside the TPOT SLO.
-    Where no size will do: the fastest for prefill, the one with the most KV cache for decode.
+    By Eq. 16 a larger TP gains less than it costs, as S(TP) <= TP and tau(TP) grows. So prefill gets the smallest size
+    that holds the prompt and, for a single prompt, meets the TTFT SLO. More workers serve more load, not larger ones.
+    Decode gets the smallest size whose KV cache holds ``0.9 cc_g`` requests with a step inside the TPOT SLO.
+    If no size qualifies, prefill gets the fastest one, and decode the one with the most KV cache.
     """
     return _prefill_tp(perf, slo, isl_tokens), _decode_tp(perf, slo, isl_tokens, osl_tokens, max_batch)
 

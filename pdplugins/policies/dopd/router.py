@@ -1,9 +1,9 @@
-"""Where a request runs: DOPD's cache- and load-aware router, which keeps ultra-short prompts on the decode worker.
+"""DOPD's cache- and load-aware router, which keeps ultra-short prompts on the decode worker.
 
-The paper chooses the decode worker with the lowest inferred cost of cache hits and load (Section V-B), and skips remote
-prefill for prompts whose KV transfer would cost more than their prefill next to running decodes (Sections II-C, V-E).
-Remote prompts wait in one shared queue in the paper (Section V-C). Hosts have a queue for each worker, so the prompt
-goes to the worker whose queue ends first. A shared queue would have sent it there too.
+The paper chooses the decode worker with the lowest inferred cost of cache hits and load (Section V-B). It skips remote
+prefill for a prompt whose KV transfer would cost more than its prefill next to running decodes (Sections II-C, V-E).
+In the paper remote prompts wait in one shared queue (Section V-C). Hosts have a queue for each worker instead, so a
+prompt goes to the worker whose queue ends first. A shared queue would send it there too.
 """
 
 from __future__ import annotations
@@ -20,13 +20,14 @@ from pdplugins.policies._common import by_role, cached_tokens, cheapest, largest
 from pdplugins.policies.dopd.config import DopdRouterSettings
 
 LONGEST_LOCAL_TOKENS = 32_768
-"""No prompt beyond this is local, however slow the link is."""
+"""Longer prompts never run locally, however slow the link is."""
 
 
 def local_prompt_tokens(perf: PerfModel, tp: int) -> int:
     """Return the longest prompt that prefills on a decode worker in less time than its KV transfer takes; 0 for none.
 
-    What prefill adds to a step that runs anyway is its time beyond that of no tokens: the weights are read once.
+    Prefill joins a step that runs anyway, so only its time beyond that of an empty prefill counts: a step reads the
+    weights once.
     """
     alone_s = perf.prefill_s(0, tp)
 
@@ -49,7 +50,7 @@ class DopdRouter:
         self._decode: Sequence[WorkerView] = ()
 
     def on_arrival(self, request: Request, workers: tuple[WorkerView, ...], now_s: float) -> Placement:
-        """Place a request: all of it on the decode worker when it is ultra-short there, else prefill apart."""
+        """Place a request. An ultra-short one runs on the decode worker alone; others prefill on another worker."""
         if workers is not self._workers:
             self._split(workers)
         decode = self._cheapest_decode(request)
@@ -62,16 +63,16 @@ class DopdRouter:
     def on_prefill_done(
         self, request: Request, placement: Placement, workers: tuple[WorkerView, ...], now_s: float
     ) -> Placement:
-        """Return `placement`: it was whole at arrival."""
+        """Return `placement`, which was complete at arrival."""
         return placement
 
     def _cheapest_decode(self, request: Request) -> WorkerView:
-        """Return the decode worker with the least cost: requests there, less the share of the prompt that is cached."""
+        """Return the decode worker with the least cost: its requests, less the cached share of the prompt."""
         weight = self._cache_weight / max(request.prompt_tokens, 1)
         return cheapest(request, self._decode, _requests, weight, self._block_tokens)
 
     def _first_free_prefill(self, request: Request) -> WorkerView:
-        """Return the prefill worker with the fewest tokens to compute until this prompt is done."""
+        """Return the prefill worker that has the fewest tokens to compute until this prompt is done."""
         return cheapest(request, self._prefill, _queued_tokens, 1.0, self._block_tokens)
 
     def _split(self, workers: tuple[WorkerView, ...]) -> None:
@@ -83,7 +84,7 @@ class DopdRouter:
 def _requests(worker: WorkerView) -> float:
     load = worker.load
     requests = load.running_requests + load.queued_requests
-    return requests if requests < math.inf else math.inf  # NaN would win or lose by its place in the list
+    return requests if requests < math.inf else math.inf  # comparisons with NaN would depend on the order of the list
 
 
 def _queued_tokens(worker: WorkerView) -> float:

@@ -1,11 +1,11 @@
-"""How many prefill workers: DOPD's queueing model (Eq. 6-8 and 10), solved for the size of the pool.
+"""The number of prefill workers by DOPD's queueing model (Eq. 6-8 and 10), solved for the size of the pool.
 
 The paper derives the mean wait W_q = rho / (1 - rho) * (c_a^2 + c_s^2) / 2 * E[S] (Eq. 10, Kingman) and says that it
-drives the scaling, but Algorithm 2 leaves it out. Solved for n = x / rho, where x is the offered work, it reads
+drives the scaling, but Algorithm 2 does not use it. With n = x / rho, where x is the offered work, the solution is
 
     n = x + x * D / (2 * W_q),    D = (c_a^2 + c_s^2) * E[S] = E[S^2] / E[S] for Poisson arrivals.
 
-Work is in busy workers: seconds of prefill that arrive per second.
+Work is measured in busy workers: seconds of prefill that arrive per second.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ class Service:
     """Moments of the prefill time S of one request, over the spread of prompt lengths."""
 
     mean_s: float
-    """E[S], which exceeds the time of the mean prompt: Eq. 8."""
+    """E[S]. It exceeds the time of the mean prompt: Eq. 8."""
     capped_mean_s: float
     """E[min(S, cap)]."""
     poisson_dispersion_s: float
-    """E[min(S, cap)^2] / E[S]: what D is when requests arrive independently."""
+    """E[min(S, cap)^2] / E[S]: the value of D when requests arrive independently."""
 
     @classmethod
     def of(cls, prefill_s: Callable[[float], float], isl_tokens: float, cv2: float, cap_s: float) -> Service:
         """Integrate over log-normal prompt lengths of mean `isl_tokens` and squared coefficient of variation `cv2`.
 
-        :param cap_s: the TTFT SLO. A prompt that takes longer misses it whatever the pool, so that a longer tail is
-            no reason for more headroom.
+        :param cap_s: the TTFT SLO. A prompt that takes longer misses it in any pool, so a longer tail needs no more
+            headroom.
         """
         sigma = math.sqrt(math.log1p(cv2))
         mean = capped = squared = 0.0
@@ -53,11 +53,11 @@ class Service:
 
 
 class Dispersion:
-    """Learns D from how far forecasts of the work were off: bursts have a larger one than Poisson arrivals.
+    """Learns D from the errors of work forecasts. Bursts have a larger D than Poisson arrivals.
 
     :param steps: steps from a forecast to the window that it is for.
     :param interval_s: seconds of a step.
-    :param memory_s: errors this old count for 1 / e.
+    :param memory_s: age in seconds at which the weight of an error has faded to 1 / e.
     """
 
     PRIOR_STEPS = 12
@@ -87,10 +87,10 @@ class Dispersion:
 
 
 class Backlog:
-    """Prefill work that waits, followed from arrivals and ready workers: few hosts report their queues in full.
+    """Waiting prefill work, estimated from arrivals and ready workers, because few hosts report their whole queues.
 
-    :param memory_s: the estimate never holds more than the ready workers clear in this time. It does not see the
-        queue itself, so where a pool cannot grow it must not count up for ever.
+    :param memory_s: the estimate is at most what the ready workers clear in this time. It does not see the queue
+        itself, so it must not grow for ever where a pool cannot grow.
     """
 
     def __init__(self, memory_s: float) -> None:
@@ -98,9 +98,9 @@ class Backlog:
         self._work_s = 0.0
 
     def update(self, arrived_s: float, ready: int, window_s: float, reported_s: float) -> float:
-        """Return the waiting work in seconds of one worker, after `arrived_s` came while `ready` workers served.
+        """Return the waiting work in seconds of one worker, after `arrived_s` of work arrived at `ready` workers.
 
-        :param reported_s: what the host's queues hold; the larger one counts.
+        :param reported_s: the work in the queues that the host reports. The larger of the two counts.
         """
         estimate_s = self._work_s + arrived_s - ready * window_s
         self._work_s = max(min(estimate_s, ready * self._memory_s), reported_s, 0.0)
@@ -108,11 +108,11 @@ class Backlog:
 
 
 def prefill_workers(work: float, dispersion_s: float, wait_s: float) -> float:
-    """Return the workers with which `work` waits `wait_s` on average: Eq. 10 solved for n."""
+    """Return the number of workers with which `work` waits `wait_s` on average: Eq. 10 solved for n."""
     return work + work * dispersion_s / (2 * wait_s)
 
 
 def upper_rate(rate: float, observed_s: float, sigmas: float) -> float:
-    """Return the rate that is `sigmas` standard errors above `rate`, seen for `observed_s` seconds (Wilson's bound)."""
+    """Return the rate `sigmas` standard errors above `rate`, observed for `observed_s` seconds (Wilson's bound)."""
     extra = sigmas * sigmas / 2 + sigmas * math.sqrt(rate * observed_s + sigmas * sigmas / 4)
     return rate + extra / observed_s

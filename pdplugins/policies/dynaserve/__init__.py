@@ -1,1 +1,1 @@
-"""DynaServe: requests split at any token into two micro-requests, and batches that keep the TBT SLO."""
+"""DynaServe: splits requests at any token into two micro-requests, and composes batches that keep the TBT SLO."""

@@ -10,7 +10,7 @@ from pdplugins.policies.dynaserve.config import DynaServeBatchSettings
 from pdplugins.policies.dynaserve.table import ProfileTable
 
 CLOSE_TOKENS = 16
-"""The search for M ends at most so many tokens below the largest M that keeps the SLO."""
+"""The search for M ends at most this many tokens below the largest M that keeps the SLO."""
 
 
 class DynaServeBatchScheduler:
@@ -23,7 +23,7 @@ class DynaServeBatchScheduler:
         self._table = ProfileTable(deployment, settings.learning_rate)
 
     def next_batch(self, view: BatchView, now_s: float) -> BatchPlan:
-        """Compose the next step. All decodes are in it (line 2); the plan names the prompt tokens (lines 3 to 8)."""
+        """Compose the next step. It has all decodes (line 2), and the plan adds prompt tokens (lines 3 to 8)."""
         if not view.queue:
             return BatchPlan({})
         step = Step(self._table, view, self._slo_s)
@@ -56,7 +56,7 @@ class DynaServeBatchScheduler:
 
 
 class Step:
-    """One step as it is composed."""
+    """One step while it is composed."""
 
     __slots__ = ("_modelled_s", "_slo_s", "_table", "chunks", "ctx", "dnum", "plen")
 
@@ -67,7 +67,7 @@ class Step:
         self.ctx = max(view.decode_context_tokens, 0) / self.dnum if self.dnum else 0.0
         self.plen = 0
         self.chunks: list[tuple[QueuedPrefill, int, float]] = []
-        """Prompt, tokens of it, and seconds that they add."""
+        """Prompt, number of its tokens in the step, and seconds that they add."""
         self._modelled_s = table.decode_s(self.dnum, self.ctx)
 
     def add(self, prefill: QueuedPrefill, tokens: int) -> None:
@@ -84,19 +84,19 @@ class Step:
                 self.add(prefill, tokens)
 
     def record(self, took_s: float) -> None:
-        """Put the time that it took into the profile table."""
+        """Record the time that the step took in the profile table."""
         self._table.record(self.plen, self.ctx, self.dnum, self._modelled_s, took_s)
 
     def predicted_s(self) -> float:
-        """Return what the profile table says of the step."""
+        """Return the time that the profile table predicts for the step."""
         return self._table.ratio(self.plen, self.ctx, self.dnum) * self._modelled_s
 
     def max_prefill_allowed(self, done: int, most: int) -> int:
         """Return M: the prompt tokens that may join the step within the SLO; at most `most`.
 
-        It is a search by secants, kept inside an interval that shrinks at each probe. Its result was probed, and fits.
+        This is a secant search inside an interval that shrinks with each probe. The result has been probed and fits.
 
-        :param done: most tokens of a prompt that come before its chunk.
+        :param done: the most tokens of a prompt that precede its chunk.
         """
         table, plen, dnum, ctx, slo_s = self._table, self.plen, self.dnum, self.ctx, self._slo_s
         before_s, added = self._modelled_s, table.steps.added
@@ -123,7 +123,7 @@ class Step:
         return low
 
     def keep_slo(self) -> None:
-        """Drop the last chunks while the whole step would break the SLO, which happens where a profile is concave."""
+        """Drop the last chunks while the whole step would miss the SLO, which happens where a profile is concave."""
         while len(self.chunks) > 1 and self.predicted_s() > self._slo_s:
             _, tokens, added_s = self.chunks.pop()
             self.plen -= tokens
@@ -131,7 +131,7 @@ class Step:
 
 
 def done_tokens(prefill: QueuedPrefill) -> int:
-    """Return the tokens of a prompt that are in the KV cache; where the host does not say, the most that can be."""
+    """Return the tokens of a prompt in the KV cache, or the most there can be where the host does not say."""
     if prefill.done_tokens is not None:
         return prefill.done_tokens
     return max(prefill.request.prompt_tokens - prefill.remaining_tokens, 0)

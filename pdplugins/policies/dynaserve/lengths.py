@@ -25,7 +25,7 @@ class LengthPredictor(Protocol):
 
 
 class Oracle:
-    """Returns what the host predicts; `prior_tokens` where it predicts nothing."""
+    """Returns the host's prediction, or `prior_tokens` where there is none."""
 
     def __init__(self, prior_tokens: int) -> None:
         self._prior = prior_tokens
@@ -36,11 +36,11 @@ class Oracle:
         return self._prior if told is None else told
 
     def learn(self, request: Request, output_tokens: int) -> None:
-        """Learn nothing."""
+        """Do nothing."""
 
 
 class Noisy(Oracle):
-    """What the host says, off by a normally distributed error: the sensitivity analysis of Table 4."""
+    """Returns the host's prediction plus a normally distributed error: the sensitivity analysis of Table 4."""
 
     def __init__(self, prior_tokens: int, noise_tokens: float, seed: int) -> None:
         super().__init__(prior_tokens)
@@ -54,7 +54,7 @@ class Noisy(Oracle):
 
 
 class Quantile:
-    """A quantile of the last requests whose prompts were about as long: within a power of two."""
+    """A quantile of the last outputs whose prompts had a similar length, within a power of two."""
 
     def __init__(self, prior_tokens: int, quantile: float, window: int) -> None:
         self._prior = prior_tokens
@@ -64,7 +64,7 @@ class Quantile:
         self._sorted: dict[int, list[int]] = {}
 
     def predict(self, request: Request) -> float:
-        """Return the quantile of the prompt's bucket; of the nearest bucket that has seen any request, else."""
+        """Return the quantile of the prompt's bucket, or of the nearest bucket with any request."""
         bucket = request.prompt_tokens.bit_length()
         if bucket not in self._sorted:
             if not self._sorted:
@@ -74,7 +74,7 @@ class Quantile:
         return lengths[int(self._quantile * len(lengths))]
 
     def learn(self, request: Request, output_tokens: int) -> None:
-        """Put the length in place of the oldest one of its bucket."""
+        """Add the length to its bucket, in place of the oldest one there."""
         bucket = request.prompt_tokens.bit_length()
         recent, lengths = self._recent.setdefault(bucket, deque()), self._sorted.setdefault(bucket, [])
         if len(recent) == self._window:
@@ -97,7 +97,7 @@ class Mean:
         return self._sum / len(self._recent) if self._recent else self._prior
 
     def learn(self, request: Request, output_tokens: int) -> None:
-        """Put the length in place of the oldest one."""
+        """Add the length, in place of the oldest one."""
         if len(self._recent) == self._window:
             self._sum -= self._recent.popleft()
         self._recent.append(output_tokens)

@@ -11,11 +11,11 @@ from pdplugins.policies.dynaserve.router import DynaServeRouter
 
 @hookimpl
 def pd_register_routers(register: Register) -> None:
-    """Add ``dynaserve``: split each request where both of its workers finish together (Algorithm 1)."""
+    """Add ``dynaserve``: split each request so that both of its workers finish together (Algorithm 1)."""
     register("dynaserve", DynaServeRouter, DynaServeRouterSettings)
 
 
 @hookimpl
 def pd_register_batch_schedulers(register: Register) -> None:
-    """Add ``dynaserve``: as much prefill as keeps the TBT SLO (Algorithm 2)."""
+    """Add ``dynaserve``: as much prefill in each step as the TBT SLO allows (Algorithm 2)."""
     register("dynaserve", DynaServeBatchScheduler, DynaServeBatchSettings)

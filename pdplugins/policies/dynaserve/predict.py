@@ -1,14 +1,14 @@
-"""The execution predictor of the global scheduler (section 4.1): how long a worker needs for the work it was given.
+"""The execution predictor of the global scheduler (section 4.1): the time that a worker needs for its work.
 
-The paper simulates virtual batches: each pass grants a prompt chunk and one token of each decode, within the hardware's
-limits, until all work is done. The time of all those passes has a closed form. Each token costs what it adds to its
-pass, and each pass reads the weights once. How many passes there are is decided by the phase that needs more of them:
-prompts in chunks that just keep the TBT SLO, decodes in batches as large as that SLO, KV cache and engine allow.
+The paper simulates virtual batches. Each pass takes a prompt chunk and one token of each decode, within the limits of
+the hardware, until all work is done. The time of all passes has a closed form: each token costs what it adds to its
+pass, and each pass reads the weights once. The phase that needs more passes decides how many there are. Prompts need
+passes with chunks that just keep the TBT SLO. Decodes need batches as large as that SLO, KV cache and engine allow.
 
     time = prompt_s + decode_s + max(prompt_passes_s, decode_passes_s)
 
-Where nothing decodes, no SLO limits the chunks: they are large, and the weight reads of their passes are left out. So a
-probe of the search costs a few table look-ups, however much work there is.
+Where nothing decodes, no SLO limits the chunks. They are large then, and the weight reads of their passes are left out.
+So a probe of the search costs a few table look-ups, however much work there is.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from pdplugins.policies._common import largest_within
 from pdplugins.policies.dynaserve.steps import shared_tp
 
 CONTEXTS = tuple(64.0 * 1.25**power for power in range(37))
-"""Contexts (64 to about 200,000 tokens) at which the cost of a decode token is tabulated."""
+"""Contexts, 64 to about 200,000 tokens, at which the cost of a decode token is tabulated."""
 
 
 @dataclass(slots=True)
@@ -30,9 +30,9 @@ class Work:
     """Work of one worker, in seconds of its time."""
 
     prompt_s: float = 0.0
-    """What prompt tokens add to their passes."""
+    """Time that prompt tokens add to their passes."""
     decode_s: float = 0.0
-    """What decode tokens add to their passes."""
+    """Time that decode tokens add to their passes."""
     prompt_passes_s: float = 0.0
     """Weight reads of the passes that the prompts need."""
     decode_passes_s: float = 0.0
@@ -47,14 +47,14 @@ class Work:
         return added + (prompt if prompt > decode else decode)
 
     def add(self, more: Work) -> None:
-        """Take in `more`."""
+        """Add `more` to this work."""
         self.prompt_s += more.prompt_s
         self.decode_s += more.decode_s
         self.prompt_passes_s += more.prompt_passes_s
         self.decode_passes_s += more.decode_passes_s
 
     def scale(self, share: float) -> None:
-        """Keep `share` of it."""
+        """Keep `share` of this work."""
         self.prompt_s *= share
         self.decode_s *= share
         self.prompt_passes_s *= share
@@ -65,7 +65,7 @@ NONE = Work()
 
 
 class ExecutionPredictor:
-    """Turns spans of tokens into work, by the profile. All workers of the pool count as equally fast."""
+    """Turns spans of tokens into work, by the profile. It assumes that all workers of the pool are equally fast."""
 
     def __init__(self, deployment: Deployment) -> None:
         perf, tp, slo_s = deployment.perf, shared_tp(deployment), deployment.slo.tpot_s
@@ -75,7 +75,7 @@ class ExecutionPredictor:
         self._pass_s = self._weights_s / max(chunk_tokens, 1)
         """Seconds of weight reads for one prompt token."""
         self._token_s = [self._full_batch(context, deployment) for context in CONTEXTS]
-        """Seconds that one decode token adds, and of weight reads for it, at each of CONTEXTS."""
+        """At each of CONTEXTS: seconds that one decode token adds, and its seconds of weight reads."""
 
     def _full_batch(self, context: float, deployment: Deployment) -> tuple[float, float]:
         perf, tp = deployment.perf, deployment.decode_tp

@@ -1,4 +1,4 @@
-"""The global scheduler (Algorithm 1): where to cut each request so that both workers finish at the same time."""
+"""The global scheduler (Algorithm 1): splits each request so that both workers finish at the same time."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from pdplugins.policies.dynaserve.lengths import build_predictor
 from pdplugins.policies.dynaserve.predict import NONE, ExecutionPredictor, Work
 
 LONGEST = 10_000_000
-"""Longer predictions are cut to this: no model has such a context, and sums stay finite."""
+"""Longer predictions are cut to this, so that sums stay finite. No model has such a long context."""
 
 
 class Server:
-    """One worker, and the work that it was given and has not done: the clocks of Algorithm 1."""
+    """One worker and its unfinished work: the clocks of Algorithm 1."""
 
     __slots__ = ("until_s", "view", "work")
 
@@ -28,12 +28,12 @@ class Server:
         self.view = view
         self.work = Work()
         self.until_s = 0.0
-        """When it will have done all of it."""
+        """When it will have done all of its work."""
 
     def advance(self, predictor: ExecutionPredictor, now_s: float) -> None:
-        """Take off what it should have done by now. Prompts that it reports as waiting are not done: they count again.
+        """Remove the work that it should have done by now. Prompts that it reports as waiting are added again.
 
-        A worker that is idle now may still have work: a second micro-request starts when the first one is done.
+        An idle worker may still have work to come, because a second micro-request starts only when the first is done.
         """
         work, load = self.work, self.view.load
         before_s = work.with_s(NONE)
@@ -47,7 +47,7 @@ class Server:
             work.prompt_passes_s = max(work.prompt_passes_s, prompts * waits.prompt_passes_s)
 
     def commit(self, more: Work, now_s: float) -> None:
-        """Give it `more` work."""
+        """Add `more` work."""
         self.work.add(more)
         self.until_s = now_s + self.work.with_s(NONE)
 
@@ -55,7 +55,7 @@ class Server:
 class DynaServeRouter:
     """Splits each request between two workers. A decision costs `probes` predictions, however many workers there are.
 
-    Each side takes the least busy of the next `choices` workers in turn (the paper: round robin).
+    Each part goes to the least busy of the next `choices` workers in turn. The paper uses round robin.
     """
 
     def __init__(self, settings: DynaServeRouterSettings, deployment: Deployment) -> None:
@@ -94,11 +94,11 @@ class DynaServeRouter:
     def on_prefill_done(
         self, request: Request, placement: Placement, workers: tuple[WorkerView, ...], now_s: float
     ) -> Placement:
-        """Return `placement`: it was whole at arrival."""
+        """Return `placement`, which was complete at arrival."""
         return placement
 
     def on_ended(self, request: Request, outcome: Outcome) -> None:
-        """Teach the output-length predictor; only an answer that is whole tells its length."""
+        """Teach the output-length predictor. Only a complete answer counts, as others are cut short."""
         if outcome.ending is Ending.FINISHED:
             self._lengths.learn(request, outcome.output_tokens)
 
@@ -119,7 +119,7 @@ class DynaServeRouter:
             self._pools = servers, servers
 
     def _pair(self, request: Request) -> tuple[Server, Server]:
-        """Return the workers of the first and of the second micro-request; the same one when it is alone."""
+        """Return the workers of the first and of the second micro-request; they are equal where only one can serve."""
         turn, self._turns = self._turns, self._turns + 1
         bound = self._servers.get(request.bound_worker) if request.bound_worker is not None else None
         first = bound or self._next(self._pools[0], turn, None)
@@ -143,8 +143,8 @@ class DynaServeRouter:
     def _split(self, prompt: int, length: int, first: Server, second: Server) -> int:
         """Return the token at which both workers would finish together (lines 3 to 10).
 
-        Of the splits that were tried, it is the one with which the later of the two workers finishes first. The search
-        alone need not end on it, because the time jumps between the last prompt token and the first decoded one.
+        Of all splits that were tried, this is the one whose later worker finishes earliest. The last split that the
+        search tries may be worse, because the time jumps between the last prompt token and the first decoded one.
         """
         span, settings = self._predictor.span, self._settings
         ratio, low, high = prompt / length, 0.0, 1.0
@@ -163,12 +163,12 @@ class DynaServeRouter:
             else:
                 low = ratio
             ratio = (low + high) / 2
-        if low == 0.0 or high == 1.0:  # one worker finishes first at every split: it gets the whole request
+        if low == 0.0 or high == 1.0:  # the same worker finishes first at every split, so it gets the whole request
             return 0 if low == 0.0 else length
         return best
 
     def _whole(self, prompt: int, length: int, server: Server, now_s: float) -> Placement:
-        """Let one worker do all of it."""
+        """Place the whole request on one worker."""
         server.commit(self._predictor.span(prompt, 0, length), now_s)
         return Placement(server.view.id, server.view.id, prompt, "whole")
 
@@ -178,7 +178,7 @@ def _until(server: Server) -> float:
 
 
 def _splits(server: Server) -> bool:
-    """Return whether a worker can be part of a pair that is split at any token; a host that does not know may try."""
+    """Return whether a worker can take part of a request split at any token; assumed where the host does not say."""
     return (known := server.view.capabilities) is None or known.splits
 
 

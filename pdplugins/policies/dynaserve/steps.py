@@ -1,4 +1,4 @@
-"""Times of mixed steps, cheap enough to ask for hundreds of times while one batch is put together."""
+"""Times of mixed steps, cheap enough to be read hundreds of times while one batch is composed."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from pdplugins.perf.steps import StepModel, dense_part
 
 CELL_TOKENS = 32
 CELLS = 768
-"""Up to 24,576 tokens; beyond that the profile is asked."""
+"""Cells of a grid. They reach up to 24,576 tokens; beyond that the profile itself is read."""
 
 
 def shared_tp(deployment: Deployment) -> int:
-    """Return the tensor-parallel size of a worker that does both phases: that of decode, if prefill has times for it.
+    """Return the tensor-parallel size of a worker that does both phases.
 
-    Else that of prefill.
+    This is the size of decode workers if the profile has prefill times for it, else the size of prefill workers.
     """
     decode_tp = deployment.decode_tp
     return decode_tp if decode_tp in deployment.perf.tp_sizes(Role.PREFILL) else deployment.prefill_tp
 
 
 class Grid:
-    """A function of tokens, kept every `CELL_TOKENS` tokens and linear between these."""
+    """A function of tokens, tabulated every `CELL_TOKENS` tokens and linear in between."""
 
     __slots__ = ("_rises", "_time_s", "_values")
 

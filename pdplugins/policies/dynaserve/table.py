@@ -1,8 +1,8 @@
-"""The profile table T of Algorithm 2: seconds of a step, from the profile at first, then corrected by every step.
+"""The profile table T of Algorithm 2: seconds of a step, taken from the profile and corrected by every measured step.
 
-A step is (plen, ctx, dnum): prompt tokens, mean context of the decodes, and number of decodes. A cell of the table is a
-power of two wide in each of the three. It holds the ratio of measured to modelled time of the steps that fell into it.
-So the table has a time for every step from the start, and its size does not grow with the number of steps.
+A step is (plen, ctx, dnum): prompt tokens, mean context of the decodes, and number of decodes. A cell of the table
+covers one power of two in each of the three. It holds the ratio of measured to modelled time of the steps in it. So the
+table has a time for every step from the start, and its size does not grow with the number of steps.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pdplugins.policies.dynaserve.steps import grid_steps, shared_tp
 
 Key = tuple[int, int, int]
 BOUND = 2.0
-"""One measurement counts as at most so many times off: one slow step must not keep prefill out for long."""
+"""Largest ratio of measured to modelled time that counts, so that one slow step does not keep prefill out for long."""
 
 
 class ProfileTable:
@@ -32,11 +32,11 @@ class ProfileTable:
         return self._perf.decode_step_s(dnum, ctx, self._decode_tp) if dnum else 0.0
 
     def ratio(self, plen: int, ctx: float, dnum: int) -> float:
-        """Return how many times as long as modelled such steps take here."""
+        """Return the ratio of measured to modelled time of such steps on this instance."""
         return self._ratios.get((plen.bit_length(), int(ctx).bit_length(), dnum.bit_length()), 1.0)
 
     def record(self, plen: int, ctx: float, dnum: int, modelled_s: float, took_s: float) -> None:
-        """Learn from a step (line 1). A time that is not positive and finite is left out: some hosts have no clock."""
+        """Learn from a step (line 1). A time that is not positive and finite is skipped: some hosts measure none."""
         if not (math.isfinite(took_s) and took_s > 0 and modelled_s > 0):
             return
         ratio = min(max(took_s / modelled_s, 1 / BOUND), BOUND)

@@ -1,1 +1,1 @@
-"""RAPID: watts and roles move between the GPUs of one node, within the node's power budget."""
+"""RAPID: moves watts and roles between the GPUs of one node, within the node's power budget."""

@@ -1,7 +1,7 @@
 """RAPID's dynamic resource scheduling: Algorithm 1 of the paper (Section 3.3).
 
-All GPUs of a phase have one cap. Watts move first, a step at a time: that takes effect within a second and is free.
-Where a limit of the caps is reached a GPU changes its phase, and the caps become uniform.
+All GPUs of a phase have the same cap. Watts move first, one step at a time, because that takes effect within a second
+and costs nothing. When the caps reach a limit, a GPU changes its phase and the caps become uniform.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ OTHER = {Role.PREFILL: Role.DECODE, Role.DECODE: Role.PREFILL}
 
 
 class Recent:
-    """The mean of what was said within the last seconds."""
+    """The mean of the values reported in the last `span_s` seconds."""
 
     def __init__(self, span_s: float) -> None:
         self._span_s = span_s
         self._values: deque[tuple[float, float]] = deque()
 
     def update(self, now_s: float, value: float | None) -> float | None:
-        """Take in `value` and return the mean; None when nothing was said for the whole span."""
+        """Take in `value` and return the mean; None when no value was reported in the whole span."""
         if is_number(value):
             self._values.append((now_s, value))
         while self._values and now_s - self._values[0][0] >= self._span_s:
@@ -90,7 +90,7 @@ class RapidController:
         return self._move(gpus, roles, view, sink)
 
     def _start(self, roles: dict[int, Role]) -> Caps:
-        """Return the static allocation. A phase whose cap is not given has what the other one leaves of the budget."""
+        """Return the static allocation. A phase without a given cap gets what the other one leaves of the budget."""
         settings = self._settings
         prefills = sum(role is Role.PREFILL for role in roles.values())
         decodes = len(roles) - prefills
@@ -104,7 +104,7 @@ class RapidController:
         return Caps(prefill_w or 0.0, decode_w or 0.0)
 
     def _move(self, gpus: tuple[GpuView, ...], roles: dict[int, Role], view: PlannerView, sink: Role) -> PowerPlan:
-        """Give to the phase `sink`: power, and where its limits are reached a GPU (lines 11-16 and 18-23)."""
+        """Give the phase `sink` more power, or a GPU where the caps are at a limit (lines 11-16 and 18-23)."""
         settings, source = self._settings, OTHER[sink]
         reason, limit = "", settings.move == "gpus"
         flips: tuple[Flip, ...] = ()
@@ -122,7 +122,7 @@ class RapidController:
         return self._plan(roles, flips, reason)
 
     def _spare(self, gpus: tuple[GpuView, ...], view: PlannerView, source: Role) -> int | None:
-        """Return the GPU of phase `source` that draws least; None when its last worker must stay, or one moves now."""
+        """Return the GPU of phase `source` with the least draw; None if it is the last worker, or one moves now."""
         workers = view.prefill.ready if source is Role.PREFILL else view.decode.ready
         candidates = [gpu for gpu in gpus if gpu.role is source]
         if self._moving or min(workers, len(candidates)) < 2:  # a worker may have several GPUs, which move together
@@ -130,7 +130,7 @@ class RapidController:
         return min(candidates, key=lambda gpu: (gpu.draw_w if is_number(gpu.draw_w) else math.inf, -gpu.index)).index
 
     def _shifted(self, roles: dict[int, Role], sink: Role) -> Caps | None:
-        """MOVEPOWER: return the caps one step on, None when a limit is reached."""
+        """MOVEPOWER: return the caps after one more step; None when a limit is reached."""
         settings, caps, source = self._settings, self._caps, OTHER[sink]
         sources = sum(role is source for role in roles.values())
         sinks = len(roles) - sources
@@ -143,7 +143,7 @@ class RapidController:
         return Caps(upper_w, lower_w) if sink is Role.PREFILL else Caps(lower_w, upper_w)
 
     def _within_budget(self, roles: dict[int, Role], caps: Caps) -> Caps:
-        """Return `caps`; uniform ones where those do not fit the budget with the GPUs that there are now."""
+        """Return `caps`, or uniform caps if those exceed the budget with the present GPUs."""
         total_w = sum(caps.of(role) for role in roles.values())
         fits = total_w <= self._settings.budget_w and min(caps.prefill_w, caps.decode_w) >= self._settings.min_w
         return caps if fits else self._uniform(roles)

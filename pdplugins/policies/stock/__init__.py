@@ -1,1 +1,1 @@
-"""What there is without pdplugins, for comparison."""
+"""Policies that serving frameworks have without pdplugins, as baselines."""

@@ -1,4 +1,4 @@
-"""First come first served: requests go on in the order of arrival, as soon as there is a place for the first one."""
+"""First come, first served: requests go on in order of arrival, as soon as the first one has a place."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class FcfsSettings(BaseModel):
 
 
 class FirstComeFirstServed:
-    """Every call costs O(1) of the waiting requests; `next` also looks at each worker where `free_kv` is set."""
+    """Every call is O(1) in the number of waiting requests. With `free_kv`, `next` also looks at each worker."""
 
     def __init__(self, settings: FcfsSettings, deployment: Deployment) -> None:
         self._per_worker = settings.per_worker
@@ -38,12 +38,12 @@ class FirstComeFirstServed:
         self._in_service: set[str] = set()
 
     def on_arrival(self, waiting: Waiting, now_s: float) -> None:
-        """Put a request at the end of the queue; one that starts anew is not in service any more."""
+        """Put a request at the end of the queue. A request that starts again is no longer in service."""
         self._in_service.discard(waiting.request.id)
         self._waiting[waiting.request.id] = waiting
 
     def next(self, workers: tuple[WorkerView, ...], now_s: float) -> FlowDecision:
-        """Let the first request go on if there is a place for it, refuse it if it has waited too long, else hold."""
+        """Release the first request if it has a place, refuse it if it has waited too long, else hold."""
         if not self._waiting:
             return Hold()
         request_id, head = next(iter(self._waiting.items()))
@@ -58,7 +58,7 @@ class FirstComeFirstServed:
         return Go(request_id)
 
     def on_left(self, request_id: str) -> None:
-        """Forget a request that waits no more."""
+        """Forget a request that no longer waits."""
         self._waiting.pop(request_id, None)
 
     def on_ended(self, request: Request, outcome: Outcome) -> None:
@@ -71,18 +71,18 @@ class FirstComeFirstServed:
         if not workers or not self._free_kv:
             return bool(workers)
         prefill = [worker for worker in workers if can_prefill(worker)]
-        # Where nothing is in service no more tokens will become free, and where nobody prefills the host must answer.
+        # With nothing in service no more tokens will become free. Without a prefill worker the host has to answer.
         return not self._in_service or not prefill or any(_fits(request, worker) for worker in prefill)
 
 
 def can_prefill(worker: WorkerView) -> bool:
-    """Tell whether `worker` can prefill: by its capabilities, or by its role where the host does not know these."""
+    """Return whether `worker` can prefill: by its capabilities, or by its role where those are unknown."""
     if worker.capabilities is None:
         return worker.role is Role.PREFILL
     return Role.PREFILL in worker.capabilities.phases
 
 
 def _fits(request: Request, worker: WorkerView) -> bool:
-    """Tell whether the KV cache of the prompt fits, as far as the host says; a prompt that never can does not wait."""
+    """Return whether the prompt fits into the free KV cache. True where the host does not say, or it can never fit."""
     free = worker.free_kv_tokens
     return free is None or free >= request.prompt_tokens or worker.kv_capacity_tokens < request.prompt_tokens

@@ -12,14 +12,14 @@ from pdplugins.policies.stock.threshold import ThresholdPlanner, ThresholdSettin
 
 @hookimpl
 def pd_register_planners(register: Register) -> None:
-    """Add ``static``: the pools of its settings, always; and ``threshold``: by utilisation."""
+    """Add ``static``, which keeps the pools of its settings, and ``threshold``, which scales by utilisation."""
     register("static", StaticPlanner, StaticSettings)
     register("threshold", ThresholdPlanner, ThresholdSettings)
 
 
 @hookimpl
 def pd_register_routers(register: Register) -> None:
-    """Add what serving frameworks ship."""
+    """Add the routers that serving frameworks ship."""
     register("round-robin", routers.RoundRobin, routers.RouterSettings)
     register("random", routers.Random, routers.RouterSettings)
     register("power-of-two", routers.PowerOfTwo, routers.RouterSettings)

@@ -1,6 +1,6 @@
-"""The routers that serving frameworks ship, as baselines. Prompt and output run where the two pools are: P, then D.
+"""The routers that serving frameworks ship, as baselines. Prompts run on prefill workers, outputs on decode workers.
 
-On workers of one role only (co-location) both phases run on the same worker.
+Where all workers have the same role (co-location), both phases of a request run on the same worker.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class StockRouter:
     def on_prefill_done(
         self, request: Request, placement: Placement, workers: tuple[WorkerView, ...], now_s: float
     ) -> Placement:
-        """Return `placement`: it was whole at arrival."""
+        """Return `placement`, which was complete at arrival."""
         return placement
 
     def pick(self, request: Request, pool: Pool, role: Role) -> WorkerView:
@@ -76,7 +76,7 @@ class StockRouter:
 
 
 class RoundRobin(StockRouter):
-    """Takes each worker in turn."""
+    """Chooses each worker in turn."""
 
     def __init__(self, settings: RouterSettings, deployment: Deployment) -> None:
         super().__init__(settings, deployment)
@@ -90,19 +90,19 @@ class RoundRobin(StockRouter):
 
 
 class Random(StockRouter):
-    """Takes any worker."""
+    """Chooses a random worker."""
 
     def __init__(self, settings: RouterSettings, deployment: Deployment) -> None:
         super().__init__(settings, deployment)
         self._random = SplitMix64(settings.seed).next
 
     def pick(self, request: Request, pool: Pool, role: Role) -> WorkerView:
-        """Choose one with equal chance."""
+        """Choose any worker with equal probability."""
         return pool[self._random() % len(pool)]
 
 
 class PowerOfTwo(Random):
-    """Takes the less loaded of two random workers (Mitzenmacher, IEEE TPDS 2001)."""
+    """Chooses the less loaded of two random workers (Mitzenmacher, IEEE TPDS 2001)."""
 
     def pick(self, request: Request, pool: Pool, role: Role) -> WorkerView:
         """Choose between two."""
@@ -112,7 +112,7 @@ class PowerOfTwo(Random):
 
 
 class LeastLoaded(StockRouter):
-    """Takes the least loaded worker, in turn among equals: by prompt tokens for prefill, by requests for decode."""
+    """Chooses the least loaded worker: by prompt tokens for prefill, by requests for decode. Equal ones take turns."""
 
     def __init__(self, settings: RouterSettings, deployment: Deployment) -> None:
         super().__init__(settings, deployment)
@@ -127,12 +127,12 @@ class LeastLoaded(StockRouter):
             return pool[loads.index(least)]
         self._turns += 1
         equals = [worker for worker, value in zip(pool, loads, strict=True) if value == least]
-        equals = equals or list(pool)  # nothing equals NaN
+        equals = equals or list(pool)  # a NaN minimum equals no load, not even itself
         return equals[self._turns % len(equals)]
 
 
 class CacheAware(StockRouter):
-    """Weighs what a worker has cached of the prompt against what waits there (the KV router of NVIDIA Dynamo)."""
+    """Weighs the cached part of the prompt against the work that waits on a worker (the KV router of NVIDIA Dynamo)."""
 
     def __init__(self, settings: CacheAwareSettings, deployment: Deployment) -> None:
         super().__init__(settings, deployment)
@@ -140,7 +140,7 @@ class CacheAware(StockRouter):
         self._block_tokens = settings.block_tokens
 
     def pick(self, request: Request, pool: Pool, role: Role) -> WorkerView:
-        """Choose the worker with the fewest tokens to compute: its own, and those of the prompt it has not cached."""
+        """Choose the worker with the fewest tokens to compute: its present ones and those of the prompt not cached."""
         return cheapest(request, pool, _tokens, self._weight, self._block_tokens)
 
 

@@ -20,7 +20,7 @@ class StaticSettings(BaseModel):
 
 
 class StaticPlanner:
-    """Wants the same pools always. Raises ConfigError when they do not fit the GPU budget."""
+    """Always wants the same pools. Raises ConfigError when they do not fit the GPU budget."""
 
     def __init__(self, settings: StaticSettings, deployment: Deployment) -> None:
         used = deployment.gpus(settings.prefill, settings.decode)

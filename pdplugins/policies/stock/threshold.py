@@ -1,7 +1,7 @@
-"""Threshold scaling: what Kubernetes' horizontal pod autoscaler does, for each of the two pools on its own.
+"""Threshold scaling: the rule of Kubernetes' horizontal pod autoscaler, for each of the two pools separately.
 
-The utilisation of a pool is the work that is there over the work that its workers can do. Outside a band for long
-enough, the pool becomes ``ceil(workers * utilisation / target)``, the autoscaler's rule.
+The utilisation of a pool is its present work over the work that its workers can do. If it stays outside a band for long
+enough, the pool becomes ``ceil(workers * utilisation / target)``.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ class ThresholdSettings(BaseModel):
 
 @dataclass(slots=True)
 class _Streak:
-    """Looks in a row above and below the band."""
+    """Numbers of consecutive intervals above and below the band."""
 
     above: int = 0
     below: int = 0
 
 
 class ThresholdPlanner:
-    """Scales both pools by their utilisation. Keeps the last plan where a host does not say enough."""
+    """Scales both pools by their utilisation. A pool keeps its size while the host does not report enough."""
 
     def __init__(self, settings: ThresholdSettings, deployment: Deployment) -> None:
         self._settings = settings
@@ -74,7 +74,10 @@ class ThresholdPlanner:
         return ScalePlan(*fit, f"{shown}{budget}", signals)
 
     def _wanted(self, streak: _Streak, workers: int, work: float | None) -> int:
-        """Return the size of one pool, whose `work` is what so many workers could just do."""
+        """Return the wanted size of one pool.
+
+        :param work: its present work, as the number of workers that it would keep busy.
+        """
         settings = self._settings
         if work is None:
             streak.above = streak.below = 0
@@ -87,7 +90,7 @@ class ThresholdPlanner:
         return workers
 
     def _prefill_work(self, view: PlannerView) -> float | None:
-        """Return the prefill that came in one interval and that waits, over what one worker does in an interval."""
+        """Return the prefill work that arrived in one interval or waits, over what one worker does in an interval."""
         waiting = _scaled(view.prefill, sum(load.queued_tokens for load in view.prefill.loads))
         came = _prompt_tokens(view.traffic)
         if waiting is None or came is None or view.traffic is None:
@@ -102,7 +105,7 @@ class ThresholdPlanner:
         return work if is_number(work) else None
 
     def _decode_work(self, pool: Pool) -> float | None:
-        """Return the fuller of KV cache and batch places over all workers, in workers."""
+        """Return the number of workers whose KV cache, or whose batch places, the present work would fill."""
         deployment = self._deployment
         capacity = deployment.kv_tokens or deployment.perf.kv_capacity_tokens(deployment.decode_tp)
         tokens = _scaled(pool, sum(load.running_tokens + load.queued_tokens for load in pool.loads))
@@ -113,14 +116,14 @@ class ThresholdPlanner:
 
 
 def _scaled(pool: Pool, reported: float) -> float | None:
-    """Return what all ready workers hold, from what some reported; None where none did, or no number came."""
+    """Scale `reported` from the workers that reported to all ready ones; None where none did, or it is no number."""
     if not is_number(reported) or reported < 0 or (pool.ready > 0 and not pool.loads):
         return None
     return reported * max(pool.ready / len(pool.loads), 1.0) if pool.loads else 0.0
 
 
 def _prompt_tokens(traffic: Traffic | None) -> float | None:
-    """Return the prompt tokens that came; None where the host does not say."""
+    """Return the prompt tokens that arrived; None where the host does not say."""
     if traffic is None or not is_number(traffic.requests) or not is_number(traffic.window_s) or traffic.window_s <= 0:
         return None
     if traffic.requests <= 0:

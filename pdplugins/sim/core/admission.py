@@ -1,4 +1,4 @@
-"""What stands before the router: requests are placed as they arrive, or wait for a flow policy to let them go on."""
+"""Admission to the router: requests are placed as they arrive, or wait until a flow policy releases them."""
 
 from __future__ import annotations
 
@@ -18,26 +18,26 @@ from pdplugins.sim.core.fleet import Fleet
 from pdplugins.sim.core.flight import Flight
 
 Place = Callable[[Flight], None]
-"""Asks the router for workers that take work, and queues the request there."""
+"""Asks the router for workers, and queues the request there."""
 RefuseFor = Callable[[Flight, float], None]
-"""Ends a request whose client may try again after so many seconds."""
+"""Ends a request. The number is the seconds after which its client may try again."""
 Describe = Callable[[Flight], Request]
 """Returns a request as policies see it now."""
 
 
 class FlowPolicy(NamedTuple):
-    """A flow policy, and what it needs beside the requests."""
+    """A flow policy, and what it needs besides the requests."""
 
     policy: Flow
     ttft_s: float
-    """The objective: a first token is due so many seconds after the arrival."""
+    """The objective: seconds from the arrival until the first token is due."""
     tally: Tally
     """Where calls and faults of the policy are counted."""
     journal: Journal | None = None
 
 
 class AtOnce:
-    """Every request goes on as it arrives; without any worker it waits for one."""
+    """Places every request as it arrives. While there is no worker, requests wait for one."""
 
     def __init__(self, fleet: Fleet, place: Place) -> None:
         self.waiting = False
@@ -59,24 +59,23 @@ class AtOnce:
         self._stranded.pop(flight.index, None)
 
     def ended(self, flight: Flight, ending: Ending) -> None:
-        """Learn nothing."""
+        """Do nothing."""
 
     def look(self) -> None:
-        """Nothing waits for a worker to have less to do."""
+        """Do nothing: no request waits for a worker to have less to do."""
 
     def workers_changed(self) -> None:
-        """Place the requests that waited for any worker."""
+        """Place the requests that waited for a worker."""
         waiting, self._stranded = self._stranded, {}
         for flight in waiting.values():
             self.arrived(flight)
 
 
 class FlowControl:
-    """A flow policy holds requests before the workers, and each is placed at the moment it goes on (late binding).
+    """Lets a flow policy hold requests. The router places each one only when the policy releases it (late binding).
 
-    The policy is asked at each arrival, and again when a request has ended or left a worker, when a step with prefill
-    begins (what waits on that worker has become less), when workers change, and at the time that it asked for.
-
+    The policy is asked at each arrival, when a request has ended or left a worker, when a step with prefill begins
+    (fewer tokens are queued on that worker then), when workers change, and at the time that it asked for.
     """
 
     def __init__(
@@ -84,7 +83,7 @@ class FlowControl:
     ) -> None:
         self.waiting = False
         self.hears = True
-        most = sys.maxsize  # the workload bounds it
+        most = sys.maxsize  # the workload bounds the queue
         self._flow = SafeFlow(flow.policy, most_waiting=most, journal=flow.journal, tally=flow.tally)
         self._policy_hears = implements(flow.policy, HearsOutcomes)
         self._events = events
@@ -94,17 +93,17 @@ class FlowControl:
         self._flights: dict[str, Flight] = {}
         """Requests that wait, by id."""
         self._requests: dict[int, Request] = {}
-        """What the policy knows of the requests that have not ended, by index; empty when it hears of no outcomes."""
+        """Requests that have not ended, as the policy saw them, by index. Empty when it does not hear outcomes."""
         self._in_service: set[int] = set()
-        """Requests that went on and have not ended, by index."""
+        """Released requests that have not ended, by index."""
         self._asking = False
         self._will_look = False
         """Whether `_on_look` is queued for this instant."""
         self._alarm: int | None = None
-        """When `_on_alarm` is due at the earliest."""
+        """When `_on_alarm` is next due."""
 
     def arrived(self, flight: Flight) -> None:
-        """Let a request wait, and ask what goes on. One that starts anew is not in service any more."""
+        """Let a request wait, and ask the policy. A request that starts again is no longer in service."""
         self._in_service.discard(flight.index)
         request, now = self._describe(flight), self._events.now
         if self._policy_hears:
@@ -124,14 +123,14 @@ class FlowControl:
             self.look()
 
     def ended(self, flight: Flight, ending: Ending) -> None:
-        """Tell a policy that hears outcomes, and ask again: there may be a place for another request."""
+        """Tell a policy that hears outcomes, then ask again, because another request may go on now."""
         self._in_service.discard(flight.index)
         if (request := self._requests.pop(flight.index, None)) is not None:
             self._flow.ended(request, Outcome(ending, flight.emitted))
         self.look()
 
     def look(self) -> None:
-        """Ask when the event that is being handled is done, so that the policy sees all that has changed."""
+        """Ask after the current event, so that the policy sees everything that the event has changed."""
         if self.waiting and not self._will_look:
             self._will_look = True
             self._events.call_at(self._events.now, self._on_look)
@@ -151,8 +150,8 @@ class FlowControl:
         self._ask()
 
     def _ask(self) -> None:
-        """Do what the policy says until it holds what still waits."""
-        if self._asking:  # what was just placed has changed the workers: it is asked anew in any case
+        """Follow the policy until it answers that the rest shall wait."""
+        if self._asking:  # placing a request changed the workers, and the loop below asks again anyway
             return
         self._asking = True
         while self._flights:
@@ -165,12 +164,12 @@ class FlowControl:
                 self._refuse(self._taken_out(answer.request_id), answer.retry_after_s)
             else:
                 if answer.until_s is not None:
-                    self._ask_at(ticks(nextafter(answer.until_s, inf)))  # not a tick before that time
+                    self._ask_at(ticks(nextafter(answer.until_s, inf)))  # rounding must not make it earlier
                 break
         self._asking = False
 
     def _ask_at(self, time: int) -> None:
-        """Ask again at `time`, or at an earlier one that is known already."""
+        """Ask again at `time`, unless an earlier time is scheduled already."""
         if self._alarm is None or time < self._alarm:
             self._alarm = time
             self._events.call_at(time, self._on_alarm, time)

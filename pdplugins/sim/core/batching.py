@@ -1,4 +1,4 @@
-"""Who prefills in the next step: the engine's own way, or a batch scheduler's."""
+"""Which requests prefill in the next step: first come, first served, or as a batch scheduler decides."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pdplugins.sim.core.flight import Flight
 
 
 class FirstComeFirstServed:
-    """Prompts in the order of arrival, as many tokens as a step may have, the last prompt cut to fit."""
+    """Takes prompts in order of arrival, up to the tokens that a step may have. The last prompt is cut to fit."""
 
     always_ask = False
 
@@ -33,28 +33,28 @@ class FirstComeFirstServed:
         return chunks
 
     def stepped(self, took: int) -> None:
-        """Learn nothing."""
+        """Do nothing."""
 
 
 def _fits(engine: Engine, left: int) -> bool:
-    """Whether the next prompt may start in a step that may have `left` more tokens."""
+    """Whether the next prompt may start in a step that has `left` tokens free."""
     return not (engine.settings.whole_prompts and engine.queue and engine.queue[0].target > left)
 
 
 def _read_ahead(engine: Engine) -> None:
-    """Read the histories that the next rounds in the queue lack, while the step computes (AMPD, section 6)."""
+    """Read missing histories of the next rounds in the queue while the step computes (AMPD, section 6)."""
     queue = engine.queue
     while queue and queue[0].history is not None and engine.owner.read_history(queue[0], engine):
         pass
 
 
 def _lacks_history(flight: Flight, engine: Engine) -> bool:
-    """Tell whether a queued request must wait for the history of its session, and start to read that."""
+    """Return whether a queued request must wait for the history of its session, and start reading that."""
     return flight.history is not None and (engine.owner.read_history(flight, engine) or flight.history is not None)
 
 
 def _admit_head(engine: Engine) -> bool:
-    """Let the first request of the queue prefill that has all it needs. False when there is none, or none fits."""
+    """Admit the first request of the queue that needs no history. False when there is none, or it does not fit."""
     _read_ahead(engine)
     queue = engine.queue
     return bool(queue) and queue[0].history is None and engine.admit(queue[0])
@@ -66,9 +66,10 @@ def _cut(flight: Flight, left: int) -> int:
 
 
 class Scheduled:
-    """A batch scheduler decides. What it asks for beyond the free KV cache waits; so does what it leaves out.
+    """Follows a batch scheduler. A request waits if the scheduler leaves it out, or if its KV cache does not fit.
 
-    When it fails, or wants an engine that has work to stand still for no stated time, the engine's own way is taken.
+    The engine batches first come, first served when the scheduler fails. It also does so when the scheduler leaves an
+    engine with work idle and names no time to wait.
     """
 
     always_ask = True
@@ -89,7 +90,7 @@ class Scheduled:
             self._asked = (view, BatchPlan({flight.id: flight.chunk for flight in chunks}))
             return chunks
         if engine.batch.size:
-            engine.most_steps = 1  # it decodes, and asks before the next step
+            engine.most_steps = 1  # decode one step, then ask again
             return []
         if plan.wait_s > 0:
             engine.events.call_at(engine.events.now + ticks(plan.wait_s), lambda _: engine.wake())
@@ -97,7 +98,7 @@ class Scheduled:
         return self._own.compose(engine)
 
     def stepped(self, took: int) -> None:
-        """Tell the scheduler what its last step ran, which is what fitted, and how long it took."""
+        """Tell the scheduler what its last step really ran, and how long that took."""
         if self._asked is not None:
             (view, plan), self._asked = self._asked, None
             self._scheduler.on_step(view, plan, seconds(took))
@@ -126,7 +127,7 @@ def _follow(plan: BatchPlan, engine: Engine) -> list[Flight]:
         if flight is None or tokens <= 0:
             continue
         if flight in engine.queue:
-            engine.queue.remove(flight)  # the scheduler's order counts, not the queue's
+            engine.queue.remove(flight)  # admit() takes the first of the queue, and the scheduler's order counts
             engine.queue.appendleft(flight)
             if _lacks_history(flight, engine) or not engine.admit(flight):
                 continue

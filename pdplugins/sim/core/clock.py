@@ -1,9 +1,8 @@
 """Virtual time and the one queue of events.
 
-Time is a whole number of ticks of 10 femtoseconds. Sums of step times are then exact, whatever their order: advancing
-a thousand decode steps in one formula gives the same time, to the last bit, as adding them one by one, and two things
-that happen at the same instant are recognised as such. The queue is ordered by (time, kind, sequence), so a run never
-depends on hashes or addresses.
+Time is a whole number of ticks of 10 femtoseconds, so sums of step times are exact in any order. One formula for a
+thousand decode steps gives the same time, to the last bit, as adding them one by one. Events at the same instant have
+equal times. The queue is ordered by (time, kind, sequence), so a run never depends on hashes or addresses.
 """
 
 from __future__ import annotations
@@ -13,11 +12,11 @@ from heapq import heappush
 from typing import Any, Final
 
 TICKS_PER_S: Final = 1e14
-"""Ticks of 10 fs: the slope of a decode step, about 1e-8 s per context token, keeps six digits, and half a day is small
-enough for a machine word. A float, so that compiled code divides as Python does."""
+"""Ticks of 10 fs. They are short enough to keep six digits of the slope of a decode step, about 1e-8 s per context
+token, and long enough for half a day in a machine word. A float, so that compiled code divides as Python does."""
 
 ACTION: Final = 0
-"""Anything but the end of a step. Work that arrives at the very end of a step takes part in the next one."""
+"""Anything but a step or a transfer. It sorts before `STEP`, so work that arrives as a step ends joins the next one."""
 TRANSFER: Final = 1
 """A KV transfer ends."""
 STEP: Final = 2
@@ -28,12 +27,12 @@ Event = tuple[int, int, int, Any, Any]
 
 
 def ticks(seconds: float) -> int:
-    """Return `seconds`, which is not negative, in ticks."""
+    """Convert non-negative `seconds` to ticks."""
     return int(seconds * TICKS_PER_S + 0.5)  # not round(), which compiled code has to call
 
 
 def seconds(time: int) -> float:
-    """Return `time`, in ticks, in seconds."""
+    """Convert `time` from ticks to seconds."""
     return time / TICKS_PER_S
 
 
@@ -48,7 +47,7 @@ class Events:
         self.sequence = 0
 
     def push(self, time: int, kind: int, target: Any, argument: Any) -> None:
-        """Queue an event that `kind` says how to handle."""
+        """Queue an event. Its `kind` says how to handle it."""
         self.sequence += 1
         heappush(self.heap, (time, kind, self.sequence, target, argument))
 

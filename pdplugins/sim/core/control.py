@@ -1,4 +1,4 @@
-"""Planners and power controllers on their ticks."""
+"""Calls planners and power controllers at their intervals."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class Loop:
-    """Something that happens every `interval_s` seconds as long as there are requests."""
+    """Calls `tick` every `interval_s` seconds as long as there are requests."""
 
     def __init__(self, interval_s: float, fleet: Fleet, dispatcher: Dispatcher, clock: PolicyClock) -> None:
         self._interval_s = interval_s
@@ -32,7 +32,7 @@ class Loop:
         self.changes: list[Scaling] = []
 
     def begin(self) -> None:
-        """Arm the first tick."""
+        """Schedule the first tick."""
         self._arm()
 
     def _arm(self) -> None:
@@ -45,7 +45,7 @@ class Loop:
             self._arm()
 
     def tick(self) -> None:
-        """Ask the policy and do what it says."""
+        """Ask the policy and carry out its answer."""
         raise NotImplementedError
 
     def _view(self, window: Window, window_s: float) -> PlannerView:
@@ -61,7 +61,7 @@ class Loop:
 
 
 class PlannerLoop(Loop):
-    """Follows a planner. Give it a safe one: whatever it answers is done."""
+    """Follows a planner. It must be a safe one, because its answers are carried out unchecked."""
 
     def __init__(self, planner: Planner, fleet: Fleet, dispatcher: Dispatcher, clock: PolicyClock) -> None:
         super().__init__(planner.interval_s, fleet, dispatcher, clock)
@@ -95,7 +95,7 @@ class PowerLoop(Loop):
         self._power = power
 
     def begin(self) -> None:
-        """Ask for the caps at start, which count at once, and arm the first tick."""
+        """Ask for the caps at start, which count at once, and schedule the first tick."""
         self._ask(0.0)
         super().begin()
 
@@ -111,8 +111,8 @@ class PowerLoop(Loop):
         if plan is None:
             return
         power.follow(plan.caps_w, at_once=not window_s)
-        of_gpu = {gpu: worker.view.id for worker in fleet.workers.values() for gpu in worker.gpus}
-        moves = [RoleMove(of_gpu[flip.gpu], flip.role, plan.reason) for flip in plan.flips if flip.gpu in of_gpu]
+        owner = {gpu: worker.view.id for worker in fleet.workers.values() for gpu in worker.gpus}
+        moves = [RoleMove(owner[flip.gpu], flip.role, plan.reason) for flip in plan.flips if flip.gpu in owner]
         fleet.roles.propose_moves(moves, Kind.POWER, fleet.now_s)
         if plan.flips:
             self._note(plan.reason)

@@ -12,7 +12,7 @@ from pdplugins.sim.core.steps import Line
 
 ORDER_BITS: Final = 32
 NEVER: Final = 1 << 60
-"""A step that no batch gets to."""
+"""A step number that no batch reaches."""
 
 
 class DecodeBatch:
@@ -32,25 +32,26 @@ class DecodeBatch:
         self.last = 0
         """When the members that are not new got their last token."""
         self.before = 0
-        """When they got the one before."""
+        """When those members got the token before that."""
         self.steps = 0
         self.first_leave = NEVER
         """Step after which the first member leaves."""
         self._leaves: list[int] = []
-        """Heap of step after which it leaves, and order of joining, of each member, in one number: that is compared
-        fast. Some have left already, but not the first."""
+        """Heap with one number for each member: the step after which it leaves, then its order of joining. One number
+        compares faster than a tuple. Members that left early may still be in it, but never at the top."""
         self._members: dict[int, Flight] = {}
-        """By order of joining, in that order."""
+        """Members by order of joining, in that order."""
         self._new: list[Flight] = []
         self.gaps = gaps
-        # Gaps that are larger than all later ones, and their steps. The largest since step s is the first from s on.
+        # Only gaps that are larger than all later ones, and their steps. So the largest gap since step s is the first
+        # one here from step s on.
         self._gap_steps: list[int] = []
         self._gap_times: list[int] = []
         self._past: tuple[list[int], list[int], list[int]] = ([], [], [])
 
     def join(self, flight: Flight) -> None:
         """Let a request decode from the next step on."""
-        order = self.gaps.joins = self.gaps.joins + 1  # one count for all engines: requests move between them
+        order = self.gaps.joins = self.gaps.joins + 1  # one count for all engines, because requests move between them
         steps = self.steps
         flight.order = order
         flight.since = steps + 1
@@ -64,7 +65,7 @@ class DecodeBatch:
         self._new.append(flight)
 
     def advance(self, line: Line, steps: int, end: int) -> None:
-        """Make `steps` steps, the last of which ends at `end`, with nothing else in them."""
+        """Make `steps` decode-only steps, the last of which ends at `end`."""
         size, context = self.size, self.context
         if self._new or self.time != self.last:
             first_end = end if steps == 1 else self.time + line.step(context)
@@ -89,7 +90,7 @@ class DecodeBatch:
         self.time = self.last = end
 
     def one_step(self, end: int) -> None:
-        """Make one step that other work takes part in."""
+        """Make one step that also prefills."""
         self._irregular(end)
         self.steps += 1
         self.context += self.size
@@ -119,7 +120,7 @@ class DecodeBatch:
         self._past = self._gap_steps.copy(), self._gap_times.copy(), [flight.gap for flight in self._new]
 
     def undo_step(self) -> None:
-        """Take back the last step, which has not ended yet and never will."""
+        """Undo the last step, which was made ahead and will never end."""
         self._gap_steps, self._gap_times, gaps = self._past
         for flight in self.members():
             if flight in self._new:
@@ -148,7 +149,7 @@ class DecodeBatch:
         while leaves and leaves[0] & (1 << ORDER_BITS) - 1 not in members:
             heappop(leaves)
         self.first_leave = leaves[0] >> ORDER_BITS if leaves else NEVER
-        if self._new and flight in self._new:  # has not had a token here
+        if self._new and flight in self._new:  # it has not got a token here
             self.context -= flight.isl + flight.emitted - 1
             self._new.remove(flight)
             return
@@ -167,7 +168,7 @@ class DecodeBatch:
             self._gap_times.clear()
 
     def _irregular(self, end: int) -> None:
-        """Note the gaps of the step that ends at `end`, where they are not its duration."""
+        """Note the gaps of the step that ends at `end`, where they differ from the duration of the step."""
         old = self.size - len(self._new)
         self.first_tokens(end)
         for flight in self._new:

@@ -1,4 +1,4 @@
-"""Takes each request from its arrival to its last token, over the workers that the router chose."""
+"""Takes each request from arrival to last token, through the workers that the router chose."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from pdplugins.sim.core.window import Window
 class Dispatcher:
     """The owner of all engines (`pdplugins.sim.core.protocols.Owner`).
 
-    It only connects the parts that do the work: `lifecycle`, `handoffs` and `failures`. What engines tell it goes
-    straight to the part in charge, without a call in between: engines tell it several things of each request.
+    It only connects the parts that do the work: `lifecycle`, `handoffs` and `failures`. Calls of engines go straight to
+    the part in charge. Engines make several for each request, so a call in between would cost time.
     """
 
     def __init__(
@@ -37,7 +37,7 @@ class Dispatcher:
         self.events = events
         self.links = links
         self.more = True
-        """Whether the workload has more."""
+        """Whether the workload has more arrivals."""
         self._windows = gaps.windows
         holdings = Holdings(links, fleet)
         self.lifecycle = lifecycle = Lifecycle(events, fleet, routing, settings, gaps, holdings)
@@ -59,11 +59,11 @@ class Dispatcher:
 
     @property
     def open(self) -> int:
-        """Requests that have come and not ended, and rounds of sessions that will come."""
+        """Requests that have arrived and not ended, plus scheduled next rounds of sessions."""
         return self.lifecycle.open
 
     def watched(self) -> Window:
-        """Return a new window on what clients do and feel."""
+        """Return a new window, which counts the traffic and latencies that clients see."""
         window = Window()
         self._windows.append(window)
         return window

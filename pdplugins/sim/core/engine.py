@@ -1,11 +1,13 @@
-"""One engine: continuous batching over a KV cache, with chunked prefill, in events instead of steps.
+"""One engine: continuous batching over a KV cache, with chunked prefill.
 
-At the end of each step the engine lets finished requests go, takes in what has arrived, frees KV cache for one more
-token of every decoding request (preempting the latest), asks for a batch, and starts the next step. As long as a step
-has nothing but decodes, and none of them leaves, the steps after it are known: they are one event, a
+At the end of each step the engine releases finished requests and takes in new ones. It makes sure that every decoding
+request can grow by one token, if need be by preempting the request that joined last. Then it asks for a batch and
+starts the next step.
+
+Steps that only decode are known ahead until a request leaves. The engine simulates them as one event, a
 `pdplugins.sim.core.runs.DecodeRun`. Work that arrives in between cuts the run at the end of the step in progress.
 
-What kind of engine it is (prefill, decode, co-located, unified) is only a matter of what is sent to it.
+An engine has no kind of its own. The requests sent to it make it a prefill, decode, co-located or unified engine.
 """
 
 from __future__ import annotations
@@ -32,14 +34,14 @@ from pdplugins.sim.core.window import Recent
 MANY: Final = 1 << 60
 """More decode steps than any run has."""
 
-# What an engine does. Plain numbers, because they are compared several times for each request.
+# What an engine does now. Plain numbers, because they are compared several times for each request.
 IDLE: Final = 0
 RUN: Final = 1
-"""Decode steps, known up to the next change."""
+"""It runs decode steps that are known up to the next change."""
 STEPPING: Final = 2
-"""A step with prefill, or it is in the middle of an event."""
+"""It runs a step with prefill, or handles an event."""
 GONE: Final = 3
-"""It is dead."""
+"""Its worker has died."""
 
 
 class Engine:
@@ -73,43 +75,43 @@ class Engine:
         self.events = events
         self.owner = owner
         self.spare = int(kv.capacity * settings.watermark)
-        """Tokens of KV cache that stay free when a request is let in."""
+        """Tokens of KV cache that must stay free when a request is admitted."""
         self.largest = kv.capacity - self.spare
-        """Tokens that a request may come with."""
-        # Requests, by what they do.
+        """A request with this many tokens or more is refused."""
+        # Where the requests of this engine are.
         self.queue: deque[Flight] = deque()
-        """Waits for prefill; nothing of it is in the KV cache."""
+        """Wait for prefill, and hold no KV cache here."""
         self.reading: list[Flight] = []
-        """Has its KV capacity, and waits for the history of its session."""
+        """Hold KV capacity, and wait for the history of their session."""
         self.prefilling: list[Flight] = []
-        """Has its KV capacity, and prefills chunk by chunk."""
+        """Hold KV capacity, and prefill chunk by chunk."""
         self.ready: deque[Flight] = deque()
-        """Joins the decode batch at the next step."""
+        """Join the decode batch at the next step."""
         self.batch = DecodeBatch(gaps)
-        """Decodes."""
+        """Decode."""
         self.incoming: deque[Flight] = deque()
-        """Waits on another worker for KV capacity here."""
+        """Wait on another worker for KV capacity here."""
         self.coming = 0
-        """Requests that have KV capacity here and are on their way."""
+        """Requests that have reserved KV capacity here and are on their way."""
         # The step in progress.
         self.mode = IDLE
         self.run = DecodeRun(self.batch, kv, times, events)
         self.version = 0
-        """Of the next event: those of earlier versions no longer count."""
+        """Version of the next event. Queued events of earlier versions are void."""
         self.step = PrefillStep()
         self.most_steps = MANY
         """Decode steps that may pass before the batch scheduler is asked again."""
         self.purge = False
-        """Whether requests are to be given up: those with an `error`."""
+        """Whether some requests have an `error`, so that the next step must give them up."""
         self.slow = (1.0, 1.0)
         """Slowdown of prefill, and of decode."""
-        # What it has done so far.
+        # What the engine has done so far.
         self.preemptions = 0
         self.first_tokens = Recent()
         """Times from arrival to the end of prefill here."""
         self.gauges = Gauges(self.batch, self.run, self.step, self.ready, times)
 
-    # --- what others see of it -------------------------------------------------------------------------------------
+    # --- what others see of the engine -----------------------------------------------------------------------------
 
     @property
     def busy(self) -> bool:
@@ -132,7 +134,7 @@ class Engine:
         self.run.note_first_tokens()
 
     def settle(self) -> None:
-        """Evict what the run in progress has pushed out of the cache by now."""
+        """Evict what the growing contexts of the run in progress have displaced from the cache by now."""
         kv = self.kv
         if kv.idle_tokens > (left := kv.free - self.run.steps * self.batch.size):
             if self.run.cut():
@@ -158,11 +160,11 @@ class Engine:
             self.wake()
 
     def receive(self, flight: Flight) -> None:
-        """Take in a request whose KV cache has come, into KV capacity that was reserved."""
+        """Take in a request whose KV cache has arrived in the capacity that was reserved for it."""
         flight.engine = self
         flight.kv, flight.reserved = flight.reserved, 0
         self.coming -= 1
-        if flight.target > flight.done:  # it holds its KV cache: it must not wait behind what waits for some
+        if flight.target > flight.done:  # it holds KV cache, so it must not queue behind requests that wait for some
             flight.state = State.PREFILL
             self.prefilling.append(flight)
             self.view.load.queued_tokens += flight.target - flight.done
@@ -180,7 +182,7 @@ class Engine:
             and not (self.queue and self.batching.always_ask)
             and self.run.cut()
         ):
-            # Nothing but this can change before the step in progress ends, so the request may join already.
+            # Nothing else can change before the step in progress ends, so the request may join the batch already.
             self.ready.popleft()
             flight.state = State.DECODE
             self.batch.join(flight)
@@ -200,10 +202,10 @@ class Engine:
         flight.expected = 0
 
     def reserve(self, flight: Flight, tokens: int) -> bool:
-        """Take KV capacity for a request that comes with its KV cache; False when it has to wait.
+        """Reserve KV capacity for a request that comes with its KV cache; False when it has to wait.
 
-        It takes a place in the batch too, or requests that cannot run would fill the cache of those that do. For one
-        that waits see `pdplugins.sim.core.protocols.Owner.capacity_freed`.
+        This also takes a place in the batch. Otherwise requests that cannot run would fill the KV cache that running
+        ones need. `pdplugins.sim.core.protocols.Owner.capacity_freed` retries for a request that waits.
         """
         size, steps = self.batch.size, self.run.steps
         if size + self.coming + len(self.ready) + len(self.prefilling) >= self.settings.max_batch:
@@ -225,7 +227,7 @@ class Engine:
         flight.reserved = tokens
 
     def unreserve(self, flight: Flight) -> None:
-        """Give back what was reserved for a request that does not come."""
+        """Free what was reserved for a request that will not arrive."""
         if self.kv.idle_tokens:
             self.settle()
         self.kv.give(flight.reserved)
@@ -235,7 +237,7 @@ class Engine:
     def release(self, flight: Flight) -> None:
         """Free what a request holds here."""
         if self.kv.idle_tokens:
-            self.settle()  # what was evicted before now is gone, although some is free again
+            self.settle()  # what was displaced before now is lost, even if capacity is free again
         self.kv.free += flight.kv
         flight.kv = 0
         if flight.pins:
@@ -244,14 +246,14 @@ class Engine:
             self.freed()
 
     def freed(self) -> None:
-        """Let in what waited for KV capacity."""
+        """Admit requests that waited for KV capacity."""
         if self.incoming:
             self.owner.capacity_freed(self)
         if self.queue and self.mode != STEPPING and self._may_start():
             self.wake()
 
     def wake(self) -> None:
-        """Decide anew at the end of the step in progress."""
+        """Decide again at the end of the step in progress."""
         if self.mode == IDLE:
             self.mode = STEPPING
             self.batch.time = self.events.now
@@ -260,7 +262,7 @@ class Engine:
             self._schedule(self.batch.time)
 
     def set_slow(self, prefill: float, decode: float) -> None:
-        """Take this many times as long for every step from the next one on."""
+        """Make every step from the next one on this many times as long."""
         self.slow = (prefill, decode)
         self.run.set_slow(decode)
         if self.mode != IDLE:
@@ -352,7 +354,7 @@ class Engine:
             self.mode = IDLE
 
     def _purge(self) -> None:
-        """Give up what is marked with an error."""
+        """Give up the requests that are marked with an error."""
         self.purge = False
         load = self.view.load
         for flight in [flight for flight in self.queue if flight.error]:
@@ -378,7 +380,7 @@ class Engine:
         self.owner.purged(flight)
 
     def abandon(self) -> list[Flight]:
-        """Die: stop at once and return every request that was here, with the tokens that it had by now."""
+        """Stop at once, as a dead worker does. Return every request that was here, with its tokens by now."""
         batch = self.batch
         self.step.worked, self.run.worked = self.worked()
         self.run.end_now()
@@ -403,7 +405,7 @@ class Engine:
             batch.join(flight)
 
     def _may_start(self) -> bool:
-        """Whether the first request of the queue may fit; what is cached of it shows when it is let in."""
+        """Whether the first request of the queue may fit. How much of it is cached shows only when it is admitted."""
         flight = self.queue[0]
         return (
             self.kv.free - self.batch.size - self.spare >= flight.target
@@ -413,7 +415,7 @@ class Engine:
         )
 
     def admit(self, flight: Flight) -> bool:
-        """Let the first request of the queue prefill, if its whole prompt fits."""
+        """Start the prefill of the first request of the queue, if its whole prompt fits."""
         if self.batch.size + self.coming + len(self.ready) + len(self.prefilling) >= self.settings.max_batch:
             return False
         if not take_prompt(self.kv, flight, self.kv.free - self.batch.size - self.spare):
@@ -429,7 +431,7 @@ class Engine:
         return True
 
     def _preempt(self) -> None:
-        """Preempt the request that joined last, until the others can grow by one token; it computes anew later."""
+        """Preempt the requests that joined last until the others can grow by one token. They compute again later."""
         batch, load = self.batch, self.view.load
         while self.kv.free < batch.size:
             flight = batch.latest()
@@ -466,14 +468,14 @@ class Engine:
         took = step.took = self.times.mixed(sizes, decodes, batch.context, self.slow)
         step.began = batch.time
         admission = self.owner.admission
-        if admission.waiting:  # before the workers, and here there is less to do now
+        if admission.waiting:  # this worker now has fewer queued tokens, so a held request may go on
             admission.look()
         self._schedule(batch.time + took)
 
     # --- events ----------------------------------------------------------------------------------------------------
 
     def _decode(self) -> None:
-        """Decode until someone leaves, or the KV cache is full."""
+        """Decode until a request leaves, or the KV cache is full."""
         self.mode = RUN
         end = self.run.begin(self.most_steps)
         events = self.events
@@ -482,7 +484,7 @@ class Engine:
         heappush(events.heap, (end, STEP, sequence, self, version))
 
     def _resume(self) -> None:
-        """Go on after a cut that changed nothing for the queue."""
+        """Continue after a cut that changed nothing for the queue."""
         if self.batch.size <= self.kv.free:
             self._decode()
         else:

@@ -1,4 +1,4 @@
-"""How an engine batches."""
+"""Settings of how an engine batches."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ class EngineSettings:
     """How engines batch. The defaults are vLLM's."""
 
     order: Literal["decode_first", "prefill_first"] = "decode_first"
-    """Decodes take part in steps with prefill (vLLM, Sarathi), or wait for them (SGLang's default)."""
+    """Decodes take part in steps with prefill (vLLM, Sarathi), or wait until such a step ends (SGLang's default)."""
     step_tokens: int = 8192
-    """Most tokens of one step: prompts are cut into chunks to fit."""
+    """Most tokens of one step. Prompts are cut into chunks to fit."""
     whole_prompts: bool = False
     """A prompt that does not fit into what is left of a step waits for the next one (TensorRT-LLM's default)."""
     max_batch: int = 256
     """Most requests that run at once."""
     watermark: float = 0.01
-    """Share of the KV cache that must stay free when a request is let in, so that the others can grow (vLLM 0.8)."""
+    """Share of the KV cache that must stay free when a request is admitted, so that others can grow (vLLM 0.8)."""
     block_tokens: int = 512
     """Tokens of one prefix block of the trace."""

@@ -1,4 +1,4 @@
-"""Requests that do not go as planned: cancelled ones, those on workers that die, and those that nothing can serve."""
+"""Failures of requests: the client cancels, the worker dies, or no worker can serve them."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from pdplugins.sim.core.lifecycle import CANCELLED, Lifecycle
 
 
 class Failures:
-    """Ends requests early, or starts them anew.
+    """Ends requests early, or starts them again.
 
-    :param retries: how often a request may start anew.
+    :param retries: how often a request may start again.
     """
 
     def __init__(self, lifecycle: Lifecycle, holdings: Holdings, fleet: Fleet, retries: int) -> None:
         self.retries = 0
-        """How often requests started anew, over all."""
+        """How often requests started again, in total."""
         self._lifecycle = lifecycle
         self._holdings = holdings
         self._fleet = fleet
         self._most_retries = retries
 
     def cancel(self, flight: Flight) -> None:
-        """The client has gone away: give the request up, at the end of the step in progress if it takes part in it."""
+        """Give up a request whose client has gone away. One on an engine ends with the step in progress."""
         if flight.state == State.OVER:
             return
         if flight.state in (State.WAITING, State.MOVING):
@@ -35,16 +35,16 @@ class Failures:
             flight.engine.wake()
 
     def purged(self, flight: Flight) -> None:
-        """End a request that its engine has given up on demand."""
+        """End a request that its engine has given up because its `error` was set."""
         self.end(flight, flight.error or "given up")
 
     def end(self, flight: Flight, why: str) -> None:
-        """Fail a request that waits for its next worker, or for any."""
+        """Fail a request that waits for a worker."""
         self._holdings.drop(flight)
         self._lifecycle.failed(flight, why)
 
     def retry(self, flight: Flight, why: str) -> None:
-        """Place a request anew: its prompt and the tokens it has had are computed again."""
+        """Place a request again. Its prompt and its output tokens so far are computed again."""
         self._holdings.drop(flight)
         if flight.error is not None:
             self._lifecycle.failed(flight, flight.error)
@@ -58,7 +58,7 @@ class Failures:
             self._lifecycle.admission.arrived(flight)
 
     def worker_dies(self, name: str) -> None:
-        """Take a worker away, with everything in it; its requests start anew elsewhere, as often as they may."""
+        """Remove a worker with everything on it. Its requests start again elsewhere, as often as they may."""
         worker = self._fleet.workers[name]
         engine = worker.engine
         live = self._lifecycle.live()
@@ -70,11 +70,11 @@ class Failures:
         for flight in sorted((*lost, *coming), key=lambda flight: flight.index):
             if flight.index in known or flight.state == State.MOVING:
                 self.retry(flight, f"worker {name} died")
-            else:  # still prefills elsewhere: it looks for another second worker when it is done
+            else:  # it still prefills elsewhere, and gets another second worker when that is done
                 self._holdings.drop(flight)
 
     def give_up(self) -> None:
-        """End what nothing can serve any more."""
+        """Fail the requests that are left at the end of the run, because no worker can serve them."""
         for flight in self._lifecycle.live():
             self._lifecycle.admission.left(flight)
             self.end(flight, "no worker to serve it")

@@ -1,4 +1,4 @@
-"""The simulated workers: how they come, change role and go, when `pdplugins.runtime.roles` says that they should."""
+"""The simulated workers. They start, change role and stop as `pdplugins.runtime.roles` decides."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from pdplugins.sim.core.steps import StepTimes
 from pdplugins.sim.core.views import LiveView
 
 MANY_TOKENS = 1_000_000
-"""Length of a transfer long enough to read its rate from."""
+"""Tokens of a transfer that is long enough to derive its rate from."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class Hardware:
     perf: PerfModel
     tp: int
     kv_tokens: int | None = None
-    """Tokens of KV cache; the profile's own when None."""
+    """Tokens of KV cache; None for what the profile says."""
 
 
 @dataclass(slots=True, eq=False)
@@ -43,10 +43,10 @@ class Worker:
     gpus: tuple[int, ...]
     started: int
     member: Member
-    """What the role authority knows of it."""
+    """The role authority's entry for this worker."""
     ended: int | None = None
     open: int = 0
-    """Requests that were placed on it and have not left it yet."""
+    """Requests that were placed on it and have not left it."""
     gone: bool = False
     draining: bool = False
     watched: bool = False
@@ -54,7 +54,7 @@ class Worker:
 
     @property
     def life(self) -> Life:
-        """Where it is in its life."""
+        """Its stage of life: starting, ready, draining or changing."""
         return self.member.life
 
 
@@ -68,13 +68,13 @@ class FleetSettings:
     label: bool = False
     """Whether roles are labels that change at once."""
     any_role: bool = False
-    """Whether a role may have no worker, because the others do its phase."""
+    """Whether a role may have no worker, because workers of the other role can serve its phase."""
     drain_deadline_s: float | None = None
-    """Time within which a worker that changes its role must drain; None for as long as it takes."""
+    """Time within which a worker that changes its role must drain; None for no limit."""
 
 
 class Fleet:
-    """All workers of one simulation: the actuator of its role authority.
+    """All workers of one simulation. It carries out what the role authority decides.
 
     :param gpu_budget: GPUs that workers may hold together, draining ones included.
     :param block_tokens: tokens of one prefix block.
@@ -111,17 +111,17 @@ class Fleet:
         self._free_gpus: list[int] = []
         self._gpus = 0
         self.workers: dict[str, Worker] = {}
-        """Those that are not gone, by name."""
+        """Workers that have not stopped or died, by name."""
         self.gone: list[Worker] = []
         self.alive: dict[str, Worker] = {}
-        """Those that take new work, by name."""
+        """Workers that take new work, by name."""
         self.ready: tuple[LiveView, ...] = ()
         """The workers that take new work, as routers see them; a new tuple after every change."""
 
     # --- what the role authority asks for: see `pdplugins.runtime.roles` ---------------------------------------------
 
     def start(self, role: Role, hardware: Hardware | None = None, *, at_once: bool = False) -> bool:
-        """Start a worker, whatever the budget; it serves when its start-up time has passed."""
+        """Start a worker without a check of the GPU budget. It serves once its start-up time has passed."""
         hardware = hardware or self._hardware[role]
         name = f"{role[0]}{self._named[role]}"
         self._named[role] += 1
@@ -144,11 +144,11 @@ class Fleet:
         return True
 
     def stop(self, worker: str) -> None:
-        """End a worker at once; it has no requests."""
+        """Stop a worker that has no requests."""
         self._end(self.workers[worker])
 
     def drain(self, worker: str) -> None:
-        """Give a worker no new work, and tell when it has none left."""
+        """Give a worker no new work, and report when it has no requests left."""
         draining = self.workers[worker]
         draining.draining = True
         if self._deadline is not None:
@@ -157,19 +157,19 @@ class Fleet:
         self.look(draining)
 
     def overdue(self, worker: str) -> None:
-        """A worker that is to go may take as long as its requests do."""
+        """Do nothing: a worker that is to stop may drain as long as its requests need."""
 
     def work(self, worker: str) -> float:
         """Return how many requests a worker has."""
         return self.workers[worker].open
 
     def relabel(self, worker: str, role: Role) -> None:
-        """Change a worker's role at once, as engines allow that serve both phases."""
+        """Change a worker's role at once, which works for engines that serve both phases."""
         self.workers[worker].view.role = role
         self._publish()
 
     def change(self, worker: str, role: Role) -> None:
-        """Change the role of a drained worker; it serves again when the time for that has passed."""
+        """Change the role of a drained worker. It serves again after the time that a change takes."""
         self._events.call_at(self._events.now + self._flip, self._serve, self.workers[worker])
 
     def undrain(self, worker: str) -> None:
@@ -188,7 +188,7 @@ class Fleet:
         return seconds(self._events.now)
 
     def look(self, worker: Worker) -> None:
-        """Tell the authority when a draining worker has nothing left to do."""
+        """Tell the role authority if a draining worker has no requests left."""
         if worker.life is Life.DRAINING and not worker.open:
             self.roles.drained(worker.view.id)
 
@@ -197,13 +197,13 @@ class Fleet:
         self._end(worker)
 
     def pool(self, role: Role) -> Pool:
-        """Return what a planner sees of `role`. What waits for GPUs is starting: it need not be asked for again."""
+        """Return what a planner sees of `role`. Workers that wait for GPUs count as starting."""
         ready = (worker for worker in self.alive.values() if worker.view.role is role)
         return replace(self.roster.pool(role), loads=tuple(worker.view.load.frozen() for worker in ready))
 
     @property
     def preemptions(self) -> int:
-        """How often a request lost its KV cache to make room."""
+        """How often a request lost its KV cache so that others could grow."""
         return sum(worker.engine.preemptions for worker in (*self.workers.values(), *self.gone))
 
     def gpu_seconds(self, now: int) -> float:

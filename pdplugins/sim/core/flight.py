@@ -1,4 +1,4 @@
-"""One request on its way through the simulator."""
+"""One simulated request and its state, from arrival to end."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """One request of a workload; of a session, one round."""
+    """One request of a workload, or one round of a session."""
 
     arrival_s: float
     isl_tokens: int
-    """Length of the prompt, the history of its session included."""
+    """Length of the prompt, including the history of its session."""
     osl_tokens: int
     blocks: tuple[int, ...] = ()
     session: str | None = None
@@ -29,10 +29,13 @@ class Arrival:
     rounds: tuple[Round, ...] = ()
     """The rounds of the session after this one."""
     cancel_after_s: float | None = None
-    """The client goes away that long after the arrival."""
+    """Seconds from the arrival until the client cancels; None when it does not."""
 
     def following(self, arrival_s: float, session: str, so_far_tokens: int) -> Arrival:
-        """Return the next round of the session, after a conversation of so many tokens."""
+        """Return the next round of the session.
+
+        :param so_far_tokens: length of the conversation before it.
+        """
         following, *later = self.rounds
         history_tokens = following.history(so_far_tokens)
         return Arrival(
@@ -46,27 +49,28 @@ class Arrival:
 
 
 class State:
-    """Where a request is."""
+    """The stages of a request."""
 
     WAITING: Final = 0
-    """For a worker, or for history to come."""
+    """Waits for a worker."""
     QUEUED: Final = 1
-    """For prefill, on an engine."""
+    """Waits for prefill on an engine."""
     PREFILL: Final = 2
     READY: Final = 3
-    """For a place in the decode batch."""
+    """Waits for the next step, to join the decode batch."""
     DECODE: Final = 4
     MOVING: Final = 5
-    """For free KV capacity on the next engine, or for its KV cache to get there."""
+    """Waits for free KV capacity on the next engine, or for its KV cache to arrive there."""
     OVER: Final = 6
 
 
 class Flight:
-    """One request: what the client saw, where it is, and the work that is left there.
+    """One request: what its client saw, which engine it is on, and the work that is left there.
 
-    Tokens are counted along prompt plus output. The last output token is never in the KV cache: it is the input of the
-    step that comes next. So with `emitted` output tokens out, a decoding request has ``isl + emitted - 1`` in it.
-    Times are in ticks. A request is on one engine at a time, and may have KV capacity reserved on a second one.
+    Token positions run through the prompt and then the output. The last output token is never in the KV cache, because
+    it is the input of the next step. So a decoding request with `emitted` output tokens has ``isl + emitted - 1`` of
+    them in the KV cache. A request is on one engine at a time, and may reserve KV capacity on another. Times are in
+    ticks.
     """
 
     __slots__ = (
@@ -77,22 +81,22 @@ class Flight:
     )  # fmt: skip
 
     def __init__(self, index: int, arrival: Arrival, arrived: int) -> None:  # noqa: PLR0915 - one line a field
-        # Compiled, fields lie in this order. Those that are used together stand together, because each of thousands of
-        # open requests has left the processor's caches when its turn comes.
-        # What takes it from worker to worker. Workers and engines are Any, as they import this module.
+        # Compiled code lays fields out in this order, and fields used together stand together. With thousands of open
+        # requests, each one has left the processor's caches before it is used again, so fewer cache lines are faster.
+        # Fields that take the request from worker to worker. Workers and engines are Any, as they import this module.
         self.state: int = State.WAITING
         self.isl = arrival.isl_tokens
         self.osl = arrival.osl_tokens
         self.emitted = 0
-        """Output tokens so far. Those of a decode batch are counted when the request leaves it."""
+        """Output tokens so far. Tokens from a decode batch are counted when the request leaves it."""
         self.stop = 0
-        """Tokens emitted when the engine where it is has done its part; 0 when that ends inside the prompt."""
+        """Output tokens after which the part on the current engine ends; 0 when it ends inside the prompt."""
         self.done = 0
         """Tokens in the KV cache of the engine where it prefills."""
         self.target = 0
-        """Tokens there when prefill is done."""
+        """Tokens in that KV cache when prefill is done."""
         self.kv = 0
-        """Private tokens taken on the engine where it is."""
+        """Private tokens that it holds on its current engine."""
         self.may_be_cached = bool(arrival.blocks or arrival.rounds or arrival.session is not None)
         """Whether its prompt has prefix blocks, or it is a round of a session."""
         self.waits = False
@@ -100,23 +104,23 @@ class Flight:
         self.queued = 0
         """When it joined the queue of its engine, or began to wait for its next one."""
         self.engine: Any = None
-        """Engine where it is."""
+        """The engine that it is on."""
         self.first: Any = None
-        """Worker of its first part, until it has left it."""
+        """Worker of its first part; None once it has left that worker."""
         self.second: Any = None
-        """Worker of its second part; the same where all runs on one; None while that is open."""
+        """Worker of its second part; the first worker where one does all; None while the router has not chosen it."""
         self.sink: Any = None
-        """Worker where it goes next."""
+        """The worker that it moves to."""
         self.landing = (0, 0)
-        """Tokens that the next worker gets, and those it has when its own prefill is done."""
+        """Tokens that `sink` receives, and tokens that it has once its own prefill is done."""
         self.sent = 0
-        """Tokens that the next worker has, or that are on their way there."""
+        """Tokens that `sink` has, or that are on their way there."""
         self.reserved = 0
-        """Tokens taken on the engine where it goes next."""
+        """Tokens reserved on the engine of `sink`."""
         self.transfer: Transfer | None = None
-        """Of its KV cache, to `sink`."""
+        """The transfer of its KV cache to `sink`, if one is in progress."""
         self.order = 0
-        """Place among all that joined a decode batch."""
+        """Its number among all requests that joined a decode batch."""
         self.leave = 0
         """Step of the engine's decode batch after which its part is done."""
         self.since = 0
@@ -127,33 +131,33 @@ class Flight:
         self.first_token = 0
         """When the first output token came."""
         self.last_token = 0
-        """When the last one so far came."""
+        """When the latest output token came."""
         self.arrived = arrived
         self.index = index
         """Place in the order of arrival."""
         self.id = str(index)
         self.names: tuple[str | None, str | None] = (None, None)
-        """Workers that prefilled and decoded it."""
+        """Workers that prefill and decode it."""
         self.error: str | None = None
         """Why it failed, or is to be given up."""
         self.arrival = arrival
-        # What few requests need.
+        # Fields that few requests need.
         self.chunk = 0
         """Tokens that the running step prefills."""
         self.history: Any = None
-        """Worker that has the history of its session, as long as that is to be read from there."""
+        """The worker to read the history of its session from; None when nothing is left to read."""
         self.expected = 0
-        """Tokens of its prompt that need not be computed, as far as is known while it is queued."""
+        """Prompt tokens that it will not have to compute, as known while it is queued."""
         self.cached = 0
-        """Tokens of its prompt that it did not have to compute, because a KV cache had them."""
+        """Prompt tokens that it did not have to compute, because a KV cache had them."""
         self.pins: Sequence[int] = ()
-        """Prefix blocks in use on the engine where it is."""
+        """Prefix blocks that it uses on its current engine."""
         self.block_hits = 0
-        """How many of them were there before it came."""
+        """How many of those blocks were in the cache before it came."""
         self.retries = 0
-        """How often it has started anew because a worker died."""
+        """How often it has started again because a worker died."""
         self.request: Request | None = None
-        """What the router was asked, and has answered, where anybody may want to know it again."""
+        """What the router saw of it. Like `placement`, the answer, it is kept only where it is needed again."""
         self.placement: Placement | None = None
 
     @property
@@ -162,10 +166,10 @@ class Flight:
         return self.isl + self.emitted - 1
 
     def plan(self, prompt: int, split: int, alone: bool, gives_token: bool) -> None:
-        """Set what the first worker does: all of it where it is alone, or up to token `split`.
+        """Set what the first worker does: everything where it is alone, else the tokens before `split`.
 
-        :param prompt: what has to be computed, with the tokens that are out already.
-        :param gives_token: whether a worker that computes just the prompt gives the client the token after it.
+        :param prompt: tokens to compute before the next output token, earlier output tokens included.
+        :param gives_token: whether a worker that computes just the prompt also gives the client the first token.
         """
         self.target, self.done = prompt, 0
         if alone:
@@ -178,7 +182,7 @@ class Flight:
             self.stop = min(self.osl, split - self.isl + 1)
 
     def beyond(self, computed_twice: int) -> tuple[int, int]:
-        """Return the tokens that the second worker gets, and those it has when its own prefill is done.
+        """Return the tokens that the second worker receives, and those it has once its own prefill is done.
 
         :param computed_twice: tokens at the end of a prompt that the second worker computes again.
         """

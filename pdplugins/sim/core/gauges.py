@@ -1,4 +1,4 @@
-"""The load of one engine at this moment, in the middle of a step or of a run of them."""
+"""The load of one engine now, in the middle of a step or of a run of steps."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pdplugins.sim.core.steps import StepTimes
 
 
 class Gauges:
-    """What is read off an engine; nothing is counted before it is asked for.
+    """Load figures of an engine. Each is computed only when it is read.
 
     :param ready: requests that join the next step.
     """
@@ -46,9 +46,9 @@ class Gauges:
         return self._batch.context + grown + sum(flight.context for flight in self._ready)
 
     def decode_gap(self) -> int:
-        """Return the ticks between tokens now, of the requests that decode or join the next step; 0 when there is none.
+        """Return the ticks between tokens of the requests that decode or join the next step; 0 when there are none.
 
-        It is the step in progress where they take part in it; where they wait for its prefill, the next one too.
+        This is the time of the step in progress. Where decodes wait for its prefill, the next step is added.
         """
         size = self.decode_requests()
         took = self._step.took if self._step.chunks else 0

@@ -1,4 +1,4 @@
-"""Takes requests from one worker to the next: it reserves KV capacity there, and sends the KV cache."""
+"""Moves requests from one worker to the next: reserves KV capacity there, then sends the KV cache."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from pdplugins.sim.core.routing import Routing
 from pdplugins.sim.core.settings import SimSettings
 
 PUSH_TOKENS: Final = 64
-"""Tokens of a chunk of KV cache, where chunks are sent while the first worker still decodes.
+"""Size in tokens of one chunk of KV cache, where the first worker sends chunks while it still decodes.
 
-Decoding as many tokens takes far longer than sending them. So all chunks but the last are on the second worker when the
-first one is done, and only the last is sent then. Capacity on the second worker is reserved when the first one is done;
-if there is none, everything is sent once there is.
+Decoding a chunk of tokens takes far longer than sending it. So when the first worker is done, the second one has every
+chunk but the last, and only that one is still to be sent. Capacity on the second worker is reserved at this moment. If
+there is none, everything is sent later, once there is.
 """
 
 
@@ -42,9 +42,9 @@ class Handoffs:
         failures: Failures,
     ) -> None:
         self.count = 0
-        """Requests that have come to their second worker."""
+        """Requests that have reached their second worker."""
         self.time = 0
-        """Ticks between the end of a request's part on its first worker and its arrival on the second, over all."""
+        """Ticks from the end of the part on the first worker to the arrival on the second, summed over all requests."""
         self._events = events
         self._fleet = fleet
         self._links = links
@@ -57,7 +57,7 @@ class Handoffs:
         self._may_stay = settings.no_room == "stay"
         self._step_tokens = settings.engine.step_tokens
         self._computed_twice = int(settings.first_token == "decode")  # noqa: S105 - no password
-        """Tokens at the end of a prompt that the decode worker computes again, to get the first token out of it."""
+        """Tokens at the end of a prompt that the decode worker computes again, because that gives the first token."""
         self._timeout = ticks(settings.handoff_timeout_s)
 
     # --- the part on one worker is done ----------------------------------------------------------------------------
@@ -102,7 +102,7 @@ class Handoffs:
                 engine.keep(flight)
             else:
                 self._lifecycle.finish(flight)
-        else:  # the worker for the rest of the prompt is gone, and this one was chosen instead
+        else:  # the worker for the rest of the prompt is gone, and the router chose this one instead
             engine.release(flight)
             flight.stop, flight.done, flight.target = flight.osl, 0, flight.isl + flight.emitted
             engine.submit(flight)
@@ -117,7 +117,7 @@ class Handoffs:
     # --- to the second worker --------------------------------------------------------------------------------------
 
     def _move(self, flight: Flight, second: Worker) -> None:
-        """Take a request with its KV cache to `second`, where capacity is reserved before anything is sent."""
+        """Move a request with its KV cache to `second`. Nothing is sent before capacity is reserved there."""
         flight.sink, flight.landing = second, flight.beyond(self._computed_twice)
         flight.stop = flight.osl
         flight.queued = self._events.now
@@ -132,7 +132,10 @@ class Handoffs:
             self._send(flight, flight.landing[0] - flight.sent)
 
     def _stay(self, flight: Flight) -> None:
-        """Let a request decode where it is. Its second worker has no free KV capacity, and waiting would hold some."""
+        """Let a request decode where it is, because its second worker has no free KV capacity.
+
+        If it waited instead, it would hold KV capacity here without using it.
+        """
         first = flight.first
         self._holdings.left(flight.second)
         flight.sink, flight.second = None, first
@@ -140,9 +143,9 @@ class Handoffs:
         first.engine.keep(flight)
 
     def _reserve(self, flight: Flight, engine: Engine, *, wait: bool = True) -> bool:
-        """Reserve KV capacity for a request on its next worker.
+        """Reserve KV capacity for a request on its next worker, and return whether that succeeded.
 
-        False when the request has to wait, if it may, or when it can never fit there.
+        A request that does not fit now waits where `wait` allows it. One that can never fit fails.
         """
         if flight.waits:
             return False
@@ -151,7 +154,7 @@ class Handoffs:
             if not wait:
                 return False
             if need >= engine.largest:
-                if flight.state == State.MOVING:  # until then its engine computes it, and it ends when that is done
+                if flight.state == State.MOVING:  # else its engine still computes it: this fails when that is done
                     why = f"needs {need + 1} tokens of KV cache, worker {engine.id} has room for {engine.largest}"
                     self._failures.end(flight, why)
                 return False
@@ -167,14 +170,14 @@ class Handoffs:
 
     @staticmethod
     def _use_history(flight: Flight, engine: Engine) -> None:
-        """What the session left on the second worker need not be sent again."""
+        """Skip the tokens that an earlier round of the session left on the second worker: they need not be sent."""
         session = flight.arrival.session
         if session is not None:
             engine.settle()
             flight.sent = max(flight.sent, min(engine.kv.drop(session), max(flight.landing[0] - 1, 0)))
 
     def capacity_freed(self, engine: Engine) -> None:
-        """Let requests come that waited for KV capacity on `engine`, first come first served."""
+        """Reserve the free KV capacity of `engine` for the requests that wait for it, first come first served."""
         incoming = engine.incoming
         self._links.gather()
         while incoming and engine.reserve(incoming[0], incoming[0].landing[1]):
@@ -188,10 +191,10 @@ class Handoffs:
         self._links.spread()
 
     def _end_deadlock(self, second: Worker) -> None:
-        """Let workers go on that wait for each other's KV capacity.
+        """End a deadlock of workers that wait for each other's KV capacity.
 
-        A worker that computes nothing while requests wait for it will not free any by itself: the request that has
-        waited longest gives up its KV cache on the other worker, and is computed anew here.
+        A worker that computes nothing frees no capacity by itself. If requests wait for such a worker, the one that has
+        waited longest gives up its KV cache on the other worker, and this worker computes it again.
         """
         engine = second.engine
         if engine.incoming and not engine.busy and not engine.coming:
@@ -209,7 +212,7 @@ class Handoffs:
     # --- what is sent ----------------------------------------------------------------------------------------------
 
     def chunk_done(self, flight: Flight, engine: Engine) -> None:
-        """Send what is computed of a prompt, while the rest computes."""
+        """Send the computed part of a prompt while the engine computes the rest."""
         second = flight.second
         if not self._overlap or second is None or second.engine is engine or second.gone:
             return
@@ -224,11 +227,11 @@ class Handoffs:
     def read_history(self, flight: Flight, engine: Engine) -> bool:
         """Read the history of a queued round from the worker that has it: see `pdplugins.sim.core.protocols.Owner`.
 
-        Reads run while earlier prompts compute, and no further ahead than one step's tokens.
+        Reads run while earlier prompts compute. They run ahead of the prefill by at most the tokens of one step.
         """
         source, first = flight.history, flight.first
         if source.gone or not (tokens := held(flight, source)):
-            flight.history = None  # it was evicted meanwhile, and is computed anew
+            flight.history = None  # it has been evicted since, so this worker computes it again
             return False
         ahead = sum(other.target - other.landing[0] for other in engine.reading)
         ahead += sum(other.target - other.done - other.chunk for other in engine.prefilling)
@@ -249,7 +252,7 @@ class Handoffs:
         )
 
     def _sent(self, flight: Flight) -> None:
-        """Handle the end of a transfer: of a chunk, of the rest, or of a session's history."""
+        """Handle the end of a transfer of a chunk, of the last part, or of a session's history."""
         flight.transfer = None
         tokens = flight.landing[0]
         if flight.state != State.MOVING:
@@ -261,13 +264,13 @@ class Handoffs:
             self._arrived(flight)
 
     def _arrived(self, flight: Flight) -> None:
-        """Let a request, all of whose KV cache has come, go on on its next worker."""
+        """Hand a request over to its next worker, which now has all of its KV cache."""
         source, sink = flight.engine, flight.sink
         tokens, target = flight.landing
         if sink is flight.first:
             sink.engine.read(flight)
             flight.cached = tokens
-            if flight.second is None or flight.second.engine is not source:  # where it decodes it stays
+            if flight.second is None or flight.second.engine is not source:  # the decode worker keeps its copy
                 source.settle()
                 source.kv.drop(flight.arrival.session)
         else:

@@ -1,4 +1,4 @@
-"""The history of a session: which tokens of a round's prompt a worker has from earlier rounds."""
+"""The history of a session: prompt tokens of a round that a worker has cached from earlier rounds."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from pdplugins.sim.core.flight import Flight
 
 
 def expect(flight: Flight, source: Worker | None, *, reads: bool) -> None:
-    """Note what a round just placed need not compute, because `source` has it.
+    """Note which tokens a newly placed round need not compute, because `source` has them.
 
-    :param reads: whether a worker reads the history from another one, or computes it anew.
+    :param reads: whether workers read a history from another worker. If not, they compute it again.
     """
     here = source is flight.first
     if source is None or not (here or reads):

@@ -1,4 +1,4 @@
-"""What a request holds on workers and links, and how that is freed."""
+"""Frees what a request holds on workers and links."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from pdplugins.sim.core.links import Links
 
 
 class Holdings:
-    """Takes requests off links and workers."""
+    """Removes requests from links and workers."""
 
     def __init__(self, links: Links, fleet: Fleet) -> None:
         self._links = links
         self._fleet = fleet
 
     def drop(self, flight: Flight) -> None:
-        """Free the KV cache and the transfer of a request, on the worker where it is and on the one where it goes."""
+        """Free the KV cache and the transfer of a request, on its current worker and on its next one."""
         if flight.transfer is not None:
             self._links.stop(flight.transfer)
             flight.transfer = None
@@ -36,7 +36,7 @@ class Holdings:
         flight.sink = None
 
     def leave(self, flight: Flight) -> None:
-        """Take a request off the workers that it was placed on."""
+        """Remove a request from the workers that it was placed on."""
         first, second = flight.first, flight.second
         if first is not None:
             self.left(first)
@@ -45,7 +45,7 @@ class Holdings:
         flight.first = flight.second = None
 
     def left(self, worker: Worker) -> None:
-        """Count a request less on `worker`, which may have drained now."""
+        """Count one request less on `worker`, and check whether it has drained."""
         worker.open -= 1
         if worker.draining and not worker.open:
             self._fleet.look(worker)

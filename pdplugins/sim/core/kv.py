@@ -1,9 +1,9 @@
 """The KV cache of one engine, counted in tokens.
 
-Tokens are private to a request, or in blocks that requests with the same prefix share. What no request uses stays as a
-cache, least recently used out first, until its tokens are needed: prefix blocks, and the contexts of sessions between
-two rounds. Counting tokens instead of pages is exact for page size 1, SGLang's default, and off by half a page for each
-request otherwise.
+Tokens are private to a request, or in blocks that requests with the same prefix share. Prefix blocks that no request
+uses, and the contexts of sessions between two rounds, stay cached until their tokens are needed. The least recently
+used ones are evicted first. Counting tokens instead of pages is exact for page size 1, SGLang's default. For larger
+pages it is off by about half a page for each request.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 Key = int | str
-"""A prefix block by its hash, or a session by its name."""
+"""The hash of a prefix block, or the name of a session."""
 
 
 class KvCache:
@@ -23,13 +23,13 @@ class KvCache:
         self.capacity = capacity
         self.block_tokens = block_tokens
         self.free = capacity
-        """Tokens that a request may take: free ones, and those that are only cached."""
+        """Tokens that a request may take: unused ones, and those that are only cached."""
         self.idle_tokens = 0
         self._idle: dict[Key, int] = {}
         self._pinned: dict[int, int] = {}
 
     def take(self, tokens: int) -> None:
-        """Use `tokens` of `free`, evicting what is only cached where that is needed."""
+        """Take `tokens` from `free`, and evict cached tokens where that is needed."""
         self.free -= tokens
         if self.idle_tokens > self.free:
             self.shrink(self.free)
@@ -44,18 +44,18 @@ class KvCache:
         self.free += tokens
 
     def has(self, block: int) -> bool:
-        """Tell whether a prefix block is here."""
+        """Return whether a prefix block is in this KV cache."""
         return block in self._pinned or block in self._idle
 
     def match(self, blocks: Sequence[int]) -> int:
-        """Return how many leading blocks are here."""
+        """Return how many leading blocks are in this KV cache."""
         for count, block in enumerate(blocks):
             if not self.has(block):
                 return count
         return len(blocks)
 
     def pin(self, blocks: Sequence[int]) -> None:
-        """Keep blocks that are here for one more request."""
+        """Add one user to each of `blocks`, which must be in this KV cache."""
         for block in blocks:
             users = self._pinned.get(block, 0)
             if not users:
@@ -65,17 +65,17 @@ class KvCache:
         self.take(0)
 
     def idle_among(self, blocks: Sequence[int]) -> int:
-        """Return the tokens of those blocks that are here and that no request uses."""
+        """Return the tokens of those of `blocks` that are cached but not used by a request."""
         return sum(self.block_tokens for block in blocks if block in self._idle)
 
     def share(self, blocks: Sequence[int]) -> list[int]:
-        """Turn private tokens of a request into blocks for all; return those that were not here before, now pinned."""
+        """Turn private tokens of a request into shared blocks; return the new ones, which are now pinned."""
         added = [block for block in dict.fromkeys(blocks) if not self.has(block)]
         self._pinned.update(dict.fromkeys(added, 1))
         return added
 
     def unpin(self, blocks: Sequence[int]) -> None:
-        """Let go of pinned blocks. They stay cached; of one prompt the last block goes out first."""
+        """Remove one user from each of `blocks`. Unused ones stay cached; a prompt's last block is evicted first."""
         for block in reversed(blocks):
             users = self._pinned[block] - 1
             if users:
@@ -87,7 +87,7 @@ class KvCache:
                 self.free += self.block_tokens
 
     def keep(self, session: str, tokens: int) -> None:
-        """Cache the context of a session that waits for its next round; its tokens are free already."""
+        """Cache the context of a session that waits for its next round. Its tokens must have been freed before."""
         self.drop(session)
         self._idle[session] = tokens
         self.idle_tokens += tokens

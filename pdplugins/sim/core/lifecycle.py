@@ -1,4 +1,4 @@
-"""Requests from their arrival to their end, and sessions from round to round."""
+"""Follows requests from arrival to end, and sessions from round to round."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ class Lifecycle:
     ) -> None:
         self.records: list[Record] = []
         self.open = 0
-        """Requests that have come and not ended, and rounds of sessions that will come."""
+        """Requests that have arrived and not ended, plus scheduled next rounds of sessions."""
         self.arrived = 0
         self.last_end = 0
         """When the last request ended."""
         self.admission: Admission = AtOnce(fleet, self.place)
-        """What lets requests go on to `place`."""
+        """Decides when a request goes on to `place`."""
         self._events = events
         self._fleet = fleet
         self._routing = routing
@@ -52,7 +52,7 @@ class Lifecycle:
         self._flights: list[Flight | None] = []
         """All requests by index; None for those that have ended."""
         self._bound: dict[str, str] = {}
-        """Session to the worker that has the KV cache of its last round."""
+        """By session: the worker that has the KV cache of its last round."""
 
     # --- arrival ---------------------------------------------------------------------------------------------------
 
@@ -67,7 +67,7 @@ class Lifecycle:
         return flight
 
     def place(self, flight: Flight) -> None:
-        """Ask the router for workers, of which there are some, and queue a request on the first one."""
+        """Ask the router for workers, and queue the request on the first of them. At least one worker must be ready."""
         fleet = self._fleet
         bound = None if flight.arrival.session is None else self._bound_worker(flight)
         placement = self._routing.on_arrival(flight, bound, fleet, self._events.now)
@@ -96,7 +96,7 @@ class Lifecycle:
         return self._routing.request(flight, self._bound_worker(flight))
 
     def _bound_worker(self, flight: Flight) -> str | None:
-        """Return the worker that has the KV cache of a round's session, if it is one."""
+        """Return the worker that has the KV cache of the request's session, if there is one."""
         session = flight.arrival.session
         return None if session is None else self._bound.get(session)
 
@@ -108,7 +108,7 @@ class Lifecycle:
 
     def finish(self, flight: Flight) -> None:
         """End a request that has all its tokens, on the engine where it is."""
-        if flight.sink is not None:  # chunks were on their way, but the first token was the last one too
+        if flight.sink is not None:  # chunks were on their way, but the first token was also the last
             self._holdings.drop(flight)
         flight.engine.release(flight)
         if flight.may_be_cached and flight.arrival.rounds:
@@ -121,11 +121,11 @@ class Lifecycle:
         self._record(flight, ttft_s, tpot_s, Ending.FINISHED)
 
     def refuse(self, flight: Flight, retry_after_s: float) -> None:
-        """End a request that the flow policy refuses; it was answered with 503 and ``Retry-After``."""
+        """End a request that the flow policy refuses: its client gets 503 and ``Retry-After``."""
         self._fail(flight, f"refused: retry after {retry_after_s:g} s", Ending.REFUSED)
 
     def failed(self, flight: Flight, why: str) -> None:
-        """End a request without an answer; it holds nothing any more."""
+        """End a request without an answer. It must not hold KV cache or links any more."""
         self._fail(flight, why, Ending.CANCELLED if why == CANCELLED else Ending.FAILED)
 
     def _fail(self, flight: Flight, why: str, ending: Ending) -> None:
@@ -150,7 +150,7 @@ class Lifecycle:
     # --- sessions --------------------------------------------------------------------------------------------------
 
     def _await_next_round(self, flight: Flight) -> None:
-        """Let the next round arrive when its user has read the answer, and keep the context for it in the cache."""
+        """Schedule the next round for when its user has read the answer, and keep its context in the KV cache."""
         arrival, engine = flight.arrival, flight.engine
         session = arrival.session or flight.id
         self.open += 1
@@ -168,7 +168,10 @@ class Lifecycle:
         self.admission.arrived(self.enter(arrival))
 
     def _record_unsent(self, arrival: Arrival) -> None:
-        """Record the rounds that will not come as failed: else a policy that ends sessions early would look better."""
+        """Record the rounds that will never arrive as failed.
+
+        Without this, a policy that lets sessions fail early would look better than it is.
+        """
         now_s = seconds(self._events.now)
         while arrival.rounds:
             arrival = arrival.following(now_s, arrival.session or "", arrival.isl_tokens + arrival.osl_tokens)

@@ -1,7 +1,7 @@
 """KV transfers between workers. Transfers that leave or enter the same worker share its link fairly.
 
-A transfer moves at the smaller of its shares at both ends, and its fixed latency comes after its last token. Shares are
-computed again whenever a transfer starts or ends at one of its ends.
+A transfer runs at the smaller of its two shares, one at the sender's link and one at the receiver's. Its fixed latency
+follows its last token. The shares on a link are computed again whenever a transfer starts or ends there.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ class Port:
     def __init__(self, tokens_per_s: float, latency_s: float = 0.0) -> None:
         self.tokens_per_s = tokens_per_s
         self.latency = max(ticks(latency_s), 1)
-        """Of transfers that leave here."""
+        """Fixed latency in ticks of the transfers that leave here."""
         self.out: list[Transfer] = []
         self.into: list[Transfer] = []
         self.due = -1
-        """When the first of the transfers that come here and share a link is to end."""
+        """When the next of the incoming transfers that share a link will end; -1 when there is none."""
         self.version = 0
 
 
 class Transfer:
-    """KV cache on its way."""
+    """One transfer of KV cache between two workers."""
 
     __slots__ = ("argument", "done", "end", "left", "rate", "shared", "since", "sink", "source", "version")
 
@@ -41,11 +41,11 @@ class Transfer:
         """Tokens that were left when the rate last changed."""
         self.rate = 0.0
         self.since = 0
-        """When that was."""
+        """When the rate last changed."""
         self.end = 0
-        """When its last token leaves the link, as things are."""
+        """When its last token will leave the link, at the current rate."""
         self.shared = False
-        """Whether its end matters to others, so that it is an event of its own."""
+        """Whether it shares a link. Then other transfers speed up when it ends, so its end is an event of its own."""
         self.version = 0
         self.done = done
         self.argument = argument
@@ -54,9 +54,9 @@ class Transfer:
 class Links:
     """All transfers of one simulation.
 
-    A transfer that has its links for itself is one event, its arrival. For those that share, each receiving worker has
-    one event: the next end of a transfer, from which moment others go faster. Receiving, because those that start
-    together are mostly those that waited for KV capacity on one worker.
+    A transfer that shares no link is one event: its arrival. Transfers that share links speed up when another one ends.
+    So each receiving worker has one event more, the next end of a shared transfer. The receiver has it, not the sender,
+    because transfers that start together mostly waited for KV capacity on the same receiver.
     """
 
     def __init__(self, events: Events) -> None:
@@ -65,7 +65,7 @@ class Links:
         self._gathered: list[Transfer] = []
 
     def gather(self) -> None:
-        """Compute shares once for all transfers that start until `spread`, which is at the same instant."""
+        """Defer the computation of shares until `spread`, for transfers that start at the same instant."""
         self._gathering = True
 
     def spread(self) -> None:
@@ -81,7 +81,7 @@ class Links:
         gathered.clear()
 
     def start(self, source: Port, sink: Port, size: float, done: Callable[[Any], None], argument: Any) -> Transfer:
-        """Move the KV cache of `size` tokens; call ``done(argument)`` when all of it has come."""
+        """Move the KV cache of `size` tokens, and call ``done(argument)`` when all of it has arrived."""
         transfer = Transfer(source, sink, size, done, argument)
         now = transfer.since = self._events.now
         out, into = source.out, sink.into
@@ -108,19 +108,19 @@ class Links:
         self._arrive_at(end + source.latency, transfer)
 
     def _forget(self, transfer: Transfer, now: int) -> None:
-        """Take a transfer off its links that has left them long ago, when nobody had to know: it shared neither."""
+        """Remove a transfer from its links if it has ended. It shared neither, so its end was not an event."""
         if transfer.end <= now and not transfer.shared and transfer.rate:
             self._leave(transfer)
 
     def stop(self, transfer: Transfer) -> None:
-        """Give up a transfer; `done` is not called."""
+        """Abort a transfer. Its `done` is not called."""
         transfer.version += 1
         if transfer in transfer.source.out:
             self._leave(transfer)
             self._share([transfer.source.out, transfer.sink.into])
 
     def on_event(self, target: Any, version: int) -> None:
-        """Handle the arrival of a transfer, or the end of the first of those that share the link of a worker."""
+        """Handle the arrival of a transfer, or the next end of a shared transfer at a receiving worker."""
         if version != target.version:
             return
         if type(target) is Port:
@@ -151,7 +151,7 @@ class Links:
         transfer.sink.into.remove(transfer)
 
     def _share(self, changed: list[list[Transfer]]) -> None:
-        """Compute again what is left of the transfers on links where some have come or gone, and when they end."""
+        """Update the transfers on changed links: how many tokens are left, at which rate they move, when they end."""
         now = self._events.now
         touched: dict[Port, None] = {}
         for transfers in changed:

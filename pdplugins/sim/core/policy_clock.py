@@ -1,4 +1,4 @@
-"""What policies cost and how often they failed, apart from the simulation itself."""
+"""Counts the wall time, calls and faults of policies, separately from the simulation itself."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pdplugins.runtime.faults import Tally
 
 
 class PolicyClock:
-    """Wall time, calls and faults of each kind of policy, as the safe policies count them."""
+    """Wall time, calls and faults of each kind of policy, as the wrappers in `pdplugins.runtime` count them."""
 
     def __init__(self, journal: Journal | None = None) -> None:
         self._tallies = {kind: Tally(kind, journal) for kind in Kind}
@@ -20,26 +20,26 @@ class PolicyClock:
         return self._tallies[kind]
 
     def add(self, kind: str, nanoseconds: int) -> None:
-        """Count one call of a policy that has no safe policy around it."""
+        """Count one call of a policy that has no such wrapper."""
         tally = self._tallies[Kind(kind)]
         tally.calls += 1
         tally.ns += nanoseconds
 
     def fault(self, kind: str, why: Exception | str) -> None:
-        """Count one call of such a policy that did not give an answer to follow."""
+        """Count one call of such a policy that gave no usable answer."""
         self._tallies[Kind(kind)].fault(Fault.POLICY_ERROR, str(why))
 
     @property
     def calls(self) -> Counter[str]:
-        """Calls by kind of policy; only of those that were called."""
+        """Calls by kind of policy; kinds without calls are left out."""
         return Counter({kind.value: tally.calls for kind, tally in self._tallies.items() if tally.calls})
 
     @property
     def seconds(self) -> dict[str, float]:
-        """Wall seconds by kind of policy; only of those that took any."""
+        """Wall seconds by kind of policy; kinds that took no time are left out."""
         return {kind.value: tally.ns / 1e9 for kind, tally in self._tallies.items() if tally.ns}
 
     @property
     def faults(self) -> Counter[str]:
-        """Faults by kind of policy; only of those that had any."""
+        """Faults by kind of policy; kinds without faults are left out."""
         return Counter({kind.value: n for kind, tally in self._tallies.items() if (n := sum(tally.faults.values()))})

@@ -1,4 +1,4 @@
-"""What power caps do to GPUs, how caps change safely, and what the GPUs have drawn."""
+"""Power caps: how much they slow GPUs, how they change safely, and how much energy the GPUs have drawn."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from pdplugins.sim.core.fleet import Fleet, Worker
 
 @dataclass(frozen=True, slots=True)
 class PowerCurve:
-    """How much longer each phase takes under a cap, and what it draws; linear between the points."""
+    """How much longer each phase takes under a cap, and what it draws. Linear between the points."""
 
     cap_w: tuple[float, ...]
-    """Caps, ascending; the last one is the one at start."""
+    """Caps, ascending. GPUs start with the last one."""
     prefill_slow: tuple[float, ...]
     """Time of a prefill step over its time without cap, at each of `cap_w`."""
     decode_slow: tuple[float, ...]
@@ -41,7 +41,7 @@ class PowerCurve:
 
 
 NO_EFFECT = PowerCurve((math.inf,), (1.0,), (1.0,), 0.0, math.nan, math.nan, math.nan)
-"""Of GPUs whose profile says nothing: caps slow nothing, and the draw is not known."""
+"""For GPUs whose profile has no power table: caps slow nothing, and the draw is unknown."""
 
 
 def power_curve(perf: PerfModel) -> PowerCurve:
@@ -72,37 +72,37 @@ class Device:
         self.worker = worker
         self.curve = curve
         self.cap_w = curve.cap_w[-1]
-        """What it was last told."""
+        """The cap that it was last given."""
         self.kept_w = 0.0
-        """What it may draw at most: a lower cap counts once it has settled, a higher one at once."""
+        """The most that it may draw now. A lower cap counts once it has settled, a higher one at once."""
         self.works_w = self.cap_w
-        """What its speed and its draw are those of: any cap counts once it has settled."""
+        """The cap that sets its speed and its draw. Every new cap counts once it has settled."""
         self.target_w = self.cap_w
-        """What the controller wants."""
+        """The cap that the controller wants."""
         self.planned = False
-        """Whether a plan has named it; until then it has the cap of a new device, and counts for no plan."""
+        """Whether a plan has named it. Until then it has the cap of a new device, and no plan counts its watts."""
         self.version = 0
-        """Counts what it was told, so that a timer knows whether it is the last one's."""
+        """Number of caps given so far, so that a timer can tell whether a newer cap has replaced its own."""
         self._charged = worker.started, 0, 0
         self._joules = 0.0
 
     def view(self) -> GpuView:
-        """Return what a controller sees of it."""
+        """Return what a power controller sees of this GPU."""
         role = self.worker.view.role
         return GpuView(self.index, role, self.curve.draw_w(role, self.worker.engine.busy, self.works_w), self.cap_w)
 
     def tell(self, cap_w: float) -> None:
-        """Set its cap."""
+        """Note a new cap that was set on the device."""
         self.cap_w = cap_w
         self.version += 1
 
     def work(self, cap_w: float, now: int) -> None:
-        """Work under `cap_w` from now on."""
+        """Run under `cap_w` from now on."""
         self.charge(now)
         self.works_w = cap_w
 
     def charge(self, now: int) -> float:
-        """Return the joules drawn so far."""
+        """Add the energy drawn since the last call, and return the joules drawn so far."""
         worker, (since, prefill, decode) = self.worker, self._charged
         curve, cap_w = self.curve, self.works_w
         end = now if worker.ended is None else worker.ended
@@ -118,10 +118,10 @@ class Device:
 class Power:
     """The caps of all GPUs of a fleet.
 
-    A change of caps is a transaction: what is lowered is told at once, and nothing is raised before all of that has
-    settled. So the GPUs together may never draw more than the larger of what the old plan and the new one sum to.
+    A change of caps has two phases. Caps that fall are set at once. Caps that rise are set only after all of those have
+    settled. So the GPUs together never draw more than the larger of the two plans, the old one and the new one, allows.
 
-    :param curve: of all GPUs; what their workers' profiles say when None.
+    :param curve: the power curve of all GPUs. When None, each GPU has the curve of its worker's profile.
     """
 
     def __init__(self, events: Events, fleet: Fleet, curve: PowerCurve | None) -> None:
@@ -139,14 +139,14 @@ class Power:
         return sum(device.kept_w for device in self.devices() if device.planned)
 
     def follow(self, caps_w: Mapping[int, float], *, at_once: bool = False) -> None:
-        """Bring the GPUs to `caps_w`; `at_once` is for what they have before anything runs."""
+        """Bring the GPUs to `caps_w`. `at_once` is for the caps at start, before anything runs."""
         now, devices = self._events.now, self.devices()
         for device in devices:
             wanted_w = caps_w.get(device.index)
             if wanted_w is None or not math.isfinite(wanted_w) or wanted_w <= 0:
                 continue
             device.target_w = wanted_w
-            if not device.planned:  # it has drawn nothing that counts: this is a raise from nothing
+            if not device.planned:  # no plan has counted its watts so far, so its cap rises from zero
                 device.planned = True
                 device.tell(0.0)
                 device.work(device.curve.cap_w[0], now)
@@ -186,7 +186,7 @@ class Power:
             self._raise()
 
     def _raise(self) -> None:
-        """Raise what is to be raised, once everything that was lowered has settled."""
+        """Raise the caps that are to rise, if every cap that was lowered has settled."""
         devices = [device for device in self.devices() if device.planned]
         if any(device.kept_w > device.cap_w for device in devices):
             return
@@ -203,7 +203,7 @@ class Power:
             self._slow(device.worker)
 
     def _slow(self, worker: Worker) -> None:
-        """Let the engine of a worker run as fast as the lowest cap of its GPUs allows."""
+        """Run the engine of a worker as fast as the lowest cap of its GPUs allows."""
         devices = [self._devices[worker.view.id, gpu] for gpu in worker.gpus]
         slowest = min(devices, key=lambda device: device.works_w)
         slow = slowest.curve.slow(slowest.works_w)

@@ -1,4 +1,4 @@
-"""The KV cache of one request on an engine: what it takes for its prompt, shares with others, and gives back."""
+"""The KV cache of one request on an engine: taking it for the prompt, sharing it with others, and freeing it."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from pdplugins.sim.core.kv import KvCache
 
 
 def take_prompt(kv: KvCache, flight: Flight, free: int) -> bool:
-    """Take up to `free` tokens for a prompt, less what is cached of it: prefix blocks, or the history of its session.
+    """Take KV capacity for a prompt, at most `free` tokens. Cached prefix blocks and session histories need none.
 
-    False, and nothing taken, when that is not enough. `done` of the request is what was cached.
+    Return False, with nothing taken, when `free` is not enough. Sets `done` of the request to its cached tokens.
     """
     if not flight.may_be_cached:
         if free < flight.target:
@@ -31,7 +31,7 @@ def take_prompt(kv: KvCache, flight: Flight, free: int) -> bool:
     kv.pin(shared)
     kv.take(private)
     flight.kv, flight.pins, flight.block_hits, flight.done = private, list(shared), hits, cached
-    if not flight.emitted:  # later it finds its own KV cache
+    if not flight.emitted:  # after a preemption the cached tokens may be its own, which do not count
         flight.cached = cached
     return True
 

@@ -1,4 +1,4 @@
-"""Who lets requests go on to the router, whom an engine tells what, and who composes its steps.
+"""Interfaces around an engine: admission of requests, the owner that it reports to, and the composer of its steps.
 
 `E_contra` is the type of the engine: the fast one, or the plain one that tests compare it with.
 """
@@ -14,16 +14,16 @@ E_contra = TypeVar("E_contra", contravariant=True)
 
 
 class Admission(Protocol):
-    """Lets requests go on to the router."""
+    """Decides when requests go on to the router."""
 
     waiting: bool
-    """Whether requests wait that may go on when a worker has less to do: then `look` wants to be called."""
+    """Whether requests wait for a worker to have less to do. Only then `look` needs to be called."""
 
     hears: bool
     """Whether `ended` needs to be called at all."""
 
     def arrived(self, flight: Flight) -> None:
-        """Take in a request that has arrived, or starts anew."""
+        """Take in a request that has arrived or starts again."""
 
     def left(self, flight: Flight) -> None:
         """Forget a request whose client has gone away, if it waits here."""
@@ -32,14 +32,14 @@ class Admission(Protocol):
         """Learn how a request ended."""
 
     def look(self) -> None:
-        """See soon whether something may go on: a worker has less to do."""
+        """Check soon whether a request may go on, because a worker has less to do."""
 
     def workers_changed(self) -> None:
-        """See now whether something may go on: workers have come, gone, or changed their role."""
+        """Check now whether a request may go on, because workers have started, stopped or changed their role."""
 
 
 class Owner(Protocol[E_contra]):
-    """What an engine tells the simulation. When a step with prefill begins it tells `admission`."""
+    """What an engine reports to. It also calls `admission.look` when a step with prefill begins."""
 
     admission: Admission
 
@@ -47,34 +47,37 @@ class Owner(Protocol[E_contra]):
         """`flight` has computed its part on `engine`; its KV cache is still there."""
 
     def chunk_done(self, flight: Flight, engine: E_contra, /) -> None:
-        """`flight` has computed a part of its prompt, and goes on."""
+        """`engine` has computed a chunk of the prompt of `flight`, and more is left."""
 
     def read_history(self, flight: Flight, engine: E_contra, /) -> bool:
-        """Bring the history that the queued `flight` lacks; it leaves the queue until that has come. False: not now."""
+        """Read the history that the queued `flight` lacks, and take it off the queue until the history has arrived.
+
+        False, with nothing changed in the queue, when that is not possible now.
+        """
         ...
 
     def capacity_freed(self, engine: E_contra, /) -> None:
-        """`engine` has free KV capacity that it had not before, and requests wait for it."""
+        """`engine` has more free KV capacity than before, and requests wait for it."""
 
     def failed(self, flight: Flight, why: str, /) -> None:
         """`flight` cannot be served by its engine; it holds nothing there."""
 
     def purged(self, flight: Flight, /) -> None:
-        """`flight` was given up, as its `error` asked."""
+        """The engine has given up `flight`, because its `error` was set."""
 
 
 class Batching(Protocol[E_contra]):
-    """Composes the steps that have prefill in them."""
+    """Composes the steps with prefill."""
 
     def compose(self, engine: E_contra, /) -> list[Flight]:
-        """Return the requests to prefill in the next step, their `chunk` set; empty for decodes only."""
+        """Return the requests to prefill in the next step, with `chunk` set; empty for a step that only decodes."""
         ...
 
     def stepped(self, took: int, /) -> None:
-        """Learn how long the composed step took."""
+        """Take note of how long the composed step took."""
         ...
 
     @property
     def always_ask(self) -> bool:
-        """Whether its answer may change although nothing was admitted and nothing left."""
+        """Whether its answer may change even when no request has been admitted or has left."""
         ...

@@ -1,4 +1,4 @@
-"""What a run leaves behind: one line for each request, and how long the gaps between tokens were."""
+"""The records of a run: one for each request, and the gaps between tokens."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class Record(NamedTuple):
-    """What one request experienced. Times in seconds since the start of the run; None when there was no token."""
+    """The latencies of one request. Times are in seconds since the start of the run; None when there was no token."""
 
     id: str
     arrival_s: float
@@ -30,7 +30,7 @@ class Record(NamedTuple):
 
 
 def record(flight: Flight, ttft_s: float | None, tpot_s: float | None, now: int) -> Record:
-    """Return what a request that ends `now` experienced."""
+    """Return the record of a request that ends `now`."""
     fields = (
         flight.id,
         flight.arrived / TICKS_PER_S,
@@ -54,7 +54,7 @@ def unsent(name: str, arrival: Arrival) -> Record:
 
 
 class Gaps:
-    """Times between tokens of all requests, in ticks, as (mean over a run of steps, how many); and first tokens."""
+    """Gaps between the tokens of all requests, in ticks. Each entry is the mean over a run of steps, and a count."""
 
     __slots__ = ("counts", "joins", "means", "mortal", "ticks_per_s", "windows")
 
@@ -67,7 +67,7 @@ class Gaps:
         self.means = array("d")
         self.counts = array("q")
         self.windows: list[Window] = []
-        """Where first tokens are counted."""
+        """Windows that count first tokens."""
 
     def first_token(self, flight: Flight, time: int) -> None:
         """Note when the client of a request gets its first token."""

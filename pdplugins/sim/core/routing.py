@@ -1,4 +1,4 @@
-"""The router in its loop."""
+"""Calls the router, and passes its pools and role moves on."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from pdplugins.sim.core.flight import Flight
 class Routing:
     """Asks the router.
 
-    :param remember: keep what a router was asked and has answered although the answer was complete: batch schedulers
-        see it, and a worker's death takes it back. Else thousands of open requests have it in memory for nothing.
+    :param remember: keep every request and placement in memory. Batch schedulers and requests that lose their worker
+        need them. Otherwise they are kept only for placements without a second worker, to save memory.
     """
 
     def __init__(self, router: SafeRouter, predict: Literal["nothing", "true_length"], remember: bool) -> None:
         self.hears_outcomes = router.hears_outcomes
         """Whether `ended` needs to be called at all."""
         self.changes: list[Scaling] = []
-        """Changes of the pools of a router that has its own."""
+        """Changes of the router's own pools, where it has some."""
         self._router = router
         self._predict = predict == "true_length"
         self._remember = remember or router.hears_outcomes
@@ -68,12 +68,12 @@ class Routing:
         return placement.second or fleet.ready[0].id
 
     def ended(self, flight: Flight, ending: Ending) -> None:
-        """Tell a router that hears outcomes how a request ended. Of one that it never saw it hears nothing."""
+        """Tell a router that hears outcomes how a request ended, unless it never saw the request."""
         if flight.request is not None:
             self._router.on_ended(flight.request, Outcome(ending, flight.emitted))
 
     def _follow_changes(self, placement: Placement, fleet: Fleet, now: int) -> None:
-        """Note new pools of a router that has its own, and propose the moves that it wants."""
+        """Note new pools of a router that has its own, and propose the role moves that it wants."""
         pools = self._router.pools
         if pools is not None and pools != self._pools:
             if self._pools is not None:

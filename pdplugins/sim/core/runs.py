@@ -1,4 +1,4 @@
-"""What an engine computes now: a step with prefill, or a run of decode steps, which is many steps in one event."""
+"""What an engine computes now: one step with prefill, or a run of many decode steps that is a single event."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ class PrefillStep:
         self.took = 0
         """Ticks that it takes."""
         self.decodes = 0
-        """Decodes that take part in it."""
+        """Decoding requests that take part in it."""
         self.worked = 0
         """Ticks of all such steps that have ended."""
 
 
 class DecodeRun:
-    """Decode steps of one batch that are known ahead, because nothing joins and nobody leaves before the last one.
+    """Decode steps of one batch that are known ahead, because no request joins or leaves before the last of them.
 
-    The batch and the KV cache are those at the end of the last step that was made; `steps` more are known, and the
-    first of them is in progress. Whoever reads a total in between asks for what the steps so far have added.
+    The batch and the KV cache show the end of the last step that was made. `steps` more steps are known, and the first
+    of them is in progress. `grown` returns what the steps since then have added.
     """
 
     __slots__ = ("batch", "began", "end", "events", "kv", "line", "lines", "slow", "steps", "times", "worked")
@@ -42,26 +42,26 @@ class DecodeRun:
         self.times = times
         self.events = events
         self.steps = 0
-        """Steps that are known and not made yet."""
+        """Steps that are known but not made yet."""
         self.end = 0
         """When the last of them ends."""
         self.worked = 0
         """Ticks of the steps made so far."""
         self.began = -1
-        """When the engine last decided what to run: a step may begin at this very instant."""
+        """When the engine last decided what to run. A step that begins at this instant counts as begun."""
         self.slow = 1.0
-        """How many times as long as the profile says a step takes."""
+        """Slowdown: step time over the step time that the profile says."""
         self.lines = times.lines(1.0)
         self.line = times.line(1)
         """Step times of the run in progress."""
 
     def set_slow(self, slow: float) -> None:
-        """Take `slow` times as long from the next run on."""
+        """Make steps `slow` times as long from the next run on."""
         self.slow = slow
         self.lines = self.times.lines(slow)
 
     def begin(self, most: int) -> int:
-        """Begin a run that ends when someone leaves, when the KV cache is full, or after `most` steps; return when."""
+        """Begin a run and return when it ends: when a request leaves, the KV cache is full, or after `most` steps."""
         batch = self.batch
         size = batch.size
         steps = batch.first_leave - batch.steps
@@ -87,18 +87,18 @@ class DecodeRun:
         batch.advance(self.line, steps, end)
 
     def cut(self) -> bool:
-        """Make the steps up to the one in progress, whose end may lie ahead, and know no more of them.
+        """Make the steps up to the one in progress, which may end later than now, and forget the later ones.
 
-        False, and nothing done, when the step in progress is the last one anyway.
+        Return False, with nothing done, when the step in progress is the last one anyway.
         """
         batch, now = self.batch, self.events.now
         elapsed = now - batch.time
-        if elapsed > 0 or (elapsed == 0 and self.began == now):  # a step that began at this very instant has begun
+        if elapsed > 0 or (elapsed == 0 and self.began == now):  # a step may have begun at this very instant
             steps, took = self.line.until(batch.context, elapsed or 1)
             if steps >= self.steps:
                 return False
             end = batch.time + took
-            if batch.gaps.mortal:  # the step in progress may be the last one: keep it apart
+            if batch.gaps.mortal:  # the worker may die within this step: make it separately, so it can be undone
                 if steps > 1:
                     self._advance(steps - 1, end - self.line.step(batch.context + (steps - 1) * batch.size))
                     steps = 1
@@ -108,7 +108,7 @@ class DecodeRun:
         return True
 
     def end_now(self) -> None:
-        """Make the steps that have ended by now, and take back one that was made ahead: the engine has died."""
+        """Make the steps that have ended by now, and undo one that was made ahead, because the worker has died."""
         batch, now = self.batch, self.events.now
         if self.steps and batch.time < now:
             steps, took = self.line.until(batch.context, now - batch.time)

@@ -1,4 +1,4 @@
-"""What a report draws over time: how many workers, what waits, what runs. It reads and never touches."""
+"""Samples for the charts of a report: workers and requests over time. Sampling changes nothing in the simulation."""
 
 from __future__ import annotations
 
@@ -13,28 +13,28 @@ from pdplugins.sim.core.fleet import Fleet
 from pdplugins.sim.core.power import Power
 
 MOST_SAMPLES = 2000
-"""Twice as many seconds lie between two samples each time that there are more."""
+"""When there are more samples, every second one is dropped and the interval doubles."""
 
 
 class Sample(NamedTuple):
-    """The fleet at one moment; one number for prefill and one for decode each."""
+    """The fleet at one moment. Pairs are (prefill, decode)."""
 
     at_s: float
     ready: tuple[int, int]
     """Workers that take new work."""
     held: tuple[int, int]
-    """All workers, with those that start, drain or change their role."""
+    """All workers, including those that start, drain or change their role."""
     queued: tuple[int, int]
-    """Requests that wait, over all workers that take new work."""
+    """Requests that wait on all workers."""
     running: tuple[int, int]
     draw_w: float | None = None
-    """Of all GPUs; None where the profile says nothing of power."""
+    """Draw of all GPUs; None where the profile has no power table."""
     cap_w: float | None = None
-    """Sum of the caps."""
+    """Sum of the caps of all GPUs."""
 
 
 class Sampler:
-    """Looks at the fleet every `every_s` seconds, as long as anything is going to happen."""
+    """Samples the fleet every `every_s` seconds, until no event is left."""
 
     def __init__(self, every_s: float = 1.0) -> None:
         self.samples: list[Sample] = []
@@ -59,10 +59,10 @@ def sample(fleet: Fleet, power: Power, at_s: float) -> Sample:
     """Count the workers and the requests of each role, and the watts."""
     counts = {role: [0, 0, 0, 0] for role in Role}
     for worker in fleet.workers.values():
-        load, of_role = worker.view.load, counts[worker.view.role]
+        load, total = worker.view.load, counts[worker.view.role]
         here = (worker.life is Life.READY, 1, load.queued_requests, load.running_requests)
         for index, count in enumerate(here):
-            of_role[index] += count
+            total[index] += count
     ready, held, queued, running = zip(counts[Role.PREFILL], counts[Role.DECODE], strict=True)
     gpus = [device.view() for device in power.devices()]
     watts = sum(gpu.draw_w for gpu in gpus), sum(gpu.cap_w for gpu in gpus)

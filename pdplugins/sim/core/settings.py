@@ -1,4 +1,4 @@
-"""What goes into a simulation and what comes out, as data."""
+"""Input and output of a simulation, as data."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from pdplugins.sim.core.records import Gaps, Record
 
 @dataclass(frozen=True, slots=True)
 class SimSettings:
-    """What a simulation needs beyond what a `Deployment` says."""
+    """Settings of a simulation that are not in a `Deployment`."""
 
     prefill: int = 1
     """Prefill workers at start."""
     decode: int = 1
     engine: EngineSettings = field(default_factory=EngineSettings)
     kv_tokens: int | None = None
-    """Tokens of KV cache of each worker; what the profile says when None."""
+    """Tokens of KV cache of each worker; None for what the profile says."""
     hardware: Mapping[Role, Hardware] = field(default_factory=dict)
-    """GPUs of the workers of a role, where they are not the deployment's."""
+    """GPUs of the workers of a role, where they differ from the deployment's."""
     extra: tuple[tuple[Role, Hardware], ...] = ()
-    """More workers at start, each on GPUs of its own kind."""
+    """More workers at start, each with its own kind of GPU."""
     first_token: Literal["prefill", "transfer", "decode"] = "decode"  # noqa: S105 - no password
-    """Who gives the client the first token of a request that decodes on another worker: see docs/simulator.md."""
+    """What gives the client the first token of a request that decodes on another worker: see docs/simulator.md."""
     overlap: bool = False
     """Send the KV cache of each chunk of a prompt while the next one computes, instead of all of it at the end."""
     history: Literal["transfer", "recompute"] = "transfer"
@@ -40,24 +40,24 @@ class SimSettings:
     flip_s: float = 0.0
     """Seconds that a drained worker needs to change its role."""
     drain_deadline_s: float | None = None
-    """Seconds within which a worker that changes its role must drain, else the change is rolled back; None for ever."""
+    """Seconds in which a worker that changes its role must drain, or the change is rolled back; None for no limit."""
     no_room: Literal["stay", "wait"] = "stay"
-    """A request that decodes, and whose second worker lacks free KV capacity, decodes on where it is, or waits."""
+    """What a decoding request does whose second worker lacks free KV capacity: decode on where it is, or wait."""
     handoff_timeout_s: float = 300.0
     """How often to look for workers in deadlock over KV capacity, in seconds (Dynamo's handoff_session_timeout)."""
     retries: int = 3
-    """How often a request starts anew when a worker dies; its tokens so far become part of its prompt."""
+    """How often a request may start again after a worker died. Its output so far becomes part of its prompt."""
     deaths: tuple[tuple[float, str], ...] = ()
-    """(second, worker) that dies then."""
+    """(second, worker) for each worker that dies."""
     predict: Literal["nothing", "true_length"] = "nothing"
-    """What a router is told of the length of the answer."""
+    """What a router is told about the length of the answer."""
     power: PowerCurve | None = None
-    """What power caps do to all GPUs; what the profile of each says when None."""
+    """What power caps do to all GPUs; None for what the profile of each says."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunOutcome:
-    """What a simulation leaves behind."""
+    """The outcome of a simulation."""
 
     records: list[Record]
     """In the order in which requests ended."""
@@ -71,9 +71,9 @@ class RunOutcome:
     preemptions: int
     retries: int
     deaths_missed: int
-    """Workers that were to die and were not there."""
+    """Scheduled deaths of workers that did not exist at that time."""
     handoffs: int
     """Requests that went on to a second worker."""
     handoff_s: float
-    """Seconds that they were on their way, over all: waiting for KV capacity, and sending KV cache."""
+    """Seconds that those requests waited for KV capacity and sent KV cache, in total."""
     events: int

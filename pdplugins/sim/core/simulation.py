@@ -52,10 +52,10 @@ PROGRESS_EVERY = 1000
 class Simulation:
     """One run. `run` may be called once.
 
-    :param flow: holds requests before the router is asked; each goes on as it arrives when absent.
-    :param batch_scheduler: makes one scheduler for each engine; the engines' own way when absent.
-    :param engine: what engines are built from; tests put a plain one here.
-    :param sampler: looks at the fleet now and then; it changes nothing but the count of events.
+    :param flow: holds requests before the router is asked. Without it the router places each one as it arrives.
+    :param batch_scheduler: makes one scheduler for each engine. Without it engines batch first come, first served.
+    :param engine: the class of the engines. Tests pass a plain one.
+    :param sampler: samples the fleet now and then. It changes nothing but the count of events.
     """
 
     def __init__(  # noqa: PLR0913 - the five kinds of policy, and what they decide over
@@ -154,11 +154,11 @@ class Simulation:
     def run(self, workload: Iterable[Arrival], progress: Callable[[float], None] | None = None) -> RunOutcome:
         """Run until every request has ended. Arrivals must come in order of time.
 
-        :param progress: called with the virtual time in seconds now and then, between two events; what it raises ends
-            the run.
+        :param progress: called with the virtual time in seconds now and then, between two events. An exception that it
+            raises ends the run.
         """
         enabled = gc.isenabled()
-        gc.disable()  # nothing here makes cycles, and looking for them costs a third of the run
+        gc.disable()  # nothing here makes reference cycles, and the search for them costs a third of the run
         try:
             self._run(iter(workload), progress or (lambda _: None))
             return self.outcome()
@@ -202,7 +202,7 @@ class Simulation:
         dispatcher.failures.give_up()
 
     def outcome(self) -> RunOutcome:
-        """Return what there is so far."""
+        """Return the outcome up to now."""
         lifecycle, handoffs = self._dispatcher.lifecycle, self._dispatcher.handoffs
         end = lifecycle.last_end
         changes = [change for source in (*self._loops, self._routing, self._fleet) for change in source.changes]

@@ -1,11 +1,11 @@
 """How long a step takes, and how long a run of decode steps takes, in closed form.
 
-For a batch of b requests the time of a decode step is piecewise linear in its total context n: the profile's tables are
-linear between their knots. Every step adds b tokens, so k steps from n inside one piece ``base + slope * n`` take
-``k * (base + slope * n) + slope * b * k (k - 1) / 2``. All numbers are whole ticks: the sum is exact.
+For a batch of b requests the time of a decode step is piecewise linear in its total context n, because the tables of a
+profile are linear between their knots. Every step adds b tokens. So inside one piece ``base + slope * n``, k steps that
+start at n take ``k * (base + slope * n) + slope * b * k (k - 1) / 2``. All terms are whole ticks, so the sum is exact.
 
-A step with prefill is one event. `pdplugins.perf.steps` says how long it takes; here its terms are whole ticks, each
-rounded by itself and remembered.
+A step with prefill is one event. `pdplugins.perf.steps` says how long it takes. Each term of that sum is rounded to
+whole ticks here, and cached.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from pdplugins.perf.steps import StepModel, dense_part
 from pdplugins.sim.core.clock import ticks
 
 DEFAULT_CONTEXTS = tuple(64.0 * 1.25**power for power in range(35))
-"""Mean contexts (64 to about 126,000 tokens) at which a model without knots of its own is tabulated."""
+"""Mean contexts, 64 to about 126,000 tokens, at which a model that names no knots is tabulated."""
 
 Chunks = list[tuple[int, int]]
 """New tokens and earlier tokens of each chunk of a step."""
 
 
 class Line:
-    """The decode step time of one batch size over total context: a continuous, never falling, piecewise linear map."""
+    """Decode step time of one batch size over total context: continuous, non-decreasing and piecewise linear."""
 
     __slots__ = ("base", "batch", "bounds", "slope")
 
@@ -107,7 +107,7 @@ def _fewest(first: int, growth: int, time: int) -> int:
 
 
 class StepTimes:
-    """All step times of one performance model at one tensor-parallel size, in ticks. Shared by all workers alike."""
+    """All step times of one performance model at one tensor-parallel size, in ticks. Equal workers share one."""
 
     def __init__(self, perf: PerfModel, tp: int) -> None:
         self._perf = perf
@@ -133,7 +133,7 @@ class StepTimes:
         return line
 
     def lines(self, slow: float) -> dict[int, Line]:
-        """Return the lines that are known at one slowdown, by batch size."""
+        """Return the lines computed so far at one slowdown, by batch size."""
         return self._lines.setdefault(slow, {})
 
     def prefill(self, chunks: Chunks, slow: float = 1.0) -> int:
@@ -144,7 +144,7 @@ class StepTimes:
     def mixed(self, chunks: Chunks, batch: int, context: int, slow: tuple[float, float] = (1.0, 1.0)) -> int:
         """Return the time of a step that prefills `chunks` and decodes `batch` requests of `context` tokens in all.
 
-        :param slow: slowdown of prefill, and of decode. What both phases save together is not slowed.
+        :param slow: slowdown of prefill and of decode. The time that the phases save by sharing a step is not slowed.
         """
         time = self.prefill(chunks, slow[0])
         if batch:
@@ -153,10 +153,10 @@ class StepTimes:
         return time
 
     def _dense_part(self, tokens: int) -> int:
-        """Return the time of all of a step but attention."""
+        """Return the time of a step without its attention."""
         if (time := self._dense.get(tokens)) is None:
             dense_s = self._dense_s
-            assert dense_s is not None  # noqa: S101 - only a model that says it asks for it
+            assert dense_s is not None  # noqa: S101 - the step model calls this only where dense_s exists
             time = self._dense[tokens] = max(ticks(dense_s(tokens)), 1)
         return time
 
@@ -173,7 +173,7 @@ class StepTimes:
 
 
 def _contexts(perf: PerfModel, tp: int) -> list[float]:
-    """Return the contexts of a line: zero, the knots of the model, and one beyond, for the slope of what is outside."""
+    """Return the contexts of a line: zero, the knots of the model, and one beyond, which gives the slope outside."""
     own = perf.decode_contexts(tp)
     knots = DEFAULT_CONTEXTS if own is None else own
     return [0.0, *knots, 2 * knots[-1] - knots[-2]]

@@ -1,4 +1,4 @@
-"""What policies see of a simulated worker: live, read-only, and free until it is looked at."""
+"""What policies see of a simulated worker: a live, read-only view whose values are computed only when read."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pdplugins.sim.core.window import Recent
 
 
 class Shown(Protocol):
-    """What a view shows of an engine; `pdplugins.sim.core.engine.Engine` says what each is."""
+    """What a view shows of an engine. `pdplugins.sim.core.engine.Engine` documents each member."""
 
     events: Events
     first_tokens: Recent
@@ -40,7 +40,7 @@ class LiveLoad:
 
     @property
     def running_tokens(self) -> int:
-        """Tokens of the step in progress: context of its decodes, and of those that join next, and prefill chunks."""
+        """Tokens of the step in progress: its prefill chunks, and the context of requests that decode or join next."""
         return self._engine.gauges.running_tokens() if self._engine is not None else 0
 
     @property
@@ -50,12 +50,12 @@ class LiveLoad:
 
     @property
     def recent_tbt_s(self) -> float | None:
-        """Time of the step in progress for the requests that decode; None when none does."""
+        """Time between tokens of the requests that decode now; None when there are none."""
         return seconds(self._engine.gauges.decode_gap()) or None if self._engine is not None else None
 
     @property
     def decode_requests(self) -> int:
-        """Requests that decode, or join the next step."""
+        """Requests that decode or join the next step."""
         return self._engine.gauges.decode_requests() if self._engine is not None else 0
 
     @property
@@ -69,7 +69,7 @@ class LiveLoad:
         return self._engine.gauges.prefill_tokens() if self._engine is not None else 0
 
     def frozen(self) -> WorkerLoad:
-        """Return a copy that stays as it is."""
+        """Return a copy that does not change."""
         return WorkerLoad(
             self.worker,
             self.queued_requests,
@@ -111,7 +111,7 @@ class LiveView:
 
     @property
     def cached_blocks(self) -> Container[int]:
-        """Hashes of the prefix blocks that are there."""
+        """Hashes of the prefix blocks in the worker's KV cache."""
         if self._engine is not None:
             self._engine.settle()
         return self._blocks

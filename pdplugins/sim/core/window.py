@@ -1,4 +1,4 @@
-"""What clients did and felt: since a planner was last asked, and lately on one worker."""
+"""Traffic and latencies that clients saw since a planner was last asked, or recently on one worker."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pdplugins.sim.core.clock import TICKS_PER_S, seconds, ticks
 from pdplugins.sim.core.flight import Flight
 
 RECENT = ticks(10.0)
-"""How long a first token counts as a recent one, in ticks."""
+"""Ticks for which a first token counts as recent."""
 
 
 class Recent:
@@ -28,7 +28,7 @@ class Recent:
         self._forget(now)
 
     def mean_s(self, now: int) -> float | None:
-        """Return the mean in seconds; None when nothing was added lately."""
+        """Return the mean in seconds; None when nothing was added recently."""
         self._forget(now)
         return self._total / (len(self._added) * TICKS_PER_S) if self._added else None
 
@@ -39,7 +39,7 @@ class Recent:
 
 
 class Window:
-    """What happened since a policy was last asked: each policy that is asked on a tick has its own."""
+    """The traffic since a policy was last asked. Each policy that is asked at intervals has its own window."""
 
     __slots__ = (
         "_cached", "_ended", "_ended_isl", "_first_tokens", "_isl", "_isl_sq", "_local", "_osl", "_osl_sq", "_requests",
@@ -53,9 +53,9 @@ class Window:
     def _begin(self) -> None:
         self._requests = self._ended = 0
         self._isl = self._isl_sq = self._osl = self._osl_sq = 0
-        """Sums of lengths and of their squares: prompts of what arrived, outputs of what was answered."""
+        """Sums of lengths and of squared lengths: prompts of arrived requests, outputs of answered ones."""
         self._ended_isl = self._cached = 0
-        """Prompt tokens of what was answered, and those of them that were cached."""
+        """Prompt tokens of answered requests, and how many of them were cached."""
         self._local = 0
         """Answered requests that decoded where they prefilled."""
         self._tpot_s = 0.0
@@ -67,7 +67,7 @@ class Window:
         self._isl_sq += flight.isl * flight.isl
 
     def first_token(self, flight: Flight, time: int) -> None:
-        """Count a first token, which may be at the end of the step in progress."""
+        """Count a first token. Its `time` may be the end of the step in progress, later than now."""
         self._first_tokens.append((time, flight))
 
     def ended(self, flight: Flight, tpot_s: float) -> None:
@@ -82,7 +82,7 @@ class Window:
         self._local += first == second
 
     def close(self, now: int, window_s: float) -> Traffic:
-        """Return the traffic of the last `window_s` seconds and begin anew. What ends `now` is of the next window."""
+        """Return the traffic of the last `window_s` seconds and begin a new window, which also gets what ends `now`."""
         ttfts = [t - flight.arrived for t, flight in self._first_tokens if t < now and t == flight.first_token]
         self._first_tokens = [entry for entry in self._first_tokens if entry[0] >= now]
         traffic = Traffic(

@@ -1,4 +1,4 @@
-"""Which charts a report has, as data: the page's script only draws them."""
+"""The charts of a report, as data that the script of the page draws."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def _lengths(series: Series) -> list[dict[str, Any]]:
 
 
 def _by_role(runs: Runs, pick: Callable[[Sample], tuple[int, int]]) -> list[dict[str, Any]]:
-    """One line for each role; of several runs, each has its colour and decode is dashed."""
+    """Return one line for each role. With several runs, each has its own colour, and decode is dashed."""
     lines = []
     for (name, series), run_colour in zip(runs.items(), _colours(runs), strict=True):
         at_s = [sample.at_s for sample in series.samples]
@@ -79,7 +79,7 @@ def _by_role(runs: Runs, pick: Callable[[Sample], tuple[int, int]]) -> list[dict
 
 
 def _watts(runs: Runs) -> list[dict[str, Any]]:
-    """The draw and the caps; of several runs the draw only."""
+    """Return the draw and the caps; with several runs only the draw."""
     lines = []
     for (name, series), colour in zip(runs.items(), _colours(runs), strict=True):
         at_s = [sample.at_s for sample in series.samples]
@@ -98,7 +98,7 @@ def _per_run(runs: Runs, pick: Callable[[Series], Line]) -> list[dict[str, Any]]
 
 
 def _pair(runs: Runs, pick: Callable[[Series], tuple[Line, Line]]) -> list[dict[str, Any]]:
-    """The median and the 99th percentile; of several runs the latter only."""
+    """Return the median and the 99th percentile; with several runs only the latter."""
     lines = []
     for (name, series), colour in zip(runs.items(), _colours(runs), strict=True):
         p50, p99 = pick(series)

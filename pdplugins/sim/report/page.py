@@ -1,4 +1,4 @@
-"""The report as one HTML file: its data, its style and its script are all inside."""
+"""The report as one HTML file, which includes its data, style and script."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from pdplugins.sim.report.ranking import Run, best_of, columns, unlike
 
 TEMPLATE = Path(__file__).with_name("template.html")
 MOST_DECISIONS = 2000
-"""Rows of the table of decisions; the JSON has all."""
+"""Most rows in the table of decisions. The JSON result has all of them."""
 
 
 def write(runs: Sequence[Run], path: Path) -> None:
-    """Write the report of `runs`, which have their series."""
+    """Write the report of `runs`. Each run must have its series."""
     write_whole(path, page(runs))
 
 
@@ -39,7 +39,7 @@ def page(runs: Sequence[Run]) -> str:
         "summary": _summary(runs),
         "configs": "".join(_config(run) for run in runs),
         "decisions_note": _decisions_note(runs),
-        # No reason that a policy gives may hold what ends a script, or begins one.
+        # A policy's reason is arbitrary text, and must not end or begin a script element.
         "data": json.dumps(data, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c"),
     }
     for name, part in parts.items():

@@ -1,4 +1,4 @@
-"""By what runs are compared, and which is best at what."""
+"""The metrics that runs are compared by, and the best runs of each."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ COLUMNS = (
            shown="{:.1f}", scale=1e3),
     Column(key="gpu_hours", title="GPU-hours", best=min, value=lambda r: r.metrics.gpu_hours, shown="{:.2f}"),
 )  # fmt: skip
-"""What runs are compared by."""
+"""Metrics that every comparison has."""
 
 
 REGRET = (
@@ -62,20 +62,20 @@ REGRET = (
     Column(key="regret.gpu_hours", title="GPU-h beyond fewest", best=min, shown="{:.2f}",
            value=lambda r: None if r.regret is None else r.regret.gpu_hours),
 )  # fmt: skip
-"""What they are compared by beside, where the bound was computed."""
+"""More metrics, where the bound was computed."""
 WATTS = Column("mean_w", "mean W", min, lambda r: r.metrics.mean_w, "{:.0f}")
-"""And this, where the profile says what GPUs draw."""
+"""One more metric, where the profile says what GPUs draw."""
 ALL = (*COLUMNS, WATTS, *REGRET)
 
 
 def columns(runs: Sequence[Run]) -> tuple[Column, ...]:
-    """Return the columns that `runs` have numbers for."""
+    """Return the columns for which `runs` have numbers."""
     watts = (WATTS,) if any(run.result.metrics.mean_w is not None for run in runs) else ()
     return COLUMNS + watts + (REGRET if any(run.result.regret for run in runs) else ())
 
 
 def best_of(results: dict[str, Result]) -> dict[str, list[str]]:
-    """Return by column the names of the runs that are best there; none where all are the same, or one was cut short."""
+    """Return the names of the best runs by column; none where all runs are equal, or one was interrupted."""
     best: dict[str, list[str]] = {column.key: [] for column in ALL}
     if any(result.interrupted for result in results.values()):
         return best
@@ -89,7 +89,7 @@ def best_of(results: dict[str, Result]) -> dict[str, list[str]]:
 
 
 def unlike(runs: Sequence[Run]) -> list[str]:
-    """Say in what the runs differ that a comparison should have in common: GPUs, profile, SLO and length."""
+    """Return warnings on what a comparison should have in common but has not: GPUs, profile, SLO or length."""
     found = []
     if any(run.result.interrupted for run in runs):
         found.append("not like with like: interrupted, each at another moment; so none is marked best")

@@ -14,7 +14,7 @@ from pdplugins.sim.core.records import Record
 
 
 def check(path: Path) -> None:
-    """Say what is wrong with `path` before anything is simulated for it. Raises ConfigError."""
+    """Raise ConfigError if records cannot be written to `path`. Call it before the simulation."""
     if path.suffix not in {".jsonl", ".parquet"}:
         raise ConfigError(f"--records {path}: the name must end in .jsonl or .parquet")
     if path.suffix == ".parquet" and importlib.util.find_spec("pyarrow") is None:
@@ -34,7 +34,7 @@ def write(records: Iterable[Record], path: Path) -> None:
 
 
 def _schema() -> Any:
-    """Return the same columns for every file, also for one where nobody had an answer, or nobody an error."""
+    """Return the columns, which are the same for every file, even if all requests failed or none did."""
     import pyarrow  # type: ignore[import-not-found, unused-ignore]  # noqa: PLC0415
 
     kinds = dict.fromkeys(Record._fields, pyarrow.float64())

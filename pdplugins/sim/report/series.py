@@ -1,4 +1,4 @@
-"""What a report draws of one run: a few hundred points for each line, however many requests there were."""
+"""The lines of a report for one run: a few hundred points each, however many requests there were."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from pdplugins.sim.core.settings import RunOutcome
 BINS = 240
 """Points of a line over time."""
 SHARES = np.concatenate([np.linspace(0, 0.99, 199), np.linspace(0.991, 1, 10)])
-"""Points of a CDF: the tail has some of its own."""
+"""Shares at which a CDF is drawn, with more points in the tail."""
 
 Array = np.ndarray[Any, Any]
 Line = list[float | None]
@@ -26,10 +26,10 @@ Line = list[float | None]
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """The lines of one run. Times in seconds since its start."""
+    """The lines of one run. Times are in seconds since its start."""
 
     at_s: Line
-    """Middle of each bin of arrival times, for the lines that follow."""
+    """Middle of each bin of arrival times, for the next lines."""
     rate: Line
     """Arrivals per second."""
     isl_tokens: Line
@@ -41,7 +41,7 @@ class Series:
     tpot_p50_s: Line
     tpot_p99_s: Line
     cdf_share: Line
-    """Share of requests, or of gaps, for the lines that follow."""
+    """Share of requests, or of gaps, for the next lines."""
     cdf_ttft_s: Line
     cdf_tpot_s: Line
     cdf_tbt_s: Line
@@ -50,7 +50,7 @@ class Series:
 
 
 def series_of(outcome: RunOutcome, result: Result, samples: Sequence[Sample]) -> Series:
-    """Reduce a run to what a report draws."""
+    """Reduce a run to the lines of a report."""
     slo = result.config["slo"]
     columns = _columns(outcome.records)
     arrival, ttft, tpot = columns["arrival_s"], columns["ttft_s"], columns["tpot_s"]
@@ -82,7 +82,7 @@ def series_of(outcome: RunOutcome, result: Result, samples: Sequence[Sample]) ->
 
 
 def thinned(samples: Sequence[Sample], most: int = 2 * BINS) -> list[Sample]:
-    """Return at most about `most` of `samples`, evenly; a change of the workers is always kept, on both its sides."""
+    """Return about `most` of `samples`, evenly spaced. The samples before and after a change of workers are kept."""
     step = max(len(samples) // most, 1)
     kept = []
     for index, now in enumerate(samples):
@@ -94,7 +94,7 @@ def thinned(samples: Sequence[Sample], most: int = 2 * BINS) -> list[Sample]:
 
 
 def _columns(records: Sequence[Record]) -> dict[str, Array]:
-    """Return the numbers of `records` by field; NaN where a request failed, which no comparison holds for."""
+    """Return the numbers of `records` by field. Failed requests have NaN, which meets no SLO."""
     names = ("arrival_s", "isl_tokens", "osl_tokens", "ttft_s", "tpot_s")
     rows = [
         (r.arrival_s, r.isl_tokens, r.osl_tokens, *((r.ttft_s, r.tpot_s) if r.error is None else (None, None)))
@@ -136,5 +136,5 @@ def _plain(values: Array) -> Line:
 
 
 def _rounded(value: float) -> float:
-    """Five digits are more than a screen shows."""
+    """Round to five digits, which is more than a screen shows."""
     return float(f"{value:.5g}")

@@ -1,4 +1,4 @@
-"""What simulated runs look like on a terminal when they are done."""
+"""Prints the results of simulated runs on a terminal."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pdplugins.sim.report.ranking import Run, best_of, columns, unlike
 from pdplugins.terminal import console
 
 ANY_WIDTH = 10_000
-"""Columns that any table fits into: what a console measures is at most its own width."""
+"""A console width that any table fits into, because a console measures at most its own width."""
 
 
 def show(runs: Sequence[Run]) -> None:
@@ -29,7 +29,7 @@ def show(runs: Sequence[Run]) -> None:
 
 
 def _comparison(runs: Sequence[Run]) -> Table:
-    """Return a row for each run, or a column where the terminal is too narrow for rows."""
+    """Return a table with a row for each run, or a column for each where the terminal is too narrow."""
     best, shown = best_of({run.name: run.result for run in runs}), columns(runs)
     head = ["config", "failed", *(column.title for column in shown)]
     rows = [

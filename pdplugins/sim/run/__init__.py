@@ -1,1 +1,1 @@
-"""From a config and a trace to a result."""
+"""Runs simulations: a config and a trace in, a result out."""

@@ -20,7 +20,7 @@ from pdplugins.sim.run.simulate import simulate
 from pdplugins.workloads.trace import TraceRequest
 
 Shares = Callable[[Sequence[float]], None]
-"""Is told now and then how much of each run is done, 0 to 1."""
+"""Called now and then with the share of each run that is done, 0 to 1."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class Plan:
     command: str
     seed: int = 0
     watch: bool = False
-    """Whether to keep what a report draws."""
+    """Whether to keep the data for a report's charts."""
     rate: float | None = None
     """Requests/s that the trace was scaled to."""
 
@@ -41,7 +41,7 @@ class Plan:
 def run_one(
     plan: Plan, name: str, progress: Callable[[float], None], decision_log: Path | None = None
 ) -> tuple[Run, RunOutcome]:
-    """Simulate one config of `plan`; `progress` is told the share of the trace that has arrived."""
+    """Simulate one config of `plan`. `progress` is called with the share of the trace that has arrived."""
     span_s = plan.trace[-1].arrival_s or 1.0
     config = plan.configs[name]
     sampler = Sampler() if plan.watch else None
@@ -60,9 +60,9 @@ def run_one(
 
 
 def run_all(plan: Plan, jobs: int, shares: Shares = lambda _: None) -> list[Run]:
-    """Simulate every config of `plan`, in its order. After Ctrl-C: what was done by then.
+    """Simulate every config of `plan`, in its order. After Ctrl-C the result has only the runs done by then.
 
-    :param jobs: processes; the results do not depend on it.
+    :param jobs: number of processes; the results do not depend on it.
     """
     if min(jobs, len(plan.configs)) > 1:
         return list(_parallel(plan, jobs, shares))
@@ -77,7 +77,7 @@ def run_all(plan: Plan, jobs: int, shares: Shares = lambda _: None) -> list[Run]
 
 
 def as_json(runs: Sequence[Run]) -> str:
-    """Return ``runs``, each a result with its ``name``, and ``best``: the best runs by metric."""
+    """Return JSON with ``runs``, each a result with its ``name``, and ``best``, the best runs by metric."""
     rows = [{"name": run.name, **run.result.model_dump(mode="json")} for run in runs]
     return json.dumps({"runs": rows, "best": best_of({run.name: run.result for run in runs})}, indent=1) + "\n"
 
@@ -85,13 +85,13 @@ def as_json(runs: Sequence[Run]) -> str:
 # --- more than one process ------------------------------------------------------------------------------------------
 
 _shared: tuple[Plan, Any, Any] | None = None
-"""In a worker process: the plan, the share of each run that is done, and whether to stop."""
+"""In a child process: the plan, the share of each run that is done, and whether to stop."""
 
 
 def _adopt(*shared: Any) -> None:
     global _shared  # noqa: PLW0603 - a worker process has one plan
     _shared = shared
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent says when to stop, and gets what was done
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides when to stop, and still gets what was done
 
 
 def _work(index: int, name: str) -> Run | None:
@@ -111,7 +111,7 @@ def _work(index: int, name: str) -> Run | None:
 
 
 def _parallel(plan: Plan, jobs: int, shares: Shares) -> Iterator[Run]:
-    context = multiprocessing.get_context("fork")  # so that the trace is there already
+    context = multiprocessing.get_context("fork")  # a forked process has the trace already
     done, stop = context.Array("d", len(plan.configs)), context.Value("b", 0)
     with ProcessPoolExecutor(jobs, context, _adopt, (plan, done, stop)) as pool:
         futures = [pool.submit(_work, index, name) for index, name in enumerate(plan.configs)]

@@ -1,4 +1,4 @@
-"""What the command line changes in a config before it is simulated."""
+"""Applies command-line options to a config before it is simulated."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ KINDS = ("planner", "router", "batch_scheduler", "power")
 
 @dataclass(frozen=True, slots=True)
 class Overrides:
-    """Options of `simulate` and `compare` that override a config file; None leaves it as it is."""
+    """Options of `simulate` and `compare` that override a config file. None keeps the value of the file."""
 
     gpus: int | None = None
     profile: str | None = None
     prefill: int | None = None
     decode: int | None = None
     settings: Sequence[str] = field(default=())
-    """``key=value`` each: a dotted path into the config, and YAML."""
+    """Each is ``key=value``: a dotted path into the config, and a YAML value."""
 
 
 def configured(name: str, overrides: Overrides) -> Config:
-    """Load the config called `name` and apply `overrides`. Raises ConfigError, also where the pools do not fit.
+    """Load the config called `name` and apply `overrides`. Raises ConfigError, also if the pools do not fit.
 
-    Settings come first, then the profile, then the GPUs (`scale_pools`), then the pools that are given in numbers.
+    Settings apply first, then the profile, then the GPUs (`scale_pools`), then explicit numbers of workers.
     """
     data = changed(load(find(name)), name, map(parse_setting, overrides.settings)).model_dump(mode="json")
     if overrides.profile is not None:
@@ -58,16 +58,17 @@ def changed(config: Config, name: str, settings: Iterable[Setting]) -> Config:
 
 
 def scale_pools(config: Config, gpus: int) -> dict[str, Any]:
-    """Return the data of `config` on a budget of `gpus`: the pools at start keep their share of it.
+    """Return the data of `config` on a budget of `gpus`. The pools at start keep their share of the budget.
 
-    Of all pools within that share, those with the largest throughput are taken, then those that use the most GPUs, then
-    those nearest to the old ratio: as many of one role as its share asks for help only if the other keeps up. So fixed
-    pools that fill their budget fill the new one, and a planner that starts small starts as small.
+    Of all pools within that share, the ones with the largest throughput are chosen, then the ones that use the most
+    GPUs, then the ones nearest to the old ratio. Throughput comes first because workers of one role help only if the
+    other role keeps up. So fixed pools that fill their budget fill the new one, and a planner that starts with a small
+    share of the budget still does.
     """
     data = config.model_dump(mode="json")
     section = data["deployment"]
     prefill, decode = section["prefill"]["replicas"], section["decode"]["replicas"]
-    known = build_deployment(config)  # says what tp: auto is
+    known = build_deployment(config)  # resolves tp: auto
     used, factor = known.gpus(prefill, decode), gpus / config.deployment.gpu_budget
     share = max(int(used * factor), known.gpus(1, 1))
     wish = prefill * factor, decode * factor
@@ -81,7 +82,7 @@ def scale_pools(config: Config, gpus: int) -> dict[str, Any]:
         pools = max(
             ((left // known.prefill_tp, count) for left, count in splits if left >= known.prefill_tp), key=worth
         )
-    else:  # one pool does both phases
+    else:  # one pool serves both phases
         pools = (share // known.prefill_tp, 0) if prefill else (0, share // known.decode_tp)
     section["gpu_budget"] = gpus
     section["prefill"]["replicas"], section["decode"]["replicas"] = pools

@@ -1,4 +1,4 @@
-"""From the config to the settings of a simulation."""
+"""Derives the settings of a simulation from a config."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from pdplugins.sim.core.settings import SimSettings
 
 
 def sim_settings(config: Config, deployment: Deployment) -> SimSettings:
-    """Return what `config` says of the simulated workers.
+    """Return the simulation settings of `config`.
 
-    Raises ConfigError where a profile lacks a tensor-parallel size, the workers at start exceed the GPU budget, or
-    one is to die that never is.
+    Raises ConfigError if a profile lacks a tensor-parallel size, if the workers at start exceed the GPU budget, or if a
+    worker is to die that can never exist.
     """
     pools, wanted = config.deployment, config.simulation
     extra = _extra(config, deployment)
@@ -49,7 +49,7 @@ def sim_settings(config: Config, deployment: Deployment) -> SimSettings:
 
 
 def engine_settings(config: Config) -> EngineSettings:
-    """Return how the engine of every simulated worker batches, in each command that simulates a config."""
+    """Return the engine settings of all simulated workers. All commands that simulate a config use them."""
     wanted = config.simulation
     return EngineSettings(
         order=wanted.order,
@@ -62,7 +62,7 @@ def engine_settings(config: Config) -> EngineSettings:
 
 
 def _deaths(config: Config, extra: tuple[tuple[Role, Hardware], ...]) -> tuple[tuple[float, str], ...]:
-    """Return who dies when. Only a planner starts workers that are not known yet."""
+    """Return which worker dies when. Only with a planner may a name be unknown yet, because it starts workers."""
     pools, deaths = config.deployment, config.simulation.deaths
     counts = {Role.PREFILL: pools.prefill.replicas, Role.DECODE: pools.decode.replicas}
     for role, _ in extra:
@@ -76,7 +76,7 @@ def _deaths(config: Config, extra: tuple[tuple[Role, Hardware], ...]) -> tuple[t
 
 
 def _hardware(config: Config, deployment: Deployment) -> dict[Role, Hardware]:
-    """Return the GPUs of the roles that have a profile of their own."""
+    """Return the hardware of the roles that have their own profile."""
     wanted, kv_tokens = config.simulation, config.simulation.kv_tokens
     roles = (
         (Role.PREFILL, wanted.prefill_profile, deployment.prefill_tp),

@@ -1,4 +1,4 @@
-"""From a config and a trace to a result: the same schema as a live run."""
+"""Simulates a config on a trace. The result has the same schema as a live run."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from pdplugins.sim.run.setup import sim_settings
 from pdplugins.workloads.trace import TraceRequest
 
 STOCK_ROUTER = Choice(name="least-loaded")
-"""What routes where a config names neither a router nor a bundle."""
+"""The router of a config that names neither a router nor a bundle."""
 
 
 def simulate(
@@ -49,10 +49,10 @@ def simulate(
 ) -> tuple[Result, RunOutcome]:
     """Run `trace` on the workers and policies of `config`. Raises ConfigError.
 
-    Ctrl-C ends the run: the result is of the requests that had ended by then, and says ``interrupted``.
+    Ctrl-C ends the run. The result then covers the requests that had ended by then, and has ``interrupted`` set.
 
-    :param seed: noted in the result; policies that draw numbers take it as their setting ``seed``.
-    :param decision_log: where to log what the policies decide; every line is kept that the config's sample takes.
+    :param seed: noted in the result. Policies that draw random numbers get it as their setting ``seed``.
+    :param decision_log: file for the log of policy decisions, sampled as the config says.
     """
     kernel.check()
     config = seeded(config, seed)
@@ -94,7 +94,7 @@ def simulate(
 def _run(
     simulation: Simulation, trace: Sequence[TraceRequest], progress: Callable[[float], None] | None
 ) -> tuple[RunOutcome, bool]:
-    """Return what was done, and whether it was interrupted: by Ctrl-C, or because `progress` raised it."""
+    """Return the outcome, and whether the run was interrupted by Ctrl-C or by a KeyboardInterrupt of `progress`."""
     with ctrl_c() as pressed:
 
         def beat(now_s: float) -> None:
@@ -110,9 +110,10 @@ def _run(
 
 
 def seeded(config: Config, seed: int) -> Config:
-    """Return `config` with a router, and with `seed` for every policy that draws numbers and names no seed of its own.
+    """Return `config` with a router, and with `seed` for every random policy whose settings do not name one.
 
-    Of the keys that pick parts of one bundle, those with settings get it, as they all have to give the same ones.
+    If several keys pick parts of one bundle, only keys with settings get the seed, because all settings of a bundle
+    must be equal.
     """
     chosen = {key: choice for key in CHOICES if (choice := getattr(config, key)) is not None}
     if config.router is None and config.bundle is None:
@@ -130,7 +131,7 @@ def seeded(config: Config, seed: int) -> Config:
 def _journal(
     config: Config, deployment: Deployment, policies: Policies, decision_log: Path | None
 ) -> StandardJournal | None:
-    """Return the journal of a run; None without a log, so that the policies' path is as short as it can be."""
+    """Return the journal of a run; None without a decision log, so that policy calls stay fast."""
     if decision_log is None:
         return None
     initial = None if policies.planner() is None else initial_plan(config)
@@ -196,6 +197,6 @@ def summarise(outcome: RunOutcome, slo: Slo) -> tuple[Requests, Metrics]:
 
 
 def gap_spread(gaps: Gaps) -> Spread:
-    """Return the distribution of all gaps. Gaps of one run of steps count as their mean."""
+    """Return the distribution of all gaps. All gaps of one run of steps count as their mean."""
     means_s = np.asarray(gaps.means) / gaps.ticks_per_s
     return Spread.from_distribution(weighted_distribution(means_s, gaps.counts))
