@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import pkgutil
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,6 +13,20 @@ from pdplugins import config
 from pdplugins.registry import default_registry
 
 ROOT = Path(__file__).parents[1]
+PAGES = [
+    "README.md",
+    "CONTRIBUTING.md",
+    *sorted(str(path.relative_to(ROOT)) for folder in ("docs", "benchmarks") for path in (ROOT / folder).rglob("*.md")),
+]
+IN_REPOSITORY = re.compile(
+    r"(?<![\w/.-])(?:pdplugins|tests|benchmarks|configs|docs|hooks|profiles)/[\w./*<>-]*[\w*>](?![\w/*<>-])"
+)
+IN_PACKAGE = re.compile(r"`((?:[a-z_]+/)*[a-z_]+\.py)`")
+"""A file named within its package, such as `core/kv.py`."""
+ELSEWHERE = {"disaggregation/decode.py"}
+"""Files of other projects that a page names."""
+DOTTED = re.compile(r"(?<![\w/.-])pdplugins(?:\.\w+)+")
+FILE_ENDINGS = ("md", "yaml", "yml", "json", "jsonl", "log")
 PAPERS = sorted({path.parent.name for path in ROOT.glob("pdplugins/policies/*/plugin.py")} - {"stock"})
 
 
@@ -39,3 +55,44 @@ def test_links_lead_somewhere(page: str) -> None:
     targets = re.findall(r"\]\(([^)#\s]+)", here.read_text())
     broken = [t for t in targets if "://" not in t and not (here.parent / t).exists()]
     assert broken == []
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_path_and_module_that_a_page_names_exists(page: str) -> None:
+    assert list(missing((ROOT / page).read_text())) == []
+
+
+def missing(text: str) -> Iterator[str]:
+    """Yield the paths of this repository and the dotted names of this package in `text` that do not exist."""
+    for path in IN_REPOSITORY.findall(text):
+        if not any(ROOT.glob(re.sub(r"<\w+>", "*", path))):
+            yield path
+    for path in IN_PACKAGE.findall(text):
+        if path not in ELSEWHERE and not any(ROOT.glob(f"*/**/{path}")) and not (ROOT / path).exists():
+            yield path
+    for name in DOTTED.findall(text):
+        if name.rpartition(".")[2] not in FILE_ENDINGS and not exists(name):
+            yield name
+
+
+def exists(name: str) -> bool:
+    """Tell whether a dotted name resolves."""
+    try:
+        pkgutil.resolve_name(name)
+    except (ImportError, AttributeError):
+        return False
+    return True
+
+
+@pytest.mark.parametrize(
+    ("text", "gone"),
+    [
+        ("see pdplugins/contracts/workers.py, `sim/core/kv.py`, hooks/<host>.toml and pdplugins.config.load", []),
+        ("see `pdplugins/gone.py`", ["pdplugins/gone.py"]),
+        ("see `gateway/gone.py`", ["gateway/gone.py"]),
+        ("run python -m pdplugins.sim.gone", ["pdplugins.sim.gone"]),
+        ("https://example.org/docs/anything and /tmp/pdplugins/x", []),
+    ],
+)
+def test_a_name_that_is_gone_is_found(text: str, gone: list[str]) -> None:
+    assert sorted(set(missing(text))) == gone

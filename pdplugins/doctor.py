@@ -1,28 +1,54 @@
-"""``pdplugins doctor``: checks everything on this machine that pdplugins relies on, and says how to mend what fails."""
+"""``pdplugins doctor``: checks what pdplugins needs on this machine, and says how to mend what fails."""
 
 from __future__ import annotations
 
 import importlib.metadata
+import json
 import platform
 import socket
 import tempfile
 import tomllib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Annotated
 
+import typer
 from packaging.specifiers import SpecifierSet
 
+from pdplugins import hookimpl
 from pdplugins.config import find, load
 from pdplugins.errors import PdpluginsError
 from pdplugins.hosts.seams import Check, examine_host
-from pdplugins.hosts.sglang.install import wanted
+from pdplugins.hosts.sglang.checks import features
 from pdplugins.resources import data_dir
 from pdplugins.runtime.assembly import build_deployment, build_planner
+from pdplugins.sim import kernel
+
+
+@hookimpl
+def pd_register_commands(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command()(doctor)
+
+
+def doctor(
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    config: Annotated[str, typer.Option(help="A config file, or the name of a shipped one.")] = "dopd",
+    port: Annotated[int, typer.Option(help="Port that the frontend would take.")] = 8000,
+) -> None:
+    """Check this machine, the hosts' versions and every seam that pdplugins relies on; print a fix for what fails."""
+    checks = examine(config, port)
+    if as_json:
+        typer.echo(json.dumps([check.as_data() for check in checks], indent=1))
+    else:
+        typer.echo("\n".join(summary(checks)))
+    if any(check.state == "fail" for check in checks):
+        raise typer.Exit(1)
 
 
 def examine(config: str, port: int, hooks: Path | None = None) -> list[Check]:
     """Run every check, for the config called `config` and a frontend at `port`."""
-    checks = [_python(), _config(config), _port(port), _scratch()]
+    checks = [_python(), _config(config), _port(port), _scratch(), _simulator()]
     for path in sorted((hooks or data_dir("hooks")).glob("*.toml")):
         manifest = tomllib.loads(path.read_text(encoding="utf-8"))
         found = list(examine_host(manifest))
@@ -33,7 +59,7 @@ def examine(config: str, port: int, hooks: Path | None = None) -> list[Check]:
 
 
 def summary(checks: Iterable[Check]) -> Iterator[str]:
-    """Yield the lines to print: each check, but seams that are as recorded only by their number."""
+    """Yield the lines to print: one for each check. Seams that are as recorded are only counted."""
     fine = 0
     for check in checks:
         if check.seam and check.state == "ok":
@@ -62,20 +88,19 @@ def _config(name: str) -> Check:
     return Check(f"config {name}", "ok", f"profile {config.deployment.profile}, {tp}")
 
 
-def _sglang_features(name: str, found: Iterable[Check]) -> Iterator[Check]:
-    """What an SGLang server does about each feature that the config asks for: serve it, not start, or serve stock."""
+def _simulator() -> Check:
+    """Which kernel of the simulator runs. Plain Python gives the same results, more slowly."""
+    fix = "compile it again with 'pip install --editable .', in a checkout with 'make setup'"
+    return Check("simulator kernel", "fail" if kernel.outdated() else "ok", kernel.describe(), fix)
+
+
+def _sglang_features(name: str, found: list[Check]) -> Iterator[Check]:
+    """The features of SGLang that the config asks for. A config that does not load has a check of its own."""
     try:
         config = load(find(name))
     except PdpluginsError:
-        return  # another check says so
-    broken = [check for check in found if check.state != "ok"]
-    does = "will not start (sglang.strict holds)" if config.sglang.strict else "serves stock (sglang.strict is off)"
-    for feature in wanted(config):
-        if not broken:
-            yield Check(f"sglang: {feature}", "ok", "the plugin can hook it")
-            continue
-        first = f"{broken[0].name}: {broken[0].detail}"
-        yield Check(f"sglang: {feature}", broken[0].state, f"refused, a server {does}: {first}", broken[0].fix)
+        return
+    yield from features(config, found)
 
 
 def _port(port: int) -> Check:
@@ -90,7 +115,7 @@ def _port(port: int) -> Check:
 
 
 def _scratch() -> Check:
-    """Where local registrations, logs and sockets go."""
+    """The folder for local registrations, logs and sockets."""
     where = tempfile.gettempdir()
     try:
         with tempfile.NamedTemporaryFile(dir=where):

@@ -14,8 +14,10 @@ import typer
 from typer.testing import CliRunner
 
 import pdplugins
-from pdplugins.hosts import commands, doctor, seams
+from pdplugins import doctor
+from pdplugins.hosts import seams
 from pdplugins.registry import Registry
+from pdplugins.sim import kernel
 
 HOST: dict[str, Any] = {
     "host": "pdplugins",
@@ -102,7 +104,7 @@ def test_a_host_of_the_wrong_version_or_missing_says_what_to_install() -> None:
 def run(*arguments: str) -> tuple[int, str]:
     app = typer.Typer()
     app.callback()(lambda: None)  # so that the only command keeps its name
-    commands.pd_register_commands(app)
+    doctor.pd_register_commands(app)
     done = CliRunner().invoke(app, ["doctor", *arguments])
     return done.exit_code, done.output
 
@@ -150,3 +152,29 @@ def feature_of(config: Path, hooks: Path) -> tuple[str, str]:
     """What doctor says of the feature that `config` asks for."""
     checks = doctor.examine(str(config), 0, hooks)
     return next((check.state, check.detail) for check in checks if check.name == "sglang: dual_role")
+
+
+def simulator_kernel(hooks: Path) -> tuple[str, str]:
+    """What doctor says of the simulator's kernel."""
+    checks = doctor.examine("dopd", 0, hooks)
+    return next((check.state, check.line()) for check in checks if check.name == "simulator kernel")
+
+
+def test_it_says_which_kernel_of_the_simulator_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernel, "CORE", tmp_path)
+    monkeypatch.setattr(kernel, "COMPILED", False)
+    state, line = simulator_kernel(tmp_path)
+    assert state == "ok"
+    assert line.startswith("  ok  simulator kernel: plain Python")
+
+    source = tmp_path / "steps.py"
+    source.write_text("STEP = 1\n")
+    stamp = {source.name: hashlib.sha256(source.read_bytes()).hexdigest()}
+    (tmp_path / "kernel.json").write_text(json.dumps(stamp))
+    monkeypatch.setattr(kernel, "COMPILED", True)
+    assert simulator_kernel(tmp_path) == ("ok", "  ok  simulator kernel: compiled")
+
+    source.write_text("STEP = 2\n")
+    state, line = simulator_kernel(tmp_path)
+    assert state == "fail"
+    assert "not from the sources that are here (steps.py changed); fix: compile it again" in line
