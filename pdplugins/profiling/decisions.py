@@ -161,7 +161,7 @@ def _change(worker: FleetWorker, rng: random.Random) -> None:
 
 
 def _batches(scheduler: Any, size: int, rng: random.Random) -> Iterator[Callable[[], object]]:
-    """Yield decisions on steps of an instance. Its queue keeps `size` prompts, as new ones replace the composed ones."""
+    """Yield decisions on steps of an instance. Its queue keeps `size` prompts, as new ones replace composed ones."""
     now_s, names = 0.0, iter(range(10**9))
 
     def prompt() -> QueuedPrefill:

@@ -123,8 +123,8 @@ def roofline(  # noqa: PLR0913 - the options of a command
     """Compute a profile from the model's shape and the GPU's data sheet.
 
     Use it for a first look at hardware without measurements. Each part of a step takes the larger of its arithmetic
-    over compute and its bytes over memory bandwidth, at the usual shares of the peaks. Kernel launches are not included,
-    so short steps are too fast.
+    over compute and its bytes over memory bandwidth, at the usual shares of the peaks. Kernel launches are not
+    included, so short steps are too fast.
     """
     target, shape, knots = find_gpu(gpu), find_shape(model), draft.Knots.of(find_shape(model).max_context)
     parts = {size: draft.roofline_parts(Roofline(shape, target, size), knots) for size in options.sizes(tp)}

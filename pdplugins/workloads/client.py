@@ -85,7 +85,7 @@ class Answer:
             self._take(event, now_s)
 
     def _take(self, event: bytes, now_s: float) -> None:
-        # Parsing the JSON of every token would cost more than all else here. Only the first and unusual ones are parsed.
+        # Parsing the JSON of every token would cost more than all else here, so only the first and unusual ones are.
         if event.startswith(b"data: {") and b'"text":"' in event and b'"finish_reason":"' not in event:
             if not self.token_times_s:
                 self.workers = (_data(event).get("nvext") or {}).get("worker_id") or {}
