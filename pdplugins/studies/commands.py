@@ -25,7 +25,7 @@ Rate = Annotated[float | None, typer.Option(help="Mean arrivals/s: arrival times
 ClipS = Annotated[float | None, typer.Option(help="Only what arrives in the first seconds, at that rate.")]
 MaxRequests = Annotated[int | None, typer.Option(help="Only the first requests or sessions.")]
 MaxContext = Annotated[int | None, typer.Option(help="Longest prompt plus output, tokens.")]
-Gpus = Annotated[int | None, typer.Option(min=2, help="GPUs of all workers; the pools keep their share.")]
+Gpus = Annotated[int | None, typer.Option(min=2, help="GPUs of all workers; each pool keeps its share.")]
 Profile = Annotated[str | None, typer.Option(help="Performance profile, <gpu>/<model>.")]
 Prefill = Annotated[int | None, typer.Option(min=1, help="Prefill workers at start.")]
 Decode = Annotated[int | None, typer.Option(min=1, help="Decode workers at start.")]

@@ -16,9 +16,7 @@ if TYPE_CHECKING:
 
 trace_app = typer.Typer(help="Look at traces and make them.", no_args_is_help=True)
 Trace = Annotated[str, typer.Argument(metavar="TRACE", help="Trace or workload file, or a workload's name.")]
-Format = Annotated[
-    str | None, typer.Option("--format", help="Workload that reads the file; default: by its first line.")
-]
+Format = Annotated[str | None, typer.Option("--format", help="Workload that reads the file; default: guessed.")]
 Rate = Annotated[float | None, typer.Option(help="Mean arrivals/s: arrival times are scaled to it.")]
 ClipS = Annotated[float | None, typer.Option(help="Only the first seconds, at that rate.")]
 MaxRequests = Annotated[int | None, typer.Option(help="Only the first requests or sessions.")]
