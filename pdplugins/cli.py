@@ -1,4 +1,4 @@
-"""The command lines ``pdplugins`` and ``dynamo``. Commands live beside what they run; this module only gathers them."""
+"""The command lines ``pdplugins`` and ``dynamo``. This module only collects the commands, which plugins define."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def plugins(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 def _plugin_rows(registry: Registry) -> list[dict[str, Any]]:
-    """One row for each thing that was registered, and one of kind ``command`` for each plugin that adds commands."""
+    """Return a row for each registration, and one of kind ``command`` for each plugin that adds commands."""
 
     def row(kind: str, name: str, plugin: Any) -> dict[str, Any]:
         facts = {
@@ -88,7 +88,7 @@ def _plugin_rows(registry: Registry) -> list[dict[str, Any]]:
 def config(
     name: Annotated[str, typer.Argument(help="A config file, or the name of a shipped config such as dopd.")],
 ) -> None:
-    """Check a config file and print it whole, with every default filled in."""
+    """Check a config file, and print it in full with all defaults."""
     checked = load(find(name))
     typer.echo(yaml.safe_dump(resolved(checked), sort_keys=False, allow_unicode=True), nl=False)
 
@@ -115,6 +115,6 @@ def _run(application: typer.Typer, name: str) -> None:
 
 
 def _fail(name: str, error: PdpluginsError) -> None:
-    """Say what the user can put right, in one line, and leave with code 2."""
+    """Print an error that the user can fix, in one line, and exit with code 2."""
     sys.stderr.write(f"{name}: {error}\n")
     sys.exit(2)

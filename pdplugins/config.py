@@ -1,4 +1,4 @@
-"""The config file: one YAML that picks the plugins by name and says what they may use. The same file for every host."""
+"""The config file: one YAML file for all hosts, which picks plugins by name and describes the deployment."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class _Section(BaseModel):
 
 
 class SloConfig(_Section):
-    """What was promised for each request."""
+    """The objectives of each request."""
 
     ttft_s: Seconds = Field(2.0, description="time to first token")
     tpot_s: Seconds = Field(0.08, description="time per output token after the first")
@@ -75,7 +75,7 @@ class Death(_Section):
 
 
 class SimulationConfig(_Section):
-    """What only the simulator reads: how its engines and workers behave. docs/simulator.md explains every key."""
+    """Settings that only the simulator reads: how engines and workers behave. docs/simulator.md explains every key."""
 
     order: Literal["decode_first", "prefill_first"] = Field(
         "decode_first", description="decodes take part in steps with prefill (vLLM), or wait for them (SGLang)"
@@ -118,7 +118,7 @@ class SimulationConfig(_Section):
 
 
 class SglangConfig(_Section):
-    """What only SGLang's plugin reads. docs/sglang.md explains every key."""
+    """Settings that only the SGLang plugin reads. docs/sglang.md explains every key."""
 
     dual_role: bool = Field(False, description="serve the prefill, the decode and the local role in one server")
     strict: bool = Field(True, description="do not start when a feature cannot work; else stock SGLang serves")
@@ -137,7 +137,7 @@ CHOICES = (*Kind, BUNDLE)
 
 
 class DecisionLogConfig(_Section):
-    """What decision logs keep, where one is written. docs/explain.md explains it."""
+    """The contents of decision logs. docs/explain.md explains them."""
 
     sample: int = Field(100, ge=1, description="of routers, flow policies and batch schedulers, keep one in so many")
     most_per_s: int = Field(50, ge=1, description="most lines of these a second")
@@ -145,14 +145,14 @@ class DecisionLogConfig(_Section):
 
 
 class SignalsConfig(_Section):
-    """How the parts of one policy hear of each other. docs/explain.md explains it."""
+    """How the parts of one policy exchange signals. docs/explain.md explains it."""
 
     folder: Path | None = Field(None, description="where processes on one node meet; absent: within a process only")
     fresh_s: Seconds = Field(10.0, description="age at which a signal is left out")
 
 
 class Choice(BaseModel):
-    """One plugin picked by name; every other key is a setting of that plugin."""
+    """One plugin, picked by name. Every other key is a setting of that plugin."""
 
     model_config = ConfigDict(extra="allow", frozen=True)
 
@@ -207,16 +207,16 @@ class Config(_Section):
         return self.simulation.flip == "label" or self.sglang.dual_role
 
     def choice(self, kind: Kind) -> Choice | None:
-        """Return the policy that the key `kind` names; the bundle's part is not among them."""
+        """Return the policy that the key `kind` names; None where it is absent, even if a bundle has such a policy."""
         chosen: Choice | None = getattr(self, kind)
         return chosen
 
 
 class UniqueKeys(yaml.SafeLoader):
-    """YAML in which no key stands twice; PyYAML would take the last and drop the others without a word."""
+    """YAML without duplicate keys. PyYAML would silently take the last one and drop the others."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        """Return the mapping. Raises yaml.MarkedYAMLError for a key that stands twice."""
+        """Return the mapping. Raises yaml.MarkedYAMLError for a duplicate key."""
         seen = []
         for key_node, _ in node.value:
             if (key := self.construct_object(key_node, deep=True)) in seen:
@@ -226,7 +226,7 @@ class UniqueKeys(yaml.SafeLoader):
 
 
 def load(path: Path, registry: Registry | None = None) -> Config:
-    """Read and check a config file. Raises ConfigError with one line for the first thing that is wrong."""
+    """Read and check a config file. Raises ConfigError with one line for the first error."""
     try:
         data = yaml.load(path.read_text(encoding="utf-8"), UniqueKeys)  # noqa: S506 - a SafeLoader
     except OSError as error:
@@ -237,7 +237,7 @@ def load(path: Path, registry: Registry | None = None) -> Config:
 
 
 def parse(data: Any, where: str = "config", registry: Registry | None = None) -> Config:
-    """Check a config given as plain data; `where` names it in errors."""
+    """Check a config that is given as plain data. `where` names it in errors."""
     try:
         config = Config.model_validate({} if data is None else data)
     except ValidationError as error:
@@ -263,14 +263,14 @@ def settings_of(kind: str, choice: Choice, where: str = "config", registry: Regi
 
 
 def in_bundle(key: str, choice: Choice, registry: Registry | None = None) -> bool:
-    """Tell whether what the key `key` picks is a bundle, or a part of one."""
+    """Return whether the choice at `key` is a bundle, or a part of one."""
     return _registration(key, choice, registry).kind == BUNDLE
 
 
 def bundle_settings(config: Config, name: str, where: str = "config", registry: Registry | None = None) -> BaseModel:
-    """Return the settings of the bundle `name`, which any key that picks it or a part of it may give.
+    """Return the settings of the bundle `name`. Any key that picks the bundle or a part of it may give them.
 
-    Raises ConfigError when two keys give different ones: there is one bundle, and it has one set of settings.
+    Raises ConfigError when two keys give different settings, because there is only one bundle.
     """
     picks = [
         (key, choice)
@@ -292,7 +292,7 @@ def _registration(kind: str, choice: Choice, registry: Registry | None) -> Regis
 
 
 def with_defaults(config: Config, key: str, choice: Choice, registry: Registry | None = None) -> Choice:
-    """Return `choice`, which the key `key` of `config` picks, with all its settings."""
+    """Return `choice`, the value of `key` in `config`, with all its settings."""
     if in_bundle(key, choice, registry):
         settings = bundle_settings(config, choice.name, registry=registry)
     else:
@@ -325,7 +325,9 @@ def shipped() -> list[str]:
 def first_error(error: ValidationError, model: type[BaseModel]) -> str:
     """Return the first error of `error` in one line, with the valid choices where there are any."""
     first = error.errors()[0]
-    if first["type"] == "value_error" and not first["loc"]:  # of several keys together: the message names them
+    if (
+        first["type"] == "value_error" and not first["loc"]
+    ):  # an error of several keys together, whose message names them
         return str(first["ctx"]["error"])
     key = ".".join(str(part) for part in first["loc"]) or "file"
     if first["type"] == "extra_forbidden":
@@ -338,7 +340,7 @@ def first_error(error: ValidationError, model: type[BaseModel]) -> str:
 
 
 def _keys_at(model: type[BaseModel], loc: tuple[int | str, ...]) -> list[str]:
-    """Return the keys that are valid at `loc`, which also names places in lists and the kind of a union."""
+    """Return the valid keys at `loc`, which also contains list indexes and the kind of a union."""
     here = [model]
     for part in loc:
         if annotations := [m.model_fields[str(part)].annotation for m in here if part in m.model_fields]:
@@ -349,7 +351,7 @@ def _keys_at(model: type[BaseModel], loc: tuple[int | str, ...]) -> list[str]:
 
 
 def _models(annotation: Any) -> Iterator[type[BaseModel]]:
-    """Yield the models in an annotation: itself, or those within its list, union or Annotated."""
+    """Yield the models in an annotation: itself, or the ones within its list, union or Annotated."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         yield annotation
     for inner in get_args(annotation):

@@ -1,8 +1,8 @@
-"""The errors that a user sees. The command line prints them as one line and exits with code 2."""
+"""The errors that users see. The command line prints them as one line and exits with code 2."""
 
 
 class PdpluginsError(Exception):
-    """Something the user can put right. The message says who, what and what to do next."""
+    """An error that the user can fix. The message says who, what and what to do next."""
 
 
 class ConfigError(PdpluginsError):
@@ -10,11 +10,11 @@ class ConfigError(PdpluginsError):
 
 
 class PluginError(PdpluginsError):
-    """A plugin that cannot be loaded, named together with its distribution."""
+    """A plugin that cannot be loaded. The message names it and its distribution."""
 
 
 class TraceError(PdpluginsError):
-    """A trace that is missing or malformed, with file and line."""
+    """A trace that is missing or malformed. The message names file and line."""
 
 
 class HostError(PdpluginsError):

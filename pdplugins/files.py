@@ -1,4 +1,4 @@
-"""Output files: refused before the work when they cannot be written, and written whole or not at all."""
+"""Output files. They are checked before the work starts, and written completely or not at all."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pdplugins.errors import ConfigError
 
 
 def check_outputs(*paths: Path | None) -> None:
-    """Raise ConfigError for the first of `paths` that cannot be written, so that no work is lost; None is no file."""
+    """Raise ConfigError for the first of `paths` that cannot be written, before work is lost. None means no file."""
     for path in filter(None, paths):
         if not path.resolve().parent.is_dir():
             raise ConfigError(f"{path}: there is no folder {path.parent}; create it first")
@@ -26,7 +26,7 @@ def check_outputs(*paths: Path | None) -> None:
 
 @contextmanager
 def whole(path: Path) -> Iterator[Path]:
-    """Yield where to write what `path` shall hold: a file that takes its place at the end, and goes after an error.
+    """Yield a temporary path to write to. It replaces `path` at the end, or is removed after an error.
 
     Raises ConfigError where the file system refuses.
     """
@@ -43,13 +43,13 @@ def whole(path: Path) -> Iterator[Path]:
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Write `text` to `path`, whole or not at all. Raises ConfigError where the file system refuses."""
+    """Write `text` to `path`, completely or not at all. Raises ConfigError where the file system refuses."""
     with whole(path) as scratch:
         scratch.write_text(text, encoding="utf-8")
 
 
 def _scratch(path: Path) -> Path:
-    """Return a name beside `path`, of the same kind; a pipe or device (``/dev/stdout``) is written to as it is."""
+    """Return a temporary name next to `path`, with its suffix. A pipe or device (``/dev/stdout``) is used directly."""
     special = path.exists() and not path.is_file()
     return path if special else path.with_name(f".{path.stem}.part{path.suffix}")
 

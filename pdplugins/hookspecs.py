@@ -1,11 +1,11 @@
 """The contract: every hook that a plugin may implement.
 
-A plugin is a module (or object) named by an entry point of the group ``pdplugins``. Each hook hands it a `register`
-callback, so one plugin may add any number of things. A hook is called once, when plugins are loaded; a hook that
-raises stops the start with an error that names the plugin.
+A plugin is a module or object that an entry point of the group ``pdplugins`` names. Each hook gets a `register`
+callback, so one plugin may register any number of things. A hook is called once, when plugins are loaded. If it raises,
+the program stops with an error that names the plugin.
 
-Each ``register(name, factory, settings)`` takes the name that users write in a config file, a factory, and a pydantic
-model of the settings that the factory's first argument is an instance of. See ``docs/writing-a-plugin.md``.
+``register(name, factory, settings)`` takes the name that users write in a config file, a factory, and a pydantic model
+of the settings. The factory gets an instance of that model as its first argument. See ``docs/writing-a-plugin.md``.
 """
 
 from __future__ import annotations
@@ -97,8 +97,8 @@ def pd_register_workloads(register: Register) -> None:
     """Add workloads: readers of trace formats, or generators.
 
     :param register: ``register(name, factory, settings)`` with
-        ``factory(settings, path: Path) -> Iterable[TraceRequest]``. A reader that finds a file is not of its format
-        raises :class:`pdplugins.errors.TraceError`.
+        ``factory(settings, path: Path) -> Iterable[TraceRequest]``. A reader raises
+        :class:`pdplugins.errors.TraceError` when a file does not have its format.
     """
 
 

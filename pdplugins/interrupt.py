@@ -1,6 +1,6 @@
-"""Ctrl-C for long runs: they ask whether it was pressed, at a moment that suits them.
+"""Ctrl-C for long runs: they check at a safe moment whether it was pressed.
 
-An exception at any moment could leave an event half done. Compiled code does not survive one that is raised while it
+An exception at any moment could leave an event half done. Compiled code even crashes if one is raised while it
 multiplies large integers, where CPython checks for signals.
 """
 
@@ -14,9 +14,9 @@ from contextlib import contextmanager
 
 @contextmanager
 def ctrl_c() -> Iterator[Callable[[], bool]]:
-    """Yield what tells whether Ctrl-C was pressed within the block; a second one raises KeyboardInterrupt.
+    """Yield a function that returns whether Ctrl-C was pressed in the block. A second Ctrl-C raises KeyboardInterrupt.
 
-    Outside the main thread, and where SIGINT is ignored or has a handler of its own, nothing changes.
+    Outside the main thread, and where SIGINT is ignored or has another handler, nothing changes.
     """
     pressed = False
 

@@ -1,7 +1,7 @@
-"""Definitions of the metrics that clients feel, as functions over plain arrays.
+"""Definitions of the client-side metrics, as functions over plain arrays.
 
-Live runs, simulated runs and Dynamo's offline replay compute their metrics here; `pdplugins.results` is the schema that
-they are written in, and docs/results.md explains it.
+Live runs, simulated runs and Dynamo's offline replay compute their metrics here. `pdplugins.results` is the schema of
+result files, and docs/results.md explains it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ QUANTILES = (0.5, 0.9, 0.99)
 
 
 class Distribution(NamedTuple):
-    """Mean and quantiles of some samples, in their unit."""
+    """Mean and quantiles of samples, in the unit of the samples."""
 
     mean: float
     p50: float
@@ -34,7 +34,7 @@ def tpot_s(decode_s: float, osl_tokens: int) -> float:
 
 
 def inside(ttft_s: ArrayLike, tpot_s: ArrayLike, slo: Slo) -> NDArray[np.bool_]:
-    """Return for each request whether it met both objectives; NaN, no such time, meets none."""
+    """Return for each request whether it met both objectives. NaN means that there is no such time, and meets none."""
     met: NDArray[np.bool_] = np.less_equal(ttft_s, slo.ttft_s) & np.less_equal(tpot_s, slo.tpot_s)
     return met
 
@@ -45,7 +45,7 @@ def attainment(inside: int, total: int) -> float | None:
 
 
 def per_second(amount: float, duration_s: float) -> float:
-    """Return `amount` per second of a run: goodput, where it is of requests inside the SLOs; 0 for an empty run."""
+    """Return `amount` per second of a run; 0 for an empty run. For requests inside the SLOs, this is the goodput."""
     return amount / duration_s if duration_s > 0 else 0.0
 
 
@@ -62,7 +62,7 @@ def distribution(samples: ArrayLike) -> Distribution | None:
 def weighted_distribution(values: ArrayLike, counts: ArrayLike) -> Distribution | None:
     """Return the distribution of samples given as distinct `values` and the count of each; None without samples.
 
-    A quantile is the smallest value that at least that share of the samples does not exceed.
+    A quantile is the smallest value such that at least that share of the samples is at most this value.
     """
     values, counts = np.asarray(values, dtype=float), np.asarray(counts)
     if not values.size:

@@ -1,4 +1,4 @@
-"""Where a result comes from: the command line, the commit, the versions, the seed, and how it was obtained."""
+"""The origin of a result: command line, commit, versions, seed, and whether it was measured or simulated."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ Kind = Literal["measured", "simulated"]
 
 
 def command_line(program: str = "pdplugins", words: Sequence[str] | None = None) -> str:
-    """Return the command line that runs, as a shell reads it.
+    """Return the running command line, quoted for a shell.
 
-    :param program: in place of the path of this installation, which helps no reader.
-    :param words: its arguments, where a record shall say less than was typed.
+    :param program: replaces the path of this installation, which does not help a reader.
+    :param words: its arguments, if a record should not show all that were typed.
     """
     return shlex.join([program, *(sys.argv[1:] if words is None else words)])
 
 
 def record(kind: Kind, *, seed: int | None, command: str | None = None) -> dict[str, Any]:
-    """Return what a result file says of where it comes from: ``kind``, ``command``, ``commit`` and ``seed``.
+    """Return the origin of a result file: ``kind``, ``command``, ``commit`` and ``seed``.
 
-    :param command: the command line that makes it; the one that runs when absent.
+    :param command: the command line that makes the file; None for the running one.
     """
     return {"kind": kind, "command": command or command_line(), "commit": commit(), "seed": seed}
 
@@ -41,7 +41,7 @@ def versions(*distributions: str) -> dict[str, str]:
 def commit() -> str:
     """Return the commit of the checkout this package runs from, or its version when it is installed.
 
-    ``-dirty`` says that the code or its data differ from that commit; results and pages that a run writes do not count.
+    ``-dirty`` means that the code or its data differ from that commit. Results and pages of a run do not count.
     """
     try:
         name = _git("rev-parse", "--short=12", "HEAD").stdout.strip()

@@ -1,6 +1,6 @@
-"""Loads plugins and finds what they registered. Strict: whatever is wrong with a plugin is said at once, with its name.
+"""Loads plugins and finds what they registered. Any error of a plugin is reported at once, with the plugin's name.
 
-`PDPLUGINS_DISABLE=name,name` leaves plugins out; it is the way round a broken one.
+`PDPLUGINS_DISABLE=name,name` skips plugins, for example a broken one.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ KINDS: dict[str, str] = {
     "profile": "pd_register_profiles",
     "workload": "pd_register_workloads",
 }
-"""Kind of a registration (the key in a config file) to the hook that adds it. The five policies have a `Kind`."""
+"""By kind of registration (the key in a config file): the hook that adds it. The five policies have a `Kind`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +91,7 @@ class Registry:
         self.add(plugin, module)
 
     def add(self, plugin: Plugin, module: object) -> None:
-        """Register `module` as `plugin` and take in what its hooks add."""
+        """Register `module` as `plugin`, and add what its hooks register."""
         if (other := self._plugins.get(plugin.name)) is not None:
             raise PluginError(f"{plugin} has the name of {other}; rename its entry point or {_way_round(plugin)}")
         self._plugins[plugin.name] = plugin
@@ -109,7 +109,7 @@ class Registry:
             self._call(plugin, hook, register=self._registrar(kind, plugin))
 
     def _reject_mistyped_hooks(self, plugin: Plugin, module: object) -> None:
-        """A function named like a hook but not marked as one would be ignored in silence; refuse it."""
+        """Refuse a function that is named like a hook but not marked as one, because it would be silently ignored."""
         found = {caller.name for caller in self._manager.get_hookcallers(module) or ()}
         for name in dir(module):
             if name.startswith("pd_") and name not in found:
@@ -145,7 +145,7 @@ class Registry:
             self._call(plugin, "pd_register_commands", app=app)
 
     def get(self, kind: str, name: str) -> Registration:
-        """Return the registration of `kind` called `name`; ConfigError with the valid choices when there is none."""
+        """Return the registration of `kind` called `name`. If there is none, raises ConfigError with valid names."""
         try:
             return self._registrations[kind, name]
         except KeyError:
@@ -155,7 +155,7 @@ class Registry:
             raise ConfigError(f"{kind}: there is no '{name}'; choose from {choices}{more}") from None
 
     def policy(self, kind: Kind, name: str) -> Registration:
-        """Return the policy of `kind` called `name`, or else the bundle of that name. Raises ConfigError."""
+        """Return the policy of `kind` called `name`, else the bundle of that name. Raises ConfigError without any."""
         bundle = self._registrations.get((BUNDLE, name))
         if bundle is None or (kind, name) in self._registrations:
             return self.get(kind, name)

@@ -1,12 +1,12 @@
-"""Where the packaged data lies, and which variable names the config of a process that pdplugins does not start.
+"""The folders of packaged data, and the environment variable that names a config for SGLang's processes.
 
-The data lies beside the package in a checkout, and inside it when installed.
+In a checkout the data is next to the package, and in an installation it is inside the package.
 """
 
 from pathlib import Path
 
 CONFIG_VARIABLE = "PDPLUGINS_CONFIG"
-"""Names a config file, or a shipped config, for SGLang's processes. Without it nothing of SGLang is touched."""
+"""Names a config file, or a shipped config, for SGLang's processes. Without this variable SGLang runs unchanged."""
 
 _PACKAGE = Path(__file__).resolve().parent
 

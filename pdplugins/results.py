@@ -1,4 +1,4 @@
-"""The one result schema of live and simulated runs. docs/results.md explains it; `metrics` defines its numbers."""
+"""The result schema of live and simulated runs. docs/results.md explains it, and `metrics` defines its numbers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from pdplugins.provenance import Kind
 
 @dataclass(frozen=True, slots=True)
 class RequestRecord:
-    """What one request experienced. Times are in seconds since the start of the run."""
+    """The latencies of one request. Times are in seconds since the start of the run."""
 
     arrival_s: float
     isl_tokens: int
@@ -40,7 +40,7 @@ class RequestRecord:
 
     @property
     def tbt_s(self) -> tuple[float, ...]:
-        """Time between tokens: each gap."""
+        """Times between tokens, one for each gap."""
         return tuple(b - a for a, b in zip(self.token_times_s, self.token_times_s[1:], strict=False))
 
     @property
@@ -67,7 +67,7 @@ class Spread(_Model):
 
     @classmethod
     def of(cls, samples: ArrayLike) -> Spread:
-        """Summarise `samples`, linear interpolation between order statistics."""
+        """Summarise `samples`, with linear interpolation between order statistics."""
         return cls.from_distribution(metrics.distribution(samples))
 
     @classmethod
@@ -84,7 +84,7 @@ class Requests(_Model):
 
 
 class Metrics(_Model):
-    """What the clients got and what it cost."""
+    """The service that clients got, and its cost."""
 
     ttft_s: Spread
     tpot_s: Spread
@@ -102,7 +102,7 @@ class Metrics(_Model):
 
 
 class Speed(_Model):
-    """How fast the run itself went."""
+    """The speed of the run itself."""
 
     requests_per_s: float | None = Field(None, description="simulated requests per wall second; null when measured")
     wall_s: float
@@ -120,7 +120,7 @@ class Scaling(_Model):
 
 
 class Regret(_Model):
-    """How far a run stayed behind what no policy can beat: docs/bound.md."""
+    """How much worse a run is than the bound that no policy can beat: docs/bound.md."""
 
     best_slo_attainment: float = Field(description="no policy serves a larger share inside both SLOs on these GPUs")
     slo_attainment: float = Field(description="best_slo_attainment less what the run reached")
@@ -148,7 +148,7 @@ class Result(_Model):
     regret: Regret | None = None
 
     def write(self, path: Path) -> None:
-        """Write the result as JSON, whole or not at all."""
+        """Write the result as JSON, completely or not at all."""
         write_whole(path, self.model_dump_json(indent=1) + "\n")
 
 
@@ -170,10 +170,10 @@ def summarise(
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """What every metric is computed from; the sequences have one entry for each request that was answered."""
+    """The data that all metrics are computed from. Sequences have one entry for each answered request."""
 
     total: int
-    """All requests, those that failed included."""
+    """All requests, including failed ones."""
     ttft_s: Sequence[float | None]
     """None where no token came."""
     tpot_s: Sequence[float | None]
@@ -183,7 +183,7 @@ class Served:
 def summary(
     served: Served, slo: Slo, *, duration_s: float, gpu_hours: float, tbt_s: Spread, energy_j: float | None = None
 ) -> tuple[Requests, Metrics]:
-    """Compute the metrics of a run of `duration_s` seconds, live or simulated, by the definitions of `metrics`."""
+    """Compute the metrics of a live or simulated run of `duration_s` seconds, as `metrics` defines them."""
     ttft_s, tpot_s = np.array(served.ttft_s, dtype=float), np.array(served.tpot_s, dtype=float)
     good = metrics.inside(ttft_s, tpot_s, slo)
     found = Metrics(

@@ -1,6 +1,6 @@
-"""Settings in one line, ``key.inner=value``: the option ``--set`` of commands, and what follows a workload's name.
+"""Settings on one line, ``key.inner=value``: the option ``--set`` of commands, and settings after a workload's name.
 
-A dot leads into a section, and the value is YAML. What the keys are relative to, each command says.
+A dot leads into a section, and the value is YAML. Each command documents which section its keys start from.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Setting(NamedTuple):
 def parse_setting(text: str, where: str = "--set") -> Setting:
     """Read ``key.inner=value``. Raises ConfigError.
 
-    :param where: what the error begins with: the option, or what the setting belongs to.
+    :param where: the beginning of the error: the option, or the owner of the setting.
     """
     key, equals, value = text.partition("=")
     path = tuple(part.strip() for part in key.split("."))
@@ -38,7 +38,7 @@ def parse_setting(text: str, where: str = "--set") -> Setting:
 
 
 def split_settings(text: str) -> Iterator[str]:
-    """Yield the settings in ``a=1,b.c=[1,2]``: commas within brackets, braces or quotes do not separate."""
+    """Yield the settings in ``a=1,b.c=[1,2]``. Commas within brackets, braces or quotes do not separate them."""
     ends: list[str] = []
     start = 0
     for place, character in enumerate(text):
@@ -58,7 +58,7 @@ def split_settings(text: str) -> Iterator[str]:
 
 
 def put(data: dict[str, Any], setting: Setting, where: str = "--set") -> None:
-    """Put `setting` into `data`, with the sections that lead to it. Raises ConfigError where one of them is a value."""
+    """Set `setting` in `data`, and create its sections. Raises ConfigError if one of the sections is a value."""
     *sections, last = setting.path
     for key in sections:
         inner = data.get(key)

@@ -1,4 +1,4 @@
-"""What commands print: progress while they work, and the console for their tables."""
+"""Terminal output of commands: progress bars, and the console for tables."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 PIPE_WIDTH = 200
-"""Columns where the output is not a terminal."""
+"""Width in columns where the output is not a terminal."""
 
 
 @contextmanager
 def progress(names: Sequence[str]) -> Iterator[Callable[[Sequence[float]], None]]:
     """Show a bar with a time estimate for each run, on standard error if that is a terminal.
 
-    Yields what is to be told the share of each run that is done.
+    Yields a function to call with the share of each run that is done.
     """
     console = Console(stderr=True)
     if not console.is_terminal:

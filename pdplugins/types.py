@@ -1,4 +1,4 @@
-"""The public face of `pdplugins.contracts`: what a plugin imports. Code of pdplugins itself imports from there."""
+"""The public names of `pdplugins.contracts`. Plugins import from here; pdplugins itself imports from `contracts`."""
 
 from pdplugins.contracts.batching import BatchPlan, BatchScheduler, BatchView, QueuedPrefill
 from pdplugins.contracts.bundle import Bundle

@@ -1,4 +1,4 @@
-"""Puts a profile file together from timings, and writes it. What the ``pdplugins profile`` commands share."""
+"""Makes a profile file from timings, and writes it. The ``pdplugins profile`` commands share this code."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ BATCHES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 160, 200, 248, 320, 400, 512
 
 @dataclass(frozen=True, slots=True)
 class Knots:
-    """Where a model's tables have values."""
+    """The points at which a model's tables have values."""
 
     tokens: tuple[int, ...]
     contexts: tuple[int, ...]
@@ -37,7 +37,7 @@ class Knots:
 
     @classmethod
     def of(cls, max_context: int, shortest: int = 1) -> Knots:
-        """Return knots that are dense where engines work, from prompts of `shortest` to the model's longest context."""
+        """Return knots from prompts of `shortest` to the longest context, denser where engines usually work."""
         short = tuple(tokens for tokens in (1, 8, 16, 32) if tokens >= shortest)
         return cls(short + _up_to(max_context, 40), _up_to(max_context, 24))
 
@@ -52,18 +52,18 @@ class Parts:
     """Milliseconds of the parts of the steps of one TP size, at the knots."""
 
     dense: Row
-    """Of prefill, over tokens."""
+    """Dense part of prefill, over tokens."""
     attention: Row
-    """Of one prompt, over tokens."""
+    """Attention of one prompt, over tokens."""
     decode_dense: Row
-    """Over batch."""
+    """Dense part of decode, over batch."""
     decode_attention: Sequence[Row]
-    """A row per batch, a column per context."""
+    """Attention of decode: a row per batch, a column per context."""
 
     def tables(self, knots: Knots) -> dict[str, dict[str, Any]]:
-        """Return the prefill, decode and dense table, in whole microseconds.
+        """Return the prefill, decode and dense table, rounded to microseconds.
 
-        Attention is made to grow with the prompt, so that attending to more history never takes less time.
+        Attention is made non-decreasing in the prompt length, so that more history never takes less time.
         """
         attention = _never_falling(self.attention)
         prefill = _round([d + a for d, a in zip(self.dense, attention, strict=True)])
@@ -81,7 +81,7 @@ class Parts:
 
 
 def roofline_parts(line: Roofline, knots: Knots) -> Parts:
-    """Return the parts of the steps as the roofline has them."""
+    """Return the parts of the steps by the roofline."""
     return Parts(
         [1e3 * line.dense_s(t) for t in knots.tokens],
         [1e3 * line.prompt_attention_s(t) for t in knots.tokens],
@@ -91,10 +91,10 @@ def roofline_parts(line: Roofline, knots: Knots) -> Parts:
 
 
 def moved(parts: Parts, here: Parts, there: Parts) -> Parts:
-    """Return `parts`, measured on one GPU, for another: each time keeps its ratio to the roofline of its GPU.
+    """Move `parts` from one GPU to another: each time keeps its ratio to the roofline of its GPU.
 
-    :param here: roofline of the GPU that `parts` are of.
-    :param there: roofline of the other one.
+    :param here: roofline of the GPU that `parts` were measured on.
+    :param there: roofline of the other GPU.
     """
 
     def scaled(times: Row, old: Row, new: Row) -> list[float]:
@@ -110,7 +110,7 @@ def moved(parts: Parts, here: Parts, there: Parts) -> Parts:
 
 
 def memory_part(shape: Shape, gpu: Gpu) -> dict[str, Any]:
-    """Return what bounds the KV cache, from the model's shape and the GPU's memory."""
+    """Return the memory part of a profile, which bounds the KV cache, from the model's shape and the GPU's memory."""
     return {
         "gpu_bytes": gpu.memory_bytes,
         "reserved_bytes": round(gpu.memory_bytes * RESERVED_SHARE),
@@ -123,27 +123,27 @@ def memory_part(shape: Shape, gpu: Gpu) -> dict[str, Any]:
 
 
 def bandwidth_part(gpu: Gpu) -> dict[str, Any]:
-    """Return what bounds the KV cache that a step reads."""
+    """Return the bandwidth part of a profile, which bounds the KV cache that a step reads."""
     share = gpu.bandwidth_share
     return {"bytes_per_s": gpu.bytes_per_s, "utilisation": share, "source": "data sheet; aiconfigurator's 0.8 of it"}
 
 
 def tables_by_tp(parts: Mapping[int, Parts], knots: Knots) -> dict[str, dict[str, Any]]:
-    """Return the tables of all TP sizes as a profile file has them."""
+    """Return the tables of all TP sizes in the layout of a profile file."""
     every = {tp: found.tables(knots) for tp, found in parts.items()}
     return {kind: {str(tp): tables[kind] for tp, tables in every.items()} for kind in ("prefill", "decode", "dense")}
 
 
 def check_new(path: Path, force: bool) -> None:
-    """Raise ConfigError when `path` exists and `force` is not set: before the work that is to be written there."""
+    """Raise ConfigError when `path` exists and `force` is not set. Call it before the work, so that none is lost."""
     if path.exists() and not force:
         raise ConfigError(f"--out {path}: it exists; give --force to replace it")
 
 
 def write(data: Mapping[str, Any], path: Path, force: bool) -> Profile:
-    """Check `data` and write it, a row of numbers per line so that a diff shows what moved.
+    """Check `data` and write it, with one row of numbers per line so that diffs are readable.
 
-    Raises ConfigError when it is no valid profile, or when `path` exists and `force` is not set.
+    Raises ConfigError when `data` is no valid profile, or when `path` exists and `force` is not set.
     """
     try:
         profile = Profile.model_validate_json(json.dumps(data))
@@ -169,7 +169,7 @@ def _layout(value: Any, indent: str = "") -> str:
 
 
 def _never_falling(times: Row) -> list[float]:
-    """Return `times` made non-decreasing: the mean of the lowest such curve above them and the highest one below."""
+    """Make `times` non-decreasing: return the mean of their upper and their lower non-decreasing envelope."""
     above = accumulate(times, max)
     below = reversed([*accumulate(reversed(times), min)])
     return [(a + b) / 2 for a, b in zip(above, below, strict=True)]

@@ -1,8 +1,8 @@
 """Peaks of the GPUs that profiles are computed for, from their makers' data sheets.
 
-``gemm_share`` is what large BF16 matrix products reach of the peak. 0.73 (H100, H200) and 0.47 (MI300X) are what
-SemiAnalysis published in December 2024 ("MI300X vs H100 vs H200": 720 of 989 and 620 of 1307 TFLOP/s); the other GPUs
-of NVIDIA get the 0.73 too, which is an assumption. ``bandwidth_share`` is aiconfigurator's empirical 0.8 for all.
+``gemm_share`` is the share of the peak that large BF16 matrix products reach. SemiAnalysis published 0.73 for H100 and
+H200 and 0.47 for MI300X in December 2024 ("MI300X vs H100 vs H200": 720 of 989 and 620 of 1307 TFLOP/s). Other NVIDIA
+GPUs are assumed to reach 0.73 too. ``bandwidth_share`` is aiconfigurator's empirical 0.8 for all GPUs.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ class Gpu:
 
     name: str
     bf16_flops: float
-    """Dense, not sparse."""
+    """Peak for dense matrices, without sparsity."""
     fp8_flops: float
     bytes_per_s: float
     """Memory bandwidth."""
     memory_bytes: int
     link_bytes_per_s: float
-    """To one other GPU of the same server, one way."""
+    """Bandwidth to one other GPU of the same server, in one direction."""
     gemm_share: float = 0.73
     bandwidth_share: float = 0.8
     aiconfigurator: str | None = None
-    """Name of the system in aiconfigurator, where it has kernel tables for it."""
+    """Name of the system in aiconfigurator, if that has kernel tables for it."""
 
     def flops(self, weight_bytes: int) -> float:
         """Return the peak for weights of this size."""
@@ -52,7 +52,7 @@ GPUS = {
 
 
 def find_gpu(name: str) -> Gpu:
-    """Return the GPU of this name. Raises ConfigError that lists the known ones."""
+    """Return the GPU of this name. Raises a ConfigError that lists the known ones."""
     if (gpu := GPUS.get(name)) is None:
         raise ConfigError(f"gpu: there is no {name!r}; choose from {', '.join(sorted(GPUS))}")
     return gpu

@@ -1,7 +1,7 @@
-"""Timing tables of Dynamo: the one of its mocker and replay (``planner_profile_data``), and those of its profiler.
+"""Timing tables of Dynamo: of its mocker and replay (``planner_profile_data``), and of its profiler.
 
-With it the mocker, the replay and the planner share one truth. The mocker's file has five keys
-(``dynamo/mocker/utils/planner_profiler_perf_data_converter.py`` of ai-dynamo 1.4.2); the mocker interpolates linearly
+With the same tables the mocker, the replay and the planner agree on step times. The mocker's file has five keys
+(``dynamo/mocker/utils/planner_profiler_perf_data_converter.py`` of ai-dynamo 1.4.2). The mocker interpolates linearly
 in the sum of prompt tokens of a prefill step, and bilinearly in (active KV tokens, mean context) of a decode step.
 """
 
@@ -22,9 +22,9 @@ from pdplugins.perf.draft import BATCHES
 from pdplugins.perf.table import Curve
 
 LONG_TOKENS = (65_536, 131_072)
-"""Up to the longest context of the Llama 3.1 family; the mocker goes on linearly."""
+"""Last knots, up to the longest context of the Llama 3.1 family. Beyond them the mocker extrapolates linearly."""
 MOST_KV_TOKENS = 600_000
-"""More than one worker of the shipped profiles holds at decode TP 2."""
+"""Largest KV cache of the table: more than a worker of any shipped profile holds at decode TP 2."""
 
 
 def export_npz(perf: PerfModel, path: Path, prefill_tp: int, decode_tp: int) -> None:
@@ -52,7 +52,7 @@ def _log_spaced(first: int, last: int, count: int) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class NpzTables:
-    """A prefill and a decode table as a profile file has them."""
+    """A prefill and a decode table in the layout of a profile file."""
 
     prefill: dict[str, Any]
     decode: dict[str, Any]
@@ -62,9 +62,9 @@ class NpzTables:
 
 
 def read_npz(path: Path) -> NpzTables:
-    """Read the mocker's ``.npz`` file, or the folder that Dynamo's profiler left.
+    """Read the mocker's ``.npz`` file, or the output folder of Dynamo's profiler.
 
-    Raises ConfigError when it is neither.
+    Raises ConfigError when `path` is neither.
     """
     if path.is_dir():
         phases = (path / f"selected_{phase}_interpolation" / "raw_data.npz" for phase in ("prefill", "decode"))

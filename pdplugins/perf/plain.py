@@ -1,4 +1,4 @@
-"""Performance models that know the basic six methods of `pdplugins.types.PerfModel` and nothing else."""
+"""Performance models that answer only the six basic methods of `pdplugins.types.PerfModel`."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from pdplugins.contracts.perf import PerfModel, PowerTable
 
 
 class PlainPerf:
-    """Base class of a performance model: it answers None to everything that a model need not know.
+    """Base class of a performance model. Its optional methods return None.
 
-    A model inherits from it, writes the six basic methods, and those of the others that it can answer.
+    A model inherits from it, and implements the six basic methods and the optional ones that it can answer.
     """
 
     __slots__ = ()
 
     def dense_s(self, tokens: float, tp: int) -> float | None:
-        """Return None: attention is not told from the rest of a step."""
+        """Return None: the attention part of a step is not known separately."""
         return None
 
     def prefill_knots(self, tp: int) -> tuple[float, ...] | None:
@@ -28,11 +28,11 @@ class PlainPerf:
         return None
 
     def decode_row_s(self, batch: float, tp: int) -> tuple[float, ...] | None:
-        """Return None: each context has to be asked for."""
+        """Return None: callers ask for each context by `decode_step_s`."""
         return None
 
     def power(self) -> PowerTable | None:
-        """Return None: what power caps do is not known."""
+        """Return None: the effect of power caps is not known."""
         return None
 
 
@@ -41,7 +41,7 @@ EXTENSIONS = tuple(name for name in vars(PlainPerf) if not name.startswith("_"))
 
 
 class _Widened(PlainPerf):
-    """A model of another package, with None for the methods that it lacks."""
+    """A model of another package, which returns None from the methods that it lacks."""
 
     def __init__(self, perf: Any) -> None:
         self._perf = perf
@@ -54,10 +54,10 @@ class _Widened(PlainPerf):
 
 
 def wide(perf: Any) -> PerfModel:
-    """Return `perf` itself where it has every method of `PerfModel`; else the same model with None for the others.
+    """Return `perf` itself if it has every method of `PerfModel`, else a wrapper that adds the missing ones.
 
-    Models of other packages may be older than the contract. They come in at one place, `runtime.assembly.load_profile`,
-    so that nothing else needs to ask what a model has.
+    The added methods return None. Models of other packages may be older than the contract. They enter at one place,
+    `runtime.assembly.load_profile`, so that no other code needs to check which methods a model has.
     """
     if all(callable(getattr(perf, name, None)) for name in EXTENSIONS):
         return cast(PerfModel, perf)

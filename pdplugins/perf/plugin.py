@@ -1,4 +1,4 @@
-"""Registers every shipped profile under ``<gpu>/<model>``. A file is read when its profile is asked for, not before."""
+"""Registers every shipped profile under ``<gpu>/<model>``. A file is read only when its profile is used."""
 
 from __future__ import annotations
 

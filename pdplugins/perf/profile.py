@@ -1,9 +1,9 @@
 """The profile file: how fast one model runs on one GPU, as JSON under ``profiles/<gpu>/<model>.json``.
 
-``profiles/README.md`` describes every field with its unit. Times are kept as they came (``raw_ms``) beside the factor
-that they are multiplied with (``scale``), so that a modelled profile shows both what a tool said and how far that was
-moved to agree with a measurement. One file holds all tensor-parallel (TP) sizes. Tables hold whole steps of an engine:
-what the engine itself needs (kernel launches, sampling, its scheduler) is in them, or is ``scale.step_ms``.
+``profiles/README.md`` describes every field with its unit. Original times (``raw_ms``) are stored next to the factor
+that they are multiplied by (``scale``). So a modelled profile shows both the output of the tool and the correction that
+makes it agree with a measurement. One file holds all tensor-parallel (TP) sizes. Tables hold whole steps of an engine.
+The overhead of the engine (kernel launches, sampling, its scheduler) is part of them, or is ``scale.step_ms``.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Provenance(_Part):
 
 
 class Memory(_Part):
-    """What bounds the KV cache of a worker: DOPD Eq. 11 and 13."""
+    """The memory figures that bound the KV cache of a worker: DOPD Eq. 11 and 13."""
 
     gpu_bytes: Positive = Field(description="M_gpu: memory of one GPU")
     reserved_bytes: float = Field(ge=0, description="M': memory per GPU for neither weights nor KV cache")
@@ -45,7 +45,7 @@ class Memory(_Part):
 
 
 class Bandwidth(_Part):
-    """What bounds the KV cache that one decode step reads: DOPD Eq. 12."""
+    """The bandwidth figures that bound the KV cache that one decode step reads: DOPD Eq. 12."""
 
     bytes_per_s: Positive = Field(description="BW: memory bandwidth of one GPU")
     utilisation: float = Field(gt=0, le=1, description="alpha: share of it that decode reaches")
@@ -61,7 +61,7 @@ class Transfer(_Part):
 
 
 class Scale(_Part):
-    """What turns ``raw_ms`` into the times that are used: factor * raw_ms + step_ms."""
+    """The correction of ``raw_ms``. The times in use are factor * raw_ms + step_ms."""
 
     prefill: Positive = Field(description="factor on prefill and dense times")
     decode: Positive = Field(description="factor on decode times")
@@ -71,7 +71,7 @@ class Scale(_Part):
 
 
 class TokenTable(_Part):
-    """Time over tokens: of the prefill of one prompt, alone in its batch, or of the dense part of a step."""
+    """Time over tokens: the prefill of one prompt, alone in its batch, or the dense part of a step."""
 
     tokens: Axis
     raw_ms: Axis
@@ -101,7 +101,7 @@ class DecodeTable(_Part):
 
 
 class Power(_Part):
-    """What a power cap does to one GPU: linear between the caps, flat outside."""
+    """What a power cap does to one GPU. Values are linear between the caps, and constant outside."""
 
     cap_w: Annotated[tuple[Positive, ...], Field(min_length=1)] = Field(description="caps, ascending; the last is none")
     prefill_slow: tuple[Factor, ...] = Field(description="time of a prefill step over its time without a cap")
@@ -152,7 +152,7 @@ class Profile(_Part):
 
 
 def read_profile(path: Path) -> Profile:
-    """Read and check a profile file. Raises ConfigError with one line for the first thing that is wrong."""
+    """Read and check a profile file. Raises ConfigError with one line for the first error."""
     try:
         return Profile.model_validate_json(path.read_bytes())
     except OSError as error:

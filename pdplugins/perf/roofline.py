@@ -1,8 +1,8 @@
-"""Step times by the roofline: the larger of arithmetic over compute and bytes over memory bandwidth, for each part.
+"""Step times by the roofline: each part takes the larger of arithmetic over compute and bytes over memory bandwidth.
 
-A part is either dense (everything but attention: projections, feed-forward, the all-reduces of tensor parallelism) or
-attention. Kernel launches are not in it, so a small step of a real engine takes longer; with every share at 1 no engine
-can be faster (`Roofline.peak`).
+A part is either attention or dense. The dense part is everything else: projections, feed-forward, and the all-reduces
+of tensor parallelism. Kernel launches are not included, so a small step of a real engine takes longer. With every share
+at 1, no engine can be faster (`Roofline.peak`).
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ ALL_REDUCE_LATENCY_S = 10e-6
 
 @dataclass(frozen=True, slots=True)
 class Roofline:
-    """How long the parts of a step take at least, in seconds, on `tp` GPUs."""
+    """Lower estimates of the times of a step's parts, in seconds, on `tp` GPUs."""
 
     shape: Shape
     gpu: Gpu
     tp: int
 
     def peak(self) -> Roofline:
-        """Return the bound that holds for any engine: full compute and bandwidth, and no communication."""
+        """Return a bound for any engine, with full compute and bandwidth, and without communication."""
         free = replace(self.gpu, gemm_share=1.0, bandwidth_share=1.0, link_bytes_per_s=float("inf"))
         return replace(self, gpu=free)
 
     def dense_s(self, tokens: float) -> float:
-        """Seconds of everything but attention for `tokens` tokens, of which one is sampled from."""
+        """Seconds of everything but attention for `tokens` tokens. Only one of them is sampled."""
         shape = self.shape
         active = shape.attention_weights + shape.active_experts * shape.expert_weights
-        # Tokens choose experts independently: the share of experts that anyone chooses, whose weights are then read.
+        # Assuming that tokens choose experts independently: the share of experts that are chosen, and so read.
         chosen = 1 - (1 - shape.active_experts / shape.experts) ** max(tokens, 1)
         read = shape.attention_weights + shape.experts * chosen * shape.expert_weights
         flops = 2 * shape.layers * active * tokens
@@ -59,7 +59,7 @@ class Roofline:
         return max(compute_s, read_bytes / (gpu.bytes_per_s * gpu.bandwidth_share)) / self.tp
 
     def _all_reduces_s(self, tokens: float) -> float:
-        """Seconds of two ring all-reduces a layer."""
+        """Seconds of two ring all-reduces in each layer."""
         if self.tp == 1 or self.gpu.link_bytes_per_s == float("inf"):
             return 0.0
         moved_bytes = 2 * (self.tp - 1) / self.tp * tokens * self.shape.hidden * BF16_BYTES

@@ -1,7 +1,7 @@
-"""What a model's shape says about its cost: weights, KV cache and arithmetic per token.
+"""Shapes of models, which determine their cost: weights, KV cache and arithmetic per token.
 
-Shapes come from the ``config.json`` of the model on Hugging Face; `KNOWN` holds those of the shipped profiles, and
-`read_shape` reads any other of the same kind (a decoder of equal layers, with or without experts).
+A shape comes from the ``config.json`` of the model on Hugging Face. `KNOWN` holds the shapes of the shipped profiles.
+`read_shape` reads others of the same kind: a decoder of equal layers, with or without experts.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Shape:
     heads: int
     kv_heads: int
     ffn: int
-    """Width of the feed-forward part, of one expert where there are several."""
+    """Width of the feed-forward part, or of one expert where there are several."""
     vocab: int
     max_context: int
     head_dim: int = 128
@@ -48,17 +48,17 @@ class Shape:
 
     @property
     def expert_weights(self) -> int:
-        """Weights of the feed-forward part of one layer, of one expert where there are several."""
+        """Weights of the feed-forward part of one layer, or of one expert where there are several."""
         return self.ffn_matrices * self.hidden * self.ffn
 
     @property
     def model_bytes(self) -> int:
-        """Bytes of all weights: the layers, and the embedding at either end (stored apart)."""
+        """Bytes of all weights: the layers, and separate input and output embeddings."""
         layer = self.attention_weights + self.experts * self.expert_weights
         return self.layers * layer * self.weight_bytes + 2 * self.vocab * self.hidden * BF16_BYTES
 
     def hugging_face(self) -> dict[str, Any]:
-        """Return a ``config.json`` that costs the same. Without a gate: a gated layer of equal weights stands in."""
+        """Return a ``config.json`` of equal cost. A layer without a gate becomes a gated one with as many weights."""
         mixture = {"num_local_experts": self.experts, "num_experts_per_tok": self.active_experts}
         return {
             "architectures": ["MixtralForCausalLM" if self.experts > 1 else "LlamaForCausalLM"],
@@ -91,7 +91,7 @@ KNOWN = {
 
 
 def find_shape(model: str) -> Shape:
-    """Return the shape of a known model, or of the ``config.json`` (or its folder) that `model` is the path of."""
+    """Return the shape of a known model, or of a ``config.json`` where `model` is its path or its folder."""
     if (shape := KNOWN.get(model)) is not None:
         return shape
     path = Path(model)
@@ -104,7 +104,7 @@ def find_shape(model: str) -> Shape:
 
 
 def read_shape(path: Path) -> Shape:
-    """Read a Hugging Face ``config.json``. Raises ConfigError when it is not that of a decoder of equal layers."""
+    """Read a Hugging Face ``config.json``. Raises ConfigError when it does not describe a decoder of equal layers."""
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
         hidden, heads = found["hidden_size"], found["num_attention_heads"]

@@ -1,22 +1,21 @@
-"""How long an engine step takes that prefills several chunks of prompts and decodes some requests.
+"""The time of an engine step that prefills several chunks of prompts and decodes some requests.
 
-A performance model knows the prefill time T(n) of one prompt of n tokens, and some models know D(n), the dense part of
+A performance model knows the prefill time T(n) of one prompt of n tokens. Some models also know D(n), the dense part of
 a step over n tokens: everything but attention. A chunk is (n, h): n new tokens after h tokens of its prompt that are in
-the KV cache. N is the sum of all n, and b the number of requests that decode in the same step.
+the KV cache. N is the sum of all n, and b is the number of requests that decode in the same step.
 
 With D, attention is A(t) = T(t) - D(t) for a prompt of t tokens:
 
 * chunks share the dense part: a step takes ``D(N) + A(0)``, and each chunk adds ``A(h + n) - A(h)``;
-* decodes add their own step time, less ``D(N) + D(b) - D(N + b)``: both phases go through the dense part together.
+* decodes add their own step time, less ``D(N) + D(b) - D(N + b)``, as both phases share one dense part.
 
 Without D:
 
-* chunks together take ``T(N)``, and each chunk with h > 0 adds ``T(h + n) - T(h) - T(n) + T(0)``: what is left of the
-  time of the whole prompt when its two parts are taken away;
+* chunks together take ``T(N)``, and each chunk with h > 0 adds ``T(h + n) - T(h) - T(n) + T(0)``, which is the time of
+  the whole prompt beyond the times of its two parts;
 * decodes add their own step time, less ``T(0)``: the weights are read once.
 
-No part is ever below zero. The formula is written once, for seconds (`step_model`) and for the whole ticks of the
-simulator.
+No term is ever below zero. The same code computes seconds (`step_model`) and the whole ticks of the simulator.
 """
 
 from __future__ import annotations
@@ -32,11 +31,11 @@ Chunk = tuple[int, int]
 
 
 class StepModel(Generic[Time]):
-    """Times of steps, in the unit of the functions that it is given.
+    """Times of steps, in the time unit of the given functions.
 
     :param alone: T, the prefill time of one prompt alone, over its tokens.
     :param dense: D, the dense part of a step, over its tokens; None where it is not known.
-    :param attention: A, where it is at hand; else the difference of the two.
+    :param attention: A, the attention of one prompt, over its tokens; None for the difference of T and D.
     """
 
     __slots__ = ("alone", "attention", "dense")
@@ -52,7 +51,7 @@ class StepModel(Generic[Time]):
         if attention is None and dense is not None:
             attention = _difference(alone, dense)
         self.attention: Callable[[int], Time] = alone if attention is None else attention
-        """Attention of one prompt, over its tokens; where it is not told from the rest, all of its prefill."""
+        """Attention of one prompt, over its tokens. Without D this is the whole prefill time."""
 
     def prefill(self, chunks: Sequence[Chunk]) -> Time:
         """Return the time of a step that prefills `chunks`."""
@@ -73,7 +72,7 @@ class StepModel(Generic[Time]):
         return max(attention(earlier + new) - attention(earlier) - attention(new) + attention(0), 0)
 
     def saved(self, tokens: int, batch: int) -> Time:
-        """Return the time that one step saves over two: `tokens` prompt tokens in one, `batch` decodes in the other."""
+        """Return the time saved when `tokens` prompt tokens and `batch` decodes share one step instead of using two."""
         if (dense := self.dense) is None:
             return self.alone(0)
         return dense(tokens) + dense(batch) - dense(tokens + batch)
@@ -92,8 +91,8 @@ class StepModel(Generic[Time]):
     def added(self, new: int, earlier: int, tokens: int, batch: int) -> Time:
         """Return the time that one more chunk adds to a step of `tokens` prompt tokens and `batch` decodes.
 
-        Summed up over the chunks of a step, and with the time of its decodes, this is `mixed`: what that saves is
-        charged less here. It is for those who put a step together chunk by chunk.
+        The sum over the chunks of a step, plus the time of its decodes, equals `mixed`, savings included. Callers that
+        compose a step chunk by chunk use this.
         """
         dense, attending = self.dense, self.attending(new, earlier)
         if dense is None:
@@ -108,7 +107,7 @@ def _difference(alone: Callable[[int], Time], dense: Callable[[int], Time]) -> C
 
 
 def dense_part(perf: PerfModel, tp: int) -> Callable[[float], float] | None:
-    """Return D of a model at one tensor-parallel size, in seconds over tokens; None where it does not say."""
+    """Return D of a model at one tensor-parallel size, in seconds over tokens; None where the model has none."""
     if perf.dense_s(0, tp) is None:
         return None
     return lambda tokens: cast(float, perf.dense_s(tokens, tp))

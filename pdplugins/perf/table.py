@@ -1,12 +1,12 @@
-"""A performance model over profile tables: linear interpolation inside, linear extrapolation outside, never falling.
+"""A performance model over profile tables: linear interpolation and extrapolation, non-decreasing.
 
-Measured and modelled tables are uneven where a step is bound by kernel launches (a prompt of 90 tokens may be slower
-than one of 120). A planner must not conclude that more work takes less time, so tables are made monotone when they are
-read: every time is the largest of the times of no more work (the upper envelope). Beyond a table its last segment goes
-on. Below a table its first segment goes on, but at zero work half of the first time is left: a step reads its weights
-and launches its kernels however little it does.
+Tables are uneven where kernel launches bound a step: a prompt of 90 tokens may be slower than one of 120. A planner
+must not conclude that more work takes less time. So tables are made monotone when they are read: each time becomes the
+largest time of any equal or smaller work (the upper envelope). The last segment of a table continues beyond it. The
+first segment continues below it, but at zero work at least half of the first time remains, because every step reads the
+weights and launches its kernels.
 
-A call costs about a microsecond, so that a planner and a simulator may call it freely.
+A call takes about a microsecond, so planners and the simulator may call it often.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Surface:
         self._rows: Rows = tuple(zip(*columns, strict=True))
 
     def row(self, x: float) -> tuple[float, ...]:
-        """Return the values at `x` and every y of the table, with zero before them and one y beyond."""
+        """Return the values at `x` for y = 0, for every y of the table, and for one y beyond."""
         i, s = _locate(self._xs, x)
         return tuple([low + s * (high - low) for low, high in zip(self._rows[i], self._rows[i + 1], strict=True)])
 
@@ -62,10 +62,10 @@ class Surface:
 
 
 def _extended(axis: Axis, rows: Rows) -> tuple[Axis, Rows]:
-    """Add a row at zero and one beyond the last, so that the outermost segments stand for everything outside.
+    """Add a row at zero and one beyond the last, so that the outermost segments cover everything outside.
 
-    `rows` never fall, down or along; neither do the new ones, nor what is extrapolated from them: the increments to the
-    row beyond never fall along it.
+    `rows` never fall in either direction. The same holds for the new rows, and for values extrapolated from them,
+    because the increments to the row beyond never fall along it.
     """
     share = axis[0] / (axis[1] - axis[0])
     at_zero = (max(a - share * (b - a), a / 2) for a, b in zip(rows[0], rows[1], strict=True))
@@ -75,7 +75,7 @@ def _extended(axis: Axis, rows: Rows) -> tuple[Axis, Rows]:
 
 
 def _locate(axis: Axis, x: float) -> tuple[int, float]:
-    """Return the segment of `axis` for `x` and the position in it: 0..1 inside, 0 before, above 1 after."""
+    """Return the segment of `axis` for `x`, and the position in it: 0..1 inside, 0 before the axis, above 1 after."""
     index = bisect_right(axis, x, 1, len(axis) - 1) - 1
     start = axis[index]
     return index, max((x - start) / (axis[index + 1] - start), 0.0)
@@ -117,7 +117,7 @@ class TableModel:
         return self._decode[tp](batch, context_tokens)
 
     def dense_s(self, tokens: float, tp: int) -> float | None:
-        """Seconds of all of a step but attention, when it computes `tokens` tokens; None without a dense table."""
+        """Seconds of a step without its attention, when it computes `tokens` tokens; None without a dense table."""
         dense = self._dense.get(tp)
         return None if dense is None else dense(tokens)
 
@@ -153,7 +153,7 @@ class TableModel:
         return tuple(sorted(self._prefill if role is Role.PREFILL else self._decode))
 
     def decode_contexts(self, tp: int) -> tuple[float, ...]:
-        """Mean contexts between which `decode_step_s` is linear, ascending, for a simulator that sums steps."""
+        """Mean contexts between which `decode_step_s` is linear, ascending. The simulator sums steps with them."""
         return self.profile.decode[tp].context_tokens
 
     def decode_row_s(self, batch: float, tp: int) -> tuple[float, ...]:

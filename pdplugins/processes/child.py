@@ -1,8 +1,8 @@
-"""The first thing a process that we launch runs: ties its life to the launcher's, then becomes the real program.
+"""The entry point of every launched process: it ties its life to the launcher's, then becomes the real program.
 
-``python -m pdplugins.processes.child PARENT_PID DELAY_S MODULE ARGUMENTS…``. The kernel then kills it when
-the launcher dies in whatever way, SIGKILL included. Doing this here and not between fork and exec keeps Python out of
-the forked copy of a process that runs Dynamo's threads.
+``python -m pdplugins.processes.child PARENT_PID DELAY_S MODULE ARGUMENTS…``. The kernel kills the process when the
+launcher dies in any way, even by SIGKILL. This is done here and not between fork and exec, because the launcher runs
+Dynamo's threads, and Python code in a forked copy of such a process is unsafe.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ _PR_SET_PDEATHSIG = 1
 
 
 def die_with(parent: int) -> None:
-    """Have the kernel kill this process when `parent` dies; leave at once if it already has."""
+    """Have the kernel kill this process when `parent` dies. Exit at once if it is dead already."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         sys.exit(1)
 
 
 def main() -> None:
-    """Become the module that the command line names."""
+    """Run the module that the command line names."""
     parent, delay_s, module, *arguments = sys.argv[1:]
     die_with(int(parent))
     time.sleep(float(delay_s))

@@ -1,4 +1,4 @@
-"""Ports for servers that listen only at the end of a long start."""
+"""Free ports for servers that start to listen only after a long start-up."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from itertools import islice
 from pdplugins.errors import HostError
 
 OURS = range(20_000, 32_000)
-"""Below those that systems hand out to whoever asks for any port (Linux from 32,768): an engine takes dozens of these
-while it starts, and one of them would be the port that another one has been told to listen on."""
+"""Ports below the ephemeral range (Linux: from 32,768). An engine takes dozens of ephemeral ports while it starts, and
+one of them could be the port that another engine was given to listen on."""
 
 
 def free_ports(count: int, host: str = "127.0.0.1") -> list[int]:
-    """Return that many ports on which nobody listens, in random order. Raises HostError when there are not so many."""
+    """Return `count` ports on which nobody listens, in random order. Raises HostError when there are too few."""
     if len(found := list(islice(_free(host), count))) < count:
         raise HostError(f"no {count} free ports from {OURS[0]} to {OURS[-1]} on {host}")
     return found

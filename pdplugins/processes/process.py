@@ -1,4 +1,4 @@
-"""Processes that the launcher owns: started, watched and ended from its event loop."""
+"""Processes that the launcher starts, watches and ends from its event loop."""
 
 from __future__ import annotations
 
@@ -12,12 +12,15 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 LAST_LINES = 3
-"""Lines of a log that are shown when its process failed."""
+"""Number of last log lines to show when a process failed."""
 TAIL_BYTES = 10_000
 
 
 def python(module: str, *arguments: str, delay_s: float = 0.0) -> list[str]:
-    """Return the command that runs a Python module as a process that dies with this one, `delay_s` after its start."""
+    """Return the command that runs a Python module in a process that dies with this one.
+
+    :param delay_s: seconds that the process waits before it runs the module.
+    """
     wrapper = "pdplugins.processes.child"
     return [sys.executable, "-m", wrapper, str(os.getpid()), str(delay_s), module, *arguments]
 
@@ -51,7 +54,7 @@ class Process:
     ) -> Process:
         """Start `command`. Raises OSError when the machine refuses.
 
-        Call it from the thread of the event loop: the kernel ties the process's life to the thread that forks it.
+        Call it from the thread of the event loop, because the kernel ties the process to the thread that forks it.
         """
         with log.open("ab") as output:
             popen = subprocess.Popen(
@@ -60,7 +63,7 @@ class Process:
                 stdin=subprocess.PIPE if stdin else subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
-                process_group=0,  # Ctrl-C reaches the launcher alone, which then stops everything in order
+                process_group=0,  # Ctrl-C reaches only the launcher, which then stops everything in order
             )
         return cls(name, popen, log, on_exit)
 
@@ -76,7 +79,7 @@ class Process:
 
     @property
     def fate(self) -> str:
-        """How it ended, in words."""
+        """A description of how it ended."""
         code = self.returncode
         if code is None:
             return "runs"
@@ -91,7 +94,7 @@ class Process:
         return " | ".join(lines[-LAST_LINES:])
 
     def forget(self) -> None:
-        """Call nobody when it ends."""
+        """Do not report its end."""
         self._on_exit = lambda _: None
 
     def terminate(self) -> None:
@@ -100,14 +103,14 @@ class Process:
             os.kill(self.pid, signal.SIGTERM)
 
     def kill(self) -> None:
-        """End it, and with it what it has started."""
+        """Kill it, and all processes that it has started."""
         if self.returncode is None:
             os.killpg(self.pid, signal.SIGKILL)
 
     def _ended(self) -> None:
         self._loop.remove_reader(self._pidfd)
         os.close(self._pidfd)
-        with contextlib.suppress(ProcessLookupError):  # what it has left behind; until `wait` its id is nobody else's
+        with contextlib.suppress(ProcessLookupError):  # kill what it left behind; its id is not reused before `wait`
             os.killpg(self.pid, signal.SIGKILL)
         self._popen.wait()
         self.exited.set()
@@ -115,7 +118,7 @@ class Process:
 
 
 async def stop_all(processes: Iterable[Process], grace_s: float) -> None:
-    """Ask all to end at once, kill what is left after `grace_s` seconds, and return when all have ended."""
+    """Ask all processes to end, kill those left after `grace_s` seconds, and return when all have ended."""
     left = [process for process in processes if process.returncode is None]
     for process in left:
         process.terminate()

@@ -1,1 +1,1 @@
-"""Makes profile files: measures an endpoint, asks aiconfigurator, computes a roofline, reads Dynamo's tables."""
+"""Makes profile files: from a measured endpoint, from aiconfigurator, from a roofline, or from Dynamo's tables."""

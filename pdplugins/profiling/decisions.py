@@ -1,8 +1,8 @@
-"""What one decision of each policy costs: ``pdplugins bench decisions``.
+"""Measures the cost of one decision of each policy: ``pdplugins bench decisions``.
 
-Every registered policy decides again and again on a fleet whose loads change between its calls, and each call is timed.
-The fleets are plain objects, as cheap to read as a host can make them, so that what is timed is the policy. Times are
-CPU time of the thread: a decision waits for nothing, and what else a machine runs meanwhile is not its cost.
+Every registered policy decides many times on a fleet whose loads change between its calls, and each call is timed. The
+fleets are plain objects that are as cheap to read as possible, so the time is the policy's own. It is CPU time of the
+thread, because a decision waits for nothing and other load on the machine must not count.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class Cost:
     kind: str
     plugin: str
     workers: int
-    """Workers to choose from; of a batch scheduler prompts in the queue, of a power controller GPUs."""
+    """Workers to choose from. For a batch scheduler: prompts in the queue. For a power controller: GPUs."""
     p50_us: float
     p99_us: float
     calls: int
@@ -85,8 +85,8 @@ def measure(
 ) -> Iterator[Cost]:
     """Yield the cost of every registered policy at every size, in order of name.
 
-    :param calls: decisions that are timed for each.
-    :param seed: of the lengths and loads.
+    :param calls: timed decisions for each policy and size.
+    :param seed: seed of the lengths and loads.
     """
     registry = registry or default_registry()
     deployment = build_deployment(Config())
@@ -99,12 +99,12 @@ def measure(
 
 def _cost(registration: Registration, deployment: Deployment, size: int, calls: int, seed: int) -> Cost:
     gpus = size * max(deployment.prefill_tp, deployment.decode_tp)
-    roomy = Deployment(
+    enlarged = Deployment(
         deployment.slo, deployment.perf, max(gpus, 2), deployment.prefill_tp, deployment.decode_tp,
         deployment.startup_s, deployment.max_batch, deployment.kv_tokens,
     )  # fmt: skip
     settings = {"budget_w": 1000.0 * gpus} if "budget_w" in registration.settings.model_fields else {}
-    policy = registration.factory(registration.settings(**settings), roomy)
+    policy = registration.factory(registration.settings(**settings), enlarged)
     decide = DECISIONS[registration.kind]
     spent = np.array(list(_timed(decide(policy, size, random.Random(seed)), calls)))  # noqa: S311 - no secret
     p50, p99 = np.percentile(spent, (50, 99)) / 1e3
@@ -112,7 +112,7 @@ def _cost(registration: Registration, deployment: Deployment, size: int, calls: 
 
 
 def _timed(decisions: Iterator[Callable[[], object]], calls: int) -> Iterator[int]:
-    """Yield nanoseconds of each decision after the warm-up; garbage is collected between, not within them."""
+    """Yield nanoseconds of each decision after the warm-up. Garbage is collected only between decisions."""
     enabled = gc.isenabled()
     gc.disable()
     try:
@@ -131,7 +131,7 @@ def _timed(decisions: Iterator[Callable[[], object]], calls: int) -> Iterator[in
 
 
 def _router(router: Any, size: int, rng: random.Random) -> Iterator[Callable[[], object]]:
-    """Arrivals of all kinds: fresh prompts, prompts with cached blocks, rounds of sessions; open ones are completed."""
+    """Yield decisions on new prompts, prompts with cached blocks and rounds of sessions; complete open placements."""
     workers = tuple(_worker(index, rng) for index in range(size))
     hears = router if isinstance(router, HearsOutcomes) else None
     in_service: deque[Request] = deque()
@@ -202,7 +202,7 @@ def _change(worker: FleetWorker, rng: random.Random) -> None:
 
 
 def _batches(scheduler: Any, size: int, rng: random.Random) -> Iterator[Callable[[], object]]:
-    """Steps of an instance that always has `size` prompts in its queue; each step takes what was composed out of it."""
+    """Yield decisions on steps of an instance. Its queue keeps `size` prompts, as new ones replace composed ones."""
     now_s, names = 0.0, iter(range(10**9))
 
     def prompt() -> QueuedPrefill:

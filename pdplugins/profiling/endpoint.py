@@ -1,11 +1,11 @@
 """Measures a live OpenAI endpoint: TTFT of single prompts, and ITL of batches that decode together.
 
-Prefill: prompts one at a time; the median TTFT of each length.
+For prefill, prompts run one at a time, and the median TTFT of each length counts.
 
-Decode: `concurrency` streams start at once, each long enough that all of them decode together for a while: from the
-last first token to the first last token. The gaps between tokens in that window are steps of a batch of `concurrency`.
-Contexts grow while streams run, so a prompt is as much shorter than the wanted context as puts the middle of the window
-there.
+For decode, `concurrency` streams start at once. Each is long enough that all of them decode together for a while. This
+window begins when the last stream gets its first token, and ends when the first stream gets its last one. The gaps
+between tokens in the window are steps of a batch of `concurrency`. Contexts grow while streams run. So prompts are
+shorter than the wanted context, such that the middle of the window has that context.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ from pdplugins.workloads import client
 from pdplugins.workloads.trace import TraceRequest
 
 WINDOW_TOKENS = 32
-"""Tokens of each stream in the window that is looked at, at least."""
+"""Fewest tokens of each stream in the measured window."""
 SETTLE_TOKENS = 8
-"""Tokens of each stream before it that are left out: after a join, steps are uneven."""
+"""Tokens of each stream that are skipped before the window, because steps are uneven after a stream joins."""
 FAR_SHARE = 0.1
-"""A context that is missed by more than this share is noted."""
+"""If the measured context misses the wanted one by more than this share, the profile has a note on it."""
 
 
 class EndpointError(PdpluginsError):
-    """The endpoint did not answer as an OpenAI endpoint does."""
+    """The endpoint did not answer like an OpenAI endpoint."""
 
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """What is measured, in tokens and in requests."""
+    """The points to measure, in tokens and in requests."""
 
     prompts: tuple[int, ...]
     batches: tuple[int, ...]
@@ -49,7 +49,7 @@ class Grid:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """A prefill and a decode table as a profile file has them."""
+    """A prefill and a decode table in the layout of a profile file."""
 
     prefill: dict[str, Any]
     decode: dict[str, Any]
@@ -66,7 +66,7 @@ class Cell:
 
 
 class Endpoint:
-    """Sends streams, each with a prompt that nobody sent before."""
+    """Sends streams, each with a new random prompt."""
 
     def __init__(self, session: aiohttp.ClientSession, url: str, model: str, seed: int) -> None:
         self._session = session
@@ -76,7 +76,7 @@ class Endpoint:
         self._index = itertools.count()
 
     async def stream(self, isl_tokens: int, osl_tokens: int) -> tuple[float, client.Answer]:
-        """Run one request to its end; return when it was sent and what came back."""
+        """Run one request to its end. Return when it was sent, and the answer."""
         request = TraceRequest(arrival_s=0.0, isl_tokens=isl_tokens, osl_tokens=osl_tokens)
         data = client.body(client.prompt(request, next(self._index), self._seed), osl_tokens, self._model)
         answer, sent_s = client.Answer(), time.perf_counter()
@@ -96,7 +96,7 @@ class Endpoint:
 
 
 async def measure(url: str, model: str, grid: Grid, repeats: int, seed: int) -> Measured:
-    """Measure all of `grid`. Raises EndpointError when the endpoint cannot serve it."""
+    """Measure all points of `grid`. Raises EndpointError when the endpoint cannot serve them."""
     timeout = aiohttp.ClientTimeout(total=None, sock_read=600)
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), timeout=timeout) as session:
@@ -117,9 +117,9 @@ async def measure(url: str, model: str, grid: Grid, repeats: int, seed: int) -> 
 
 
 def without_handoff(found: Measured, transfer_s: Callable[[float], float]) -> Measured:
-    """Return `found` for an endpoint whose first token comes from the decode worker, after the KV transfer.
+    """Correct `found` for an endpoint whose first token comes from the decode worker, after the KV transfer.
 
-    Its TTFT has a transfer and one decode step in it, which are taken away. Raises EndpointError when nothing is left.
+    Its TTFT includes a transfer and one decode step, which are subtracted. Raises EndpointError when nothing is left.
     """
     decode = found.decode
     step_ms = Surface(decode["batch"], decode["context_tokens"], decode["raw_ms"])
@@ -145,9 +145,7 @@ async def _ttft(endpoint: Endpoint, tokens: int, repeats: int) -> float:
 async def _decode(endpoint: Endpoint, batch: int, context: int, prefill: Curve) -> Cell:
     """Return the time between tokens of `batch` streams whose mean context is about `context`."""
     spread_tokens, step_s = 0, 0.0
-    while (
-        True
-    ):  # streams must be long enough for the first to see the last join: twice, as steps are not known at first
+    while True:  # the needed length depends on step times, so a first run measures these
         osl = SETTLE_TOKENS + WINDOW_TOKENS + spread_tokens
         isl = max(context - spread_tokens // 2 - SETTLE_TOKENS - WINDOW_TOKENS // 2, 1)
         async with asyncio.TaskGroup() as group:
@@ -163,7 +161,7 @@ async def _decode(endpoint: Endpoint, batch: int, context: int, prefill: Curve) 
 
 
 def _window(times: list[list[float]], isl_tokens: int) -> Cell | None:
-    """Return what the streams did while all of them decoded, or None when that was too short."""
+    """Return the measurement of the window in which all streams decoded, or None when it was too short."""
     start_s, end_s = max(t[min(SETTLE_TOKENS, len(t) - 1)] for t in times), min(t[-1] for t in times)
     gaps, contexts = [], []
     for stream in times:

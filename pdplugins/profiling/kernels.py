@@ -1,6 +1,7 @@
-"""Profiles from aiconfigurator's measured kernel tables, through an interpreter of their own.
+"""Profiles from aiconfigurator's measured kernel tables.
 
-aiconfigurator 0.7.0 pins numpy 1.26, so it may live in another virtual environment than pdplugins.
+aiconfigurator 0.7.0 pins numpy 1.26, so it may need another virtual environment than pdplugins. It therefore runs in a
+separate Python process.
 """
 
 from __future__ import annotations
@@ -25,14 +26,14 @@ from pdplugins.perf.shapes import Shape
 WORKER = Path(__file__).with_name("kernels_worker.py")
 INSTALL = "python3.11 -m venv aic && aic/bin/pip install aiconfigurator==0.7.0, then give --python aic/bin/python"
 QUANTISED = ("nvidia/Llama-3.1-70B-Instruct-FP8",)
-"""Models whose quantisation aiconfigurator knows by their name; for others a config.json is written."""
+"""Models whose quantisation aiconfigurator knows by name. For others a config.json is written."""
 SHORTEST_SCALED = 700
-"""Prompts below this are launch-bound, where aiconfigurator's table is uneven; they do not enter the prefill factor."""
+"""Shorter prompts are launch-bound, and aiconfigurator's table is uneven there. The prefill factor ignores them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What to read."""
+    """The tables to read."""
 
     model: str
     shape: Shape
@@ -41,7 +42,7 @@ class Wanted:
     tp: tuple[int, ...]
     backend: str = "sglang"
     version: str | None = None
-    """Of the tables; the newest when None."""
+    """Version of the tables; None for the newest."""
     python: str = sys.executable
 
 
@@ -54,7 +55,7 @@ class Found:
 
 
 def ask(wanted: Wanted, knots: Knots) -> Found:
-    """Read the tables. Raises ConfigError when aiconfigurator is not there or cannot answer."""
+    """Read the tables. Raises ConfigError when aiconfigurator is not installed or cannot answer."""
     with tempfile.TemporaryDirectory() as folder:
         known = wanted.model in QUANTISED
         if not known:
@@ -103,7 +104,7 @@ def provenance(found: Found, base: Gpu, target: Gpu) -> tuple[str, list[str]]:
 
 
 def on_another(found: Found, wanted: Wanted, target: Gpu, knots: Knots) -> dict[int, Parts]:
-    """Return the parts on `target`: the tables of `wanted.gpu` times the ratio of the two rooflines at every knot."""
+    """Return the parts on `target`: the tables of `wanted.gpu`, times the ratio of the two rooflines at every knot."""
 
     def lines(gpu: Gpu, tp: int) -> Parts:
         return roofline_parts(Roofline(wanted.shape, gpu, tp), knots)
@@ -112,7 +113,7 @@ def on_another(found: Found, wanted: Wanted, target: Gpu, knots: Knots) -> dict[
 
 
 def factors(reference: Profile, wanted: Wanted) -> dict[str, Any]:
-    """Return the mean ratios of the reference profile to aiconfigurator, and the points they were taken at."""
+    """Return the mean ratios of the reference profile to aiconfigurator, and the points that they are taken at."""
     prefill, decode = [], []
     for tp, table in reference.prefill.items():
         tokens = tuple(int(t) for t in table.tokens if t >= SHORTEST_SCALED)

@@ -1,6 +1,7 @@
-"""Reads aiconfigurator's kernel tables. Run by an interpreter that has aiconfigurator; imports nothing of ours.
+"""Reads aiconfigurator's kernel tables.
 
-Takes one JSON object on standard input and writes one on standard output; see `kernels.ask`.
+An interpreter with aiconfigurator runs this file, which therefore imports nothing of pdplugins. It takes one JSON
+object on standard input and writes one on standard output; see `kernels.ask`.
 """
 
 import importlib
@@ -14,7 +15,7 @@ logging.disable(logging.WARNING)
 
 
 def answer(asked: dict[str, Any]) -> dict[str, Any]:
-    """Return the parts of the steps for each TP size asked for, in milliseconds."""
+    """Return the parts of the steps for each requested TP size, in milliseconds."""
     perf_database = _sdk("perf_database")
     system, backend = asked["system"], asked["backend"]
     tables = asked["version"] or str(perf_database.get_latest_database_version(system, backend))
@@ -55,7 +56,7 @@ def _sdk(name: str) -> Any:
 
 
 def main() -> None:
-    """Answer what standard input asks."""
+    """Answer the request on standard input."""
     asked = json.load(sys.stdin)
     try:
         found = answer(asked)

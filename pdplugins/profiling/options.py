@@ -33,8 +33,8 @@ UNSCALED = "none: times are used as they came"
 
 
 def head(gpu: str, model: str, kind: str, source: str, notes: list[str]) -> dict[str, Any]:
-    """Return what a profile file starts with; the command is the one that runs."""
-    # argv[0] is the path of this installation, and --python that of another one; neither helps a reader
+    """Return the head of a profile file, which records the running command."""
+    # argv[0] and --python are paths of this machine, which do not help a reader.
     words = [word for word in sys.argv[1:] if not word.startswith("--python=")]
     while "--python" in words:
         index = words.index("--python")
@@ -52,7 +52,7 @@ def transfer(latency_ms: float, gb_per_s: float, source: str) -> dict[str, Any]:
 def scale(
     prefill: float = 1.0, decode: float = 1.0, step_ms: float = 0.0, source: str = UNSCALED
 ) -> dict[str, float | str]:
-    """Return the scale part. Raises ConfigError when factors are given and their source is not."""
+    """Return the scale part. Raises ConfigError when factors are given without their source."""
     if (prefill, decode, step_ms) != (1.0, 1.0, 0.0) and source == UNSCALED:
         raise ConfigError("--scale-prefill, --scale-decode, --step-ms: say with --scale-source where they come from")
     extra = {"step_ms": step_ms} if step_ms else {}
@@ -60,7 +60,7 @@ def scale(
 
 
 def power(path: Path | None) -> dict[str, Any]:
-    """Return the power part that is in the file at `path`, or nothing."""
+    """Return the power part from the file at `path`, or nothing without a path."""
     if path is None:
         return {}
     try:
@@ -77,7 +77,7 @@ def sizes(text: str) -> tuple[int, ...]:
 
 
 def axis(name: str, text: str) -> tuple[int, ...]:
-    """Return the knots of an axis in `text`, of which there must be two."""
+    """Return the knots of an axis in `text`. There must be at least two."""
     return _numbers(name, text, 2)
 
 

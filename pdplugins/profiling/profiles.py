@@ -1,4 +1,4 @@
-"""The commands ``pdplugins profile …``: options in, one profile file (or a table, or a plot) out."""
+"""The commands ``pdplugins profile …``. Each makes one profile file, a table or a plot from its options."""
 
 from __future__ import annotations
 
@@ -42,10 +42,10 @@ from pdplugins.resources import data_dir
 
 profile = typer.Typer(
     help="Make, show and export performance profiles: how fast a model runs on a GPU.\n\n"
-    "A profile is what planners plan with and what the simulator and Dynamo's mocker run on; profiles/README.md says "
-    "what is in one. From best to worst: [bold]from-endpoint[/bold] measures your own deployment; "
-    "[bold]from-npz[/bold] takes over what Dynamo's profiler measured; [bold]from-aiconfigurator[/bold] puts measured "
-    "kernels together; [bold]roofline[/bold] needs only data sheets.",
+    "Planners plan with a profile, and the simulator and Dynamo's mocker take their step times from it. "
+    "profiles/README.md describes its fields. From best to worst: [bold]from-endpoint[/bold] measures your own "
+    "deployment; [bold]from-npz[/bold] reads what Dynamo's profiler measured; [bold]from-aiconfigurator[/bold] "
+    "combines measured kernels; [bold]roofline[/bold] needs only data sheets.",
     no_args_is_help=True,
 )
 
@@ -74,10 +74,10 @@ def from_aiconfigurator(  # noqa: PLR0913 - the options of a command
     note: Note = None,
     force: Force = False,
 ) -> None:
-    """Put a profile together from aiconfigurator's measured kernels.
+    """Make a profile from aiconfigurator's measured kernels.
 
     aiconfigurator 0.7.0 has tables for a100, h100, h200, b200 and l40s. For another GPU name one of these with --like.
-    It pins numpy 1.26, so give it an environment of its own: python3.11 -m venv aic && aic/bin/pip install
+    It pins numpy 1.26, so give it its own environment: python3.11 -m venv aic && aic/bin/pip install
     aiconfigurator==0.7.0, then --python aic/bin/python.
     """
     target, shape = find_gpu(gpu), find_shape(model)
@@ -122,9 +122,9 @@ def roofline(  # noqa: PLR0913 - the options of a command
 ) -> None:
     """Compute a profile from the model's shape and the GPU's data sheet.
 
-    Good for a first look at hardware that nobody measured. Each part of a step takes the larger of its arithmetic over
-    compute and its bytes over memory bandwidth, at the shares of the peaks that are usual; nothing is added for
-    kernel launches, so short steps come out too fast.
+    Use it for a first look at hardware without measurements. Each part of a step takes the larger of its arithmetic
+    over compute and its bytes over memory bandwidth, at the usual shares of the peaks. Kernel launches are not
+    included, so short steps are too fast.
     """
     target, shape, knots = find_gpu(gpu), find_shape(model), draft.Knots.of(find_shape(model).max_context)
     parts = {size: draft.roofline_parts(Roofline(shape, target, size), knots) for size in options.sizes(tp)}
@@ -151,15 +151,15 @@ def from_npz(  # noqa: PLR0913 - the options of a command
     note: Note = None,
     force: Force = False,
 ) -> None:
-    """Take over the tables of Dynamo's profiler or of its mocker.
+    """Make a profile from the tables of Dynamo's profiler or of its mocker.
 
-    Dynamo's profiler leaves a folder with selected_prefill_interpolation/raw_data.npz and
-    selected_decode_interpolation/raw_data.npz; the mocker's planner_profile_data is one .npz file.
+    Dynamo's profiler writes a folder with selected_prefill_interpolation/raw_data.npz and
+    selected_decode_interpolation/raw_data.npz. The mocker's planner_profile_data is one .npz file.
     """
     target, shape = find_gpu(gpu), find_shape(model)
     tables = npz.read_npz(path)
     memory = draft.memory_part(shape, target)
-    if tables.kv_tokens is not None:  # the engine said how much it holds, which beats an estimate
+    if tables.kv_tokens is not None:  # the engine's own figure is better than an estimate
         free_bytes = tables.kv_tokens * shape.kv_bytes_per_token
         memory["reserved_bytes"] = max(target.memory_bytes - (free_bytes + shape.model_bytes) / decode_tp, 0.0)
         memory["source"] += (
@@ -199,10 +199,10 @@ def from_endpoint(  # noqa: PLR0913 - the options of a command
 ) -> None:
     """Measure a live endpoint: TTFT over prompt lengths, ITL over concurrency and context.
 
-    Run it against one worker of each role (or one that does both) that serves nobody else, or the queue of others is
-    measured too. Prompts are random token ids, so nothing is found in a prefix cache. Times include the network and the
-    HTTP server, as a client feels them. Where prefill and decode workers are apart, say --disaggregated and how fast
-    the KV transfer is: the transfer and the first decode step are taken out of the TTFT.
+    Run it against one worker of each role, or one that does both. They must serve no other traffic, or queueing is
+    measured too. Prompts are random token ids, so a prefix cache does not help. Times include the network and the HTTP
+    server, as clients see them. If prefill and decode run on separate workers, give --disaggregated and the speed of
+    the KV transfer. The transfer and the first decode step are then subtracted from the TTFT.
     """
     target, model_shape = find_gpu(gpu), find_shape(shape or model)
     draft.check_new(out, force)
@@ -244,7 +244,7 @@ def show(
     *,
     plot: Annotated[Path | None, typer.Option(help="Draw it there too: .png, .svg or .pdf.")] = None,
 ) -> None:
-    """Print what a profile says: where it comes from, and its times at a few usual sizes."""
+    """Print a profile: its source, and its times at a few usual sizes."""
     found = _find(name)
     Console().print(showing.summary(name, found))
     if plot is not None:

@@ -1,4 +1,4 @@
-"""A profile for people: a table of its times at usual sizes, and a plot."""
+"""Shows a profile: a table of its times at usual sizes, and a plot."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ CONTEXTS = (512, 2048, 8192)
 
 
 def summary(name: str, profile: Profile) -> Group:
-    """Return what `profile` says, for a terminal."""
+    """Return a summary of `profile` for a terminal."""
     perf = TableModel(profile)
     return Group(_facts(name, profile, perf), "", _prefill(perf), "", *(_decode(perf, tp) for tp in _sizes(perf)))
 
@@ -88,7 +88,7 @@ def draw(name: str, profile: Profile, path: Path) -> None:
     try:
         with whole(path) as scratch:
             figure.savefig(scratch)
-    except ValueError as error:  # a kind of file that it cannot write
+    except ValueError as error:  # the file name has a format that it cannot write
         raise ConfigError(f"--plot {path}: {error}") from None
     finally:
         plt.close(figure)

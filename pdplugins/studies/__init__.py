@@ -1,1 +1,1 @@
-"""Studies made of many simulations or a linear program: the bound, deployment plans, validation."""
+"""Studies that use many simulations or a linear program: the bound, deployment plans, validation."""

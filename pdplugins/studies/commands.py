@@ -25,7 +25,7 @@ Rate = Annotated[float | None, typer.Option(help="Mean arrivals/s: arrival times
 ClipS = Annotated[float | None, typer.Option(help="Only what arrives in the first seconds, at that rate.")]
 MaxRequests = Annotated[int | None, typer.Option(help="Only the first requests or sessions.")]
 MaxContext = Annotated[int | None, typer.Option(help="Longest prompt plus output, tokens.")]
-Gpus = Annotated[int | None, typer.Option(min=2, help="GPUs of all workers; the pools keep their share of them.")]
+Gpus = Annotated[int | None, typer.Option(min=2, help="GPUs of all workers; each pool keeps its share.")]
 Profile = Annotated[str | None, typer.Option(help="Performance profile, <gpu>/<model>.")]
 Prefill = Annotated[int | None, typer.Option(min=1, help="Prefill workers at start.")]
 Decode = Annotated[int | None, typer.Option(min=1, help="Decode workers at start.")]
@@ -151,7 +151,7 @@ def bound(  # noqa: PLR0913 - the options of a command
     settings: Set = None,
     out: Json = None,
 ) -> None:
-    """Compute what no policy can beat: the best SLO attainment, and the fewest GPU-hours at 99 %."""
+    """Compute the bound that no policy can beat: the best SLO attainment, and the fewest GPU-hours at 99 %."""
     from pdplugins.config import Config, find, load  # noqa: PLC0415
     from pdplugins.files import write_whole  # noqa: PLC0415
     from pdplugins.provenance import command_line, commit  # noqa: PLC0415
@@ -212,7 +212,7 @@ def _with_regret(runs: list[Run], plan: Plan, wanted: bool) -> list[Run]:
 
 
 def _finish(runs: Sequence[Run], report: Path | None) -> None:
-    """Show the runs, write their report, and leave with 130 when they were interrupted."""
+    """Show the runs, write their report, and exit with code 130 when they were interrupted."""
     from pdplugins.sim.report import page, terminal  # noqa: PLC0415
 
     if report is not None and runs:

@@ -1,1 +1,1 @@
-"""Traces: readers, generators, changes to them, and the client that replays one."""
+"""Traces: readers, generators, transforms, and the client that replays a trace."""

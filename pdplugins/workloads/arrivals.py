@@ -18,7 +18,7 @@ class _Process(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     def times_s(self, rng: np.random.Generator, duration_s: float, requests: float) -> Floats:
-        """Return ascending arrival times below `duration_s`, at most `requests`; one of the two is finite."""
+        """Return ascending arrival times below `duration_s`, at most `requests` of them. One of both must be finite."""
         raise NotImplementedError
 
 
@@ -53,7 +53,7 @@ class Poisson(_Renewal):
 
 
 class Gamma(_Renewal):
-    """Gamma gaps: the coefficient of variation `cv` of 1 is Poisson, more is burstier, less more regular."""
+    """Gamma gaps. A coefficient of variation `cv` of 1 is Poisson, more is burstier, and less is more regular."""
 
     kind: Literal["gamma"] = "gamma"
     cv: float = Field(gt=0, description="standard deviation of the gaps over their mean")
@@ -65,7 +65,7 @@ class Gamma(_Renewal):
 class Mmpp(_Process):
     """Markov-modulated Poisson process of two states, calm and burst.
 
-    The least process that shows the over-dispersion of production traces.
+    This is the simplest process with the over-dispersion of production traces.
     """
 
     kind: Literal["mmpp"] = "mmpp"
@@ -75,7 +75,7 @@ class Mmpp(_Process):
     burst_s: Spell = Field(20.0, description="mean length of a burst")
 
     def times_s(self, rng: np.random.Generator, duration_s: float, requests: float) -> Floats:
-        """Return the arrivals, spell by spell."""
+        """Return the arrivals, one spell of calm or burst after the other."""
         now_s, bursting, found = 0.0, False, 0
         spells: list[Floats] = []
         while now_s < duration_s and found < requests:
@@ -103,7 +103,7 @@ class Ramp(_Process):
 
 
 class Closed(_Process):
-    """A closed loop: each of `clients` sends its next request `think_s` after the answer to the last one."""
+    """A closed loop: each of `clients` sends its next request `think_s` after it got the last answer."""
 
     kind: Literal["closed"] = "closed"
     clients: int = Field(ge=1, description="clients, all of which start at once")

@@ -13,7 +13,7 @@ from pdplugins.workloads.trace import TraceRequest
 COLUMNS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
 LARGE_BYTES = 1_000_000
 _ORIGIN = datetime(2020, 1, 1, tzinfo=UTC)
-"""Any will do: the trace starts at 0."""
+"""An arbitrary origin, because the trace is shifted to start at 0."""
 
 
 def azure_csv(_settings: NoSettings, path: Path) -> Iterator[TraceRequest]:
@@ -30,14 +30,14 @@ def azure_csv(_settings: NoSettings, path: Path) -> Iterator[TraceRequest]:
 
 
 def _at_once(path: Path) -> tuple[list[float], list[int], list[int]] | None:
-    """Return the columns of a large file, read ten times as fast; None where anything in it needs a closer look."""
+    """Read the columns of a large file ten times as fast; None where any row needs the careful reader."""
     import pandas as pd  # type: ignore[import-untyped]  # noqa: PLC0415 - slow to load
 
     stamp, isl, osl = COLUMNS
     try:
         table = pd.read_csv(path, usecols=COLUMNS, dtype={isl: "int64", osl: "int64"}, encoding="utf-8-sig")
         times = pd.to_datetime(table[stamp], format="ISO8601", utc=True).dt.floor("us")
-    except (ValueError, OSError):  # what is wrong, and where, the slow way tells
+    except (ValueError, OSError):  # the careful reader reports what is wrong, and where
         return None
     tokens = table[[isl, osl]]
     if table.isna().any(axis=None) or tokens.min(axis=None) < 1 or tokens.max(axis=None) > rows.MAX_TOKENS:

@@ -1,14 +1,14 @@
 """Replays a trace against an OpenAI endpoint and writes one JSON line per finished request.
 
-A process of its own, so that what it measures is not what the launcher's event loop was busy with. Requests leave at
-the times of the trace whether or not earlier ones have come back (open loop), and every time is counted from the
-moment the trace asked for, so a client that lags shows as latency and never flatters the server. Only the later rounds
-of a session wait: for the answer before them and then for their gap, and count from there.
+The client is a separate process, so that work in the launcher's event loop does not distort its measurements. Requests
+leave at the times of the trace, whether or not earlier ones have come back (open loop). Every time counts from the
+moment that the trace asked for, so a client that lags shows up as latency and never flatters the server. Only the later
+rounds of a session wait. They wait for the answer before them and then for their gap, and count from there.
 
-Prompts are token ids, so a prompt has exactly as many tokens as the trace says: the same ids for the same prefix
-block where the trace has blocks, unique ones where it has not. A later round repeats the ids of its history; in place
-of each answer, whose ids the stream does not tell, stand other ids, so that a prefix cache finds the prompt before but
-not the answer to it. Outputs are pinned with min_tokens, max_tokens and ignore_eos.
+Prompts are token ids, so a prompt has exactly as many tokens as the trace says. Where the trace has prefix blocks,
+equal blocks have equal ids; elsewhere ids are unique. A later round repeats the ids of its history. The stream does not
+give the ids of answers, so other ids replace them. A prefix cache then finds the earlier prompt but not its answer. The
+options min_tokens, max_tokens and ignore_eos fix the output lengths.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ from pdplugins.workloads import jsonl, traces, transform
 from pdplugins.workloads.trace import TraceRequest
 
 _TOKEN_IDS = (300, 2300)
-"""Range of the ids in a prompt: plain tokens in any vocabulary this meets, the launcher's tiny one included."""
+"""Range of the ids in a prompt. They are plain tokens in every vocabulary, including the launcher's tiny one."""
 _SILENCE_S = 600.0
-"""A stream that says nothing for this long has failed."""
+"""A stream without data for this long has failed."""
 _EVENT_END = b"\n\n"
 
 
 def prompt(request: TraceRequest, index: int, seed: int) -> list[int]:
-    """Return the token ids of the prompt of request number `index` of a trace."""
+    """Return the token ids of the prompt of request number `index` in a trace."""
     if not request.blocks:
         return _tokens(request.isl_tokens, seed, index, 0)
     size = jsonl.BLOCK_TOKENS
@@ -53,7 +53,7 @@ def _tokens(count: int, *seeds: int) -> list[int]:
 
 
 def body(ids: list[int], osl_tokens: int, model: str) -> bytes:
-    """Return the body of the completion request of a prompt of these token ids."""
+    """Return the body of the completion request for a prompt of these token ids."""
     fields = {
         "model": model,
         "prompt": ids,
@@ -68,7 +68,7 @@ def body(ids: list[int], osl_tokens: int, model: str) -> bytes:
 
 
 class Answer:
-    """What came back of one streamed request: fed with bytes as they arrive, holds token times and the final counts."""
+    """The answer to one streamed request. It is fed with bytes as they arrive, and holds token times and counts."""
 
     def __init__(self) -> None:
         self.token_times_s: list[float] = []
@@ -85,7 +85,7 @@ class Answer:
             self._take(event, now_s)
 
     def _take(self, event: bytes, now_s: float) -> None:
-        # Parsing every token's JSON would cost more than everything else here; only the first and the odd ones are.
+        # Parsing the JSON of every token would cost more than all else here, so only the first and unusual ones are.
         if event.startswith(b"data: {") and b'"text":"' in event and b'"finish_reason":"' not in event:
             if not self.token_times_s:
                 self.workers = (_data(event).get("nvext") or {}).get("worker_id") or {}
@@ -112,7 +112,7 @@ def _data(event: bytes) -> dict[str, Any]:
 
 
 class Client:
-    """Sends the requests of one trace and writes what became of each."""
+    """Sends the requests of one trace, and writes the outcome of each."""
 
     def __init__(self, url: str, model: str, requests: list[TraceRequest], seed: int, out: TextIO) -> None:
         self._url = f"{url}/v1/completions"
@@ -141,7 +141,7 @@ class Client:
     async def _rounds(
         self, session: aiohttp.ClientSession, index: int, first: TraceRequest, ids: list[int], data: bytes
     ) -> None:
-        """Send a request, and the later rounds of its session; those after a round that failed fail too, unsent."""
+        """Send a request and the later rounds of its session. If a round fails, later ones fail too, without a send."""
         error = await self._one(session, index, first, data)
         osl_tokens = first.osl_tokens
         for number, later in enumerate(first.rounds, start=index + 1):
@@ -160,7 +160,7 @@ class Client:
             error = await self._one(session, number, request, data)
 
     async def _one(self, session: aiohttp.ClientSession, index: int, request: TraceRequest, data: bytes) -> str | None:
-        """Send one request, write what became of it, and return its error."""
+        """Send one request, write its outcome, and return its error."""
         answer = Answer()
         try:
             await self._stream(session, data, answer)
@@ -236,7 +236,7 @@ def main(arguments: list[str] | None = None) -> int:
         lasts_s = max((request.arrival_s for request in requests), default=0.0)
         out.write(json.dumps({"requests": transform.total(requests), "lasts_s": lasts_s}) + "\n")
         out.flush()
-        # End of file instead of a line: whoever was to say go has died.
+        # End of file instead of a line means that the launcher has died.
         if options.hold and not sys.stdin.readline():
             return 1
         uvloop.run(Client(options.url, options.model, requests, options.seed, out).run())

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 trace_app = typer.Typer(help="Look at traces and make them.", no_args_is_help=True)
 Trace = Annotated[str, typer.Argument(metavar="TRACE", help="Trace or workload file, or a workload's name.")]
-Format = Annotated[str | None, typer.Option("--format", help="Workload that reads the file; told by its first line.")]
+Format = Annotated[str | None, typer.Option("--format", help="Workload that reads the file; default: guessed.")]
 Rate = Annotated[float | None, typer.Option(help="Mean arrivals/s: arrival times are scaled to it.")]
 ClipS = Annotated[float | None, typer.Option(help="Only the first seconds, at that rate.")]
 MaxRequests = Annotated[int | None, typer.Option(help="Only the first requests or sessions.")]
@@ -41,7 +41,7 @@ def info(
     out: Annotated[Path | None, typer.Option("--json", metavar="OUT", help="Write the facts there.")] = None,
     plot: Annotated[Path | None, typer.Option(metavar="OUT", help="Write a plot: .png, .svg, .pdf or .html.")] = None,
 ) -> None:
-    """Say what a trace is like: counts, lengths, sessions, shared prefixes, burstiness, load over time."""
+    """Describe a trace: counts, lengths, sessions, shared prefixes, burstiness, load over time."""
     from pdplugins.workloads import info as about  # noqa: PLC0415 - a command loads what it needs when it runs
 
     check_outputs(out, plot)
@@ -67,7 +67,7 @@ def make(
     max_requests: MaxRequests = None,
     max_context: MaxContext = None,
 ) -> None:
-    """Write a workload as JSON lines (Mooncake's format, and sessions), which every command reads back."""
+    """Write a workload as JSON lines (Mooncake's format plus sessions), which every command can read."""
     from pdplugins.workloads import jsonl, transform  # noqa: PLC0415 - a command loads what it needs when it runs
 
     check_outputs(out)

@@ -33,7 +33,7 @@ class _Draw(BaseModel):
 
 
 class Fixed(_Draw):
-    """Always the same; a bare number is short for it."""
+    """Always the same value. A bare number is a short form of it."""
 
     kind: Literal["fixed"] = "fixed"
     value: Real
@@ -43,7 +43,7 @@ class Fixed(_Draw):
 
 
 class Normal(_Draw):
-    """Normal."""
+    """Normal distribution."""
 
     kind: Literal["normal"] = "normal"
     mean: Real
@@ -76,7 +76,7 @@ class Uniform(_Draw):
 
 
 class Exponential(_Draw):
-    """Exponential."""
+    """Exponential distribution."""
 
     kind: Literal["exponential"] = "exponential"
     mean: Real

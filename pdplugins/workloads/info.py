@@ -1,4 +1,4 @@
-"""What a trace is like: counts, lengths, burstiness, shared prefixes, and a plot of them."""
+"""Describes a trace: counts, lengths, burstiness, shared prefixes, and a plot of them."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ from pdplugins.workloads.trace import TraceRequest
 
 Floats = NDArray[np.float64]
 WINDOWS_S = (1, 10, 60)
-"""Windows of the index of dispersion."""
+"""Windows for which the index of dispersion is computed."""
 _BARS = " ▁▂▃▄▅▆▇█"
 
 
 @dataclass(frozen=True, slots=True)
 class Columns:
-    """A trace as arrays. The lengths have an entry for every round of a session."""
+    """A trace as arrays. The arrays of lengths have an entry for every round of a session."""
 
     arrival_s: Floats
     isl_tokens: Floats
     osl_tokens: Floats
     history_tokens: Floats
     rounds: Floats
-    """Rounds of each session; of a single request 1."""
+    """Rounds of each session; 1 for a single request."""
     gap_s: Floats
     """Gaps inside sessions."""
     cached_tokens: int
-    """Prompt tokens in leading blocks that an earlier request had, of `BLOCK_TOKENS` each."""
+    """Prompt tokens in leading blocks of `BLOCK_TOKENS` each that an earlier request had too."""
 
     @classmethod
     def of(cls, requests: Sequence[TraceRequest]) -> Columns:
@@ -66,7 +66,7 @@ def _cached_tokens(requests: Sequence[TraceRequest]) -> int:
 
 
 def describe(columns: Columns) -> dict[str, Any]:
-    """Return the facts about a trace; None where there are too few requests to tell."""
+    """Return the facts about a trace. A fact is None where there are too few requests for it."""
     arrival_s, many = columns.arrival_s, columns.rounds > 1
     duration_s = float(arrival_s[-1])
     gaps_s = np.diff(arrival_s)
@@ -90,7 +90,7 @@ def describe(columns: Columns) -> dict[str, Any]:
 
 
 def quantiles(values: Floats) -> dict[str, float] | None:
-    """Return mean, P50, P90, P99 and largest; None of no value."""
+    """Return mean, P50, P90, P99 and maximum; None without values."""
     if not len(values):
         return None
     p50, p90, p99 = (float(value) for value in np.quantile(values, (0.5, 0.9, 0.99)))
@@ -98,9 +98,9 @@ def quantiles(values: Floats) -> dict[str, float] | None:
 
 
 def dispersion(arrival_s: Floats, window_s: float) -> float | None:
-    """Return the variance of the arrivals in whole windows over their mean: 1 for Poisson, more for bursts.
+    """Return the variance of the arrivals per window over their mean: 1 for Poisson, more for bursts.
 
-    None where the trace has fewer than two whole windows.
+    Only whole windows count. The result is None where the trace has fewer than two of them.
     """
     windows = int(arrival_s[-1] // window_s)
     if windows < 2:

@@ -1,9 +1,9 @@
-"""Traces as JSON lines: the Mooncake format (Qin et al., FAST 2025), and what pdplugins adds to it for sessions.
+"""Traces as JSON lines: the Mooncake format (Qin et al., FAST 2025), extended by sessions.
 
-One object per line: ``timestamp`` in ms, ``input_length``, ``output_length``, and where the trace has them ``hash_ids``
-of 512-token prefix blocks. A session is its first round, with ``session`` (a name) and ``rounds``: a list of
-``{"gap", "new_length", "output_length"}``, gap in ms, and ``history_length`` where a round does not repeat all of the
-conversation so far.
+Each line is one object: ``timestamp`` in ms, ``input_length``, ``output_length``, and optionally ``hash_ids`` of
+512-token prefix blocks. The object of a session is its first round, plus ``session`` (a name) and ``rounds``. These are
+a list of ``{"gap", "new_length", "output_length"}`` with the gap in ms. A round that does not repeat the whole
+conversation so far also has ``history_length``.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def _seconds(path: Path, number: int, column: str, ms: object) -> float:
 
 
 def write(requests: Iterable[TraceRequest], path: Path) -> None:
-    """Write a trace with its sessions, to the microsecond; `mooncake_jsonl` reads it back."""
+    """Write a trace with its sessions. Times are rounded to microseconds. `mooncake_jsonl` can read the file."""
     with whole(path) as scratch, scratch.open("w", encoding="utf-8") as file:
         for request in requests:
             row: dict[str, Any] = {
@@ -106,9 +106,9 @@ def _ms(time_s: float) -> float:
 
 
 def write_mooncake(requests: Iterable[TraceRequest], path: Path) -> None:
-    """Write a trace as Dynamo's replay takes it. Raises TraceError when it has sessions, which that has not.
+    """Write a trace for Dynamo's replay. Raises TraceError when it has sessions, which the replay does not know.
 
-    Requests without `blocks` get blocks of their own, so that no prefix is shared that the trace does not show.
+    Requests without `blocks` get unique blocks, so that no prefix is shared that the trace does not share.
     """
     kept = list(requests)
     if any(request.rounds for request in kept):

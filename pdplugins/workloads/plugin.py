@@ -1,4 +1,4 @@
-"""Registers the workloads that this package reads or makes."""
+"""Registers the workloads that this package can read or generate."""
 
 from __future__ import annotations
 

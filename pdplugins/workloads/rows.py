@@ -1,4 +1,4 @@
-"""Lines and cells of a trace file, and errors that say file, line and column."""
+"""Lines and cells of a trace file, and errors that name file, line and column."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MAX_TOKENS = 10_000_000
 
 
 def lines(path: Path) -> Iterator[tuple[int, str]]:
-    """Yield (line number, line) and turn whatever the file system says into TraceError."""
+    """Yield (line number, line), and turn errors of the file system into TraceError."""
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
             yield from enumerate(file, start=1)
@@ -32,7 +32,7 @@ def lines(path: Path) -> Iterator[tuple[int, str]]:
 
 
 def cells(path: Path, wanted: Sequence[str], what: str) -> Iterator[tuple[int, list[str]]]:
-    """Yield (line number, the cells of the columns `wanted`) of a CSV file with a header; `what` names its format."""
+    """Yield (line number, cells of the columns `wanted`) of a CSV file with a header. `what` names its format."""
     rows = lines(path)
     _, header = next(rows, (1, ""))
     columns = [name.strip() for name in header.split(",")]
@@ -49,7 +49,7 @@ def cells(path: Path, wanted: Sequence[str], what: str) -> Iterator[tuple[int, l
 
 
 def tokens(path: Path, number: int, column: str, value: object, least: int = 1) -> int:
-    """Return a count of tokens."""
+    """Return `value` as a count of tokens. Raises TraceError when it is none."""
     try:
         count = int(value) if type(value) in (int, str) else -1  # type: ignore[call-overload]
     except ValueError:
@@ -60,7 +60,7 @@ def tokens(path: Path, number: int, column: str, value: object, least: int = 1) 
 
 
 def real(path: Path, number: int, column: str, value: object, what: str = "a number from 0 up") -> float:
-    """Return a number from 0 up."""
+    """Return `value` as a number from 0 up. Raises TraceError when it is none."""
     try:
         found = float(value) if type(value) in (int, float, str) else -1.0  # type: ignore[arg-type]
     except ValueError:

@@ -1,9 +1,9 @@
 """A generator from the client statistics of ServeGen (Xiang et al., *ServeGen*, 2025; data of alibaba/ServeGen).
 
-Production traffic is the sum of clients, each with its own rate, burstiness and lengths. Of each client there are two
-files: ``chunk-N-trace.csv`` with a row for every 600 s, ``start_s,rate,cv,family,shape,scale`` (gaps of a Gamma or a
-Weibull distribution; no header), and ``chunk-N-dataset.json`` with a histogram of prompt and output lengths for every
-21,600 s. The meaning of the last two columns is read from the data: shape times scale is the mean gap.
+Production traffic is the sum of clients, each with its own rate, burstiness and lengths. Each client has two files.
+``chunk-N-trace.csv`` has no header, and a row ``start_s,rate,cv,family,shape,scale`` for every 600 s, with gaps of a
+Gamma or a Weibull distribution. ``chunk-N-dataset.json`` has a histogram of prompt and output lengths for every
+21,600 s. The meaning of shape and scale is inferred from the data: their product is the mean gap.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ WINDOW_S = 600.0
 
 
 class ServeGenSettings(BaseModel):
-    """Which part of the two weeks, and how much of it."""
+    """Selects a part of the two weeks of data, and its clients and rate."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
@@ -42,7 +42,7 @@ class ServeGenSettings(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """How one client sends during 600 s."""
+    """The arrivals of one client during 600 s."""
 
     start_s: float
     rate: float
@@ -50,7 +50,7 @@ class Window:
     shape: float
 
     def times_s(self, rng: np.random.Generator, rate: float) -> Floats:
-        """Draw arrivals of this window's shape and of `rate` a second."""
+        """Draw arrivals with this window's distribution and a mean of `rate` per second."""
 
         def gaps_s(count: int) -> Floats:
             if self.family == "Weibull":
@@ -61,9 +61,9 @@ class Window:
 
 
 def servegen(settings: ServeGenSettings, path: Path) -> Iterator[TraceRequest]:
-    """Generate requests of the clients in the folder `path`, or of the one whose ``chunk-N-trace.csv`` it is.
+    """Generate requests of the clients in the folder `path`, or of one client if `path` is its ``chunk-N-trace.csv``.
 
-    Lengths are drawn independently of each other from the histograms, which is all that the data says.
+    Prompt and output lengths are drawn independently from the histograms, because the data has no joint distribution.
     """
     clients = []
     for file in _files(path):
@@ -76,7 +76,7 @@ def servegen(settings: ServeGenSettings, path: Path) -> Iterator[TraceRequest]:
 
 
 def is_servegen(path: Path) -> bool:
-    """Tell whether `path` is such a folder or file."""
+    """Return whether `path` is such a folder or file."""
     return path.name.endswith("-trace.csv") or (path.is_dir() and any(path.glob("chunk-*-trace.csv")))
 
 
@@ -101,7 +101,7 @@ def _windows(path: Path) -> Iterator[Window]:
         if rate > 0:
             if cells[3] not in {"Gamma", "Weibull"}:
                 raise rows.malformed(path, number, "4", cells[3], "Gamma or Weibull")
-            # A shape below 0.01 has nearly all gaps 0 and one beyond any window.
+            # With a shape below 0.01 nearly all gaps are 0, and one is longer than any window.
             yield Window(start_s, rate, cells[3], max(rows.real(path, number, "5", cells[4]), 0.01))
 
 
@@ -134,7 +134,7 @@ class Lengths:
         self._read: dict[tuple[str, float], Any] = {}
 
     def draw(self, column: str, at_s: float, rng: np.random.Generator, count: int) -> list[int]:
-        """Draw lengths from the histogram nearest in time that has any."""
+        """Draw lengths from the non-empty histogram that is nearest in time."""
         values, shares = self._histogram(column, at_s)
         drawn: list[int] = rng.choice(values, size=count, p=shares).tolist()
         return drawn

@@ -1,6 +1,6 @@
 """Readers of published data without arrival times: sessions of agents, and lists of lengths.
 
-The times that the files lack are drawn: Poisson arrivals of `rate` a second, from a seed.
+The missing arrival times are drawn from a seed, as Poisson arrivals with `rate` per second.
 """
 
 from __future__ import annotations
@@ -51,9 +51,9 @@ class VidurSettings(_Drawn):
 def agentic_csv(settings: AgenticSettings, path: Path) -> Iterator[TraceRequest]:
     """Read the rounds of agents' sessions (callanjfox/kv-cache-tester, as one row a round).
 
-    A round's history is what the file counts as cached in its session, and the rest of its prompt is new: answers count
-    as new, and where an agent has compacted its conversation the prompt becomes shorter. The gap before a round is the
-    time from one round to the next in the file, which the answer took part of; `max_gap_s` bounds it.
+    The history of a round is the part that the file counts as cached in its session. The rest of its prompt is new,
+    earlier answers included. Where an agent compacted its conversation, the prompt becomes shorter. The gap before a
+    round is the time between the two rounds in the file, at most `max_gap_s`. It includes the time of the answer.
     """
     starts = _starts_s(settings)
     session: list[tuple[float, int, int, int]] = []
@@ -66,7 +66,7 @@ def agentic_csv(settings: AgenticSettings, path: Path) -> Iterator[TraceRequest]
                 return
         prompt = rows.tokens(path, number, "input_tokens", isl)
         history = min(rows.tokens(path, number, "session_cached_tokens", cached, least=0), prompt - 1)
-        # A round that only calls a tool may have no visible output; it decodes at least one token.
+        # A round that only calls a tool may have no visible output, but it decodes at least one token.
         answer = max(rows.tokens(path, number, "output_tokens", osl, least=0), 1)
         session.append((rows.real(path, number, "t_s", t_s), history, prompt - history, answer))
     if session:
@@ -88,7 +88,7 @@ def _agent(
 def taubench_csv(settings: TauBenchSettings, path: Path) -> Iterator[TraceRequest]:
     """Read the rounds of tau-bench trajectories (sierra-research/tau-bench, as one row a round, lengths estimated).
 
-    Each prompt repeats the conversation so far; what it has beyond that is new.
+    Each prompt repeats the conversation so far. The rest of it is new.
     """
     starts, rng = _starts_s(settings), np.random.default_rng((settings.seed, 1))
     session: list[tuple[int, int]] = []

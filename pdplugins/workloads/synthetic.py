@@ -1,7 +1,7 @@
 """Seeded synthetic workloads: arrivals, lengths, sessions and phases, each as a setting.
 
-The default is what bursty traffic looks like when there is no trace at hand: a Markov-modulated Poisson process with
-log-normal lengths, which the published traces roughly have.
+The default is bursty traffic, for use without a trace: a Markov-modulated Poisson process with log-normal lengths,
+which roughly fits the published traces.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pdplugins.workloads.draws import Draw, Lognormal
 from pdplugins.workloads.trace import Round, TraceRequest
 
 DURATION_S = 300.0
-"""How long a phase lasts that says neither its duration nor its number of requests."""
+"""Duration of a phase that sets neither its duration nor its number of requests."""
 
 
 class _Section(BaseModel):
@@ -27,7 +27,7 @@ class _Section(BaseModel):
 
 
 class Sessions(_Section):
-    """What follows the first request of each session."""
+    """The rounds after the first request of each session."""
 
     rounds: Draw = Field(description="rounds of a session, the first one included")
     gap_s: Draw = Field(description="seconds between an answer and the next round: a tool, or a person")
@@ -58,7 +58,7 @@ class Phase(_Section):
 
 
 class SyntheticSettings(Phase):
-    """A whole workload. Keys of a phase at the top hold for every phase that does not say otherwise."""
+    """A whole workload. Keys of a phase at the top level are defaults for all phases."""
 
     seed: int = Field(0, ge=0, description="same seed, same bytes")
     phases: tuple[Phase, ...] = Field((), description="one after the other; a single one when absent")
@@ -74,7 +74,7 @@ class SyntheticSettings(Phase):
 
 
 def synthetic(settings: SyntheticSettings, _path: Path | None = None) -> Iterator[TraceRequest]:
-    """Generate the trace that `settings` describes; no file is read."""
+    """Generate the trace that `settings` describes. No file is read."""
     rng = np.random.default_rng(settings.seed)
     start_s, made = 0.0, 0
     for phase in settings.phases or (settings,):
@@ -105,7 +105,7 @@ def _lengths(phase: Phase, rng: np.random.Generator, count: int) -> tuple[list[i
 
 
 def _later(phase: Phase, rng: np.random.Generator, count: int) -> Iterator[tuple[Round, ...]]:
-    """Yield the later rounds of each session; nothing where the phase has single requests."""
+    """Yield the later rounds of each session; there are none where the phase has single requests."""
     if isinstance(phase.arrivals, Closed):
         each = phase.arrivals.requests_each - 1
         for _ in range(count):

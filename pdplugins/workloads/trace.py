@@ -8,15 +8,15 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """A later round of a session: it arrives `gap_s` after the answer before it, for the time that a tool takes."""
+    """A later round of a session. It arrives `gap_s` after the previous answer: the time of a tool or a person."""
 
     gap_s: float
     new_tokens: int
     """Tokens of the prompt beyond its history."""
     osl_tokens: int
     history_tokens: int | None = None
-    """Leading tokens of the conversation so far that the prompt repeats. None: all of it, the last answer included;
-    0: none, as of a client that asks one unrelated question after the other."""
+    """Leading tokens of the conversation so far that the prompt repeats. None means all of it, including the last
+    answer. 0 means nothing, as for a client that asks unrelated questions."""
 
     def history(self, so_far_tokens: int) -> int:
         """Return the tokens of history in the prompt, after a conversation of `so_far_tokens`."""
@@ -25,17 +25,17 @@ class Round:
 
 @dataclass(frozen=True, slots=True)
 class TraceRequest:
-    """One request of a trace, or one session: the request is its first round."""
+    """One request of a trace, or one session, whose first round is this request."""
 
     arrival_s: float
     """Seconds since the first request of the trace."""
     isl_tokens: int
     osl_tokens: int
     blocks: tuple[int, ...] = ()
-    """Hashes of the prompt's blocks where the trace has them (Mooncake: 512 tokens each)."""
+    """Hashes of the prompt's blocks, if the trace has them (Mooncake: 512 tokens each)."""
     session: str | None = None
     rounds: tuple[Round, ...] = ()
-    """The rounds of the session after this one; each waits for the answer before it (closed loop)."""
+    """The rounds of the session after this one. Each waits for the answer before it (closed loop)."""
 
     def turns(self) -> Iterator[tuple[int, int, int]]:
         """Yield (history, prompt, output) in tokens of every round, the first one included."""

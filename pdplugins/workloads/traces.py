@@ -1,7 +1,7 @@
-"""From what a user calls a trace to its requests: a file, a workload file, a shipped workload, or a generator.
+"""Finds the trace that a user names: a trace file, a workload file, a shipped workload, or a generator.
 
-``--trace X`` takes, in this order: a path, whose format is told by its first line; the name of a shipped workload
-(`configs/workloads`); the name of a registered workload. Both names may have settings behind a colon:
+``--trace X`` means, in this order: a path, whose first line shows the format; the name of a shipped workload
+(`configs/workloads`); the name of a registered workload. Both kinds of names may have settings after a colon:
 ``synthetic:requests=500,arrivals.kind=gamma,arrivals.rate=4,arrivals.cv=2``.
 """
 
@@ -31,20 +31,20 @@ _COLUMNS = {
     "taubench-csv": sessions.TAUBENCH_COLUMNS,
     "vidur-csv": sessions.VIDUR_COLUMNS,
 }
-"""Columns that tell a CSV format; the first decides which one a file is meant to be."""
+"""Columns that identify a CSV format. A file with the first of them is meant to have that format."""
 _BUILT_IN = {*_COLUMNS, "mooncake-jsonl", "servegen", "synthetic"}
 _NAMED = re.compile(r"([\w-]+)(?::(.*))?", re.DOTALL)
 _INNER_KEY = re.compile(r"(?<=[,\[{])\s*([\w.]+)=")
 
 
 class Part(Transform):
-    """One of the traces of a mix, with what is done to it first."""
+    """One of the traces of a mix, with transforms that apply before mixing."""
 
     trace: str = Field(description="anything that --trace takes; a path may start where the workload file lies")
 
 
 class Mix(BaseModel):
-    """A workload file that puts traces together."""
+    """A workload file that mixes several traces."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -52,10 +52,10 @@ class Mix(BaseModel):
 
 
 def read(path: Path | str, workload: str | None = None, registry: Registry | None = None) -> list[TraceRequest]:
-    """Read or generate a trace, earliest request first, the first one at 0; times are rounded to the microsecond.
+    """Read or generate a trace. Requests are in order of arrival, the first one at 0, with times to the microsecond.
 
-    `workload` names the format of the file `path`, which is guessed when absent. Raises TraceError when there is
-    nothing to read, ConfigError when a workload is not registered or its settings are wrong.
+    `workload` names the format of the file `path`; None means to guess it. Raises TraceError when there is nothing to
+    read, and ConfigError when a workload is not registered or its settings are wrong.
     """
     registry = registry or default_registry()
     path = Path(path)
@@ -73,7 +73,7 @@ def shipped() -> list[str]:
 
 
 def _by_name(text: str, registry: Registry) -> list[TraceRequest] | None:
-    """Generate a workload by its name, with the settings behind the colon; None when it is none."""
+    """Generate the workload that `text` names, with the settings after the colon; None if it names no workload."""
     match = _NAMED.fullmatch(text)
     if match is None:
         return None
@@ -87,7 +87,7 @@ def _by_name(text: str, registry: Registry) -> list[TraceRequest] | None:
 
 
 def _inline(name: str, settings: str | None) -> dict[str, Any]:
-    """Read the settings behind the name of a workload; within braces, too, a value may follow ``=``."""
+    """Read the settings after the name of a workload. Within braces a value may follow ``=``, too."""
     data: dict[str, Any] = {}
     for text in split_settings(settings or ""):
         put(data, parse_setting(_INNER_KEY.sub(r" \1: ", text), f"{name}:"), f"{name}:")
@@ -95,7 +95,7 @@ def _inline(name: str, settings: str | None) -> dict[str, Any]:
 
 
 def _over(data: dict[str, Any], settings: dict[str, Any]) -> dict[str, Any]:
-    """Put `settings` over `data`, key by key; a new `kind` replaces a part, as its other keys have another meaning."""
+    """Merge `settings` into `data`, key by key. A new `kind` replaces a whole part, because its keys differ."""
     merged = dict(data)
     for key, value in settings.items():
         old = data.get(key)
@@ -117,7 +117,7 @@ def _yaml(path: Path) -> dict[str, Any]:
 
 
 def _from_data(data: dict[str, Any], where: Path, registry: Registry) -> list[TraceRequest]:
-    """Make the trace that a workload file describes."""
+    """Generate the trace that a workload file describes."""
     if "mix" in data:
         try:
             parts = Mix.model_validate(data).mix
@@ -150,7 +150,7 @@ def _run(name: str, settings: dict[str, Any], path: Path, where: str, registry: 
 
 
 def _guess(path: Path, registry: Registry) -> str:
-    """Name the workload that reads `path`: by its first line for the formats above, else whichever accepts it."""
+    """Return the workload that reads `path`: by its first line for the formats above, else one that accepts it."""
     if path.exists() and servegen.is_servegen(path):
         return "servegen"
     first = next((line for _, line in rows.lines(path) if line.strip()), "")
@@ -166,7 +166,7 @@ def _guess(path: Path, registry: Registry) -> str:
 
 
 def _csv_format(header: str) -> str | None:
-    """Name the format whose columns the header has most of, the first of them included."""
+    """Return the format with the most columns in the header. Its first column must be there."""
     columns = {column.strip() for column in header.split(",")}
     shares = {name: sum(c in columns for c in wanted) / len(wanted) for name, wanted in _COLUMNS.items()}
     best = max(shares, key=lambda name: shares[name])
@@ -182,7 +182,7 @@ def _accepts(registry: Registry, name: str, path: Path) -> bool:
 
 
 def from_zero(requests: Iterable[TraceRequest]) -> list[TraceRequest]:
-    """Return the requests by arrival, the first one at 0."""
+    """Return the requests in order of arrival, the first one at 0."""
     ordered = sorted(requests, key=attrgetter("arrival_s"))
     start_s = ordered[0].arrival_s
     return [

@@ -1,4 +1,4 @@
-"""What a run does to a trace before it replays it, in one place for every host: clip, limit, scale, merge."""
+"""Transforms of a trace before a run, which all hosts share: clip, limit, scale, merge."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pdplugins.workloads.trace import TraceRequest
 
 
 class Transform(BaseModel):
-    """Changes to a trace, in the order of the fields. Lengths and gaps inside sessions keep their values."""
+    """Changes to a trace, in the order of the fields. Gaps inside sessions keep their values."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
@@ -25,7 +25,7 @@ class Transform(BaseModel):
 
     @classmethod
     def of(cls, **options: float | None) -> Transform:
-        """Return the changes that the options of a command ask for. Raises ConfigError for one that cannot be."""
+        """Return the changes that the options of a command ask for. Raises ConfigError for an invalid one."""
         try:
             return cls.model_validate(options)
         except ValidationError as error:
@@ -48,7 +48,7 @@ def clip(requests: Sequence[TraceRequest], duration_s: float) -> list[TraceReque
 
 
 def scale(requests: Sequence[TraceRequest], speed: float) -> list[TraceRequest]:
-    """Replay `speed` times as fast: arrival times divided by `speed`, lengths and gaps inside sessions as they are."""
+    """Divide arrival times by `speed`. Lengths, and gaps inside sessions, stay as they are."""
     if not speed > 0:
         raise TraceError(f"speed is {speed}; it must be above 0 (2 means twice as fast)")
     return [replace(request, arrival_s=request.arrival_s / speed) for request in requests]
@@ -57,8 +57,9 @@ def scale(requests: Sequence[TraceRequest], speed: float) -> list[TraceRequest]:
 def limit(requests: Sequence[TraceRequest], context_tokens: int) -> list[TraceRequest]:
     """Keep every prompt plus output within `context_tokens`, the model's longest context.
 
-    A request, or the first round of a session, is shortened: its output to at most all but one token, its prompt from
-    the end to what is left. A session ends before the first later round that is too long, as it would in production.
+    A request, or the first round of a session, is shortened. Its output keeps at most all but one of these tokens, and
+    its prompt is cut at the end to the rest. A session ends before the first later round that is too long, as it would
+    in production.
     """
     return [_limited(request, context_tokens) for request in requests]
 
@@ -77,7 +78,7 @@ def _limited(request: TraceRequest, context_tokens: int) -> TraceRequest:
 
 
 def merge(traces: Sequence[Sequence[TraceRequest]]) -> list[TraceRequest]:
-    """Return the arrivals of all `traces` together. Prefix blocks and sessions of one are never those of another."""
+    """Return the arrivals of all `traces` together. No two of them share prefix blocks or sessions."""
     apart, offset = [], 0
     for part, trace in enumerate(traces):
         apart.append([_apart(request, part, offset) for request in trace])
@@ -91,5 +92,5 @@ def _apart(request: TraceRequest, part: int, offset: int) -> TraceRequest:
 
 
 def total(requests: Iterable[TraceRequest]) -> int:
-    """Count requests, every round of a session as one."""
+    """Count requests. Every round of a session counts as one."""
     return sum(1 + len(request.rounds) for request in requests)

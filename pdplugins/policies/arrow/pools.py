@@ -63,7 +63,7 @@ class DecodeLoad:
     def __init__(self) -> None:
         self.instances = 0.0
         self._requests = self._tokens = self._most_requests = self._most_tokens = 0.0
-        self._intervals_s = self._told = 0.0
+        self._intervals_s = self._reporting = 0.0
 
     @property
     def share(self) -> float:
@@ -73,13 +73,14 @@ class DecodeLoad:
     @property
     def interval_s(self) -> float:
         """Average token generation interval over the instances that report one; 0 when none does."""
-        return self._intervals_s / self._told if self._told >= 1 else 0.0
+        return self._intervals_s / self._reporting if self._reporting >= 1 else 0.0
 
     def count(self, instance: Instance) -> None:
         """Count `instance` with its present load, which replaces its earlier count."""
         limits, interval_s = instance.limits, instance.interval_s
-        told = 0.0 if interval_s is None else 1.0
-        counted = instance.decodes, instance.running_tokens, limits.requests, limits.tokens, interval_s or 0.0, told
+        reporting = 0.0 if interval_s is None else 1.0
+        decodes, tokens = instance.decodes, instance.running_tokens
+        counted = decodes, tokens, limits.requests, limits.tokens, interval_s or 0.0, reporting
         if counted != instance.counted:
             self.drop(instance)
             instance.counted = counted
@@ -92,14 +93,14 @@ class DecodeLoad:
             instance.counted = None
 
     def _add(self, sign: float, *values: float) -> None:
-        requests, tokens, most_requests, most_tokens, interval_s, told = values
+        requests, tokens, most_requests, most_tokens, interval_s, reporting = values
         self.instances += sign
         self._requests += sign * requests
         self._tokens += sign * tokens
         self._most_requests += sign * most_requests
         self._most_tokens += sign * most_tokens
-        self._told += sign * told
-        self._intervals_s = self._intervals_s + sign * interval_s if self._told >= 1 else 0.0
+        self._reporting += sign * reporting
+        self._intervals_s = self._intervals_s + sign * interval_s if self._reporting >= 1 else 0.0
 
 
 class Pools:

@@ -61,11 +61,11 @@ def told_signals(traffic: Traffic) -> dict[str, float]:
 
     ``isl_cv`` is the coefficient of variation of the prompt lengths of the window.
     """
-    told = {"local_share": traffic.local_share, "prefix_hit_rate": traffic.prefix_hit_rate}
+    reported = {"local_share": traffic.local_share, "prefix_hit_rate": traffic.prefix_hit_rate}
     mean, square = traffic.isl_tokens, traffic.isl_sq_tokens
     if is_number(mean) and is_number(square) and 0 < mean <= LARGEST:
-        told["isl_cv"] = math.sqrt(max(square / mean / mean - 1, 0.0))
-    return {name: value for name, value in told.items() if is_number(value)}
+        reported["isl_cv"] = math.sqrt(max(square / mean / mean - 1, 0.0))
+    return {name: value for name, value in reported.items() if is_number(value)}
 
 
 def unusable(traffic: Traffic) -> str | None:

@@ -89,8 +89,8 @@ class DopdPlanner:
     def plan(self, view: PlannerView) -> ScalePlan:
         """Return the pools wanted from now on, or the last ones when the metrics are unusable."""
         plan = self._plan(view)
-        told = {} if view.traffic is None else told_signals(view.traffic)
-        self._signals = {**plan.signals, **told}
+        extra = {} if view.traffic is None else told_signals(view.traffic)
+        self._signals = {**plan.signals, **extra}
         return replace(plan, signals=self._signals)
 
     def _plan(self, view: PlannerView) -> ScalePlan:

@@ -32,8 +32,8 @@ class Oracle:
 
     def predict(self, request: Request) -> float:
         """Return the host's prediction."""
-        told = request.predicted_output_tokens
-        return self._prior if told is None else told
+        predicted = request.predicted_output_tokens
+        return self._prior if predicted is None else predicted
 
     def learn(self, request: Request, output_tokens: int) -> None:
         """Do nothing."""

@@ -1,1 +1,1 @@
-"""What no policy can beat, however clairvoyant: see docs/bound.md for the proof, whose terms are the names here."""
+"""The bound: what no policy can beat, even with knowledge of the future. docs/bound.md has the proof and its terms."""

@@ -1,4 +1,4 @@
-"""From a config and a trace to the bound, and from runs to their regret."""
+"""Computes the bound for a config and a trace, and the regret of runs."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from pdplugins.studies.bound.steps import Kind
 from pdplugins.workloads.trace import TraceRequest
 
 SHARE = 0.99
-"""SLO attainment that the fewest GPU-hours are for."""
+"""SLO attainment for which the fewest GPU-hours are computed."""
 
 
 class Bound(BaseModel):
@@ -45,7 +45,7 @@ class Bound(BaseModel):
 
 @dataclass(frozen=True)
 class Machine:
-    """What a policy may use, and what was promised."""
+    """The hardware that a policy may use, and the objectives."""
 
     kinds: Sequence[Kind]
     slo: Slo
@@ -68,7 +68,7 @@ def bound_of(config: Config, trace: Sequence[TraceRequest]) -> Bound:
 
 
 def bound(trace: Sequence[TraceRequest], machine: Machine) -> Bound:
-    """Compute the bound for `trace`, which is in order of time."""
+    """Compute the bound for `trace`, which must be in order of time."""
     demand = demand_of(trace, machine.kinds, machine.slo, machine.max_batch, machine.block_tokens)
     buckets = buckets_of(demand)
     served = floor(most_served(demand, buckets, machine.gpus) + 1e-6) + demand.free
@@ -89,7 +89,7 @@ def bound(trace: Sequence[TraceRequest], machine: Machine) -> Bound:
 
 
 def kinds_of(config: Config) -> Iterator[Kind]:
-    """Yield every kind of worker that a policy might start: all sizes of the profiles that the config names."""
+    """Yield every kind of worker that a policy may start: all sizes of the profiles that the config names."""
     wanted = config.simulation
     names = {
         config.deployment.profile,
@@ -110,12 +110,12 @@ def most_served(demand: Demand, buckets: Buckets, gpus: int) -> float:
     if not able:
         return 0.0
     price = Program(demand, buckets).served_prices(gpus)
-    # The program knows groups, the bound is of the requests: prices a little lower or higher may be better.
+    # The program's prices are best for groups of requests. For single requests slightly different ones may be better.
     return min(able, *(served_bound(demand, buckets, gpus, price * factor) for factor in (0.8, 0.9, 1.0, 1.05, 1.15)))
 
 
 def fewest_gpu_seconds(demand: Demand, buckets: Buckets, fleet: Fleet, served: int) -> float:
-    """Return a lower bound on the GPU-seconds that workers hold to serve `served` of `demand`."""
+    """Return a lower bound on the GPU-seconds that workers hold to serve `served` requests of `demand`."""
     level, still = np.ones(buckets.count), np.zeros(buckets.count + 1)
     trials = [(0 * level, still), (level, still)]
     if served:
@@ -124,7 +124,7 @@ def fewest_gpu_seconds(demand: Demand, buckets: Buckets, fleet: Fleet, served: i
 
 
 def with_regret(runs: Sequence[Run], plan: Plan) -> list[Run]:
-    """Return `runs` with their regret; what does not depend on the policies is computed once."""
+    """Return `runs` with their regret. The bound does not depend on policies, so equal bounds are computed once."""
     known: dict[str, Bound] = {}
     found = []
     for run in runs:
@@ -140,7 +140,7 @@ def with_regret(runs: Sequence[Run], plan: Plan) -> list[Run]:
 
 
 def regret(result: Result, bound: Bound) -> Regret:
-    """Return how far `result` stayed behind `bound`."""
+    """Return how much worse `result` is than `bound`."""
     reached, fewest = result.metrics.slo_attainment or 0.0, bound.fewest_gpu_hours
     beyond = None if fewest is None or reached < SHARE else result.metrics.gpu_hours - fewest
     return Regret(

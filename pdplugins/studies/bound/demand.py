@@ -1,4 +1,4 @@
-"""What each request needs at least, and when: work in GPU-seconds, windows in seconds (docs/bound.md, Lemma 2)."""
+"""The least work of each request in GPU-seconds, and its time windows in seconds (docs/bound.md, Lemma 2)."""
 
 from __future__ import annotations
 
@@ -15,40 +15,40 @@ from pdplugins.studies.bound.steps import Array, Kind, steps_of
 from pdplugins.workloads.trace import TraceRequest
 
 LATE = 1 + 1e-9
-"""What a time may exceed an objective by, for rounding."""
+"""Factor by which a time may exceed an objective, to allow for rounding."""
 
 
 @dataclass(frozen=True)
 class Demand:
-    """The requests that can be inside both objectives, one entry each."""
+    """The requests that can meet both objectives, one entry each."""
 
     total: int
-    """Requests of the trace, with all rounds of all sessions."""
+    """Requests of the trace, including all rounds of all sessions."""
     free: int
-    """Later rounds of sessions: when they come depends on the policy, so they count as served for nothing."""
+    """Later rounds of sessions. Their arrival depends on the policy, so they count as served without cost."""
     prefill: Array
     """GPU-seconds of the prompt."""
     decode: Array
     """GPU-seconds of the output after the first token."""
     arrival_s: Array
     first_by_s: Array
-    """When the first token must be out."""
+    """Latest time of the first token."""
     decode_from_s: Array
-    """When the first token may be out."""
+    """Earliest time of the first token."""
     last_by_s: Array
-    """When the last token must be out."""
+    """Latest time of the last token."""
     rates: Rates
     last_arrival_s: float
-    """Of any request."""
+    """Latest arrival of any request."""
 
     @property
     def hopeless(self) -> int:
-        """Requests that no worker serves inside both objectives, even alone."""
+        """Number of requests that miss an objective on any worker, even when they run alone."""
         return self.total - self.free - len(self.prefill)
 
 
 def demand_of(trace: Sequence[TraceRequest], kinds: Sequence[Kind], slo: Slo, max_batch: int, block: int) -> Demand:
-    """Return what `trace` needs on workers of `kinds`."""
+    """Return the demand of `trace` on workers of `kinds`."""
     arrival = np.array([request.arrival_s for request in trace])
     isl = np.array([request.isl_tokens for request in trace])
     osl = np.array([request.osl_tokens for request in trace])
@@ -87,7 +87,7 @@ def demand_of(trace: Sequence[TraceRequest], kinds: Sequence[Kind], slo: Slo, ma
 
 
 def _examples(isl: Array, own: Array) -> list[tuple[float, float] | None]:
-    """Return a request with little to compute anew, one with a medium amount, and None: rates are tried for each."""
+    """Return a request with little to recompute, one with a medium amount, and None. Rates are tried for each."""
     anew = np.maximum(isl + 1 - own, 1)
     order = np.argsort(anew, kind="stable")
     picks = [order[len(order) * share // 100] for share in (5, 50)] if len(order) else []
@@ -97,16 +97,16 @@ def _examples(isl: Array, own: Array) -> list[tuple[float, float] | None]:
 def _decode_work(rates: Rates, isl: Array, tokens: Array, own: Array, tpot_s: float) -> Array:
     """Return the GPU-seconds of all output tokens after the first.
 
-    A token at context c comes from a decode step, or a preempted request computes its context anew, less what the cache
-    keeps of its own prompt, and gets the token from that prefill: whichever is cheaper.
+    A token at context c comes from a decode step or from a recomputation, whichever is cheaper. A recomputation is the
+    prefill of a preempted request: it computes the context again, except for what the cache still has of its prompt.
     """
     flat, slope = rates.token, rates.context
     flat_anew = rates.prompt * (1 - own) - rates.slack * tpot_s
     steeper = rates.prompt - slope
-    if steeper > 0:  # computing anew is cheaper only for short contexts
+    if steeper > 0:  # recomputing is cheaper only for short contexts
         until = np.ceil((flat - flat_anew) / steeper)
         anew = np.clip(until - isl, 0, tokens)
-        low_anew = np.clip(np.ceil(-flat_anew / rates.prompt) - isl, 0, anew)  # below that it costs nothing
+        low_anew = np.clip(np.ceil(-flat_anew / rates.prompt) - isl, 0, anew)  # it costs nothing below this context
         work = _sum(flat_anew, rates.prompt, isl + low_anew, anew - low_anew)
         return np.asarray(work + _sum(flat, slope, isl + anew, tokens - anew))
     return np.zeros(len(isl))
@@ -118,12 +118,12 @@ def _sum(flat: Array | float, slope: float, start: Array, count: Array) -> Array
 
 
 def _fastest_prefill(kinds: Sequence[Kind], isl: Array, new: Array) -> Array:
-    """Return the fewest seconds to prefill each prompt alone, cut into chunks as one likes."""
+    """Return the fewest seconds to prefill each prompt alone, with any division into chunks."""
     best = np.full(len(isl), np.inf)
     unique, where = np.unique(new, return_inverse=True)
     for kind in kinds:
         lengths, times = np.array(kind.points()).T
-        per_token = np.minimum.accumulate(np.array([kind.base_s(int(at)) for at in times]) / lengths)
+        per_token = np.minimum.accumulate(np.array([kind.base_s(int(tokens)) for tokens in times]) / lengths)
         before = np.searchsorted(lengths, unique, side="right") - 1
         whole = np.array([kind.base_s(int(tokens)) for tokens in unique])
         best = np.minimum(best, np.minimum(whole, unique * per_token[before])[where])
@@ -131,7 +131,7 @@ def _fastest_prefill(kinds: Sequence[Kind], isl: Array, new: Array) -> Array:
 
 
 def _fastest_step(kinds: Sequence[Kind], isl: Array, anew: Array) -> Array:
-    """Return the fewest seconds between two tokens of each request: a decode step of its own, or computing anew."""
+    """Return the fewest seconds between two tokens of each request: a decode step alone, or a recomputation."""
     best = np.full(len(isl), np.inf)
     for kind in kinds:
         line = StepTimes(kind.perf, kind.tp).line(1)
@@ -142,7 +142,7 @@ def _fastest_step(kinds: Sequence[Kind], isl: Array, anew: Array) -> Array:
 
 
 def _attention(kinds: Sequence[Kind], isl: Array, cached: Array) -> Array:
-    """Return the GPU-seconds of attention of each prompt beyond what is cached, where every model keeps it apart."""
+    """Return the GPU-seconds of attention of the uncached part of each prompt, if all models know attention."""
     if not all(kind.has_dense() for kind in kinds):
         return np.zeros(len(isl))
     knots = np.array(sorted({0, int(isl.max()), *(k for kind in kinds for k in kind.knots() if k < isl.max())}))
@@ -154,7 +154,7 @@ def _attention(kinds: Sequence[Kind], isl: Array, cached: Array) -> Array:
 def _cacheable(trace: Sequence[TraceRequest], block: int, ttft_s: float) -> list[int]:
     """Return the leading tokens of each prompt that some worker may have cached before its first token is due.
 
-    A block is the request's own to compute only if no other request that comes before then has it.
+    A request must compute a block itself only if no other request that arrives before that time has the block.
     """
     arrivals: dict[int, list[float]] = {}
     for request in trace:

@@ -1,4 +1,4 @@
-"""Prices of a GPU-second over time: any prices give a bound (docs/bound.md, Theorems 1 and 2)."""
+"""Prices of a GPU-second over time. Any prices give a valid bound (docs/bound.md, Theorems 1 and 2)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MOST_BUCKETS = 300
 
 @dataclass(frozen=True)
 class Buckets:
-    """The time of a trace in equal parts, and the parts that the windows of each request overlap."""
+    """The time of a trace in equal buckets, and the buckets that the windows of each request overlap."""
 
     count: int
     length_s: float
@@ -23,7 +23,7 @@ class Buckets:
     decode: tuple[Array, Array]
 
     def cost(self, demand: Demand, price: Array) -> Array:
-        """Return what each request pays at least: all its work when its window is cheapest."""
+        """Return the least that each request pays: all its work at the lowest price in its window."""
         cheapest = RangeMinimum(price)
         return np.asarray(demand.prefill * cheapest(*self.prefill) + demand.decode * cheapest(*self.decode))
 
@@ -47,7 +47,7 @@ def buckets_of(demand: Demand, most: int = MOST_BUCKETS) -> Buckets:
 
 
 class RangeMinimum:
-    """The smallest of any range of values, after a table of all ranges whose length is a power of two."""
+    """The minimum of any range of values, looked up in a table of all ranges whose length is a power of two."""
 
     def __init__(self, values: Array) -> None:
         self._levels = [values]
@@ -69,10 +69,10 @@ class RangeMinimum:
 
 @dataclass(frozen=True)
 class Fleet:
-    """What any scaler is bound to."""
+    """The constraints on any scaler."""
 
     floor: int
-    """GPUs that serve at any time: one worker of each role."""
+    """Fewest GPUs at any time: one worker of each role."""
     startup_s: float
 
 
@@ -86,10 +86,10 @@ def held_bound(demand: Demand, buckets: Buckets, fleet: Fleet, served: int, pric
     """Return the bound that prices give: docs/bound.md, Theorem 2.
 
     :param price: GPU-seconds per GPU-second of each bucket, at least 0.
-    :param ramp: what a start is charged at each edge of the buckets, in seconds; put inside its limits here.
+    :param ramp: price of a start at each edge of the buckets, in seconds; clipped to its limits here.
     """
     ramp = np.clip(ramp, 0.0, fleet.startup_s)
-    ramp[0] = 0.0  # workers at the start of the run are there at once
+    ramp[0] = 0.0  # workers at the start of the run need no start-up time
     steepest = np.diff(ramp).max() / buckets.length_s
     left = np.maximum(1 - np.diff(ramp) / buckets.length_s / max(steepest, 1.0), 0.0)
     price = np.clip(price, 0.0, left)

@@ -1,6 +1,6 @@
 """Good prices: the shadow prices of a linear program over groups of requests.
 
-The bound holds for any prices, so nothing here has to be exact: not the groups, and not the solver.
+The bound holds for any prices, so neither the groups nor the solver need to be exact.
 """
 
 from __future__ import annotations
@@ -14,14 +14,15 @@ from pdplugins.studies.bound.prices import Buckets, Fleet
 from pdplugins.studies.bound.steps import Array
 
 CLASSES = 8
-"""Groups by work of the requests that arrive in one bucket."""
+"""Number of groups, by work, of the requests that arrive in one bucket."""
 
 
 class Program:
-    """Groups of requests whose work flows into buckets.
+    """A flow problem: the work of groups of requests flows into buckets.
 
-    Its variables are the requests served of each group, the GPU-seconds of each flow from a group's prompts or outputs
-    into a bucket of their window, and for `held_prices` the GPUs of each bucket and those that start before each.
+    Its variables are the served requests of each group, and the GPU-seconds of each flow from the prompts or outputs of
+    a group into a bucket of their window. For `held_prices` they also are the GPUs held in each bucket, and those that
+    start before it.
     """
 
     def __init__(self, demand: Demand, buckets: Buckets) -> None:
@@ -47,7 +48,7 @@ class Program:
         self._flows = len(self._row)
 
     def served_prices(self, gpus: int) -> Array:
-        """Return what one more GPU-second in each bucket is worth in requests, when as many as possible are served."""
+        """Return the worth in requests of one more GPU-second in each bucket, when the most requests are served."""
         flow = self._groups + np.arange(self._flows)
         wide = self._groups + self._flows
         capacity = _matrix(np.ones(self._flows), self._bucket, flow, (self._count, wide))
@@ -58,7 +59,7 @@ class Program:
         return shadow[2 * self._groups :]
 
     def held_prices(self, fleet: Fleet, served: int, last_arrival_s: float) -> tuple[Array, Array]:
-        """Return the worth of a GPU-second in each bucket, and of a start at each edge, when the fewest are held."""
+        """Return the worth of a GPU-second in each bucket, and of a start at each edge, for the fewest held GPUs."""
         count, length_s = self._count, self._length_s
         inner, flow = np.arange(count - 1), self._groups + np.arange(self._flows)
         gpu = self._groups + self._flows + np.arange(count)
@@ -90,7 +91,7 @@ class Program:
         return price, np.concatenate(([0.0], starts, [0.0]))
 
     def _need(self, wide: int) -> coo_array:
-        """Return the rows that say: the flows of a group carry the work of what is served of it."""
+        """Return the rows that make the flows of a group carry the work of its served requests."""
         group = np.arange(self._groups)
         return _matrix(
             np.concatenate((self._works, -np.ones(self._flows))),
@@ -105,7 +106,7 @@ def _matrix(values: Array, row: Array, column: Array, shape: tuple[int, int]) ->
 
 
 def _solve(value: Array, parts: list[coo_array], limit: Array, lower: Array, upper: Array) -> Array:
-    """Return the shadow prices of the rows of a linear program, as far as the solver came; at least 0."""
+    """Return the shadow prices of the rows of a linear program, at least 0, from however far the solver got."""
     matrix = vstack(parts).tocsc()
     bounds = np.column_stack((lower, upper))
     found = linprog(value, A_ub=matrix, b_ub=limit, bounds=bounds, method="highs-ipm", options={"time_limit": 60.0})

@@ -10,12 +10,12 @@ from scipy.optimize import linprog
 from pdplugins.studies.bound.steps import Array, Steps
 
 MARGIN = 1e-9
-"""Share that is given away to rounding at least: the simulator rounds to ticks."""
+"""Least share by which rates are lowered to allow for rounding, because the simulator rounds to ticks."""
 TOLERANCE_S = 1e-9
-"""GPU-seconds of a step by which the search for rates may end; `_inside` puts that right."""
+"""GPU-seconds by which a step may still be too cheap when the search for rates ends; `_inside` corrects that."""
 MOST_ROUNDS = 100
 MOST_RATE = 1e6
-"""GPU-seconds: bounds the program while it has few steps."""
+"""Largest rate in GPU-seconds, which bounds the program while it has few steps."""
 
 
 @dataclass(frozen=True)
@@ -29,20 +29,22 @@ class Rates:
     context: float
     """GPU-seconds of reading one token of context."""
     slack: float
-    """GPU-seconds that an output token costs more for each second that its step is shorter than the TPOT objective."""
+    """Extra GPU-seconds of an output token for each second by which its step is shorter than the TPOT objective."""
 
 
 def best_rates(
     steps: Steps, mix: tuple[float, float, float], tpot_s: float, anew: tuple[float, float] | None = None
 ) -> Rates:
-    """Return the rates that make a workload dearest: constraints are added until no step is cheaper than its tokens.
+    """Return the rates with the highest cost of a workload. Constraints are added until no step is too cheap.
 
-    :param mix: its new prompt tokens, output tokens, and tokens of context that these read.
-    :param anew: (context, tokens to compute anew) of a request for which an output token must not cost more than
-        computing its context anew: what is above that is lost.
+    A step is too cheap if it costs less than its tokens at these rates.
+
+    :param mix: new prompt tokens and output tokens of the workload, and tokens of context that the outputs read.
+    :param anew: (context, tokens to recompute) of an example request. Its output token must not cost more than
+        recomputing its context, because anything above that does not raise the bound.
     """
     families = len(steps.decodes)
-    decode, prefill = steps.decodes, steps.prefills  # to begin with, the first parts of each family
+    decode, prefill = steps.decodes, steps.prefills  # start with the first parts of each family
     lines, limits = [np.zeros((1, 4))], [np.zeros(1)]
     if anew is not None:
         lines[0][0] = (-anew[1], 1.0, anew[0], tpot_s)
@@ -62,7 +64,7 @@ def best_rates(
 
 
 def _lines(steps: Steps, decode: Array, prefill: Array, tpot_s: float) -> tuple[Array, Array]:
-    """Return the constraints ``line @ rates <= limit`` of the steps of these parts, in shares of what they cost."""
+    """Return the constraints ``line @ rates <= limit`` of the steps of these parts, as shares of their cost."""
     took_s = steps.took_s[decode] + steps.added_s[prefill]
     counted = steps.counted[decode]
     line = np.column_stack((steps.new[prefill], counted, steps.context[decode], -counted * (took_s - tpot_s)))
@@ -71,7 +73,7 @@ def _lines(steps: Steps, decode: Array, prefill: Array, tpot_s: float) -> tuple[
 
 
 def _worst(steps: Steps, rates: Array, tpot_s: float) -> tuple[Array, Array, Array]:
-    """Return of each family the GPU-seconds by which its cheapest step is too cheap, and the parts of that step."""
+    """Return for each family by how many GPU-seconds its cheapest step is too cheap, and the parts of that step."""
     prompt, token, context, slack = rates
     decode = (
         token * steps.counted
@@ -79,7 +81,7 @@ def _worst(steps: Steps, rates: Array, tpot_s: float) -> tuple[Array, Array, Arr
         - slack * steps.counted * (steps.took_s - tpot_s)
         - steps.gpus * steps.took_s
     )
-    # A family has one kind of worker and one count, so the first decode part says both.
+    # A family has one kind of worker and one count, so its first decode part gives both.
     sizes = np.diff(np.append(steps.prefills, len(steps.new)))
     price = np.repeat((slack * steps.counted + steps.gpus)[steps.decodes], sizes)
     prefill = prompt * steps.new - price * steps.added_s
@@ -88,7 +90,7 @@ def _worst(steps: Steps, rates: Array, tpot_s: float) -> tuple[Array, Array, Arr
 
 
 def _argmax(values: Array, begins: Array) -> Array:
-    """Return where the largest of each part of `values` is."""
+    """Return the index of the maximum of each part of `values`."""
     largest = np.maximum.reduceat(values, begins)
     owner = np.repeat(np.arange(len(begins)), np.diff(np.append(begins, len(values))))
     found = np.flatnonzero(values == largest[owner])
@@ -96,7 +98,7 @@ def _argmax(values: Array, begins: Array) -> Array:
 
 
 def _inside(steps: Steps, rates: Array, tpot_s: float) -> Array:
-    """Return `rates`, lowered until no step at all is cheaper than its tokens: zero rates always are."""
+    """Return `rates`, lowered until no step is cheaper than its tokens. Zero rates always qualify."""
     less = MARGIN
     while less < 1:
         lowered = rates * (1 - less)

@@ -1,4 +1,4 @@
-"""The extreme steps of an engine, as arrays: they bound what a GPU-second buys at best (docs/bound.md, Lemma 1)."""
+"""The extreme steps of an engine, as arrays. They bound the work of a GPU-second (docs/bound.md, Lemma 1)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from pdplugins.sim.core.steps import StepTimes
 Array = np.ndarray[Any, Any]
 
 GRID = 1.03
-"""Ratio of the prompt lengths at which the times of a model that does not say its knots are taken."""
+"""Ratio of successive prompt lengths at which the times of a model without known knots are taken."""
 
 
 @dataclass(frozen=True)
@@ -35,11 +35,11 @@ class Kind:
         return step_model(self.perf, self.tp)
 
     def has_dense(self) -> bool:
-        """Tell whether the model keeps attention apart, and says where its times bend, so that attention is bounded."""
+        """Return whether the model knows attention separately, and its knots, so that attention can be bounded."""
         return self.steps.dense is not None and self._knots is not None
 
     def knots(self) -> list[int]:
-        """Return the token counts between which prefill times are linear; none where the model does not say."""
+        """Return the token counts between which prefill times are linear; empty where the model does not know them."""
         return sorted({round(side) for knot in self._knots or () for side in (np.floor(knot), np.ceil(knot))})
 
     @cached_property
@@ -48,17 +48,17 @@ class Kind:
 
     @cached_property
     def least_attention_s(self) -> float:
-        """Seconds of attention that any step with prefill has at least; tables of a model need not be consistent."""
+        """Least seconds of attention of any step with prefill. Computed, as a model's tables may be inconsistent."""
         return min(self.attention_s(tokens) for tokens in (0, *self.knots(), self.kv_tokens))
 
     def base_s(self, tokens: int) -> float:
-        """Seconds of a step that prefills `tokens` new tokens, without attention to other tokens where it is apart."""
+        """Seconds of a step that prefills `tokens` new tokens, without attention to others where that is known."""
         if self.has_dense():
             return self._dense_s(tokens) + self.least_attention_s
         return self.steps.alone(tokens)
 
     def attention_s(self, tokens: int) -> float:
-        """Seconds of attention of a prompt of `tokens` tokens; 0 where the model does not keep it apart."""
+        """Seconds of attention of a prompt of `tokens` tokens; 0 where the model does not know attention."""
         return self.steps.attention(tokens) if self.has_dense() else 0.0
 
     def added_s(self, tokens: int, batch: int) -> float:
@@ -75,10 +75,10 @@ class Kind:
     def points(self, shifts: Iterable[int] = (0,)) -> list[tuple[int, int]]:
         """Return the prompt lengths at which a bound that is linear in tokens has to be checked.
 
-        Each is a pair: the tokens, and the tokens whose time is to be taken for them. Both are the same at the knots of
-        a model. Where a model does not say its knots, the time of fewer tokens is taken, because times never fall.
+        Each is a pair: the tokens, and the tokens whose time is used for them. Both are equal at the knots of a model.
+        For a model without known knots the time of fewer tokens is used, which is safe because times never fall.
 
-        :param shifts: batch sizes: decodes of the same step move the knots of the dense part to fewer prompt tokens.
+        :param shifts: batch sizes. Decodes in the same step move the knots of the dense part to fewer prompt tokens.
         """
         limit = self.kv_tokens
         if knots := self.knots():
@@ -98,12 +98,12 @@ class Kind:
 class Steps:
     """Extreme steps, in families. In a family, each decode part can be combined with each prefill part.
 
-    A quantity that is linear in both parts is extreme where each part is. So a family stores its parts side by side,
-    and not their combinations.
+    A quantity that is linear in both parts is extreme where each part is extreme. So a family stores its parts side by
+    side instead of their combinations.
     """
 
     counted: Array
-    """Of each decode part: decodes that count. The others of the batch may miss their objectives."""
+    """For each decode part: decodes that count. Other decodes of the batch may miss their objectives."""
     context: Array
     """Tokens of context that the step reads."""
     took_s: Array
@@ -112,7 +112,7 @@ class Steps:
     decodes: Array
     """Where the decode parts of each family begin."""
     new: Array
-    """Of each prefill part: new prompt tokens."""
+    """For each prefill part: new prompt tokens."""
     added_s: Array
     """Seconds that it adds."""
     prefills: Array
@@ -120,10 +120,10 @@ class Steps:
 
 
 def steps_of(kinds: Sequence[Kind], max_batch: int, longest: int, shared: bool) -> Steps:
-    """Return the extreme steps of all `kinds`: what is linear and holds for them holds for every step.
+    """Return the extreme steps of all `kinds`. A linear inequality that holds for them holds for every step.
 
     :param longest: tokens of the longest context.
-    :param shared: whether requests share prefix blocks, so that a batch may read more tokens than the cache holds.
+    :param shared: whether requests share prefix blocks. Then a batch may read more tokens than the cache holds.
     """
     families = [family for kind in kinds for family in _families(kind, max_batch, longest, shared)]
     decodes, prefills = (np.concatenate([family[part] for family in families], axis=1) for part in (0, 1))

@@ -1,1 +1,1 @@
-"""AMPD's offline deployment planner: coefficients from the simulator, a plan from a program, and the proof of it."""
+"""AMPD's offline deployment planner: simulates coefficients, solves a program for plans, and simulates the plans."""

@@ -1,9 +1,9 @@
 """The coefficients of the deployment program: P95 latency by degree, replicas and load, from the simulator (A.1).
 
-Each phase is simulated by itself, with the other one ideal, on the trace with its arrivals stretched to a load. A few
-loads and pool sizes are simulated for each degree; what lies between is interpolated. A replica in a pool of four or
-more behaves as one in a pool of four: the load of each counts, and less and less what the others can take over. Decode
-groups are also simulated with a part of their prefills local, as the routing of section 4 would have it.
+Each phase is simulated separately, with the other one ideal, on the trace with its arrivals stretched to a load. A few
+loads and pool sizes are simulated for each degree, and values in between are interpolated. In a pool of four or more,
+a replica is assumed to behave as in a pool of four, because further replicas help less and less. Decode groups are also
+simulated with a part of their prefills local, as the routing of section 4 does.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ from pdplugins.studies.deployment.ideal import Ideal, PartlyLocal
 from pdplugins.workloads.trace import TraceRequest
 
 LOADS = (0.1, 0.3, 0.5, 0.7, 0.85, 1.0, 1.3)
-"""Loads that are simulated, over what a replica can serve at most."""
+"""Simulated loads, as shares of the most that a replica can serve."""
 POOLS = (1, 4)
-"""Replicas that are simulated."""
+"""Simulated numbers of replicas."""
 LOCALS = (0, 2, 4)
-"""Prefills of a decode group that are its own, of `SHARES`."""
+"""Simulated parts of the prefills that run in their own decode group, out of `SHARES`."""
 ROUNDS = 600
-"""Rounds of the trace that are simulated at each point: the 30 slowest decide a P95."""
+"""Simulated rounds of the trace at each point. The 30 slowest of them decide a P95."""
 IDEAL_WORKERS = 4
 
 Objective = Literal["slo", "latency"]
-"""What a plan minimises the P95 of: TTFT and TPOT, each over its SLO; or the seconds that a round spends in a phase."""
+"""A plan minimises the P95 of TTFT and TPOT over their SLOs, or of the seconds that a round spends in a phase."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,11 +53,11 @@ class Curve:
     role: Role
     degree: int
     capacity: float
-    """Sessions/s that one replica can serve at most."""
+    """Most sessions/s that one replica can serve."""
     local: int
-    """Of `SHARES`: the prefills that are its own."""
+    """Parts of the prefills that it does itself, out of `SHARES`."""
     p95: tuple[tuple[float, ...], ...]
-    """For each of `POOLS`, at each of `LOADS`."""
+    """P95 for each of `POOLS` at each of `LOADS`."""
 
     def at(self, replicas: int, sessions_per_s: float) -> float:
         """Return the P95 of `replicas` that serve `sessions_per_s` together."""
@@ -69,7 +69,7 @@ class Curve:
 
 
 def _interpolate(values: Sequence[float], load: float) -> float:
-    """Return the value at `load`: that of the lightest load below it, the last slope beyond the heaviest."""
+    """Interpolate at `load`. Below the lightest load its value counts; beyond the heaviest the last slope continues."""
     if load <= LOADS[0]:
         return values[0]
     index = min(bisect_right(LOADS, load), len(LOADS) - 1)
@@ -98,7 +98,7 @@ class Profiler:
         return kinds * len(POOLS) * len(LOADS)
 
     def curves(self) -> Iterator[Curve | None]:
-        """Yield the curve of every degree and phase; None after each simulation, so that progress can be shown."""
+        """Yield the curve of every degree and phase, and None after each simulation, for a progress display."""
         for role in Role:
             for degree in self.degrees(role):
                 for local in LOCALS if role is Role.DECODE else (0,):
@@ -109,11 +109,11 @@ class Profiler:
                         for load in LOADS:
                             row.append(self._p95(Group(role, degree, pool), load * pool * capacity, local / SHARES))
                             yield None
-                        rows.append(tuple(accumulate(row, max)))  # more load is never faster, but noise may say so
+                        rows.append(tuple(accumulate(row, max)))  # more load is never faster, except by noise
                     yield Curve(role, degree, capacity, local, tuple(rows))
 
     def _capacity(self, role: Role, degree: int, local: float) -> float:
-        """Return the sessions/s that one replica can serve at most: its load is 1 there."""
+        """Return the most sessions/s that one replica can serve, which is a load of 1."""
         perf, turns = self.deployment.perf, [turn for one in self.trace for turn in one.turns()]
         steps = step_model(perf, degree)
         prefills_s = sum(steps.prefill([(prompt - history, history)]) for history, prompt, _ in turns)
@@ -126,7 +126,7 @@ class Profiler:
         return len(self.trace) / (decodes_s + local * prefills_s)
 
     def _p95(self, group: Group, sessions_per_s: float, local: float) -> float:
-        """Simulate `group` with the other phase ideal; return the P95 of what belongs to its phase."""
+        """Simulate `group` with the other phase ideal, and return the P95 of its own phase."""
         slo, perf = self.deployment.slo, self.deployment.perf
         ideal = Hardware(Ideal(slo.tpot_s), 1)
         prefills = group.role is Role.PREFILL
@@ -146,7 +146,7 @@ class Profiler:
 
 
 def phase_p95(records: Sequence[Record], role: Role, slo: Slo, objective: Objective) -> float:
-    """Return the P95 latency of one phase, of decode with its local prefills; infinite when a round failed."""
+    """Return the P95 latency of one phase. Decode includes its local prefills. Infinite when a round failed."""
     prefills, decodes = [], []
     ttft_s, tpot_s = (slo.ttft_s, slo.tpot_s) if objective == "slo" else (1.0, 1.0)
     for record in records:
@@ -160,7 +160,7 @@ def phase_p95(records: Sequence[Record], role: Role, slo: Slo, objective: Object
 
 
 def stretched(trace: Sequence[TraceRequest], rounds: int, sessions_per_s: float) -> list[TraceRequest]:
-    """Return the first sessions of `trace` with about so many `rounds`, arriving at `sessions_per_s` on average."""
+    """Return the first sessions of `trace` with about `rounds` rounds, arriving at `sessions_per_s` on average."""
     counted = accumulate(1 + len(one.rounds) for one in trace)
     few = [one for one, so_far in zip(trace, counted, strict=True) if so_far <= rounds] or list(trace[:1])
     span_s = few[-1].arrival_s - few[0].arrival_s

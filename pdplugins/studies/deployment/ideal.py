@@ -1,4 +1,4 @@
-"""What one phase is simulated with: the other one without limits, and a fixed part of its prefills local."""
+"""Helpers to simulate one phase alone: an ideal worker for the other phase, and a fixed share of local prefills."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from pdplugins.perf.plain import PlainPerf
 
 @dataclass(frozen=True, slots=True)
 class Ideal(PlainPerf):
-    """A `pdplugins.types.PerfModel` of a worker that prefills at once and decodes at the promised pace."""
+    """A `pdplugins.types.PerfModel` of a worker that prefills instantly and decodes exactly at the TPOT objective."""
 
     tpot_s: float
 
     def prefill_s(self, tokens: float, tp: int) -> float:
-        """Return next to nothing."""
+        """Return nearly zero."""
         return 1e-6
 
     def decode_step_s(self, batch: float, context_tokens: float, tp: int) -> float:
-        """Return the promise, whatever the batch."""
+        """Return the TPOT objective for any batch."""
         return self.tpot_s
 
     def transfer_s(self, tokens: float) -> float:
-        """Return next to nothing: the link of the other end is the slower one."""
+        """Return nearly zero, so that the link of the other worker decides."""
         return tokens * 1e-12
 
     def kv_capacity_tokens(self, tp: int) -> int:
@@ -42,7 +42,7 @@ class Ideal(PlainPerf):
 
 
 class PartlyLocal:
-    """A router that does as another one, but lets a share of the prefills run on the session's decode worker."""
+    """A router that follows another one, but runs a share of the prefills on the session's decode worker."""
 
     def __init__(self, remote: Router, local: float) -> None:
         self._remote = remote
@@ -50,7 +50,7 @@ class PartlyLocal:
         self._owed = 0.0
 
     def on_arrival(self, request: Request, workers: tuple[WorkerView, ...], now_s: float) -> Placement:
-        """Place a round; every so many of them locally."""
+        """Place a round. A fixed share of the rounds is placed locally."""
         placement = self._remote.on_arrival(request, workers, now_s)
         self._owed += self._local
         if self._owed < 1 or placement.second is None:
@@ -61,5 +61,5 @@ class PartlyLocal:
     def on_prefill_done(
         self, request: Request, placement: Placement, workers: tuple[WorkerView, ...], now_s: float
     ) -> Placement:
-        """Do as the other one."""
+        """Do as the other router does."""
         return self._remote.on_prefill_done(request, placement, workers, now_s)

@@ -1,4 +1,4 @@
-"""From a config, a trace and a number of GPUs to deployment plans, and the proof of the best ones in the simulator."""
+"""Makes deployment plans for a config, a trace and a number of GPUs, and checks the best ones in the simulator."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ from pdplugins.studies.deployment.coefficients import Curve, Objective, Profiler
 from pdplugins.workloads.trace import TraceRequest
 
 CHECKED = 4
-"""Plans that are simulated whole for each one that is asked for."""
+"""Number of plans that are fully simulated for each plan that is wanted."""
 ROUNDS_PER_WORKER = 150
-"""Rounds that a plan is simulated with, at least `LEAST_ROUNDS` and at most `MOST_ROUNDS`."""
+"""Rounds per worker in the simulation of a plan, in total from `LEAST_ROUNDS` to `MOST_ROUNDS`."""
 LEAST_ROUNDS, MOST_ROUNDS = 2_000, 12_000
 
 Progress = Callable[[float, float], None]
-"""Is told the share of the coefficients, and of the plans, that is done."""
+"""Called with the share of the coefficients, and the share of the plans, that are done."""
 
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """One plan, and what the whole simulation with the config's policies says of it."""
+    """One plan, and its results in the full simulation with the policies of the config."""
 
     plan: DeploymentPlan
     rank: int
-    """Its place in the program, from 1."""
+    """Its rank by the program, from 1."""
     result: Result
 
     @property
@@ -44,7 +44,7 @@ class Judged:
 
     @property
     def worst_p99(self) -> float:
-        """P99 TTFT or TPOT over its SLO, whichever is larger: what decides where attainment is equal."""
+        """P99 TTFT or TPOT over its SLO, whichever is larger. It decides between plans with equal attainment."""
         slo: dict[str, float] = self.result.config["slo"]
         metrics = self.result.metrics
         return max((metrics.ttft_s.p99 or 0) / slo["ttft_s"], (metrics.tpot_s.p99 or 0) / slo["tpot_s"])
@@ -52,7 +52,7 @@ class Judged:
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """What the planner found, best first, and how long it took."""
+    """The plans, best first, and how long the planner took."""
 
     gpus: int
     sessions_per_s: float
@@ -64,7 +64,7 @@ class Planned:
     check_s: float
 
     def as_data(self, top: int) -> dict[str, Any]:
-        """Return plain data: the best `top` plans and the seconds that each part took."""
+        """Return as plain data the best `top` plans, and the seconds that each part took."""
         return {
             "gpus": self.gpus,
             "sessions_per_s": self.sessions_per_s,
@@ -98,8 +98,8 @@ def plan_deployment(
 ) -> Planned:
     """Plan a deployment of up to `gpus` GPUs for `trace`. Raises ConfigError.
 
-    The program proposes plans by the P95 of each phase. Then each is simulated whole, with the policies of the config,
-    and they are put into the order of SLO attainment: only that sees what the phases do to each other.
+    The program proposes plans by the P95 of each phase. Then each is fully simulated with the policies of the config,
+    and they are ordered by SLO attainment. Only the full simulation shows how the phases affect each other.
     """
     began = time.perf_counter()
     profiler = Profiler(build_deployment(config), trace, engine_settings(config), objective)
@@ -131,7 +131,7 @@ def plan_deployment(
 
 
 def with_plan(config: Config, plan: DeploymentPlan, gpus: int) -> Config:
-    """Return `config` with the pools of `plan`: the largest degree of a phase as its pool, others as extra workers."""
+    """Return `config` with the workers of `plan`: the largest degree of a phase is its pool, others are extras."""
     data = config.model_dump(mode="json")
     data["deployment"]["gpu_budget"] = gpus
     extra = []
@@ -144,7 +144,7 @@ def with_plan(config: Config, plan: DeploymentPlan, gpus: int) -> Config:
 
 
 def _sample(trace: Sequence[TraceRequest], plan: DeploymentPlan) -> Sequence[TraceRequest]:
-    """Return the first sessions of `trace`: as many as it takes to load the workers of `plan` for a while."""
+    """Return the first sessions of `trace`, enough to load the workers of `plan` for a while."""
     workers = sum(group.replicas for group in plan.groups)
     wanted = min(max(ROUNDS_PER_WORKER * workers, LEAST_ROUNDS), MOST_ROUNDS)
     rounds = accumulate(1 + len(one.rounds) for one in trace)

@@ -1,4 +1,4 @@
-"""What a plan looks like: on a terminal, as a page, and as a config file."""
+"""Shows a plan: on a terminal, as a page, and as a config file."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def show(planned: Planned, top: int) -> None:
 
 
 def as_yaml(config: Config, best: Judged, command: str) -> str:
-    """Return `config` as a file, with what its pools come from."""
+    """Return `config` as the text of a file, with a comment that says where its pools come from."""
     lines = (
         f"# {best.plan}: SLO attainment {best.attainment:.1%} (simulated), found by",
         f"#   {command}",

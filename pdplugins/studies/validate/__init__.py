@@ -1,1 +1,1 @@
-"""Holds the simulator against measurements, against another simulator, and against the tables of papers."""
+"""Compares the simulator with measurements, with another simulator, and with tables of papers."""

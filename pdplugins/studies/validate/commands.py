@@ -15,10 +15,10 @@ from pdplugins.errors import ConfigError
 from pdplugins.files import check_outputs, write_whole
 
 validate = typer.Typer(
-    no_args_is_help=True, help="Hold the simulator against measurements, Dynamo's replay and the papers."
+    no_args_is_help=True, help="Compare the simulator with measurements, Dynamo's replay and the papers."
 )
 FEW = 5
-"""Skipped rows that are named on the terminal; the report names all."""
+"""Most skipped rows named on the terminal. The report names all of them."""
 Out = Annotated[Path | None, typer.Option("--json", metavar="OUT", help="Write the whole report there.")]
 Seed = Annotated[int, typer.Option(min=0, help="Seed of the split and of every length.")]
 
@@ -38,9 +38,10 @@ def silicon(
     seed: Seed = 0,
     out: Out = None,
 ) -> None:
-    """Predict measured TTFT and TPOT of closed-loop clients on one engine: fit on half the rows, report the other.
+    """Predict the measured TTFT and TPOT of closed-loop clients on one engine.
 
-    Rows of a source or a tensor-parallel size that there is no profile of are skipped, counted and named.
+    Coefficients are fitted on half of the rows, and errors are reported on the other half. Rows whose source or
+    tensor-parallel size has no profile are skipped, counted and named.
     """
     from pdplugins.studies.validate import report  # noqa: PLC0415 - a command loads what it needs when it runs
     from pdplugins.studies.validate.rows import read_rows  # noqa: PLC0415
@@ -78,7 +79,7 @@ def dynamo(
     profile: Annotated[str | None, typer.Option(help="Performance profile, <gpu>/<model>.")] = None,
     out: Out = None,
 ) -> None:
-    """Run a trace in Dynamo's replay and here, on the same pools and step times, and say how far apart they are."""
+    """Run a trace in Dynamo's replay and in the simulator, with equal pools and step times, and compare the results."""
     from pdplugins.config import parse  # noqa: PLC0415
     from pdplugins.perf.table import TableModel  # noqa: PLC0415
     from pdplugins.runtime.assembly import build_deployment  # noqa: PLC0415
@@ -104,7 +105,7 @@ def dynamo(
 
 @validate.command()
 def papers(*, seed: Seed = 0, out: Out = None) -> None:
-    """Compare cells of DOPD's Table I and DynaServe's Table 1 with what the simulator says."""
+    """Compare cells of DOPD's Table I and DynaServe's Table 1 with simulated ones."""
     from pdplugins.studies.validate.papers import BAR, dopd, dynaserve  # noqa: PLC0415
 
     check_outputs(out)
@@ -132,6 +133,8 @@ def _write(out: Path | None, found: dict[str, Any], seed: int | None) -> None:
     from pdplugins.provenance import command_line, record  # noqa: PLC0415
 
     if out is not None:
-        words = [Path(word).name if "/" in word else word for word in sys.argv[1:]]  # the folders help no reader
+        words = [
+            Path(word).name if "/" in word else word for word in sys.argv[1:]
+        ]  # folders of this machine do not help a reader
         made = record("simulated", seed=seed, command=command_line(words=words))
         write_whole(out, json.dumps({**found, **made}, indent=1) + "\n")

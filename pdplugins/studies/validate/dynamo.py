@@ -1,14 +1,14 @@
-"""The same requests, step times and pools in Dynamo's replay and in the simulator, disaggregated, in turn.
+"""Runs the same requests, step times and disaggregated pools in Dynamo's replay and in the simulator.
 
-Three things that Dynamo 1.4.2's replay does, and that the simulator does not do by itself:
+Dynamo 1.4.2's replay differs from the simulator in three ways:
 
-* A chunk of a long prompt costs what its new tokens cost alone; attention to the chunks before it is not counted.
-* A running decode worker reserves KV capacity at the end of a step, and lets a request join at the end of the next
-  one that begins after that: so the KV cache takes a step more, or its own time if that is longer.
+* A chunk of a long prompt costs what its new tokens cost alone. Attention to earlier chunks is not counted.
+* A running decode worker reserves KV capacity at the end of a step. The request joins at the end of the next step that
+  begins after that. So a KV transfer takes one step more, or its own time if that is longer.
 * A prefill worker keeps a request until it has made one step for each output token, if more prompts wait.
 
-`ReplayTimes` says the first two with the step times alone, so the simulator itself runs as it is. The third one has no
-counterpart in any engine; it does not matter where prompts hardly wait, or where every answer has one token.
+`ReplayTimes` reproduces the first two by its step times, so the simulator runs unchanged. The third one has no
+counterpart in any engine. It does not matter where prompts hardly wait, or where every answer has one token.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from pdplugins.workloads.trace import TraceRequest
 
 Floats = NDArray[np.float64]
 CONTEXTS: Floats = np.geomspace(64.0, 65_536.0, 160)
-"""Close to each other, for the replay's table is not linear in context for one batch size."""
+"""Densely spaced contexts, because for one batch size the replay's table is not linear in context."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +54,8 @@ class Pools:
 class ReplayTimes(TableModel):
     """The step times of the replay's own table: linear in prompt tokens, bilinear in KV tokens and mean context.
 
-    For one batch size such a table goes up and down with context; the simulator wants times that never fall, and gets
-    the closest ones (isotonic regression).
+    For one batch size such a table goes up and down with context. The simulator needs times that never fall, so it gets
+    the closest non-decreasing ones (isotonic regression).
     """
 
     def __init__(self, perf: TableModel, npz: Path) -> None:
@@ -65,11 +65,11 @@ class ReplayTimes(TableModel):
             axes = table["decode_active_kv_tokens"], table["decode_context_length"]
             self._decode_ms = RegularGridInterpolator(axes, table["decode_itl"], bounds_error=False, fill_value=None)
         self.hand_over_s = 0.0
-        """A decode step, where decode workers are never idle."""
+        """Duration of one decode step, where decode workers are never idle; it delays each hand-over."""
         self._rows: dict[float, Floats] = {}
 
     def prefill_s(self, tokens: float, tp: int) -> float:
-        """Seconds of a step over so many tokens of prompts."""
+        """Seconds of a step over `tokens` tokens of prompts."""
         return float(np.interp(tokens, self._tokens, self._prefill_ms)) / 1e3
 
     def decode_step_s(self, batch: float, context_tokens: float, tp: int) -> float:
@@ -89,7 +89,7 @@ class ReplayTimes(TableModel):
         return tuple(self.decode_step_s(batch, context, tp) for context in (0.0, *CONTEXTS, beyond))
 
     def dense_s(self, tokens: float, tp: int) -> float:
-        """Return the prefill time: all of a step counts as dense, so that chunks cost what their new tokens cost."""
+        """Return the prefill time. The whole step counts as dense, so that a chunk costs what its new tokens cost."""
         return self.prefill_s(tokens, tp)
 
     def transfer_s(self, tokens: float) -> float:
@@ -100,17 +100,17 @@ class ReplayTimes(TableModel):
 def compare(
     deployment: Deployment, perf: TableModel, requests: Sequence[TraceRequest], pools: Pools, scratch: Path
 ) -> dict[str, Any]:
-    """Run `requests` in both and return the figures of each, and how far apart they are.
+    """Run `requests` in both simulators, and return the figures of each and their relative differences.
 
-    :param deployment: of the profile `perf`.
-    :param scratch: an empty folder.
+    :param deployment: a deployment of the profile `perf`.
+    :param scratch: an empty folder for temporary files.
     """
     one_token = all(request.osl_tokens == 1 for request in requests)
     npz = scratch / "timing.npz"
     export_npz(perf, npz, deployment.prefill_tp, deployment.decode_tp)
     times = ReplayTimes(perf, npz)
     ours = _ours(replace(deployment, perf=times), requests, pools)
-    if not one_token:  # a hand-over takes a step, which lasts as long as steps lasted
+    if not one_token:  # a hand-over takes a step, whose duration the first run shows
         times.hand_over_s = gap_spread(ours.gaps).mean or 0.0
         ours = _ours(replace(deployment, perf=times), requests, pools)
     answered = [record for record in ours.records if record.error is None]
@@ -165,7 +165,7 @@ def _theirs(
 
     def mocker(role: Role) -> Any:
         arguments = engine_args(role, Engines(), deployment, npz)
-        arguments.pop("startup_time")  # all workers are there from the start
+        arguments.pop("startup_time")  # all workers serve from the start
         return MockEngineArgs.from_json(json.dumps(arguments))
 
     report: dict[str, Any] = run_mocker_trace_replay(

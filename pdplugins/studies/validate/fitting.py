@@ -17,9 +17,9 @@ from pdplugins.studies.validate.silicon import Coefficients, Felt
 Floats = NDArray[np.float64]
 Predict = Callable[[Coefficients], Sequence[Felt]]
 BARS = np.array([0.20, 0.10])
-"""Errors of TTFT and TPOT that count the same in the fit: the bars that both are held to."""
+"""Errors of TTFT and TPOT that weigh the same in the fit: the largest acceptable error of each."""
 STEPS = np.array([0.05, 0.05, 0.3])
-"""Changes of the coefficients over which the effect of each is taken."""
+"""Changes of the coefficients for the finite differences of the fit."""
 BOUNDS = ([0.7, 0.7, 0.0], [1.4, 1.4, 5.0])
 ROUNDS = 3
 
@@ -34,8 +34,8 @@ def halves(count: int, seed: int) -> tuple[list[int], list[int]]:
 def fit(measured: Sequence[Felt], predict: Predict) -> Coefficients:
     """Return the coefficients that bring `predict` closest to `measured`.
 
-    Gauss-Newton: the logarithms of what is predicted are made linear in the coefficients, and the sum of soft absolute
-    errors is least; so outliers count for little. A round costs four simulations of all rows.
+    This is a Gauss-Newton fit: logarithms of the predictions are linearised in the coefficients, and the sum of soft
+    absolute errors is minimised, so outliers count little. An iteration costs four simulations of all rows.
     """
     want = _logs(measured)
     found = np.array(astuple(Coefficients()))
@@ -61,7 +61,7 @@ def _logs(felt: Sequence[Felt]) -> Floats:
 
 @dataclass(frozen=True, slots=True)
 class Errors:
-    """Relative errors of one metric: predicted over measured, less one."""
+    """Relative errors of one metric: predicted over measured, minus one."""
 
     values: tuple[float, ...]
 

@@ -1,4 +1,4 @@
-"""Tables of papers, cell by cell: DOPD's Table I (step times) and DynaServe's Table 1 (two A100 at saturation)."""
+"""Compares tables of papers cell by cell: DOPD's Table I (step times), DynaServe's Table 1 (two A100 at saturation)."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from pdplugins.studies.validate.silicon import ANY, Coefficients
 
 BAR = 0.20
 SILICON = Coefficients(prefill=1.1542, decode=0.9798, step_ms=0.514)
-"""What ``validate silicon`` fits on H100 and H200 (seed 0), taken over to the A100."""
+"""Coefficients that ``validate silicon`` fits on H100 and H200 (seed 0), used for the A100."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One number of a paper, and what the simulator says."""
+    """One number of a paper, and its simulated value."""
 
     table: str
     case: str
@@ -39,11 +39,11 @@ class Cell:
 
     @property
     def error(self) -> float:
-        """Simulated over the paper's, less one."""
+        """Simulated value over the paper's, minus one."""
         return self.simulated / self.paper - 1.0
 
     def data(self) -> dict[str, Any]:
-        """Return what a report has."""
+        """Return the cell as data for the report."""
         note = self.note if abs(self.error) > BAR else ""
         figures = {"paper": self.paper, "simulated": round(self.simulated, 4), "error": round(self.error, 4)}
         return {"table": self.table, "case": self.case, "metric": self.metric, **figures, "note": note}
@@ -66,7 +66,8 @@ ANSWER_TOKENS = 32
 def dopd(profile: str = "h100/llama-3.1-70b-fp8") -> Iterator[Cell]:
     """Prefill of one prompt at TP 1, and decode steps at TP 2.
 
-    The profile is scaled to this very table: one factor over the 15 decode cells, one over the three longest prompts.
+    The profile is scaled to this same table, with one factor for the 15 decode cells and one for the three longest
+    prompts.
     """
     perf = TableModel(read_profile(data_dir("profiles") / f"{profile}.json"))
     small = (
@@ -103,11 +104,11 @@ TABLE_1 = {
 STEP_TOKENS = 2048
 """The paper's chunk size."""
 KV_TOKENS = 150_000
-"""From its KV cache usage: 40 % with the 7.4 requests of 8.2 thousand tokens that 1.49/s at 310 ms a token make."""
+"""From the paper's KV cache usage: 40 % with 7.4 requests of 8,200 tokens, as 1.49/s at 310 ms a token give."""
 MAX_BATCH = 128
-"""From its own figures too: 1.68/s of 1467 tokens at 50.6 ms are 125 requests."""
+"""From the paper's figures, too: 1.68/s with 1467 tokens each at 50.6 ms a token are 125 requests."""
 SEQUENCE_MS = 0.13
-"""What each request adds to a step outside the GPU, from the P50 of the two disaggregated runs with full batches."""
+"""Time that each request adds to a step outside the GPU: from the P50 of both disaggregated runs with full batches."""
 SLO_S = 0.100
 OVERLOAD = 1.2
 REQUESTS = 800
@@ -127,7 +128,7 @@ _NOTES = {
 
 
 def dynaserve(seed: int = 0) -> Iterator[Cell]:
-    """Every cell at 1.2 times the highest rate that the simulated GPUs keep up with: the paper saturates them."""
+    """Yield every cell at 1.2 times the highest rate that the simulated GPUs can serve, as the paper saturates them."""
     perf = _a100()
     for (isl, osl, mode), figures in TABLE_1.items():
         rate = OVERLOAD * _capacity(perf, isl, osl, mode, seed)
@@ -164,14 +165,14 @@ def _run(perf: TableModel, isl: int, osl: int, mode: str, rate: float, count: in
 
 
 def _throughput(outcome: RunOutcome) -> float:
-    """Requests/s between three and nine tenths of the run: without its start and its end."""
+    """Return the requests/s between three and nine tenths of the run, which leaves out its start and its end."""
     ends = sorted(record.finish_s or 0.0 for record in outcome.records if record.error is None)
     first, last = 3 * len(ends) // 10, 9 * len(ends) // 10
     return (last - first) / (ends[last] - ends[first])
 
 
 def _capacity(perf: TableModel, isl: int, osl: int, mode: str, seed: int) -> float:
-    """Return the highest rate of which 95 % get through, to 2 %."""
+    """Return the highest rate of which at least 95 % is served, to a precision of 2 %."""
     low, high = 0.1, 20.0
     while high > 1.02 * low:
         rate = (low * high) ** 0.5

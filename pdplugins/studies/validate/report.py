@@ -1,4 +1,4 @@
-"""What ``validate silicon`` reports: errors of all rows, of those without doubt, and of each model, system, engine."""
+"""The report of ``validate silicon``: errors of all rows, of undoubted rows, and of each model, system and engine."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Pairs = Sequence[tuple[Row, Felt]]
 
 
 def split(rows: Iterable[Row]) -> tuple[list[Row], dict[str, list[str]]]:
-    """Return the rows that can be simulated, and the ids of the others by the reason why not."""
+    """Return the rows that can be simulated, and by reason the ids of the rows that cannot."""
     usable: list[Row] = []
     skipped: dict[str, list[str]] = defaultdict(list)
     for row in rows:
@@ -34,7 +34,7 @@ def predict(rows: Iterable[Row], coefficients: Coefficients, seed: int = 0) -> l
 
 
 def fitted(rows: Sequence[Row], seed: int = 0) -> Coefficients:
-    """Fit the coefficients to those of `rows` that are without doubt. Raises ConfigError when there is none."""
+    """Fit the coefficients to the undoubted ones of `rows`. Raises ConfigError when there are none."""
     clean = [row for row in rows if row.doubt is None]
     if not clean:
         raise ConfigError("validate silicon: no row to fit the coefficients on; give a file with more rows")
@@ -63,7 +63,7 @@ def silicon(rows: Sequence[Row], seed: int) -> dict[str, Any]:
 
 
 def leave_one_out(rows: Sequence[Row], seed: int) -> dict[str, Any]:
-    """For each model: fit on all rows of the others, and report the errors on its own."""
+    """For each model: fit on the rows of all other models, and report the errors on its own rows."""
     found = {}
     for model in sorted({row.model for row in rows}):
         coefficients = fitted([row for row in rows if row.model != model], seed)
@@ -74,7 +74,7 @@ def leave_one_out(rows: Sequence[Row], seed: int) -> dict[str, Any]:
 
 
 def chosen(rows: Sequence[Row], seed: int) -> dict[str, Any]:
-    """For each source: which of `CANDIDATES` fits those of its rows best that coefficients are fitted on."""
+    """For each source: return which of `CANDIDATES` best fits those of its rows that coefficients are fitted on."""
     fit_half, _ = halves(len(rows), seed)
     half = [rows[place] for place in fit_half]
     found = {}
@@ -86,7 +86,7 @@ def chosen(rows: Sequence[Row], seed: int) -> dict[str, Any]:
 
 
 def choose(rows: Sequence[Row], candidates: Sequence[Protocol], coefficients: Coefficients) -> Protocol:
-    """Return the protocol with the smallest errors on `rows`, all of one source; each metric in units of its bar."""
+    """Return the protocol with the smallest errors on `rows` of one source. Errors are relative to a metric's bar."""
 
     def score(protocol: Protocol) -> float:
         pairs = [(row, simulate(row, protocol, coefficients)) for row in rows]
@@ -97,7 +97,7 @@ def choose(rows: Sequence[Row], candidates: Sequence[Protocol], coefficients: Co
 
 
 def summary(pairs: Pairs) -> dict[str, Any]:
-    """Return how many rows there are and the errors of both metrics."""
+    """Return the number of rows, and the errors of both metrics."""
     ttft = Errors.of((felt.ttft_s for _, felt in pairs), (row.ttft_s for row, _ in pairs))
     tpot = Errors.of((felt.tpot_s for _, felt in pairs), (row.tpot_s for row, _ in pairs))
     return {"rows": len(pairs), "ttft": ttft.data(), "tpot": tpot.data()}

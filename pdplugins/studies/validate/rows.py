@@ -1,4 +1,4 @@
-"""Reads measured rows: aiconfigurator's ``silicon`` CSV, dense models, prompt and answer on the same GPUs."""
+"""Reads measured rows of aiconfigurator's ``silicon`` CSV: dense models, with both phases on the same GPUs."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ MODELS = {
     "nvidia/Llama-3.1-8B-Instruct-FP8": "llama-3.1-8b",
     "Qwen/Qwen3-32B": "qwen3-32b",
 }
-"""Dense models of the file, as the validation profiles call them."""
+"""Dense models of the file, and their names in the validation profiles."""
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One measured point: so many clients, each with one request at a time, and what they felt."""
+    """One measured point: a number of clients, each with one request at a time, and the latencies that they saw."""
 
     id: str
     model: str
@@ -35,11 +35,11 @@ class Row:
     ttft_s: float
     tpot_s: float
     doubt: str | None = None
-    """Why the row may not be what it says; None for a row without doubt."""
+    """Why the row may be wrong; None for a row without doubt."""
 
     @property
     def source(self) -> str:
-        """Model, precision, system and engine: what was set up and measured together; the name of its profile too."""
+        """Model, precision, system and engine, which were measured together. This is also the name of the profile."""
         precision = "-fp8" if self.precision == "fp8" else ""
         return f"{self.system}/{self.model}{precision}-{self.engine}"
 
@@ -89,7 +89,7 @@ _BUT_DOUBT = tuple(name for name in Row.__slots__ if name != "doubt")
 
 
 def _doubt(row: Row, version: str) -> str | None:
-    """Return why a row is excluded from the clean ones: it contradicts itself, its siblings, or what a GPU can do."""
+    """Return why a row is in doubt: it contradicts itself, similar rows, or the limits of the GPU."""
     match row.source, version:
         case "h200/llama-3.1-8b-fp8-vllm", _:
             return "prompts cost almost nothing, as if most of them were cached"

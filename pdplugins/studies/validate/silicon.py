@@ -1,4 +1,4 @@
-"""Simulates measured rows: closed-loop clients on one engine that computes prompts and answers."""
+"""Simulates measured rows: closed-loop clients on one engine that serves both phases."""
 
 from __future__ import annotations
 
@@ -29,19 +29,19 @@ STEP_TOKENS = 8192
 
 @dataclass(frozen=True, slots=True)
 class Coefficients:
-    """The three numbers that are fitted, the same for every row."""
+    """The three fitted numbers, which are the same for every row."""
 
     prefill: float = 1.0
     """Factor on the time of prompts."""
     decode: float = 1.0
     """Factor on the time of decode steps."""
     step_ms: float = 0.0
-    """What every step takes beyond its kernels."""
+    """Milliseconds that every step takes beyond its kernels."""
 
 
 @dataclass(frozen=True, slots=True)
 class Felt:
-    """What the clients of a row felt."""
+    """The latencies that the clients of a row saw."""
 
     ttft_s: float
     tpot_s: float
@@ -63,7 +63,7 @@ def model_of(source: str, coefficients: Coefficients) -> TableModel:
 
 
 def refusal(row: Row) -> str | None:
-    """Return why `row` cannot be simulated: nothing is known about its source, or its profile lacks its TP size."""
+    """Return why `row` cannot be simulated: its source is unknown, or its profile lacks its TP size. Else None."""
     if row.source not in PROTOCOLS:
         return f"{row.source}: no protocol and no profile"
     perf = TableModel(profile_of(row.source))
@@ -74,7 +74,7 @@ def refusal(row: Row) -> str | None:
 
 
 def simulate(row: Row, protocol: Protocol, coefficients: Coefficients, seed: int = 0) -> Felt:
-    """Return what the clients of `row` feel in the simulator."""
+    """Return the latencies that the clients of `row` see in the simulator."""
     perf, engine = model_of(row.source, coefficients), ENGINES[row.engine]
     batch = max(row.clients + protocol.slots, 1)
     if engine.reserves_answers:
@@ -95,7 +95,7 @@ def simulate(row: Row, protocol: Protocol, coefficients: Coefficients, seed: int
 
 
 def clients(row: Row, protocol: Protocol, seed: int) -> Iterator[Arrival]:
-    """Yield the first request of every client, with those that follow it."""
+    """Yield the first request of every client, which carries the client's later requests."""
     rng = random.Random(f"{seed} {row.id}")  # noqa: S311 - lengths of prompts
 
     def length(tokens: int) -> int:

@@ -1,7 +1,7 @@
-"""What is known about each set of measured rows: how its clients asked, and how its engine was set up.
+"""What is known about each set of measured rows: how its clients sent requests, and how its engine was set up.
 
-Inputs, not coefficients: a row's TTFT depends on them as much as on any kernel, and the CSV does not hold them. Each
-entry says where it comes from.
+These are inputs and not coefficients. The TTFT of a row depends on them as much as on any kernel, but the CSV does not
+contain them. Each entry names its origin.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from typing import Literal
 
 @dataclass(frozen=True, slots=True)
 class Protocol:
-    """How the clients of one source asked. All begin at once; each asks again when it has its answer."""
+    """How the clients of one source send requests. All start at once, and each sends the next one after its answer."""
 
     requests: int
     """Requests of each client."""
     shortest: float
-    """Lengths are uniform between this share of the nominal length and `longest` of it."""
+    """Lengths are uniform between the shares `shortest` and `longest` of the nominal length."""
     longest: float
     statistic: Literal["mean", "median"]
-    """What the row says of the requests' TTFT and TPOT."""
+    """The statistic of TTFT and TPOT over the requests that the row reports."""
     slots: int = 0
     """Places in the engine's batch beyond the number of clients; negative where one client always waited."""
     reason: str = ""
@@ -99,4 +99,4 @@ CANDIDATES = tuple(
     for shortest, longest in SPREADS
     for slots in (0, -1)
 )
-"""What was tried where nothing is published: see `pdplugins.studies.validate.report.chosen`."""
+"""Protocols that were tried where nothing is published: see `pdplugins.studies.validate.report.chosen`."""
