@@ -104,9 +104,7 @@ class SimulationConfig(_Section):
     no_room: Literal["stay", "wait"] = Field(
         "stay", description="a request that decodes and whose second worker is full decodes on where it is, or waits"
     )
-    handoff_timeout_s: Seconds = Field(
-        300.0, description="how often to look for workers that wait for each other's room"
-    )
+    handoff_timeout_s: Seconds = Field(300.0, description="how often to look for a deadlock over KV capacity")
     retries: int = Field(3, ge=0, description="how often a request starts anew when its worker dies")
     deaths: tuple[Death, ...] = Field((), description="workers that die, and when")
     predict: Literal["nothing", "true_length"] = Field(
@@ -139,7 +137,7 @@ CHOICES = (*Kind, BUNDLE)
 class DecisionLogConfig(_Section):
     """The contents of decision logs. docs/explain.md explains them."""
 
-    sample: int = Field(100, ge=1, description="of routers, flow policies and batch schedulers, keep one in so many")
+    sample: int = Field(100, ge=1, description="routers, flow policies and batch schedulers: keep one in this many")
     most_per_s: int = Field(50, ge=1, description="most lines of these a second")
     most_mb: int = Field(256, ge=1, description="size in MiB at which the file becomes FILE.1 and a new one begins")
 
@@ -147,8 +145,10 @@ class DecisionLogConfig(_Section):
 class SignalsConfig(_Section):
     """How the parts of one policy exchange signals. docs/explain.md explains it."""
 
-    folder: Path | None = Field(None, description="where processes on one node meet; absent: within a process only")
-    fresh_s: Seconds = Field(10.0, description="age at which a signal is left out")
+    folder: Path | None = Field(
+        None, description="folder shared by processes on one node; absent: within a process only"
+    )
+    fresh_s: Seconds = Field(10.0, description="age from which a signal is ignored")
 
 
 class Choice(BaseModel):
@@ -172,9 +172,9 @@ class Config(_Section):
     planner: Choice | None = Field(None, description="how many workers of each role")
     router: Choice | None = Field(None, description="where each request runs; the host's own when absent")
     batch_scheduler: Choice | None = Field(None, description="what an instance runs next; the host's own when absent")
-    flow: Choice | None = Field(None, description="what waits before the workers; nothing does when absent")
+    flow: Choice | None = Field(None, description="what waits before the workers; nothing waits when absent")
     power: Choice | None = Field(None, description="watts per GPU; untouched when absent")
-    bundle: Choice | None = Field(None, description="picks every policy that it has and no key above chooses")
+    bundle: Choice | None = Field(None, description="provides the policies that no key above picks")
     decision_log: DecisionLogConfig = DecisionLogConfig()
     signals: SignalsConfig = SignalsConfig()
     simulation: SimulationConfig = SimulationConfig()

@@ -1,4 +1,4 @@
-"""The HTTP side of the gateway: routes, deadlines, errors, and an end in which nothing is left behind."""
+"""The HTTP side of the gateway: routes, deadlines, errors, and a stop that leaves nothing running."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ LOAD_FIELDS = (
 
 
 class Gateway:
-    """One gateway. `start` and `stop` frame its life; `url` says where it is.
+    """One gateway. Call `start` before and `stop` after use; `url` is its address.
 
     :param decision_log: where a sample of what router and flow policy decide is logged; None for nowhere.
 
@@ -130,7 +130,7 @@ class Gateway:
         return AdmissionQueue(flow, self.backends, self.metrics, self._ttft_s)
 
     async def look(self) -> None:
-        """Get to know the workers that are there now; the others are looked for later."""
+        """Ask the workers that answer now what they are. The others are polled later."""
         await asyncio.gather(*map(self._look, self.backends.all))
 
     async def _look(self, backend: Backend) -> None:

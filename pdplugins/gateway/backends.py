@@ -92,7 +92,7 @@ class Backend:
     def engine_hangs(self, stamps: tuple[object, ...], silence_s: float) -> bool:
         """Tell whether its engine has made no new load report for too long, though its HTTP server answers.
 
-        Only a dual-role instance makes them also while all its requests wait for others.
+        Only a dual-role instance goes on reporting while all its requests wait for other servers.
         """
         now_s = monotonic()
         if stamps != self._stamps:
@@ -100,7 +100,7 @@ class Backend:
         return self.kind is ServerKind.DUAL and any(stamps) and now_s - self._stamps_since_s > silence_s
 
     def introduce(self, facts: Facts) -> None:
-        """Take in what the server says it is; what the user says goes before it."""
+        """Take in what the server says it is. What the user says takes precedence."""
         self.kind = self.option.kind or facts.kind
         self.bootstrap_port = self.option.bootstrap_port or facts.bootstrap_port
         self.incremental = facts.incremental
@@ -117,7 +117,7 @@ class Backend:
         self.view.load.reported(report.running_requests, report.waiting_requests, report.waiting_tokens)
 
     def lost(self) -> None:
-        """Take no new work, and end the wait of all who wait for an answer to begin."""
+        """Take no new work, and end all waits for the beginning of an answer."""
         self.alive = False
         self.view.cached_blocks.clear()
         self.view.used_kv_tokens = None
@@ -178,7 +178,7 @@ class Backends:
         return self.ready
 
     def failed(self, worker: str, *, gone: bool) -> None:
-        """Note that a worker failed a request: it rests; one that cannot be reached stays away until it answers."""
+        """Note that a worker failed a request. It gets no new ones for a while, or until it can be reached again."""
         backend = self.by_id[worker]
         backend.resting_until_s = monotonic() + self._settings.rest_s
         if gone and backend.alive:

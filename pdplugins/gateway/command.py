@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 DEFAULTS = GatewaySettings()
 GC_THRESHOLD = (20_000, 20, 20)
-"""New objects before Python looks for garbage: some hundred requests, and not each one or two."""
+"""New objects before Python collects garbage: those of some hundred requests, instead of one or two."""
 
 
 def gateway(  # noqa: PLR0913 - one argument for each option
@@ -38,7 +38,7 @@ def gateway(  # noqa: PLR0913 - one argument for each option
         typer.Option(
             metavar="URL[,bootstrap_port=N,role=R,kind=K]",
             help="An SGLang server. role: prefill | decode, the label at start of a dual-role server; "
-            "kind: dual | prefill | decode | unified where it cannot be seen.",
+            "kind: dual | prefill | decode | unified where the server does not say it.",
         ),
     ] = None,
     launch: Annotated[
@@ -134,7 +134,7 @@ def run(
         policies = ", ".join(picked) or "router least-loaded"
         typer.echo(f"gateway on {gateway.url}, {policies}, {len(options)} workers: {gateway.url}/workers")
         gc.collect()
-        gc.freeze()  # what is there by now stays; to search it again and again was a sixth of the work
+        gc.freeze()  # these objects stay; to scan them in each collection took a sixth of the CPU time
         gc.set_threshold(*GC_THRESHOLD)
         await asyncio.Event().wait()
 

@@ -1,4 +1,4 @@
-"""What the gateway needs of a kind of server: what to ask of it, and how to send it a request and read its answer.
+"""The interface to a kind of server: how to query it, send it a request and read its answer.
 
 The rest of the gateway (HTTP side, routing, flow control, sessions, books) is the same for every engine.
 `pdplugins.gateway.engines.sglang` implements `Engine` for SGLang's servers.
@@ -182,7 +182,7 @@ class Client(Protocol):
 
 
 class Answer(Protocol):
-    """The answer of one worker, whose beginning is there."""
+    """The answer of one worker, of which the beginning has arrived."""
 
     @property
     def tokens(self) -> int:
@@ -196,7 +196,7 @@ HeardT_contra = TypeVar("HeardT_contra", bound=Answer, contravariant=True)
 
 
 class Relay(Protocol[HeardT_contra]):
-    """Passes answers on, and knows what of them the client has, so that another worker can go on from there."""
+    """Passes answers on, and remembers what the client has got, so that another worker can go on from there."""
 
     @property
     def ids(self) -> list[int]:
@@ -214,15 +214,15 @@ class Relay(Protocol[HeardT_contra]):
         ...
 
     async def run(self, answer: HeardT_contra, *, head: bool = False) -> bool:
-        """Pass on what a worker says; `head`: another one goes on. Return whether the answer is whole."""
+        """Pass on what a worker says. With `head` another one goes on. Return whether the answer is whole."""
         ...
 
     async def close(self) -> bool:
-        """End a stream that lacks nothing but its end. Return whether it was so."""
+        """End a stream of which only the end mark is missing. Return whether that was so."""
         ...
 
     def fold(self) -> None:
-        """Add what this worker has said to what those before have: another one goes on."""
+        """Keep what this worker has said, with what those before have said: another one goes on."""
         ...
 
     def usage(self, name: str) -> int | None:
@@ -231,7 +231,7 @@ class Relay(Protocol[HeardT_contra]):
 
 
 class Engine(Protocol[CallT, AnswerT]):
-    """One kind of server. Whoever asks a server may get aiohttp.ClientError, OSError or TimeoutError."""
+    """One kind of server. Calls to a server may raise aiohttp.ClientError, OSError or TimeoutError."""
 
     @property
     def paths(self) -> Sequence[str]:
@@ -257,7 +257,7 @@ class Engine(Protocol[CallT, AnswerT]):
         ...
 
     def parse(self, path: str, body: bytes, rid: str, session: str | None, headers: Mapping[str, str]) -> CallT:
-        """Read what there is to know of a request. Raises GatewayError for what is not one.
+        """Parse a request. Raises GatewayError for what is not one.
 
         :param rid: its name where the client gives none.
         :param session: its session where a header names one; else a field of the body may.
@@ -266,11 +266,11 @@ class Engine(Protocol[CallT, AnswerT]):
         ...
 
     async def prompt_ids(self, backend: Backend, call: CallT) -> list[int]:
-        """Let a server's tokenizer cut the prompt of `call`. Raises WorkerFailedError or RefusedError."""
+        """Return the prompt of `call` as the server's tokenizer splits it. Raises WorkerFailedError or RefusedError."""
         ...
 
     def relay(self, call: CallT, client: Client, on_first: Callable[[], None]) -> Relay[AnswerT]:
-        """Return what passes the answer of `call` on. :param on_first: is called before each first token."""
+        """Return the relay that passes the answer of `call` on. :param on_first: is called before each first token."""
         ...
 
     def splittable(self, call: CallT, client: Client, first: Backend) -> tuple[CallT, Client]:
@@ -294,5 +294,5 @@ class Engine(Protocol[CallT, AnswerT]):
         ...
 
     async def close(self) -> None:
-        """End what still goes on aside, after a while, and close all connections."""
+        """Wait a while for background work, then end it, and close all connections."""
         ...

@@ -21,7 +21,7 @@ class WorkerFailedError(Exception):
         self._silent = silent
 
     def of_pair(self, *pair: str) -> None:
-        """Suspect the other one of a pair too, and before the one that failed where that one still answers."""
+        """Suspect the other worker of a pair too, and suspect it first when the one that failed still answers."""
         if not self.gone:
             failed = self.workers[0]
             other = tuple(worker for worker in pair if worker != failed)
@@ -29,7 +29,7 @@ class WorkerFailedError(Exception):
 
 
 class RefusedError(Exception):
-    """A worker's refusal that any worker would give: the client's own mistake. It goes to the client as it is."""
+    """A worker's refusal of a request that any worker would refuse. It goes to the client as it is."""
 
     def __init__(self, status: int, body: bytes, content_type: str) -> None:
         super().__init__(f"status {status}")
@@ -39,7 +39,7 @@ class RefusedError(Exception):
 
 
 class GatewayError(Exception):
-    """What the gateway itself has to say to the client, with its HTTP status.
+    """An error of the gateway itself, with its HTTP status.
 
     :param retry_after_s: after how many seconds the client may try again; None when there is nothing to say.
     """

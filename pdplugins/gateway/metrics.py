@@ -14,7 +14,7 @@ from pdplugins.runtime.decision import Fault, Journal
 log = logging.getLogger("pdplugins.gateway")
 
 LOG_EVERY = 1000
-"""After the first one, every how manyth fault of a kind is logged."""
+"""After the first fault of a kind, one in this many is logged."""
 BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 
 
@@ -59,7 +59,7 @@ class GatewayMetrics:
             log.warning("%s (%d so far): %s", kind, self.faults[kind], why, exc_info=error)
 
     def count(self, kind: str) -> None:
-        """Count one fault that somebody else logs."""
+        """Count one fault that is logged elsewhere."""
         self.faults[kind] += 1
         self._faults.labels(kind).inc()
 

@@ -88,7 +88,7 @@ class Execution:
 
 
 class Splittable(Protocol):
-    """What of a request says where it may be split."""
+    """What decides where a request may be split."""
 
     @property
     def max_tokens(self) -> int | None:
@@ -138,7 +138,7 @@ def resolve(
     workers: Mapping[str, WorkerView],
     ready: Sequence[WorkerView],
 ) -> tuple[Execution, Deviation | None]:
-    """Return what of `placement` the workers and the request allow, and why it is not all of it.
+    """Return what the workers and the request allow of `placement`, and why it differs, if it does.
 
     After `Deviation.OPEN_SECOND` the host asks the router for the second worker at once.
 

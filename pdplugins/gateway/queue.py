@@ -17,7 +17,7 @@ from pdplugins.gateway.metrics import GatewayMetrics
 from pdplugins.runtime.flow import SafeFlow
 
 RETRY_S = 1.0
-"""After a fault of its own the queue goes on so much later."""
+"""Pause of the queue after a fault of its own."""
 
 
 class AdmissionQueue:
@@ -100,7 +100,7 @@ class AdmissionQueue:
 
     @staticmethod
     async def _entered() -> None:
-        """Return when the books show the request that went on: else its place would seem free to the policy.
+        """Wait until the books show the request that went on. Before that its place would seem free to the policy.
 
         It is placed in the next turn of the event loop, and its legs enter the books in the one after that.
         """

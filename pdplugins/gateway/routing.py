@@ -1,4 +1,4 @@
-"""The router in its loop: what it is asked, and what its placements become on the workers that are there.
+"""Asks the router, and turns its placements into what the workers can do.
 
 `pdplugins.runtime.router.SafeRouter` replaces a placement that cannot be followed. What the workers cannot do becomes
 what is nearest to it (see `primitive`), and is counted.

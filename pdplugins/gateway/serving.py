@@ -77,7 +77,7 @@ class Serving:
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """One attempt to serve a request, as far as it has been prepared: what is still to be done, with which work."""
+    """One attempt to serve a request: what is still to be done, and with which work."""
 
     request: Request
     execution: Execution

@@ -1,6 +1,6 @@
-"""The safe batch scheduler: whatever a batch scheduler does, the engine goes on.
+"""The safe batch scheduler: the engine goes on when its batch scheduler fails.
 
-Where it raises, or its plan cannot be followed, there is no plan and the engine goes its own way for that step.
+When the policy raises, or its plan cannot be followed, the engine composes that step by itself.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ class SafeBatchScheduler(SafePolicy):
         self._journal = journal
 
     def next_batch(self, view: BatchView, now_s: float) -> BatchPlan | None:
-        """Return the plan for the next step; None where the engine has to go its own way. Never raises."""
+        """Return the plan for the next step; None when the engine must compose it by itself. Never raises."""
         tally = self.tally
         tally.calls += 1
         plan, fault = None, None
         began = perf_counter_ns()
         try:
             answer: object = self.policy.next_batch(view, now_s)
-        except Exception as error:  # whatever a policy does, serving goes on
+        except Exception as error:  # a policy that fails must not stop serving
             took = perf_counter_ns() - began
             fault = Fault.POLICY_ERROR
             tally.fault(fault, raised(self.policy, error), error)

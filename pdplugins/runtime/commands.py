@@ -24,7 +24,7 @@ def explain(
     kind: Annotated[list[Kind] | None, typer.Option(help="Show this kind of policy only; may be repeated.")] = None,
     request: Annotated[str | None, typer.Option(metavar="ID", help="Show what was decided for this request.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
-    verify: Annotated[bool, typer.Option(help="Replay the log: are the decisions the same?")] = False,
+    verify: Annotated[bool, typer.Option(help="Replay the log: say whether decisions come out the same.")] = False,
 ) -> None:
     """Show what policies saw, what they decided and why."""
     from pdplugins.runtime import explain as explaining  # noqa: PLC0415 - only this command needs it

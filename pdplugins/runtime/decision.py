@@ -21,15 +21,15 @@ class Fault(StrEnum):
     UNKNOWN_WORKER = "unknown_worker"
     """The answer names a worker that takes no work."""
     OVER_BUDGET = "over_budget"
-    """The answer needs more GPUs or watts than there are; it was cut to fit, nothing else held."""
+    """The answer needs more GPUs or watts than there are. Pools are cut to fit; caps are not followed."""
     BAD_METRICS = "bad_metrics"
     """The host's metrics are not numbers, or impossible ones."""
     STALE_METRICS = "stale_metrics"
-    """The clock stands still, or traffic metrics stayed away."""
+    """The clock stands still, or traffic metrics have been missing for too long."""
     OBSERVATION = "observation"
-    """The host could not make out what it saw."""
+    """The host could not read its own observations."""
     DECISION_LOG = "decision_log"
-    """The decision could not be logged; it was taken all the same."""
+    """The decision was taken, but could not be logged."""
 
 
 T = TypeVar("T")
@@ -53,7 +53,7 @@ class Journal(Protocol):
 
     What `seen` holds is passed as it is and turned into plain data only when it is kept. Names by kind:
 
-    * planner: ``view`` (None when the host could not make out what it saw), ``before`` (the plan that held);
+    * planner: ``view`` (None when the host could not read its observations), ``before`` (the plan that held);
     * router: ``request``, ``workers``, ``now_s``, and ``placement`` when it is asked again after prefill;
     * flow: ``waiting`` (how many), ``head`` (the first `Waiting`), ``workers``, ``in_service``, ``now_s``;
     * batch scheduler: ``view``, ``now_s``;
@@ -61,9 +61,9 @@ class Journal(Protocol):
     """
 
     def skips(self, kind: Kind, step_s: float) -> bool:
-        """Count a decision that went well and return True, unless it is to be kept: then hand it to `decided`.
+        """Count a decision without a fault and return True; False when it is to be kept, then pass it to `decided`.
 
-        It spares wrappers that decide thousands of times a second a `Decision` and a `seen` for each.
+        So a wrapper that decides thousands of times a second need not build a `Decision` and a `seen` for each one.
         """
         ...
 

@@ -108,7 +108,7 @@ class DecisionLog:
     def _put(self, data: Mapping[str, Any]) -> None:
         line = json.dumps(data, separators=(",", ":")).encode() + b"\n"
         written = self._file.write(line)
-        if written != len(line):  # a full disk takes what still fits
+        if written != len(line):  # a full disk stores only the part that fits
             self._file.truncate(self._size)
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         self._size += len(line)

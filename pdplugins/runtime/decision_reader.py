@@ -38,7 +38,7 @@ class Entry:
 
     @property
     def view(self) -> PlannerView | None:
-        """What a planner or power controller saw; None when the host could not make it out."""
+        """What a planner or power controller saw; None when the host could not read its observations."""
         view = self.seen.get("view")
         return view if isinstance(view, PlannerView) else None
 

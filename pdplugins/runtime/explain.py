@@ -21,7 +21,7 @@ class Choose:
     every: bool = False
     """All that were kept; otherwise only changes and faults."""
     kinds: tuple[Kind, ...] = ()
-    """Only these kinds; empty for all. Of a kind that is named here, all that is no repetition is shown."""
+    """Only these kinds; empty for all. Repetitions of a kind that is named here are left out."""
     request: str | None = None
     """Only decisions about the request with this id."""
 

@@ -12,7 +12,7 @@ from pdplugins.errors import PluginError
 from pdplugins.runtime.decision import Fault, Journal
 
 LOG_EVERY = 100
-"""After the first one, every how manyth fault of a kind is logged."""
+"""After the first fault of a kind, one in this many is logged."""
 MOST_TEXT = 300
 """Most characters of what a policy says that a log shows."""
 
@@ -90,7 +90,7 @@ def one_line(value: object) -> str:
 
 
 def interval_of(policy: HasInterval) -> float:
-    """Return the seconds between two questions to `policy`. Raises PluginError when they are no time."""
+    """Return the seconds between two calls of `policy`. Raises PluginError when they are not a positive number."""
     interval_s = policy.interval_s
     if not (isinstance(interval_s, float | int) and math.isfinite(interval_s) and interval_s > 0):
         raise PluginError(

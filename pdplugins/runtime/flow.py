@@ -1,4 +1,4 @@
-"""The safe flow policy: whatever a flow policy does, no request is lost, and the queue is bounded.
+"""The safe flow policy: no request is lost and the queue is bounded, even when the flow policy fails.
 
 It keeps its own copy of the queue in the order of arrival. A flow policy that raises, or whose answer cannot be
 followed, is replaced for that step by first come first served.
@@ -22,7 +22,7 @@ from pdplugins.runtime.faults import SafePolicy, Tally, implements, one_line, ra
 
 LEAST_RETRY_S = 1.0
 MOST_RETRY_S = 3600.0
-"""Bounds of what a refused client is told to wait."""
+"""Bounds of the time after which a refused client is told to try again."""
 LEAST_HOLD_S = 0.001
 MOST_HOLD_S = 3600.0
 """Bounds of the time until a flow policy that holds is asked again: a host must neither spin nor wait for ever."""
@@ -90,7 +90,7 @@ class SafeFlow(SafePolicy):
         began = perf_counter_ns()
         try:
             answer: object = self.policy.next(workers, now_s)
-        except Exception as error:  # whatever a policy does, serving goes on
+        except Exception as error:  # a policy that fails must not stop serving
             took = perf_counter_ns() - began
             tally.fault(Fault.POLICY_ERROR, raised(self.policy, error), error)
             decision, fault = None, Fault.POLICY_ERROR

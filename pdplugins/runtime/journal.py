@@ -36,7 +36,7 @@ class Sampling:
     """Which decisions are kept of the kinds that decide thousands of times a second."""
 
     every: int = 100
-    """One in so many; 1 keeps all that `most_per_s` allows."""
+    """Keep one decision in this many; 1 keeps all that `most_per_s` allows."""
     most_per_s: int = 50
     """Lines a second, over these kinds together."""
 
@@ -80,7 +80,7 @@ class StandardJournal:
         self._tallies = {kind: _Tally(1 if kind in WHOLE else often, by_kind.get(kind)) for kind in Kind}
 
     def skips(self, kind: Kind, step_s: float) -> bool:
-        """Count a decision that went well and return True, unless it is to be kept: then hand it to `decided`."""
+        """Count a decision without a fault and return True; False when it is to be kept, then pass it to `decided`."""
         tally = self._tallies[kind]
         if tally.left <= 1:
             return False

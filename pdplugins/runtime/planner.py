@@ -1,7 +1,7 @@
-"""The safe planner: whatever a planner or its host does, the last good plan holds, and its reason says why.
+"""The safe planner: when a planner or its host fails, the last good plan holds, and its reason says why.
 
-A policy that raises, an answer that would harm, metrics that are missing, stale or not numbers: none of them reaches
-the host. Each is counted by kind of fault and logged.
+The faults are: a policy that raises, an unsafe answer, and metrics that are missing, stale or not numbers. None of them
+reaches the host. Each is counted by kind and logged.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class SafePlanner(SafePolicy):
         started = self._clock()
         try:
             plan: object = self.policy.plan(view)
-        except Exception as error:  # whatever a policy does, serving goes on
+        except Exception as error:  # a policy that fails must not stop serving
             step_s = self._took(started)
             return self._hold(Fault.POLICY_ERROR, raised(self.policy, error), view=view, step_s=step_s, error=error)
         step_s = self._took(started)
@@ -96,7 +96,7 @@ class SafePlanner(SafePolicy):
         return self._answer(Decision(Kind.PLANNER, fitted, fault, step_s), view)
 
     def hold(self, why: str, error: Exception | None = None) -> Decision[ScalePlan]:
-        """Return the last good plan, because the door could not make out what the host said."""
+        """Return the last good plan, because the door could not read the host's observations."""
         return self._hold(Fault.OBSERVATION, why, error=error)
 
     def close(self) -> None:

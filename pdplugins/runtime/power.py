@@ -1,6 +1,6 @@
-"""The safe power controller: whatever a power controller does, no cap is set that would harm.
+"""The safe power controller: no unsafe cap is set, even when the power controller fails.
 
-Where it raises, or its plan cannot be followed, there is no plan, and caps and roles stay as they are.
+When the policy raises, or its plan cannot be followed, caps and roles stay as they are.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ WATT_TOLERANCE = 1e-6
 class SafePowerController(SafePolicy):
     """A power controller that never raises, and whose plans keep the node's budget and a GPU of each role.
 
-    :param budget_w: what all caps together may be; None where nobody knows.
+    :param budget_w: what all caps may sum to; None when that is unknown.
     :param tally: counts; its own when None.
     """
 
@@ -55,7 +55,7 @@ class SafePowerController(SafePolicy):
         began = perf_counter_ns()
         try:
             answer: object = self.policy.control(gpus, view)
-        except Exception as error:  # whatever a policy does, serving goes on
+        except Exception as error:  # a policy that fails must not stop serving
             took = perf_counter_ns() - began
             fault = Fault.POLICY_ERROR
             tally.fault(fault, raised(self.policy, error), error)

@@ -64,7 +64,7 @@ def verify(run: Run, kind: Kind = Kind.PLANNER, registry: Registry | None = None
 def _planner(run: Run, policies: Policies, deployment: Deployment) -> Iterator[tuple[Entry, Any]]:
     """Yield each decision with what the planner answers now.
 
-    Where the host could not make out what it saw there is no view; then only the pools are compared.
+    There is no view when the host could not read its observations; then only the pools are compared.
     """
     policy = policies.planner()
     if policy is None or run.initial is None:

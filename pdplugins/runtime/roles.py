@@ -20,7 +20,7 @@ from pdplugins.contracts.workers import ANYTHING, Capabilities, Role
 from pdplugins.runtime.roster import Life, Member, Roster
 
 CLOCK_ERROR_S = 1e-9
-"""A deadline this close has passed: hosts count time in ticks of their own, and a timer may round down."""
+"""Tolerance of a deadline: hosts count time in ticks of their own, and a timer may round down."""
 
 OTHER = {Role.PREFILL: Role.DECODE, Role.DECODE: Role.PREFILL}
 
@@ -90,7 +90,7 @@ class RoleAuthority:
         self._listeners: list[tuple[HearsRoles, Callable[[Exception], None]]] = []
         self.roster = roster
         self.counts: Counter[tuple[str, Stage]] = Counter()
-        """How many changes came how far, by who proposed them."""
+        """Number of role changes, by proposer and by the stage that they reached."""
 
     def tell(self, listener: HearsRoles, fault: Callable[[Exception], None]) -> None:
         """Tell `listener` of every change from now on. What it raises goes to `fault`."""
@@ -220,7 +220,7 @@ class RoleAuthority:
         return member.tp == self.roster.gpus[role] and self._refusal(member, role) is None
 
     def _forgo(self, role: Role) -> bool:
-        """Want one start of `role` less, the latest. False when none waits."""
+        """Cancel the latest start of `role` that waits for GPUs. False when none waits."""
         waiting = self.roster.waiting
         places = [place for place, wanted in enumerate(waiting) if wanted is role]
         if places:

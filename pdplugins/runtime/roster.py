@@ -10,7 +10,7 @@ from pdplugins.contracts.workers import ANYTHING, Capabilities, Pool, Role
 
 
 class Life(StrEnum):
-    """Where a worker is in its life."""
+    """The stages of the life of a worker."""
 
     STARTING = "starting"
     READY = "ready"

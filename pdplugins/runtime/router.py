@@ -26,7 +26,7 @@ ROLES = frozenset(Role)
 class SafeRouter(SafePolicy):
     """A router that never raises, and only ever names workers that take work. Not for use by two threads at once.
 
-    `usable`, in both questions, is what holds the ids of the workers that a placement may name. At least one of the
+    Both methods take `usable`: the ids of the workers that a placement may name. At least one of the
     `workers` must be in it.
 
     :param clock: measures how long the router takes, in nanoseconds. Decisions never depend on it.
@@ -84,7 +84,7 @@ class SafeRouter(SafePolicy):
         began = clock()
         try:
             answer: object = self._on_arrival(request, workers, now_s)
-        except Exception as error:  # whatever a policy does, serving goes on
+        except Exception as error:  # a policy that fails must not stop serving
             fault = self._failed(error)
         took = clock() - began
         tally.calls += 1
@@ -102,7 +102,7 @@ class SafeRouter(SafePolicy):
                     placement = answer
                 else:
                     placement, fault = self._mended(answer, usable)
-            except Exception as error:  # a worker that is no name, a split that is no number
+            except Exception as error:  # a worker that is not a string, a split that is not a number
                 fault = self._unsafe(f"the answer of {type(self.policy).__name__}: {one_line(error)}")
         if placement is None:
             placement = self._least_loaded(request, workers, now_s, usable)
@@ -174,7 +174,7 @@ class SafeRouter(SafePolicy):
         return good
 
     def _mended(self, answer: object, usable: Container[str]) -> tuple[Placement | None, Fault | None]:
-        """Return what of an answer that is not plainly good can be followed, and what is wrong with it, if anything."""
+        """Check an answer that failed the quick check: return what can be followed of it, and its fault, if any."""
         if not isinstance(answer, Placement):
             return None, self._unsafe(f"the router answered with {type(answer).__name__}, not Placement")
         first, second = answer.first, answer.second
@@ -230,7 +230,7 @@ class SafeRouter(SafePolicy):
         now_s: float,
         open_placement: Placement | None = None,
     ) -> None:
-        """Tell the journal, which is there."""
+        """Tell the journal. Only called when there is one."""
         seen: dict[str, Any] = {"request": request, "workers": workers, "now_s": now_s}
         if open_placement is not None:
             seen["placement"] = open_placement

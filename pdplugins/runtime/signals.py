@@ -249,7 +249,7 @@ def tell(parts: Parts, board: SignalBoard, now_s: float, journal: Journal | None
     for kind, part in parts.items():
         try:
             signals = _signals_of(part)
-        except Exception as error:  # whatever a policy does, serving goes on
+        except Exception as error:  # a policy that fails must not stop serving
             _failed(kind, part, error, board, journal)
             continue
         if signals is not None:
@@ -265,7 +265,7 @@ def hear(parts: Parts, board: SignalBoard, now_s: float, journal: Journal | None
         try:
             if isinstance(policy, HearsSignals):
                 policy.on_signals(board.hear(kind, now_s), now_s)
-        except Exception as error:  # whatever a policy does, serving goes on
+        except Exception as error:  # a policy that fails must not stop serving
             _failed(kind, part, error, board, journal)
 
 

@@ -15,7 +15,7 @@ from pdplugins.contracts.workers import Role, WorkerView
 
 
 def check_placement(placement: Placement, workers: Sequence[WorkerView], *, complete: bool = False) -> None:
-    """Check that a request is placed where somebody is.
+    """Check that a request is placed on workers that exist.
 
     :param complete: whether the second worker must be named, as it must once prefill is done.
     """
@@ -28,7 +28,7 @@ def check_placement(placement: Placement, workers: Sequence[WorkerView], *, comp
 
 
 def check_scale_plan(plan: ScalePlan, deployment: Deployment, *, within_budget: bool = False) -> None:
-    """Check that the pools can be.
+    """Check that the pools of a plan are possible.
 
     :param within_budget: whether the policy keeps the GPU budget itself; the guard of every host does in any case.
     """
@@ -48,7 +48,7 @@ def check_scale_plan(plan: ScalePlan, deployment: Deployment, *, within_budget: 
 
 
 def check_batch_plan(plan: BatchPlan, view: BatchView) -> None:
-    """Check that a step computes what is there, and that an engine with work does not wait for ever."""
+    """Check that a step computes requests that exist, and that an engine with work does not wait forever."""
     assert isinstance(plan, BatchPlan), f"{plan!r} is no BatchPlan"
     waiting = {task.request.id: task.remaining_tokens for task in view.queue}
     for name, tokens in plan.prefill_tokens.items():
@@ -60,7 +60,7 @@ def check_batch_plan(plan: BatchPlan, view: BatchView) -> None:
 
 
 def check_flow_decision(decision: FlowDecision, waiting: Collection[str], now_s: float) -> None:
-    """Check that the policy speaks of a request that waits, or of a time to come.
+    """Check that the answer names a request that waits, or a time in the future.
 
     :param waiting: ids of the requests that wait.
     """

@@ -24,7 +24,7 @@ class RaisingRouter(RecordingRouter):
 
 
 class UnknownRouter(RecordingRouter):
-    """A router that names workers that are not there."""
+    """A router that names workers that do not exist."""
 
     def on_arrival(self, request: Request, workers: tuple[WorkerView, ...], now_s: float) -> Placement:
         """Place a request."""

@@ -1,4 +1,4 @@
-"""A performance model with times that a reader can check by head."""
+"""A performance model whose times a reader can compute by hand."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ class Observations:
         self._random = random.Random(seed)  # noqa: S311 - no secret
 
     def number(self, largest: float = 1e6) -> float:
-        """A number that fits, or one that cannot be."""
+        """A plausible number, or an impossible one."""
         if self._random.random() < 0.15:
             return self._random.choice(IMPOSSIBLE)
         return self._random.choice([0.0, float(self._random.randint(0, 10)), self._random.uniform(0, largest)])

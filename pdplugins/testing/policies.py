@@ -84,7 +84,7 @@ class PlannerConformance(PolicyConformance[Planner]):
         assert 0 < self.make().interval_s < float("inf")
 
     def test_metrics_that_stay_away_are_no_reason_to_change_for_ever(self) -> None:
-        """It comes to rest when the host says nothing any more."""
+        """Its plan stops changing once the host reports nothing."""
         policy = self.make()
         for tick in range(20):
             policy.plan(planner_view(tick * policy.interval_s, 5.0))
@@ -166,7 +166,7 @@ class FlowConformance(PolicyConformance[Flow]):
         raise AssertionError("nothing waits any more, and the policy does not hold")
 
     def test_everybody_gets_an_answer_on_idle_workers(self) -> None:
-        """Requests go on or are refused within a minute where nothing else runs: a queue must not be for ever."""
+        """Requests go on or are refused within a minute where nothing else runs: no request may wait forever."""
         host, policy = Observations(0), self.make()
         workers, placed = fleet(2, 2), list[str]()
         requests = {str(index): replace(host.request(str(index), 0.0), prompt_tokens=100) for index in range(20)}

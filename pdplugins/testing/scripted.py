@@ -1,4 +1,4 @@
-"""Policies that do as a test tells them."""
+"""Policies that follow the script of a test."""
 
 from __future__ import annotations
 

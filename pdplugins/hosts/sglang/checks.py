@@ -10,7 +10,10 @@ from pdplugins.hosts.sglang.install import wanted
 
 
 def features(config: Config, found: Iterable[Check]) -> Iterator[Check]:
-    """Say for each feature what a server does: serve it, not start, or serve stock. `found` are SGLang's checks."""
+    """Yield a check for each feature: a server serves it, does not start, or serves stock.
+
+    :param found: the checks of SGLang's seams.
+    """
     broken = [check for check in found if check.state != "ok"]
     does = "will not start (sglang.strict holds)" if config.sglang.strict else "serves stock (sglang.strict is off)"
     for feature in wanted(config):

@@ -60,7 +60,11 @@ LIMITS = (
     Limit("enable_pdmux", OFF, _STATE),
     Limit("enable_pd_role_switch", OFF, "every role is there already; a switch would tear one of them down"),
     Limit("enable_priority_scheduling", OFF, "a preempted request would lose the KV cache that another server sent"),
-    Limit("optimistic_prefill_attempts", (0, None), "prefill before the decode side has room can lock two servers"),
+    Limit(
+        "optimistic_prefill_attempts",
+        (0, None),
+        "prefill before decode has KV capacity can deadlock two servers",
+    ),
     Limit("dllm_algorithm", (None,), _STATE),
     Limit("encoder_only", OFF, _STATE),
     Limit("language_only", OFF, _STATE),

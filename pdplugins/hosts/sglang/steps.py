@@ -90,7 +90,7 @@ class Steps:
 
     def _local(self, scheduler: Any, running_batch: Any, last_batch: Any) -> Any:
         """Run SGLang's scheduler of a server that is not disaggregated: a prefill, or else a decode step."""
-        running_batch.batch_is_full = False  # the other roles take and free room without saying so here
+        running_batch.batch_is_full = False  # other roles take and free KV cache without saying so here
         with self._scopes.enter(LOCAL):
             return scheduler.get_next_batch_to_run(running_batch, last_batch)
 

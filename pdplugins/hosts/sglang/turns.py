@@ -33,7 +33,7 @@ class Turns:
         return [*prefills, EngineRole.DECODE]
 
     def tried(self, role: EngineRole) -> None:
-        """Note that `role` was the first choice for a step, whether or not there was room for its prompts."""
+        """Note that `role` was the first choice for a step, whether or not its prompts fitted."""
         if role in PREFILLS:
             self._last = role
 

@@ -180,7 +180,7 @@ class Call:
 def parse(
     path: str, body: bytes, rid: str, session: str | None = None, headers: Mapping[str, str] | None = None
 ) -> Call:
-    """Read what there is to know of a request. Raises GatewayError for what is not a JSON object.
+    """Parse a request. Raises GatewayError for what is not a JSON object.
 
     :param rid: its name where the client gives none.
     :param session: its session where a header names one; else a field of the body may.

@@ -31,7 +31,7 @@ class Target:
     """The beginning of each request, up to its path; and the line after it."""
     tail: str
     idle: list[tuple[float, ResponseHandler]] = field(default_factory=list)
-    """Connections that nobody uses, and since when; the last one used is the last one."""
+    """Idle connections, and since when; the last one used comes last."""
 
     @classmethod
     def of(cls, url: str) -> Target:
@@ -44,7 +44,7 @@ class Target:
 
 
 class Response:
-    """The answer to a request, whose head is there. At its end its connection is free for the next one."""
+    """The answer to a request, of which the head has arrived. At its end the connection is free for the next one."""
 
     def __init__(
         self, message: RawResponseMessage, payload: aiohttp.StreamReader, protocol: ResponseHandler, target: Target
@@ -78,7 +78,7 @@ class Response:
 class Connections:
     """The connections to all workers.
 
-    :param connect_s: the longest time until a new one stands.
+    :param connect_s: the longest time to open a new one.
     """
 
     def __init__(self, connect_s: float) -> None:
@@ -125,7 +125,7 @@ class Connections:
         return protocol
 
     def close(self) -> None:
-        """Close those that nobody uses."""
+        """Close the idle ones."""
         for target in self._targets.values():
             for _, protocol in target.idle:
                 protocol.close()
@@ -133,7 +133,7 @@ class Connections:
 
 
 def _idle(target: Target) -> ResponseHandler | None:
-    """Return a connection that stands, if there is one; those that have been idle too long are closed."""
+    """Return an open connection, if there is one; those that have been idle too long are closed."""
     fresh_s = monotonic() - IDLE_S
     while target.idle:
         since_s, protocol = target.idle.pop()

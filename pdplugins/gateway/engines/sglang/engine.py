@@ -54,18 +54,18 @@ class SglangEngine:
     # --- requests and answers ------------------------------------------------------------------------------------
 
     def parse(self, path: str, body: bytes, rid: str, session: str | None, headers: Mapping[str, str]) -> Call:
-        """Read what there is to know of a request. Raises GatewayError for what is not a JSON object."""
+        """Parse a request. Raises GatewayError for what is not a JSON object."""
         return calls.parse(path, body, rid, session, headers)
 
     async def prompt_ids(self, backend: Backend, call: Call) -> list[int]:
-        """Let a server's tokenizer, and its template for a chat, cut the prompt of `call`."""
+        """Return the prompt of `call` as the server's tokenizer, and its chat template, split it."""
         question = {"prompt": call.prompt}
         if call.path == CHAT:
             question = {key: call.fields[key] for key in TEMPLATE_FIELDS if key in call.fields}
         return list((await self.upstream.ask(backend, protocol.TOKENIZE, question))["tokens"])
 
     def relay(self, call: Call, client: Client, on_first: Callable[[], None]) -> Relay:
-        """Return what passes the answer of `call` on."""
+        """Return the relay that passes the answer of `call` on."""
         return Relay(call, client, on_first)
 
     def splittable(self, call: Call, client: Client, first: Backend) -> tuple[Call, Client]:
@@ -94,7 +94,7 @@ class SglangEngine:
         await self._legs.warm(backend, work)
 
     async def close(self) -> None:
-        """End what still goes on aside, after a while, and close all connections."""
+        """Wait a while for background work, then end it, and close all connections."""
         await self.upstream.settle()
 
 

@@ -1,4 +1,4 @@
-"""What ``--launch`` says: the model, SGLang's options, and from them the command line of each server."""
+"""Reads ``--launch``, the model and SGLang's options, and makes the command line of each server."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class Spec:
     def command(self, launch: Launch, *, dual: bool) -> list[str]:
         """Return the command that runs it until the gateway dies.
 
-        Its bootstrap port is another one each time: what other servers remember of one that has died is not it.
+        Its bootstrap port is a new one each time, so that other servers do not take it for the one that has died.
         """
         role = DUAL if dual else ("--disaggregation-mode", self.role.value)
         return python(
@@ -92,7 +92,7 @@ class Spec:
 
 
 def plan(config: Config, launch: Launch) -> list[Spec]:
-    """Return the servers that a config asks for. Raises ConfigError or HostError where this machine has no room."""
+    """Return the servers that a config asks for. Raises ConfigError; HostError when this machine has too few GPUs."""
     if importlib.util.find_spec("sglang") is None:
         raise HostError('--launch: this Python has no SGLang; pip install "pdplugins[sglang]"')
     counts = {Role.PREFILL: config.deployment.prefill.replicas, Role.DECODE: config.deployment.decode.replicas}

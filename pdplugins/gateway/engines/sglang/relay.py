@@ -24,7 +24,7 @@ _USAGE = {name: re.compile(rb'"%s":\s*(\d+)' % name.encode()) for name in ("prom
 
 
 class Relay:
-    """Passes one answer on, and knows what of it the client has, so that another worker can go on from there."""
+    """Passes one answer on, and remembers what the client has got, so that another worker can go on from there."""
 
     def __init__(self, call: Call, client: Client, on_first: Callable[[], None]) -> None:
         self._call = call
@@ -53,7 +53,7 @@ class Relay:
         return len(self.ids) + now
 
     async def run(self, answer: Answer, *, head: bool = False) -> bool:
-        """Pass on what a worker says; `head`: another one goes on. Return whether the answer is whole."""
+        """Pass on what a worker says. With `head` another one goes on. Return whether the answer is whole."""
         self._answer = answer
         self._incremental = answer.backend.incremental and answer.stream
         self._part = []
@@ -79,14 +79,14 @@ class Relay:
             self._client.whole(piece, answer.content_type)
 
     async def close(self) -> bool:
-        """End a stream that lacks nothing but its end. Return whether it was so."""
+        """End a stream of which only the end mark is missing. Return whether that was so."""
         if not self._client.started or self._call.path != GENERATE or not self._ends():
             return False
         await self._client.send(DONE_EVENT, "")
         return True
 
     def fold(self) -> None:
-        """Add what this worker has said to what those before have: another one goes on."""
+        """Keep what this worker has said, with what those before have said: another one goes on."""
         said = self._events()
         for event in said if self._incremental else said[-1:]:
             self.ids = self.ids + (event.get("output_ids") or [])

@@ -32,7 +32,7 @@ GRACE_S = 20.0
 
 
 class Servers:
-    """The servers of one gateway. Call everything on the event loop's main thread: their lives hang on it.
+    """The servers of one gateway. Call everything on the event loop's main thread: they are killed when it ends.
 
     :param config: the config file that they get.
     :param dual: they take every role; else each one has the role of its spec.

@@ -21,7 +21,7 @@ FAILURES = (aiohttp.ClientError, OSError, TimeoutError)
 
 
 class Answer:
-    """The answer of one worker, whose beginning is there."""
+    """The answer of one worker, of which the beginning has arrived."""
 
     def __init__(self, backend: Backend, response: Response, rid: str, first: bytes, rest: bytes) -> None:
         self.backend = backend
@@ -136,7 +136,7 @@ class Upstream:
         raise RefusedError(response.status, body, response.content_type)
 
     def end(self, answer: Answer) -> None:
-        """Be done with an answer; one that has not come to its end is given up."""
+        """Finish with an answer; one that has not come to its end is aborted."""
         if not answer.ended:
             self.drop(answer.backend, answer.rid, answer.response)
 
@@ -154,13 +154,13 @@ class Upstream:
                 await (await self._connections.post(backend.url, protocol.ABORT, body, {}, ABORT_S)).read()
 
     def background(self, work: Coroutine[Any, Any, None]) -> None:
-        """Do `work` aside; `settle` waits for it."""
+        """Run `work` in the background; `settle` waits for it."""
         task = asyncio.get_running_loop().create_task(work)
         self._background.add(task)
         task.add_done_callback(self._background.discard)
 
     async def settle(self) -> None:
-        """Wait a while for what goes on aside, then end it."""
+        """Wait a while for background work, then end it."""
         if self._background:
             await asyncio.wait(self._background, timeout=ABORT_S)
         for task in self._background:
@@ -213,5 +213,5 @@ def raise_error(backend: Backend, data: bytes) -> None:
 
 
 def said(error: BaseException) -> str:
-    """Return what an error says; many say nothing."""
+    """Return the type of an error and its message, if it has one."""
     return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__

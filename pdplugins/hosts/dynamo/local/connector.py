@@ -1,4 +1,4 @@
-"""The planner's hand: Dynamo's connector protocol (``dynamo.planner.connectors.base``) over worker processes."""
+"""Dynamo's connector protocol (``dynamo.planner.connectors.base``), over the worker processes of the local stack."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class LocalProcessConnector:
         """Nothing to set up."""
 
     async def validate_deployment(self, **_: object) -> None:
-        """The launcher started it; it is what it is."""
+        """Accept the deployment as the launcher started it."""
 
     async def wait_for_deployment_ready(self, include_planner: bool = True) -> None:
         """Return when at least one worker of each role serves."""

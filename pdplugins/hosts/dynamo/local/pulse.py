@@ -32,7 +32,7 @@ class Pulse:
 
 
 class PulseTaker:
-    """Looks at the frontend again and again and keeps the last looks.
+    """Polls the frontend and keeps the last results.
 
     :param url: of the frontend.
     :param fetch: returns the page; raises OSError when the frontend does not answer.
