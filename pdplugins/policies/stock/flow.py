@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
+from collections.abc import Callable, Sequence
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -22,17 +24,28 @@ class FcfsSettings(BaseModel):
         None, ge=1, description="requests in service for each worker that takes work, on average; no limit when absent"
     )
     free_kv: bool = Field(False, description="hold until the prompt fits into the free KV tokens of a prefill worker")
+    prefill_tokens: int | None = Field(
+        None, ge=1, description="hold while every prefill worker has so many prompt tokens queued or in its step"
+    )
+    decode_requests: int | None = Field(
+        None, ge=1, description="hold while every decode worker has so many requests that decode"
+    )
     max_wait_s: float | None = Field(
         None, gt=0, allow_inf_nan=False, description="refuse what has waited so long; no limit when absent"
     )
 
 
 class FirstComeFirstServed:
-    """Every call is O(1) in the number of waiting requests. With `free_kv`, `next` also looks at each worker."""
+    """Every call is O(1) in the number of waiting requests. With a limit on loads, `next` also looks at each worker."""
 
     def __init__(self, settings: FcfsSettings, deployment: Deployment) -> None:
         self._per_worker = settings.per_worker
         self._free_kv = settings.free_kv
+        self._prefill_tokens = settings.prefill_tokens
+        self._decode_requests = settings.decode_requests
+        limits = (settings.prefill_tokens, settings.decode_requests)
+        self._looks = settings.free_kv or any(limit is not None for limit in limits)
+        """Whether the loads of the workers count at all."""
         self._max_wait_s = settings.max_wait_s
         self._waiting: OrderedDict[str, Waiting] = OrderedDict()
         self._in_service: set[str] = set()
@@ -68,21 +81,48 @@ class FirstComeFirstServed:
     def _has_place(self, request: Request, workers: tuple[WorkerView, ...]) -> bool:
         if self._per_worker is not None and len(self._in_service) >= self._per_worker * len(workers):
             return False
-        if not workers or not self._free_kv:
+        if not self._looks or not self._in_service:  # with nothing in service no load will become less
             return bool(workers)
-        prefill = [worker for worker in workers if can_prefill(worker)]
-        # With nothing in service no more tokens will become free. Without a prefill worker the host has to answer.
-        return not self._in_service or not prefill or any(_fits(request, worker) for worker in prefill)
+        prefill = [worker for worker in workers if can_serve(worker, Role.PREFILL)]
+        decode = [worker for worker in workers if can_serve(worker, Role.DECODE)]
+        return (
+            (not self._free_kv or not prefill or any(_fits(request, worker) for worker in prefill))
+            and _below(self._prefill_tokens, prefill, _prompt_tokens)
+            and _below(self._decode_requests, decode, _decoding)
+        )
 
 
-def can_prefill(worker: WorkerView) -> bool:
-    """Return whether `worker` can prefill: by its capabilities, or by its role where those are unknown."""
+def can_serve(worker: WorkerView, phase: Role) -> bool:
+    """Return whether `worker` can serve `phase`: by its capabilities, or by its role where those are unknown."""
     if worker.capabilities is None:
-        return worker.role is Role.PREFILL
-    return Role.PREFILL in worker.capabilities.phases
+        return worker.role is phase
+    return phase in worker.capabilities.phases
+
+
+def _below(limit: int | None, workers: Sequence[WorkerView], load: Callable[[WorkerView], float | None]) -> bool:
+    """Return whether some worker's load is below `limit`. True without a limit or a worker, and for an unknown load."""
+    if limit is None or not workers:
+        return True
+    loads = map(load, workers)
+    return any(value is None or not value >= limit for value in loads)
+
+
+def _prompt_tokens(worker: WorkerView) -> float:
+    """Return the prompt tokens that wait or are computed on `worker`; what the host does not say counts as none."""
+    return worker.load.queued_tokens + (worker.load.prefill_tokens or 0)
+
+
+def _decoding(worker: WorkerView) -> float | None:
+    """Return how many requests decode on `worker`; None where the host does not say."""
+    return worker.load.decode_requests
 
 
 def _fits(request: Request, worker: WorkerView) -> bool:
-    """Return whether the prompt fits into the free KV cache. True where the host does not say, or it can never fit."""
-    free = worker.free_kv_tokens
+    """Return whether the prompt fits into the free KV cache. True where that is unknown, or the prompt can never fit.
+
+    A host that does not say the free tokens may say the context that decodes: the rest of the capacity is free.
+    """
+    free, used = worker.free_kv_tokens, worker.load.decode_tokens
+    if free is None and used is not None:
+        free = int(worker.kv_capacity_tokens - used) if math.isfinite(used) else None
     return free is None or free >= request.prompt_tokens or worker.kv_capacity_tokens < request.prompt_tokens

@@ -118,6 +118,8 @@ def test_the_head_waits_for_free_kv_tokens_and_nobody_overtakes_it() -> None:
     ("worker", "goes"),
     [
         (Worker(free_kv_tokens=None), True),  # the host does not say
+        (Worker(load=WorkerLoad("p0", decode_tokens=950.0)), False),  # 50 of 1,000 tokens are left
+        (Worker(load=WorkerLoad("p0", decode_tokens=900.0)), True),
         (Worker(free_kv_tokens=50), False),
         (Worker(free_kv_tokens=50, kv_capacity_tokens=60), True),  # it never fits: the host must answer
         (Worker(role=Role.DECODE, free_kv_tokens=500), False),
@@ -132,6 +134,34 @@ def test_a_worker_counts_that_can_prefill_and_has_the_tokens_as_far_as_it_says(w
     policy.on_arrival(waiting("next"), 0.0)
     answer = policy.next((worker, Worker("full", free_kv_tokens=0)), 0.0)
     assert answer == (Go("next") if goes else Hold())
+
+
+def loaded(role: Role, **load: float) -> Worker:
+    return Worker(role.value, role, load=WorkerLoad(role.value, **load))
+
+
+@pytest.mark.parametrize(
+    ("settings", "worker", "goes"),
+    [
+        ({"prefill_tokens": 500}, loaded(Role.PREFILL, queued_tokens=300, prefill_tokens=199), True),
+        ({"prefill_tokens": 500}, loaded(Role.PREFILL, queued_tokens=300, prefill_tokens=200), False),
+        ({"prefill_tokens": 500}, loaded(Role.PREFILL, queued_tokens=500), False),  # the host does not say the step
+        ({"prefill_tokens": 500}, loaded(Role.DECODE, queued_tokens=9000), True),  # nobody prefills
+        ({"decode_requests": 8}, loaded(Role.DECODE, decode_requests=7), True),
+        ({"decode_requests": 8}, loaded(Role.DECODE, decode_requests=8), False),
+        ({"decode_requests": 8}, loaded(Role.DECODE), True),  # the host does not say
+        ({"prefill_tokens": 500, "decode_requests": 8}, loaded(Role.DECODE, decode_requests=8), False),
+    ],
+)
+def test_the_load_by_phase_limits_what_goes_on(settings: dict[str, int], worker: Worker, goes: bool) -> None:
+    policy = fcfs(**settings)
+    policy.on_arrival(waiting("served"), 0.0)
+    assert ask_all(policy, (worker,)) == [Go("served"), Hold()], "nothing is in service, so no load will become less"
+    policy.on_arrival(waiting("next"), 0.0)
+    assert policy.next((worker,), 0.0) == (Go("next") if goes else Hold())
+    policy.on_ended(waiting("served").request, DONE)
+    if not goes:
+        assert policy.next((worker,), 0.0) == Go("next")
 
 
 def test_where_nobody_can_prefill_the_host_must_answer() -> None:
