@@ -100,8 +100,8 @@ def test_outputs_that_outgrow_the_cache_are_retracted_and_right(bench: Bench) ->
 
     async def test(client: Client) -> None:
         rng, output = random.Random(14), 200
-        for _ in range(10):  # SGLang takes in as many as it guesses to fit: not every flood is one too many
-            prompts = [prompt_of(rng, 20) for _ in range(30)]
+        for flood in range(20):  # SGLang takes in as many as it guesses to fit: not every flood is one too many
+            prompts = [prompt_of(rng, 20) for _ in range(30 + 3 * flood)]
             wanted = await asyncio.gather(*[client.local(bench.unified, prompt, output) for prompt in prompts])
             asks = itertools.cycle(roles(bench.b, bench.a).values())
             got = await asyncio.gather(
