@@ -50,11 +50,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 @pytest.fixture(autouse=True)
-def root_level() -> Iterator[None]:
-    """Tests see the logs that they look for, whatever Dynamo has made of the root logger meanwhile."""
-    level = logging.root.level
+def plain_logging() -> Iterator[None]:
+    """Tests see the logs that they look for, whatever Dynamo made of logging when it was imported."""
+    logging.root.setLevel(logging.WARNING)
+    for name, logger in logging.root.manager.loggerDict.items():
+        if name.partition(".")[0] == "pdplugins" and isinstance(logger, logging.Logger):
+            logger.disabled, logger.propagate = False, True
     yield
-    logging.root.setLevel(level)
+    logging.root.setLevel(logging.WARNING)
 
 
 @pytest.fixture

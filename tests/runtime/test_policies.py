@@ -15,6 +15,7 @@ from pdplugins import cli, hookimpl
 from pdplugins import config as configs
 from pdplugins.config import Config
 from pdplugins.errors import ConfigError, PluginError
+from pdplugins.policies.stock.flow import FcfsSettings
 from pdplugins.registry import Plugin, Registry, default_registry
 from pdplugins.runtime.assembly import build_deployment
 from pdplugins.runtime.planner import build_safe_planner
@@ -196,7 +197,7 @@ def test_pdplugins_config_prints_every_default(known: Registry, tmp_path: Any) -
     path.write_text("{bundle: {name: fusion, workers: 5}, router: fusion, flow: fcfs}")
     printed = yaml.safe_load(CliRunner().invoke(cli.app, ["config", str(path)]).stdout)
     assert printed["bundle"] == printed["router"] == {"name": "fusion", "workers": 5, "seed": 0}
-    assert printed["flow"] == {"name": "fcfs", "per_worker": None, "free_kv": False, "max_wait_s": None}
+    assert printed["flow"] == {"name": "fcfs", **FcfsSettings().model_dump()}
     assert configs.resolved(configs.parse(printed)) == printed
 
 
