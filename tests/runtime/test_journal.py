@@ -16,7 +16,7 @@ from prometheus_client import CollectorRegistry
 
 from pdplugins.config import Config
 from pdplugins.contracts.kinds import Kind
-from pdplugins.runtime.decision import Decision, Fault, Journal
+from pdplugins.runtime.decision import Decision, Fault
 from pdplugins.runtime.decision_log import DecisionLog
 from pdplugins.runtime.decision_reader import Entry, read
 from pdplugins.runtime.journal import Sampling, StandardJournal
@@ -81,11 +81,6 @@ def journal(tmp_path: Path, config: Config, deployment: Deployment) -> Open:
         return StandardJournal(log, **options), lambda: read(tmp_path / "d")[0].entries
 
     return opened
-
-
-def test_it_is_a_journal() -> None:
-    journal: Journal = StandardJournal()
-    journal.decided(PLACED, {})
 
 
 def test_planners_and_power_are_kept_whole_and_read_back_with_their_types(journal: Open) -> None:
