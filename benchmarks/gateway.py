@@ -1,6 +1,6 @@
 """The cost of the gateway against SGLang's own router (Rust, `sglang_router`), over the same workers, interleaved.
 
-    python benchmarks/gateway.py --rust PYTHON [--rounds 5] [--out benchmarks/results/gateway.json]
+    python benchmarks/gateway.py --rust PYTHON [--rounds 5] [--result gateway-fake]
 
 Workers are one prefill and one decode server that speak SGLang's protocol and answer at once (`--workers` takes real
 ones: P,BOOTSTRAP,D). `PYTHON` is an interpreter that has sglang_router. There are three ways to the decode server:
@@ -34,10 +34,11 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+import manifest
 import uvloop
 from aiohttp import web
 
-from pdplugins.provenance import command_line, commit
+from pdplugins.provenance import command_line, record
 
 HOST = "127.0.0.1"
 TOKENS = 8
@@ -326,7 +327,7 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=200, help="per round at concurrency 1; four times that at 32")
     parser.add_argument("--turns", type=int, default=600, help="of the pairs")
     parser.add_argument("--prompt-tokens", type=int, default=512)
-    parser.add_argument("--out", type=Path)
+    parser.add_argument("--result", help="write results/RESULT.json")
     args = parser.parse_args()
     if args.serve:
         worker(args.serve[0], int(args.serve[1]))
@@ -338,19 +339,17 @@ def main() -> None:
         parser.error("--rust: name an interpreter that has sglang_router (pip install sglang-router)")
     before = os.getloadavg()[:1]
     result = uvloop.run(compare(args))
+    words = ["PYTHON" if word == args.rust else word for word in sys.argv]
     facts = {
-        "command": command_line("python", sys.argv).replace(args.rust, "PYTHON"),
-        "commit": commit(),
-        "measured": True,
+        **record("measured", seed=0, command=command_line("python", words), took_part=("aiohttp", "uvloop")),
         "workers": "real" if args.workers else "fake",
         "prompt_tokens": args.prompt_tokens,
         "cpus": os.cpu_count(),
         "load_average": [round(load, 1) for load in (*before, os.getloadavg()[0])],
     }
-    text = json.dumps(facts | result, indent=1)
-    print(text)
-    if args.out:
-        args.out.write_text(text + "\n")
+    print(json.dumps(facts | result, indent=1))
+    if args.result:
+        manifest.write(args.result, facts | result)
 
 
 if __name__ == "__main__":
