@@ -3,7 +3,7 @@
     python benchmarks/results.py status                    which results are older than the code they measure
     python benchmarks/results.py run --traces DIR          make those again that are: `make results TRACES=DIR`
     python benchmarks/results.py verify --only 'arrow*'    show results equal after a change that should not matter
-    python benchmarks/results.py pages                     write the tables of all pages again from the result files
+    python benchmarks/results.py pages                     write all figures and tables of pages from the results
 
 `run` may be stopped and called again: what is up to date is skipped, and each experiment writes only when it has ended.
 `verify` runs the cell that an experiment declares (``cell()`` of its script: rows of the table, computed again) and
@@ -29,6 +29,7 @@ from pathlib import Path
 from typing import Any
 
 import equality
+import figures
 import manifest
 from manifest import HERE, RESULTS, ROOT, Data, Experiment
 from rich.console import Console
@@ -254,13 +255,17 @@ def verify(options: argparse.Namespace) -> int:
 
 
 def pages(_: argparse.Namespace) -> None:
-    """Write every table of a page again from its result file."""
+    """Write the figures and tables of all pages again from the result files."""
     experiment, planners_report = (importlib.import_module(name) for name in ("experiment", "planners_report"))
     for path in sorted(RESULTS.glob("*.json")):
         data = manifest.read(path.stem)
         if "experiment" in data:
             experiment.show(data)
     planners_report.write()
+    for page in figures.pages():
+        old = page.read_text(encoding="utf-8")
+        if (new := figures.refreshed(old)) != old:
+            page.write_text(new, encoding="utf-8")
 
 
 def main() -> int:
