@@ -80,16 +80,23 @@ def cheapest(
 ) -> WorkerView:
     """Return the worker with the least load, after subtracting `token_weight` for each cached token of the prompt.
 
-    Only the least loaded worker and those that have the first block of the prompt can be the cheapest.
+    Loads are read once. Blocks are counted only for workers whose load a whole cached prompt would make up for.
     """
-    least = min(pool, key=load)
+    loads = list(map(load, pool))
+    least = min(loads)
+    place = loads.index(least)
+    best = pool[place]
     if not request.blocks:
-        return least
-    first = request.blocks[0]
-    holders = [worker for worker in pool if first in worker.cached_blocks]
-    return min(
-        [least, *holders], key=lambda worker: load(worker) - token_weight * cached_tokens(request, worker, block_tokens)
-    )
+        return best
+    first, whole = request.blocks[0], min(len(request.blocks) * block_tokens, request.prompt_tokens)
+    lowest = least - token_weight * cached_tokens(request, best, block_tokens)
+    limit = lowest + token_weight * whole
+    for index, value in enumerate(loads):
+        if value < limit and index != place and first in (worker := pool[index]).cached_blocks:
+            cost = value - token_weight * cached_tokens(request, worker, block_tokens)
+            if cost < lowest:
+                best, lowest, limit = worker, cost, cost + token_weight * whole
+    return best
 
 
 class SplitMix64:
