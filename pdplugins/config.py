@@ -86,6 +86,9 @@ class SimulationConfig(_Section):
     )
     watermark: float = Field(0.01, ge=0, lt=1, description="share of the KV cache kept free when a request is let in")
     block_tokens: int = Field(512, ge=1, description="tokens of one prefix block of the trace")
+    mixed_step_scale: float = Field(
+        1.0, gt=0, allow_inf_nan=False, description="factor on the time that prefill adds to a step with decodes"
+    )
     kv_tokens: int | None = Field(None, ge=2, description="KV cache of every worker; what its profile says when absent")
     first_token: Literal["prefill", "transfer", "decode"] = Field(
         "decode", description="who gives the first token of a request that decodes on another worker, and when"
