@@ -35,7 +35,7 @@ class DopdRouterSettings(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     local_tokens: int | None = Field(
-        None, ge=0, description="longest prompt that stays on its decode worker; else derived from the profile"
+        None, ge=0, description="longest prompt that counts as ultra-short; else derived from the profile"
     )
     cache_weight: float = Field(1.0, ge=0, description="requests that a whole cached prompt is worth")
     block_tokens: int = Field(512, ge=1, description="tokens of one prefix block")
