@@ -19,17 +19,10 @@ from pdplugins.contracts.router import Placement
 from pdplugins.contracts.workers import Role, WorkerView
 from pdplugins.policies._common import by_role, cached_tokens, largest_within
 from pdplugins.policies.dopd.config import DopdRouterSettings
+from pdplugins.policies.dopd.ratio import added_s
 
 LONGEST_LOCAL_TOKENS = 32_768
 """Longer prompts never run locally, however slow the link is."""
-
-
-def added_s(perf: PerfModel, tokens: float, tp: int) -> float:
-    """Return the seconds by which a prompt of `tokens` tokens lengthens a step that runs anyway.
-
-    A step reads the weights once, so only its time beyond that of an empty prefill counts.
-    """
-    return perf.prefill_s(tokens, tp) - perf.prefill_s(0, tp)
 
 
 def local_prompt_tokens(perf: PerfModel, tp: int) -> int:
