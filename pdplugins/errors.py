@@ -30,10 +30,14 @@ class HostError(PdpluginsError):
     """A host (Dynamo, SGLang) that is missing, too old, or did not start."""
 
 
+def printable(text: str) -> str:
+    """Return `text` without characters that move the cursor, end the line or cannot be encoded."""
+    return text if text.isprintable() else "".join(c if c.isprintable() else "?" for c in text)
+
+
 def one_line(detail: object, most: int = MOST_TOLD) -> str:
     """Return a text, or what an error says, in one line of at most `most` printable characters."""
-    said = str(detail)[: 2 * most]
-    line = " ".join("".join(c if c.isprintable() else " " for c in said).split())
+    line = printable(" ".join(str(detail)[: 2 * most].split()))
     return line if len(line) <= most else line[: most - 1] + "…"
 
 
