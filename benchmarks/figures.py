@@ -7,7 +7,8 @@ A mark is an HTML comment right behind the figure, which no reader sees:
 It names a result file, a path in it and a Python format; `%` at the end multiplies by 100. A path has keys, `[0]`,
 `[a key with spaces]`, `[label=dopd & group=x]` for the one row that has these values, `[?speedup]` for the rows that
 have a key, and `[*]` for all rows. Between the path and the format the value can be changed: `* 1000`, `/ PATH`,
-`- PATH`; and `max(...)`, `min(...)`, `sum(...)`, `len(...)` and `median(...)` take a path with `[*]`.
+`- PATH`; and `max(...)`, `min(...)`, `sum(...)`, `len(...)` and `median(...)` take a path with `[*]`, or
+to a mapping of numbers.
 
 The lines of a table below its head are written from a template, for each row of a result (or of several, side by side):
 
@@ -16,7 +17,8 @@ The lines of a table below its head are written from a template, for each row of
     |---|---|---|---|
     <!-- /rows -->
 
-`{stream?whole:parts}` is one of two words by a truth value, `{_key}` the key of a row where rows are a mapping.
+A field is a path as above, also with operators; `{stream?whole:parts}` is one of two words by a truth value, and
+`{_key}` the key of a row where rows are a mapping.
 
 An age mark writes the words from `at commit` on: the commit of a measured result, and whether its code has changed:
 
@@ -30,7 +32,6 @@ from __future__ import annotations
 
 import operator
 import re
-import shlex
 import statistics
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -54,10 +55,12 @@ GENERATED = re.compile(
 )
 """Text that a script writes from results as a whole; other tests compare it."""
 CODE = re.compile(r"^```.*?^```|^ {4,}\S.*?$|`[^`\n]*`", re.DOTALL | re.MULTILINE)
+NUMBER = r"[-+]?\d[\d,]*\.\d+"
 LOOKS_MEASURED = re.compile(
-    r"(?<![\w.,/-])[-+]?\d[\d,]*\.\d+(?: ?(?:%|times\b|ms\b|us\b|µs\b|GB\b|points\b|GPU-hours\b|requests/s\b)|(?= ?\|))"
+    rf"(?<![\w.,/-]){NUMBER} ?(?:%|(?:times|ms|us|µs|GB|points|GPU-hours|requests/s)\b)|(?<=\| ){NUMBER}(?= \|)"
 )
 """A number with a decimal point and the unit of something measured, or alone in the cell of a table."""
+WORD = re.compile(r"(?:\[[^\]]*\]|\S)+")
 STEP = re.compile(r"\.?(?P<key>[A-Za-z_][\w-]*)|\[(?P<inside>[^\]]*)\]")
 OPERATORS: dict[str, Callable[[float, float], float]] = {"*": operator.mul, "/": operator.truediv, "-": operator.sub}
 OF_ALL: dict[str, Callable[[Any], Any]] = {
@@ -117,7 +120,7 @@ def unmarked(text: str) -> Iterator[str]:
 
 def sources(text: str) -> tuple[set[str], set[str]]:
     """Return the results that a page marks figures of, and those of which it states the age."""
-    return {shlex.split(mark["what"])[0] for mark in FIGURE.finditer(text)}, {
+    return {WORD.findall(mark["what"])[0] for mark in FIGURE.finditer(text)}, {
         mark["what"] for mark in AGE.finditer(text)
     }
 
@@ -136,7 +139,7 @@ def _rows(found: Any) -> list[Any]:
 def _side_by_side(of_each: Sequence[Any], field: re.Match[str]) -> str:
     shown = []
     for row in of_each:
-        found = _at(row, field["path"])
+        found = _computed(row, WORD.findall(field["path"]))
         shown.append(
             (field["yes"] if found else field["no"]) if field["no"] is not None else _formatted(found, field["form"])
         )
@@ -152,6 +155,8 @@ def _formatted(found: Any, form: str | None) -> str:
 def age(result: str) -> str:
     """Say at which commit a result was made, and whether the code that it measures has changed since."""
     data = manifest.read(result)
+    if "code" not in data:
+        return f"at commit {data.get('commit', 'unknown')}, of which code is not recorded"
     parts = manifest.changed(manifest.experiment_of(result), data)
     since = f"since then changed: {', '.join(parts)}" if parts else "unchanged since"
     return f"at commit {data.get('commit', 'unknown')}{';' if parts else ','} {since}"
@@ -160,21 +165,26 @@ def age(result: str) -> str:
 def value(mark: str) -> str:
     """Return a figure as its mark says: RESULT PATH [OPERATOR PATH-OR-NUMBER]... FORMAT. Raises PdpluginsError."""
     try:
-        result, first, *steps, form = shlex.split(mark)
-        data = manifest.read(result)
-        found = _operand(data, first)
-        for sign, operand in zip(steps[::2], steps[1::2], strict=True):
-            found = OPERATORS[sign](found, _operand(data, operand))
+        result, *words, form = WORD.findall(mark)
+        return _formatted(_computed(manifest.read(result), words), form)
     except (ValueError, KeyError, IndexError, TypeError, OSError) as error:
         raise PdpluginsError(f"figure: {mark}: {error!r}; benchmarks/figures.py says how a mark is written") from error
-    return _formatted(found, form)
+
+
+def _computed(data: Any, words: Sequence[str]) -> Any:
+    """Return what PATH [OPERATOR PATH-OR-NUMBER]... comes to."""
+    found = _operand(data, words[0])
+    for sign, operand in zip(words[1::2], words[2::2], strict=True):
+        found = OPERATORS[sign](found, _operand(data, operand))
+    return found
 
 
 def _operand(data: Any, text: str) -> Any:
     if re.fullmatch(r"\d+(?:\.\d+)?", text):
         return float(text)
     if called := re.fullmatch(r"(\w+)\((.*)\)", text):
-        return OF_ALL[called[1]](_at(data, called[2]))
+        all_of_it = _at(data, called[2])
+        return OF_ALL[called[1]](all_of_it.values() if isinstance(all_of_it, dict) else all_of_it)
     return _at(data, text)
 
 

@@ -291,36 +291,9 @@ def summary(rows: Rows, kind: tuple[int, bool]) -> dict[str, Any]:
     return table | {"rps_ratio": round(statistics.median(ratios), 3), "rounds": len(base)}
 
 
-def markdown(result: dict[str, Any]) -> str:
-    """Return the two tables of a result as docs/gateway.md shows them."""
-    lines = [
-        "| answer | without a router, ms | added by Rust, ms (95 %) | added by ours, ms (95 %) |",
-        "|---|---|---|---|",
-    ]
-    for row in result["pairs"]:
-        shown = [
-            f"{row[name]['added_p50_ms']:.2f} ({row[name]['low']:.2f} to {row[name]['high']:.2f})" for name in ROUTERS
-        ]
-        lines.append(f"| {answer(row)} | {row['none_p50_ms']:.1f} | {' | '.join(shown)} |")
-    names = ("added TTFT p50, p99 in ms", "requests/s", "CPU ms per request")
-    heads = [head for name in names for head in (f"{name}: Rust", "ours")]
-    lines += ["", f"| at once | answer | {' | '.join(heads)} | requests/s, ours / Rust |", "|---" * 9 + "|"]
-    for row in result["tables"]:
-        ttft = [f"{row[name]['added_p50_ms']:.1f}, {row[name]['added_p99_ms']:.1f}" for name in ROUTERS]
-        rates = [f"{row[name]['rps']:.0f}" for name in ROUTERS] + [f"{row[name]['cpu_ms']:.2f}" for name in ROUTERS]
-        cells = (row["concurrency"], answer(row), *ttft, *rates, f"{row['rps_ratio']:.2f}")
-        lines.append(f"| {' | '.join(map(str, cells))} |")
-    return "\n".join(lines)
-
-
-def answer(row: dict[str, Any]) -> str:
-    return "stream" if row["stream"] else "whole"
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--serve", nargs=2, metavar=("MODE", "PORT"))
-    parser.add_argument("--table", type=Path, metavar="RESULT", help="print the tables of a result, and no more")
     parser.add_argument("--rust", help="an interpreter that has sglang_router")
     parser.add_argument("--workers", help="real ones: P,BOOTSTRAP_PORT,D")
     parser.add_argument("--rounds", type=int, default=5)
@@ -331,9 +304,6 @@ def main() -> None:
     args = parser.parse_args()
     if args.serve:
         worker(args.serve[0], int(args.serve[1]))
-        return
-    if args.table:
-        print(markdown(json.loads(args.table.read_text())))
         return
     if not args.rust:
         parser.error("--rust: name an interpreter that has sglang_router (pip install sglang-router)")

@@ -69,7 +69,6 @@ UNMARKED = {
     "benchmarks/rapid/README.md",
     "benchmarks/simulator.md",
     "docs/fidelity.md",
-    "docs/gateway.md",
     "docs/policies/ampd.md",
     "docs/policies/arrow.md",
     "docs/policies/dopd.md",
