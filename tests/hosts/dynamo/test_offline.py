@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -194,10 +195,8 @@ def test_a_worker_holds_what_the_profile_says_unless_told_otherwise(trace: list[
     short = clip(trace, 20)
     said = run("static:2P1D", short).config["run"]
     assert (said["prefill_kv_tokens"], said["decode_kv_tokens"]) == (14_144, 250_112)  # whole blocks of 14,201, 250,130
-    told = replay(
-        Plan("static:2P1D", configured(None), engines=Engines(kv_blocks=50)), short, trace_name="", command=""
-    )
-    assert told.config["run"]["prefill_kv_tokens"] == 3200
+    told = replace(Plan("static:2P1D", configured(None)), engines=Engines(kv_blocks=8000))
+    assert replay(told, short, trace_name="", command="").config["run"]["prefill_kv_tokens"] == 512_000
 
 
 @pytest.mark.dynamo
