@@ -6,7 +6,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,8 @@ from pdplugins.types import Flow, Placement
 from tests.gateway.fake import FakeWorker, Rooms
 
 FAST = GatewaySettings(timeout_s=10, first_token_s=2, silence_s=1, connect_s=1, rest_s=0.2, poll_s=0.05, drain_s=0.5)
+PATIENT = replace(FAST, timeout_s=120, first_token_s=60, silence_s=60, connect_s=30)
+"""For tests in which no worker fails: a busy machine must not look like a dead worker."""
 
 PROMPT = list(range(100, 160))
 

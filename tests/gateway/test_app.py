@@ -67,6 +67,7 @@ def test_decisions_of_router_and_flow_policy_are_logged_and_measured(tmp_path: P
     assert {line["kind"] for line in lines} == {"router", "flow"}
 
 
+@pytest.mark.moderate
 def test_a_router_and_a_part_in_another_process_hear_each_other(tmp_path: Path) -> None:
     """The other process is one that tells, waits until it is answered, and says what it heard."""
     other = """

@@ -95,6 +95,7 @@ def test_a_request_whose_time_is_over() -> None:
     asyncio.run(run())
 
 
+@pytest.mark.moderate
 @pytest.mark.parametrize("kind", PLACED)
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_request_whose_client_leaves(kind: str, stream: bool) -> None:

@@ -137,6 +137,7 @@ def test_a_full_queue_refuses_whatever_the_policy_says() -> None:
     asyncio.run(run())
 
 
+@pytest.mark.moderate
 def test_a_client_that_leaves_leaves_the_queue() -> None:
     flow = Steered()
 
@@ -174,6 +175,7 @@ def test_the_wait_counts_into_the_time_of_the_request() -> None:
     asyncio.run(run())
 
 
+@pytest.mark.moderate
 def test_a_worker_that_is_lost_while_requests_wait_gets_none_of_them() -> None:
     flow = Steered()
 
@@ -229,6 +231,7 @@ def test_the_policy_is_asked_again_at_the_time_that_it_names() -> None:
     asyncio.run(run())
 
 
+@pytest.mark.moderate
 def test_the_policy_is_asked_again_when_a_prefill_ends() -> None:
     """It lets a request go on when no prompt waits for prefill, though the one before still decodes."""
     flow = Steered()

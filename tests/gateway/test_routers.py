@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.gateway.fake import answer_of, settled, text_of, tokenize
-from tests.gateway.rig import FAST, PROMPT, Fixed, ask, config, stand
+from tests.gateway.rig import FAST, PATIENT, PROMPT, Fixed, ask, config, stand
 
 ROUTERS: dict[str, dict[str, Any]] = {
     "ampd": {},
@@ -30,7 +30,7 @@ def test_every_router_serves_a_mixed_load_with_the_right_tokens(name: str, dual:
     async def run() -> None:
         modes = ("dual",) * 4 if dual else ("prefill", "prefill", "decode", "decode")
         cfg = config({"name": name, **ROUTERS[name]}, dual=dual)
-        async with stand(*modes, cfg=cfg, token_s=0.0005) as it:
+        async with stand(*modes, cfg=cfg, settings=PATIENT, token_s=0.0005) as it:
 
             async def one(number: int) -> None:
                 prompt = [number, *range(10 + 40 * (number % 5))]

@@ -66,6 +66,7 @@ def test_a_program_that_is_not_there_is_an_oserror(tmp_path: Path) -> None:
     run(work)
 
 
+@pytest.mark.moderate
 def test_a_child_dies_with_its_parent(tmp_path: Path) -> None:
     """Also when the parent had no chance to say anything."""
     (tmp_path / "lasting.py").write_text("import os, time; print(os.getpid(), flush=True); time.sleep(60)")
