@@ -66,7 +66,7 @@ class AmpdScheduler:
     def on_step(self, view: BatchView, plan: BatchPlan, took_s: float) -> None:
         """Line 7: count a postponement of each task that waits still, while one behind it has run in this step."""
         ran = plan.prefill_tokens
-        before = [self._planned.pop(name, None) or self._running.pop(name, []) for name in ran]
+        before = [self._planned.pop(name, []) or self._running.pop(name, []) for name in ran]
         for name in {name for names in before for name in names}.difference(ran):
             self._postponed[name] = self._postponed.get(name, 0) + 1
 
