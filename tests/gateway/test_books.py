@@ -79,6 +79,15 @@ def test_books_tell_when_new_work_may_fit() -> None:
     assert len(told) == 3
 
 
+def test_books_tell_the_history_of_prompts_until_their_prefill_ends() -> None:
+    book = LoadBook("w")
+    book.prefill_starts(5, 100)
+    book.prefill_starts(7, 30)
+    assert (book.queued_tokens, book.prefill_history_tokens) == (12, 130)
+    book.prefill_ends(5, 0.1, 100)
+    assert (book.queued_tokens, book.prefill_history_tokens) == (7, 30)
+
+
 class Moving(Fixed):
     """A router that wants a label changed with each placement, and hears what became of that."""
 
