@@ -28,7 +28,6 @@ from pdplugins.gateway.queue import AdmissionQueue
 from pdplugins.gateway.replies import Reply
 from pdplugins.gateway.routing import Routing
 from pdplugins.gateway.serving import Serving
-from pdplugins.gateway.settings import GatewaySettings
 from pdplugins.registry import Registry
 from pdplugins.runtime.assembly import build_deployment
 from pdplugins.runtime.flow import SafeFlow
@@ -60,12 +59,11 @@ class Gateway:
         self,
         config: Config,
         workers: Sequence[WorkerOption],
-        settings: GatewaySettings | None = None,
         registry: Registry | None = None,
         metrics: GatewayMetrics | None = None,
         decision_log: Path | None = None,
     ) -> None:
-        self.settings = settings or GatewaySettings()
+        self.settings = config.gateway
         self.metrics = metrics or GatewayMetrics()
         self._dual = config.sglang.dual_role
         self.backends = Backends(
@@ -125,7 +123,7 @@ class Gateway:
     def _build_queue(self) -> AdmissionQueue | None:
         if self.policies.flow is None:
             return None
-        most, journal = self.settings.most_waiting, self.policies.journal
+        most, journal = self.settings.max_waiting, self.policies.journal
         flow = SafeFlow(self.policies.flow, most_waiting=most, journal=journal)
         return AdmissionQueue(flow, self.backends, self.metrics, self._ttft_s)
 

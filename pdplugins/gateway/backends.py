@@ -20,7 +20,7 @@ from pdplugins.gateway.engine import Engine, Facts, LoadReport, ServerKind
 from pdplugins.gateway.metrics import GatewayMetrics
 from pdplugins.gateway.primitive import can_serve
 from pdplugins.gateway.roles import WorkerLabels
-from pdplugins.gateway.settings import GatewaySettings
+from pdplugins.limits import GatewayConfig
 
 log = logging.getLogger("pdplugins.gateway")
 
@@ -138,7 +138,7 @@ class Backends:
         options: Sequence[WorkerOption],
         *,
         prefill: int,
-        settings: GatewaySettings,
+        settings: GatewayConfig,
         metrics: GatewayMetrics | None = None,
     ) -> None:
         roles = [Role.PREFILL] * prefill + [Role.DECODE] * len(options)

@@ -20,7 +20,7 @@ from pdplugins.gateway.prompts import Lengths, blocks_of
 from pdplugins.gateway.queue import AdmissionQueue
 from pdplugins.gateway.routing import Routing
 from pdplugins.gateway.sessions import Session, Sessions
-from pdplugins.gateway.settings import GatewaySettings
+from pdplugins.limits import GatewayConfig
 
 
 class Serving:
@@ -31,7 +31,7 @@ class Serving:
         routing: Routing,
         backends: Backends,
         engine: Engine[Any, Any],
-        settings: GatewaySettings,
+        settings: GatewayConfig,
         metrics: GatewayMetrics,
         queue: AdmissionQueue | None = None,
     ) -> None:

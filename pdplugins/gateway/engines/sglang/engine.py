@@ -16,7 +16,7 @@ from pdplugins.gateway.engines.sglang.completions import CompletionsReply
 from pdplugins.gateway.engines.sglang.legs import Legs
 from pdplugins.gateway.engines.sglang.relay import Relay
 from pdplugins.gateway.engines.sglang.upstream import Answer, Upstream
-from pdplugins.gateway.settings import GatewaySettings
+from pdplugins.limits import GatewayConfig
 
 TEMPLATE_FIELDS = ("model", "messages", "tools", "tool_choice", "chat_template_kwargs", "continue_final_message")
 
@@ -32,7 +32,7 @@ class SglangEngine:
     passed_gets = ("/v1/models", "/model_info", "/get_model_info", protocol.SERVER_INFO, "/get_server_info")
     passed_posts = (protocol.TOKENIZE, "/tokenize", "/v1/detokenize", "/detokenize")
 
-    def __init__(self, settings: GatewaySettings, session: aiohttp.ClientSession, *, dual: bool) -> None:
+    def __init__(self, settings: GatewayConfig, session: aiohttp.ClientSession, *, dual: bool) -> None:
         self.upstream = Upstream(settings)
         self._legs = Legs(self.upstream, settings)
         self._session = session

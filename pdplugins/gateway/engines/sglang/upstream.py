@@ -14,7 +14,7 @@ from pdplugins.gateway.backends import Backend
 from pdplugins.gateway.engines.sglang import protocol
 from pdplugins.gateway.engines.sglang.connections import Connections, Response
 from pdplugins.gateway.errors import RefusedError, WorkerFailedError
-from pdplugins.gateway.settings import GatewaySettings
+from pdplugins.limits import GatewayConfig
 
 ABORT_S = 5.0
 FAILURES = (aiohttp.ClientError, OSError, TimeoutError)
@@ -84,7 +84,7 @@ class Answer:
 class Upstream:
     """The connections to all workers."""
 
-    def __init__(self, settings: GatewaySettings) -> None:
+    def __init__(self, settings: GatewayConfig) -> None:
         self._connections = Connections(settings.connect_s)
         self._settings = settings
         self._background: set[asyncio.Task[None]] = set()
