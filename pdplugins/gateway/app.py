@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import json
 import logging
 import secrets
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from pdplugins.gateway.queue import AdmissionQueue
 from pdplugins.gateway.replies import Reply
 from pdplugins.gateway.routing import Routing
 from pdplugins.gateway.serving import Serving
+from pdplugins.gateway.watchers import keep
 from pdplugins.registry import Registry
 from pdplugins.runtime.assembly import build_deployment
 from pdplugins.runtime.flow import SafeFlow
@@ -90,11 +92,11 @@ class Gateway:
         queue = self._build_queue()
         self.serving = Serving(self.routing, self.backends, self.engine, self.settings, self.metrics, queue)
         await self.look()
-        loop = asyncio.get_running_loop()
-        self._watchers = [loop.create_task(self.backends.watch(backend, self.engine)) for backend in self.backends.all]
-        self._watchers.append(loop.create_task(self.policies.share_signals()))
+        works: list[Callable[[], Awaitable[None]]] = [self.policies.share_signals]
+        works += [functools.partial(self.backends.watch, backend, self.engine) for backend in self.backends.all]
         if queue is not None:
-            self._watchers.append(loop.create_task(queue.run()))
+            works.append(queue.run)
+        self._watchers = [asyncio.create_task(keep(work, self.metrics)) for work in works]
         self._runner = web.AppRunner(
             self._app(), access_log=None, handler_cancellation=True, shutdown_timeout=self.settings.drain_s
         )
@@ -129,12 +131,7 @@ class Gateway:
 
     async def look(self) -> None:
         """Ask the workers that answer now what they are. The others are polled later."""
-        await asyncio.gather(*map(self._look, self.backends.all))
-
-    async def _look(self, backend: Backend) -> None:
-        with contextlib.suppress(aiohttp.ClientError, OSError, TimeoutError, ValueError, TypeError, KeyError):
-            async with asyncio.timeout(self.settings.connect_s):
-                await self.backends.look(backend, self.engine)
+        await asyncio.gather(*(self.backends.first_look(backend, self.engine) for backend in self.backends.all))
 
     def _app(self) -> web.Application:
         app = web.Application(client_max_size=LARGEST_BODY)

@@ -2,7 +2,26 @@
 
 from __future__ import annotations
 
+import errno
 import math
+
+SHORTAGES = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL})
+"""Errors of a connection that are this process's own: it has no descriptor, memory or port for one more."""
+
+
+def said(error: BaseException) -> str:
+    """Return the type of an error and its message, if it has one."""
+    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+
+
+def shortage(error: BaseException) -> bool:
+    """Tell whether a connection failed because this process is short of something."""
+    return isinstance(error, OSError) and error.errno in SHORTAGES
+
+
+def refused(error: BaseException) -> bool:
+    """Tell whether nobody listens at an address."""
+    return isinstance(error, OSError) and error.errno == errno.ECONNREFUSED
 
 
 class WorkerFailedError(Exception):

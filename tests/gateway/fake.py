@@ -115,6 +115,8 @@ class FakeWorker:
         self.stamps: Iterator[float] | None = itertools.count(1.0)
         """Of its load reports: an engine that stands still makes no new ones."""
         self.polls = 0
+        self.says: dict[str, bytes] = {}
+        """What it answers to questions about itself, by path, instead of what is so."""
 
     async def start(self) -> FakeWorker:
         app = web.Application(client_max_size=2**28)
@@ -143,6 +145,8 @@ class FakeWorker:
         return f"127.0.0.1:{self.port}"
 
     async def _info(self, request: web.Request) -> web.Response:
+        if (odd := self.says.get(request.path)) is not None:
+            return web.Response(body=odd, content_type="application/json")
         mode = {"dual": "decode", "unified": "null"}.get(self.mode, self.mode)
         info = {"disaggregation_mode": mode, "disaggregation_bootstrap_port": self.bootstrap_port}
         return web.json_response(info | {"incremental_streaming_output": self.incremental, "tp_size": 2})
@@ -151,6 +155,8 @@ class FakeWorker:
         self.polls += 1
         if self.faults.hang:
             await asyncio.sleep(60)
+        if (odd := self.says.get(request.path)) is not None:
+            return web.Response(body=odd, content_type="application/json")
         core: dict[str, Any] = {
             "num_running_reqs": len(self.running),
             "num_waiting_reqs": 0,

@@ -137,12 +137,13 @@ def test_a_prefill_has_the_deadline_of_a_first_token_also_when_nothing_streams()
 
 
 @pytest.mark.parametrize("kind", ["local", "pair"])
-def test_a_worker_that_is_lost_is_not_waited_for(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_that_is_lost_is_not_waited_for(kind: str) -> None:
     """A whole answer has no deadline of its own: nothing shows whether it is under way, but for the load report."""
-    monkeypatch.setattr("pdplugins.gateway.backends.POLL_TIMEOUT_S", 1.0)
 
     async def run() -> None:
-        async with stand("dual", "dual", settings=fast(timeout_s=60, first_token_s=60, silence_s=60)) as it:
+        async with stand(
+            "dual", "dual", settings=fast(timeout_s=60, first_token_s=60, silence_s=60, poll_timeout_s=1)
+        ) as it:
             router = it.route(Fixed())
             router.first, router.second, router.split = PLACED[kind]
             it.workers[1].faults.hang = True
@@ -277,12 +278,11 @@ def test_a_worker_comes_back() -> None:
     asyncio.run(run())
 
 
-def test_a_worker_that_does_not_say_its_load_is_not_asked_for_more(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_that_does_not_say_its_load_is_not_asked_for_more() -> None:
     """A stopped process takes connections and says nothing."""
-    monkeypatch.setattr("pdplugins.gateway.backends.POLL_TIMEOUT_S", 0.1)
 
     async def run() -> None:
-        async with stand("dual", "dual") as it:
+        async with stand("dual", "dual", settings=fast(poll_timeout_s=0.1)) as it:
             it.workers[0].faults.hang = True
             assert await settled(lambda: len(it.gateway.backends.ready) == 1)
 

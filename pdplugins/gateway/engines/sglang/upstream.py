@@ -13,7 +13,7 @@ import aiohttp
 from pdplugins.gateway.backends import Backend
 from pdplugins.gateway.engines.sglang import protocol
 from pdplugins.gateway.engines.sglang.connections import Connections, Response
-from pdplugins.gateway.errors import RefusedError, WorkerFailedError
+from pdplugins.gateway.errors import RefusedError, WorkerFailedError, said
 from pdplugins.limits import GatewayConfig
 
 ABORT_S = 5.0
@@ -210,8 +210,3 @@ def raise_error(backend: Backend, data: bytes) -> None:
         code = error.get("code") if isinstance(error, dict) else None
         if error and not (isinstance(code, int) and 400 <= code < 500):
             raise WorkerFailedError(backend.id, f"error: {str(error)[:200]}")
-
-
-def said(error: BaseException) -> str:
-    """Return the type of an error and its message, if it has one."""
-    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
