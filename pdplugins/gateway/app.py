@@ -18,10 +18,11 @@ from prometheus_client import generate_latest
 
 from pdplugins.config import Config
 from pdplugins.errors import HostError
+from pdplugins.gateway.admission import Admission
 from pdplugins.gateway.backends import Backend, Backends, WorkerOption
 from pdplugins.gateway.engine import Engine
 from pdplugins.gateway.engines.sglang.engine import SglangEngine
-from pdplugins.gateway.errors import GatewayError, RefusedError
+from pdplugins.gateway.errors import GatewayError, RefusedError, ShortageError
 from pdplugins.gateway.metrics import GatewayMetrics
 from pdplugins.gateway.policies import GatewayPolicies
 from pdplugins.gateway.primitive import can_serve
@@ -74,6 +75,7 @@ class Gateway:
             settings=self.settings,
             metrics=self.metrics,
         )
+        self.admission = Admission(self.settings, self.metrics)
         deployment = build_deployment(config, registry)
         self.policies = GatewayPolicies(config, deployment, registry, self.metrics, decision_log)
         self._ttft_s = deployment.slo.ttft_s
@@ -90,7 +92,7 @@ class Gateway:
         )
         self.engine: Engine[Any, Any] = SglangEngine(self.settings, self._session, dual=self._dual)
         queue = self._build_queue()
-        self.serving = Serving(self.routing, self.backends, self.engine, self.settings, self.metrics, queue)
+        self.serving = Serving(self.routing, self.backends, self.engine, self.admission, self.metrics, queue)
         await self.look()
         works: list[Callable[[], Awaitable[None]]] = [self.policies.share_signals]
         works += [functools.partial(self.backends.watch, backend, self.engine) for backend in self.backends.all]
@@ -154,7 +156,11 @@ class Gateway:
         outcome = "cancelled"
         self.metrics.in_flight.inc()
         try:
-            outcome = await self._answered(request, reply)
+            with self.admission.request():
+                outcome = await self._answered(request, reply)
+        except GatewayError as error:
+            outcome = f"error_{error.status}"
+            await reply.fail(error)
         except (ConnectionResetError, aiohttp.ClientConnectionResetError):
             log.debug("a client went away")
         finally:
@@ -174,6 +180,8 @@ class Gateway:
             call = self.engine.parse(request.path, body, secrets.token_hex(16), session, headers)
             await self.serving.serve(call, reply)
         except GatewayError as error:
+            if isinstance(error, ShortageError):
+                self.metrics.fault("out_of_descriptors", error.why)
             await reply.fail(error)
             return f"error_{error.status}"
         except RefusedError as error:

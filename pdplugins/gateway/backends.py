@@ -149,6 +149,8 @@ class Backends:
         self.labels = WorkerLabels(self._metrics, lambda: self._change((*self.ready,)))
         self._settings = settings
         self._resting = False
+        self.serves = asyncio.Event()
+        """Set while the workers that take new work can serve a request between them."""
         self._on_change: Callable[[], None] | None = None
 
     def listen(self, on_change: Callable[[], None]) -> None:
@@ -178,13 +180,17 @@ class Backends:
         """Note that a worker failed a request. It gets no new ones for a while, or until it can be reached again."""
         backend = self.by_id[worker]
         backend.resting_until_s = monotonic() + self._settings.rest_s
-        if gone and backend.alive:
-            self._lost(backend, "connection failed")
+        if gone:
+            self._lost(backend, "it refuses connections")
         self.refresh()
 
     def _change(self, ready: tuple[WorkerView, ...]) -> None:
         self.ready = ready
         self.ready_ids = frozenset(worker.id for worker in ready)
+        if can_serve(ready):
+            self.serves.set()
+        else:
+            self.serves.clear()
         if self._on_change is not None:
             self._on_change()
 

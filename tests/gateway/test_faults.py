@@ -67,7 +67,7 @@ def test_a_worker_that_fails_before_the_first_token_is_replaced(fault: str, guil
                 faults.status = 500
             elif fault == "event":
                 faults.error_event = True
-                faults.status = None if stream else 503
+                faults.status = None if stream else 502
             elif fault == "dead":
                 await it.workers[guilty].stop()
             else:
