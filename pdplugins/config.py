@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from pdplugins.contracts.kinds import Kind
 from pdplugins.contracts.workers import Role
 from pdplugins.errors import ConfigError, one_line, shown
+from pdplugins.limits import GatewayConfig
 from pdplugins.registry import BUNDLE, Registration, Registry, default_registry
 from pdplugins.resources import data_dir
 from pdplugins.safe_yaml import read_yaml
@@ -192,6 +193,7 @@ class Config(_Section):
     signals: SignalsConfig = SignalsConfig()
     simulation: SimulationConfig = SimulationConfig()
     sglang: SglangConfig = SglangConfig()
+    gateway: GatewayConfig = GatewayConfig()
 
     @model_validator(mode="before")
     @classmethod
