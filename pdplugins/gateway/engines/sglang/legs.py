@@ -22,13 +22,13 @@ from pdplugins.gateway.engines.sglang import protocol
 from pdplugins.gateway.engines.sglang.calls import Call
 from pdplugins.gateway.engines.sglang.upstream import Answer, Upstream
 from pdplugins.gateway.errors import RefusedError, WorkerFailedError
-from pdplugins.gateway.settings import GatewaySettings
+from pdplugins.limits import GatewayConfig
 
 
 class Legs:
     """Local, pair, push and warm, over the connections of `upstream`."""
 
-    def __init__(self, upstream: Upstream, settings: GatewaySettings) -> None:
+    def __init__(self, upstream: Upstream, settings: GatewayConfig) -> None:
         self._upstream = upstream
         self._first_token_s = settings.first_token_s
 
