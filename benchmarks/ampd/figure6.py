@@ -62,9 +62,9 @@ def main() -> None:
             f"w from 2 to 5: {spread('window', 'predicted'):.1f} points apart with predicted slack, "
             f"{spread('window', 'windowed'):.1f} as printed.",
             f"alpha: best at {best('alpha', 'predicted'):g} with predicted slack (at {best('alpha', OTHERS):g} on "
-            "other seeds), where it is the share of the TTFT SLO that a task's own estimate may use: less leaves room for "
-            "what the estimate does not know. The default, 0.5, was chosen on the first three seeds. As printed it is "
-            f"best at {best('alpha', 'windowed'):g}; the paper takes 0.9.",
+            "other seeds), where it is the share of the TTFT SLO that a task's own estimate may use: less leaves room "
+            "for what the estimate does not know. The default, 0.5, was chosen on the first three seeds. As printed it "
+            f"is best at {best('alpha', 'windowed'):g}; the paper takes 0.9.",
             f"beta: {spread('beta', 'predicted'):.1f} points apart with predicted slack, "
             f"{spread('beta', 'windowed'):.1f} as printed: TPOT is far below its SLO until a pause, and far above it "
             "during one.",
