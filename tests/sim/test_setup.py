@@ -50,6 +50,7 @@ def test_a_key_reaches_the_setting_of_its_name(key: str, value: object) -> None:
         ("watermark", 0.2),
         ("whole_prompts", True),
         ("block_tokens", 16),
+        ("mixed_step_scale", 1.2),
     ],
 )
 def test_a_key_reaches_the_engines(key: str, value: object) -> None:
