@@ -55,7 +55,6 @@ OLD = {
     "rapid-figure7",
     "rapid-figure8",
     "rapid-figure9",
-    "simulator-speed-installed",
     "simulator-speed",
 }
 
