@@ -65,6 +65,7 @@ class FleetLoad:
     decode_requests: float | None = None
     decode_tokens: float | None = None
     prefill_tokens: float | None = None
+    prefill_history_tokens: float | None = None
 
 
 @dataclass(slots=True)

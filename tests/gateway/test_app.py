@@ -67,6 +67,7 @@ def test_decisions_of_router_and_flow_policy_are_logged_and_measured(tmp_path: P
     assert {line["kind"] for line in lines} == {"router", "flow"}
 
 
+@pytest.mark.moderate
 def test_a_router_and_a_part_in_another_process_hear_each_other(tmp_path: Path) -> None:
     """The other process is one that tells, waits until it is answered, and says what it heard."""
     other = """
@@ -142,7 +143,7 @@ def test_a_port_that_is_taken_is_said_in_one_line() -> None:
     async def run() -> None:
         async with stand("dual", "dual") as it:
             port = int(it.gateway.url.rsplit(":", 1)[1])
-            other = Gateway(config(), [WorkerOption.parse(worker.url) for worker in it.workers], FAST)
+            other = Gateway(config(), [WorkerOption.parse(worker.url) for worker in it.workers])
             with pytest.raises(HostError, match="choose another port"):
                 await other.start(port=port)
 
