@@ -62,6 +62,7 @@ def silicon(
         others, left_out = report.split(*read_rows(unseen))
         _say_skipped(unseen, left_out)
         found["unseen"] = report.unseen(others, read, setup, seed)
+    found["table"] = report.table(found)
     _say_all(found)
     _write(out, found, seed)
 
@@ -124,32 +125,17 @@ def _say_skipped(path: Path, skipped: dict[str, list[str]]) -> None:
 
 
 def _say_all(found: dict[str, Any]) -> None:
-    _say("all rows", found)
-    _say("without doubtful rows", found["clean"])
-    for name in ("model", "system", "engine", "source"):
-        for value, figures in found[f"by_{name}"].items():
-            _say(f"{name} {value}", figures)
-    for model, figures in found.get("leave_one_out", {}).items():
-        _say(f"fitted without {model}", figures)
+    for line in found["table"]:
+        medians = f"TTFT {line['ttft_median']:6.1%} and TPOT {line['tpot_median']:6.1%}"
+        typer.echo(f"{line['what']:60s} {line['rows']:4d} rows, median absolute error of {medians}")
     for source, places in found["places"].items():
         less = ", so one place less than clients" if places["one_less"] else ""
         slope = "n/a" if places["slope"] is None else f"{places['slope']:.2f}"
         typer.echo(f"{source}: slope of TTFT over the answer's time {slope}, {places['pairs']} pairs{less}")
-    if "frontend" in found:
-        _say(f"with a frontend of {1e3 * found['frontend']['request_s']:g} ms", found["frontend"]["with"])
-    if "unseen" in found:
-        _say("rows never used", found["unseen"])
-        _say("those without doubt", found["unseen"]["clean"])
 
 
 def _few(ids: list[str]) -> str:
     return ", ".join(ids[:FEW]) + (f" and {len(ids) - FEW} more" if len(ids) > FEW else "")
-
-
-def _say(what: str, figures: dict[str, Any]) -> None:
-    medians = {name: figures[name]["median_abs_error"] for name in ("ttft", "tpot")}
-    errors = (f"{name.upper()} {'n/a' if value is None else f'{value:6.1%}'}" for name, value in medians.items())
-    typer.echo(f"{what:36s} {figures['rows']:4d} rows, median absolute error of {' and '.join(errors)}")
 
 
 def _write(out: Path | None, found: dict[str, Any], seed: int | None) -> None:

@@ -16,7 +16,7 @@ from pdplugins.studies.validate.sources import SOURCES
 
 Pairs = Sequence[tuple[Row, Felt]]
 GROUPS = ("model", "system", "engine", "source")
-FRONTENDS_S = tuple(round(0.0025 * step, 4) for step in range(17))
+FRONTENDS_S = tuple(round(0.005 * step, 3) for step in range(9))
 """Times of the frontend that are tried, 0 to 40 ms."""
 
 
@@ -105,6 +105,28 @@ def frontend(rows: Sequence[Row], setup: Setup, seed: int) -> dict[str, Any]:
         pairs = _simulated(report_rows, one, seed)
         found[name] = {**summary(pairs), "crowded_by_source": _crowded(pairs)}
     return found
+
+
+def table(found: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the errors of a whole report as the lines of one table; groups without rows are left out."""
+    lines = {"all rows of the report half": found, "those without doubt": found["clean"]}
+    lines["the half that was fitted on"] = found["fit_half"]
+    for name in GROUPS:
+        lines |= {f"{name} {value}": figures for value, figures in found[f"by_{name}"].items()}
+    for model, figures in found.get("leave_one_out", {}).items():
+        lines[f"fitted without {model}, on it"] = figures
+        lines[f"fitted without {model}, on its rows without doubt"] = figures["clean"]
+    if "frontend" in found:
+        lines[f"with a frontend of {1e3 * found['frontend']['request_s']:g} ms"] = found["frontend"]["with"]
+    if "unseen" in found:
+        lines |= {"rows never used": found["unseen"], "rows never used, without doubt": found["unseen"]["clean"]}
+    return [{"what": what, **_flat(figures)} for what, figures in lines.items() if figures["rows"]]
+
+
+def _flat(figures: dict[str, Any]) -> dict[str, Any]:
+    parts = {"median": "median_abs_error", "p90": "p90_abs_error"}
+    errors = {f"{metric}_{name}": figures[metric][key] for metric in ("ttft", "tpot") for name, key in parts.items()}
+    return {"rows": figures["rows"], **errors}
 
 
 def summary(pairs: Pairs) -> dict[str, Any]:
