@@ -111,8 +111,8 @@ class Call(Splittable, Protocol):
         ...
 
     @property
-    def messages(self) -> str:
-        """The messages of a chat as one text; nothing for anything else."""
+    def messages(self) -> bytes:
+        """The messages of a chat, as its body has them; nothing for anything else."""
         ...
 
     @property

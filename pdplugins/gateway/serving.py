@@ -39,7 +39,7 @@ class Serving:
         self.engine = engine
         self.settings = admission.settings
         self.metrics = metrics
-        self.sessions = Sessions()
+        self.sessions = Sessions(self.settings.max_sessions)
         self.lengths = Lengths()
         self.retries = RetryBudget(self.settings)
         self.admission = admission
