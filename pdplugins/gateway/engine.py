@@ -293,6 +293,6 @@ class Engine(Protocol[CallT, AnswerT]):
         """Compute the KV cache of a prompt on a server, for a later pair or for itself."""
         ...
 
-    async def close(self) -> None:
-        """Wait a while for background work, then end it, and close all connections."""
+    async def close(self, within_s: float) -> None:
+        """Wait so long for background work, then end it, and close all connections."""
         ...

@@ -55,7 +55,7 @@ class Serving:
         task = RequestTask(self, name, call, client)
         ending = Ending.FAILED
         try:
-            async with asyncio.timeout(self.settings.timeout_s):
+            async with self.admission.serving.within(self.settings.timeout_s):
                 await self.worker_there()
                 if self.queue is not None:
                     await self.queue.admit(task.arrival)
@@ -66,6 +66,9 @@ class Serving:
             raise
         except (asyncio.CancelledError, ConnectionResetError):
             ending = Ending.CANCELLED
+            raise
+        except TimeoutError:
+            ending = Ending.CANCELLED if self.admission.closed else Ending.FAILED
             raise
         finally:
             self._ids.discard(name)

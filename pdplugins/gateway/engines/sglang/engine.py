@@ -101,6 +101,6 @@ class SglangEngine:
         """Compute the KV cache of a prompt on a server, for a later pair or for itself."""
         await self._legs.warm(backend, work)
 
-    async def close(self) -> None:
-        """Wait a while for background work, then end it, and close all connections."""
-        await self.upstream.settle()
+    async def close(self, within_s: float) -> None:
+        """Wait so long for background work, then end it, and close all connections."""
+        await self.upstream.settle(within_s)
