@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from pdplugins.contracts.kinds import Kind
 from pdplugins.contracts.workers import Role
 from pdplugins.errors import ConfigError, one_line, shown
+from pdplugins.limits import GatewayConfig
 from pdplugins.registry import BUNDLE, Registration, Registry, default_registry
 from pdplugins.resources import data_dir
 from pdplugins.safe_yaml import read_yaml
@@ -92,6 +93,9 @@ class SimulationConfig(_Section):
     )
     watermark: float = Field(0.01, ge=0, lt=1, description="share of the KV cache kept free when a request is let in")
     block_tokens: int = Field(512, ge=1, description="tokens of one prefix block of the trace")
+    mixed_step_scale: float = Field(
+        1.0, gt=0, allow_inf_nan=False, description="factor on the time that prefill adds to a step with decodes"
+    )
     kv_tokens: int | None = Field(None, ge=2, description="KV cache of every worker; what its profile says when absent")
     first_token: Literal["prefill", "transfer", "decode"] = Field(
         "decode", description="who gives the first token of a request that decodes on another worker, and when"
@@ -189,6 +193,7 @@ class Config(_Section):
     signals: SignalsConfig = SignalsConfig()
     simulation: SimulationConfig = SimulationConfig()
     sglang: SglangConfig = SglangConfig()
+    gateway: GatewayConfig = GatewayConfig()
 
     @model_validator(mode="before")
     @classmethod
