@@ -3,10 +3,10 @@
     python benchmarks/gateway.py --rust PYTHON [--rounds 5] [--result gateway-fake]
 
 Workers are one prefill and one decode server that speak SGLang's protocol and answer at once. With `--tree TREE`, a
-folder with one version of SGLang as `make test-sglang` installs it, they are two stock servers with a tiny model; run it
-with that environment's Python, in the root of the repository, with PYTHONPATH=. there. `PYTHON` is an interpreter that
-has sglang_router. There are three ways to the decode server: without a router (both legs from the client: the base),
-through the Rust router, and through the gateway.
+folder with one version of SGLang as `make test-sglang` installs it, they are two stock servers with a tiny model; run
+it with that environment's Python, in the root of the repository, with PYTHONPATH=. there. `PYTHON` is an interpreter
+that has sglang_router. There are three ways to the decode server: without a router (both legs from the client: the
+base), through the Rust router, and through the gateway.
 
 * Pairs, for the added TTFT of one request at a time: the three ways take turns, request by request, each with a prompt
   of its own; the figure is the median of the differences to the base within a turn, with its 95 % confidence interval
