@@ -17,6 +17,7 @@ import importlib
 import json
 import os
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -228,6 +229,8 @@ def _run_all(todo: Sequence[Experiment], options: argparse.Namespace) -> dict[st
             runner.stop()
             console.print("stopped; what had ended is kept: call it again to go on")
             raise
+    if not failed:
+        shutil.rmtree(logs)
     return failed
 
 
