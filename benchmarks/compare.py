@@ -26,6 +26,8 @@ GPUS, RATE = 8, 10.0
 TUNED_ON, SHOWN_ON = "azure-like:seed=1", "azure-like:seed=2"
 CHUNKS = (256, 512, 1024, 2048, 4096, 8192)
 SIZES = (1, 2, 4)
+DECODING = (2, 4)
+"""GPUs of a worker that decodes: next to the weights, one GPU has KV cache for ten requests of this traffic."""
 Changes = Mapping[str, Any]
 """Dotted keys of a config, and their values."""
 
@@ -38,21 +40,21 @@ def pools(prefill: int, prefill_tp: int, decode: int, decode_tp: int) -> Changes
     }  # fmt: skip
 
 
-def splits(gpus: int = GPUS) -> Iterator[Changes]:
-    """Yield every way to give all GPUs to prefill workers of one size and decode workers of one size.
+def splits() -> Iterator[Changes]:
+    """Yield the ways to give all GPUs to prefill workers of one size and decode workers of one size.
 
-    A decode worker has two GPUs at least: next to the weights, one GPU has KV cache for ten requests of this traffic.
+    Those with less than four GPUs for prefill are left out: they cannot compute the prompts that come.
     """
-    for prefill_tp, decode_tp in product(SIZES, SIZES[1:]):
-        for decode in range(1, gpus // decode_tp):
-            prefill, rest = divmod(gpus - decode * decode_tp, prefill_tp)
-            if prefill and not rest:
+    for prefill_tp, decode_tp in product(SIZES, DECODING):
+        for decode in range(1, GPUS // 2 // decode_tp + 1):
+            prefill, rest = divmod(GPUS - decode * decode_tp, prefill_tp)
+            if not rest:
                 yield pools(prefill, prefill_tp, decode, decode_tp)
 
 
 def alike() -> Iterator[Changes]:
     """Yield workers that are all alike, half of them with each label."""
-    for tp in SIZES:
+    for tp in DECODING:
         yield pools(GPUS // tp // 2, tp, GPUS // tp // 2, tp)
 
 
