@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter, OrderedDict
+from collections.abc import Iterator
 from dataclasses import dataclass
 from time import monotonic
 
@@ -20,6 +21,32 @@ NEAR = 0.9
 MOST_REFUSED = 64
 """Connections beyond the limit that are kept until they have been told so."""
 SLOWEST_LOOK_S = 1.0
+
+
+class Idle:
+    """The connections that have no request, the one that has been so for longest first: all, and those of a client."""
+
+    def __init__(self) -> None:
+        self._all: OrderedDict[web.RequestHandler, None] = OrderedDict()
+        self._by_client: dict[str, OrderedDict[web.RequestHandler, None]] = {}
+
+    def add(self, handler: web.RequestHandler, client: str) -> None:
+        """Note that a connection has no request."""
+        self._all[handler] = None
+        self._by_client.setdefault(client, OrderedDict())[handler] = None
+
+    def remove(self, handler: web.RequestHandler, client: str) -> None:
+        """Note that a connection has a request, or is closed."""
+        if handler in self._all:
+            del self._all[handler]
+            mine = self._by_client[client]
+            del mine[handler]
+            if not mine:
+                del self._by_client[client]
+
+    def oldest(self, client: str | None = None) -> Iterator[web.RequestHandler]:
+        """Yield all of them, or those of a client."""
+        return iter(self._all if client is None else self._by_client.get(client, ()))
 
 
 @dataclass(slots=True)
@@ -52,8 +79,7 @@ class Clients:
         self._most = most
         self._most_per_client = min(settings.max_connections_per_client, max(most // 2, 1))
         self._all: dict[web.RequestHandler, Connection] = {}
-        self._idle: OrderedDict[web.RequestHandler, None] = OrderedDict()
-        """Those that have no request, the one that has been so for longest first."""
+        self._idle = Idle()
         self._by_client: Counter[str] = Counter()
         self._refused = 0
 
@@ -78,7 +104,7 @@ class Clients:
         connection = self._all.get(request.protocol)
         if connection is None:  # it has gone already
             return True
-        self._idle.pop(request.protocol, None)
+        self._idle.remove(request.protocol, connection.client)
         connection.fresh = False
         connection.request = request
         connection.taken = -1
@@ -91,7 +117,7 @@ class Clients:
             connection.request = None
             connection.since_s = monotonic()
             if not connection.refused:
-                self._idle[request.protocol] = None
+                self._idle.add(request.protocol, connection.client)
 
     # --- connections -----------------------------------------------------------------------------------------------
 
@@ -102,7 +128,7 @@ class Clients:
         connection = self._all[handler] = Connection(transport, client, monotonic(), refused=too_many is not None)
         if too_many is None:
             self._by_client[client] += 1
-            self._idle[handler] = None
+            self._idle.add(handler, client)
             return
         self._metrics.overload(too_many)
         self._refused += 1
@@ -110,24 +136,26 @@ class Clients:
             connection.transport.abort()
 
     def _too_many(self, client: str) -> str | None:
-        """Return the limit that one more connection would exceed. Near the limit, an idle connection makes way."""
+        """Return the limit that one more connection would exceed. Near a limit, an idle connection makes way."""
+        if client and self._by_client[client] >= NEAR * self._most_per_client:
+            self._close_one(self._idle.oldest(client))
         if client and self._by_client[client] >= self._most_per_client:
             return "connections_per_client"
         if len(self._all) - self._refused >= NEAR * self._most:
-            self._close_oldest()
+            self._close_one(self._idle.oldest())
         return "connections" if len(self._all) - self._refused >= self._most else None
 
-    def _close_oldest(self) -> None:
-        for handler in self._idle:
+    def _close_one(self, idle: Iterator[web.RequestHandler]) -> None:
+        for handler in idle:
             if not self._all[handler].transport.get_write_buffer_size():  # the last answer has gone out
                 self._close(handler, "idle")
                 return
 
     def _closed(self, handler: web.RequestHandler) -> None:
         connection = self._all.pop(handler, None)
-        self._idle.pop(handler, None)
         if connection is None:
             return
+        self._idle.remove(handler, connection.client)
         self._refused -= connection.refused
         self._by_client[connection.client] -= not connection.refused
         if not self._by_client[connection.client]:
@@ -141,7 +169,7 @@ class Clients:
 
     def close_idle(self) -> None:
         """Close all connections that have no request."""
-        for handler in list(self._idle):
+        for handler in list(self._idle.oldest()):
             self._close(handler, "stop")
 
     # --- what does not move ------------------------------------------------------------------------------------------

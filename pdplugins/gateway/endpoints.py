@@ -17,7 +17,7 @@ from pdplugins.gateway.admission import Admission, overloaded
 from pdplugins.gateway.bodies import read_body
 from pdplugins.gateway.clients import Clients
 from pdplugins.gateway.engine import Engine
-from pdplugins.gateway.errors import GatewayError, RefusedError, ShortageError
+from pdplugins.gateway.errors import GatewayError, RefusedError, ShortageError, WorkerFailedError
 from pdplugins.gateway.primitive import can_serve
 from pdplugins.gateway.reading import TooLongError, read_whole
 from pdplugins.gateway.replies import Reply, failure
@@ -106,6 +106,10 @@ class Endpoints:
         except RefusedError as error:
             outcome = "refused"
             await reply.refuse(error)
+        except WorkerFailedError as error:  # in what it had said before it failed in the first place
+            outcome = "error_502"
+            metrics.fault("worker_failed", error)
+            await reply.fail(GatewayError(502, "the worker failed"))
         except TimeoutError:
             outcome = "error_504"
             await reply.fail(self._cut())

@@ -18,8 +18,9 @@ from pdplugins.gateway.engines.sglang.fields import Fields
 from pdplugins.gateway.engines.sglang.legs import Legs
 from pdplugins.gateway.engines.sglang.public import public
 from pdplugins.gateway.engines.sglang.relay import Relay
-from pdplugins.gateway.engines.sglang.reports import facts_of, report_of
+from pdplugins.gateway.engines.sglang.reports import facts_of, report_of, tokens_of
 from pdplugins.gateway.engines.sglang.upstream import Answer, Upstream
+from pdplugins.gateway.errors import WorkerFailedError
 from pdplugins.gateway.reading import read_whole
 from pdplugins.limits import GatewayConfig
 
@@ -81,7 +82,11 @@ class SglangEngine:
         if call.path == CHAT:
             assert isinstance(call.fields, Fields)  # noqa: S101 - only a client's own request is a chat
             question = {key: raw for key in TEMPLATE_FIELDS if (raw := call.fields.raw(key)) is not None}
-        return list((await self.upstream.ask(backend, protocol.TOKENIZE, question))["tokens"])
+        said = await self.upstream.ask(backend, protocol.TOKENIZE, question)
+        try:
+            return tokens_of(said)
+        except ValueError as error:
+            raise WorkerFailedError(backend.id, f"{protocol.TOKENIZE}: {error}") from None
 
     def relay(self, call: Call, client: Client, on_first: Callable[[], None]) -> Relay:
         """Return the relay that passes the answer of `call` on."""

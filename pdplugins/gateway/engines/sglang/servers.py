@@ -27,8 +27,6 @@ LOOK_S = 1.0
 """Pause between two looks at servers that start."""
 ANSWER_S = 25.0
 """SGLang's ``/health`` generates a token, and says within 20 s that it could not."""
-GRACE_S = 20.0
-"""SGLang looks every 5 s whether it was asked to end, and then waits for its schedulers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,13 +127,13 @@ class Servers:
             seen.served, seen.since_s = True, now_s
         return now_s - seen.since_s > (self._times.hang_s if seen.served else self._times.ready_s)
 
-    async def stop(self) -> None:
-        """Stop all, and return when nothing of them is left."""
+    async def stop(self, within_s: float) -> None:
+        """Stop all, and return when nothing of them is left. Those that have not ended by then are killed."""
         for restart in self._restarts.values():
             restart.cancel()
         for process in self._processes.values():
             process.forget()
-        await stop_all(self._processes.values(), GRACE_S)
+        await stop_all(self._processes.values(), within_s)
 
     def _start(self, spec: Spec) -> None:
         self._restarts.pop(spec.name, None)
