@@ -5,6 +5,7 @@ from __future__ import annotations
 import pkgutil
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -68,13 +69,22 @@ def missing(text: str) -> Iterator[str]:
         if not any(ROOT.glob(re.sub(r"<\w+>", "*", path))):
             yield path
     for path in IN_PACKAGE.findall(text):
-        if path not in ELSEWHERE and not any(ROOT.glob(f"*/**/{path}")) and not (ROOT / path).exists():
+        if path not in ELSEWHERE and not any(f"/{known}".endswith(f"/{path}") for known in sources()):
             yield path
     for name in DOTTED.findall(text):
         if name.rpartition(".")[2] not in FILE_ENDINGS and not exists(name):
             yield name
 
 
+@cache
+def sources() -> tuple[str, ...]:
+    """Return every Python file of the repository, without those of environments and build folders below it."""
+    folders = ("pdplugins", "tests", "benchmarks", "docs")
+    below = (path for folder in folders for path in (ROOT / folder).rglob("*.py"))
+    return tuple(str(path.relative_to(ROOT)) for path in (*ROOT.glob("*.py"), *below))
+
+
+@cache
 def exists(name: str) -> bool:
     """Tell whether a dotted name resolves."""
     try:

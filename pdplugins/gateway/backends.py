@@ -4,29 +4,27 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from time import monotonic
 from typing import Any
 from urllib.parse import urlsplit
 
-import aiohttp
-
 from pdplugins.contracts.workers import Role, WorkerView
-from pdplugins.errors import ConfigError
+from pdplugins.errors import ConfigError, one_line
+from pdplugins.gateway.access.worker_keys import NO_KEYS, NONE, WorkerKey, WorkerKeys, key_refused
 from pdplugins.gateway.books import WorkerBook
+from pdplugins.gateway.deadlines import Deadlines
 from pdplugins.gateway.engine import Engine, Facts, LoadReport, ServerKind
+from pdplugins.gateway.errors import refused, said, shortage
 from pdplugins.gateway.metrics import GatewayMetrics
 from pdplugins.gateway.primitive import can_serve
 from pdplugins.gateway.roles import WorkerLabels
-from pdplugins.gateway.settings import GatewaySettings
+from pdplugins.limits import GatewayConfig
+from pdplugins.processes.addresses import check_url
 
 log = logging.getLogger("pdplugins.gateway")
 
-POLL_TIMEOUT_S = 3.0
-MISSES = 3
-"""Polls without an answer after which a worker counts as gone."""
 FIXED_ROLES = {ServerKind.PREFILL: Role.PREFILL, ServerKind.DECODE: Role.DECODE}
 """Kinds of server whose role is not a label."""
 
@@ -45,24 +43,25 @@ class WorkerOption:
         """Read ``URL[,bootstrap_port=N][,role=prefill|decode][,kind=dual|prefill|decode|unified]``."""
         url, *pairs = text.split(",")
         given = dict(pair.partition("=")[::2] for pair in pairs)
-        if urlsplit(url).scheme not in {"http", "https"} or not urlsplit(url).hostname:
-            raise ConfigError(f"--worker {text}: {url!r} is no URL; write for example http://127.0.0.1:30000")
+        check_url(url, "--worker")
         try:
             port, role, kind = (given.pop(name, None) for name in ("bootstrap_port", "role", "kind"))
             option = cls(url.rstrip("/"), port and int(port), role and Role(role), kind and ServerKind(kind))  # type: ignore[arg-type]
         except ValueError as error:
-            raise ConfigError(f"--worker {text}: {error}; roles are prefill and decode") from None
+            raise ConfigError(f"--worker {one_line(text)}: {one_line(error)}; roles are prefill and decode") from None
         if given:
-            raise ConfigError(f"--worker {text}: unknown {', '.join(given)}; known are bootstrap_port, role and kind")
+            wrong = one_line(", ".join(given))
+            raise ConfigError(f"--worker {one_line(text)}: unknown {wrong}; known are bootstrap_port, role and kind")
         return option
 
 
 class Backend:
     """One server, and the gateway's book of it."""
 
-    def __init__(self, option: WorkerOption, role: Role) -> None:
+    def __init__(self, option: WorkerOption, role: Role, key: WorkerKey = NONE) -> None:
         parts = urlsplit(option.url)
         self.option = option
+        self.key = key
         self.url = option.url
         self.id = parts.netloc
         self.host = parts.hostname or ""
@@ -72,22 +71,15 @@ class Backend:
         self.incremental = False
         """Whether its streams hold new tokens only, and not all so far."""
         self.alive = False
+        self.told = False
+        """Whether it has been said why it is not there."""
         self.resting_until_s = 0.0
         self.view = WorkerBook(self.id, role)
-        self._waits: set[asyncio.Timeout] = set()
+        self.waits = Deadlines()
+        """For the beginning of an answer; they end as soon as this worker is lost."""
         self._stamps: tuple[object, ...] = ()
         self._stamps_since_s = 0.0
         """Since when its load reports have had these time stamps."""
-
-    @asynccontextmanager
-    async def awaited(self, within_s: float | None) -> AsyncIterator[None]:
-        """Raise TimeoutError in what is done inside after `within_s`, or as soon as this worker is lost."""
-        async with asyncio.timeout(within_s) as wait:
-            self._waits.add(wait)
-            try:
-                yield
-            finally:
-                self._waits.discard(wait)
 
     def engine_hangs(self, stamps: tuple[object, ...], silence_s: float) -> bool:
         """Tell whether its engine has made no new load report for too long, though its HTTP server answers.
@@ -121,10 +113,7 @@ class Backend:
         self.alive = False
         self.view.cached_blocks.clear()
         self.view.used_kv_tokens = None
-        now_s = asyncio.get_running_loop().time()
-        for wait in self._waits:
-            if not wait.expired():
-                wait.reschedule(now_s)
+        self.waits.expire()
 
 
 class Backends:
@@ -138,20 +127,27 @@ class Backends:
         options: Sequence[WorkerOption],
         *,
         prefill: int,
-        settings: GatewaySettings,
+        settings: GatewayConfig,
         metrics: GatewayMetrics | None = None,
+        keys: WorkerKeys = NO_KEYS,
     ) -> None:
         roles = [Role.PREFILL] * prefill + [Role.DECODE] * len(options)
-        self.all = [Backend(option, option.role or role) for option, role in zip(options, roles, strict=False)]
+        self.all = [
+            Backend(option, option.role or role, keys.of(option.url))
+            for option, role in zip(options, roles, strict=False)
+        ]
         self.by_id = {backend.id: backend for backend in self.all}
         if len(self.by_id) < len(self.all):
             raise ConfigError("--worker: two workers have the same address; give each one once")
         self.views: dict[str, WorkerView] = {backend.id: backend.view for backend in self.all}
         self.ready: tuple[WorkerView, ...] = ()
         self.ready_ids: frozenset[str] = frozenset()
-        self.labels = WorkerLabels(metrics or GatewayMetrics(), lambda: self._change((*self.ready,)))
+        self._metrics = metrics or GatewayMetrics()
+        self.labels = WorkerLabels(self._metrics, lambda: self._change((*self.ready,)))
         self._settings = settings
         self._resting = False
+        self.serves = asyncio.Event()
+        """Set while the workers that take new work can serve a request between them."""
         self._on_change: Callable[[], None] | None = None
 
     def listen(self, on_change: Callable[[], None]) -> None:
@@ -181,33 +177,56 @@ class Backends:
         """Note that a worker failed a request. It gets no new ones for a while, or until it can be reached again."""
         backend = self.by_id[worker]
         backend.resting_until_s = monotonic() + self._settings.rest_s
-        if gone and backend.alive:
-            self._lost(backend, "connection failed")
+        if gone:
+            self._lost(backend, "it refuses connections")
         self.refresh()
 
     def _change(self, ready: tuple[WorkerView, ...]) -> None:
         self.ready = ready
         self.ready_ids = frozenset(worker.id for worker in ready)
+        if can_serve(ready):
+            self.serves.set()
+        else:
+            self.serves.clear()
         if self._on_change is not None:
             self._on_change()
 
     # --- watching ------------------------------------------------------------------------------------------------
 
     async def watch(self, backend: Backend, engine: Engine[Any, Any]) -> None:
-        """Poll one worker, for as long as the gateway runs."""
+        """Poll one worker, for as long as the gateway runs. Whatever it answers, it is polled again."""
         misses = 0
         while True:
             try:
-                async with asyncio.timeout(POLL_TIMEOUT_S):
+                async with asyncio.timeout(self._settings.poll_timeout_s):
                     await self.look(backend, engine)
                 misses = 0
-            except aiohttp.ClientConnectorError as error:
-                self._lost(backend, str(error))
-            except (aiohttp.ClientError, OSError, TimeoutError, ValueError, TypeError, KeyError) as error:
+            except Exception as error:
                 misses += 1
-                if misses >= MISSES:
-                    self._lost(backend, f"{type(error).__name__}: {error}")
+                self._missed(backend, error, misses)
             await asyncio.sleep(self._settings.poll_s)
+
+    async def first_look(self, backend: Backend, engine: Engine[Any, Any]) -> None:
+        """Ask a worker what it is, if it answers now. Else it is polled later."""
+        try:
+            async with asyncio.timeout(self._settings.connect_s):
+                await self.look(backend, engine)
+        except Exception as error:
+            self._missed(backend, error, 1)
+
+    def _missed(self, backend: Backend, error: Exception, misses: int) -> None:
+        """Note a poll without a good answer. A worker that refuses connections is gone at once."""
+        if not (backend.alive or backend.told or shortage(error)):
+            backend.told = True
+            log.warning("%s is not there: %s", backend.id, key_refused(error) or said(error))
+        if shortage(error):
+            self._metrics.fault("out_of_descriptors", error)
+        elif refused(error):
+            self._lost(backend, str(error))
+        else:
+            self._metrics.fault("poll_missed", f"{backend.id}: {said(error)}")
+            if misses >= self._settings.poll_misses:
+                self._lost(backend, said(error))
 
     async def look(self, backend: Backend, engine: Engine[Any, Any]) -> None:
         """Ask a worker once, for what it is when that is not known yet, and for its load."""
@@ -219,7 +238,7 @@ class Backends:
             self._lost(backend, f"its engine has not said its load for {self._settings.silence_s:g} s")
             return
         if not backend.alive:
-            backend.alive = True
+            backend.alive, backend.told = True, False
             self.labels.came(backend.view)
             log.info("%s is there: %s, label %s", backend.id, backend.kind, backend.view.role)
             self.refresh()

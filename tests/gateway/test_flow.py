@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import aiohttp
@@ -13,9 +12,9 @@ import pytest
 
 from pdplugins.types import FlowDecision, Go, Hold, Refuse, Waiting, WorkerView
 from tests.gateway.fake import answer_of, settled
-from tests.gateway.rig import FAST, PROMPT, Fixed, Stand, ask, config, stand
+from tests.gateway.rig import PROMPT, Fixed, Stand, ask, config, fast, stand
 
-SELDOM = replace(FAST, poll_s=60)
+SELDOM = fast(poll_s=60)
 """Polls change nothing while a test runs."""
 
 
@@ -76,7 +75,7 @@ async def begin(it: Stand, flow: Steered, *rids: str, count: int = 9) -> list[as
 
 
 async def metric(it: Stand, name: str, prefix: str = "pdplugins_gateway_") -> float:
-    async with it.client.get(it.gateway.url + "/metrics") as answer:
+    async with it.client.get(it.gateway.admin_url + "/metrics") as answer:
         lines = (await answer.text()).splitlines()
     return float(next(line.split()[-1] for line in lines if line.startswith(f"{prefix}{name} ")))
 
@@ -127,7 +126,7 @@ def test_a_full_queue_refuses_whatever_the_policy_says() -> None:
     flow = Steered()
 
     async def run() -> None:
-        async with stand("dual", "dual", token_s=0.05, flow=flow, settings=replace(FAST, most_waiting=1)) as it:
+        async with stand("dual", "dual", token_s=0.05, flow=flow, settings=fast(max_waiting=1)) as it:
             tasks = await begin(it, flow, "a", "b")
             async with it.client.post(it.gateway.url + "/generate", json=ask(rid="c")) as answer:
                 assert (answer.status, answer.headers["Retry-After"]) == (503, "1")
@@ -137,6 +136,7 @@ def test_a_full_queue_refuses_whatever_the_policy_says() -> None:
     asyncio.run(run())
 
 
+@pytest.mark.moderate
 def test_a_client_that_leaves_leaves_the_queue() -> None:
     flow = Steered()
 
@@ -161,7 +161,7 @@ def test_the_wait_counts_into_the_time_of_the_request() -> None:
     flow = Steered()
 
     async def run() -> None:
-        async with stand("dual", "dual", token_s=0.2, flow=flow, settings=replace(FAST, timeout_s=0.5)) as it:
+        async with stand("dual", "dual", token_s=0.2, flow=flow, settings=fast(timeout_s=0.5)) as it:
             first = asyncio.create_task(it.post("/generate", ask(rid="a")))
             assert await settled(lambda: flow.in_service == {"a"})
             flow.may_go = lambda _, __: False
@@ -174,6 +174,7 @@ def test_the_wait_counts_into_the_time_of_the_request() -> None:
     asyncio.run(run())
 
 
+@pytest.mark.moderate
 def test_a_worker_that_is_lost_while_requests_wait_gets_none_of_them() -> None:
     flow = Steered()
 
@@ -194,7 +195,7 @@ def test_requests_wait_while_no_worker_is_there_and_go_on_when_one_comes() -> No
     flow = Steered()
 
     async def run() -> None:
-        async with stand("dual", token_s=0.05, flow=flow, settings=replace(FAST, retries=0)) as it:
+        async with stand("dual", token_s=0.05, flow=flow, settings=fast(retries=0)) as it:
             first = asyncio.create_task(it.post("/generate", ask(rid="a")))
             assert await settled(lambda: flow.in_service == {"a"})
             second = asyncio.create_task(one(it, "b"))
@@ -229,6 +230,7 @@ def test_the_policy_is_asked_again_at_the_time_that_it_names() -> None:
     asyncio.run(run())
 
 
+@pytest.mark.moderate
 def test_the_policy_is_asked_again_when_a_prefill_ends() -> None:
     """It lets a request go on when no prompt waits for prefill, though the one before still decodes."""
     flow = Steered()
@@ -282,7 +284,7 @@ def test_what_waits_when_the_gateway_stops_is_still_answered() -> None:
     flow = Steered()
 
     async def run() -> None:
-        async with stand("dual", "dual", token_s=0.02, flow=flow, settings=replace(FAST, drain_s=5)) as it:
+        async with stand("dual", "dual", token_s=0.02, flow=flow, settings=fast(drain_s=5)) as it:
             tasks = await begin(it, flow, "a", "b", "c")
             await it.gateway.stop()
             assert await asyncio.gather(*tasks) == [answer_of(PROMPT, 9)] * 3

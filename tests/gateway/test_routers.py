@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from pdplugins.gateway.names import hashed
 from tests.gateway.fake import answer_of, settled, text_of, tokenize
-from tests.gateway.rig import FAST, PROMPT, Fixed, ask, config, stand
+from tests.gateway.rig import PATIENT, PROMPT, Fixed, ask, config, fast, stand
 
 ROUTERS: dict[str, dict[str, Any]] = {
     "ampd": {},
@@ -30,7 +30,7 @@ def test_every_router_serves_a_mixed_load_with_the_right_tokens(name: str, dual:
     async def run() -> None:
         modes = ("dual",) * 4 if dual else ("prefill", "prefill", "decode", "decode")
         cfg = config({"name": name, **ROUTERS[name]}, dual=dual)
-        async with stand(*modes, cfg=cfg, token_s=0.0005) as it:
+        async with stand(*modes, cfg=cfg, settings=PATIENT, token_s=0.0005) as it:
 
             async def one(number: int) -> None:
                 prompt = [number, *range(10 + 40 * (number % 5))]
@@ -62,7 +62,7 @@ def test_dynaserve_splits_on_the_gateway() -> None:
             for number in range(6):
                 prompt = [number] * 900
                 assert (await it.post("/generate", ask(prompt, 200)))[1]["output_ids"] == answer_of(prompt, 200)
-            async with it.client.get(it.gateway.url + "/metrics") as response:
+            async with it.client.get(it.gateway.admin_url + "/metrics") as response:
                 text = await response.text()
             assert 'pdplugins_gateway_primitives_total{primitive="pair"}' in text
 
@@ -73,7 +73,7 @@ def test_arrow_shows_its_pools() -> None:
     async def run() -> None:
         async with stand("dual", "dual", "dual", cfg=config("arrow")) as it:
             assert (await it.post("/generate", ask()))[1]["output_ids"] == answer_of(PROMPT, 9)
-            async with it.client.get(it.gateway.url + "/metrics") as response:
+            async with it.client.get(it.gateway.admin_url + "/metrics") as response:
                 text = await response.text()
             assert 'pdplugins_gateway_elastic_pool{role="decode"} 2.0' in text
 
@@ -93,7 +93,7 @@ def test_rounds_of_a_session_know_their_history_and_their_worker(by: str) -> Non
                 assert status == 200
                 prompt = prompt + answer["output_ids"] + [7, 8, 9]
             requests = router.requests
-            assert [request.session for request in requests] == ["chat-1"] * 3
+            assert [request.session for request in requests] == [hashed("chat-1")] * 3
             assert [request.bound_worker for request in requests] == [None] + [it.workers[1].id] * 2
             assert [request.history_tokens for request in requests] == [0, 69, 81]
             await it.post("/generate", ask([1, 2, 3], **named), headers=headers)
@@ -107,7 +107,7 @@ def test_a_prefill_worker_gets_the_history_that_the_decode_worker_has(transfer: 
     """AMPD's KV read-back: what the decode worker generated is not computed again elsewhere."""
 
     async def run() -> None:
-        async with stand("dual", "dual", settings=replace(FAST, transfer_history=transfer)) as it:
+        async with stand("dual", "dual", settings=fast(transfer_history=transfer)) as it:
             it.route(Fixed())
             answer = (await it.post("/generate", ask(count=20, session_id="s")))[1]
             prompt = PROMPT + answer["output_ids"] + [7] * 10

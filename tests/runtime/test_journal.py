@@ -171,6 +171,7 @@ def test_a_batch_schedulers_line_sums_up_the_queue(journal: Open) -> None:
     assert len(json.dumps(view)) < 3000
 
 
+@pytest.mark.moderate
 @given(name=st.text(max_size=2000), session=st.none() | st.text(max_size=2000), reason=st.text(max_size=2000))
 def test_no_client_makes_a_line_long_or_prints_control_characters(
     tmp_path_factory: pytest.TempPathFactory, name: str, session: str | None, reason: str
@@ -249,6 +250,7 @@ def test_decisions_that_are_not_kept_are_in_the_metrics() -> None:
     assert value("step_seconds_count") == 8
 
 
+@pytest.mark.moderate
 def test_a_decision_that_is_not_kept_costs_a_small_part_of_one_that_is(
     tmp_path: Path, config: Config, deployment: Deployment
 ) -> None:

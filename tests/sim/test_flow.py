@@ -56,6 +56,7 @@ def total(case: dict[str, Any]) -> int:
     return sum(1 + len(arrival.rounds) for arrival in case["workload"])
 
 
+@pytest.mark.moderate
 @given(cases())
 @settings(max_examples=150)
 def test_first_come_first_served_without_limits_changes_nothing(case: dict[str, Any]) -> None:
@@ -66,6 +67,7 @@ def test_first_come_first_served_without_limits_changes_nothing(case: dict[str, 
     assert flowing.energy_j == bare.energy_j
 
 
+@pytest.mark.moderate
 @given(cases())
 @settings(max_examples=150)
 def test_with_limits_every_request_ends_once_and_goes_on_in_order(case: dict[str, Any]) -> None:

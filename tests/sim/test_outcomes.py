@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 
 from pdplugins.sim.core.records import Record
@@ -55,6 +56,7 @@ def ending(record: Record) -> Ending:
     return Ending.REFUSED if record.error.startswith("refused") else Ending.FAILED
 
 
+@pytest.mark.moderate
 @given(cases())
 @settings(max_examples=200)
 def test_each_request_is_heard_of_once_and_as_it_ended(case: dict[str, Any]) -> None:
