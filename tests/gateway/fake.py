@@ -370,7 +370,7 @@ def common(one: Sequence[int], other: Sequence[int]) -> int:
     return count
 
 
-async def settled(condition: Any, seconds: float = 10.0) -> bool:
+async def settled(condition: Any, seconds: float = 60.0) -> bool:
     """Wait until `condition()` holds."""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(seconds):
