@@ -1,10 +1,12 @@
 """The cost of the gateway against SGLang's own router (Rust, `sglang_router`), over the same workers, interleaved.
 
-    python benchmarks/gateway.py --rust PYTHON [--rounds 5] [--out benchmarks/results/gateway.json]
+    python benchmarks/gateway.py --rust PYTHON [--rounds 5] [--result gateway-fake]
 
-Workers are one prefill and one decode server that speak SGLang's protocol and answer at once (`--workers` takes real
-ones: P,BOOTSTRAP,D). `PYTHON` is an interpreter that has sglang_router. There are three ways to the decode server:
-without a router (both legs from the client: the base), through the Rust router, and through the gateway.
+Workers are one prefill and one decode server that speak SGLang's protocol and answer at once. With `--tree TREE`, a
+folder with one version of SGLang as `make test-sglang` installs it, they are two stock servers with a tiny model; run
+it with that environment's Python, in the root of the repository, with PYTHONPATH=. there. `PYTHON` is an interpreter
+that has sglang_router. There are three ways to the decode server: without a router (both legs from the client: the
+base), through the Rust router, and through the gateway.
 
 * Pairs, for the added TTFT of one request at a time: the three ways take turns, request by request, each with a prompt
   of its own; the figure is the median of the differences to the base within a turn, with its 95 % confidence interval
@@ -34,10 +36,11 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+import manifest
 import uvloop
 from aiohttp import web
 
-from pdplugins.provenance import command_line, commit
+from pdplugins.provenance import command_line, record
 
 HOST = "127.0.0.1"
 TOKENS = 8
@@ -121,6 +124,22 @@ def process(command: list[str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
 def cpu_s(pid: int) -> float:
     fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
     return (int(fields[11]) + int(fields[12])) / TICKS
+
+
+@contextlib.contextmanager
+def real_workers(tree: Path, folder: Path) -> Iterator[tuple[str, str, str]]:
+    """Start a stock prefill and a stock decode server; yield their addresses with the bootstrap port in between."""
+    from benchmarks.rig import servers, tiny_model  # noqa: PLC0415 - needs the environment of SGLang
+
+    model = tiny_model.make(folder / "model")
+    pair = [
+        servers.Server(tree.resolve(), model, folder / f"{mode}.log", (*servers.STOCK, mode))
+        for mode in ("prefill", "decode")
+    ]
+    with pair[0] as prefill, pair[1] as decode:
+        prefill.wait()
+        decode.wait()
+        yield prefill.url, str(prefill.bootstrap_port), decode.url
 
 
 async def up(url: str, session: aiohttp.ClientSession) -> None:
@@ -236,8 +255,8 @@ async def ways(args: argparse.Namespace, folder: Path) -> AsyncIterator[list[Way
         def start(name: str, command: list[str]) -> int:
             return stack.enter_context(process(command, folder / f"{name}.log")).pid
 
-        if args.workers:
-            p, port, d = args.workers.split(",")
+        if args.tree:
+            p, port, d = stack.enter_context(real_workers(args.tree, folder))
         else:
             ports = free_port(), free_port()
             p, port, d = f"http://{HOST}:{ports[0]}", "8998", f"http://{HOST}:{ports[1]}"
@@ -290,67 +309,35 @@ def summary(rows: Rows, kind: tuple[int, bool]) -> dict[str, Any]:
     return table | {"rps_ratio": round(statistics.median(ratios), 3), "rounds": len(base)}
 
 
-def markdown(result: dict[str, Any]) -> str:
-    """Return the two tables of a result as docs/gateway.md shows them."""
-    lines = [
-        "| answer | without a router, ms | added by Rust, ms (95 %) | added by ours, ms (95 %) |",
-        "|---|---|---|---|",
-    ]
-    for row in result["pairs"]:
-        shown = [
-            f"{row[name]['added_p50_ms']:.2f} ({row[name]['low']:.2f} to {row[name]['high']:.2f})" for name in ROUTERS
-        ]
-        lines.append(f"| {answer(row)} | {row['none_p50_ms']:.1f} | {' | '.join(shown)} |")
-    names = ("added TTFT p50, p99 in ms", "requests/s", "CPU ms per request")
-    heads = [head for name in names for head in (f"{name}: Rust", "ours")]
-    lines += ["", f"| at once | answer | {' | '.join(heads)} | requests/s, ours / Rust |", "|---" * 9 + "|"]
-    for row in result["tables"]:
-        ttft = [f"{row[name]['added_p50_ms']:.1f}, {row[name]['added_p99_ms']:.1f}" for name in ROUTERS]
-        rates = [f"{row[name]['rps']:.0f}" for name in ROUTERS] + [f"{row[name]['cpu_ms']:.2f}" for name in ROUTERS]
-        cells = (row["concurrency"], answer(row), *ttft, *rates, f"{row['rps_ratio']:.2f}")
-        lines.append(f"| {' | '.join(map(str, cells))} |")
-    return "\n".join(lines)
-
-
-def answer(row: dict[str, Any]) -> str:
-    return "stream" if row["stream"] else "whole"
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--serve", nargs=2, metavar=("MODE", "PORT"))
-    parser.add_argument("--table", type=Path, metavar="RESULT", help="print the tables of a result, and no more")
     parser.add_argument("--rust", help="an interpreter that has sglang_router")
-    parser.add_argument("--workers", help="real ones: P,BOOTSTRAP_PORT,D")
+    parser.add_argument("--tree", type=Path, help="a folder that holds one version of SGLang: real workers")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--requests", type=int, default=200, help="per round at concurrency 1; four times that at 32")
     parser.add_argument("--turns", type=int, default=600, help="of the pairs")
     parser.add_argument("--prompt-tokens", type=int, default=512)
-    parser.add_argument("--out", type=Path)
+    parser.add_argument("--result", help="write results/RESULT.json")
     args = parser.parse_args()
     if args.serve:
         worker(args.serve[0], int(args.serve[1]))
-        return
-    if args.table:
-        print(markdown(json.loads(args.table.read_text())))
         return
     if not args.rust:
         parser.error("--rust: name an interpreter that has sglang_router (pip install sglang-router)")
     before = os.getloadavg()[:1]
     result = uvloop.run(compare(args))
+    words = ["PYTHON" if word == args.rust else word for word in sys.argv]
     facts = {
-        "command": command_line("python", sys.argv).replace(args.rust, "PYTHON"),
-        "commit": commit(),
-        "measured": True,
-        "workers": "real" if args.workers else "fake",
+        **record("measured", seed=0, command=command_line("python", words), took_part=("aiohttp", "uvloop")),
+        "workers": "fake" if args.tree is None else f"real: {args.tree.name}",
         "prompt_tokens": args.prompt_tokens,
         "cpus": os.cpu_count(),
         "load_average": [round(load, 1) for load in (*before, os.getloadavg()[0])],
     }
-    text = json.dumps(facts | result, indent=1)
-    print(text)
-    if args.out:
-        args.out.write_text(text + "\n")
+    print(json.dumps(facts | result, indent=1))
+    if args.result:
+        manifest.write(args.result, facts | result)
 
 
 if __name__ == "__main__":

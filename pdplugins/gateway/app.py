@@ -13,7 +13,11 @@ import aiohttp
 from aiohttp import web
 
 from pdplugins.config import Config
-from pdplugins.errors import HostError
+from pdplugins.errors import HostError, one_line
+from pdplugins.gateway.access.access import Access
+from pdplugins.gateway.access.gate import Gate
+from pdplugins.gateway.access.tls import Site
+from pdplugins.gateway.admin import Admin
 from pdplugins.gateway.admission import Admission
 from pdplugins.gateway.backends import Backends, WorkerOption
 from pdplugins.gateway.clients import Clients
@@ -41,9 +45,10 @@ CUT_SHARE, LONGEST_CUT_S = 0.2, 3.0
 
 
 class Gateway:
-    """One gateway. Call `start` before and `stop` after use; `url` is its address.
+    """One gateway. Call `start` before and `stop` after use; `url` is its address, `admin_url` that for operators.
 
     :param decision_log: where a sample of what router and flow policy decide is logged; None for nowhere.
+    :param access: its keys, certificates and listeners; the default has no keys and no certificates.
 
     Raises ConfigError when the config's profile or policies, a worker's address, or the log cannot be used.
     """
@@ -55,8 +60,10 @@ class Gateway:
         registry: Registry | None = None,
         metrics: GatewayMetrics | None = None,
         decision_log: Path | None = None,
+        access: Access | None = None,
     ) -> None:
         self.settings = config.gateway
+        self.access = access or Access()
         self.metrics = metrics or GatewayMetrics()
         self._dual = config.sglang.dual_role
         self.backends = Backends(
@@ -64,6 +71,7 @@ class Gateway:
             prefill=min(config.deployment.prefill.replicas, max(len(workers) - 1, 0)),
             settings=self.settings,
             metrics=self.metrics,
+            keys=self.access.worker_keys,
         )
         self.admission = Admission(self.settings, self.metrics)
         descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -76,14 +84,20 @@ class Gateway:
         self.routing = Routing(self.policies.router, deployment, self.backends, self.metrics, journal)
         self._watchers: list[asyncio.Task[None]] = []
         self.url = ""
+        self.admin_url = ""
 
     async def start(self, host: str = "127.0.0.1", port: int = 0) -> None:
-        """Serve. Raises HostError when the port is taken."""
-        connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=4)  # SGLang closes idle connections after 5 s
+        """Serve. Raises HostError when a port is taken."""
+        self.access.warn(host, [backend.url for backend in self.backends.all])
+        connector = aiohttp.TCPConnector(  # SGLang closes idle connections after 5 s
+            limit=0, keepalive_timeout=4, ssl=self.access.worker_ca
+        )
         self._session = aiohttp.ClientSession(
             connector=connector, auto_decompress=False, cookie_jar=aiohttp.DummyCookieJar()
         )
-        self.engine: Engine[Any, Any] = SglangEngine(self.settings, self._session, dual=self._dual)
+        self.engine: Engine[Any, Any] = SglangEngine(
+            self.settings, self._session, dual=self._dual, tls=self.access.worker_ca
+        )
         queue = self._build_queue()
         self.serving = Serving(self.routing, self.backends, self.engine, self.admission, self.metrics, queue)
         await self.look()
@@ -91,24 +105,36 @@ class Gateway:
         works += [functools.partial(self.backends.watch, backend, self.engine) for backend in self.backends.all]
         if queue is not None:
             works.append(queue.run)
+        if self.access.api_keys is not None:
+            works.append(self.access.api_keys.watch)
         self._watchers = [asyncio.create_task(keep(work, self.metrics)) for work in works]
         self._runner = self._build_runner()
         await self._runner.setup()
         assert self._runner.server is not None  # noqa: S101 - it has just been set up
         self.clients.guard(self._runner.server)
-        site = web.TCPSite(self._runner, host, port, backlog=1024)
+        gate = Gate(self.metrics, self.access.admin_keys, admin=True)
+        self._admin = web.AppRunner(
+            Admin(self.backends, self.metrics, gate).app(), access_log=None, logger=HTTP_LOG, shutdown_timeout=CLOSE_S
+        )
+        await self._admin.setup()
+        self.url = await self._listen(self._runner, host, port)
+        self.admin_url = await self._listen(self._admin, self.access.admin_host, self.access.admin_port)
+
+    async def _listen(self, runner: web.AppRunner, host: str, port: int) -> str:
+        """Listen, and return the URL. Raises HostError when the port is taken; then nothing runs any more."""
+        tls = None if self.access.tls is None else self.access.tls.context
+        site = Site(runner, host, port, tls, self.settings.head_s)
         try:
             await site.start()
-        except OSError as error:
+        except (OSError, UnicodeError) as error:
             await self.stop()
-            raise HostError(
-                f"gateway: cannot listen on {host}:{port} ({error.strerror}); choose another port"
-            ) from None
-        name, bound = self._runner.addresses[0][:2]
-        self.url = f"http://{name}:{bound}"
+            why = one_line(getattr(error, "strerror", None) or error)
+            raise HostError(f"gateway: cannot listen on {host}:{port} ({why}); choose another port") from None
+        return site.name
 
     def _build_runner(self) -> web.AppRunner:
-        endpoints = Endpoints(self.serving, self.engine, self.admission, self.clients, self._session)
+        gate = Gate(self.metrics, self.access.api_keys)
+        endpoints = Endpoints(self.serving, self.engine, self.admission, self.clients, gate, self._session)
         return web.AppRunner(
             endpoints.app(),
             access_log=ACCESS_LOG if self.settings.access_log else None,
@@ -149,6 +175,7 @@ class Gateway:
         self.admission.serving.expire()
         await self._emptied(cut_s / 3)
         await self._runner.cleanup()
+        await self._admin.cleanup()
         for watcher in self._watchers:
             watcher.cancel()
         await asyncio.gather(*self._watchers, return_exceptions=True)

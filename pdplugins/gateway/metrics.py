@@ -31,7 +31,7 @@ class GatewayMetrics:
         self.requests = counter("requests", "Requests by how they ended", "outcome")
         self.primitives = counter("primitives", "What placements came to: pair, push, local, head, warm", "primitive")
         self._faults = counter("faults", "What did not go as the router or the client wanted, by kind", "kind")
-        self.servers = counter("server_events", "Servers of --launch: started, ready, died", "server", "event")
+        self.servers = counter("server_events", "Servers of --launch: started, ready, hung, died", "server", "event")
         self.ttft = Histogram(prefix + "ttft_seconds", "Time to first token", buckets=BUCKETS_S, registry=self.registry)
         self.in_flight = Gauge(prefix + "requests_in_flight", "Requests now", registry=self.registry)
         self.waiting = Gauge(

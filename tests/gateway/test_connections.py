@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
 
 import aiohttp
@@ -54,7 +55,7 @@ async def whole(response: Response) -> bytes:
 async def over(peer: Peer) -> AsyncIterator[Callable[..., Awaitable[Response]]]:
     server = await asyncio.start_server(peer, "127.0.0.1", 0)
     url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/base"
-    pool = Connections(5)
+    pool = Connections(5, ssl.create_default_context())
 
     async def post(body: bytes = b"{}", headers: dict[str, str] | None = None, silence_s: float = 10) -> Response:
         return await pool.post(url, "/path", body, headers or {}, silence_s)
@@ -229,6 +230,6 @@ def test_failures_are_errors_of_aiohttp(act: bytes | Act, error: type[Exception]
 def test_nobody_listens() -> None:
     async def work() -> None:
         with pytest.raises(ConnectionRefusedError):
-            await Connections(5).post("http://127.0.0.1:1", "/", b"", {}, None)
+            await Connections(5, ssl.create_default_context()).post("http://127.0.0.1:1", "/", b"", {}, None)
 
     asyncio.run(work())

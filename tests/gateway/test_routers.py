@@ -64,7 +64,7 @@ def test_dynaserve_splits_on_the_gateway() -> None:
                 body = ask(prompt, 200)
                 body["sampling_params"]["ignore_eos"] = True
                 assert (await it.post("/generate", body))[1]["output_ids"] == answer_of(prompt, 200)
-            async with it.client.get(it.gateway.url + "/metrics") as response:
+            async with it.client.get(it.gateway.admin_url + "/metrics") as response:
                 text = await response.text()
             done = {
                 line.split('"')[1]
@@ -80,7 +80,7 @@ def test_arrow_shows_its_pools() -> None:
     async def run() -> None:
         async with stand("dual", "dual", "dual", cfg=config("arrow")) as it:
             assert (await it.post("/generate", ask()))[1]["output_ids"] == answer_of(PROMPT, 9)
-            async with it.client.get(it.gateway.url + "/metrics") as response:
+            async with it.client.get(it.gateway.admin_url + "/metrics") as response:
                 text = await response.text()
             assert 'pdplugins_gateway_elastic_pool{role="decode"} 2.0' in text
 

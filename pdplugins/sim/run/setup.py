@@ -34,6 +34,7 @@ def sim_settings(config: Config, deployment: Deployment) -> SimSettings:
         kv_tokens=wanted.kv_tokens,
         hardware=_hardware(config, deployment),
         extra=extra,
+        frontend_s=wanted.frontend_s,
         first_token=wanted.first_token,
         overlap=wanted.overlap,
         history=wanted.history,
@@ -58,6 +59,7 @@ def engine_settings(config: Config) -> EngineSettings:
         whole_prompts=wanted.whole_prompts,
         watermark=wanted.watermark,
         block_tokens=wanted.block_tokens,
+        mixed_step_scale=wanted.mixed_step_scale,
     )
 
 

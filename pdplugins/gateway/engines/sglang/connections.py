@@ -47,10 +47,10 @@ class Target:
     """Idle connections, and since when; the last one used comes last."""
 
     @classmethod
-    def of(cls, url: str) -> Target:
+    def of(cls, url: str, authorities: ssl.SSLContext) -> Target:
         """Return the target that a worker's URL names."""
         parts = urlsplit(url)
-        tls = ssl.create_default_context() if parts.scheme == "https" else None
+        tls = authorities if parts.scheme == "https" else None
         port = parts.port or (443 if tls else 80)
         tail = f" HTTP/1.1\r\nHost: {parts.netloc.rpartition('@')[2]}\r\nContent-Type: application/json\r\n"
         return cls(parts.hostname or "", port, tls, f"POST {parts.path}", tail)
@@ -92,10 +92,12 @@ class Connections:
     """The connections to all workers.
 
     :param connect_s: the longest time to open a new one.
+    :param tls: what checks workers' certificates.
     """
 
-    def __init__(self, connect_s: float) -> None:
+    def __init__(self, connect_s: float, tls: ssl.SSLContext) -> None:
         self._connect_s = connect_s
+        self._tls = tls
         self._targets: dict[str, Target] = {}
 
     async def post(
@@ -107,7 +109,7 @@ class Connections:
 
         Raises aiohttp.ClientError, OSError or TimeoutError.
         """
-        target = self._targets.get(url) or self._targets.setdefault(url, Target.of(url))
+        target = self._targets.get(url) or self._targets.setdefault(url, Target.of(url, self._tls))
         protocol = _idle(target)
         if protocol is None:
             protocol = await self._connected(target)

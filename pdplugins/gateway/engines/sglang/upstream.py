@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import re
+import ssl
 from collections.abc import Coroutine, Mapping
 from time import monotonic
 from typing import Any
 
 import aiohttp
 
+from pdplugins.gateway.access.worker_keys import REFUSALS
 from pdplugins.gateway.backends import Backend
 from pdplugins.gateway.engines.sglang import protocol
 from pdplugins.gateway.engines.sglang.connections import Connections, Response
@@ -112,10 +114,13 @@ class Answer:
 
 
 class Upstream:
-    """The connections to all workers."""
+    """The connections to all workers.
 
-    def __init__(self, settings: GatewayConfig) -> None:
-        self._connections = Connections(settings.connect_s)
+    :param tls: what checks their certificates.
+    """
+
+    def __init__(self, settings: GatewayConfig, tls: ssl.SSLContext) -> None:
+        self._connections = Connections(settings.connect_s, tls)
         self._most_bytes = settings.max_answer_mib * MIB
         self._settings = settings
         self._background: set[asyncio.Task[None]] = set()
@@ -126,12 +131,16 @@ class Upstream:
         """Send a request and wait for the head of the answer. Raises WorkerFailedError or RefusedError."""
         silence_s = self._settings.silence_s if stream else None
         try:
+            headers = {**headers, **backend.key.headers}
             response = await self._connections.post(backend.url, path, body, headers, silence_s)
         except FAILURES as error:
             if shortage(error):
                 raise ShortageError(error) from error
             silent = isinstance(error, TimeoutError)
             raise WorkerFailedError(backend.id, said(error), gone=refused(error), silent=silent) from error
+        if response.status in REFUSALS and (backend.key.key is not None or "authorization" not in headers):
+            response.close()
+            raise WorkerFailedError(backend.id, f"status {response.status}: it refuses our key")
         if response.status >= 400:
             await self._refused(backend, response)
         return response
@@ -175,8 +184,8 @@ class Upstream:
     async def _abort(self, backend: Backend, rid: str) -> None:
         with contextlib.suppress(*FAILURES):
             async with asyncio.timeout(ABORT_S):
-                body = protocol.dumps({"rid": rid})
-                response = await self._connections.post(backend.url, protocol.ABORT, body, {}, ABORT_S)
+                body, headers = protocol.dumps({"rid": rid}), backend.key.admin_headers
+                response = await self._connections.post(backend.url, protocol.ABORT, body, headers, ABORT_S)
                 await read_whole(response.readany, MIB)
 
     def background(self, work: Coroutine[Any, Any, None]) -> None:
