@@ -114,7 +114,7 @@ def test_an_unfinished_body_and_idle_connections_do_not_hold_the_stop(tmp_path: 
             assert await settled(lambda: bool(workers[0].seen))
             code, took_s = await gateway.end()
             assert code == 0
-            assert took_s < 10
+            assert took_s < 20
 
     asyncio.run(run())
 
@@ -136,7 +136,7 @@ def test_a_second_signal_skips_the_wait(tmp_path: Path) -> None:
             assert await settled(lambda: not listens(gateway.url))
             code, took_s = await gateway.end(signal.SIGINT)
             assert code == 0
-            assert took_s < 30
+            assert took_s < 60
             assert b'"code": 503' in await long
 
     asyncio.run(run())
