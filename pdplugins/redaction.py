@@ -1,7 +1,8 @@
 """Keeps secrets out of everything that people and programs read: logs, errors, metrics and pages.
 
 Every secret that this process knows is registered where it is read. `redacted` removes those from a text, and what
-looks like one: users and passwords in URLs, bearer tokens, and values called api key or password.
+looks like one: keys of the gateway's clients (of which it knows the hash only), users and passwords in URLs, bearer
+tokens, and values called api key or password.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ _NAMES = r"(?:api[-_]?key|password|passwd|auth[-_]token)"
 _VALUE = r"(?:(?P<quote>['\"]).*?(?P=quote)|[^\s,;)}\]&]+)"
 _INSTEAD = rf"\g<name>\g<quote>{HIDDEN}\g<quote>"
 _PATTERNS = (
+    (re.compile(r"\bpdp-[-\w]{20,}"), f"pdp-{HIDDEN}"),
     (re.compile(r"(?<=://)[^/\s'\"@]*@"), f"{HIDDEN}@"),
     (re.compile(r"(?i)\b(bearer|authorization['\"]?\s*[:=]\s*['\"]?\w+)\s+[-\w.~+/=]+"), rf"\1 {HIDDEN}"),
     (re.compile(rf"(?i)(?P<name>{_NAMES}['\"]?\s*[=:]\s*){_VALUE}"), _INSTEAD),

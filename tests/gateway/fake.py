@@ -12,6 +12,7 @@ import contextlib
 import itertools
 import json
 import socket
+import ssl
 import struct
 import zlib
 from collections import Counter
@@ -20,6 +21,7 @@ from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 from aiohttp import web
+from aiohttp.typedefs import Handler
 
 from pdplugins.gateway.engines.sglang.protocol import dumps
 
@@ -133,9 +135,17 @@ class FakeWorker:
         """Streams: bytes of one write, where not a whole event."""
         self.endless: bytes | None = None
         """Streams: what it says for ever."""
+        self.key: str | None = None
+        self.admin_key: str | None = None
+        """What aborts must carry, where there is one, in place of `key`."""
+        self.strangers: list[str] = []
+        """Paths of the requests without the right key."""
+        self.given: list[str | None] = []
+        """The authorization of each request."""
+        self.tls: ssl.SSLContext | None = None
 
     async def start(self) -> FakeWorker:
-        app = web.Application(client_max_size=2**28)
+        app = web.Application(client_max_size=2**28, middlewares=[self._checked])
         app.router.add_get("/server_info", self._info)
         app.router.add_get("/v1/loads", self._loads)
         app.router.add_get("/v1/models", self._models)
@@ -145,7 +155,7 @@ class FakeWorker:
             app.router.add_post(path, self._serve)
         self.runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=0.1)
         await self.runner.setup()
-        await web.TCPSite(self.runner, "127.0.0.1", getattr(self, "port", 0)).start()
+        await web.TCPSite(self.runner, "127.0.0.1", getattr(self, "port", 0), ssl_context=self.tls).start()
         self.port = self.runner.addresses[0][1]
         return self
 
@@ -154,18 +164,29 @@ class FakeWorker:
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
+        return f"{'http' if self.tls is None else 'https'}://127.0.0.1:{self.port}"
 
     @property
     def id(self) -> str:
         return f"127.0.0.1:{self.port}"
+
+    @web.middleware
+    async def _checked(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        """Check keys as SGLang does."""
+        key = (self.admin_key or self.key) if request.path == "/abort_request" else self.key
+        self.given.append(request.headers.get("authorization"))
+        if key is not None and self.given[-1] != f"Bearer {key}":
+            self.strangers.append(request.path)
+            return web.json_response({"error": "Unauthorized"}, status=401)
+        return await handler(request)
 
     async def _info(self, request: web.Request) -> web.Response:
         if (odd := self.says.get(request.path)) is not None:
             return web.Response(body=odd, content_type="application/json")
         mode = {"dual": "decode", "unified": "null"}.get(self.mode, self.mode)
         info = {"disaggregation_mode": mode, "disaggregation_bootstrap_port": self.bootstrap_port}
-        return web.json_response(info | {"incremental_streaming_output": self.incremental, "tp_size": 2})
+        info |= {"incremental_streaming_output": self.incremental, "tp_size": 2}
+        return web.json_response(info | {"api_key": self.key, "model_path": "/models/secret/tiny", "version": "0.5.23"})
 
     async def _loads(self, request: web.Request) -> web.Response:
         self.polls += 1

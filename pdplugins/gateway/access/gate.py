@@ -50,7 +50,9 @@ class Gate:
         key = keys.find(request.headers.get("authorization"))
         if key is None:
             self.metrics.fault("unauthorized", f"{request.remote} has no key that is known here")
-            raise UnauthorizedError("no API key, or an unknown one; send it as Authorization: Bearer KEY")
+            raise UnauthorizedError(
+                "no API key, or an unknown one; send it in the header Authorization, after 'Bearer'"
+            )
         if self.admin and not key.admin:
             self.metrics.fault("unauthorized", f"{request.remote} came with {key.name}, which is no admin key")
             raise GatewayError(403, "this key is not for admins")
