@@ -15,7 +15,7 @@ def legs(job: Job, cut: int, costs: PassCosts) -> tuple[Leg, Leg]:
     """Return the micro-requests of tokens [0, cut) and [cut, length), both ready at once."""
     inside = min(cut, job.prompt)
     decoded = cut - inside
-    ahead = Leg(costs.prompt_s(0, inside), decoded, inside, job.now_s)
+    ahead = Leg(costs.prompt_s(job.history, inside), decoded, inside, job.now_s)
     behind = Leg(costs.prompt_s(inside, job.prompt), job.tokens - decoded, max(cut, job.prompt), job.now_s)
     return ahead, behind
 

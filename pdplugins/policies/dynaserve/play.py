@@ -26,6 +26,8 @@ PIECES = 8
 """Decodes that end one after the other are taken together where there are more, so that few pieces reach far."""
 SINGLE_PROMPTS = 16
 """Prompts are taken together where there are more."""
+SHORTEST_S = 1e-6
+"""Shortest pass, where a profile has decodes for nothing."""
 LEAST_SHARE = 0.02
 """Least share of a pass that prompts get in a prediction, so that it ends where decodes alone break the SLO."""
 
@@ -88,7 +90,7 @@ class Play:
 
     def end_s(self, leg: Leg) -> float:
         """Return when the last token of `leg` comes."""
-        while not leg.last_pass and self._piece():
+        while not (leg.done_s or leg.last_pass) and self._piece():
             pass
         if not leg.tokens:
             return leg.done_s
@@ -162,7 +164,7 @@ class Play:
         together = max(batch // PIECES, 1)
         mean = batch - (together - 1) // 2
         most = self._decodes[self._first + together - 1][0] - self._pass
-        pass_s = self._costs.decode_s(mean, mean * (self._offset / batch + self._pass + most / 2))
+        pass_s = max(self._costs.decode_s(mean, mean * (self._offset / batch + self._pass + most / 2)), SHORTEST_S)
         self._time_s += self._go((ready_s - self._time_s) / pass_s) * pass_s
 
     def _go(self, passes: float) -> float:

@@ -52,8 +52,8 @@ class DynaServeRouter:
             server.follow(self._costs, job)
         underused = self._underused(group)
         decoders = self._decoders(group, job, underused)
-        first = self._first(group, job, request.bound_worker)
         balanced = self._settings.split == "balanced" and not underused
+        first = self._first(group, job, request.bound_worker, balanced)
         if first.alone and first in decoders and not balanced:
             return self._whole(job, first)
         others = [server for server in decoders if server is not first]
@@ -78,7 +78,9 @@ class DynaServeRouter:
     def _job(self, request: Request, now_s: float) -> Job:
         prompt, predicted = min(max(request.prompt_tokens, 1), LONGEST), self._lengths.predict(request)
         tokens = int(min(max(predicted, 1), LONGEST)) if is_number(predicted) else 1
-        return Job(prompt, tokens + self._settings.margin_tokens, self._costs.prompt_s(0, prompt), now_s)
+        history = max(request.history_tokens, 0) if request.bound_worker in self._servers else 0
+        prompt_s = self._costs.prompt_s(history, prompt)
+        return Job(prompt, tokens + self._settings.margin_tokens, prompt_s, now_s, history)
 
     # --- the workers -----------------------------------------------------------------------------------------------
 
@@ -118,11 +120,13 @@ class DynaServeRouter:
                 return named
         return [server for server in able if server.takes(job, self._costs)] or able
 
-    def _first(self, group: Sequence[Server], job: Job, bound: str | None) -> Server:
+    def _first(self, group: Sequence[Server], job: Job, bound: str | None, balanced: bool) -> Server:
         """Return the worker with the session's KV cache, else the one that would have done the prompt first."""
         able = [server for server in group if server.can(Role.PREFILL) and server.holds(job.prompt)] or group
         if bound is not None and (there := [server for server in able if server.view.id == bound]):
             return there[0]
+        if balanced and self._settings.pairs == "roles":
+            able = [server for server in able if server.view.role is Role.PREFILL] or able
         return min(able, key=lambda server: server.timeline.done_s(job.prompt_s, job.now_s))
 
     def _largest(self) -> Server:

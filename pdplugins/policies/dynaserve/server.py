@@ -27,6 +27,8 @@ class Job:
     prompt_s: float
     """Seconds that its prompt adds to passes."""
     now_s: float
+    history: int = 0
+    """Tokens of the prompt that its first worker has in its KV cache."""
 
     @property
     def length(self) -> int:

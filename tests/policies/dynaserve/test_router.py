@@ -181,6 +181,27 @@ def test_a_session_starts_where_its_cache_is(deployment: Deployment) -> None:
     assert placement.first == "c"
 
 
+def test_the_history_of_a_session_is_not_computed_again(deployment: Deployment) -> None:
+    """A round of 20,000 tokens of which 19,000 are cached keeps its worker busy for the prompt of 1,000."""
+
+    def busy_s(history: int) -> float:
+        route, workers = router(deployment), pair(SILENT)
+        route.on_arrival(request(20_000, 1, bound_worker="a", history_tokens=history), workers, 0.0)
+        return route._servers["a"].timeline.done_s(0.0, 0.0)
+
+    assert busy_s(19_000) < 0.15 * busy_s(0)
+
+
+def test_as_printed_the_first_part_is_for_prefill_workers(deployment: Deployment) -> None:
+    """Section 6.1: with `pairs: roles` one pool takes the first micro-requests and the other one the second."""
+    workers = pool(2, 2)
+    for one in workers:
+        one.load = SILENT
+    for placement in placed(router(deployment, **{**BALANCED, "pairs": "roles"}), workers, 20, 1000, 500):
+        if placement.first != placement.second:
+            assert (placement.first[0], (placement.second or "")[0]) == ("p", "d")
+
+
 def test_a_placement_that_is_whole_stays(deployment: Deployment) -> None:
     placement = Placement("a", "b", 5)
     assert router(deployment).on_prefill_done(request(1, 1), placement, pair(), 0.0) is placement
