@@ -178,7 +178,7 @@ class Stage:
 
     async def workers(self) -> list[dict[str, Any]]:
         """Return the workers as the gateway sees them."""
-        async with self.client.get(self.gateway.url + "/workers") as answer:
+        async with self.client.get(self.gateway.admin_url + "/workers") as answer:
             workers: list[dict[str, Any]] = await answer.json()
             return workers
 

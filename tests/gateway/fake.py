@@ -122,8 +122,15 @@ class FakeWorker:
         self.stamps: Iterator[float] | None = itertools.count(1.0)
         """Of its load reports: an engine that stands still makes no new ones."""
         self.polls = 0
+        self.padding = ""
+        """Is added to every event and answer of ``/generate``."""
         self.says: dict[str, bytes] = {}
-        """What it answers to questions about itself, by path, instead of what is so."""
+        """What it answers by path, instead of what is so; to requests only the next `faults.times` times."""
+        self.said_type = "application/json"
+        self.piece_bytes = 0
+        """Streams: bytes of one write, where not a whole event."""
+        self.endless: bytes | None = None
+        """Streams: what it says for ever."""
 
     async def start(self) -> FakeWorker:
         app = web.Application(client_max_size=2**28)
@@ -174,9 +181,13 @@ class FakeWorker:
         return web.json_response({"loads": [core | {"timestamp": stamp} | self.loads]})
 
     async def _models(self, request: web.Request) -> web.Response:
+        if (odd := self.says.get(request.path)) is not None:
+            return web.Response(body=odd, content_type="application/json")
         return web.json_response({"object": "list", "data": [{"id": "fake"}]})
 
     async def _tokenize(self, request: web.Request) -> web.Response:
+        if (odd := self.says.get(request.path)) is not None:
+            return web.Response(body=odd, content_type="application/json")
         body = await request.json()
         text = body["prompt"] if "prompt" in body else "".join(m["content"] for m in body["messages"])
         return web.json_response({"tokens": tokenize(text), "count": len(text)})
@@ -213,6 +224,9 @@ class FakeWorker:
             await asyncio.sleep(60)
         if faulty and faults.status:
             return web.json_response({"error": {"message": "asked for"}}, status=faults.status, headers=faults.headers)
+        if (odd := self.says.get(request.path)) is not None and faults.times > 0:
+            faults.times -= 1
+            return web.Response(body=odd, content_type=self.said_type)
         ids, count = prompt_of(request.path, body)
         role = self._role(body)
         if role is None:
@@ -228,7 +242,8 @@ class FakeWorker:
         if not body.get("stream"):
             await asyncio.sleep(self.token_s * count)
             self.held.append(ids + answer)
-            return web.json_response(event(request.path, body, ids, answer, count, cached, role))
+            said = event(request.path, body, ids, answer, count, cached, role)
+            return web.json_response(said | ({"padding": self.padding * count} if self.padding else {}))
         return await self._stream(request, body, ids, answer, cached, role, bool(faulty))
 
     async def _stream(
@@ -244,6 +259,8 @@ class FakeWorker:
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream; charset=utf-8"})
         await response.prepare(request)
         faults = self.faults
+        while self.endless is not None:
+            await response.write(self.endless)
         if bad and faults.error_event:
             error: dict[str, Any] = {"error": {"message": "KV transfer failed", "code": faults.event_code}}
             if request.path == "/generate":
@@ -267,7 +284,14 @@ class FakeWorker:
             said = event(request.path, body, ids, answer[:done], len(answer), cached, role)
             if self.incremental and request.path == "/generate":
                 said |= {"output_ids": answer[done - 1 : done], "text": text_of(answer[done - 1 : done])}
-            await response.write(b"data: " + dumps(said) + b"\n\n")
+            if self.padding:
+                said["padding"] = self.padding
+            data = b"data: " + dumps(said) + b"\n\n"
+            size = self.piece_bytes or len(data)
+            for begin in range(0, len(data), size):
+                await response.write(data[begin : begin + size])
+                if self.piece_bytes:
+                    await asyncio.sleep(0)
         self.held.append(ids + answer)
         await response.write(b"data: [DONE]\n\n")
         return response

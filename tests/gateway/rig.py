@@ -33,6 +33,7 @@ def fast(**changes: Any) -> GatewayConfig:
 PATIENT = fast(timeout_s=120, first_token_s=60, silence_s=60, connect_s=30)
 """For tests in which no worker fails: a busy machine must not look like a dead worker."""
 
+JSON = {"Content-Type": "application/json"}
 PROMPT = list(range(100, 160))
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from pdplugins.gateway.names import hashed
 from tests.gateway.fake import answer_of, settled, text_of, tokenize
 from tests.gateway.rig import PATIENT, PROMPT, Fixed, ask, config, fast, stand
 
@@ -63,7 +64,7 @@ def test_dynaserve_splits_on_the_gateway() -> None:
                 body = ask(prompt, 200)
                 body["sampling_params"]["ignore_eos"] = True
                 assert (await it.post("/generate", body))[1]["output_ids"] == answer_of(prompt, 200)
-            async with it.client.get(it.gateway.url + "/metrics") as response:
+            async with it.client.get(it.gateway.admin_url + "/metrics") as response:
                 text = await response.text()
             done = {
                 line.split('"')[1]
@@ -79,7 +80,7 @@ def test_arrow_shows_its_pools() -> None:
     async def run() -> None:
         async with stand("dual", "dual", "dual", cfg=config("arrow")) as it:
             assert (await it.post("/generate", ask()))[1]["output_ids"] == answer_of(PROMPT, 9)
-            async with it.client.get(it.gateway.url + "/metrics") as response:
+            async with it.client.get(it.gateway.admin_url + "/metrics") as response:
                 text = await response.text()
             assert 'pdplugins_gateway_elastic_pool{role="decode"} 2.0' in text
 
@@ -99,7 +100,7 @@ def test_rounds_of_a_session_know_their_history_and_their_worker(by: str) -> Non
                 assert status == 200
                 prompt = prompt + answer["output_ids"] + [7, 8, 9]
             requests = router.requests
-            assert [request.session for request in requests] == ["chat-1"] * 3
+            assert [request.session for request in requests] == [hashed("chat-1")] * 3
             assert [request.bound_worker for request in requests] == [None] + [it.workers[1].id] * 2
             assert [request.history_tokens for request in requests] == [0, 69, 81]
             await it.post("/generate", ask([1, 2, 3], **named), headers=headers)

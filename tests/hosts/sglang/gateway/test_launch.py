@@ -23,8 +23,9 @@ from rich.console import Console
 
 from pdplugins.config import load
 from pdplugins.errors import ConfigError, HostError
+from pdplugins.gateway.access.worker_keys import NONE
 from pdplugins.gateway.engines.sglang.launch import Launch, plan
-from pdplugins.gateway.engines.sglang.servers import Servers
+from pdplugins.gateway.engines.sglang.servers import Servers, Times
 from pdplugins.gateway.metrics import GatewayMetrics
 from tests.gateway.fake import settled
 
@@ -185,8 +186,10 @@ def test_no_server_outlives_a_gateway_that_is_killed(run: Callable[..., Run]) ->
 async def servers(folder: Path, launch: str, **more: Any) -> AsyncIterator[tuple[Servers, GatewayMetrics]]:
     path, metrics = config_file(folder), GatewayMetrics()
     wanted = Launch.parse(launch)
-    given = {"dual": False, "logs": folder / "logs", "ready_s": DEADLINE_S, **more}
-    mine = Servers(plan(load(path), wanted), wanted, path, metrics=metrics, **given)
+    times = Times(**{"ready_s": DEADLINE_S, **more})
+    mine = Servers(
+        plan(load(path), wanted), wanted, path, dual=False, logs=folder / "logs", metrics=metrics, times=times
+    )
     try:
         yield mine, metrics
     finally:
@@ -234,7 +237,7 @@ def test_each_server_gets_its_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         ("decode-1", ("4", "5")),
         ("decode-2", ("6", "7")),
     ]
-    assert specs[1].environment(tmp_path)["CUDA_VISIBLE_DEVICES"] == "4,5"
+    assert specs[1].environment(tmp_path, NONE)["CUDA_VISIBLE_DEVICES"] == "4,5"
     with pytest.raises(ConfigError, match="3 servers with 4 GPUs each need 12, and 7 are there"):
         plan(config, Launch.parse("m --tensor-parallel-size=2 --pp-size 2"))
 
