@@ -38,6 +38,8 @@ from pdplugins.runtime.flow import SafeFlow
 
 ADMIN_CONNECTIONS = 64
 """Connections of operators."""
+LONGEST_LINE, MOST_HEADERS = 8190, 128
+"""Bytes of a line of a request's head, and its headers."""
 LINGER_S = 1.0
 """How long what a client still sends is read after its answer, so that the answer arrives."""
 CLOSE_S = 0.1
@@ -144,6 +146,9 @@ class Gateway:
             auto_decompress=False,
             keepalive_timeout=self.settings.idle_s,
             lingering_time=LINGER_S,
+            max_line_size=LONGEST_LINE,
+            max_field_size=LONGEST_LINE,
+            max_headers=MOST_HEADERS,
             shutdown_timeout=CLOSE_S,
         )
         await runner.setup()
