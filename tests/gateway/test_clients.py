@@ -17,9 +17,10 @@ def closed(it: Stand, why: str) -> float:
     return it.gateway.metrics.closed.labels(why)._value.get()
 
 
-def test_a_slow_head_is_cut_off() -> None:
+@pytest.mark.parametrize("listener", ["url", "admin_url"])
+def test_a_slow_head_is_cut_off(listener: str) -> None:
     async def run() -> None:
-        async with stand("dual", settings=patient(head_s=0.3)) as it, sockets(it.gateway.url) as connect:
+        async with stand("dual", settings=patient(head_s=0.3)) as it, sockets(getattr(it.gateway, listener)) as connect:
             slow = [await connect() for _ in range(20)]
             for _, writer in slow:
                 writer.write(b"POST /generate HTTP/1.1\r\nHost: x\r\nX: ")

@@ -55,7 +55,7 @@ def test_what_is_not_served_is_an_error_object() -> None:
     async def run() -> None:
         async with stand("dual") as it:
             for method, path, status in (("GET", "/nowhere", 404), ("GET", "/generate", 405), ("POST", "/health", 405)):
-                async with it.client.request(method, it.gateway.url + path) as answer:
+                async with it.client.request(method, it.gateway.url + path, json={}) as answer:
                     assert answer.status == status
                     assert (await answer.json())["error"]["code"] == status
 
