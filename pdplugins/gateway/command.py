@@ -218,6 +218,7 @@ def run(
     from pdplugins.gateway.descriptors import connections_within, raise_limit  # noqa: PLC0415
     from pdplugins.gateway.metrics import GatewayMetrics  # noqa: PLC0415
 
+    given = [*map(WorkerOption.parse, workers)]
     logging.basicConfig(level=logging.INFO)
     redact_logs(logging.root.handlers, "%(asctime)s %(name)s %(levelname)s %(message)s")
     descriptors = raise_limit()
@@ -226,7 +227,7 @@ def run(
     metrics = GatewayMetrics()
     ending = Ending(config.gateway.drain_s)
     servers = None if started is None else build_servers(config, started, access, metrics)
-    options = [*map(WorkerOption.parse, workers), *(servers.options if servers else ())]
+    options = [*given, *(servers.options if servers else ())]
 
     async def serve(stack: AsyncExitStack) -> None:
         if servers is not None:
