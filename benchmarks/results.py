@@ -17,6 +17,7 @@ import importlib
 import json
 import os
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -106,14 +107,12 @@ def chosen(patterns: Sequence[str]) -> list[Experiment]:
 # --- run --------------------------------------------------------------------------------------------------------------
 
 
-def place(name: str, traces: Path | None) -> Path | None:
-    """Return where a trace lies; None when it is not there."""
-    return next(iter(sorted(traces.rglob(name))), None) if traces else None
-
-
 def command(experiment: Experiment, traces: Path | None, out: Path) -> list[str]:
     """Return the words that start an experiment on this machine."""
-    places = {name: str(place(name, traces)) for name in experiment.traces} | {"DIR": str(traces), "OUT": str(out)}
+    places = {name: str(manifest.place(name, traces)) for name in experiment.traces} | {
+        "DIR": str(traces),
+        "OUT": str(out),
+    }
     words = [places.get(word, word) for word in shlex.split(experiment.run)]
     programs = {"python": [sys.executable], "pdplugins": [str(Path(sys.executable).with_name("pdplugins"))]}
     return [*programs[words[0]], *words[1:]]
@@ -123,7 +122,7 @@ def skipped(experiment: Experiment, traces: Path | None) -> str | None:
     """Return why an experiment cannot run here, or need not; None when it is to run."""
     if experiment.needs:
         return f"needs {experiment.needs}: {experiment.run}"
-    gone = [name for name in experiment.traces if place(name, traces) is None]
+    gone = [name for name in experiment.traces if manifest.place(name, traces) is None]
     if gone:
         return f"{', '.join(gone)} not there: name the folder with --traces DIR (make results TRACES=DIR)"
     return None
@@ -188,22 +187,21 @@ def run(options: argparse.Namespace) -> int:
         for experiment in todo:
             console.print(f"to run   {experiment.name}: {experiment.run} ({experiment.minutes:g} min)", markup=False)
         return 0
-    if commit().endswith("-dirty"):
-        raise PdpluginsError(
-            "results: the code differs from the last commit; commit it first, results name their commit"
-        )
+    check_clean()
     failed = _run_all(todo, options)
     for name, why in failed.items():
         console.print(f"failed   {name}: {why}", markup=False, style="red")
+    try:
+        refresh()
+    except PdpluginsError as error:
+        console.print(f"pages are not written again: {error}", markup=False)
     return 1 if failed else 0
 
 
 def check_clean() -> None:
     """Raise PdpluginsError where the code is not that of a commit."""
     if commit().endswith("-dirty"):
-        raise PdpluginsError(
-            "the code differs from the last commit; commit it first: results name the commit they show"
-        )
+        raise PdpluginsError("the code differs from the last commit; commit it first: a result names its commit")
 
 
 def _run_all(todo: Sequence[Experiment], options: argparse.Namespace) -> dict[str, str]:
@@ -231,6 +229,8 @@ def _run_all(todo: Sequence[Experiment], options: argparse.Namespace) -> dict[st
             runner.stop()
             console.print("stopped; what had ended is kept: call it again to go on")
             raise
+    if not failed:
+        shutil.rmtree(logs)
     return failed
 
 
@@ -256,12 +256,17 @@ def verify(options: argparse.Namespace) -> int:
 
 def pages(_: argparse.Namespace) -> None:
     """Write the figures and tables of all pages again from the result files."""
-    experiment, planners_report = (importlib.import_module(name) for name in ("experiment", "planners_report"))
     for path in sorted(RESULTS.glob("*.json")):
         data = manifest.read(path.stem)
         if "experiment" in data:
-            experiment.show(data)
-    planners_report.write()
+            importlib.import_module("experiment").show(data)
+    if any(RESULTS.glob("planners-*.json")):
+        importlib.import_module("planners_report").write()
+    refresh()
+
+
+def refresh() -> None:
+    """Write the marked figures of all pages again. Raises PdpluginsError for a mark that finds nothing."""
     for page in figures.pages():
         old = page.read_text(encoding="utf-8")
         if (new := figures.refreshed(old)) != old:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 import secrets
 from dataclasses import dataclass
@@ -12,14 +11,13 @@ from typing import Any
 import aiohttp
 from aiohttp import web
 from aiohttp.typedefs import Handler
-from prometheus_client import generate_latest
 
+from pdplugins.gateway.access.gate import JSON, Gate
 from pdplugins.gateway.admission import Admission, overloaded
-from pdplugins.gateway.backends import Backend
 from pdplugins.gateway.bodies import read_body
 from pdplugins.gateway.clients import Clients
 from pdplugins.gateway.engine import Engine
-from pdplugins.gateway.errors import GatewayError, RefusedError, ShortageError
+from pdplugins.gateway.errors import GatewayError, RefusedError, ShortageError, WorkerFailedError
 from pdplugins.gateway.primitive import can_serve
 from pdplugins.gateway.reading import TooLongError, read_whole
 from pdplugins.gateway.replies import Reply, failure
@@ -28,22 +26,15 @@ from pdplugins.limits import MIB
 
 log = logging.getLogger("pdplugins.gateway")
 
-FORWARDED = ("authorization", "traceparent", "tracestate", "x-request-id")
+FORWARDED = ("traceparent", "tracestate", "x-request-id")
 """Headers of the client that workers get too."""
-LOAD_FIELDS = (
-    "queued_requests",
-    "queued_tokens",
-    "running_requests",
-    "running_tokens",
-    "recent_ttft_s",
-    "recent_tbt_s",
-)
 
 
 @dataclass(frozen=True)
 class Endpoints:
     """The endpoints of one gateway.
 
+    :param gate: the checks of every request.
     :param session: for requests that any worker may answer.
     """
 
@@ -51,11 +42,12 @@ class Endpoints:
     engine: Engine[Any, Any]
     admission: Admission
     clients: Clients
+    gate: Gate
     session: aiohttp.ClientSession
 
     def app(self) -> web.Application:
         """Return them all as one application."""
-        app = web.Application(middlewares=[self._around])
+        app = web.Application(middlewares=[self.clients.around, self._checked])
         for path in self.engine.paths:
             app.router.add_post(path, self._answer)
         for path in ("/health", "/health_generate"):
@@ -64,29 +56,19 @@ class Endpoints:
             app.router.add_get(path, self._pass)
         for path in self.engine.passed_posts:
             app.router.add_post(path, self._pass)
-        app.router.add_get("/workers", self._workers)
-        app.router.add_get("/metrics", self._show_metrics)
         return app
 
     @web.middleware
-    async def _around(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """Answer a request, and write the answer, so that its connection is known to be busy meanwhile."""
-        try:
-            response = await self._handled(request, handler)
-            if self.admission.closed and not response.prepared:
-                response.force_close()
-            await response.prepare(request)
-            await response.write_eof()
-        finally:
-            self.clients.ended(request)
+    async def _checked(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        """Let only those pass who may, and turn every error into an answer."""
+        response = await self._handled(request, handler)
+        if self.admission.closed and not response.prepared:
+            response.force_close()
         return response
 
     async def _handled(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        if not self.clients.begins(request):
-            refusal = failure(overloaded("too many connections"))
-            refusal.force_close()
-            return refusal
         try:
+            self.gate.check(request)
             return await handler(request)
         except GatewayError as error:
             return failure(error)
@@ -115,6 +97,10 @@ class Endpoints:
         except RefusedError as error:
             outcome = "refused"
             await reply.refuse(error)
+        except WorkerFailedError as error:  # in what it had said before it failed in the first place
+            outcome = "error_502"
+            metrics.fault("worker_failed", error)
+            await reply.fail(GatewayError(502, "the worker failed"))
         except TimeoutError:
             outcome = "error_504"
             await reply.fail(self._cut())
@@ -134,9 +120,8 @@ class Endpoints:
     async def _answered(self, request: web.Request, reply: Reply) -> str:
         body = await read_body(request, self.admission)
         try:
-            given = request.headers
-            headers = {name: given[name] for name in FORWARDED if name in given}
-            session = given.get("x-session-id")
+            session = request.headers.get("x-session-id")
+            headers = self._forwarded(request)
             call = self.engine.parse(request.path, body, secrets.token_hex(16), session, headers)
             await self.serving.serve(call, reply)
         except ShortageError as error:
@@ -166,16 +151,18 @@ class Endpoints:
     async def _passed(self, request: web.Request, body: bytes) -> web.Response:
         backends, settings = self.serving.backends, self.serving.settings
         for view in backends.now_ready():
-            url = backends.by_id[view.id].url + request.path_qs
+            backend = backends.by_id[view.id]
+            headers = {**self._forwarded(request), "Content-Type": JSON, **backend.key.headers}
             with contextlib.suppress(aiohttp.ClientError, OSError, TooLongError):
                 async with (
                     self.admission.serving.within(settings.connect_s),
                     self.session.request(
-                        request.method, url, data=body, headers=_json(request), allow_redirects=False
+                        request.method, backend.url + request.path_qs, data=body, headers=headers, allow_redirects=False
                     ) as answer,
                 ):
-                    kind = answer.headers.get("Content-Type", "application/json")
+                    kind = answer.headers.get("Content-Type", JSON)
                     said = await read_whole(answer.content.readany, settings.max_answer_mib * MIB)
+                    said = self.engine.public(request.path, said)
                     return web.Response(body=said, status=answer.status, headers={"Content-Type": kind})
         raise overloaded("no worker is there")
 
@@ -183,34 +170,7 @@ class Endpoints:
         """Say whether requests can be served now."""
         return web.Response(status=200 if can_serve(self.serving.backends.now_ready()) else 503)
 
-    async def _workers(self, request: web.Request) -> web.Response:
-        """Show the workers as the router sees them."""
-        shown = json.dumps([_shown(backend) for backend in self.serving.backends.all])
-        return web.Response(text=shown, content_type="application/json")
-
-    async def _show_metrics(self, request: web.Request) -> web.Response:
-        metrics = self.serving.metrics
-        for backend in self.serving.backends.all:
-            view = backend.view
-            load = {name: value for name in LOAD_FIELDS if (value := getattr(view.load, name)) is not None}
-            if view.free_kv_tokens is not None:
-                load["free_kv_tokens"] = view.free_kv_tokens
-            metrics.load(backend.id, load | {"alive": float(backend.alive)})
-        return web.Response(body=generate_latest(metrics.registry), content_type="text/plain")
-
-
-def _json(request: web.Request) -> dict[str, str]:
-    kept = {name: request.headers[name] for name in FORWARDED if name in request.headers}
-    return kept | ({"Content-Type": "application/json"} if request.method == "POST" else {})
-
-
-def _shown(backend: Backend) -> dict[str, object]:
-    view = backend.view
-    load = {name: getattr(view.load, name) for name in LOAD_FIELDS}
-    facts = {"id": backend.id, "kind": backend.kind, "alive": backend.alive, "role": view.role, "tp": view.tp}
-    return facts | {
-        "bootstrap_port": backend.bootstrap_port,
-        "kv_capacity_tokens": view.kv_capacity_tokens,
-        "free_kv_tokens": view.free_kv_tokens,
-        "load": load,
-    }
+    def _forwarded(self, request: web.Request) -> dict[str, str]:
+        """Return the headers that workers get too. A key of ours is no business of theirs."""
+        names = FORWARDED if self.gate.keys is not None else ("authorization", *FORWARDED)
+        return {name: request.headers[name] for name in names if name in request.headers}

@@ -20,6 +20,19 @@ IDLE_S = 4.0
 """SGLang closes idle connections after 5 s."""
 
 
+class Wire(ResponseHandler):
+    """One connection. What comes while nothing was asked would be taken for the next answer, so it is the end."""
+
+    idle = False
+
+    def data_received(self, data: bytes) -> None:
+        """Take in what the server says."""
+        if self.idle and data:
+            self.force_close()
+        else:
+            super().data_received(data)
+
+
 @dataclass(slots=True)
 class Target:
     """Where connections go: one worker."""
@@ -30,14 +43,14 @@ class Target:
     head: str
     """The beginning of each request, up to its path; and the line after it."""
     tail: str
-    idle: list[tuple[float, ResponseHandler]] = field(default_factory=list)
+    idle: list[tuple[float, Wire]] = field(default_factory=list)
     """Idle connections, and since when; the last one used comes last."""
 
     @classmethod
-    def of(cls, url: str) -> Target:
+    def of(cls, url: str, authorities: ssl.SSLContext) -> Target:
         """Return the target that a worker's URL names."""
         parts = urlsplit(url)
-        tls = ssl.create_default_context() if parts.scheme == "https" else None
+        tls = authorities if parts.scheme == "https" else None
         port = parts.port or (443 if tls else 80)
         tail = f" HTTP/1.1\r\nHost: {parts.netloc.rpartition('@')[2]}\r\nContent-Type: application/json\r\n"
         return cls(parts.hostname or "", port, tls, f"POST {parts.path}", tail)
@@ -47,16 +60,14 @@ class Response:
     """The answer to a request, of which the head has arrived. At its end the connection is free for the next one."""
 
     def __init__(
-        self, message: RawResponseMessage, payload: aiohttp.StreamReader, protocol: ResponseHandler, target: Target
+        self, message: RawResponseMessage, payload: aiohttp.StreamReader, protocol: Wire, target: Target
     ) -> None:
         self.status = message.code
         self.content_type = message.headers.get("Content-Type", "application/json")
         self.retry_after = message.headers.get("Retry-After")
         self.readany = payload.readany
         """Return the next bytes; nothing at the end. Raises aiohttp.ClientError or OSError."""
-        self.read = payload.read
-        """Return all bytes. Raises aiohttp.ClientError or OSError."""
-        self._protocol: ResponseHandler | None = protocol
+        self._protocol: Wire | None = protocol
         self._target = target
         payload.on_eof(self._ended)
 
@@ -73,6 +84,7 @@ class Response:
         if protocol.should_close:
             protocol.close()
         else:
+            protocol.idle = True
             self._target.idle.append((monotonic(), protocol))
 
 
@@ -80,10 +92,12 @@ class Connections:
     """The connections to all workers.
 
     :param connect_s: the longest time to open a new one.
+    :param tls: what checks workers' certificates.
     """
 
-    def __init__(self, connect_s: float) -> None:
+    def __init__(self, connect_s: float, tls: ssl.SSLContext) -> None:
         self._connect_s = connect_s
+        self._tls = tls
         self._targets: dict[str, Target] = {}
 
     async def post(
@@ -95,7 +109,7 @@ class Connections:
 
         Raises aiohttp.ClientError, OSError or TimeoutError.
         """
-        target = self._targets.get(url) or self._targets.setdefault(url, Target.of(url))
+        target = self._targets.get(url) or self._targets.setdefault(url, Target.of(url, self._tls))
         protocol = _idle(target)
         if protocol is None:
             protocol = await self._connected(target)
@@ -117,12 +131,10 @@ class Connections:
             raise
         return Response(message, payload, protocol, target)
 
-    async def _connected(self, target: Target) -> ResponseHandler:
+    async def _connected(self, target: Target) -> Wire:
         loop = asyncio.get_running_loop()
         async with asyncio.timeout(self._connect_s):
-            _, protocol = await loop.create_connection(
-                lambda: ResponseHandler(loop), target.host, target.port, ssl=target.tls
-            )
+            _, protocol = await loop.create_connection(lambda: Wire(loop), target.host, target.port, ssl=target.tls)
         return protocol
 
     def close(self) -> None:
@@ -133,12 +145,16 @@ class Connections:
             target.idle.clear()
 
 
-def _idle(target: Target) -> ResponseHandler | None:
-    """Return an open connection, if there is one; those that have been idle too long are closed."""
+def _idle(target: Target) -> Wire | None:
+    """Return an open connection, if there is one.
+
+    Those that have been idle too long are closed, and those on which something came that nobody had asked for.
+    """
     fresh_s = monotonic() - IDLE_S
     while target.idle:
         since_s, protocol = target.idle.pop()
-        if since_s > fresh_s and protocol.is_connected():
+        if since_s > fresh_s and protocol.is_connected() and not protocol.should_close:
+            protocol.idle = False
             return protocol
         protocol.close()
     return None
