@@ -14,6 +14,7 @@ from pdplugins.types import Role
 
 LOADS = (0.1, 0.2, 0.3, 0.5, 0.7, 0.85)
 SESSIONS, PLANS = 400, 4
+FIRST, FIRST_TWO = "the paper's #1 is first at", "its #1 and #2 are the first two at"
 
 
 def pools(plan: DeploymentPlan) -> tuple[tuple[tuple[int, int], ...], ...]:
@@ -39,12 +40,10 @@ def case(model: str, name: str) -> Row:
     """Return the line of one model and trace."""
     found = ranks(model, name)
 
-    def loads(right: list[int]) -> str:
-        return ", ".join(f"{load:.0%}" for load, plans in found.items() if plans[: len(right)] == right) or "none"
-
     row: Row = {"model": model, "trace": name, "GPUs": str(GPUS[name])}
-    row["its #1 is first at"] = loads([1])
-    row["its #1, #2 are the first two at"] = loads([1, 2])
+    for column, right in ((FIRST, [1]), (FIRST_TWO, [1, 2])):
+        if loads := [f"{load:.0%}" for load, plans in found.items() if plans[: len(right)] == right]:
+            row[column] = ", ".join(loads)
     row["of its three, among the first four"] = max(sum(rank > 0 for rank in plans) for plans in found.values())
     return row
 
@@ -53,20 +52,16 @@ def main() -> None:
     """Plan every case at every load."""
     rows = [case(*each) for each in CASES]
 
-    def count(column: str) -> int:
-        return sum(row[column] != "none" for row in rows)
-
     few = [row for row in rows if row["GPUs"] == "8"]
-    first = "its #1 is first at"
     publish(
         PAPER, "table2-program", rows,
         title="Table 2 by Eq. 5 alone: P95 seconds of a round in each phase, at several loads",
         published="its planner has these first three, in this order, in all ten cases; it does not say at which rates.",
         notes=(
-            f"The paper's #1 is the program's first plan at some load in {count(first)} of {len(rows)} cases, in "
-            f"{sum(row[first] != 'none' for row in few)} of the {len(few)} on 8 GPUs; its #1 and #2 are the first two, "
-            f"in order, in {count('its #1, #2 are the first two at')}. A load is a share of the sessions/s at which "
-            "the prefills alone would fill all GPUs.",
+            f"The paper's #1 is the program's first plan at some load in {sum(FIRST in row for row in rows)} of "
+            f"{len(rows)} cases, in {sum(FIRST in row for row in few)} of the {len(few)} on 8 GPUs; its #1 and #2 are "
+            f"the first two, in order, in {sum(FIRST_TWO in row for row in rows)}. A load is a share of the sessions/s "
+            "at which the prefills alone would fill all GPUs.",
             "At light load the latency of a worker decides, and large degrees win, as in the paper; beyond, what the "
             "GPUs can serve decides, and prefill gets most of them (the table above).",
             "The profiles of H20 say that a decode worker of TP 8 is faster than one of TP 4 for every model; where "
