@@ -14,7 +14,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from experiment import workload
+from measure import workload
 
 from pdplugins.resources import data_dir
 from pdplugins.types import TraceRequest

@@ -10,6 +10,7 @@ from prometheus_client import generate_latest
 
 from pdplugins.gateway.access.gate import Gate
 from pdplugins.gateway.backends import Backend, Backends
+from pdplugins.gateway.clients import Clients
 from pdplugins.gateway.errors import GatewayError
 from pdplugins.gateway.metrics import GatewayMetrics
 from pdplugins.gateway.replies import failure
@@ -29,16 +30,18 @@ class Admin:
     """The admin endpoints of one gateway.
 
     :param gate: the checks of their listener.
+    :param clients: its connections.
     """
 
-    def __init__(self, backends: Backends, metrics: GatewayMetrics, gate: Gate) -> None:
+    def __init__(self, backends: Backends, metrics: GatewayMetrics, gate: Gate, clients: Clients) -> None:
+        self._clients = clients
         self._backends = backends
         self._metrics = metrics
         self._gate = gate
 
     def app(self) -> web.Application:
         """Return them all as one application."""
-        app = web.Application(middlewares=[self._checked])
+        app = web.Application(middlewares=[self._clients.around, self._checked])
         app.router.add_get("/workers", self._workers)
         app.router.add_get("/metrics", self._show_metrics)
         return app

@@ -36,6 +36,10 @@ from pdplugins.registry import Registry
 from pdplugins.runtime.assembly import build_deployment
 from pdplugins.runtime.flow import SafeFlow
 
+ADMIN_CONNECTIONS = 64
+"""Connections of operators."""
+LONGEST_LINE, MOST_HEADERS = 8190, 128
+"""Bytes of a line of a request's head, and its headers."""
 LINGER_S = 1.0
 """How long what a client still sends is read after its answer, so that the answer arrives."""
 CLOSE_S = 0.1
@@ -76,7 +80,8 @@ class Gateway:
         self.admission = Admission(self.settings, self.metrics)
         descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         most = min(self.settings.max_connections, connections_within(descriptors))
-        self.clients = Clients(self.settings, self.metrics, most)
+        self.clients = Clients(self.settings, self.metrics, "public", most)
+        self._operators = Clients(self.settings, self.metrics, "admin", ADMIN_CONNECTIONS)
         deployment = build_deployment(config, registry)
         self.policies = GatewayPolicies(config, deployment, registry, self.metrics, decision_log)
         self._ttft_s = deployment.slo.ttft_s
@@ -101,22 +106,20 @@ class Gateway:
         queue = self._build_queue()
         self.serving = Serving(self.routing, self.backends, self.engine, self.admission, self.metrics, queue)
         await self.look()
-        works: list[Callable[[], Awaitable[None]]] = [self.policies.share_signals, self.clients.watch]
+        works: list[Callable[[], Awaitable[None]]] = [self.clients.watch, self._operators.watch]
+        works.append(self.policies.share_signals)
         works += [functools.partial(self.backends.watch, backend, self.engine) for backend in self.backends.all]
         if queue is not None:
             works.append(queue.run)
         if self.access.api_keys is not None:
             works.append(self.access.api_keys.watch)
         self._watchers = [asyncio.create_task(keep(work, self.metrics)) for work in works]
-        self._runner = self._build_runner()
-        await self._runner.setup()
-        assert self._runner.server is not None  # noqa: S101 - it has just been set up
-        self.clients.guard(self._runner.server)
-        gate = Gate(self.metrics, self.access.admin_keys, admin=True)
-        self._admin = web.AppRunner(
-            Admin(self.backends, self.metrics, gate).app(), access_log=None, logger=HTTP_LOG, shutdown_timeout=CLOSE_S
-        )
-        await self._admin.setup()
+        gate = Gate(self.metrics, self.access.api_keys)
+        endpoints = Endpoints(self.serving, self.engine, self.admission, self.clients, gate, self._session)
+        admin_gate = Gate(self.metrics, self.access.admin_keys, admin=True)
+        admin = Admin(self.backends, self.metrics, admin_gate, self._operators)
+        self._runner = await self._set_up(endpoints.app(), self.clients)
+        self._admin = await self._set_up(admin.app(), self._operators)
         self.url = await self._listen(self._runner, host, port)
         self.admin_url = await self._listen(self._admin, self.access.admin_host, self.access.admin_port)
 
@@ -132,11 +135,10 @@ class Gateway:
             raise HostError(f"gateway: cannot listen on {host}:{port} ({why}); choose another port") from None
         return site.name
 
-    def _build_runner(self) -> web.AppRunner:
-        gate = Gate(self.metrics, self.access.api_keys)
-        endpoints = Endpoints(self.serving, self.engine, self.admission, self.clients, gate, self._session)
-        return web.AppRunner(
-            endpoints.app(),
+    async def _set_up(self, app: web.Application, clients: Clients) -> web.AppRunner:
+        """Return what serves `app`, and looks after its connections."""
+        runner = web.AppRunner(
+            app,
             access_log=ACCESS_LOG if self.settings.access_log else None,
             access_log_format=ACCESS_FORMAT,
             logger=HTTP_LOG,
@@ -144,8 +146,15 @@ class Gateway:
             auto_decompress=False,
             keepalive_timeout=self.settings.idle_s,
             lingering_time=LINGER_S,
+            max_line_size=LONGEST_LINE,
+            max_field_size=LONGEST_LINE,
+            max_headers=MOST_HEADERS,
             shutdown_timeout=CLOSE_S,
         )
+        await runner.setup()
+        assert runner.server is not None  # noqa: S101 - it has just been set up
+        clients.guard(runner.server)
+        return runner
 
     def _build_queue(self) -> AdmissionQueue | None:
         if self.policies.flow is None:

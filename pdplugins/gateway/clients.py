@@ -1,4 +1,4 @@
-"""The connections of clients: how many, from whom, and which ones are closed because nothing moves on them.
+"""The connections to a listener: how many, from whom, and which ones are closed because nothing moves on them.
 
 aiohttp's server keeps the connections; this looks at them through what it calls when one opens or closes.
 """
@@ -12,8 +12,11 @@ from dataclasses import dataclass
 from time import monotonic
 
 from aiohttp import web
+from aiohttp.typedefs import Handler
 
+from pdplugins.gateway.admission import overloaded
 from pdplugins.gateway.metrics import GatewayMetrics
+from pdplugins.gateway.replies import failure
 from pdplugins.limits import GatewayConfig
 
 NEAR = 0.9
@@ -68,12 +71,14 @@ class Connection:
 
 
 class Clients:
-    """The connections of all clients to one gateway.
+    """The connections of all clients to one listener. Its application needs `around`, its server `guard`.
 
-    :param most: the connections that this process may have.
+    :param listener: what metrics call it.
+    :param most: how many there may be.
     """
 
-    def __init__(self, settings: GatewayConfig, metrics: GatewayMetrics, most: int) -> None:
+    def __init__(self, settings: GatewayConfig, metrics: GatewayMetrics, listener: str, most: int) -> None:
+        self._listener = listener
         self._settings = settings
         self._metrics = metrics
         self._most = most
@@ -99,7 +104,22 @@ class Clients:
 
     # --- requests --------------------------------------------------------------------------------------------------
 
-    def begins(self, request: web.BaseRequest) -> bool:
+    @web.middleware
+    async def around(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        """Answer a request, and write the answer, so that its connection is known to be busy meanwhile."""
+        try:
+            if self._begins(request):
+                response = await handler(request)
+            else:
+                response = failure(overloaded("too many connections"))
+                response.force_close()
+            await response.prepare(request)
+            await response.write_eof()
+        finally:
+            self._ended(request)
+        return response
+
+    def _begins(self, request: web.Request) -> bool:
         """Note that a connection is busy with `request`. Return whether it may be served: not on one too many."""
         connection = self._all.get(request.protocol)
         if connection is None:  # it has gone already
@@ -110,7 +130,7 @@ class Clients:
         connection.taken = -1
         return not connection.refused
 
-    def ended(self, request: web.BaseRequest) -> None:
+    def _ended(self, request: web.Request) -> None:
         """Note that the answer to a request has been written."""
         connection = self._all.get(request.protocol)
         if connection is not None:
@@ -179,7 +199,7 @@ class Clients:
         pause_s = min(self._settings.head_s / 4, self._settings.write_s / 4, SLOWEST_LOOK_S)
         while True:
             await asyncio.sleep(pause_s)
-            self._metrics.connections.set(len(self._all))
+            self._metrics.connections.labels(self._listener).set(len(self._all))
             now_s = monotonic()
             for handler, connection in list(self._all.items()):
                 if self._stuck(connection, now_s):

@@ -47,7 +47,7 @@ class Endpoints:
 
     def app(self) -> web.Application:
         """Return them all as one application."""
-        app = web.Application(middlewares=[self._around])
+        app = web.Application(middlewares=[self.clients.around, self._checked])
         for path in self.engine.paths:
             app.router.add_post(path, self._answer)
         for path in ("/health", "/health_generate"):
@@ -59,23 +59,14 @@ class Endpoints:
         return app
 
     @web.middleware
-    async def _around(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """Answer a request, and write the answer, so that its connection is known to be busy meanwhile."""
-        try:
-            response = await self._handled(request, handler)
-            if self.admission.closed and not response.prepared:
-                response.force_close()
-            await response.prepare(request)
-            await response.write_eof()
-        finally:
-            self.clients.ended(request)
+    async def _checked(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        """Let only those pass who may, and turn every error into an answer."""
+        response = await self._handled(request, handler)
+        if self.admission.closed and not response.prepared:
+            response.force_close()
         return response
 
     async def _handled(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        if not self.clients.begins(request):
-            refusal = failure(overloaded("too many connections"))
-            refusal.force_close()
-            return refusal
         try:
             self.gate.check(request)
             return await handler(request)

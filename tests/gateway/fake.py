@@ -28,6 +28,8 @@ from pdplugins.gateway.engines.sglang.protocol import dumps
 VOCABULARY = 1000
 KV_TOKENS = 100_000
 """Tokens of KV cache of one worker."""
+MOST_TOKENS = 10_000
+"""Output tokens of one request; more are refused with 400."""
 CONTEXT_TOKENS = 32_768
 """A longer prompt is refused with 400."""
 
@@ -221,8 +223,16 @@ class FakeWorker:
         body = json.loads(await request.read())
         self.seen.append(body)
         rid = body["rid"]
+        try:
+            ids, count = prompt_of(request.path, body)
+            tokens = len(ids)
+            next_token(ids)
+            good = 0 < count < MOST_TOKENS
+        except (TypeError, ValueError, KeyError, AttributeError):
+            good = False
+        if not good:
+            return web.json_response({"error": {"message": "not a request"}}, status=400)
         self.running.add(rid)
-        tokens = len(prompt_of(request.path, body)[0])
         self.used_tokens += tokens
         try:
             if tokens > CONTEXT_TOKENS:
@@ -381,7 +391,7 @@ def common(one: Sequence[int], other: Sequence[int]) -> int:
     return count
 
 
-async def settled(condition: Any, seconds: float = 10.0) -> bool:
+async def settled(condition: Any, seconds: float = 60.0) -> bool:
     """Wait until `condition()` holds."""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(seconds):

@@ -32,7 +32,12 @@ def fast(**changes: Any) -> GatewayConfig:
     return GatewayConfig.model_validate({**FAST.model_dump(), **changes})
 
 
-PATIENT = fast(timeout_s=120, first_token_s=60, silence_s=60, connect_s=30)
+def patient(**changes: Any) -> GatewayConfig:
+    """`PATIENT` with other values."""
+    return GatewayConfig.model_validate({**PATIENT.model_dump(), **changes})
+
+
+PATIENT = fast(timeout_s=120, first_token_s=60, silence_s=60, connect_s=30, poll_timeout_s=30)
 """For tests in which no worker fails: a busy machine must not look like a dead worker."""
 
 JSON = {"Content-Type": "application/json"}
@@ -140,7 +145,7 @@ async def over(
     workers: Sequence[FakeWorker],
     *,
     cfg: Config | None = None,
-    settings: GatewayConfig = FAST,
+    settings: GatewayConfig = PATIENT,
     flow: Flow | None = None,
     decision_log: Path | None = None,
     roles: Sequence[str] = (),

@@ -16,7 +16,7 @@ from pdplugins.gateway.engines.sglang.completions import CompletionsReply
 from pdplugins.gateway.engines.sglang.upstream import raise_error
 from pdplugins.gateway.errors import WorkerFailedError
 from tests.gateway.fake import answer_of, settled, text_of, tokenize
-from tests.gateway.rig import PROMPT, Fixed, ask, fast, stand
+from tests.gateway.rig import PROMPT, Fixed, ask, patient, stand
 
 pytestmark = pytest.mark.moderate
 
@@ -41,7 +41,7 @@ def test_an_odd_answer_that_has_to_be_read_is_asked_for_elsewhere(stream: bool) 
     """A split answer is read and put together; what cannot be read fails, and is begun anew."""
 
     async def run() -> None:
-        async with stand("dual", "dual", settings=fast(rest_s=0.01)) as it:
+        async with stand("dual", "dual", settings=patient(rest_s=0.01)) as it:
             router = it.route(Fixed())
             for odd in ODD:
                 assert await settled(lambda: len(it.gateway.backends.now_ready()) == 2)
@@ -83,7 +83,7 @@ def test_an_odd_end_of_a_stream_that_breaks_off_is_a_fault_of_its_worker() -> No
 @pytest.mark.parametrize("endless", [b"x" * 2**16, b"data: " + b"x" * 2**16])
 def test_an_event_that_does_not_end_is_not_kept_for_ever(endless: bytes) -> None:
     async def run() -> None:
-        async with stand("unified", "unified", settings=fast(max_answer_mib=1, timeout_s=60)) as it:
+        async with stand("unified", "unified", settings=patient(max_answer_mib=1, timeout_s=60)) as it:
             router = it.route(Fixed())
             router.first = router.second = 0
             it.workers[0].endless = endless
@@ -96,7 +96,7 @@ def test_an_event_that_does_not_end_is_not_kept_for_ever(endless: bytes) -> None
 
 def test_a_whole_answer_has_a_limit() -> None:
     async def run() -> None:
-        async with stand("unified", "unified", settings=fast(max_answer_mib=1)) as it:
+        async with stand("unified", "unified", settings=patient(max_answer_mib=1)) as it:
             router = it.route(Fixed())
             router.first = router.second = 0
             it.workers[0].padding = "x" * 200_000
@@ -143,7 +143,7 @@ def test_what_went_wrong_at_a_worker_is_for_the_log_and_not_for_clients() -> Non
     """No address of a worker in any error."""
 
     async def run() -> None:
-        async with stand("dual", "dual", settings=fast(first_token_s=0.3, timeout_s=20)) as it:
+        async with stand("dual", "dual", settings=patient(first_token_s=0.3, timeout_s=20)) as it:
             it.route(Fixed())
             said = b""
             for fault in ("status", "error_event", "reset", "hang", "gone"):

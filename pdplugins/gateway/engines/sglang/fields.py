@@ -6,6 +6,7 @@ is first asked for.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import re
@@ -132,10 +133,8 @@ def _read(body: bytes) -> Any:
 
 
 def _value(name: str, raw: Any) -> Any:
-    try:
+    with contextlib.suppress(ValueError):
         return msgspec.json.decode(raw)
-    except msgspec.DecodeError:
-        pass
     try:
         return json.loads(bytes(raw))
     except ValueError:

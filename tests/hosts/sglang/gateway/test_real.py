@@ -37,7 +37,7 @@ ROUTERS: dict[str, dict[str, Any]] = {
     "ampd": {},
     "arrow": {},
     "dopd": {"local_tokens": 60},
-    "dynaserve": {"pairs": "any", "least_tokens": 1, "margin_tokens": 0},
+    "dynaserve": {"pairs": "any", "split": "balanced", "underused": 0, "least_tokens": 1, "margin_tokens": 0},
     "least-loaded": {},
 }
 COUNT = 12
