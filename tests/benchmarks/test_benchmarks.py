@@ -69,6 +69,7 @@ def test_the_front_is_linear_between_two_pools_and_flat_after_the_last() -> None
     assert report.front_at(front, 1.9) is None
 
 
+@pytest.mark.moderate
 @given(st.lists(st.tuples(st.floats(0, 100), st.floats(0.1, 50)), min_size=1, max_size=12))
 def test_no_pool_is_above_the_front(points: list[tuple[float, float]]) -> None:
     pools = [run(*point) for point in points]

@@ -76,6 +76,7 @@ def test_a_missing_field_is_found(key: str) -> None:
     assert f"no {key}" in manifest.flaws({name: value for name, value in SOUND.items() if name != key})
 
 
+@pytest.mark.moderate
 @pytest.mark.parametrize("experiment", manifest.experiments(), ids=lambda it: it.name)
 def test_what_an_experiment_names_exists(experiment: manifest.Experiment) -> None:
     assert experiment.code().keys() >= set(experiment.parts)

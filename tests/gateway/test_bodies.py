@@ -215,6 +215,7 @@ JSON = st.recursive(
 )
 
 
+@pytest.mark.moderate
 @given(JSON, st.integers(1, 6), st.booleans())
 def test_nesting_is_counted_exactly(value: Any, most: int, ascii_only: bool) -> None:
     body = json.dumps(value, ensure_ascii=ascii_only).encode()

@@ -134,6 +134,7 @@ requests = st.builds(
 )
 
 
+@pytest.mark.moderate
 @given(st.lists(requests, min_size=1, max_size=8))
 def test_what_is_written_reads_back(tmp_path_factory: pytest.TempPathFactory, made: list[TraceRequest]) -> None:
     """Up to where it starts: reading shifts the first request to 0."""

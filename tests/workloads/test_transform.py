@@ -36,6 +36,7 @@ def test_the_rate_is_that_of_the_whole_trace_and_the_clip_counts_at_that_rate() 
     assert Transform().apply(requests) == requests
 
 
+@pytest.mark.moderate
 @given(st.lists(REQUEST, max_size=5), st.integers(2, 1200))
 def test_no_prompt_plus_output_is_longer_than_the_context(requests: list[TraceRequest], context: int) -> None:
     kept = Transform(max_context_tokens=context).apply(requests)
