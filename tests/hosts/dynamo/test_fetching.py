@@ -13,7 +13,7 @@ from pdplugins.errors import ConfigError
 from pdplugins.hosts.dynamo import fetching
 from pdplugins.hosts.dynamo.doors.frontend import FrontendMetrics
 from pdplugins.hosts.dynamo.fetching import PageError, fetch, in_thread
-from pdplugins.hosts.dynamo.local.pulse import PulseTaker
+from pdplugins.hosts.dynamo.local.pulse import Pulse, PulseTaker
 from pdplugins.types import Slo
 from tests.hosts.dynamo.hostile import HEAD, NONSENSE, SLOW, Talk, says, server
 
@@ -78,6 +78,37 @@ def test_nobody_there_is_an_oserror() -> None:
 def test_a_frontend_url_is_checked_when_it_is_given(url: str) -> None:
     with pytest.raises(ConfigError, match=r"^frontend_url: "):
         FrontendMetrics(url)
+
+
+@pytest.mark.parametrize("how", ["no HTTP", "too few bytes", "an error", "no UTF-8"])
+def test_the_pulse_goes_on_whatever_the_frontend_answers(how: str, caplog: pytest.LogCaptureFixture) -> None:
+    """Its status shows dashes; what is wrong is logged once; nobody takes it for a frontend that hangs."""
+    pulses: list[Pulse] = []
+
+    async def story(url: str) -> None:
+        watch = asyncio.create_task(PulseTaker(url, Slo(2.0, 0.08)).watch(pulses.append, every_s=0.01, silent_s=0.05))
+        while len(pulses) < 20:
+            await asyncio.sleep(0.01)
+        assert not watch.done()
+        watch.cancel()
+
+    with server(NONSENSE[how]) as url:
+        asyncio.run(story(url))
+    assert set(pulses) == {Pulse()}
+    assert len([line for line in caplog.messages if "further ones are not logged" in line]) == 1
+
+
+def test_the_pulse_tells_of_a_frontend_that_hangs() -> None:
+    pulses: list[Pulse] = []
+
+    async def story(url: str) -> str:
+        taker = PulseTaker(url, Slo(2.0, 0.08), fetch=lambda url: fetch(url, 0.05))
+        return await taker.watch(pulses.append, every_s=0.01, silent_s=0.3)
+
+    with server(SLOW["trickles headers"]) as url:
+        said = asyncio.run(story(url))
+    assert said.startswith("Dynamo's frontend has not answered for 0.3 s (")
+    assert len(pulses) > 1
 
 
 def test_a_call_in_a_thread_gives_its_result_or_raises() -> None:
