@@ -245,7 +245,8 @@ def run(
         picked = [f"{key} {choice.name}" for key in ("bundle", "router", "flow") if (choice := getattr(config, key))]
         policies = ", ".join(picked) or "router least-loaded"
         typer.echo(f"gateway on {gateway.url}, {policies}, {len(options)} workers: {gateway.admin_url}/workers")
-        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, access.reload)
+        if access.reloads:
+            asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, access.reload)
         gc.collect()
         gc.freeze()  # these objects stay; to scan them in each collection took a sixth of the CPU time
         gc.set_threshold(*GC_THRESHOLD)

@@ -56,6 +56,11 @@ class Access:
         """Tell whether a client's own key goes to the worker at `url`: where neither we nor it want another one."""
         return self.api_keys is None and self.worker_keys.of(url).key is None
 
+    @property
+    def reloads(self) -> bool:
+        """Whether there is anything to read again; without, SIGHUP ends the process, as when its terminal closes."""
+        return self.api_keys is not None or self.tls is not None
+
     def reload(self) -> None:
         """Read the keys of clients and the certificate again; where that fails, those before hold."""
         if self.api_keys is not None:

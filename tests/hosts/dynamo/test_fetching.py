@@ -6,8 +6,11 @@ import asyncio
 import socket
 import threading
 import time
+from contextlib import suppress
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from pdplugins.errors import ConfigError
 from pdplugins.hosts.dynamo import fetching
@@ -17,6 +20,7 @@ from pdplugins.hosts.dynamo.local.pulse import Pulse, PulseTaker
 from pdplugins.types import Slo
 from tests.hosts.dynamo.hostile import HEAD, NONSENSE, SLOW, Talk, says, server
 
+IDLE = "dynamo_frontend_disconnected_clients 0\n"
 PAGE = b"dynamo_frontend_inflight_requests 3\n"
 
 
@@ -64,6 +68,33 @@ def test_a_slow_server_costs_the_deadline_and_no_more(how: str, monkeypatch: pyt
                 fetch(one, 0.5)
             took_s.append(time.monotonic() - began_s)
     assert took_s[1] < took_s[0] + 1.0
+
+
+NAMES = st.sampled_from(
+    [
+        *("requests_started_total", "input_sequence_tokens_bucket", "input_sequence_tokens_sum", "inflight_requests"),
+        *("time_to_first_token_seconds_bucket", "time_to_first_token_seconds_count", "x"),
+    ]
+)
+LABELS = st.sampled_from(
+    ["", "{}", '{le="1"}', '{le="+Inf"}', '{le="x"}', '{model="m"}', "{le=", '{a="b",', "{,}", '{le=""}']
+)
+VALUES = st.sampled_from(["0", "1", "-1", "NaN", "1e999", "-Inf", "", "x", "1 2 3", "0x1"])
+LINES = st.builds("dynamo_frontend_{}{} {}".format, NAMES, LABELS, VALUES) | st.text(max_size=20)
+
+
+@given(st.lists(st.lists(LINES, max_size=6).map("\n".join), min_size=2, max_size=3))
+def test_any_page_is_traffic_or_an_oserror(pages: list[str]) -> None:
+    """The window goes on to the next good page."""
+    left = [*pages, *pages, IDLE]
+    times = iter(range(100))
+    metrics = FrontendMetrics("http://f", fetch=lambda url: left.pop(0), clock=lambda: float(next(times)))
+    taker = PulseTaker("http://f", Slo(2.0, 0.08), fetch=lambda url: left[0])
+    while left:
+        with suppress(OSError):
+            taker.take()
+        with suppress(OSError):
+            metrics.collect()
 
 
 def test_nobody_there_is_an_oserror() -> None:
