@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import logging
 import secrets
+from collections.abc import Iterable
 from dataclasses import dataclass
+from http import HTTPStatus
 from typing import Any
 
 import aiohttp
@@ -15,7 +17,7 @@ from aiohttp.typedefs import Handler
 from pdplugins.gateway.access.gate import JSON, Gate
 from pdplugins.gateway.admission import Admission, overloaded
 from pdplugins.gateway.bodies import read_body
-from pdplugins.gateway.clients import Clients
+from pdplugins.gateway.clients import Clients, too_many_connections
 from pdplugins.gateway.engine import Engine
 from pdplugins.gateway.errors import GatewayError, RefusedError, ShortageError, WorkerFailedError
 from pdplugins.gateway.primitive import can_serve
@@ -26,6 +28,8 @@ from pdplugins.limits import MIB
 
 log = logging.getLogger("pdplugins.gateway")
 
+LONGEST_SHOWN = 100
+"""Characters of a path that an error repeats."""
 FORWARDED = ("traceparent", "tracestate", "x-request-id")
 """Headers of the client that workers get too."""
 
@@ -47,38 +51,56 @@ class Endpoints:
 
     def app(self) -> web.Application:
         """Return them all as one application."""
-        app = web.Application(middlewares=[self.clients.around, self._checked])
-        for path in self.engine.paths:
-            app.router.add_post(path, self._answer)
-        for path in ("/health", "/health_generate"):
-            app.router.add_get(path, self._health)
-        for path in self.engine.passed_gets:
-            app.router.add_get(path, self._pass)
-        for path in self.engine.passed_posts:
-            app.router.add_post(path, self._pass)
+        app = web.Application()
+        known = set[str]()
+
+        def add(method: str, paths: Iterable[str], handler: Handler) -> None:
+            known.update(paths)
+            for path in paths:
+                app.router.add_route(method, path, self._served(handler))
+
+        async def not_here(request: web.Request) -> web.StreamResponse:
+            status = HTTPStatus.METHOD_NOT_ALLOWED if request.path in known else HTTPStatus.NOT_FOUND
+            raise GatewayError(status, f"{request.method} {request.path[:LONGEST_SHOWN]} is not served here")
+
+        add("POST", self.engine.paths, self._answer)
+        add("GET", ("/health", "/health_generate"), self._health)
+        add("GET", self.engine.passed_gets, self._pass)
+        add("POST", self.engine.passed_posts, self._pass)
+        app.router.add_route("*", "/{path:.*}", self._served(not_here))
         return app
 
-    @web.middleware
-    async def _checked(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """Let only those pass who may, and turn every error into an answer."""
-        response = await self._handled(request, handler)
-        if self.admission.closed and not response.prepared:
-            response.force_close()
-        return response
+    def _served(self, handler: Handler) -> Handler:
+        """Return what answers a request with `handler`, where it may pass, and turns every error into an answer.
 
-    async def _handled(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        try:
-            self.gate.check(request)
-            return await handler(request)
-        except GatewayError as error:
-            return failure(error)
-        except web.HTTPException as error:
-            return failure(GatewayError(error.status, error.reason))
-        except ConnectionResetError:
-            raise
-        except Exception as error:  # a fault of the gateway must not look like one of the client
-            self.serving.metrics.fault("gateway_error", error, error)
-            return failure(GatewayError(500, f"gateway: {type(error).__name__}"))
+        One function for all of that, and no middlewares: aiohttp takes as long to call one as all of this takes.
+        """
+        admission, clients, gate, metrics = self.admission, self.clients, self.gate, self.serving.metrics
+
+        async def served(request: web.Request) -> web.StreamResponse:
+            try:
+                if not clients.begins(request):
+                    response: web.StreamResponse = too_many_connections()
+                else:
+                    try:
+                        gate.check(request)
+                        response = await handler(request)
+                    except GatewayError as error:
+                        response = failure(error)
+                    except ConnectionResetError:
+                        raise
+                    except Exception as error:  # a fault of the gateway must not look like one of the client
+                        metrics.fault("gateway_error", error, error)
+                        response = failure(GatewayError(500, f"gateway: {type(error).__name__}"))
+                if admission.closed and not response.prepared:
+                    response.force_close()
+                await response.prepare(request)
+                await response.write_eof()
+            finally:
+                clients.ended(request)
+            return response
+
+        return served
 
     # --- requests --------------------------------------------------------------------------------------------------
 
@@ -89,8 +111,7 @@ class Endpoints:
         metrics = self.serving.metrics
         metrics.in_flight.inc()
         try:
-            with self.admission.request():
-                outcome = await self._answered(request, reply)
+            outcome = await self._answered(request, reply)
         except GatewayError as error:
             outcome = f"error_{error.status}"
             await reply.fail(error)
@@ -118,8 +139,10 @@ class Endpoints:
         return reply.response
 
     async def _answered(self, request: web.Request, reply: Reply) -> str:
-        body = await read_body(request, self.admission)
+        self.admission.enter()
+        body = b""
         try:
+            body = await read_body(request, self.admission)
             session = request.headers.get("x-session-id")
             headers = self._forwarded(request)
             call = self.engine.parse(request.path, body, secrets.token_hex(16), session, headers)
@@ -129,6 +152,7 @@ class Endpoints:
             raise
         finally:
             self.admission.give_bytes(len(body))
+            self.admission.leave()
         return "ok"
 
     def _cut(self) -> GatewayError:
@@ -141,12 +165,14 @@ class Endpoints:
 
     async def _pass(self, request: web.Request) -> web.Response:
         """Let any worker answer."""
-        with self.admission.request():
+        self.admission.enter()
+        body = b""
+        try:
             body = await read_body(request, self.admission)
-            try:
-                return await self._passed(request, body)
-            finally:
-                self.admission.give_bytes(len(body))
+            return await self._passed(request, body)
+        finally:
+            self.admission.give_bytes(len(body))
+            self.admission.leave()
 
     async def _passed(self, request: web.Request, body: bytes) -> web.Response:
         backends, settings = self.serving.backends, self.serving.settings

@@ -20,19 +20,6 @@ IDLE_S = 4.0
 """SGLang closes idle connections after 5 s."""
 
 
-class Wire(ResponseHandler):
-    """One connection. What comes while nothing was asked would be taken for the next answer, so it is the end."""
-
-    idle = False
-
-    def data_received(self, data: bytes) -> None:
-        """Take in what the server says."""
-        if self.idle and data:
-            self.force_close()
-        else:
-            super().data_received(data)
-
-
 @dataclass(slots=True)
 class Target:
     """Where connections go: one worker."""
@@ -43,7 +30,7 @@ class Target:
     head: str
     """The beginning of each request, up to its path; and the line after it."""
     tail: str
-    idle: list[tuple[float, Wire]] = field(default_factory=list)
+    idle: list[tuple[float, ResponseHandler]] = field(default_factory=list)
     """Idle connections, and since when; the last one used comes last."""
 
     @classmethod
@@ -60,14 +47,14 @@ class Response:
     """The answer to a request, of which the head has arrived. At its end the connection is free for the next one."""
 
     def __init__(
-        self, message: RawResponseMessage, payload: aiohttp.StreamReader, protocol: Wire, target: Target
+        self, message: RawResponseMessage, payload: aiohttp.StreamReader, protocol: ResponseHandler, target: Target
     ) -> None:
         self.status = message.code
         self.content_type = message.headers.get("Content-Type", "application/json")
         self.retry_after = message.headers.get("Retry-After")
         self.readany = payload.readany
         """Return the next bytes; nothing at the end. Raises aiohttp.ClientError or OSError."""
-        self._protocol: Wire | None = protocol
+        self._protocol: ResponseHandler | None = protocol
         self._target = target
         payload.on_eof(self._ended)
 
@@ -84,7 +71,7 @@ class Response:
         if protocol.should_close:
             protocol.close()
         else:
-            protocol.idle = True
+            protocol._parser = None  # what comes now stays in its tail, and ends it: see `_idle`
             self._target.idle.append((monotonic(), protocol))
 
 
@@ -131,10 +118,12 @@ class Connections:
             raise
         return Response(message, payload, protocol, target)
 
-    async def _connected(self, target: Target) -> Wire:
+    async def _connected(self, target: Target) -> ResponseHandler:
         loop = asyncio.get_running_loop()
         async with asyncio.timeout(self._connect_s):
-            _, protocol = await loop.create_connection(lambda: Wire(loop), target.host, target.port, ssl=target.tls)
+            _, protocol = await loop.create_connection(
+                lambda: ResponseHandler(loop), target.host, target.port, ssl=target.tls
+            )
         return protocol
 
     def close(self) -> None:
@@ -145,7 +134,7 @@ class Connections:
             target.idle.clear()
 
 
-def _idle(target: Target) -> Wire | None:
+def _idle(target: Target) -> ResponseHandler | None:
     """Return an open connection, if there is one.
 
     Those that have been idle too long are closed, and those on which something came that nobody had asked for.
@@ -154,7 +143,6 @@ def _idle(target: Target) -> Wire | None:
     while target.idle:
         since_s, protocol = target.idle.pop()
         if since_s > fresh_s and protocol.is_connected() and not protocol.should_close:
-            protocol.idle = False
             return protocol
         protocol.close()
     return None

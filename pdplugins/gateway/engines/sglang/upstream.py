@@ -82,8 +82,12 @@ class Answer:
 
     async def _events(self, broken: str) -> bytes:
         """Return all whole events that come next, and keep what comes after them."""
+        data = await read(self.backend, self.response)
+        if not self._rest and data.endswith(protocol.EVENT_END):  # as it mostly is
+            raise_error(self.backend, data)
+            return data
         parts, size = [self._rest], len(self._rest)
-        while data := await read(self.backend, self.response):
+        while data:
             size += len(data)
             if size > self._most_bytes:
                 self.response.close()
@@ -97,6 +101,7 @@ class Answer:
                 raise_error(self.backend, piece)
                 return piece
             parts.append(data)
+            data = await read(self.backend, self.response)
         raise WorkerFailedError(self.backend.id, broken)
 
     def _count(self, piece: bytes) -> None:
@@ -106,11 +111,10 @@ class Answer:
         if protocol.DONE in piece[-len(protocol.DONE_EVENT) :]:
             self.ended = True
             events -= 1
-        gap_s = (now_s - self._last_s) / max(events, 1)
+        if events:
+            self.backend.view.load.tokens(events, (now_s - self._last_s) / events, now_s)
+            self.tokens += events
         self._last_s = now_s
-        for _ in range(events):
-            self.backend.view.load.token(gap_s, now_s)
-        self.tokens += events
 
 
 class Upstream:
@@ -131,7 +135,8 @@ class Upstream:
         """Send a request and wait for the head of the answer. Raises WorkerFailedError or RefusedError."""
         silence_s = self._settings.silence_s if stream else None
         try:
-            headers = {**headers, **backend.key.headers}
+            if backend.key.key is not None:
+                headers = {**headers, **backend.key.headers}
             response = await self._connections.post(backend.url, path, body, headers, silence_s)
         except FAILURES as error:
             if shortage(error):
