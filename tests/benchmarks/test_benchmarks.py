@@ -58,12 +58,12 @@ def test_every_run_is_of_the_one_schema_and_says_how_it_was_made(key: str) -> No
 
 
 def test_the_front_leaves_out_pools_that_others_beat_alone_or_mixed() -> None:
-    pools = [run(40, 2.0), run(30, 2.5), run(50, 2.6), run(80, 3.0), run(80, 3.5), run(99, 9.0, group="dopd")]
-    assert [report.point(r) for r in report.fixed_front(pools)] == [(40.0, 2.0), (80.0, 3.0)]
+    pools = [run(40, 2.0), run(30, 2.5), run(50, 2.6), run(80, 3.0), run(80, 3.5)]
+    assert [report.point(r) for r in report.front(pools)] == [(40.0, 2.0), (80.0, 3.0)]
 
 
 def test_the_front_is_linear_between_two_pools_and_flat_after_the_last() -> None:
-    front = report.fixed_front([run(40, 2.0), run(80, 3.0)])
+    front = report.front([run(40, 2.0), run(80, 3.0)])
     assert report.front_at(front, 2.5) == pytest.approx(60.0)
     assert report.front_at(front, 9.0) == 80.0
     assert report.front_at(front, 1.9) is None
@@ -72,6 +72,6 @@ def test_the_front_is_linear_between_two_pools_and_flat_after_the_last() -> None
 @given(st.lists(st.tuples(st.floats(0, 100), st.floats(0.1, 50)), min_size=1, max_size=12))
 def test_no_pool_is_above_the_front(points: list[tuple[float, float]]) -> None:
     pools = [run(*point) for point in points]
-    front = report.fixed_front(pools)
+    front = report.front(pools)
     for attainment, gpu_hours in map(report.point, pools):
         assert (report.front_at(front, gpu_hours) or 0.0) >= attainment - 1e-6
