@@ -1,14 +1,14 @@
-"""Tables and plots of README.md from results/planners-*.json.
+"""Tables and plots of three pages from results/planners-*.json.
 
 python benchmarks/planners_report.py            write them
-python benchmarks/planners_report.py --check    fail when README.md does not say what results/ says
+python benchmarks/planners_report.py --check    fail when a page does not say what results/ says
 """
 
 from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -222,12 +222,56 @@ def _gains(cell: Sequence[dict[str, float]]) -> str:
     return f"{above} points, {saved} % saved"
 
 
-def rendered(readme: str) -> str:
-    """Return `readme` with the text between the markers replaced."""
-    for name, inside in (("planners", text()), ("bound", bound())):
+def headline() -> str:
+    """Return the table of the project's README: one line per trace and router, from 1P1D / from a warm pool."""
+    lines = [
+        "| trace, router | `dopd` | fixed pools for that | Dynamo's planners for that, tuned | their best as shipped |",
+        "|---|---|---|---|---|",
+    ]
+    for data in results().values():
+        rows = compared(data)
+        cells = (
+            [f"{row['attainment']:.1f} % @ {row['gpu_hours']:.2f}" for row in rows],
+            *([_share(row[rival]) for row in rows] for rival in ("fixed", "tuned")),
+            [f"{row['stock']:.1f} % @ {row['stock_gpu_hours']:.2f}" for row in rows],
+        )
+        about = data["trace"]
+        lines.append(f"| {about['title']}, `{about['router']}` | {' | '.join(map(' / '.join, cells))} |")
+    return "\n".join(lines)
+
+
+def _share(attainment: float | None) -> str:
+    return "they take more" if attainment is None else f"{attainment:.1f} %"
+
+
+def variants() -> str:
+    """Return the table of DOPD's own page: what its settings give on every trace."""
+    found = list(results().values())
+    names = [f"{data['trace']['title']}, `{data['trace']['router']}`" for data in found]
+    lines = [f"| from 1P1D | {' | '.join(names)} |", "|---|" + "---|" * len(names)]
+    for label in (run["label"] for run in of_group(found[0], "dopd") if " from " not in run["label"]):
+        runs = [next(run for run in of_group(data, "dopd") if run["label"] == label) for data in found]
+        cells = (f"{point(run)[0]:.1f} % @ {point(run)[1]:.2f}" for run in runs)
+        name = "as shipped" if label == "dopd" else f"`{label.removeprefix('dopd ')}`"
+        lines.append(f"| {name} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+BLOCKS: dict[Path, dict[str, Callable[[], str]]] = {
+    README: {"planners": text, "bound": bound},
+    HERE.parent / "README.md": {"headline": headline},
+    HERE.parent / "docs" / "policies" / "dopd.md": {"variants": variants},
+}
+"""What is written into which page, between markers of these names."""
+
+
+def rendered(page: Path) -> str:
+    """Return the text of a page with what stands between its markers written again."""
+    readme = page.read_text(encoding="utf-8")
+    for name, inside in BLOCKS[page].items():
         begin, end = (mark.format(name) for mark in MARKS)
         before, rest = readme.split(begin)
-        readme = f"{before}{begin}\n\n{inside}\n\n{end}{rest.split(end)[1]}"
+        readme = f"{before}{begin}\n\n{inside()}\n\n{end}{rest.split(end)[1]}"
     return readme
 
 
@@ -274,16 +318,18 @@ def plot(key: str) -> None:
 
 
 def write() -> None:
+    """Draw every plot, and write every table."""
     for file in sorted(RESULTS.glob("planners-*.json")):
         plot(file.stem.removeprefix("planners-"))
-    README.write_text(rendered(README.read_text(encoding="utf-8")), encoding="utf-8")
+    for page in BLOCKS:
+        page.write_text(rendered(page), encoding="utf-8")
 
 
 def main() -> None:
     if sys.argv[1:] == ["--check"]:
-        readme = README.read_text(encoding="utf-8")
-        if rendered(readme) != readme:
-            sys.exit("benchmarks/README.md does not say what benchmarks/results/ says; run planners_report.py")
+        wrong = [str(page) for page in BLOCKS if rendered(page) != page.read_text(encoding="utf-8")]
+        if wrong:
+            sys.exit(f"not what benchmarks/results/ says: {', '.join(wrong)}; run planners_report.py")
     else:
         write()
 

@@ -33,9 +33,9 @@ def run(attainment: float, gpu_hours: float, group: str = "static") -> dict[str,
     return {"group": group, "metrics": {"slo_attainment": attainment / 100, "gpu_hours": gpu_hours}}
 
 
-def test_the_readme_says_what_the_results_say() -> None:
-    readme = (FOLDER / "README.md").read_text()
-    assert report.rendered(readme) == readme
+@pytest.mark.parametrize("page", report.BLOCKS, ids=lambda page: page.name)
+def test_the_page_says_what_the_results_say(page: Path) -> None:
+    assert report.rendered(page) == page.read_text(encoding="utf-8")
 
 
 def test_every_trace_has_its_results_and_its_plot() -> None:
@@ -47,14 +47,27 @@ def test_every_trace_has_its_results_and_its_plot() -> None:
 
 @pytest.mark.parametrize("key", report.TITLES)
 def test_every_run_is_of_the_one_schema_and_says_how_it_was_made(key: str) -> None:
-    runs = json.loads((FOLDER / f"results/planners-{key}.json").read_text())["runs"]
-    assert {run["group"] for run in runs} == {"static", "stock", "dopd"}
-    for run in runs:
+    data = json.loads((FOLDER / f"results/planners-{key}.json").read_text())
+    assert {run["group"] for run in data["runs"]} >= {"static", "stock", "stock-tuned", "dopd", "dopd-tuned"}
+    for run in data["runs"]:
         result = Result.model_validate({k: v for k, v in run.items() if k not in {"label", "group", "changes"}})
         assert result.kind == "simulated"
         assert result.command.startswith("pdplugins replay --planner ")
         assert result.versions["ai-dynamo"].startswith("1.4.")
-        assert result.commit
+        assert result.commit == data["commit"], "each file is of one commit"
+
+
+@pytest.mark.parametrize("key", report.TITLES)
+def test_what_is_reported_was_not_tuned_on(key: str) -> None:
+    data = json.loads((FOLDER / f"results/planners-{key}.json").read_text())
+    split = data["trace"]["split_s"]
+    assert all(row["command"].endswith(f"--duration {split}") for row in data["tuning"])
+    assert all(run["command"].endswith(f"--skip {split}") for run in data["runs"])
+    tried = {row["label"] for row in data["tuning"]}
+    for family in ("stock", "dopd"):
+        best = {row["label"] for row in report.front([row for row in data["tuning"] if row["group"] == family])}
+        tuned = {run["label"].split(" from ")[0] for run in report.of_group(data, f"{family}-tuned")}
+        assert tuned == best <= tried
 
 
 def test_the_front_leaves_out_pools_that_others_beat_alone_or_mixed() -> None:
