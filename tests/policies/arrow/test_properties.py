@@ -153,7 +153,7 @@ def test_no_oscillation_at_constant_load(
     """
     rate = share * most_rate(sum(shape), tokens, answer, tpot_s)
     lasts_s = answer * 0.05 + 2
-    random = Random(seed)  # noqa: S311 - no secret
+    random = Random(seed)
     gaps_s = [random.expovariate(rate) for _ in range(int(rate * 6 * lasts_s) + 1)]
     served = deployment(MODEL, ttft_s=2.0, tpot_s=tpot_s, startup_s=0.0)
     start = SimSettings(*shape, engine=EngineSettings(step_tokens=2048), flip="label")
