@@ -33,8 +33,8 @@ lint: setup  ## Run the linters and the type checker
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-check: lint  ## For the working day: the linters, the types and the fast tests (100 s on two cores)
-	$(PYTEST) -q -m "not dynamo and not sglang and not slow and not moderate"
+check: lint  ## For the working day: the linters, the types and the fast tests (under a minute on two cores)
+	HYPOTHESIS_PROFILE=quick $(PYTEST) -q -m "not dynamo and not sglang and not slow and not moderate"
 
 test: lint  ## Run the linters, the type checker and all tests; those of the simulator on both kernels
 	$(PYTEST)

@@ -73,6 +73,7 @@ def test_the_config_in_a_result_runs_again(app: typer.Typer, trace: Path, tmp_pa
     assert untimed(json.loads(again.read_text())) == untimed(json.loads(first.read_text()))
 
 
+@pytest.mark.moderate
 @pytest.mark.parametrize("config", ["dopd", "rapid"])
 def test_watching_a_run_changes_nothing(app: typer.Typer, config: str, trace: Path, tmp_path: Path) -> None:
     seen, unseen, page = tmp_path / "a.json", tmp_path / "b.json", tmp_path / "r.html"
@@ -83,6 +84,7 @@ def test_watching_a_run_changes_nothing(app: typer.Typer, config: str, trace: Pa
     assert untimed(json.loads(seen.read_text())) == untimed(json.loads(unseen.read_text()))
 
 
+@pytest.mark.moderate
 @pytest.mark.parametrize(
     ("config", "kinds"),
     [
@@ -184,6 +186,7 @@ def test_parquet_needs_pyarrow(app: typer.Typer, monkeypatch: pytest.MonkeyPatch
     assert "pip install pyarrow" in str(done.exception)
 
 
+@pytest.mark.moderate
 @pytest.mark.parametrize("names", [["simulate", "dopd"], ["compare", "dopd", "stock-round-robin", "--jobs", "1"]])
 def test_ctrl_c_keeps_what_was_done(
     app: typer.Typer, names: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

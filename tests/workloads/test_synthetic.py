@@ -57,6 +57,7 @@ def test_another_seed_gives_another_trace() -> None:
     assert make() != make(seed=1)
 
 
+@pytest.mark.moderate
 @pytest.mark.parametrize("process", [{"kind": "constant"}, {"kind": "poisson"}, {"kind": "gamma", "cv": 2.0}])
 def test_the_rate_is_what_was_asked_for(process: dict[str, Any]) -> None:
     assert len(arrivals(**process, rate=5)) / 4000 == pytest.approx(5, rel=0.05)
@@ -68,6 +69,7 @@ def test_gamma_gaps_have_the_coefficient_of_variation(cv: float) -> None:
     assert math.sqrt(variance(gaps_s)) / mean(gaps_s) == pytest.approx(cv, rel=0.1)
 
 
+@pytest.mark.moderate
 def test_mmpp_is_burstier_than_poisson_and_poisson_is_not() -> None:
     bursty, plain = per_window(arrivals("mmpp")), per_window(arrivals("poisson", rate=5))
     assert variance(bursty) > 5 * mean(bursty)

@@ -36,6 +36,7 @@ def test_the_workload_of_the_page_can_be_made() -> None:
     assert len(made) == 40
 
 
+@pytest.mark.moderate
 @pytest.mark.parametrize("name", re.findall(r"--trace '?((?:synthetic|rapid-two-phase):[^\s']+)", PAGE))
 def test_the_commands_of_the_page_name_workloads_that_exist(name: str) -> None:
     assert traces.read(name)

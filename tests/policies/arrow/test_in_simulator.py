@@ -44,6 +44,7 @@ def test_a_prefill_heavy_load_takes_instances_from_decode() -> None:
     assert (moved.requests.failed, faults(moved), faults(fixed)) == (0, 0, 0)
 
 
+@pytest.mark.moderate
 def test_a_decode_heavy_load_takes_instances_from_prefill() -> None:
     trace = workload(rate=20, isl=200, osl=1200)
     result = run(trace)
@@ -52,6 +53,7 @@ def test_a_decode_heavy_load_takes_instances_from_prefill() -> None:
     assert (result.requests.failed, faults(result)) == (0, 0)
 
 
+@pytest.mark.moderate
 def test_overload_of_both_phases_ends_and_settles() -> None:
     """Every request is served, and the pools do not swing while everything is overloaded."""
     result = run(workload(rate=40, isl=2500, osl=400, duration_s=30))

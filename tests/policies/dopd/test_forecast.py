@@ -97,6 +97,7 @@ def test_arima_beats_the_last_value_where_the_series_returns_to_its_mean() -> No
     assert errors[arima] < 0.8 * errors[last]
 
 
+@pytest.mark.moderate
 def test_the_recursion_is_what_statsmodels_forecasts() -> None:
     from statsmodels.tsa.arima.model import ARIMA  # noqa: PLC0415 - seconds to import
 

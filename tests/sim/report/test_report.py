@@ -88,6 +88,7 @@ def test_samples_stay_few_and_keep_every_change() -> None:
     assert {332.0, 333.0, 4999.0} <= {sample.at_s for sample in kept}
 
 
+@pytest.mark.moderate
 def test_a_long_run_is_sampled_less_often() -> None:
     long = run(requests=400, gap_s=30.0)
     assert long.series is not None

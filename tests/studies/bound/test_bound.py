@@ -183,6 +183,7 @@ def test_a_burst_of_prompts_is_bound_by_what_the_gpus_compute_in_time() -> None:
     assert 0.24 <= best.slo_attainment <= 0.29
 
 
+@pytest.mark.moderate
 def test_a_tight_tpot_makes_tokens_dear() -> None:
     """A step of one request takes 9.5 ms, of eight 13 ms: at 9.7 ms each token needs nearly a step of its own."""
     trace = [TraceRequest(0.0, 500, 50)] * 8
@@ -217,6 +218,7 @@ def test_a_start_is_charged() -> None:
     assert slow > fast + 60 / 3600
 
 
+@pytest.mark.moderate
 def test_a_shared_prefix_may_be_cached() -> None:
     def work(*gaps_s: float) -> float:
         trace = [TraceRequest(gap_s, 1100, 1, (1, 2)) for gap_s in gaps_s]
