@@ -13,7 +13,6 @@ OLD = {
     "dynaserve-figure11",
     "dynaserve-slower-prefill",
     "dynaserve-static-ratio",
-    "dynaserve-table2",
     "dynaserve-table4",
     "faults-0.5.16",
     "faults-0.5.23",
@@ -30,7 +29,6 @@ OLD = {
     "gateway-fake",
     "gateway-real",
     "kv-overlap",
-    "planners-azure-code-kv_router",
     "planners-mooncake-conversation-kv_router",
     "planners-mooncake-conversation",
     "rapid-figure5a",
@@ -42,15 +40,8 @@ OLD = {
 }
 
 UNMARKED = {
-    "docs/simulator.md",
-    "benchmarks/simulator.md",
-    "README.md",
-    "benchmarks/README.md",
     "benchmarks/dynaserve/README.md",
     "benchmarks/fidelity.md",
     "benchmarks/rapid/README.md",
-    "docs/policies/ampd.md",
-    "docs/policies/dynaserve.md",
-    "docs/policies/rapid.md",
 }
 """Pages that quote figures without a mark: to be marked."""
