@@ -9,11 +9,6 @@ OLD = {
     "ampd-sessions",
     "ampd-table2",
     "decisions",
-    "dynaserve-chunked-kv",
-    "dynaserve-figure11",
-    "dynaserve-slower-prefill",
-    "dynaserve-static-ratio",
-    "dynaserve-table4",
     "faults-0.5.16",
     "faults-0.5.23",
     "fidelity-dynamo-azure-code-held",
@@ -31,7 +26,6 @@ OLD = {
     "kv-overlap",
     "planners-mooncake-conversation-kv_router",
     "planners-mooncake-conversation",
-    "rapid-figure5a",
     "rapid-figure5b",
     "rapid-figure7",
     "rapid-figure8",
@@ -40,7 +34,6 @@ OLD = {
 }
 
 UNMARKED = {
-    "benchmarks/dynaserve/README.md",
     "benchmarks/fidelity.md",
     "benchmarks/rapid/README.md",
 }
