@@ -306,19 +306,9 @@ def test_ctrl_c_stops_a_run_cleanly(tmp_path: Path) -> None:
         "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # a shell's background job has none
         "from pdplugins.cli import main; main()"
     )
-    options = [
-        "replay",
-        "--planner",
-        "dyn-sla:prophet",
-        "--trace",
-        str(long),
-        "--json",
-        str(out),
-        "--kv-blocks",
-        "8000",
-    ]
+    options = ["replay", "--planner", "dyn-sla:prophet", "--kv-blocks", "8000", "--trace", str(long)]
     process = subprocess.Popen(
-        [sys.executable, "-c", program, *options],
+        [sys.executable, "-c", program, *options, "--json", str(out)],
         stderr=subprocess.PIPE,
         text=True,
         env={**os.environ, "TMPDIR": str(tmp_path)},
