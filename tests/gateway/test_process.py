@@ -47,7 +47,7 @@ def test_the_command_serves_and_stops(tmp_path: Path) -> None:
     asyncio.run(run())
 
 
-def test_few_descriptors_are_raised_to_what_is_allowed_and_connections_fit_into_them(tmp_path: Path) -> None:
+def test_few_descriptors_are_raised_and_connections_fit_into_them(tmp_path: Path) -> None:
     """Three hundred idle connections, where 42 are allowed: those that ask are served."""
 
     async def run() -> None:
