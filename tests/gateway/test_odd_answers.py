@@ -94,6 +94,30 @@ def test_an_event_that_does_not_end_is_not_kept_for_ever(endless: bytes) -> None
     asyncio.run(run())
 
 
+@pytest.mark.moderate
+@pytest.mark.parametrize(("path", "ends"), [("/generate", True), ("/v1/completions", False)])
+def test_no_more_of_a_stream_is_kept_than_a_whole_answer_may_have(path: str, ends: bool) -> None:
+    """Each event holds new tokens only, so that they are kept in case that another worker has to go on."""
+
+    async def run() -> None:
+        async with stand("unified", incremental=True, settings=patient(max_answer_mib=1, retries=0)) as it:
+            said = {"output_ids": [1], "text": "a", "meta_info": {"finish_reason": None}, "padding": "x" * 10_000}
+            it.workers[0].endless = b"data: " + json.dumps(said).encode() + b"\n\n"
+            body = ask(stream=True) | {"prompt": "x"}
+            async with it.client.post(it.gateway.url + path, json=body) as answer:
+                got = 0
+                async for piece in answer.content.iter_any():
+                    got += len(piece)
+                    if got > 8 * 2**20:  # it goes on for as long as it likes: nothing of it is kept
+                        break
+            assert (got < 2 * 2**20) == ends
+            assert it.faults["worker_failed"] == ends
+            it.workers[0].endless = None
+            assert await settled(it.idle)
+
+    asyncio.run(run())
+
+
 def test_a_whole_answer_has_a_limit() -> None:
     async def run() -> None:
         async with stand("unified", "unified", settings=patient(max_answer_mib=1)) as it:

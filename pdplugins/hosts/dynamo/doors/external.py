@@ -293,8 +293,16 @@ class Options:
 
 def run(options: Options) -> None:
     """Build the planner that the config names and serve it until SIGTERM or SIGINT. Raises PdpluginsError."""
+    logging.basicConfig(level=logging.INFO)
+    redact_logs(logging.root.handlers, "%(asctime)s %(name)s: %(message)s")
     metrics = process_metrics(Kind.PLANNER)
-    warns = open_to_all(options)
+    if open_to_all(options):
+        raise ConfigError(
+            f"--listen {options.listen}: whoever reaches it may ask and reset this planner; say who may call with "
+            "--allow-from or --key-file, or listen on loopback or a Unix socket"
+        )
+    if (gateway := options.gateway) and options.token and beyond_loopback(gateway):
+        log.warning("the token goes to %s in plain text: Dynamo's gateway has no TLS, a service mesh has", gateway)
 
     def build() -> Proposer:
         chosen = load(find(options.config))
@@ -304,16 +312,8 @@ def run(options: Options) -> None:
 
     def say(endpoint: str) -> None:
         log.info("planner of %s answers at %s", options.config, endpoint)
-        if warns:
-            log.warning(
-                "whoever reaches %s may ask and reset this planner; give --allow-from or --key-file, or listen on "
-                "loopback or a Unix socket",
-                options.listen,
-            )
 
     service = ProposeService(build, Guard(options.key, options.allow_from))
-    logging.basicConfig(level=logging.INFO)
-    redact_logs(logging.root.handlers, "%(asctime)s %(name)s: %(message)s")
     serving = serve(
         service,
         listen=options.listen,
@@ -331,6 +331,12 @@ def open_to_all(options: Options) -> bool:
     if options.key is not None or options.allow_from or options.listen.startswith(UNIX):
         return False
     return not is_loopback(host_and_port(options.listen, "--listen")[0])
+
+
+def beyond_loopback(gateway: str) -> bool:
+    """Tell whether what is sent to a gateway leaves this machine."""
+    target = _target(gateway)
+    return not (target.startswith("unix:") or is_loopback(target.rpartition(":")[0].strip("[]")))
 
 
 @contextmanager
