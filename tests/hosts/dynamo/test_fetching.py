@@ -67,7 +67,7 @@ def test_a_slow_server_costs_the_deadline_and_no_more(how: str, monkeypatch: pyt
             with pytest.raises(TimeoutError):
                 fetch(one, 0.5)
             took_s.append(time.monotonic() - began_s)
-    assert took_s[1] < took_s[0] + 1.0
+    assert took_s[1] < 3 * took_s[0]
 
 
 NAMES = st.sampled_from(

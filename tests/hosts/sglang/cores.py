@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import os
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,10 +15,19 @@ Threads = dict[tuple[str, int, int], int]
 
 
 def busy_share(session: int, over_s: float = 2.0) -> float:
-    """Cores that the processes of a session take."""
-    before = threads(session)
-    time.sleep(over_s)
-    return sum(shares(before, threads(session), over_s).values())
+    """CPU time that the processes of a session take, as a share of what a thread that spins gets in the same seconds.
+
+    So it is the same on a busy machine and on a free one.
+    """
+    with subprocess.Popen([sys.executable, "-c", "while True: pass"], start_new_session=True) as spins:
+        try:
+            before = [threads(one) for one in (session, spins.pid)]
+            time.sleep(over_s)
+            after = [threads(one) for one in (session, spins.pid)]
+        finally:
+            spins.kill()
+    taken, control = (sum(shares(*both, over_s).values()) for both in zip(before, after, strict=True))
+    return taken / control
 
 
 def busiest(session: int, over_s: float = 1.0) -> list[str]:
