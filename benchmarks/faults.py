@@ -91,9 +91,9 @@ async def run(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
     if args.only:
         plan = [batch for batch in plan if batch[0] in args.only] or [(kind, args.faults) for kind in args.only]
     began = time.monotonic()
+    controlled = {"control": await control(args, folder / "control")} if args.controls else {}
     async with stage(args.tree, folder) as it:
         soaked = await Soak(it, dice, plan).run()
-    controlled = {"control": await control(args, folder / "control")} if args.controls else {}
     return soaked | controlled | {"seconds": round(time.monotonic() - began)}
 
 
