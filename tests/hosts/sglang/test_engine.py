@@ -22,15 +22,12 @@ import yaml
 
 from benchmarks.rig import servers
 from tests.hosts.sglang import setups
-from tests.hosts.sglang.cores import busiest, busy_share
+from tests.hosts.sglang.cores import busiest, rests
 from tests.hosts.sglang.paths import Client, edges_of, prompt_of, run, seeded
 from tests.hosts.sglang.setups import CHUNK, TIMEOUT_S, Bench
 
 pytestmark = [pytest.mark.sglang, pytest.mark.timeout(600)]
 everywhere = setups.on(*setups.SETUPS)
-
-RESTS = 1 / 3
-"""What a server may take that has nothing to run, of what a thread that spins takes in the same seconds."""
 
 
 @everywhere
@@ -225,9 +222,8 @@ def test_an_idle_server_is_idle(bench: Bench) -> None:
             await client.becomes_idle(server)
 
     run(test)
-    deadline = time.monotonic() + 60
-    while (busy := max(busy_share(server.process.pid) for server in bench.pair)) > RESTS:
-        assert time.monotonic() < deadline, (busy, [busiest(server.process.pid) for server in bench.pair])
+    for server in bench.pair:
+        assert rests(server.process.pid), busiest(server.process.pid)
 
 
 @everywhere
@@ -243,9 +239,8 @@ def test_a_server_that_only_waits_for_the_other_one_leaves_its_core_to_others(be
         while not (await client.load(server))["disaggregation"][queue]:
             assert not asked.done()
             await asyncio.sleep(0.05)
-        busy = await asyncio.to_thread(busy_share, server.process.pid)
+        assert await asyncio.to_thread(rests, server.process.pid), busiest(server.process.pid)
         assert not asked.done()
-        assert busy < RESTS, busiest(server.process.pid)
         asked.cancel()
         await client.becomes_idle(server)
 
