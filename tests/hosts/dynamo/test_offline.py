@@ -318,7 +318,7 @@ def test_ctrl_c_stops_a_run_cleanly(tmp_path: Path) -> None:
         while not list(tmp_path.glob("pdplugins-*/timing.npz")) and time.monotonic() < deadline:
             time.sleep(0.1)
         process.send_signal(signal.SIGINT)
-        error = process.communicate(timeout=30)[1]
+        error = process.communicate(timeout=60)[1]
     finally:
         process.kill()
         process.wait()
