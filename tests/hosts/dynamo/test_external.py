@@ -51,7 +51,7 @@ async def plugin(
         yield task
     finally:
         stop.set()
-        await asyncio.wait([task], timeout=10)
+        await asyncio.wait([task], timeout=60)
 
 
 @pytest.fixture(autouse=True)
@@ -131,7 +131,7 @@ def test_a_refusal_is_one_line_with_the_fix(
         planner = stock_with_gateway(**transport)
         await planner.start()
         async with plugin(config, gateway, token) as task:
-            await asyncio.wait([task], timeout=10)
+            await asyncio.wait([task], timeout=60)
             assert planner.plugin() is None
         await planner.stop()
         with pytest.raises(HostError, match=message):
