@@ -84,7 +84,7 @@ def test_a_worker_that_fails_before_the_first_token_is_replaced(fault: str, guil
     ("guilty", "fault"), [(0, "silent"), (0, "says so"), (1, "says so"), (0, "resets"), (1, "resets"), (1, "endless")]
 )
 def test_when_a_pair_fails_the_one_that_still_answers_goes_on_alone(guilty: int, fault: str) -> None:
-    """The other one when one says nothing, or what is no answer; the one that says an error, mostly that of its peer."""
+    """The other one when one says nothing or nonsense; the one that says an error, which is mostly that of its peer."""
 
     async def run() -> None:
         first_token_s = 1 if fault == "silent" else 60
