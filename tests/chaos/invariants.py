@@ -10,7 +10,7 @@ from typing import Any
 
 import aiohttp
 
-from tests.chaos.plan import Fault, Others
+from tests.chaos.plan import Fault
 from tests.chaos.stage import Stage
 
 SETTLE_S = 40.0
@@ -44,13 +44,8 @@ class Invariants:
         """Raise AssertionError where a fault left something, or hurt somebody."""
         stage = self.stage
         assert stage.gateway.child.poll() is None, f"the gateway ended: {stage.gateway.said[-2000:]}"
-        async with stage.quiet():
-            allowed = max(fault.others for fault in batch)
-            lately, stage.steady.lately = stage.steady.lately, {others: [] for others in Others}
-            for others, said in lately.items():
-                hung = [one for one in said if one.startswith("TimeoutError")]
-                assert not hung, f"{len(hung)} steady requests had no end"
-                assert not said or others <= allowed, f"{len(said)} steady requests {others.name}, such as {said[0]}"
+        async with stage.steady.quiet():
+            stage.steady.check(max(fault.others for fault in batch))
             await self._books()
 
     async def _books(self) -> None:
@@ -84,7 +79,7 @@ class Invariants:
     async def after_round(self) -> None:
         """Note what the process holds; raise AssertionError where it grew."""
         most = self.descriptors + SPARE_DESCRIPTORS
-        async with self.stage.quiet():
+        async with self.stage.steady.quiet():
             assert await come_true(lambda: self.stage.descriptors <= most), f"{self.stage.descriptors} descriptors"
         now = {"rss_mib": round(self.stage.rss_mib, 1), "descriptors": self.stage.descriptors}
         self.held.append(now)

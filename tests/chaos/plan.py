@@ -66,6 +66,8 @@ class Others(IntEnum):
     """Some end with an error, as the worker that had them never answers."""
     ODD = 3
     """They get what the worker says instead of an answer."""
+    HUNG = 4
+    """They have no end. Nothing allows that."""
 
 
 @dataclass(frozen=True)

@@ -7,11 +7,8 @@ import json
 import re
 import signal
 import socket
-import time
-from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -20,6 +17,7 @@ import aiohttp
 
 from pdplugins.gateway.access.api_keys import new_key
 from tests.chaos.plan import DEADLINE_S, Others, Tally
+from tests.chaos.steady import Steady
 from tests.chaos.worker import Child
 from tests.gateway.fake import FakeWorker, Rooms, answer_of, text_of, tokenize
 from tests.gateway.process import Running, running
@@ -31,30 +29,9 @@ LIMITS = {
     **{"max_connections_per_client": 300, "max_requests": 150, "max_waiting": 100, "max_sessions": 500},
     **{"max_bodies_mib": 24, "max_answer_mib": 2, "retry_reserve": 50},
 }
-STEADY, HOSTILE = "127.0.0.1", "127.0.0.2"
-"""Addresses of those whose requests must come out right, and of the others."""
+HOSTILE = "127.0.0.2"
+"""Address of hostile clients, as limits are per address."""
 JSON = {"Content-Type": "application/json"}
-PAUSE_S = 0.05
-STEADY_CLIENTS = 2
-
-
-@dataclass
-class Steady:
-    """What came of the steady requests."""
-
-    came: Counter[str] = field(default_factory=Counter)
-    lately: dict[Others, list[str]] = field(default_factory=lambda: {others: [] for others in Others})
-    """What was not right since the last look, by how bad it was."""
-    longest_s: float = 0.0
-
-    def add(self, came: Others, said: str) -> None:
-        self.came[came.name.lower()] += 1
-        if came is not Others.RIGHT:
-            self.lately[came].append(said)
-
-    def row(self) -> dict[str, Any]:
-        ends = {others.name.lower(): self.came[others.name.lower()] for others in Others}
-        return {"sent": sum(ends.values()), **ends, "longest_s": round(self.longest_s, 2)}
 
 
 class Stage:
@@ -70,32 +47,12 @@ class Stage:
         found = re.search(r"workers: (http://[\d.:]+)/workers", gateway.said)
         assert found is not None
         self.admin_url = found[1]
-        self.steady = Steady()
+        self.steady = Steady(self.ask, self.authorized)
         self._dice = dice
-        self._may_ask = asyncio.Event()
-        self._asking = 0
 
     # --- steady requests -------------------------------------------------------------------------------------------
 
-    async def keep_asking(self) -> None:
-        """Send steady requests, one after the other, for ever."""
-        connector = aiohttp.TCPConnector(local_addr=(STEADY, 0))
-        async with aiohttp.ClientSession(connector=connector, headers=self.authorized) as client:
-            while True:
-                await self._may_ask.wait()
-                self._asking += 1
-                began_s = time.monotonic()
-                try:
-                    async with asyncio.timeout(DEADLINE_S):
-                        self.steady.add(*await self._ask(client))
-                except (OSError, aiohttp.ClientError, ValueError, LookupError, TypeError) as error:
-                    self.steady.add(Others.ODD, f"{type(error).__name__}: {error}")
-                finally:
-                    self._asking -= 1
-                self.steady.longest_s = max(self.steady.longest_s, time.monotonic() - began_s)
-                await asyncio.sleep(PAUSE_S)
-
-    async def _ask(self, client: aiohttp.ClientSession) -> tuple[Others, str]:
+    async def ask(self, client: aiohttp.ClientSession) -> tuple[Others, str]:
         """Send one; return what came of it."""
         stream, path = self._dice.random() < 0.5, self._dice.choice(["/generate", "/v1/completions"])
         count = self._dice.randrange(2, 20)
@@ -112,20 +69,6 @@ class Stage:
             answer_of(tokenize(text), count)
         )
         return Others.RIGHT if right else Others.ODD, said
-
-    @asynccontextmanager
-    async def quiet(self) -> AsyncIterator[None]:
-        """No steady requests inside."""
-        self._may_ask.clear()
-        while self._asking:
-            await asyncio.sleep(0.01)
-        try:
-            yield
-        finally:
-            self._may_ask.set()
-
-    def begin(self) -> None:
-        self._may_ask.set()
 
     @property
     def authorized(self) -> dict[str, str]:
@@ -251,11 +194,5 @@ async def gateway_stage(folder: Path, seed: int, modes: Sequence[str], *options:
         given = ("--api-keys", str(keys), "--admin-port", "0", *limits, *options)
         gateway = await stack.enter_async_context(running(fleet, folder, *given))
         stage = Stage(gateway, workers, child, keys, key, Random(seed))
-        asking = [asyncio.create_task(stage.keep_asking()) for _ in range(STEADY_CLIENTS)]
-        stage.begin()
-        try:
+        async with stage.steady.asking():
             yield stage
-        finally:
-            for task in asking:
-                task.cancel()
-            await asyncio.gather(*asking, return_exceptions=True)

@@ -54,9 +54,9 @@ def one(many: bool = False, **faults: Any) -> Act:
     """One worker (or all of them) has these faults."""
 
     async def act(stage: Stage, dice: Random, tally: Tally) -> None:
-        workers = stage.workers if many else [dice.choice(stage.workers)]
-        async with wrong(*workers, **faults):
-            for _ in range(MOST_TRIES):
+        for _ in range(MOST_TRIES):
+            workers = stage.workers if many else [dice.choice(stage.workers)]
+            async with wrong(*workers, **faults):
                 before = [worker.faults.times for worker in workers]
                 await load(stage, dice, tally)
                 if [worker.faults.times for worker in workers] != before:
@@ -165,7 +165,7 @@ async def stopped(stage: Stage, dice: Random, tally: Tally) -> None:
 
 
 MOST_TRIES = 20
-"""Batches of requests until one of them meets the fault: a worker may be at rest."""
+"""Batches of requests until one of them meets the fault: a worker may be at rest, or have another part."""
 POLLS = ("/server_info", "/v1/loads")
 FULL = {"status": 503, "headers": {"Retry-After": "1"}}
 WORKER: dict[str, Act] = {
