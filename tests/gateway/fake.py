@@ -153,7 +153,9 @@ class FakeWorker:
         app.router.add_post("/abort_request", self._abort)
         for path in ("/generate", "/v1/completions", "/v1/chat/completions"):
             app.router.add_post(path, self._serve)
-        self.runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=0.1)
+        self.runner = web.AppRunner(  # idle connections end as SGLang's do
+            app, access_log=None, handler_cancellation=True, shutdown_timeout=0.1, keepalive_timeout=5
+        )
         await self.runner.setup()
         await web.TCPSite(self.runner, "127.0.0.1", getattr(self, "port", 0), ssl_context=self.tls).start()
         self.port = self.runner.addresses[0][1]

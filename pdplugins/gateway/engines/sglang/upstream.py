@@ -172,7 +172,8 @@ class Upstream:
         if response.status in FULL:
             raise WorkerFullError(backend.id, f"status {response.status}", retry_after(response.retry_after))
         if response.status >= 500:
-            raise WorkerFailedError(backend.id, f"status {response.status}: {body[:200].decode(errors='replace')}")
+            why = f"status {response.status}: {body[:200].decode(errors='replace')}"
+            raise WorkerFailedError(backend.id, why, told=True)
         raise RefusedError(response.status, body, response.content_type)
 
     def end(self, answer: Answer) -> None:
@@ -257,4 +258,4 @@ def raise_error(backend: Backend, data: bytes) -> None:
         if error and code in FULL:
             raise WorkerFullError(backend.id, f"error {code}")
         if error and not (isinstance(code, int) and 400 <= code < 500):
-            raise WorkerFailedError(backend.id, f"error: {str(error)[:200]}")
+            raise WorkerFailedError(backend.id, f"error: {str(error)[:200]}", told=True)
