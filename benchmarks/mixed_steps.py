@@ -1,23 +1,20 @@
-"""How much published figures depend on the one term that no profile has measured: prefill and decodes in one step.
+"""How much README's table depends on the one term that no profile has measured: prefill and decodes in one step.
 
     python benchmarks/mixed_steps.py
 
-``simulation.mixed_step_scale`` multiplies what prefill adds to a step with decodes. The systems of README's table run
-as shipped on the seed that the table shows, and those of DynaServe's Table 2 search their capacity, at 0.8, 1 and 1.2.
+``simulation.mixed_step_scale`` multiplies what prefill adds to a step with decodes. The systems of the table run as
+shipped, on the seed that the table shows, at 0.8, 1 and 1.2. `dynaserve/sensitivity.py` does the same with capacities.
 """
 
 from __future__ import annotations
 
 import compare
-from dynaserve.common import PAIRS, sustained_rate, systems
 from experiment import Row, command, save
 
 from pdplugins.provenance import record
 
 SCALES = (0.8, 1.0, 1.2)
 KEY = "simulation.mixed_step_scale"
-MIX = {"pairs": [*PAIRS["azure-conversation"], *PAIRS["azure-code"]]}
-"""The workload of DynaServe's Table 2."""
 
 
 def beside(found: dict[float, Row]) -> Row:
@@ -32,15 +29,8 @@ def main() -> None:
         {"system": name, **beside({scale: compare.measured(name, {KEY: scale}, requests) for scale in SCALES})}
         for name in compare.GRIDS
     ]
-    capacities: list[Row] = [
-        {
-            "system": name,
-            **beside({s: {"rps": sustained_rate(systems(mixed_step_scale=s)[name], MIX)} for s in SCALES}),
-        }
-        for name in systems()
-    ]
     made = record("simulated", seed=0, command=command())
-    save("mixed-steps", {**made, "scales": SCALES, "shown_on": compare.SHOWN_ON, "rows": rows, "table2": capacities})
+    save("mixed-steps", {**made, "scales": SCALES, "shown_on": compare.SHOWN_ON, "rows": rows})
 
 
 if __name__ == "__main__":

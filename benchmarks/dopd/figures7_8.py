@@ -58,9 +58,9 @@ NOTES = {
         "lengths, and the co-located engines, which can prefill on all GPUs, serve more than the paper's vLLM did",
     ],
     "figure8": [
-        "as above. OPT-30B has no grouped-query attention: a token has 1.4 MB of KV cache, and moving it takes longer "
-        "than prefill on four GPUs does. DOPD's rule for ultra-short prompts then keeps most of them on the decode "
-        "worker, which is nearly all of the gain here",
+        "as above. OPT-30B has no grouped-query attention, so a token has 1.4 MB of KV cache. DOPD's rule for "
+        "ultra-short prompts keeps on the decode worker only those that it prefills in the time of a step without "
+        "tokens: of these lengths few, and the gain is small",
     ],
 }
 
