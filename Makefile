@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 SERVE_ARGS ?=
 
-.PHONY: help setup serve lint check test test-sglang fuzz bench-planners clean
+.PHONY: help setup serve lint check test test-sglang fuzz results clean
 
 help:  ## Show this text
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -61,24 +61,14 @@ $(SGLANG_VENV)/.installed: benchmarks/rig/requirements.txt
 fuzz: setup  ## Run the tests with new examples for the properties, other ones each time
 	HYPOTHESIS_PROFILE=fuzz $(BIN)/python -m pytest -m "not dynamo and not sglang"
 
-bench-ampd: setup  ## The published experiments of AMPD (WEKA=FILE TAUBENCH=FILE; eight minutes)
-	for script in figure4 figure5 figure6 figure7 table2; do PYTHONPATH=benchmarks $(BIN)/python benchmarks/ampd/$$script.py || exit 1; done
-	PYTHONPATH=benchmarks $(BIN)/python benchmarks/ampd/sessions.py $(if $(WEKA),--weka "$(WEKA)") $(if $(TAUBENCH),--taubench "$(TAUBENCH)")
+RESULTS := $(BIN)/python benchmarks/results.py
+RESULTS_ARGS ?=
 
-bench-arrow: setup  ## The published experiments of Arrow (TRACES=DIR; eight minutes)
-	for script in figure7 figure8 figure9 strict; do PYTHONPATH=benchmarks $(BIN)/python benchmarks/arrow/$$script.py $(if $(TRACES),--traces "$(TRACES)") || exit 1; done
+results: setup  ## Make every result of benchmarks/ again that is older than its code (TRACES=DIR; RESULTS_ARGS="--list")
+	$(RESULTS) run $(if $(TRACES),--traces "$(TRACES)") $(RESULTS_ARGS)
 
-bench-dopd: setup  ## The published experiments of DOPD (five minutes)
-	for script in figure6 figures7_8 figures9_10; do PYTHONPATH=benchmarks $(BIN)/python benchmarks/dopd/$$script.py || exit 1; done
-
-bench-dynaserve: setup  ## The published experiments of DynaServe (ten minutes)
-	for script in table1 figure5 figure8 figure9 table2 table4 figure11 chunked_kv static_ratio slower_prefill; do PYTHONPATH=benchmarks $(BIN)/python benchmarks/dynaserve/$$script.py || exit 1; done
-
-bench-rapid: setup  ## The published experiments of RAPID (five minutes)
-	for script in figure5 figure7 figures8_9; do PYTHONPATH=benchmarks $(BIN)/python benchmarks/rapid/$$script.py || exit 1; done
-
-bench-planners: setup  ## Planners against fixed pools and Dynamo's own, in its simulator (TRACES=DIR; 30 minutes)
-	$(BIN)/python benchmarks/planners.py --traces "$(TRACES)"
+bench-%: setup  # Those of one name: make bench-arrow, bench-planners, bench-fidelity
+	$(RESULTS) run --only '$**' $(if $(TRACES),--traces "$(TRACES)") $(RESULTS_ARGS)
 
 clean:  ## Remove .venv and every cache
 	rm -rf $(VENV) $(SGLANG_VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache dist build

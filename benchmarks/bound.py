@@ -1,6 +1,6 @@
 """How much could any scaler gain on a trace, when a worker serves 30 s after the decision? See README.md.
 
-python benchmarks/bound.py --traces DIR      replay the fixed pools, write results/bound-*.json and README.md
+python benchmarks/bound.py --traces DIR      replay the fixed pools, write results/bound.json and README.md
 """
 
 from __future__ import annotations
@@ -18,13 +18,14 @@ os.environ.setdefault("DYN_LOG", "error")  # before Dynamo is imported
 
 import numpy as np
 import planners_report
-from experiment import save
+from experiment import command, save
 from planners import TRACES, Trace
 
 from pdplugins.hosts.dynamo.mocker import Engines, bind
 from pdplugins.hosts.dynamo.offline import report
 from pdplugins.hosts.dynamo.offline.commands import configured
 from pdplugins.hosts.dynamo.offline.scaling import Fixed
+from pdplugins.provenance import record
 from pdplugins.runtime.assembly import build_deployment
 from pdplugins.types import Deployment
 from pdplugins.workloads import jsonl, traces
@@ -189,7 +190,8 @@ def main() -> None:
             continue
         found[trace.key] = examine(measure(trace, path), LEVELS[trace.key])
         print(trace.key, json.dumps(found[trace.key], indent=1), flush=True)
-    save("bound", found)
+    made = record("simulated", seed=None, command=command(), took_part=("ai-dynamo", "numpy"))
+    save("bound", {**made, "traces": found})
     planners_report.write()
 
 

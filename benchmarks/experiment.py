@@ -6,66 +6,27 @@ Each experiment is one script under ``benchmarks/<paper>/``. It calls `run` for 
 
 from __future__ import annotations
 
-import json
+import fcntl
 import re
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import manifest
 import matplotlib as mpl
+from manifest import HERE, RESULTS
+from measure import attainment, capacity, command, run, workload
 
-from pdplugins.config import parse
-from pdplugins.provenance import command_line, record
-from pdplugins.results import Result
-from pdplugins.sim.core.settings import RunOutcome
-from pdplugins.sim.run.simulate import simulate
-from pdplugins.types import TraceRequest
-from pdplugins.workloads.synthetic import SyntheticSettings, synthetic
+from pdplugins.files import write_whole
+from pdplugins.provenance import record
 
 mpl.use("Agg")
 from matplotlib import pyplot as plt
 
-HERE = Path(__file__).parent
-RESULTS = HERE / "results"
+__all__ = ["Row", "attainment", "capacity", "command", "draw", "publish", "run", "save", "table", "workload"]
 Row = dict[str, Any]
-
-
-def command() -> str:
-    """Return how this script was called, relative to the repository."""
-    script = Path(sys.argv[0]).resolve()
-    name = script.relative_to(HERE.parent) if script.is_relative_to(HERE.parent) else script.name
-    return command_line("python", [str(name), *sys.argv[1:]])
-
-
-def run(
-    config: Mapping[str, Any], trace: Sequence[TraceRequest], *, seed: int = 0, name: str = "experiment"
-) -> tuple[Result, RunOutcome]:
-    """Simulate `trace` on `config`, given as the plain data of a config file."""
-    return simulate(parse(dict(config), name), trace, trace_name=name, command=command(), seed=seed)
-
-
-def workload(**keys: Any) -> list[TraceRequest]:
-    """Return a generated workload; `keys` are those of a workload file (docs/workloads.md)."""
-    return list(synthetic(SyntheticSettings.model_validate(keys)))
-
-
-def attainment(config: Mapping[str, Any], trace: Sequence[TraceRequest], seed: int = 0) -> float:
-    """Return the share of requests inside both SLOs."""
-    return run(config, trace, seed=seed)[0].metrics.slo_attainment or 0.0
-
-
-def capacity(score: Callable[[float], float], low: float, high: float, target: float = 0.9, steps: int = 9) -> float:
-    """Return the highest rate whose `score` is at least `target`, by bisection; `low` when even that misses it.
-
-    :param high: where the search begins; it grows while it is still served.
-    """
-    while score(high) >= target:
-        low, high = high, 2 * high
-    for _ in range(steps):
-        middle = (low + high) / 2
-        low, high = (middle, high) if score(middle) >= target else (low, middle)
-    return low
+manifest.check_script(sys.argv[0])
 
 
 def publish(
@@ -82,20 +43,29 @@ def publish(
         "published": published, "notes": list(notes), "rows": list(rows),
     }  # fmt: skip
     save(f"{paper}-{name}", data)
-    picture = f"![{title}](../results/{paper}-{name}.svg)\n\n" if (RESULTS / f"{paper}-{name}.svg").exists() else ""
-    remarks = "".join(f"* {note}\n" for note in notes)
-    text = (
-        f"### {title}\n\n`{data['command']}`, seed {seed}, commit {data['commit']}, simulated.\n\n"
-        f"The paper: {published}\n\n{table(rows)}\n{picture}{remarks}"
-    )
-    _fill(HERE / paper / "README.md", name, text)
-    sys.stdout.write(text + "\n")
+    sys.stdout.write(show(manifest.read(f"{paper}-{name}")) + "\n")
 
 
 def save(name: str, data: Mapping[str, Any]) -> None:
-    """Write the results of one experiment to ``results/<name>.json``."""
-    RESULTS.mkdir(exist_ok=True)
-    (RESULTS / f"{name}.json").write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
+    """Write the results of one experiment to ``results/<name>.json``. `data` holds their origin: `manifest.write`."""
+    manifest.write(name, data)
+
+
+def show(data: Mapping[str, Any]) -> str:
+    """Put what an experiment found into the page of its paper, and return that text."""
+    paper, _, name = data["experiment"].partition(" ")
+    picture = f"![{data['title']}](../results/{paper}-{name}.svg)\n\n"
+    equal = f", shown equal at commit {data['shown_equal']['commit']}" if "shown_equal" in data else ""
+    head = f"`{data['command']}`, seed {data['seed']}, commit {data['commit']}{equal}, simulated."
+    text = (
+        f"### {data['title']}\n\n{head}\n\nThe paper: {data['published']}\n\n{table(data['rows'])}\n"
+        + (picture if (RESULTS / f"{paper}-{name}.svg").exists() else "")
+        + "".join(f"* {note}\n" for note in data["notes"])
+    )
+    with (RESULTS / ".lock").open("w") as lock:  # experiments of one paper may run at once
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        _fill(HERE / paper / "README.md", name, text)
+    return text
 
 
 def table(rows: Sequence[Row]) -> str:
@@ -142,4 +112,5 @@ def _fill(page: Path, name: str, text: str) -> None:
     block = f"{begin}\n{text}{end}"
     found = re.compile(re.escape(begin) + ".*?" + re.escape(end), re.DOTALL)
     new = found.sub(lambda _: block, old) if found.search(old) else f"{old.rstrip()}\n\n{block}\n"
-    page.write_text(new, encoding="utf-8")
+    if new != old:
+        write_whole(page, new)

@@ -1,7 +1,7 @@
 """Faults on real SGLang servers behind the gateway: what requests come to, and what the servers hold afterwards.
 
     PYTHONPATH=. .venv-sglang/bin/python benchmarks/faults.py --tree .venv-sglang/sglang-0.5.16 [--faults 1000]
-        [--kills 0] [--seed 1] [--out benchmarks/results/faults-0.5.16.json]
+        [--kills 0] [--seed 1] [--result faults-0.5.16]
 
 Two dual-role instances of one version on the CPU with a tiny model (`make test-sglang` installs them), a unified server
 that says what is right, and `pdplugins gateway` in a process of its own. `--faults` are spread over the kinds below by
@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import os
 import random
 import sys
@@ -24,10 +23,12 @@ import time
 from pathlib import Path
 from typing import Any
 
+import manifest
+
 from benchmarks.rig import servers
 from benchmarks.rig.faults import FAULTS, Came, Tally, all_is_well
 from benchmarks.rig.stage import GROWS, grown, stage
-from pdplugins.provenance import commit
+from pdplugins.provenance import record
 
 SHARES = {
     "gateway is killed": 0.015,
@@ -140,7 +141,7 @@ def main() -> None:
     parser.add_argument("--kills", type=int, default=0, help="of a server, after the faults")
     parser.add_argument("--only", nargs="*", choices=list(FAULTS), help="these kinds alone")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--out", type=Path)
+    parser.add_argument("--result", help="write results/RESULT.json")
     parser.add_argument("--logs", type=Path, help="keep the logs of all processes in this folder")
     args = parser.parse_args()
     if not list(args.tree.glob("sglang-*.dist-info")):
@@ -149,20 +150,21 @@ def main() -> None:
         )
     with tempfile.TemporaryDirectory() as folder:
         result = asyncio.run(run(args, (args.logs or Path(folder)).absolute()))
+    version = servers.version_of(args.tree)
+    command = (
+        f"PYTHONPATH=. .venv-sglang/bin/python benchmarks/faults.py --tree .venv-sglang/sglang-{version} "
+        f"--faults {args.faults} --kills {args.kills} --seed {args.seed}"
+    )
     facts = {
-        "command": f"PYTHONPATH=. .venv-sglang/bin/python benchmarks/faults.py --tree {args.tree} "
-        f"--faults {args.faults} --kills {args.kills} --seed {args.seed}",
-        "commit": commit(),
-        "measured": True,
-        "sglang": servers.version_of(args.tree),
-        "seed": args.seed,
+        **record("measured", seed=args.seed, command=command),
+        "sglang": version,
         "cpus": os.cpu_count(),
         "load_average": round(os.getloadavg()[0], 1),
     }
     found = defects(result)
     print(table(result), "", *(found or ["no defect"]), sep="\n")
-    if args.out:
-        args.out.write_text(json.dumps(facts | result | {"defects": found}, indent=1) + "\n")
+    if args.result:
+        manifest.write(args.result, facts | result | {"defects": found})
     sys.exit(bool(found))
 
 

@@ -1,6 +1,6 @@
 """The cost of the gateway against SGLang's own router (Rust, `sglang_router`), over the same workers, interleaved.
 
-    python benchmarks/gateway.py --rust PYTHON [--rounds 5] [--out benchmarks/results/gateway.json]
+    python benchmarks/gateway.py --rust PYTHON [--rounds 5] [--result gateway-fake]
 
 Workers are one prefill and one decode server that speak SGLang's protocol and answer at once (`--workers` takes real
 ones: P,BOOTSTRAP,D). `PYTHON` is an interpreter that has sglang_router. There are three ways to the decode server:
@@ -34,10 +34,11 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+import manifest
 import uvloop
 from aiohttp import web
 
-from pdplugins.provenance import command_line, commit
+from pdplugins.provenance import command_line, record
 
 HOST = "127.0.0.1"
 TOKENS = 8
@@ -290,67 +291,35 @@ def summary(rows: Rows, kind: tuple[int, bool]) -> dict[str, Any]:
     return table | {"rps_ratio": round(statistics.median(ratios), 3), "rounds": len(base)}
 
 
-def markdown(result: dict[str, Any]) -> str:
-    """Return the two tables of a result as docs/gateway.md shows them."""
-    lines = [
-        "| answer | without a router, ms | added by Rust, ms (95 %) | added by ours, ms (95 %) |",
-        "|---|---|---|---|",
-    ]
-    for row in result["pairs"]:
-        shown = [
-            f"{row[name]['added_p50_ms']:.2f} ({row[name]['low']:.2f} to {row[name]['high']:.2f})" for name in ROUTERS
-        ]
-        lines.append(f"| {answer(row)} | {row['none_p50_ms']:.1f} | {' | '.join(shown)} |")
-    names = ("added TTFT p50, p99 in ms", "requests/s", "CPU ms per request")
-    heads = [head for name in names for head in (f"{name}: Rust", "ours")]
-    lines += ["", f"| at once | answer | {' | '.join(heads)} | requests/s, ours / Rust |", "|---" * 9 + "|"]
-    for row in result["tables"]:
-        ttft = [f"{row[name]['added_p50_ms']:.1f}, {row[name]['added_p99_ms']:.1f}" for name in ROUTERS]
-        rates = [f"{row[name]['rps']:.0f}" for name in ROUTERS] + [f"{row[name]['cpu_ms']:.2f}" for name in ROUTERS]
-        cells = (row["concurrency"], answer(row), *ttft, *rates, f"{row['rps_ratio']:.2f}")
-        lines.append(f"| {' | '.join(map(str, cells))} |")
-    return "\n".join(lines)
-
-
-def answer(row: dict[str, Any]) -> str:
-    return "stream" if row["stream"] else "whole"
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--serve", nargs=2, metavar=("MODE", "PORT"))
-    parser.add_argument("--table", type=Path, metavar="RESULT", help="print the tables of a result, and no more")
     parser.add_argument("--rust", help="an interpreter that has sglang_router")
     parser.add_argument("--workers", help="real ones: P,BOOTSTRAP_PORT,D")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--requests", type=int, default=200, help="per round at concurrency 1; four times that at 32")
     parser.add_argument("--turns", type=int, default=600, help="of the pairs")
     parser.add_argument("--prompt-tokens", type=int, default=512)
-    parser.add_argument("--out", type=Path)
+    parser.add_argument("--result", help="write results/RESULT.json")
     args = parser.parse_args()
     if args.serve:
         worker(args.serve[0], int(args.serve[1]))
-        return
-    if args.table:
-        print(markdown(json.loads(args.table.read_text())))
         return
     if not args.rust:
         parser.error("--rust: name an interpreter that has sglang_router (pip install sglang-router)")
     before = os.getloadavg()[:1]
     result = uvloop.run(compare(args))
+    words = ["PYTHON" if word == args.rust else word for word in sys.argv]
     facts = {
-        "command": command_line("python", sys.argv).replace(args.rust, "PYTHON"),
-        "commit": commit(),
-        "measured": True,
+        **record("measured", seed=0, command=command_line("python", words), took_part=("aiohttp", "uvloop")),
         "workers": "real" if args.workers else "fake",
         "prompt_tokens": args.prompt_tokens,
         "cpus": os.cpu_count(),
         "load_average": [round(load, 1) for load in (*before, os.getloadavg()[0])],
     }
-    text = json.dumps(facts | result, indent=1)
-    print(text)
-    if args.out:
-        args.out.write_text(text + "\n")
+    print(json.dumps(facts | result, indent=1))
+    if args.result:
+        manifest.write(args.result, facts | result)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """How much of a prefix push hides behind the compute of the next chunk, on two real SGLang servers.
 
-    python benchmarks/kv_overlap.py TREE [--rounds 7] [--out benchmarks/results/kv-overlap.json]
+    python benchmarks/kv_overlap.py TREE [--rounds 7] [--save]
 
 TREE holds an SGLang as `make test-sglang` installs it; run it with that environment's Python. Two dual-role instances
 start on this machine. In each round, for each number K of chunks and in random order, one prompt is prefilled on the
@@ -38,9 +38,12 @@ import yaml
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent))
 
-from benchmarks.rig import servers, tiny_model  # noqa: E402
-from pdplugins.provenance import command_line, commit  # noqa: E402
+import manifest  # noqa: E402
 
+from benchmarks.rig import servers, tiny_model  # noqa: E402
+from pdplugins.provenance import command_line, record  # noqa: E402
+
+RESULT = "kv-overlap"
 PUSHES, CONTROL = ("paused", "spinning"), "scheduler"
 """Senders, see `kv_overlap_plugin.py`."""
 INSIDE = "KV_OVERLAP_INSIDE"
@@ -313,13 +316,14 @@ def enter_network(mbit: int) -> None:
     subprocess.run(shape.split(), check=True)
 
 
-def save(out: Path, run: dict[str, Any]) -> None:
-    """Put a run in place of an older one of the same setup."""
+def save(run: dict[str, Any]) -> None:
+    """Put a run in place of an older one of the same setup; only runs of the same code stay."""
     setup = ("sglang", "link_mbit", "overlap_schedule")
-    runs = json.loads(out.read_text())["runs"] if out.exists() else []
-    runs = [old for old in runs if any(old[name] != run[name] for name in setup)] + [run]
-    runs.sort(key=lambda each: [str(each[name]) for name in setup])
-    out.write_text(json.dumps({"runs": runs}, indent=1) + "\n")
+    old = manifest.read(RESULT) if (manifest.RESULTS / f"{RESULT}.json").exists() else {"runs": []}
+    same_code = not manifest.changed(manifest.experiment_of(RESULT), old)
+    kept = [one for one in old["runs"] if same_code and any(one[name] != run[name] for name in setup)]
+    runs = sorted([*kept, run], key=lambda each: [str(each[name]) for name in setup])
+    manifest.write(RESULT, {key: run[key] for key in manifest.ORIGIN} | {"runs": runs})
 
 
 def main() -> None:
@@ -335,7 +339,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--minutes", type=float, default=60, help="begin no round later than that")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--out", type=Path)
+    parser.add_argument("--save", action="store_true", help="put the run into results/kv-overlap.json")
     args = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped"))  # so that the servers stop, too
     enter_network(args.link_mbit)
@@ -347,10 +351,7 @@ def main() -> None:
             measured = asyncio.run(compare(pair, args))
     words = [word if word != str(args.tree) else "TREE" for word in sys.argv[1:]]
     run = {
-        "command": command_line("python", ["benchmarks/kv_overlap.py", *words]),
-        "commit": commit(),
-        "seed": args.seed,
-        "measured": True,
+        **record("measured", seed=args.seed, command=command_line("python", ["benchmarks/kv_overlap.py", *words])),
         "sglang": servers.version_of(args.tree),
         "link_mbit": args.link_mbit,
         "overlap_schedule": args.overlap_schedule,
@@ -361,8 +362,8 @@ def main() -> None:
         **measured,
     }
     print(json.dumps(run, indent=1))
-    if args.out:
-        save(args.out, run)
+    if args.save:
+        save(run)
 
 
 if __name__ == "__main__":

@@ -19,12 +19,15 @@ from typing import Any
 
 os.environ.setdefault("DYN_LOG", "error")  # before Dynamo is imported
 
+import manifest
 import planners_report
+from measure import command
 from planners_report import RESULTS
 
 from pdplugins.hosts.dynamo.mocker import Engines, Router
 from pdplugins.hosts.dynamo.offline.commands import configured
 from pdplugins.hosts.dynamo.offline.run import Plan, replay
+from pdplugins.provenance import record
 from pdplugins.workloads import rows, traces
 
 GROUPS = ("static", "stock", "dopd")
@@ -110,9 +113,14 @@ def runs(trace: Trace) -> Iterator[Run]:
 
 
 def measure(trace: Trace, path: Path, router: Router, groups: Sequence[str], keep: bool) -> None:
-    """Run `groups` over one trace; of the others, and with `keep` of all, keep what the result file has."""
+    """Run `groups` over one trace; of the others, and with `keep` of all, keep what the result file has.
+
+    Runs of older code are not kept. Each run names its own command, so a change of this script does not make it old.
+    """
     file = trace.results(router)
-    before = {r["label"]: r for r in json.loads(file.read_text())["runs"]} if file.exists() else {}
+    old = manifest.read(file.stem) if file.exists() else {"runs": []}
+    changed = {*manifest.changed(manifest.experiment_of(file.stem), old)} - {manifest.SCRIPT}
+    before = {run["label"]: run for run in old["runs"] if not changed - ({"dopd"} if run["group"] != "dopd" else set())}
     requests, done = traces.read(path), []
     for run in runs(trace):
         if run.group in groups and not (keep and run.label in before):
@@ -125,8 +133,8 @@ def measure(trace: Trace, path: Path, router: Router, groups: Sequence[str], kee
         elif run.label in before:
             done.append(before[run.label])
     about = {"file": trace.file, "router": router, "requests": len(requests), "duration_s": requests[-1].arrival_s}
-    RESULTS.mkdir(exist_ok=True)
-    file.write_text(json.dumps({"trace": about, "runs": done}, indent=1) + "\n", encoding="utf-8")
+    made = record("simulated", seed=None, command=command(), took_part=("ai-dynamo",))
+    manifest.write(file.stem, {**made, "trace": about, "runs": done})
 
 
 def main() -> None:

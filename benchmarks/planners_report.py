@@ -168,6 +168,7 @@ def bound() -> str:
     if not file.exists():
         return ""
     found = json.loads(file.read_text(encoding="utf-8"))
+    found = found.get("traces", found)
     heads = [
         f"{TITLES[key]}, at {' / '.join(f'{level:.0f}' for level in data['levels'])} %" for key, data in found.items()
     ]

@@ -1,6 +1,6 @@
 """Times the simulator beside Dynamo's compiled replay, in one process, case by case and turn by turn.
 
-    python benchmarks/simulator_speed.py AzureLLMInferenceTrace_conv.csv --million --json OUT
+    python benchmarks/simulator_speed.py AzureLLMInferenceTrace_conv.csv --million --result simulator-speed
 
 Both get the same requests, the same timing table, the same pools and KV cache, and round-robin routing; Dynamo writes
 no report. Each figure is the best of the rounds; CPU time says more than wall time where the machine has other work.
@@ -20,17 +20,19 @@ import resource
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("DYN_LOG", "error")
 
+import manifest
+from measure import command
+
 from pdplugins.config import parse
 from pdplugins.hosts.dynamo.mocker import Engines, engine_args
 from pdplugins.perf.npz import export_npz
 from pdplugins.policies.stock.routers import LeastLoaded, RoundRobin, RouterSettings
-from pdplugins.provenance import commit
+from pdplugins.provenance import record
 from pdplugins.runtime.assembly import build_deployment
 from pdplugins.sim import kernel
 from pdplugins.sim.core.flight import Arrival
@@ -191,7 +193,7 @@ def main() -> None:
     parser.add_argument("trace", type=Path)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--million", action="store_true")
-    parser.add_argument("--json", type=Path)
+    parser.add_argument("--result", help="write results/RESULT.json")
     options = parser.parse_args()
     logging.disable(logging.WARNING)
     trace = traces.read(options.trace)
@@ -203,16 +205,12 @@ def main() -> None:
         rows.append(million(trace, RoundRobin))
         rows.append(million(trace, LeastLoaded))
     facts = {
+        **record("measured", seed=None, command=command(), took_part=("ai-dynamo",)),
         "machine": f"{os.cpu_count()} CPU cores, {platform.machine()}",
-        "python": platform.python_version(),
-        "ai-dynamo": version("ai-dynamo"),
-        "commit": commit(),
         "compiled": kernel.COMPILED,
-        "command": f"python benchmarks/simulator_speed.py {options.trace.name} --rounds {options.rounds}"
-        + " --million" * options.million,
     }
-    if options.json is not None:
-        options.json.write_text(json.dumps({**facts, "rows": rows}, indent=1) + "\n", encoding="utf-8")
+    if options.result is not None:
+        manifest.write(options.result, {**facts, "rows": rows})
 
 
 if __name__ == "__main__":

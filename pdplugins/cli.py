@@ -13,7 +13,7 @@ from rich.table import Table
 
 from pdplugins import __version__
 from pdplugins.config import find, load, resolved
-from pdplugins.errors import PdpluginsError
+from pdplugins.errors import PdpluginsError, one_line
 from pdplugins.hosts.dynamo.local.commands import serve
 from pdplugins.registry import Registry, default_registry
 
@@ -25,6 +25,8 @@ _SETTINGS: dict[str, Any] = {
 }
 app = typer.Typer(**_SETTINGS)
 dynamo_app = typer.Typer(**_SETTINGS)
+MOST_ERROR = 2000
+"""Characters of an error. The message itself keeps short what users gave; this is for what slips through."""
 
 
 def _version(wanted: bool) -> None:
@@ -116,5 +118,5 @@ def _run(application: typer.Typer, name: str) -> None:
 
 def _fail(name: str, error: PdpluginsError) -> None:
     """Print an error that the user can fix, in one line, and exit with code 2."""
-    sys.stderr.write(f"{name}: {error}\n")
+    sys.stderr.write(f"{name}: {one_line(error, MOST_ERROR)}\n")
     sys.exit(2)

@@ -6,16 +6,19 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
-import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from pdplugins.contracts.kinds import Kind
 from pdplugins.contracts.workers import Role
-from pdplugins.errors import ConfigError
+from pdplugins.errors import ConfigError, one_line, shown
+from pdplugins.limits import GatewayConfig
 from pdplugins.registry import BUNDLE, Registration, Registry, default_registry
 from pdplugins.resources import data_dir
+from pdplugins.safe_yaml import read_yaml
 
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+MOST_NAME = 250
+"""Characters of the longest name or path."""
 
 
 class _Section(BaseModel):
@@ -45,7 +48,9 @@ class PoolConfig(_Section):
 class DeploymentConfig(_Section):
     """The model, the GPUs and the pools."""
 
-    profile: str = Field("h100/llama-3.1-70b-fp8", description="performance profile, <gpu>/<model>")
+    profile: str = Field(
+        "h100/llama-3.1-70b-fp8", max_length=MOST_NAME, description="performance profile, <gpu>/<model>"
+    )
     gpu_budget: int = Field(8, ge=2, description="GPUs that all workers may use together")
     startup_s: float = Field(30.0, ge=0, description="seconds until a new worker serves")
     max_batch: int = Field(256, ge=1, description="largest decode batch of a worker (its CUDA graphs)")
@@ -64,14 +69,16 @@ class ExtraWorkers(_Section):
     role: Role
     count: int = Field(1, ge=1)
     tp: int = Field(1, ge=1, description="GPUs per worker")
-    profile: str | None = Field(None, description="their performance profile; the deployment's when absent")
+    profile: str | None = Field(
+        None, max_length=MOST_NAME, description="their performance profile; the deployment's when absent"
+    )
 
 
 class Death(_Section):
     """A worker that dies. The simulator calls workers p0, p1, ... and d0, d1, ... in the order of their start."""
 
     at_s: float = Field(ge=0, allow_inf_nan=False)
-    worker: str
+    worker: str = Field(max_length=MOST_NAME)
 
 
 class SimulationConfig(_Section):
@@ -86,6 +93,9 @@ class SimulationConfig(_Section):
     )
     watermark: float = Field(0.01, ge=0, lt=1, description="share of the KV cache kept free when a request is let in")
     block_tokens: int = Field(512, ge=1, description="tokens of one prefix block of the trace")
+    mixed_step_scale: float = Field(
+        1.0, gt=0, allow_inf_nan=False, description="factor on the time that prefill adds to a step with decodes"
+    )
     kv_tokens: int | None = Field(None, ge=2, description="KV cache of every worker; what its profile says when absent")
     first_token: Literal["prefill", "transfer", "decode"] = Field(
         "decode", description="who gives the first token of a request that decodes on another worker, and when"
@@ -110,8 +120,12 @@ class SimulationConfig(_Section):
     predict: Literal["nothing", "true_length"] = Field(
         "nothing", description="what routers are told of the length of the answer"
     )
-    prefill_profile: str | None = Field(None, description="profile of prefill workers, on GPUs of their own kind")
-    decode_profile: str | None = Field(None, description="profile of decode workers, on GPUs of their own kind")
+    prefill_profile: str | None = Field(
+        None, max_length=MOST_NAME, description="profile of prefill workers, on GPUs of their own kind"
+    )
+    decode_profile: str | None = Field(
+        None, max_length=MOST_NAME, description="profile of decode workers, on GPUs of their own kind"
+    )
     extra: tuple[ExtraWorkers, ...] = Field((), description="more workers at start, each on GPUs of its own kind")
 
 
@@ -179,6 +193,7 @@ class Config(_Section):
     signals: SignalsConfig = SignalsConfig()
     simulation: SimulationConfig = SimulationConfig()
     sglang: SglangConfig = SglangConfig()
+    gateway: GatewayConfig = GatewayConfig()
 
     @model_validator(mode="before")
     @classmethod
@@ -212,27 +227,14 @@ class Config(_Section):
         return chosen
 
 
-class UniqueKeys(yaml.SafeLoader):
-    """YAML without duplicate keys. PyYAML would silently take the last one and drop the others."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        """Return the mapping. Raises yaml.MarkedYAMLError for a duplicate key."""
-        seen = []
-        for key_node, _ in node.value:
-            if (key := self.construct_object(key_node, deep=True)) in seen:
-                raise yaml.MarkedYAMLError(problem=f"key '{key}' stands twice", problem_mark=key_node.start_mark)
-            seen.append(key)
-        return super().construct_mapping(node, deep)
-
-
 def load(path: Path, registry: Registry | None = None) -> Config:
     """Read and check a config file. Raises ConfigError with one line for the first error."""
     try:
-        data = yaml.load(path.read_text(encoding="utf-8"), UniqueKeys)  # noqa: S506 - a SafeLoader
+        data = read_yaml(path)
     except OSError as error:
-        raise ConfigError(f"{path}: {error.strerror}; shipped configs are {', '.join(shipped())}") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: not YAML: {' '.join(str(error).split())}") from None
+        raise ConfigError(f"{one_line(path)}: {error.strerror}; shipped configs are {', '.join(shipped())}") from None
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from None
     return parse(data, str(path), registry)
 
 
@@ -312,9 +314,14 @@ def resolved(checked: Config) -> dict[str, Any]:
 def find(name: str) -> Path:
     """Return the config file called `name`: a path, or the name of a shipped one."""
     path = Path(name)
-    if path.suffix in {".yaml", ".yml"} or path.exists():
-        return path
-    return data_dir("configs") / f"{name}.yaml"
+    return path if path.suffix in {".yaml", ".yml"} or _exists(path) else data_dir("configs") / f"{name}.yaml"
+
+
+def _exists(path: Path) -> bool:
+    try:
+        return path.exists()
+    except OSError:  # a name that is too long, or a folder that may not be read
+        return False
 
 
 def shipped() -> list[str]:
@@ -328,15 +335,14 @@ def first_error(error: ValidationError, model: type[BaseModel]) -> str:
     if (
         first["type"] == "value_error" and not first["loc"]
     ):  # an error of several keys together, whose message names them
-        return str(first["ctx"]["error"])
-    key = ".".join(str(part) for part in first["loc"]) or "file"
+        return one_line(first["ctx"]["error"])
+    key = one_line(".".join(str(part) for part in first["loc"])) or "file"
     if first["type"] == "extra_forbidden":
         return f"unknown key '{key}'; valid keys here are {', '.join(_keys_at(model, first['loc'][:-1]))}"
     if first["type"] == "union_tag_not_found":
-        return (
-            f"{key}: say {first['ctx']['discriminator']} too, as it tells which keys there are (got {first['input']!r})"
-        )
-    return f"{key}: {first['msg']} (got {first['input']!r})"
+        tag = first["ctx"]["discriminator"]
+        return f"{key}: say {tag} too, as it tells which keys there are (got {shown(first['input'])})"
+    return f"{key}: {one_line(first['msg'])} (got {shown(first['input'])})"
 
 
 def _keys_at(model: type[BaseModel], loc: tuple[int | str, ...]) -> list[str]:

@@ -1,5 +1,14 @@
 """The errors that users see. The command line prints them as one line and exits with code 2."""
 
+from __future__ import annotations
+
+from reprlib import Repr
+
+MOST_SHOWN = 80
+"""Characters of a value that are shown."""
+MOST_TOLD = 250
+"""Characters of the detail that another library tells."""
+
 
 class PdpluginsError(Exception):
     """An error that the user can fix. The message says who, what and what to do next."""
@@ -19,3 +28,30 @@ class TraceError(PdpluginsError):
 
 class HostError(PdpluginsError):
     """A host (Dynamo, SGLang) that is missing, too old, or did not start."""
+
+
+def printable(text: str) -> str:
+    """Return `text` without characters that move the cursor, end the line or cannot be encoded."""
+    return text if text.isprintable() else "".join(c if c.isprintable() else "?" for c in text)
+
+
+def one_line(detail: object, most: int = MOST_TOLD) -> str:
+    """Return a text, or what an error says, in one line of at most `most` printable characters."""
+    line = printable(" ".join(str(detail)[: 2 * most].split()))
+    return line if len(line) <= most else line[: most - 1] + "…"
+
+
+def shown(value: object) -> str:
+    """Return a value that a user gave, short and safe to print: it may be huge, or may contain itself."""
+    return one_line(_SHORT.repr(value), MOST_SHOWN)
+
+
+class _Short(Repr):
+    """Python's short `repr`, also of whole numbers that Python refuses to print."""
+
+    def repr_int(self, x: int, level: int) -> str:
+        return super().repr_int(x, level) if x.bit_length() < 1000 else "a huge number"
+
+
+_SHORT = _Short()
+_SHORT.maxlevel, _SHORT.maxdict, _SHORT.maxlist, _SHORT.maxstring = 3, 3, 3, 60

@@ -8,9 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-import yaml
-
-from pdplugins.errors import ConfigError
+from pdplugins.errors import ConfigError, one_line, shown
+from pdplugins.safe_yaml import parse_yaml
 
 _PAIRS = {"[": "]", "{": "}"}
 
@@ -32,9 +31,9 @@ def parse_setting(text: str, where: str = "--set") -> Setting:
     if not equals or not all(path):
         raise ConfigError(f"{where} {text}: write it as key=value, with a dot for a key in a section: slo.ttft_s=2")
     try:
-        return Setting(path, yaml.safe_load(value))
-    except yaml.YAMLError:
-        raise ConfigError(f"{where} {text}: the value {value!r} is not YAML; quote it if it is a text") from None
+        return Setting(path, parse_yaml(value))
+    except ConfigError:
+        raise ConfigError(f"{where} {one_line(text)}: the value {shown(value)} is not YAML; quote a text") from None
 
 
 def split_settings(text: str) -> Iterator[str]:

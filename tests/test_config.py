@@ -41,7 +41,7 @@ def test_a_plugin_may_be_named_in_short(tmp_path: Path) -> None:
             "simulation: {extra: [{role: decode, cout: 2}]}",
             r"'simulation.extra.0.cout'; valid keys here are count, profile, role, tp",
         ),
-        ("slo: {ttft_s: 2, ttft_s: 3}", r"key 'ttft_s' stands twice .*line 1, column 18"),
+        ("slo: {ttft_s: 2, ttft_s: 3}", r"line 1, column 18: not YAML: key 'ttft_s' stands twice"),
         ("planner: dpod", r"planner: there is no 'dpod'; choose from .*dopd"),
         ("router: nobody", r"router: there is no 'nobody'; choose from"),
         ("planner: {name: dopd, intervall_s: 3}", r"planner dopd: unknown key 'intervall_s'; valid keys here are .*"),

@@ -20,16 +20,36 @@ def test_the_command_line_can_be_run_again_and_names_no_installation(monkeypatch
     assert provenance.command_line("dynamo", ["serve"]) == "dynamo serve"
 
 
+def test_a_command_line_names_no_folder_of_the_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "checkout").mkdir()
+    monkeypatch.chdir(tmp_path / "checkout")
+    words = [
+        "--traces",
+        str(tmp_path),
+        f"--out={tmp_path}/a.json",
+        str(tmp_path / "checkout/configs/dopd.yaml"),
+        "http://h:1/x",
+    ]
+    assert provenance.command_line("p", words) == "p --traces DIR --out=a.json configs/dopd.yaml http://h:1/x"
+    assert provenance.command_line("p", ["../traces/x.csv", "planner.interval_s=5"]) == "p x.csv planner.interval_s=5"
+
+
 def test_a_record_says_how_to_make_the_result_again() -> None:
     made = provenance.record("measured", seed=3, command="pdplugins bench decisions")
-    commit = provenance.commit()
-    assert made == {"kind": "measured", "command": "pdplugins bench decisions", "commit": commit, "seed": 3}
+    commit, versions = provenance.commit(), provenance.versions()
+    assert made == {
+        "kind": "measured",
+        "command": "pdplugins bench decisions",
+        "commit": commit,
+        "versions": versions,
+        "seed": 3,
+    }
 
 
 def test_the_versions_are_of_pdplugins_and_of_what_took_part() -> None:
     found = provenance.versions("numpy")
     assert found["pdplugins"] == __version__
-    assert set(found) == {"pdplugins", "numpy"}
+    assert set(found) == {"pdplugins", "python", "numpy"}
 
 
 def test_a_commit_is_dirty_when_code_differs_and_not_when_results_do(
@@ -50,5 +70,8 @@ def test_a_commit_is_dirty_when_code_differs_and_not_when_results_do(
     assert re.fullmatch(r"[0-9a-f]{12}", clean)
     result.write_text("2\n")
     assert provenance.commit() == clean
+    (code.parent / "new.py").write_text("1\n")
+    assert provenance.commit() == f"{clean}-dirty"
+    (code.parent / "new.py").unlink()
     code.write_text("2\n")
     assert provenance.commit() == f"{clean}-dirty"

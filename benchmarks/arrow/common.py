@@ -6,7 +6,6 @@ Everything is simulated: `pdplugins.sim` on the profile ``h800/llama-3.1-8b`` (m
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -211,7 +210,6 @@ def options(description: str | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--traces", type=Path, help="folder with the traces; what is missing is synthetic")
     chosen = parser.parse_args()
-    sys.argv[1:] = ["--traces", "DIR"] if chosen.traces else []  # the results say how, not where
     chosen.perf = TableModel(read_profile(PROFILE))
     return chosen
 

@@ -30,6 +30,8 @@ class Traffic:
     """Share of the requests that finished on the worker that prefilled them, 0 to 1."""
     prefix_hit_rate: float | None = None
     """Share of the prompt tokens that were already in a KV cache, 0 to 1."""
+    local_prefill_tokens: float | None = None
+    """Mean prompt tokens, without cached ones, of the requests in `local_share`; None when there are none."""
 
     @property
     def isl_variance(self) -> float | None:

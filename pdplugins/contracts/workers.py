@@ -52,6 +52,9 @@ class WorkerLoad:
     """Context of the requests that decode."""
     prefill_tokens: float | None = None
     """Prompt tokens in the current step. Tokens that still wait for prefill are in `queued_tokens`."""
+    prefill_history_tokens: float | None = None
+    """Tokens that the KV cache has of the prompts that wait for prefill or are in the current step: histories of
+    sessions, cached prefixes and earlier chunks. They are not computed again, but attention over them takes time."""
 
 
 class LoadView(Protocol):
@@ -77,6 +80,8 @@ class LoadView(Protocol):
     def decode_tokens(self) -> float | None: ...  # noqa: D102
     @property
     def prefill_tokens(self) -> float | None: ...  # noqa: D102
+    @property
+    def prefill_history_tokens(self) -> float | None: ...  # noqa: D102
 
 
 class WorkerView(Protocol):

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import json
 import logging
 import secrets
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +18,11 @@ from prometheus_client import generate_latest
 
 from pdplugins.config import Config
 from pdplugins.errors import HostError
+from pdplugins.gateway.admission import Admission
 from pdplugins.gateway.backends import Backend, Backends, WorkerOption
 from pdplugins.gateway.engine import Engine
 from pdplugins.gateway.engines.sglang.engine import SglangEngine
-from pdplugins.gateway.errors import GatewayError, RefusedError
+from pdplugins.gateway.errors import GatewayError, RefusedError, ShortageError
 from pdplugins.gateway.metrics import GatewayMetrics
 from pdplugins.gateway.policies import GatewayPolicies
 from pdplugins.gateway.primitive import can_serve
@@ -28,7 +30,7 @@ from pdplugins.gateway.queue import AdmissionQueue
 from pdplugins.gateway.replies import Reply
 from pdplugins.gateway.routing import Routing
 from pdplugins.gateway.serving import Serving
-from pdplugins.gateway.settings import GatewaySettings
+from pdplugins.gateway.watchers import keep
 from pdplugins.registry import Registry
 from pdplugins.runtime.assembly import build_deployment
 from pdplugins.runtime.flow import SafeFlow
@@ -60,12 +62,11 @@ class Gateway:
         self,
         config: Config,
         workers: Sequence[WorkerOption],
-        settings: GatewaySettings | None = None,
         registry: Registry | None = None,
         metrics: GatewayMetrics | None = None,
         decision_log: Path | None = None,
     ) -> None:
-        self.settings = settings or GatewaySettings()
+        self.settings = config.gateway
         self.metrics = metrics or GatewayMetrics()
         self._dual = config.sglang.dual_role
         self.backends = Backends(
@@ -74,6 +75,7 @@ class Gateway:
             settings=self.settings,
             metrics=self.metrics,
         )
+        self.admission = Admission(self.settings, self.metrics)
         deployment = build_deployment(config, registry)
         self.policies = GatewayPolicies(config, deployment, registry, self.metrics, decision_log)
         self._ttft_s = deployment.slo.ttft_s
@@ -90,13 +92,13 @@ class Gateway:
         )
         self.engine: Engine[Any, Any] = SglangEngine(self.settings, self._session, dual=self._dual)
         queue = self._build_queue()
-        self.serving = Serving(self.routing, self.backends, self.engine, self.settings, self.metrics, queue)
+        self.serving = Serving(self.routing, self.backends, self.engine, self.admission, self.metrics, queue)
         await self.look()
-        loop = asyncio.get_running_loop()
-        self._watchers = [loop.create_task(self.backends.watch(backend, self.engine)) for backend in self.backends.all]
-        self._watchers.append(loop.create_task(self.policies.share_signals()))
+        works: list[Callable[[], Awaitable[None]]] = [self.policies.share_signals]
+        works += [functools.partial(self.backends.watch, backend, self.engine) for backend in self.backends.all]
         if queue is not None:
-            self._watchers.append(loop.create_task(queue.run()))
+            works.append(queue.run)
+        self._watchers = [asyncio.create_task(keep(work, self.metrics)) for work in works]
         self._runner = web.AppRunner(
             self._app(), access_log=None, handler_cancellation=True, shutdown_timeout=self.settings.drain_s
         )
@@ -125,18 +127,13 @@ class Gateway:
     def _build_queue(self) -> AdmissionQueue | None:
         if self.policies.flow is None:
             return None
-        most, journal = self.settings.most_waiting, self.policies.journal
+        most, journal = self.settings.max_waiting, self.policies.journal
         flow = SafeFlow(self.policies.flow, most_waiting=most, journal=journal)
         return AdmissionQueue(flow, self.backends, self.metrics, self._ttft_s)
 
     async def look(self) -> None:
         """Ask the workers that answer now what they are. The others are polled later."""
-        await asyncio.gather(*map(self._look, self.backends.all))
-
-    async def _look(self, backend: Backend) -> None:
-        with contextlib.suppress(aiohttp.ClientError, OSError, TimeoutError, ValueError, TypeError, KeyError):
-            async with asyncio.timeout(self.settings.connect_s):
-                await self.backends.look(backend, self.engine)
+        await asyncio.gather(*(self.backends.first_look(backend, self.engine) for backend in self.backends.all))
 
     def _app(self) -> web.Application:
         app = web.Application(client_max_size=LARGEST_BODY)
@@ -159,7 +156,11 @@ class Gateway:
         outcome = "cancelled"
         self.metrics.in_flight.inc()
         try:
-            outcome = await self._answered(request, reply)
+            with self.admission.request():
+                outcome = await self._answered(request, reply)
+        except GatewayError as error:
+            outcome = f"error_{error.status}"
+            await reply.fail(error)
         except (ConnectionResetError, aiohttp.ClientConnectionResetError):
             log.debug("a client went away")
         finally:
@@ -179,6 +180,8 @@ class Gateway:
             call = self.engine.parse(request.path, body, secrets.token_hex(16), session, headers)
             await self.serving.serve(call, reply)
         except GatewayError as error:
+            if isinstance(error, ShortageError):
+                self.metrics.fault("out_of_descriptors", error.why)
             await reply.fail(error)
             return f"error_{error.status}"
         except RefusedError as error:

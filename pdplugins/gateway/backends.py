@@ -11,22 +11,18 @@ from time import monotonic
 from typing import Any
 from urllib.parse import urlsplit
 
-import aiohttp
-
 from pdplugins.contracts.workers import Role, WorkerView
 from pdplugins.errors import ConfigError
 from pdplugins.gateway.books import WorkerBook
 from pdplugins.gateway.engine import Engine, Facts, LoadReport, ServerKind
+from pdplugins.gateway.errors import refused, said, shortage
 from pdplugins.gateway.metrics import GatewayMetrics
 from pdplugins.gateway.primitive import can_serve
 from pdplugins.gateway.roles import WorkerLabels
-from pdplugins.gateway.settings import GatewaySettings
+from pdplugins.limits import GatewayConfig
 
 log = logging.getLogger("pdplugins.gateway")
 
-POLL_TIMEOUT_S = 3.0
-MISSES = 3
-"""Polls without an answer after which a worker counts as gone."""
 FIXED_ROLES = {ServerKind.PREFILL: Role.PREFILL, ServerKind.DECODE: Role.DECODE}
 """Kinds of server whose role is not a label."""
 
@@ -138,7 +134,7 @@ class Backends:
         options: Sequence[WorkerOption],
         *,
         prefill: int,
-        settings: GatewaySettings,
+        settings: GatewayConfig,
         metrics: GatewayMetrics | None = None,
     ) -> None:
         roles = [Role.PREFILL] * prefill + [Role.DECODE] * len(options)
@@ -149,9 +145,12 @@ class Backends:
         self.views: dict[str, WorkerView] = {backend.id: backend.view for backend in self.all}
         self.ready: tuple[WorkerView, ...] = ()
         self.ready_ids: frozenset[str] = frozenset()
-        self.labels = WorkerLabels(metrics or GatewayMetrics(), lambda: self._change((*self.ready,)))
+        self._metrics = metrics or GatewayMetrics()
+        self.labels = WorkerLabels(self._metrics, lambda: self._change((*self.ready,)))
         self._settings = settings
         self._resting = False
+        self.serves = asyncio.Event()
+        """Set while the workers that take new work can serve a request between them."""
         self._on_change: Callable[[], None] | None = None
 
     def listen(self, on_change: Callable[[], None]) -> None:
@@ -181,33 +180,53 @@ class Backends:
         """Note that a worker failed a request. It gets no new ones for a while, or until it can be reached again."""
         backend = self.by_id[worker]
         backend.resting_until_s = monotonic() + self._settings.rest_s
-        if gone and backend.alive:
-            self._lost(backend, "connection failed")
+        if gone:
+            self._lost(backend, "it refuses connections")
         self.refresh()
 
     def _change(self, ready: tuple[WorkerView, ...]) -> None:
         self.ready = ready
         self.ready_ids = frozenset(worker.id for worker in ready)
+        if can_serve(ready):
+            self.serves.set()
+        else:
+            self.serves.clear()
         if self._on_change is not None:
             self._on_change()
 
     # --- watching ------------------------------------------------------------------------------------------------
 
     async def watch(self, backend: Backend, engine: Engine[Any, Any]) -> None:
-        """Poll one worker, for as long as the gateway runs."""
+        """Poll one worker, for as long as the gateway runs. Whatever it answers, it is polled again."""
         misses = 0
         while True:
             try:
-                async with asyncio.timeout(POLL_TIMEOUT_S):
+                async with asyncio.timeout(self._settings.poll_timeout_s):
                     await self.look(backend, engine)
                 misses = 0
-            except aiohttp.ClientConnectorError as error:
-                self._lost(backend, str(error))
-            except (aiohttp.ClientError, OSError, TimeoutError, ValueError, TypeError, KeyError) as error:
+            except Exception as error:
                 misses += 1
-                if misses >= MISSES:
-                    self._lost(backend, f"{type(error).__name__}: {error}")
+                self._missed(backend, error, misses)
             await asyncio.sleep(self._settings.poll_s)
+
+    async def first_look(self, backend: Backend, engine: Engine[Any, Any]) -> None:
+        """Ask a worker what it is, if it answers now. Else it is polled later."""
+        try:
+            async with asyncio.timeout(self._settings.connect_s):
+                await self.look(backend, engine)
+        except Exception as error:
+            self._missed(backend, error, 1)
+
+    def _missed(self, backend: Backend, error: Exception, misses: int) -> None:
+        """Note a poll without a good answer. A worker that refuses connections is gone at once."""
+        if shortage(error):
+            self._metrics.fault("out_of_descriptors", error)
+        elif refused(error):
+            self._lost(backend, str(error))
+        else:
+            self._metrics.fault("poll_missed", f"{backend.id}: {said(error)}")
+            if misses >= self._settings.poll_misses:
+                self._lost(backend, said(error))
 
     async def look(self, backend: Backend, engine: Engine[Any, Any]) -> None:
         """Ask a worker once, for what it is when that is not known yet, and for its load."""

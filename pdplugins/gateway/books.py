@@ -53,7 +53,7 @@ class LoadBook:
 
     __slots__ = (
         "_other_requests", "_other_running", "_other_tokens", "_own_queued", "_own_queued_tokens", "_own_running",
-        "_own_running_tokens", "_tbt", "_ttft", "on_freed", "worker",
+        "_own_running_tokens", "_prefill_history", "_tbt", "_ttft", "on_freed", "worker",
     )  # fmt: skip
 
     def __init__(self, worker: str) -> None:
@@ -62,6 +62,7 @@ class LoadBook:
         """Is called when a prefill or a request has ended here, or the worker has reported: new work may fit now."""
         self._own_queued = self._own_queued_tokens = self._own_running = self._own_running_tokens = 0
         self._other_requests = self._other_running = self._other_tokens = 0
+        self._prefill_history = 0
         self._ttft = RecentMean()
         self._tbt = RecentMean()
 
@@ -103,6 +104,11 @@ class LoadBook:
         return
 
     @property
+    def prefill_history_tokens(self) -> int:
+        """Tokens of the own prompts in prefill that need not be computed."""
+        return self._prefill_history
+
+    @property
     def recent_ttft_s(self) -> float | None:
         """Mean time to first token of prompts that were prefilled here lately."""
         return self._ttft.mean(monotonic())
@@ -114,15 +120,17 @@ class LoadBook:
 
     # --- the books -----------------------------------------------------------------------------------------------
 
-    def prefill_starts(self, tokens: int) -> None:
-        """Note a prompt of which `tokens` have to be computed."""
+    def prefill_starts(self, tokens: int, history: int = 0) -> None:
+        """Note a prompt of which `tokens` have to be computed, and `history` tokens not."""
         self._own_queued += 1
         self._own_queued_tokens += tokens
+        self._prefill_history += history
 
-    def prefill_ends(self, tokens: int, took_s: float | None = None) -> None:
+    def prefill_ends(self, tokens: int, took_s: float | None = None, history: int = 0) -> None:
         """Note the end of that, and how long after its arrival it came; None when it failed."""
         self._own_queued -= 1
         self._own_queued_tokens -= tokens
+        self._prefill_history -= history
         if took_s is not None:
             self._ttft.add(took_s, monotonic())
         self._freed()

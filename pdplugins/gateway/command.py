@@ -9,10 +9,11 @@ import logging
 import os
 import signal
 import tempfile
+from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -20,13 +21,14 @@ from rich.console import Console
 from pdplugins import config as configs
 from pdplugins.config import Config
 from pdplugins.errors import ConfigError
-from pdplugins.gateway.settings import GatewaySettings
+from pdplugins.limits import GatewayConfig
+from pdplugins.settings import parse_setting, put
 
 if TYPE_CHECKING:
     from pdplugins.gateway.engines.sglang.servers import Servers
     from pdplugins.gateway.metrics import GatewayMetrics
 
-DEFAULTS = GatewaySettings()
+DEFAULTS = GatewayConfig()
 GC_THRESHOLD = (20_000, 20, 20)
 """New objects before Python collects garbage: those of some hundred requests, instead of one or two."""
 
@@ -57,37 +59,61 @@ def gateway(  # noqa: PLR0913 - one argument for each option
     decision_log: Annotated[
         Path | None, typer.Option(help="Log a sample of the decisions of router and flow policy here.")
     ] = None,
-    timeout_s: Annotated[float, typer.Option(min=0.1, help="Longest time of a request.")] = DEFAULTS.timeout_s,
+    timeout_s: Annotated[
+        float | None, typer.Option(help="Longest time of a request.", show_default=str(DEFAULTS.timeout_s))
+    ] = None,
     first_token_s: Annotated[
-        float, typer.Option(min=0.1, help="Longest wait for a worker's first token; then the request goes elsewhere.")
-    ] = DEFAULTS.first_token_s,
-    silence_s: Annotated[float, typer.Option(min=0.1, help="Longest silence within a stream.")] = DEFAULTS.silence_s,
-    retries: Annotated[int, typer.Option(min=0, help="How often a request may move on.")] = DEFAULTS.retries,
-    most_waiting: Annotated[
-        int, typer.Option(min=1, help="With a flow policy: most requests that wait; further ones get 503.")
-    ] = DEFAULTS.most_waiting,
-    poll_s: Annotated[float, typer.Option(min=0.01, help="Pause between two looks at loads.")] = DEFAULTS.poll_s,
-    history: Annotated[
-        bool,
+        float | None,
+        typer.Option(
+            help="Longest wait for a worker's first token; then the request goes elsewhere.",
+            show_default=str(DEFAULTS.first_token_s),
+        ),
+    ] = None,
+    silence_s: Annotated[
+        float | None, typer.Option(help="Longest silence within a stream.", show_default=str(DEFAULTS.silence_s))
+    ] = None,
+    retries: Annotated[
+        int | None, typer.Option(help="How often a request may move on.", show_default=str(DEFAULTS.retries))
+    ] = None,
+    poll_s: Annotated[
+        float | None, typer.Option(help="Pause between two looks at loads.", show_default=str(DEFAULTS.poll_s))
+    ] = None,
+    transfer_history: Annotated[
+        bool | None,
         typer.Option("--transfer-history/--recompute-history", help="How prefill workers get a session's history."),
-    ] = DEFAULTS.transfer_history,
+    ] = None,
+    access_log: Annotated[bool | None, typer.Option("--access-log", help="Log a line for each request.")] = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="Any key of the config's section gateway: docs/limits.md."),
+    ] = None,
 ) -> None:
     """Serve the OpenAI API over SGLang servers, each request where the router plugin of a config places it."""
-    settings = GatewaySettings(
-        timeout_s=timeout_s,
-        first_token_s=first_token_s,
-        silence_s=silence_s,
-        retries=retries,
-        poll_s=poll_s,
-        most_waiting=most_waiting,
-        transfer_history=history,
-    )
+    given = {
+        "timeout_s": timeout_s,
+        "first_token_s": first_token_s,
+        "silence_s": silence_s,
+        "retries": retries,
+        "poll_s": poll_s,
+        "transfer_history": transfer_history,
+        "access_log": access_log,
+    }
     if not worker and launch is None:
         raise ConfigError("gateway: name SGLang servers with --worker URL, or start some with --launch MODEL")
     path = configs.find(config)
     logs = log_dir or Path(tempfile.gettempdir(), f"pdplugins-gateway-{os.getpid()}")
     started = Started(launch, path, logs, launch_s) if launch is not None else None
-    run(configs.load(path), worker or [], started, settings, host, port, decision_log)
+    changed = changed_limits(configs.load(path), given, settings or ())
+    run(changed, worker or [], started, host, port, decision_log)
+
+
+def changed_limits(config: Config, given: Mapping[str, Any], settings: Sequence[str]) -> Config:
+    """Return `config` with the options that were given, and then the settings, in its section gateway."""
+    data = config.model_dump(mode="json")
+    data["gateway"] |= {key: value for key, value in given.items() if value is not None}
+    for text in settings:
+        put(data["gateway"], parse_setting(text))
+    return configs.parse(data, "gateway")
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +130,6 @@ def run(
     config: Config,
     workers: list[str],
     started: Started | None,
-    settings: GatewaySettings,
     host: str,
     port: int,
     decision_log: Path | None = None,
@@ -124,7 +149,7 @@ def run(
     async def serve(stack: AsyncExitStack) -> None:
         if servers is not None:
             stack.push_async_callback(servers.stop)
-        gateway = Gateway(config, options, settings, metrics=metrics, decision_log=decision_log)
+        gateway = Gateway(config, options, metrics=metrics, decision_log=decision_log)
         await gateway.start(host, port)
         stack.push_async_callback(gateway.stop)
         if servers is not None:

@@ -249,7 +249,7 @@ class Engine(Protocol[CallT, AnswerT]):
         ...
 
     async def describe(self, backend: Backend) -> Facts:
-        """Ask a server what it is. Raises ValueError, TypeError or KeyError when the answer cannot be read."""
+        """Ask a server what it is. Raises ValueError when the answer cannot be read."""
         ...
 
     async def load(self, backend: Backend) -> LoadReport:

@@ -2,30 +2,67 @@
 
 from __future__ import annotations
 
+import errno
 import math
+
+SHORTAGES = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL})
+"""Errors of a connection that are this process's own: it has no descriptor, memory or port for one more."""
+
+
+def said(error: BaseException) -> str:
+    """Return the type of an error and its message, if it has one."""
+    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+
+
+def shortage(error: BaseException) -> bool:
+    """Tell whether a connection failed because this process is short of something."""
+    return isinstance(error, OSError) and error.errno in SHORTAGES
+
+
+def refused(error: BaseException) -> bool:
+    """Tell whether nobody listens at an address."""
+    return isinstance(error, OSError) and error.errno == errno.ECONNREFUSED
 
 
 class WorkerFailedError(Exception):
-    """A worker that did not do its part; the request may go elsewhere.
+    """A worker that did not do its part; the request may go elsewhere. Its message is for the log, not for clients.
 
     :param worker: its id.
-    :param gone: it cannot be reached at all, so nothing goes there until it answers again.
+    :param gone: nobody listens there, so nothing goes there until it answers again.
     :param silent: it said nothing for too long.
     """
+
+    full = False
+    """Whether it works, and has too much to do."""
+    retry_after_s: float | None = None
+    """After how many seconds it wants to be asked again, if it said so."""
 
     def __init__(self, worker: str, why: str, *, gone: bool = False, silent: bool = False) -> None:
         super().__init__(f"{worker}: {why}")
         self.workers: tuple[str, ...] = (worker,)
         """Those that may be at fault, the most suspect first."""
         self.gone = gone
-        self._silent = silent
+        self.silent = silent
 
     def of_pair(self, *pair: str) -> None:
         """Suspect the other worker of a pair too, and suspect it first when the one that failed still answers."""
         if not self.gone:
             failed = self.workers[0]
             other = tuple(worker for worker in pair if worker != failed)
-            self.workers = (failed, *other) if self._silent else (*other, failed)
+            self.workers = (failed, *other) if self.silent else (*other, failed)
+
+
+class WorkerFullError(WorkerFailedError):
+    """A worker that has too much to do to take one more request. There is nothing wrong with it."""
+
+    full = True
+
+    def __init__(self, worker: str, why: str, retry_after_s: float | None = None) -> None:
+        super().__init__(worker, why)
+        self.retry_after_s = retry_after_s
+
+    def of_pair(self, *pair: str) -> None:
+        """Suspect nobody else."""
 
 
 class RefusedError(Exception):
@@ -48,6 +85,14 @@ class GatewayError(Exception):
         super().__init__(message)
         self.status = status
         self.headers = {} if retry_after_s is None else {"Retry-After": str(math.ceil(retry_after_s))}
+
+
+class ShortageError(GatewayError):
+    """This process has no descriptor, memory or port for one more connection."""
+
+    def __init__(self, error: BaseException) -> None:
+        super().__init__(503, "the gateway has too many connections", 1.0)
+        self.why = said(error)
 
 
 class FlowRefusedError(GatewayError):

@@ -38,6 +38,7 @@ class GatewayMetrics:
             prefix + "requests_waiting", "Requests that wait before the workers now", registry=self.registry
         )
         self.refused = counter("requests_refused", "Requests that the flow policy refused, or that found a full queue")
+        self._overloads = counter("overloads", "Refusals because of a limit, by what there was too much of", "of")
         self.wait = Histogram(
             prefix + "wait_seconds", "Time in the queue before the workers", buckets=BUCKETS_S, registry=self.registry
         )
@@ -57,6 +58,10 @@ class GatewayMetrics:
         self.count(kind)
         if self.faults[kind] % LOG_EVERY == 1:
             log.warning("%s (%d so far): %s", kind, self.faults[kind], why, exc_info=error)
+
+    def overload(self, of: str) -> None:
+        """Count a refusal: there is too much of something."""
+        self._overloads.labels(of).inc()
 
     def count(self, kind: str) -> None:
         """Count one fault that is logged elsewhere."""

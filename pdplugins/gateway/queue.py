@@ -12,7 +12,7 @@ from pdplugins.contracts.flow import Hold, Refuse, Waiting
 from pdplugins.contracts.request import Request
 from pdplugins.contracts.router import Outcome
 from pdplugins.gateway.backends import Backends
-from pdplugins.gateway.errors import FlowRefusedError, GatewayError
+from pdplugins.gateway.errors import FlowRefusedError
 from pdplugins.gateway.metrics import GatewayMetrics
 from pdplugins.runtime.flow import SafeFlow
 
@@ -37,12 +37,10 @@ class AdmissionQueue:
         backends.listen(self._changed.set)
 
     async def admit(self, request: Request) -> None:
-        """Return once `request` may go on. Raises GatewayError when no worker is there, or it is refused.
+        """Return once `request` may go on. Raises FlowRefusedError.
 
         Cancelled, it leaves the queue.
         """
-        if not self._backends.now_ready():
-            raise GatewayError(503, "no worker is there; see /workers")
         now_s = monotonic()
         waiting = Waiting(request, now_s, request.arrival_s + self._ttft_s)
         if (refusal := self._flow.arrived(waiting, now_s)) is not None:

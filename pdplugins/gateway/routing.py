@@ -15,8 +15,8 @@ from pdplugins.contracts.request import Request
 from pdplugins.contracts.roles import HearsRoles
 from pdplugins.contracts.router import Outcome, Placement, Router
 from pdplugins.contracts.workers import Role, WorkerView
+from pdplugins.gateway.admission import overloaded
 from pdplugins.gateway.backends import Backends
-from pdplugins.gateway.errors import GatewayError
 from pdplugins.gateway.metrics import GatewayMetrics
 from pdplugins.gateway.primitive import Deviation, Execution, NobodyServesError, Splittable, can_serve, resolve
 from pdplugins.policies.stock.routers import LeastLoaded, RouterSettings
@@ -87,7 +87,7 @@ class Routing:
     def _workers(self) -> tuple[WorkerView, ...]:
         workers = self._backends.now_ready()
         if not workers:
-            raise GatewayError(503, "no worker is there; see /workers")
+            raise overloaded("no worker is there")
         return workers
 
     def _after_decision(self) -> None:
@@ -104,7 +104,7 @@ class Routing:
         try:
             execution, deviation = resolve(placement, request.prompt_tokens, call, backends.views, backends.now_ready())
         except NobodyServesError as error:
-            raise GatewayError(503, f"{error}; see /workers") from None
+            raise overloaded(str(error)) from None
         if deviation is not None:
             self._metrics.fault(f"refused_{deviation}", deviation.why)
         if deviation is Deviation.OPEN_SECOND:

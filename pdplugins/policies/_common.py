@@ -80,16 +80,20 @@ def cheapest(
 ) -> WorkerView:
     """Return the worker with the least load, after subtracting `token_weight` for each cached token of the prompt.
 
-    Only the least loaded worker and those that have the first block of the prompt can be the cheapest.
+    Among equals the least loaded wins, then the first. Blocks are counted only where a whole cached prompt would make
+    the worker cheaper than the best one so far.
     """
-    least = min(pool, key=load)
     if not request.blocks:
-        return least
-    first = request.blocks[0]
-    holders = [worker for worker in pool if first in worker.cached_blocks]
-    return min(
-        [least, *holders], key=lambda worker: load(worker) - token_weight * cached_tokens(request, worker, block_tokens)
-    )
+        return min(pool, key=load)
+    whole = token_weight * min(len(request.blocks) * block_tokens, request.prompt_tokens)
+    best, lowest, least, limit = pool[0], math.inf, math.inf, math.inf
+    for worker in pool:
+        value = load(worker)
+        if value < limit:
+            cost = value - token_weight * cached_tokens(request, worker, block_tokens)
+            if cost < lowest or (cost == lowest and value < least):
+                best, lowest, least, limit = worker, cost, value, cost + whole
+    return best
 
 
 class SplitMix64:

@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
+
+from pdplugins.errors import printable
+from pdplugins.redaction import redacted
+
+log = logging.getLogger("pdplugins.processes")
 
 LAST_LINES = 3
 """Number of last log lines to show when a process failed."""
@@ -26,15 +32,25 @@ def python(module: str, *arguments: str, delay_s: float = 0.0) -> list[str]:
 
 
 class Process:
-    """One running process and its log."""
+    """One running process and its log.
+
+    :param output: the open log. Its end can be read even when someone has deleted the file.
+    """
 
     def __init__(
-        self, name: str, popen: subprocess.Popen[bytes], log: Path, on_exit: Callable[[Process], None]
+        self,
+        name: str,
+        popen: subprocess.Popen[bytes],
+        log: Path,
+        output: int,
+        on_exit: Callable[[Process], None],
     ) -> None:
         self.name = name
         self.log = log
         self.stdin = popen.stdin
         self.exited = asyncio.Event()
+        self._output: int | None = output
+        self._said = ""
         self._popen = popen
         self._on_exit = on_exit
         self._loop = asyncio.get_running_loop()
@@ -56,7 +72,8 @@ class Process:
 
         Call it from the thread of the event loop, because the kernel ties the process to the thread that forks it.
         """
-        with log.open("ab") as output:
+        output = open_log(log)
+        try:
             popen = subprocess.Popen(
                 command,
                 env=env,
@@ -65,7 +82,10 @@ class Process:
                 stderr=subprocess.STDOUT,
                 process_group=0,  # Ctrl-C reaches only the launcher, which then stops everything in order
             )
-        return cls(name, popen, log, on_exit)
+        except BaseException:
+            os.close(output)
+            raise
+        return cls(name, popen, log, output, on_exit)
 
     @property
     def pid(self) -> int:
@@ -86,12 +106,14 @@ class Process:
         return f"exited with code {code}" if code >= 0 else f"was killed by {signal.Signals(-code).name}"
 
     def last_words(self) -> str:
-        """Return the end of its log in one line."""
-        with self.log.open("rb") as file:
-            file.seek(max(self.log.stat().st_size - TAIL_BYTES, 0))
-            text = file.read().decode(errors="replace")
-        lines = [line.strip() for line in text.splitlines() if line.strip()]
-        return " | ".join(lines[-LAST_LINES:])
+        """Return the end of its log in one line; nothing where the log cannot be read."""
+        if self._output is not None:
+            with contextlib.suppress(OSError):
+                end = os.fstat(self._output).st_size
+                text = os.pread(self._output, TAIL_BYTES, max(end - TAIL_BYTES, 0)).decode(errors="replace")
+                lines = [line.strip() for line in text.splitlines() if line.strip()]
+                self._said = printable(redacted(" | ".join(lines[-LAST_LINES:])))
+        return self._said
 
     def forget(self) -> None:
         """Do not report its end."""
@@ -113,8 +135,26 @@ class Process:
         with contextlib.suppress(ProcessLookupError):  # kill what it left behind; its id is not reused before `wait`
             os.killpg(self.pid, signal.SIGKILL)
         self._popen.wait()
+        self.last_words()
+        if self._output is not None:
+            os.close(self._output)
+            self._output = None
         self.exited.set()
         self._on_exit(self)
+
+
+def open_log(path: Path) -> int:
+    """Open a log to append to it and to read its end; only this user may read it, and no link is followed.
+
+    A process must be able to start whatever happened to the folder of its log. One that is gone is made again; where
+    that fails, what the process says is lost.
+    """
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        return os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        log.warning("%s: %s; what this process says is lost", path, error.strerror)
+        return os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
 
 
 async def stop_all(processes: Iterable[Process], grace_s: float) -> None:

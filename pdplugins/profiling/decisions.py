@@ -3,6 +3,9 @@
 Every registered policy decides many times on a fleet whose loads change between its calls, and each call is timed. The
 fleets are plain objects that are as cheap to read as possible, so the time is the policy's own. It is CPU time of the
 thread, because a decision waits for nothing and other load on the machine must not count.
+
+Machines differ in speed, and a busy one is slower. So a fixed loop of 1,000 steps is timed after each decision, and
+costs are given as a number of such loops too. The bars are numbers of loops.
 """
 
 from __future__ import annotations
@@ -11,7 +14,7 @@ import gc
 import random
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from time import thread_time_ns
 from typing import Any
 
@@ -19,7 +22,6 @@ import numpy as np
 
 from pdplugins.config import Config
 from pdplugins.contracts.batching import BatchView, QueuedPrefill
-from pdplugins.contracts.deployment import Deployment
 from pdplugins.contracts.flow import Waiting
 from pdplugins.contracts.planner import PlannerView, Traffic
 from pdplugins.contracts.power import GpuView
@@ -35,6 +37,18 @@ WAITING = 100_000
 """Requests that wait before the workers while a flow policy is timed."""
 IN_SERVICE = 200
 """Requests that a router has placed and that have not ended."""
+LOOP_STEPS = 1000
+"""Steps of the loop that measures the speed of the machine."""
+BAR_LOOP_US = 30.0
+"""Time of that loop on the machine for which the bars were set."""
+BARS_US = {
+    ("router", 64): 100.0,
+    ("router", 4096): 1000.0,
+    ("batch_scheduler", 64): 50.0,
+    ("flow", 64): 50.0,
+    ("flow", 4096): 50.0,
+}
+"""Most microseconds of the P99 of one decision on that machine, by kind and size."""
 
 
 @dataclass(slots=True)
@@ -51,6 +65,7 @@ class FleetLoad:
     decode_requests: float | None = None
     decode_tokens: float | None = None
     prefill_tokens: float | None = None
+    prefill_history_tokens: float | None = None
 
 
 @dataclass(slots=True)
@@ -77,42 +92,76 @@ class Cost:
     """Workers to choose from. For a batch scheduler: prompts in the queue. For a power controller: GPUs."""
     p50_us: float
     p99_us: float
+    loop_us: float
+    """Median time of the fixed loop, timed after each of these decisions."""
     calls: int
+
+    @property
+    def p50_loops(self) -> float:
+        """The median as a number of loops."""
+        return round(self.p50_us / self.loop_us, 2)
+
+    @property
+    def p99_loops(self) -> float:
+        """The P99 as a number of loops."""
+        return round(self.p99_us / self.loop_us, 2)
+
+    @property
+    def bar_loops(self) -> float | None:
+        """Most loops that the P99 may take; None without a bar."""
+        bar_us = BARS_US.get((self.kind, self.workers))
+        return None if bar_us is None else round(bar_us / BAR_LOOP_US, 2)
+
+    def data(self) -> dict[str, Any]:
+        """Return the row of a result file."""
+        loops = {"p50_loops": self.p50_loops, "p99_loops": self.p99_loops, "bar_loops": self.bar_loops}
+        return {**asdict(self), **loops}
 
 
 def measure(
-    sizes: tuple[int, ...] = (64, 4096), calls: int = 1000, seed: int = 0, registry: Registry | None = None
+    sizes: tuple[int, ...] = (64, 4096),
+    calls: int = 1000,
+    seed: int = 0,
+    registry: Registry | None = None,
+    rounds: int = 3,
 ) -> Iterator[Cost]:
     """Yield the cost of every registered policy at every size, in order of name.
 
     :param calls: timed decisions for each policy and size.
     :param seed: seed of the lengths and loads.
+    :param rounds: how often the same decisions are made. The least time of each counts, because other programs on the
+        machine only ever add to it.
     """
     registry = registry or default_registry()
-    deployment = build_deployment(Config())
     kinds = list(DECISIONS)
     found = [registration for registration in registry.registrations() if registration.kind in DECISIONS]
     for registration in sorted(found, key=lambda r: (kinds.index(r.kind), r.name)):
         for size in (64,) if registration.kind == "batch_scheduler" else sizes:
-            yield _cost(registration, deployment, size, calls, seed)
+            yield cost(registration, size, calls, seed, rounds)
 
 
-def _cost(registration: Registration, deployment: Deployment, size: int, calls: int, seed: int) -> Cost:
-    gpus = size * max(deployment.prefill_tp, deployment.decode_tp)
-    enlarged = Deployment(
-        deployment.slo, deployment.perf, max(gpus, 2), deployment.prefill_tp, deployment.decode_tp,
-        deployment.startup_s, deployment.max_batch, deployment.kv_tokens,
-    )  # fmt: skip
+def cost(registration: Registration, size: int, calls: int, seed: int = 0, rounds: int = 3) -> Cost:
+    """Return the cost of one policy at one size. The parameters are those of `measure`."""
+    known = build_deployment(Config())
+    gpus = size * max(known.prefill_tp, known.decode_tp)
+    deployment = replace(known, gpu_budget=max(gpus, 2))
     settings = {"budget_w": 1000.0 * gpus} if "budget_w" in registration.settings.model_fields else {}
-    policy = registration.factory(registration.settings(**settings), enlarged)
-    decide = DECISIONS[registration.kind]
-    spent = np.array(list(_timed(decide(policy, size, random.Random(seed)), calls)))  # noqa: S311 - no secret
-    p50, p99 = np.percentile(spent, (50, 99)) / 1e3
-    return Cost(registration.kind, registration.name, size, round(float(p50), 2), round(float(p99), 2), calls)
+    timed = []
+    for _ in range(rounds):
+        policy = registration.factory(registration.settings(**settings), deployment)
+        decide = DECISIONS[registration.kind](policy, size, random.Random(seed))  # noqa: S311 - no secret
+        timed.append(list(_timed(decide, calls)))
+    spent, loops = np.moveaxis(np.array(timed).min(axis=0) / 1e3, 1, 0)
+    figures = (*np.percentile(spent, (50, 99)), np.median(loops))
+    p50_us, p99_us, loop_us = (round(float(value), 2) for value in figures)
+    return Cost(registration.kind, registration.name, size, p50_us, p99_us, loop_us, calls)
 
 
-def _timed(decisions: Iterator[Callable[[], object]], calls: int) -> Iterator[int]:
-    """Yield nanoseconds of each decision after the warm-up. Garbage is collected only between decisions."""
+def _timed(decisions: Iterator[Callable[[], object]], calls: int) -> Iterator[tuple[int, int]]:
+    """Yield nanoseconds of each decision after the warm-up, and of the fixed loop after it.
+
+    Garbage is collected only between decisions.
+    """
     enabled = gc.isenabled()
     gc.disable()
     try:
@@ -122,12 +171,20 @@ def _timed(decisions: Iterator[Callable[[], object]], calls: int) -> Iterator[in
             decide()
             took = thread_time_ns() - began
             if index >= WARM_UP:
-                yield took
+                yield took, _loop_ns()
             if not index % 100:
                 gc.collect(0)
     finally:
         if enabled:
             gc.enable()
+
+
+def _loop_ns() -> int:
+    """Return the nanoseconds of a fixed loop, which tells how fast the machine is now."""
+    began, total = thread_time_ns(), 0
+    for step in range(LOOP_STEPS):
+        total += step
+    return thread_time_ns() - began
 
 
 def _router(router: Any, size: int, rng: random.Random) -> Iterator[Callable[[], object]]:

@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from pydantic import BaseModel, Field, ValidationError
+
+from pdplugins.config import first_error
 from pdplugins.contracts.kinds import Kind
 from pdplugins.contracts.planner import PlannerView, ScalePlan, Traffic
 from pdplugins.contracts.power import Flip, GpuView, PowerPlan
 from pdplugins.contracts.workers import Pool, Role, WorkerLoad
-from pdplugins.errors import ConfigError
+from pdplugins.errors import ConfigError, PdpluginsError, one_line, shown
 from pdplugins.runtime.decision_log import SCHEMA, old_part
 from pdplugins.runtime.records import WHOLE
 
 SCHEMAS = (1, SCHEMA)
+MOST_LINE_BYTES = 2**24
+"""Longest line. What a planner sees of a thousand workers takes a quarter of a megabyte."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +41,8 @@ class Entry:
     answer: Any
     fault: str | None
     step_s: float
+    where: str = field(default="", compare=False)
+    """File and line number."""
 
     @property
     def view(self) -> PlannerView | None:
@@ -61,6 +69,8 @@ class Run:
 
     header: Mapping[str, Any]
     entries: list[Entry] = field(default_factory=list)
+    where: str = ""
+    """File and line number of the header."""
 
     @property
     def initial(self) -> ScalePlan | None:
@@ -71,6 +81,32 @@ class Run:
     def kind(self, kind: Kind) -> list[Entry]:
         """Return the decisions of one kind of policy."""
         return [entry for entry in self.entries if entry.kind is kind]
+
+
+class _Line(BaseModel):
+    """What every line of schema 2 but the header has."""
+
+    kind: Kind
+    n: int = Field(strict=True)
+    at: str
+    seen: dict[str, Any]
+    answer: Any
+    fault: str | None
+    step_s: float
+
+
+@contextmanager
+def reading(where: str) -> Iterator[None]:
+    """Turn whatever goes wrong with a line inside into a ConfigError that names it: anyone may have edited the file."""
+    try:
+        yield
+    except PdpluginsError:
+        raise
+    except ValidationError as error:
+        raise ConfigError(f"{where}: not a line of a decision log ({first_error(error, _Line)})") from None
+    except Exception as error:
+        why = f"{type(error).__name__}: {one_line(error, 100)}"
+        raise ConfigError(f"{where}: not a line of a decision log ({why})") from None
 
 
 def read(path: Path) -> list[Run]:
@@ -100,38 +136,48 @@ def view_from(data: Mapping[str, Any]) -> PlannerView:
 
 
 def _read_part(path: Path) -> list[Run]:
-    try:
-        text = path.read_text(encoding="utf-8", errors="replace")
-    except OSError as error:
-        raise ConfigError(f"{path}: {error.strerror}; name a decision log, written with decision_log") from None
     runs: list[Run] = []
     torn: int | None = None
-    for number, line in enumerate(text.splitlines(), 1):
-        data = _object(line)
+    for number, line in _lines(path):
+        data, where = _object(line), f"{path}:{number}"
         if data is None:
             torn = torn or number
         elif "schema" in data:
-            if data["schema"] not in SCHEMAS:
-                readable = " and ".join(map(str, SCHEMAS))
-                raise ConfigError(f"{path}:{number}: schema {data['schema']}; this pdplugins reads schemas {readable}")
-            runs.append(Run(data))
+            runs.append(Run(_header(data, where), where=where))
             torn = None
         elif torn or not runs:
             raise ConfigError(f"{path}:{torn or number}: not a line of a decision log")
         else:
-            runs[-1].entries.append(_entry(data, runs[-1], f"{path}:{number}"))
+            with reading(where):
+                runs[-1].entries.append(_entry(data, runs[-1], where))
     return runs
 
 
-def _entry(data: Mapping[str, Any], run: Run, where: str) -> Entry:
+def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
+    """Yield (line number, line)."""
     try:
-        if run.header["schema"] == 1:
-            return _planner_entry_of_schema_1(data, len(run.entries) + 1)
-        kind = Kind(data["kind"])
-        entry = Entry(kind, data["n"], data["at"], data["seen"], data["answer"], data["fault"], data["step_s"])
-        return _typed(entry)
-    except (KeyError, TypeError, ValueError) as error:
-        raise ConfigError(f"{where}: not a line of a decision log ({error})") from None
+        with path.open("rb") as file:
+            for number, line in enumerate(iter(lambda: file.readline(MOST_LINE_BYTES + 1), b""), 1):
+                if len(line) > MOST_LINE_BYTES:
+                    raise ConfigError(f"{path}:{number}: longer than any line of a decision log")
+                yield number, line
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}; name a decision log, written with decision_log") from None
+
+
+def _header(data: dict[str, Any], where: str) -> dict[str, Any]:
+    if type(data["schema"]) is not int or data["schema"] not in SCHEMAS:
+        readable = " and ".join(map(str, SCHEMAS))
+        raise ConfigError(f"{where}: schema {shown(data['schema'])}; this pdplugins reads schemas {readable}")
+    return data
+
+
+def _entry(data: Mapping[str, Any], run: Run, where: str) -> Entry:
+    """Return one decision. Raises anything when `data` is none."""
+    if run.header["schema"] == 1:
+        return replace(_planner_entry_of_schema_1(data, len(run.entries) + 1), where=where)
+    line = _Line.model_validate(data)
+    return _typed(Entry(line.kind, line.n, line.at, line.seen, line.answer, line.fault, line.step_s, where))
 
 
 def _typed(entry: Entry) -> Entry:
@@ -167,10 +213,10 @@ def _pool(data: Mapping[str, Any]) -> Pool:
     return Pool(**{**data, "loads": tuple(WorkerLoad(**load) for load in data["loads"])})
 
 
-def _object(line: str) -> dict[str, Any] | None:
+def _object(line: bytes) -> dict[str, Any] | None:
     """Return the object in `line`; None when it is torn."""
     try:
-        data = json.loads(line)
+        data = json.loads(line.decode(errors="replace"))
     except (ValueError, RecursionError):
         return None
     return data if isinstance(data, dict) else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -9,7 +10,8 @@ from typing import Any
 
 from pdplugins.contracts.kinds import Kind
 from pdplugins.contracts.planner import ScalePlan
-from pdplugins.runtime.decision_reader import Entry, Run, read
+from pdplugins.errors import printable
+from pdplugins.runtime.decision_reader import Entry, Run, read, reading
 from pdplugins.runtime.records import WHOLE, cut
 from pdplugins.runtime.telling import pools_text, told
 
@@ -32,32 +34,50 @@ class Choose:
             if self.kinds and entry.kind not in self.kinds:
                 continue
             if self.request is not None:
-                if concerns(entry, cut(self.request)):
+                with reading(entry.where):
+                    chosen = concerns(entry, cut(self.request))
+                if chosen:
                     yield entry
             elif self.every or (self.kinds and entry.kind not in WHOLE) or id(entry) in changed:
                 yield entry
 
 
 def explain(path: Path, choose: Choose = Choose()) -> Iterator[str]:
-    """Yield readable lines about each run of the log at `path`."""
+    """Yield readable lines about each run of the log at `path`. Raises ConfigError for a line that is none of a log."""
     for number, run in enumerate(read(path), 1):
-        yield _headline(number, run)
-        if run.initial is not None and choose.request is None:
-            yield f"{'start':>10}  {pools_text(run.initial)}"
-        first_s = next((entry.now_s for entry in run.entries if entry.now_s is not None), 0.0)
+        with reading(run.where):
+            lines = [_headline(number, run)]
+            if run.initial is not None and choose.request is None:
+                lines.append(f"{'start':>10}  {pools_text(run.initial)}")
+        yield from map(printable, lines)
+        first_s = next((s for entry in run.entries if (s := _now_s(entry)) is not None), 0.0)
         for entry in choose.entries(run):
-            when = entry.at[11:19] if entry.now_s is None else f"+{entry.now_s - first_s:.1f} s"
-            first, others = told(entry)
-            yield f"{when:>10}  {first}"
-            for mark, text in others:
-                yield f"{mark:>10}  {text}"
-        yield from _summary(run)
+            with reading(entry.where):
+                lines = list(_told(entry, first_s))
+            yield from map(printable, lines)
+        with reading(run.where):
+            lines = list(_summary(run))
+        yield from map(printable, lines)
+
+
+def _told(entry: Entry, first_s: float) -> Iterator[str]:
+    """Yield the lines about one decision."""
+    when = entry.at[11:19] if entry.now_s is None else f"+{entry.now_s - first_s:.1f} s"
+    first, others = told(entry)
+    yield f"{when:>10}  {first}"
+    for mark, text in others:
+        yield f"{mark:>10}  {text}"
+
+
+def _now_s(entry: Entry) -> float | None:
+    with reading(entry.where):
+        return None if entry.now_s is None else float(entry.now_s)
 
 
 def as_data(path: Path, choose: Choose = Choose()) -> list[dict[str, Any]]:
-    """Return the runs of the log at `path` as plain data."""
+    """Return the runs of the log at `path` as plain data. Raises ConfigError for a line that is none of a log."""
     return [
-        {"header": dict(run.header), "decisions": [_entry_data(entry) for entry in choose.entries(run)]}
+        {"header": _plain(dict(run.header), run.where), "decisions": [_entry_data(e) for e in choose.entries(run)]}
         for run in read(path)
     ]
 
@@ -68,14 +88,16 @@ def changes(run: Run) -> set[int]:
     Of planners and power controllers: what changed pools, caps or roles. Of all: refusals, and a fault that is not the
     fault of the decision of the same kind before.
     """
-    initial = run.initial
+    with reading(run.where):
+        initial = run.initial
     before: dict[Kind, Any] = {Kind.PLANNER: None if initial is None else (initial.prefill, initial.decode)}
     faults: dict[Kind, str | None] = {}
     changed = set()
     for entry in run.entries:
-        now = _essence(entry)
+        with reading(entry.where):
+            now = _essence(entry)
+            refuses = entry.kind is Kind.FLOW and entry.answer.get("do") == "refuse"
         differs = entry.kind in WHOLE and now != before.get(entry.kind)
-        refuses = entry.kind is Kind.FLOW and entry.answer.get("do") == "refuse"
         if differs or refuses or entry.fault != faults.get(entry.kind):
             changed.add(id(entry))
         before[entry.kind], faults[entry.kind] = now, entry.fault
@@ -102,11 +124,21 @@ def _essence(entry: Entry) -> Any:
 
 
 def _entry_data(entry: Entry) -> dict[str, Any]:
-    if entry.kind is Kind.PLANNER:
-        view = None if entry.view is None else asdict(entry.view)
-        answer = {"view": view, "plan": asdict(entry.plan)}
-        return {"at": entry.at, **answer, "fault": entry.fault, "step_s": entry.step_s}
-    return asdict(entry)
+    with reading(entry.where):
+        data = asdict(entry)
+        del data["where"]
+        if entry.kind is Kind.PLANNER:
+            view = None if entry.view is None else asdict(entry.view)
+            answer = {"view": view, "plan": asdict(entry.plan)}
+            data = {"at": entry.at, **answer, "fault": entry.fault, "step_s": entry.step_s}
+    return _plain(data, entry.where)
+
+
+def _plain(data: dict[str, Any], where: str) -> dict[str, Any]:
+    """Return `data`. Raises ConfigError when it is nested too deeply to be written."""
+    with reading(where):
+        json.dumps(data, indent=1)
+    return data
 
 
 def _headline(number: int, run: Run) -> str:

@@ -19,6 +19,7 @@ from pdplugins.contracts.flow import Go, Hold, Refuse
 from pdplugins.contracts.kinds import Kind
 from pdplugins.contracts.request import Request
 from pdplugins.contracts.workers import WorkerLoad, WorkerView
+from pdplugins.errors import printable
 
 WHOLE = frozenset({Kind.PLANNER, Kind.POWER})
 """The kinds of which every decision is kept as it was, so that a run can be replayed."""
@@ -79,7 +80,7 @@ def _scalar(value: Any) -> Any:
 def cut(text: str) -> str:
     """Return `text` short enough to keep and safe to print; request ids are compared in this form."""
     short = text if len(text) <= MOST_TEXT else text[: MOST_TEXT - 1] + "…"
-    return short if short.isprintable() else "".join(c if c.isprintable() else "?" for c in short)
+    return printable(short)
 
 
 def hashed(session: str) -> str:

@@ -19,7 +19,7 @@ from pdplugins.contracts.planner import ScalePlan
 from pdplugins.errors import ConfigError
 from pdplugins.registry import Registry
 from pdplugins.runtime.assembly import build_deployment
-from pdplugins.runtime.decision_reader import Entry, Run, read
+from pdplugins.runtime.decision_reader import Entry, Run, read, reading
 from pdplugins.runtime.planner import SafePlanner
 from pdplugins.runtime.policies import Policies, build_policies
 from pdplugins.runtime.power import SafePowerController
@@ -47,22 +47,27 @@ def verified(path: Path) -> tuple[bool, list[str]]:
             elif (difference := verify(run, kind)) is None:
                 lines.append(f"{name}: {len(entries)} decisions, the same again")
             else:
-                return False, [*lines, *_differs(name, run, difference)]
+                with reading(difference.logged.where):
+                    return False, [*lines, *_differs(name, run, difference)]
     return True, lines
 
 
 def verify(run: Run, kind: Kind = Kind.PLANNER, registry: Registry | None = None) -> Difference | None:
     """Replay what one kind of policy saw through a policy built from the run's header; return the first difference."""
-    config = parse(run.header["config"], "config in the log's header", registry)
-    deployment = build_deployment(config, registry)
-    for entry, answer in _REPLAY[kind](run, build_policies(config, deployment, registry), deployment):
-        if _text(answer) != _text(entry.answer):
-            return Difference(entry, replace(entry, answer=answer))
+    with reading(run.where):
+        config = parse(run.header["config"], "config in the log's header", registry)
+        deployment = build_deployment(config, registry)
+        replayed = _REPLAY[kind](run, build_policies(config, deployment, registry), deployment)
+        for entry in run.kind(kind):
+            with reading(entry.where):
+                answer = next(replayed)
+                if _text(answer) != _text(entry.answer):
+                    return Difference(entry, replace(entry, answer=answer))
     return None
 
 
-def _planner(run: Run, policies: Policies, deployment: Deployment) -> Iterator[tuple[Entry, Any]]:
-    """Yield each decision with what the planner answers now.
+def _planner(run: Run, policies: Policies, deployment: Deployment) -> Iterator[Any]:
+    """Yield what the planner answers now to what it saw at each decision.
 
     There is no view when the host could not read its observations; then only the pools are compared.
     """
@@ -73,19 +78,19 @@ def _planner(run: Run, policies: Policies, deployment: Deployment) -> Iterator[t
     for entry in run.kind(Kind.PLANNER):
         if entry.view is None:
             last = planner.last
-            yield entry, ScalePlan(last.prefill, last.decode, entry.plan.reason, entry.plan.signals)
+            yield ScalePlan(last.prefill, last.decode, entry.plan.reason, entry.plan.signals)
         else:
-            yield entry, planner.plan(entry.view)
+            yield planner.plan(entry.view)
 
 
-def _power(run: Run, policies: Policies, deployment: Deployment) -> Iterator[tuple[Entry, Any]]:
-    """Yield each decision with what the power controller answers now."""
+def _power(run: Run, policies: Policies, deployment: Deployment) -> Iterator[Any]:
+    """Yield what the power controller answers now to what it saw at each decision."""
     entries = run.kind(Kind.POWER)
     if (policy := policies.power()) is None:
         raise ConfigError("the log's header has no power controller; it cannot be replayed")
     controller = SafePowerController(policy, deployment, budget_w=entries[0].seen["budget_w"])
     for entry in entries:
-        yield entry, None if entry.view is None else controller.control(entry.seen["gpus"], entry.view)
+        yield None if entry.view is None else controller.control(entry.seen["gpus"], entry.view)
 
 
 _REPLAY = {Kind.PLANNER: _planner, Kind.POWER: _power}

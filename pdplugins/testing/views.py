@@ -28,6 +28,7 @@ class Load:
     decode_requests: float | None = None
     decode_tokens: float | None = None
     prefill_tokens: float | None = None
+    prefill_history_tokens: float | None = None
 
 
 @dataclass
@@ -68,7 +69,7 @@ def snapshot(view: WorkerView) -> Worker:
 def fleet(prefill: int, decode: int, **changed: Any) -> tuple[Worker, ...]:
     """Return the workers ``p0``, ``p1``, … and ``d0``, ``d1``, …, which say all that a host may say."""
     told: dict[str, Any] = {"tp": 1, "free_kv_tokens": 100_000, "capabilities": ANYTHING, **changed}
-    for name in ("decode_requests", "decode_tokens", "prefill_tokens"):
+    for name in ("decode_requests", "decode_tokens", "prefill_tokens", "prefill_history_tokens"):
         told.setdefault(name, 0.0)
     names = [f"p{n}" for n in range(prefill)] + [f"d{n}" for n in range(decode)]
     return tuple(worker(name, **told) for name in names)

@@ -13,13 +13,13 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
-import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from pdplugins.config import UniqueKeys, first_error
+from pdplugins.config import first_error
 from pdplugins.errors import ConfigError, TraceError
 from pdplugins.registry import Registry, default_registry
 from pdplugins.resources import data_dir
+from pdplugins.safe_yaml import read_yaml
 from pdplugins.settings import parse_setting, put, split_settings
 from pdplugins.workloads import azure, rows, servegen, sessions
 from pdplugins.workloads.trace import TraceRequest
@@ -106,11 +106,11 @@ def _over(data: dict[str, Any], settings: dict[str, Any]) -> dict[str, Any]:
 
 def _yaml(path: Path) -> dict[str, Any]:
     try:
-        data = yaml.load("".join(line for _, line in rows.lines(path)), UniqueKeys)  # noqa: S506 - a SafeLoader
-    except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark
-        position = f"line {mark.line + 1}, column {mark.column + 1}" if mark else "line 1"
-        raise TraceError(f"{path}: {position}: not YAML: {error.problem}") from None
+        data = read_yaml(path)
+    except OSError as error:
+        raise TraceError(f"{path}: {error.strerror}; give the path of a readable workload file") from None
+    except ConfigError as error:
+        raise TraceError(f"{path}: {error}") from None
     if not isinstance(data, dict):
         raise TraceError(f"{path}: line 1: a workload file has keys, such as 'workload' or 'mix'")
     return data

@@ -11,11 +11,13 @@ import asyncio
 import contextlib
 import itertools
 import json
+import socket
+import struct
 import zlib
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NoReturn
 
 from aiohttp import web
 
@@ -85,8 +87,13 @@ class Faults:
 
     status: int | None = None
     error_event: bool = False
+    event_code: int = 500
     """Streams: the error event of OpenAI's endpoints; of ``/generate`` an end that says it was aborted."""
+    reset: bool = False
+    """The connection is reset before anything is answered."""
     die_after_tokens: int | None = None
+    headers: dict[str, str] = field(default_factory=dict)
+    """Of an answer with `status`."""
     hang: bool = False
     times: int = 1_000_000
 
@@ -115,6 +122,8 @@ class FakeWorker:
         self.stamps: Iterator[float] | None = itertools.count(1.0)
         """Of its load reports: an engine that stands still makes no new ones."""
         self.polls = 0
+        self.says: dict[str, bytes] = {}
+        """What it answers to questions about itself, by path, instead of what is so."""
 
     async def start(self) -> FakeWorker:
         app = web.Application(client_max_size=2**28)
@@ -143,6 +152,8 @@ class FakeWorker:
         return f"127.0.0.1:{self.port}"
 
     async def _info(self, request: web.Request) -> web.Response:
+        if (odd := self.says.get(request.path)) is not None:
+            return web.Response(body=odd, content_type="application/json")
         mode = {"dual": "decode", "unified": "null"}.get(self.mode, self.mode)
         info = {"disaggregation_mode": mode, "disaggregation_bootstrap_port": self.bootstrap_port}
         return web.json_response(info | {"incremental_streaming_output": self.incremental, "tp_size": 2})
@@ -151,6 +162,8 @@ class FakeWorker:
         self.polls += 1
         if self.faults.hang:
             await asyncio.sleep(60)
+        if (odd := self.says.get(request.path)) is not None:
+            return web.Response(body=odd, content_type="application/json")
         core: dict[str, Any] = {
             "num_running_reqs": len(self.running),
             "num_waiting_reqs": 0,
@@ -190,14 +203,16 @@ class FakeWorker:
     async def _answer(self, request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
         faults = self.faults
         faulty = faults.times > 0 and (
-            faults.status or faults.error_event or faults.hang or faults.die_after_tokens == 0
+            faults.status or faults.error_event or faults.hang or faults.reset or faults.die_after_tokens == 0
         )
         if faulty:
             faults.times -= 1
+        if faulty and faults.reset:
+            reset(request)
         if faulty and faults.hang:
             await asyncio.sleep(60)
         if faulty and faults.status:
-            return web.json_response({"error": {"message": "asked for"}}, status=faults.status)
+            return web.json_response({"error": {"message": "asked for"}}, status=faults.status, headers=faults.headers)
         ids, count = prompt_of(request.path, body)
         role = self._role(body)
         if role is None:
@@ -230,10 +245,15 @@ class FakeWorker:
         await response.prepare(request)
         faults = self.faults
         if bad and faults.error_event:
-            error: dict[str, Any] = {"error": {"message": "KV transfer failed", "code": 500}}
+            error: dict[str, Any] = {"error": {"message": "KV transfer failed", "code": faults.event_code}}
             if request.path == "/generate":
                 error = event(request.path, body, ids, [], len(answer), cached, role)
-                reason = {"type": "abort", "message": "KV transfer failed", "status_code": 500, "err_type": None}
+                reason = {
+                    "type": "abort",
+                    "message": "KV transfer failed",
+                    "status_code": faults.event_code,
+                    "err_type": None,
+                }
                 error["meta_info"]["finish_reason"] = reason
             await response.write(b"data: " + dumps(error) + b"\n\ndata: [DONE]\n\n")
             return response
@@ -259,6 +279,15 @@ class FakeWorker:
             return "local" if self.mode in ("dual", "unified") else None
         role = "prefill" if port == self.bootstrap_port else "decode"
         return role if self.mode in ("dual", role) else None
+
+
+def reset(request: web.Request) -> NoReturn:
+    """Send a TCP reset."""
+    assert request.transport is not None
+    linger = struct.pack("ii", 1, 0)
+    request.transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+    request.transport.abort()
+    raise ConnectionResetError
 
 
 def prompt_of(path: str, body: dict[str, Any]) -> tuple[list[int], int]:

@@ -6,7 +6,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +15,22 @@ import aiohttp
 from pdplugins.config import Config, parse
 from pdplugins.gateway.app import Gateway
 from pdplugins.gateway.backends import WorkerOption
-from pdplugins.gateway.settings import GatewaySettings
+from pdplugins.limits import GatewayConfig
 from pdplugins.types import Flow, Placement
 from tests.gateway.fake import FakeWorker, Rooms
 
-FAST = GatewaySettings(timeout_s=10, first_token_s=2, silence_s=1, connect_s=1, rest_s=0.2, poll_s=0.05, drain_s=0.5)
-PATIENT = replace(FAST, timeout_s=120, first_token_s=60, silence_s=60, connect_s=30)
+FAST = GatewayConfig(
+    **{"timeout_s": 10, "first_token_s": 2, "silence_s": 1, "connect_s": 1, "rest_s": 0.2, "poll_s": 0.05},
+    **{"drain_s": 1, "worker_wait_s": 0.3, "backoff_s": 0.01},
+)
+
+
+def fast(**changes: Any) -> GatewayConfig:
+    """`FAST` with other values."""
+    return GatewayConfig.model_validate({**FAST.model_dump(), **changes})
+
+
+PATIENT = fast(timeout_s=120, first_token_s=60, silence_s=60, connect_s=30)
 """For tests in which no worker fails: a busy machine must not look like a dead worker."""
 
 PROMPT = list(range(100, 160))
@@ -74,7 +84,6 @@ class Stand:
 
     gateway: Gateway
     workers: list[FakeWorker]
-    rooms: Rooms
     client: aiohttp.ClientSession
 
     def route(self, router: Any) -> Any:
@@ -106,36 +115,49 @@ class Stand:
         names = ("_own_queued", "_own_queued_tokens", "_own_running", "_own_running_tokens")
         loads = [worker.view.load for worker in self.gateway.backends.all]
         books = [getattr(load, name) for load in loads for name in names]
-        return not any(books) and not any(worker.running for worker in self.workers) and not self.rooms.alone
+        return (
+            not any(books)
+            and not any(worker.running for worker in self.workers)
+            and not any(worker.rooms.alone for worker in self.workers)
+        )
 
 
 @asynccontextmanager
-async def stand(
-    *modes: str,
+async def stand(*modes: str, token_s: float = 0.0, incremental: bool = False, **more: Any) -> AsyncIterator[Stand]:
+    """Workers of these modes, a gateway over them and a client; afterwards nothing may be left."""
+    rooms = Rooms()
+    workers = [await FakeWorker(m, rooms, 9000 + i, token_s, incremental).start() for i, m in enumerate(modes)]
+    async with over(workers, **more) as it:
+        yield it
+    assert rooms.mismatches == []
+
+
+@asynccontextmanager
+async def over(
+    workers: Sequence[FakeWorker],
+    *,
     cfg: Config | None = None,
-    settings: GatewaySettings = FAST,
-    token_s: float = 0.0,
-    incremental: bool = False,
+    settings: GatewayConfig = FAST,
     flow: Flow | None = None,
     decision_log: Path | None = None,
     roles: Sequence[str] = (),
 ) -> AsyncIterator[Stand]:
-    """Workers of these modes, a gateway over them and a client; afterwards nothing may be left.
+    """A gateway over these workers and a client; afterwards nothing may be left, and the workers are stopped.
 
     :param roles: labels of the workers at start; the gateway's own where there are none.
     """
     before = asyncio.all_tasks()
-    rooms = Rooms()
-    workers = [await FakeWorker(m, rooms, 9000 + i, token_s, incremental).start() for i, m in enumerate(modes)]
     labels = [f",role={role}" for role in roles] or [""] * len(workers)
     options = [WorkerOption.parse(worker.url + label) for worker, label in zip(workers, labels, strict=True)]
-    gateway = Gateway(cfg or config(dual="dual" in modes), options, settings, decision_log=decision_log)
+    cfg = (cfg or config(dual=any(worker.mode == "dual" for worker in workers))).model_copy(
+        update={"gateway": settings}
+    )
+    gateway = Gateway(cfg, options, decision_log=decision_log)
     gateway.policies.flow = gateway.policies.flow if flow is None else flow
     await gateway.start()
     try:
         async with aiohttp.ClientSession() as client:
-            yield Stand(gateway, workers, rooms, client)
-        assert rooms.mismatches == []
+            yield Stand(gateway, list(workers), client)
     finally:
         await gateway.stop()
         for worker in workers:

@@ -143,7 +143,7 @@ def test_a_port_that_is_taken_is_said_in_one_line() -> None:
     async def run() -> None:
         async with stand("dual", "dual") as it:
             port = int(it.gateway.url.rsplit(":", 1)[1])
-            other = Gateway(config(), [WorkerOption.parse(worker.url) for worker in it.workers], FAST)
+            other = Gateway(config(), [WorkerOption.parse(worker.url) for worker in it.workers])
             with pytest.raises(HostError, match="choose another port"):
                 await other.start(port=port)
 

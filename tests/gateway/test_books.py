@@ -7,7 +7,8 @@ import asyncio
 import pytest
 
 from pdplugins.gateway.books import LoadBook
-from pdplugins.gateway.engines.sglang.engine import facts_of, report_of
+from pdplugins.gateway.engines.sglang.protocol import dumps
+from pdplugins.gateway.engines.sglang.reports import facts_of, report_of
 from pdplugins.types import Role, RoleChange, RoleMove
 from tests.gateway.fake import settled
 from tests.gateway.rig import Fixed, ask, config, stand
@@ -39,7 +40,7 @@ def test_a_view_carries_tp_capabilities_and_free_kv_tokens() -> None:
     ],
 )
 def test_capabilities_follow_from_what_a_server_is(mode: str, phases: set[Role], alone: bool, splits: bool) -> None:
-    facts = facts_of({"disaggregation_mode": mode, "tp_size": 4, "max_total_num_tokens": 7}, dual=False)
+    facts = facts_of(dumps({"disaggregation_mode": mode, "tp_size": 4, "max_total_num_tokens": 7}), dual=False)
     can = facts.kind.capabilities
     assert (can.phases, can.alone, can.splits) == (phases, alone, splits)
     assert (facts.tp, facts.kv_capacity_tokens) == (4, 7)
@@ -47,10 +48,10 @@ def test_capabilities_follow_from_what_a_server_is(mode: str, phases: set[Role],
 
 def test_used_kv_tokens_are_told_only_when_every_rank_tells_them() -> None:
     one, other = {"num_used_tokens": 5, "max_total_num_tokens": 10}, {"max_total_num_tokens": 10}
-    assert report_of([one, one]).used_kv_tokens == 10
-    assert report_of([one, other]).used_kv_tokens is None
-    assert report_of([]).used_kv_tokens is None
-    assert report_of([one, other]).kv_capacity_tokens == 20
+    assert report_of(dumps({"loads": [one, one]})).used_kv_tokens == 10
+    assert report_of(dumps({"loads": [one, other]})).used_kv_tokens is None
+    assert report_of(dumps({"loads": []})).used_kv_tokens is None
+    assert report_of(dumps({"loads": [one, other]})).kv_capacity_tokens == 20
 
 
 def test_a_worker_that_comes_back_has_told_nothing_yet() -> None:
@@ -77,6 +78,15 @@ def test_books_tell_when_new_work_may_fit() -> None:
     book.decode_ends(5)
     book.reported(0, 0, 0)
     assert len(told) == 3
+
+
+def test_books_tell_the_history_of_prompts_until_their_prefill_ends() -> None:
+    book = LoadBook("w")
+    book.prefill_starts(5, 100)
+    book.prefill_starts(7, 30)
+    assert (book.queued_tokens, book.prefill_history_tokens) == (12, 130)
+    book.prefill_ends(5, 0.1, 100)
+    assert (book.queued_tokens, book.prefill_history_tokens) == (7, 30)
 
 
 class Moving(Fixed):

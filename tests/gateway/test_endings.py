@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
 from typing import Any
 
 import aiohttp
 import pytest
 
 from tests.gateway.fake import answer_of, settled
-from tests.gateway.rig import FAST, PROMPT, Fixed, ask, stand
+from tests.gateway.rig import PROMPT, Fixed, ask, fast, stand
 
 PLACED = {"pair": (0, 1, None), "local": (1, 1, None), "push": (0, 1, 20), "head": (0, 1, 63), "open": (0, None, None)}
 
@@ -87,7 +86,7 @@ def test_a_request_that_its_worker_refuses() -> None:
 
 def test_a_request_whose_time_is_over() -> None:
     async def run() -> None:
-        async with stand("dual", "dual", token_s=0.2, settings=replace(FAST, timeout_s=0.3)) as it:
+        async with stand("dual", "dual", token_s=0.2, settings=fast(timeout_s=0.3)) as it:
             router: Fixed = it.route(Fixed())
             assert (await it.post("/generate", ask(rid="a")))[0] == 504
             assert router.endings == [("a", "failed", 0)]
@@ -121,7 +120,7 @@ def test_a_request_whose_client_leaves(kind: str, stream: bool) -> None:
 
 def test_requests_that_are_cancelled_when_the_gateway_stops() -> None:
     async def run() -> None:
-        async with stand("dual", "dual", token_s=0.2, settings=replace(FAST, drain_s=0.1)) as it:
+        async with stand("dual", "dual", token_s=0.2, settings=fast(drain_s=0.1)) as it:
             router: Fixed = it.route(Fixed())
             request = asyncio.create_task(it.post("/generate", ask(rid="a", count=100)))
             assert await settled(lambda: bool(router.requests))

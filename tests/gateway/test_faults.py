@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
-from dataclasses import replace
 from typing import Any
 
 import aiohttp
@@ -14,7 +13,7 @@ import pytest
 from pdplugins.gateway.engines.sglang.calls import parse
 from pdplugins.gateway.replies import Reply
 from tests.gateway.fake import answer_of, settled, text_of
-from tests.gateway.rig import FAST, PROMPT, Fixed, Stand, ask, config, stand
+from tests.gateway.rig import PROMPT, Fixed, Stand, ask, config, fast, stand
 
 pytestmark = pytest.mark.moderate
 
@@ -61,14 +60,14 @@ async def _answers(it: Stand, stream: bool, **more: Any) -> list[int]:
 @pytest.mark.parametrize("fault", ["status", "event", "dead", "hang"])
 def test_a_worker_that_fails_before_the_first_token_is_replaced(fault: str, guilty: int, stream: bool) -> None:
     async def run() -> None:
-        async with stand("dual", "dual", "dual", settings=replace(FAST, first_token_s=0.3)) as it:
+        async with stand("dual", "dual", "dual", settings=fast(first_token_s=0.3)) as it:
             it.route(Fixed())
             faults = it.workers[guilty].faults
             if fault == "status":
                 faults.status = 500
             elif fault == "event":
                 faults.error_event = True
-                faults.status = None if stream else 503
+                faults.status = None if stream else 502
             elif fault == "dead":
                 await it.workers[guilty].stop()
             else:
@@ -86,7 +85,7 @@ def test_when_a_pair_fails_the_one_that_still_answers_goes_on_alone(guilty: int,
     """The other one when a prefill says nothing; the one that says an error, which is mostly that of its peer."""
 
     async def run() -> None:
-        settings = replace(FAST, first_token_s=1 if fault == "silent" else 60, silence_s=60, rest_s=60)
+        settings = fast(first_token_s=1 if fault == "silent" else 60, silence_s=60, rest_s=60)
         async with stand("dual", "dual", settings=settings) as it:
             it.route(Fixed())
             faults = it.workers[guilty].faults
@@ -110,7 +109,7 @@ def test_an_engine_that_stands_still_behind_a_server_that_answers_is_lost() -> N
     """A whole answer goes elsewhere; nothing new goes there until it moves again."""
 
     async def run() -> None:
-        async with stand("dual", "dual", token_s=0.5, settings=replace(FAST, silence_s=2, timeout_s=60)) as it:
+        async with stand("dual", "dual", token_s=0.5, settings=fast(silence_s=2, timeout_s=60)) as it:
             router = it.route(Fixed())
             router.first = router.second = 1
             stamps, it.workers[1].stamps = it.workers[1].stamps, itertools.repeat(7.0)
@@ -126,7 +125,7 @@ def test_an_engine_that_stands_still_behind_a_server_that_answers_is_lost() -> N
 
 def test_a_prefill_has_the_deadline_of_a_first_token_also_when_nothing_streams() -> None:
     async def run() -> None:
-        async with stand("dual", "dual", settings=replace(FAST, first_token_s=0.3)) as it:
+        async with stand("dual", "dual", settings=fast(first_token_s=0.3)) as it:
             router = it.route(Fixed())
             router.second, router.later = None, 1
             it.workers[0].faults.hang, it.workers[0].faults.times = True, 1
@@ -138,12 +137,13 @@ def test_a_prefill_has_the_deadline_of_a_first_token_also_when_nothing_streams()
 
 
 @pytest.mark.parametrize("kind", ["local", "pair"])
-def test_a_worker_that_is_lost_is_not_waited_for(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_that_is_lost_is_not_waited_for(kind: str) -> None:
     """A whole answer has no deadline of its own: nothing shows whether it is under way, but for the load report."""
-    monkeypatch.setattr("pdplugins.gateway.backends.POLL_TIMEOUT_S", 1.0)
 
     async def run() -> None:
-        async with stand("dual", "dual", settings=replace(FAST, timeout_s=60, first_token_s=60, silence_s=60)) as it:
+        async with stand(
+            "dual", "dual", settings=fast(timeout_s=60, first_token_s=60, silence_s=60, poll_timeout_s=1)
+        ) as it:
             router = it.route(Fixed())
             router.first, router.second, router.split = PLACED[kind]
             it.workers[1].faults.hang = True
@@ -278,12 +278,11 @@ def test_a_worker_comes_back() -> None:
     asyncio.run(run())
 
 
-def test_a_worker_that_does_not_say_its_load_is_not_asked_for_more(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_that_does_not_say_its_load_is_not_asked_for_more() -> None:
     """A stopped process takes connections and says nothing."""
-    monkeypatch.setattr("pdplugins.gateway.backends.POLL_TIMEOUT_S", 0.1)
 
     async def run() -> None:
-        async with stand("dual", "dual") as it:
+        async with stand("dual", "dual", settings=fast(poll_timeout_s=0.1)) as it:
             it.workers[0].faults.hang = True
             assert await settled(lambda: len(it.gateway.backends.ready) == 1)
 
@@ -292,7 +291,7 @@ def test_a_worker_that_does_not_say_its_load_is_not_asked_for_more(monkeypatch: 
 
 def test_the_deadline_ends_everything() -> None:
     async def run() -> None:
-        async with stand("dual", "dual", settings=replace(FAST, timeout_s=0.3), token_s=0.2) as it:
+        async with stand("dual", "dual", settings=fast(timeout_s=0.3), token_s=0.2) as it:
             it.route(Fixed())
             assert (await it.post("/generate", ask()))[0] == 504
             events = await it.stream("/generate", ask())
@@ -375,7 +374,7 @@ def test_hundred_requests_at_once_with_faults_leave_nothing_behind() -> None:
 
 def test_a_stopped_gateway_ends_its_requests() -> None:
     async def run() -> None:
-        async with stand("dual", "dual", token_s=0.2, settings=replace(FAST, drain_s=0.1)) as it:
+        async with stand("dual", "dual", token_s=0.2, settings=fast(drain_s=0.1)) as it:
             request = asyncio.create_task(it.post("/generate", ask(count=100)))
             assert await settled(lambda: any(worker.running for worker in it.workers))
             await it.gateway.stop()

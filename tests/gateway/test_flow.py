@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import aiohttp
@@ -13,9 +12,9 @@ import pytest
 
 from pdplugins.types import FlowDecision, Go, Hold, Refuse, Waiting, WorkerView
 from tests.gateway.fake import answer_of, settled
-from tests.gateway.rig import FAST, PROMPT, Fixed, Stand, ask, config, stand
+from tests.gateway.rig import PROMPT, Fixed, Stand, ask, config, fast, stand
 
-SELDOM = replace(FAST, poll_s=60)
+SELDOM = fast(poll_s=60)
 """Polls change nothing while a test runs."""
 
 
@@ -127,7 +126,7 @@ def test_a_full_queue_refuses_whatever_the_policy_says() -> None:
     flow = Steered()
 
     async def run() -> None:
-        async with stand("dual", "dual", token_s=0.05, flow=flow, settings=replace(FAST, most_waiting=1)) as it:
+        async with stand("dual", "dual", token_s=0.05, flow=flow, settings=fast(max_waiting=1)) as it:
             tasks = await begin(it, flow, "a", "b")
             async with it.client.post(it.gateway.url + "/generate", json=ask(rid="c")) as answer:
                 assert (answer.status, answer.headers["Retry-After"]) == (503, "1")
@@ -162,7 +161,7 @@ def test_the_wait_counts_into_the_time_of_the_request() -> None:
     flow = Steered()
 
     async def run() -> None:
-        async with stand("dual", "dual", token_s=0.2, flow=flow, settings=replace(FAST, timeout_s=0.5)) as it:
+        async with stand("dual", "dual", token_s=0.2, flow=flow, settings=fast(timeout_s=0.5)) as it:
             first = asyncio.create_task(it.post("/generate", ask(rid="a")))
             assert await settled(lambda: flow.in_service == {"a"})
             flow.may_go = lambda _, __: False
@@ -196,7 +195,7 @@ def test_requests_wait_while_no_worker_is_there_and_go_on_when_one_comes() -> No
     flow = Steered()
 
     async def run() -> None:
-        async with stand("dual", token_s=0.05, flow=flow, settings=replace(FAST, retries=0)) as it:
+        async with stand("dual", token_s=0.05, flow=flow, settings=fast(retries=0)) as it:
             first = asyncio.create_task(it.post("/generate", ask(rid="a")))
             assert await settled(lambda: flow.in_service == {"a"})
             second = asyncio.create_task(one(it, "b"))
@@ -285,7 +284,7 @@ def test_what_waits_when_the_gateway_stops_is_still_answered() -> None:
     flow = Steered()
 
     async def run() -> None:
-        async with stand("dual", "dual", token_s=0.02, flow=flow, settings=replace(FAST, drain_s=5)) as it:
+        async with stand("dual", "dual", token_s=0.02, flow=flow, settings=fast(drain_s=5)) as it:
             tasks = await begin(it, flow, "a", "b", "c")
             await it.gateway.stop()
             assert await asyncio.gather(*tasks) == [answer_of(PROMPT, 9)] * 3

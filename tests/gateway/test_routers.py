@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from tests.gateway.fake import answer_of, settled, text_of, tokenize
-from tests.gateway.rig import FAST, PATIENT, PROMPT, Fixed, ask, config, stand
+from tests.gateway.rig import PATIENT, PROMPT, Fixed, ask, config, fast, stand
 
 ROUTERS: dict[str, dict[str, Any]] = {
     "ampd": {},
@@ -114,7 +113,7 @@ def test_a_prefill_worker_gets_the_history_that_the_decode_worker_has(transfer: 
     """AMPD's KV read-back: what the decode worker generated is not computed again elsewhere."""
 
     async def run() -> None:
-        async with stand("dual", "dual", settings=replace(FAST, transfer_history=transfer)) as it:
+        async with stand("dual", "dual", settings=fast(transfer_history=transfer)) as it:
             it.route(Fixed())
             answer = (await it.post("/generate", ask(count=20, session_id="s")))[1]
             prompt = PROMPT + answer["output_ids"] + [7] * 10

@@ -1,4 +1,4 @@
-"""What policies share: pools that fit a GPU budget, searches, random numbers."""
+"""What policies share: pools that fit a GPU budget, searches, the cheapest worker, random numbers."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pdplugins import testing
-from pdplugins.policies._common import SplitMix64, fit_pools, largest_within
-from pdplugins.types import Deployment, Round, TraceRequest
+from pdplugins.policies._common import SplitMix64, cached_tokens, cheapest, fit_pools, largest_within
+from pdplugins.testing import request, worker
+from pdplugins.types import Deployment, Round, TraceRequest, WorkerView
 
 
 def deployment(gpu_budget: int, prefill_tp: int, decode_tp: int) -> Deployment:
@@ -69,3 +70,35 @@ def test_splitmix64_gives_the_numbers_of_its_authors() -> None:
 @given(st.integers(0, 2**70))
 def test_uniform_numbers_are_below_one(seed: int) -> None:
     assert all(0 <= SplitMix64(seed + index).uniform() < 1 for index in range(10))
+
+
+def queued(view: WorkerView) -> float:
+    return view.load.queued_tokens
+
+
+HOLDERS = st.lists(
+    st.tuples(st.sampled_from([0, 100, 512, 1024, 3000]), st.frozensets(st.integers(0, 3))), min_size=1, max_size=8
+)
+
+
+@given(HOLDERS, st.lists(st.integers(0, 3), max_size=4), st.integers(1, 3000), st.sampled_from([0.0, 0.5, 1.0, 3.0]))
+def test_the_cheapest_worker_is_the_one_that_a_look_at_all_of_them_finds(
+    holders: list[tuple[int, frozenset[int]]], blocks: list[int], prompt: int, weight: float
+) -> None:
+    pool = [worker(f"p{n}", queued_tokens=load, cached_blocks=cached) for n, (load, cached) in enumerate(holders)]
+    asked = request(prompt_tokens=prompt, blocks=tuple(blocks))
+    want = min(pool, key=lambda each: (queued(each) - weight * cached_tokens(asked, each, 512), queued(each)))
+    assert cheapest(asked, pool, queued, weight, 512) is want
+
+
+def test_blocks_are_counted_only_where_they_could_make_up_for_the_load() -> None:
+    class Asked(frozenset[int]):
+        times = 0
+
+        def __contains__(self, block: object) -> bool:
+            Asked.times += 1
+            return super().__contains__(block)
+
+    idle, *busy = [worker(f"p{n}", queued_tokens=5000 * bool(n), cached_blocks=Asked({7})) for n in range(100)]
+    assert cheapest(request(prompt_tokens=600, blocks=(7,)), [idle, *busy], queued, 1.0, 512) is idle
+    assert Asked.times == 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -105,5 +106,63 @@ def test_what_a_process_has_started_ends_with_it(tmp_path: Path) -> None:
         grandchild = Path("/proc", process.log.read_text().strip(), "cmdline")
         while grandchild.exists() and grandchild.read_bytes():  # a zombie has no command line
             await asyncio.sleep(0.02)
+
+    run(work)
+
+
+@pytest.mark.parametrize("what", ["log", "folder", "nothing may be written", "a link"])
+def test_the_end_of_a_process_is_noticed_whatever_happened_to_its_log(tmp_path: Path, what: str) -> None:
+    """Its last words are those that it wrote to a file that is gone, or nothing; the next process starts again."""
+    logs = tmp_path / "logs"
+    log = logs / "a.log"
+    if what == "nothing may be written":
+        log.mkdir(parents=True)
+    if what == "a link":
+        logs.mkdir()
+        log.symlink_to(tmp_path / "of someone else")
+    lost = what in ("nothing may be written", "a link")
+    ended: list[Process] = []
+
+    async def work() -> None:
+        code = "import sys; print('why', flush=True); sys.stdin.read(); exit(3)"
+        process = Process.start("a", [*PYTHON, code], env={}, log=log, on_exit=ended.append, stdin=True)
+        while not lost and not process.last_words():
+            await asyncio.sleep(0.02)
+        if what == "log":
+            log.unlink()
+        if what == "folder":
+            shutil.rmtree(logs)
+        assert process.stdin is not None
+        process.stdin.close()
+        await process.exited.wait()
+        assert ended == [process]
+        assert (process.fate, process.last_words()) == ("exited with code 3", "" if lost else "why")
+        again = Process.start("a", [*PYTHON, "print('again')"], env={}, log=log)
+        await again.exited.wait()
+        assert again.last_words() == ("" if lost else "again")
+
+    run(work)
+    assert not (tmp_path / "of someone else").exists()
+
+
+def test_only_the_user_may_read_a_log_and_it_keeps_what_earlier_processes_said(tmp_path: Path) -> None:
+    log = tmp_path / "logs" / "a.log"
+
+    async def work() -> None:
+        for word in ("one", "two"):
+            process = Process.start("a", [*PYTHON, f"print({word!r})"], env={}, log=log)
+            await process.exited.wait()
+
+    run(work)
+    assert log.read_text() == "one\ntwo\n"
+    assert (log.stat().st_mode & 0o777, log.parent.stat().st_mode & 0o777) == (0o600, 0o700)
+
+
+def test_last_words_hold_no_secrets_and_no_control_characters(tmp_path: Path) -> None:
+    async def work() -> None:
+        code = "print('api_key=abc \\x1b[31m http://u:pw@h')"
+        process = Process.start("a", [*PYTHON, code], env={}, log=tmp_path / "a.log")
+        await process.exited.wait()
+        assert process.last_words() == "api_key=*** ?[31m http://***@h"
 
     run(work)

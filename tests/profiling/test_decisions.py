@@ -1,8 +1,9 @@
-"""What a decision costs: the bars of the project, loosely, because a test machine is noisy; and that nothing grows."""
+"""What a decision costs: every policy meets its bar on any machine, and none gets slower with its history."""
 
 from __future__ import annotations
 
 import json
+import os
 import random
 from pathlib import Path
 
@@ -12,23 +13,54 @@ from typer.testing import CliRunner
 
 from pdplugins.config import Config
 from pdplugins.profiling import commands, decisions
-from pdplugins.profiling.decisions import DECISIONS, measure
-from pdplugins.registry import default_registry
+from pdplugins.profiling.decisions import BARS_US, DECISIONS, Cost, cost, measure
+from pdplugins.registry import Registration, default_registry
 from pdplugins.runtime.assembly import build_deployment
 
 pytestmark = pytest.mark.moderate
 
-ROUTERS = sorted(r.name for r in default_registry().registrations() if r.kind == "router")
+REGISTERED = [r for r in default_registry().registrations() if r.kind in DECISIONS]
+ROUTERS = sorted(r.name for r in REGISTERED if r.kind == "router")
+JUDGED = [(r, size) for r in REGISTERED for kind, size in BARS_US if kind == r.kind]
 
 
-def test_every_policy_is_timed_and_decides_in_time() -> None:
-    """Bars as P99: 100 us at 64 workers, 1 ms at 4,096, 50 us for a batch; here the median, with twice the time."""
-    costs = list(measure(calls=60))
-    known = {(r.kind, r.name) for r in default_registry().registrations() if r.kind in DECISIONS}
-    assert {(cost.kind, cost.plugin) for cost in costs} == known
-    bars = {("router", 64): 200, ("router", 4096): 2000, ("batch_scheduler", 64): 100, ("flow", 64): 100}
-    slow = [cost for cost in costs if cost.p50_us > bars.get((cost.kind, cost.workers), 50_000)]
-    assert slow == []
+def crowding() -> float:
+    """Programs that run for each core, 1 to 2. Where they share a core, caches are cold and decisions are slower."""
+    return min(max(os.getloadavg()[0] / len(os.sched_getaffinity(0)), 1.0), 2.0)
+
+
+@pytest.mark.parametrize(("registration", "size"), JUDGED, ids=[f"{r.kind}-{r.name}-{size}" for r, size in JUDGED])
+def test_the_p99_of_a_decision_is_within_its_bar(registration: Registration, size: int) -> None:
+    """On a busy machine more rounds are needed until each decision has been undisturbed once."""
+    for rounds in (2, 5, 20):
+        found = cost(registration, size, calls=100, rounds=rounds)
+        assert found.bar_loops is not None
+        if found.p99_loops <= found.bar_loops * crowding():
+            return
+    pytest.fail(f"P99 of {found.p99_loops} loops, the bar is {found.bar_loops}")
+
+
+def test_every_policy_is_timed_once_at_every_size() -> None:
+    costs = list(measure(sizes=(4, 8), calls=10, rounds=1))
+    want = [(r.kind, r.name, size) for r in REGISTERED for size in ((64,) if r.kind == "batch_scheduler" else (4, 8))]
+    assert sorted((c.kind, c.plugin, c.workers) for c in costs) == sorted(want)
+    assert all(0 < c.p50_us <= c.p99_us and c.loop_us > 0 for c in costs)
+
+
+def test_costs_and_bars_are_numbers_of_the_same_loop() -> None:
+    """On a machine on which the loop takes 60 us a decision may take twice as long as where it takes 30 us."""
+    slow = Cost("router", "any", 4096, p50_us=1000.0, p99_us=2100.0, loop_us=60.0, calls=10)
+    assert (slow.p50_loops, slow.p99_loops, slow.bar_loops) == (16.67, 35.0, 33.33)
+    assert Cost("batch_scheduler", "any", 64, 1.0, 1.0, 30.0, 10).bar_loops == 1.67
+    assert Cost("planner", "any", 64, 1.0, 1.0, 30.0, 10).bar_loops is None
+    assert slow.data().items() >= {"workers": 4096, "p99_us": 2100.0, "loop_us": 60.0, "p99_loops": 35.0}.items()
+
+
+def test_of_the_rounds_the_least_time_of_each_decision_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    rounds = iter([[(1000, 30), (9000, 40)], [(7000, 20), (2000, 60)]])
+    monkeypatch.setattr(decisions, "_timed", lambda *_: next(rounds))
+    found = cost(REGISTERED[0], 64, calls=2, rounds=2)
+    assert (found.p50_us, found.p99_us, found.loop_us) == (1.5, 1.99, 0.03)
 
 
 @pytest.mark.parametrize("name", ROUTERS)
@@ -36,7 +68,8 @@ def test_no_router_gets_slower_with_its_history(name: str) -> None:
     """The median of the last 1,000 decisions is not twice that of the first 1,000."""
     registration = default_registry().get("router", name)
     router = registration.factory(registration.settings(), build_deployment(Config()))
-    spent = list(decisions._timed(decisions._router(router, 16, random.Random(1)), 6000))
+    timed = decisions._timed(decisions._router(router, 16, random.Random(1)), 6000)
+    spent = [took / loop for took, loop in timed]
     early, late = sorted(spent[:1000])[500], sorted(spent[-1000:])[500]
     assert late < 2 * early
 
@@ -46,10 +79,13 @@ def test_the_command_writes_rows_for_machines(tmp_path: Path) -> None:
     application = typer.Typer()
     commands.pd_register_commands(application)
     result = CliRunner().invoke(
-        application, ["bench", "decisions", "--workers", "8", "--calls", "10", "--json", str(out)]
+        application, ["bench", "decisions", "--workers", "8", "--calls", "10", "--rounds", "1", "--json", str(out)]
     )
     assert result.exit_code == 0, result.output
     data = json.loads(out.read_text())
     assert data["kind"] == "measured"
-    assert {"kind", "plugin", "workers", "p50_us", "p99_us"} <= set(data["rows"][0])
+    assert data["loop_us"] > 0
+    assert {"kind", "plugin", "workers", "p50_us", "p99_us", "loop_us", "p99_loops", "bar_loops"} <= set(
+        data["rows"][0]
+    )
     assert "least-loaded" in result.output

@@ -80,6 +80,7 @@ def cases(draw: st.DrawFn) -> dict[str, Any]:
         watermark=draw(st.sampled_from([0.0, 0.02])),
         block_tokens=64,
         whole_prompts=draw(st.booleans()),
+        mixed_step_scale=draw(st.sampled_from([1.0, 0.8, 1.5])),
     )
     sim = SimSettings(
         prefill=draw(st.integers(1, 2)),

@@ -56,6 +56,11 @@ class PlainLoad:
         return sum(flight.chunk for flight in self._engine.chunks)
 
     @property
+    def prefill_history_tokens(self) -> int:
+        engine = self._engine
+        return sum(flight.done + flight.expected for flight in (*engine.queue, *engine.reading, *engine.prefilling))
+
+    @property
     def recent_ttft_s(self) -> float | None:
         engine = self._engine
         lately = [took for at, took in engine.first_tokens if at >= engine.events.now - ticks(10.0)]
@@ -76,7 +81,8 @@ class PlainLoad:
     def frozen(self) -> WorkerLoad:
         numbers = self.queued_requests, self.queued_tokens, self.running_requests, self.running_tokens
         recent = self.recent_ttft_s, self.recent_tbt_s
-        return WorkerLoad(self.worker, *numbers, *recent, self.decode_requests, self.decode_tokens, self.prefill_tokens)
+        step = self.decode_requests, self.decode_tokens, self.prefill_tokens, self.prefill_history_tokens
+        return WorkerLoad(self.worker, *numbers, *recent, *step)
 
 
 class PlainView:

@@ -55,9 +55,12 @@ class Seen:
 
     def __init__(self) -> None:
         self.queued: list[float] = []
+        self.history: list[float | None] = []
 
     def on_arrival(self, request: Request, workers: tuple[WorkerView, ...], now_s: float) -> Placement:
-        self.queued.append(next(worker.load.queued_tokens for worker in workers if worker.id == "p0"))
+        load = next(worker.load for worker in workers if worker.id == "p0")
+        self.queued.append(load.queued_tokens)
+        self.history.append(load.prefill_history_tokens)
         return Placement("p0", "d0", request.prompt_tokens)
 
     def on_prefill_done(
@@ -73,6 +76,7 @@ def test_a_history_is_not_counted_as_tokens_to_prefill() -> None:
     busy = Arrival(again_s - 0.1, 8000, 1), Arrival(again_s - 0.09, 8000, 1), Arrival(again_s + 0.001, 10, 1)
     run(router, session(0.0, "s"), *busy, settings=AT_ONCE)
     assert router.queued[-1] == 8000 + 101
+    assert router.history[-1] == 4009
 
 
 def test_a_round_waits_for_room_instead_of_computing_its_history_anew() -> None:

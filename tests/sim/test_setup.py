@@ -9,11 +9,14 @@ import pytest
 
 from pdplugins.config import SimulationConfig, parse
 from pdplugins.errors import ConfigError
+from pdplugins.policies.stock.routers import RoundRobin, RouterSettings
 from pdplugins.runtime.assembly import build_deployment
 from pdplugins.sim.core.engine_settings import EngineSettings
-from pdplugins.sim.core.settings import SimSettings
+from pdplugins.sim.core.flight import Arrival
+from pdplugins.sim.core.settings import RunOutcome, SimSettings
+from pdplugins.sim.core.simulation import Simulation
 from pdplugins.sim.run.setup import sim_settings
-from pdplugins.types import Role, TraceRequest
+from pdplugins.types import Placement, Request, Role, TraceRequest, WorkerView
 
 OTHER = "h100/llama-3.1-70b-fp8"
 
@@ -47,6 +50,7 @@ def test_a_key_reaches_the_setting_of_its_name(key: str, value: object) -> None:
         ("watermark", 0.2),
         ("whole_prompts", True),
         ("block_tokens", 16),
+        ("mixed_step_scale", 1.2),
     ],
 )
 def test_a_key_reaches_the_engines(key: str, value: object) -> None:
@@ -88,13 +92,37 @@ def test_what_cannot_be_is_one_line(section: dict[str, object], message: str) ->
         settings_for(**section)
 
 
-def test_deaths_and_predictions_change_a_run() -> None:
+def test_only_the_death_of_the_worker_that_decodes_it_fails_a_request() -> None:
     from pdplugins.sim.run.simulate import simulate  # noqa: PLC0415 - the command's own way
 
-    config = parse({"simulation": {"deaths": [{"at_s": 0.5, "worker": "d0"}], "retries": 0}})
-    trace = [TraceRequest(0.0, 1000, 400)]
-    result, _ = simulate(config, trace, trace_name="one", command="none")
-    assert result.requests.failed == 1
+    def run(*deaths: str) -> RunOutcome:
+        simulation = {"deaths": [{"at_s": 0.5, "worker": worker} for worker in deaths], "retries": 0}
+        pools = {"gpu_budget": 8, "prefill": {"replicas": 1}, "decode": {"replicas": 2}}
+        config = parse({"deployment": pools, "router": "least-loaded", "simulation": simulation})
+        return simulate(config, [TraceRequest(0.0, 1000, 400)], trace_name="one", command="none")[1]
+
+    decodes = run().records[0].decode_worker
+    (other,) = {"d0", "d1"} - {decodes}
+    assert run(other).records[0].error is None
+    assert run(str(decodes)).records[0].error is not None
+
+
+@pytest.mark.parametrize(("predict", "told"), [("true_length", [400, 7]), ("nothing", [None, None])])
+def test_routers_are_told_the_length_of_the_answer_only_where_predict_says_so(
+    predict: str, told: list[int | None]
+) -> None:
+    heard = []
+
+    class Asked(RoundRobin):
+        def on_arrival(self, request: Request, workers: tuple[WorkerView, ...], now_s: float) -> Placement:
+            heard.append(request.predicted_output_tokens)
+            return super().on_arrival(request, workers, now_s)
+
+    config = parse({"deployment": {"gpu_budget": 8}, "simulation": {"predict": predict}})
+    deployment = build_deployment(config)
+    router = Asked(RouterSettings(), deployment)
+    Simulation(deployment, sim_settings(config, deployment), router).run([Arrival(0.0, 1000, 400), Arrival(1.0, 50, 7)])
+    assert heard == told
 
 
 def test_a_worker_that_is_not_there_to_die_is_counted(caplog: pytest.LogCaptureFixture) -> None:

@@ -314,6 +314,7 @@ def test_a_planner_sees_how_lengths_spread_who_stayed_and_what_was_cached() -> N
     assert first.osl_sq_tokens == sum(osl * osl for _, osl in lengths) / 5
     assert first.isl_variance == pytest.approx(statistics.pvariance(isl for isl, _ in lengths))
     assert first.local_share == 2 / 5
+    assert first.local_prefill_tokens == (3000 + 3060 - 3009) / 2
     # The second prompt finds three blocks of 512 tokens, and the second round all that the first one left: its prompt
     # and its answer but for the last token.
     assert first.prefix_hit_rate == (3 * 512 + 3009) / sum(isl for isl, _ in lengths)

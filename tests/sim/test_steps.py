@@ -74,6 +74,26 @@ def test_where_the_dense_part_is_known_chunks_share_it_and_pay_their_own_attenti
     assert abs(mixed / 10**14 - (want + model.decode_step_s(32, 300, 1) - saved)) < 1e-9
 
 
+def test_the_scale_of_mixed_steps_changes_what_prefill_adds_and_nothing_else() -> None:
+    chunks, batch, context = [(50, 0), (20, 80)], 32, 32 * 300
+    times = {scale: StepTimes(SplitModel(), 1, scale) for scale in (0.8, 1.0, 1.2)}
+    decode = times[1.0].line(batch).step(context)
+    added = {scale: model.mixed(chunks, batch, context) - decode for scale, model in times.items()}
+    assert added[1.2] == pytest.approx(1.2 * added[1.0], abs=1)
+    assert added[0.8] == pytest.approx(0.8 * added[1.0], abs=1)
+    for model in times.values():
+        assert model.prefill(chunks) == times[1.0].prefill(chunks)
+        assert model.mixed(chunks, 0, 0) == model.prefill(chunks)
+        assert model.line(batch).step(context) == decode
+
+
+def test_a_mixed_step_takes_at_least_as_long_as_either_phase_alone() -> None:
+    times = StepTimes(SplitModel(), 1, 0.01)
+    for tokens, batch in ((8000, 1), (1, 64)):
+        decode, prefill = times.line(batch).step(batch * 300), times.prefill([(tokens, 0)])
+        assert times.mixed([(tokens, 0)], batch, batch * 300) >= max(decode, prefill)
+
+
 @pytest.mark.parametrize("batch", [1, 3, 64, 5000])
 def test_lines_of_a_table_agree_with_its_single_steps(batch: int) -> None:
     """Inside the table, at its knots, and beyond its ends."""

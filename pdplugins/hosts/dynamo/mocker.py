@@ -30,18 +30,28 @@ Router = Literal["round_robin", "kv_router"]
 class Engines:
     """What the simulated workers are like, beyond what a `Deployment` says."""
 
-    kv_blocks: int = 8000
-    """KV blocks of one worker. The default holds 512,000 tokens: KV capacity does not bound the published runs."""
+    kv_blocks: int | None = 8000
+    """KV blocks of one worker; None for what the profile of the deployment holds.
+
+    The default is 512,000 tokens, so that KV capacity bounds nothing where something else is looked at.
+    """
     router: Router = "round_robin"
 
     @property
-    def kv_tokens(self) -> int:
-        """Tokens of KV cache of one worker."""
-        return self.kv_blocks * BLOCK_TOKENS
+    def kv_tokens(self) -> int | None:
+        """Tokens of KV cache of one worker; None for the profile's."""
+        return None if self.kv_blocks is None else self.kv_blocks * BLOCK_TOKENS
+
+    def kv_tokens_of(self, role: Role, deployment: Deployment) -> int:
+        """Return the tokens of KV cache of a worker of `role`, in whole blocks."""
+        tp = deployment.prefill_tp if role is Role.PREFILL else deployment.decode_tp
+        told = deployment.kv_tokens if role is Role.DECODE else None
+        tokens = self.kv_tokens or told or deployment.perf.kv_capacity_tokens(tp)
+        return tokens // BLOCK_TOKENS * BLOCK_TOKENS
 
     def told(self, config: Config) -> Config:
         """Return `config` with what these workers say of themselves, where it says nothing else."""
-        if config.deployment.kv_tokens is not None:
+        if config.deployment.kv_tokens is not None or self.kv_tokens is None:
             return config
         deployment = config.deployment.model_copy(update={"kv_tokens": self.kv_tokens})
         return config.model_copy(update={"deployment": deployment})
@@ -57,7 +67,7 @@ def engine_args(role: Role, engines: Engines, deployment: Deployment, npz: Path)
     return {
         "engine_type": "vllm",
         "worker_type": role.value,
-        "num_gpu_blocks": engines.kv_blocks,
+        "num_gpu_blocks": engines.kv_tokens_of(role, deployment) // BLOCK_TOKENS,
         "block_size": BLOCK_TOKENS,
         "max_num_seqs": deployment.max_batch,
         "max_num_batched_tokens": BATCHED_TOKENS,

@@ -8,12 +8,10 @@ from __future__ import annotations
 from math import inf
 
 from pdplugins.contracts.deployment import Deployment
+from pdplugins.contracts.numbers import is_number
 from pdplugins.contracts.workers import Role, WorkerView
 from pdplugins.perf.steps import StepModel, step_model
-from pdplugins.policies._common import largest_within
 
-LONGEST_TOKENS = 1 << 20
-"""Longest prompt considered; a longer one cannot meet any TTFT SLO."""
 MEAN_CONTEXT_TOKENS = 1024.0
 """Assumed context of a decoding request where the host does not report it."""
 
@@ -42,21 +40,21 @@ class Costs:
         return steps.prefill([(new_tokens, max(history_tokens, 0))])
 
     def queue_s(self, worker: WorkerView, tp: int) -> float:
-        """Sum of T_pre over the prefill queue of `worker` (last terms of Eq. 1 and 2).
+        """Sum of T_pre over the prefill queue of `worker`, and over what it prefills now (last terms of Eq. 1 and 2).
 
-        Hosts report only the totals of a queue, so its prompts are assumed to be equally long and without history. On a
-        prefill worker the running step counts in full.
+        Hosts report only the totals of a queue, so its prompts are assumed to be equally long, after histories of equal
+        length. The step that runs counts in full, on a decode worker the local prefill in it.
         """
-        load = worker.load
-        tokens = known(load.queued_tokens + (load.running_tokens if worker.role is Role.PREFILL else 0))
+        load, prefills = worker.load, worker.role is Role.PREFILL
+        running = load.running_tokens if prefills else load.prefill_tokens or 0.0
+        tokens = known(load.queued_tokens + running)
         if not 0 < tokens < inf:
             return max(tokens, 0.0)
-        count = max(known(load.queued_requests), 1.0)
-        return count * self._perf.prefill_s(tokens / count, tp) if count < inf else self._perf.prefill_s(tokens, tp)
-
-    def tokens_within(self, time_s: float, tp: int) -> int:
-        """Return the longest prompt with ``T_pre(0, l; theta) <= time_s``, at most `LONGEST_TOKENS`."""
-        return largest_within(time_s, LONGEST_TOKENS, lambda tokens: self._perf.prefill_s(tokens, tp))
+        count = load.queued_requests + (load.running_requests if prefills else running > 0)
+        count = count if 1 <= count < inf else 1
+        history = load.prefill_history_tokens
+        history = history if is_number(history) else 0.0
+        return count * self.prefill_s(round(history / count), max(round(tokens / count), 1), tp)
 
     def decode_s(self, worker: WorkerView, tp: int) -> float:
         """T_dec(b; theta): seconds of one decode step of the batch of `worker`."""

@@ -16,6 +16,8 @@ from pdplugins.policies.ampd.costs import Costs, known
 
 RECENT_ANSWERS = 200
 """Number of latest answers that the mean output length is taken over."""
+ESTIMATED_WORKERS = 16
+"""Up to so many prefill workers of one degree, Eq. 2 is computed for each."""
 FIRST_OUTPUT_TOKENS = 100.0
 """Assumed mean output length until the first answer has ended."""
 
@@ -57,7 +59,6 @@ class AmpdRouter:
         self._by_id: dict[str, WorkerView] = {}
         self._decode = self._prefill = Pool(())
         self._groups: tuple[tuple[int, Pool], ...] = ()
-        self._slack_tokens: dict[str, float] = {}
 
     # --- the contract ------------------------------------------------------------------------------------------------
 
@@ -98,12 +99,6 @@ class AmpdRouter:
         for worker in prefill:
             degrees.setdefault(self._costs.degree(worker), []).append(worker)
         self._groups = tuple((tp, Pool(group)) for tp, group in degrees.items())
-        self._slack_tokens = {
-            worker.id: tokens
-            for tp, group in degrees.items()
-            for tokens in (self._costs.tokens_within(self._ttft_slack_s, tp),)
-            for worker in group
-        }
 
     def _bind(self, request: Request) -> WorkerView:
         """Choose the decode worker with the least memory in use; equal ones take turns (§3, step 1)."""
@@ -158,11 +153,10 @@ class AmpdRouter:
 
         A worker that has prefilled nothing recently reports no TTFT.
         """
-        load = worker.load
-        ttft_s = load.recent_ttft_s
-        if is_number(ttft_s):
-            return ttft_s <= self._ttft_slack_s
-        return load.queued_tokens <= self._slack_tokens[worker.id]
+        ttft_s = worker.load.recent_ttft_s
+        if not is_number(ttft_s):
+            ttft_s = self._costs.queue_s(worker, self._costs.degree(worker))
+        return ttft_s <= self._ttft_slack_s
 
     def _itl_s(self, worker: WorkerView) -> float:
         """Return the ITL of a decode worker, or T_dec of its batch where the ITL is not reported."""
@@ -177,19 +171,22 @@ class AmpdRouter:
     def _cheapest_remote(self, prompt: int, history: int, new: int) -> tuple[WorkerView | None, float]:
         """Lines 7 and 8: return the prefill worker with the least t_remote of Eq. 2, and that time in seconds.
 
-        Workers of one degree differ only in their queues, so the one with the shortest queue is the cheapest. So this
-        takes one pass over the workers, and one evaluation of the cost functions for each degree.
+        Workers of one degree differ only in their queues. In a large pool only the queue with the fewest tokens is
+        looked at, so that a decision over thousands of workers stays fast.
         """
         costs = self._costs
         kv_s = costs.transfer_s(history) + costs.transfer_s(new)
         best, best_s = None, inf
         for tp, group in self._groups:
             pool = group.holding(prompt)
-            waiting = _tokens(pool)
-            worker = pool[waiting.index(min(waiting))]
-            total_s = costs.prefill_s(history, new, tp) + kv_s + costs.queue_s(worker, tp)
-            if total_s < best_s or best is None:
-                best, best_s = worker, total_s
+            if len(pool) > ESTIMATED_WORKERS:
+                waiting = _tokens(pool)
+                pool = (pool[waiting.index(min(waiting))],)
+            own_s = costs.prefill_s(history, new, tp) + kv_s
+            for worker in pool:
+                total_s = own_s + costs.queue_s(worker, tp)
+                if total_s < best_s or best is None:
+                    best, best_s = worker, total_s
         return best, best_s
 
     def on_ended(self, request: Request, outcome: Outcome) -> None:

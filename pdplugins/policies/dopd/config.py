@@ -20,7 +20,11 @@ class DopdSettings(BaseModel):
     wait_share: float = Field(0.5, gt=0, description="mean wait for prefill that is planned for, in TTFT SLOs (Eq. 10)")
     spare: float = Field(1.0, ge=0, description="prefill workers beyond that, because workers do not share a queue")
     rate_sigmas: float = Field(1.0, ge=0, description="standard errors of the request rate that are planned for")
-    length_cv2: float = Field(1.0, ge=0, description="squared coefficient of variation of prompt lengths (Eq. 6-8)")
+    length_cv2: float = Field(
+        1.0,
+        ge=0,
+        description="squared coefficient of variation of prompt lengths (Eq. 6-8) where the host does not report it",
+    )
     decode_sigmas: float = Field(
         2.0, ge=0, description="decode capacity beyond the mean concurrency, in standard deviations"
     )
@@ -35,7 +39,7 @@ class DopdRouterSettings(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     local_tokens: int | None = Field(
-        None, ge=0, description="longest prompt that stays on its decode worker; else derived from the profile"
+        None, ge=0, description="longest prompt that counts as ultra-short; else derived from the profile"
     )
     cache_weight: float = Field(1.0, ge=0, description="requests that a whole cached prompt is worth")
     block_tokens: int = Field(512, ge=1, description="tokens of one prefix block")

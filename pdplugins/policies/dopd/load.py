@@ -1,15 +1,15 @@
-"""The load to plan for: forecasts of prompt length, output length, and request rate or concurrency."""
+"""The load to plan for: forecasts of the lengths, of the request rate, and of what prefill workers are spared."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from pdplugins.contracts.numbers import is_number
 from pdplugins.contracts.planner import PlannerView, Traffic
 from pdplugins.contracts.workers import Pool
-from pdplugins.policies.dopd.forecast import Lasting
+from pdplugins.policies.dopd.forecast import Forecaster, Lasting
 
 LARGEST = 1e9
 """Larger metrics are cut to this, so that sums stay finite. No host has so many requests, or tokens in a request."""
@@ -23,27 +23,106 @@ class Load:
     osl_tokens: float
     amount: float
     """Requests per second. For Algorithm 2 as printed: requests in flight."""
+    cv2: float = 1.0
+    """Squared coefficient of variation of the prompt lengths."""
+    local_share: float = 0.0
+    """Share of the requests that prefill on their decode worker."""
+    local_tokens: float = 0.0
+    """Mean prompt tokens that those compute."""
+    hit_rate: float = 0.0
+    """Share of the prompt tokens that are cached."""
+
+    def remote(self) -> Remote:
+        """Return what is left for prefill workers: all prompts without cached tokens, less the local ones."""
+        share, computed = 1 - self.local_share, self.isl_tokens * (1 - self.hit_rate)
+        if share <= 0:
+            return Remote(0.0, 1.0, 0.0)
+        tokens = max((computed - self.local_share * self.local_tokens) / share, 1.0)
+        square = (computed**2 * (1 + self.cv2) - self.local_share * self.local_tokens**2) / share
+        return Remote(share, tokens, max(square / tokens**2 - 1, 0.0))
+
+
+@dataclass(frozen=True, slots=True)
+class Remote:
+    """The prompts that prefill workers compute."""
+
+    share: float
+    """Their share of all requests."""
+    tokens: float
+    """Mean tokens to compute."""
+    cv2: float
+    """Squared coefficient of variation of these tokens."""
+
+
+class Spread:
+    """Learns Var(ISL) / E[ISL]^2 (Eq. 7) from the moments of each window.
+
+    Only the variance within windows counts, so a mean that drifts is no spread.
+
+    :param prior: the value where the host does not report second moments, and at the start.
+    :param memory: windows after which the weight of one has faded to 1 / e.
+    """
+
+    PRIOR_REQUESTS = 50.0
+    """Weight of the prior, in requests."""
+
+    def __init__(self, prior: float, memory: float) -> None:
+        self._prior, self._keep = prior, math.exp(-1 / memory)
+        self._requests = self._variance = self._square = 0.0
+
+    def observe(self, traffic: Traffic) -> None:
+        """Take in one window. It must have two requests at least, and both moments of their lengths."""
+        count, mean, square = min(traffic.requests, LARGEST), traffic.isl_tokens, traffic.isl_sq_tokens
+        if count < 2 or not is_number(mean) or not is_number(square) or not (0 < mean <= LARGEST):
+            return
+        variance = max(min(square, LARGEST**2) - mean * mean, 0.0) * count / (count - 1)
+        self._requests = self._keep * self._requests + count
+        self._variance = self._keep * self._variance + count * variance
+        # The square of the sample mean would exceed that of the true mean by variance / count.
+        self._square = self._keep * self._square + max(count * mean * mean - variance, 0.0)
+
+    @property
+    def cv2(self) -> float:
+        """Squared coefficient of variation."""
+        if self._square <= 0:
+            return self._prior
+        weight = self.PRIOR_REQUESTS * self._square / self._requests
+        return (self._variance + weight * self._prior) / (self._square + weight)
 
 
 class LoadForecast:
-    """Forecasts three series independently."""
+    """Forecasts every series of the traffic independently.
 
-    def __init__(self, isl: Lasting, osl: Lasting, amount: Lasting) -> None:
-        self._series = {"ISL": isl, "OSL": osl, "load": amount}
+    :param build: makes the forecaster of one series.
+    :param amount: forecaster of the request rate, or of the requests in flight.
+    """
+
+    def __init__(self, build: Callable[[], Forecaster], amount: Forecaster, spread: Spread) -> None:
+        names = ("ISL", "OSL", "local share", "local prompt", "prefix hit rate")
+        self._series = {"load": Lasting(amount), **{name: Lasting(build()) for name in names}}
+        self._spread = spread
 
     def observe(self, traffic: Traffic, amount: float) -> None:
-        """Take in one window; lengths that it does not report are skipped."""
-        values = {"ISL": traffic.isl_tokens, "OSL": traffic.osl_tokens, "load": amount}
-        for name, value in values.items():
-            if is_number(value) and (value > 0 or name == "load"):
+        """Take in one window; what it does not report is skipped."""
+        lengths = {"ISL": traffic.isl_tokens, "OSL": traffic.osl_tokens}
+        others = {
+            "load": amount, "local share": traffic.local_share, "local prompt": traffic.local_prefill_tokens,
+            "prefix hit rate": traffic.prefix_hit_rate,
+        }  # fmt: skip
+        for name, value in (lengths | others).items():
+            if is_number(value) and (value > 0 or name in others):
                 self._series[name].observe(min(value, LARGEST))
+        self._spread.observe(traffic)
 
     def forecast(self) -> Load | None:
-        """Return the load to plan for; None until all three series have a value."""
-        isl, osl, amount = (series.forecast() for series in self._series.values())
-        if any(map(math.isnan, (isl, osl, amount))):
+        """Return the load to plan for; None until load and lengths have a value. What no host tells is 0."""
+        of = {name: series.forecast() for name, series in self._series.items()}
+        if any(math.isnan(of[name]) for name in ("load", "ISL", "OSL")):
             return None
-        return Load(min(max(isl, 1.0), LARGEST), min(max(osl, 1.0), LARGEST), min(amount, LARGEST))
+        share, hit_rate = (min(_known(of[name]), 1.0) for name in ("local share", "prefix hit rate"))
+        isl, osl = (min(max(of[name], 1.0), LARGEST) for name in ("ISL", "OSL"))
+        local = min(_known(of["local prompt"]), isl)
+        return Load(isl, osl, min(of["load"], LARGEST), self._spread.cv2, share, local, hit_rate)
 
     @property
     def failures(self) -> Mapping[str, str]:
@@ -56,16 +135,8 @@ class LoadForecast:
         return sum(series.failures for series in self._series.values())
 
 
-def told_signals(traffic: Traffic) -> dict[str, float]:
-    """Return traffic figures of the host that no decision uses, as signals for people who watch the planner.
-
-    ``isl_cv`` is the coefficient of variation of the prompt lengths of the window.
-    """
-    reported = {"local_share": traffic.local_share, "prefix_hit_rate": traffic.prefix_hit_rate}
-    mean, square = traffic.isl_tokens, traffic.isl_sq_tokens
-    if is_number(mean) and is_number(square) and 0 < mean <= LARGEST:
-        reported["isl_cv"] = math.sqrt(max(square / mean / mean - 1, 0.0))
-    return {name: value for name, value in reported.items() if is_number(value)}
+def _known(value: float) -> float:
+    return 0.0 if math.isnan(value) else value
 
 
 def unusable(traffic: Traffic) -> str | None:

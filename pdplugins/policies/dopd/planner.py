@@ -9,18 +9,24 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from pdplugins.contracts.deployment import Deployment
 from pdplugins.contracts.planner import PlannerView, ScalePlan, Traffic
 from pdplugins.errors import ConfigError
 from pdplugins.policies._common import fit_pools
 from pdplugins.policies.dopd.config import DopdSettings
-from pdplugins.policies.dopd.forecast import Corrected, Forecaster, Lasting, Predictor, Reverting, build_forecaster
+from pdplugins.policies.dopd.forecast import Corrected, Forecaster, Predictor, Reverting, build_forecaster
 from pdplugins.policies.dopd.hold import Hold
 from pdplugins.policies.dopd.literal import algorithm_2
-from pdplugins.policies.dopd.load import LARGEST, Load, LoadForecast, in_flight, queued, told_signals, unusable
-from pdplugins.policies.dopd.ratio import concurrency_within_tpot, decode_concurrency, mean_context_tokens, pd_ratio
+from pdplugins.policies.dopd.load import LARGEST, Load, LoadForecast, Spread, in_flight, queued, unusable
+from pdplugins.policies.dopd.ratio import (
+    added_s,
+    concurrency_within_tpot,
+    decode_concurrency,
+    mean_context_tokens,
+    pd_ratio,
+)
 from pdplugins.policies.dopd.staffing import Backlog, Dispersion, Service, prefill_workers, upper_rate
 
 LITERAL_CORRECTION = 2.0
@@ -55,10 +61,11 @@ class DopdPlanner:
         # A worker requested now serves one start-up time after the next window.
         self._horizon_s = max(deployment.startup_s, settings.interval_s)
         steps = max(round((deployment.startup_s + settings.interval_s) / settings.interval_s), 1)
-        self._rate = Reverting(self._forecaster(), steps, LEARNING_S / settings.interval_s)
+        memory = LEARNING_S / settings.interval_s
+        self._rate = Reverting(self._forecaster(), steps, memory)
         bursts = settings.learn_bursts and not settings.paper_literal
-        amount = Lasting(self._rate if bursts else self._forecaster())
-        self._load = LoadForecast(Lasting(self._forecaster()), Lasting(self._forecaster()), amount)
+        amount = self._rate if bursts else self._forecaster()
+        self._load = LoadForecast(self._forecaster, amount, Spread(settings.length_cv2, memory))
         self._dispersion = Dispersion(steps, settings.interval_s, LEARNING_S)
         self._backlog = Backlog(self._horizon_s)
         self._prefill_hold, self._decode_hold = Hold(settings.hold_s), Hold(settings.hold_s)
@@ -89,9 +96,8 @@ class DopdPlanner:
     def plan(self, view: PlannerView) -> ScalePlan:
         """Return the pools wanted from now on, or the last ones when the metrics are unusable."""
         plan = self._plan(view)
-        extra = {} if view.traffic is None else told_signals(view.traffic)
-        self._signals = {**plan.signals, **extra}
-        return replace(plan, signals=self._signals)
+        self._signals = plan.signals
+        return plan
 
     def _plan(self, view: PlannerView) -> ScalePlan:
         if not self._started:
@@ -149,9 +155,11 @@ class DopdPlanner:
 
     def _balanced(self, view: PlannerView, traffic: Traffic, load: Load) -> Demand:
         rate = upper_rate(load.amount, self._horizon_s, self._settings.rate_sigmas)
-        service = self._service(load)
-        work = rate * service.mean_s
-        prefill, signals = self._prefill_demand(view, traffic, work, service)
+        remote, perf, tp = load.remote(), self._deployment.perf, self._deployment.prefill_tp
+        service = Service.of(
+            lambda tokens: perf.prefill_s(tokens, tp), remote.tokens, remote.cv2, self._deployment.slo.ttft_s
+        )
+        prefill, signals = self._prefill_demand(view, traffic, rate, remote.share, service)
         decode, concurrency, cc_d, step_s = self._decode_demand(load, rate)
         signals |= {
             "forecast_isl_tokens": load.isl_tokens,
@@ -159,33 +167,33 @@ class DopdPlanner:
             "forecast_rate": load.amount,
             "forecast_concurrency": concurrency,
             "cc_d": cc_d,
-            "pd_ratio": pd_ratio(service.mean_s, step_s, load.osl_tokens, cc_d),
+            "pd_ratio": pd_ratio(remote.share * service.mean_s, step_s, load.osl_tokens, cc_d),
+            "isl_cv": math.sqrt(load.cv2),
+            "local_share": load.local_share,
+            "prefix_hit_rate": load.hit_rate,
         }
         why = (
-            f"{load.amount:.2f} req/s of {load.isl_tokens:.0f}/{load.osl_tokens:.0f} tokens keep {work:.2f} prefill "
-            f"workers and {concurrency / cc_d:.2f} decode workers busy"
+            f"{load.amount:.2f} req/s of {load.isl_tokens:.0f}/{load.osl_tokens:.0f} tokens keep "
+            f"{signals['prefill_work']:.2f} prefill workers and {concurrency / cc_d:.2f} decode workers busy"
         )
+        if load.local_share > 0:
+            why += f", {100 * load.local_share:.0f} % prefill locally"
         if signals["backlog_s"] > 0:
             why += f", {signals['backlog_s']:.1f} s of prefill wait"
         return Demand(prefill, decode, signals, why)
 
-    def _service(self, load: Load) -> Service:
-        deployment = self._deployment
-
-        def prefill_s(tokens: float) -> float:
-            return deployment.perf.prefill_s(tokens, deployment.prefill_tp)
-
-        return Service.of(prefill_s, load.isl_tokens, self._settings.length_cv2, deployment.slo.ttft_s)
-
     def _prefill_demand(
-        self, view: PlannerView, traffic: Traffic, work: float, service: Service
+        self, view: PlannerView, traffic: Traffic, rate: float, share: float, service: Service
     ) -> tuple[int, dict[str, float]]:
+        """Return the workers for `share` of the requests, each of which takes a `service`, and the numbers behind."""
         settings, ttft_s = self._settings, self._deployment.slo.ttft_s
-        arrived_s = min(traffic.requests, LARGEST) * service.mean_s
-        self._dispersion.learn(min(traffic.rate, LARGEST) * service.mean_s, work, service)
+        request_s = share * service.mean_s
+        work = rate * request_s
+        self._dispersion.learn(min(traffic.rate, LARGEST) * request_s, work, service)
         dispersion_s = service.poisson_dispersion_s
         if settings.learn_bursts:
-            dispersion_s = self._dispersion.seconds(service, self._rate.mean * service.mean_s)
+            dispersion_s = self._dispersion.seconds(service, self._rate.mean * request_s)
+        arrived_s = min(traffic.requests, LARGEST) * request_s
         reported_s = min(queued(view.prefill), LARGEST) * service.mean_s
         backlog_s = self._backlog.update(arrived_s, view.prefill.ready, traffic.window_s, reported_s)
         needed = prefill_workers(work, dispersion_s, settings.wait_share * ttft_s) + settings.spare
@@ -196,7 +204,10 @@ class DopdPlanner:
         return _whole(needed), signals
 
     def _decode_demand(self, load: Load, rate: float) -> tuple[int, float, float, float]:
-        """Return workers, concurrency, and cc_d with its step time: Little's law at the full batch, as in Eq. 15."""
+        """Return workers, concurrency, and cc_d with its step time: Little's law at the full batch, as in Eq. 15.
+
+        Prompts that prefill on decode workers take their share of the workers' time on top.
+        """
         settings, deployment = self._settings, self._deployment
         perf, slo, tp = deployment.perf, deployment.slo, deployment.decode_tp
         context = mean_context_tokens(load.isl_tokens, load.osl_tokens)
@@ -206,8 +217,9 @@ class DopdPlanner:
         cc_d = concurrency_within_tpot(perf, slo, context, tp, cc_d)
         step_s = perf.decode_step_s(cc_d, context, tp)
         concurrency = rate * load.osl_tokens * step_s
-        spread = settings.decode_sigmas * math.sqrt(concurrency * (1 + settings.length_cv2))
-        return _whole((concurrency + spread) / cc_d), concurrency, cc_d, step_s
+        spread = settings.decode_sigmas * math.sqrt(concurrency * (1 + load.cv2))
+        local = rate * load.local_share * added_s(perf, load.local_tokens, tp) if load.local_share else 0.0
+        return _whole((concurrency + spread) / cc_d + local), concurrency, cc_d, step_s
 
     def _within_limits(self, view: PlannerView, demand: Demand) -> ScalePlan:
         wish = demand.prefill, demand.decode

@@ -61,6 +61,14 @@ def concurrency_within_tpot(perf: PerfModel, slo: Slo, context_tokens: float, tp
     return low
 
 
+def added_s(perf: PerfModel, tokens: float, tp: int) -> float:
+    """Return the seconds by which a prompt of `tokens` tokens lengthens a step that runs anyway.
+
+    A step reads the weights once, so only the time beyond that of an empty prefill counts.
+    """
+    return perf.prefill_s(tokens, tp) - perf.prefill_s(0, tp)
+
+
 def pd_ratio(prefill_s: float, decode_step_s: float, osl_tokens: float, concurrency: float) -> float:
     """Return the prefill workers that keep one decode worker of `concurrency` requests busy: n_p / n_d of Eq. 15."""
     return prefill_s * concurrency / (decode_step_s * osl_tokens)

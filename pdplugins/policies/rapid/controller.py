@@ -77,7 +77,7 @@ class RapidController:
         self._caps = self._within_budget(roles, self._caps or self._start(roles))
         traffic = view.traffic
         ttft_s = self._ttft.update(view.now_s, traffic.ttft_s if traffic else None)
-        tpot_s = self._tpot.update(view.now_s, traffic.tpot_s if traffic else None)
+        tpot_s = self._tpot.update(view.now_s, _token_interval_s(view))
         slow_prefill, slow_decode = _exceeds(ttft_s, self._slo.ttft_s), _exceeds(tpot_s, self._slo.tpot_s)
         queue = _queued(view) > self._settings.queue_threshold * max(sum(r is Role.PREFILL for r in roles.values()), 1)
         sink: Role | None = None
@@ -165,6 +165,22 @@ class RapidController:
 
 def _exceeds(value: float | None, limit: float) -> bool:
     return value is not None and value > limit
+
+
+def _token_interval_s(view: PlannerView) -> float | None:
+    """Return the mean time between tokens of the requests that decode now, in seconds.
+
+    Where no decode worker reports it, the TPOT of the requests that ended since the last look stands in, which is late
+    by a whole answer.
+    """
+    felt = [
+        (load.recent_tbt_s, max(load.running_requests, 1.0) if is_number(load.running_requests) else 1.0)
+        for load in view.decode.loads
+        if is_number(load.recent_tbt_s)
+    ]
+    if not felt:
+        return view.traffic.tpot_s if view.traffic else None
+    return sum(tbt_s * requests for tbt_s, requests in felt) / sum(requests for _, requests in felt)
 
 
 def _queued(view: PlannerView) -> float:

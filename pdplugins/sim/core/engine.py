@@ -129,6 +129,11 @@ class Engine:
         """Return the tokens of KV cache that are free or only cached, at the end of the step in progress."""
         return self.kv.free - self.run.grown()
 
+    def prefill_history(self) -> int:
+        """Return the tokens that the KV cache has, or is about to read, of all prompts that are not computed yet."""
+        waiting = sum([flight.done + flight.expected for flight in self.queue])
+        return waiting + sum([flight.done + flight.expected for flight in (*self.reading, *self.prefilling)])
+
     def note_first_tokens(self) -> None:
         """Note the first tokens that the run in progress has given by now."""
         self.run.note_first_tokens()

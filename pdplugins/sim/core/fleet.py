@@ -14,6 +14,7 @@ from pdplugins.runtime.roles import RoleAuthority
 from pdplugins.runtime.roster import Life, Member, Roster
 from pdplugins.sim.core.clock import Events, seconds, ticks
 from pdplugins.sim.core.engine import Engine
+from pdplugins.sim.core.engine_settings import EngineSettings
 from pdplugins.sim.core.kv import CachedBlocks, KvCache
 from pdplugins.sim.core.links import Port
 from pdplugins.sim.core.steps import StepTimes
@@ -77,7 +78,7 @@ class Fleet:
     """All workers of one simulation. It carries out what the role authority decides.
 
     :param gpu_budget: GPUs that workers may hold together, draining ones included.
-    :param block_tokens: tokens of one prefix block.
+    :param engine: settings of the engine of every worker.
     :param build: makes the engine of a worker.
     """
 
@@ -87,7 +88,7 @@ class Fleet:
         hardware: dict[Role, Hardware],
         gpu_budget: int,
         settings: FleetSettings,
-        block_tokens: int,
+        engine: EngineSettings,
         build: Callable[[LiveView, StepTimes, KvCache, Port], Any],
     ) -> None:
         self._events = events
@@ -95,7 +96,8 @@ class Fleet:
         self._startup = ticks(settings.startup_s)
         self._flip = ticks(settings.flip_s)
         self._deadline = None if settings.drain_deadline_s is None else ticks(settings.drain_deadline_s)
-        self._block_tokens = block_tokens
+        self._block_tokens = engine.block_tokens
+        self._mixed_scale = engine.mixed_step_scale
         self._build = build
         gpus = {role: own.tp for role, own in hardware.items()}
         self.roster = Roster(gpus, gpu_budget, any_role=settings.any_role or settings.label)
@@ -127,7 +129,7 @@ class Fleet:
         self._named[role] += 1
         perf, tp = hardware.perf, hardware.tp
         capacity = perf.kv_capacity_tokens(tp) if hardware.kv_tokens is None else hardware.kv_tokens
-        times = self._times.setdefault((id(perf), tp), StepTimes(perf, tp))
+        times = self._times.setdefault((id(perf), tp), StepTimes(perf, tp, self._mixed_scale))
         latency_s = perf.transfer_s(0)
         token_s = (perf.transfer_s(MANY_TOKENS) - latency_s) / MANY_TOKENS
         kv = KvCache(capacity, self._block_tokens)

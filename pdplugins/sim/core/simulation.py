@@ -96,7 +96,7 @@ class Simulation:
                 deployment.any_role,
                 settings.drain_deadline_s,
             ),
-            settings.engine.block_tokens,
+            settings.engine,
             self._build,
         )
         remember = batch_scheduler is not None or bool(settings.deaths)

@@ -107,11 +107,16 @@ def _fewest(first: int, growth: int, time: int) -> int:
 
 
 class StepTimes:
-    """All step times of one performance model at one tensor-parallel size, in ticks. Equal workers share one."""
+    """All step times of one performance model at one tensor-parallel size, in ticks. Equal workers share one.
 
-    def __init__(self, perf: PerfModel, tp: int) -> None:
+    :param mixed_scale: factor on the time that prefill adds to a step with decodes; 1.0 for the sum that the profile
+        gives. No profile was measured in mixed steps, so this tells how much a result depends on that sum.
+    """
+
+    def __init__(self, perf: PerfModel, tp: int, mixed_scale: float = 1.0) -> None:
         self._perf = perf
         self._tp = tp
+        self._mixed_scale = mixed_scale
         self._contexts = _contexts(perf, tp)
         self._lines: dict[float, dict[int, Line]] = {}
         self._prefill: dict[int, int] = {}
@@ -144,13 +149,19 @@ class StepTimes:
     def mixed(self, chunks: Chunks, batch: int, context: int, slow: tuple[float, float] = (1.0, 1.0)) -> int:
         """Return the time of a step that prefills `chunks` and decodes `batch` requests of `context` tokens in all.
 
+        Whatever the scale of mixed steps is, it is never less than the time of either phase alone.
+
         :param slow: slowdown of prefill and of decode. The time that the phases save by sharing a step is not slowed.
         """
         time = self.prefill(chunks, slow[0])
-        if batch:
-            saved = self._steps.saved(sum([new for new, _ in chunks]), batch)
-            time += max(self.line(batch, slow[1]).step(context) - saved, 0)
-        return time
+        if not batch:
+            return time
+        saved = self._steps.saved(sum([new for new, _ in chunks]), batch)
+        decode = self.line(batch, slow[1]).step(context)
+        both = time + max(decode - saved, 0)
+        if self._mixed_scale == 1.0:
+            return both
+        return max(time, decode, decode + round(self._mixed_scale * (both - decode)))
 
     def _dense_part(self, tokens: int) -> int:
         """Return the time of a step without its attention."""

@@ -19,6 +19,7 @@ class Shown(Protocol):
     gauges: Gauges
 
     def free_tokens(self) -> int: ...  # noqa: D102
+    def prefill_history(self) -> int: ...  # noqa: D102
     def settle(self) -> None: ...  # noqa: D102
 
 
@@ -68,6 +69,11 @@ class LiveLoad:
         """Prompt tokens in the current step."""
         return self._engine.gauges.prefill_tokens() if self._engine is not None else 0
 
+    @property
+    def prefill_history_tokens(self) -> int:
+        """Tokens that the KV cache has of the prompts that wait or are in the current step. Counted when it is read."""
+        return self._engine.prefill_history() if self._engine is not None else 0
+
     def frozen(self) -> WorkerLoad:
         """Return a copy that does not change."""
         return WorkerLoad(
@@ -81,6 +87,7 @@ class LiveLoad:
             self.decode_requests,
             self.decode_tokens,
             self.prefill_tokens,
+            self.prefill_history_tokens,
         )
 
 

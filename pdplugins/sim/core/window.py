@@ -42,8 +42,8 @@ class Window:
     """The traffic since a policy was last asked. Each policy that is asked at intervals has its own window."""
 
     __slots__ = (
-        "_cached", "_ended", "_ended_isl", "_first_tokens", "_isl", "_isl_sq", "_local", "_osl", "_osl_sq", "_requests",
-        "_tpot_s",
+        "_cached", "_ended", "_ended_isl", "_first_tokens", "_isl", "_isl_sq", "_local", "_local_prefill", "_osl",
+        "_osl_sq", "_requests", "_tpot_s",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -56,8 +56,8 @@ class Window:
         """Sums of lengths and of squared lengths: prompts of arrived requests, outputs of answered ones."""
         self._ended_isl = self._cached = 0
         """Prompt tokens of answered requests, and how many of them were cached."""
-        self._local = 0
-        """Answered requests that decoded where they prefilled."""
+        self._local = self._local_prefill = 0
+        """Answered requests that decoded where they prefilled, and their prompt tokens that were not cached."""
         self._tpot_s = 0.0
 
     def arrived(self, flight: Flight) -> None:
@@ -79,7 +79,9 @@ class Window:
         self._ended_isl += flight.isl
         self._cached += flight.cached
         first, second = flight.names
-        self._local += first == second
+        if first == second:
+            self._local += 1
+            self._local_prefill += flight.isl - flight.cached
 
     def close(self, now: int, window_s: float) -> Traffic:
         """Return the traffic of the last `window_s` seconds and begin a new window, which also gets what ends `now`."""
@@ -96,6 +98,7 @@ class Window:
             osl_sq_tokens=_mean(self._osl_sq, self._ended),
             local_share=_mean(self._local, self._ended),
             prefix_hit_rate=_mean(self._cached, self._ended_isl),
+            local_prefill_tokens=_mean(self._local_prefill, self._local),
         )
         self._begin()
         return traffic

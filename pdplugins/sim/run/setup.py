@@ -58,6 +58,7 @@ def engine_settings(config: Config) -> EngineSettings:
         whole_prompts=wanted.whole_prompts,
         watermark=wanted.watermark,
         block_tokens=wanted.block_tokens,
+        mixed_step_scale=wanted.mixed_step_scale,
     )
 
 

@@ -101,7 +101,7 @@ def kinds_of(config: Config) -> Iterator[Kind]:
         perf: PerfModel = load_profile(name)
         for tp in sorted(set(perf.tp_sizes(Role.PREFILL)) & set(perf.tp_sizes(Role.DECODE))):
             own = max(perf.kv_capacity_tokens(tp), config.deployment.kv_tokens or 0)
-            yield Kind(perf, tp, own if wanted.kv_tokens is None else wanted.kv_tokens)
+            yield Kind(perf, tp, own if wanted.kv_tokens is None else wanted.kv_tokens, wanted.mixed_step_scale)
 
 
 def most_served(demand: Demand, buckets: Buckets, gpus: int) -> float:

@@ -28,6 +28,7 @@ class Kind:
     perf: PerfModel
     tp: int
     kv_tokens: int
+    mixed_step_scale: float = 1.0
 
     @cached_property
     def steps(self) -> StepModel[float]:
@@ -62,10 +63,12 @@ class Kind:
         return self.steps.attention(tokens) if self.has_dense() else 0.0
 
     def added_s(self, tokens: int, batch: int) -> float:
-        """Seconds that `tokens` new prompt tokens add to a decode step of `batch` requests, without attention."""
+        """Least seconds that `tokens` new prompt tokens add to a decode step of `batch` requests, without attention."""
         if self.has_dense():
-            return self.base_s(tokens + batch) - self._dense_s(batch)
-        return self.steps.alone(tokens) - self.steps.alone(0)
+            added = self.base_s(tokens + batch) - self._dense_s(batch)
+        else:
+            added = self.steps.alone(tokens) - self.steps.alone(0)
+        return min(added, self.mixed_step_scale * added)
 
     def _dense_s(self, tokens: int) -> float:
         dense = self.steps.dense

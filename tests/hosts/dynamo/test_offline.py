@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -176,17 +177,41 @@ def test_a_stock_planner_scales_up_under_load(trace: list[TraceRequest]) -> None
 
 
 @pytest.mark.dynamo
+def test_a_stock_planner_takes_its_documented_settings(trace: list[TraceRequest]) -> None:
+    """At a sensitivity of 0 it never scales down, at Dynamo's 80 it does; the result says which it was."""
+    target = {"ttft_ms": 200, "load_scaling_down_sensitivity": 0}
+    never, shipped = run("dyn-load:sla", trace, settings=target), run("dyn-load:sla", trace, settings={"ttft_ms": 200})
+
+    def shrinks(result: Result) -> bool:
+        return any(b.prefill < a.prefill for a, b in pairwise(result.scaling))
+
+    assert (shrinks(never), shrinks(shipped)) == (False, True)
+    assert never.config["planner"].items() >= target.items()
+    assert shipped.config["planner"]["load_scaling_down_sensitivity"] == 80
+
+
+@pytest.mark.dynamo
+def test_a_worker_holds_what_the_profile_says_unless_told_otherwise(trace: list[TraceRequest]) -> None:
+    short = clip(trace, 20)
+    said = run("static:2P1D", short).config["run"]
+    assert (said["prefill_kv_tokens"], said["decode_kv_tokens"]) == (14_144, 250_112)  # whole blocks of 14,201, 250,130
+    told = replace(Plan("static:2P1D", configured(None)), engines=Engines(kv_blocks=8000))
+    assert replay(told, short, trace_name="", command="").config["run"]["prefill_kv_tokens"] == 512_000
+
+
+@pytest.mark.dynamo
 def test_our_numbers_are_those_of_the_replays_own_report(trace: list[TraceRequest], tmp_path: Path) -> None:
     from dynamo._core import run_mocker_trace_replay  # noqa: PLC0415 - after quiet()
     from dynamo.mocker import MockEngineArgs  # noqa: PLC0415
 
     ours = run("static:2P1D", trace)
     deployment = build_deployment(with_pools(configured(None), 2, 1))
-    bind(deployment, Engines(), tmp_path)  # writes the timing table
+    engines = Engines(kv_blocks=None)
+    bind(deployment, engines, tmp_path)  # writes the timing table
     write_mooncake(trace, tmp_path / "t.jsonl")
     args = {
         f"{role}_engine_args": MockEngineArgs.from_json(
-            json.dumps(engine_args(role, Engines(), deployment, tmp_path / "timing.npz"))
+            json.dumps(engine_args(role, engines, deployment, tmp_path / "timing.npz"))
         )
         for role in Role
     }
@@ -243,7 +268,15 @@ def test_the_command_writes_one_result(monkeypatch, tmp_path: Path, capsys) -> N
         (["--planner", "static:0P1D"], "at least one worker"),
         (["--planner", "dyn-load:fast"], "choose from throughput, latency, load, sla"),
         (["--planner", "dyn-sla:magic"], "choose from constant, arima, kalman, prophet"),
-        (["--planner", "static:1P1D", "--set", "paper_literal=true"], "--set paper_literal"),
+        (
+            ["--planner", "static:1P1D", "--set", "paper_literal=true"],
+            "--set paper_literal: static:1P1D has no settings",
+        ),
+        (["--planner", "dyn-load", "--set", "hold_s=5"], "--set hold_s: dyn-load has no such setting"),
+        (
+            ["--planner", "dyn-load:sla", "--set", "ttft_ms=-1"],
+            "Dynamo's planner refuses it: Value error, ttft_ms must",
+        ),
         (["--planner", "static:1P1D", "--decision-log", "x"], "--decision-log"),
         (["--planner", "static:60P4D"], "gpu_budget is 64"),
         (["--set", "paper_literal"], "write it as key=value"),

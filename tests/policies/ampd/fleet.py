@@ -31,17 +31,19 @@ def worker(
     running: float = 0,
     capacity: int = 100_000,
     tp: int | None = None,
+    **more: float,
 ) -> Worker:
+    """Return a worker; `more` are attributes of its load."""
+    load = {"queued_requests": 1 if queued else 0, "running_requests": 1 if running else 0} | more
     return testing.worker(
         name,
         kv_capacity_tokens=capacity,
         tp=tp,
-        queued_requests=1 if queued else 0,
         queued_tokens=queued,
-        running_requests=1 if running else 0,
         running_tokens=running,
         recent_ttft_s=ttft_s,
         recent_tbt_s=tbt_s,
+        **load,
     )
 
 

@@ -121,6 +121,53 @@ def test_a_degree_that_is_not_known_or_not_in_the_profile_is_the_deployments(tol
     assert Costs(DEPLOYMENT).degree(worker("p0", tp=told)) == tp
 
 
+def queue_s(*tasks: tuple[int, int], **load: float) -> float:
+    """The cost of a queue of tasks, given as (history, new tokens), by Eq. 2."""
+    history, new = (sum(one[side] for one in tasks) for side in (0, 1))
+    told = {"queued_requests": len(tasks), "prefill_history_tokens": history} | load
+    return Costs(DEPLOYMENT).queue_s(worker("p0", queued=new, **told), 1)
+
+
+def test_equations_1_and_2_count_the_histories_of_those_that_wait() -> None:
+    costs = Costs(DEPLOYMENT)
+    assert queue_s((50_000, 100)) == pytest.approx(costs.prefill_s(50_000, 100, 1))
+    assert queue_s(*[(50_000, 100)] * 7) == pytest.approx(7 * costs.prefill_s(50_000, 100, 1))
+    assert queue_s((30_000, 100), (70_000, 100)) == pytest.approx(
+        costs.prefill_s(30_000, 100, 1) + costs.prefill_s(70_000, 100, 1)
+    )
+    assert queue_s((50_000, 100), prefill_history_tokens=math.nan) == pytest.approx(costs.prefill_s(0, 100, 1))
+
+
+@pytest.mark.parametrize("slack", ["windowed", "predicted"])
+def test_a_queue_of_long_histories_is_avoided_though_it_has_fewer_new_tokens(slack: str) -> None:
+    """60 s of attention wait on p0, which has 10 tokens less in its queue."""
+    workers = (
+        worker("p0", ttft_s=BUSY_S, queued=290, prefill_history_tokens=100_000_000),
+        worker("p1", ttft_s=BUSY_S, queued=300, prefill_history_tokens=0),
+        worker("d0", tbt_s=BUSY_TBT_S, queued=5000),
+    )
+    assert route(later(100), *workers, slack=slack).first == "p1"
+
+
+def test_what_runs_now_counts_as_one_of_the_queue_and_not_as_part_of_each() -> None:
+    """A prefill worker that runs one prompt of 500 tokens while another one waits."""
+    both = Costs(DEPLOYMENT).queue_s(worker("p0", queued=500, running=500), 1)
+    assert both == pytest.approx(2 * PERF.prefill_s(500, 1))
+
+
+@pytest.mark.parametrize("slack", ["windowed", "predicted"])
+def test_equation_1_counts_the_local_prefill_that_runs_now(slack: str) -> None:
+    """The queue of d0 is empty, but it is in the middle of 900 tokens of another round."""
+    remote = worker("p0", ttft_s=BUSY_S, queued=600)
+    for running, first in ((0, "d0"), (900, "p0")):
+        decode = worker("d0", tbt_s=0.0 if slack == "predicted" else BUSY_TBT_S, prefill_tokens=running)
+        assert route(later(100), remote, decode, slack=slack).first == first
+
+
+def test_decodes_are_no_prefill_queue() -> None:
+    assert Costs(DEPLOYMENT).queue_s(worker("d0", running=9000, prefill_tokens=0), 1) == 0
+
+
 def test_t_pre_adds_what_the_new_tokens_attend_to() -> None:
     costs = Costs(DEPLOYMENT)
     assert costs.prefill_s(0, 100, 1) == PERF.prefill_s(100, 1)
@@ -218,8 +265,7 @@ NUMBERS = st.none() | st.sampled_from([math.nan, math.inf, 0.0]) | st.floats(0, 
 LOADS = st.builds(
     lambda *numbers: numbers,
     *[st.sampled_from([math.nan, math.inf, 0.0]) | st.floats(0, 1e7)] * 4,
-    NUMBERS,
-    NUMBERS,
+    *[NUMBERS] * 6,
 )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
 from itertools import permutations
 
 import pytest
@@ -11,13 +12,24 @@ from hypothesis import strategies as st
 from pdplugins.policies.ampd.config import AmpdSchedulerSettings
 from pdplugins.policies.ampd.costs import Costs
 from pdplugins.policies.ampd.scheduler import AmpdScheduler
-from pdplugins.types import BatchView, QueuedPrefill
+from pdplugins.types import BatchPlan, BatchView, QueuedPrefill
 from tests.policies.ampd.fleet import DEPLOYMENT, task
 
 
 def scheduler(window: int = 3, step_tokens: int = 1) -> AmpdScheduler:
     """One task for each step, as printed, unless a test says otherwise."""
     return AmpdScheduler(AmpdSchedulerSettings(window=window, step_tokens=step_tokens), DEPLOYMENT)
+
+
+def ran(
+    policy: AmpdScheduler, queue: Sequence[QueuedPrefill], now_s: float, refused: Collection[str] = ()
+) -> list[str]:
+    """Let an engine with `queue` run a step without the tasks that it refuses. Return the tasks that it ran."""
+    view = BatchView(tuple(queue), 0, 0)
+    tokens = policy.next_batch(view, now_s).prefill_tokens
+    names = [name for name in tokens if name not in refused]
+    policy.on_step(view, BatchPlan({name: tokens[name] for name in names}), 0.1)
+    return names
 
 
 def first(queue: list[QueuedPrefill], now_s: float = 0.0, window: int = 3) -> str:
@@ -69,14 +81,48 @@ def test_only_the_window_is_reordered() -> None:
 
 def test_a_task_is_postponed_w_times_and_no_more() -> None:
     """An endless stream of short prompts with little time left would starve the long one."""
-    policy, now = scheduler(), 0.0
-    ran = []
+    policy, now, order = scheduler(), 0.0, []
+    waits = [task("long", 990, queued_s=-9.0)]
     for number in range(6):
-        queue = (task("long", 990, queued_s=-9.0), task(f"s{number}", 100, queued_s=now - 0.5))
-        (name,) = policy.next_batch(BatchView(queue, 0, 0), now).prefill_tokens
-        ran.append(name)
+        order += ran(policy, [*waits, task(f"s{number}", 100, queued_s=now - 0.5)], now)
+        waits = [one for one in waits if one.request.id not in order]
         now += 0.1
-    assert ran == ["s0", "s1", "s2", "long", "s4", "s5"]  # once it has run, the same name is a new task
+    assert order == ["s0", "s1", "s2", "long", "s4", "s5"]
+
+
+@pytest.mark.parametrize("step_tokens", [1, 8192])
+def test_a_task_that_the_engine_refuses_keeps_what_it_has_been_postponed(step_tokens: int) -> None:
+    """Its turn has come, but its KV cache does not fit: no other one goes before it until it has run."""
+    policy, order = scheduler(step_tokens=step_tokens), []
+    long = task("long", 990, queued_s=-9.0)
+    for number in range(8):
+        queue = [long, task(f"s{number}", 100, queued_s=-0.5)]
+        order += ran(policy, queue, 0.0, refused={"long"} if number < 6 else ())
+    assert order[:4] == ["s0", "s1", "s2", "long"]
+
+
+def test_a_plan_that_nobody_ran_postpones_nothing() -> None:
+    policy = scheduler()
+    queue = [task("long", 990, queued_s=-9.0), task("short", 100, queued_s=-0.5)]
+    for _ in range(10):
+        assert list(policy.next_batch(BatchView(tuple(queue), 0, 0), 0.0).prefill_tokens) == ["short"]
+    assert [ran(policy, queue, 0.0) for _ in range(4)] == [["short"], ["short"], ["short"], ["long"]]
+
+
+def test_a_step_counts_from_its_launch_on_where_the_host_reports_it_late() -> None:
+    """Engines that plan a step while the one before it runs: that one has taken its task from the queue."""
+    policy, order = scheduler(), []
+    late = None
+    for number in range(6):
+        view = BatchView((task("long", 990, queued_s=-9.0), task(f"s{number}", 100, queued_s=-0.5)), 0, 0)
+        plan = policy.next_batch(view, 0.0)
+        if late is not None:
+            policy.on_step(*late, 0.1)
+        late = view, plan
+        order += plan.prefill_tokens
+        if "long" in order:
+            break
+    assert order == ["s0", "s1", "s2", "long"]
 
 
 def most_satisfied(window: list[QueuedPrefill], now_s: float) -> int:
@@ -103,31 +149,56 @@ def test_the_first_choice_is_optimal_within_the_window(tasks: list[tuple[int, in
     assert f"{best} of {min(window, len(queue))} within" in plan.reason
 
 
-@given(TASKS, st.integers(1, 5), st.data())
-def test_no_task_is_overtaken_by_more_than_w_dispatches_of_its_window(
-    tasks: list[tuple[int, int, float]], window: int, data: st.DataObject
+@pytest.mark.moderate
+@given(
+    TASKS, st.integers(1, 5), st.sampled_from([1, 400, AmpdSchedulerSettings().step_tokens]), st.booleans(), st.data()
+)
+def test_no_task_is_overtaken_in_more_than_w_steps(
+    tasks: list[tuple[int, int, float]], window: int, step_tokens: int, late: bool, data: st.DataObject
 ) -> None:
-    """Every task runs once, whole; and while it waits in the window, at most w later ones run before it."""
-    policy, now = scheduler(window), 0.0
+    """Every task runs once and whole, and while it waits, tasks behind it run in at most w steps.
+
+    The engine refuses tasks that do not fit its free KV cache, decodes or not, and reports a step at its end or after
+    the next plan.
+    """
+    policy, now = scheduler(window, step_tokens), 0.0
     coming = [task(str(n), new, -waited, history) for n, (new, history, waited) in enumerate(tasks)]
     queue: list[QueuedPrefill] = []
     overtaken: dict[str, int] = {}
-    ran: list[str] = []
+    done: list[str] = []
+    report: tuple[BatchView, BatchPlan] | None = None
+    tight_steps = 3 * len(coming)
     while coming or queue:
         for _ in range(data.draw(st.integers(0 if queue else 1, 3))):
             if coming:
                 queue.append(coming.pop(0))
-        plan = policy.next_batch(BatchView(tuple(queue), 0, 0), now)
-        ((name, tokens),) = plan.prefill_tokens.items()
-        index = next(i for i, one in enumerate(queue) if one.request.id == name)
-        assert index < window
-        assert tokens == queue[index].remaining_tokens
-        for earlier in queue[:index]:
-            overtaken[earlier.request.id] = overtaken.get(earlier.request.id, 0) + 1
-        now += Costs(DEPLOYMENT).prefill_s(queue[index].done_tokens or 0, tokens, 1)
-        ran.append(name)
-        del queue[index]
-    assert sorted(ran) == sorted(str(n) for n in range(len(tasks)))
+        view = BatchView(tuple(queue), data.draw(st.sampled_from([0, 2])), 0)
+        plan = policy.next_batch(view, now)
+        if report is not None:
+            policy.on_step(*report, 0.1)
+            report = None
+        free = data.draw(st.sampled_from([0, 300, 1000])) if tight_steps > 0 else 1 << 30
+        tight_steps -= 1
+        tokens = {name: count for name, count in plan.prefill_tokens.items() if count <= free}
+        if not tokens:
+            continue
+        assert len(tokens) == 1 or not view.decode_requests
+        by_id = {one.request.id: (place, one) for place, one in enumerate(queue)}
+        for name, count in tokens.items():
+            one = by_id[name][1]
+            assert count == one.remaining_tokens
+            now += Costs(DEPLOYMENT).prefill_s(one.done_tokens or 0, count, 1)
+        last = max(by_id[name][0] for name in tokens)
+        for one in queue[:last]:
+            if one.request.id not in tokens:
+                overtaken[one.request.id] = overtaken.get(one.request.id, 0) + 1
+        done += tokens
+        queue = [one for one in queue if one.request.id not in tokens]
+        report = view, BatchPlan(tokens)
+        if not late:
+            policy.on_step(*report, 0.1)
+            report = None
+    assert sorted(done) == sorted(str(n) for n in range(len(tasks)))
     assert max(overtaken.values(), default=0) <= window
 
 
@@ -135,8 +206,7 @@ def test_what_it_remembers_does_not_grow() -> None:
     """Tasks that leave without being run, as cancelled ones do, are forgotten."""
     policy = scheduler()
     for number in range(500):
-        queue = (task(f"a{number}", 950, queued_s=-9), task(f"b{number}", 100, queued_s=-0.5))
-        policy.next_batch(BatchView(queue, 0, 0), 0.0)
+        ran(policy, [task(f"a{number}", 950, queued_s=-9), task(f"b{number}", 100, queued_s=-0.5)], 0.0)
     assert len(policy._postponed) <= 30
 
 

@@ -79,21 +79,57 @@ def test_any_stream_keeps_one_worker_per_role_within_the_budget(
         assert all(math.isfinite(value) for value in plan.signals.values())
 
 
-def test_what_the_host_says_of_the_traffic_is_a_signal_and_changes_no_plan() -> None:
-    window = Traffic(5.0, 20.0, 1000.0, 200.0)
-    more = replace(window, isl_sq_tokens=1.25e6, local_share=0.25, prefix_hit_rate=0.5)
-    plain, telling = planner(), planner()
-    assert isinstance(telling, TellsSignals)
-    for before, after in zip(plans(plain, [window] * 20), plans(telling, [more] * 20), strict=True):
-        assert replace(after, signals=before.signals) == before
-        told = {name: after.signals[name] for name in after.signals.keys() - before.signals.keys()}
-        assert told == pytest.approx({"isl_cv": 0.5, "local_share": 0.25, "prefix_hit_rate": 0.5})
-        assert telling.signals.keys() == after.signals.keys()
+def test_prompts_that_stay_on_decode_workers_need_no_prefill_workers() -> None:
+    """Half of the prompts have 50 tokens and stay; the others have 1,950 and do not."""
+    rate, isl_sq = 8.0, (50**2 + 1950**2) / 2
+    window = Traffic(5.0, 5 * rate, 1000.0, 200.0, isl_sq_tokens=isl_sq, local_share=0.5, local_prefill_tokens=50.0)
+    plan = plans(planner(learn_bursts=False), [window] * 300)[-1]
+    work = rate / 2 * PERF.prefill_s(1950, 1)
+    assert plan.signals["prefill_work"] == pytest.approx(work, rel=0.15)  # 15 %: the rate's upper bound
+    everyone = plans(planner(learn_bursts=False), [replace(window, local_share=None, local_prefill_tokens=None)] * 300)
+    assert everyone[-1].signals["prefill_work"] > plan.signals["prefill_work"]
+    assert "50 % prefill locally" in plan.reason
+
+
+def test_prompts_that_stay_on_decode_workers_take_their_time() -> None:
+    stay = Traffic(5.0, 5 * 100.0, 100.0, 20.0, local_share=1.0, local_prefill_tokens=100.0)
+    roomy = replace(DEPLOYMENT, gpu_budget=1000)
+    local, remote = (
+        plans(planner(roomy, learn_bursts=False), [window] * 60)[-1]
+        for window in (stay, replace(stay, local_share=0.0, local_prefill_tokens=None))
+    )
+    added = 100.0 * (PERF.prefill_s(100, 2) - PERF.prefill_s(0, 2))
+    assert local.decode - remote.decode == pytest.approx(added, abs=1.5)
+    assert local.signals["prefill_work"] == 0
+    assert local.prefill < remote.prefill
+
+
+def test_cached_prompt_tokens_need_no_prefill_but_are_context() -> None:
+    cached = Traffic(5.0, 40.0, 4000.0, 200.0, prefix_hit_rate=0.5)
+    fresh = replace(cached, isl_tokens=2000.0, prefix_hit_rate=None)
+    first, second = (plans(planner(learn_bursts=False), [window] * 60)[-1].signals for window in (cached, fresh))
+    assert first["prefill_work"] == pytest.approx(second["prefill_work"])
+    assert first["cc_d"] < second["cc_d"]
+
+
+def test_the_spread_of_the_lengths_comes_from_the_host_and_else_from_the_settings() -> None:
+    equal = Traffic(5.0, 100.0, 2000.0, 200.0, isl_sq_tokens=2000.0**2)
+    spread = replace(equal, isl_sq_tokens=3 * 2000.0**2)
+    unknown = replace(equal, isl_sq_tokens=None)
+    made = {name: plans(planner(), [window] * 100)[-1] for name, window in
+            {"equal": equal, "spread": spread, "unknown": unknown}.items()}  # fmt: skip
+    assert made["equal"].signals["isl_cv"] < 0.1
+    assert made["spread"].signals["isl_cv"] == pytest.approx(2**0.5, rel=0.02)
+    assert made["unknown"].signals["isl_cv"] == 1.0
+    work = {name: plan.signals["prefill_work"] for name, plan in made.items()}
+    assert work["equal"] < work["unknown"] < work["spread"]  # Eq. 8
+    assert isinstance(planner(), TellsSignals)
 
 
 @pytest.mark.parametrize("value", [NAN, INF, -1.0, 0.0, 1e300, None])
 def test_impossible_statistics_of_the_traffic_stop_no_plan(value: float | None) -> None:
-    said = Traffic(5.0, 20.0, value, 200.0, isl_sq_tokens=value, local_share=value, prefix_hit_rate=value)
+    said = Traffic(5.0, 20.0, value, 200.0, isl_sq_tokens=value, local_share=value, prefix_hit_rate=value,
+                   local_prefill_tokens=value)  # fmt: skip
     plan = plans(planner(), [*steady(4.0, count=3), said])[-1]
     assert all(map(math.isfinite, plan.signals.values()))
 

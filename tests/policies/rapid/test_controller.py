@@ -34,11 +34,19 @@ class Node:
         self.now_s = 0.0
         self.plan = PowerPlan({})
 
-    def look(self, felt: tuple[float | None, float | None], queued: float = 100.0, after_s: float = 10.0) -> PowerPlan:
+    def look(
+        self,
+        felt: tuple[float | None, float | None],
+        queued: float = 100.0,
+        after_s: float = 10.0,
+        *,
+        decode: tuple[WorkerLoad, ...] = (),
+    ) -> PowerPlan:
+        """Show the TTFT and TPOT of ended requests, and the loads of the decode workers."""
         self.now_s += after_s
         gpus = tuple(GpuView(i, role, 300.0 + i, self.plan.caps_w.get(i, 0.0)) for i, role in enumerate(self.roles))
         traffic = Traffic(0.5, 1, ttft_s=felt[0], tpot_s=felt[1])
-        pools = Pool(self.roles.count(P), loads=(WorkerLoad("p", queued),)), Pool(self.roles.count(D))
+        pools = Pool(self.roles.count(P), loads=(WorkerLoad("p", queued),)), Pool(self.roles.count(D), loads=decode)
         self.plan = self.subject.control(gpus, PlannerView(self.now_s, traffic, *pools))
         for flip in self.plan.flips:
             self.roles[flip.gpu] = flip.role
@@ -80,6 +88,30 @@ def test_nothing_moves_while_both_phases_are_fine_or_both_are_slow() -> None:
 def test_a_slow_prefill_without_a_queue_is_not_overload() -> None:
     assert Node().look(SLOW_PREFILL, queued=3).reason == ""
     assert Node().look(SLOW_PREFILL, queued=9).reason.startswith("50 W from each decode GPU to prefill")
+
+
+def decoding(tbt_s: float | None, requests: float = 10.0) -> WorkerLoad:
+    return WorkerLoad("d", running_requests=requests, recent_tbt_s=tbt_s)
+
+
+def test_slow_tokens_count_before_any_answer_with_them_has_ended() -> None:
+    """What ended lately was fast, and what decodes now is slow; or the other way round."""
+    assert "to decode" in Node().look((0.5, 0.02), decode=(decoding(0.06),)).reason
+    assert "to decode" in Node().look((0.5, None), decode=(decoding(0.06),)).reason
+    assert Node().look((0.5, 0.06), decode=(decoding(0.02),)).reason == ""
+
+
+def test_each_request_that_decodes_counts_once() -> None:
+    """The SLO is 40 ms: one worker with few requests does not speak for the one with many."""
+    few, many = decoding(0.10, 1), decoding(0.03, 99)
+    assert Node().look((0.5, None), decode=(few, many)).reason == ""
+    assert "to decode" in Node().look((0.5, None), decode=(replace(few, running_requests=99), many)).reason
+
+
+@pytest.mark.parametrize("said", [None, math.nan, math.inf])
+def test_the_tpot_of_ended_requests_counts_where_no_worker_tells_its_intervals(said: float | None) -> None:
+    assert "to decode" in Node().look((0.5, 0.06), decode=(decoding(said),)).reason
+    assert "to decode" in Node().look((0.5, None), decode=(decoding(said), decoding(0.06, math.nan))).reason
 
 
 def test_the_cooldown_is_longer_after_a_gpu_than_after_watts() -> None:
@@ -148,15 +180,9 @@ def test_any_stream_keeps_the_budget_and_a_gpu_in_each_phase(
             node.roles = before
 
 
-def test_constant_load_that_is_served_inside_the_slo_never_oscillates() -> None:
-    node = Node()
-    plans = [node.look(FINE, queued=1.0) for _ in range(50)]
-    assert len({tuple(plan.caps_w.items()) for plan in plans}) == 1
-
-
 @pytest.mark.parametrize("what", [SLOW_PREFILL, SLOW_DECODE, BOTH])
 @pytest.mark.parametrize("move", ["power", "gpus", "both"])
-def test_constant_overload_settles(what: tuple[float, float], move: str) -> None:
+def test_latencies_that_no_move_mends_end_at_a_limit(what: tuple[float, float], move: str) -> None:
     """It gives one phase all that it may have, and then nothing moves back and forth."""
     node = Node(4, 4, move=move)
     seen = []

@@ -111,6 +111,7 @@ def cases(draw: st.DrawFn) -> dict[str, Any]:
         "step_tokens": draw(st.sampled_from([16, 256, 8192])),
         "first_token": draw(st.sampled_from(["prefill", "transfer", "decode"])),
         "overlap": draw(st.booleans()),
+        "mixed": draw(st.sampled_from([1.0, 1.0, 0.5, 1.5])),
         "seed": draw(st.integers(0, 9)),
     }
 
@@ -126,7 +127,12 @@ def play(case: dict[str, Any]) -> tuple[RunOutcome, Machine]:
         deployment,
         SimSettings(
             *case["workers"],
-            engine=EngineSettings(order=case["order"], step_tokens=case["step_tokens"], max_batch=MAX_BATCH),
+            engine=EngineSettings(
+                order=case["order"],
+                step_tokens=case["step_tokens"],
+                max_batch=MAX_BATCH,
+                mixed_step_scale=case["mixed"],
+            ),
             kv_tokens=case["kv"],
             first_token=case["first_token"],
             overlap=case["overlap"],
@@ -135,7 +141,7 @@ def play(case: dict[str, Any]) -> tuple[RunOutcome, Machine]:
         planner=Restless(case["seed"], sum(case["workers"])) if case["planner"] else None,
     )
     sizes = [size for size in perf.tp_sizes(Role.DECODE) if size <= gpus]
-    kinds = [Kind(perf, size, case["kv"] or perf.kv_capacity_tokens(size)) for size in sizes]
+    kinds = [Kind(perf, size, case["kv"] or perf.kv_capacity_tokens(size), case["mixed"]) for size in sizes]
     return simulation.run(map(arrival, case["trace"])), Machine(kinds, case["slo"], gpus, MAX_BATCH, 0.5)
 
 

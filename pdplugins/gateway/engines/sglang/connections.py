@@ -51,6 +51,7 @@ class Response:
     ) -> None:
         self.status = message.code
         self.content_type = message.headers.get("Content-Type", "application/json")
+        self.retry_after = message.headers.get("Retry-After")
         self.readany = payload.readany
         """Return the next bytes; nothing at the end. Raises aiohttp.ClientError or OSError."""
         self.read = payload.read

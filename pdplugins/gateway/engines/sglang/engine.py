@@ -4,21 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from typing import Any
 
 import aiohttp
 
 from pdplugins.gateway.backends import Backend
-from pdplugins.gateway.engine import Client, Facts, LoadReport, ServerKind, Work
+from pdplugins.gateway.engine import Client, Facts, LoadReport, Work
 from pdplugins.gateway.engines.sglang import calls, protocol
 from pdplugins.gateway.engines.sglang.calls import CHAT, COMPLETIONS, Call
 from pdplugins.gateway.engines.sglang.completions import CompletionsReply
 from pdplugins.gateway.engines.sglang.legs import Legs
 from pdplugins.gateway.engines.sglang.relay import Relay
+from pdplugins.gateway.engines.sglang.reports import facts_of, report_of
 from pdplugins.gateway.engines.sglang.upstream import Answer, Upstream
-from pdplugins.gateway.settings import GatewaySettings
+from pdplugins.gateway.reading import read_whole
+from pdplugins.limits import GatewayConfig
 
 TEMPLATE_FIELDS = ("model", "messages", "tools", "tool_choice", "chat_template_kwargs", "continue_final_message")
+REPORT_BYTES = 4 * 2**20
+"""Longest answer to a question about a server itself."""
 
 
 class SglangEngine:
@@ -32,7 +35,7 @@ class SglangEngine:
     passed_gets = ("/v1/models", "/model_info", "/get_model_info", protocol.SERVER_INFO, "/get_server_info")
     passed_posts = (protocol.TOKENIZE, "/tokenize", "/v1/detokenize", "/detokenize")
 
-    def __init__(self, settings: GatewaySettings, session: aiohttp.ClientSession, *, dual: bool) -> None:
+    def __init__(self, settings: GatewayConfig, session: aiohttp.ClientSession, *, dual: bool) -> None:
         self.upstream = Upstream(settings)
         self._legs = Legs(self.upstream, settings)
         self._session = session
@@ -42,14 +45,15 @@ class SglangEngine:
 
     async def describe(self, backend: Backend) -> Facts:
         """Ask a server what it is."""
-        async with self._session.get(backend.url + protocol.SERVER_INFO, raise_for_status=True) as answer:
-            return facts_of(await answer.json(), dual=self._dual)
+        return facts_of(await self._get(backend.url + protocol.SERVER_INFO), dual=self._dual)
 
     async def load(self, backend: Backend) -> LoadReport:
         """Ask a server for its load."""
-        url = backend.url + protocol.LOADS
-        async with self._session.get(url, params={"include": "core"}, raise_for_status=True) as answer:
-            return report_of((await answer.json())["loads"])
+        return report_of(await self._get(backend.url + protocol.LOADS + "?include=core"))
+
+    async def _get(self, url: str) -> bytes:
+        async with self._session.get(url, raise_for_status=True, allow_redirects=False) as answer:
+            return await read_whole(answer.content.readany, REPORT_BYTES)
 
     # --- requests and answers ------------------------------------------------------------------------------------
 
@@ -96,33 +100,3 @@ class SglangEngine:
     async def close(self) -> None:
         """Wait a while for background work, then end it, and close all connections."""
         await self.upstream.settle()
-
-
-def facts_of(info: Mapping[str, Any], *, dual: bool) -> Facts:
-    """Read ``/server_info``."""
-    kinds = {"prefill": ServerKind.PREFILL, "decode": ServerKind.DUAL if dual else ServerKind.DECODE}
-    tp = info.get("tp_size")
-    return Facts(
-        kind=kinds.get(str(info.get("disaggregation_mode")), ServerKind.UNIFIED),
-        kv_capacity_tokens=int(info.get("max_total_num_tokens") or 0),
-        tp=None if tp is None else int(tp),
-        bootstrap_port=info.get("disaggregation_bootstrap_port"),
-        incremental=bool(info.get("incremental_streaming_output")),
-    )
-
-
-def report_of(loads: Sequence[Mapping[str, Any]]) -> LoadReport:
-    """Read ``/v1/loads``, summed over a server's data-parallel ranks."""
-
-    def total(name: str) -> int:
-        return sum(int(load.get(name) or 0) for load in loads)
-
-    told = bool(loads) and all(load.get("num_used_tokens") is not None for load in loads)
-    return LoadReport(
-        running_requests=total("num_running_reqs"),
-        waiting_requests=total("num_waiting_reqs"),
-        waiting_tokens=total("num_waiting_uncached_tokens"),
-        kv_capacity_tokens=total("max_total_num_tokens"),
-        used_kv_tokens=total("num_used_tokens") if told else None,
-        stamps=tuple(load.get("timestamp") for load in loads),
-    )

@@ -22,13 +22,13 @@ from pdplugins.gateway.engines.sglang import protocol
 from pdplugins.gateway.engines.sglang.calls import Call
 from pdplugins.gateway.engines.sglang.upstream import Answer, Upstream
 from pdplugins.gateway.errors import RefusedError, WorkerFailedError
-from pdplugins.gateway.settings import GatewaySettings
+from pdplugins.limits import GatewayConfig
 
 
 class Legs:
     """Local, pair, push and warm, over the connections of `upstream`."""
 
-    def __init__(self, upstream: Upstream, settings: GatewaySettings) -> None:
+    def __init__(self, upstream: Upstream, settings: GatewayConfig) -> None:
         self._upstream = upstream
         self._first_token_s = settings.first_token_s
 
@@ -39,12 +39,12 @@ class Legs:
         rid = secrets.token_hex(16)
         body = protocol.splice(work.body, {"rid": rid})
         took_s: float | None = None
-        load.prefill_starts(work.new_tokens)
+        load.prefill_starts(work.new_tokens, work.prompt_tokens - work.new_tokens)
         try:
             answer = await self._begin(backend, work, body, rid)
             took_s = monotonic() - work.arrived_s
         finally:
-            load.prefill_ends(work.new_tokens, took_s)
+            load.prefill_ends(work.new_tokens, took_s, work.prompt_tokens - work.new_tokens)
         load.decode_starts(work.prompt_tokens)
         try:
             yield answer
@@ -132,7 +132,7 @@ class Legs:
         """Return the reply of a worker that prefills: it is done, and in a pair the KV cache has moved."""
         load = backend.view.load
         took_s: float | None = None
-        load.prefill_starts(work.new_tokens)
+        load.prefill_starts(work.new_tokens, work.prompt_tokens - work.new_tokens)
         try:
             async with backend.awaited(self._first_token_s):
                 reply = await self._upstream.reply(backend, work.call.path, body, work.call.headers)
@@ -147,7 +147,7 @@ class Legs:
         else:
             return reply
         finally:
-            load.prefill_ends(work.new_tokens, took_s)
+            load.prefill_ends(work.new_tokens, took_s, work.prompt_tokens - work.new_tokens)
 
 
 def _silence(backend: Backend, what: str, seconds: float) -> WorkerFailedError:

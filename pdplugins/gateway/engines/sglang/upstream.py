@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 from collections.abc import Coroutine, Mapping
 from time import monotonic
 from typing import Any
@@ -13,11 +14,23 @@ import aiohttp
 from pdplugins.gateway.backends import Backend
 from pdplugins.gateway.engines.sglang import protocol
 from pdplugins.gateway.engines.sglang.connections import Connections, Response
-from pdplugins.gateway.errors import RefusedError, WorkerFailedError
-from pdplugins.gateway.settings import GatewaySettings
+from pdplugins.gateway.errors import (
+    RefusedError,
+    ShortageError,
+    WorkerFailedError,
+    WorkerFullError,
+    refused,
+    said,
+    shortage,
+)
+from pdplugins.limits import GatewayConfig
 
 ABORT_S = 5.0
 FAILURES = (aiohttp.ClientError, OSError, TimeoutError)
+FULL = frozenset({429, 503})
+"""How a server says that it has too much to do."""
+LONGEST_WAIT_S = 60.0
+"""A longer ``Retry-After`` of a worker is not passed on."""
 
 
 class Answer:
@@ -84,7 +97,7 @@ class Answer:
 class Upstream:
     """The connections to all workers."""
 
-    def __init__(self, settings: GatewaySettings) -> None:
+    def __init__(self, settings: GatewayConfig) -> None:
         self._connections = Connections(settings.connect_s)
         self._settings = settings
         self._background: set[asyncio.Task[None]] = set()
@@ -96,11 +109,11 @@ class Upstream:
         silence_s = self._settings.silence_s if stream else None
         try:
             response = await self._connections.post(backend.url, path, body, headers, silence_s)
-        except (aiohttp.ClientConnectionError, OSError) as error:
+        except FAILURES as error:
+            if shortage(error):
+                raise ShortageError(error) from error
             silent = isinstance(error, TimeoutError)
-            raise WorkerFailedError(backend.id, said(error), gone=not silent, silent=silent) from error
-        except aiohttp.ClientError as error:
-            raise WorkerFailedError(backend.id, said(error)) from error
+            raise WorkerFailedError(backend.id, said(error), gone=refused(error), silent=silent) from error
         if response.status >= 400:
             await self._refused(backend, response)
         return response
@@ -131,6 +144,8 @@ class Upstream:
 
     async def _refused(self, backend: Backend, response: Response) -> None:
         body = await read_all(backend, response)
+        if response.status in FULL:
+            raise WorkerFullError(backend.id, f"status {response.status}", retry_after(response.retry_after))
         if response.status >= 500:
             raise WorkerFailedError(backend.id, f"status {response.status}: {body[:200].decode(errors='replace')}")
         raise RefusedError(response.status, body, response.content_type)
@@ -183,7 +198,7 @@ async def read(backend: Backend, response: Response) -> bytes:
         return await response.readany()
     except FAILURES as error:
         response.close()
-        raise WorkerFailedError(backend.id, said(error), gone=isinstance(error, aiohttp.ClientOSError)) from error
+        raise WorkerFailedError(backend.id, said(error)) from error
 
 
 async def read_all(backend: Backend, response: Response) -> bytes:
@@ -193,6 +208,11 @@ async def read_all(backend: Backend, response: Response) -> bytes:
     except FAILURES as error:
         response.close()
         raise WorkerFailedError(backend.id, said(error)) from error
+
+
+def retry_after(header: str | None) -> float | None:
+    """Read a ``Retry-After`` in seconds; None where there is none, or a date."""
+    return min(float(header), LONGEST_WAIT_S) if header is not None and re.fullmatch(r"\d{1,9}", header) else None
 
 
 def is_stream(response: Response) -> bool:
@@ -208,10 +228,7 @@ def raise_error(backend: Backend, data: bytes) -> None:
         said = protocol.parsed(event) or {}
         error = said.get("error") or protocol.failure(said)
         code = error.get("code") if isinstance(error, dict) else None
+        if error and code in FULL:
+            raise WorkerFullError(backend.id, f"error {code}")
         if error and not (isinstance(code, int) and 400 <= code < 500):
             raise WorkerFailedError(backend.id, f"error: {str(error)[:200]}")
-
-
-def said(error: BaseException) -> str:
-    """Return the type of an error and its message, if it has one."""
-    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__

@@ -44,7 +44,10 @@ def replay(  # noqa: PLR0913 - the options of a command
     settings: Annotated[
         list[str] | None,
         typer.Option(
-            "--set", metavar="KEY=VALUE", help="A setting of our planner, over the file's: --set interval_s=10."
+            "--set",
+            metavar="KEY=VALUE",
+            help="A setting of the planner, over the file's: --set interval_s=10, and for Dynamo's own "
+            "--set load_scaling_down_sensitivity=0 (80), --set ttft_ms=200 (the SLO).",
         ),
     ] = None,
     prefill_gpus: Annotated[int | None, typer.Option(min=1, help="GPUs of a prefill worker (1).")] = None,
@@ -55,7 +58,9 @@ def replay(  # noqa: PLR0913 - the options of a command
     initial: Annotated[str | None, typer.Option(help="Pools at start (1P1D).")] = None,
     gpu_budget: Annotated[int | None, typer.Option(min=2, help="GPUs of all workers together (64).")] = None,
     router: Annotated[Literal["round_robin", "kv_router"], typer.Option(help="Dynamo's router.")] = "round_robin",
-    kv_blocks: Annotated[int, typer.Option(min=1, help="KV blocks of 64 tokens of a worker.")] = 8000,
+    kv_blocks: Annotated[
+        int | None, typer.Option(min=1, help="KV blocks of 64 tokens of a worker (what the profile holds).")
+    ] = None,
     duration: Annotated[float | None, typer.Option(help="Replay only the first seconds of the trace.")] = None,
     speed: Annotated[float, typer.Option(help="Let requests arrive this much faster.")] = 1.0,
     decision_log: Annotated[Path | None, typer.Option(help="File to append decisions to.")] = None,
@@ -113,7 +118,7 @@ def configured(
 
 
 def _planner_settings(texts: Sequence[str]) -> dict[str, Any]:
-    """Read the settings of the planner that ``--set`` gives."""
+    """Return the settings that ``--set`` gives."""
     data: dict[str, Any] = {}
     for text in texts:
         put(data, parse_setting(text))

@@ -13,6 +13,7 @@ from typing import Any
 
 from pdplugins.config import Choice, Config, settings_of
 from pdplugins.contracts.deployment import Deployment
+from pdplugins.contracts.workers import Role
 from pdplugins.errors import ConfigError, TraceError
 from pdplugins.hosts.dynamo.mocker import Engines, bind, quiet
 from pdplugins.hosts.dynamo.offline import report as reports
@@ -37,8 +38,8 @@ class Plan:
     """As written after ``--planner``."""
     config: Config
     settings: Mapping[str, Any] = field(default_factory=dict)
-    """Settings of our planner, over those in `config`."""
-    engines: Engines = field(default_factory=Engines)
+    """Settings of the planner: of ours over those in `config`, of Dynamo's over those of `stock.settings`."""
+    engines: Engines = field(default_factory=lambda: Engines(kv_blocks=None))
     decision_log: Path | None = None
 
 
@@ -58,13 +59,13 @@ def resolve(planner: str, config: Config, settings: Mapping[str, Any] | None = N
     """
     name, _, variant = planner.partition(":")
     if name in ("static", *stock.NAMES):
-        if settings:
-            raise ConfigError(f"--set {next(iter(settings))}: {planner} has no such setting; use it with our planners")
         without = config.model_copy(update={"planner": None})
-        if name == "static":
-            return with_pools(without, *pools(variant))
-        stock.settings(name, variant, build_deployment(without))
-        return without
+        if name != "static":
+            stock.settings(name, variant, build_deployment(without), settings)
+            return without
+        if settings:
+            raise ConfigError(f"--set {next(iter(settings))}: {planner} has no settings; use it with another planner")
+        return with_pools(without, *pools(variant))
     ours = default_registry().names("planner")
     if planner not in ours:
         choices = ", ".join([*ours, "static:3P1D", *stock.NAMES])
@@ -104,6 +105,7 @@ def replay(
     quiet()
     config = plan.engines.told(resolve(plan.planner, plan.config, plan.settings))
     deployment = build_deployment(config)
+    _check_fit(trace, trace_name, plan.engines, deployment)
     start = config.deployment.prefill.replicas, config.deployment.decode.replicas
     with tempfile.TemporaryDirectory(prefix="pdplugins-") as folder, _policy(plan, config, deployment) as policy:
         scratch = Path(folder)
@@ -128,6 +130,18 @@ def replay(
     )
 
 
+def _check_fit(trace: Sequence[TraceRequest], name: str, engines: Engines, deployment: Deployment) -> None:
+    """Raise ConfigError when a request is too long for a worker: Dynamo's replay would wait for it for ever."""
+    for role in Role:
+        held = engines.kv_tokens_of(role, deployment)
+        longest = max(request.isl_tokens + request.osl_tokens for request in trace)
+        if longest > held:
+            raise ConfigError(
+                f"{name}: a request of {longest:,} tokens does not fit into the {held:,} tokens of KV cache of a "
+                f"{role} worker; raise --kv-blocks, or its GPUs (--{role}-gpus)"
+            )
+
+
 @contextmanager
 def _policy(plan: Plan, config: Config, deployment: Deployment) -> Iterator[ScalingPolicy]:
     name, _, variant = plan.planner.partition(":")
@@ -136,7 +150,8 @@ def _policy(plan: Plan, config: Config, deployment: Deployment) -> Iterator[Scal
     if name == "static":
         yield Fixed()
     elif config.planner is None:
-        with stock.stock_planner(stock.settings(name, variant, deployment), deployment, plan.engines) as planner:
+        chosen = stock.settings(name, variant, deployment, plan.settings)
+        with stock.stock_planner(chosen, deployment, plan.engines) as planner:
             yield planner
     else:
         safe = build_safe_planner(config, decision_log=plan.decision_log)
@@ -152,5 +167,9 @@ def _described(plan: Plan, config: Config, trace_name: str) -> dict[str, Any]:
     if config.planner is not None:
         chosen = settings_of("planner", config.planner).model_dump(mode="json")
         whole["planner"] = {"name": config.planner.name, **chosen}
-    engines = {"router": plan.engines.router, "kv_blocks": plan.engines.kv_blocks}
-    return {"run": {"planner": plan.planner, "trace": trace_name, **engines}, **whole}
+    name, _, variant = plan.planner.partition(":")
+    deployment = build_deployment(config)
+    if name in stock.NAMES:
+        whole["planner"] = {"name": plan.planner, **stock.settings(name, variant, deployment, plan.settings)}
+    kv_tokens = {f"{role}_kv_tokens": plan.engines.kv_tokens_of(role, deployment) for role in Role}
+    return {"run": {"planner": plan.planner, "trace": trace_name, "router": plan.engines.router, **kv_tokens}, **whole}

@@ -6,11 +6,14 @@ from the same table that times the simulated workers, as a live deployment boots
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+from pydantic import ValidationError
+
 from pdplugins.contracts.deployment import Deployment
+from pdplugins.contracts.workers import Role
 from pdplugins.errors import ConfigError
 from pdplugins.hosts.dynamo.mocker import BATCHED_TOKENS, BLOCK_TOKENS, Engines
 from pdplugins.hosts.dynamo.offline.scaling import ScalingPolicy
@@ -29,9 +32,29 @@ LOAD_THRESHOLDS = {
 """DYN-LOAD(load) has no thresholds of its own; these are half a prefill step, and 60 % and 20 % of the KV cache."""
 
 
-def settings(name: str, variant: str, deployment: Deployment) -> dict[str, Any]:
-    """Return the ``PlannerConfig`` of a stock planner. Raises ConfigError when `variant` is not one of its own."""
-    scaling = _scaling(name, variant)
+TUNABLE = frozenset(
+    {
+        "ttft_ms", "itl_ms", "load_scaling_down_sensitivity", "load_adjustment_interval_seconds",
+        "load_min_observations", "max_num_fpm_samples", "throughput_adjustment_interval_seconds",
+        "load_predictor_log1p", "prophet_window_size", "kalman_q_level", "kalman_q_trend", "kalman_r",
+        "kalman_min_points", *LOAD_THRESHOLDS,
+    }
+)  # fmt: skip
+"""Documented settings of Dynamo's planner that decide how it scales, and that a run may change."""
+
+
+def settings(name: str, variant: str, deployment: Deployment, given: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """Return the ``PlannerConfig`` of a stock planner.
+
+    Without `given`, the targets are the SLO of the deployment, and everything else is Dynamo's default but the interval
+    of DYN-SLA (180 s) and the predictor (arima): ``load_scaling_down_sensitivity`` is 80.
+
+    :param given: settings of `TUNABLE` that replace these.
+    Raises ConfigError when `variant` is not one of its own, or one of `given` is not known.
+    """
+    given = given or {}
+    if unknown := sorted(set(given) - TUNABLE):
+        raise ConfigError(f"--set {unknown[0]}: {name} has no such setting; it has {', '.join(sorted(TUNABLE))}")
     return {
         "mode": "disagg",
         "backend": "mocker",
@@ -46,10 +69,12 @@ def settings(name: str, variant: str, deployment: Deployment) -> dict[str, Any]:
         "pre_deployment_sweeping_mode": "none",
         "report_interval_hours": None,
         "live_dashboard_port": 0,
+        "load_scaling_down_sensitivity": 80,
         "load_adjustment_interval_seconds": 5,
         "throughput_adjustment_interval_seconds": 30,
-        "scheduling": {"scale_interval_seconds": 5},
-    } | scaling
+        **_scaling(name, variant),
+        **given,
+    }
 
 
 def _scaling(name: str, variant: str) -> dict[str, Any]:
@@ -80,18 +105,27 @@ def stock_planner(config: dict[str, Any], deployment: Deployment, engines: Engin
     from dynamo.planner.core.types import EngineCapabilities, WorkerCapabilities  # noqa: PLC0415
     from dynamo.planner.offline.replay_adapter import create_replay_planner_adapter  # noqa: PLC0415
 
-    def capabilities(gpus: int) -> Any:
+    def capabilities(role: Role, gpus: int) -> Any:
         return EngineCapabilities(
             num_gpu=gpus,
             max_num_batched_tokens=BATCHED_TOKENS,
             max_num_seqs=deployment.max_batch,
             context_length=CONTEXT_TOKENS,
-            max_kv_tokens=engines.kv_tokens,
+            max_kv_tokens=engines.kv_tokens_of(role, deployment),
             kv_cache_block_size=BLOCK_TOKENS,
         )
 
-    workers = WorkerCapabilities(prefill=capabilities(deployment.prefill_tp), decode=capabilities(deployment.decode_tp))
-    with create_replay_planner_adapter(PlannerConfig.model_validate(config), workers) as adapter:
+    workers = WorkerCapabilities(
+        prefill=capabilities(Role.PREFILL, deployment.prefill_tp),
+        decode=capabilities(Role.DECODE, deployment.decode_tp),
+    )
+    try:
+        checked = PlannerConfig.model_validate(config)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"])) or "settings"
+        raise ConfigError(f"--set {where}: Dynamo's planner refuses it: {' '.join(first['msg'].split())}") from None
+    with create_replay_planner_adapter(checked, workers) as adapter:
         if config["optimization_target"] == "sla":
             prefill, decode = _benchmarks(deployment, engines)
             adapter.install_benchmark_fpms(prefill_fpms=prefill, decode_fpms=decode)
@@ -105,7 +139,7 @@ def _benchmarks(deployment: Deployment, engines: Engines) -> tuple[list[Any], li
         ScheduledRequestMetrics,
     )
 
-    perf = deployment.perf
+    perf, most = deployment.perf, engines.kv_tokens_of(Role.DECODE, deployment)
     prefill = [
         ForwardPassMetrics(
             wall_time=perf.prefill_s(tokens, deployment.prefill_tp),
@@ -120,6 +154,6 @@ def _benchmarks(deployment: Deployment, engines: Engines) -> tuple[list[Any], li
         )
         for context in (500, 2000, 4000, 8000)
         for batch in range(1, deployment.max_batch + 1, 32)
-        if batch * context <= engines.kv_tokens
+        if batch * context <= most
     ]
     return prefill, decode

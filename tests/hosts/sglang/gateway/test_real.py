@@ -21,7 +21,7 @@ from benchmarks.rig.servers import Server
 from pdplugins.config import Config
 from pdplugins.gateway.app import Gateway
 from pdplugins.gateway.backends import WorkerOption
-from pdplugins.gateway.settings import GatewaySettings
+from pdplugins.limits import GatewayConfig
 from pdplugins.types import Placement
 from tests.gateway.fake import settled
 from tests.gateway.rig import config
@@ -32,7 +32,7 @@ from tests.hosts.sglang.setups import CHUNK, Bench
 pytestmark = [pytest.mark.sglang, pytest.mark.timeout(600)]
 everywhere = setups.on(*setups.ROOMY)
 
-SETTINGS = GatewaySettings(timeout_s=300, first_token_s=120, silence_s=120, rest_s=1, poll_s=0.2, drain_s=5)
+SETTINGS = GatewayConfig(timeout_s=300, first_token_s=120, silence_s=120, rest_s=1, poll_s=0.2, drain_s=5)
 ROUTERS: dict[str, dict[str, Any]] = {
     "ampd": {},
     "arrow": {},
@@ -104,7 +104,7 @@ def last_event(data: bytes) -> dict[str, Any]:
 @asynccontextmanager
 async def stand(bench: Bench, cfg: Config | None = None, *more: Server) -> AsyncIterator[Stand]:
     workers = [WorkerOption.parse(server.url) for server in (*bench.pair, *more)]
-    gateway = Gateway(cfg or config(), workers, SETTINGS)
+    gateway = Gateway((cfg or config()).model_copy(update={"gateway": SETTINGS}), workers)
     told = Told()
     if cfg is None:
         gateway.routing.use(told)

@@ -1,0 +1,21 @@
+"""Reads answers of workers, which may be of any length."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+
+class TooLongError(ValueError):
+    """What comes is longer than it may be."""
+
+
+async def read_whole(readany: Callable[[], Awaitable[bytes]], most_bytes: int) -> bytes:
+    """Return all that `readany` gives until it gives nothing. Raises TooLongError, or what `readany` raises."""
+    parts: list[bytes] = []
+    size = 0
+    while part := await readany():
+        size += len(part)
+        if size > most_bytes:
+            raise TooLongError(f"longer than {most_bytes} bytes")
+        parts.append(part)
+    return parts[0] if len(parts) == 1 else b"".join(parts)

@@ -1,0 +1,295 @@
+"""One request while it is served: placed, answered, moved elsewhere when a worker fails, noted in books."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from dataclasses import dataclass, replace
+from time import monotonic
+from typing import TYPE_CHECKING, Any
+
+from pdplugins.contracts.request import Request
+from pdplugins.gateway.admission import RETRY_AFTER_S
+from pdplugins.gateway.backends import Backend
+from pdplugins.gateway.engine import Call, Client, Work
+from pdplugins.gateway.errors import GatewayError, RefusedError, WorkerFailedError
+from pdplugins.gateway.primitive import Execution, Primitive
+from pdplugins.gateway.prompts import blocks_of
+from pdplugins.gateway.retry import pause_s
+from pdplugins.gateway.sessions import Session
+
+if TYPE_CHECKING:
+    from pdplugins.gateway.serving import Serving
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """One attempt to serve a request: what is still to be done, and with which work."""
+
+    request: Request
+    execution: Execution
+    work: Work[Any]
+
+    def but(self, execution: Execution | None = None, **work: Any) -> Attempt:
+        """Return this attempt with another execution, and other values in its work."""
+        return Attempt(self.request, execution or self.execution, replace(self.work, **work))
+
+
+class RequestTask:
+    """One request while it is served."""
+
+    def __init__(self, serving: Serving, name: str, call: Call, client: Client) -> None:
+        self._all = serving
+        self._name = name
+        self._call = call
+        self._client = client
+        self._arrived_s = monotonic()
+        self._relay = serving.engine.relay(call, client, self._first_token)
+        self._blocks = blocks_of(call)
+        self._prompt = serving.lengths.prompt_tokens(call)
+        self._session: Session | None = serving.sessions.get(call.session)
+        self._ids: list[int] | None = None
+        self._failed: tuple[str, ...] = ()
+        """Workers that have failed it, the most suspect of the last failure first."""
+        self._whole_tokens: int | None = None
+        """Output tokens of the answer, once it is whole."""
+        self.arrival = self._request(0)
+        """The request as it came."""
+
+    @property
+    def output_tokens(self) -> int:
+        """Output tokens that the client has got."""
+        return self._relay.delivered_tokens if self._whole_tokens is None else self._whole_tokens
+
+    async def run(self) -> None:
+        """Try until it is answered, or nothing is left to try."""
+        self._all.retries.arrived()
+        for attempt in itertools.count():
+            try:
+                await self._attempt()
+            except WorkerFailedError as error:
+                self._note(error, attempt)
+                if await self._relay.close():
+                    return
+                if attempt >= self._all.settings.retries:
+                    raise _given_up(error, attempt + 1) from None
+                self._keep_answer(error)
+                await self._before_retry(error, attempt)
+            else:
+                return
+
+    def _note(self, error: WorkerFailedError, attempt: int) -> None:
+        """Note who failed. One request makes no more than one worker rest: what fails everywhere is the request."""
+        self._all.metrics.fault("worker_full" if error.full else "worker_failed", error)
+        self._failed = tuple(dict.fromkeys((*error.workers, *self._failed)))
+        if error.gone or not (error.full or attempt):
+            self._all.backends.failed(error.workers[0], gone=error.gone)
+
+    async def _before_retry(self, error: WorkerFailedError, attempt: int) -> None:
+        """Wait before the next attempt, unless a worker broke for the first time. Raises GatewayError: no budget."""
+        if not attempt and not error.full:
+            return
+        if not self._all.retries.take():
+            self._all.metrics.overload("retries")
+            raise _full(error)
+        with self._all.admission.waiting():
+            await asyncio.sleep(pause_s(self._all.settings, attempt))
+
+    def _keep_answer(self, error: WorkerFailedError) -> None:
+        """Keep what the client has got. Raises GatewayError when no other worker can go on from there."""
+        if not self._relay.speaking:
+            return
+        if not self._call.continuable:
+            why = "only /generate with plain sampling can go on elsewhere"
+            raise GatewayError(502, f"the worker failed in the middle of the answer, and {why}")
+        self._relay.fold()
+        self._all.metrics.fault("resumed", error)
+
+    # --- the stages of an attempt ----------------------------------------------------------------------------------
+
+    async def _attempt(self) -> None:
+        """Serve the request once. Each stage does its part where the execution has one, and says what is left."""
+        await self._all.worker_there()
+        attempt = await self._resumed(self._placed())
+        self._count(attempt.execution.primitive)
+        attempt = await self._warmed(attempt)
+        attempt = await self._given_history(attempt)
+        attempt = await self._pushed(attempt)
+        if attempt.execution.primitive is Primitive.HEAD:
+            whole = await self._head(attempt)
+            if whole:
+                first = self._backend(attempt.execution.first)
+                self._finish(attempt.request, first, first, self._relay.usage("completion_tokens") or 1)
+                return
+            attempt = await self._after_head(attempt)
+        await self._answered(attempt)
+
+    def _placed(self) -> Attempt:
+        """Ask the router."""
+        request = self._request(len(self._relay.ids))
+        execution = self._all.routing.arrive(request, self._call, self._failed)
+        if execution.primitive is Primitive.HEAD:
+            self._make_splittable(self._backend(execution.first))
+        new_tokens = max(request.prompt_tokens - request.history_tokens, 1)
+        work = Work(self._call, self._call.body, request.prompt_tokens, new_tokens, self._arrived_s)
+        return Attempt(request, execution, work)
+
+    def _make_splittable(self, first: Backend) -> None:
+        call, client = self._all.engine.splittable(self._call, self._client, first)
+        if call is not self._call:
+            self._call, self._client = call, client
+            self._relay = self._all.engine.relay(call, client, self._first_token)
+
+    async def _resumed(self, attempt: Attempt) -> Attempt:
+        """Go on from the tokens that the client has got from other workers: they are part of the prompt now."""
+        if not (done := len(self._relay.ids)):
+            return attempt
+        was = attempt.execution
+        execution = Execution(was.first, was.second or was.first, was.prompt, was.prompt)
+        ids = await self._prompt_ids(was.first)
+        return attempt.but(execution, body=self._call.continued(ids + self._relay.ids, done))
+
+    async def _warmed(self, attempt: Attempt) -> Attempt:
+        """Prefill where who decodes is decided afterwards, and ask the router who that is."""
+        was = attempt.execution
+        if was.primitive is not Primitive.WARM:
+            return attempt
+        await self._all.engine.warm(self._backend(was.first), attempt.but(body=self._call.prefill_only()).work)
+        return attempt.but(self._all.routing.prefilled(attempt.request, was.first, was.split, self._call), new_tokens=1)
+
+    async def _given_history(self, attempt: Attempt) -> Attempt:
+        """Give a session's history to the worker that prefills, where only the one that decodes has its KV cache."""
+        history = self._missing_history(attempt)
+        if not history or (ids := await self._ids_or_none(attempt.execution.first)) is None:
+            return attempt
+        self._count("history")
+        execution, work = attempt.execution, attempt.work
+        source = replace(work, new_tokens=max(work.prompt_tokens - history, 1))
+        first, second = self._backend(execution.first), self._backend(execution.second)
+        await self._all.engine.push(second, first, ids[: min(history, len(ids) - 1)], source)
+        return attempt
+
+    async def _pushed(self, attempt: Attempt) -> Attempt:
+        """Compute the beginning of a split prompt on the first worker; the second one does the rest by itself."""
+        execution, work = attempt.execution, attempt.work
+        if execution.primitive is not Primitive.PUSH or execution.second is None:
+            return attempt
+        if (ids := await self._ids_or_none(execution.first)) is None:
+            return attempt.but(replace(execution, split=execution.prompt))
+        split = min(max(execution.split, 1), len(ids) - 1)
+        if split > 0:
+            first, second = self._backend(execution.first), self._backend(execution.second)
+            await self._all.engine.push(first, second, ids[:split], work)
+        return attempt.but(Execution.local(execution.second, execution.prompt), new_tokens=max(len(ids) - split, 1))
+
+    async def _head(self, attempt: Attempt) -> bool:
+        """Let the first worker begin the answer; return whether that was all of it."""
+        execution = attempt.execution
+        begun = attempt.but(body=self._call.limited(execution.split - execution.prompt))
+        async with self._all.engine.local(self._backend(execution.first), begun.work) as answer:
+            whole = await self._relay.run(answer, head=True)
+        if not whole:
+            self._relay.fold()
+        return whole
+
+    async def _after_head(self, attempt: Attempt) -> Attempt:
+        """Go on elsewhere from the tokens of the first worker."""
+        ids = await self._prompt_ids(attempt.execution.first) + self._relay.ids
+        body = self._call.continued(ids, len(self._relay.ids))
+        return attempt.but(body=body, prompt_tokens=len(ids), new_tokens=1)
+
+    async def _answered(self, attempt: Attempt) -> None:
+        """Pass on the answer, of one worker or of a pair."""
+        engine, execution = self._all.engine, attempt.execution
+        first, second = self._backend(execution.first), self._backend(execution.second)
+        leg = engine.local(first, attempt.work) if first is second else engine.pair(first, second, attempt.work)
+        async with leg as answer:
+            await self._relay.run(answer)
+            tokens = self._relay.usage("completion_tokens") or answer.tokens
+        self._finish(attempt.request, first, second, tokens + len(self._relay.ids))
+
+    # --- what the stages need ---------------------------------------------------------------------------------------
+
+    def _backend(self, worker: str | None) -> Backend:
+        assert worker is not None  # noqa: S101 - only a warm execution has an open second worker
+        return self._all.backends.by_id[worker]
+
+    def _missing_history(self, attempt: Attempt) -> int:
+        """Return the tokens of history that the worker that decodes has, and the one that prefills has not."""
+        session, execution = self._session, attempt.execution
+        if session is None or execution.primitive is not Primitive.PAIR or session.bound_worker != execution.second:
+            return 0
+        kinds = [self._backend(worker).view.capabilities for worker in (execution.first, execution.second)]
+        if not (self._all.settings.transfer_history and all(can is not None and can.splits for can in kinds)):
+            return 0
+        history = attempt.request.history_tokens
+        return history if history > session.held.get(execution.first, 0) else 0
+
+    async def _ids_or_none(self, worker: str) -> list[int] | None:
+        """Return the token ids of the prompt; None where its tokenizer refuses, as for images."""
+        try:
+            return await self._prompt_ids(worker)
+        except RefusedError as error:
+            self._all.metrics.fault("refused_no_ids", error)
+            return None
+
+    async def _prompt_ids(self, worker: str) -> list[int]:
+        """Return the token ids of the prompt; of text, as the worker's tokenizer cuts it."""
+        prompt = self._call.prompt
+        if isinstance(prompt, list):
+            return prompt
+        if self._ids is None:
+            self._ids = await self._all.engine.prompt_ids(self._backend(worker), self._call)
+        return self._ids
+
+    # --- the books -------------------------------------------------------------------------------------------------
+
+    def _request(self, done: int) -> Request:
+        call, session = self._call, self._session
+        pinned = call.pinned_tokens
+        bound = session.bound_worker if session else None
+        backend = self._all.backends.by_id.get(bound or "")
+        alive = backend is not None and backend.alive
+        return Request(
+            self._name,
+            self._arrived_s,
+            self._prompt + done,
+            None if pinned is None else max(pinned - done, 1),
+            session.history(self._prompt, self._blocks) if session and alive else 0,
+            call.session,
+            bound if alive else None,
+            self._blocks,
+        )
+
+    def _count(self, primitive: str) -> None:
+        self._all.metrics.primitives.labels(primitive).inc()
+
+    def _first_token(self) -> None:
+        if not self._relay.ids:
+            self._all.metrics.ttft.observe(monotonic() - self._arrived_s)
+
+    def _finish(self, request: Request, first: Backend, second: Backend, output: int) -> None:
+        """Learn from an answer that is whole."""
+        self._whole_tokens = output
+        if (prompt := self._relay.usage("prompt_tokens")) is not None and not self._relay.ids:
+            self._all.lengths.learn(self._call, prompt)
+        for backend in {first, second}:
+            backend.view.cached_blocks.add(self._blocks, backend.view.kv_capacity_tokens)
+        if (session := self._session) is not None:
+            session.bound_worker, session.blocks = second.id, self._blocks
+            session.tokens = request.prompt_tokens + output
+            session.held[first.id] = request.prompt_tokens
+            session.held[second.id] = session.tokens
+
+
+def _given_up(error: WorkerFailedError, attempts: int) -> GatewayError:
+    if error.full:
+        return _full(error)
+    what = "no worker answered in time" if error.silent else "the workers failed"
+    return GatewayError(502, f"gave up after {attempts} attempts: {what}")
+
+
+def _full(error: WorkerFailedError) -> GatewayError:
+    """Return the refusal of a request for which no worker has a place, or that must not be tried again now."""
+    what = "the workers are full" if error.full else "too many requests have failed"
+    return GatewayError(503, what, error.retry_after_s or RETRY_AFTER_S)

@@ -1,0 +1,41 @@
+"""Signals that stop this process, and a last resort: it ends in time, whatever hangs."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import threading
+from collections.abc import Callable
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+HUNG = 70
+"""Exit code of a process that had to be cut off."""
+
+
+def on_stop(stop: Callable[[signal.Signals], object], within_s: float) -> None:
+    """Call `stop` on the running loop at each signal that stops this process.
+
+    At the first one a timer starts that ends the process `within_s` seconds later, even when a policy never returns or
+    a thread waits for a name server. Call it on the main thread.
+    """
+    loop = asyncio.get_running_loop()
+    for number in SIGNALS:
+        loop.add_signal_handler(number, stop, number)
+        signal.signal(number, lambda *_: end_within(within_s))  # besides the loop's: a loop that is stuck calls no one
+
+
+_timers: list[threading.Timer] = []
+
+
+def end_within(seconds: float) -> None:
+    """End this process after so many seconds, if it has not ended by then. Only the first call counts."""
+    if not _timers:
+        _timers.append(timer := threading.Timer(seconds, _end, [seconds]))
+        timer.daemon = True
+        timer.start()
+
+
+def _end(seconds: float) -> None:
+    os.write(2, f"pdplugins: did not end within {seconds:g} s, so it was cut off\n".encode())
+    os._exit(HUNG)

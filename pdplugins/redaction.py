@@ -1,0 +1,55 @@
+"""Keeps secrets out of everything that people and programs read: logs, errors, metrics and pages.
+
+Every secret that this process knows is registered where it is read. `redacted` removes those from a text, and what
+looks like one: users and passwords in URLs, bearer tokens, and values called api key or password.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Iterable
+
+HIDDEN = "***"
+LEAST_LENGTH = 8
+"""Characters of the shortest secret. A shorter one would be found in any text, and guessed soon."""
+
+_known: set[str] = set()
+_NAMES = r"[-\w]{0,30}(?:api[-_]?key|password|passwd|auth[-_]token)"
+_VALUE = r"(?:(?P<quote>['\"]).*?(?P=quote)|[^\s,;)}\]&]+)"
+_INSTEAD = rf"\g<name>\g<quote>{HIDDEN}\g<quote>"
+_PATTERNS = (
+    (re.compile(r"(?<=://)[^/\s'\"@]*@"), f"{HIDDEN}@"),
+    (re.compile(r"(?i)\b(bearer|authorization['\"]?\s*[:=]\s*['\"]?\w+)\s+[-\w.~+/=]+"), rf"\1 {HIDDEN}"),
+    (re.compile(rf"(?i)(?P<name>\b{_NAMES}['\"]?\s*[=:]\s*){_VALUE}"), _INSTEAD),
+    (re.compile(rf"(?i)(?P<name>--{_NAMES}\s+){_VALUE}"), _INSTEAD),
+)
+
+
+def secret(value: str) -> str:
+    """Register a secret, and return it."""
+    _known.add(value)
+    return value
+
+
+def redacted(text: str) -> str:
+    """Return `text` without secrets."""
+    for known in _known:
+        text = text.replace(known, HIDDEN)
+    for pattern, instead in _PATTERNS:
+        text = pattern.sub(instead, text)
+    return text
+
+
+class RedactedFormatter(logging.Formatter):
+    """Formats log records, tracebacks included, without secrets."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the line."""
+        return redacted(super().format(record))
+
+
+def redact_logs(handlers: Iterable[logging.Handler], form: str) -> None:
+    """Have `handlers` write records in the form `form` and without secrets."""
+    for handler in handlers:
+        handler.setFormatter(RedactedFormatter(form))

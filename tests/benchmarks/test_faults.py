@@ -1,0 +1,75 @@
+"""The judge of the fault runs finds what no fault may bring about, also in the published runs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import faults
+import manifest
+import pytest
+
+Run = dict[str, Any]
+NONE = {"right": 5, "clear error": 0, "client left": 0, "wrong": 0, "hung": 0}
+SERVER = {"kv_tokens": 0, "requests": 0, "threads": 60, "files": 300, "rss_mib": 2000, "processes": 4}
+GATEWAY = {"threads": 6, "files": 16, "rss_mib": 80, "processes": 1}
+HELD = {"a": SERVER, "b": SERVER, "gateway": GATEWAY}
+SOUND: Run = {
+    "kinds": {"client leaves": {"faults": 5, "requests": NONE}, "gateway is killed": {"faults": 1, "requests": NONE}},
+    "without faults": {"before": {"requests": NONE}, "after": {"requests": NONE}},
+    "held": [{"faults": at, **HELD} for at in (0, 3, 6)],
+    "complaints": [],
+}
+
+
+def copy() -> Run:
+    found: Run = json.loads(json.dumps(SOUND))
+    return found
+
+
+def asked(run: Run, came: str) -> None:
+    run["kinds"]["client leaves"]["requests"][came] = 1
+
+
+def afterwards(run: Run, came: str) -> None:
+    run["without faults"]["after"]["requests"][came] = 1
+
+
+def held(run: Run, process: str, name: str, more: int) -> None:
+    run["held"][-1][process][name] += more
+
+
+def test_a_run_in_which_all_is_well_has_no_defect() -> None:
+    clear = copy()
+    asked(clear, "clear error")
+    asked(clear, "client left")
+    assert faults.defects(SOUND) == faults.defects(clear) == []
+
+
+@pytest.mark.parametrize(
+    ("harm", "defect"),
+    [
+        (lambda run: asked(run, "wrong"), "client leaves: 1 wrong"),
+        (lambda run: asked(run, "hung"), "client leaves: 1 hung"),
+        (lambda run: afterwards(run, "wrong"), "without faults, after: 1 wrong"),
+        (lambda run: afterwards(run, "clear error"), "without faults, after: 1 clear error"),
+        (lambda run: held(run, "a", "kv_tokens", 16), "a: kv_tokens grew"),
+        (lambda run: held(run, "b", "requests", 1), "b: requests grew"),
+        (lambda run: held(run, "a", "files", 40), "a: files grew"),
+        (lambda run: held(run, "gateway", "files", 40), "gateway: files grew"),
+        (lambda run: run["complaints"].append("a: token_to_kv_pool_allocator memory leak"), "memory leak"),
+    ],
+)
+def test_what_no_fault_may_bring_about_is_found(harm: Callable[[Run], None], defect: str) -> None:
+    run = copy()
+    harm(run)
+    (found,) = faults.defects(run)
+    assert defect in found
+
+
+@pytest.mark.parametrize("name", sorted(path.stem for path in manifest.RESULTS.glob("faults-*.json")))
+def test_the_published_run_has_the_defects_that_it_says(name: str) -> None:
+    run = manifest.read(name)
+    assert faults.defects(run) == run["defects"] == []
+    assert sum(row["faults"] for row in run["kinds"].values()) >= 1000

@@ -1,0 +1,71 @@
+"""Secrets do not get into what is written."""
+
+from __future__ import annotations
+
+import json
+import logging
+from io import StringIO
+
+import pytest
+
+from pdplugins import redaction
+from pdplugins.redaction import HIDDEN, redact_logs, redacted, secret
+
+
+@pytest.fixture(autouse=True)
+def known(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(redaction, "_known", {"correct-horse"})
+
+
+@pytest.mark.parametrize(
+    ("text", "clean"),
+    [
+        ("it said correct-horse, twice: correct-horse", f"it said {HIDDEN}, twice: {HIDDEN}"),
+        ("http://user:pw@host:1/x", f"http://{HIDDEN}@host:1/x"),
+        ("https://token@host", f"https://{HIDDEN}@host"),
+        ("Authorization: Bearer abc.def-1", f"Authorization: Bearer {HIDDEN}"),
+        ("{'Authorization': 'Basic dXNlcjpwdw=='}", f"{{'Authorization': 'Basic {HIDDEN}'}}"),
+        ("ServerArgs(api_key='a b', admin_api_key=None)", f"ServerArgs(api_key='{HIDDEN}', admin_api_key={HIDDEN})"),
+        ("launch --api-key abc --port 1", f"launch --api-key {HIDDEN} --port 1"),
+        ("password: hunter2", f"password: {HIDDEN}"),
+    ],
+)
+def test_secrets_go(text: str, clean: str) -> None:
+    assert redacted(text) == clean
+    assert redacted(clean) == clean
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "the first token came after 3 s, with 12 tokens in all",
+        "http://127.0.0.1:30000/generate and someone@example.org",
+        "leave user and password out of it",
+        'pdplugins_gateway_load{worker="127.0.0.1:1",of="queued_tokens"} 3.0',
+    ],
+)
+def test_everything_else_stays(text: str) -> None:
+    assert redacted(text) == text
+
+
+def test_json_stays_json() -> None:
+    assert json.loads(redacted('{"api_key": "abc", "x": [1, {"admin_api_key": "d"}]}')) == {
+        "api_key": HIDDEN,
+        "x": [1, {"admin_api_key": HIDDEN}],
+    }
+
+
+def test_log_lines_and_tracebacks_have_none() -> None:
+    out = StringIO()
+    handler = logging.StreamHandler(out)
+    redact_logs([handler], "%(levelname)s %(message)s")
+    logger = logging.Logger("test")
+    logger.addHandler(handler)
+    try:
+        int(secret("battery-staple"))
+    except ValueError:
+        logger.exception("no answer from http://a:b@c with %s", "correct-horse")
+    said = out.getvalue()
+    assert f"ERROR no answer from http://{HIDDEN}@c with {HIDDEN}" in said
+    assert f"ValueError: invalid literal for int() with base 10: '{HIDDEN}'" in said
+    assert "battery" not in said
