@@ -39,8 +39,11 @@ def pools(prefill: int, prefill_tp: int, decode: int, decode_tp: int) -> Changes
 
 
 def splits(gpus: int = GPUS) -> Iterator[Changes]:
-    """Yield every way to give all GPUs to prefill workers of one size and decode workers of one size."""
-    for prefill_tp, decode_tp in product(SIZES, SIZES):
+    """Yield every way to give all GPUs to prefill workers of one size and decode workers of one size.
+
+    A decode worker has two GPUs at least: next to the weights, one GPU has KV cache for ten requests of this traffic.
+    """
+    for prefill_tp, decode_tp in product(SIZES, SIZES[1:]):
         for decode in range(1, gpus // decode_tp):
             prefill, rest = divmod(gpus - decode * decode_tp, prefill_tp)
             if prefill and not rest:
@@ -60,9 +63,11 @@ def with_each(grid: Iterator[Changes], key: str, values: Sequence[Any]) -> Itera
 
 
 def scaled(**knobs: Sequence[Any]) -> Iterator[Changes]:
-    """Yield the settings of a planner that starts with 1P1D."""
-    for values in product(*knobs.values()):
-        yield {f"planner.{key}": value for key, value in zip(knobs, values, strict=True)}
+    """Yield the settings of a planner that starts with 1P1D, with prefill workers of one GPU or two."""
+    for tp, *values in product((1, 2), *knobs.values()):
+        yield {"deployment.prefill.tp": tp} | {
+            f"planner.{key}": value for key, value in zip(knobs, values, strict=True)
+        }
 
 
 GRIDS: dict[str, list[Changes]] = {
@@ -71,13 +76,14 @@ GRIDS: dict[str, list[Changes]] = {
     "ampd": list(splits()),
     "dynaserve": list(alike()),
     "stock-least-loaded": list(splits()),
-    "stock-threshold": list(scaled(target=(0.35, 0.5, 0.65), up=(0.5, 0.65, 0.8), down_intervals=(12, 60))),
+    "stock-threshold": list(scaled(down=(0.2, 0.4), target=(0.4, 0.65), up=(0.65, 0.8), down_intervals=(12, 60))),
     "stock-colocated": list(with_each(alike(), "simulation.step_tokens", CHUNKS)),
 }
 BESIDE: dict[str, dict[str, Changes]] = {
-    "dopd": {"from 5P1D": pools(5, 1, 1, 2), "from 6P1D": pools(6, 1, 1, 2)},
+    "dopd": {"from 6P1D": pools(6, 1, 1, 2), "from 3P1D (TP 2)": pools(3, 2, 1, 2)},
+    "stock-threshold": {"from 6P1D": pools(6, 1, 1, 2), "from 3P1D (TP 2)": pools(3, 2, 1, 2)},
     "stock-least-loaded": {
-        "4P1D, 6 GPUs": pools(4, 1, 1, 2), "5P1D, 7 GPUs": pools(5, 1, 1, 2), "4P2D": pools(4, 1, 2, 2),
+        "5P1D, 7 GPUs": pools(5, 1, 1, 2), "4P1D, 6 GPUs": pools(4, 1, 1, 2), "2P1D (TP 2), 6 GPUs": pools(2, 2, 1, 2),
     },
 }  # fmt: skip
 """Other cells that are shown: scalers that start warm, and fixed pools that cost as little as a scaler."""
@@ -108,13 +114,13 @@ def measured(name: str, changes: Changes, requests: Sequence[TraceRequest]) -> R
 
 def shown(changes: Changes) -> str:
     """Return a cell in words: 6P1D (TP 1, 2), step_tokens 512."""
-    rest = [f"{key.rpartition('.')[2]} {value}" for key, value in changes.items() if not key.startswith("deployment.")]
-    if "deployment.prefill.tp" in changes:
-        prefill, prefill_tp, decode, decode_tp = (
-            value for key, value in changes.items() if key.startswith("deployment.")
-        )
-        rest.insert(0, f"{prefill}P{decode}D (TP {prefill_tp}, {decode_tp})")
-    return ", ".join(rest) or "as shipped"
+    words = [f"{key.rpartition('.')[2]} {value}" for key, value in changes.items() if not key.startswith("deployment.")]
+    start = [value for key, value in changes.items() if key.startswith("deployment.")]
+    if len(start) == 4:
+        words.insert(0, "{0}P{2}D (TP {1}, {3})".format(*start))
+    elif start:
+        words.insert(0, f"prefill TP {start[0]}")
+    return ", ".join(words)
 
 
 def main() -> None:

@@ -60,6 +60,8 @@ LOOKS_MEASURED = re.compile(
     rf"(?<![\w.,/-]){NUMBER} ?(?:%|(?:times|ms|us|µs|GB|points|GPU-hours|requests/s)\b)|(?<=\| ){NUMBER}(?= \|)"
 )
 """A number with a decimal point and the unit of something measured, or alone in the cell of a table."""
+SETTING = re.compile(r"\|  \| [\d.]+ \|")
+"""A row of a table of settings: its name, which is code, and its default."""
 WORD = re.compile(r"(?:\[[^\]]*\]|\S)+")
 STEP = re.compile(r"\.?(?P<key>[A-Za-z_][\w-]*)|\[(?P<inside>[^\]]*)\]")
 OPERATORS: dict[str, Callable[[float, float], float]] = {"*": operator.mul, "/": operator.truediv, "-": operator.sub}
@@ -110,6 +112,8 @@ def unmarked(text: str) -> Iterator[str]:
     prose = CODE.sub("", GENERATED.sub("", ROWS.sub("", text)))
     for line in prose.splitlines():
         covered = line.rfind("<!-- quoted:")
+        if SETTING.match(line):
+            continue
         for found in LOOKS_MEASURED.finditer(re.sub(r"<!-- (?!quoted|figure).*?-->", "", line)):
             marked = re.match(r"(?: %)?<!-- figure:", line[found.end() :]) or line[found.end() :].startswith(
                 "<!-- figure:"
@@ -167,7 +171,9 @@ def value(mark: str) -> str:
     try:
         result, *words, form = WORD.findall(mark)
         return _formatted(_computed(manifest.read(result), words), form)
-    except (ValueError, KeyError, IndexError, TypeError, OSError) as error:
+    except FileNotFoundError:
+        raise PdpluginsError(f"figure: {mark}: there is no such result; benchmarks/results.py run makes it") from None
+    except (ValueError, KeyError, IndexError, TypeError) as error:
         raise PdpluginsError(f"figure: {mark}: {error!r}; benchmarks/figures.py says how a mark is written") from error
 
 

@@ -2,9 +2,11 @@
 
     python benchmarks/gateway.py --rust PYTHON [--rounds 5] [--result gateway-fake]
 
-Workers are one prefill and one decode server that speak SGLang's protocol and answer at once (`--workers` takes real
-ones: P,BOOTSTRAP,D). `PYTHON` is an interpreter that has sglang_router. There are three ways to the decode server:
-without a router (both legs from the client: the base), through the Rust router, and through the gateway.
+Workers are one prefill and one decode server that speak SGLang's protocol and answer at once. With `--tree TREE`, a
+folder with one version of SGLang as `make test-sglang` installs it, they are two stock servers with a tiny model; run
+it with that environment's Python, in the root of the repository, with PYTHONPATH=. there. `PYTHON` is an interpreter
+that has sglang_router. There are three ways to the decode server: without a router (both legs from the client: the
+base), through the Rust router, and through the gateway.
 
 * Pairs, for the added TTFT of one request at a time: the three ways take turns, request by request, each with a prompt
   of its own; the figure is the median of the differences to the base within a turn, with its 95 % confidence interval
@@ -124,6 +126,22 @@ def cpu_s(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / TICKS
 
 
+@contextlib.contextmanager
+def real_workers(tree: Path, folder: Path) -> Iterator[tuple[str, str, str]]:
+    """Start a stock prefill and a stock decode server; yield their addresses with the bootstrap port in between."""
+    from benchmarks.rig import servers, tiny_model  # noqa: PLC0415 - needs the environment of SGLang
+
+    model = tiny_model.make(folder / "model")
+    pair = [
+        servers.Server(tree.resolve(), model, folder / f"{mode}.log", (*servers.STOCK, mode))
+        for mode in ("prefill", "decode")
+    ]
+    with pair[0] as prefill, pair[1] as decode:
+        prefill.wait()
+        decode.wait()
+        yield prefill.url, str(prefill.bootstrap_port), decode.url
+
+
 async def up(url: str, session: aiohttp.ClientSession) -> None:
     for _ in range(300):
         with contextlib.suppress(aiohttp.ClientError, OSError):
@@ -237,8 +255,8 @@ async def ways(args: argparse.Namespace, folder: Path) -> AsyncIterator[list[Way
         def start(name: str, command: list[str]) -> int:
             return stack.enter_context(process(command, folder / f"{name}.log")).pid
 
-        if args.workers:
-            p, port, d = args.workers.split(",")
+        if args.tree:
+            p, port, d = stack.enter_context(real_workers(args.tree, folder))
         else:
             ports = free_port(), free_port()
             p, port, d = f"http://{HOST}:{ports[0]}", "8998", f"http://{HOST}:{ports[1]}"
@@ -295,7 +313,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--serve", nargs=2, metavar=("MODE", "PORT"))
     parser.add_argument("--rust", help="an interpreter that has sglang_router")
-    parser.add_argument("--workers", help="real ones: P,BOOTSTRAP_PORT,D")
+    parser.add_argument("--tree", type=Path, help="a folder that holds one version of SGLang: real workers")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--requests", type=int, default=200, help="per round at concurrency 1; four times that at 32")
     parser.add_argument("--turns", type=int, default=600, help="of the pairs")
@@ -312,7 +330,7 @@ def main() -> None:
     words = ["PYTHON" if word == args.rust else word for word in sys.argv]
     facts = {
         **record("measured", seed=0, command=command_line("python", words), took_part=("aiohttp", "uvloop")),
-        "workers": "real" if args.workers else "fake",
+        "workers": "fake" if args.tree is None else f"real: {args.tree.name}",
         "prompt_tokens": args.prompt_tokens,
         "cpus": os.cpu_count(),
         "load_average": [round(load, 1) for load in (*before, os.getloadavg()[0])],

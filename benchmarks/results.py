@@ -188,22 +188,21 @@ def run(options: argparse.Namespace) -> int:
         for experiment in todo:
             console.print(f"to run   {experiment.name}: {experiment.run} ({experiment.minutes:g} min)", markup=False)
         return 0
-    if commit().endswith("-dirty"):
-        raise PdpluginsError(
-            "results: the code differs from the last commit; commit it first, results name their commit"
-        )
+    check_clean()
     failed = _run_all(todo, options)
     for name, why in failed.items():
         console.print(f"failed   {name}: {why}", markup=False, style="red")
+    try:
+        refresh()
+    except PdpluginsError as error:
+        console.print(f"pages are not written again: {error}", markup=False)
     return 1 if failed else 0
 
 
 def check_clean() -> None:
     """Raise PdpluginsError where the code is not that of a commit."""
     if commit().endswith("-dirty"):
-        raise PdpluginsError(
-            "the code differs from the last commit; commit it first: results name the commit they show"
-        )
+        raise PdpluginsError("the code differs from the last commit; commit it first: a result names its commit")
 
 
 def _run_all(todo: Sequence[Experiment], options: argparse.Namespace) -> dict[str, str]:
@@ -256,12 +255,17 @@ def verify(options: argparse.Namespace) -> int:
 
 def pages(_: argparse.Namespace) -> None:
     """Write the figures and tables of all pages again from the result files."""
-    experiment, planners_report = (importlib.import_module(name) for name in ("experiment", "planners_report"))
     for path in sorted(RESULTS.glob("*.json")):
         data = manifest.read(path.stem)
         if "experiment" in data:
-            experiment.show(data)
-    planners_report.write()
+            importlib.import_module("experiment").show(data)
+    if any(RESULTS.glob("planners-*.json")):
+        importlib.import_module("planners_report").write()
+    refresh()
+
+
+def refresh() -> None:
+    """Write the marked figures of all pages again. Raises PdpluginsError for a mark that finds nothing."""
     for page in figures.pages():
         old = page.read_text(encoding="utf-8")
         if (new := figures.refreshed(old)) != old:

@@ -5,8 +5,7 @@
 Both get the same requests, the same timing table, the same pools and KV cache, and round-robin routing; Dynamo writes
 no report. Each figure is the best of the rounds; CPU time says more than wall time where the machine has other work.
 ``--million`` adds 1,000,000 requests on 256 instances (ours only).
-The kernel that is installed is timed. ``HATCH_BUILD_NO_HOOKS=true pip install --editable .`` installs the plain one, as
-a machine without a C compiler gets it.
+The kernel that is installed is timed; with ``--plain`` its sources, which a machine without a C compiler runs.
 """
 
 from __future__ import annotations
@@ -17,6 +16,7 @@ import logging
 import os
 import platform
 import resource
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -193,8 +193,12 @@ def main() -> None:
     parser.add_argument("trace", type=Path)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--million", action="store_true")
+    parser.add_argument("--plain", action="store_true", help="time the kernel as plain Python")
     parser.add_argument("--result", help="write results/RESULT.json")
     options = parser.parse_args()
+    if options.plain and kernel.COMPILED:
+        paths = os.pathsep.join([str(manifest.ROOT / "tests/plain"), os.environ.get("PYTHONPATH", "")])
+        os.execve(sys.executable, [sys.executable, *sys.argv], {**os.environ, "PYTHONPATH": paths})  # noqa: S606
     logging.disable(logging.WARNING)
     trace = traces.read(options.trace)
     rows: list[dict[str, Any]] = []

@@ -97,6 +97,9 @@ class SimulationConfig(_Section):
         1.0, gt=0, allow_inf_nan=False, description="factor on the time that prefill adds to a step with decodes"
     )
     kv_tokens: int | None = Field(None, ge=2, description="KV cache of every worker; what its profile says when absent")
+    frontend_s: float = Field(
+        0.0, ge=0, allow_inf_nan=False, description="work of a frontend on each request, one after the other"
+    )
     first_token: Literal["prefill", "transfer", "decode"] = Field(
         "decode", description="who gives the first token of a request that decodes on another worker, and when"
     )

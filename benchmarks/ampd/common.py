@@ -54,6 +54,15 @@ AS_PRINTED = {"router": {"name": "ampd", "slack": "windowed"}, "batch_scheduler"
 DYNAMO = {"router": {"name": "least-loaded", "sticky": True}}
 """Prefill always remote, on the shortest queue; rounds of a session decode on one worker."""
 COLOCATED = {"router": {"name": "least-loaded", "sticky": True, "colocated": True}}
+"""Prompts first, as vLLM does without chunked prefill; the paper's baseline."""
+CHUNKS = (256, 512, 1024, 2048, 4096, 8192)
+SHOWN, TUNED = 0, 1
+"""Seeds: what is chosen is chosen on one, and shown on the other."""
+
+
+def chunked(tokens: int) -> dict[str, Any]:
+    """Return co-location with chunked prefill, steps of up to so many tokens."""
+    return {**COLOCATED, "simulation": {"order": "decode_first", "step_tokens": tokens}}
 
 
 def trace(name: str, rate: float, sessions: int, seed: int = 0) -> list[TraceRequest]:
@@ -121,7 +130,7 @@ def deployments(model: str, name: str) -> list[Pools]:
         ((prefill_tp, share // prefill_tp), (decode_tp, (gpus - share) // decode_tp))
         for prefill_tp in degrees
         for decode_tp in degrees
-        for share in range(gpus // 4, gpus, gpus // 4 if gpus > 8 else 2)
+        for share in range(max(gpus // 8, 2), gpus, max(gpus // 8, 2))
         if not share % prefill_tp and not (gpus - share) % decode_tp
     }
     return list(dict.fromkeys([*TABLE_2[model, name], *sorted(splits)]))
@@ -145,6 +154,28 @@ def score(data: dict[str, Any], requests: list[TraceRequest]) -> dict[str, float
         "ttft_s": metrics.ttft_s.mean or 0.0,
         "tpot_ms": 1e3 * (metrics.tpot_s.mean or 0.0),
     }
+
+
+Candidate = tuple[Pools, dict[str, Any]]
+"""A deployment, and a system on it."""
+
+
+def candidates(model: str, name: str, system: dict[str, Any] | None) -> list[Candidate]:
+    """Return `system` on every deployment, or, where it is None, co-location on every degree with every chunk size."""
+    if system is None:
+        return [(pools, chunked(tokens)) for pools in colocated(model, name) for tokens in CHUNKS]
+    where = colocated(model, name) if system is COLOCATED else deployments(model, name)
+    return [(pools, system) for pools in where]
+
+
+def best(model: str, name: str, among: list[Candidate], requests: list[TraceRequest]) -> Candidate:
+    """Return what keeps most SLOs on `requests`; of equals, the one with the least mean TTFT."""
+
+    def worth(candidate: Candidate) -> tuple[float, float]:
+        got = score(config(model, name, *candidate), requests)
+        return got["attainment"], -got["ttft_s"]
+
+    return max(among, key=worth)
 
 
 def label(pools: Pools) -> str:

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from pdplugins.gateway.deadlines import Deadlines
 from pdplugins.gateway.errors import GatewayError
 from pdplugins.gateway.metrics import GatewayMetrics
 from pdplugins.limits import MIB, GatewayConfig
@@ -26,6 +27,10 @@ class Admission:
         self._metrics = metrics
         self._most_bytes = settings.max_bodies_mib * MIB
         self._requests = self._waiting = self._bytes = 0
+        self.reading = Deadlines()
+        """Of bodies that have not come yet."""
+        self.serving = Deadlines()
+        """Of requests that wait or are served."""
         self._empty = asyncio.Event()
         self._empty.set()
         self.closed = False
@@ -70,6 +75,11 @@ class Admission:
     def give_bytes(self, size: int) -> None:
         """Give bytes of a body back."""
         self._bytes -= size
+
+    def close(self) -> None:
+        """Take nothing new. A body that has not come yet will not be served."""
+        self.closed = True
+        self.reading.expire()
 
     async def empty(self) -> None:
         """Return once no request is left."""

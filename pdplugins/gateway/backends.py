@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from time import monotonic
 from typing import Any
@@ -14,6 +13,7 @@ from urllib.parse import urlsplit
 from pdplugins.contracts.workers import Role, WorkerView
 from pdplugins.errors import ConfigError
 from pdplugins.gateway.books import WorkerBook
+from pdplugins.gateway.deadlines import Deadlines
 from pdplugins.gateway.engine import Engine, Facts, LoadReport, ServerKind
 from pdplugins.gateway.errors import refused, said, shortage
 from pdplugins.gateway.metrics import GatewayMetrics
@@ -70,20 +70,11 @@ class Backend:
         self.alive = False
         self.resting_until_s = 0.0
         self.view = WorkerBook(self.id, role)
-        self._waits: set[asyncio.Timeout] = set()
+        self.waits = Deadlines()
+        """For the beginning of an answer; they end as soon as this worker is lost."""
         self._stamps: tuple[object, ...] = ()
         self._stamps_since_s = 0.0
         """Since when its load reports have had these time stamps."""
-
-    @asynccontextmanager
-    async def awaited(self, within_s: float | None) -> AsyncIterator[None]:
-        """Raise TimeoutError in what is done inside after `within_s`, or as soon as this worker is lost."""
-        async with asyncio.timeout(within_s) as wait:
-            self._waits.add(wait)
-            try:
-                yield
-            finally:
-                self._waits.discard(wait)
 
     def engine_hangs(self, stamps: tuple[object, ...], silence_s: float) -> bool:
         """Tell whether its engine has made no new load report for too long, though its HTTP server answers.
@@ -117,10 +108,7 @@ class Backend:
         self.alive = False
         self.view.cached_blocks.clear()
         self.view.used_kv_tokens = None
-        now_s = asyncio.get_running_loop().time()
-        for wait in self._waits:
-            if not wait.expired():
-                wait.reschedule(now_s)
+        self.waits.expire()
 
 
 class Backends:

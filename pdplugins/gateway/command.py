@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from time import monotonic
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -28,7 +29,12 @@ if TYPE_CHECKING:
     from pdplugins.gateway.engines.sglang.servers import Servers
     from pdplugins.gateway.metrics import GatewayMetrics
 
+log = logging.getLogger("pdplugins.gateway")
+
 DEFAULTS = GatewayConfig()
+SERVERS_SHARE = 0.4
+"""Share of the time of a stop that is kept for the servers that the gateway has started."""
+EXIT_SHARE = 0.05
 GC_THRESHOLD = (20_000, 20, 20)
 """New objects before Python collects garbage: those of some hundred requests, instead of one or two."""
 
@@ -126,6 +132,28 @@ class Started:
     ready_s: float
 
 
+class Ending:
+    """The time of a stop, which begins with the first signal.
+
+    :param within_s: how long all of it may take.
+    """
+
+    def __init__(self, within_s: float) -> None:
+        self.within_s = within_s
+        self._ends_s: float | None = None
+
+    def begin(self) -> None:
+        """Note a signal."""
+        if self._ends_s is None:
+            self._ends_s = monotonic() + self.within_s
+
+    def left_s(self) -> float:
+        """Return what is left of it, but for the end of the process itself."""
+        self.begin()
+        assert self._ends_s is not None  # noqa: S101 - it has begun
+        return max(self._ends_s - monotonic() - EXIT_SHARE * self.within_s, 0.0)
+
+
 def run(
     config: Config,
     workers: list[str],
@@ -139,19 +167,25 @@ def run(
 
     from pdplugins.gateway.app import Gateway  # noqa: PLC0415 - aiohttp takes a while to import
     from pdplugins.gateway.backends import WorkerOption  # noqa: PLC0415
+    from pdplugins.gateway.descriptors import connections_within, raise_limit  # noqa: PLC0415
     from pdplugins.gateway.metrics import GatewayMetrics  # noqa: PLC0415
 
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s")
+    descriptors = raise_limit()
+    if (most := connections_within(descriptors)) < config.gateway.max_connections:
+        log.info("%d open files are enough for %d connections of clients; see ulimit -n", descriptors, most)
     metrics = GatewayMetrics()
+    ending = Ending(config.gateway.drain_s)
     servers = None if started is None else build_servers(config, started, metrics)
     options = [*map(WorkerOption.parse, workers), *(servers.options if servers else ())]
 
     async def serve(stack: AsyncExitStack) -> None:
         if servers is not None:
-            stack.push_async_callback(servers.stop)
+            stack.push_async_callback(lambda: servers.stop(ending.left_s()))
         gateway = Gateway(config, options, metrics=metrics, decision_log=decision_log)
         await gateway.start(host, port)
-        stack.push_async_callback(gateway.stop)
+        after_s = SERVERS_SHARE * ending.within_s if servers is not None else 0.0
+        stack.push_async_callback(lambda: gateway.stop(max(ending.left_s() - after_s, 0.0)))
         if servers is not None:
             await servers.start(Console(highlight=False))
             await gateway.look()
@@ -166,8 +200,13 @@ def run(
     async def main() -> None:
         task = asyncio.current_task()
         assert task is not None  # noqa: S101 - for the type checker
+
+        def end() -> None:
+            ending.begin()
+            task.cancel()
+
         for number in (signal.SIGINT, signal.SIGTERM):
-            asyncio.get_running_loop().add_signal_handler(number, task.cancel)
+            asyncio.get_running_loop().add_signal_handler(number, end)
         with contextlib.suppress(asyncio.CancelledError):
             async with AsyncExitStack() as stack:
                 await serve(stack)

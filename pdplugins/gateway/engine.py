@@ -111,8 +111,8 @@ class Call(Splittable, Protocol):
         ...
 
     @property
-    def messages(self) -> str:
-        """The messages of a chat as one text; nothing for anything else."""
+    def messages(self) -> bytes:
+        """The messages of a chat, as its body has them; nothing for anything else."""
         ...
 
     @property
@@ -293,6 +293,6 @@ class Engine(Protocol[CallT, AnswerT]):
         """Compute the KV cache of a prompt on a server, for a later pair or for itself."""
         ...
 
-    async def close(self) -> None:
-        """Wait a while for background work, then end it, and close all connections."""
+    async def close(self, within_s: float) -> None:
+        """Wait so long for background work, then end it, and close all connections."""
         ...

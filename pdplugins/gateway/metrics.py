@@ -38,6 +38,8 @@ class GatewayMetrics:
             prefix + "requests_waiting", "Requests that wait before the workers now", registry=self.registry
         )
         self.refused = counter("requests_refused", "Requests that the flow policy refused, or that found a full queue")
+        self.connections = Gauge(prefix + "connections", "Connections of clients now", registry=self.registry)
+        self.closed = counter("connections_closed", "Connections that the gateway closed, and why", "why")
         self._overloads = counter("overloads", "Refusals because of a limit, by what there was too much of", "of")
         self.wait = Histogram(
             prefix + "wait_seconds", "Time in the queue before the workers", buckets=BUCKETS_S, registry=self.registry

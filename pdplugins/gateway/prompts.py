@@ -35,10 +35,8 @@ def _chars(call: Call) -> int:
 
 def blocks_of(call: Call) -> tuple[int, ...]:
     """Return the hashes of the whole blocks of the prompt; each one stands for all of the prompt up to its end."""
-    prompt = call.prompt
+    prompt: list[int] | str | bytes = call.messages if call.prompt is None else call.prompt
     size = BLOCK_TOKENS if isinstance(prompt, list) else BLOCK_TOKENS * CHARS_PER_TOKEN
-    if prompt is None:
-        prompt = call.messages
     hashes: list[int] = []
     before = 0
     for end in range(size, len(prompt) + 1, size):

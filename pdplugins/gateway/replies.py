@@ -42,9 +42,19 @@ class Reply:
 
     async def fail(self, error: GatewayError) -> None:
         """Tell the client what went wrong, in its stream where that has begun."""
-        said = json.dumps({"error": {"message": str(error), "type": "gateway_error", "code": error.status}}).encode()
-        if self.response is None:
-            headers = {"Content-Type": "application/json", **error.headers}
-            self.response = web.Response(body=said, status=error.status, headers=headers)
+        if self.response is None or not self.response.prepared:
+            self.response = failure(error)
         else:
-            await self.send(b"data: " + said + b"\n\ndata: [DONE]\n\n", "")
+            await self.send(b"data: " + _object(error) + b"\n\ndata: [DONE]\n\n", "")
+
+
+def failure(error: GatewayError) -> web.Response:
+    """Return the answer of a request that failed."""
+    headers = {"Content-Type": "application/json", **error.headers}
+    return web.Response(body=_object(error), status=error.status, headers=headers)
+
+
+def _object(error: GatewayError) -> bytes:
+    kind = "invalid_request_error" if error.status < 500 else "gateway_error"
+    said = {"message": str(error), "type": kind, "param": None, "code": error.status}
+    return json.dumps({"error": said}).encode()

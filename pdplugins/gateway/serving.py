@@ -39,7 +39,7 @@ class Serving:
         self.engine = engine
         self.settings = admission.settings
         self.metrics = metrics
-        self.sessions = Sessions()
+        self.sessions = Sessions(self.settings.max_sessions)
         self.lengths = Lengths()
         self.retries = RetryBudget(self.settings)
         self.admission = admission
@@ -55,7 +55,7 @@ class Serving:
         task = RequestTask(self, name, call, client)
         ending = Ending.FAILED
         try:
-            async with asyncio.timeout(self.settings.timeout_s):
+            async with self.admission.serving.within(self.settings.timeout_s):
                 await self.worker_there()
                 if self.queue is not None:
                     await self.queue.admit(task.arrival)
@@ -66,6 +66,9 @@ class Serving:
             raise
         except (asyncio.CancelledError, ConnectionResetError):
             ending = Ending.CANCELLED
+            raise
+        except TimeoutError:
+            ending = Ending.CANCELLED if self.admission.closed else Ending.FAILED
             raise
         finally:
             self._ids.discard(name)

@@ -5,9 +5,6 @@ from __future__ import annotations
 from collections import OrderedDict
 from dataclasses import dataclass, field
 
-MOST = 100_000
-"""Sessions that are remembered; the least recent one goes first."""
-
 
 @dataclass(slots=True)
 class Session:
@@ -17,33 +14,37 @@ class Session:
     """Where its last answer was decoded."""
     tokens: int = 0
     """Prompt and answer of its last round."""
-    blocks: tuple[int, ...] = ()
-    """Prefix blocks of that prompt."""
+    prefix: tuple[int, int] = (0, 0)
+    """Prefix blocks of that prompt: how many, and the hash of the last one, which stands for all of them."""
     held: dict[str, int] = field(default_factory=dict)
     """Worker to the leading tokens of the conversation whose KV cache it was given."""
 
     def history(self, prompt_tokens: int, blocks: tuple[int, ...]) -> int:
         """Return the leading tokens of a new prompt that earlier rounds have computed: none when it is another text."""
-        if blocks[: len(self.blocks)] != self.blocks:
+        count, last = self.prefix
+        if count and (len(blocks) < count or blocks[count - 1] != last):
             return 0
         return max(min(self.tokens, prompt_tokens - 1), 0)
 
 
 class Sessions:
-    """All conversations, by name."""
+    """The conversations that had answers, by name. The one that was used least lately is forgotten first."""
 
-    def __init__(self) -> None:
+    def __init__(self, most: int) -> None:
+        self._most = most
         self._sessions: OrderedDict[str, Session] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._sessions)
 
-    def get(self, name: str | None) -> Session | None:
-        """Return the session called `name`, a new one when there is none; None without a name."""
-        if name is None:
-            return None
+    def find(self, name: str | None) -> Session | None:
+        """Return the session called `name`; None when there is none."""
+        return None if name is None else self._sessions.get(name)
+
+    def remember(self, name: str) -> Session:
+        """Return the session called `name`, a new one when there is none."""
         session = self._sessions.setdefault(name, Session())
         self._sessions.move_to_end(name)
-        if len(self._sessions) > MOST:
+        if len(self._sessions) > self._most:
             self._sessions.popitem(last=False)
         return session

@@ -47,7 +47,7 @@ class RequestTask:
         self._relay = serving.engine.relay(call, client, self._first_token)
         self._blocks = blocks_of(call)
         self._prompt = serving.lengths.prompt_tokens(call)
-        self._session: Session | None = serving.sessions.get(call.session)
+        self._session: Session | None = serving.sessions.find(call.session)
         self._ids: list[int] | None = None
         self._failed: tuple[str, ...] = ()
         """Workers that have failed it, the most suspect of the last failure first."""
@@ -275,8 +275,10 @@ class RequestTask:
             self._all.lengths.learn(self._call, prompt)
         for backend in {first, second}:
             backend.view.cached_blocks.add(self._blocks, backend.view.kv_capacity_tokens)
-        if (session := self._session) is not None:
-            session.bound_worker, session.blocks = second.id, self._blocks
+        if (name := self._call.session) is not None:
+            session = self._all.sessions.remember(name)
+            session.bound_worker = second.id
+            session.prefix = len(self._blocks), self._blocks[-1] if self._blocks else 0
             session.tokens = request.prompt_tokens + output
             session.held[first.id] = request.prompt_tokens
             session.held[second.id] = session.tokens

@@ -47,6 +47,10 @@ BARS_US = {
     ("batch_scheduler", 64): 50.0,
     ("flow", 64): 50.0,
     ("flow", 4096): 50.0,
+    ("planner", 64): 25_000.0,
+    ("planner", 4096): 25_000.0,
+    ("power", 64): 25_000.0,
+    ("power", 4096): 25_000.0,
 }
 """Most microseconds of the P99 of one decision on that machine, by kind and size."""
 

@@ -18,7 +18,7 @@ from prometheus_client.registry import Collector
 from pdplugins.contracts.kinds import Kind
 from pdplugins.contracts.planner import PlannerView, ScalePlan
 from pdplugins.contracts.workers import Role
-from pdplugins.errors import HostError
+from pdplugins.errors import HostError, one_line
 from pdplugins.runtime.decision import Fault
 
 SLOW_BUCKETS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0)
@@ -119,12 +119,13 @@ class Metrics(Collector):
         return family
 
     def serve(self, port: int, host: str = "127.0.0.1") -> Callable[[], None]:
-        """Serve ``/metrics`` on `port`; returns what stops it. Raises HostError when the port is taken."""
+        """Serve ``/metrics`` on `port`; returns what stops it. Raises HostError when the port is taken, or none."""
         try:
             server, thread = start_http_server(port, host, self.registry)
-        except OSError as error:
+        except (OSError, OverflowError, UnicodeError) as error:
+            why = one_line(getattr(error, "strerror", None) or error)
             raise HostError(
-                f"{self.kind} metrics: cannot listen on {host}:{port} ({error.strerror}); choose another port"
+                f"{self.kind} metrics: cannot listen on {host}:{port} ({why}); choose another port"
             ) from None
 
         def stop() -> None:

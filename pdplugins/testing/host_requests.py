@@ -58,7 +58,8 @@ class RequestTests(HostTests):
     def test_workers_say_their_load_by_phase(self) -> None:
         """An idle fleet says zeros, not nothing."""
         loads = [w.load for asked in self._asked().asked for w in asked.looked]
-        told = [(load.decode_requests, load.decode_tokens, load.prefill_tokens) for load in loads]
+        names = "decode_requests", "decode_tokens", "prefill_tokens", "prefill_history_tokens"
+        told = [tuple(getattr(load, name) for name in names) for load in loads]
         assert not [one for one in told if None in one]
 
     @fills(Seam.SAME_TUPLE)

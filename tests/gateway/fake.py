@@ -122,6 +122,8 @@ class FakeWorker:
         self.stamps: Iterator[float] | None = itertools.count(1.0)
         """Of its load reports: an engine that stands still makes no new ones."""
         self.polls = 0
+        self.padding = ""
+        """Is added to every event and answer of ``/generate``."""
         self.says: dict[str, bytes] = {}
         """What it answers to questions about itself, by path, instead of what is so."""
 
@@ -228,7 +230,8 @@ class FakeWorker:
         if not body.get("stream"):
             await asyncio.sleep(self.token_s * count)
             self.held.append(ids + answer)
-            return web.json_response(event(request.path, body, ids, answer, count, cached, role))
+            said = event(request.path, body, ids, answer, count, cached, role)
+            return web.json_response(said | ({"padding": self.padding * count} if self.padding else {}))
         return await self._stream(request, body, ids, answer, cached, role, bool(faulty))
 
     async def _stream(
@@ -267,6 +270,8 @@ class FakeWorker:
             said = event(request.path, body, ids, answer[:done], len(answer), cached, role)
             if self.incremental and request.path == "/generate":
                 said |= {"output_ids": answer[done - 1 : done], "text": text_of(answer[done - 1 : done])}
+            if self.padding:
+                said["padding"] = self.padding
             await response.write(b"data: " + dumps(said) + b"\n\n")
         self.held.append(ids + answer)
         await response.write(b"data: [DONE]\n\n")

@@ -4,16 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
-import re
-import signal
-import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
-import aiohttp
 import pytest
 
 from pdplugins.errors import ConfigError, HostError
@@ -22,7 +17,7 @@ from pdplugins.gateway.backends import Backends, WorkerOption
 from pdplugins.gateway.engine import ServerKind
 from pdplugins.gateway.engines.sglang.protocol import loads, splice
 from pdplugins.types import Role
-from tests.gateway.fake import FakeWorker, Rooms, answer_of, settled
+from tests.gateway.fake import answer_of
 from tests.gateway.rig import FAST, PROMPT, Fixed, ask, config, stand
 
 
@@ -146,44 +141,6 @@ def test_a_port_that_is_taken_is_said_in_one_line() -> None:
             other = Gateway(config(), [WorkerOption.parse(worker.url) for worker in it.workers])
             with pytest.raises(HostError, match="choose another port"):
                 await other.start(port=port)
-
-    asyncio.run(run())
-
-
-@pytest.mark.moderate
-def test_the_command_serves_and_stops(tmp_path: Path) -> None:
-    """Over two workers, one of which comes only later."""
-
-    async def run() -> None:
-        rooms = Rooms()
-        workers = [await FakeWorker(mode, rooms, 9000 + i).start() for i, mode in enumerate(("prefill", "decode"))]
-        await workers[1].stop()
-        options: list[Any] = [argument for worker in workers for argument in ("--worker", worker.url)]
-        log = tmp_path / "log"
-        with log.open("w") as out:
-            child = subprocess.Popen(
-                [Path(sys.executable).with_name("pdplugins"), "gateway", *options, "--port", "0", "--poll-s", "0.05"],
-                stdout=out,
-                stderr=subprocess.STDOUT,
-                env={**os.environ, "PYTHONUNBUFFERED": "1"},
-            )
-        try:
-            assert await settled(lambda: "gateway on" in log.read_text(), 30), log.read_text()
-            found = re.search(r"http://[\d.:]+", log.read_text())
-            assert found is not None
-            async with aiohttp.ClientSession() as client:
-                async with client.get(found[0] + "/health") as answer:
-                    assert answer.status == 503
-                await workers[1].start()
-                assert await settled(lambda: "is there: decode" in log.read_text())
-                async with client.post(found[0] + "/generate", json=ask()) as answer:
-                    assert (await answer.json())["output_ids"] == answer_of(PROMPT, 9)
-            child.send_signal(signal.SIGTERM)
-            assert await asyncio.to_thread(child.wait, 10) == 0
-        finally:
-            child.kill()
-            for worker in workers:
-                await worker.stop()
 
     asyncio.run(run())
 

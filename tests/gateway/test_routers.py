@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from pdplugins.gateway.names import hashed
 from tests.gateway.fake import answer_of, settled, text_of, tokenize
 from tests.gateway.rig import PATIENT, PROMPT, Fixed, ask, config, fast, stand
 
@@ -99,7 +100,7 @@ def test_rounds_of_a_session_know_their_history_and_their_worker(by: str) -> Non
                 assert status == 200
                 prompt = prompt + answer["output_ids"] + [7, 8, 9]
             requests = router.requests
-            assert [request.session for request in requests] == ["chat-1"] * 3
+            assert [request.session for request in requests] == [hashed("chat-1")] * 3
             assert [request.bound_worker for request in requests] == [None] + [it.workers[1].id] * 2
             assert [request.history_tokens for request in requests] == [0, 69, 81]
             await it.post("/generate", ask([1, 2, 3], **named), headers=headers)

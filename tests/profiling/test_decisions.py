@@ -52,7 +52,7 @@ def test_costs_and_bars_are_numbers_of_the_same_loop() -> None:
     slow = Cost("router", "any", 4096, p50_us=1000.0, p99_us=2100.0, loop_us=60.0, calls=10)
     assert (slow.p50_loops, slow.p99_loops, slow.bar_loops) == (16.67, 35.0, 33.33)
     assert Cost("batch_scheduler", "any", 64, 1.0, 1.0, 30.0, 10).bar_loops == 1.67
-    assert Cost("planner", "any", 64, 1.0, 1.0, 30.0, 10).bar_loops is None
+    assert Cost("router", "any", 65, 1.0, 1.0, 30.0, 10).bar_loops is None
     assert slow.data().items() >= {"workers": 4096, "p99_us": 2100.0, "loop_us": 60.0, "p99_loops": 35.0}.items()
 
 

@@ -88,6 +88,7 @@ def cases(draw: st.DrawFn) -> dict[str, Any]:
         engine=engine,
         kv_tokens=draw(st.sampled_from([1500, 2500, 100_000])),
         first_token=draw(st.sampled_from(["prefill", "transfer", "decode"])),
+        frontend_s=draw(st.sampled_from([0.0, 0.0, 0.03])),
         overlap=draw(st.booleans()),
         history=draw(st.sampled_from(["transfer", "recompute"])),
         hardware=draw(st.just({}) | st.just({Role.DECODE: SLOW})),

@@ -132,7 +132,7 @@ def test_compare_is_the_same_in_any_number_of_processes(app: typer.Typer, trace:
 @pytest.mark.moderate
 def test_regret_is_the_distance_from_the_bound(app: typer.Typer, trace: Path, tmp_path: Path) -> None:
     out, best = tmp_path / "r.json", tmp_path / "b.json"
-    options = ("--trace", trace, "--rate", "40", "--gpus", "3", "--set", "deployment.max_batch=32")
+    options = ("--trace", trace, "--rate", "60", "--gpus", "4", "--set", "deployment.max_batch=32")
     run(app, "simulate", "stock-least-loaded", *options, "--bound", "--json", out)
     run(app, "bound", "stock-least-loaded", *options, "--json", best)
     result, bound = (json.loads(path.read_text()) for path in (out, best))
@@ -216,15 +216,15 @@ def test_pools_keep_their_share_of_the_gpus() -> None:
         assert deployment.gpu_budget == gpus
         return deployment.prefill.replicas, deployment.decode.replicas
 
-    assert pools("stock-round-robin", 8) == (4, 2)
-    assert pools("stock-round-robin", 16) == (8, 4)
-    assert pools("stock-round-robin", 6) == (4, 1)
-    assert pools("stock-colocated", 12) == (3, 3)
+    assert pools("stock-round-robin", 8) == (3, 1)
+    assert pools("stock-round-robin", 16) == (6, 2)
+    assert pools("stock-round-robin", 6) == (2, 1)
+    assert pools("stock-colocated-prefill-first", 12) == (3, 3)
     assert pools("dopd", 16) == (2, 2)  # it holds three of eight GPUs at start
     assert pools("dopd", 3) == (1, 1)
 
 
 def test_numbers_of_workers_come_last() -> None:
-    config = configured("stock-round-robin", Overrides(gpus=16, decode=2, settings=("deployment.startup_s=5",)))
+    config = configured("stock-round-robin", Overrides(gpus=16, decode=1, settings=("deployment.startup_s=5",)))
     deployment = config.deployment
-    assert (deployment.prefill.replicas, deployment.decode.replicas, deployment.startup_s) == (8, 2, 5.0)
+    assert (deployment.prefill.replicas, deployment.decode.replicas, deployment.startup_s) == (6, 1, 5.0)

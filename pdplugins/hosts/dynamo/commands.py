@@ -9,6 +9,10 @@ import typer
 
 from pdplugins import hookimpl
 from pdplugins.hosts.dynamo.offline.commands import replay
+from pdplugins.processes.keys import read_secret
+
+TOKEN = "PDPLUGINS_TOKEN"  # noqa: S105 - the name of a variable
+KEY = "PDPLUGINS_PLANNER_KEY"
 
 
 @hookimpl
@@ -21,32 +25,50 @@ def pd_register_commands(app: typer.Typer) -> None:
 def planner(  # noqa: PLR0913 - the options of a command
     *,
     config: Annotated[str, typer.Option(help="A config file, or the name of a shipped one.")] = "dopd",
-    listen: Annotated[str, typer.Option(metavar="HOST:PORT", help="Where the planner calls us.")] = "127.0.0.1:9099",
+    listen: Annotated[
+        str, typer.Option(metavar="HOST:PORT", help="Where the planner calls us; or unix:///PATH, a socket.")
+    ] = "127.0.0.1:9099",
     advertise: Annotated[
         str | None, typer.Option(metavar="HOST:PORT", help="How the planner reaches us, if not by --listen.")
     ] = None,
     gateway: Annotated[
         str | None, typer.Option(help="The planner's gateway, unix:///PATH or grpc://HOST:PORT, to register with.")
     ] = None,
-    token: Annotated[
-        str, typer.Option(envvar="PDPLUGINS_TOKEN", help="One of the planner's static_secrets.", show_default=False)
-    ] = "",
+    token_file: Annotated[
+        Path | None, typer.Option(help=f"One of the planner's static_secrets, by which it knows us; else {TOKEN}.")
+    ] = None,
+    key_file: Annotated[
+        Path | None, typer.Option(help=f"Key that calls must carry, for a mesh that adds it; else {KEY}.")
+    ] = None,
+    allow_from: Annotated[
+        list[str] | None, typer.Option(metavar="ADDRESS[/BITS]", help="Who may call; may be repeated.")
+    ] = None,
     frontend_url: Annotated[str | None, typer.Option(help="Read traffic, TTFT and TPOT from this frontend.")] = None,
     model: Annotated[str | None, typer.Option(help="Count only this model at the frontend.")] = None,
     decision_log: Annotated[Path | None, typer.Option(help="File to append decisions to.")] = None,
-    metrics_port: Annotated[int | None, typer.Option(help="Serve Prometheus metrics there.")] = None,
+    metrics_port: Annotated[
+        int | None, typer.Option(min=0, max=65535, help="Serve Prometheus metrics on this port.")
+    ] = None,
+    metrics_host: Annotated[str, typer.Option(help="Address of the metrics.")] = "127.0.0.1",
 ) -> None:
     """Run a planner in its own process, as an external gRPC plugin of a running Dynamo planner."""
-    from pdplugins.hosts.dynamo.doors import external  # noqa: PLC0415 - imports Dynamo
+    token = read_secret(token_file, "--token-file", TOKEN)
+    key = read_secret(key_file, "--key-file", KEY)
+    from pdplugins.hosts.dynamo.doors import external, guard  # noqa: PLC0415 - imports Dynamo
 
     external.run(
-        config,
-        listen=listen,
-        advertise=advertise,
-        gateway=gateway,
-        token=token,
-        frontend_url=frontend_url,
-        model=model,
-        decision_log=decision_log,
-        metrics_port=metrics_port,
+        external.Options(
+            config=config,
+            listen=listen,
+            advertise=advertise,
+            gateway=gateway,
+            token=token or "",
+            key=key,
+            allow_from=tuple(map(guard.network, allow_from or ())),
+            frontend_url=frontend_url,
+            model=model,
+            decision_log=decision_log,
+            metrics_port=metrics_port,
+            metrics_host=metrics_host,
+        )
     )

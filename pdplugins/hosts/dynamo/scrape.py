@@ -1,28 +1,25 @@
-"""Reads the Prometheus ``/metrics`` page of Dynamo's frontend, without a Prometheus server."""
+"""Reads what is on the Prometheus ``/metrics`` page of Dynamo's frontend, without a Prometheus server."""
 
 from __future__ import annotations
 
-import urllib.request
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
-TIMEOUT_S = 2.0
-
-
-def fetch(url: str) -> str:
-    """Return a page. Raises OSError when nobody answers."""
-    with urllib.request.urlopen(url, timeout=TIMEOUT_S) as answer:  # noqa: S310 - the operator names the frontend
-        return str(answer.read().decode())
+FRONTEND = "dynamo_frontend_"
+"""How the names of the frontend's metrics begin; some are on the page from the start."""
 
 
 def samples(page: str, names: tuple[str, ...], model: str | None = None) -> list[Sample]:
     """Return the samples of the metrics called `names`; of one model, in lower case as the frontend's label, if given.
 
-    Lines of other metrics are not parsed: a page has hundreds of them.
+    Lines of other metrics are not parsed: a page has hundreds of them. Raises ValueError when it is not the page of a
+    frontend: without this, any other page would tell that there is no traffic.
     """
+    if FRONTEND not in page:
+        raise ValueError(f"there is no metric {FRONTEND}… on the page")
     lines = [line for line in page.splitlines() if line.startswith(names)]
     families = text_string_to_metric_families("\n".join(lines) + "\n")
     return [s for family in families for s in family.samples if model in {None, s.labels.get("model")}]

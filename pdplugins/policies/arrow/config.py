@@ -16,12 +16,13 @@ class ArrowSettings(BaseModel):
         None, ge=1, description="most tokens that one instance decodes; from a profile at start-up when absent"
     )
     low_load: float = Field(
-        0.8, ge=0, le=1, description="decode gives an instance away while the others would be loaded at most this much"
+        0.9, ge=0, le=1, description="decode gives an instance away while the others would be loaded at most this much"
     )
     busy_load: float = Field(
         0.95, ge=0, description="idle prefill instances help decode when its instances are loaded this much"
     )
     slow_s: float = Field(1.0, ge=0, description="seconds of token intervals over the TPOT threshold before a flip")
+    idle_s: float = Field(1.0, ge=0, description="seconds without a prompt before a prefill instance is idle")
     elastic: bool = Field(True, description="move instances between the pools; false is the paper's Minimal Load")
 
     @model_validator(mode="after")

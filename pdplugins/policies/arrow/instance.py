@@ -7,7 +7,8 @@ from enum import StrEnum
 from pdplugins.contracts.numbers import is_number
 from pdplugins.contracts.request import Request
 from pdplugins.contracts.workers import WorkerView
-from pdplugins.policies.arrow.startup import DecodeLimits, TtftPredictor
+from pdplugins.policies.arrow.limits import DecodeLimits
+from pdplugins.policies.arrow.startup import TtftPredictor
 
 MOST = 1e9
 """Larger loads are cut to this, so that one absurd value does not make totals over thousands of instances inexact."""
@@ -79,9 +80,13 @@ class Instance:
         """Predict the queueing delay q_1 of Eq. 1."""
         return max(self.free_at_s - now_s, 0.0)
 
-    def ttft_s(self, request: Request, now_s: float) -> float:
-        """Predict the TTFT of `request` here: Eq. 1."""
-        return self.prefill_delay_s(now_s) + self.prefill_s(request)
+    def meets(self, request: Request, now_s: float, ttft_s: float, share: float) -> bool:
+        """Return whether the delay here is at most `share` of what prefill leaves of the TTFT SLO `ttft_s` (Eq. 1).
+
+        It is so for every prompt that misses its SLO without any delay: no other instance would help.
+        """
+        slack_s = ttft_s - self.prefill_s(request)
+        return slack_s < 0 or self.prefill_delay_s(now_s) <= share * slack_s
 
     def start_prefill(self, request: Request, now_s: float) -> None:
         """Note that `request` was sent here. The instance refuses one that its KV cache can never hold."""
@@ -126,13 +131,29 @@ class Instance:
         return self.requests + self.landing_requests
 
     def fits(self, request: Request, tpot_s: float) -> bool:
-        """Return whether `request` may decode here: Algorithm 2, plus its own tokens and the batch size limit."""
-        limits = self.limits
+        """Return whether `request` may decode here inside the TPOT SLO `tpot_s`: Algorithm 2, and `holds`.
+
+        Max Running Tokens may be exceeded by this one request, as in the paper.
+        """
         return (
-            self.running_tokens + request.prompt_tokens <= limits.tokens
-            and self.decodes < limits.requests
+            self.running_tokens <= self.limits.tokens
             and (self.interval_s is None or self.interval_s <= tpot_s)
+            and self.holds(request)
         )
+
+    def holds(self, request: Request) -> bool:
+        """Return whether `request` can start to decode here: there are free KV capacity and a place in the batch."""
+        kv_tokens = self.view.kv_capacity_tokens
+        return self.decodes < self.limits.requests and (
+            kv_tokens <= 0 or self.running_tokens + request.prompt_tokens <= kv_tokens
+        )
+
+    @property
+    def speeds(self) -> tuple[float, float]:
+        """What decode delivers here now, and at most, in tokens read per second."""
+        limits, kv_tokens = self.limits, self.view.kv_capacity_tokens
+        full = kv_tokens if 0 < kv_tokens < limits.full_tokens else limits.full_tokens
+        return limits.speed(self.running_tokens), limits.speed(full)
 
     def start_decode(self, request: Request, arrives_s: float) -> None:
         """Note that `request` was sent here to decode, and that its KV cache arrives at `arrives_s`."""
@@ -144,7 +165,8 @@ class Instance:
         """Read the load that the host reports. If it is missing or not a number, the last one stays."""
         load = self.view.load
         running, queued = load.running_requests, load.queued_requests
-        if is_number(tokens := load.running_tokens):
+        tokens = load.running_tokens if load.decode_tokens is None else load.decode_tokens
+        if is_number(tokens):
             self.tokens = _bounded(tokens)
         if is_number(running) and is_number(queued):
             self.requests = _bounded(running + queued - len(self.prefills))

@@ -62,25 +62,30 @@ class DecodeLoad:
 
     def __init__(self) -> None:
         self.instances = 0.0
-        self._requests = self._tokens = self._most_requests = self._most_tokens = 0.0
-        self._intervals_s = self._reporting = 0.0
+        self._speed = self._full_speed = self._intervals_s = self._reporting = 0.0
 
     @property
     def share(self) -> float:
-        """Load as a share of the most that the instances can decode, in tokens or requests, whichever is higher."""
-        return max(self._tokens / max(self._most_tokens, 1.0), self._requests / max(self._most_requests, 1.0))
+        """What decode delivers, as a share of what it delivers at Max Running Tokens.
+
+        Unlike tokens, this grows in proportion to the requests that come: at most loads a step with half of the tokens
+        takes more than half of the time.
+        """
+        return self._speed / self._full_speed if self.instances else 0.0
 
     @property
     def interval_s(self) -> float:
-        """Average token generation interval over the instances that report one; 0 when none does."""
+        """Average token generation interval over the instances of D that report one; 0 when none does.
+
+        P->D instances do not count: their steps still have chunks of prefill (Section 5.5, case 2).
+        """
         return self._intervals_s / self._reporting if self._reporting >= 1 else 0.0
 
     def count(self, instance: Instance) -> None:
         """Count `instance` with its present load, which replaces its earlier count."""
-        limits, interval_s = instance.limits, instance.interval_s
+        interval_s = instance.interval_s if instance.pool is D else None
         reporting = 0.0 if interval_s is None else 1.0
-        decodes, tokens = instance.decodes, instance.running_tokens
-        counted = decodes, tokens, limits.requests, limits.tokens, interval_s or 0.0, reporting
+        counted = *instance.speeds, interval_s or 0.0, reporting
         if counted != instance.counted:
             self.drop(instance)
             instance.counted = counted
@@ -93,12 +98,10 @@ class DecodeLoad:
             instance.counted = None
 
     def _add(self, sign: float, *values: float) -> None:
-        requests, tokens, most_requests, most_tokens, interval_s, reporting = values
+        speed, full_speed, interval_s, reporting = values
         self.instances += sign
-        self._requests += sign * requests
-        self._tokens += sign * tokens
-        self._most_requests += sign * most_requests
-        self._most_tokens += sign * most_tokens
+        self._speed += sign * speed
+        self._full_speed += sign * full_speed
         self._reporting += sign * reporting
         self._intervals_s = self._intervals_s + sign * interval_s if self._reporting >= 1 else 0.0
 

@@ -32,7 +32,7 @@ class ArrowRouter:
     def __init__(self, settings: ArrowSettings, deployment: Deployment) -> None:
         self._settings = settings
         self._perf = deployment.perf
-        self._ttft_threshold_s = settings.ttft_share * deployment.slo.ttft_s
+        self._ttft_s = deployment.slo.ttft_s
         self._tpot_threshold_s = settings.tpot_share * deployment.slo.tpot_s
         self._profiler = StartupProfiler(deployment, settings.max_running_tokens)
         self._workers: tuple[WorkerView, ...] | None = None
@@ -43,6 +43,8 @@ class ArrowRouter:
         self._prefilling: dict[str, Instance] = {}
         """By request id: the instance that prefills it. Entries end when the host reports the end."""
         self._slow_since_s: float | None = None
+        self._full_since_s: float | None = None
+        """Since when no request could decode inside the TPOT SLO."""
         self._flips = dict.fromkeys(Role, 0)
         self._role_moves: dict[str, RoleMove] = {}
         """The latest move of each worker, until the host takes it."""
@@ -92,14 +94,16 @@ class ArrowRouter:
             home.end_prefill(request.id, now_s)
             self._pools.update(home)
             self._monitor.settle(home)
-        target, reason = self._schedule_decode(request, home)
+        target, reason = self._schedule_decode(request, home, now_s)
         moves_s = 0.0 if target is home else self._perf.transfer_s(request.prompt_tokens)
         target.start_decode(request, now_s + moves_s)
         self._pools.update(target)
         return Placement(placement.first, target.view.id, request.prompt_tokens, reason)
 
     def on_ended(self, request: Request, outcome: Outcome) -> None:
-        """Remove a failed or cancelled request from the prefill queue, if it is still in one."""
+        """Remove a failed or cancelled request from the prefill queue, if it is in one. Learn from its context."""
+        if outcome.output_tokens > 0:
+            self._profiler.learn(request.prompt_tokens, outcome.output_tokens)
         self._forget(request.id, drop=outcome.ending is not Ending.FINISHED)
 
     def _forget(self, request: str, *, drop: bool = True) -> None:
@@ -113,29 +117,39 @@ class ArrowRouter:
         """Algorithm 1: SLO-aware prefill scheduling."""
         t1 = self._pools[P].first()
         t2 = self._pools[DP].first()
-        if t1 is not None and t1.ttft_s(r, now_s) <= self._ttft_threshold_s:
+        share = self._settings.ttft_share
+        if t1 is not None and t1.meets(r, now_s, self._ttft_s, share):
             return t1, "least delay in P"
-        if t2 is not None and t2.ttft_s(r, now_s) <= self._ttft_threshold_s:
+        if t2 is not None and t2.meets(r, now_s, self._ttft_s, share):
             return t2, "least delay in D->P"
         if self._decode_load_is_low() and (t3 := self._try_move_decode_to_prefill()) is not None:
             return t3, f"TTFT would miss its SLO: {t3.view.id} moved to {t3.pool}"
         return t1 or t2 or self._anyone(), "no instance meets the TTFT SLO"
 
-    def _schedule_decode(self, r: Request, home: Instance | None) -> tuple[Instance, str]:
+    def _schedule_decode(self, r: Request, home: Instance | None, now_s: float) -> tuple[Instance, str]:
         """Algorithm 2: SLO-aware decode scheduling."""
         if home is not None and home.pool in DECODE_POOLS:
             return home, "KV cache is there"
         t1 = self._pools[D].first()
         t2 = self._pools[PD].first()
-        if t1 is not None and t1.fits(r, self._tpot_threshold_s):
-            return t1, "fewest running tokens in D"
-        if t2 is not None and t2.fits(r, self._tpot_threshold_s):
-            return t2, "fewest running tokens in P->D"
-        if (t3 := self._try_move_prefill_to_decode()) is not None:
+        for target, pool in ((t1, D), (t2, PD)):
+            if target is not None and target.fits(r, self._tpot_threshold_s):
+                self._full_since_s = None
+                return target, f"fewest running tokens in {pool}"
+        if self._is_full(r, t1, t2, now_s) and (t3 := self._try_move_prefill_to_decode()) is not None:
             return t3, f"decode is full or over the TPOT SLO: {t3.view.id} moved to {t3.pool}"
         if t1 is not None and (t2 is None or t1.running_tokens <= t2.running_tokens):
-            return t1, "no instance has room inside the TPOT SLO"
-        return t2 or home or self._anyone(), "no instance has room inside the TPOT SLO"
+            return t1, "no instance has free capacity inside the TPOT SLO"
+        return t2 or home or self._anyone(), "no instance has free capacity inside the TPOT SLO"
+
+    def _is_full(self, r: Request, t1: Instance | None, t2: Instance | None, now_s: float) -> bool:
+        """Return whether `r` can start nowhere, or for `slow_s` no request could start inside the TPOT SLO."""
+        if self._full_since_s is None:
+            self._full_since_s = now_s
+        if now_s - self._full_since_s < self._settings.slow_s and any(t is not None and t.holds(r) for t in (t1, t2)):
+            return False
+        self._full_since_s = None
+        return True
 
     # --- instance scheduling ---------------------------------------------------------------------------------------
 
@@ -186,7 +200,7 @@ class ArrowRouter:
         self._monitor.watch(now_s)
         if self._settings.elastic:
             self._relieve_slow_decode(now_s)
-            self._help_busy_decode()
+            self._help_busy_decode(now_s)
 
     def _relieve_slow_decode(self, now_s: float) -> None:
         """Move an instance to decode when token intervals have exceeded the TPOT threshold for `slow_s` (case 2)."""
@@ -198,13 +212,13 @@ class ArrowRouter:
             self._slow_since_s = now_s
             self._try_move_prefill_to_decode()
 
-    def _help_busy_decode(self) -> None:
-        """Move an idle prefill instance to decode when decode is busy (case 3)."""
+    def _help_busy_decode(self, now_s: float) -> None:
+        """Move a prefill instance that has been idle for `idle_s` to decode when decode is busy (case 3)."""
         if self._pools.load.share < self._settings.busy_load or self._pools.size(PREFILL_POOLS) <= 1:
             return
         for pool in (DP, P):
             idle = self._pools[pool].first()
-            if idle is not None and not idle.prefills:
+            if idle is not None and not idle.prefills and now_s - idle.free_at_s >= self._settings.idle_s:
                 self._move_to_decode(idle)
                 return
 
@@ -230,8 +244,9 @@ class ArrowRouter:
     def _new(self, view: WorkerView) -> Instance:
         profiler, role = self._profiler, view.role
         self._seen += 1
-        limits = profiler.limits(role, view.kv_capacity_tokens)
-        return Instance(view, self._seen, P if role is Role.PREFILL else D, profiler.predictor(role), limits)
+        return Instance(
+            view, self._seen, P if role is Role.PREFILL else D, profiler.predictor(role), profiler.limits(role)
+        )
 
     def _serve_both_phases(self) -> None:
         """Leave no phase without an instance. A single instance serves both phases, whatever its pool."""

@@ -9,7 +9,7 @@ import numpy as np
 from pdplugins.contracts.deployment import Deployment
 from pdplugins.contracts.perf import PerfModel
 from pdplugins.contracts.workers import Role
-from pdplugins.policies._common import largest_within
+from pdplugins.policies.arrow.limits import DecodeLimits, LoadContext, find_limits
 
 SHORTEST_TOKENS, LONGEST_TOKENS = 256, 65_536
 """Range of prompt lengths for the fit of prefill times. Below it, launching kernels takes longer than computing."""
@@ -43,31 +43,16 @@ class TtftPredictor:
         return cls(float(square) / LONGEST_TOKENS**2, float(linear) / LONGEST_TOKENS, float(constant))
 
 
-@dataclass(frozen=True, slots=True)
-class DecodeLimits:
-    """The largest batch and the most tokens with which a decode step of one instance meets the TPOT SLO."""
-
-    requests: int
-    tokens: int
-    """Max Running Tokens of Algorithm 2."""
-
-    @classmethod
-    def find(cls, deployment: Deployment, tp: int, kv_tokens: int) -> DecodeLimits:
-        """Find how many tokens a full batch may have, up to the `kv_tokens` that the KV cache holds."""
-        perf, tpot_s, batch = deployment.perf, deployment.slo.tpot_s, deployment.max_batch
-        while batch > 1 and perf.decode_step_s(batch, 0, tp) > tpot_s:
-            batch //= 2
-        return cls(batch, largest_within(tpot_s, kv_tokens, lambda held: perf.decode_step_s(batch, held / batch, tp)))
-
-
 class StartupProfiler:
-    """Profiles instances once for each tensor-parallel size and KV cache size."""
+    """Profiles instances once for each TP size. Decode limits follow the context of the load."""
 
     def __init__(self, deployment: Deployment, max_running_tokens: int | None) -> None:
         self._deployment = deployment
         self._max_running_tokens = max_running_tokens
         self._predictors: dict[int, TtftPredictor] = {}
-        self._limits: dict[tuple[int, int], DecodeLimits] = {}
+        self._limits: dict[int, DecodeLimits] = {}
+        kv_tokens = deployment.kv_tokens or deployment.perf.kv_capacity_tokens(self._tp(Role.DECODE, Role.DECODE))
+        self._context = LoadContext(max(kv_tokens / deployment.max_batch, 1.0))  # the largest batch fills the KV cache
 
     def predictor(self, role: Role) -> TtftPredictor:
         """Return the TTFT predictor of an instance that was started for `role`."""
@@ -76,14 +61,21 @@ class StartupProfiler:
             self._predictors[tp] = TtftPredictor.fit(self._deployment.perf, tp)
         return self._predictors[tp]
 
-    def limits(self, role: Role, kv_tokens: int) -> DecodeLimits:
-        """Return the decode limits of an instance that was started for `role` with `kv_tokens` of KV cache."""
+    def limits(self, role: Role) -> DecodeLimits:
+        """Return the decode limits of instances that were started for `role`. The object stays up to date."""
         tp = self._tp(role, Role.DECODE)
-        if (tp, kv_tokens) not in self._limits:
-            found = DecodeLimits.find(self._deployment, tp, kv_tokens)
-            own = self._max_running_tokens
-            self._limits[tp, kv_tokens] = found if own is None else DecodeLimits(found.requests, own)
-        return self._limits[tp, kv_tokens]
+        if tp not in self._limits:
+            self._limits[tp] = self._find(tp)
+        return self._limits[tp]
+
+    def learn(self, prompt_tokens: int, output_tokens: int) -> None:
+        """Note a request that has decoded, and bring all limits up to date if the load's context has changed."""
+        if self._context.learn(prompt_tokens, output_tokens):
+            for tp, limits in self._limits.items():
+                limits.take(self._find(tp))
+
+    def _find(self, tp: int) -> DecodeLimits:
+        return find_limits(self._deployment, tp, self._context.tokens, self._max_running_tokens)
 
     def _tp(self, role: Role, phase: Role) -> int:
         """Return the TP size of an instance of `role`, or the nearest one that the profile has for `phase`."""

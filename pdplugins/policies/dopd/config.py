@@ -30,7 +30,9 @@ class DopdSettings(BaseModel):
     )
     learn_bursts: bool = Field(True, description="learn how large bursts are and whether a level lasts a start-up")
     drain_backlog: bool = Field(True, description="add the workers that clear a queue within one start-up")
-    hold_s: float = Field(300.0, ge=0, description="seconds that a smaller pool must have been enough for")
+    hold_s: float = Field(
+        300.0, ge=0, description="seconds that a smaller pool must have been enough for, at most: less where load lasts"
+    )
 
 
 class DopdRouterSettings(BaseModel):

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from pdplugins.contracts.deployment import Deployment
 from pdplugins.contracts.planner import PlannerView, ScalePlan, Traffic
+from pdplugins.contracts.workers import Role
 from pdplugins.errors import ConfigError
 from pdplugins.policies._common import fit_pools
 from pdplugins.policies.dopd.config import DopdSettings
@@ -27,7 +28,7 @@ from pdplugins.policies.dopd.ratio import (
     mean_context_tokens,
     pd_ratio,
 )
-from pdplugins.policies.dopd.staffing import Backlog, Dispersion, Service, prefill_workers, upper_rate
+from pdplugins.policies.dopd.staffing import Backlog, Dispersion, Service, capped_workers, upper_rate
 
 LITERAL_CORRECTION = 2.0
 """Bound of the correction factor in `paper_literal`. The paper has none, but a window without requests needs one."""
@@ -68,11 +69,11 @@ class DopdPlanner:
         self._load = LoadForecast(self._forecaster, amount, Spread(settings.length_cv2, memory))
         self._dispersion = Dispersion(steps, settings.interval_s, LEARNING_S)
         self._backlog = Backlog(self._horizon_s)
-        self._prefill_hold, self._decode_hold = Hold(settings.hold_s), Hold(settings.hold_s)
+        self._prefill_hold, self._decode_hold = (Hold(settings.hold_s, self._horizon_s) for _ in Role)
         self._busy_s: float | None = None
         self._pools = (1, 1)
         self._signals: Mapping[str, float] = {}
-        self._started = False
+        self._started_s = math.nan
 
     def _forecaster(self) -> Forecaster:
         settings = self._settings
@@ -100,7 +101,7 @@ class DopdPlanner:
         return plan
 
     def _plan(self, view: PlannerView) -> ScalePlan:
-        if not self._started:
+        if math.isnan(self._started_s):
             self._start(view)
         traffic = view.traffic
         if traffic is None:
@@ -126,7 +127,7 @@ class DopdPlanner:
         self._prefill_hold(pools[0], view.now_s)
         self._decode_hold(pools[1], view.now_s)
         self._pools = fit_pools(self._deployment, *pools)
-        self._started = True
+        self._started_s = view.now_s
 
     def _keep(self, why: str) -> ScalePlan:
         prefill, decode = self._pools
@@ -193,10 +194,11 @@ class DopdPlanner:
         dispersion_s = service.poisson_dispersion_s
         if settings.learn_bursts:
             dispersion_s = self._dispersion.seconds(service, self._rate.mean * request_s)
+        wait_s = settings.wait_share * ttft_s
+        needed = capped_workers(work, self._dispersion.peak, service, dispersion_s, wait_s) + settings.spare
         arrived_s = min(traffic.requests, LARGEST) * request_s
         reported_s = min(queued(view.prefill), LARGEST) * service.mean_s
         backlog_s = self._backlog.update(arrived_s, view.prefill.ready, traffic.window_s, reported_s)
-        needed = prefill_workers(work, dispersion_s, settings.wait_share * ttft_s) + settings.spare
         if settings.drain_backlog:
             # Backlog that the ready workers clear within the TTFT SLO needs no further workers.
             needed += max(backlog_s - view.prefill.ready * ttft_s, 0.0) / self._horizon_s
@@ -224,11 +226,17 @@ class DopdPlanner:
     def _within_limits(self, view: PlannerView, demand: Demand) -> ScalePlan:
         wish = demand.prefill, demand.decode
         if not self._settings.paper_literal:
-            wish = self._prefill_hold(demand.prefill, view.now_s), self._decode_hold(demand.decode, view.now_s)
+            # Whether levels last is learned for `hold_s` before it counts.
+            learned = self._settings.learn_bursts and view.now_s - self._started_s > self._settings.hold_s
+            lasting = self._rate.persistence if learned else 0.0
+            wish = (
+                self._prefill_hold(demand.prefill, view.now_s, lasting),
+                self._decode_hold(demand.decode, view.now_s, lasting),
+            )
         prefill, decode = self._pools = fit_pools(self._deployment, *wish)
         reason = f"{prefill}P{decode}D: {demand.why}"
         if wish != (demand.prefill, demand.decode):
-            reason += f"; {wish[0]}P{wish[1]}D was wanted within {self._settings.hold_s:.0f} s"
+            reason += f"; {wish[0]}P{wish[1]}D was wanted a short time ago"
         if wish != (prefill, decode):
             reason += f"; {wish[0]}P{wish[1]}D exceeds {self._deployment.gpu_budget} GPUs"
         signals = dict(demand.signals)

@@ -68,9 +68,12 @@ class Dispersion:
         self._steps, self._interval_s = steps, interval_s
         self._keep = math.exp(-interval_s / memory_s)
         self._variance = self._work = 0.0
+        self.peak = 0.0
+        """The most work of a window, fading with its age."""
 
     def learn(self, work: float, forecast: float, service: Service) -> None:
         """Compare `work` of the last window with the forecast made for it, and remember the new forecast."""
+        self.peak = max(work, self._keep * self.peak)
         self._pending.append(forecast)
         if len(self._pending) <= self._steps:
             return
@@ -105,6 +108,16 @@ class Backlog:
         estimate_s = self._work_s + arrived_s - ready * window_s
         self._work_s = max(min(estimate_s, ready * self._memory_s), reported_s, 0.0)
         return self._work_s
+
+
+def capped_workers(work: float, peak: float, service: Service, dispersion_s: float, wait_s: float) -> float:
+    """Return the number of workers for `work` with a learned dispersion, at most those that serve `peak` as it is.
+
+    Kingman's formula holds for many small bursts. For a few large ones it asks for more workers than the largest burst
+    keeps busy.
+    """
+    enough = prefill_workers(max(peak, work), service.poisson_dispersion_s, wait_s)
+    return min(prefill_workers(work, dispersion_s, wait_s), enough)
 
 
 def prefill_workers(work: float, dispersion_s: float, wait_s: float) -> float:

@@ -1,4 +1,7 @@
-"""Admission to the router: requests are placed as they arrive, or wait until a flow policy releases them."""
+"""Admission to the router: requests are placed as they arrive, or wait until a flow policy releases them.
+
+A frontend may stand before it, which works on one request at a time.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +19,7 @@ from pdplugins.runtime.flow import SafeFlow
 from pdplugins.sim.core.clock import Events, seconds, ticks
 from pdplugins.sim.core.fleet import Fleet
 from pdplugins.sim.core.flight import Flight
+from pdplugins.sim.core.protocols import Admission
 
 Place = Callable[[Flight], None]
 """Asks the router for workers, and queues the request there."""
@@ -69,6 +73,62 @@ class AtOnce:
         waiting, self._stranded = self._stranded, {}
         for flight in waiting.values():
             self.arrived(flight)
+
+
+class Frontend:
+    """Works on one request at a time, in order of arrival, before `behind` takes it in: HTTP and tokenisation.
+
+    :param request_s: seconds of work on each request.
+    """
+
+    def __init__(self, events: Events, behind: Admission, request_s: float) -> None:
+        self._events = events
+        self._behind = behind
+        self._request = ticks(request_s)
+        self._free = 0
+        """When it has done all its work."""
+        self._inside: set[int] = set()
+        """Requests that it has not passed on, by index."""
+
+    @property
+    def waiting(self) -> bool:
+        """Whether requests behind it wait for a worker to have less to do."""
+        return self._behind.waiting
+
+    @property
+    def hears(self) -> bool:
+        """Whether `ended` needs to be called at all."""
+        return self._behind.hears
+
+    def arrived(self, flight: Flight) -> None:
+        """Take in a request, and pass it on once the work on it is done."""
+        self._free = max(self._free, self._events.now) + self._request
+        self._inside.add(flight.index)
+        self._events.call_at(self._free, self._pass_on, flight)
+
+    def _pass_on(self, flight: Flight) -> None:
+        if flight.index in self._inside:
+            self._inside.remove(flight.index)
+            self._behind.arrived(flight)
+
+    def left(self, flight: Flight) -> None:
+        """Forget a request whose client has gone away. The time reserved for it passes all the same."""
+        if flight.index in self._inside:
+            self._inside.remove(flight.index)
+        else:
+            self._behind.left(flight)
+
+    def ended(self, flight: Flight, ending: Ending) -> None:
+        """Learn how a request ended."""
+        self._behind.ended(flight, ending)
+
+    def look(self) -> None:
+        """Check soon whether a request may go on."""
+        self._behind.look()
+
+    def workers_changed(self) -> None:
+        """Check now whether a request may go on."""
+        self._behind.workers_changed()
 
 
 class FlowControl:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pdplugins.sim.core.admission import FlowControl, FlowPolicy
+from pdplugins.sim.core.admission import FlowControl, FlowPolicy, Frontend
 from pdplugins.sim.core.clock import Events, ticks
 from pdplugins.sim.core.failure import Failures
 from pdplugins.sim.core.fleet import Fleet
@@ -48,6 +48,8 @@ class Dispatcher:
         if flow is not None:
             steps = lifecycle.describe, lifecycle.place, lifecycle.refuse
             lifecycle.admission = FlowControl(flow, events, fleet, steps)
+        if settings.frontend_s:
+            lifecycle.admission = Frontend(events, lifecycle.admission, settings.frontend_s)
         self.admission = lifecycle.admission
         fleet.changed = self.admission.workers_changed
         self.leg_done = handoffs.leg_done

@@ -16,11 +16,15 @@ E_contra = TypeVar("E_contra", contravariant=True)
 class Admission(Protocol):
     """Decides when requests go on to the router."""
 
-    waiting: bool
-    """Whether requests wait for a worker to have less to do. Only then `look` needs to be called."""
+    @property
+    def waiting(self) -> bool:
+        """Whether requests wait for a worker to have less to do. Only then `look` needs to be called."""
+        ...
 
-    hears: bool
-    """Whether `ended` needs to be called at all."""
+    @property
+    def hears(self) -> bool:
+        """Whether `ended` needs to be called at all."""
+        ...
 
     def arrived(self, flight: Flight) -> None:
         """Take in a request that has arrived or starts again."""

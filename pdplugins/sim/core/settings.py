@@ -29,6 +29,8 @@ class SimSettings:
     """GPUs of the workers of a role, where they differ from the deployment's."""
     extra: tuple[tuple[Role, Hardware], ...] = ()
     """More workers at start, each with its own kind of GPU."""
+    frontend_s: float = 0.0
+    """Seconds that a frontend works on each request, one after the other, before a router sees it."""
     first_token: Literal["prefill", "transfer", "decode"] = "decode"  # noqa: S105 - no password
     """What gives the client the first token of a request that decodes on another worker: see docs/simulator.md."""
     overlap: bool = False

@@ -34,6 +34,7 @@ def sim_settings(config: Config, deployment: Deployment) -> SimSettings:
         kv_tokens=wanted.kv_tokens,
         hardware=_hardware(config, deployment),
         extra=extra,
+        frontend_s=wanted.frontend_s,
         first_token=wanted.first_token,
         overlap=wanted.overlap,
         history=wanted.history,

@@ -33,37 +33,37 @@ def pd_register_commands(app: typer.Typer) -> None:
 def silicon(
     rows: Annotated[Path, typer.Argument(metavar="FILE", help="aiconfigurator's measured rows (silicon CSV).")],
     *,
+    unseen: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Also report on the rows of this file that FILE lacks.")
+    ] = None,
     leave_one_out: Annotated[bool, typer.Option(help="Also fit without each model, and report on it.")] = False,
-    protocols: Annotated[bool, typer.Option(help="Also say which protocol fits each source best.")] = False,
+    frontend: Annotated[bool, typer.Option(help="Also fit the time of a frontend, and report with it.")] = False,
     seed: Seed = 0,
     out: Out = None,
 ) -> None:
     """Predict the measured TTFT and TPOT of closed-loop clients on one engine.
 
-    Coefficients are fitted on half of the rows, and errors are reported on the other half. Rows whose source or
-    tensor-parallel size has no profile are skipped, counted and named.
+    Coefficients are fitted on half of the rows, and errors are reported on the other half. Rows that no profile covers
+    are skipped, and counted and named by the reason.
     """
     from pdplugins.studies.validate import report  # noqa: PLC0415 - a command loads what it needs when it runs
     from pdplugins.studies.validate.rows import read_rows  # noqa: PLC0415
 
     check_outputs(out)
-    read, skipped = report.split(read_rows(rows))
-    for why, ids in skipped.items():
-        typer.echo(f"skipped {len(ids)} rows: {why} ({_few(ids)})", err=True)
-    found = {**report.silicon(read, seed), "skipped": skipped}
+    read, skipped = report.split(*read_rows(rows))
+    _say_skipped(rows, skipped)
+    found, setup = report.silicon(read, seed)
+    found["skipped"] = skipped
     if leave_one_out:
         found["leave_one_out"] = report.leave_one_out(read, seed)
-    if protocols:
-        found["chosen"] = report.chosen(read, seed)
-    _say("all rows", found)
-    _say("without doubtful rows", found["clean"])
-    for name in ("model", "system", "engine", "source"):
-        for value, figures in found[f"by_{name}"].items():
-            _say(f"{name} {value}", figures)
-    for model, figures in found.get("leave_one_out", {}).items():
-        _say(f"fitted without {model}", figures)
-    for source, protocol in found.get("chosen", {}).items():
-        typer.echo(f"{source}: {', '.join(f'{name} {value}' for name, value in protocol.items() if name != 'reason')}")
+    if frontend:
+        found["frontend"] = report.frontend(read, setup, seed)
+    if unseen is not None:
+        others, left_out = report.split(*read_rows(unseen))
+        _say_skipped(unseen, left_out)
+        found["unseen"] = report.unseen(others, read, setup, seed)
+    found["table"] = report.table(found)
+    _say_all(found)
     _write(out, found, seed)
 
 
@@ -119,14 +119,23 @@ def papers(*, seed: Seed = 0, out: Out = None) -> None:
     _write(out, {"rows": len(cells), "within": within, "bar": BAR, "cells": cells}, seed)
 
 
+def _say_skipped(path: Path, skipped: dict[str, list[str]]) -> None:
+    for why, ids in skipped.items():
+        typer.echo(f"{path.name}: skipped {len(ids)} rows: {why} ({_few(ids)})", err=True)
+
+
+def _say_all(found: dict[str, Any]) -> None:
+    for line in found["table"]:
+        medians = f"TTFT {line['ttft_median']:6.1%} and TPOT {line['tpot_median']:6.1%}"
+        typer.echo(f"{line['what']:60s} {line['rows']:4d} rows, median absolute error of {medians}")
+    for source, places in found["places"].items():
+        less = ", so one place less than clients" if places["one_less"] else ""
+        slope = "n/a" if places["slope"] is None else f"{places['slope']:.2f}"
+        typer.echo(f"{source}: slope of TTFT over the answer's time {slope}, {places['pairs']} pairs{less}")
+
+
 def _few(ids: list[str]) -> str:
     return ", ".join(ids[:FEW]) + (f" and {len(ids) - FEW} more" if len(ids) > FEW else "")
-
-
-def _say(what: str, figures: dict[str, Any]) -> None:
-    medians = {name: figures[name]["median_abs_error"] for name in ("ttft", "tpot")}
-    errors = (f"{name.upper()} {'n/a' if value is None else f'{value:6.1%}'}" for name, value in medians.items())
-    typer.echo(f"{what:36s} {figures['rows']:4d} rows, median absolute error of {' and '.join(errors)}")
 
 
 def _write(out: Path | None, found: dict[str, Any], seed: int | None) -> None:

@@ -22,6 +22,8 @@ STEPS = np.array([0.05, 0.05, 0.3])
 """Changes of the coefficients for the finite differences of the fit."""
 BOUNDS = ([0.7, 0.7, 0.0], [1.4, 1.4, 5.0])
 ROUNDS = 3
+SOFT = 0.5
+"""Errors, in units of their bar, from which on the fit counts them less than squared."""
 
 
 def halves(count: int, seed: int) -> tuple[list[int], list[int]]:
@@ -51,8 +53,14 @@ def fit(measured: Sequence[Felt], predict: Predict) -> Coefficients:
 
         low, high = np.array(BOUNDS[0]) - found, np.array(BOUNDS[1]) - found
         start = np.clip(np.zeros(3), low + 1e-6, high - 1e-6)
-        found = found + least_squares(residuals, start, bounds=(low, high), loss="soft_l1", f_scale=0.5).x
+        found = found + least_squares(residuals, start, bounds=(low, high), loss="soft_l1", f_scale=SOFT).x
     return Coefficients(*(round(float(value), 4) for value in found))
+
+
+def misfit(measured: Sequence[Felt], predicted: Sequence[Felt]) -> float:
+    """Return what `fit` minimises: the sum of soft absolute errors."""
+    errors = (_logs(predicted) - _logs(measured)) / BARS
+    return float(2 * SOFT**2 * (np.sqrt(1 + (errors / SOFT) ** 2) - 1).sum())
 
 
 def _logs(felt: Sequence[Felt]) -> Floats:

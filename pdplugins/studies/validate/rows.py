@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import csv
 import re
-from dataclasses import dataclass
+from collections import defaultdict
+from dataclasses import dataclass, replace
+from math import isfinite
 from pathlib import Path
 
 from pdplugins.errors import ConfigError
@@ -16,6 +18,17 @@ MODELS = {
     "Qwen/Qwen3-32B": "qwen3-32b",
 }
 """Dense models of the file, and their names in the validation profiles."""
+MIXTURES = re.compile(r"DeepSeek|gpt-oss|MiniMax|Kimi|GLM-5|A22B|A17B")
+"""Mixtures of experts of the file. Their step times depend on which experts a batch needs; no profile has them."""
+PRECISIONS = {"": "bf16", "fp8": "fp8"}
+MOST_TOKENS = 1 << 20
+MOST_CLIENTS = 1 << 12
+MOST_MS = 1e9
+CROWD = 64
+"""Clients from which on `Row.crowded` is true."""
+
+Skipped = dict[str, list[str]]
+"""Ids of the rows that cannot be simulated, by the reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,49 +56,92 @@ class Row:
         precision = "-fp8" if self.precision == "fp8" else ""
         return f"{self.system}/{self.model}{precision}-{self.engine}"
 
+    @property
+    def crowded(self) -> bool:
+        """Whether so many clients ask that work outside the GPUs may count."""
+        return self.clients >= CROWD
 
-def read_rows(path: Path) -> list[Row]:
-    """Read the rows of `path` that can be simulated. Raises ConfigError with the line that is wrong."""
+
+class UncoveredError(Exception):
+    """A row that cannot be simulated; the message says why."""
+
+
+def read_rows(path: Path) -> tuple[list[Row], Skipped]:
+    """Return the rows of `path` that can be read, and the others by reason. Raises ConfigError for what is no CSV."""
+    rows: list[Row] = []
+    skipped: Skipped = defaultdict(list)
     try:
         with path.open(newline="", encoding="utf-8") as file:
-            reader = csv.DictReader(file)
-            rows = [_row(raw, path, reader.line_num) for raw in reader if _usable(raw)]
+            for number, raw in enumerate(csv.DictReader(file), 2):
+                try:
+                    rows.append(_row({str(key): str(value or "") for key, value in raw.items()}))
+                except UncoveredError as why:
+                    skipped[str(why)].append(str(raw.get("id") or f"line {number}"))
     except OSError as error:
-        why = f"{error.strerror}; the file is published with aiconfigurator (github.com/ai-dynamo/aiconfigurator)"
-        raise ConfigError(f"rows {path}: {why}") from None
-    if not rows:
-        raise ConfigError(f"rows {path}: no row of a dense model on one set of GPUs (mode agg); give silicon_half.csv")
-    return rows
+        where = "the file is published with aiconfigurator (github.com/ai-dynamo/aiconfigurator)"
+        raise ConfigError(f"rows {path}: {error.strerror}; {where}") from None
+    except (csv.Error, UnicodeDecodeError) as error:
+        raise ConfigError(f"rows {path}: not a CSV file: {error}; give aiconfigurator's silicon CSV") from None
+    return rows, dict(skipped)
 
 
-def _usable(raw: dict[str, str]) -> bool:
-    return raw.get("model_path") in MODELS and raw.get("mode") == "agg"
+def _row(raw: dict[str, str]) -> Row:
+    source = raw.get("silicon_data_source", "")
+    concurrency = re.search(r"silicon_concurrency=(\d+)", source)
+    row = Row(
+        id=raw.get("id", ""),
+        model=_model(raw),
+        precision=_precision(raw),
+        system=raw.get("system", "").removesuffix("_sxm"),
+        engine=raw.get("backend", ""),
+        tp=_whole(raw, "tp_size", 1024),
+        isl_tokens=_whole(raw, "isl", MOST_TOKENS),
+        osl_tokens=_whole(raw, "osl", MOST_TOKENS),
+        clients=_whole({**raw, "batch_size": concurrency[1]} if concurrency else raw, "batch_size", MOST_CLIENTS),
+        ttft_s=_ms(raw, "silicon_ttft_ms") / 1e3,
+        tpot_s=_ms(raw, "silicon_tpot_ms") / 1e3,
+    )
+    doubt = "no concurrency recorded" if concurrency is None else _doubt(row, raw.get("backend_version", ""))
+    return replace(row, doubt=doubt)
 
 
-def _row(raw: dict[str, str], path: Path, line: int) -> Row:
+def _model(raw: dict[str, str]) -> str:
+    """Return the model of a row, which must be dense and run on one set of GPUs."""
+    if "silicon_ttft_ms" not in raw:
+        raise UncoveredError("aiconfigurator's silicon columns are missing")
+    path, mode = raw.get("model_path", ""), raw.get("mode", "")
+    if MIXTURES.search(path):
+        raise UncoveredError(f"{path}, {mode}: a mixture of experts, and no profile covers one")
+    if path not in MODELS:
+        raise UncoveredError(f"{path}: no profile covers this model")
+    if mode != "agg":
+        raise UncoveredError(f"{MODELS[path]}, {mode}: only engines that serve both phases have a profile")
+    if raw.get("pp_size", "1") not in ("", "1"):
+        raise UncoveredError(f"{MODELS[path]}: pipeline parallelism, and no profile covers it")
+    return MODELS[path]
+
+
+def _precision(raw: dict[str, str]) -> str:
+    if (name := raw.get("precision", "")) not in PRECISIONS:
+        raise UncoveredError(f"{MODELS[raw['model_path']]}, {name}: no profile covers this precision")
+    return PRECISIONS[name]
+
+
+def _whole(raw: dict[str, str], name: str, most: int) -> int:
+    text = raw.get(name, "")
+    if not re.fullmatch(r"[0-9]{1,9}", text) or not 1 <= int(text) <= most:
+        raise UncoveredError(f"{name} is no whole number from 1 to {most}")
+    return int(text)
+
+
+def _ms(raw: dict[str, str], name: str) -> float:
     try:
-        source = raw["silicon_data_source"]
-        concurrency = re.search(r"silicon_concurrency=(\d+)", source)
-        row = Row(
-            id=raw["id"],
-            model=MODELS[raw["model_path"]],
-            precision="fp8" if raw["precision"] == "fp8" else "bf16",
-            system=raw["system"].removesuffix("_sxm"),
-            engine=raw["backend"],
-            tp=int(raw["tp_size"]),
-            isl_tokens=int(raw["isl"]),
-            osl_tokens=int(raw["osl"]),
-            clients=int(concurrency[1] if concurrency else raw["batch_size"]),
-            ttft_s=float(raw["silicon_ttft_ms"]) / 1e3,
-            tpot_s=float(raw["silicon_tpot_ms"]) / 1e3,
-        )
-    except (KeyError, ValueError) as error:
-        raise ConfigError(f"rows {path}, line {line}: {error}; want aiconfigurator's silicon columns") from None
-    doubt = "no concurrency recorded" if concurrency is None else _doubt(row, raw["backend_version"])
-    return row if doubt is None else Row(**{name: getattr(row, name) for name in _BUT_DOUBT}, doubt=doubt)
-
-
-_BUT_DOUBT = tuple(name for name in Row.__slots__ if name != "doubt")
+        value = float(raw.get(name, ""))
+    except ValueError:
+        value = 0.0
+    if not isfinite(value) or not 1e-6 <= value <= MOST_MS:
+        raise UncoveredError(f"{name} is no time from 1e-06 to {MOST_MS:g} ms")
+    return value
 
 
 def _doubt(row: Row, version: str) -> str | None:

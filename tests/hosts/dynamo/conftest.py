@@ -76,13 +76,13 @@ def gateway(tmp_path: Path) -> str:
 
 @pytest.fixture
 def stock_with_gateway(gateway: str, planner_data: dict[str, Any]) -> Callable[..., Stock]:
-    """Make, but do not start, Dynamo's planner engine with a registration gateway that knows the token ``s3cret``."""
+    """Make, but do not start, Dynamo's planner engine with a gateway that knows the token ``s3cret-token``."""
 
     def make(**transport: Any) -> Stock:
         data = deepcopy(planner_data)
         data["scheduling"]["gateway"] = {"enabled": True, "listen": gateway}
         data["plugin_registration"] = {
-            "auth": {"trusted_sources": ["static_secret"], "static_secrets": {"s3cret": "pdplugins"}},
+            "auth": {"trusted_sources": ["static_secret"], "static_secrets": {"s3cret-token": "pdplugins"}},
             "transport": {"allow_insecure_grpc": True, "request_timeout_seconds": 2.0} | transport,
         }
         return Stock(data)

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from pdplugins.config import Config
-from pdplugins.errors import HostError
+from pdplugins.errors import HostError, PdpluginsError
 from pdplugins.runtime.decision_reader import read
 from pdplugins.runtime.planner import build_safe_planner
 from pdplugins.runtime.replaying import verify
@@ -24,17 +24,27 @@ from pdplugins.runtime.replaying import verify
 pytestmark = pytest.mark.dynamo
 
 external = pytest.importorskip("pdplugins.hosts.dynamo.doors.external")
+guard = pytest.importorskip("pdplugins.hosts.dynamo.doors.guard")
 proposer = pytest.importorskip("pdplugins.hosts.dynamo.doors.proposer")
+grpc = pytest.importorskip("grpc")
+pb = pytest.importorskip("dynamo.planner.plugins.proto.v1.plugin_pb2")
+pbg = pytest.importorskip("dynamo.planner.plugins.proto.v1.plugin_pb2_grpc")
 
 Make = Callable[..., Any]
 
 
 @asynccontextmanager
-async def plugin(config: Config, gateway: str, token: str = "s3cret") -> AsyncIterator[asyncio.Task[None]]:  # noqa: S107
+async def plugin(
+    config: Config,
+    gateway: str,
+    token: str = "s3cret-token",  # noqa: S107
+    listen: str = "127.0.0.1:0",
+    checks: Any = None,
+) -> AsyncIterator[asyncio.Task[None]]:
     """Our plugin, in the test's own loop."""
-    service = external.ProposeService(lambda: proposer.Proposer(build_safe_planner(config)))
+    service = external.ProposeService(lambda: proposer.Proposer(build_safe_planner(config)), checks)
     stop = asyncio.Event()
-    task = asyncio.create_task(external.serve(service, listen="127.0.0.1:0", gateway=gateway, token=token, stop=stop))
+    task = asyncio.create_task(external.serve(service, listen=listen, gateway=gateway, token=token, stop=stop))
     try:
         yield task
     finally:
@@ -104,8 +114,12 @@ def test_a_planner_that_forgot_us_is_told_again(config: Config, gateway: str, st
 @pytest.mark.parametrize(
     ("token", "transport", "message"),
     [
-        ("wrong", {}, r"refused us: auth_failed; give the token with --token or PDPLUGINS_TOKEN"),
-        ("s3cret", {"allow_insecure_grpc": False}, r"refused us: transport_build_failed.*; set .*allow_insecure_grpc"),
+        ("wrong", {}, r"refused us: auth_failed; give the token with --token-file or PDPLUGINS_TOKEN"),
+        (
+            "s3cret-token",
+            {"allow_insecure_grpc": False},
+            r"refused us: transport_build_failed.*; set .*allow_insecure_grpc",
+        ),
     ],
 )
 def test_a_refusal_is_one_line_with_the_fix(
@@ -124,6 +138,85 @@ def test_a_refusal_is_one_line_with_the_fix(
     asyncio.run(story())
 
 
+def test_over_a_unix_socket_only_this_user_reaches_it(
+    config: Config, gateway: str, stock_with_gateway: Make, tmp_path: Path
+) -> None:
+    """Dynamo 1.4's planner connects to it, since it hands gRPC whatever follows ``grpc://``."""
+    socket = tmp_path / "planner.sock"
+
+    async def story() -> None:
+        planner = stock_with_gateway()
+        await planner.start()
+        async with plugin(config, gateway, listen=f"unix://{socket}"):
+            await planner.until(planner.plugin)
+            assert planner.plugin().endpoint == f"grpc://unix:{socket}"
+            assert socket.stat().st_mode & 0o777 == 0o600
+            assert await planner.tick(25) == (3, 2)
+        await planner.stop()
+
+    asyncio.run(story())
+
+
+CALLS = {
+    "Propose": (pbg.ProposePluginStub, pb.ProposeStageRequest()),
+    "Bootstrap": (pbg.PluginLifecycleStub, pb.BootstrapRequest()),
+    "Reset": (pbg.PluginLifecycleStub, pb.ResetRequest()),
+}
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_a_stranger_may_call_nothing(config: Config, call: str) -> None:
+    """With a key, only who has it may; with networks, only who is in one; and the planner keeps what it knows."""
+    stub, request = CALLS[call]
+    key = "a-key-of-some-length"
+    tries = [
+        (guard.Guard(key), [], grpc.StatusCode.UNAUTHENTICATED),
+        (guard.Guard(key), [("authorization", f"Bearer {key[:-1]}")], grpc.StatusCode.UNAUTHENTICATED),
+        (guard.Guard(key), [("authorization", key)], grpc.StatusCode.UNAUTHENTICATED),
+        (guard.Guard(key), [("authorization", f"Bearer {key}")], grpc.StatusCode.OK),
+        (guard.Guard(None, [guard.network("10.0.0.0/8")]), [], grpc.StatusCode.PERMISSION_DENIED),
+        (guard.Guard(None, [guard.network("10.0.0.0/8"), guard.network("127.0.0.1")]), [], grpc.StatusCode.OK),
+        (guard.Guard(key, [guard.network("::1")]), [("authorization", f"Bearer {key}")], None),
+    ]
+
+    async def story(checks: Any, metadata: list[tuple[str, str]]) -> grpc.StatusCode:
+        where: asyncio.Future[str] = asyncio.Future()
+        stop = asyncio.Event()
+        service = external.ProposeService(lambda: proposer.Proposer(build_safe_planner(config)), checks)
+        before = service.proposer
+        task = asyncio.create_task(external.serve(service, listen="127.0.0.1:0", stop=stop, ready=where.set_result))
+        async with grpc.aio.insecure_channel((await where).removeprefix("grpc://")) as channel:
+            answer = getattr(stub(channel), call)(request, metadata=metadata)
+            code = await answer.code()
+        assert (service.proposer is before) or (call, code) == ("Reset", grpc.StatusCode.OK)
+        stop.set()
+        await task
+        return code
+
+    for checks, metadata, expected in tries:
+        code = asyncio.run(story(checks, metadata))
+        assert code is (expected or grpc.StatusCode.PERMISSION_DENIED)
+
+
+@pytest.mark.parametrize(
+    ("listen", "message"),
+    [
+        (":99999", "--listen: ':99999' is no HOST:PORT"),
+        ("127.0.0.1:99999", "--listen: '127.0.0.1:99999' is no HOST:PORT"),
+        (":9099", "--listen: ':9099' is no HOST:PORT"),
+        ("0.0.0.0:0", "does not say where the planner finds us; add --advertise"),
+        ("unix:///no/such/folder/p.sock", "cannot listen on unix:///no/such/folder/p.sock"),
+    ],
+)
+def test_where_to_listen_is_said_in_full(config: Config, listen: str, message: str) -> None:
+    async def story() -> None:
+        service = external.ProposeService(lambda: proposer.Proposer(build_safe_planner(config)))
+        await external.serve(service, listen=listen, gateway="unix:///x", stop=asyncio.Event())
+
+    with pytest.raises(PdpluginsError, match=message):
+        asyncio.run(story())
+
+
 def test_an_endpoint_that_cannot_be_is_one_line(config: Config) -> None:
     async def story(listen: str, gateway: str) -> None:
         service = external.ProposeService(lambda: proposer.Proposer(build_safe_planner(config)))
@@ -133,6 +226,22 @@ def test_an_endpoint_that_cannot_be_is_one_line(config: Config) -> None:
         asyncio.run(story("192.0.2.1:1", "unix:///x"))
     with pytest.raises(HostError, match=r"--gateway http://x: give unix:///path"):
         asyncio.run(story("127.0.0.1:0", "http://x"))
+
+
+@pytest.mark.parametrize(
+    ("options", "open_"),
+    [
+        ({"listen": "127.0.0.1:9099"}, False),
+        ({"listen": "[::1]:9099"}, False),
+        ({"listen": "unix:///run/p.sock"}, False),
+        ({"listen": "0.0.0.0:9099"}, True),
+        ({"listen": "planner:9099"}, True),
+        ({"listen": "0.0.0.0:9099", "key": "some-long-key"}, False),
+        ({"listen": "0.0.0.0:9099", "allow_from": (guard.network("10.0.0.0/8"),)}, False),
+    ],
+)
+def test_a_planner_that_anyone_may_call_is_said_to_be_one(options: dict[str, Any], open_: bool) -> None:
+    assert external.open_to_all(external.Options(config="dopd", **options)) is open_
 
 
 @pytest.fixture
@@ -147,7 +256,7 @@ def command(config_data: dict[str, Any], tmp_path: Path, gateway: str) -> Iterat
         running.append(
             subprocess.Popen(
                 [sys.executable, "-c", code, "planner", *options, "--decision-log", f"{tmp_path}/d.jsonl"],
-                env={**os.environ, "PDPLUGINS_TOKEN": "s3cret"},
+                env={**os.environ, "PDPLUGINS_TOKEN": "s3cret-token"},
                 stderr=subprocess.PIPE,
                 text=True,
             )

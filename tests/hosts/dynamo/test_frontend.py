@@ -9,6 +9,9 @@ import pytest
 from pdplugins.hosts.dynamo.doors.frontend import FrontendMetrics
 from pdplugins.types import Traffic
 
+IDLE = "dynamo_frontend_disconnected_clients 0\n"
+"""A page before the first request."""
+
 
 def page(requests: int, finished: int, model: str = "tiny70b") -> str:
     """A page of Dynamo 1.4.2's frontend after `requests` arrivals, `finished` of them of 1000/100 tokens."""
@@ -58,7 +61,7 @@ def buckets(name: str, counts: dict[str, int], total: float) -> str:
 def test_the_second_moment_comes_from_the_buckets_and_the_hit_rate_from_cached_tokens() -> None:
     """Half of the prompts lie within 0-100 tokens and half within 900-1100, uniform as the estimate takes them."""
     prompts = buckets("input_sequence_tokens", {"100": 50, "900": 50, "1100": 100, "+Inf": 100}, 52_500)
-    metrics = frontend("", prompts + buckets("cached_tokens", {"+Inf": 100}, 13_125))
+    metrics = frontend(IDLE, prompts + buckets("cached_tokens", {"+Inf": 100}, 13_125))
     metrics.collect()
     traffic = metrics.collect()
     assert traffic is not None
@@ -70,7 +73,7 @@ def test_the_second_moment_comes_from_the_buckets_and_the_hit_rate_from_cached_t
 
 def test_an_estimate_of_the_second_moment_keeps_the_mean_that_is_known() -> None:
     """All samples in one bucket: the variance is that of the bucket, moved to the mean."""
-    metrics = frontend("", buckets("output_sequence_tokens", {"200": 10, "+Inf": 10}, 1500))
+    metrics = frontend(IDLE, buckets("output_sequence_tokens", {"200": 10, "+Inf": 10}, 1500))
     metrics.collect()
     traffic = metrics.collect()
     assert traffic is not None
@@ -84,7 +87,7 @@ def test_a_pause_is_zero_requests_of_unknown_length() -> None:
 
 
 def test_only_the_chosen_model_counts() -> None:
-    metrics = frontend("", page(30, 18) + page(5, 5, "other").replace("# TYPE", "# was"), model="Tiny70B")
+    metrics = frontend(IDLE, page(30, 18) + page(5, 5, "other").replace("# TYPE", "# was"), model="Tiny70B")
     metrics.collect()
     traffic = metrics.collect()
     assert traffic is not None
@@ -97,6 +100,16 @@ def test_a_restarted_frontend_is_unknown_for_one_window() -> None:
     traffic = metrics.collect()
     assert traffic is not None
     assert traffic.requests == 6.0
+
+
+def test_the_page_of_another_server_is_not_taken_for_no_traffic() -> None:
+    metrics = frontend(page(10, 8), "<html>Welcome</html>", page(30, 18))
+    metrics.collect()
+    with pytest.raises(OSError, match="no metric dynamo_frontend_"):
+        metrics.collect()
+    traffic = metrics.collect()
+    assert traffic is not None
+    assert traffic.requests == 20.0
 
 
 def test_a_frontend_that_does_not_answer_loses_no_requests() -> None:

@@ -86,7 +86,7 @@ def test_the_first_tick_already_sees_traffic(
     """The frontend is read once at Bootstrap, so that the first decision need not wait for a second tick."""
     totals = itertools.count(0, 25)
     page = 'dynamo_frontend_requests_started_total{{model="tiny"}} {}\n'
-    monkeypatch.setattr("pdplugins.hosts.dynamo.scrape.fetch", lambda _url: page.format(next(totals)))
+    monkeypatch.setattr("pdplugins.hosts.dynamo.fetching.fetch", lambda _url: page.format(next(totals)))
     log = tmp_path / "d.jsonl"
     stock({"config": config_data, "decision_log": str(log), "frontend_url": "http://frontend"}).tick(None)
     (entry,) = read(log)[0].entries

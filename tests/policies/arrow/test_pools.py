@@ -9,8 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pdplugins.policies.arrow.instance import Instance, PoolName
+from pdplugins.policies.arrow.limits import DecodeLimits
 from pdplugins.policies.arrow.pools import TRANSITIONS, DecodeLoad, Least, Pools
-from pdplugins.policies.arrow.startup import DecodeLimits, TtftPredictor
+from pdplugins.policies.arrow.startup import TtftPredictor
+
+LIMITS = DecodeLimits(10, 2000, 2000.0, empty_step_s=0.01, token_s=1e-5)
+"""The KV cache of 1000 tokens is full before."""
 
 
 class View:
@@ -19,7 +23,7 @@ class View:
 
 
 def instance(serial: int, pool: PoolName = PoolName.D) -> Instance:
-    return Instance(View(), serial, pool, TtftPredictor(0, 1, 0), DecodeLimits(10, 1000))  # type: ignore[arg-type]
+    return Instance(View(), serial, pool, TtftPredictor(0, 1, 0), LIMITS)  # type: ignore[arg-type]
 
 
 @given(st.lists(st.tuples(st.integers(0, 5), st.one_of(st.none(), st.integers(0, 9))), max_size=200))
@@ -63,17 +67,26 @@ def test_figure_5_has_ten_edges() -> None:
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 50), st.booleans(), st.sampled_from([None, 0.0, 0.5]))))
 def test_totals_are_those_of_the_instances(steps: list[tuple[int, int, bool, float | None]]) -> None:
-    known, load, inside = [instance(serial) for serial in range(4)], DecodeLoad(), set[int]()
+    known = [instance(serial, PoolName.PD if serial == 3 else PoolName.D) for serial in range(4)]
+    load, inside = DecodeLoad(), set[int]()
     for index, tokens, keep, interval_s in steps:
         changed = known[index]
-        changed.tokens, changed.requests, changed.interval_s = tokens, tokens % 7, interval_s
+        changed.tokens, changed.interval_s = tokens, interval_s
         (load.count if keep else load.drop)(changed)
         (inside.add if keep else inside.discard)(index)
-        counted = [known[i].counted for i in inside]
-        assert load.instances == len(inside)
-        tokens_share = sum(c[1] for c in counted if c) / max(1000 * len(inside), 1)
-        assert load.share == pytest.approx(
-            max(tokens_share, sum(c[0] for c in counted if c) / max(10 * len(inside), 1))
-        )
-        told = [c[4] for c in counted if c and c[5]]
+        full = LIMITS.speed(1000) * len(inside)
+        assert load.share == pytest.approx(sum(LIMITS.speed(known[i].tokens) for i in inside) / max(full, 1e-9))
+        told = [known[i].interval_s for i in inside if known[i].pool is PoolName.D and known[i].interval_s is not None]
         assert load.interval_s == pytest.approx(sum(told) / len(told) if told else 0.0, abs=1e-9)
+
+
+def test_intervals_of_instances_that_still_prefill_do_not_count() -> None:
+    """Section 5.5 averages decode instances. A step of a P->D instance has a chunk of prefill, and says nothing."""
+    pools = Pools()
+    decodes, both = instance(1), instance(2, PoolName.PD)
+    decodes.interval_s, both.interval_s = 0.01, 0.3
+    pools.add(decodes)
+    pools.add(both)
+    assert pools.load.interval_s == pytest.approx(0.01)
+    pools.move(both, PoolName.D)
+    assert pools.load.interval_s == pytest.approx(0.155)

@@ -55,6 +55,28 @@ def test_d_to_p_takes_what_p_cannot(cluster: Make) -> None:
     assert (c.arrive(2000).first, c.router.pools) == ("d1", (2, 2))
 
 
+def test_a_prompt_that_misses_its_slo_anywhere_moves_nothing(cluster: Make) -> None:
+    """12,000 tokens take 1.3 s alone, and the TTFT SLO is 1 s: an idle instance would not help it."""
+    c = cluster(1, 2)
+    for _ in range(3):
+        placed = c.arrive(12_000)
+        assert (placed.first, placed.reason) == ("p0", "least delay in P")
+    assert c.router.pools == (1, 2)
+    assert c.arrive(10).first != "p0", "a short one behind them would be late, and another instance helps it"
+
+
+@pytest.mark.parametrize(("tokens", "waits_s"), [(10, 0.499), (4900, 0.243), (9000, 0.009)])
+def test_half_of_what_prefill_leaves_of_the_slo_may_pass_in_the_queue(
+    cluster: Make, tokens: int, waits_s: float
+) -> None:
+    """`ttft_share` of 0.5, whatever the length of the prompt."""
+    for delay_s, moved in ((waits_s - 0.002, False), (waits_s + 0.002, True)):
+        c = cluster(1, 2, ttft_share=0.5)
+        c.arrive(LONG)
+        c.clock_s = c.router._instances["p0"].free_at_s - delay_s
+        assert (c.arrive(tokens).first != "p0") == moved
+
+
 def test_decode_keeps_its_instances_when_it_is_loaded(cluster: Make) -> None:
     """The overload rule: decode wins. The request waits where the delay is least."""
     c = cluster(1, 2)
@@ -113,19 +135,46 @@ def test_requests_whose_kv_cache_is_on_its_way_count(cluster: Make) -> None:
     assert c.router._instances["d1"].running_tokens == 0
 
 
-@pytest.mark.parametrize(
-    ("requests", "tokens", "tbt_s"), [(9, 399_950, None), (256, 1000, None), (9, 1000, 0.06)], ids=str
-)
-def test_an_instance_that_would_miss_the_tpot_slo_is_passed_over(
-    cluster: Make, requests: int, tokens: int, tbt_s: float | None
-) -> None:
-    """Too many tokens, a full batch, or tokens that come too slowly: a prefill instance is moved over."""
+@pytest.mark.parametrize(("requests", "tokens"), [(9, 399_950), (256, 1000)], ids=str)
+def test_an_instance_that_can_hold_no_more_is_passed_over_at_once(cluster: Make, requests: int, tokens: int) -> None:
+    """A full KV cache or a full batch: the request would wait, so a prefill instance is moved over."""
     c = cluster(2, 1, busy_load=9.0)
     c.decoding("d2", requests, tokens)
-    c.load("d2").recent_tbt_s = tbt_s
     c.arrive(100)
     assert c.prefilled("0").second == "p0"
     assert c.router.pools == (1, 2)
+
+
+@pytest.mark.parametrize(("tokens", "tbt_s"), [(2000, None), (900, 0.06)], ids=str)
+def test_an_instance_that_would_miss_the_tpot_slo_is_passed_over_after_a_while(
+    cluster: Make, tokens: int, tbt_s: float | None
+) -> None:
+    """More than Max Running Tokens, or slow ones: late tokens can be made up for, so that has to last (Insight 4)."""
+    c = cluster(2, 1, busy_load=9.0, slow_s=1.0, max_running_tokens=1000)
+    c.decoding("d2", 9, tokens)
+    for now_s, second, pools in ((0.0, "d2", (2, 1)), (0.8, "d2", (2, 1)), (1.1, "p0", (1, 2))):
+        c.clock_s = now_s
+        c.load("d2").recent_tbt_s = tbt_s if now_s < 1 else None  # or the monitor moves one, too
+        c.decoding("d2", 9, tokens if now_s < 1 else 2000)
+        c.arrive(100)
+        assert (c.prefilled(str(c.count - 1)).second, c.router.pools) == (second, pools)
+
+
+def test_one_request_that_fits_ends_the_while(cluster: Make) -> None:
+    c = cluster(2, 1, busy_load=9.0, slow_s=1.0, max_running_tokens=1000)
+    for step in range(10):
+        c.clock_s = 0.6 * step
+        c.decoding("d2", 9, 900 if step % 2 else 2000)
+        c.arrive(100)
+        assert c.prefilled(str(step)).second == "d2"
+
+
+def test_one_long_prompt_may_exceed_max_running_tokens(cluster: Make) -> None:
+    """Algorithm 2 compares what runs, without the request itself. Only the KV cache has to hold both."""
+    c = cluster(2, 1, busy_load=9.0, max_running_tokens=1000)
+    c.decoding("d2", 1, 999)
+    c.arrive(5000)
+    assert c.prefilled("0").reason == "fewest running tokens in D"
 
 
 def test_prefill_is_not_asked_whether_it_can_spare_an_instance(cluster: Make) -> None:
@@ -144,19 +193,36 @@ def test_with_nothing_left_to_move_the_fewest_tokens_decide(cluster: Make) -> No
     c.decoding("d2", 256, 390_000)
     c.arrive(500)
     placed = c.prefilled("0")
-    assert (placed.second, placed.reason) == ("d2", "no instance has room inside the TPOT SLO")
+    assert (placed.second, placed.reason) == ("d2", "no instance has free capacity inside the TPOT SLO")
 
 
 # --- the monitor ---------------------------------------------------------------------------------------------------
 
 
 def test_idle_prefill_helps_busy_decode(cluster: Make) -> None:
-    c = cluster(3, 1)
-    c.decoding("d3", 200, 100_000)
+    c = cluster(3, 1, idle_s=1.0)
+    c.decoding("d3", 200, 350_000)
+    c.clock_s = 0.9
+    c.arrive(100)
+    assert c.router.pools[0] == 3, "it is idle for less than a second"
+    c.clock_s = 1.0
     c.arrive(100)
     assert c.router.pools[0] == 2, "one at a time"
     c.arrive(100)
     assert c.router.pools[0] == 2, "the help halves the load"
+
+
+def test_prefill_that_pauses_between_prompts_is_not_idle(cluster: Make) -> None:
+    c = cluster(2, 1, idle_s=1.0)
+    c.decoding("d2", 200, 350_000)
+    for step in range(20):
+        c.clock_s = 0.5 * step
+        c.arrive(100)
+        c.arrive(100)
+        c.clock_s += 0.01
+        for name in list(c.open):
+            c.prefilled(name)
+    assert c.router.pools == (2, 1)
 
 
 def test_slow_tokens_move_an_instance_after_a_while(cluster: Make) -> None:
@@ -260,7 +326,8 @@ def test_an_absurd_load_is_forgotten_when_it_is_over(cluster: Make) -> None:
         c.arrive(10)
     load = c.router._pools.load
     assert load.interval_s == pytest.approx(0.01, rel=1e-3)
-    assert load.share == pytest.approx(4 / 768)
+    limits = c.router._instances["d1"].limits
+    assert load.share == pytest.approx(2 / 3 * limits.speed(1000) / limits.speed(400_000), rel=1e-6)
 
 
 def test_minimal_load_moves_nothing(cluster: Make) -> None:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pdplugins.policies.dopd.staffing import Backlog, Dispersion, Service, prefill_workers, upper_rate
+from pdplugins.policies.dopd.staffing import Backlog, Dispersion, Service, capped_workers, prefill_workers, upper_rate
 
 QUADRATIC = Service.of(lambda tokens: tokens * tokens / 1e6, 1000, cv2=1.0, cap_s=1e9)
 
@@ -32,6 +32,22 @@ def test_prompts_that_miss_the_slo_anyway_ask_for_no_headroom() -> None:
 def test_the_pool_waits_what_eq_10_says(work: float, dispersion_s: float, wait_s: float) -> None:
     rho = work / prefill_workers(work, dispersion_s, wait_s)
     assert rho / (1 - rho) * dispersion_s / 2 == pytest.approx(wait_s)
+
+
+def test_no_pool_is_larger_than_what_serves_the_largest_burst() -> None:
+    service = Service.of(lambda tokens: tokens / 5000, 1000, cv2=1.0, cap_s=2.0)
+    poisson_s = service.poisson_dispersion_s
+    for_peak = prefill_workers(4.0, poisson_s, 1.0)
+    assert capped_workers(1.0, 4.0, service, 40.0, 1.0) == for_peak < prefill_workers(1.0, 40.0, 1.0)
+    assert capped_workers(1.0, 4.0, service, poisson_s, 1.0) == prefill_workers(1.0, poisson_s, 1.0)
+    assert capped_workers(5.0, 4.0, service, 40.0, 1.0) == prefill_workers(5.0, poisson_s, 1.0)
+
+
+def test_the_largest_burst_fades() -> None:
+    dispersion = Dispersion(steps=1, interval_s=5.0, memory_s=100.0)
+    for work in [8.0, *[1.0] * 20]:
+        dispersion.learn(work, 1.0, QUADRATIC)
+    assert dispersion.peak == pytest.approx(8 / 2.71828, rel=0.01)
 
 
 def test_a_rate_seen_for_longer_is_known_better() -> None:

@@ -1,8 +1,7 @@
-"""Measured rows: read, simulated, fitted and reported."""
+"""Measured rows: simulated, fitted and reported."""
 
 from __future__ import annotations
 
-import csv
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -14,47 +13,18 @@ from typer.testing import CliRunner
 from pdplugins.errors import ConfigError
 from pdplugins.studies.validate import report, silicon
 from pdplugins.studies.validate.commands import validate
-from pdplugins.studies.validate.rows import Row, read_rows
-from pdplugins.studies.validate.silicon import Coefficients, Felt
-from pdplugins.studies.validate.sources import ENGINES, PROTOCOLS, Protocol
+from pdplugins.studies.validate.papers import SILICON
+from pdplugins.studies.validate.rows import read_rows
+from pdplugins.studies.validate.silicon import Felt, Setup
+from pdplugins.studies.validate.sources import SOURCES, Client
+from tests.studies.validate.measured import ROW, SUBSET, TRUTH, line, write
 
-ALONE = Protocol(3, 1.0, 1.0, "mean")
-ROW = Row("r", "llama-3.1-8b", "bf16", "h100", "trtllm", 1, 1024, 65, 1, 0.1, 0.01)
-TRUTH = Coefficients(prefill=1.1, decode=0.95, step_ms=0.6)
-
-
-def line(row: Row, felt: Felt, **other: str) -> dict[str, str]:
-    """Return a row as the CSV has it."""
-    said = {
-        "id": row.id,
-        "silicon_data_source": f"somewhere; silicon_concurrency={row.clients}",
-        "backend": row.engine,
-        "backend_version": "1.0.0rc3",
-        "model_path": "meta-llama/Llama-3.1-8B-Instruct",
-        "system": f"{row.system}_sxm",
-        "precision": "",
-        "mode": "agg",
-        "isl": str(row.isl_tokens),
-        "osl": str(row.osl_tokens),
-        "batch_size": str(row.clients),
-        "tp_size": str(row.tp),
-        "silicon_ttft_ms": str(1e3 * felt.ttft_s),
-        "silicon_tpot_ms": str(1e3 * felt.tpot_s),
-    }
-    return said | other
-
-
-def write(path: Path, lines: list[dict[str, str]]) -> Path:
-    with path.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, lines[0])
-        writer.writeheader()
-        writer.writerows(lines)
-    return path
+ONE_LESS = frozenset([ROW.source])
 
 
 def test_a_client_alone_feels_the_profile_and_nothing_else() -> None:
     perf = silicon.model_of(ROW.source, TRUTH)
-    felt = silicon.simulate(ROW, ALONE, TRUTH)
+    felt = silicon.simulate(ROW, Setup(TRUTH))
     assert felt.ttft_s == pytest.approx(perf.prefill_s(1024, 1), rel=1e-6)
     steps = [perf.decode_step_s(1, 1024 + n, 1) for n in range(64)]
     assert felt.tpot_s == pytest.approx(sum(steps) / 64, rel=1e-4)
@@ -62,32 +32,54 @@ def test_a_client_alone_feels_the_profile_and_nothing_else() -> None:
 
 def test_a_missing_place_makes_one_client_wait_for_an_answer() -> None:
     row = replace(ROW, clients=4, osl_tokens=128)
-    free = silicon.simulate(row, replace(ALONE, requests=10), Coefficients())
-    waits = silicon.simulate(row, replace(ALONE, requests=10, slots=-1), Coefficients())
+    free, waits = silicon.simulate(row, Setup()), silicon.simulate(row, Setup(one_less=ONE_LESS))
     assert waits.ttft_s > free.ttft_s + 0.2 * 127 * free.tpot_s
+
+
+def test_a_frontend_adds_its_time_to_every_first_token() -> None:
+    felt = silicon.simulate(ROW, Setup(TRUTH, frontend_s=0.05))
+    assert felt.ttft_s == pytest.approx(silicon.simulate(ROW, Setup(TRUTH)).ttft_s + 0.05, abs=1e-9)
 
 
 def test_an_engine_that_reserves_answers_lets_in_what_fits_whole() -> None:
     row = replace(ROW, clients=40, isl_tokens=12_000, osl_tokens=9000)
-    room = silicon.model_of(row.source, Coefficients()).kv_capacity_tokens(1)
-    assert room < 40 * 12_000  # most of the clients wait for an answer of another
-    assert silicon.simulate(row, replace(ALONE, requests=1), Coefficients()).ttft_s > 30
+    assert silicon.kv_tokens_of(row) < 40 * 12_000  # most of the clients wait for an answer of another
+    assert silicon.simulate(row, Setup()).ttft_s > 30
 
 
-def test_the_protocol_and_seed_decide_the_lengths() -> None:
-    row = replace(ROW, clients=5)
-    spread = Protocol(4, 0.8, 1.0, "median")
-    drawn = [(a.isl_tokens, a.osl_tokens, len(a.rounds)) for a in silicon.clients(row, spread, seed=1)]
+def test_the_client_and_seed_decide_the_lengths() -> None:
+    row, client = replace(ROW, clients=5), Client(4, 0.8, "")
+    drawn = [(a.isl_tokens, a.osl_tokens, len(a.rounds)) for a in silicon.clients(row, client, seed=1)]
     assert all(819 <= isl <= 1024 and 52 <= osl <= 65 and later == 3 for isl, osl, later in drawn)
-    assert drawn == [(a.isl_tokens, a.osl_tokens, len(a.rounds)) for a in silicon.clients(row, spread, seed=1)]
-    assert drawn != [(a.isl_tokens, a.osl_tokens, len(a.rounds)) for a in silicon.clients(row, spread, seed=2)]
+    assert drawn == [(a.isl_tokens, a.osl_tokens, len(a.rounds)) for a in silicon.clients(row, client, seed=1)]
+    assert drawn != [(a.isl_tokens, a.osl_tokens, len(a.rounds)) for a in silicon.clients(row, client, seed=2)]
 
 
-def test_every_source_has_a_protocol_with_its_reason_and_a_profile() -> None:
-    for source, protocol in PROTOCOLS.items():
-        assert len(protocol.reason) > 40, source
-        assert silicon.profile_of(source).dense, source
-        assert source.rsplit("-", 1)[1] in ENGINES
+def test_every_source_has_a_profile_and_says_who_published_its_protocol() -> None:
+    for name, source in SOURCES.items():
+        assert silicon.profile_of(name).dense, name
+        assert "InferenceMAX" in source.client.reason or "aiconfigurator" in source.client.reason
+        assert len(source.engine.reason) > 40
+
+
+def test_the_tokens_of_a_step_follow_from_who_set_the_engine_up() -> None:
+    row = replace(ROW, isl_tokens=2000, clients=30)
+    tokens = {name: source.engine.step_tokens(row) for name, source in SOURCES.items()}
+    assert tokens["h200/llama-3.1-70b-fp8-vllm"] == tokens["h100/qwen3-32b-sglang"] == 8192
+    assert tokens["h100/llama-3.1-8b-trtllm"] == tokens["h100/qwen3-32b-vllm"] == 3530
+    assert tokens["h200/llama-3.1-8b-fp8-sglang"] == 3500
+
+
+@pytest.mark.moderate
+def test_measured_rows_are_predicted_within_the_bars() -> None:
+    """Rows on which nothing was fitted, with the coefficients that the published report found on the others."""
+    rows, _ = report.split(*read_rows(SUBSET))
+    pairs = [(row, silicon.simulate(row, Setup(SILICON, ONE_LESS))) for row in rows]
+    found = report.summary(pairs)
+    assert found["ttft"]["median_abs_error"] <= 0.20
+    assert found["tpot"]["median_abs_error"] <= 0.10
+    raw = report.summary([(row, silicon.simulate(row, Setup(one_less=ONE_LESS))) for row in rows])
+    assert raw["ttft"]["median_abs_error"] > found["ttft"]["median_abs_error"]
 
 
 @pytest.fixture
@@ -97,18 +89,25 @@ def measured(tmp_path: Path) -> Path:
     shapes = [(isl, osl, tp, clients) for isl in (512, 3000) for osl in (16, 48) for tp in (1, 4) for clients in (2, 6)]
     for number, (isl, osl, tp, clients) in enumerate(shapes):
         row = replace(ROW, id=f"r{number}", isl_tokens=isl, osl_tokens=osl, tp=tp, clients=clients)
-        lines.append(line(row, silicon.simulate(row, PROTOCOLS[row.source], TRUTH)))
+        lines.append(line(row, silicon.simulate(row, Setup(TRUTH))))
     lines.append(line(replace(ROW, id="moe"), Felt(1, 1), model_path="deepseek-ai/DeepSeek-V3"))
     doubtful = replace(ROW, id="unknown", clients=2)
     lines.append(line(doubtful, Felt(9.0, 0.9), silicon_data_source="somewhere; dynamo_version=0.8.0"))
     return write(tmp_path / "rows.csv", lines)
 
 
-def test_the_command_finds_the_coefficients_that_made_the_rows(measured: Path, tmp_path: Path) -> None:
+def ask(tmp_path: Path, *options: str) -> tuple[str, dict[str, Any]]:
+    """Return what the command prints and what it writes."""
     out = tmp_path / "out.json"
-    done = CliRunner().invoke(validate, ["silicon", str(measured), "--json", str(out)])
+    done = CliRunner().invoke(validate, ["silicon", *options, "--json", str(out)])
     assert done.exit_code == 0, done.output
     found: dict[str, Any] = json.loads(out.read_text())
+    return done.output, found
+
+
+@pytest.mark.moderate
+def test_the_command_finds_the_coefficients_that_made_the_rows(measured: Path, tmp_path: Path) -> None:
+    said, found = ask(tmp_path, str(measured))
     assert found["rows"] == 9
     assert found["clean"]["rows"] + sum(found["doubts"].values()) == 9
     assert found["coefficients"] == pytest.approx({"prefill": 1.1, "decode": 0.95, "step_ms": 0.6}, abs=0.05)
@@ -116,23 +115,32 @@ def test_the_command_finds_the_coefficients_that_made_the_rows(measured: Path, t
     assert found["clean"]["tpot"]["median_abs_error"] < 0.02
     assert found["by_model"]["llama-3.1-8b"]["rows"] == found["by_engine"]["trtllm"]["rows"] == 9
     assert found["seed"] == 0
-    assert "silicon" in done.output or "median absolute error" in done.output
+    assert [len(ids) for ids in found["skipped"].values()] == [1]
+    assert "median absolute error" in said
 
 
-def test_rows_without_a_profile_of_their_tp_are_skipped_counted_and_named(tmp_path: Path) -> None:
-    """No row of an odd file may end in a traceback."""
-    good = [replace(ROW, id=f"r{number}", tp=tp, osl_tokens=16) for number, tp in enumerate((1, 2, 4, 8))]
-    lines = [line(row, silicon.simulate(row, PROTOCOLS[row.source], TRUTH)) for row in good]
-    lines += [line(replace(ROW, id=f"odd{number}", tp=3), Felt(1, 1)) for number in range(7)]
-    lines.append(line(replace(ROW, id="unknown", system="b200"), Felt(1, 1)))
-    out = tmp_path / "out.json"
-    done = CliRunner().invoke(validate, ["silicon", str(write(tmp_path / "rows.csv", lines)), "--json", str(out)])
-    assert done.exit_code == 0, done.output
-    assert "skipped 7 rows: h100/llama-3.1-8b-trtllm: its profile has no TP 3; it has 1, 2, 4, 8 (odd0" in done.stderr
-    assert "odd4 and 2 more)" in done.stderr
-    found = json.loads(out.read_text())
-    assert found["rows"] == 2
-    assert [len(ids) for ids in found["skipped"].values()] == [7, 1]
+@pytest.mark.moderate
+def test_a_frontend_that_made_the_rows_is_found(tmp_path: Path) -> None:
+    shapes = [(isl, clients) for isl in (512, 1024, 2048) for clients in (4, 12, 24, 40)]
+    bare = [replace(ROW, id=f"r{n}", isl_tokens=isl, osl_tokens=24, clients=c) for n, (isl, c) in enumerate(shapes)]
+    lines = [line(row, silicon.simulate(row, Setup(frontend_s=0.03))) for row in bare]
+    rows, _ = read_rows(write(tmp_path / "rows.csv", lines))
+    found = report.frontend(rows, Setup(), seed=0)
+    assert found["request_s"] == 0.03
+    assert found["with"]["ttft"]["median_abs_error"] < 1e-6 < found["without"]["ttft"]["median_abs_error"]
+
+
+@pytest.mark.moderate
+def test_rows_never_used_are_those_of_the_other_file_alone(measured: Path, tmp_path: Path) -> None:
+    """A row that stands in both files, under whatever name, is not new."""
+    rows, _ = report.split(*read_rows(measured))
+    new = [replace(ROW, id=f"n{n}", isl_tokens=900 + n, clients=3, osl_tokens=20) for n in range(3)]
+    lines = [line(row, Felt(row.ttft_s, row.tpot_s)) for row in (*rows[:4], replace(rows[5], id="renamed"))]
+    lines += [line(row, silicon.simulate(row, Setup(TRUTH))) for row in new]
+    said, found = ask(tmp_path, str(measured), "--unseen", str(write(tmp_path / "more.csv", lines)))
+    assert [point["id"] for point in found["unseen"]["points"]] == ["n0", "n1", "n2"]
+    assert found["unseen"]["ttft"]["median_abs_error"] < 0.05
+    assert "rows never used" in said
 
 
 def test_a_file_of_which_no_row_can_be_simulated_is_refused(tmp_path: Path) -> None:
@@ -140,35 +148,3 @@ def test_a_file_of_which_no_row_can_be_simulated_is_refused(tmp_path: Path) -> N
     done = CliRunner().invoke(validate, ["silicon", str(rows)])
     assert isinstance(done.exception, ConfigError)
     assert "no row to fit" in str(done.exception)
-
-
-def test_rows_of_other_models_are_left_out_and_doubts_are_named(measured: Path) -> None:
-    rows = {row.id: row for row in read_rows(measured)}
-    assert "moe" not in rows
-    assert rows["unknown"].doubt == "no concurrency recorded"
-    assert rows["r0"].doubt is None
-
-
-def test_the_protocol_that_made_the_rows_is_chosen() -> None:
-    rows = [replace(ROW, id=f"c{n}", clients=n, osl_tokens=64) for n in (3, 5)]
-    truth = Protocol(5, 1.0, 1.0, "mean", -1)
-    felt = [silicon.simulate(row, truth, Coefficients()) for row in rows]
-    rows = [replace(row, ttft_s=f.ttft_s, tpot_s=f.tpot_s) for row, f in zip(rows, felt, strict=True)]
-    others = [replace(truth, slots=0), truth, replace(truth, requests=10)]
-    assert report.choose(rows, others, Coefficients()) == truth
-
-
-def test_a_bad_line_is_named(measured: Path, tmp_path: Path) -> None:
-    broken = tmp_path / "broken.csv"
-    broken.write_text(measured.read_text().replace("r3,", "r3,", 1).replace(",512,16,", ",many,16,", 1))
-    with pytest.raises(ConfigError, match=r"broken\.csv, line 2: .*many"):
-        read_rows(broken)
-
-
-def test_a_missing_file_says_where_the_data_is_published(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="aiconfigurator"):
-        read_rows(tmp_path / "absent.csv")
-    empty = tmp_path / "empty.csv"
-    empty.write_text("id,mode\n")
-    with pytest.raises(ConfigError, match="no row of a dense model"):
-        read_rows(empty)

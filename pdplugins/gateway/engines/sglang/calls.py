@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from pdplugins.gateway.engines.sglang.protocol import BOOTSTRAP_FIELDS, GENERATE, dumps, loads, splice
+from pdplugins.gateway.engines.sglang.fields import OURS, Fields
+from pdplugins.gateway.engines.sglang.protocol import GENERATE, dumps, splice
 from pdplugins.gateway.errors import GatewayError
+from pdplugins.gateway.names import checked, hashed
+from pdplugins.limits import GatewayConfig
 
+DEFAULTS = GatewayConfig()
 COMPLETIONS = "/v1/completions"
 CHAT = "/v1/chat/completions"
 SESSION_FIELDS = ("session_id", "user")
@@ -35,7 +38,7 @@ COMPLETION_SAMPLING = {
     "min_tokens": "min_new_tokens",
 }
 """Fields of a completion, and what ``/generate`` calls them; SGLang's own server maps them in the same way."""
-PLAIN_COMPLETION = COMPLETION_SAMPLING.keys() | {
+PLAIN_COMPLETION = frozenset(COMPLETION_SAMPLING) | {
     *("model", "prompt", "stream", "stream_options", "user", "rid", "n", "session_id", "priority"),
 }
 """Fields of a completion that mean the same on ``/generate``."""
@@ -51,6 +54,10 @@ class Call:
     rid: str
     session: str | None
     headers: Mapping[str, str]
+    prompt: list[int] | str | None = None
+    """Token ids or text of the prompt; None for a batch, and for a chat, whose template only workers know."""
+    batch: int | None = None
+    """Number of prompts of a batch; None for a single prompt."""
 
     @property
     def stream(self) -> bool:
@@ -64,26 +71,6 @@ class Call:
             return self.fields
         params = self.fields.get("sampling_params")
         return params if isinstance(params, dict) else {}
-
-    @property
-    def prompt(self) -> list[int] | str | None:
-        """Token ids or text of the prompt; None for a batch, and for a chat, whose template only workers know."""
-        fields = self.fields
-        ids = fields.get("prompt" if self.path == COMPLETIONS else "input_ids")
-        if isinstance(ids, list) and ids and isinstance(ids[0], int):
-            return ids
-        text = fields.get("prompt" if self.path == COMPLETIONS else "text")
-        return text if isinstance(text, str) else None
-
-    @property
-    def batch(self) -> int | None:
-        """Number of prompts of a batch; None for a single prompt."""
-        names = ("prompt",) if self.path == COMPLETIONS else ("input_ids", "text")
-        for name in names:
-            value = self.fields.get(name)
-            if isinstance(value, list) and value and not isinstance(value[0], int):
-                return len(value)
-        return None
 
     @property
     def max_tokens(self) -> int | None:
@@ -109,12 +96,13 @@ class Call:
         if self.path != GENERATE or self.batch is not None or self.fields.get("return_logprob"):
             return False
         sampling = self.sampling
-        return self.fields.keys() <= SPLITTABLE and sampling.keys() <= SPLITTABLE_SAMPLING and sampling.get("n", 1) == 1
+        return sampling.keys() <= SPLITTABLE_SAMPLING and sampling.get("n", 1) == 1 and _only(self.fields, SPLITTABLE)
 
     @property
-    def messages(self) -> str:
-        """The messages of a chat as one text; nothing for anything else."""
-        return str(self.fields.get("messages", ""))
+    def messages(self) -> bytes:
+        """The messages of a chat, as its body has them; nothing for anything else."""
+        raw = self.fields.raw("messages") if isinstance(self.fields, Fields) else None
+        return b"" if raw is None else bytes(raw)
 
     @property
     def logprobs(self) -> bool:
@@ -148,18 +136,18 @@ class Call:
         sampling["max_new_tokens"] = (self.max_tokens or 0) - done
         if isinstance(least := sampling.get("min_new_tokens"), int):
             sampling["min_new_tokens"] = max(least - done, 0)
-        kept = {key: value for key, value in self.fields.items() if key not in ("text", "input_ids", "sampling_params")}
-        return json.dumps({**kept, "input_ids": ids, "sampling_params": sampling}).encode()
+        kept = {key: self.fields[key] for key in self.fields if key not in ("text", "input_ids", "sampling_params")}
+        return dumps({**kept, "input_ids": ids, "sampling_params": sampling})
 
     def as_generate(self) -> Call | None:
         """Return a completion as the same request to `/generate`; None when it is no completion, or not a plain one."""
         fields, prompt = self.fields, self.prompt
-        if self.path != COMPLETIONS or not fields.keys() <= PLAIN_COMPLETION or fields.get("n", 1) != 1:
+        if self.path != COMPLETIONS or prompt is None or fields.get("n", 1) != 1:
             return None
-        if prompt is None:
+        if not _only(fields, PLAIN_COMPLETION):
             return None
-        names = COMPLETION_SAMPLING
-        given = {names[name]: value for name, value in fields.items() if name in names and value is not None}
+        named = {new: fields.get(name) for name, new in COMPLETION_SAMPLING.items()}
+        given = {name: value for name, value in named.items() if value is not None}
         new = {
             "input_ids" if isinstance(prompt, list) else "text": prompt,
             "sampling_params": {"max_new_tokens": DEFAULT_TOKENS[COMPLETIONS], **given},
@@ -178,24 +166,40 @@ class Call:
 
 
 def parse(
-    path: str, body: bytes, rid: str, session: str | None = None, headers: Mapping[str, str] | None = None
+    path: str,
+    body: bytes,
+    rid: str,
+    session: str | None = None,
+    headers: Mapping[str, str] | None = None,
+    limits: GatewayConfig = DEFAULTS,
 ) -> Call:
-    """Parse a request. Raises GatewayError for what is not a JSON object.
+    """Parse a request. Raises GatewayError for what is not a JSON object, or more than `limits` allow.
 
     :param rid: its name where the client gives none.
     :param session: its session where a header names one; else a field of the body may.
     :param headers: what the workers are to get of the client's headers.
     """
-    try:
-        fields = loads(body)
-    except ValueError:
-        raise GatewayError(400, "the body is not JSON") from None
-    if not isinstance(fields, dict):
-        raise GatewayError(400, "the body is not a JSON object")
-    if own := [name for name in BOOTSTRAP_FIELDS if name in fields]:  # the gateway decides who is paired with whom
+    fields = Fields(body, limits.max_json_depth)
+    if own := [name for name in OURS if name in fields]:
         body = splice(body, dict.fromkeys(own))
-    given = fields.get("rid")
-    if session is None:
+    model, given = fields.get("model"), fields.get("rid")
+    if model is not None:
+        if not isinstance(model, str):
+            raise GatewayError(400, "model is no text")
+        checked("model", model, limits.max_name_chars)
+    if isinstance(given, str) and given:
+        rid = checked("rid", given, limits.max_name_chars)
+    if not session:
         named = (fields.get(name) for name in SESSION_FIELDS)
         session = next((name for name in named if isinstance(name, str) and name), None)
-    return Call(path, body, fields, given if isinstance(given, str) and given else rid, session, headers or {})
+    names = ("prompt",) if path == COMPLETIONS else ("input_ids", "text")
+    prompts = (fields.prompt(name) for name in names)
+    prompt = next((value for value in prompts if value is not None), None)
+    batch = None if prompt is not None else next(filter(None, map(fields.prompts, names)), None)
+    if (batch or 0) > limits.max_prompts:
+        raise GatewayError(400, f"more than {limits.max_prompts} prompts")
+    return Call(path, body, fields, rid, session and hashed(session), headers or {}, prompt, batch)
+
+
+def _only(fields: Mapping[str, Any], allowed: frozenset[str]) -> bool:
+    return fields.only(allowed) if isinstance(fields, Fields) else fields.keys() <= allowed

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
+from typing import Any
 
 import aiohttp
 
@@ -12,6 +13,7 @@ from pdplugins.gateway.engine import Client, Facts, LoadReport, Work
 from pdplugins.gateway.engines.sglang import calls, protocol
 from pdplugins.gateway.engines.sglang.calls import CHAT, COMPLETIONS, Call
 from pdplugins.gateway.engines.sglang.completions import CompletionsReply
+from pdplugins.gateway.engines.sglang.fields import Fields
 from pdplugins.gateway.engines.sglang.legs import Legs
 from pdplugins.gateway.engines.sglang.relay import Relay
 from pdplugins.gateway.engines.sglang.reports import facts_of, report_of
@@ -39,6 +41,7 @@ class SglangEngine:
         self.upstream = Upstream(settings)
         self._legs = Legs(self.upstream, settings)
         self._session = session
+        self._settings = settings
         self._dual = dual
 
     # --- what a server is, and its load --------------------------------------------------------------------------
@@ -59,13 +62,14 @@ class SglangEngine:
 
     def parse(self, path: str, body: bytes, rid: str, session: str | None, headers: Mapping[str, str]) -> Call:
         """Parse a request. Raises GatewayError for what is not a JSON object."""
-        return calls.parse(path, body, rid, session, headers)
+        return calls.parse(path, body, rid, session, headers, self._settings)
 
     async def prompt_ids(self, backend: Backend, call: Call) -> list[int]:
         """Return the prompt of `call` as the server's tokenizer, and its chat template, split it."""
-        question = {"prompt": call.prompt}
+        question: dict[str, Any] = {"prompt": call.prompt}
         if call.path == CHAT:
-            question = {key: call.fields[key] for key in TEMPLATE_FIELDS if key in call.fields}
+            assert isinstance(call.fields, Fields)  # noqa: S101 - only a client's own request is a chat
+            question = {key: raw for key in TEMPLATE_FIELDS if (raw := call.fields.raw(key)) is not None}
         return list((await self.upstream.ask(backend, protocol.TOKENIZE, question))["tokens"])
 
     def relay(self, call: Call, client: Client, on_first: Callable[[], None]) -> Relay:
@@ -97,6 +101,6 @@ class SglangEngine:
         """Compute the KV cache of a prompt on a server, for a later pair or for itself."""
         await self._legs.warm(backend, work)
 
-    async def close(self) -> None:
-        """Wait a while for background work, then end it, and close all connections."""
-        await self.upstream.settle()
+    async def close(self, within_s: float) -> None:
+        """Wait so long for background work, then end it, and close all connections."""
+        await self.upstream.settle(within_s)

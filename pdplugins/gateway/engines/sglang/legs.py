@@ -84,7 +84,9 @@ class Legs:
     async def push(self, source: Backend, target: Backend, ids: Sequence[int], work: Work[Call]) -> None:
         """Compute the KV cache of `ids` on `source` and leave it in the prefix cache of `target`."""
         fields = protocol.prefix_fields(ids, work.call.fields)
-        call = Call(protocol.GENERATE, protocol.dumps(fields), fields, work.call.rid, None, work.call.headers)
+        call = Call(
+            protocol.GENERATE, protocol.dumps(fields), fields, work.call.rid, None, work.call.headers, list(ids)
+        )
         new = max(len(ids) - (work.prompt_tokens - work.new_tokens), 0)
         async with self.pair(source, target, Work(call, call.body, len(ids), new, work.arrived_s)):
             pass
@@ -117,7 +119,7 @@ class Legs:
         """Return the answer of a worker once it has begun; a whole answer may take as long as the request."""
         call, response = work.call, None
         try:
-            async with backend.awaited(self._first_token_s if call.stream else None):
+            async with backend.waits.within(self._first_token_s if call.stream else None):
                 response = await self._upstream.post(backend, call.path, body, call.headers, stream=call.stream)
                 return await self._upstream.begin(backend, response, rid)
         except RefusedError:
@@ -134,7 +136,7 @@ class Legs:
         took_s: float | None = None
         load.prefill_starts(work.new_tokens, work.prompt_tokens - work.new_tokens)
         try:
-            async with backend.awaited(self._first_token_s):
+            async with backend.waits.within(self._first_token_s):
                 reply = await self._upstream.reply(backend, work.call.path, body, work.call.headers)
             took_s = monotonic() - work.arrived_s
         except RefusedError:

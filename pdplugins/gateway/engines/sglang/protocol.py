@@ -36,12 +36,15 @@ def splice(body: bytes, fields: Mapping[str, Any]) -> bytes:
     return head + comma + dumps(fields)[1:]
 
 
-_encode = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False).encode
+_encode = json.JSONEncoder(separators=(",", ":")).encode
 
 
 def dumps(data: Any) -> bytes:
     """Return compact JSON."""
-    return _encode(data).encode()
+    try:
+        return msgspec.json.encode(data)
+    except UnicodeEncodeError:  # half of a surrogate pair
+        return _encode(data).encode()
 
 
 def loads(data: bytes) -> Any:

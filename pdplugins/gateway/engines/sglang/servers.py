@@ -27,8 +27,6 @@ ANSWER_S = 25.0
 """SGLang's ``/health`` generates a token, and says within 20 s that it could not."""
 RESTART_S = 10.0
 """From the death of a server to its next start."""
-GRACE_S = 20.0
-"""SGLang looks every 5 s whether it was asked to end, and then waits for its schedulers."""
 
 
 class Servers:
@@ -92,13 +90,13 @@ class Servers:
                     waiting = [spec for spec, serves in zip(waiting, up, strict=True) if not serves]
         self._up = True
 
-    async def stop(self) -> None:
-        """Stop all, and return when nothing of them is left."""
+    async def stop(self, within_s: float) -> None:
+        """Stop all, and return when nothing of them is left. Those that have not ended by then are killed."""
         for restart in self._restarts.values():
             restart.cancel()
         for process in self._processes.values():
             process.forget()
-        await stop_all(self._processes.values(), GRACE_S)
+        await stop_all(self._processes.values(), within_s)
 
     def _start(self, spec: Spec) -> None:
         self._restarts.pop(spec.name, None)

@@ -174,10 +174,10 @@ class Upstream:
         self._background.add(task)
         task.add_done_callback(self._background.discard)
 
-    async def settle(self) -> None:
-        """Wait a while for background work, then end it."""
+    async def settle(self, within_s: float) -> None:
+        """Wait so long for background work, then end it."""
         if self._background:
-            await asyncio.wait(self._background, timeout=ABORT_S)
+            await asyncio.wait(self._background, timeout=within_s)
         for task in self._background:
             task.cancel()
         await asyncio.gather(*self._background, return_exceptions=True)

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import signal
+import os
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +23,14 @@ from dynamo.planner.plugins.proto.v1 import plugin_pb2_grpc as pbg
 import pdplugins
 from pdplugins.config import find, load
 from pdplugins.contracts.kinds import Kind
-from pdplugins.errors import HostError
+from pdplugins.errors import ConfigError, HostError
 from pdplugins.hosts.dynamo.doors.frontend import FrontendMetrics
+from pdplugins.hosts.dynamo.doors.guard import Guard, Network
 from pdplugins.hosts.dynamo.doors.proposer import Proposer
-from pdplugins.runtime.metrics import process_metrics
+from pdplugins.processes.addresses import host_and_port, is_loopback
+from pdplugins.processes.ending import on_stop
+from pdplugins.redaction import redact_logs
+from pdplugins.runtime.metrics import Metrics, process_metrics
 from pdplugins.runtime.planner import build_safe_planner
 from pdplugins.runtime.signals import build_board
 
@@ -42,9 +48,15 @@ CALL_S = 5.0
 """How long one call to the gateway may take."""
 GRACE_S = 2.0
 """How long a call in progress may go on after the stop."""
+STOP_S = 10.0
+"""How long all of the stop may take."""
+UNIX = "unix://"
+EVERYWHERE = ("grpc://0.0.0.0:", "grpc://[::]:")
+LIMITS = (("grpc.max_receive_message_length", 10 * 2**20), ("grpc.max_concurrent_streams", 16))
+"""Dynamo's planner sends at most 10 MiB, one call at a time."""
 
 FIXES = {
-    "auth_failed": "give the token with --token or PDPLUGINS_TOKEN; the planner's are in plugin_registration.auth",
+    "auth_failed": "give the token with --token-file or PDPLUGINS_TOKEN; the planner's are in plugin_registration.auth",
     "transport_build_failed": "set plugin_registration.transport.allow_insecure_grpc: true in the planner's config",
     "observation_window": "make scheduling.scale_interval_seconds a divisor of the planner's interval",
     "protocol_version": "this pdplugins speaks 1.0; check the planner's plugin_registration.protocol_version_…",
@@ -52,14 +64,19 @@ FIXES = {
 
 
 class ProposeService(pbg.ProposePluginServicer):  # type: ignore[misc]
-    """Dynamo's PROPOSE stage, and its lifecycle, over one `Proposer`."""
+    """Dynamo's PROPOSE stage, and its lifecycle, over one `Proposer`.
 
-    def __init__(self, build: Callable[[], Proposer]) -> None:
+    :param guard: who may call.
+    """
+
+    def __init__(self, build: Callable[[], Proposer], guard: Guard | None = None) -> None:
         self._build = build
+        self._guard = guard or Guard()
         self.proposer = build()
 
     async def Propose(self, request: Any, context: Any) -> Any:  # noqa: N802 - Dynamo's name
         """Answer one tick."""
+        await self._guard.check(context)
         decision = await self.proposer.propose(request.context)
         response = pb.ProposeStageResponse()
         if decision is None:
@@ -73,11 +90,13 @@ class ProposeService(pbg.ProposePluginServicer):  # type: ignore[misc]
 
     async def Bootstrap(self, request: Any, context: Any) -> Any:  # noqa: N802 - Dynamo's name
         """Get ready for the first tick."""
+        await self._guard.check(context)
         await self.proposer.begin()
         return pb.BootstrapResponse(ok=True)
 
     async def Reset(self, request: Any, context: Any) -> Any:  # noqa: N802 - Dynamo's name
         """Forget everything seen so far."""
+        await self._guard.check(context)
         self.proposer.close()
         self.proposer = self._build()
         return pb.ResetResponse(ok=True)
@@ -95,7 +114,7 @@ async def serve(
 ) -> None:
     """Serve until `stop` is set, or SIGTERM or SIGINT come; then unregister and finish the call in progress.
 
-    :param listen: ``host:port`` for the planner's calls; port 0 takes a free one.
+    :param listen: ``host:port`` for the planner's calls, port 0 takes a free one; or ``unix:///path``.
     :param advertise: ``host:port`` at which the planner reaches us, when that is not `listen`.
     :param gateway: the planner's registration gateway, ``unix:///path`` or ``grpc://host:port``; without one the
         planner must list us under ``scheduling.external_plugins``.
@@ -104,11 +123,15 @@ async def serve(
 
     Raises HostError when the port is taken or the planner refuses us.
     """
-    server = grpc.aio.server()
+    server = grpc.aio.server(options=LIMITS)
     pbg.add_ProposePluginServicer_to_server(service, server)
     pbg.add_PluginLifecycleServicer_to_server(service, server)
-    host = listen.rpartition(":")[0]
-    endpoint = f"grpc://{advertise or f'{host}:{_bind(server, listen)}'}"
+    endpoint = f"grpc://{_bind(server, listen)}"
+    if advertise is not None:
+        host_and_port(advertise, "--advertise")
+        endpoint = f"grpc://{advertise}"
+    elif gateway is not None and endpoint.startswith(EVERYWHERE):
+        raise ConfigError(f"--listen {listen} does not say where the planner finds us; add --advertise HOST:PORT")
     stop = stop or _stop_on_signals()
     await server.start()
     try:
@@ -200,14 +223,23 @@ class Registration:
         return f"the planner at {self._gateway} refused us: {reason}; {fix}"
 
 
-def _bind(server: Any, listen: str) -> int:
+def _bind(server: Any, listen: str) -> str:
+    """Listen, and return gRPC's spelling of where. Raises HostError or ConfigError."""
+    if listen.startswith(UNIX):
+        where, own = f"unix:{listen.removeprefix(UNIX)}", os.umask(0o177)  # the socket is for this user only
+    else:
+        host, port = host_and_port(listen, "--listen")
+        where, own = f"[{host}]:{port}" if ":" in host else f"{host}:{port}", None
     try:
-        port = int(server.add_insecure_port(listen))
+        bound = int(server.add_insecure_port(where))
     except RuntimeError:
-        port = 0
-    if port == 0:
+        bound = 0
+    finally:
+        if own is not None:
+            os.umask(own)
+    if bound == 0:
         raise HostError(f"cannot listen on {listen}; give a free --listen HOST:PORT (port 0 takes any free one)")
-    return port
+    return where if own is not None else f"{where.rpartition(':')[0]}:{bound}"
 
 
 def _target(gateway: str) -> str:
@@ -237,41 +269,77 @@ async def _sleep(stop: asyncio.Event, seconds: float) -> bool:
 
 def _stop_on_signals() -> asyncio.Event:
     stop = asyncio.Event()
-    for which in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(which, stop.set)
+    on_stop(lambda _: stop.set(), STOP_S)
     return stop
 
 
-def run(  # noqa: PLR0913 - the options of a command
-    config: str,
-    *,
-    listen: str,
-    advertise: str | None,
-    gateway: str | None,
-    token: str,
-    frontend_url: str | None,
-    model: str | None,
-    decision_log: Path | None,
-    metrics_port: int | None,
-) -> None:
-    """Build the planner that `config` names and serve it until SIGTERM or SIGINT. Raises PdpluginsError."""
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s: %(message)s")
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """What the command was asked for."""
+
+    config: str
+    listen: str
+    advertise: str | None = None
+    gateway: str | None = None
+    token: str = ""
+    key: str | None = None
+    allow_from: tuple[Network, ...] = ()
+    frontend_url: str | None = None
+    model: str | None = None
+    decision_log: Path | None = None
+    metrics_port: int | None = None
+    metrics_host: str = "127.0.0.1"
+
+
+def run(options: Options) -> None:
+    """Build the planner that the config names and serve it until SIGTERM or SIGINT. Raises PdpluginsError."""
+    logging.basicConfig(level=logging.INFO)
+    redact_logs(logging.root.handlers, "%(asctime)s %(name)s: %(message)s")
     metrics = process_metrics(Kind.PLANNER)
 
     def build() -> Proposer:
-        chosen = load(find(config))
-        planner = build_safe_planner(chosen, decision_log=decision_log, metrics=metrics)
-        frontend = FrontendMetrics(frontend_url, model) if frontend_url else None
+        chosen = load(find(options.config))
+        planner = build_safe_planner(chosen, decision_log=options.decision_log, metrics=metrics)
+        frontend = FrontendMetrics(options.frontend_url, options.model) if options.frontend_url else None
         return Proposer(planner, frontend=frontend, board=build_board(chosen))
 
     def say(endpoint: str) -> None:
-        log.info("planner of %s answers at %s", config, endpoint)
+        log.info("planner of %s answers at %s", options.config, endpoint)
+        if open_to_all(options):
+            log.warning(
+                "whoever reaches %s may ask and reset this planner; give --allow-from or --key-file, or listen on "
+                "loopback or a Unix socket",
+                options.listen,
+            )
 
-    stop_metrics = metrics.serve(metrics_port) if metrics_port is not None else None
+    service = ProposeService(build, Guard(options.key, options.allow_from))
+    serving = serve(
+        service,
+        listen=options.listen,
+        advertise=options.advertise,
+        gateway=options.gateway,
+        token=options.token,
+        ready=say,
+    )
+    with served(metrics, options):
+        asyncio.run(serving)
+
+
+def open_to_all(options: Options) -> bool:
+    """Tell whether other machines may call and nothing is checked."""
+    if options.key is not None or options.allow_from or options.listen.startswith(UNIX):
+        return False
+    return not is_loopback(host_and_port(options.listen, "--listen")[0])
+
+
+@contextmanager
+def served(metrics: Metrics, options: Options) -> Iterator[None]:
+    """Serve the metrics, if that is wanted."""
+    if options.metrics_port is None:
+        yield
+        return
+    stop = metrics.serve(options.metrics_port, options.metrics_host)
     try:
-        asyncio.run(
-            serve(ProposeService(build), listen=listen, advertise=advertise, gateway=gateway, token=token, ready=say)
-        )
+        yield
     finally:
-        if stop_metrics is not None:
-            stop_metrics()
+        stop()

@@ -6,8 +6,9 @@ import time
 from collections.abc import Callable, Mapping
 
 from pdplugins.contracts.planner import Traffic
-from pdplugins.hosts.dynamo import scrape
+from pdplugins.hosts.dynamo import fetching
 from pdplugins.hosts.dynamo.scrape import Histogram, histogram, samples
+from pdplugins.processes.addresses import check_url
 
 REQUESTS = "dynamo_frontend_requests_started_total"
 ISL = "dynamo_frontend_input_sequence_tokens"
@@ -23,6 +24,8 @@ class FrontendMetrics:
 
     :param url: of the frontend, for example ``http://127.0.0.1:8000``.
     :param model: count only this model; all models when None.
+
+    Raises ConfigError when `url` is none.
     """
 
     def __init__(
@@ -33,17 +36,23 @@ class FrontendMetrics:
         fetch: Callable[[str], str] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        check_url(url, "frontend_url")
         self._url = url.rstrip("/") + "/metrics"
         self._model = model.lower() if model else None  # the frontend lower-cases its label
-        self._fetch = fetch or scrape.fetch
+        self._fetch = fetch or fetching.fetch
         self._clock = clock
         self._before: tuple[float, float, Mapping[str, Histogram]] | None = None
 
     def collect(self) -> Traffic | None:
         """Return the traffic since the last call; None at the first one, and after the frontend restarted.
 
-        Raises OSError when the frontend does not answer; the window then goes on to the next call that it answers.
+        Raises OSError when the frontend does not answer in time, or with something else than a page of metrics. The
+        window then goes on to the next call that it answers.
         """
+        with fetching.reading(self._url):
+            return self._collected()
+
+    def _collected(self) -> Traffic | None:
         found, now_s = samples(self._fetch(self._url), (REQUESTS, *HISTOGRAMS), self._model), self._clock()
         requests = sum(sample.value for sample in found if sample.name == REQUESTS)
         totals = {name: histogram(found, name) for name in HISTOGRAMS}

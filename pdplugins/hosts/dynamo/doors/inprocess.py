@@ -52,6 +52,7 @@ class PdPlanner(Proposer):
     :param config: the name of a shipped config, the path of one, or the config itself as a mapping.
     :param decision_log: file to append decisions to.
     :param metrics_port: serve our metrics there; without it they are on the planner's own metrics port.
+    :param metrics_host: the address that they are served on.
     :param frontend_url: read traffic, TTFT and TPOT from this frontend instead of from Prometheus.
     :param model: count only this model's requests at the frontend.
     :param planner: in place of `config` and `decision_log`, a safe planner that a program in this process has built.
@@ -64,6 +65,7 @@ class PdPlanner(Proposer):
         *,
         decision_log: str | None = None,
         metrics_port: int | None = None,
+        metrics_host: str = "127.0.0.1",
         frontend_url: str | None = None,
         model: str | None = None,
         planner: SafePlanner | None = None,
@@ -77,7 +79,7 @@ class PdPlanner(Proposer):
         frontend = FrontendMetrics(frontend_url, model) if frontend_url else None
         super().__init__(planner, frontend=frontend, board=board)
         if metrics_port is not None:
-            process_metrics(Kind.PLANNER).serve(metrics_port)
+            process_metrics(Kind.PLANNER).serve(metrics_port, metrics_host)
 
     async def Bootstrap(self, _request: BootstrapRequest) -> BootstrapResponse:  # noqa: N802 - Dynamo's name
         """Get ready for the first tick."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import time
 from collections.abc import Callable
@@ -13,6 +12,7 @@ from pdplugins.contracts.kinds import Kind
 from pdplugins.contracts.planner import ScalePlan, Traffic
 from pdplugins.hosts.dynamo.doors.frontend import FrontendMetrics
 from pdplugins.hosts.dynamo.doors.observe import NEEDS, NEEDS_TRAFFIC, context_traffic, planner_view, tick_time_s
+from pdplugins.hosts.dynamo.fetching import in_thread
 from pdplugins.runtime import signals
 from pdplugins.runtime.decision import Decision
 from pdplugins.runtime.planner import SafePlanner
@@ -66,7 +66,7 @@ class Proposer:
         """Read the frontend once, so that the first tick already sees a window of traffic."""
         if self._frontend is not None:
             with suppress(OSError):  # not up yet; then the first tick begins the window
-                await asyncio.to_thread(self._frontend.collect)
+                await in_thread(self._frontend.collect)
 
     async def propose(self, context: Any) -> Decision[ScalePlan] | None:
         """Decide one tick. None, before the first good decision, leaves Dynamo its own behaviour."""
@@ -85,7 +85,7 @@ class Proposer:
     async def _traffic(self, context: Any) -> Traffic | None:
         if self._frontend is None:
             return context_traffic(context)
-        return await asyncio.to_thread(self._frontend.collect)
+        return await in_thread(self._frontend.collect)
 
     def _now_s(self, context: Any) -> float:
         tick_s = tick_time_s(context)

@@ -12,6 +12,7 @@ from pdplugins.contracts.workers import Role
 from pdplugins.hosts.dynamo.local.model_dir import write_model
 from pdplugins.hosts.dynamo.mocker import Engines, engine_args
 from pdplugins.perf.npz import export_npz
+from pdplugins.processes.addresses import without_proxy
 from pdplugins.processes.process import python
 
 NAMESPACE = "dynamo"
@@ -24,13 +25,15 @@ class Mocker:
 
     :param folder: of the stack; the model, the timing table and the discovery files live in it.
     :param delay_s: how long a worker waits before it starts its engine, to take as long as one with a GPU.
+    :param broker_url: of the broker of the workers' events.
     """
 
-    def __init__(self, folder: Path, model: str, deployment: Deployment, delay_s: float) -> None:
+    def __init__(self, folder: Path, model: str, deployment: Deployment, delay_s: float, broker_url: str) -> None:
         self._folder = folder
         self._model = model
         self._deployment = deployment
         self._delay_s = delay_s
+        self._broker_url = broker_url
 
     @property
     def discovery(self) -> Path:
@@ -71,7 +74,8 @@ class Mocker:
         Settings of Dynamo in the user's own environment belong to some other deployment and are left out, but for the
         log level.
         """
-        inherited = {k: v for k, v in os.environ.items() if not k.startswith(("DYN_", "ETCD_", "NATS_"))}
+        others = ("DYN_", "ETCD_", "NATS_")
+        inherited = without_proxy({k: v for k, v in os.environ.items() if not k.startswith(others)})
         own = {
             "HOME": str(self._folder / "home"),  # Dynamo caches models there
             "PYTHONSAFEPATH": "1",  # a user's h2.py in this folder is not the package h2
@@ -87,6 +91,7 @@ class Mocker:
             "DYN_FILE_KV": str(self.discovery),
             "DYN_REQUEST_PLANE": "tcp",
             "DYN_EVENT_PLANE": "zmq",
+            "DYN_ZMQ_BROKER_URL": self._broker_url,
             "DYN_NAMESPACE": NAMESPACE,
             "DYN_TCP_RPC_HOST": "127.0.0.1",
             "DYN_TCP_RESPONSE_STREAM_HOST": "lo",  # an interface, whatever its name says

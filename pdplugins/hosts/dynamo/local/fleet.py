@@ -35,6 +35,8 @@ class Event(StrEnum):
     """It ended without having been asked to."""
     NEVER_READY = "never_ready"
     """It ran but did not serve within the time limit, and was killed."""
+    HUNG = "hung"
+    """It served, its process runs, and it has not said so for too long; it was killed."""
     NOT_DRAINED = "not_drained"
     """It was still busy after the time limit of a drain, and was killed."""
     NOT_STARTED = "not_started"
@@ -49,6 +51,8 @@ class Limits:
 
     ready_s: float = 60.0
     """From a worker's start until it must serve."""
+    silent_s: float = 5.0
+    """How long a worker that serves may be missing from the discovery, which has waited for it before."""
     drain_s: float = 300.0
     """From the order to stop until a worker must have finished its requests."""
     retry_s: float = 1.0
@@ -67,6 +71,8 @@ class Worker:
     """When it was started."""
     instance: str | None = None
     """Its id in Dynamo's discovery, once it is registered."""
+    seen_s: float = 0.0
+    """When it was last registered."""
     failed: Event | None = None
     """Why the fleet killed it."""
 
@@ -241,16 +247,21 @@ class Fleet:
     def _observe(self) -> None:
         serving, now_s = self._discovery.serving(), self._clock()
         for worker in self._workers.values():
-            if worker.life is not Life.STARTING:
-                continue
-            age_s = now_s - worker.since_s
             if worker.name in serving:
-                worker.instance = serving[worker.name]
-                self._failures[worker.role] = 0
-                self._roles.ready(worker.name)
-                self._tell(Event.READY, worker.role, f"{worker.name} serves after {age_s:.1f} s")
-            elif age_s > self._limits.ready_s:
-                self._give_up(worker, Event.NEVER_READY, f"does not serve after {age_s:.0f} s")
+                worker.seen_s = now_s
+            if worker.life is Life.STARTING:
+                self._observe_start(worker, serving.get(worker.name), now_s - worker.since_s)
+            elif worker.life is Life.READY and now_s - worker.seen_s > self._limits.silent_s:
+                self._give_up(worker, Event.HUNG, "no longer says that it serves, though its process runs")
+
+    def _observe_start(self, worker: Worker, instance: str | None, age_s: float) -> None:
+        if instance is not None:
+            worker.instance = instance
+            self._failures[worker.role] = 0
+            self._roles.ready(worker.name)
+            self._tell(Event.READY, worker.role, f"{worker.name} serves after {age_s:.1f} s")
+        elif age_s > self._limits.ready_s:
+            self._give_up(worker, Event.NEVER_READY, f"does not serve after {age_s:.0f} s")
 
     def _give_up(self, worker: Worker, event: Event, why: str) -> None:
         if worker.failed is None:
@@ -302,5 +313,5 @@ class Fleet:
 
     def _tell(self, event: Event, role: Role, what: str) -> None:
         self._metrics.event(role, event)
-        bad = event in {Event.DIED, Event.NEVER_READY, Event.NOT_DRAINED, Event.NOT_STARTED, Event.NO_GPU}
-        log.log(logging.WARNING if bad else logging.INFO, "%s worker %s: %s", role, event, what)
+        good = event in {Event.STARTED, Event.READY, Event.DRAINING, Event.STOPPED}
+        log.log(logging.INFO if good else logging.WARNING, "%s worker %s: %s", role, event, what)

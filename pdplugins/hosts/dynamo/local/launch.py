@@ -9,18 +9,21 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from pdplugins.contracts.kinds import Kind
 from pdplugins.errors import HostError
 from pdplugins.hosts.dynamo.local.options import Options
 from pdplugins.hosts.dynamo.local.stack import Stack
+from pdplugins.processes.folders import own_folder, sweep
+from pdplugins.processes.process import open_log
+from pdplugins.redaction import redact_logs
 from pdplugins.runtime.metrics import process_metrics
-from pdplugins.runtime.planner import build_safe_planner
+from pdplugins.runtime.planner import SafePlanner, build_safe_planner
 
 PREFIX = "pdplugins-serve-"
-"""Of the temporary folder of a stack; the process id of its launcher follows."""
+"""Of the temporary folder of a stack."""
 
 
 def launch(options: Options) -> int:
@@ -30,41 +33,38 @@ def launch(options: Options) -> int:
     """
     metrics = process_metrics(Kind.PLANNER)
     policy = build_safe_planner(options.config, decision_log=options.decision_log, metrics=metrics)
-    sweep()
+    sweep(PREFIX)
     try:
-        folder = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-"))
-        logs = (options.log_dir or folder / "logs").absolute()
-        try:
-            logs.mkdir(parents=True, exist_ok=True)
-            with own_stderr(logs / "launcher.log"), temporary_files(folder):
-                code = asyncio.run(Stack(options, policy, folder, logs).run())
-        except BaseException:
-            _remove_all_but(logs, folder)  # they say more than the one line that the user sees
-            raise
-        shutil.rmtree(folder)
+        with own_folder(PREFIX) as folder:
+            return _run(options, policy, folder)
     except OSError as error:
         raise HostError(f"this machine refuses: {error}; look at disk space, permissions and process limits") from None
     finally:
         policy.close()
+
+
+def _run(options: Options, policy: SafePlanner, folder: Path) -> int:
+    """Run the stack in its folder, of which only the logs stay, and they only after an error."""
+    logs = (options.log_dir or folder / "logs").absolute()
+    try:
+        logs.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with own_stderr(logs / "launcher.log"), temporary_files(folder):
+            code = asyncio.run(Stack(options, policy, folder, logs).run())
+    except BaseException:
+        _remove_all_but(logs, folder)  # they say more than the one line that the user sees
+        raise
+    shutil.rmtree(folder, ignore_errors=True)
     return code
-
-
-def sweep() -> None:
-    """Remove what launchers that were killed have left behind."""
-    for folder in Path(tempfile.gettempdir()).glob(f"{PREFIX}*-*"):
-        owner = folder.name.removeprefix(PREFIX).partition("-")[0]
-        if owner.isdigit() and (folder / "discovery").exists() and not Path("/proc", owner).exists():
-            shutil.rmtree(folder, ignore_errors=True)
 
 
 @contextmanager
 def own_stderr(path: Path) -> Iterator[None]:
     """Send what Dynamo writes to standard error, and the log messages of this package, to a file."""
-    saved = os.dup(2)
-    with path.open("ab") as file:
-        os.dup2(file.fileno(), 2)
+    saved, opened = os.dup(2), open_log(path)
+    os.dup2(opened, 2)
+    os.close(opened)
     handler = logging.StreamHandler()
-    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    redact_logs([handler], "%(asctime)s %(levelname)s %(name)s: %(message)s")
     ours = logging.getLogger("pdplugins")
     ours.addHandler(handler)
     ours.setLevel(logging.INFO)
@@ -90,10 +90,11 @@ def temporary_files(folder: Path) -> Iterator[None]:
 
 
 def _remove_all_but(kept: Path, folder: Path) -> None:
-    for path in folder.iterdir():
-        if path.is_dir() and path != kept:
-            shutil.rmtree(path)
-        elif path.is_file():
-            path.unlink()
-    if not any(folder.iterdir()):
-        folder.rmdir()
+    with suppress(OSError):
+        for path in folder.iterdir():
+            if path.is_dir() and path != kept:
+                shutil.rmtree(path, ignore_errors=True)
+            elif path.is_file():
+                path.unlink()
+        if not any(folder.iterdir()):
+            folder.rmdir()

@@ -17,7 +17,7 @@ class FleetMetrics:
         )
         self._events = Counter(
             prefix + "worker_events",
-            "What happened to workers: started, ready, draining, stopped, died, never_ready, not_drained, "
+            "What happened to workers: started, ready, draining, stopped, died, never_ready, hung, not_drained, "
             "not_started, no_gpu",
             ["role", "event"],
             registry=registry,

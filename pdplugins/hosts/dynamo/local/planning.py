@@ -47,7 +47,7 @@ def planner_settings(options: Options, policy: SafePlanner) -> dict[str, Any]:
         "min_endpoint": 1,
         "report_interval_hours": None,
         "live_dashboard_port": 0,
-        "metric_reporting_prometheus_port": options.metrics_port or 0,
+        "metric_reporting_prometheus_port": 0,  # on every address; the stack serves them on this machine only
         "scheduling": {"scale_interval_seconds": scale_s},
         "plugin_registration": {"in_process_plugins": [_plugin(options, policy, scale_s)]},
     }

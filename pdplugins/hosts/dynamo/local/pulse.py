@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from prometheus_client.samples import Sample
+
 from pdplugins.contracts.request import Slo
-from pdplugins.hosts.dynamo.scrape import Histogram, fetch, histogram, samples
+from pdplugins.hosts.dynamo.fetching import fetch, reading
+from pdplugins.hosts.dynamo.scrape import Histogram, histogram, samples
 
 _TTFT = "dynamo_frontend_time_to_first_token_seconds"
 _ITL = "dynamo_frontend_inter_token_latency_seconds"
@@ -35,7 +38,7 @@ class PulseTaker:
     """Polls the frontend and keeps the last results.
 
     :param url: of the frontend.
-    :param fetch: returns the page; raises OSError when the frontend does not answer.
+    :param fetch: returns the page; raises OSError.
     """
 
     def __init__(self, url: str, slo: Slo, fetch: Callable[[str], str] = fetch) -> None:
@@ -45,12 +48,12 @@ class PulseTaker:
         self._looks: deque[tuple[Histogram, Histogram]] = deque(maxlen=WINDOW + 1)
 
     def take(self) -> Pulse:
-        """Look once more; an empty pulse when the frontend does not answer. Blocks: not for an event loop."""
-        try:
-            page = self._fetch(self._url)
-        except OSError:
-            return Pulse()
-        found = samples(page, (_TTFT, _ITL, _IN_FLIGHT))
+        """Look once more. Blocks, so not for an event loop. Raises OSError when the frontend does not answer a page."""
+        with reading(self._url):
+            found = samples(self._fetch(self._url), (_TTFT, _ITL, _IN_FLIGHT))
+            return self._pulse(found)
+
+    def _pulse(self, found: Sequence[Sample]) -> Pulse:
         self._looks.append((histogram(found, _TTFT), histogram(found, _ITL)))
         first, last = self._looks[0], self._looks[-1]
         ttft, itl = last[0].since(first[0]), last[1].since(first[1])

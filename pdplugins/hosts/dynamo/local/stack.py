@@ -9,12 +9,16 @@ import signal
 import time
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from pdplugins.contracts.kinds import Kind
 from pdplugins.contracts.workers import Role
 from pdplugins.errors import HostError
+from pdplugins.hosts.dynamo.fetching import PageError, fetch, in_thread
 from pdplugins.hosts.dynamo.local import planning, screen
+from pdplugins.hosts.dynamo.local.broker import Broker
 from pdplugins.hosts.dynamo.local.connector import LocalProcessConnector
 from pdplugins.hosts.dynamo.local.engine import Mocker
 from pdplugins.hosts.dynamo.local.fleet import SHOWN, Fleet, Limits
@@ -24,10 +28,11 @@ from pdplugins.hosts.dynamo.local.options import Options
 from pdplugins.hosts.dynamo.local.pulse import EVERY_S, Pulse, PulseTaker
 from pdplugins.hosts.dynamo.local.registrations import Registrations
 from pdplugins.hosts.dynamo.local.status import PoolStatus, Snapshot, make_view
-from pdplugins.hosts.dynamo.scrape import fetch
+from pdplugins.processes.ending import end_within, on_stop
 from pdplugins.processes.process import Process, stop_all
 from pdplugins.results import Scaling
 from pdplugins.runtime.assembly import build_deployment
+from pdplugins.runtime.metrics import process_metrics as planner_metrics
 from pdplugins.runtime.planner import SafePlanner
 from pdplugins.runtime.roster import Life
 
@@ -39,6 +44,10 @@ READY_S = 120.0
 """How long a worker's engine may take until it serves; a crowded small machine is slow."""
 GRACE_S = 3.0
 """How long processes may take to end when everything stops."""
+STOP_S = 10.0
+"""How long the launcher itself may take to end."""
+SILENT_S = 60.0
+"""A frontend that has not answered for so long hangs."""
 FLEET_STEP_S = 0.2
 SHOW_S = 1.0
 
@@ -54,9 +63,11 @@ class Stack:
         self._options = options
         self._policy = policy
         self._deployment = deployment = build_deployment(options.config)
+        self._folder = folder
         self._logs = logs
         self._gpus = {Role.PREFILL: deployment.prefill_tp, Role.DECODE: deployment.decode_tp}
-        self._engine = Mocker(folder, options.model, deployment, options.delay_s)
+        self._broker = Broker()
+        self._engine = Mocker(folder, options.model, deployment, options.delay_s, self._broker.url)
         self._fleet = Fleet(
             self._start_worker,
             Registrations(self._engine.discovery),
@@ -81,9 +92,7 @@ class Stack:
 
     async def run(self) -> int:
         """Run until a signal comes or the replay is over; returns the exit code. Raises HostError when it fails."""
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            loop.add_signal_handler(number, self._stop_on, number)
+        on_stop(self._stop_on, STOP_S)
         self._main = asyncio.create_task(self._work())
         try:
             return await self._main
@@ -92,6 +101,7 @@ class Stack:
                 raise self._failure from None
             return self._interrupted()
         finally:
+            end_within(STOP_S)
             await self._stop()
 
     def _stop_on(self, number: signal.Signals) -> None:
@@ -101,7 +111,8 @@ class Stack:
 
     def _fail(self, why: str) -> None:
         if self._failure is None and self._signal is None and self._main is not None:
-            self._failure = HostError(f"{why}; logs are in {self._logs}")
+            logs = f"; logs are in {self._logs}" if self._logs.exists() else ""
+            self._failure = HostError(why + logs)
             self._main.cancel()
 
     def _interrupted(self) -> int:
@@ -114,12 +125,14 @@ class Stack:
 
     async def _work(self) -> int:
         self._view.say("starting", screen.starting(self._options))
+        if self._options.metrics_port is not None:
+            planner_metrics(Kind.PLANNER).serve(self._options.metrics_port)
         self._engine.prepare()
         self._start("frontend", self._engine.frontend(self._options.host, self._options.port), self._frontend_ended)
         pools = self._options.config.deployment
         self._fleet.want(Role.PREFILL, pools.prefill.replicas)
         self._fleet.want(Role.DECODE, pools.decode.replicas)
-        self._background(self._every(FLEET_STEP_S, self._fleet.step))
+        self._background(self._every(FLEET_STEP_S, self._step))
         if self._load is not None:
             self._processes.append(self._load.prepare(self._engine.environment()))
         await self._answering()
@@ -158,7 +171,7 @@ class Stack:
             await asyncio.sleep(0.1)
             if all(self._fleet.count(role, Life.READY) for role in Role):
                 with suppress(OSError):
-                    self._answers = self._options.model in await asyncio.to_thread(fetch, url)
+                    self._answers = self._options.model in await in_thread(partial(fetch, url))
 
     async def _start_planner(self) -> None:
         os.environ.update(self._engine.runtime_environment())
@@ -212,10 +225,26 @@ class Stack:
         )
 
     async def _take_pulse(self) -> None:
-        taker = PulseTaker(self._options.url, self._deployment.slo)
+        """Look at the frontend, for as long as it answers, be it nonsense."""
+        taker, answered_s = PulseTaker(self._options.url, self._deployment.slo), self._elapsed_s()
         while True:
-            self._pulse = await asyncio.to_thread(taker.take)
+            try:
+                self._pulse, answered_s = await in_thread(taker.take), self._elapsed_s()
+            except PageError as error:
+                self._pulse, answered_s = Pulse(), self._elapsed_s()
+                log.warning("%s", error)
+            except OSError as error:
+                self._pulse = Pulse()
+                if self._elapsed_s() - answered_s > SILENT_S:
+                    self._fail(f"Dynamo's frontend has not answered for {SILENT_S:g} s ({error})")
             await asyncio.sleep(EVERY_S)
+
+    def _step(self) -> None:
+        if not self._engine.discovery.exists():  # workers and frontend have lost each other and do not look again
+            self._fail(
+                f"the folder of this stack, {self._folder}, has been deleted; start again, with TMPDIR elsewhere"
+            )
+        self._fleet.step()
 
     async def _every(self, seconds: float, what: Callable[[], None]) -> None:
         while True:

@@ -21,10 +21,10 @@ def serve(tmp_path: Path) -> Iterator[Callable[..., Serve]]:
     """Start ``dynamo serve`` with the given options; whatever is left of it is killed after the test."""
     running: list[Serve] = []
 
-    def start(*arguments: str) -> Serve:
+    def start(*arguments: str, **environment: str) -> Serve:
         temp = tmp_path / f"temp{len(running)}"
         temp.mkdir()
-        running.append(Serve(list(arguments), temp))
+        running.append(Serve(list(arguments), temp, environment))
         return running[-1]
 
     yield start

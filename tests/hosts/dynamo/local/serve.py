@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,7 @@ DYNAMO = [
 class Serve:
     """One ``dynamo serve`` process, its JSON lines and everything it started."""
 
-    def __init__(self, arguments: list[str], temp: Path) -> None:
+    def __init__(self, arguments: list[str], temp: Path, environment: Mapping[str, str]) -> None:
         self.started_s = time.monotonic()
         self.temp = temp
         self.lines: list[dict[str, Any]] = []
@@ -38,7 +38,7 @@ class Serve:
         self.process = subprocess.Popen(
             [*DYNAMO, "--status", "json-lines", *arguments],
             cwd=folder,
-            env={**os.environ, "TMPDIR": str(temp)},
+            env={**os.environ, **environment, "TMPDIR": str(temp)},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,

@@ -15,7 +15,7 @@ from pdplugins.types import Role
 
 @pytest.fixture
 def mocker(tmp_path: Path) -> Mocker:
-    engine = Mocker(tmp_path, "m", build_deployment(load(find("dopd"))), delay_s=28.0)
+    engine = Mocker(tmp_path, "m", build_deployment(load(find("dopd"))), delay_s=28.0, broker_url="xsub=a , xpub=b")
     engine.prepare()
     return engine
 

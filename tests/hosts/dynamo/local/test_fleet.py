@@ -117,6 +117,34 @@ def test_a_worker_is_ready_once_it_is_registered(world: World) -> None:
     assert world.fleet.settled
 
 
+def test_a_worker_that_serves_and_then_hangs_is_killed_and_replaced(world: World) -> None:
+    """It runs, but its registration is gone, and stays away for a while."""
+    world.register_all()
+    hung = world.running[0]
+    instance = world.registered.pop("prefill-1")
+    world.pass_time(4)
+    world.registered["prefill-1"] = instance
+    world.pass_time(4)
+    del world.registered["prefill-1"]
+    world.pass_time(4)
+    assert not hung.killed
+    world.pass_time(2)
+    assert (hung.killed, world.events("hung")) == (True, 1)
+    world.pass_time(2)
+    assert world.events("hung") == 1
+    world.end("prefill-1")
+    assert world.names() == ["prefill-2", "decode-1", "prefill-3"]
+    assert world.events("died") == 0
+
+
+def test_a_worker_that_was_told_to_stop_may_take_its_registration_back(world: World) -> None:
+    world.register_all()
+    world.fleet.want(Role.PREFILL, 1)
+    world.registered.pop("prefill-2")
+    world.pass_time(60)
+    assert [process.killed for process in world.running] == [False] * 3
+
+
 def test_a_worker_that_is_never_ready_is_given_up_and_tried_again(world: World) -> None:
     """It is killed, counted and replaced after a pause that grows; those that serve are left alone."""
     world.registered = {"prefill-1": "a", "decode-1": "b"}

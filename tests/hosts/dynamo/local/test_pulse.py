@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 import pytest
 
 from pdplugins.hosts.dynamo.local.pulse import WINDOW, Pulse, PulseTaker
@@ -59,10 +61,18 @@ def test_old_looks_are_forgotten() -> None:
     assert take(pages)[-1].ttft_s == pytest.approx(1.5)
 
 
-def test_a_frontend_that_does_not_answer_has_no_pulse() -> None:
-    """The status shows dashes; nothing raises."""
-
-    def refuse(url: str) -> str:
-        raise ConnectionRefusedError
-
-    assert PulseTaker("http://frontend", SLO, fetch=refuse).take() == Pulse()
+@pytest.mark.parametrize(
+    "answer",
+    [
+        *("<html>", "dynamo_frontend_inflight_requests 1e999", "\x00", "dynamo_frontend_inflight_requests{"),
+        'dynamo_frontend_inflight_requests{model="m"} NaN',
+        'dynamo_frontend_time_to_first_token_seconds_bucket{model="m"} 1\n',
+    ],
+)
+def test_a_frontend_that_answers_nonsense_is_an_oserror_or_a_pulse(answer: str) -> None:
+    """The next page is read as if nothing had been."""
+    pages = iter([answer, page((5, 5, 5), in_flight=4)])
+    taker = PulseTaker("http://frontend", SLO, fetch=lambda url: next(pages))
+    with suppress(OSError):
+        taker.take()
+    assert taker.take().in_flight == 4

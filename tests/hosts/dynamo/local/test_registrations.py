@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
 
-from pdplugins.hosts.dynamo.local.registrations import Registrations
+from pdplugins.hosts.dynamo.local.registrations import STALE_S, Registrations
 
 
 def register(folder: Path, name: str, instance: str, component: str = "backend") -> None:
@@ -57,4 +58,33 @@ def test_what_a_dead_worker_left_goes_and_the_rest_stays(registrations: Registra
     registrations.remove("bb")
     assert registrations.serving() == {"decode-2": "cc"}
     assert not query.exists()
+    registrations.remove("bb")
+
+
+def test_a_worker_that_no_longer_touches_its_files_does_not_serve(tmp_path: Path) -> None:
+    """It hangs, and nobody is left to take its files away. The time of day has no part in it."""
+    now_s = 0.0
+    registrations = Registrations(tmp_path, clock=lambda: now_s)
+    register(tmp_path, "decode-1", "bb")
+    register(tmp_path, "decode-2", "cc")
+    for bucket in ("instances", "mdc"):
+        os.utime(tmp_path / f"v1/{bucket}/dynamo%2Fbackend%2Fgenerate%2Fcc", (0, 0))
+    for now_s in range(0, 60, 5):
+        os.utime(tmp_path / "v1/instances/dynamo%2Fbackend%2Fgenerate%2Fbb", (now_s + 1, now_s + 1))
+        assert set(registrations.serving()) == ({"decode-1", "decode-2"} if now_s < STALE_S else {"decode-1"})
+    os.utime(tmp_path / "v1/instances/dynamo%2Fbackend%2Fgenerate%2Fcc", (5, 5))
+    assert set(registrations.serving()) == {"decode-1", "decode-2"}
+
+
+@pytest.mark.parametrize("card", ["[]", '{"card_json": 5}', '{"card_json": {"runtime_config": []}}', "\x00", "null"])
+def test_a_card_of_nonsense_is_no_worker(registrations: Registrations, tmp_path: Path, card: str) -> None:
+    register(tmp_path, "decode-1", "bb")
+    (tmp_path / "v1/mdc/dynamo%2Fbackend%2Fgenerate%2Fbb").write_text(card)
+    assert registrations.serving() == {}
+
+
+def test_a_folder_that_is_gone_or_no_folder_has_no_workers(registrations: Registrations, tmp_path: Path) -> None:
+    (tmp_path / "v1").mkdir()
+    (tmp_path / "v1/instances").write_text("")
+    assert registrations.serving() == {}
     registrations.remove("bb")

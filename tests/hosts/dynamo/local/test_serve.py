@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -18,6 +19,7 @@ from typing import Any
 import pytest
 
 from tests.hosts.dynamo.local.serve import Serve
+from tests.sockets import beyond_this_machine, listening
 
 pytestmark = pytest.mark.dynamo
 
@@ -56,6 +58,8 @@ def test_serve_answers_within_15_s_and_sigterm_leaves_nothing(serve: Callable[..
     assert "pdplugins_planner_target_replicas" in metrics
     pids = stack.descendants()
     assert len(pids) == 3  # frontend and two workers; the planner runs in the launcher
+    assert len(listening([stack.process.pid, *pids])) >= 6
+    assert beyond_this_machine([stack.process.pid, *pids]) == set()
 
     assert stack.signal(signal.SIGTERM) < 5
     assert stack.process.returncode == 0
@@ -121,6 +125,31 @@ def test_replay_scales_both_roles_up_and_down_without_a_failure(
         assert any(later < now for now, later in pairwise(served)), f"{role} never scaled down"
     assert all(s["gpus_held"] <= 12 for s in stack.events("status"))
     assert decisions.stat().st_size > 0
+
+
+@pytest.mark.slow
+def test_supervision_goes_on_whatever_happens_to_proxy_logs_and_folder(serve: Callable[..., Serve]) -> None:
+    """A proxy that is not there; deleted logs; then a hung worker and a dead one; then a deleted folder."""
+    stack = serve("--port", "0", http_proxy="http://127.0.0.1:9", HTTP_PROXY="http://127.0.0.1:9")
+    ready = stack.ready()
+    shutil.rmtree(ready["logs"])
+    for role, how in (("decode", signal.SIGSTOP), ("prefill", signal.SIGKILL)):
+        ((name, pid),) = stack.workers(role).items()
+        os.kill(pid, how)
+
+        def replaced(role: str = role, name: str = name) -> bool:
+            return bool(stack.workers(role)) and name not in stack.workers(role)
+
+        stack.wait(replaced, 60)
+        assert not alive(pid)
+    assert chat(ready["url"], ready["model"])["usage"]["completion_tokens"] == 5
+    assert stack.status()["pulse"]["in_flight"] is not None
+    pids = stack.descendants()
+    shutil.rmtree(Path(ready["logs"]).parent)
+    assert stack.finish(20) == 2
+    assert not any(alive(pid) for pid in pids)
+    last = stack.errors().splitlines()[-1]
+    assert "was deleted; start again" in last
 
 
 def test_a_killed_worker_is_replaced_and_only_its_own_requests_may_fail(

@@ -1,0 +1,50 @@
+"""Reads the bodies of requests, within limits of size and time."""
+
+from __future__ import annotations
+
+from http import HTTPStatus
+
+from aiohttp import web
+
+from pdplugins.gateway.admission import Admission, overloaded
+from pdplugins.gateway.errors import GatewayError
+from pdplugins.gateway.reading import TooLongError, read_whole
+from pdplugins.limits import MIB
+
+
+async def read_body(request: web.BaseRequest, admission: Admission) -> bytes:
+    """Return the body. The caller gives its bytes back to `admission`. Raises GatewayError."""
+    if request.headers.get("Content-Encoding", "identity").lower() != "identity":
+        raise GatewayError(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "send the body without compression")
+    most_mib, length = admission.settings.max_body_mib, request.content_length
+    if length is not None and length > most_mib * MIB:
+        raise _too_long(most_mib)
+    reserved = most_mib * MIB if length is None else length
+    admission.take_bytes(reserved)
+    body = b""
+    try:
+        body = await _whole(request, admission)
+    finally:
+        admission.give_bytes(reserved - len(body))
+    return body
+
+
+async def _whole(request: web.BaseRequest, admission: Admission) -> bytes:
+    if request.content.is_eof():  # it came with the head, as most bodies do
+        return request.content.read_nowait()
+    settings = admission.settings
+    try:
+        async with admission.reading.within(settings.body_s):
+            return await read_whole(request.content.readany, settings.max_body_mib * MIB)
+    except TooLongError:
+        raise _too_long(settings.max_body_mib) from None
+    except TimeoutError:
+        if admission.closed:
+            raise overloaded("the gateway stops") from None
+        raise GatewayError(HTTPStatus.REQUEST_TIMEOUT, f"the body was not there after {settings.body_s:g} s") from None
+    except web.RequestPayloadError:
+        raise GatewayError(HTTPStatus.BAD_REQUEST, "the body is not what its head says") from None
+
+
+def _too_long(most_mib: int) -> GatewayError:
+    return GatewayError(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"the body is longer than {most_mib} MiB")

@@ -1,0 +1,199 @@
+"""The connections of clients: how many, from whom, and which ones are closed because nothing moves on them.
+
+aiohttp's server keeps the connections; this looks at them through what it calls when one opens or closes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter, OrderedDict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from time import monotonic
+
+from aiohttp import web
+
+from pdplugins.gateway.metrics import GatewayMetrics
+from pdplugins.limits import GatewayConfig
+
+NEAR = 0.9
+"""Share of the limit from which on idle connections are closed."""
+MOST_REFUSED = 64
+"""Connections beyond the limit that are kept until they have been told so."""
+SLOWEST_LOOK_S = 1.0
+
+
+class Idle:
+    """The connections that have no request, the one that has been so for longest first: all, and those of a client."""
+
+    def __init__(self) -> None:
+        self._all: OrderedDict[web.RequestHandler, None] = OrderedDict()
+        self._by_client: dict[str, OrderedDict[web.RequestHandler, None]] = {}
+
+    def add(self, handler: web.RequestHandler, client: str) -> None:
+        """Note that a connection has no request."""
+        self._all[handler] = None
+        self._by_client.setdefault(client, OrderedDict())[handler] = None
+
+    def remove(self, handler: web.RequestHandler, client: str) -> None:
+        """Note that a connection has a request, or is closed."""
+        if handler in self._all:
+            del self._all[handler]
+            mine = self._by_client[client]
+            del mine[handler]
+            if not mine:
+                del self._by_client[client]
+
+    def oldest(self, client: str | None = None) -> Iterator[web.RequestHandler]:
+        """Yield all of them, or those of a client."""
+        return iter(self._all if client is None else self._by_client.get(client, ()))
+
+
+@dataclass(slots=True)
+class Connection:
+    """One connection of a client."""
+
+    transport: asyncio.Transport
+    client: str
+    since_s: float
+    refused: bool = False
+    """Whether it is one too many: it gets a refusal, and is closed."""
+    fresh: bool = True
+    """Whether it has not had a whole request yet."""
+    request: web.BaseRequest | None = None
+    """What it is busy with."""
+    taken: int = -1
+    """Bytes of the answer that the system had taken when something last moved."""
+    stuck_since_s: float = 0.0
+
+
+class Clients:
+    """The connections of all clients to one gateway.
+
+    :param most: the connections that this process may have.
+    """
+
+    def __init__(self, settings: GatewayConfig, metrics: GatewayMetrics, most: int) -> None:
+        self._settings = settings
+        self._metrics = metrics
+        self._most = most
+        self._most_per_client = min(settings.max_connections_per_client, max(most // 2, 1))
+        self._all: dict[web.RequestHandler, Connection] = {}
+        self._idle = Idle()
+        self._by_client: Counter[str] = Counter()
+        self._refused = 0
+
+    def guard(self, server: web.Server) -> None:
+        """Look after the connections of `server` from now on."""
+        made, lost = server.connection_made, server.connection_lost
+
+        def on_made(handler: web.RequestHandler, transport: asyncio.Transport) -> None:
+            made(handler, transport)
+            self._opened(handler, transport)
+
+        def on_lost(handler: web.RequestHandler, exc: BaseException | None = None) -> None:
+            self._closed(handler)
+            lost(handler, exc)
+
+        server.connection_made, server.connection_lost = on_made, on_lost  # type: ignore[method-assign]
+
+    # --- requests --------------------------------------------------------------------------------------------------
+
+    def begins(self, request: web.BaseRequest) -> bool:
+        """Note that a connection is busy with `request`. Return whether it may be served: not on one too many."""
+        connection = self._all.get(request.protocol)
+        if connection is None:  # it has gone already
+            return True
+        self._idle.remove(request.protocol, connection.client)
+        connection.fresh = False
+        connection.request = request
+        connection.taken = -1
+        return not connection.refused
+
+    def ended(self, request: web.BaseRequest) -> None:
+        """Note that the answer to a request has been written."""
+        connection = self._all.get(request.protocol)
+        if connection is not None:
+            connection.request = None
+            connection.since_s = monotonic()
+            if not connection.refused:
+                self._idle.add(request.protocol, connection.client)
+
+    # --- connections -----------------------------------------------------------------------------------------------
+
+    def _opened(self, handler: web.RequestHandler, transport: asyncio.Transport) -> None:
+        peer = transport.get_extra_info("peername")
+        client = peer[0] if isinstance(peer, tuple) else ""
+        too_many = self._too_many(client)
+        connection = self._all[handler] = Connection(transport, client, monotonic(), refused=too_many is not None)
+        if too_many is None:
+            self._by_client[client] += 1
+            self._idle.add(handler, client)
+            return
+        self._metrics.overload(too_many)
+        self._refused += 1
+        if self._refused > MOST_REFUSED:
+            connection.transport.abort()
+
+    def _too_many(self, client: str) -> str | None:
+        """Return the limit that one more connection would exceed. Near a limit, an idle connection makes way."""
+        if client and self._by_client[client] >= NEAR * self._most_per_client:
+            self._close_one(self._idle.oldest(client))
+        if client and self._by_client[client] >= self._most_per_client:
+            return "connections_per_client"
+        if len(self._all) - self._refused >= NEAR * self._most:
+            self._close_one(self._idle.oldest())
+        return "connections" if len(self._all) - self._refused >= self._most else None
+
+    def _close_one(self, idle: Iterator[web.RequestHandler]) -> None:
+        for handler in idle:
+            if not self._all[handler].transport.get_write_buffer_size():  # the last answer has gone out
+                self._close(handler, "idle")
+                return
+
+    def _closed(self, handler: web.RequestHandler) -> None:
+        connection = self._all.pop(handler, None)
+        if connection is None:
+            return
+        self._idle.remove(handler, connection.client)
+        self._refused -= connection.refused
+        self._by_client[connection.client] -= not connection.refused
+        if not self._by_client[connection.client]:
+            del self._by_client[connection.client]
+
+    def _close(self, handler: web.RequestHandler, why: str) -> None:
+        """Close a connection that has no request."""
+        self._closed(handler)
+        self._metrics.closed.labels(why).inc()
+        handler.force_close()
+
+    def close_idle(self) -> None:
+        """Close all connections that have no request."""
+        for handler in list(self._idle.oldest()):
+            self._close(handler, "stop")
+
+    # --- what does not move ------------------------------------------------------------------------------------------
+
+    async def watch(self) -> None:
+        """Close what is too slow, for as long as the gateway runs."""
+        pause_s = min(self._settings.head_s / 4, self._settings.write_s / 4, SLOWEST_LOOK_S)
+        while True:
+            await asyncio.sleep(pause_s)
+            self._metrics.connections.set(len(self._all))
+            now_s = monotonic()
+            for handler, connection in list(self._all.items()):
+                if self._stuck(connection, now_s):
+                    self._metrics.closed.labels("write").inc()
+                    connection.transport.abort()
+                elif connection.fresh and now_s - connection.since_s > self._settings.head_s:
+                    self._close(handler, "head")
+
+    def _stuck(self, connection: Connection, now_s: float) -> bool:
+        """Tell whether the client has taken nothing for too long of what waits to be sent."""
+        waiting = connection.transport.get_write_buffer_size()
+        if connection.request is None:  # a closed connection, or an idle one with the end of its last answer
+            return bool(waiting) and now_s - connection.since_s > self._settings.write_s
+        taken = connection.request.writer.output_size - waiting
+        if not waiting or taken != connection.taken:
+            connection.taken, connection.stuck_since_s = taken, now_s
+        return now_s - connection.stuck_since_s > self._settings.write_s

@@ -1,0 +1,40 @@
+"""Logs that clients cannot flood."""
+
+from __future__ import annotations
+
+import logging
+from time import monotonic
+
+HTTP_LOG = logging.getLogger("pdplugins.gateway.http")
+"""What aiohttp says of requests that are no HTTP."""
+ACCESS_LOG = logging.getLogger("pdplugins.gateway.access")
+ACCESS_FORMAT = '%a "%r" %s %b B %Tf s'
+EVERY_S = 10.0
+"""At most one line in so long."""
+LONGEST = 200
+"""Characters of what is told of one request."""
+
+
+class Paced(logging.Filter):
+    """Lets one record pass in ten seconds, in one line and without a traceback, and tells how many it left out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._next_s = 0.0
+        self._left_out = 0
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Tell whether to log `record`, which becomes one line."""
+        now_s = monotonic()
+        if now_s < self._next_s:
+            self._left_out += 1
+            return False
+        error = record.exc_info[1] if record.exc_info else None
+        why = "" if error is None else f": {str(error)!r}"
+        more = f" ({self._left_out} more since the last line)" if self._left_out else ""
+        record.msg, record.args, record.exc_info = (record.getMessage() + why)[:LONGEST] + more, (), None
+        self._next_s, self._left_out = now_s + EVERY_S, 0
+        return True
+
+
+HTTP_LOG.addFilter(Paced())

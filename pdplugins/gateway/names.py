@@ -1,0 +1,28 @@
+"""Names that clients give to things: of any length and content, so that none is kept or repeated as it is."""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+
+from pdplugins.gateway.errors import GatewayError
+
+_KEY = secrets.token_bytes(16)
+"""Another one in each process, so that a log does not tell who a user is."""
+
+
+def hashed(name: str) -> str:
+    """Return a short name that stands for `name` in this process."""
+    return hashlib.blake2b(name.encode("utf-8", "surrogatepass"), digest_size=16, key=_KEY).hexdigest()
+
+
+def checked(field: str, name: str, most_chars: int) -> str:
+    """Return `name`, which goes back to the client as it is. Raises GatewayError when it is too long, or no Unicode."""
+    if len(name) > most_chars:
+        raise GatewayError(400, f"{field} is longer than {most_chars} characters")
+    if not name.isascii():
+        try:
+            name.encode()
+        except UnicodeEncodeError:
+            raise GatewayError(400, f"{field} is not Unicode") from None
+    return name

@@ -1,0 +1,139 @@
+"""Reads a page over HTTP within a time, from a server that may be hung, wrong or hostile.
+
+There is a deadline for all of it, and not for each read: a server that sends one byte a second would keep its reader
+for ever. No proxy is used, whatever the environment says: the pages are those of servers on this machine or network.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import socket
+import ssl
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http.client import HTTPResponse
+from time import monotonic
+from typing import TypeVar
+from urllib.parse import SplitResult, urlsplit
+
+from pdplugins.errors import one_line
+
+TIMEOUT_S = 2.0
+MOST_BYTES = 2**24
+"""Size of the largest page."""
+
+T = TypeVar("T")
+
+
+class PageError(OSError):
+    """A page that cannot be read, though a server answered."""
+
+
+@contextmanager
+def reading(url: str) -> Iterator[None]:
+    """Turn whatever goes wrong inside into an OSError: a server may answer anything."""
+    try:
+        yield
+    except OSError:
+        raise
+    except Exception as error:
+        why = f"{type(error).__name__}: {one_line(error, 100)}"
+        raise PageError(f"{url} did not answer with a page of metrics ({why})") from error
+
+
+def fetch(url: str, within_s: float = TIMEOUT_S) -> str:
+    """Return a page. Raises OSError when that fails, or takes longer than `within_s`."""
+    until_s = monotonic() + within_s
+    with reading(url):
+        parts = urlsplit(url)
+        with _connected(parts, until_s) as connection:
+            path = parts.path or "/"
+            host = parts.netloc.rpartition("@")[2]
+            connection.sendall(f"GET {path} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n".encode("ascii"))
+            response = HTTPResponse(_Timed(connection, until_s), method="GET")  # type: ignore[arg-type]
+            response.begin()
+            if response.status != 200:
+                raise PageError(f"{url} answered with status {response.status}")
+            body = response.read(MOST_BYTES + 1)
+        if response.length and len(body) <= MOST_BYTES:
+            raise PageError(f"{url} broke off before the end of the page")
+        if len(body) > MOST_BYTES:
+            raise PageError(f"{url} answered with more than {MOST_BYTES // 2**20} MiB")
+        return body.decode()
+
+
+async def in_thread(call: Callable[[], T]) -> T:
+    """Run `call` in a thread of its own, which does not keep this process from ending.
+
+    `asyncio.to_thread` has its threads joined at the end, and a name server may take a minute not to answer.
+    """
+    loop, done = asyncio.get_running_loop(), asyncio.Future[T]()
+
+    def tell(set_it: Callable[[], None]) -> None:
+        if not done.done():  # whoever waited may have given up
+            set_it()
+
+    def work() -> None:
+        try:
+            result = call()
+        except Exception as error:
+            why = error
+            _soon(loop, lambda: tell(lambda: done.set_exception(why)))
+        else:
+            _soon(loop, lambda: tell(lambda: done.set_result(result)))
+
+    threading.Thread(target=work, daemon=True).start()
+    return await done
+
+
+def _soon(loop: asyncio.AbstractEventLoop, call: Callable[[], None]) -> None:
+    if not loop.is_closed():
+        loop.call_soon_threadsafe(call)
+
+
+def _connected(parts: SplitResult, until_s: float) -> socket.socket:
+    host, port = parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80)
+    failed: OSError = PageError(f"{host} has no address")
+    for family, kind, protocol, _, address in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM):
+        connection = socket.socket(family, kind, protocol)
+        try:
+            connection.settimeout(_left_s(until_s))
+            connection.connect(address)
+            if parts.scheme == "https":
+                connection.settimeout(_left_s(until_s))
+                return ssl.create_default_context().wrap_socket(connection, server_hostname=host)
+        except OSError as error:
+            connection.close()
+            failed = error
+        else:
+            return connection
+    raise failed
+
+
+def _left_s(until_s: float) -> float:
+    if (left_s := until_s - monotonic()) <= 0:
+        raise TimeoutError("no whole answer in time")
+    return left_s
+
+
+class _Timed(io.RawIOBase):
+    """What `HTTPResponse` takes for a socket: each read waits no longer than is left of the time for all."""
+
+    def __init__(self, connection: socket.socket, until_s: float) -> None:
+        self._connection = connection
+        self._until_s = until_s
+
+    def makefile(self, mode: str) -> io.BufferedReader:
+        """Return itself with a buffer."""
+        return io.BufferedReader(self)
+
+    def readable(self) -> bool:
+        """Tell that it can be read."""
+        return True
+
+    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
+        """Read what has come."""
+        self._connection.settimeout(_left_s(self._until_s))
+        return self._connection.recv_into(buffer)

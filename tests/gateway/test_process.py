@@ -1,0 +1,154 @@
+"""The gateway as a process: its start, its descriptors, its end."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+from tests.gateway.fake import FakeWorker, Rooms, answer_of, settled
+from tests.gateway.process import running
+from tests.gateway.rig import PROMPT, ask
+from tests.gateway.sockets import head, message, sockets
+
+pytestmark = pytest.mark.moderate
+
+
+async def start(*modes: str, token_s: float = 0.0) -> list[FakeWorker]:
+    rooms = Rooms()
+    return [await FakeWorker(mode, rooms, 9000 + number, token_s).start() for number, mode in enumerate(modes)]
+
+
+def test_the_command_serves_and_stops(tmp_path: Path) -> None:
+    """Over two workers, one of which comes only later."""
+
+    async def run() -> None:
+        workers = await start("prefill", "decode")
+        await workers[1].stop()
+        async with running(workers, tmp_path) as gateway, aiohttp.ClientSession() as client:
+            async with client.get(gateway.url + "/health") as answer:
+                assert answer.status == 503
+            await workers[1].start()
+            assert await settled(lambda: "is there: decode" in gateway.said)
+            async with client.post(gateway.url + "/generate", json=ask()) as answer:
+                assert (await answer.json())["output_ids"] == answer_of(PROMPT, 9)
+            assert (await gateway.end())[0] == 0
+
+    asyncio.run(run())
+
+
+def test_few_descriptors_are_raised_to_what_is_allowed_and_connections_fit_into_them(tmp_path: Path) -> None:
+    """Three hundred idle connections, where 42 are allowed: those that ask are served."""
+
+    async def run() -> None:
+        workers = await start("unified")
+        async with (
+            running(workers, tmp_path, descriptors=(100, 256)) as gateway,
+            sockets(gateway.url) as connect,
+            aiohttp.ClientSession() as client,
+        ):
+            limits = Path(f"/proc/{gateway.child.pid}/limits").read_text()
+            assert "Max open files            256                  256" in limits
+            assert "256 open files are enough for 42 connections" in gateway.said
+            for _ in range(300):
+                await connect()
+            for _ in range(30):
+                async with client.post(gateway.url + "/generate", json=ask()) as answer:
+                    assert (await answer.json())["output_ids"] == answer_of(PROMPT, 9)
+            assert len(list(Path(f"/proc/{gateway.child.pid}/fd").iterdir())) < 256
+
+    asyncio.run(run())
+
+
+async def stream(client: aiohttp.ClientSession, url: str, **more: Any) -> bytes:
+    async with client.post(url + "/generate", json=ask(stream=True, **more)) as answer:
+        return await answer.read()
+
+
+def test_a_stop_cuts_what_is_left_in_time_with_an_error_event(tmp_path: Path) -> None:
+    """A stream that would go on, a whole answer that is not there, a body that never ends."""
+
+    async def run() -> None:
+        workers = await start("unified", token_s=0.1)
+        async with (
+            running(workers, tmp_path, "--set", "drain_s=3") as gateway,
+            sockets(gateway.url) as connect,
+            aiohttp.ClientSession() as client,
+        ):
+            short = asyncio.create_task(stream(client, gateway.url, count=8))
+            long = asyncio.create_task(stream(client, gateway.url, count=1_000))
+            whole = asyncio.create_task(client.post(gateway.url + "/generate", json=ask(count=1_000)))
+            reader, writer = await connect()
+            writer.write(head(100) + b"{")
+            assert await settled(lambda: len(workers[0].running) == 3)
+            code, took_s = await gateway.end()
+            assert code == 0
+            assert 1 < took_s < 2 * 3  # the stream went on for a while, and nothing waited twice
+            assert json.loads((await short).split(b"\n\n")[-3].removeprefix(b"data: "))["output_ids"] == answer_of(
+                PROMPT, 8
+            )
+            *_, error, done, _ = (await long).split(b"\n\n")
+            assert json.loads(error.removeprefix(b"data: "))["error"]["code"] == 503
+            assert done == b"data: [DONE]"
+            answer = await whole
+            assert (answer.status, answer.headers["Retry-After"]) == (503, "1")
+            assert "the gateway stops" in await answer.text()
+            assert (await reader.read()).startswith(b"HTTP/1.1 503")
+            assert await settled(lambda: not workers[0].running)
+
+    asyncio.run(run())
+
+
+def test_an_unfinished_body_and_idle_connections_do_not_hold_the_stop(tmp_path: Path) -> None:
+    async def run() -> None:
+        workers = await start("unified")
+        async with running(workers, tmp_path, "--set", "drain_s=20") as gateway, sockets(gateway.url) as connect:
+            for begun in (b"", b"POST /gen", head(100) + b"{", message()):
+                _, writer = await connect()
+                writer.write(begun)
+            assert await settled(lambda: bool(workers[0].seen))
+            code, took_s = await gateway.end()
+            assert code == 0
+            assert took_s < 10
+
+    asyncio.run(run())
+
+
+def listens(url: str) -> bool:
+    """Whether anybody listens on the port of `url`."""
+    port = f"{int(url.rpartition(':')[2]):04X}"
+    rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+    return any(row[1].endswith(f":{port}") and row[3] == "0A" for row in rows)
+
+
+def test_a_second_signal_skips_the_wait(tmp_path: Path) -> None:
+    async def run() -> None:
+        workers = await start("unified", token_s=0.2)
+        async with running(workers, tmp_path, "--set", "drain_s=60") as gateway, aiohttp.ClientSession() as client:
+            long = asyncio.create_task(stream(client, gateway.url, count=1_000))
+            assert await settled(lambda: len(workers[0].running) == 1)
+            gateway.child.send_signal(signal.SIGINT)
+            assert await settled(lambda: not listens(gateway.url))
+            code, took_s = await gateway.end(signal.SIGINT)
+            assert code == 0
+            assert took_s < 30
+            assert b'"code": 503' in await long
+
+    asyncio.run(run())
+
+
+def test_an_access_log_has_a_line_for_each_request(tmp_path: Path) -> None:
+    async def run() -> None:
+        workers = await start("unified")
+        async with running(workers, tmp_path, "--access-log") as gateway, aiohttp.ClientSession() as client:
+            for path in ("/generate", "/nowhere"):
+                await (await client.post(gateway.url + path, json=ask())).read()
+            assert await settled(lambda: '"POST /nowhere HTTP/1.1" 404' in gateway.said)
+            assert '"POST /generate HTTP/1.1" 200' in gateway.said
+
+    asyncio.run(run())
