@@ -46,7 +46,7 @@ class FusionRouter:
     def on_arrival(self, request: Request, workers: tuple[WorkerView, ...], now_s: float) -> Placement:
         """Place a request where its first token is predicted soonest."""
         check_ready("fusion", workers)
-        self._core.arrived(request)
+        self._core.lengths.arrived(request)
         self._look(workers, now_s)
         first, first_s = self._least_prefill(request)
         mixed, mixed_s = self._least_mixed(request)
@@ -61,14 +61,14 @@ class FusionRouter:
         """Bind the decode to the worker that has the most to spare."""
         self._look(workers, now_s)
         pool = self._mixed or workers
-        needed = request.prompt_tokens + self._core.lengths.predict(request)
+        needed = request.prompt_tokens + self._core.lengths.osl
         best = min(pool, key=lambda worker: self._crowding(worker, needed))
         return Placement(placement.first, best.id, request.prompt_tokens, "least context")
 
     def on_ended(self, request: Request, outcome: Outcome) -> None:
         """Learn the length of an answer."""
-        if outcome.ending is Ending.FINISHED:
-            self._core.ended(request, outcome.output_tokens)
+        finished = outcome.ending is Ending.FINISHED
+        self._core.lengths.ended(request, outcome.output_tokens if finished else None)
 
     def _look(self, workers: tuple[WorkerView, ...], now_s: float) -> None:
         if workers is not self._workers:
@@ -98,7 +98,7 @@ class FusionRouter:
 
     def _least_mixed(self, request: Request) -> tuple[WorkerView | None, float]:
         best, best_s = None, 0.0
-        needed = request.prompt_tokens + self._core.lengths.predict(request)
+        needed = request.prompt_tokens + self._core.lengths.osl
         for worker in self._mixed:
             own = request.prompt_tokens - (request.history_tokens if worker.id == request.bound_worker else 0)
             load, decodes = worker.load, decodes_of(worker)
