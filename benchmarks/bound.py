@@ -29,6 +29,7 @@ from pdplugins.provenance import record
 from pdplugins.runtime.assembly import build_deployment
 from pdplugins.types import Deployment
 from pdplugins.workloads import jsonl, traces
+from pdplugins.workloads.transform import since
 
 WINDOW_S = 15
 """Pools and load are looked at in windows this long."""
@@ -50,7 +51,7 @@ class Windows:
     """A trace in windows, as fixed pools of every size saw it."""
 
     pools: Array
-    """Prefill workers of each pool."""
+    """GPUs of the prefill workers of each pool."""
     misses: Array
     """Requests outside an SLO: a row per pool, a column per window (of arrival)."""
     load: Array
@@ -84,24 +85,27 @@ class Windows:
 
 
 def measure(trace: Trace, path: Path) -> Windows:
-    """Replay every fixed pool of the sweep at its smallest decode pool."""
-    requests, deployment = traces.read(path), build_deployment(configured(None))
+    """Replay the fixed pools of the sweep that have the same decode workers."""
+    whole = traces.read(path)
+    requests = since(whole, round(whole[-1].arrival_s / 3))  # what planners.py reports
+    deployment = build_deployment(configured(None, {("deployment", "prefill", "tp"): trace.prefill_gpus}))
     count = int(requests[-1].arrival_s // WINDOW_S) + 1
     misses = []
     with tempfile.TemporaryDirectory() as folder:
         scratch = Path(folder)
         jsonl.write_mooncake(requests, scratch / "trace.jsonl")
-        run = bind(deployment, Engines(), scratch)
+        run = bind(deployment, Engines(None), scratch)
         for prefill in trace.prefill:
-            run(scratch / "trace.jsonl", Fixed(), prefill, trace.decode[0], scratch / "rows.jsonl")
+            run(scratch / "trace.jsonl", Fixed(), prefill, trace.decode, scratch / "rows.jsonl")
             late = [
                 row["arrival_time_ms"] / 1e3 for row in report.rows(scratch / "rows.jsonl") if _missed(row, deployment)
             ]
             misses.append(_per_window(late, count))
     work_s = [deployment.perf.prefill_s(r.isl_tokens, deployment.prefill_tp) for r in requests]
     load = _per_window([r.arrival_s for r in requests], count, work_s) / WINDOW_S
-    decode_gpus = trace.decode[0] * deployment.decode_tp
-    return Windows(np.array(trace.prefill), np.array(misses), load, len(requests), decode_gpus)
+    decode_gpus = trace.decode * deployment.decode_tp
+    pools = np.array(trace.prefill) * trace.prefill_gpus
+    return Windows(pools, np.array(misses), load, len(requests), decode_gpus)
 
 
 def _missed(row: Any, deployment: Deployment) -> bool:

@@ -16,7 +16,7 @@ from typing import Any
 import manifest
 import matplotlib as mpl
 from manifest import HERE, RESULTS
-from measure import attainment, capacity, command, run, workload
+from measure import Row, attainment, capacity, command, run, samples, workload
 
 from pdplugins.files import write_whole
 from pdplugins.provenance import record
@@ -25,7 +25,6 @@ mpl.use("Agg")
 from matplotlib import pyplot as plt
 
 __all__ = ["Row", "attainment", "capacity", "command", "draw", "publish", "run", "save", "table", "workload"]
-Row = dict[str, Any]
 manifest.check_script(sys.argv[0])
 
 
@@ -40,7 +39,7 @@ def publish(
     """
     data = {
         "experiment": f"{paper} {name}", "title": title, **record("simulated", seed=seed, command=command()),
-        "published": published, "notes": list(notes), "rows": list(rows),
+        "published": published, "notes": list(notes), "rows": list(rows), "samples": samples(),
     }  # fmt: skip
     save(f"{paper}-{name}", data)
     sys.stdout.write(show(manifest.read(f"{paper}-{name}")) + "\n")

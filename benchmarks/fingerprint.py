@@ -67,8 +67,8 @@ def _shown(node: ast.AST) -> Iterator[str]:
             continue
         for part in value if isinstance(value, list) else [value]:
             if isinstance(part, ast.AST):
-                yield name
-                yield from _shown(part)
+                inner = list(_shown(part))
+                yield from [name, *inner] if inner else []
             elif part is not None:
                 yield f"{name}={part!r}"
     yield ")"

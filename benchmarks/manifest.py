@@ -114,6 +114,11 @@ def no_figure() -> list[Path]:
     return _matching(data["no_figure"]["files"])
 
 
+def place(name: str, traces: Path | None) -> Path | None:
+    """Return where a trace lies; None when it is not there."""
+    return next(iter(sorted(traces.rglob(name))), None) if traces else None
+
+
 def files_of(part: str) -> list[Path]:
     """Return the files of a part, or of a path of this repository. Raises PdpluginsError for a pattern without any."""
     return _matching(declared()[0].get(part, (part,)))

@@ -1,14 +1,14 @@
-"""Tables and plots of README.md from results/planners-*.json.
+"""Tables and plots of three pages from results/planners-*.json.
 
 python benchmarks/planners_report.py            write them
-python benchmarks/planners_report.py --check    fail when README.md does not say what results/ says
+python benchmarks/planners_report.py --check    fail when a page does not say what results/ says
 """
 
 from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -35,16 +35,21 @@ def point(run: Data) -> tuple[float, float]:
     return 100 * float(run["metrics"]["slo_attainment"]), float(run["metrics"]["gpu_hours"])
 
 
-def fixed_front(runs: Sequence[Data]) -> list[Data]:
-    """Return the fixed pools on the upper concave hull, cheapest first: the strictest front through the swept pools."""
-    front: list[Data] = []
-    for run in sorted((r for r in runs if r["group"] == "static"), key=lambda r: (point(r)[1], -point(r)[0])):
-        if front and point(run)[0] <= point(front[-1])[0]:
+def front(runs: Sequence[Data]) -> list[Data]:
+    """Return the runs on the upper concave hull, cheapest first: the strictest front through them."""
+    kept: list[Data] = []
+    for run in sorted(runs, key=lambda r: (point(r)[1], -point(r)[0])):
+        if kept and point(run)[0] <= point(kept[-1])[0]:
             continue
-        while len(front) > 1 and _slope(front[-2], front[-1]) <= _slope(front[-2], run):
-            front.pop()
-        front.append(run)
-    return front
+        while len(kept) > 1 and _slope(kept[-2], kept[-1]) <= _slope(kept[-2], run):
+            kept.pop()
+        kept.append(run)
+    return kept
+
+
+def of_group(data: Data, *groups: str) -> list[Data]:
+    """Return the runs of these groups."""
+    return [run for run in data["runs"] if run["group"] in groups]
 
 
 def _slope(a: Data, b: Data) -> float:
@@ -52,9 +57,9 @@ def _slope(a: Data, b: Data) -> float:
     return (high - low) / (dear - cheap) if dear > cheap else float("inf")
 
 
-def front_at(front: Sequence[Data], gpu_hours: float) -> float | None:
-    """Return the attainment that fixed pools reach at `gpu_hours`, linear between two; None below the cheapest."""
-    points = [point(run) for run in front]
+def front_at(hull: Sequence[Data], gpu_hours: float) -> float | None:
+    """Return the attainment that a front reaches at `gpu_hours`, linear between two runs; None below the cheapest."""
+    points = [point(run) for run in hull]
     if not points or gpu_hours < points[0][1]:
         return None
     for (low, cheap), (high, dear) in pairwise(points):
@@ -65,78 +70,104 @@ def front_at(front: Sequence[Data], gpu_hours: float) -> float | None:
 
 def table(data: Data) -> list[str]:
     """Return the table of one trace."""
-    front = fixed_front(data["runs"])
+    fixed = front(of_group(data, "static"))
     lines = [
         "| planner | SLO attainment | GPU-hours | vs fixed pools | goodput, req/s | goodput, tokens/s "
         "| TTFT p50 / p99, s | TPOT p99, ms |",
         "|---|---:|---:|---:|---:|---:|---:|---:|",
     ]
-    shown = [*front, *(run for run in data["runs"] if run["group"] != "static")]
-    return lines + [_line(run, front) for run in shown]
+    shown = [*fixed, *of_group(data, "stock", "stock-tuned", "dopd", "dopd-tuned")]
+    return lines + [_line(run, fixed) for run in shown]
 
 
-def _line(run: Data, front: Sequence[Data]) -> str:
+def _line(run: Data, fixed: Sequence[Data]) -> str:
     attainment, gpu_hours = point(run)
-    at_front = front_at(front, gpu_hours)
+    at_front = front_at(fixed, gpu_hours)
     against = (
         "front" if run["group"] == "static" else "cheaper" if at_front is None else f"{attainment - at_front:+.1f}"
     )
     metrics = run["metrics"]
     ttft, tpot = metrics["ttft_s"], metrics["tpot_s"]
-    name = f"**{run['label']}**" if run["label"] == "dopd" else run["label"]
+    tuned = "tuned: " if run["group"].endswith("-tuned") else ""
+    name = f"**{run['label']}**" if run["label"] == "dopd" else f"{tuned}{run['label']}"
     return (
         f"| {name} | {attainment:.1f} % | {gpu_hours:.2f} | {against} | {metrics['goodput_requests_per_s']:.2f} "
         f"| {metrics['goodput_tokens_per_s']:.0f} | {ttft['p50']:.2f} / {ttft['p99']:.1f} | {1e3 * tpot['p99']:.0f} |"
     )
 
 
+def startups(data: Data) -> list[str]:
+    """Return the table of start-up times; empty where the result has none."""
+    runs = of_group(data, "start-up")
+    if not runs:
+        return []
+    lines = ["| planner | SLO attainment | GPU-hours |", "|---|---:|---:|"]
+    return lines + [f"| {run['label']} | {point(run)[0]:.1f} % | {point(run)[1]:.2f} |" for run in runs]
+
+
+def compared(data: Data) -> list[Data]:
+    """Return, for 1P1D and for a warm start, how `dopd` as shipped compares at its own GPU-hours, in percent.
+
+    ``stock`` is the best of Dynamo's planners with their defaults. ``fixed`` and ``tuned`` are the fronts of fixed
+    pools, and of Dynamo's planners with their defaults and with what was best on the first third, at the GPU-hours of
+    ``dopd``; None where even the cheapest of them takes more.
+    """
+    found = []
+    for start in (None, data["trace"]["start"]):
+        ending = f" from {start}" if start else ""
+        dopd = next(run for run in of_group(data, "dopd") if run["label"] == f"dopd{ending}")
+        attainment, gpu_hours = point(dopd)
+        stock, tuned = (
+            [run for run in of_group(data, *groups) if (" from " in run["label"]) == bool(start)]
+            for groups in (("stock",), ("stock", "stock-tuned"))
+        )
+        best = max(stock, key=point)
+        fixed = front(of_group(data, "static"))
+        found.append(
+            {
+                "start": start or "1P1D", "attainment": attainment, "gpu_hours": gpu_hours,
+                "fixed": front_at(fixed, gpu_hours), "tuned": front_at(front(tuned), gpu_hours),
+                "stock": point(best)[0], "stock_gpu_hours": point(best)[1], "stock_label": best["label"],
+            }
+        )  # fmt: skip
+    return found
+
+
 def summary(found: Sequence[Data]) -> list[str]:
-    """Return one line per trace and router: the best of Dynamo's planners, DOPD as shipped, what 99 % costs."""
+    """Return one line per trace, router and start."""
     lines = [
-        f"| trace, router | best of Dynamo's planners | dopd | dopd, started with about the right pools "
-        f"| GPU-hours for {GOOD:.0f} %: fixed pools, dopd |",
-        "|---|---|---|---|---|",
+        "| trace, router, start | `dopd` as shipped | fixed pools there | Dynamo's planners there, tuned "
+        f"| the best as shipped | GPU-hours for {GOOD:.0f} %: fixed pools, Dynamo's tuned, `dopd` tuned |",
+        "|---|---|---|---|---|---|",
     ]
     for data in found:
-        front = fixed_front(data["runs"])
-        groups = {name: [run for run in data["runs"] if run["group"] == name] for name in ("static", "stock", "dopd")}
-        best = max(groups["stock"], key=point)
-        warm = next((run for run in groups["dopd"] if run["label"].startswith("dopd from ")), None)
-        shipped = next((run for run in groups["dopd"] if run["label"] == "dopd"), None)
-        cells = (
-            _cell(best, front, named=True),
-            _cell(shipped, front),
-            _cell(warm, front),
-            _cost(groups["static"], groups["dopd"]),
-        )
         about = data["trace"]
-        lines.append(f"| {about['title']}, `{about['router']}` | {' | '.join(cells)} |")
+        for row in compared(data):
+            warm = None if row["start"] == "1P1D" else row["start"]
+            cells = (
+                f"{about['title']}, `{about['router']}`, {row['start']}",
+                f"{row['attainment']:.1f} % at {row['gpu_hours']:.2f}",
+                *(_against(row[name], row["attainment"]) for name in ("fixed", "tuned")),
+                f"{row['stock']:.1f} % at {row['stock_gpu_hours']:.2f}",
+                _costs(data, warm),
+            )
+            lines.append(f"| {' | '.join(cells)} |")
     return lines
 
 
-def _cell(run: Data | None, front: Sequence[Data], *, named: bool = False) -> str:
-    if run is None:
-        return "n/a"
-    attainment, gpu_hours = point(run)
-    at_front = front_at(front, gpu_hours)
-    against = "cheaper than any pool" if at_front is None else f"**{attainment - at_front:+.1f}**"
-    name = f"`{run['label']}`: " if named else ""
-    return f"{name}{attainment:.1f} % at {gpu_hours:.2f}, {against}"
+def _against(rival: float | None, attainment: float) -> str:
+    return "takes more" if rival is None else f"{rival:.1f} %, **{attainment - rival:+.1f}**"
 
 
-def _cost(pools: Sequence[Data], ours: Sequence[Data]) -> str:
-    """Say what attainment that an operator would ask for costs, with fixed pools and with DOPD."""
-    pool, dopd = _cheapest(pools), _cheapest([run for run in ours if "paper_literal" not in run["label"]])
-    if pool is None:
-        return f"no fixed pool reaches it (best: {max((point(run)[0] for run in pools), default=0.0):.1f} %)"
-    if dopd is None:
-        return f"{point(pool)[1]:.2f} (`{pool['label']}`), no dopd of the table"
-    change = 100 * (point(dopd)[1] / point(pool)[1] - 1)
-    return f"{point(pool)[1]:.2f} (`{pool['label']}`), {point(dopd)[1]:.2f} (`{dopd['label']}`): **{change:+.0f} %**"
-
-
-def _cheapest(runs: Sequence[Data]) -> Data | None:
-    return min((run for run in runs if point(run)[0] >= GOOD), key=lambda run: point(run)[1], default=None)
+def _costs(data: Data, start: str | None) -> str:
+    """Say what attainment that an operator would ask for costs, by family; settings were chosen on the first third."""
+    pools = of_group(data, "static")
+    started = [
+        [run for run in of_group(data, family, f"{family}-tuned") if (" from " in run["label"]) == bool(start)]
+        for family in ("stock", "dopd")
+    ]
+    costs = (min((point(run)[1] for run in runs if point(run)[0] >= GOOD), default=None) for runs in (pools, *started))
+    return ", ".join("none" if cost is None else f"{cost:.2f}" for cost in costs)
 
 
 def results() -> dict[str, Data]:
@@ -155,10 +186,14 @@ def text() -> str:
     for key, data in found.items():
         about = data["trace"]
         head = f"### {about['title']}, `{about['router']}`"
-        size = f"`{about['file']}`: {about['requests']} requests in {about['duration_s']:.0f} s."
+        size = (
+            f"`{about['file']}` from {about['split_s']} s on: {about['requests']} requests in "
+            f"{about['duration_s']:.0f} s; tuned on the {about['tuned_on']} before."
+        )
         picture = f"![SLO attainment against GPU-hours]({RESULTS.name}/planners-{key}.svg)"
         folded = ["<details><summary>Every planner</summary>", "\n".join(table(data)), "</details>"]
-        parts += [head, size, picture, *folded]
+        waits = startups(data)
+        parts += [head, size, picture, *folded, *(["Other start-up times:", "\n".join(waits)] if waits else [])]
     return "\n\n".join(parts)
 
 
@@ -187,12 +222,56 @@ def _gains(cell: Sequence[dict[str, float]]) -> str:
     return f"{above} points, {saved} % saved"
 
 
-def rendered(readme: str) -> str:
-    """Return `readme` with the text between the markers replaced."""
-    for name, inside in (("planners", text()), ("bound", bound())):
+def headline() -> str:
+    """Return the table of the project's README: one line per trace and router, from 1P1D / from a warm pool."""
+    lines = [
+        "| trace, router | `dopd` | fixed pools for that | Dynamo's planners for that, tuned | their best as shipped |",
+        "|---|---|---|---|---|",
+    ]
+    for data in results().values():
+        rows = compared(data)
+        cells = (
+            [f"{row['attainment']:.1f} % @ {row['gpu_hours']:.2f}" for row in rows],
+            *([_share(row[rival]) for row in rows] for rival in ("fixed", "tuned")),
+            [f"{row['stock']:.1f} % @ {row['stock_gpu_hours']:.2f}" for row in rows],
+        )
+        about = data["trace"]
+        lines.append(f"| {about['title']}, `{about['router']}` | {' | '.join(map(' / '.join, cells))} |")
+    return "\n".join(lines)
+
+
+def _share(attainment: float | None) -> str:
+    return "they take more" if attainment is None else f"{attainment:.1f} %"
+
+
+def variants() -> str:
+    """Return the table of DOPD's own page: what its settings give on every trace."""
+    found = list(results().values())
+    names = [f"{data['trace']['title']}, `{data['trace']['router']}`" for data in found]
+    lines = [f"| from 1P1D | {' | '.join(names)} |", "|---|" + "---|" * len(names)]
+    for label in (run["label"] for run in of_group(found[0], "dopd") if " from " not in run["label"]):
+        runs = [next(run for run in of_group(data, "dopd") if run["label"] == label) for data in found]
+        cells = (f"{point(run)[0]:.1f} % @ {point(run)[1]:.2f}" for run in runs)
+        name = "as shipped" if label == "dopd" else f"`{label.removeprefix('dopd ')}`"
+        lines.append(f"| {name} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+BLOCKS: dict[Path, dict[str, Callable[[], str]]] = {
+    README: {"planners": text, "bound": bound},
+    HERE.parent / "README.md": {"headline": headline},
+    HERE.parent / "docs" / "policies" / "dopd.md": {"variants": variants},
+}
+"""What is written into which page, between markers of these names."""
+
+
+def rendered(page: Path) -> str:
+    """Return the text of a page with what stands between its markers written again."""
+    readme = page.read_text(encoding="utf-8")
+    for name, inside in BLOCKS[page].items():
         begin, end = (mark.format(name) for mark in MARKS)
         before, rest = readme.split(begin)
-        readme = f"{before}{begin}\n\n{inside}\n\n{end}{rest.split(end)[1]}"
+        readme = f"{before}{begin}\n\n{inside()}\n\n{end}{rest.split(end)[1]}"
     return readme
 
 
@@ -213,13 +292,18 @@ def plot(key: str) -> None:
 
     data = results()[key]
     figure, axes = pyplot.subplots(figsize=(7.2, 4.2), layout="constrained")
-    hours, attained = zip(*map(_drawn, fixed_front(data["runs"])), strict=True)
+    hours, attained = zip(*map(_drawn, front(of_group(data, "static"))), strict=True)
     axes.plot(hours, attained, "-o", color="0.55", markersize=3, label="fixed pools (front)")
-    for group, color, label in (("stock", "tab:red", "Dynamo's planners"), ("dopd", "tab:green", "dopd")):
-        hours, attained = zip(*(_drawn(run) for run in data["runs"] if run["group"] == group), strict=True)
+    for group, color, label in (
+        ("stock", "tab:red", "Dynamo's planners, as shipped"),
+        ("stock-tuned", "tab:orange", "Dynamo's planners, tuned"),
+        ("dopd", "tab:green", "dopd"),
+        ("dopd-tuned", "tab:blue", "dopd, tuned"),
+    ):
+        hours, attained = zip(*map(_drawn, of_group(data, group)), strict=True)
         axes.scatter(hours, attained, s=20, color=color, label=label, zorder=3)
     for run in data["runs"]:
-        if run["group"] == "stock" or run["label"] in {"dopd", "dopd paper_literal=true"}:
+        if run["label"] in {"dopd", f"dopd from {data['trace']['start']}", "dopd paper_literal=true"}:
             axes.annotate(run["label"], _drawn(run), (5, -2), textcoords="offset points", fontsize=6)
     axes.set_yscale("logit")  # so that 99 % and 99.9 % are as far apart as 90 % and 99 %
     ticks = (0.01, 0.1, 0.5, 0.9, 0.99, 0.999)
@@ -234,16 +318,18 @@ def plot(key: str) -> None:
 
 
 def write() -> None:
+    """Draw every plot, and write every table."""
     for file in sorted(RESULTS.glob("planners-*.json")):
         plot(file.stem.removeprefix("planners-"))
-    README.write_text(rendered(README.read_text(encoding="utf-8")), encoding="utf-8")
+    for page in BLOCKS:
+        page.write_text(rendered(page), encoding="utf-8")
 
 
 def main() -> None:
     if sys.argv[1:] == ["--check"]:
-        readme = README.read_text(encoding="utf-8")
-        if rendered(readme) != readme:
-            sys.exit("benchmarks/README.md does not say what benchmarks/results/ says; run planners_report.py")
+        wrong = [str(page) for page in BLOCKS if rendered(page) != page.read_text(encoding="utf-8")]
+        if wrong:
+            sys.exit(f"not what benchmarks/results/ says: {', '.join(wrong)}; run planners_report.py")
     else:
         write()
 

@@ -17,6 +17,7 @@ import importlib
 import json
 import os
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -106,14 +107,12 @@ def chosen(patterns: Sequence[str]) -> list[Experiment]:
 # --- run --------------------------------------------------------------------------------------------------------------
 
 
-def place(name: str, traces: Path | None) -> Path | None:
-    """Return where a trace lies; None when it is not there."""
-    return next(iter(sorted(traces.rglob(name))), None) if traces else None
-
-
 def command(experiment: Experiment, traces: Path | None, out: Path) -> list[str]:
     """Return the words that start an experiment on this machine."""
-    places = {name: str(place(name, traces)) for name in experiment.traces} | {"DIR": str(traces), "OUT": str(out)}
+    places = {name: str(manifest.place(name, traces)) for name in experiment.traces} | {
+        "DIR": str(traces),
+        "OUT": str(out),
+    }
     words = [places.get(word, word) for word in shlex.split(experiment.run)]
     programs = {"python": [sys.executable], "pdplugins": [str(Path(sys.executable).with_name("pdplugins"))]}
     return [*programs[words[0]], *words[1:]]
@@ -123,7 +122,7 @@ def skipped(experiment: Experiment, traces: Path | None) -> str | None:
     """Return why an experiment cannot run here, or need not; None when it is to run."""
     if experiment.needs:
         return f"needs {experiment.needs}: {experiment.run}"
-    gone = [name for name in experiment.traces if place(name, traces) is None]
+    gone = [name for name in experiment.traces if manifest.place(name, traces) is None]
     if gone:
         return f"{', '.join(gone)} not there: name the folder with --traces DIR (make results TRACES=DIR)"
     return None
@@ -230,6 +229,8 @@ def _run_all(todo: Sequence[Experiment], options: argparse.Namespace) -> dict[st
             runner.stop()
             console.print("stopped; what had ended is kept: call it again to go on")
             raise
+    if not failed:
+        shutil.rmtree(logs)
     return failed
 
 

@@ -111,12 +111,27 @@ def dynamo_main() -> None:
 
 def _run(application: typer.Typer, name: str) -> None:
     try:
-        application(prog_name=name)
+        sys.exit(application(prog_name=name, standalone_mode=False))
     except PdpluginsError as error:
         _fail(name, error)
+    except typer.Abort:
+        sys.exit(130)
+    except Exception as error:
+        if not hasattr(error, "format_message"):
+            raise
+        _misused(error, name)
 
 
-def _fail(name: str, error: PdpluginsError) -> None:
+def _misused(error: Any, name: str) -> None:
+    """Say in one line what is wrong with a command line. Typer does not export the class of these errors."""
+    if type(error).__name__ == "NoArgsIsHelpError":
+        error.show()
+        sys.exit(2)
+    command = error.ctx.command_path if getattr(error, "ctx", None) is not None else name
+    _fail(command, f"{error.format_message().rstrip('.')}; see {command} --help")
+
+
+def _fail(name: str, error: object) -> None:
     """Print an error that the user can fix, in one line, and exit with code 2."""
     sys.stderr.write(f"{name}: {one_line(error, MOST_ERROR)}\n")
     sys.exit(2)

@@ -34,7 +34,7 @@ def pd_register_commands(app: typer.Typer) -> None:
 def doctor(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     config: Annotated[str, typer.Option(help="A config file, or the name of a shipped one.")] = "dopd",
-    port: Annotated[int, typer.Option(help="Port that the frontend would take.")] = 8000,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port that the frontend would take.")] = 8000,
 ) -> None:
     """Check this machine, the hosts' versions and every seam that pdplugins relies on; print a fix for what fails."""
     checks = examine(config, port)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -42,10 +43,16 @@ def whole(path: Path) -> Iterator[Path]:
             scratch.unlink(missing_ok=True)
 
 
-def write_whole(path: Path, text: str) -> None:
-    """Write `text` to `path`, completely or not at all. Raises ConfigError where the file system refuses."""
+def write_whole(path: Path, text: str, mode: int = 0o666) -> None:
+    """Write `text` to `path`, completely or not at all. Raises ConfigError where the file system refuses.
+
+    :param mode: of the file, less what the user's umask takes away.
+    """
     with whole(path) as scratch:
-        scratch.write_text(text, encoding="utf-8")
+        ours = os.O_NOFOLLOW if scratch != path else 0  # a link of that name is someone else's
+        handle = os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | ours, mode)
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(text)
 
 
 def _scratch(path: Path) -> Path:

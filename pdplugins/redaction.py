@@ -1,7 +1,8 @@
 """Keeps secrets out of everything that people and programs read: logs, errors, metrics and pages.
 
 Every secret that this process knows is registered where it is read. `redacted` removes those from a text, and what
-looks like one: users and passwords in URLs, bearer tokens, and values called api key or password.
+looks like one: keys of the gateway's clients (of which it knows the hash only), users and passwords in URLs, bearer
+tokens, and values called api key or password.
 """
 
 from __future__ import annotations
@@ -9,20 +10,22 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Iterable
+from typing import Any
 
 HIDDEN = "***"
 LEAST_LENGTH = 8
 """Characters of the shortest secret. A shorter one would be found in any text, and guessed soon."""
 
 _known: set[str] = set()
-_NAMES = r"[-\w]{0,30}(?:api[-_]?key|password|passwd|auth[-_]token)"
+_NAMES = r"(?:api[-_]?key|password|passwd|auth[-_]token)"
 _VALUE = r"(?:(?P<quote>['\"]).*?(?P=quote)|[^\s,;)}\]&]+)"
 _INSTEAD = rf"\g<name>\g<quote>{HIDDEN}\g<quote>"
 _PATTERNS = (
+    (re.compile(r"\bpdp-[-\w]{20,}"), f"pdp-{HIDDEN}"),
     (re.compile(r"(?<=://)[^/\s'\"@]*@"), f"{HIDDEN}@"),
     (re.compile(r"(?i)\b(bearer|authorization['\"]?\s*[:=]\s*['\"]?\w+)\s+[-\w.~+/=]+"), rf"\1 {HIDDEN}"),
-    (re.compile(rf"(?i)(?P<name>\b{_NAMES}['\"]?\s*[=:]\s*){_VALUE}"), _INSTEAD),
-    (re.compile(rf"(?i)(?P<name>--{_NAMES}\s+){_VALUE}"), _INSTEAD),
+    (re.compile(rf"(?i)(?P<name>{_NAMES}['\"]?\s*[=:]\s*){_VALUE}"), _INSTEAD),
+    (re.compile(rf"(?i)(?P<name>--[-\w]{{0,30}}{_NAMES}\s+){_VALUE}"), _INSTEAD),
 )
 
 
@@ -47,6 +50,21 @@ class RedactedFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         """Return the line."""
         return redacted(super().format(record))
+
+
+def redact_every_log() -> None:
+    """Take secrets out of every log record of this process, however it is written."""
+    make = logging.getLogRecordFactory()
+
+    def redacted_record(*args: Any, **more: Any) -> logging.LogRecord:
+        record = make(*args, **more)
+        try:
+            record.msg, record.args = redacted(record.getMessage()), ()
+        except (TypeError, ValueError):  # its arguments do not fit; logging says so itself
+            record.args = ()
+        return record
+
+    logging.setLogRecordFactory(redacted_record)
 
 
 def redact_logs(handlers: Iterable[logging.Handler], form: str) -> None:

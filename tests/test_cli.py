@@ -7,9 +7,10 @@ import subprocess
 import sys
 
 import pytest
+import typer
 import yaml
 
-from pdplugins import __version__
+from pdplugins import __version__, cli
 
 pytestmark = pytest.mark.moderate
 
@@ -44,14 +45,59 @@ def test_config_prints_every_default() -> None:
         ("dynamo", ["serve", "--planner", "dopd", "--engine", "abacus"], "mocker"),
         ("dynamo", ["serve", "--config", "nowhere.yaml"], "nowhere.yaml: No such file"),
         ("dynamo", ["serve", "--planner", "dopd", "--replay", "nowhere.csv"], "nowhere.csv"),
+        ("pdplugins", ["gateway", "--worker", "http://[::1"], "--worker: 'http://[::1' is no URL"),
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2(program: str, arguments: list[str], message: str) -> None:
     done = run(program, *arguments)
     assert done.returncode == 2, done
     assert message in done.stderr
-    assert "Traceback" not in done.stderr
+    assert done.stderr.count("\n") == 1
     assert done.stdout == ""
+
+
+WORKER = ("gateway", "--worker", "http://127.0.0.1:1")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([*WORKER, "--port", "99999"], "pdplugins gateway: Invalid value for '--port'"),
+        ([*WORKER, "--host", ""], "--host: say which address"),
+        ([*WORKER, "--api-keys", "none"], "--api-keys none: No such file"),
+        ([*WORKER, "--admin-host", "10.0.0.1"], "--admin-host 10.0.0.1: others can reach it"),
+        (["gateway", "--worker", "http://127.0.0.1:99999"], "--worker: 'http://127.0.0.1:99999' is no URL"),
+        (["gateway", "--worker", "http://u:hunter2@127.0.0.1"], "--worker: leave user and password out"),
+        (["planner", "--listen", ":99999"], "--listen: ':99999' is no HOST:PORT"),
+        (["planner", "--metrics-port", "99999"], "Invalid value for '--metrics-port'"),
+        (["planner", "--frontend-url", "http://[::1"], "frontend_url: 'http://[::1' is no URL"),
+        (["planner", "--allow-from", "everyone"], "--allow-from: 'everyone' is no address"),
+        (["doctor", "--port", "99999"], "Invalid value for '--port'"),
+        (["explain"], "Missing argument 'LOG'; see pdplugins explain --help"),
+        (["explain", "/dev/null"], "/dev/null: no run in it"),
+        (["config", "/dev/zero"], "/dev/zero: larger than 128 KiB"),
+        (
+            ["gateway-key", "/no/such/folder/keys", "alice"],
+            "/no/such/folder/keys: No such file or directory; give a path",
+        ),
+        (["serve"], "No such command 'serve'"),
+    ],
+)
+def test_what_is_wrong_with_a_command_line_is_one_line(
+    arguments: list[str], message: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["pdplugins", *arguments])
+    monkeypatch.setattr(cli, "app", typer.Typer(**cli._SETTINGS))
+    monkeypatch.delenv("PDPLUGINS_WORKER_KEY", raising=False)
+    cli.app.command()(cli.config)
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    said = capsys.readouterr()
+    assert ended.value.code == 2
+    assert said.out == ""
+    assert message in said.err
+    assert said.err.count("\n") == 1
+    assert "hunter2" not in said.err
 
 
 @pytest.mark.parametrize("program", ["pdplugins", "dynamo"])

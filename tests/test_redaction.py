@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import logging
+import subprocess
+import sys
 from io import StringIO
 
 import pytest
@@ -28,6 +30,7 @@ def known(monkeypatch: pytest.MonkeyPatch) -> None:
         ("ServerArgs(api_key='a b', admin_api_key=None)", f"ServerArgs(api_key='{HIDDEN}', admin_api_key={HIDDEN})"),
         ("launch --api-key abc --port 1", f"launch --api-key {HIDDEN} --port 1"),
         ("password: hunter2", f"password: {HIDDEN}"),
+        ("GET /pdp-Z7-x_q3fJk2mB9sT0aQw1eR HTTP/1.1", f"GET /pdp-{HIDDEN} HTTP/1.1"),
     ],
 )
 def test_secrets_go(text: str, clean: str) -> None:
@@ -53,6 +56,23 @@ def test_json_stays_json() -> None:
         "api_key": HIDDEN,
         "x": [1, {"admin_api_key": HIDDEN}],
     }
+
+
+def test_every_log_of_a_process_can_be_without_secrets() -> None:
+    """Also where handlers and formats are set up later, and where the arguments of a line do not fit."""
+    code = (
+        "import logging, sys\n"
+        "from pdplugins.redaction import redact_every_log, secret\n"
+        "secret('correct-horse'); redact_every_log()\n"
+        "logging.basicConfig(level=logging.INFO, stream=sys.stdout, force=True)\n"
+        "logging.info('args=%s', ['correct-horse', 'api_key=x'])\n"
+        "logging.info('%d %s of %(what)s', 'correct-horse')\n"
+        "logging.info('fine: %d', 3)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[0] == f"INFO:root:args=['{HIDDEN}', 'api_key={HIDDEN}]"
+    assert done.stdout.splitlines()[-1] == "INFO:root:fine: 3"
+    assert "correct-horse" not in done.stdout + done.stderr
 
 
 def test_log_lines_and_tracebacks_have_none() -> None:

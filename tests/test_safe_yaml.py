@@ -119,6 +119,7 @@ def test_any_text_is_data_or_an_error_in_one_line(text: str) -> None:
     assert len(said) < 400
 
 
+@pytest.mark.moderate
 @given(st.binary(max_size=60))
 def test_any_file_is_a_config_or_an_error_in_one_line(tmp_path_factory: pytest.TempPathFactory, raw: bytes) -> None:
     path = tmp_path_factory.getbasetemp() / "any.yaml"

@@ -34,6 +34,7 @@ def mistake(name: str) -> str | None:
     return None
 
 
+@pytest.mark.moderate
 def test_no_test_imports_a_test_file_or_a_conftest() -> None:
     wrong = [
         f"{source.relative_to(ROOT)} imports {name}: {why}"

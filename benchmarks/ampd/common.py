@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
-from experiment import run, workload
+from measure import run, workload
 
 from pdplugins.runtime.assembly import load_profile
 from pdplugins.types import TraceRequest

@@ -70,46 +70,52 @@ def case(model: str, name: str) -> list[Row]:
     return rows
 
 
-def over(rows: list[Row], other: str, system: str = "ampd") -> str:
-    """Return by how much one system's attainment is above another's: at most, and in the mean over all points."""
-    gains = [row[system] / max(row[other], 1e-3) - 1 for row in rows]
-    points = [row[system] - row[other] for row in rows]
-    return (
-        f"{max(gains):+.0%} at most, {sum(gains) / len(gains):+.0%} on average, better or equal in "
-        f"{sum(point >= 0 for point in points)} of {len(points)}"
-    )
+def over(rows: list[Row], system: str, *others: str) -> Row:
+    """Return by how much one system's attainment is above the best of others: at most, and on average."""
+    pairs = [(row[system], max(row[other] for other in others)) for row in rows]
+    gains = [kept / max(other, 1e-3) - 1 for kept, other in pairs]
+    return {
+        "system": system,
+        "over": others[0] if len(others) == 1 else "the best stock system of each point",
+        "most": f"{max(gains):+.0%}",
+        "mean": f"{sum(gains) / len(gains):+.0%}",
+        "equal or better": sum(kept >= other for kept, other in pairs),
+        "points": len(pairs),
+    }
 
 
 def main() -> None:
+    """Tune and run every case, then compare."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--cases", type=int, default=len(CASES), help="only the first so many of Table 2's")
     rows = [row for model, name in CASES[: parser.parse_args().cases] for row in case(model, name)]
-    first = [row for row in rows if (row["model"], row["trace"]) == CASES[1]]
+    first = [row for row in rows if (row["model"], row["trace"]) == CASES[min(1, len(rows) // len(LOADS) - 1)]]
     lines = {system: ([float(r["sessions/s"]) for r in first], [r[system] for r in first]) for system in SYSTEMS}
     draw(PAPER, "figure4", lines, x="sessions/s (Llama-3.1-70B, DuReader)", y="SLO attainment")
-    strongest = [{**row, "stock": max(row[system] for system in STOCK)} for row in rows]
     publish(
         PAPER, "figure4", rows,
         title="Figure 4: end to end",
         published="AMPD is best everywhere: up to 968 % (67 % on average) above Dynamo, 3435 % (340 %) above vLLM.",
         notes=(
-            f"ampd over Dynamo-like: {over(rows, 'Dynamo-like')}.",
-            f"ampd over co-located (prompts first): {over(rows, 'co-located')}; over co-located with the best chunk "
-            f"size: {over(rows, 'co-located, best chunks')}.",
-            f"ampd over the best stock system of each point: {over(strongest, 'stock')}.",
-            f"Algorithm 1 as printed over Dynamo-like: {over(rows, 'Dynamo-like', 'as printed')}; over the best stock "
-            f"system: {over(strongest, 'stock', 'as printed')}.",
-            "As printed, Algorithm 1 gains only where always-remote is far beyond saturation (Figure 5). A mean TTFT "
-            "of 10 s lags, so workers take turns at being flooded and avoided; and the baseline here takes the "
-            "shortest prefill queue and has its own best deployment, which the paper's may not. Our windowed mode "
-            "reads the time between tokens now instead of its mean of 10 s, which makes local prefill rarer, not "
-            "more frequent.",
             "A run lasts at least a minute of arrivals. GAIA's sessions last about as long, so its rows at "
             "lower rates are all near 1.",
             f"Every system on its own best deployment at {TUNED_AT:.0%} load, co-location also with the best chunk "
             f"size of {', '.join(map(str, CHUNKS))} tokens; both are chosen on other sessions (another seed) than "
             f"those shown. SLOs are {SLO_FACTOR:g} times what a mean round takes alone, for example {slo(*CASES[1])}. "
             f"{LIMITS}. vLLM-Continuum is not reproduced: the paper finds it equal to vLLM.",
+        ),
+    )  # fmt: skip
+    compared = [over(rows, system, *others) for system in ("ampd", "as printed") for others in (*zip(STOCK), STOCK)]
+    publish(
+        PAPER, "figure4-gains", compared,
+        title="Figure 4 in short: relative gain in SLO attainment over all its points",
+        published="up to 968 % (67 % on average) above Dynamo, 3435 % (340 %) above vLLM; equal or better everywhere.",
+        notes=(
+            "As printed, Algorithm 1 gains only where always-remote is far beyond saturation (Figure 5). A mean TTFT "
+            "of 10 s lags, so workers take turns at being flooded and avoided; and the baseline here takes the "
+            "shortest prefill queue and has its own best deployment, which the paper's may not. Our windowed mode "
+            "reads the time between tokens now instead of its mean of 10 s, which makes local prefill rarer, not "
+            "more frequent.",
         ),
     )  # fmt: skip
 

@@ -31,13 +31,14 @@ def case(model: str, name: str) -> Row:
         return tried.setdefault(label(pools), score(config(model, name, pools, AMPD), requests)["attainment"])
 
     ranked = sorted(deployments(model, name), key=attained, reverse=True)
-    row: Row = {"model": model, "trace": name, "sessions/s": round(rate, 2)}
+    row: Row = {"model": model, "trace": name, "sessions/s": f"{rate:.3g}"}
     planned = plan_deployment(base, requests, GPUS[name], top=2)
     best = planned.judged[0]
     row |= {"pdplugins plan": plain(best.plan), "attainment": round(best.attainment, 3)}
     first = min(planned.judged, key=lambda one: one.rank)
     row["program alone"] = f"{plain(first.plan)}: {first.attainment:.3f}"
     row["best uniform"] = f"{label(ranked[0])}: {attained(ranked[0]):.3f}"
+    row["points below that"] = round(100 * (attained(ranked[0]) - best.attainment), 1)
     row["the paper's #1, #2, #3"] = ", ".join(f"{attained(pools):.3f}" for pools in TABLE_2[model, name])
     row["the paper's #1"] = label(TABLE_2[model, name][0])
     return row
@@ -45,7 +46,7 @@ def case(model: str, name: str) -> Row:
 
 def main() -> None:
     rows = [case(*each) for each in CASES]
-    found = sum(row["attainment"] >= float(row["best uniform"].rpartition(" ")[2]) - 0.005 for row in rows)
+    found = sum(row["points below that"] <= 0.5 for row in rows)
     same = sum(row["pdplugins plan"] == row["the paper's #1"] for row in rows)
     ordered = sum(
         sorted(values, reverse=True) == values
@@ -60,9 +61,8 @@ def main() -> None:
             f"point of "
             "the best of all uniform deployments, or above it.",
             f"**The planner against the paper**: {same} of {len(rows)} plans are the paper's #1, and the paper's three "
-            f"are in its order in {ordered}. The paper gives decode about as many GPUs as prefill; on H20 these traces "
-            "need far less time for decode than for prefill, and local prefill moves only what is left over. Request "
-            "rates and SLOs of its table are not stated.",
+            f"are in its order in {ordered}. At this load what the GPUs can serve decides; at light load the program "
+            "has many of the paper's deployments (the next table). Rates and SLOs of the paper's table are not stated.",
             "A run has 1000 rounds. That is 8 s of GAIA on Mixtral and 35 s on Llama, less than one of its sessions "
             "lasts, so those two rows say little; and many deployments reach 1.000, among which the tie is "
             "broken by P99.",

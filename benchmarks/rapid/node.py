@@ -14,7 +14,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from experiment import workload
+from measure import workload
 
 from pdplugins.resources import data_dir
 from pdplugins.types import TraceRequest
@@ -71,6 +71,8 @@ def node(
     slo: tuple[float, float] = (1.0, 0.04), step_ms: float = STEP_MS, **rapid: Any,
 ) -> dict[str, Any]:  # fmt: skip
     """Return a config of `prefill` prefill GPUs, the others decode, under RAPID's controller."""
+    if move == "nothing":
+        rapid = {"interval_s": 1e6, **rapid}  # the caps at start stay, so it need not look again
     power = {"name": "rapid", "move": move, "budget_w": budget_w, "prefill_w": prefill_w, "decode_w": decode_w}
     return {
         "slo": {"ttft_s": slo[0], "tpot_s": slo[1]},

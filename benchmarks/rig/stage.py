@@ -51,8 +51,9 @@ class GatewayProcess:
 
     def __init__(self, folder: Path, workers: list[str]) -> None:
         self.workers = workers
-        self.port = free_ports(1)[0]
+        self.port, self._admin_port = free_ports(2)
         self.url = f"http://127.0.0.1:{self.port}"
+        self.admin_url = f"http://127.0.0.1:{self._admin_port}"
         self._folder = folder
         self.log = folder / f"gateway-{self.port}.log"
 
@@ -66,7 +67,8 @@ class GatewayProcess:
         config = self._folder / "gateway.yaml"
         config.write_text(yaml.safe_dump(CONFIG))
         program = Path(sys.executable).with_name("pdplugins")
-        command = [str(program), "gateway", "--config", str(config), "--port", str(self.port), *OPTIONS]
+        ports = ["--port", str(self.port), "--admin-port", str(self._admin_port)]
+        command = [str(program), "gateway", "--config", str(config), *ports, *OPTIONS]
         with self.log.open("a") as out:
             self.process = subprocess.Popen(
                 [*command, *(part for worker in self.workers for part in ("--worker", worker))],
@@ -178,7 +180,7 @@ class Stage:
 
     async def workers(self) -> list[dict[str, Any]]:
         """Return the workers as the gateway sees them."""
-        async with self.client.get(self.gateway.url + "/workers") as answer:
+        async with self.client.get(self.gateway.admin_url + "/workers") as answer:
             workers: list[dict[str, Any]] = await answer.json()
             return workers
 

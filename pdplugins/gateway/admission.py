@@ -36,9 +36,8 @@ class Admission:
         self.closed = False
         """Whether the gateway stops, and takes nothing new."""
 
-    @contextmanager
-    def request(self) -> Iterator[None]:
-        """Hold a place for a request. Raises GatewayError when there is none."""
+    def enter(self) -> None:
+        """Take a place for a request, which `leave` gives back. Raises GatewayError when there is none."""
         if self.closed:
             raise overloaded("the gateway stops")
         if self._requests >= self.settings.max_requests:
@@ -46,12 +45,12 @@ class Admission:
             raise overloaded("too many requests are being served")
         self._requests += 1
         self._empty.clear()
-        try:
-            yield
-        finally:
-            self._requests -= 1
-            if not self._requests:
-                self._empty.set()
+
+    def leave(self) -> None:
+        """Give the place of a request back."""
+        self._requests -= 1
+        if not self._requests:
+            self._empty.set()
 
     @contextmanager
     def waiting(self) -> Iterator[None]:

@@ -13,7 +13,11 @@ import aiohttp
 from aiohttp import web
 
 from pdplugins.config import Config
-from pdplugins.errors import HostError
+from pdplugins.errors import HostError, one_line
+from pdplugins.gateway.access.access import Access
+from pdplugins.gateway.access.gate import Gate
+from pdplugins.gateway.access.tls import Site
+from pdplugins.gateway.admin import Admin
 from pdplugins.gateway.admission import Admission
 from pdplugins.gateway.backends import Backends, WorkerOption
 from pdplugins.gateway.clients import Clients
@@ -32,6 +36,10 @@ from pdplugins.registry import Registry
 from pdplugins.runtime.assembly import build_deployment
 from pdplugins.runtime.flow import SafeFlow
 
+ADMIN_CONNECTIONS = 64
+"""Connections of operators."""
+LONGEST_LINE, MOST_HEADERS = 8190, 128
+"""Bytes of a line of a request's head, and its headers."""
 LINGER_S = 1.0
 """How long what a client still sends is read after its answer, so that the answer arrives."""
 CLOSE_S = 0.1
@@ -41,9 +49,10 @@ CUT_SHARE, LONGEST_CUT_S = 0.2, 3.0
 
 
 class Gateway:
-    """One gateway. Call `start` before and `stop` after use; `url` is its address.
+    """One gateway. Call `start` before and `stop` after use; `url` is its address, `admin_url` that for operators.
 
     :param decision_log: where a sample of what router and flow policy decide is logged; None for nowhere.
+    :param access: its keys, certificates and listeners; the default has no keys and no certificates.
 
     Raises ConfigError when the config's profile or policies, a worker's address, or the log cannot be used.
     """
@@ -55,8 +64,10 @@ class Gateway:
         registry: Registry | None = None,
         metrics: GatewayMetrics | None = None,
         decision_log: Path | None = None,
+        access: Access | None = None,
     ) -> None:
         self.settings = config.gateway
+        self.access = access or Access()
         self.metrics = metrics or GatewayMetrics()
         self._dual = config.sglang.dual_role
         self.backends = Backends(
@@ -64,11 +75,13 @@ class Gateway:
             prefill=min(config.deployment.prefill.replicas, max(len(workers) - 1, 0)),
             settings=self.settings,
             metrics=self.metrics,
+            keys=self.access.worker_keys,
         )
         self.admission = Admission(self.settings, self.metrics)
         descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         most = min(self.settings.max_connections, connections_within(descriptors))
-        self.clients = Clients(self.settings, self.metrics, most)
+        self.clients = Clients(self.settings, self.metrics, "public", most)
+        self._operators = Clients(self.settings, self.metrics, "admin", ADMIN_CONNECTIONS)
         deployment = build_deployment(config, registry)
         self.policies = GatewayPolicies(config, deployment, registry, self.metrics, decision_log)
         self._ttft_s = deployment.slo.ttft_s
@@ -76,41 +89,56 @@ class Gateway:
         self.routing = Routing(self.policies.router, deployment, self.backends, self.metrics, journal)
         self._watchers: list[asyncio.Task[None]] = []
         self.url = ""
+        self.admin_url = ""
 
     async def start(self, host: str = "127.0.0.1", port: int = 0) -> None:
-        """Serve. Raises HostError when the port is taken."""
-        connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=4)  # SGLang closes idle connections after 5 s
+        """Serve. Raises HostError when a port is taken."""
+        self.access.warn(host, [backend.url for backend in self.backends.all])
+        connector = aiohttp.TCPConnector(  # SGLang closes idle connections after 5 s
+            limit=0, keepalive_timeout=4, ssl=self.access.worker_ca
+        )
         self._session = aiohttp.ClientSession(
             connector=connector, auto_decompress=False, cookie_jar=aiohttp.DummyCookieJar()
         )
-        self.engine: Engine[Any, Any] = SglangEngine(self.settings, self._session, dual=self._dual)
+        self.engine: Engine[Any, Any] = SglangEngine(
+            self.settings, self._session, dual=self._dual, tls=self.access.worker_ca
+        )
         queue = self._build_queue()
         self.serving = Serving(self.routing, self.backends, self.engine, self.admission, self.metrics, queue)
         await self.look()
-        works: list[Callable[[], Awaitable[None]]] = [self.policies.share_signals, self.clients.watch]
+        works: list[Callable[[], Awaitable[None]]] = [self.clients.watch, self._operators.watch]
+        works.append(self.policies.share_signals)
         works += [functools.partial(self.backends.watch, backend, self.engine) for backend in self.backends.all]
         if queue is not None:
             works.append(queue.run)
+        if self.access.api_keys is not None:
+            works.append(self.access.api_keys.watch)
         self._watchers = [asyncio.create_task(keep(work, self.metrics)) for work in works]
-        self._runner = self._build_runner()
-        await self._runner.setup()
-        assert self._runner.server is not None  # noqa: S101 - it has just been set up
-        self.clients.guard(self._runner.server)
-        site = web.TCPSite(self._runner, host, port, backlog=1024)
+        gate = Gate(self.metrics, self.access.api_keys)
+        endpoints = Endpoints(self.serving, self.engine, self.admission, self.clients, gate, self._session)
+        admin_gate = Gate(self.metrics, self.access.admin_keys, admin=True)
+        admin = Admin(self.backends, self.metrics, admin_gate, self._operators)
+        self._runner = await self._set_up(endpoints.app(), self.clients)
+        self._admin = await self._set_up(admin.app(), self._operators)
+        self.url = await self._listen(self._runner, host, port)
+        self.admin_url = await self._listen(self._admin, self.access.admin_host, self.access.admin_port)
+
+    async def _listen(self, runner: web.AppRunner, host: str, port: int) -> str:
+        """Listen, and return the URL. Raises HostError when the port is taken; then nothing runs any more."""
+        tls = None if self.access.tls is None else self.access.tls.context
+        site = Site(runner, host, port, tls, self.settings.head_s)
         try:
             await site.start()
-        except OSError as error:
+        except (OSError, UnicodeError) as error:
             await self.stop()
-            raise HostError(
-                f"gateway: cannot listen on {host}:{port} ({error.strerror}); choose another port"
-            ) from None
-        name, bound = self._runner.addresses[0][:2]
-        self.url = f"http://{name}:{bound}"
+            why = one_line(getattr(error, "strerror", None) or error)
+            raise HostError(f"gateway: cannot listen on {host}:{port} ({why}); choose another port") from None
+        return site.name
 
-    def _build_runner(self) -> web.AppRunner:
-        endpoints = Endpoints(self.serving, self.engine, self.admission, self.clients, self._session)
-        return web.AppRunner(
-            endpoints.app(),
+    async def _set_up(self, app: web.Application, clients: Clients) -> web.AppRunner:
+        """Return what serves `app`, and looks after its connections."""
+        runner = web.AppRunner(
+            app,
             access_log=ACCESS_LOG if self.settings.access_log else None,
             access_log_format=ACCESS_FORMAT,
             logger=HTTP_LOG,
@@ -118,8 +146,15 @@ class Gateway:
             auto_decompress=False,
             keepalive_timeout=self.settings.idle_s,
             lingering_time=LINGER_S,
+            max_line_size=LONGEST_LINE,
+            max_field_size=LONGEST_LINE,
+            max_headers=MOST_HEADERS,
             shutdown_timeout=CLOSE_S,
         )
+        await runner.setup()
+        assert runner.server is not None  # noqa: S101 - it has just been set up
+        clients.guard(runner.server)
+        return runner
 
     def _build_queue(self) -> AdmissionQueue | None:
         if self.policies.flow is None:
@@ -149,6 +184,7 @@ class Gateway:
         self.admission.serving.expire()
         await self._emptied(cut_s / 3)
         await self._runner.cleanup()
+        await self._admin.cleanup()
         for watcher in self._watchers:
             watcher.cancel()
         await asyncio.gather(*self._watchers, return_exceptions=True)

@@ -11,7 +11,8 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from pdplugins.contracts.workers import Role, WorkerView
-from pdplugins.errors import ConfigError
+from pdplugins.errors import ConfigError, one_line
+from pdplugins.gateway.access.worker_keys import NO_KEYS, NONE, WorkerKey, WorkerKeys, key_refused
 from pdplugins.gateway.books import WorkerBook
 from pdplugins.gateway.deadlines import Deadlines
 from pdplugins.gateway.engine import Engine, Facts, LoadReport, ServerKind
@@ -20,6 +21,7 @@ from pdplugins.gateway.metrics import GatewayMetrics
 from pdplugins.gateway.primitive import can_serve
 from pdplugins.gateway.roles import WorkerLabels
 from pdplugins.limits import GatewayConfig
+from pdplugins.processes.addresses import check_url
 
 log = logging.getLogger("pdplugins.gateway")
 
@@ -41,24 +43,25 @@ class WorkerOption:
         """Read ``URL[,bootstrap_port=N][,role=prefill|decode][,kind=dual|prefill|decode|unified]``."""
         url, *pairs = text.split(",")
         given = dict(pair.partition("=")[::2] for pair in pairs)
-        if urlsplit(url).scheme not in {"http", "https"} or not urlsplit(url).hostname:
-            raise ConfigError(f"--worker {text}: {url!r} is no URL; write for example http://127.0.0.1:30000")
+        check_url(url, "--worker")
         try:
             port, role, kind = (given.pop(name, None) for name in ("bootstrap_port", "role", "kind"))
             option = cls(url.rstrip("/"), port and int(port), role and Role(role), kind and ServerKind(kind))  # type: ignore[arg-type]
         except ValueError as error:
-            raise ConfigError(f"--worker {text}: {error}; roles are prefill and decode") from None
+            raise ConfigError(f"--worker {one_line(text)}: {one_line(error)}; roles are prefill and decode") from None
         if given:
-            raise ConfigError(f"--worker {text}: unknown {', '.join(given)}; known are bootstrap_port, role and kind")
+            wrong = one_line(", ".join(given))
+            raise ConfigError(f"--worker {one_line(text)}: unknown {wrong}; known are bootstrap_port, role and kind")
         return option
 
 
 class Backend:
     """One server, and the gateway's book of it."""
 
-    def __init__(self, option: WorkerOption, role: Role) -> None:
+    def __init__(self, option: WorkerOption, role: Role, key: WorkerKey = NONE) -> None:
         parts = urlsplit(option.url)
         self.option = option
+        self.key = key
         self.url = option.url
         self.id = parts.netloc
         self.host = parts.hostname or ""
@@ -68,6 +71,8 @@ class Backend:
         self.incremental = False
         """Whether its streams hold new tokens only, and not all so far."""
         self.alive = False
+        self.told = False
+        """Whether it has been said why it is not there."""
         self.resting_until_s = 0.0
         self.view = WorkerBook(self.id, role)
         self.waits = Deadlines()
@@ -124,9 +129,13 @@ class Backends:
         prefill: int,
         settings: GatewayConfig,
         metrics: GatewayMetrics | None = None,
+        keys: WorkerKeys = NO_KEYS,
     ) -> None:
         roles = [Role.PREFILL] * prefill + [Role.DECODE] * len(options)
-        self.all = [Backend(option, option.role or role) for option, role in zip(options, roles, strict=False)]
+        self.all = [
+            Backend(option, option.role or role, keys.of(option.url))
+            for option, role in zip(options, roles, strict=False)
+        ]
         self.by_id = {backend.id: backend for backend in self.all}
         if len(self.by_id) < len(self.all):
             raise ConfigError("--worker: two workers have the same address; give each one once")
@@ -207,6 +216,9 @@ class Backends:
 
     def _missed(self, backend: Backend, error: Exception, misses: int) -> None:
         """Note a poll without a good answer. A worker that refuses connections is gone at once."""
+        if not (backend.alive or backend.told or shortage(error)):
+            backend.told = True
+            log.warning("%s is not there: %s", backend.id, key_refused(error) or said(error))
         if shortage(error):
             self._metrics.fault("out_of_descriptors", error)
         elif refused(error):
@@ -226,7 +238,7 @@ class Backends:
             self._lost(backend, f"its engine has not said its load for {self._settings.silence_s:g} s")
             return
         if not backend.alive:
-            backend.alive = True
+            backend.alive, backend.told = True, False
             self.labels.came(backend.view)
             log.info("%s is there: %s, label %s", backend.id, backend.kind, backend.view.role)
             self.refresh()

@@ -27,11 +27,11 @@ class RecentMean:
         self._now = (0.0, 0)
         self._until_s = 0.0
 
-    def add(self, value: float, now_s: float) -> None:
-        """Take in one value."""
+    def add(self, value: float, now_s: float, times: int = 1) -> None:
+        """Take in one value, or several of the same."""
         self._turn(now_s)
         total, count = self._now
-        self._now = total + value, count + 1
+        self._now = total + value * times, count + times
 
     def mean(self, now_s: float) -> float | None:
         """Return the mean; None when nothing was seen."""
@@ -140,10 +140,10 @@ class LoadBook:
         self._own_running += 1
         self._own_running_tokens += tokens
 
-    def token(self, gap_s: float, now_s: float) -> None:
-        """Note a token, `gap_s` after the one before it."""
-        self._own_running_tokens += 1
-        self._tbt.add(gap_s, now_s)
+    def tokens(self, count: int, gap_s: float, now_s: float) -> None:
+        """Note tokens, each `gap_s` after the one before it."""
+        self._own_running_tokens += count
+        self._tbt.add(gap_s, now_s, count)
 
     def decode_ends(self, tokens: int) -> None:
         """Note the end of a request with a context of `tokens`."""

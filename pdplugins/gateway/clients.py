@@ -1,4 +1,4 @@
-"""The connections of clients: how many, from whom, and which ones are closed because nothing moves on them.
+"""The connections to a listener: how many, from whom, and which ones are closed because nothing moves on them.
 
 aiohttp's server keeps the connections; this looks at them through what it calls when one opens or closes.
 """
@@ -6,14 +6,17 @@ aiohttp's server keeps the connections; this looks at them through what it calls
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections import Counter, OrderedDict
-from collections.abc import Iterator
 from dataclasses import dataclass
 from time import monotonic
 
 from aiohttp import web
+from aiohttp.typedefs import Handler
 
+from pdplugins.gateway.admission import overloaded
 from pdplugins.gateway.metrics import GatewayMetrics
+from pdplugins.gateway.replies import failure
 from pdplugins.limits import GatewayConfig
 
 NEAR = 0.9
@@ -21,32 +24,8 @@ NEAR = 0.9
 MOST_REFUSED = 64
 """Connections beyond the limit that are kept until they have been told so."""
 SLOWEST_LOOK_S = 1.0
-
-
-class Idle:
-    """The connections that have no request, the one that has been so for longest first: all, and those of a client."""
-
-    def __init__(self) -> None:
-        self._all: OrderedDict[web.RequestHandler, None] = OrderedDict()
-        self._by_client: dict[str, OrderedDict[web.RequestHandler, None]] = {}
-
-    def add(self, handler: web.RequestHandler, client: str) -> None:
-        """Note that a connection has no request."""
-        self._all[handler] = None
-        self._by_client.setdefault(client, OrderedDict())[handler] = None
-
-    def remove(self, handler: web.RequestHandler, client: str) -> None:
-        """Note that a connection has a request, or is closed."""
-        if handler in self._all:
-            del self._all[handler]
-            mine = self._by_client[client]
-            del mine[handler]
-            if not mine:
-                del self._by_client[client]
-
-    def oldest(self, client: str | None = None) -> Iterator[web.RequestHandler]:
-        """Yield all of them, or those of a client."""
-        return iter(self._all if client is None else self._by_client.get(client, ()))
+LOOKED_AT = 256
+"""The longest idle connections that are looked at for one to close."""
 
 
 @dataclass(slots=True)
@@ -68,18 +47,21 @@ class Connection:
 
 
 class Clients:
-    """The connections of all clients to one gateway.
+    """The connections of all clients to one listener. Its server needs `guard`, its application `around`.
 
-    :param most: the connections that this process may have.
+    :param listener: what metrics call it.
+    :param most: how many there may be.
     """
 
-    def __init__(self, settings: GatewayConfig, metrics: GatewayMetrics, most: int) -> None:
+    def __init__(self, settings: GatewayConfig, metrics: GatewayMetrics, listener: str, most: int) -> None:
+        self._listener = listener
         self._settings = settings
         self._metrics = metrics
         self._most = most
         self._most_per_client = min(settings.max_connections_per_client, max(most // 2, 1))
         self._all: dict[web.RequestHandler, Connection] = {}
-        self._idle = Idle()
+        self._idle: OrderedDict[web.RequestHandler, None] = OrderedDict()
+        """Those that have no request, the one that has been so for longest first."""
         self._by_client: Counter[str] = Counter()
         self._refused = 0
 
@@ -99,25 +81,38 @@ class Clients:
 
     # --- requests --------------------------------------------------------------------------------------------------
 
-    def begins(self, request: web.BaseRequest) -> bool:
+    @web.middleware
+    async def around(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        """Answer a request, and write the answer, so that its connection is known to be busy meanwhile."""
+        try:
+            response = await handler(request) if self.begins(request) else too_many_connections()
+            await response.prepare(request)
+            await response.write_eof()
+        finally:
+            self.ended(request)
+        return response
+
+    def begins(self, request: web.Request) -> bool:
         """Note that a connection is busy with `request`. Return whether it may be served: not on one too many."""
-        connection = self._all.get(request.protocol)
+        handler = request.protocol
+        connection = self._all.get(handler)
         if connection is None:  # it has gone already
             return True
-        self._idle.remove(request.protocol, connection.client)
+        self._idle.pop(handler, None)
         connection.fresh = False
         connection.request = request
         connection.taken = -1
         return not connection.refused
 
-    def ended(self, request: web.BaseRequest) -> None:
+    def ended(self, request: web.Request) -> None:
         """Note that the answer to a request has been written."""
-        connection = self._all.get(request.protocol)
+        handler = request.protocol
+        connection = self._all.get(handler)
         if connection is not None:
             connection.request = None
             connection.since_s = monotonic()
             if not connection.refused:
-                self._idle.add(request.protocol, connection.client)
+                self._idle[handler] = None
 
     # --- connections -----------------------------------------------------------------------------------------------
 
@@ -128,7 +123,7 @@ class Clients:
         connection = self._all[handler] = Connection(transport, client, monotonic(), refused=too_many is not None)
         if too_many is None:
             self._by_client[client] += 1
-            self._idle.add(handler, client)
+            self._idle[handler] = None
             return
         self._metrics.overload(too_many)
         self._refused += 1
@@ -138,24 +133,27 @@ class Clients:
     def _too_many(self, client: str) -> str | None:
         """Return the limit that one more connection would exceed. Near a limit, an idle connection makes way."""
         if client and self._by_client[client] >= NEAR * self._most_per_client:
-            self._close_one(self._idle.oldest(client))
+            self._close_idle_one(client)
         if client and self._by_client[client] >= self._most_per_client:
             return "connections_per_client"
         if len(self._all) - self._refused >= NEAR * self._most:
-            self._close_one(self._idle.oldest())
+            self._close_idle_one(None)
         return "connections" if len(self._all) - self._refused >= self._most else None
 
-    def _close_one(self, idle: Iterator[web.RequestHandler]) -> None:
-        for handler in idle:
-            if not self._all[handler].transport.get_write_buffer_size():  # the last answer has gone out
-                self._close(handler, "idle")
-                return
+    def _close_idle_one(self, client: str | None) -> None:
+        """Close the connection that has been idle for longest, of `client` only where it is not None."""
+        for handler in itertools.islice(self._idle, LOOKED_AT):
+            connection = self._all[handler]
+            if client not in (None, connection.client) or connection.transport.get_write_buffer_size():
+                continue  # another client's, or the end of its last answer has not gone out
+            self._close(handler, "idle")
+            return
 
     def _closed(self, handler: web.RequestHandler) -> None:
         connection = self._all.pop(handler, None)
         if connection is None:
             return
-        self._idle.remove(handler, connection.client)
+        self._idle.pop(handler, None)
         self._refused -= connection.refused
         self._by_client[connection.client] -= not connection.refused
         if not self._by_client[connection.client]:
@@ -169,7 +167,7 @@ class Clients:
 
     def close_idle(self) -> None:
         """Close all connections that have no request."""
-        for handler in list(self._idle.oldest()):
+        for handler in list(self._idle):
             self._close(handler, "stop")
 
     # --- what does not move ------------------------------------------------------------------------------------------
@@ -179,7 +177,7 @@ class Clients:
         pause_s = min(self._settings.head_s / 4, self._settings.write_s / 4, SLOWEST_LOOK_S)
         while True:
             await asyncio.sleep(pause_s)
-            self._metrics.connections.set(len(self._all))
+            self._metrics.connections.labels(self._listener).set(len(self._all))
             now_s = monotonic()
             for handler, connection in list(self._all.items()):
                 if self._stuck(connection, now_s):
@@ -197,3 +195,10 @@ class Clients:
         if not waiting or taken != connection.taken:
             connection.taken, connection.stuck_since_s = taken, now_s
         return now_s - connection.stuck_since_s > self._settings.write_s
+
+
+def too_many_connections() -> web.Response:
+    """Return the refusal of a request on a connection that is one too many."""
+    response = failure(overloaded("too many connections"))
+    response.force_close()
+    return response

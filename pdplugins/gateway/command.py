@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import gc
 import logging
-import os
 import signal
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -22,10 +21,14 @@ from rich.console import Console
 from pdplugins import config as configs
 from pdplugins.config import Config
 from pdplugins.errors import ConfigError
+from pdplugins.gateway.access.worker_keys import KEY
 from pdplugins.limits import GatewayConfig
+from pdplugins.processes.addresses import MOST_PORT
+from pdplugins.redaction import redact_logs
 from pdplugins.settings import parse_setting, put
 
 if TYPE_CHECKING:
+    from pdplugins.gateway.access.access import Access
     from pdplugins.gateway.engines.sglang.servers import Servers
     from pdplugins.gateway.metrics import GatewayMetrics
 
@@ -59,7 +62,25 @@ def gateway(  # noqa: PLR0913 - one argument for each option
     ] = None,
     config: Annotated[str, typer.Option(help="A config file, or the name of a shipped one.")] = "stock-least-loaded",
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="Port to listen on.")] = 8000,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 picks one.")] = 8000,
+    admin_host: Annotated[
+        str, typer.Option(help="Address of /workers and /metrics; beyond this machine they want an admin key.")
+    ] = "127.0.0.1",
+    admin_port: Annotated[
+        int | None,
+        typer.Option(min=0, max=65535, help="Their port; 0 picks one.", show_default="the one after --port"),
+    ] = None,
+    api_keys: Annotated[
+        Path | None, typer.Option(help="Whose requests to take: a file that 'pdplugins gateway-key' makes.")
+    ] = None,
+    tls_cert: Annotated[Path | None, typer.Option(help="Certificate chain for HTTPS, in PEM.")] = None,
+    tls_key: Annotated[Path | None, typer.Option(help="Its key, in PEM, without a password.")] = None,
+    worker_key_file: Annotated[
+        Path | None, typer.Option(help=f"Keys that workers want: lines of KEY or URL KEY; else {KEY}.")
+    ] = None,
+    worker_ca: Annotated[
+        Path | None, typer.Option(help="Further authorities for workers' certificates, in PEM, besides the system's.")
+    ] = None,
     launch_s: Annotated[float, typer.Option(min=1, help="Longest time until launched servers serve.")] = 1800.0,
     log_dir: Annotated[Path | None, typer.Option(help="Logs of launched servers; else a temporary folder.")] = None,
     decision_log: Annotated[
@@ -106,11 +127,37 @@ def gateway(  # noqa: PLR0913 - one argument for each option
     }
     if not worker and launch is None:
         raise ConfigError("gateway: name SGLang servers with --worker URL, or start some with --launch MODEL")
+    if not host:
+        raise ConfigError("--host: say which address; 127.0.0.1 is this machine only, 0.0.0.0 every address")
+    from pdplugins.gateway.access.access import read_access  # noqa: PLC0415 - aiohttp takes a while to import
+
     path = configs.find(config)
-    logs = log_dir or Path(tempfile.gettempdir(), f"pdplugins-gateway-{os.getpid()}")
-    started = Started(launch, path, logs, launch_s) if launch is not None else None
     changed = changed_limits(configs.load(path), given, settings or ())
-    run(changed, worker or [], started, host, port, decision_log)
+    access = read_access(
+        worker_key_file=worker_key_file,
+        worker_ca=worker_ca,
+        api_keys=api_keys,
+        tls_cert=tls_cert,
+        tls_key=tls_key,
+        admin_host=admin_host,
+        admin_port=admin_port if admin_port is not None else port + 1 if 0 < port < MOST_PORT else 0,
+    )
+    started = None
+    if launch is not None:
+        logs = log_dir or Path(tempfile.mkdtemp(prefix="pdplugins-gateway-"))  # this user's only, and no one's link
+        started = Started(launch, path, logs, launch_s)
+    run(changed, worker or [], started, access, host, port, decision_log)
+
+
+def gateway_key(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="The file of --api-keys; it is made if need be.")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Whose key it is.")],
+    admin: Annotated[bool, typer.Option("--admin", help="The admin listener takes it, too.")] = False,
+) -> None:
+    """Make a key for a client of the gateway: it is printed once, and FILE gets its hash."""
+    from pdplugins.gateway.access.api_keys import new_key  # noqa: PLC0415 - as above
+
+    typer.echo(new_key(file, name, admin=admin))
 
 
 def changed_limits(config: Config, given: Mapping[str, Any], settings: Sequence[str]) -> Config:
@@ -158,6 +205,7 @@ def run(
     config: Config,
     workers: list[str],
     started: Started | None,
+    access: Access,
     host: str,
     port: int,
     decision_log: Path | None = None,
@@ -170,28 +218,35 @@ def run(
     from pdplugins.gateway.descriptors import connections_within, raise_limit  # noqa: PLC0415
     from pdplugins.gateway.metrics import GatewayMetrics  # noqa: PLC0415
 
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s")
+    given = [*map(WorkerOption.parse, workers)]
+    logging.basicConfig(level=logging.INFO)
+    redact_logs(logging.root.handlers, "%(asctime)s %(name)s %(levelname)s %(message)s")
     descriptors = raise_limit()
     if (most := connections_within(descriptors)) < config.gateway.max_connections:
         log.info("%d open files are enough for %d connections of clients; see ulimit -n", descriptors, most)
     metrics = GatewayMetrics()
     ending = Ending(config.gateway.drain_s)
-    servers = None if started is None else build_servers(config, started, metrics)
-    options = [*map(WorkerOption.parse, workers), *(servers.options if servers else ())]
+    servers = None if started is None else build_servers(config, started, access, metrics)
+    options = [*given, *(servers.options if servers else ())]
 
     async def serve(stack: AsyncExitStack) -> None:
         if servers is not None:
             stack.push_async_callback(lambda: servers.stop(ending.left_s()))
-        gateway = Gateway(config, options, metrics=metrics, decision_log=decision_log)
+        gateway = Gateway(config, options, metrics=metrics, decision_log=decision_log, access=access)
         await gateway.start(host, port)
         after_s = SERVERS_SHARE * ending.within_s if servers is not None else 0.0
         stack.push_async_callback(lambda: gateway.stop(max(ending.left_s() - after_s, 0.0)))
         if servers is not None:
             await servers.start(Console(highlight=False))
             await gateway.look()
+            by_url = {backend.url: backend for backend in gateway.backends.all}
+            watch = asyncio.create_task(servers.watch(lambda url: by_url[url].alive))
+            stack.callback(watch.cancel)
         picked = [f"{key} {choice.name}" for key in ("bundle", "router", "flow") if (choice := getattr(config, key))]
         policies = ", ".join(picked) or "router least-loaded"
-        typer.echo(f"gateway on {gateway.url}, {policies}, {len(options)} workers: {gateway.url}/workers")
+        typer.echo(f"gateway on {gateway.url}, {policies}, {len(options)} workers: {gateway.admin_url}/workers")
+        if access.reloads:
+            asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, access.reload)
         gc.collect()
         gc.freeze()  # these objects stay; to scan them in each collection took a sixth of the CPU time
         gc.set_threshold(*GC_THRESHOLD)
@@ -214,10 +269,10 @@ def run(
     uvloop.run(main())
 
 
-def build_servers(config: Config, started: Started, metrics: GatewayMetrics) -> Servers:
+def build_servers(config: Config, started: Started, access: Access, metrics: GatewayMetrics) -> Servers:
     """Return the servers that are to be started. Raises ConfigError or HostError."""
     from pdplugins.gateway.engines.sglang.launch import Launch, plan  # noqa: PLC0415
-    from pdplugins.gateway.engines.sglang.servers import Servers  # noqa: PLC0415
+    from pdplugins.gateway.engines.sglang.servers import Servers, Times  # noqa: PLC0415
 
     launch = Launch.parse(started.launch)
     return Servers(
@@ -227,5 +282,6 @@ def build_servers(config: Config, started: Started, metrics: GatewayMetrics) -> 
         dual=config.sglang.dual_role,
         logs=started.logs,
         metrics=metrics,
-        ready_s=started.ready_s,
+        times=Times(started.ready_s),
+        keys=access.worker_keys,
     )

@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 import secrets
+from collections.abc import Iterable
 from dataclasses import dataclass
+from http import HTTPStatus
 from typing import Any
 
 import aiohttp
 from aiohttp import web
 from aiohttp.typedefs import Handler
-from prometheus_client import generate_latest
 
+from pdplugins.gateway.access.gate import JSON, Gate
 from pdplugins.gateway.admission import Admission, overloaded
-from pdplugins.gateway.backends import Backend
 from pdplugins.gateway.bodies import read_body
-from pdplugins.gateway.clients import Clients
+from pdplugins.gateway.clients import Clients, too_many_connections
 from pdplugins.gateway.engine import Engine
-from pdplugins.gateway.errors import GatewayError, RefusedError, ShortageError
+from pdplugins.gateway.errors import GatewayError, RefusedError, ShortageError, WorkerFailedError
 from pdplugins.gateway.primitive import can_serve
 from pdplugins.gateway.reading import TooLongError, read_whole
 from pdplugins.gateway.replies import Reply, failure
@@ -28,22 +28,17 @@ from pdplugins.limits import MIB
 
 log = logging.getLogger("pdplugins.gateway")
 
-FORWARDED = ("authorization", "traceparent", "tracestate", "x-request-id")
+LONGEST_SHOWN = 100
+"""Characters of a path that an error repeats."""
+FORWARDED = ("traceparent", "tracestate", "x-request-id")
 """Headers of the client that workers get too."""
-LOAD_FIELDS = (
-    "queued_requests",
-    "queued_tokens",
-    "running_requests",
-    "running_tokens",
-    "recent_ttft_s",
-    "recent_tbt_s",
-)
 
 
 @dataclass(frozen=True)
 class Endpoints:
     """The endpoints of one gateway.
 
+    :param gate: the checks of every request.
     :param session: for requests that any worker may answer.
     """
 
@@ -51,52 +46,61 @@ class Endpoints:
     engine: Engine[Any, Any]
     admission: Admission
     clients: Clients
+    gate: Gate
     session: aiohttp.ClientSession
 
     def app(self) -> web.Application:
         """Return them all as one application."""
-        app = web.Application(middlewares=[self._around])
-        for path in self.engine.paths:
-            app.router.add_post(path, self._answer)
-        for path in ("/health", "/health_generate"):
-            app.router.add_get(path, self._health)
-        for path in self.engine.passed_gets:
-            app.router.add_get(path, self._pass)
-        for path in self.engine.passed_posts:
-            app.router.add_post(path, self._pass)
-        app.router.add_get("/workers", self._workers)
-        app.router.add_get("/metrics", self._show_metrics)
+        app = web.Application()
+        known = set[str]()
+
+        def add(method: str, paths: Iterable[str], handler: Handler) -> None:
+            known.update(paths)
+            for path in paths:
+                app.router.add_route(method, path, self._served(handler))
+
+        async def not_here(request: web.Request) -> web.StreamResponse:
+            status = HTTPStatus.METHOD_NOT_ALLOWED if request.path in known else HTTPStatus.NOT_FOUND
+            raise GatewayError(status, f"{request.method} {request.path[:LONGEST_SHOWN]} is not served here")
+
+        add("POST", self.engine.paths, self._answer)
+        add("GET", ("/health", "/health_generate"), self._health)
+        add("GET", self.engine.passed_gets, self._pass)
+        add("POST", self.engine.passed_posts, self._pass)
+        app.router.add_route("*", "/{path:.*}", self._served(not_here))
         return app
 
-    @web.middleware
-    async def _around(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """Answer a request, and write the answer, so that its connection is known to be busy meanwhile."""
-        try:
-            response = await self._handled(request, handler)
-            if self.admission.closed and not response.prepared:
-                response.force_close()
-            await response.prepare(request)
-            await response.write_eof()
-        finally:
-            self.clients.ended(request)
-        return response
+    def _served(self, handler: Handler) -> Handler:
+        """Return what answers a request with `handler`, where it may pass, and turns every error into an answer.
 
-    async def _handled(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        if not self.clients.begins(request):
-            refusal = failure(overloaded("too many connections"))
-            refusal.force_close()
-            return refusal
-        try:
-            return await handler(request)
-        except GatewayError as error:
-            return failure(error)
-        except web.HTTPException as error:
-            return failure(GatewayError(error.status, error.reason))
-        except ConnectionResetError:
-            raise
-        except Exception as error:  # a fault of the gateway must not look like one of the client
-            self.serving.metrics.fault("gateway_error", error, error)
-            return failure(GatewayError(500, f"gateway: {type(error).__name__}"))
+        One function for all of that, and no middlewares: aiohttp takes as long to call one as all of this takes.
+        """
+        admission, clients, gate, metrics = self.admission, self.clients, self.gate, self.serving.metrics
+
+        async def served(request: web.Request) -> web.StreamResponse:
+            try:
+                if not clients.begins(request):
+                    response: web.StreamResponse = too_many_connections()
+                else:
+                    try:
+                        gate.check(request)
+                        response = await handler(request)
+                    except GatewayError as error:
+                        response = failure(error)
+                    except ConnectionResetError:
+                        raise
+                    except Exception as error:  # a fault of the gateway must not look like one of the client
+                        metrics.fault("gateway_error", error, error)
+                        response = failure(GatewayError(500, f"gateway: {type(error).__name__}"))
+                if admission.closed and not response.prepared:
+                    response.force_close()
+                await response.prepare(request)
+                await response.write_eof()
+            finally:
+                clients.ended(request)
+            return response
+
+        return served
 
     # --- requests --------------------------------------------------------------------------------------------------
 
@@ -107,14 +111,17 @@ class Endpoints:
         metrics = self.serving.metrics
         metrics.in_flight.inc()
         try:
-            with self.admission.request():
-                outcome = await self._answered(request, reply)
+            outcome = await self._answered(request, reply)
         except GatewayError as error:
             outcome = f"error_{error.status}"
             await reply.fail(error)
         except RefusedError as error:
             outcome = "refused"
             await reply.refuse(error)
+        except WorkerFailedError as error:  # in what it had said before it failed in the first place
+            outcome = "error_502"
+            metrics.fault("worker_failed", error)
+            await reply.fail(GatewayError(502, "the worker failed"))
         except TimeoutError:
             outcome = "error_504"
             await reply.fail(self._cut())
@@ -132,11 +139,12 @@ class Endpoints:
         return reply.response
 
     async def _answered(self, request: web.Request, reply: Reply) -> str:
-        body = await read_body(request, self.admission)
+        self.admission.enter()
+        body = b""
         try:
-            given = request.headers
-            headers = {name: given[name] for name in FORWARDED if name in given}
-            session = given.get("x-session-id")
+            body = await read_body(request, self.admission)
+            session = request.headers.get("x-session-id")
+            headers = self._forwarded(request)
             call = self.engine.parse(request.path, body, secrets.token_hex(16), session, headers)
             await self.serving.serve(call, reply)
         except ShortageError as error:
@@ -144,6 +152,7 @@ class Endpoints:
             raise
         finally:
             self.admission.give_bytes(len(body))
+            self.admission.leave()
         return "ok"
 
     def _cut(self) -> GatewayError:
@@ -156,26 +165,30 @@ class Endpoints:
 
     async def _pass(self, request: web.Request) -> web.Response:
         """Let any worker answer."""
-        with self.admission.request():
+        self.admission.enter()
+        body = b""
+        try:
             body = await read_body(request, self.admission)
-            try:
-                return await self._passed(request, body)
-            finally:
-                self.admission.give_bytes(len(body))
+            return await self._passed(request, body)
+        finally:
+            self.admission.give_bytes(len(body))
+            self.admission.leave()
 
     async def _passed(self, request: web.Request, body: bytes) -> web.Response:
         backends, settings = self.serving.backends, self.serving.settings
         for view in backends.now_ready():
-            url = backends.by_id[view.id].url + request.path_qs
+            backend = backends.by_id[view.id]
+            headers = {**self._forwarded(request), "Content-Type": JSON, **backend.key.headers}
             with contextlib.suppress(aiohttp.ClientError, OSError, TooLongError):
                 async with (
                     self.admission.serving.within(settings.connect_s),
                     self.session.request(
-                        request.method, url, data=body, headers=_json(request), allow_redirects=False
+                        request.method, backend.url + request.path_qs, data=body, headers=headers, allow_redirects=False
                     ) as answer,
                 ):
-                    kind = answer.headers.get("Content-Type", "application/json")
+                    kind = answer.headers.get("Content-Type", JSON)
                     said = await read_whole(answer.content.readany, settings.max_answer_mib * MIB)
+                    said = self.engine.public(request.path, said)
                     return web.Response(body=said, status=answer.status, headers={"Content-Type": kind})
         raise overloaded("no worker is there")
 
@@ -183,34 +196,7 @@ class Endpoints:
         """Say whether requests can be served now."""
         return web.Response(status=200 if can_serve(self.serving.backends.now_ready()) else 503)
 
-    async def _workers(self, request: web.Request) -> web.Response:
-        """Show the workers as the router sees them."""
-        shown = json.dumps([_shown(backend) for backend in self.serving.backends.all])
-        return web.Response(text=shown, content_type="application/json")
-
-    async def _show_metrics(self, request: web.Request) -> web.Response:
-        metrics = self.serving.metrics
-        for backend in self.serving.backends.all:
-            view = backend.view
-            load = {name: value for name in LOAD_FIELDS if (value := getattr(view.load, name)) is not None}
-            if view.free_kv_tokens is not None:
-                load["free_kv_tokens"] = view.free_kv_tokens
-            metrics.load(backend.id, load | {"alive": float(backend.alive)})
-        return web.Response(body=generate_latest(metrics.registry), content_type="text/plain")
-
-
-def _json(request: web.Request) -> dict[str, str]:
-    kept = {name: request.headers[name] for name in FORWARDED if name in request.headers}
-    return kept | ({"Content-Type": "application/json"} if request.method == "POST" else {})
-
-
-def _shown(backend: Backend) -> dict[str, object]:
-    view = backend.view
-    load = {name: getattr(view.load, name) for name in LOAD_FIELDS}
-    facts = {"id": backend.id, "kind": backend.kind, "alive": backend.alive, "role": view.role, "tp": view.tp}
-    return facts | {
-        "bootstrap_port": backend.bootstrap_port,
-        "kv_capacity_tokens": view.kv_capacity_tokens,
-        "free_kv_tokens": view.free_kv_tokens,
-        "load": load,
-    }
+    def _forwarded(self, request: web.Request) -> dict[str, str]:
+        """Return the headers that workers get too. A key of ours is no business of theirs."""
+        names = FORWARDED if self.gate.keys is not None else ("authorization", *FORWARDED)
+        return {name: request.headers[name] for name in names if name in request.headers}

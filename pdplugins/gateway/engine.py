@@ -248,6 +248,10 @@ class Engine(Protocol[CallT, AnswerT]):
         """What any worker may answer to a POST."""
         ...
 
+    def public(self, path: str, body: bytes) -> bytes:
+        """Return what of a server's answer to a question that any server may answer is for clients."""
+        ...
+
     async def describe(self, backend: Backend) -> Facts:
         """Ask a server what it is. Raises ValueError when the answer cannot be read."""
         ...

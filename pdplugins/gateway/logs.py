@@ -30,8 +30,9 @@ class Paced(logging.Filter):
             self._left_out += 1
             return False
         error = record.exc_info[1] if record.exc_info else None
-        why = "" if error is None else f": {str(error)!r}"
+        why = "" if error is None else ": " + " ".join(str(error).split())
         more = f" ({self._left_out} more since the last line)" if self._left_out else ""
+        record.levelno, record.levelname = logging.WARNING, "WARNING"  # it is the client's mistake
         record.msg, record.args, record.exc_info = (record.getMessage() + why)[:LONGEST] + more, (), None
         self._next_s, self._left_out = now_s + EVERY_S, 0
         return True

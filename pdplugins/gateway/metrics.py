@@ -31,14 +31,16 @@ class GatewayMetrics:
         self.requests = counter("requests", "Requests by how they ended", "outcome")
         self.primitives = counter("primitives", "What placements came to: pair, push, local, head, warm", "primitive")
         self._faults = counter("faults", "What did not go as the router or the client wanted, by kind", "kind")
-        self.servers = counter("server_events", "Servers of --launch: started, ready, died", "server", "event")
+        self.servers = counter("server_events", "Servers of --launch: started, ready, hung, died", "server", "event")
         self.ttft = Histogram(prefix + "ttft_seconds", "Time to first token", buckets=BUCKETS_S, registry=self.registry)
         self.in_flight = Gauge(prefix + "requests_in_flight", "Requests now", registry=self.registry)
         self.waiting = Gauge(
             prefix + "requests_waiting", "Requests that wait before the workers now", registry=self.registry
         )
         self.refused = counter("requests_refused", "Requests that the flow policy refused, or that found a full queue")
-        self.connections = Gauge(prefix + "connections", "Connections of clients now", registry=self.registry)
+        self.connections = Gauge(
+            prefix + "connections", "Connections to a listener now", ["listener"], registry=self.registry
+        )
         self.closed = counter("connections_closed", "Connections that the gateway closed, and why", "why")
         self._overloads = counter("overloads", "Refusals because of a limit, by what there was too much of", "of")
         self.wait = Histogram(

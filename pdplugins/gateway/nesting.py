@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-_BRACKETS = b"[]{}"
-_KEPT = frozenset(b'[]{}"\\')
-_OTHERS = bytes(byte for byte in range(256) if byte not in _KEPT)
+_OTHERS = bytes(byte for byte in range(256) if byte not in b'[]{}"')
 _ROUND = bytes.maketrans(b"{}", b"[]")
 MOST_MARKS = 1_000_000
-"""Brackets, quotes and escapes of a body, strings included: what is gone through once."""
+"""Brackets and quotes of a body, or its backslashes, those in strings included: what is gone through once."""
 MOST_BRACKETS = 100_000
 """Brackets outside of strings: what is gone through once for each level."""
 
@@ -19,11 +17,15 @@ def too_nested(body: bytes, most: int) -> str | None:
     """
     if body.count(b"[") + body.count(b"{") <= most:
         return None
+    escapes = body.count(b"\\")
+    if escapes:
+        if escapes > MOST_MARKS:
+            return "the body has too many values"
+        body = body.replace(b"\\\\", b"").replace(b'\\"', b"")  # every quote that is left begins or ends a string
     marks = body.translate(None, _OTHERS)
     if len(marks) > MOST_MARKS:
         return "the body has too many values"
-    unescaped = marks.replace(b"\\\\", b"").replace(b'\\"', b"") if b"\\" in marks else marks
-    brackets = b"".join(unescaped.split(b'"')[::2]).translate(_ROUND)  # what is outside of strings
+    brackets = b"".join(marks.split(b'"')[::2]).translate(_ROUND)  # what is outside of strings
     if len(brackets) > MOST_BRACKETS:
         return "the body has too many values"
     for _ in range(most):

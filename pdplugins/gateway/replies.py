@@ -7,6 +7,7 @@ import json
 from aiohttp import web
 
 from pdplugins.gateway.errors import GatewayError, RefusedError
+from pdplugins.redaction import redacted
 
 
 class Reply:
@@ -56,5 +57,5 @@ def failure(error: GatewayError) -> web.Response:
 
 def _object(error: GatewayError) -> bytes:
     kind = "invalid_request_error" if error.status < 500 else "gateway_error"
-    said = {"message": str(error), "type": kind, "param": None, "code": error.status}
+    said = {"message": redacted(str(error)), "type": kind, "param": None, "code": error.status}
     return json.dumps({"error": said}).encode()

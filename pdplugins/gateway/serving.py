@@ -56,8 +56,8 @@ class Serving:
         ending = Ending.FAILED
         try:
             async with self.admission.serving.within(self.settings.timeout_s):
-                await self.worker_there()
                 if self.queue is not None:
+                    await self.worker_there()
                     await self.queue.admit(task.arrival)
                 await task.run()
             ending = Ending.FINISHED

@@ -109,7 +109,8 @@ class RequestTask:
 
     async def _attempt(self) -> None:
         """Serve the request once. Each stage does its part where the execution has one, and says what is left."""
-        await self._all.worker_there()
+        if not self._all.backends.serves.is_set():
+            await self._all.worker_there()
         attempt = await self._resumed(self._placed())
         self._count(attempt.execution.primitive)
         attempt = await self._warmed(attempt)

@@ -1,5 +1,8 @@
 """The entry point of every launched process: it ties its life to the launcher's, then becomes the real program.
 
+Arguments that nobody may see come through the environment, since every user can read a command line. They are kept out
+of the program's log, too.
+
 ``python -m pdplugins.processes.child PARENT_PID DELAY_S MODULE ARGUMENTS…``. The kernel kills the process when the
 launcher dies in any way, even by SIGKILL. This is done here and not between fork and exec, because the launcher runs
 Dynamo's threads, and Python code in a forked copy of such a process is unsafe.
@@ -8,13 +11,18 @@ Dynamo's threads, and Python code in a forked copy of such a process is unsafe.
 from __future__ import annotations
 
 import ctypes
+import json
 import os
 import runpy
 import signal
 import sys
 import time
 
+from pdplugins.redaction import redact_every_log, secret
+
 _PR_SET_PDEATHSIG = 1
+SECRET_ARGUMENTS = "PDPLUGINS_SECRET_ARGUMENTS"  # noqa: S105 - the name of a variable
+"""Environment variable with further arguments of the program, as a JSON list."""
 
 
 def die_with(parent: int) -> None:
@@ -24,12 +32,23 @@ def die_with(parent: int) -> None:
         sys.exit(1)
 
 
+def _secret_arguments() -> list[str]:
+    """Take the secret arguments out of the environment. Their values are those that are no options."""
+    given: list[str] = json.loads(os.environ.pop(SECRET_ARGUMENTS, "[]"))
+    for value in given:
+        if not value.startswith("--"):
+            secret(value)
+    if given:
+        redact_every_log()
+    return given
+
+
 def main() -> None:
     """Run the module that the command line names."""
     parent, delay_s, module, *arguments = sys.argv[1:]
     die_with(int(parent))
     time.sleep(float(delay_s))
-    sys.argv = [module, *arguments]
+    sys.argv = [module, *arguments, *_secret_arguments()]
     runpy.run_module(module, run_name="__main__", alter_sys=True)
 
 

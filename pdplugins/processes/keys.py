@@ -36,9 +36,9 @@ def read_secret(path: Path | None, option: str, variable: str) -> str | None:
 def checked(key: str, where: str) -> str:
     """Return `key`, registered as a secret. Raises ConfigError, which does not show it, when it is none."""
     if len(key) < LEAST_LENGTH:
+        raise ConfigError(f"{where}: a key has at least {LEAST_LENGTH} characters; {MAKE}")
+    if not key.isascii() or not key.isprintable() or " " in key or key.startswith("-"):
         raise ConfigError(
-            f"{where}: a key has at least {LEAST_LENGTH} characters; make one with 'openssl rand -hex 32'"
+            f"{where}: a key is one line of ASCII, without spaces and without a dash at its start; {MAKE}"
         )
-    if not key.isascii() or not key.isprintable() or " " in key:
-        raise ConfigError(f"{where}: a key is one line of ASCII without spaces; make one with 'openssl rand -hex 32'")
     return secret(key)

@@ -30,7 +30,7 @@ def mooncake_jsonl(_settings: NoSettings, path: Path) -> Iterator[TraceRequest]:
             continue
         try:
             row = json.loads(line)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             column = getattr(error, "colno", 1)
             raise TraceError(f"{path}: line {number}, column {column}: not JSON; is the file cut off?") from None
         if not isinstance(row, dict):

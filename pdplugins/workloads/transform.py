@@ -47,6 +47,12 @@ def clip(requests: Sequence[TraceRequest], duration_s: float) -> list[TraceReque
     return [request for request in requests if request.arrival_s < duration_s]
 
 
+def since(requests: Sequence[TraceRequest], start_s: float) -> list[TraceRequest]:
+    """Keep the requests that arrive from `start_s` seconds of trace time on; their times then begin there."""
+    late = [request for request in requests if request.arrival_s >= start_s]
+    return [replace(request, arrival_s=request.arrival_s - start_s) for request in late]
+
+
 def scale(requests: Sequence[TraceRequest], speed: float) -> list[TraceRequest]:
     """Divide arrival times by `speed`. Lengths, and gaps inside sessions, stay as they are."""
     if not speed > 0:

@@ -141,7 +141,7 @@ def test_a_cell_that_is_computed_again_shows_a_result_equal_or_not(
     commit(repository)
     done = tool(repository, "verify")
     assert done.returncode == code, done.stderr
-    assert ("differs  quick one: answer was 42.0, is 142.0" in done.stdout) is bool(code)
+    assert ("differs  quick quick one: answer was 42.0, is 142.0" in done.stdout) is bool(code)
     assert state in tool(repository, "status").stdout
     assert "It is 42.0<!--" in (repository / "README.md").read_text()
 

@@ -12,6 +12,7 @@ import contextlib
 import itertools
 import json
 import socket
+import ssl
 import struct
 import zlib
 from collections import Counter
@@ -20,12 +21,15 @@ from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 from aiohttp import web
+from aiohttp.typedefs import Handler
 
 from pdplugins.gateway.engines.sglang.protocol import dumps
 
 VOCABULARY = 1000
 KV_TOKENS = 100_000
 """Tokens of KV cache of one worker."""
+MOST_TOKENS = 10_000
+"""Output tokens of one request; more are refused with 400."""
 CONTEXT_TOKENS = 32_768
 """A longer prompt is refused with 400."""
 
@@ -125,10 +129,23 @@ class FakeWorker:
         self.padding = ""
         """Is added to every event and answer of ``/generate``."""
         self.says: dict[str, bytes] = {}
-        """What it answers to questions about itself, by path, instead of what is so."""
+        """What it answers by path, instead of what is so; to requests only the next `faults.times` times."""
+        self.said_type = "application/json"
+        self.piece_bytes = 0
+        """Streams: bytes of one write, where not a whole event."""
+        self.endless: bytes | None = None
+        """Streams: what it says for ever."""
+        self.key: str | None = None
+        self.admin_key: str | None = None
+        """What aborts must carry, where there is one, in place of `key`."""
+        self.strangers: list[str] = []
+        """Paths of the requests without the right key."""
+        self.given: list[str | None] = []
+        """The authorization of each request."""
+        self.tls: ssl.SSLContext | None = None
 
     async def start(self) -> FakeWorker:
-        app = web.Application(client_max_size=2**28)
+        app = web.Application(client_max_size=2**28, middlewares=[self._checked])
         app.router.add_get("/server_info", self._info)
         app.router.add_get("/v1/loads", self._loads)
         app.router.add_get("/v1/models", self._models)
@@ -138,7 +155,7 @@ class FakeWorker:
             app.router.add_post(path, self._serve)
         self.runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=0.1)
         await self.runner.setup()
-        await web.TCPSite(self.runner, "127.0.0.1", getattr(self, "port", 0)).start()
+        await web.TCPSite(self.runner, "127.0.0.1", getattr(self, "port", 0), ssl_context=self.tls).start()
         self.port = self.runner.addresses[0][1]
         return self
 
@@ -147,18 +164,29 @@ class FakeWorker:
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
+        return f"{'http' if self.tls is None else 'https'}://127.0.0.1:{self.port}"
 
     @property
     def id(self) -> str:
         return f"127.0.0.1:{self.port}"
+
+    @web.middleware
+    async def _checked(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        """Check keys as SGLang does."""
+        key = (self.admin_key or self.key) if request.path == "/abort_request" else self.key
+        self.given.append(request.headers.get("authorization"))
+        if key is not None and self.given[-1] != f"Bearer {key}":
+            self.strangers.append(request.path)
+            return web.json_response({"error": "Unauthorized"}, status=401)
+        return await handler(request)
 
     async def _info(self, request: web.Request) -> web.Response:
         if (odd := self.says.get(request.path)) is not None:
             return web.Response(body=odd, content_type="application/json")
         mode = {"dual": "decode", "unified": "null"}.get(self.mode, self.mode)
         info = {"disaggregation_mode": mode, "disaggregation_bootstrap_port": self.bootstrap_port}
-        return web.json_response(info | {"incremental_streaming_output": self.incremental, "tp_size": 2})
+        info |= {"incremental_streaming_output": self.incremental, "tp_size": 2}
+        return web.json_response(info | {"api_key": self.key, "model_path": "/models/secret/tiny", "version": "0.5.23"})
 
     async def _loads(self, request: web.Request) -> web.Response:
         self.polls += 1
@@ -176,9 +204,13 @@ class FakeWorker:
         return web.json_response({"loads": [core | {"timestamp": stamp} | self.loads]})
 
     async def _models(self, request: web.Request) -> web.Response:
+        if (odd := self.says.get(request.path)) is not None:
+            return web.Response(body=odd, content_type="application/json")
         return web.json_response({"object": "list", "data": [{"id": "fake"}]})
 
     async def _tokenize(self, request: web.Request) -> web.Response:
+        if (odd := self.says.get(request.path)) is not None:
+            return web.Response(body=odd, content_type="application/json")
         body = await request.json()
         text = body["prompt"] if "prompt" in body else "".join(m["content"] for m in body["messages"])
         return web.json_response({"tokens": tokenize(text), "count": len(text)})
@@ -191,8 +223,16 @@ class FakeWorker:
         body = json.loads(await request.read())
         self.seen.append(body)
         rid = body["rid"]
+        try:
+            ids, count = prompt_of(request.path, body)
+            tokens = len(ids)
+            next_token(ids)
+            good = 0 < count < MOST_TOKENS
+        except (TypeError, ValueError, KeyError, AttributeError):
+            good = False
+        if not good:
+            return web.json_response({"error": {"message": "not a request"}}, status=400)
         self.running.add(rid)
-        tokens = len(prompt_of(request.path, body)[0])
         self.used_tokens += tokens
         try:
             if tokens > CONTEXT_TOKENS:
@@ -215,6 +255,9 @@ class FakeWorker:
             await asyncio.sleep(60)
         if faulty and faults.status:
             return web.json_response({"error": {"message": "asked for"}}, status=faults.status, headers=faults.headers)
+        if (odd := self.says.get(request.path)) is not None and faults.times > 0:
+            faults.times -= 1
+            return web.Response(body=odd, content_type=self.said_type)
         ids, count = prompt_of(request.path, body)
         role = self._role(body)
         if role is None:
@@ -247,6 +290,8 @@ class FakeWorker:
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream; charset=utf-8"})
         await response.prepare(request)
         faults = self.faults
+        while self.endless is not None:
+            await response.write(self.endless)
         if bad and faults.error_event:
             error: dict[str, Any] = {"error": {"message": "KV transfer failed", "code": faults.event_code}}
             if request.path == "/generate":
@@ -272,7 +317,12 @@ class FakeWorker:
                 said |= {"output_ids": answer[done - 1 : done], "text": text_of(answer[done - 1 : done])}
             if self.padding:
                 said["padding"] = self.padding
-            await response.write(b"data: " + dumps(said) + b"\n\n")
+            data = b"data: " + dumps(said) + b"\n\n"
+            size = self.piece_bytes or len(data)
+            for begin in range(0, len(data), size):
+                await response.write(data[begin : begin + size])
+                if self.piece_bytes:
+                    await asyncio.sleep(0)
         self.held.append(ids + answer)
         await response.write(b"data: [DONE]\n\n")
         return response
@@ -341,7 +391,7 @@ def common(one: Sequence[int], other: Sequence[int]) -> int:
     return count
 
 
-async def settled(condition: Any, seconds: float = 10.0) -> bool:
+async def settled(condition: Any, seconds: float = 60.0) -> bool:
     """Wait until `condition()` holds."""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(seconds):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import ssl
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from typing import Any
 import aiohttp
 
 from pdplugins.config import Config, parse
+from pdplugins.gateway.access.access import Access
 from pdplugins.gateway.app import Gateway
 from pdplugins.gateway.backends import WorkerOption
 from pdplugins.limits import GatewayConfig
@@ -30,9 +32,15 @@ def fast(**changes: Any) -> GatewayConfig:
     return GatewayConfig.model_validate({**FAST.model_dump(), **changes})
 
 
-PATIENT = fast(timeout_s=120, first_token_s=60, silence_s=60, connect_s=30)
+def patient(**changes: Any) -> GatewayConfig:
+    """`PATIENT` with other values."""
+    return GatewayConfig.model_validate({**PATIENT.model_dump(), **changes})
+
+
+PATIENT = fast(timeout_s=120, first_token_s=60, silence_s=60, connect_s=30, poll_timeout_s=30)
 """For tests in which no worker fails: a busy machine must not look like a dead worker."""
 
+JSON = {"Content-Type": "application/json"}
 PROMPT = list(range(100, 160))
 
 
@@ -137,14 +145,17 @@ async def over(
     workers: Sequence[FakeWorker],
     *,
     cfg: Config | None = None,
-    settings: GatewayConfig = FAST,
+    settings: GatewayConfig = PATIENT,
     flow: Flow | None = None,
     decision_log: Path | None = None,
     roles: Sequence[str] = (),
+    access: Access | None = None,
+    trusts: ssl.SSLContext | bool = True,
 ) -> AsyncIterator[Stand]:
     """A gateway over these workers and a client; afterwards nothing may be left, and the workers are stopped.
 
     :param roles: labels of the workers at start; the gateway's own where there are none.
+    :param trusts: what the client checks the gateway's certificate with.
     """
     before = asyncio.all_tasks()
     labels = [f",role={role}" for role in roles] or [""] * len(workers)
@@ -152,11 +163,11 @@ async def over(
     cfg = (cfg or config(dual=any(worker.mode == "dual" for worker in workers))).model_copy(
         update={"gateway": settings}
     )
-    gateway = Gateway(cfg, options, decision_log=decision_log)
+    gateway = Gateway(cfg, options, decision_log=decision_log, access=access)
     gateway.policies.flow = gateway.policies.flow if flow is None else flow
     await gateway.start()
     try:
-        async with aiohttp.ClientSession() as client:
+        async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=trusts)) as client:
             yield Stand(gateway, list(workers), client)
     finally:
         await gateway.stop()

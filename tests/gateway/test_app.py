@@ -31,13 +31,13 @@ def test_models_tokenizer_workers_health_and_metrics() -> None:
             assert (await it.post("/v1/tokenize", {"prompt": "ab"}))[1]["tokens"] == [97, 98]
             async with it.client.get(it.gateway.url + "/health") as answer:
                 assert answer.status == 200
-            async with it.client.get(it.gateway.url + "/workers") as answer:
+            async with it.client.get(it.gateway.admin_url + "/workers") as answer:
                 shown = await answer.json()
             assert [(worker["kind"], worker["role"], worker["alive"]) for worker in shown] == [
                 ("dual", "prefill", True),
                 ("dual", "decode", True),
             ]
-            async with it.client.get(it.gateway.url + "/metrics") as answer:
+            async with it.client.get(it.gateway.admin_url + "/metrics") as answer:
                 text = await answer.text()
             assert 'pdplugins_gateway_requests_total{outcome="ok"} 1.0' in text
             assert f'pdplugins_gateway_load{{of="alive",worker="{it.workers[0].id}"}} 1.0' in text
@@ -52,7 +52,7 @@ def test_decisions_of_router_and_flow_policy_are_logged_and_measured(tmp_path: P
     async def run() -> None:
         async with stand("dual", "dual", cfg=cfg, decision_log=tmp_path / "log") as it:
             await it.post("/generate", ask())
-            async with it.client.get(it.gateway.url + "/metrics") as answer:
+            async with it.client.get(it.gateway.admin_url + "/metrics") as answer:
                 text = await answer.text()
             assert "pdplugins_router_decisions_total 1.0" in text
             assert "pdplugins_flow_step_seconds_count" in text

@@ -25,7 +25,7 @@ def test_a_view_carries_tp_capabilities_and_free_kv_tokens() -> None:
             assert view.tp == 2
             assert view.capabilities is not None
             assert view.capabilities.phases == frozenset(Role)
-            async with it.client.get(it.gateway.url + "/workers") as answer:
+            async with it.client.get(it.gateway.admin_url + "/workers") as answer:
                 assert (await answer.json())[0]["free_kv_tokens"] == 70_000
 
     asyncio.run(run())
@@ -118,7 +118,7 @@ def test_a_router_changes_labels_and_hears_of_it() -> None:
             assert router.heard == [(one, "decode", "begun"), (one, "decode", "done")]
             assert (await it.post("/generate", ask()))[0] == 200
             assert [view.role for view in it.gateway.backends.ready] == [Role.PREFILL, Role.DECODE]
-            async with it.client.get(it.gateway.url + "/metrics") as answer:
+            async with it.client.get(it.gateway.admin_url + "/metrics") as answer:
                 assert 'pdplugins_gateway_role_changes_total{by="router",stage="done"} 2.0' in await answer.text()
 
     asyncio.run(run())

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from tests.gateway.fake import settled
-from tests.gateway.rig import Stand, ask, fast, stand
+from tests.gateway.rig import Stand, ask, patient, stand
 from tests.gateway.sockets import ends, head, message, sockets
 
 pytestmark = pytest.mark.moderate
@@ -17,9 +17,10 @@ def closed(it: Stand, why: str) -> float:
     return it.gateway.metrics.closed.labels(why)._value.get()
 
 
-def test_a_slow_head_is_cut_off() -> None:
+@pytest.mark.parametrize("listener", ["url", "admin_url"])
+def test_a_slow_head_is_cut_off(listener: str) -> None:
     async def run() -> None:
-        async with stand("dual", settings=fast(head_s=0.3)) as it, sockets(it.gateway.url) as connect:
+        async with stand("dual", settings=patient(head_s=0.3)) as it, sockets(getattr(it.gateway, listener)) as connect:
             slow = [await connect() for _ in range(20)]
             for _, writer in slow:
                 writer.write(b"POST /generate HTTP/1.1\r\nHost: x\r\nX: ")
@@ -34,7 +35,7 @@ def test_a_connection_without_requests_is_closed() -> None:
     """Also one on which the head of the next request does not end."""
 
     async def run() -> None:
-        async with stand("dual", settings=fast(idle_s=0.3)) as it, sockets(it.gateway.url) as connect:
+        async with stand("dual", settings=patient(idle_s=0.3)) as it, sockets(it.gateway.url) as connect:
             for begun in (b"", b"POST /generate HT"):
                 reader, writer = await connect()
                 writer.write(message())
@@ -48,7 +49,7 @@ def test_a_connection_without_requests_is_closed() -> None:
 @pytest.mark.parametrize("chunked", [False, True])
 def test_a_slow_body_is_cut_off_and_gives_its_place_back(chunked: bool) -> None:
     async def run() -> None:
-        async with stand("dual", settings=fast(body_s=0.3)) as it, sockets(it.gateway.url) as connect:
+        async with stand("dual", settings=patient(body_s=0.3)) as it, sockets(it.gateway.url) as connect:
             slow = [await connect() for _ in range(20)]
             for _, writer in slow:
                 if chunked:
@@ -69,7 +70,7 @@ def test_a_client_that_does_not_read_is_cut_off(stream: bool) -> None:
     """Its request ends on the workers too, also where the answer is whole and has only to be written."""
 
     async def run() -> None:
-        async with stand("dual", settings=fast(write_s=0.5, timeout_s=60)) as it, sockets(it.gateway.url) as connect:
+        async with stand("dual", settings=patient(write_s=0.5, timeout_s=60)) as it, sockets(it.gateway.url) as connect:
             it.workers[0].padding = "x" * 100_000
             _, writer = await connect(4096)
             writer.write(message(count=300, stream=stream))
@@ -82,7 +83,7 @@ def test_a_client_that_does_not_read_is_cut_off(stream: bool) -> None:
 
 def test_a_client_that_reads_slowly_gets_all() -> None:
     async def run() -> None:
-        async with stand("dual", settings=fast(write_s=1, timeout_s=60)) as it, sockets(it.gateway.url) as connect:
+        async with stand("dual", settings=patient(write_s=1, timeout_s=60)) as it, sockets(it.gateway.url) as connect:
             it.workers[0].padding = "x" * 20_000
             reader, writer = await connect(4096)
             writer.write(message(count=100, stream=True))
@@ -97,7 +98,7 @@ def test_a_client_that_reads_slowly_gets_all() -> None:
 
 def test_a_thousand_idle_connections_leave_the_gateway_open() -> None:
     async def run() -> None:
-        settings = fast(max_connections=40, max_connections_per_client=40, head_s=60)
+        settings = patient(max_connections=40, max_connections_per_client=40, head_s=60)
         async with stand("dual", settings=settings) as it, sockets(it.gateway.url) as connect:
             for _ in range(100):
                 await connect()
@@ -111,7 +112,7 @@ def test_a_thousand_idle_connections_leave_the_gateway_open() -> None:
 def test_one_connection_too_many_is_told_so() -> None:
     async def run() -> None:
         async with (
-            stand("dual", token_s=0.3, settings=fast(max_connections_per_client=4)) as it,
+            stand("dual", token_s=0.3, settings=patient(max_connections_per_client=4)) as it,
             sockets(it.gateway.url) as connect,
         ):
             streams = [await connect() for _ in range(4)]
@@ -134,7 +135,7 @@ def test_one_connection_too_many_is_told_so() -> None:
 def test_those_that_are_refused_are_few_at_a_time() -> None:
     async def run() -> None:
         async with (
-            stand("dual", token_s=1, settings=fast(max_connections=2, head_s=60)) as it,
+            stand("dual", token_s=1, settings=patient(max_connections=2, head_s=60)) as it,
             sockets(it.gateway.url) as connect,
         ):
             _, writer = await connect()
@@ -150,7 +151,7 @@ def test_those_that_are_refused_are_few_at_a_time() -> None:
 
 def test_the_books_of_connections_come_back_to_nothing() -> None:
     async def run() -> None:
-        async with stand("dual", settings=fast(max_connections=30)) as it:
+        async with stand("dual", settings=patient(max_connections=30)) as it:
             async with sockets(it.gateway.url) as connect:
                 for number in range(60):
                     _, writer = await connect()
@@ -158,8 +159,7 @@ def test_the_books_of_connections_come_back_to_nothing() -> None:
             await it.client.close()
             clients = it.gateway.clients
             assert await settled(lambda: not clients._all)
-            assert not list(clients._idle.oldest())
-            assert not clients._idle._by_client
+            assert not clients._idle
             assert not clients._by_client
             assert clients._refused == 0
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
 
 import aiohttp
@@ -11,10 +12,12 @@ import pytest
 
 from pdplugins.gateway.engines.sglang import connections
 from pdplugins.gateway.engines.sglang.connections import Connections, Response
+from pdplugins.gateway.reading import read_whole
 from tests.gateway.fake import settled
 
 WHOLE = b"HTTP/1.1 200 OK\r\nContent-Type: text/x\r\nContent-Length: 2\r\n\r\nok"
 CHUNKS = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
+PART = b"HTTP/1.1 200 OK\r\nContent-Le"
 Act = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
 
@@ -44,11 +47,15 @@ class Peer:
         writer.close()
 
 
+async def whole(response: Response) -> bytes:
+    return await read_whole(response.readany, 1_000)
+
+
 @contextlib.asynccontextmanager
 async def over(peer: Peer) -> AsyncIterator[Callable[..., Awaitable[Response]]]:
     server = await asyncio.start_server(peer, "127.0.0.1", 0)
     url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/base"
-    pool = Connections(5)
+    pool = Connections(5, ssl.create_default_context())
 
     async def post(body: bytes = b"{}", headers: dict[str, str] | None = None, silence_s: float = 10) -> Response:
         return await pool.post(url, "/path", body, headers or {}, silence_s)
@@ -69,7 +76,7 @@ def test_a_connection_whose_answer_is_whole_serves_the_next_request() -> None:
         peer = Peer(WHOLE, CHUNKS + b"2\r\nab\r\n1\r\nc\r\n0\r\n\r\n", WHOLE, b"HTTP/1.1 100 Continue\r\n\r\n" + WHOLE)
         async with over(peer) as post:
             first = await post(b'{"a":1}', {"traceparent": "x"})
-            assert (first.status, first.content_type, await first.read()) == (200, "text/x", b"ok")
+            assert (first.status, first.content_type, await whole(first)) == (200, "text/x", b"ok")
             assert peer.heads[0].startswith("POST /base/path HTTP/1.1\r\nHost: 127.0.0.1:")
             assert "\r\ntraceparent: x\r\n" in peer.heads[0]
             assert peer.bodies == [b'{"a":1}']
@@ -129,11 +136,37 @@ def test_a_connection_that_its_server_closes_is_not_used_again(last: bytes | Non
 
         peer = Peer(last or leave, WHOLE)
         async with over(peer) as post:
-            assert await (await post()).read() == b"ok"
+            assert await whole(await post()) == b"ok"
             assert await settled(lambda: peer.closed == 1)
             await asyncio.sleep(0)
-            assert await (await post()).read() == b"ok"
+            assert await whole(await post()) == b"ok"
             assert peer.opened == 2
+
+    asyncio.run(work())
+
+
+@pytest.mark.parametrize(("extra", "later"), [(WHOLE, False), (PART, False), (WHOLE, True), (PART, True), (b"x", True)])
+def test_an_answer_that_nobody_asked_for_goes_to_nobody(extra: bytes, later: bool) -> None:
+    """Whether it comes with the answer before it or while the connection is idle."""
+
+    async def work() -> None:
+        more = asyncio.Event()
+
+        async def say(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            writer.write(WHOLE if later else WHOLE + extra)
+            if later:
+                await more.wait()
+                writer.write(extra)
+
+        peer = Peer(say, CHUNKS + b"3\r\nnew\r\n0\r\n\r\n")
+        async with over(peer) as post:
+            assert await whole(await post()) == b"ok"
+            more.set()
+            await asyncio.sleep(0.05)
+            assert await whole(await post()) == b"new"
+            assert peer.opened == 2 or (
+                not later and extra != WHOLE
+            )  # half an answer is dropped with the one before it
 
     asyncio.run(work())
 
@@ -145,7 +178,7 @@ def test_what_is_given_up_takes_its_connection_with_it() -> None:
             response = await post()
             assert await response.readany() == b"ab"
             response.close()
-            assert await (await post()).read() == b"ok"
+            assert await whole(await post()) == b"ok"
             assert peer.opened == 2
 
     asyncio.run(work())
@@ -171,7 +204,7 @@ async def _leave(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> 
 async def _whole(post: Callable[..., Awaitable[Response]]) -> bytes:
     response = await post(silence_s=0.1)
     try:
-        return await response.read()
+        return await whole(response)
     finally:
         response.close()
 
@@ -197,6 +230,6 @@ def test_failures_are_errors_of_aiohttp(act: bytes | Act, error: type[Exception]
 def test_nobody_listens() -> None:
     async def work() -> None:
         with pytest.raises(ConnectionRefusedError):
-            await Connections(5).post("http://127.0.0.1:1", "/", b"", {}, None)
+            await Connections(5, ssl.create_default_context()).post("http://127.0.0.1:1", "/", b"", {}, None)
 
     asyncio.run(work())

@@ -9,7 +9,7 @@ import aiohttp
 import pytest
 
 from tests.gateway.fake import answer_of, settled
-from tests.gateway.rig import PROMPT, Fixed, ask, fast, stand
+from tests.gateway.rig import JSON, PROMPT, Fixed, ask, fast, stand
 
 PLACED = {"pair": (0, 1, None), "local": (1, 1, None), "push": (0, 1, 20), "head": (0, 1, 63), "open": (0, None, None)}
 
@@ -138,7 +138,7 @@ def test_a_request_that_no_router_saw_ends_for_no_router() -> None:
             await it.workers[0].stop()
             assert await settled(lambda: not it.gateway.backends.ready)
             assert (await it.post("/generate", ask()))[0] == 503
-            async with it.client.post(it.gateway.url + "/generate", data=b"{") as answer:
+            async with it.client.post(it.gateway.url + "/generate", data=b"{", headers=JSON) as answer:
                 assert answer.status == 400
             assert not router.requests
             assert not router.endings

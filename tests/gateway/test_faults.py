@@ -13,7 +13,7 @@ import pytest
 from pdplugins.gateway.engines.sglang.calls import parse
 from pdplugins.gateway.replies import Reply
 from tests.gateway.fake import answer_of, settled, text_of
-from tests.gateway.rig import PROMPT, Fixed, Stand, ask, config, fast, stand
+from tests.gateway.rig import JSON, PROMPT, Fixed, Stand, ask, config, fast, stand
 
 pytestmark = pytest.mark.moderate
 
@@ -239,7 +239,7 @@ def test_a_clients_mistake_is_passed_on_and_not_tried_again() -> None:
             assert (status, answer["error"]["message"]) == (400, "asked for")
             assert len(it.workers[0].seen) == 1
             for body, why in ((b"{", "not JSON"), (b"[1]", "not a JSON object")):
-                async with it.client.post(it.gateway.url + "/generate", data=body) as response:
+                async with it.client.post(it.gateway.url + "/generate", data=body, headers=JSON) as response:
                     assert response.status == 400
                     assert why in await response.text()
 

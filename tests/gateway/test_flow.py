@@ -75,7 +75,7 @@ async def begin(it: Stand, flow: Steered, *rids: str, count: int = 9) -> list[as
 
 
 async def metric(it: Stand, name: str, prefix: str = "pdplugins_gateway_") -> float:
-    async with it.client.get(it.gateway.url + "/metrics") as answer:
+    async with it.client.get(it.gateway.admin_url + "/metrics") as answer:
         lines = (await answer.text()).splitlines()
     return float(next(line.split()[-1] for line in lines if line.startswith(f"{prefix}{name} ")))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 from pathlib import Path
 
@@ -22,9 +23,17 @@ def shown(value: object) -> str:
 
 
 def test_the_table_is_that_of_the_code() -> None:
-    rows = re.findall(r"^\| `(\w+)` \| ([^|]+) \| ([^|]+) \|", PAGE.read_text(), re.MULTILINE)
+    rows = re.findall(r"^\| `([\w.]+)` \| ([^|]+) \| ([^|]+) \|", PAGE.read_text(), re.MULTILINE)
     fields = GatewayConfig.model_fields
-    assert rows == [(name, shown(field.default), field.description) for name, field in fields.items()]
+    keys, fixed = rows[: len(fields)], rows[len(fields) :]
+    assert keys == [(name, shown(field.default), field.description) for name, field in fields.items()]
+    assert [(place, value) for place, value, _ in fixed] == [(place, shown(constant(place))) for place, *_ in fixed]
+    assert len(fixed) > 10
+
+
+def constant(place: str) -> object:
+    module, _, name = place.rpartition(".")
+    return getattr(importlib.import_module(f"pdplugins.gateway.{module}"), name)
 
 
 def test_options_take_precedence_over_the_file() -> None:

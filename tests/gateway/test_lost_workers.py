@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.gateway.fake import answer_of, settled
-from tests.gateway.rig import PROMPT, Fixed, Stand, ask, fast, stand
+from tests.gateway.rig import PROMPT, Fixed, Stand, ask, patient, stand
 
 pytestmark = pytest.mark.moderate
 
@@ -25,7 +25,7 @@ async def one(it: Stand, **more: Any) -> int:
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_reset_connection_costs_no_other_request_anything(workers: int, stream: bool) -> None:
     async def run() -> None:
-        async with stand(*["dual"] * workers, token_s=0.05, settings=fast(rest_s=60)) as it:
+        async with stand(*["dual"] * workers, token_s=0.05, settings=patient(rest_s=60)) as it:
             router = it.route(Fixed())
             router.first = router.second = 0
             waiting = [asyncio.create_task(one(it)) for _ in range(50)]
@@ -44,7 +44,7 @@ def test_a_reset_connection_costs_no_other_request_anything(workers: int, stream
 
 def test_a_reset_in_the_middle_of_a_stream_is_no_lost_worker() -> None:
     async def run() -> None:
-        async with stand("dual", "dual", settings=fast(poll_s=60)) as it:
+        async with stand("dual", "dual", settings=patient(poll_s=60)) as it:
             it.route(Fixed())
             it.workers[1].faults.die_after_tokens, it.workers[1].faults.times = 3, 1
             assert (await it.stream("/generate", ask()))[-1]["output_ids"] == answer_of(PROMPT, 9)
@@ -55,7 +55,7 @@ def test_a_reset_in_the_middle_of_a_stream_is_no_lost_worker() -> None:
 
 def test_requests_wait_for_a_worker_that_comes_back() -> None:
     async def run() -> None:
-        async with stand("dual", settings=fast(worker_wait_s=30)) as it:
+        async with stand("dual", settings=patient(worker_wait_s=30)) as it:
             await it.workers[0].stop()
             early = [asyncio.create_task(one(it)) for _ in range(3)]  # perhaps before anyone knows that it is gone
             assert await settled(lambda: not it.gateway.backends.ready)
@@ -70,7 +70,7 @@ def test_requests_wait_for_a_worker_that_comes_back() -> None:
 
 def test_the_wait_for_a_worker_is_bounded_in_time_and_number() -> None:
     async def run() -> None:
-        async with stand("dual", settings=fast(worker_wait_s=1, max_waiting=2)) as it:
+        async with stand("dual", settings=patient(worker_wait_s=1, max_waiting=2)) as it:
             await it.workers[0].stop()
             assert await settled(lambda: not it.gateway.backends.ready)
             two = [asyncio.create_task(one(it)) for _ in range(2)]
@@ -88,7 +88,7 @@ def test_too_few_descriptors_are_load_and_no_lost_worker() -> None:
     """The process may open nothing more: a client whose connection is open gets 503, and the worker stays."""
 
     async def run() -> None:
-        async with stand("dual", settings=fast(poll_s=0.02)) as it:
+        async with stand("dual", settings=patient(poll_s=0.02)) as it:
             async with it.client.get(it.gateway.url + "/health") as answer:
                 assert answer.status == 200
             (backend,) = it.gateway.backends.all

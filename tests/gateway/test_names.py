@@ -9,7 +9,7 @@ import pytest
 
 from pdplugins.gateway.names import hashed
 from tests.gateway.fake import answer_of
-from tests.gateway.rig import PROMPT, ask, fast, stand
+from tests.gateway.rig import PROMPT, ask, patient, stand
 
 
 @pytest.mark.parametrize("field", ["user", "session_id"])
@@ -27,7 +27,7 @@ def test_a_session_name_of_any_length_is_kept_as_a_short_one(field: str) -> None
 
 def test_sessions_are_bounded_and_the_least_recent_goes_first() -> None:
     async def run() -> None:
-        async with stand("dual", settings=fast(max_sessions=2)) as it:
+        async with stand("dual", settings=patient(max_sessions=2)) as it:
             for name in ("a", "b", "a", "c"):
                 await it.post("/generate", ask(user=name))
             assert list(it.gateway.serving.sessions._sessions) == [hashed("a"), hashed("c")]
@@ -48,7 +48,7 @@ def test_a_session_keeps_as_much_of_a_long_prompt_as_of_a_short_one() -> None:
 
 def test_nothing_is_kept_of_a_request_that_was_not_answered() -> None:
     async def run() -> None:
-        async with stand("dual", settings=fast(retries=0)) as it:
+        async with stand("dual", settings=patient(retries=0)) as it:
             it.workers[0].faults.status = 503
             assert (await it.post("/generate", ask(user="a")))[0] == 503
             it.workers[0].faults.status = 400

@@ -140,6 +140,7 @@ def test_any_json_as_a_description_is_read_or_refused(data: Any) -> None:
         assert facts.kv_capacity_tokens >= 0
 
 
+@pytest.mark.moderate
 @given(JSON | st.fixed_dictionaries({"loads": JSON | st.lists(st.dictionaries(LOAD_NAMES, JSON), max_size=3)}))
 def test_any_json_as_a_load_is_read_or_refused(data: Any) -> None:
     with contextlib.suppress(ValueError):

@@ -9,7 +9,7 @@ import pytest
 
 from pdplugins.gateway.retry import RetryBudget, pause_s
 from tests.gateway.fake import answer_of, settled
-from tests.gateway.rig import PROMPT, Fixed, Stand, ask, fast, stand
+from tests.gateway.rig import PROMPT, Fixed, Stand, ask, patient, stand
 
 pytestmark = pytest.mark.moderate
 
@@ -24,7 +24,7 @@ def test_retries_of_full_workers_are_a_tenth_of_the_requests(status: int, monkey
     monkeypatch.setattr("pdplugins.gateway.retry.RESERVE_PER_S", 0.0)
 
     async def run() -> None:
-        async with stand("dual", "dual", settings=fast(retry_reserve=5, backoff_s=0.001)) as it:
+        async with stand("dual", "dual", settings=patient(retry_reserve=5, backoff_s=0.001)) as it:
             it.route(Fixed()).second = 0
             fill(it, status)
             statuses = await asyncio.gather(*(refusal(it) for _ in range(100)))
@@ -48,7 +48,7 @@ async def refusal(it: Stand, **more: Any) -> tuple[int, str | None]:
 @pytest.mark.parametrize(("said", "told"), [("7", "7"), ("1000", "60"), ("Wed, 21 Oct 2015", "1"), ("-3", "1")])
 def test_what_a_full_worker_says_of_later_is_passed_on(said: str, told: str) -> None:
     async def run() -> None:
-        async with stand("dual", settings=fast(retries=0)) as it:
+        async with stand("dual", settings=patient(retries=0)) as it:
             fill(it, 503, **{"Retry-After": said})
             assert await refusal(it) == (503, told)
 
@@ -68,7 +68,7 @@ def test_a_request_moves_from_a_full_worker_to_one_that_is_not() -> None:
 
 def test_an_error_event_may_say_that_a_worker_is_full() -> None:
     async def run() -> None:
-        async with stand("dual", settings=fast(retries=0)) as it:
+        async with stand("dual", settings=patient(retries=0)) as it:
             it.workers[0].faults.error_event = True
             it.workers[0].faults.event_code = 503
             assert await refusal(it, stream=True) == (503, "1")
@@ -79,7 +79,7 @@ def test_an_error_event_may_say_that_a_worker_is_full() -> None:
 
 def test_every_request_of_a_broken_worker_moves_on_once_whatever_the_budget() -> None:
     async def run() -> None:
-        async with stand("dual", "dual", token_s=0.1, settings=fast(retry_reserve=1, retry_share=0)) as it:
+        async with stand("dual", "dual", token_s=0.1, settings=patient(retry_reserve=1, retry_share=0)) as it:
             router = it.route(Fixed())
             router.first = router.second = 0
             asked = [asyncio.create_task(it.post("/generate", ask(stream=False))) for _ in range(40)]
@@ -92,7 +92,7 @@ def test_every_request_of_a_broken_worker_moves_on_once_whatever_the_budget() ->
 
 def test_a_request_that_fails_everywhere_makes_one_worker_rest() -> None:
     async def run() -> None:
-        async with stand("dual", "dual", "dual", settings=fast(rest_s=60)) as it:
+        async with stand("dual", "dual", "dual", settings=patient(rest_s=60)) as it:
             it.route(Fixed())
             fill(it, 500)
             assert (await it.post("/generate", ask()))[0] == 502
@@ -103,7 +103,7 @@ def test_a_request_that_fails_everywhere_makes_one_worker_rest() -> None:
 
 def test_requests_beyond_the_limit_are_refused_before_anything_is_read() -> None:
     async def run() -> None:
-        async with stand("dual", token_s=0.05, settings=fast(max_requests=2)) as it:
+        async with stand("dual", token_s=0.05, settings=patient(max_requests=2)) as it:
             two = [asyncio.create_task(it.post("/generate", ask())) for _ in range(2)]
             assert await settled(lambda: len(it.workers[0].running) == 2)
             assert await refusal(it) == (503, "1")
@@ -116,7 +116,7 @@ def test_requests_beyond_the_limit_are_refused_before_anything_is_read() -> None
 def test_the_budget_is_a_share_with_a_reserve(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 100.0
     monkeypatch.setattr("pdplugins.gateway.retry.monotonic", lambda: now)
-    budget = RetryBudget(fast(retry_reserve=3, retry_share=0.1))
+    budget = RetryBudget(patient(retry_reserve=3, retry_share=0.1))
     assert [budget.take() for _ in range(4)] == [True, True, True, False]
     for _ in range(11):
         budget.arrived()
@@ -126,7 +126,7 @@ def test_the_budget_is_a_share_with_a_reserve(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_pauses_double_up_to_a_bound() -> None:
-    settings = fast(backoff_s=0.1, max_backoff_s=0.3)
+    settings = patient(backoff_s=0.1, max_backoff_s=0.3)
     for retry, most in ((0, 0.1), (1, 0.2), (2, 0.3), (5_000, 0.3)):
         pauses = [pause_s(settings, retry) for _ in range(200)]
         assert all(0 <= pause <= most for pause in pauses)

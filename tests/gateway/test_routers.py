@@ -15,7 +15,7 @@ ROUTERS: dict[str, dict[str, Any]] = {
     "ampd": {},
     "arrow": {},
     "dopd": {"local_tokens": 20},
-    "dynaserve": {"pairs": "any", "least_tokens": 1, "margin_tokens": 0},
+    "dynaserve": {"pairs": "any", "split": "balanced", "underused": 0, "least_tokens": 1, "margin_tokens": 0},
     "least-loaded": {},
     "round-robin": {},
     "random": {},
@@ -57,21 +57,14 @@ def test_every_router_serves_a_mixed_load_with_the_right_tokens(name: str, dual:
 
 def test_dynaserve_splits_on_the_gateway() -> None:
     async def run() -> None:
-        router = {"name": "dynaserve", "pairs": "any", "least_tokens": 1, "margin_tokens": 0}
+        router = {"name": "dynaserve", "underused": 0}
         async with stand("dual", "dual", cfg=config(router)) as it:
             for number in range(6):
                 prompt = [number] * 900
-                body = ask(prompt, 200)
-                body["sampling_params"]["ignore_eos"] = True
-                assert (await it.post("/generate", body))[1]["output_ids"] == answer_of(prompt, 200)
-            async with it.client.get(it.gateway.url + "/metrics") as response:
+                assert (await it.post("/generate", ask(prompt, 200)))[1]["output_ids"] == answer_of(prompt, 200)
+            async with it.client.get(it.gateway.admin_url + "/metrics") as response:
                 text = await response.text()
-            done = {
-                line.split('"')[1]
-                for line in text.splitlines()
-                if line.startswith("pdplugins_gateway_primitives_total")
-            }
-            assert done & {"push", "head"}
+            assert 'pdplugins_gateway_primitives_total{primitive="pair"}' in text
 
     asyncio.run(run())
 
@@ -80,7 +73,7 @@ def test_arrow_shows_its_pools() -> None:
     async def run() -> None:
         async with stand("dual", "dual", "dual", cfg=config("arrow")) as it:
             assert (await it.post("/generate", ask()))[1]["output_ids"] == answer_of(PROMPT, 9)
-            async with it.client.get(it.gateway.url + "/metrics") as response:
+            async with it.client.get(it.gateway.admin_url + "/metrics") as response:
                 text = await response.text()
             assert 'pdplugins_gateway_elastic_pool{role="decode"} 2.0' in text
 

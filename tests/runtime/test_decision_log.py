@@ -44,6 +44,7 @@ def opened(path: Path, config: Config, deployment: Deployment) -> DecisionLog:
     return DecisionLog(path, config, deployment, START, clock=lambda: 1_700_000_000.25)
 
 
+@pytest.mark.moderate
 @given(view=views, plan=plans, fault=st.none() | st.sampled_from(Fault))
 def test_what_is_written_reads_back_exactly(
     tmp_path_factory: pytest.TempPathFactory, view: PlannerView, plan: ScalePlan, fault: Fault | None

@@ -85,6 +85,7 @@ class Host:
         raise AssertionError("more answers than requests")
 
 
+@pytest.mark.moderate
 @given(script=st.lists(answers | junk, min_size=1, max_size=8), stream=st.lists(steps, max_size=30))
 def test_any_policy_loses_nothing(script: list[Any], stream: list[tuple[str, Any]]) -> None:
     """After each step the queue is what the host knows; at the end a policy that fails leaves nothing behind."""
@@ -296,6 +297,7 @@ def test_the_journal_hears_every_decision() -> None:
     }
 
 
+@pytest.mark.moderate
 @given(stream=st.lists(steps, max_size=40), per_worker=st.none() | st.integers(1, 2))
 def test_the_stock_policy_needs_no_help(stream: list[tuple[str, Any]], per_worker: int | None) -> None:
     settings = FcfsSettings(per_worker=per_worker)

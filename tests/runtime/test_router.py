@@ -36,6 +36,7 @@ def assert_safe(placement: Placement, usable: frozenset[str]) -> None:
     assert type(placement.reason) is str
 
 
+@pytest.mark.moderate
 @given(script=st.lists(answers, min_size=1, max_size=8), usable=st.frozensets(st.sampled_from(sorted(IDS)), min_size=1))
 def test_any_answer_becomes_one_to_follow(script: list[Any], usable: frozenset[str]) -> None:
     router = SafeRouter(Script(script), DEPLOYMENT)  # type: ignore[arg-type]

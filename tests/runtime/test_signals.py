@@ -277,6 +277,7 @@ while True:
 """
 
 
+@pytest.mark.moderate
 def test_a_writer_that_is_killed_while_it_writes_leaves_nothing_torn(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -298,6 +299,7 @@ def test_a_writer_that_is_killed_while_it_writes_leaves_nothing_torn(
     assert board.faults == {}
 
 
+@pytest.mark.moderate
 def test_two_processes_hear_each_other(tmp_path: Path) -> None:
     answer = """
 import sys, time

@@ -244,6 +244,7 @@ def each_test(subject: type) -> list[Callable[[], None]]:
     return [getattr(subject(), name) for name in dir(subject) if name.startswith("test_")]
 
 
+@pytest.mark.moderate
 def test_every_seam_has_a_test() -> None:
     """A host that claims to lack a seam that it has fails in as many tests as the seam has: at least one."""
     for seam in Seam:

@@ -166,6 +166,7 @@ sessions = st.builds(
 )
 
 
+@pytest.mark.moderate
 @given(st.lists(sessions, min_size=1, max_size=8))
 def test_sessions_that_are_written_read_back_equal(
     tmp_path_factory: pytest.TempPathFactory, made: list[TraceRequest]

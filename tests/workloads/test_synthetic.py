@@ -42,6 +42,7 @@ PROCESSES = st.sampled_from(
 )
 
 
+@pytest.mark.moderate
 @given(PROCESSES, st.floats(0.1, 90), st.integers(1, 200), st.integers(0, 9))
 def test_arrivals_ascend_and_stay_inside_both_limits(process, duration_s: float, requests: int, seed: int) -> None:
     made = make(arrivals=process, duration_s=duration_s, requests=requests, seed=seed)
@@ -86,6 +87,7 @@ def test_closed_clients_send_one_request_after_the_other_without_history() -> No
     assert {later.gap_s for request in made for later in request.rounds} == {1.5}
 
 
+@pytest.mark.moderate
 @pytest.mark.parametrize(
     ("lengths", "expected"),
     [

@@ -61,6 +61,7 @@ def test_requests_come_out_in_order_of_arrival(tmp_path: Path) -> None:
         (AZURE + "2023-11-16 18:17:05,5,0\n", "line 4, column GeneratedTokens: '0'"),
         (AZURE + "2023-11-16 18:17:05,5\n", "line 4, column GeneratedTokens"),
         ('{"timestamp": 0, "input_length": 1', "line 1, column 35: not JSON"),
+        ('{"timestamp": 0, "hash_ids": ' + "[" * 100_000, "line 1, column 1: not JSON"),
         (MOONCAKE + '{"timestamp": "x", "input_length": 1, "output_length": 1}', "line 4, column timestamp: 'x'"),
         (MOONCAKE + '{"timestamp": NaN, "input_length": 1, "output_length": 1}', "line 4, column timestamp: 'nan'"),
         (MOONCAKE + '{"timestamp": 0, "input_length": 1}', "line 4, column output_length: missing"),
@@ -134,6 +135,7 @@ requests = st.builds(
 )
 
 
+@pytest.mark.moderate
 @given(st.lists(requests, min_size=1, max_size=8))
 def test_what_is_written_reads_back(tmp_path_factory: pytest.TempPathFactory, made: list[TraceRequest]) -> None:
     """Up to where it starts: reading shifts the first request to 0."""

@@ -29,6 +29,12 @@ def test_a_trace_can_be_clipped_and_sped_up() -> None:
         transform.scale(requests, 0.0)
 
 
+def test_what_comes_later_begins_anew() -> None:
+    trace = [TraceRequest(at_s, 10, 1) for at_s in (0.0, 4.0, 5.0, 9.0)]
+    assert [request.arrival_s for request in transform.since(trace, 4.5)] == [0.5, 4.5]
+    assert transform.since(trace, 0.0) == trace
+
+
 def test_the_rate_is_that_of_the_whole_trace_and_the_clip_counts_at_that_rate() -> None:
     requests = [TraceRequest(float(t), 1, 1) for t in range(101)]
     assert [r.arrival_s for r in Transform(rate=10.1, clip_s=0.25).apply(requests)] == pytest.approx([0, 0.1, 0.2])
@@ -36,6 +42,7 @@ def test_the_rate_is_that_of_the_whole_trace_and_the_clip_counts_at_that_rate() 
     assert Transform().apply(requests) == requests
 
 
+@pytest.mark.moderate
 @given(st.lists(REQUEST, max_size=5), st.integers(2, 1200))
 def test_no_prompt_plus_output_is_longer_than_the_context(requests: list[TraceRequest], context: int) -> None:
     kept = Transform(max_context_tokens=context).apply(requests)

@@ -10,6 +10,7 @@ from pdplugins.errors import ConfigError, TraceError
 from pdplugins.workloads import traces, transform
 
 
+@pytest.mark.moderate
 @pytest.mark.parametrize("name", traces.shipped())
 def test_every_shipped_workload_is_made_from_its_name(name: str) -> None:
     made = traces.read(name)

@@ -30,14 +30,14 @@ class PoolName(StrEnum):
 class Instance:
     """One instance.
 
-    The scheduler sends every prefill request, and hears when its prefill is done or the request has ended. So it tracks
-    the prefill queue itself. The decode load comes from the host's reports. They do not include a request whose KV
-    cache is still on its way, so the scheduler counts such a request itself until the KV cache has arrived.
+    The scheduler sends every request, and hears when its prefill is done and when it has ended. So it tracks the
+    prefill queue itself. The decode load comes from the host's reports. They do not include a request whose KV cache is
+    on its way, or waits for free KV capacity. So the scheduler adds what it has sent and no report includes.
     """
 
     __slots__ = (
-        "backlog_s", "counted", "free_at_s", "interval_s", "landed_at_s", "landing_requests", "landing_tokens",
-        "limits", "pool", "predictor", "prefills", "requests", "serial", "tokens", "view",
+        "backlog_s", "counted", "decoding", "decoding_tokens", "free_at_s", "interval_s", "limits", "pool", "predictor",
+        "prefills", "requests", "serial", "tokens", "view",
     )  # fmt: skip
 
     def __init__(
@@ -60,10 +60,10 @@ class Instance:
         """Decode requests that the host reports; the next field is their tokens."""
         self.interval_s: float | None = None
         """Recent average token generation interval; None when the host does not report it."""
-        self.landing_tokens = 0.0
-        self.landing_requests = 0
-        self.landed_at_s = 0.0
-        """When all KV caches sent here so far have arrived."""
+        self.decoding: dict[str, int] = {}
+        """Requests that were sent here to decode and have not ended: id to prompt tokens."""
+        self.decoding_tokens = 0
+        """Sum of those tokens."""
         self.counted: tuple[float, ...] | None = None
         """The figures that `pools.DecodeLoad` has counted for this instance."""
 
@@ -122,30 +122,28 @@ class Instance:
 
     @property
     def running_tokens(self) -> float:
-        """Tokens of the requests that decode here: the decode load."""
-        return self.tokens + self.landing_tokens
+        """Tokens of the requests that decode here, or will do so: the decode load."""
+        sent = len(self.decoding)
+        if sent <= self.requests:
+            return self.tokens
+        return self.tokens + self.decoding_tokens * (sent - self.requests) / sent
 
     @property
     def decodes(self) -> float:
-        """Requests that decode here."""
-        return self.requests + self.landing_requests
+        """Requests that decode here, or will do so."""
+        return max(self.requests, len(self.decoding))
 
     def fits(self, request: Request, tpot_s: float) -> bool:
-        """Return whether `request` may decode here inside the TPOT SLO `tpot_s`: Algorithm 2, and `holds`.
+        """Return whether `request` may decode here: Algorithm 2, and free KV capacity and a place in the batch.
 
-        Max Running Tokens may be exceeded by this one request, as in the paper.
+        Max Running Tokens may be exceeded by this one request, as in the paper. The KV cache may not.
         """
+        kv_tokens, tokens = self.view.kv_capacity_tokens, self.running_tokens
         return (
-            self.running_tokens <= self.limits.tokens
+            tokens <= self.limits.tokens
+            and (kv_tokens <= 0 or tokens + request.prompt_tokens <= kv_tokens)
+            and self.decodes < self.limits.requests
             and (self.interval_s is None or self.interval_s <= tpot_s)
-            and self.holds(request)
-        )
-
-    def holds(self, request: Request) -> bool:
-        """Return whether `request` can start to decode here: there are free KV capacity and a place in the batch."""
-        kv_tokens = self.view.kv_capacity_tokens
-        return self.decodes < self.limits.requests and (
-            kv_tokens <= 0 or self.running_tokens + request.prompt_tokens <= kv_tokens
         )
 
     @property
@@ -155,25 +153,29 @@ class Instance:
         full = kv_tokens if 0 < kv_tokens < limits.full_tokens else limits.full_tokens
         return limits.speed(self.running_tokens), limits.speed(full)
 
-    def start_decode(self, request: Request, arrives_s: float) -> None:
-        """Note that `request` was sent here to decode, and that its KV cache arrives at `arrives_s`."""
-        self.landing_tokens += request.prompt_tokens
-        self.landing_requests += 1
-        self.landed_at_s = max(self.landed_at_s, arrives_s)
+    def start_decode(self, request: Request) -> None:
+        """Note that `request` was sent here to decode."""
+        self.end_decode(request.id)
+        self.decoding[request.id] = request.prompt_tokens
+        self.decoding_tokens += request.prompt_tokens
+
+    def end_decode(self, request: str) -> None:
+        """Note that a request has ended, if it decodes here."""
+        self.decoding_tokens -= self.decoding.pop(request, 0)
 
     def observe(self, now_s: float) -> None:
         """Read the load that the host reports. If it is missing or not a number, the last one stays."""
         load = self.view.load
-        running, queued = load.running_requests, load.queued_requests
+        running, queued, decoding = load.running_requests, load.queued_requests, load.decode_requests
         tokens = load.running_tokens if load.decode_tokens is None else load.decode_tokens
         if is_number(tokens):
             self.tokens = _bounded(tokens)
-        if is_number(running) and is_number(queued):
+        if is_number(decoding):
+            self.requests = _bounded(decoding)
+        elif is_number(running) and is_number(queued):
             self.requests = _bounded(running + queued - len(self.prefills))
         interval_s = load.recent_tbt_s
         self.interval_s = _bounded(interval_s) if is_number(interval_s) else None
-        if now_s >= self.landed_at_s:
-            self.landing_tokens, self.landing_requests = 0.0, 0
         if self.prefills and now_s > self.free_at_s:
             self._late(now_s, is_number(load.queued_tokens) and load.queued_tokens > 0)
 

@@ -8,6 +8,7 @@ pool. A pool is only a label, so that takes no time.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import inf
 
 from pdplugins.contracts.deployment import Deployment
 from pdplugins.contracts.request import Request
@@ -31,7 +32,6 @@ class ArrowRouter:
 
     def __init__(self, settings: ArrowSettings, deployment: Deployment) -> None:
         self._settings = settings
-        self._perf = deployment.perf
         self._ttft_s = deployment.slo.ttft_s
         self._tpot_threshold_s = settings.tpot_share * deployment.slo.tpot_s
         self._profiler = StartupProfiler(deployment, settings.max_running_tokens)
@@ -40,11 +40,13 @@ class ArrowRouter:
         self._seen = 0
         self._pools = Pools()
         self._monitor = Monitor(self._pools)
-        self._prefilling: dict[str, Instance] = {}
-        """By request id: the instance that prefills it. Entries end when the host reports the end."""
+        self._at: dict[str, Instance] = {}
+        """By request id: the instance that prefills or decodes it. Entries end when the host reports the end."""
         self._slow_since_s: float | None = None
         self._full_since_s: float | None = None
-        """Since when no request could decode inside the TPOT SLO."""
+        """Since when no request has found an instance that could decode it inside the TPOT SLO."""
+        self._full_until_s = -inf
+        """When the last such request came, and `slow_s` later."""
         self._flips = dict.fromkeys(Role, 0)
         self._role_moves: dict[str, RoleMove] = {}
         """The latest move of each worker, until the host takes it."""
@@ -76,10 +78,10 @@ class ArrowRouter:
     def on_arrival(self, request: Request, workers: tuple[WorkerView, ...], now_s: float) -> Placement:
         """Choose the instance that prefills `request`. The decode instance is chosen when prefill is done."""
         self._look(workers, now_s)
-        self._forget(request.id)  # the request comes again if its worker has failed
+        self._leave(request.id)  # the request comes again if its worker has failed
         target, reason = self._schedule_prefill(request, now_s)
         target.start_prefill(request, now_s)
-        self._prefilling[request.id] = target
+        self._at[request.id] = target
         self._pools.update(target)
         return Placement(target.view.id, None, request.prompt_tokens, reason)
 
@@ -88,30 +90,33 @@ class ArrowRouter:
     ) -> Placement:
         """Choose the instance that decodes `request`."""
         self._look(workers, now_s)
-        self._prefilling.pop(request.id, None)
         home = self._instances.get(placement.first)
         if home is not None:
             home.end_prefill(request.id, now_s)
             self._pools.update(home)
             self._monitor.settle(home)
         target, reason = self._schedule_decode(request, home, now_s)
-        moves_s = 0.0 if target is home else self._perf.transfer_s(request.prompt_tokens)
-        target.start_decode(request, now_s + moves_s)
+        target.start_decode(request)
+        self._at[request.id] = target
         self._pools.update(target)
         return Placement(placement.first, target.view.id, request.prompt_tokens, reason)
 
     def on_ended(self, request: Request, outcome: Outcome) -> None:
-        """Remove a failed or cancelled request from the prefill queue, if it is in one. Learn from its context."""
+        """Remove a request from the queues. Learn from its context."""
         if outcome.output_tokens > 0:
             self._profiler.learn(request.prompt_tokens, outcome.output_tokens)
-        self._forget(request.id, drop=outcome.ending is not Ending.FINISHED)
+        self._leave(request.id, finished=outcome.ending is Ending.FINISHED)
 
-    def _forget(self, request: str, *, drop: bool = True) -> None:
-        home = self._prefilling.pop(request, None)
-        if home is not None and drop:
-            home.drop(request)
-            if self._instances.get(home.view.id) is home:
-                self._pools.update(home)
+    def _leave(self, request: str, *, finished: bool = False) -> None:
+        """Remove a request from its instance. The end of a prefill counts only when the next one is done."""
+        instance = self._at.pop(request, None)
+        if instance is None:
+            return
+        instance.end_decode(request)
+        if not finished:
+            instance.drop(request)
+        if self._instances.get(instance.view.id) is instance:
+            self._pools.update(instance)
 
     def _schedule_prefill(self, r: Request, now_s: float) -> tuple[Instance, str]:
         """Algorithm 1: SLO-aware prefill scheduling."""
@@ -122,7 +127,7 @@ class ArrowRouter:
             return t1, "least delay in P"
         if t2 is not None and t2.meets(r, now_s, self._ttft_s, share):
             return t2, "least delay in D->P"
-        if self._decode_load_is_low() and (t3 := self._try_move_decode_to_prefill()) is not None:
+        if self._decode_load_is_low(now_s) and (t3 := self._try_move_decode_to_prefill()) is not None:
             return t3, f"TTFT would miss its SLO: {t3.view.id} moved to {t3.pool}"
         return t1 or t2 or self._anyone(), "no instance meets the TTFT SLO"
 
@@ -136,17 +141,18 @@ class ArrowRouter:
             if target is not None and target.fits(r, self._tpot_threshold_s):
                 self._full_since_s = None
                 return target, f"fewest running tokens in {pool}"
-        if self._is_full(r, t1, t2, now_s) and (t3 := self._try_move_prefill_to_decode()) is not None:
+        if self._is_full(now_s) and (t3 := self._try_move_prefill_to_decode()) is not None:
             return t3, f"decode is full or over the TPOT SLO: {t3.view.id} moved to {t3.pool}"
         if t1 is not None and (t2 is None or t1.running_tokens <= t2.running_tokens):
             return t1, "no instance has free capacity inside the TPOT SLO"
         return t2 or home or self._anyone(), "no instance has free capacity inside the TPOT SLO"
 
-    def _is_full(self, r: Request, t1: Instance | None, t2: Instance | None, now_s: float) -> bool:
-        """Return whether `r` can start nowhere, or for `slow_s` no request could start inside the TPOT SLO."""
+    def _is_full(self, now_s: float) -> bool:
+        """Note that a request found no instance inside the TPOT SLO. Return whether none did for `slow_s`."""
+        self._full_until_s = now_s + self._settings.slow_s
         if self._full_since_s is None:
             self._full_since_s = now_s
-        if now_s - self._full_since_s < self._settings.slow_s and any(t is not None and t.holds(r) for t in (t1, t2)):
+        if now_s - self._full_since_s < self._settings.slow_s:
             return False
         self._full_since_s = None
         return True
@@ -183,10 +189,10 @@ class ArrowRouter:
         self._flips[role] += 1
         self._role_moves[instance.view.id] = RoleMove(instance.view.id, role, f"moved to {instance.pool}")
 
-    def _decode_load_is_low(self) -> bool:
+    def _decode_load_is_low(self, now_s: float) -> bool:
         """Return whether decode can spare an instance. Under overload decode keeps its instances (Section 5.5)."""
         load = self._pools.load
-        if load.instances <= 1:
+        if load.instances <= 1 or now_s < self._full_until_s:
             return False
         without_one = load.share * load.instances / (load.instances - 1)
         return without_one <= self._settings.low_load and load.interval_s <= self._tpot_threshold_s

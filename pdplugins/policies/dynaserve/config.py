@@ -17,11 +17,19 @@ class DynaServeRouterSettings(BaseModel):
     probes: int = Field(6, ge=1, le=32, description="K: most steps of the binary search (Algorithm 1)")
     tolerance_s: float = Field(1e-3, ge=0, description="epsilon: completion times this close are balanced (line 7)")
     pairs: Literal["roles", "any"] = Field(
-        "any", description="the two workers: any two of the pool, or one of each role"
+        "roles", description="the two workers: any two of the pool, or one of each role"
     )
-    choices: int = Field(4, ge=1, description="workers in turn of which the least busy is taken; 1 is round robin")
+    choices: int = Field(8, ge=1, description="workers that are looked at for a request; groups of them take turns")
+    split: Literal["prompt", "balanced"] = Field(
+        "prompt", description="where a request is cut: after its prompt, or where both workers finish together"
+    )
+    underused: float = Field(
+        0.5,
+        ge=0,
+        description="roles: every worker may decode while prompts would take less than this share of the time",
+    )
     least_tokens: int = Field(32, ge=0, description="a shorter micro-request is not worth a handoff")
-    predictor: Predictor = Field("oracle", description="where the output length comes from")
+    predictor: Predictor = Field("quantile", description="where the output length comes from")
     margin_tokens: int = Field(20, ge=0, description="added to the predicted output length (section 5)")
     prior_tokens: int = Field(256, ge=1, description="output length while nothing is known")
     noise_tokens: float = Field(100.0, ge=0, description="noisy: standard deviation of the error (Table 4)")

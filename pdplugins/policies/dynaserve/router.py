@@ -1,8 +1,7 @@
-"""The global scheduler (Algorithm 1): splits each request so that both workers finish at the same time."""
+"""The global scheduler: which workers serve a request, and at which token it goes from one to the other."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 from pdplugins.contracts.deployment import Deployment
@@ -11,85 +10,59 @@ from pdplugins.contracts.request import Request
 from pdplugins.contracts.router import Ending, Outcome, Placement
 from pdplugins.contracts.workers import Role, WorkerView
 from pdplugins.policies._common import by_role
+from pdplugins.policies.dynaserve.balance import balance, legs
 from pdplugins.policies.dynaserve.config import DynaServeRouterSettings
 from pdplugins.policies.dynaserve.lengths import build_predictor
-from pdplugins.policies.dynaserve.predict import NONE, ExecutionPredictor, Work
+from pdplugins.policies.dynaserve.passes import PassCosts
+from pdplugins.policies.dynaserve.play import Leg
+from pdplugins.policies.dynaserve.pressure import Pressure
+from pdplugins.policies.dynaserve.server import LONGEST, Job, Server
 
-LONGEST = 10_000_000
-"""Longer predictions are cut to this, so that sums stay finite. No model has such a long context."""
-
-
-class Server:
-    """One worker and its unfinished work: the clocks of Algorithm 1."""
-
-    __slots__ = ("until_s", "view", "work")
-
-    def __init__(self, view: WorkerView) -> None:
-        self.view = view
-        self.work = Work()
-        self.until_s = 0.0
-        """When it will have done all of its work."""
-
-    def advance(self, predictor: ExecutionPredictor, now_s: float) -> None:
-        """Remove the work that it should have done by now. Prompts that it reports as waiting are added again.
-
-        An idle worker may still have work to come, because a second micro-request starts only when the first is done.
-        """
-        work, load = self.work, self.view.load
-        before_s = work.with_s(NONE)
-        work.scale(max(self.until_s - now_s, 0.0) / before_s if before_s > 0 else 0.0)
-        requests, tokens = load.queued_requests, load.queued_tokens
-        if is_number(requests) and is_number(tokens) and tokens > 0:
-            prompts = max(requests, 1.0)
-            mean = int(min(tokens / prompts, LONGEST))
-            waits = predictor.span(mean, 0, mean)
-            work.prompt_s = max(work.prompt_s, prompts * waits.prompt_s)
-            work.prompt_passes_s = max(work.prompt_passes_s, prompts * waits.prompt_passes_s)
-
-    def commit(self, more: Work, now_s: float) -> None:
-        """Add `more` work."""
-        self.work.add(more)
-        self.until_s = now_s + self.work.with_s(NONE)
+LOOK_EVERY = 17
+"""Requests between two looks at how busy the pool is."""
 
 
 class DynaServeRouter:
-    """Splits each request between two workers. A decision costs `probes` predictions, however many workers there are.
+    """Splits a request between two workers where that pays, and leaves it whole where it does not (section 3.1).
 
-    Each part goes to the least busy of the next `choices` workers in turn. The paper uses round robin.
+    A decision looks at one group of about `choices` workers. The groups take turns.
     """
 
     def __init__(self, settings: DynaServeRouterSettings, deployment: Deployment) -> None:
         self._settings = settings
-        self._predictor = ExecutionPredictor(deployment)
+        self._handoff_s = deployment.perf.transfer_s(0)
+        """From the end of the first micro-request to the start of the second: the last chunk of KV cache."""
+        self._costs = PassCosts(deployment)
         self._lengths = build_predictor(settings)
+        self._pressure = Pressure(self._costs)
         self._workers: tuple[WorkerView, ...] | None = None
         self._servers: dict[str, Server] = {}
-        self._pools: tuple[Sequence[Server], Sequence[Server]] = ((), ())
+        self._groups: list[list[Server]] = []
         self._turns = 0
+        self._share = 0.0
 
     def on_arrival(self, request: Request, workers: tuple[WorkerView, ...], now_s: float) -> Placement:
-        """Place a request: the split of Algorithm 1 between the next pair of workers."""
+        """Place a request."""
         if workers is not self._workers:
             self._see(workers)
-        prompt = max(request.prompt_tokens, 1)
-        predicted = self._lengths.predict(request)
-        length = prompt + (int(min(max(predicted, 1), LONGEST)) if is_number(predicted) else 1)
-        length += self._settings.margin_tokens
-        first, second = self._pair(request)
-        if not _holds(second, length):
-            first = second = first if _holds(first, length) else self._largest()
-        first.advance(self._predictor, now_s)
-        if first is second:
-            return self._whole(prompt, length, first, now_s)
-        second.advance(self._predictor, now_s)
-        split = self._split(prompt, length, first, second) if _splits(first) and _splits(second) else prompt
-        if split < self._settings.least_tokens:
-            return self._whole(prompt, length, second, now_s)
-        if length - split < self._settings.least_tokens:
-            return self._whole(prompt, length, first, now_s)
-        first.commit(self._predictor.span(prompt, 0, split), now_s)
-        second.commit(self._predictor.span(prompt, split, length), now_s)
-        return Placement(first.view.id, second.view.id, split, f"split at {split} of {length}")
+        job = self._job(request, now_s)
+        self._pressure.arrived(job.prompt_s, now_s)
+        group = self._group(request)
+        for server in group:
+            server.follow(self._costs, job)
+        underused = self._underused(group)
+        decoders = self._decoders(group, job, underused)
+        balanced = self._settings.split == "balanced" and not underused
+        first = self._first(group, job, request.bound_worker, balanced)
+        if first.alone and first in decoders and not balanced:
+            return self._whole(job, first)
+        others = [server for server in decoders if server is not first]
+        if not others:
+            return self._whole(job, first if first.alone and first.holds(job.length) else self._largest())
+        if not balanced:
+            return self._cut(job, first, min(others, key=Server.fill), job.prompt)
+        second = min(others, key=lambda server: server.timeline.finish_s)
+        return self._cut(job, first, second, self._balance(job, first, second))
 
     def on_prefill_done(
         self, request: Request, placement: Placement, workers: tuple[WorkerView, ...], now_s: float
@@ -102,86 +75,85 @@ class DynaServeRouter:
         if outcome.ending is Ending.FINISHED:
             self._lengths.learn(request, outcome.output_tokens)
 
-    # --- the pair --------------------------------------------------------------------------------------------------
+    def _job(self, request: Request, now_s: float) -> Job:
+        prompt, predicted = min(max(request.prompt_tokens, 1), LONGEST), self._lengths.predict(request)
+        tokens = int(min(max(predicted, 1), LONGEST)) if is_number(predicted) else 1
+        history = max(request.history_tokens, 0) if request.bound_worker in self._servers else 0
+        prompt_s = self._costs.prompt_s(history, prompt)
+        return Job(prompt, tokens + self._settings.margin_tokens, prompt_s, now_s, history)
+
+    # --- the workers -----------------------------------------------------------------------------------------------
 
     def _see(self, workers: tuple[WorkerView, ...]) -> None:
         pools = by_role("dynaserve", workers)
         known = self._servers
-        self._servers = {view.id: known.get(view.id) or Server(view) for view in workers}
-        servers = list(self._servers.values())
-        for server, view in zip(servers, workers, strict=True):
-            server.view = view
+        self._servers = {view.id: known.get(view.id) or Server(view, self._costs) for view in workers}
+        for view in workers:
+            self._servers[view.id].view = view
         self._workers = workers
-        if self._settings.pairs == "roles":
-            first, second = ([self._servers[view.id] for view in pools[role]] for role in Role)
-            self._pools = first or servers, second or servers
-        else:
-            self._pools = servers, servers
+        count = max(round(len(workers) / self._settings.choices), 1)
+        self._groups = [[] for _ in range(count)]
+        for index, view in enumerate((*pools[Role.PREFILL], *pools[Role.DECODE])):
+            self._groups[index % count].append(self._servers[view.id])
 
-    def _pair(self, request: Request) -> tuple[Server, Server]:
-        """Return the workers of the first and of the second micro-request; they are equal where only one can serve."""
-        turn, self._turns = self._turns, self._turns + 1
-        bound = self._servers.get(request.bound_worker) if request.bound_worker is not None else None
-        first = bound or self._next(self._pools[0], turn, None)
-        return first, self._next(self._pools[1], turn, first)
+    def _group(self, request: Request) -> Sequence[Server]:
+        """Return the workers to look at: the next group, and the one that has the KV cache of the session."""
+        self._turns += 1
+        group = self._groups[self._turns % len(self._groups)]
+        bound = self._servers.get(request.bound_worker or "")
+        return group if bound is None or bound in group else [bound, *group]
 
-    def _next(self, pool: Sequence[Server], turn: int, other: Server | None) -> Server:
-        choices = min(self._settings.choices, len(pool))
-        start = turn * choices
-        candidates = [pool[(start + index) % len(pool)] for index in range(choices)]
-        if other in candidates:
-            candidates.remove(other)
-            if not candidates:
-                candidates = [pool[(start + choices) % len(pool)]]
-        return min(candidates, key=_until) if len(candidates) > 1 else candidates[0]
+    def _underused(self, group: Sequence[Server]) -> bool:
+        """Return whether splits would not pay, as workers have time for prompts beside what they decode."""
+        if not self._turns % LOOK_EVERY:
+            batch = sum([server.timeline.batch for server in group])
+            context_tokens = sum([server.timeline.context_tokens for server in group])
+            self._share = self._pressure.share(len(self._servers), batch / len(group), context_tokens / len(group))
+        return self._share < self._settings.underused
+
+    def _decoders(self, group: Sequence[Server], job: Job, underused: bool) -> Sequence[Server]:
+        """Return the workers that may decode a request. With `pairs: roles` some only prefill, unless underused."""
+        able = [server for server in group if server.can(Role.DECODE) and server.holds(job.length)]
+        if self._settings.pairs == "roles" and not underused:
+            named = [server for server in able if server.view.role is Role.DECODE and server.takes(job, self._costs)]
+            if named:
+                return named
+        return [server for server in able if server.takes(job, self._costs)] or able
+
+    def _first(self, group: Sequence[Server], job: Job, bound: str | None, balanced: bool) -> Server:
+        """Return the worker with the session's KV cache, else the one that would have done the prompt first."""
+        able = [server for server in group if server.can(Role.PREFILL) and server.holds(job.prompt)] or group
+        if bound is not None and (there := [server for server in able if server.view.id == bound]):
+            return there[0]
+        if balanced and self._settings.pairs == "roles":
+            able = [server for server in able if server.view.role is Role.PREFILL] or able
+        return min(able, key=lambda server: server.timeline.done_s(job.prompt_s, job.now_s))
 
     def _largest(self) -> Server:
         return max(self._servers.values(), key=lambda server: server.view.kv_capacity_tokens)
 
-    # --- Algorithm 1 -----------------------------------------------------------------------------------------------
+    # --- where to cut ----------------------------------------------------------------------------------------------
 
-    def _split(self, prompt: int, length: int, first: Server, second: Server) -> int:
-        """Return the token at which both workers would finish together (lines 3 to 10).
+    def _balance(self, job: Job, first: Server, second: Server) -> int:
+        """Return the cut of Algorithm 1, or the nearest one that pays and that both workers can do."""
+        if not (first.splits and second.splits):
+            return job.prompt
+        cut = balance(job, first.timeline, second.timeline, self._costs, self._settings)
+        if cut < self._settings.least_tokens and second.alone:
+            return 0
+        return job.length if job.length - cut < self._settings.least_tokens and first.alone else cut
 
-        Of all splits that were tried, this is the one whose later worker finishes earliest. The last split that the
-        search tries may be worse, because the time jumps between the last prompt token and the first decoded one.
-        """
-        span, settings = self._predictor.span, self._settings
-        ratio, low, high = prompt / length, 0.0, 1.0
-        best, best_s = prompt, math.inf
-        for _ in range(settings.probes):
-            split = math.ceil(ratio * length)
-            t1 = first.work.with_s(span(prompt, 0, split))
-            t2 = second.work.with_s(span(prompt, split, length))
-            later_s = t1 if t1 > t2 else t2
-            if later_s < best_s:
-                best, best_s = split, later_s
-            if abs(t1 - t2) < settings.tolerance_s:
-                return split
-            if t1 > t2:
-                high = ratio
-            else:
-                low = ratio
-            ratio = (low + high) / 2
-        if low == 0.0 or high == 1.0:  # the same worker finishes first at every split, so it gets the whole request
-            return 0 if low == 0.0 else length
-        return best
+    def _cut(self, job: Job, first: Server, second: Server, cut: int) -> Placement:
+        """Place tokens [0, cut) on `first` and the rest on `second` (line 11)."""
+        if cut <= 0 or cut >= job.length:
+            return self._whole(job, second if cut <= 0 else first)
+        ahead, behind = legs(job, cut, self._costs)
+        first.timeline.add(ahead)
+        behind.ready_s = first.timeline.end_s(ahead) + self._handoff_s
+        second.timeline.add(behind)
+        return Placement(first.view.id, second.view.id, cut, f"split at {cut} of {job.length}")
 
-    def _whole(self, prompt: int, length: int, server: Server, now_s: float) -> Placement:
+    def _whole(self, job: Job, server: Server) -> Placement:
         """Place the whole request on one worker."""
-        server.commit(self._predictor.span(prompt, 0, length), now_s)
-        return Placement(server.view.id, server.view.id, prompt, "whole")
-
-
-def _until(server: Server) -> float:
-    return server.until_s
-
-
-def _splits(server: Server) -> bool:
-    """Return whether a worker can take part of a request split at any token; assumed where the host does not say."""
-    return (known := server.view.capabilities) is None or known.splits
-
-
-def _holds(server: Server, tokens: int) -> bool:
-    """Return whether the KV cache of a worker can hold a request of `tokens` tokens."""
-    return server.view.kv_capacity_tokens >= tokens
+        server.timeline.add(Leg(job.prompt_s, job.tokens, job.prompt, job.now_s))
+        return Placement(server.view.id, server.view.id, job.prompt, f"whole, {job.length} tokens")

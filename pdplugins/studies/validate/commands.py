@@ -55,7 +55,7 @@ def silicon(
     found, setup = report.silicon(read, seed)
     found["skipped"] = skipped
     if leave_one_out:
-        found["leave_one_out"] = report.leave_one_out(read, seed)
+        found["leave_one_out"] = report.leave_one_out(read, setup, seed)
     if frontend:
         found["frontend"] = report.frontend(read, setup, seed)
     if unseen is not None:

@@ -33,15 +33,17 @@ def halves(count: int, seed: int) -> tuple[list[int], list[int]]:
     return sorted(order[: count // 2]), sorted(order[count // 2 :])
 
 
-def fit(measured: Sequence[Felt], predict: Predict) -> Coefficients:
+def fit(measured: Sequence[Felt], predict: Predict, start: Coefficients | None = None) -> Coefficients:
     """Return the coefficients that bring `predict` closest to `measured`.
 
     This is a Gauss-Newton fit: logarithms of the predictions are linearised in the coefficients, and the sum of soft
     absolute errors is minimised, so outliers count little. An iteration costs four simulations of all rows.
+
+    :param start: coefficients that are close already, so that one iteration is enough; None for those of the profiles.
     """
     want = _logs(measured)
-    found = np.array(astuple(Coefficients()))
-    for _ in range(ROUNDS):
+    found = np.array(astuple(start or Coefficients()))
+    for _ in range(1 if start else ROUNDS):
         here = _logs(predict(Coefficients(*found)))
         slopes = np.stack(
             [(_logs(predict(Coefficients(*(found + step)))) - here) / step.sum() for step in np.diag(STEPS)], axis=-1
@@ -52,8 +54,8 @@ def fit(measured: Sequence[Felt], predict: Predict) -> Coefficients:
             return errors.ravel()
 
         low, high = np.array(BOUNDS[0]) - found, np.array(BOUNDS[1]) - found
-        start = np.clip(np.zeros(3), low + 1e-6, high - 1e-6)
-        found = found + least_squares(residuals, start, bounds=(low, high), loss="soft_l1", f_scale=SOFT).x
+        still = np.clip(np.zeros(3), low + 1e-6, high - 1e-6)
+        found = found + least_squares(residuals, still, bounds=(low, high), loss="soft_l1", f_scale=SOFT).x
     return Coefficients(*(round(float(value), 4) for value in found))
 
 

@@ -11,13 +11,13 @@ from pdplugins.errors import ConfigError
 from pdplugins.studies.validate.fitting import Errors, fit, halves, misfit
 from pdplugins.studies.validate.places import Places, places_of
 from pdplugins.studies.validate.rows import Row, Skipped
-from pdplugins.studies.validate.silicon import Felt, Setup, kv_tokens_of, refusal, simulate
+from pdplugins.studies.validate.silicon import Coefficients, Felt, Setup, kv_tokens_of, refusal, simulate
 from pdplugins.studies.validate.sources import SOURCES
 
 Pairs = Sequence[tuple[Row, Felt]]
 GROUPS = ("model", "system", "engine", "source")
-FRONTENDS_S = tuple(round(0.005 * step, 3) for step in range(9))
-"""Times of the frontend that are tried, 0 to 40 ms."""
+FRONTENDS_S = tuple(round(0.005 * step, 3) for step in range(7))
+"""Times of the frontend that are tried, 0 to 30 ms."""
 
 
 def split(rows: Iterable[Row], skipped: Skipped) -> tuple[list[Row], Skipped]:
@@ -37,12 +37,19 @@ def predict(rows: Iterable[Row], setup: Setup, seed: int = 0) -> list[Felt]:
     return [simulate(row, setup, seed) for row in rows]
 
 
-def fitted(rows: Sequence[Row], setup: Setup, seed: int = 0) -> Setup:
-    """Return `setup` with coefficients fitted to the undoubted ones of `rows`. Raises ConfigError without any."""
+def fitted(rows: Sequence[Row], setup: Setup, seed: int = 0, start: Coefficients | None = None) -> Setup:
+    """Return `setup` with coefficients fitted to the undoubted ones of `rows`. Raises ConfigError without any.
+
+    :param start: see `fit`.
+    """
     clean = [row for row in rows if row.doubt is None]
     if not clean:
         raise ConfigError("validate silicon: no row to fit the coefficients on; give a file with more rows")
-    found = fit(_measured(clean), lambda coefficients: predict(clean, replace(setup, coefficients=coefficients), seed))
+    found = fit(
+        _measured(clean),
+        lambda coefficients: predict(clean, replace(setup, coefficients=coefficients), seed),
+        start,
+    )
     return replace(setup, coefficients=found)
 
 
@@ -79,14 +86,16 @@ def unseen(rows: Iterable[Row], seen: Sequence[Row], setup: Setup, seed: int) ->
     return {**_of_all(pairs), "points": [_point(row, felt) for row, felt in pairs]}
 
 
-def leave_one_out(rows: Sequence[Row], seed: int) -> dict[str, Any]:
-    """For each model: fit on the rows of all other models, and report the errors on its own rows."""
-    start, _ = read_off(_halves(rows, seed)[0])
+def leave_one_out(rows: Sequence[Row], setup: Setup, seed: int) -> dict[str, Any]:
+    """For each model: fit on the rows of all other models, and report the errors on its own rows.
+
+    :param setup: what `silicon` has fitted, where the search for each model begins.
+    """
     found = {}
     for model in sorted({row.model for row in rows}):
-        setup = fitted([row for row in rows if row.model != model], start, seed)
-        pairs = _simulated([row for row in rows if row.model == model], setup, seed)
-        found[model] = {**summary(pairs), "clean": _clean(pairs), "coefficients": asdict(setup.coefficients)}
+        own = fitted([row for row in rows if row.model != model], setup, seed, setup.coefficients)
+        pairs = _simulated([row for row in rows if row.model == model], own, seed)
+        found[model] = {**summary(pairs), "clean": _clean(pairs), "coefficients": asdict(own.coefficients)}
     return found
 
 

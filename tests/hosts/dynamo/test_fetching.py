@@ -6,17 +6,21 @@ import asyncio
 import socket
 import threading
 import time
+from contextlib import suppress
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from pdplugins.errors import ConfigError
 from pdplugins.hosts.dynamo import fetching
 from pdplugins.hosts.dynamo.doors.frontend import FrontendMetrics
 from pdplugins.hosts.dynamo.fetching import PageError, fetch, in_thread
-from pdplugins.hosts.dynamo.local.pulse import PulseTaker
+from pdplugins.hosts.dynamo.local.pulse import Pulse, PulseTaker
 from pdplugins.types import Slo
 from tests.hosts.dynamo.hostile import HEAD, NONSENSE, SLOW, Talk, says, server
 
+IDLE = "dynamo_frontend_disconnected_clients 0\n"
 PAGE = b"dynamo_frontend_inflight_requests 3\n"
 
 
@@ -66,6 +70,33 @@ def test_a_slow_server_costs_the_deadline_and_no_more(how: str, monkeypatch: pyt
     assert took_s[1] < took_s[0] + 1.0
 
 
+NAMES = st.sampled_from(
+    [
+        *("requests_started_total", "input_sequence_tokens_bucket", "input_sequence_tokens_sum", "inflight_requests"),
+        *("time_to_first_token_seconds_bucket", "time_to_first_token_seconds_count", "x"),
+    ]
+)
+LABELS = st.sampled_from(
+    ["", "{}", '{le="1"}', '{le="+Inf"}', '{le="x"}', '{model="m"}', "{le=", '{a="b",', "{,}", '{le=""}']
+)
+VALUES = st.sampled_from(["0", "1", "-1", "NaN", "1e999", "-Inf", "", "x", "1 2 3", "0x1"])
+LINES = st.builds("dynamo_frontend_{}{} {}".format, NAMES, LABELS, VALUES) | st.text(max_size=20)
+
+
+@given(st.lists(st.lists(LINES, max_size=6).map("\n".join), min_size=2, max_size=3))
+def test_any_page_is_traffic_or_an_oserror(pages: list[str]) -> None:
+    """The window goes on to the next good page."""
+    left = [*pages, *pages, IDLE]
+    times = iter(range(100))
+    metrics = FrontendMetrics("http://f", fetch=lambda url: left.pop(0), clock=lambda: float(next(times)))
+    taker = PulseTaker("http://f", Slo(2.0, 0.08), fetch=lambda url: left[0])
+    while left:
+        with suppress(OSError):
+            taker.take()
+        with suppress(OSError):
+            metrics.collect()
+
+
 def test_nobody_there_is_an_oserror() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
@@ -78,6 +109,37 @@ def test_nobody_there_is_an_oserror() -> None:
 def test_a_frontend_url_is_checked_when_it_is_given(url: str) -> None:
     with pytest.raises(ConfigError, match=r"^frontend_url: "):
         FrontendMetrics(url)
+
+
+@pytest.mark.parametrize("how", ["no HTTP", "too few bytes", "an error", "no UTF-8"])
+def test_the_pulse_goes_on_whatever_the_frontend_answers(how: str, caplog: pytest.LogCaptureFixture) -> None:
+    """Its status shows dashes; what is wrong is logged once; nobody takes it for a frontend that hangs."""
+    pulses: list[Pulse] = []
+
+    async def story(url: str) -> None:
+        watch = asyncio.create_task(PulseTaker(url, Slo(2.0, 0.08)).watch(pulses.append, every_s=0.01, silent_s=0.05))
+        while len(pulses) < 20:
+            await asyncio.sleep(0.01)
+        assert not watch.done()
+        watch.cancel()
+
+    with server(NONSENSE[how]) as url:
+        asyncio.run(story(url))
+    assert set(pulses) == {Pulse()}
+    assert len([line for line in caplog.messages if "further ones are not logged" in line]) == 1
+
+
+def test_the_pulse_tells_of_a_frontend_that_hangs() -> None:
+    pulses: list[Pulse] = []
+
+    async def story(url: str) -> str:
+        taker = PulseTaker(url, Slo(2.0, 0.08), fetch=lambda url: fetch(url, 0.05))
+        return await taker.watch(pulses.append, every_s=0.01, silent_s=0.3)
+
+    with server(SLOW["trickles headers"]) as url:
+        said = asyncio.run(story(url))
+    assert said.startswith("Dynamo's frontend has not answered for 0.3 s (")
+    assert len(pulses) > 1
 
 
 def test_a_call_in_a_thread_gives_its_result_or_raises() -> None:

@@ -260,6 +260,7 @@ def test_the_command_writes_one_result(monkeypatch, tmp_path: Path, capsys) -> N
     assert "SLO attainment" in capsys.readouterr().out
 
 
+@pytest.mark.moderate
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [

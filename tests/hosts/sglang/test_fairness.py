@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -35,6 +36,7 @@ def longest_wait(turns: list[bool]) -> int:
     return max(len(gap) for gap in "".join("x" if one else "." for one in turns).split("x"))
 
 
+@pytest.mark.moderate
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     st.integers(1, 4),

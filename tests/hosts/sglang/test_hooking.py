@@ -158,6 +158,7 @@ def test_a_config_that_cannot_be_used_stops_the_server() -> None:
     assert "shipped configs are" in done.stderr
 
 
+@pytest.mark.moderate
 def test_a_config_for_other_hosts_changes_nothing() -> None:
     code = (
         "import sys; from pdplugins.hosts.sglang.entry import register; register()\n"

@@ -44,6 +44,7 @@ def every_plan(known: list[Option], gpus: int) -> Iterator[tuple[float, frozense
             yield max(option.p95 for option in both), frozenset(option.group for option in both)
 
 
+@pytest.mark.moderate
 @given(st.floats(0.2, 6), st.floats(0.2, 6), st.integers(2, 6))
 @settings(max_examples=15)
 def test_it_finds_the_optimum_that_trying_everything_finds(prefill: float, decode: float, gpus: int) -> None:
@@ -95,6 +96,7 @@ def test_too_few_gpus_are_said() -> None:
         best_plans(options(8, {Role.PREFILL: 1.0, Role.DECODE: 1.0}, degrees=(4,)), 7, 1)
 
 
+@pytest.mark.moderate
 def test_256_gpus_take_less_than_a_second() -> None:
     known = options(256, {Role.PREFILL: 60.0, Role.DECODE: 40.0}, degrees=(1, 2, 4, 8))
     began = time.process_time()

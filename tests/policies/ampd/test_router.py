@@ -269,6 +269,7 @@ LOADS = st.builds(
 )
 
 
+@pytest.mark.moderate
 @given(
     st.lists(st.tuples(st.sampled_from("pd"), LOADS, st.sampled_from([500, 100_000, 400_000])), min_size=1, max_size=8),
     st.lists(st.tuples(st.integers(1, 3000), st.integers(0, 3000), st.integers(0, 9)), min_size=1, max_size=6),

@@ -37,6 +37,8 @@ class Cluster:
         self.clock_s = 0.0
         self.count = 0
         self.open: dict[str, tuple[Request, Placement]] = {}
+        """Requests whose prefill is not done."""
+        self.decodes: dict[str, Request] = {}
 
     def arrive(self, tokens: int) -> Placement:
         request = Request(str(self.count), self.clock_s, tokens)
@@ -47,10 +49,14 @@ class Cluster:
 
     def prefilled(self, name: str) -> Placement:
         request, placement = self.open.pop(name)
+        self.decodes[name] = request
         return self.router.on_prefill_done(request, placement, self.workers, self.clock_s)
 
     def end(self, name: str, ending: Ending) -> None:
         self.router.on_ended(self.open[name][0], Outcome(ending))
+
+    def finished(self, name: str, output_tokens: int = 1) -> None:
+        self.router.on_ended(self.decodes.pop(name), Outcome(Ending.FINISHED, output_tokens))
 
     def pool(self, worker: str) -> str:
         return str(self.router._instances[worker].pool)

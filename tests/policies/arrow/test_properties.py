@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+from itertools import accumulate
+from random import Random
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pdplugins.policies.arrow.config import ArrowSettings
 from pdplugins.policies.arrow.instance import PoolName
 from pdplugins.policies.arrow.pools import TRANSITIONS, Pools
 from pdplugins.policies.arrow.router import ArrowRouter
-from pdplugins.testing import Worker
+from pdplugins.sim.core.engine_settings import EngineSettings
+from pdplugins.sim.core.flight import Arrival
+from pdplugins.sim.core.settings import SimSettings
+from pdplugins.sim.core.simulation import Simulation
+from pdplugins.testing import LinearModel, Worker, deployment
 from pdplugins.types import Role
 from tests.policies.arrow.cluster import Cluster
+from tests.policies.arrow.settled import undone
 
 numbers = st.one_of(st.floats(), st.floats(0, 1e6), st.integers(0, 300).map(float))
 loads = st.tuples(numbers, numbers, numbers, numbers, st.one_of(st.none(), st.floats(), st.floats(0, 0.2)))
@@ -111,26 +119,44 @@ def test_no_other_transition_than_those_of_figure_5(
         ArrowRouter.__init__ = original  # type: ignore[method-assign]
 
 
+MODEL = LinearModel(
+    prefill_fixed_s=1e-3, prefill_token_s=1e-4, decode_fixed_s=5e-3, decode_request_s=5e-5, decode_token_s=5e-8,
+    transfer_fixed_s=1e-3, kv_tokens=400_000,
+)  # fmt: skip
+"""A request slows a decode step by itself, as on a GPU. So a large batch says little about one of long contexts."""
+
+
+def most_rate(workers: int, tokens: int, answer: int, tpot_s: float) -> float:
+    """Return the equal requests a second that the best split serves: no queue in either phase, TPOT at its SLO."""
+    context = tokens + answer / 2
+    batch = min((tpot_s - 5e-3) / (5e-5 + 5e-8 * context), 400_000 / context, 256)
+    decode_s = answer * MODEL.decode_step_s(batch, context, 1) / batch
+    return max(min(p / MODEL.prefill_s(tokens, 1), (workers - p) / decode_s) for p in range(1, workers))
+
+
 @pytest.mark.moderate
-@settings(max_examples=60)
+@settings(max_examples=25)
 @given(
-    clusters.filter(lambda shape: sum(shape) > 1),
-    st.integers(1, 20_000),
-    st.floats(0.01, 1.0),
-    st.lists(st.tuples(st.integers(0, 256), st.integers(0, 400_000)), min_size=8, max_size=8),
-    st.one_of(st.none(), st.floats(0, 0.1)),
+    st.tuples(st.integers(1, 3), st.integers(1, 3)),
+    st.integers(1500, 6000),
+    st.integers(20, 150),
+    st.sampled_from([0.008, 0.012, 0.05]),
+    st.floats(0.1, 0.75),
+    st.integers(0, 10**6),
 )
 def test_no_oscillation_at_constant_load(
-    shape: tuple[int, int], tokens: int, gap_s: float, decoding: list[tuple[int, int]], tbt_s: float | None
+    shape: tuple[int, int], tokens: int, answer: int, tpot_s: float, share: float, seed: int
 ) -> None:
-    """Equal prompts at equal times over decodes that never end: after a while no instance changes sides any more."""
-    c = Cluster(*shape)
-    for worker, (requests, running) in zip(c.workers, decoding, strict=False):
-        c.decoding(worker.id, requests, running)
-        worker.load.recent_tbt_s = tbt_s
-    flips = []
-    for _ in range(150):
-        c.clock_s += gap_s
-        c.arrive(tokens)
-        flips.append(c.router.signals["flips_to_prefill"] + c.router.signals["flips_to_decode"])
-    assert flips[-1] == flips[100]
+    """Equal requests at random times, in a closed loop with the shipped thresholds: no change is undone in the end.
+
+    Prefills end, decodes end, and what the router sees is what its placements led to.
+    """
+    rate = share * most_rate(sum(shape), tokens, answer, tpot_s)
+    lasts_s = answer * 0.05 + 2
+    random = Random(seed)
+    gaps_s = [random.expovariate(rate) for _ in range(int(rate * 6 * lasts_s) + 1)]
+    served = deployment(MODEL, ttft_s=2.0, tpot_s=tpot_s, startup_s=0.0)
+    start = SimSettings(*shape, engine=EngineSettings(step_tokens=2048), flip="label")
+    simulation = Simulation(served, start, ArrowRouter(ArrowSettings(), served))
+    outcome = simulation.run(Arrival(at_s, tokens, answer) for at_s in accumulate(gaps_s))
+    assert undone(outcome.scaling, 3 * lasts_s, sum(gaps_s)) == 0

@@ -130,32 +130,38 @@ def test_requests_whose_kv_cache_is_on_its_way_count(cluster: Make) -> None:
     for _ in range(4):
         c.arrive(500)
     assert [c.prefilled(str(n)).second for n in range(4)] == ["d1", "d2", "d1", "d2"]
-    c.clock_s = 1.0
+    d1 = c.router._instances["d1"]
+    assert (d1.decodes, d1.running_tokens) == (2, 1000)
+    c.decoding("d1", 1, 510)
     c.arrive(10)
-    assert c.router._instances["d1"].running_tokens == 0
+    assert (d1.decodes, d1.running_tokens) == (2, 1010), "the report has one of them; the other one still waits"
+    c.decoding("d1", 2, 1100)
+    c.arrive(10)
+    assert d1.running_tokens == 1100
+    c.router.on_ended(c.decodes["0"], Outcome(Ending.FAILED, 9))
+    for name in "123":
+        c.finished(name)
+    c.decoding("d1", 0, 0)
+    c.arrive(10)
+    assert (d1.decodes, d1.running_tokens) == (0, 0)
 
 
-@pytest.mark.parametrize(("requests", "tokens"), [(9, 399_950), (256, 1000)], ids=str)
-def test_an_instance_that_can_hold_no_more_is_passed_over_at_once(cluster: Make, requests: int, tokens: int) -> None:
-    """A full KV cache or a full batch: the request would wait, so a prefill instance is moved over."""
-    c = cluster(2, 1, busy_load=9.0)
-    c.decoding("d2", requests, tokens)
-    c.arrive(100)
-    assert c.prefilled("0").second == "p0"
-    assert c.router.pools == (1, 2)
-
-
-@pytest.mark.parametrize(("tokens", "tbt_s"), [(2000, None), (900, 0.06)], ids=str)
+@pytest.mark.parametrize(
+    ("requests", "tokens", "tbt_s"), [(9, 400_000, None), (256, 100, None), (9, 2000, None), (9, 900, 0.06)], ids=str
+)
 def test_an_instance_that_would_miss_the_tpot_slo_is_passed_over_after_a_while(
-    cluster: Make, tokens: int, tbt_s: float | None
+    cluster: Make, requests: int, tokens: int, tbt_s: float | None
 ) -> None:
-    """More than Max Running Tokens, or slow ones: late tokens can be made up for, so that has to last (Insight 4)."""
-    c = cluster(2, 1, busy_load=9.0, slow_s=1.0, max_running_tokens=1000)
-    c.decoding("d2", 9, tokens)
+    """A full KV cache or batch, more than Max Running Tokens, or slow ones.
+
+    Late tokens can be made up for (Insight 4), so all of that has to last.
+    """
+    c = cluster(2, 1, busy_load=9.0, slow_s=1.0, max_running_tokens=1000 if tokens < 400_000 else 10**6)
     for now_s, second, pools in ((0.0, "d2", (2, 1)), (0.8, "d2", (2, 1)), (1.1, "p0", (1, 2))):
         c.clock_s = now_s
-        c.load("d2").recent_tbt_s = tbt_s if now_s < 1 else None  # or the monitor moves one, too
-        c.decoding("d2", 9, tokens if now_s < 1 else 2000)
+        c.decoding("d2", requests, tokens)
+        c.load("d2").recent_tbt_s = tbt_s
+        c.router._slow_since_s = None  # the monitor would move an instance for slow tokens, too
         c.arrive(100)
         assert (c.prefilled(str(c.count - 1)).second, c.router.pools) == (second, pools)
 
@@ -179,7 +185,7 @@ def test_one_long_prompt_may_exceed_max_running_tokens(cluster: Make) -> None:
 
 def test_prefill_is_not_asked_whether_it_can_spare_an_instance(cluster: Make) -> None:
     """The other half of the overload rule: Algorithm 4 has no check of the prefill load."""
-    c = cluster(2, 1, busy_load=9.0)
+    c = cluster(2, 1, busy_load=9.0, slow_s=0.0)
     for _ in range(20):
         c.arrive(LONG)
     c.decoding("d2", 256, 400_000)
@@ -279,7 +285,8 @@ def test_an_answer_of_one_token_leaves_the_queue_with_the_next_prompt(cluster: M
     c.clock_s = 0.5
     c.prefilled("1")
     assert c.router._instances["p0"].prefill_delay_s(c.clock_s) == 0.0
-    assert not c.router._prefilling
+    c.finished("1")
+    assert not c.router._at
 
 
 def test_a_request_that_decodes_leaves_the_queue_once(cluster: Make) -> None:

@@ -39,7 +39,7 @@ def full(c: Cluster, *workers: str) -> None:
 
 
 def test_an_idle_prefill_instance_becomes_decode_at_once(cluster: Make) -> None:
-    c = cluster(2, 1, busy_load=9.0)
+    c = cluster(2, 1, busy_load=9.0, slow_s=0.0)
     full(c, "d2")
     c.arrive(100)
     assert c.prefilled("0").second == "p0"
@@ -47,7 +47,7 @@ def test_an_idle_prefill_instance_becomes_decode_at_once(cluster: Make) -> None:
 
 
 def test_a_busy_prefill_instance_becomes_p_to_d_and_then_d(cluster: Make) -> None:
-    c = cluster(2, 1, busy_load=9.0)
+    c = cluster(2, 1, busy_load=9.0, slow_s=0.0)
     for tokens in (100, 4000, 4000, 4000):
         c.arrive(tokens)
     full(c, "d2")
@@ -63,7 +63,7 @@ def test_a_busy_prefill_instance_becomes_p_to_d_and_then_d(cluster: Make) -> Non
 
 def with_p_to_d(cluster: Make) -> tuple[Cluster, str]:
     """Return a cluster with one instance in P->D and one in P, whose decode load is low again."""
-    c = cluster(2, 1, busy_load=9.0)
+    c = cluster(2, 1, busy_load=9.0, slow_s=0.0)
     for tokens in (LONG, LONG, LONG):
         c.arrive(tokens)
     full(c, "d2")
@@ -82,13 +82,14 @@ def test_an_instance_that_was_to_decode_goes_back_to_prefill(cluster: Make) -> N
     assert c.arrive(LONG).first == moved
     assert c.pool(moved) == "D->P"
     c, moved = with_p_to_d(cluster)
-    c.decoding(moved, 1, 9000)  # the decode has ended
+    c.decoding(moved, 1, 9000)
+    c.finished("0")
     assert c.arrive(LONG).first == moved
     assert c.pool(moved) == "P"
 
 
 def with_d_to_p(cluster: Make) -> Cluster:
-    c = cluster(1, 2, busy_load=9.0)
+    c = cluster(1, 2, busy_load=9.0, slow_s=0.0)
     c.decoding("d1", 2, 1000)
     c.decoding("d2", 3, 2000)
     c.arrive(LONG)

@@ -11,14 +11,17 @@ from hypothesis import strategies as st
 
 from pdplugins.errors import ConfigError
 from pdplugins.policies.dynaserve.config import DynaServeRouterSettings
-from pdplugins.policies.dynaserve.predict import ExecutionPredictor
 from pdplugins.policies.dynaserve.router import DynaServeRouter
 from pdplugins.testing import Worker
 from pdplugins.types import Capabilities, Deployment, Ending, Outcome, Placement, Request, Role, WorkerLoad
 from tests.policies.dynaserve.model import Model, deployment_of, worker
 
 BUSY = WorkerLoad("w", 1, 100, 8, 8000)
-"""Busy enough that a clock is not set back to idle, with hardly anything that waits."""
+"""A worker with hardly anything that waits."""
+SILENT = WorkerLoad("w", math.nan, math.nan, math.nan, math.nan)
+"""A worker that reports nothing, so that the prediction alone counts."""
+BALANCED = {"split": "balanced", "underused": 0, "pairs": "any", "predictor": "oracle"}
+"""Algorithm 1 as printed, for every request."""
 
 
 def router(deployment: Deployment, **settings: object) -> DynaServeRouter:
@@ -33,98 +36,125 @@ def request(prompt: int, output: int | None, name: str = "r", **more: object) ->
     return replace(Request(name, 0.0, prompt, output), **more)  # type: ignore[arg-type]
 
 
-def test_two_idle_workers_get_equal_times(deployment: Deployment) -> None:
-    """Lines 3 to 10: the split is where both micro-requests take equally long, within the K probes' resolution."""
-    placement = router(deployment, margin_tokens=0).on_arrival(request(1024, 1024), pair(), 0.0)
-    predictor = ExecutionPredictor(deployment)
-    ahead = predictor.span(1024, 0, placement.split)
-    behind = predictor.span(1024, placement.split, 2048)
-    one, other = (work.with_s(type(work)()) for work in (ahead, behind))
-    assert placement.first != placement.second
-    assert one == pytest.approx(other, rel=0.1)
+def placed(
+    route: DynaServeRouter, workers: tuple[Worker, ...], count: int, prompt: int, output: int
+) -> list[Placement]:
+    """Return where `count` requests at once go."""
+    return [route.on_arrival(request(prompt, output, str(index)), workers, 0.0) for index in range(count)]
 
 
-@given(st.integers(512, 20_000), st.integers(64, 4_000))
-def test_six_probes_come_close_to_the_best_split(prompt: int, output: int) -> None:
-    """The paper: within one percent of an oracle. Here against the best of all splits, on two idle workers."""
-    deployment = deployment_of(Model())
-    route = router(deployment, margin_tokens=0, least_tokens=0, tolerance_s=0)
-    placement = route.on_arrival(request(prompt, output), pair(), 0.0)
-    predictor, length = ExecutionPredictor(deployment), prompt + output
-
-    def longer(split: int) -> float:
-        none = predictor.span(0, 0, 0)
-        return max(predictor.span(prompt, 0, split).with_s(none), predictor.span(prompt, split, length).with_s(none))
-
-    whole = predictor.span(prompt, 0, length).with_s(predictor.span(0, 0, 0))
-    best = min(longer(split) for split in range(0, length, max(length // 400, 1)))
-    assert longer(placement.split) <= best + max(whole * 2**-5, 1e-3)
+def pool(prefill: int, decode: int, kv_tokens: int = 200_000) -> tuple[Worker, ...]:
+    return tuple(
+        worker(f"{role[0]}{index}", role, kv_capacity_tokens=kv_tokens)
+        for role, count in ((Role.PREFILL, prefill), (Role.DECODE, decode))
+        for index in range(count)
+    )
 
 
-def test_the_busier_worker_gets_less(deployment: Deployment) -> None:
-    """Section 4.1: fewer tokens to heavily loaded GPUs."""
-    idle, (a, b) = pair(), pair()
-    a.load = WorkerLoad("a", 4, 4000, 4, 4000)
-    free = router(deployment, pairs="roles").on_arrival(request(2048, 512), idle, 0.0)
-    loaded = router(deployment, pairs="roles").on_arrival(request(2048, 512), (a, b), 0.0)
-    assert loaded.split < free.split
+def steady(
+    deployment: Deployment, gap_s: float, prompt: int, output: int, kv_tokens: int = 200_000, **settings: object
+) -> list[Placement]:
+    """Return the last placements of 300 requests, one each `gap_s`, on two workers of each role that report nothing."""
+    route, workers, placements = router(deployment, predictor="oracle", **settings), pool(2, 2, kv_tokens), []
+    for one in workers:
+        one.load = SILENT
+    for index in range(300):
+        asked = request(prompt, output, str(index))
+        placements.append(route.on_arrival(asked, workers, index * gap_s))
+    return placements[200:]
+
+
+def test_an_underused_pool_splits_nothing(deployment: Deployment) -> None:
+    """Section 3.1: co-location while the workers have time for prompts."""
+    assert all(placement.first == placement.second for placement in steady(deployment, 0.2, 1000, 100))
+
+
+def test_a_busy_pool_prefills_anywhere_and_decodes_on_decode_workers(deployment: Deployment) -> None:
+    placements = steady(deployment, 0.03, 1000, 100)
+    assert {placement.second[0] for placement in placements if placement.second} == {"d"}
+    split = [placement for placement in placements if placement.first != placement.second]
+    assert len(placements) > len(split) > len(placements) / 4
+    assert all(placement.split == 1000 for placement in split)
+
+
+def test_with_any_pair_a_busy_pool_decodes_everywhere(deployment: Deployment) -> None:
+    placements = steady(deployment, 0.03, 1000, 100, pairs="any")
+    assert {placement.second for placement in placements} == {"p0", "p1", "d0", "d1"}
+
+
+def test_decode_workers_that_are_full_leave_decodes_to_the_others(deployment: Deployment) -> None:
+    """There the TBT SLO, the largest batch or the KV cache forbids more."""
+    placements = steady(deployment, 0.03, 500, 2000, kv_tokens=12_000)
+    assert any(placement.second and placement.second[0] == "p" for placement in placements)
+
+
+def test_a_prompt_goes_where_its_first_token_comes_first(deployment: Deployment) -> None:
+    """Among equals the first; a worker that reports a queue comes later."""
+    workers = pool(2, 2)
+    workers[0].load = WorkerLoad("p0", 20, 20_000)
+    placements = placed(router(deployment), workers, 3, 1000, 100)
+    assert {placement.first for placement in placements} == {"p1", "d0", "d1"}
 
 
 @pytest.mark.parametrize("limited", [0, 1])
 def test_a_worker_that_cannot_split_gets_whole_phases(deployment: Deployment, limited: int) -> None:
     """A host that does not know what its workers can do is asked for splits as before."""
-    workers, asked = pair(), request(2048, 512)
-    workers[0].load = WorkerLoad("a", 4, 4000, 4, 4000)
-    free = router(deployment, pairs="roles").on_arrival(asked, workers, 0.0)
-    assert free.split not in (0, 2048)
-    workers[limited].capabilities = Capabilities(splits=True)
-    assert router(deployment, pairs="roles").on_arrival(asked, workers, 0.0) == free
-    workers[limited].capabilities = Capabilities(splits=False)
-    placed = router(deployment, pairs="roles").on_arrival(asked, workers, 0.0)
-    assert (placed.first, placed.second, placed.split) == ("a", "b", 2048)
+
+    def run(capabilities: Capabilities | None) -> list[Placement]:
+        workers = pair(SILENT)
+        workers[limited].capabilities = capabilities
+        return placed(router(deployment, **BALANCED), workers, 12, 2048, 512)
+
+    free = run(None)
+    assert any(placement.split not in (0, 2048) for placement in free)
+    assert run(Capabilities(splits=True)) == free
+    assert all(placement.split == 2048 for placement in run(Capabilities(splits=False)))
+
+
+def test_stock_workers_serve_in_pairs(deployment: Deployment) -> None:
+    """A prefill server and a decode server that cannot serve alone get the two phases of every request."""
+    workers = pool(2, 2)
+    for one in workers:
+        one.capabilities = Capabilities(frozenset({one.role}), alone=False, splits=False)
+    for placement in placed(router(deployment), workers, 8, 1000, 100):
+        assert (placement.first[0], (placement.second or "")[0], placement.split) == ("p", "d", 1000)
 
 
 def test_work_is_done_as_time_passes(deployment: Deployment) -> None:
-    """A clock that has run out counts nothing: the second request is placed as the first."""
-    route, workers = router(deployment, pairs="roles"), pair()
-    first = route.on_arrival(request(2048, 512), workers, 0.0)
-    route.on_arrival(request(6000, 8), workers, 0.01)
-    assert route.on_arrival(request(2048, 512), workers, 1000.0).split == first.split
+    """What has ended counts nothing: the last requests are placed as the first ones."""
+    route, workers = router(deployment, **BALANCED), pair(SILENT)
+    early = [(p.first, p.second, p.split) for p in placed(route, workers, 6, 2048, 512)]
+    late = [route.on_arrival(request(2048, 512), workers, 1000.0) for _ in range(6)]
+    assert [(p.first, p.second, p.split) for p in late] == early
 
 
-def test_the_worker_with_less_to_do_goes_first(deployment: Deployment) -> None:
-    """Of the next workers in turn the least busy is taken; with one choice the workers take turns."""
-    workers = tuple(worker(name, load=BUSY) for name in "abcd")
-    route = router(deployment)
-    served = [route.on_arrival(request(1000, 100), workers, 0.0) for _ in range(2)]
-    assert {name for placement in served for name in (placement.first, placement.second)} == set("abcd")
-    turns = router(deployment, choices=1)
-    assert [turns.on_arrival(request(1000, 100), workers, 0.0).first for _ in range(5)] == list("abcda")
-
-
-def test_roles_bind_each_half_to_its_pool(deployment: Deployment) -> None:
-    workers = (*(worker(f"p{i}", Role.PREFILL, BUSY) for i in range(3)), worker("d0", Role.DECODE, BUSY))
-    route = router(deployment, pairs="roles")
-    for _ in range(9):
-        placement = route.on_arrival(request(1000, 500), workers, 0.0)
-        assert placement.first.startswith("p") or placement.first == placement.second == "d0"
+def test_groups_of_workers_take_turns(deployment: Deployment) -> None:
+    """A decision looks at about `choices` workers, of both roles, and all workers get their turn."""
+    workers = pool(8, 8)
+    for one in workers:
+        one.load = SILENT
+    placements = placed(router(deployment, choices=4), workers, 16, 1000, 100)
+    assert {placement.first for placement in placements} == {one.id for one in workers}
+    assert placed(router(deployment, choices=1), workers, 16, 1000, 100) != placements
 
 
 def test_the_margin_is_part_of_the_length(deployment: Deployment) -> None:
     """Section 5: 20 tokens against underestimation."""
-    reason = router(deployment).on_arrival(request(1000, 500), pair(), 0.0).reason
-    assert reason.endswith("of 1520")
+    reason = router(deployment, predictor="oracle").on_arrival(request(1000, 500), pair(), 0.0).reason
+    assert reason == "whole, 1520 tokens"
 
 
 def test_one_worker_does_everything(deployment: Deployment) -> None:
     placement = router(deployment).on_arrival(request(1000, 500), (worker("a"),), 0.0)
-    assert placement == Placement("a", "a", 1000, "whole")
+    assert placement == Placement("a", "a", 1000, "whole, 1276 tokens")
 
 
 def test_a_short_piece_is_not_handed_over(deployment: Deployment) -> None:
-    """A request of a few tokens stays whole, as the paper's D in Figure 4."""
-    placement = router(deployment, margin_tokens=0).on_arrival(request(20, 20), pair(), 0.0)
-    assert placement.first == placement.second
+    for least in (64, 256):
+        route = router(deployment, **BALANCED, least_tokens=least, margin_tokens=0)
+        for placement in placed(route, pair(SILENT), 30, 2048, 512):
+            if placement.first != placement.second:
+                assert least <= placement.split <= 2048 + 512 - least
 
 
 def test_a_request_that_only_one_worker_can_hold_goes_there(deployment: Deployment) -> None:
@@ -132,7 +162,7 @@ def test_a_request_that_only_one_worker_can_hold_goes_there(deployment: Deployme
     large = worker("large", kv_capacity_tokens=10_000)
     for workers in ((*small, large), (large, *small), (small[0], large)):
         placement = router(deployment).on_arrival(request(5000, 100), workers, 0.0)
-        assert placement.second == "large"
+        assert (placement.first, placement.second) == ("large", "large")
 
 
 def test_a_prompt_longer_than_any_kv_cache_is_placed_for_the_host_to_refuse(deployment: Deployment) -> None:
@@ -151,29 +181,56 @@ def test_a_session_starts_where_its_cache_is(deployment: Deployment) -> None:
     assert placement.first == "c"
 
 
+def test_the_history_of_a_session_is_not_computed_again(deployment: Deployment) -> None:
+    """A round of 20,000 tokens of which 19,000 are cached keeps its worker busy for the prompt of 1,000."""
+
+    def busy_s(history: int) -> float:
+        route, workers = router(deployment), pair(SILENT)
+        route.on_arrival(request(20_000, 1, bound_worker="a", history_tokens=history), workers, 0.0)
+        return route._servers["a"].timeline.done_s(0.0, 0.0)
+
+    assert busy_s(19_000) < 0.15 * busy_s(0)
+
+
+def test_as_printed_the_first_part_is_for_prefill_workers(deployment: Deployment) -> None:
+    """Section 6.1: with `pairs: roles` one pool takes the first micro-requests and the other one the second."""
+    workers = pool(2, 2)
+    for one in workers:
+        one.load = SILENT
+    for placement in placed(router(deployment, **{**BALANCED, "pairs": "roles"}), workers, 20, 1000, 500):
+        if placement.first != placement.second:
+            assert (placement.first[0], (placement.second or "")[0]) == ("p", "d")
+
+
 def test_a_placement_that_is_whole_stays(deployment: Deployment) -> None:
     placement = Placement("a", "b", 5)
     assert router(deployment).on_prefill_done(request(1, 1), placement, pair(), 0.0) is placement
 
 
 number = st.one_of(st.none(), st.just(math.nan), st.just(math.inf), st.floats(-1e9, 1e9))
-loads = st.builds(WorkerLoad, st.just("w"), number, number, number, number)  # type: ignore[arg-type]
+loads = st.builds(WorkerLoad, st.just("w"), number, number, number, number, decode_requests=number)  # type: ignore[arg-type]
 arrivals = st.lists(
     st.tuples(st.integers(0, 200_000), st.one_of(st.none(), st.integers(0, 50_000)), st.floats(0, 30)), max_size=12
 )
 
 
 @pytest.mark.moderate
-@given(st.lists(loads, min_size=1, max_size=5), arrivals, st.sampled_from(["any", "roles"]))
+@given(
+    st.lists(loads, min_size=1, max_size=5),
+    arrivals,
+    st.sampled_from(["any", "roles"]),
+    st.sampled_from(["prompt", "balanced"]),
+)
 def test_every_token_is_placed_exactly_once_whatever_the_loads_say(
-    said: list[WorkerLoad], traffic: list[tuple[int, int | None, float]], pairs: str
+    said: list[WorkerLoad], traffic: list[tuple[int, int | None, float]], pairs: str, split: str
 ) -> None:
     """Tokens [0, split) on one live worker, the rest on another: nothing twice, nothing lost."""
     workers = tuple(worker(f"w{i}", list(Role)[i % 2], load) for i, load in enumerate(said))
     names = {worker.id for worker in workers}
 
     def run() -> list[Placement]:
-        route, now_s, placements = router(deployment_of(Model()), pairs=pairs), 0.0, []
+        settings = {"pairs": pairs, "split": split, "underused": 0, "predictor": "oracle"}
+        route, now_s, placements = router(deployment_of(Model()), **settings), 0.0, []
         for prompt, output, gap_s in traffic:
             now_s += gap_s
             placements.append(route.on_arrival(request(prompt, output), workers, now_s))

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from pdplugins.studies.validate.fitting import Errors, fit, halves
+from pdplugins.studies.validate.fitting import Errors, fit, halves, misfit
 from pdplugins.studies.validate.silicon import Coefficients, Felt
 
 KNOWN = Coefficients(prefill=1.15, decode=0.93, step_ms=0.8)
@@ -26,6 +26,26 @@ def predict(at: Coefficients) -> list[Felt]:
 def test_the_fit_recovers_known_coefficients() -> None:
     found = fit(predict(KNOWN), predict)
     assert (found.prefill, found.decode, found.step_ms) == pytest.approx((1.15, 0.93, 0.8), abs=2e-3)
+
+
+def test_from_a_close_start_one_iteration_is_enough() -> None:
+    asked = 0
+
+    def counted(at: Coefficients) -> list[Felt]:
+        nonlocal asked
+        asked += 1
+        return predict(at)
+
+    found = fit(predict(KNOWN), counted, Coefficients(1.1, 0.95, 0.7))
+    assert (found.prefill, found.decode, found.step_ms) == pytest.approx((1.15, 0.93, 0.8), abs=2e-2)
+    assert asked == 4
+
+
+def test_what_the_fit_minimises_is_least_at_what_it_finds() -> None:
+    measured = predict(KNOWN)
+    assert misfit(measured, predict(KNOWN)) == 0.0
+    near, far = (misfit(measured, predict(Coefficients(c, 0.93, 0.8))) for c in (1.2, 1.3))
+    assert 0 < near < far
 
 
 def test_rows_that_no_model_explains_hardly_move_the_fit() -> None:

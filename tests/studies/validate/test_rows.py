@@ -89,6 +89,7 @@ VALUES = TEXT | st.sampled_from([*NUMBERS, *WORDS, *MODELS, "deepseek-ai/DeepSee
 CHANGES = st.dictionaries(st.sampled_from(sorted(GOOD)) | TEXT, VALUES, max_size=6)
 
 
+@pytest.mark.moderate
 @given(st.lists(CHANGES, max_size=5), st.sets(st.sampled_from(sorted(GOOD)), max_size=4))
 @settings(max_examples=150)
 def test_any_row_is_read_or_skipped(changes: list[dict[str, str]], missing: set[str]) -> None:
@@ -100,6 +101,7 @@ def test_any_row_is_read_or_skipped(changes: list[dict[str, str]], missing: set[
     assert all(row.clients <= 4096 and row.ttft_s > 0 for row in rows)
 
 
+@pytest.mark.moderate
 @given(st.binary(max_size=300) | TEXT.map(str.encode) | st.just(b'id,model_path\n"' + b"x" * 200_000))
 @settings(max_examples=150)
 def test_any_file_is_read_or_refused_in_one_line(content: bytes) -> None:

@@ -131,6 +131,19 @@ def test_a_frontend_that_made_the_rows_is_found(tmp_path: Path) -> None:
 
 
 @pytest.mark.moderate
+def test_a_model_is_left_out_of_the_fit_that_is_judged_on_it(measured: Path) -> None:
+    """Rows of another model that are three times as slow spoil the fit of this one, and not their own."""
+    rows, _ = report.split(*read_rows(measured))
+    other = [replace(row, model="qwen3-32b", precision="fp8", ttft_s=3.0, tpot_s=0.05) for row in rows[:6]]
+    left_out = report.leave_one_out([*rows, *other], Setup(TRUTH), seed=0)
+    assert left_out["qwen3-32b"]["coefficients"] == pytest.approx(
+        {"prefill": 1.1, "decode": 0.95, "step_ms": 0.6}, abs=0.02
+    )
+    assert left_out["llama-3.1-8b"]["coefficients"]["prefill"] > 1.3
+    assert left_out["llama-3.1-8b"]["clean"]["rows"] == 16
+
+
+@pytest.mark.moderate
 def test_rows_never_used_are_those_of_the_other_file_alone(measured: Path, tmp_path: Path) -> None:
     """A row that stands in both files, under whatever name, is not new."""
     rows, _ = report.split(*read_rows(measured))

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from pdplugins.gateway.engines.sglang.fields import OURS, Fields
+from pdplugins.gateway.engines.sglang.fields import Fields
 from pdplugins.gateway.engines.sglang.protocol import GENERATE, dumps, splice
 from pdplugins.gateway.errors import GatewayError
 from pdplugins.gateway.names import checked, hashed
@@ -54,23 +54,14 @@ class Call:
     rid: str
     session: str | None
     headers: Mapping[str, str]
+    stream: bool = False
+    """Whether the client wants the answer token by token."""
+    sampling: Mapping[str, Any] = field(default_factory=dict)
+    """Sampling parameters, wherever this API has them."""
     prompt: list[int] | str | None = None
     """Token ids or text of the prompt; None for a batch, and for a chat, whose template only workers know."""
     batch: int | None = None
     """Number of prompts of a batch; None for a single prompt."""
-
-    @property
-    def stream(self) -> bool:
-        """Whether the client wants the answer token by token."""
-        return bool(self.fields.get("stream"))
-
-    @property
-    def sampling(self) -> Mapping[str, Any]:
-        """Sampling parameters, wherever this API has them."""
-        if self.path != GENERATE:
-            return self.fields
-        params = self.fields.get("sampling_params")
-        return params if isinstance(params, dict) else {}
 
     @property
     def max_tokens(self) -> int | None:
@@ -148,14 +139,15 @@ class Call:
             return None
         named = {new: fields.get(name) for name, new in COMPLETION_SAMPLING.items()}
         given = {name: value for name, value in named.items() if value is not None}
+        sampling = {"max_new_tokens": DEFAULT_TOKENS[COMPLETIONS], **given}
         new = {
             "input_ids" if isinstance(prompt, list) else "text": prompt,
-            "sampling_params": {"max_new_tokens": DEFAULT_TOKENS[COMPLETIONS], **given},
+            "sampling_params": sampling,
             "stream": self.stream,
         }
         if "priority" in fields:
             new["priority"] = fields["priority"]
-        return replace(self, path=GENERATE, body=dumps(new), fields=new)
+        return replace(self, path=GENERATE, body=dumps(new), fields=new, sampling=sampling)
 
     def _limit(self, tokens: int) -> dict[str, Any]:
         if self.path != GENERATE:
@@ -180,7 +172,7 @@ def parse(
     :param headers: what the workers are to get of the client's headers.
     """
     fields = Fields(body, limits.max_json_depth)
-    if own := [name for name in OURS if name in fields]:
+    if own := fields.ours():
         body = splice(body, dict.fromkeys(own))
     model, given = fields.get("model"), fields.get("rid")
     if model is not None:
@@ -190,15 +182,29 @@ def parse(
     if isinstance(given, str) and given:
         rid = checked("rid", given, limits.max_name_chars)
     if not session:
-        named = (fields.get(name) for name in SESSION_FIELDS)
-        session = next((name for name in named if isinstance(name, str) and name), None)
-    names = ("prompt",) if path == COMPLETIONS else ("input_ids", "text")
-    prompts = (fields.prompt(name) for name in names)
-    prompt = next((value for value in prompts if value is not None), None)
-    batch = None if prompt is not None else next(filter(None, map(fields.prompts, names)), None)
+        session = next((name for field in SESSION_FIELDS if isinstance(name := fields.get(field), str) and name), None)
+    prompt, batch = _prompt(path, fields)
     if (batch or 0) > limits.max_prompts:
         raise GatewayError(400, f"more than {limits.max_prompts} prompts")
-    return Call(path, body, fields, rid, session and hashed(session), headers or {}, prompt, batch)
+    session = session and hashed(session)
+    stream, sampling = bool(fields.get("stream")), _sampling(path, fields)
+    return Call(path, body, fields, rid, session, headers or {}, stream, sampling, prompt, batch)
+
+
+def _sampling(path: str, fields: Mapping[str, Any]) -> Mapping[str, Any]:
+    if path != GENERATE:
+        return fields
+    params = fields.get("sampling_params")
+    return params if isinstance(params, dict) else {}
+
+
+def _prompt(path: str, fields: Fields) -> tuple[list[int] | str | None, int | None]:
+    """Return the prompt, or how many there are."""
+    names = ("prompt",) if path == COMPLETIONS else ("input_ids", "text")
+    for name in names:
+        if (prompt := fields.prompt(name)) is not None:
+            return prompt, None
+    return None, next(filter(None, map(fields.prompts, names)), None)
 
 
 def _only(fields: Mapping[str, Any], allowed: frozenset[str]) -> bool:

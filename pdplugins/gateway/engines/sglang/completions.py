@@ -43,7 +43,7 @@ class CompletionsReply:
         """Answer with one body."""
         said = parsed(body)
         if said is not None and "output_ids" in said:
-            body = dumps({**self._frame, "choices": [self._choice(said, said["text"])], "usage": self._usage})
+            body = dumps({**self._frame, "choices": [self._choice(said, said.get("text") or "")], "usage": self._usage})
         self._reply.whole(body, content_type)
 
     def _event(self, event: bytes) -> bytes:
@@ -53,12 +53,13 @@ class CompletionsReply:
         said = parsed(event)
         if said is None or "output_ids" not in said:
             return event + EVENT_END
-        text = said["text"] if self._incremental else said["text"][self._shown :]
+        text = said.get("text") or ""
+        text = text if self._incremental else text[self._shown :]
         self._shown += len(text)
         return EVENT_START + dumps({**self._frame, "choices": [self._choice(said, text)]}) + EVENT_END
 
     def _choice(self, said: dict[str, Any], text: str) -> dict[str, Any]:
-        meta = said["meta_info"]
+        meta = said.get("meta_info") or {}
         prompt, output = int(meta.get("prompt_tokens") or 0), int(meta.get("completion_tokens") or 0)
         self._usage = {"prompt_tokens": prompt, "completion_tokens": output, "total_tokens": prompt + output}
         reason = meta.get("finish_reason") or {}

@@ -34,10 +34,10 @@ class Target:
     """Idle connections, and since when; the last one used comes last."""
 
     @classmethod
-    def of(cls, url: str) -> Target:
+    def of(cls, url: str, authorities: ssl.SSLContext) -> Target:
         """Return the target that a worker's URL names."""
         parts = urlsplit(url)
-        tls = ssl.create_default_context() if parts.scheme == "https" else None
+        tls = authorities if parts.scheme == "https" else None
         port = parts.port or (443 if tls else 80)
         tail = f" HTTP/1.1\r\nHost: {parts.netloc.rpartition('@')[2]}\r\nContent-Type: application/json\r\n"
         return cls(parts.hostname or "", port, tls, f"POST {parts.path}", tail)
@@ -54,8 +54,6 @@ class Response:
         self.retry_after = message.headers.get("Retry-After")
         self.readany = payload.readany
         """Return the next bytes; nothing at the end. Raises aiohttp.ClientError or OSError."""
-        self.read = payload.read
-        """Return all bytes. Raises aiohttp.ClientError or OSError."""
         self._protocol: ResponseHandler | None = protocol
         self._target = target
         payload.on_eof(self._ended)
@@ -73,6 +71,7 @@ class Response:
         if protocol.should_close:
             protocol.close()
         else:
+            protocol._parser = None  # what comes now stays in its tail, and ends it: see `_idle`
             self._target.idle.append((monotonic(), protocol))
 
 
@@ -80,10 +79,12 @@ class Connections:
     """The connections to all workers.
 
     :param connect_s: the longest time to open a new one.
+    :param tls: what checks workers' certificates.
     """
 
-    def __init__(self, connect_s: float) -> None:
+    def __init__(self, connect_s: float, tls: ssl.SSLContext) -> None:
         self._connect_s = connect_s
+        self._tls = tls
         self._targets: dict[str, Target] = {}
 
     async def post(
@@ -95,7 +96,7 @@ class Connections:
 
         Raises aiohttp.ClientError, OSError or TimeoutError.
         """
-        target = self._targets.get(url) or self._targets.setdefault(url, Target.of(url))
+        target = self._targets.get(url) or self._targets.setdefault(url, Target.of(url, self._tls))
         protocol = _idle(target)
         if protocol is None:
             protocol = await self._connected(target)
@@ -134,11 +135,14 @@ class Connections:
 
 
 def _idle(target: Target) -> ResponseHandler | None:
-    """Return an open connection, if there is one; those that have been idle too long are closed."""
+    """Return an open connection, if there is one.
+
+    Those that have been idle too long are closed, and those on which something came that nobody had asked for.
+    """
     fresh_s = monotonic() - IDLE_S
     while target.idle:
         since_s, protocol = target.idle.pop()
-        if since_s > fresh_s and protocol.is_connected():
+        if since_s > fresh_s and protocol.is_connected() and not protocol.should_close:
             return protocol
         protocol.close()
     return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ssl
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Any
@@ -15,9 +16,11 @@ from pdplugins.gateway.engines.sglang.calls import CHAT, COMPLETIONS, Call
 from pdplugins.gateway.engines.sglang.completions import CompletionsReply
 from pdplugins.gateway.engines.sglang.fields import Fields
 from pdplugins.gateway.engines.sglang.legs import Legs
+from pdplugins.gateway.engines.sglang.public import public
 from pdplugins.gateway.engines.sglang.relay import Relay
-from pdplugins.gateway.engines.sglang.reports import facts_of, report_of
+from pdplugins.gateway.engines.sglang.reports import facts_of, report_of, tokens_of
 from pdplugins.gateway.engines.sglang.upstream import Answer, Upstream
+from pdplugins.gateway.errors import WorkerFailedError
 from pdplugins.gateway.reading import read_whole
 from pdplugins.limits import GatewayConfig
 
@@ -31,14 +34,17 @@ class SglangEngine:
 
     :param dual: decode servers run pdplugins' dual-role instance (``sglang.dual_role`` of the config).
     :param session: what asks servers for what they are and for their load.
+    :param tls: what checks servers' certificates.
     """
 
     paths = (protocol.GENERATE, COMPLETIONS, CHAT)
     passed_gets = ("/v1/models", "/model_info", "/get_model_info", protocol.SERVER_INFO, "/get_server_info")
     passed_posts = (protocol.TOKENIZE, "/tokenize", "/v1/detokenize", "/detokenize")
 
-    def __init__(self, settings: GatewayConfig, session: aiohttp.ClientSession, *, dual: bool) -> None:
-        self.upstream = Upstream(settings)
+    def __init__(
+        self, settings: GatewayConfig, session: aiohttp.ClientSession, *, dual: bool, tls: ssl.SSLContext
+    ) -> None:
+        self.upstream = Upstream(settings, tls)
         self._legs = Legs(self.upstream, settings)
         self._session = session
         self._settings = settings
@@ -48,15 +54,21 @@ class SglangEngine:
 
     async def describe(self, backend: Backend) -> Facts:
         """Ask a server what it is."""
-        return facts_of(await self._get(backend.url + protocol.SERVER_INFO), dual=self._dual)
+        return facts_of(await self._get(backend, protocol.SERVER_INFO), dual=self._dual)
 
     async def load(self, backend: Backend) -> LoadReport:
         """Ask a server for its load."""
-        return report_of(await self._get(backend.url + protocol.LOADS + "?include=core"))
+        return report_of(await self._get(backend, protocol.LOADS + "?include=core"))
 
-    async def _get(self, url: str) -> bytes:
-        async with self._session.get(url, raise_for_status=True, allow_redirects=False) as answer:
+    async def _get(self, backend: Backend, path: str) -> bytes:
+        async with self._session.get(
+            backend.url + path, headers=backend.key.headers, raise_for_status=True, allow_redirects=False
+        ) as answer:
             return await read_whole(answer.content.readany, REPORT_BYTES)
+
+    def public(self, path: str, body: bytes) -> bytes:
+        """Return what of a server's answer to a question that any server may answer is for clients."""
+        return public(path, body)
 
     # --- requests and answers ------------------------------------------------------------------------------------
 
@@ -70,7 +82,11 @@ class SglangEngine:
         if call.path == CHAT:
             assert isinstance(call.fields, Fields)  # noqa: S101 - only a client's own request is a chat
             question = {key: raw for key in TEMPLATE_FIELDS if (raw := call.fields.raw(key)) is not None}
-        return list((await self.upstream.ask(backend, protocol.TOKENIZE, question))["tokens"])
+        said = await self.upstream.ask(backend, protocol.TOKENIZE, question)
+        try:
+            return tokens_of(said)
+        except ValueError as error:
+            raise WorkerFailedError(backend.id, f"{protocol.TOKENIZE}: {error}") from None
 
     def relay(self, call: Call, client: Client, on_first: Callable[[], None]) -> Relay:
         """Return the relay that passes the answer of `call` on."""

@@ -1,11 +1,12 @@
 """The fields of a request's body that the gateway looks at.
 
-A body is mostly prompt, and may hold anything else. It is read without building what it says; a field is built when it
-is first asked for.
+A body is mostly prompt, and may hold anything else. A short one is read at once. A long one is read without building
+what it says: of its fields those are built that the gateway asks for.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import re
@@ -13,6 +14,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import msgspec
+from msgspec import UNSET
 
 from pdplugins.gateway.errors import GatewayError
 from pdplugins.gateway.nesting import too_nested
@@ -23,10 +25,12 @@ OURS = (
     *("disagg_prefill_dp_rank", "data_parallel_rank", "routed_dp_rank"),
 )
 """Fields that say who is paired with whom. The gateway decides that, not a client."""
+OPAQUE = ("messages", "tools", "tool_choice", "chat_template_kwargs", "continue_final_message")
+"""Fields that the gateway passes on and never reads."""
 KNOWN = (
     *PROMPTS,
     *OURS,
-    *("messages", "tools", "tool_choice", "chat_template_kwargs", "continue_final_message"),
+    *OPAQUE,
     *("model", "rid", "session_id", "user", "stream", "stream_options", "priority", "extra_key", "lora_path"),
     *("return_logprob", "sampling_params", "n", "max_tokens", "max_completion_tokens", "min_tokens", "ignore_eos"),
     *("stop", "stop_token_ids", "temperature", "top_p", "top_k", "min_p", "seed", "skip_special_tokens"),
@@ -36,86 +40,118 @@ LONGEST_VALUE = 256 * 2**10
 """Bytes of a field other than prompts that the gateway looks into."""
 LONGEST_LAX = 256 * 2**10
 """Bytes of a body that is not quite JSON."""
+SHORT = 64 * 2**10
+"""Bytes of a body that is read at once."""
 
-_Raw = msgspec.defstruct("_Raw", [(name, msgspec.Raw, None) for name in KNOWN])
-_decode = msgspec.json.Decoder(_Raw).decode
+_TYPES: dict[str, Any] = {
+    **dict.fromkeys(KNOWN, Any),
+    **dict.fromkeys(OPAQUE, msgspec.Raw),
+    **{"prompt": list[int] | str | None, "input_ids": list[int] | None, "text": str | None},
+}
+_Short = msgspec.defstruct("_Short", [(name, kind, UNSET) for name, kind in _TYPES.items()])
+_Long = msgspec.defstruct("_Long", [(name, msgspec.Raw, UNSET) for name in KNOWN])
+_read_short = msgspec.json.Decoder(_Short).decode
+_read_long = msgspec.json.Decoder(_Long).decode
+_read_ids = msgspec.json.Decoder(list[int]).decode
 
 
 class Fields(Mapping[str, Any]):
     """The fields of a body, of those in `KNOWN`. What is not JSON, or too much, raises GatewayError."""
 
-    __slots__ = ("_body", "_raw", "_values")
+    __slots__ = ("_body", "_fields", "_long")
 
     def __init__(self, body: bytes, most_depth: int) -> None:
         if (why := too_nested(body, most_depth)) is not None:
             raise GatewayError(400, why)
         self._body = body
-        self._values: dict[str, Any] = {}
-        self._raw: Any = _read(body)
+        self._long = False
+        """Whether the fields are as the body has them."""
+        if len(body) <= SHORT:
+            try:
+                self._fields: Any = _read_short(body)
+            except ValueError:
+                self._long = True
+        else:
+            self._long = True
+        if self._long:
+            self._fields = _read(body)
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """Return a field."""
+        value = getattr(self._fields, name, UNSET)
+        if value is UNSET:
+            return default
+        return self._value(name, value) if type(value) is msgspec.Raw else value
 
     def __getitem__(self, name: str) -> Any:
-        if name in self._values:
-            return self._values[name]
-        raw = self.raw(name)
-        if raw is None:
+        value = self.get(name, UNSET)
+        if value is UNSET:
             raise KeyError(name)
-        if len(raw) > LONGEST_VALUE:
-            raise GatewayError(400, f"{name} is longer than {LONGEST_VALUE} bytes")
-        value = self._values[name] = _value(name, raw)
         return value
 
     def __iter__(self) -> Iterator[str]:
-        return (name for name in KNOWN if getattr(self._raw, name) is not None)
+        return (name for name in KNOWN if getattr(self._fields, name) is not UNSET)
 
     def __len__(self) -> int:
         return sum(1 for _ in self)
 
-    def __contains__(self, name: object) -> bool:
-        return isinstance(name, str) and self.raw(name) is not None
+    def ours(self) -> list[str]:
+        """Return those of `OURS` that are there."""
+        fields = self._fields
+        return [name for name in OURS if getattr(fields, name) is not UNSET]
 
     def raw(self, name: str) -> Any:
-        """Return a field as the body has it, a msgspec.Raw; None when it is not there."""
-        return getattr(self._raw, name, None)
+        """Return a field of `OPAQUE` as the body has it, a msgspec.Raw; None when it is not there."""
+        value = getattr(self._fields, name)
+        return None if value is UNSET else value
 
     def prompt(self, name: str) -> list[int] | str | None:
         """Return a field that may be the prompt: token ids or text; None when it is several prompts, or not there."""
-        raw = self.raw(name)
-        kind = _kind(raw)
+        value = getattr(self._fields, name)
+        if not self._long:
+            return value or None if value is not UNSET else None
+        kind = _kind(value)
         if kind == "text":
-            text = _value(name, raw)
+            text = _built(name, value)
             return text if isinstance(text, str) else None
         if kind != "ids":
             return None
         try:
-            return _ids(raw)
+            return _read_ids(value)
         except msgspec.DecodeError:
             raise GatewayError(400, f"{name} holds something that is no token id") from None
 
     def prompts(self, name: str) -> int | None:
         """Return the number of prompts in a field; None when it is one, or not there."""
-        raw = self.raw(name)
-        kind = _kind(raw)
-        if kind not in ("id_lists", "texts"):
-            return None
-        data = bytes(raw)
+        value = getattr(self._fields, name)
+        kind = _kind(value) if self._long else None
         if kind == "id_lists":
-            return data.count(b"[") - 1
-        plain = data.replace(b"\\\\", b"")
+            return bytes(value).count(b"[") - 1
+        if kind != "texts":
+            return None
+        plain = bytes(value).replace(b"\\\\", b"")
         return (plain.count(b'"') - plain.count(b'\\"')) // 2
 
     def only(self, allowed: frozenset[str]) -> bool:
-        """Tell whether the body has no field but these, all of them known."""
+        """Tell whether the body has no field but these."""
         try:
             _strict(allowed)(self._body)
         except msgspec.DecodeError:
             return False
         return True
 
+    def _value(self, name: str, raw: Any) -> Any:
+        if len(raw) > LONGEST_VALUE:
+            raise GatewayError(400, f"{name} is longer than {LONGEST_VALUE} bytes")
+        value = _built(name, raw)
+        setattr(self._fields, name, value)
+        return value
+
 
 def _read(body: bytes) -> Any:
     """Read a body as SGLang would: it takes NaN and half surrogate pairs too."""
     try:
-        return _decode(body)
+        return _read_long(body)
     except msgspec.ValidationError:
         raise GatewayError(400, "the body is not a JSON object") from None
     except msgspec.DecodeError:
@@ -127,15 +163,12 @@ def _read(body: bytes) -> Any:
         raise GatewayError(400, "the body is not JSON") from None
     if not isinstance(data, dict):
         raise GatewayError(400, "the body is not a JSON object")
-    known = {name: msgspec.Raw(json.dumps(data[name]).encode()) for name in KNOWN if name in data}
-    return _Raw(**known)
+    return _Long(**{name: msgspec.Raw(json.dumps(data[name]).encode()) for name in KNOWN if name in data})
 
 
-def _value(name: str, raw: Any) -> Any:
-    try:
+def _built(name: str, raw: Any) -> Any:
+    with contextlib.suppress(ValueError):
         return msgspec.json.decode(raw)
-    except msgspec.DecodeError:
-        pass
     try:
         return json.loads(bytes(raw))
     except ValueError:
@@ -143,21 +176,16 @@ def _value(name: str, raw: Any) -> Any:
 
 
 _BEGINNING = re.compile(rb'(?P<text>")|\[\s*(?:(?P<ids>[-\d])|(?P<id_lists>\[)|(?P<texts>"))')
-_ids = msgspec.json.Decoder(list[int]).decode
 
 
 def _kind(raw: Any) -> str | None:
     """Tell what a prompt is, from its first bytes."""
-    if raw is None:
-        return None
-    found = _BEGINNING.match(raw)
+    found = None if raw is UNSET else _BEGINNING.match(raw)
     return found.lastgroup if found else None
 
 
 @functools.cache
 def _strict(allowed: frozenset[str]) -> Any:
     """Return what reads bodies with these fields only, and raises msgspec.ValidationError for others."""
-    kind = msgspec.defstruct(
-        "_Only", [(name, msgspec.Raw, None) for name in sorted(allowed)], forbid_unknown_fields=True
-    )
-    return msgspec.json.Decoder(kind).decode
+    fields = [(name, msgspec.Raw, UNSET) for name in sorted(allowed)]
+    return msgspec.json.Decoder(msgspec.defstruct("_Only", fields, forbid_unknown_fields=True)).decode

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+import json
 import os
 import shlex
 import subprocess
@@ -14,6 +15,9 @@ from pathlib import Path
 from pdplugins.config import Config
 from pdplugins.contracts.workers import Role
 from pdplugins.errors import ConfigError, HostError
+from pdplugins.gateway.access.worker_keys import ADMIN_KEY, KEY, OPTION, WorkerKey
+from pdplugins.processes.addresses import without_proxy
+from pdplugins.processes.child import SECRET_ARGUMENTS
 from pdplugins.processes.ports import free_ports
 from pdplugins.processes.process import python
 from pdplugins.resources import CONFIG_VARIABLE
@@ -22,6 +26,7 @@ HOST = "127.0.0.1"
 DUAL = ("--disaggregation-mode", "decode", "--disaggregation-decode-enable-radix-cache", "--sleep-on-idle")
 OURS = ("--model-path", "--host", "--port", "--disaggregation-mode", "--disaggregation-bootstrap-port")
 """Options that differ between servers, so that the gateway sets them."""
+SECRET = ("--api-key", "--admin-api-key")
 TP = ("--tp-size", "--tp", "--tensor-parallel-size")
 PP = ("--pp-size", "--pp", "--pipeline-parallel-size")
 LOOK_S = 10.0
@@ -52,6 +57,11 @@ class Launch:
             raise ConfigError(f"--launch: {error}") from None
         if taken := sorted({other.partition("=")[0] for other in others} & set(OURS)):
             raise ConfigError(f"--launch: leave out {', '.join(taken)}; the gateway sets it for each server")
+        if seen := sorted({other.partition("=")[0] for other in others} & set(SECRET)):
+            raise ConfigError(
+                f"--launch: leave out {', '.join(seen)}, since everyone can read a command line; give the key with "
+                f"{OPTION} or {KEY}, and the servers get it too"
+            )
         if model.startswith("-"):
             raise ConfigError(f"--launch: begin with the model, not with {model}")
         return cls(model, tuple(options), sizes.tp * sizes.pp)
@@ -85,10 +95,16 @@ class Spec:
             *("--disaggregation-bootstrap-port", str(free_ports(1)[0]), *launch.options),
         )
 
-    def environment(self, config: Path) -> dict[str, str]:
-        """Return the environment in which it runs."""
+    def environment(self, config: Path, key: WorkerKey) -> dict[str, str]:
+        """Return the environment in which it runs, with the keys that it wants from then on."""
         gpus = {"CUDA_VISIBLE_DEVICES": ",".join(self.gpus)} if self.gpus else {}
-        return dict(os.environ) | gpus | {CONFIG_VARIABLE: str(config.absolute())}
+        keys = [(option, value) for option, value in zip(SECRET, (key.key, key.admin), strict=True) if value]
+        ours = {
+            CONFIG_VARIABLE: str(config.absolute()),
+            SECRET_ARGUMENTS: json.dumps([w for pair in keys for w in pair]),
+        }
+        inherited = {name: value for name, value in os.environ.items() if name not in (KEY, ADMIN_KEY)}
+        return without_proxy(inherited) | gpus | ours
 
 
 def plan(config: Config, launch: Launch) -> list[Spec]:

@@ -84,9 +84,7 @@ class Legs:
     async def push(self, source: Backend, target: Backend, ids: Sequence[int], work: Work[Call]) -> None:
         """Compute the KV cache of `ids` on `source` and leave it in the prefix cache of `target`."""
         fields = protocol.prefix_fields(ids, work.call.fields)
-        call = Call(
-            protocol.GENERATE, protocol.dumps(fields), fields, work.call.rid, None, work.call.headers, list(ids)
-        )
+        call = Call(protocol.GENERATE, protocol.dumps(fields), fields, work.call.rid, None, work.call.headers)
         new = max(len(ids) - (work.prompt_tokens - work.new_tokens), 0)
         async with self.pair(source, target, Work(call, call.body, len(ids), new, work.arrived_s)):
             pass

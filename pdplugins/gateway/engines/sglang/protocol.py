@@ -24,7 +24,14 @@ EVENT_START = b"data: "
 ERROR_EVENT = b'data: {"error"'
 ABORTED = b'"type":"abort"'
 MAX_ROOM = 2**63 - 1
+COUNTS = ("prompt_tokens", "completion_tokens")
+LARGEST = 10**12
+"""No count of tokens is larger."""
 BOOTSTRAP_FIELDS = ("bootstrap_host", "bootstrap_port", "bootstrap_room")
+
+
+class OddAnswerError(Exception):
+    """An answer of a server in which something has not the type that it should have."""
 
 
 def splice(body: bytes, fields: Mapping[str, Any]) -> bytes:
@@ -82,11 +89,47 @@ def prefix_fields(ids: Sequence[int], like: Mapping[str, Any]) -> dict[str, Any]
 def failure(said: Mapping[str, Any]) -> dict[str, Any] | None:
     """Return the error with which a server ends an answer of ``/generate``; its streams have no other form of error.
 
-    An abort without a status is no error: a client or the gateway has asked for it.
+    An abort without a status is no error: a client or the gateway has asked for it. Raises OddAnswerError.
     """
-    reason = (said.get("meta_info") or {}).get("finish_reason") or {}
+    reason = meta_of(said).get("finish_reason") or {}
     status = reason.get("status_code") if reason.get("type") == "abort" else None
-    return None if status is None else {"message": reason.get("message"), "code": int(status)}
+    return None if status is None else {"message": reason.get("message"), "code": whole(status)}
+
+
+def meta_of(said: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the ``meta_info`` of an answer of ``/generate``, which may be missing. Raises OddAnswerError.
+
+    What the gateway reads of it has the right types then: counts, the reason why the answer ended, logprobs.
+    """
+    meta = said.get("meta_info")
+    if meta is None:
+        return {}
+    if not isinstance(meta, dict) or not isinstance(meta.get("finish_reason"), dict | None):
+        raise OddAnswerError("an answer with an odd meta_info")
+    for name in COUNTS:
+        whole(meta.get(name))
+    if not isinstance(meta.get("input_token_logprobs"), list | None):
+        raise OddAnswerError("an answer with odd logprobs")
+    return meta
+
+
+def whole(number: Any) -> int:
+    """Return a count, 0 for None. Raises OddAnswerError for anything else."""
+    if number is None:
+        return 0
+    if not isinstance(number, int) or not 0 <= number <= LARGEST:
+        raise OddAnswerError("an answer with a count that is none")
+    return number
+
+
+def generated(event: bytes) -> dict[str, Any] | None:
+    """Return the object in one event of ``/generate``; None when there is none. Raises OddAnswerError for odd parts."""
+    said = parsed(event)
+    if said is not None:
+        meta_of(said)
+        if not isinstance(said.get("output_ids"), list | None) or not isinstance(said.get("text"), str | None):
+            raise OddAnswerError("an answer with an odd text or odd token ids")
+    return said
 
 
 def events(data: bytes) -> list[bytes]:
@@ -98,6 +141,6 @@ def parsed(event: bytes) -> dict[str, Any] | None:
     """Return the object in one event of a stream, or in a whole answer; None when there is none."""
     try:
         data = loads(event.removeprefix(EVENT_START))
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     return data if isinstance(data, dict) else None

@@ -14,13 +14,19 @@ from pdplugins.gateway.engines.sglang.protocol import (
     EVENT_END,
     EVENT_START,
     GENERATE,
+    OddAnswerError,
     dumps,
     events,
-    parsed,
+    generated,
+    meta_of,
+    whole,
 )
 from pdplugins.gateway.engines.sglang.upstream import Answer
+from pdplugins.gateway.errors import WorkerFailedError
 
-_USAGE = {name: re.compile(rb'"%s":\s*(\d+)' % name.encode()) for name in ("prompt_tokens", "completion_tokens")}
+_USAGE = {
+    name: re.compile(rb'"%s":\s*(\d{1,12})(?!\d)' % name.encode()) for name in ("prompt_tokens", "completion_tokens")
+}
 
 
 class Relay:
@@ -102,12 +108,20 @@ class Relay:
 
     def _events(self) -> list[dict[str, Any]]:
         every = [event for piece in self._part for event in events(piece) if event != DONE]
-        return [data for event in every if (data := parsed(event)) is not None]
+        return [data for event in every if (data := self._generated(event)) is not None]
+
+    def _generated(self, event: bytes) -> dict[str, Any] | None:
+        """Read one event. Raises WorkerFailedError for an odd one."""
+        try:
+            return generated(event)
+        except OddAnswerError as odd:
+            assert self._answer is not None  # noqa: S101 - it has said this
+            raise WorkerFailedError(self._answer.backend.id, str(odd)) from None
 
     def _ends(self) -> bool:
         """Tell whether the last event of this part ends the whole answer."""
         said = self._events()
-        meta = said[-1].get("meta_info", {}) if said else {}
+        meta = meta_of(said[-1]) if said else {}
         reason = meta.get("finish_reason")
         if not isinstance(reason, dict):
             return False
@@ -116,23 +130,24 @@ class Relay:
 
     def _rewritten(self, piece: bytes, *, head: bool) -> bytes:
         if not piece.startswith(EVENT_START):
-            data = parsed(piece)
+            data = self._generated(piece)
             return piece if data is None else dumps(self._whole(data, head=head))
         out = b""
         for event in events(piece):
             if event == DONE:
                 out += b"" if head and not self._ends() else DONE_EVENT
-            elif (data := parsed(event)) is not None:
+            elif (data := self._generated(event)) is not None:
                 out += EVENT_START + dumps(self._whole(data, head=head)) + EVENT_END
         return out
 
     def _whole(self, data: dict[str, Any], *, head: bool) -> dict[str, Any]:
         """Return an event as if one worker had said all so far."""
-        meta, before = data.get("meta_info", {}), len(self.ids)
+        before = len(self.ids)
+        meta = data["meta_info"] = data.get("meta_info") or {}
         reason = meta.get("finish_reason")
         meta["id"] = self._call.rid
-        meta["completion_tokens"] = meta.get("completion_tokens", 0) + before
-        meta["prompt_tokens"] = meta.get("prompt_tokens", 0) - before
+        meta["completion_tokens"] = whole(meta.get("completion_tokens")) + before
+        meta["prompt_tokens"] = whole(meta.get("prompt_tokens")) - before
         if isinstance(reason, dict) and reason.get("type") == "length":
             most = self._call.max_tokens or 0
             meta["finish_reason"] = None if meta["completion_tokens"] < most else {**reason, "length": most}
@@ -147,6 +162,6 @@ class Relay:
         """Take over the prompt's logprobs, which only the worker that prefilled has; tell whether there are any."""
         if not (self._call.fields.get("return_logprob") and answer.prefill_reply):
             return False
-        first = parsed(events(answer.prefill_reply)[0])
-        self._prompt_logprobs = (first or {}).get("meta_info", {}).get("input_token_logprobs") or []
+        first = next(iter(events(answer.prefill_reply)), b"")
+        self._prompt_logprobs = meta_of(self._generated(first) or {}).get("input_token_logprobs") or []
         return bool(self._prompt_logprobs)

@@ -72,6 +72,20 @@ def report_of(body: bytes) -> LoadReport:
     )
 
 
+class Tokens(msgspec.Struct):
+    """``/v1/tokenize``."""
+
+    tokens: list[int]
+
+
+def tokens_of(body: bytes) -> list[int]:
+    """Read ``/v1/tokenize``. Raises ValueError."""
+    try:
+        return msgspec.json.decode(body, type=Tokens).tokens
+    except RecursionError:
+        raise ValueError("JSON that is nested too deep") from None
+
+
 def _read(body: bytes, kind: type[ReportT]) -> ReportT:
     try:
         data: Any = loads(body)

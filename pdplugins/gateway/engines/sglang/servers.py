@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic
 
@@ -14,6 +15,7 @@ from rich.console import Console
 from rich.text import Text
 
 from pdplugins.errors import HostError
+from pdplugins.gateway.access.worker_keys import NO_KEYS, WorkerKeys
 from pdplugins.gateway.backends import WorkerOption
 from pdplugins.gateway.engines.sglang.launch import Launch, Spec
 from pdplugins.gateway.metrics import GatewayMetrics
@@ -25,8 +27,18 @@ LOOK_S = 1.0
 """Pause between two looks at servers that start."""
 ANSWER_S = 25.0
 """SGLang's ``/health`` generates a token, and says within 20 s that it could not."""
-RESTART_S = 10.0
-"""From the death of a server to its next start."""
+
+
+@dataclass(frozen=True, slots=True)
+class Times:
+    """How patient the gateway is with its servers, in seconds."""
+
+    ready_s: float
+    """Until they serve, all together; later each for itself, after its start."""
+    restart_s: float = 10.0
+    """From the death of a server to its next start."""
+    hang_s: float = 60.0
+    """A server that served and has not answered the gateway's polls for so long hangs."""
 
 
 class Servers:
@@ -35,7 +47,7 @@ class Servers:
     :param config: the config file that they get.
     :param dual: they take every role; else each one has the role of its spec.
     :param logs: the folder of their logs, ``NAME.log``; a server that starts anew adds to its log.
-    :param ready_s: how long they may take, all together, until they serve.
+    :param keys: what they are started with.
     """
 
     def __init__(
@@ -47,8 +59,8 @@ class Servers:
         dual: bool,
         logs: Path,
         metrics: GatewayMetrics,
-        ready_s: float,
-        restart_s: float = RESTART_S,
+        times: Times,
+        keys: WorkerKeys = NO_KEYS,
     ) -> None:
         self._specs = specs
         self._launch = launch
@@ -56,8 +68,8 @@ class Servers:
         self._dual = dual
         self._logs = logs
         self._metrics = metrics
-        self._ready_s = ready_s
-        self._restart_s = restart_s
+        self._times = times
+        self._keys = keys
         self._processes: dict[str, Process] = {}
         self._restarts: dict[str, asyncio.TimerHandle] = {}
         self._up = False
@@ -70,7 +82,7 @@ class Servers:
     async def start(self, console: Console) -> None:
         """Start all, and return when all serve. Raises HostError when one does not; `stop` is due then too."""
         began_s = monotonic()
-        self._logs.mkdir(parents=True, exist_ok=True)
+        self._logs.mkdir(mode=0o700, parents=True, exist_ok=True)
         say = functools.partial(console.print, markup=False, soft_wrap=True)
         say(f"{len(self._specs)} SGLang servers with {self._launch.model} start; logs in {self._logs}")
         for spec in self._specs:
@@ -90,6 +102,31 @@ class Servers:
                     waiting = [spec for spec, serves in zip(waiting, up, strict=True) if not serves]
         self._up = True
 
+    async def watch(self, answers: Callable[[str], bool]) -> None:
+        """Kill servers that hang, for as long as the gateway runs; what died is started anew.
+
+        :param answers: tells whether the server at a URL answers polls, its engine too.
+        """
+        watched: dict[str, Watched] = {}
+        while True:
+            await asyncio.sleep(LOOK_S)
+            for spec in self._specs:
+                process = self._processes[spec.name]
+                seen = watched.get(spec.name)
+                if seen is None or seen.process is not process:
+                    seen = watched[spec.name] = Watched(process, monotonic())
+                if process.returncode is None and self._hangs(seen, answers=answers(spec.url)):
+                    log.warning("%s does not answer, though its process runs; killing it", _shown(spec))
+                    self._metrics.servers.labels(spec.name, "hung").inc()
+                    process.kill()
+
+    def _hangs(self, seen: Watched, *, answers: bool) -> bool:
+        """Tell whether a server has not answered for too long; one that has never answered may still be starting."""
+        now_s = monotonic()
+        if answers:
+            seen.served, seen.since_s = True, now_s
+        return now_s - seen.since_s > (self._times.hang_s if seen.served else self._times.ready_s)
+
     async def stop(self, within_s: float) -> None:
         """Stop all, and return when nothing of them is left. Those that have not ended by then are killed."""
         for restart in self._restarts.values():
@@ -105,7 +142,7 @@ class Servers:
             self._processes[spec.name] = Process.start(
                 spec.name,
                 command,
-                env=spec.environment(self._config),
+                env=spec.environment(self._config, self._keys.of(spec.url)),
                 log=self._logs / f"{spec.name}.log",
                 on_exit=lambda process: self._ended(spec, process),
             )
@@ -121,7 +158,7 @@ class Servers:
                 raise HostError(
                     f"gateway: {process.name} {process.fate} at its start: {words}; its log is {process.log}"
                 )
-        if since_s > self._ready_s:
+        if since_s > self._times.ready_s:
             slow = ", ".join(f"{spec.name} ({self._processes[spec.name].log})" for spec in waiting)
             raise HostError(f"gateway: no answer after {since_s:.0f} s from {slow}; look there, or set --launch-s")
 
@@ -138,15 +175,31 @@ class Servers:
         if not self._up:
             return
         words = process.last_words()
-        log.warning("%s %s (%s); it starts anew in %g s", _shown(spec), process.fate, words, self._restart_s)
-        self._restarts[spec.name] = asyncio.get_running_loop().call_later(self._restart_s, self._restart, spec)
+        log.warning("%s %s (%s); it starts anew in %g s", _shown(spec), process.fate, words, self._times.restart_s)
+        self._restart_later(spec)
+
+    def _restart_later(self, spec: Spec) -> None:
+        loop = asyncio.get_running_loop()
+        self._restarts[spec.name] = loop.call_later(self._times.restart_s, self._restart, spec)
 
     def _restart(self, spec: Spec) -> None:
         try:
             self._start(spec)
         except HostError as error:
-            log.warning("%s; tried again in %g s", error, self._restart_s)
-            self._restarts[spec.name] = asyncio.get_running_loop().call_later(self._restart_s, self._restart, spec)
+            log.warning("%s; tried again in %g s", error, self._times.restart_s)
+            self._restarts[spec.name] = asyncio.get_running_loop().call_later(
+                self._times.restart_s, self._restart, spec
+            )
+
+
+@dataclass(slots=True)
+class Watched:
+    """A process of a server, while it is watched."""
+
+    process: Process
+    since_s: float
+    """When it started, or answered last."""
+    served: bool = False
 
 
 async def _serves(url: str, session: aiohttp.ClientSession) -> bool:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import re
+import ssl
 from collections.abc import Coroutine, Mapping
 from time import monotonic
 from typing import Any
 
 import aiohttp
 
+from pdplugins.gateway.access.worker_keys import REFUSALS
 from pdplugins.gateway.backends import Backend
 from pdplugins.gateway.engines.sglang import protocol
 from pdplugins.gateway.engines.sglang.connections import Connections, Response
@@ -23,7 +25,8 @@ from pdplugins.gateway.errors import (
     said,
     shortage,
 )
-from pdplugins.limits import GatewayConfig
+from pdplugins.gateway.reading import TooLongError, read_whole
+from pdplugins.limits import MIB, GatewayConfig
 
 ABORT_S = 5.0
 FAILURES = (aiohttp.ClientError, OSError, TimeoutError)
@@ -36,7 +39,7 @@ LONGEST_WAIT_S = 60.0
 class Answer:
     """The answer of one worker, of which the beginning has arrived."""
 
-    def __init__(self, backend: Backend, response: Response, rid: str, first: bytes, rest: bytes) -> None:
+    def __init__(self, backend: Backend, response: Response, rid: str, most_bytes: int) -> None:
         self.backend = backend
         self.rid = rid
         """The name of its leg, which is not the client's name of the request."""
@@ -48,9 +51,17 @@ class Answer:
         self.ended = not self.stream
         """Whether all of it has come."""
         self.tokens = 0
-        self._first = first
-        self._rest = rest
+        self._most_bytes = most_bytes
+        self._first = b""
+        self._rest = b""
         self._last_s = monotonic()
+
+    async def begin(self) -> None:
+        """Wait for its beginning: the first events, or all of it. Raises WorkerFailedError."""
+        if self.stream:
+            self._first = await self._events("the stream ended before the first token")
+        else:
+            self._first = await read_all(self.backend, self.response, self._most_bytes)
 
     async def piece(self) -> bytes:
         """Return the next whole events, or the whole answer; nothing at the end.
@@ -64,21 +75,34 @@ class Answer:
                 await read(self.backend, self.response)
             return b""
         else:
-            piece = await self._events()
+            piece = await self._events("the stream broke off")
         if self.stream:
             self._count(piece)
         return piece
 
-    async def _events(self) -> bytes:
-        while data := await read(self.backend, self.response):
-            data = self._rest + data
-            cut = data.rfind(protocol.EVENT_END) + len(protocol.EVENT_END)
-            if cut >= len(protocol.EVENT_END):
-                self._rest = data[cut:]
-                raise_error(self.backend, data)
-                return data[:cut]
-            self._rest = data
-        raise WorkerFailedError(self.backend.id, "the stream broke off")
+    async def _events(self, broken: str) -> bytes:
+        """Return all whole events that come next, and keep what comes after them."""
+        data = await read(self.backend, self.response)
+        if not self._rest and data.endswith(protocol.EVENT_END):  # as it mostly is
+            raise_error(self.backend, data)
+            return data
+        parts, size = [self._rest], len(self._rest)
+        while data:
+            size += len(data)
+            if size > self._most_bytes:
+                self.response.close()
+                raise WorkerFailedError(self.backend.id, "an event that does not end")
+            end = data.rfind(protocol.EVENT_END) + len(protocol.EVENT_END)
+            if end < len(protocol.EVENT_END):
+                end = 1 if parts[-1].endswith(b"\n") and data.startswith(b"\n") else 0
+            if end:
+                self._rest = data[end:]
+                piece = b"".join((*parts, data[:end]))
+                raise_error(self.backend, piece)
+                return piece
+            parts.append(data)
+            data = await read(self.backend, self.response)
+        raise WorkerFailedError(self.backend.id, broken)
 
     def _count(self, piece: bytes) -> None:
         """Enter the tokens of a piece in the books. Workers send one event for each token, or fewer."""
@@ -87,18 +111,21 @@ class Answer:
         if protocol.DONE in piece[-len(protocol.DONE_EVENT) :]:
             self.ended = True
             events -= 1
-        gap_s = (now_s - self._last_s) / max(events, 1)
+        if events:
+            self.backend.view.load.tokens(events, (now_s - self._last_s) / events, now_s)
+            self.tokens += events
         self._last_s = now_s
-        for _ in range(events):
-            self.backend.view.load.token(gap_s, now_s)
-        self.tokens += events
 
 
 class Upstream:
-    """The connections to all workers."""
+    """The connections to all workers.
 
-    def __init__(self, settings: GatewayConfig) -> None:
-        self._connections = Connections(settings.connect_s)
+    :param tls: what checks their certificates.
+    """
+
+    def __init__(self, settings: GatewayConfig, tls: ssl.SSLContext) -> None:
+        self._connections = Connections(settings.connect_s, tls)
+        self._most_bytes = settings.max_answer_mib * MIB
         self._settings = settings
         self._background: set[asyncio.Task[None]] = set()
 
@@ -108,42 +135,39 @@ class Upstream:
         """Send a request and wait for the head of the answer. Raises WorkerFailedError or RefusedError."""
         silence_s = self._settings.silence_s if stream else None
         try:
+            if backend.key.key is not None:
+                headers = {**headers, **backend.key.headers}
             response = await self._connections.post(backend.url, path, body, headers, silence_s)
         except FAILURES as error:
             if shortage(error):
                 raise ShortageError(error) from error
             silent = isinstance(error, TimeoutError)
             raise WorkerFailedError(backend.id, said(error), gone=refused(error), silent=silent) from error
+        if response.status in REFUSALS and (backend.key.key is not None or "authorization" not in headers):
+            response.close()
+            raise WorkerFailedError(backend.id, f"status {response.status}: it refuses our key")
         if response.status >= 400:
             await self._refused(backend, response)
         return response
 
     async def begin(self, backend: Backend, response: Response, rid: str) -> Answer:
-        """Return an answer once its beginning is there: the first events, or all of it. Raises WorkerFailedError."""
-        if not is_stream(response):
-            return Answer(backend, response, rid, await read_all(backend, response), b"")
-        data = b""
-        while (cut := data.rfind(protocol.EVENT_END)) < 0:
-            more = await read(backend, response)
-            if not more:
-                raise WorkerFailedError(backend.id, "the stream ended before the first token")
-            data += more
-        cut += len(protocol.EVENT_END)
-        raise_error(backend, data)
-        return Answer(backend, response, rid, data[:cut], data[cut:])
+        """Return an answer once its beginning is there. Raises WorkerFailedError."""
+        answer = Answer(backend, response, rid, self._most_bytes)
+        await answer.begin()
+        return answer
 
     async def reply(self, backend: Backend, path: str, body: bytes, headers: Mapping[str, str]) -> bytes:
         """Send a request and return all of the answer. Raises WorkerFailedError or RefusedError."""
         response = await self.post(backend, path, body, headers, stream=True)
         try:
-            data = await read_all(backend, response)
+            data = await read_all(backend, response, self._most_bytes)
         finally:
             response.close()
         raise_error(backend, data)
         return data
 
     async def _refused(self, backend: Backend, response: Response) -> None:
-        body = await read_all(backend, response)
+        body = await read_all(backend, response, self._most_bytes)
         if response.status in FULL:
             raise WorkerFullError(backend.id, f"status {response.status}", retry_after(response.retry_after))
         if response.status >= 500:
@@ -165,8 +189,9 @@ class Upstream:
     async def _abort(self, backend: Backend, rid: str) -> None:
         with contextlib.suppress(*FAILURES):
             async with asyncio.timeout(ABORT_S):
-                body = protocol.dumps({"rid": rid})
-                await (await self._connections.post(backend.url, protocol.ABORT, body, {}, ABORT_S)).read()
+                body, headers = protocol.dumps({"rid": rid}), backend.key.admin_headers
+                response = await self._connections.post(backend.url, protocol.ABORT, body, headers, ABORT_S)
+                await read_whole(response.readany, MIB)
 
     def background(self, work: Coroutine[Any, Any, None]) -> None:
         """Run `work` in the background; `settle` waits for it."""
@@ -183,13 +208,10 @@ class Upstream:
         await asyncio.gather(*self._background, return_exceptions=True)
         self._connections.close()
 
-    async def ask(self, backend: Backend, path: str, data: Any) -> Any:
-        """Post JSON and return the JSON that comes back. Raises WorkerFailedError or RefusedError."""
+    async def ask(self, backend: Backend, path: str, data: Any) -> bytes:
+        """Post JSON and return what comes back. Raises WorkerFailedError or RefusedError."""
         response = await self.post(backend, path, protocol.dumps(data), {}, stream=True)
-        answer = protocol.parsed(await read_all(backend, response))
-        if answer is None:
-            raise WorkerFailedError(backend.id, f"{path} did not answer with JSON")
-        return answer
+        return await read_all(backend, response, self._most_bytes)
 
 
 async def read(backend: Backend, response: Response) -> bytes:
@@ -201,11 +223,11 @@ async def read(backend: Backend, response: Response) -> bytes:
         raise WorkerFailedError(backend.id, said(error)) from error
 
 
-async def read_all(backend: Backend, response: Response) -> bytes:
+async def read_all(backend: Backend, response: Response, most_bytes: int) -> bytes:
     """Return the whole answer. Raises WorkerFailedError."""
     try:
-        return await response.read()
-    except FAILURES as error:
+        return await read_whole(response.readany, most_bytes)
+    except (*FAILURES, TooLongError) as error:
         response.close()
         raise WorkerFailedError(backend.id, said(error)) from error
 
@@ -225,8 +247,11 @@ def raise_error(backend: Backend, data: bytes) -> None:
     if protocol.ERROR_EVENT not in data and protocol.ABORTED not in data:
         return
     for event in protocol.events(data):
-        said = protocol.parsed(event) or {}
-        error = said.get("error") or protocol.failure(said)
+        try:
+            said = protocol.parsed(event) or {}
+            error = said.get("error") or protocol.failure(said)
+        except protocol.OddAnswerError as odd:
+            raise WorkerFailedError(backend.id, str(odd)) from None
         code = error.get("code") if isinstance(error, dict) else None
         if error and code in FULL:
             raise WorkerFullError(backend.id, f"error {code}")

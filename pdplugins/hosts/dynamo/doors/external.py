@@ -293,9 +293,8 @@ class Options:
 
 def run(options: Options) -> None:
     """Build the planner that the config names and serve it until SIGTERM or SIGINT. Raises PdpluginsError."""
-    logging.basicConfig(level=logging.INFO)
-    redact_logs(logging.root.handlers, "%(asctime)s %(name)s: %(message)s")
     metrics = process_metrics(Kind.PLANNER)
+    warns = open_to_all(options)
 
     def build() -> Proposer:
         chosen = load(find(options.config))
@@ -305,7 +304,7 @@ def run(options: Options) -> None:
 
     def say(endpoint: str) -> None:
         log.info("planner of %s answers at %s", options.config, endpoint)
-        if open_to_all(options):
+        if warns:
             log.warning(
                 "whoever reaches %s may ask and reset this planner; give --allow-from or --key-file, or listen on "
                 "loopback or a Unix socket",
@@ -313,6 +312,8 @@ def run(options: Options) -> None:
             )
 
     service = ProposeService(build, Guard(options.key, options.allow_from))
+    logging.basicConfig(level=logging.INFO)
+    redact_logs(logging.root.handlers, "%(asctime)s %(name)s: %(message)s")
     serving = serve(
         service,
         listen=options.listen,

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Literal
 
 from pdplugins.config import Choice, Config, find, load, shipped
-from pdplugins.errors import ConfigError, HostError
+from pdplugins.errors import ConfigError, HostError, one_line
 from pdplugins.hosts.dynamo.mocker import Engines
 from pdplugins.processes.ports import free_ports
 from pdplugins.registry import default_registry
@@ -64,7 +64,7 @@ class Options:
     def url(self) -> str:
         """Root of the OpenAI endpoint, as a client on this machine reaches it."""
         host = "127.0.0.1" if self.host in {"0.0.0.0", "::"} else self.host  # noqa: S104 - compared, not bound
-        return f"http://{host}:{self.port}"
+        return f"http://[{host}]:{self.port}" if ":" in host else f"http://{host}:{self.port}"
 
     @property
     def model(self) -> str:
@@ -144,6 +144,8 @@ def check_writable(option: str, path: Path | None) -> None:
 
 def pick_port(host: str, port: int, option: str = "--port") -> int:
     """Return `port`, or any free one for 0. Raises HostError when it cannot be listened on."""
+    if not host:
+        raise ConfigError("--host: say which address; 127.0.0.1 is this machine only, 0.0.0.0 every address")
     if not port:
         return free_ports(1, host)[0]
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
@@ -152,6 +154,8 @@ def pick_port(host: str, port: int, option: str = "--port") -> int:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind((host, port))
             return port
-    except OSError as error:
-        what = "is in use" if error.errno == errno.EADDRINUSE else f"cannot be used ({error.strerror})"
-        raise HostError(f"port {port} on {host} {what}; choose another with {option}, or 0 for any free one") from None
+    except (OSError, UnicodeError, OverflowError) as error:
+        taken = getattr(error, "errno", None) == errno.EADDRINUSE
+        what = "is in use" if taken else f"cannot be used ({getattr(error, 'strerror', None) or error})"
+        where = f"port {port} on {one_line(host)}"
+        raise HostError(f"{where} {what}; choose another with {option}, or 0 for any free one") from None

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from time import monotonic
 
 from prometheus_client.samples import Sample
 
 from pdplugins.contracts.request import Slo
-from pdplugins.hosts.dynamo.fetching import fetch, reading
+from pdplugins.hosts.dynamo.fetching import PageError, fetch, in_thread, reading
 from pdplugins.hosts.dynamo.scrape import Histogram, histogram, samples
+
+log = logging.getLogger("pdplugins.local")
 
 _TTFT = "dynamo_frontend_time_to_first_token_seconds"
 _ITL = "dynamo_frontend_inter_token_latency_seconds"
@@ -19,6 +24,8 @@ EVERY_S = 2.0
 """Seconds between two looks."""
 WINDOW = 15
 """How many looks back the means go."""
+SILENT_S = 60.0
+"""A frontend that has not answered for so long hangs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +53,29 @@ class PulseTaker:
         self._slo = slo
         self._fetch = fetch
         self._looks: deque[tuple[Histogram, Histogram]] = deque(maxlen=WINDOW + 1)
+        self._complained = False
+
+    async def watch(self, show: Callable[[Pulse], None], every_s: float = EVERY_S, silent_s: float = SILENT_S) -> str:
+        """Take the pulse for as long as the frontend answers, be it nonsense. Return what to say when it hangs."""
+        answered_s = monotonic()
+        while True:
+            try:
+                pulse, answered_s = await in_thread(self.take), monotonic()
+            except PageError as error:
+                pulse, answered_s = Pulse(), monotonic()
+                self._complain(error)
+            except OSError as error:
+                pulse = Pulse()
+                if monotonic() - answered_s > silent_s:
+                    return f"Dynamo's frontend has not answered for {silent_s:g} s ({error})"
+            show(pulse)
+            await asyncio.sleep(every_s)
+
+    def _complain(self, error: PageError) -> None:
+        """Log an answer that is no page, once."""
+        if not self._complained:
+            self._complained = True
+            log.warning("%s; further ones are not logged", error)
 
     def take(self) -> Pulse:
         """Look once more. Blocks, so not for an event loop. Raises OSError when the frontend does not answer a page."""

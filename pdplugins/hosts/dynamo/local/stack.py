@@ -16,7 +16,7 @@ from typing import Any
 from pdplugins.contracts.kinds import Kind
 from pdplugins.contracts.workers import Role
 from pdplugins.errors import HostError
-from pdplugins.hosts.dynamo.fetching import PageError, fetch, in_thread
+from pdplugins.hosts.dynamo.fetching import fetch, in_thread
 from pdplugins.hosts.dynamo.local import planning, screen
 from pdplugins.hosts.dynamo.local.broker import Broker
 from pdplugins.hosts.dynamo.local.connector import LocalProcessConnector
@@ -25,7 +25,7 @@ from pdplugins.hosts.dynamo.local.fleet import SHOWN, Fleet, Limits
 from pdplugins.hosts.dynamo.local.load import Load
 from pdplugins.hosts.dynamo.local.metrics import process_metrics
 from pdplugins.hosts.dynamo.local.options import Options
-from pdplugins.hosts.dynamo.local.pulse import EVERY_S, Pulse, PulseTaker
+from pdplugins.hosts.dynamo.local.pulse import Pulse, PulseTaker
 from pdplugins.hosts.dynamo.local.registrations import Registrations
 from pdplugins.hosts.dynamo.local.status import PoolStatus, Snapshot, make_view
 from pdplugins.processes.ending import end_within, on_stop
@@ -46,8 +46,6 @@ GRACE_S = 3.0
 """How long processes may take to end when everything stops."""
 STOP_S = 10.0
 """How long the launcher itself may take to end."""
-SILENT_S = 60.0
-"""A frontend that has not answered for so long hangs."""
 FLEET_STEP_S = 0.2
 SHOW_S = 1.0
 
@@ -225,19 +223,12 @@ class Stack:
         )
 
     async def _take_pulse(self) -> None:
-        """Look at the frontend, for as long as it answers, be it nonsense."""
-        taker, answered_s = PulseTaker(self._options.url, self._deployment.slo), self._elapsed_s()
-        while True:
-            try:
-                self._pulse, answered_s = await in_thread(taker.take), self._elapsed_s()
-            except PageError as error:
-                self._pulse, answered_s = Pulse(), self._elapsed_s()
-                log.warning("%s", error)
-            except OSError as error:
-                self._pulse = Pulse()
-                if self._elapsed_s() - answered_s > SILENT_S:
-                    self._fail(f"Dynamo's frontend has not answered for {SILENT_S:g} s ({error})")
-            await asyncio.sleep(EVERY_S)
+        """Show what clients feel, for as long as the frontend answers."""
+
+        def show(pulse: Pulse) -> None:
+            self._pulse = pulse
+
+        self._fail(await PulseTaker(self._options.url, self._deployment.slo).watch(show))
 
     def _step(self) -> None:
         if not self._engine.discovery.exists():  # workers and frontend have lost each other and do not look again

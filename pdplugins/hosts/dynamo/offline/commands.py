@@ -61,7 +61,8 @@ def replay(  # noqa: PLR0913 - the options of a command
     kv_blocks: Annotated[
         int | None, typer.Option(min=1, help="KV blocks of 64 tokens of a worker (what the profile holds).")
     ] = None,
-    duration: Annotated[float | None, typer.Option(help="Replay only the first seconds of the trace.")] = None,
+    skip: Annotated[float, typer.Option(min=0, help="Leave out the first seconds of the trace.")] = 0.0,
+    duration: Annotated[float | None, typer.Option(help="Replay only the first seconds of the rest.")] = None,
     speed: Annotated[float, typer.Option(help="Let requests arrive this much faster.")] = 1.0,
     decision_log: Annotated[Path | None, typer.Option(help="File to append decisions to.")] = None,
 ) -> None:
@@ -84,7 +85,7 @@ def replay(  # noqa: PLR0913 - the options of a command
     engines = Engines(kv_blocks, router)
     plan = Plan(planner, configured(config, given, initial), _planner_settings(settings or ()), engines, decision_log)
     check_outputs(out)
-    requests = traces.read(trace)
+    requests = transform.since(traces.read(trace), skip)
     if duration is not None:
         requests = transform.clip(requests, duration)
     requests = transform.scale(requests, speed)

@@ -10,8 +10,10 @@ import pytest
 from typer.testing import CliRunner
 
 from pdplugins.cli import dynamo_app
+from pdplugins.config import find, load
 from pdplugins.errors import ConfigError, HostError, PdpluginsError, TraceError
 from pdplugins.hosts.dynamo.local.options import (
+    Options,
     check_engine,
     check_writable,
     live_replay,
@@ -128,3 +130,27 @@ def test_what_this_host_does_not_drive_is_said(tmp_path: Path) -> None:
     path.write_text("planner: dopd\n")
     assert not_driven(pick_config(None, str(path), None, None, 2.0)) == []
     assert len(not_driven(pick_config("dopd", None, None, None, 2.0))) == 2, "its router and its batch scheduler"
+
+
+@pytest.mark.parametrize("host", ["", "203.0.113.1", "a" * 300, "no such host", "host.invalid"])
+def test_a_host_that_cannot_be_listened_on_is_one_line(host: str) -> None:
+    with pytest.raises(PdpluginsError, match=r"^(--host: say which|port 8000 on .* cannot be used)") as caught:
+        pick_port(host, 8000)
+    assert str(caught.value).isprintable()
+
+
+def test_an_ipv6_endpoint_has_brackets() -> None:
+    options = Options(
+        config=load(find("dopd")),
+        engine="mocker",
+        host="::1",
+        port=8000,
+        delay_s=0.0,
+        status="plain",
+        decision_log=None,
+        metrics_port=None,
+        log_dir=None,
+        replay=None,
+        command="",
+    )
+    assert options.url == "http://[::1]:8000"

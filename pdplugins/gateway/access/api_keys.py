@@ -1,0 +1,118 @@
+"""The keys of clients. Only their hashes are kept, in a file that is read again when it changes.
+
+Each line is ``NAME sha256:HEX``, or ``NAME sha256:HEX admin`` for a key that the admin listener takes. Keys are made by
+`new_key`, from 256 random bits, so that a plain hash is enough: nobody tries that many.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import logging
+import re
+import secrets
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+
+from pdplugins.errors import ConfigError, shown
+from pdplugins.files import write_whole
+
+log = logging.getLogger("pdplugins.gateway")
+
+PREFIX = "pdp-"
+MOST_KEYS = 1000
+MOST_BYTES = 2**18
+LOOK_S = 1.0
+"""Pause between two looks whether the file has changed."""
+_LINE = re.compile(r"(?P<name>[\w.@-]{1,64})\s+sha256:(?P<hash>[0-9a-f]{64})(?P<admin>\s+admin)?")
+_BEARER = re.compile(r"(?i)bearer +(\S+)")
+
+
+@dataclass(frozen=True, slots=True)
+class ApiKey:
+    """One key: what it is called, its hash, and whether the admin listener takes it."""
+
+    name: str
+    hash: bytes
+    admin: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.name} sha256:{self.hash.hex()}{' admin' if self.admin else ''}"
+
+
+class ApiKeys:
+    """The keys in a file. Raises ConfigError when it cannot be read at first; later the keys before hold."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._stamp = self._look()
+        self._keys = read_keys(path)
+
+    def find(self, authorization: str | None) -> ApiKey | None:
+        """Return the key that a header holds; None when it holds none of ours. Takes as long whichever it is."""
+        match = _BEARER.fullmatch(authorization or "")
+        digest = sha256(match[1].encode("utf-8", "surrogateescape")).digest() if match else b""
+        found = None
+        for key in self._keys:
+            if hmac.compare_digest(key.hash, digest):
+                found = key
+        return found
+
+    def reload(self) -> None:
+        """Read the file again."""
+        self._stamp = self._look()
+        try:
+            self._keys = read_keys(self._path)
+        except ConfigError as error:
+            log.warning("%s; the keys before hold", error)
+        else:
+            log.info("read %d keys from %s", len(self._keys), self._path)
+
+    async def watch(self) -> None:
+        """Read the file again whenever it changes, for as long as the gateway runs."""
+        while True:
+            await asyncio.sleep(LOOK_S)
+            if self._look() != self._stamp:
+                self.reload()
+
+    def _look(self) -> tuple[int, ...]:
+        try:
+            facts = self._path.stat()
+        except OSError:
+            return ()
+        return facts.st_mtime_ns, facts.st_size, facts.st_ino
+
+
+def read_keys(path: Path) -> tuple[ApiKey, ...]:
+    """Return the keys in a file. Raises ConfigError with one line."""
+    try:
+        with path.open("rb") as file:
+            raw = file.read(MOST_BYTES + 1)
+    except OSError as error:
+        raise ConfigError(f"--api-keys {path}: {error.strerror}; make it with 'pdplugins gateway-key'") from None
+    lines = [line.strip() for line in raw.decode(errors="replace").splitlines()]
+    keys: dict[str, ApiKey] = {}
+    for number, line in enumerate(lines, 1):
+        if not line or line.startswith("#"):
+            continue
+        if (match := _LINE.fullmatch(line)) is None:
+            raise ConfigError(f"--api-keys {path}, line {number}: write NAME sha256:HEX, or let 'gateway-key' write it")
+        keys[match["name"]] = ApiKey(match["name"], bytes.fromhex(match["hash"]), bool(match["admin"]))
+    if len(keys) > MOST_KEYS or len(raw) > MOST_BYTES:
+        raise ConfigError(f"--api-keys {path}: more than {MOST_KEYS} keys; use a proxy that knows your users")
+    return tuple(keys.values())
+
+
+def new_key(path: Path, name: str, *, admin: bool) -> str:
+    """Make a key called `name`, add its hash to the file, and return it. It is nowhere else. Raises ConfigError."""
+    keys = read_keys(path) if path.exists() else ()
+    if _LINE.fullmatch(f"{name} sha256:{'0' * 64}") is None:
+        raise ConfigError(f"gateway-key: {shown(name)} is no name; use up to 64 letters, digits and . _ @ -")
+    if name in {key.name for key in keys}:
+        raise ConfigError(f"gateway-key: {path} has a key called {name}; take its line out first, or use another name")
+    key = PREFIX + secrets.token_urlsafe(32)
+    lines = path.read_text().rstrip("\n").splitlines() if path.exists() else []
+    added = ApiKey(name, sha256(key.encode()).digest(), admin)
+    write_whole(path, "\n".join([*lines, str(added)]) + "\n", mode=0o600)
+    return key

@@ -1,0 +1,82 @@
+"""TLS with clients and with workers."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from pathlib import Path
+
+from aiohttp import web
+
+from pdplugins.errors import ConfigError, one_line
+
+BACKLOG = 1024
+
+
+class ServerTls:
+    """The certificate of a listener, with a key that is not encrypted. Raises ConfigError."""
+
+    def __init__(self, certificate: Path, key: Path) -> None:
+        self._certificate = certificate
+        self._key = key
+        self.context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        self.context.minimum_version = ssl.TLSVersion.TLSv1_2
+        self.context.set_alpn_protocols(["http/1.1"])
+        self.reload()
+
+    def reload(self) -> None:
+        """Read the files again; connections from now on use them. Raises ConfigError, and then the ones before hold."""
+        try:
+            self.context.load_cert_chain(self._certificate, self._key, password=lambda: b"")
+        except (OSError, ssl.SSLError) as error:
+            raise ConfigError(
+                f"--tls-cert {self._certificate}, --tls-key {self._key}: {one_line(error)}; give a PEM certificate "
+                "chain and its key, without a password"
+            ) from None
+
+
+def worker_tls(authorities: Path | None) -> ssl.SSLContext:
+    """Return what checks workers' certificates: the system's authorities, and those in a file. Raises ConfigError."""
+    context = ssl.create_default_context()
+    if authorities is not None:
+        try:
+            context.load_verify_locations(authorities)
+        except (OSError, ssl.SSLError) as error:
+            raise ConfigError(f"--worker-ca {authorities}: {one_line(error)}; give certificates in PEM") from None
+    return context
+
+
+class Site(web.BaseSite):
+    """A listener of a gateway. aiohttp's own has no deadline for TLS handshakes, before whose end nobody is a client.
+
+    :param handshake_s: that deadline.
+    """
+
+    def __init__(
+        self, runner: web.BaseRunner, host: str, port: int, tls: ssl.SSLContext | None, handshake_s: float
+    ) -> None:
+        super().__init__(runner, ssl_context=tls, backlog=BACKLOG)
+        self._host = host
+        self._port = port
+        self._handshake_s = handshake_s
+
+    @property
+    def name(self) -> str:
+        """Its address."""
+        host = f"[{self._host}]" if ":" in self._host else self._host
+        return f"{'https' if self._ssl_context else 'http'}://{host}:{self._port}"
+
+    async def start(self) -> None:
+        """Listen. Raises OSError when the address cannot be had."""
+        await super().start()
+        server = self._runner.server
+        assert server is not None  # noqa: S101 - the runner is set up
+        self._server = listening = await asyncio.get_running_loop().create_server(
+            server,
+            self._host,
+            self._port,
+            ssl=self._ssl_context,
+            backlog=BACKLOG,
+            ssl_handshake_timeout=self._handshake_s if self._ssl_context else None,
+        )
+        self._host, self._port = listening.sockets[0].getsockname()[:2]

@@ -1,0 +1,84 @@
+"""What operators can ask of a gateway, on a listener of its own: its workers and its metrics."""
+
+from __future__ import annotations
+
+import json
+
+from aiohttp import web
+from aiohttp.typedefs import Handler
+from prometheus_client import generate_latest
+
+from pdplugins.gateway.access.gate import Gate
+from pdplugins.gateway.backends import Backend, Backends
+from pdplugins.gateway.clients import Clients
+from pdplugins.gateway.errors import GatewayError
+from pdplugins.gateway.metrics import GatewayMetrics
+from pdplugins.gateway.replies import failure
+from pdplugins.redaction import redacted
+
+LOAD_FIELDS = (
+    "queued_requests",
+    "queued_tokens",
+    "running_requests",
+    "running_tokens",
+    "recent_ttft_s",
+    "recent_tbt_s",
+)
+
+
+class Admin:
+    """The admin endpoints of one gateway.
+
+    :param gate: the checks of their listener.
+    :param clients: its connections.
+    """
+
+    def __init__(self, backends: Backends, metrics: GatewayMetrics, gate: Gate, clients: Clients) -> None:
+        self._clients = clients
+        self._backends = backends
+        self._metrics = metrics
+        self._gate = gate
+
+    def app(self) -> web.Application:
+        """Return them all as one application."""
+        app = web.Application(middlewares=[self._clients.around, self._checked])
+        app.router.add_get("/workers", self._workers)
+        app.router.add_get("/metrics", self._show_metrics)
+        return app
+
+    @web.middleware
+    async def _checked(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        try:
+            self._gate.check(request)
+            return await handler(request)
+        except GatewayError as error:
+            return failure(error)
+        except web.HTTPException as error:
+            return failure(GatewayError(error.status, error.reason))
+
+    async def _workers(self, request: web.Request) -> web.Response:
+        """Show the workers as the router sees them."""
+        shown = json.dumps([_shown(backend) for backend in self._backends.all])
+        return web.Response(text=redacted(shown), content_type="application/json")
+
+    async def _show_metrics(self, request: web.Request) -> web.Response:
+        for backend in self._backends.all:
+            view = backend.view
+            load = {name: value for name in LOAD_FIELDS if (value := getattr(view.load, name)) is not None}
+            if view.free_kv_tokens is not None:
+                load["free_kv_tokens"] = view.free_kv_tokens
+            self._metrics.load(backend.id, load | {"alive": float(backend.alive)})
+        page = redacted(generate_latest(self._metrics.registry).decode())
+        return web.Response(text=page, content_type="text/plain")
+
+
+def _shown(backend: Backend) -> dict[str, object]:
+    view = backend.view
+    load = {name: getattr(view.load, name) for name in LOAD_FIELDS}
+    facts = {"id": backend.id, "kind": backend.kind, "alive": backend.alive, "role": view.role, "tp": view.tp}
+    return facts | {
+        "bootstrap_port": backend.bootstrap_port,
+        "kv_capacity_tokens": view.kv_capacity_tokens,
+        "free_kv_tokens": view.free_kv_tokens,
+        "load": load,
+    }

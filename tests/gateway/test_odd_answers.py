@@ -1,0 +1,209 @@
+"""What a worker answers may be anything: it is the worker's fault, counted, and no other request's."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pdplugins.gateway.engines.sglang import protocol
+from pdplugins.gateway.engines.sglang.calls import parse
+from pdplugins.gateway.engines.sglang.completions import CompletionsReply
+from pdplugins.gateway.engines.sglang.upstream import raise_error
+from pdplugins.gateway.errors import WorkerFailedError
+from tests.gateway.fake import answer_of, settled, text_of, tokenize
+from tests.gateway.rig import PROMPT, Fixed, ask, patient, stand
+
+pytestmark = pytest.mark.moderate
+
+ODD = [
+    {"meta_info": 5},
+    {"meta_info": [1]},
+    {"meta_info": {"finish_reason": "stop"}},
+    {"meta_info": {"completion_tokens": "9"}},
+    {"meta_info": {"completion_tokens": 1e999}},
+    {"meta_info": {"prompt_tokens": -1}},
+    {"output_ids": 5, "meta_info": {}},
+    {"text": [1], "meta_info": {}},
+]
+
+
+def sse(*events: Any) -> bytes:
+    return b"".join(b"data: " + json.dumps(event).encode() + b"\n\n" for event in events) + b"data: [DONE]\n\n"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_odd_answer_that_has_to_be_read_is_asked_for_elsewhere(stream: bool) -> None:
+    """A split answer is read and put together; what cannot be read fails, and is begun anew."""
+
+    async def run() -> None:
+        async with stand("dual", "dual", settings=patient(rest_s=0.01)) as it:
+            router = it.route(Fixed())
+            for odd in ODD:
+                assert await settled(lambda: len(it.gateway.backends.now_ready()) == 2)
+                router.split = 63
+                for worker in it.workers:
+                    worker.says["/generate"] = sse(odd) if stream else json.dumps(odd).encode()
+                    worker.faults.times = 1
+                    worker.said_type = "text/event-stream" if stream else "application/json"
+                failed = it.faults["worker_failed"]
+                if stream:
+                    async with it.client.post(it.gateway.url + "/generate", json=ask(stream=True)) as answer:
+                        said = await answer.read()
+                    status = answer.status
+                else:
+                    status, answer = await it.post("/generate", ask())
+                    said = json.dumps(answer).encode()
+                assert status in (200, 502), (odd, said)
+                assert it.faults["worker_failed"] > failed, odd
+                assert it.faults["gateway_error"] == 0
+            assert await settled(it.idle)
+
+    asyncio.run(run())
+
+
+def test_an_odd_end_of_a_stream_that_breaks_off_is_a_fault_of_its_worker() -> None:
+    async def run() -> None:
+        async with stand("unified") as it:
+            it.workers[0].says["/generate"] = b'data: {"meta_info":5}\n\n'
+            it.workers[0].said_type = "text/event-stream"
+            async with it.client.post(it.gateway.url + "/generate", json=ask(stream=True)) as answer:
+                said = await answer.read()
+            assert b'"code": 502' in said
+            assert it.faults["gateway_error"] == 0
+            assert it.faults["worker_failed"] >= 1
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("endless", [b"x" * 2**16, b"data: " + b"x" * 2**16])
+def test_an_event_that_does_not_end_is_not_kept_for_ever(endless: bytes) -> None:
+    async def run() -> None:
+        async with stand("unified", "unified", settings=patient(max_answer_mib=1, timeout_s=60)) as it:
+            router = it.route(Fixed())
+            router.first = router.second = 0
+            it.workers[0].endless = endless
+            assert (await it.stream("/generate", ask()))[-1]["output_ids"] == answer_of(PROMPT, 9)
+            assert it.faults["worker_failed"] == 1
+            it.workers[0].endless = None
+
+    asyncio.run(run())
+
+
+def test_a_whole_answer_has_a_limit() -> None:
+    async def run() -> None:
+        async with stand("unified", "unified", settings=patient(max_answer_mib=1)) as it:
+            router = it.route(Fixed())
+            router.first = router.second = 0
+            it.workers[0].padding = "x" * 200_000
+            assert (await it.post("/generate", ask()))[1]["output_ids"] == answer_of(PROMPT, 9)
+            assert it.faults["worker_failed"] == 1
+            it.workers[0].padding = ""
+            it.workers[0].says["/v1/models"] = it.workers[1].says["/v1/models"] = b" " * 2**21
+            async with it.client.get(it.gateway.url + "/v1/models") as answer:
+                assert answer.status == 503
+
+    asyncio.run(run())
+
+
+def test_events_may_come_in_any_pieces() -> None:
+    """Also when the two line ends of an event come in different ones."""
+
+    async def run() -> None:
+        async with stand("unified", token_s=0.001) as it:
+            it.workers[0].piece_bytes = 1
+            body = {"prompt": "hello", "max_tokens": 5}
+            events = await it.stream("/v1/completions", body)
+            said = "".join(event["choices"][0]["text"] for event in events)
+            assert said == text_of(answer_of(tokenize("hello"), 5))
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("said", [b"[]", b'{"tokens": 5}', b'{"tokens": ["a"]}', b"no", b"[" * 5_000])
+def test_odd_token_ids_of_a_prompt_are_a_fault_of_the_worker(said: bytes) -> None:
+    async def run() -> None:
+        async with stand("dual", "dual") as it:
+            it.route(Fixed()).split = 3
+            for worker in it.workers:
+                worker.says["/v1/tokenize"] = said
+            text = "a prompt of text"
+            assert (await it.post("/generate", ask(text)))[1]["output_ids"] == answer_of(tokenize(text), 9)
+            assert it.faults["worker_failed"] >= 1
+            assert it.faults["gateway_error"] == 0
+
+    asyncio.run(run())
+
+
+def test_what_went_wrong_at_a_worker_is_for_the_log_and_not_for_clients() -> None:
+    """No address of a worker in any error."""
+
+    async def run() -> None:
+        async with stand("dual", "dual", settings=patient(first_token_s=0.3, timeout_s=20)) as it:
+            it.route(Fixed())
+            said = b""
+            for fault in ("status", "error_event", "reset", "hang", "gone"):
+                for worker in it.workers:
+                    if fault == "gone":
+                        await worker.stop()
+                    else:
+                        setattr(worker.faults, fault, 500 if fault == "status" else True)
+                for stream in (False, True):
+                    async with it.client.post(it.gateway.url + "/generate", json=ask(stream=stream)) as answer:
+                        said += await answer.read()
+                for worker in it.workers:
+                    worker.faults.status = None
+                    worker.faults.error_event = worker.faults.reset = worker.faults.hang = False
+            assert said.count(b'"error"') >= 9
+            for worker in it.workers:
+                assert str(worker.port).encode() not in said
+            assert b"127.0.0.1" not in said
+
+    asyncio.run(run())
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=3),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
+    max_leaves=6,
+)
+REASON = st.fixed_dictionaries({}, optional={"type": st.sampled_from(["abort", "length"]) | JSON, "status_code": JSON})
+META = st.fixed_dictionaries(
+    {}, optional={"finish_reason": REASON | JSON, "completion_tokens": JSON, "prompt_tokens": JSON}
+)
+ANSWER = st.fixed_dictionaries({}, optional={"meta_info": META | JSON, "text": JSON, "output_ids": JSON, "error": JSON})
+
+
+class Client:
+    started = False
+
+    def __init__(self) -> None:
+        self.said: list[bytes] = []
+
+    async def send(self, data: bytes, content_type: str) -> None:
+        self.said.append(data)
+
+    def whole(self, body: bytes, content_type: str) -> None:
+        self.said.append(body)
+
+
+class Backend:
+    id = "w"
+
+
+@given(ANSWER | JSON)
+def test_any_event_is_read_or_is_a_fault_of_its_worker(said: Any) -> None:
+    event = json.dumps(said, separators=(",", ":")).encode()
+    try:
+        raise_error(Backend(), b"data: " + event + b"\n\n")  # type: ignore[arg-type]
+        protocol.generated(event)
+    except (WorkerFailedError, protocol.OddAnswerError):
+        return
+    call = parse("/v1/completions", b'{"prompt": "x", "stream_options": {"include_usage": true}}', "rid")
+    reply = CompletionsReply(Client(), call, incremental=False)
+    asyncio.run(reply.send(b"data: " + event + b"\n\ndata: [DONE]\n\n", ""))
+    reply.whole(event, "")
