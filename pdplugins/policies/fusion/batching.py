@@ -10,10 +10,12 @@ from pdplugins.policies.dynaserve.batching import DynaServeBatchScheduler, done_
 from pdplugins.policies.dynaserve.config import DynaServeBatchSettings
 from pdplugins.policies.fusion.config import FusionSettings
 from pdplugins.policies.fusion.costs import Costs
-from pdplugins.policies.fusion.deadlines import Job, in_time
+from pdplugins.policies.fusion.deadlines import Job, Owed, in_time
 
 LOOKED_AT = 256
 """Queued requests that are put in order. What is behind them waits its turn."""
+TURN_TOKENS = 256
+"""Prompt tokens of the oldest request's turn; of fewer the step would hardly be worth it."""
 
 
 class FusionBatchScheduler:
@@ -29,36 +31,34 @@ class FusionBatchScheduler:
         )  # fmt: skip
         self._costs = Costs(settings, deployment)
         self._ttft_s = deployment.slo.ttft_s * settings.ttft_share
-        self._share = settings.oldest_share
-        self._owed_tokens = 0.0
-        self._oldest: str | None = None
+        self._owed = Owed(settings.oldest_share)
 
     def next_batch(self, view: BatchView, now_s: float) -> BatchPlan:
         """Compose the next step."""
-        if len(view.queue) > 1:
-            view = replace(view, queue=self._ordered(view, now_s))
-        plan = self._steps.next_batch(view, now_s)
-        self._account(plan)
+        if len(view.queue) < 2:
+            return self._steps.next_batch(view, now_s)
+        queue = view.queue[:LOOKED_AT]
+        oldest = min(queue, key=lambda prefill: (prefill.request.arrival_s, prefill.request.id))
+        order = self._ordered(queue, self._speed(view), now_s)
+        if turn := self._owed.covers(min(oldest.remaining_tokens, TURN_TOKENS)):
+            order.remove(oldest)
+            order.insert(0, oldest)
+        plan = self._steps.next_batch(replace(view, queue=(*order, *view.queue[LOOKED_AT:])), now_s)
+        self._owed.worked(sum(plan.prefill_tokens.values()))
+        if turn:
+            self._owed.paid(plan.prefill_tokens.get(oldest.request.id, 0))
         return plan
 
     def on_step(self, view: BatchView, plan: BatchPlan, took_s: float) -> None:
         """Learn from a step."""
         self._steps.on_step(view, plan, took_s)
 
-    def _ordered(self, view: BatchView, now_s: float) -> tuple[QueuedPrefill, ...]:
-        queue = view.queue[:LOOKED_AT]
+    def _ordered(self, queue: tuple[QueuedPrefill, ...], speed: float, now_s: float) -> list[QueuedPrefill]:
+        """Return those that can be in time by deadline, then the late ones by age."""
         waiting = {prefill.request.id: prefill for prefill in queue}
-        oldest = min(queue, key=lambda prefill: (prefill.request.arrival_s, prefill.request.id))
-        self._oldest = oldest.request.id
-        speed = self._speed(view)
-        jobs = [self._job(prefill) for prefill in queue]
-        timely = [waiting.pop(job.key) for job in in_time((j for j in jobs if j.due_s > now_s), now_s, speed)]
-        late = sorted(waiting.values(), key=lambda prefill: prefill.request.arrival_s)
-        order = [*timely, *late]
-        if self._share and self._owed_tokens >= min(oldest.remaining_tokens, 256):
-            order.remove(oldest)
-            order.insert(0, oldest)
-        return (*order, *view.queue[LOOKED_AT:])
+        jobs = [job for prefill in queue if (job := self._job(prefill)).due_s > now_s]
+        timely = [waiting.pop(job.key) for job in in_time(jobs, now_s, speed)]
+        return [*timely, *sorted(waiting.values(), key=lambda prefill: prefill.request.arrival_s)]
 
     def _job(self, prefill: QueuedPrefill) -> Job:
         done = done_tokens(prefill)
@@ -68,10 +68,5 @@ class FusionBatchScheduler:
 
     def _speed(self, view: BatchView) -> float:
         """Return the share of an idle worker's prefill that is left beside the decodes."""
-        alone = self._costs.beside(0, 0)
-        return min(self._costs.beside(view.decode_requests, view.decode_context_tokens) / alone, 1.0)
-
-    def _account(self, plan: BatchPlan) -> None:
-        tokens = sum(plan.prefill_tokens.values())
-        given = plan.prefill_tokens.get(self._oldest or "", 0)
-        self._owed_tokens = max(self._owed_tokens + self._share * tokens - given, 0.0)
+        beside = self._costs.beside(max(view.decode_requests, 0), max(view.decode_context_tokens, 0))
+        return min(beside / self._costs.alone, 1.0)

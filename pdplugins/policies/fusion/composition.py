@@ -5,81 +5,123 @@ SLO. It spends workers on columns so that the request rate is as large as possib
 
     max rate   with   sum x M / t >= rate * ISL,   sum x b / t >= rate * OSL,   sum x <= workers
 
-Co-location and every split into prefill and decode workers are points of it.
+Co-location and every split into prefill and decode workers are points of it. There are two products, prefilled and
+decoded tokens, so the columns that are worth anything are the upper hull of the points (b / t, M / t), and the optimum
+lies on an edge of it. No solver is needed: the hull is made once, and each number of workers is one look at it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from bisect import bisect_left
+from collections.abc import Iterable
 from dataclasses import dataclass
 
-import numpy as np
-from scipy.optimize import linprog
-
-from pdplugins.contracts.batching import BatchView
-from pdplugins.policies.dynaserve.batching import Step
 from pdplugins.policies.fusion.costs import Costs
 
 SIZES = 24
 """Batch sizes that are tried."""
 MIXED_TOKENS = (32, 64, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 4096)
+"""Prompt tokens of a mixed step that are tried."""
+Point = tuple[float, float]
+"""Tokens a second that one worker decodes, and that it prefills beside that."""
 
 
 @dataclass(frozen=True, slots=True)
-class Column:
-    """One kind of step."""
+class Lengths:
+    """Mean tokens of one request."""
 
-    prefill_tokens: int
-    decodes: int
-    step_s: float
+    isl: float
+    osl: float
+
+    @property
+    def context(self) -> float:
+        """Mean context while it decodes."""
+        return self.isl + self.osl / 2
 
 
 @dataclass(frozen=True, slots=True)
-class Composition:
-    """What the programme says."""
+class Frontier:
+    """What one worker of each kind can do for requests of given lengths."""
 
-    rate: float
-    """Requests a second that the pool serves at most."""
-    prefill_only: float
-    """Workers that only prefill; a fraction."""
+    lengths: Lengths
+    prefill: float
+    """Tokens a second of a worker that only prefills."""
+    mixed: tuple[Point, ...]
+    """Of a worker that decodes: the best points, by decoded tokens. Between two of them it alternates."""
+
+    def rate(self, prefill_only: int, mixed: int) -> float:
+        """Return the requests a second that such workers serve at most."""
+        isl, osl = self.lengths.isl, self.lengths.osl
+        before: Point | None = None
+        for decoded, prefilled in self.mixed:
+            rate = mixed * decoded / osl
+            beyond = prefill_only * self.prefill + mixed * prefilled - rate * isl
+            if beyond < 0:
+                if before is None:
+                    return rate + beyond / isl
+                last, excess = before
+                return last + (rate - last) * excess / (excess - beyond)
+            before = rate, beyond
+        return before[0] if before else 0.0
+
+    def best(self, workers: int, gain: float = 0.0) -> int:
+        """Return the smallest number of prefill-only workers whose rate is at most `gain` below the best one."""
+
+        # The rate is concave in the number, so both the best and the first that is good enough are found by halving.
+        def rate(prefill_only: int) -> float:
+            return self.rate(prefill_only, workers - prefill_only)
+
+        top = bisect_left(range(workers - 1), True, key=lambda n: rate(n) >= rate(n + 1))
+        enough = rate(top) / (1 + gain)
+        return bisect_left(range(top), True, key=lambda n: rate(n) >= enough)
 
 
-def columns(costs: Costs, isl: float, osl: float, kv_tokens: int, max_batch: int) -> list[Column]:
-    """Return the steps that keep the TPOT SLO, for prompts of `isl` and outputs of `osl` tokens."""
-    context = isl + osl / 2
-    whole = max(int(isl), 1)
-    found = [Column(whole, 0, costs.prefill_s(whole))]
-    most = min(max_batch, int(kv_tokens / context))
-    for decodes in np.unique(np.round(np.geomspace(1, max(most, 1), SIZES)).astype(int)).tolist():
-        alone_s = costs.decode_s(decodes, context)
-        if alone_s > costs.step_s:
-            break
-        found.append(Column(0, decodes, alone_s))
-        for tokens in MIXED_TOKENS:
-            step = Step(costs.table, BatchView((), decodes, int(decodes * context)), costs.step_s)
-            time_s = alone_s + costs.table.steps.added(tokens, whole // 2 if tokens < whole else 0, 0, decodes)
-            if time_s > costs.step_s:
-                break
-            found.append(Column(tokens, decodes, time_s))
-    return found
+def frontier(costs: Costs, lengths: Lengths, kv_tokens: float, max_batch: int, *, mixes: bool = True) -> Frontier:
+    """Return what workers can do within the TPOT SLO.
+
+    :param kv_tokens: KV cache of one worker that may be planned with.
+    :param mixes: whether a worker that decodes may prefill as well.
+    """
+    whole = max(int(lengths.isl), 1)
+    points = (
+        (decodes / step_s, tokens / step_s)
+        for decodes in _sizes(min(max_batch, int(kv_tokens / lengths.context)))
+        for tokens, step_s in _steps(costs, decodes, lengths.context, whole, mixes)
+    )
+    return Frontier(lengths, whole / max(costs.prefill_s(whole), 1e-9), hull(points))
 
 
-def solve(steps: Sequence[Column], workers: int, isl: float, osl: float, prefill_only: int | None = None) -> Composition:
-    """Return the best composition, or the best with a given number of workers that only prefill."""
-    only = np.array([step.decodes == 0 for step in steps])
-    times = np.array([step.step_s for step in steps])
-    prefill = np.array([step.prefill_tokens for step in steps]) / times
-    decode = np.array([step.decodes for step in steps]) / times
-    limits = [np.append(-prefill, isl), np.append(-decode, osl)]
-    bounds: list[float] = [0.0, 0.0]
-    if prefill_only is None:
-        limits.append(np.append(np.ones(len(steps)), 0.0))
-        bounds.append(workers)
-    else:
-        limits += [np.append(only.astype(float), 0.0), np.append((~only).astype(float), 0.0)]
-        bounds += [prefill_only, workers - prefill_only]
-    goal = np.append(np.zeros(len(steps)), -1.0)
-    answer = linprog(goal, A_ub=np.array(limits), b_ub=np.array(bounds), bounds=(0, None))
-    if not answer.success:
-        return Composition(0.0, 0.0)
-    return Composition(float(answer.x[-1]), float(answer.x[:-1][only].sum()))
+def hull(points: Iterable[Point]) -> tuple[Point, ...]:
+    """Return the points that no mix of others beats in both numbers, by the first number."""
+    kept: list[Point] = []
+    for point in sorted(points, reverse=True):
+        if not kept or point[1] > kept[-1][1]:
+            while len(kept) > 1 and _below(kept[-2], kept[-1], point):
+                kept.pop()
+            kept.append(point)
+    return tuple(reversed(kept))
+
+
+def _below(right: Point, middle: Point, left: Point) -> bool:
+    """Return whether `middle` does not lie above the line from `right` to `left`."""
+    rise, run = left[1] - right[1], right[0] - left[0]
+    return (middle[1] - right[1]) * run <= rise * (right[0] - middle[0])
+
+
+def _sizes(most: int) -> list[int]:
+    """Return batch sizes from 1 to `most`, the larger the further apart."""
+    most = max(most, 1)
+    return sorted({round(most ** (index / (SIZES - 1))) for index in range(SIZES)})
+
+
+def _steps(costs: Costs, decodes: int, context: float, whole: int, mixes: bool) -> Iterable[tuple[int, float]]:
+    """Yield prompt tokens and seconds of the steps with `decodes` decodes that keep the TPOT SLO."""
+    alone_s = costs.decode_s(decodes, context)
+    if alone_s > costs.step_s and decodes > 1:
+        return
+    yield 0, alone_s
+    for tokens in MIXED_TOKENS if mixes else ():
+        step_s = alone_s + costs.added_s(tokens, whole // 2 if tokens < whole else 0, decodes)
+        if step_s > costs.step_s:
+            return
+        yield tokens, step_s

@@ -2,57 +2,19 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Sequence
 
 from pdplugins.contracts.deployment import Deployment
 from pdplugins.contracts.request import Request
+from pdplugins.contracts.router import Ending, Outcome
 from pdplugins.contracts.workers import Role, WorkerView
-from pdplugins.policies.fusion.composition import Composition, columns, solve
+from pdplugins.policies.fusion.composition import Frontier, Lengths, frontier
 from pdplugins.policies.fusion.config import FusionSettings
-from pdplugins.policies.fusion.costs import Costs, decodes_of
+from pdplugins.policies.fusion.costs import Costs
+from pdplugins.policies.fusion.lengths import MeanLengths
 
-KV_SHARE = 0.85
-"""Share of the KV cache that the requests in service may plan with. Lengths differ, and what is full stops."""
-MOST_OPEN = 4096
-"""Requests whose order is remembered."""
-FADE = 0.01
-"""Weight of one request in the mean lengths."""
-
-
-class Lengths:
-    """Mean lengths of prompts and outputs, over recent requests.
-
-    Short outputs end first, so the first ones to end say too little. An output counts only when all requests that came
-    before it have ended, or too many have come since.
-    """
-
-    def __init__(self, prior_tokens: int) -> None:
-        self.isl: float | None = None
-        self.osl = float(prior_tokens)
-        self._open: OrderedDict[str, int | None] = OrderedDict()
-        """Requests in the order they came, each with its output once it has ended."""
-
-    def arrived(self, request: Request) -> None:
-        """Learn the length of a prompt: what of it must be computed."""
-        tokens = float(max(request.prompt_tokens - request.history_tokens, 1))
-        self.isl = tokens if self.isl is None else self.isl + FADE * (tokens - self.isl)
-        self._open.setdefault(request.id, None)
-        if len(self._open) > MOST_OPEN:
-            self._open.popitem(last=False)
-            self._count()
-
-    def ended(self, request: Request, output_tokens: int | None) -> None:
-        """Learn the length of an output; None for a request that did not finish."""
-        if request.id in self._open:
-            self._open[request.id] = -1 if output_tokens is None else output_tokens
-            self._count()
-
-    def _count(self) -> None:
-        while self._open and (tokens := next(iter(self._open.values()))) is not None:
-            self._open.popitem(last=False)
-            if tokens >= 0:
-                self.osl += FADE * (tokens - self.osl)
+CONTEXT_CELL = 64
+"""Decode places are counted anew when the mean context changes by so many tokens."""
 
 
 class Core:
@@ -62,19 +24,21 @@ class Core:
         self.settings = settings
         self.deployment = deployment
         self.costs = Costs(settings, deployment)
-        self.ttft_s = deployment.slo.ttft_s * settings.ttft_share
-        self.lengths = Lengths(settings.prior_tokens)
-        self._places_key = -1
-        self._most_decodes = 0
+        self.lengths = MeanLengths(settings.prior_tokens)
+        self.capacity = 0.0
+        """Requests a second that the pool serves at most, by the programme; 0 before its first solution."""
+        self.wanted: int | None = None
+        """Workers that should prefill only; None before the first solution."""
+        self.longest_wait_s = 0.0
+        """The longest wait of a request that went on, over the whole run."""
         self._solved_s: float | None = None
         self._changed_s: float | None = None
-        self.wanted: int | None = None
-        self.best = Composition(0.0, 0.0)
+        self._places: tuple[object, int, int] | None = None
 
     def compose(self, workers: Sequence[WorkerView], now_s: float) -> int | None:
         """Return how many workers should prefill only; None while nothing should change."""
         settings = self.settings
-        if not settings.composition or self.lengths.isl is None or len(workers) < 2:
+        if not settings.composition or settings.scale or self.lengths.isl is None or len(workers) < 2:
             return None
         if self._solved_s is not None and now_s - self._solved_s < settings.interval_s:
             return self.wanted
@@ -87,34 +51,36 @@ class Core:
             self._changed_s = now_s
         return self.wanted
 
-    def _choose(self, workers: Sequence[WorkerView], present: int) -> int:
-        kv_tokens = int(KV_SHARE * min(worker.kv_capacity_tokens for worker in workers))
-        isl, osl, count = self.lengths.isl or 1.0, self.lengths.osl, len(workers)
-        steps = columns(self.costs, isl, osl, kv_tokens, self.deployment.max_batch)
-        self.best = solve(steps, count, isl, osl)
-        below = int(self.best.prefill_only)
-        near = {max(below - 1, 0), below, min(below + 1, count - 1), present}
-        rates = {n: solve(steps, count, isl, osl, n).rate for n in near}
-        enough = max(rates.values()) / (1 + self.settings.gain)
-        return present if rates[present] >= enough else min(n for n in near if rates[n] >= enough)
+    def ended(self, request: Request, outcome: Outcome) -> None:
+        """Learn the length of an answer. A second call for the same request changes nothing."""
+        finished = outcome.ending is Ending.FINISHED
+        self.lengths.ended(request, outcome.output_tokens if finished else None)
 
+    def frontier(self, isl: float, osl: float, kv_capacity_tokens: float, *, mixes: bool = True) -> Frontier:
+        """Return what workers can do for requests of these mean lengths."""
+        kv_tokens = self.settings.kv_share * kv_capacity_tokens
+        return frontier(self.costs, Lengths(isl, osl), kv_tokens, self.deployment.max_batch, mixes=mixes)
 
     def decode_places(self, workers: Sequence[WorkerView]) -> int:
         """Return how many requests the workers that decode can have within the TPOT SLO and their KV cache."""
         context = (self.lengths.isl or 0.0) + self.lengths.osl / 2
-        key = int(context) // 64
-        if key != self._places_key:
-            self._places_key = key
-            self._most_decodes = self.costs.most_decodes(context, self.deployment.max_batch)
-        places = 0
-        for worker in workers:
-            if worker.role is Role.DECODE:
-                places += int(min(self._most_decodes, KV_SHARE * worker.kv_capacity_tokens / max(context, 1.0)))
-        return places
+        cell = int(context) // CONTEXT_CELL
+        if self._places is None or self._places[0] is not workers or self._places[1] != cell:
+            within = self.costs.most_decodes(context, self.deployment.max_batch)
+            fits = [
+                self.settings.kv_share * worker.kv_capacity_tokens / max(context, 1.0)
+                for worker in workers
+                if worker.role is Role.DECODE
+            ]
+            self._places = workers, cell, sum(int(min(within, places)) for places in fits)
+        return self._places[2]
 
-
-def work_ahead_s(costs: Costs, worker: WorkerView) -> float:
-    """Return the seconds of prefill that wait or run on a worker."""
-    load = worker.load
-    tokens = load.queued_tokens + (load.prefill_tokens or 0.0)
-    return tokens / costs.beside(*decodes_of(worker))
+    def _choose(self, workers: Sequence[WorkerView], present: int) -> int:
+        capacity = min(worker.kv_capacity_tokens for worker in workers)
+        count, gain = len(workers), self.settings.gain
+        does = self.frontier(self.lengths.isl or 1.0, max(self.lengths.osl, 1.0), capacity)
+        top = does.best(count)
+        self.capacity = does.rate(top, count - top)
+        if does.rate(present, count - present) * (1 + gain) >= self.capacity:
+            return present
+        return does.best(count, gain)

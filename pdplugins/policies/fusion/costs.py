@@ -12,6 +12,12 @@ from pdplugins.policies.fusion.config import FusionSettings
 
 CONTEXT_CELL = 128
 BATCH_CELL = 4
+"""Rates are remembered by mean context and batch, rounded down and up to these."""
+MOST_CELLS = 65_536
+LARGEST = 1e9
+"""Larger loads are no loads: an engine that reports one is taken for an idle one."""
+LEAST_RATE = 1e-3
+"""Tokens a second of a worker whose decodes leave nothing of the step."""
 
 
 class Costs:
@@ -19,16 +25,17 @@ class Costs:
 
     def __init__(self, settings: FusionSettings, deployment: Deployment) -> None:
         self.step_s = deployment.slo.tpot_s * settings.tpot_share
-        self.table = ProfileTable(deployment, settings.learning_rate)
-        self._most = settings.step_tokens
-        self._chunk = settings.prefill_only_tokens
-        self._attention_at = self._chunk // 2
-        self._rates: dict[tuple[int, int], float] = {}
         self.transfer_s = deployment.perf.transfer_s
+        self._table = ProfileTable(deployment, settings.learning_rate)
+        self._most = settings.step_tokens
+        self._chunk = min(settings.prefill_only_tokens, settings.step_tokens)
+        self._rates: dict[tuple[int, int], float] = {}
+        self.alone = self.beside(0, 0)
+        """Prompt tokens a second of a worker that only prefills."""
 
     def prefill_s(self, tokens: int, done: int = 0) -> float:
-        """Seconds that the rest of a prompt takes on a worker that does nothing else, chunk by chunk."""
-        steps, left, total_s = self.table.steps, tokens - done, 0.0
+        """Return the seconds that the rest of a prompt takes on a worker that does nothing else, chunk by chunk."""
+        steps, left = self._table.steps, tokens - done
         if left <= self._chunk:
             return steps.prefill([(left, done)]) if left > 0 else 0.0
         whole, rest = divmod(left, self._chunk)
@@ -36,27 +43,37 @@ class Costs:
         total_s = base_s + steps.attending(left, done) - whole * steps.attending(self._chunk, 0)
         return max(total_s, base_s) + (steps.prefill([(rest, 0)]) if rest else 0.0)
 
-    def beside(self, decodes: int, context: int) -> float:
-        """Prompt tokens a second that a worker prefills beside `decodes` requests of `context` tokens in all."""
-        key = -(-decodes // BATCH_CELL), context // max(decodes, 1) // CONTEXT_CELL
-        if (rate := self._rates.get(key)) is None:
-            rate = self._rates[key] = self._beside(key[0] * BATCH_CELL, key[1] * CONTEXT_CELL)
-        return rate
+    def added_s(self, tokens: int, done: int, decodes: int) -> float:
+        """Return the seconds that `tokens` of a prompt, with `done` before them, add to a step of `decodes`."""
+        return self._table.steps.added(tokens, done, 0, decodes)
 
-    def _beside(self, decodes: int, mean_context: int) -> float:
-        if not decodes:
-            return self._chunk / self.prefill_s(self._chunk)
-        view = BatchView((), decodes, decodes * mean_context)
-        tokens = Step(self.table, view, self.step_s).max_prefill_allowed(self._attention_at, self._most)
-        return max(tokens / self.step_s, 1e-3)
+    def decode_s(self, decodes: int, mean_context: float) -> float:
+        """Return the seconds of a step that only decodes."""
+        return self._table.decode_s(decodes, mean_context)
 
     def most_decodes(self, mean_context: float, most: int) -> int:
         """Return the largest number of decodes whose step keeps the TPOT SLO; at least one."""
         return max(largest_within(self.step_s, most, lambda n: self.decode_s(n, mean_context)), 1)
 
-    def decode_s(self, decodes: int, mean_context: float) -> float:
-        """Seconds of a step that only decodes."""
-        return self.table.decode_s(decodes, mean_context)
+    def beside(self, decodes: int, context: int) -> float:
+        """Return the prompt tokens a second that a worker prefills beside `decodes` requests of `context` in all."""
+        key = -(-decodes // BATCH_CELL), context // max(decodes, 1) // CONTEXT_CELL
+        if (rate := self._rates.get(key)) is None:
+            if len(self._rates) >= MOST_CELLS:
+                self._rates.clear()
+            rate = self._rates[key] = self._beside(key[0] * BATCH_CELL, key[1] * CONTEXT_CELL)
+        return rate
+
+    def _beside(self, decodes: int, mean_context: int) -> float:
+        if not decodes:
+            return self._chunk / max(self.prefill_s(self._chunk), 1e-9)
+        step = Step(self._table, BatchView((), decodes, decodes * mean_context), self.step_s)
+        return max(step.max_prefill_allowed(self._chunk // 2, self._most) / self.step_s, LEAST_RATE)
+
+
+def said(number: float | None, otherwise: float = 0.0) -> float:
+    """Return a number that an engine reports; `otherwise` where it reports none, or one that cannot be."""
+    return otherwise if number is None or not 0 <= number <= LARGEST else number
 
 
 def decodes_of(worker: WorkerView) -> tuple[int, int]:
@@ -64,4 +81,9 @@ def decodes_of(worker: WorkerView) -> tuple[int, int]:
     load = worker.load
     requests = load.running_requests if load.decode_requests is None else load.decode_requests
     context = load.running_tokens if load.decode_tokens is None else load.decode_tokens
-    return int(requests), int(context)
+    return int(said(requests)), int(said(context))
+
+
+def ahead_tokens(worker: WorkerView) -> float:
+    """Return the prompt tokens that wait or run on a worker."""
+    return said(worker.load.queued_tokens) + said(worker.load.prefill_tokens)

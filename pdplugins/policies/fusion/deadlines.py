@@ -1,8 +1,8 @@
 """An order of waiting work in which as many jobs as possible end in time, and none starves.
 
-Moore and Hodgson (1968): take the jobs in the order of their deadlines. Whenever the work taken so far cannot end by the
-deadline of the last one, drop the most expensive job taken. What is left is the largest set that one machine can serve
-in time. Jobs that are dropped are late, and go last. A share of the work always goes to the oldest job.
+Moore and Hodgson (1968): take the jobs in the order of their deadlines. Whenever the work taken so far cannot end by
+the deadline of the last one, drop the most expensive job taken. What is left is the largest set that one machine can
+serve in time. Jobs that are dropped are late, and go last. A share of the work always goes to the oldest job.
 """
 
 from __future__ import annotations
@@ -27,8 +27,6 @@ class Job:
     """Time by which it must have ended."""
     cost_s: float
     """Time that one machine needs for it when it does nothing else."""
-    weight: float = 1.0
-    """Worth of ending it in time. Jobs are dropped by cost per weight."""
 
 
 def in_time(jobs: Iterable[Job], now_s: float, speed: float) -> list[Job]:
@@ -41,11 +39,35 @@ def in_time(jobs: Iterable[Job], now_s: float, speed: float) -> list[Job]:
     end_s = now_s
     for job in sorted(jobs, key=lambda job: (job.due_s, job.since_s, job.key)):
         kept[job.key] = job
-        heappush(costly, (-job.cost_s / job.weight, job.key))
+        heappush(costly, (-job.cost_s, job.key))
         end_s += job.cost_s / speed
         if end_s > job.due_s:
             end_s -= kept.pop(heappop(costly)[1]).cost_s / speed
     return list(kept.values())
+
+
+class Owed:
+    """The share of all work that goes to the oldest job, as an account: all work adds to it, and its turns are paid.
+
+    :param share: from 0 to below 1.
+    """
+
+    def __init__(self, share: float) -> None:
+        self._share = share
+        self.work = 0.0
+        """What the oldest job has coming."""
+
+    def covers(self, cost: float) -> bool:
+        """Return whether it is the oldest job's turn, which costs `cost`."""
+        return self._share > 0 and self.work >= cost
+
+    def worked(self, work: float) -> None:
+        """Count work for anybody."""
+        self.work += self._share * work
+
+    def paid(self, work: float) -> None:
+        """Count work that was the oldest job's turn."""
+        self.work -= work
 
 
 class DeadlineQueue:
@@ -58,16 +80,15 @@ class DeadlineQueue:
     """
 
     def __init__(self, oldest_share: float) -> None:
-        self._owed_per_s = oldest_share / (1 - oldest_share)
+        self._owed = Owed(oldest_share)
         self._jobs: dict[str, Job] = {}
         """All jobs, oldest first."""
         self._timely: dict[str, Job] = {}
+        self._late: dict[str, Job] = {}
         self._work_s = 0.0
         """Cost of all timely jobs."""
         self._by_due: list[Entry] = []
         self._by_cost: list[Entry] = []
-        self._owed_s = 0.0
-        """Work that the oldest job has coming."""
         self._changes = 0
 
     def __len__(self) -> int:
@@ -79,7 +100,12 @@ class DeadlineQueue:
     @property
     def late(self) -> int:
         """Number of jobs that are not expected to end in time."""
-        return len(self._jobs) - len(self._timely)
+        return len(self._late)
+
+    @property
+    def work_s(self) -> float:
+        """Cost of all jobs that are expected to end in time."""
+        return self._work_s
 
     def push(self, job: Job, now_s: float, speed: float) -> None:
         """Add a job."""
@@ -91,33 +117,39 @@ class DeadlineQueue:
 
     def remove(self, key: str) -> None:
         """Forget a job, if it waits."""
-        if self._jobs.pop(key, None) is not None:
-            self._changes += 1
-            self._leave(key)
+        if (job := self._jobs.pop(key, None)) is None:
+            return
+        self._changes += 1
+        self._late.pop(key, None)
+        if self._timely.pop(key, None) is not None:
+            self._work_s = max(self._work_s - job.cost_s, 0.0)
         if not self._jobs:
-            self._owed_s = 0.0
+            self._owed.work = 0.0
 
     def first(self, now_s: float, speed: float) -> Job | None:
         """Return the job to start next; None when nothing waits."""
         if not self._jobs:
             return None
         oldest = next(iter(self._jobs.values()))
-        if self._owed_s >= oldest.cost_s > 0:
+        if self._owed.covers(oldest.cost_s):
             return oldest
         if self._changes > max(REORDER, len(self._jobs) // 4):
             self._order(now_s, speed)
         while (head := self._head()) is not None:
             if now_s + head.cost_s <= head.due_s:
                 return head
-            self._leave(head.key)
+            self._miss(head.key)
         return oldest
+
+    def first_late(self) -> Job | None:
+        """Return the job that was found to be late first; None when all are expected to end in time."""
+        return next(iter(self._late.values()), None)
 
     def start(self, job: Job) -> None:
         """Remove a job that starts now."""
-        if job.key not in self._timely or self._owed_s >= job.cost_s:
-            self._owed_s = max(self._owed_s - job.cost_s, 0.0)
-        else:
-            self._owed_s += job.cost_s * self._owed_per_s
+        if self._owed.covers(job.cost_s) and next(iter(self._jobs)) == job.key:
+            self._owed.paid(job.cost_s)
+        self._owed.worked(job.cost_s)
         self.remove(job.key)
 
     def _order(self, now_s: float, speed: float) -> None:
@@ -125,23 +157,25 @@ class DeadlineQueue:
         self._by_due, self._by_cost, self._timely, self._work_s = [], [], {}, 0.0
         for job in in_time((job for job in self._jobs.values() if job.due_s > now_s), now_s, speed):
             self._take(job)
+        self._late = {key: job for key, job in self._jobs.items() if key not in self._timely}
 
     def _take(self, job: Job) -> None:
         self._timely[job.key] = job
         self._work_s += job.cost_s
         heappush(self._by_due, (job.due_s, job.key))
-        heappush(self._by_cost, (-job.cost_s / job.weight, job.key))
+        heappush(self._by_cost, (-job.cost_s, job.key))
 
-    def _leave(self, key: str) -> None:
-        if (job := self._timely.pop(key, None)) is not None:
-            self._work_s = max(self._work_s - job.cost_s, 0.0)
+    def _miss(self, key: str) -> None:
+        """Make a timely job late."""
+        job = self._late[key] = self._timely.pop(key)
+        self._work_s = max(self._work_s - job.cost_s, 0.0)
 
     def _drop(self) -> None:
         """Make the most expensive timely job late."""
         while self._by_cost:
             _, key = heappop(self._by_cost)
             if key in self._timely:
-                self._leave(key)
+                self._miss(key)
                 return
 
     def _head(self) -> Job | None:

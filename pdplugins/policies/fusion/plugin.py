@@ -10,6 +10,7 @@ from pdplugins.policies.fusion.batching import FusionBatchScheduler
 from pdplugins.policies.fusion.config import FusionSettings
 from pdplugins.policies.fusion.core import Core
 from pdplugins.policies.fusion.flow import FusionFlow
+from pdplugins.policies.fusion.planner import FusionPlanner
 from pdplugins.policies.fusion.router import FusionRouter
 
 
@@ -17,6 +18,7 @@ def build(settings: FusionSettings, deployment: Deployment) -> Bundle:
     """Return the parts of fusion around one core."""
     core = Core(settings, deployment)
     return Bundle(
+        planner=(lambda: FusionPlanner(core)) if settings.scale else None,
         router=lambda: FusionRouter(core),
         flow=lambda: FusionFlow(core),
         batch_scheduler=lambda: FusionBatchScheduler(settings, deployment),

@@ -6,14 +6,17 @@ from collections.abc import Mapping, Sequence
 
 from pdplugins.contracts.request import Request
 from pdplugins.contracts.roles import RoleMove
-from pdplugins.contracts.router import Ending, Outcome, Placement
-from pdplugins.contracts.workers import Role, WorkerView
-from pdplugins.policies._common import check_ready
-from pdplugins.policies.fusion.core import Core, work_ahead_s
-from pdplugins.policies.fusion.costs import decodes_of
+from pdplugins.contracts.router import Outcome, Placement
+from pdplugins.contracts.workers import ANYTHING, Role, WorkerView
+from pdplugins.policies._common import cached_tokens, check_ready
+from pdplugins.policies.fusion.choices import Turns
+from pdplugins.policies.fusion.core import Core
+from pdplugins.policies.fusion.costs import ahead_tokens, decodes_of
 
 FULL_S = 1e3
 """Added to the wait for a worker whose KV cache or batch is full: any other is better."""
+Soonest = tuple[float, WorkerView]
+"""Predicted seconds to the first token, and the worker that gives it."""
 
 
 class FusionRouter:
@@ -22,10 +25,14 @@ class FusionRouter:
     def __init__(self, core: Core) -> None:
         self._core = core
         self._costs = core.costs
-        self._most = core.deployment.max_batch
         self._workers: tuple[WorkerView, ...] | None = None
         self._prefill: tuple[WorkerView, ...] = ()
         self._mixed: tuple[WorkerView, ...] = ()
+        self._alone: tuple[WorkerView, ...] = ()
+        """Decode workers that can serve a whole request."""
+        self._by_id: Mapping[str, WorkerView] = {}
+        """The same, by id."""
+        self._turns = {name: Turns(core.settings.choices) for name in ("prefill", "alone", "mixed")}
         self._moves: tuple[RoleMove, ...] = ()
 
     @property
@@ -36,7 +43,11 @@ class FusionRouter:
     @property
     def signals(self) -> Mapping[str, float]:
         """Named numbers behind the decisions."""
-        return {"capacity_rate": self._core.best.rate, "prefill_only": self._core.best.prefill_only}
+        return {
+            "capacity_rate": self._core.capacity,
+            "prefill_only": float(self._core.wanted or 0),
+            "mean_output_tokens": self._core.lengths.osl,
+        }
 
     def take_role_moves(self) -> tuple[RoleMove, ...]:
         """Return the roles to change."""
@@ -46,35 +57,37 @@ class FusionRouter:
     def on_arrival(self, request: Request, workers: tuple[WorkerView, ...], now_s: float) -> Placement:
         """Place a request where its first token is predicted soonest."""
         check_ready("fusion", workers)
-        self._core.lengths.arrived(request)
+        self._core.lengths.began(request)
         self._look(workers, now_s)
-        first, first_s = self._least_prefill(request)
-        mixed, mixed_s = self._least_mixed(request)
-        if first is None or (mixed is not None and mixed_s <= first_s):
-            assert mixed is not None
-            return Placement(mixed.id, mixed.id, request.prompt_tokens, f"first token in {mixed_s:.2f} s, local")
-        return Placement(first.id, None, request.prompt_tokens, f"first token in {first_s:.2f} s, prefill only")
+        away, local = self._soonest_away(request), self._soonest_local(request)
+        if local is not None and (away is None or local[0] <= away[0]):
+            return Placement(local[1].id, local[1].id, request.prompt_tokens, f"first token in {local[0]:.2f} s, local")
+        if away is not None:
+            return Placement(away[1].id, None, request.prompt_tokens, f"first token in {away[0]:.2f} s, prefill only")
+        # Nobody prefills for others, and nobody serves alone: the host knows what to do with one that cannot.
+        return Placement(workers[0].id, None, request.prompt_tokens, "no worker that prefills")
 
     def on_prefill_done(
         self, request: Request, placement: Placement, workers: tuple[WorkerView, ...], now_s: float
     ) -> Placement:
         """Bind the decode to the worker that has the most to spare."""
+        check_ready("fusion", workers)
         self._look(workers, now_s)
-        pool = self._mixed or workers
-        needed = request.prompt_tokens + self._core.lengths.osl
-        best = min(pool, key=lambda worker: self._crowding(worker, needed))
+        pool = self._turns["mixed"].of(self._mixed or workers)
+        best = min(pool, key=lambda worker: decodes_of(worker)[1] + FULL_S * self._full_s(worker, request))
         return Placement(placement.first, best.id, request.prompt_tokens, "least context")
 
     def on_ended(self, request: Request, outcome: Outcome) -> None:
         """Learn the length of an answer."""
-        finished = outcome.ending is Ending.FINISHED
-        self._core.lengths.ended(request, outcome.output_tokens if finished else None)
+        self._core.ended(request, outcome)
 
     def _look(self, workers: tuple[WorkerView, ...], now_s: float) -> None:
         if workers is not self._workers:
             self._workers = workers
             self._prefill = tuple(worker for worker in workers if worker.role is Role.PREFILL)
             self._mixed = tuple(worker for worker in workers if worker.role is Role.DECODE)
+            self._alone = tuple(worker for worker in self._mixed if (worker.capabilities or ANYTHING).alone)
+            self._by_id = {worker.id: worker for worker in self._alone}
         wanted = self._core.compose(workers, now_s)
         if wanted is not None and wanted != len(self._prefill):
             self._moves = tuple(self._changes(wanted))
@@ -83,35 +96,50 @@ class FusionRouter:
         reason = f"{wanted} workers prefill only"
         extra = len(self._prefill) - wanted
         if extra > 0:
-            idle = sorted(self._prefill, key=lambda worker: worker.load.queued_tokens)[:extra]
-            return [RoleMove(worker.id, Role.DECODE, reason) for worker in idle]
-        idle = sorted(self._mixed, key=lambda worker: decodes_of(worker)[1])[:-extra]
-        return [RoleMove(worker.id, Role.PREFILL, reason) for worker in idle]
+            least_queued = sorted(self._prefill, key=ahead_tokens)[:extra]
+            return [RoleMove(worker.id, Role.DECODE, reason) for worker in least_queued]
+        least_decoding = sorted(self._mixed, key=lambda worker: decodes_of(worker)[1])[:-extra]
+        return [RoleMove(worker.id, Role.PREFILL, reason) for worker in least_decoding]
 
-    def _least_prefill(self, request: Request) -> tuple[WorkerView | None, float]:
-        """Return the worker that only prefills with the soonest first token, and when that is."""
-        if not self._prefill:
-            return None, 0.0
-        best = min(self._prefill, key=lambda worker: work_ahead_s(self._costs, worker))
-        own_s = self._costs.prefill_s(request.prompt_tokens) + self._costs.transfer_s(request.prompt_tokens)
-        return best, work_ahead_s(self._costs, best) + own_s
+    def _soonest_away(self, request: Request) -> Soonest | None:
+        """Return the soonest first token by way of a worker that only prefills."""
+        best: Soonest | None = None
+        for worker in self._turns["prefill"].of(self._prefill):
+            wait_s = ahead_tokens(worker) / self._costs.beside(*decodes_of(worker))
+            if best is None or wait_s < best[0]:
+                best = wait_s, worker
+        if best is None:
+            return None
+        wait_s, worker = best
+        own_s = self._costs.prefill_s(request.prompt_tokens, self._known(request, worker))
+        return wait_s + own_s + self._costs.transfer_s(request.prompt_tokens), worker
 
-    def _least_mixed(self, request: Request) -> tuple[WorkerView | None, float]:
-        best, best_s = None, 0.0
-        needed = request.prompt_tokens + self._core.lengths.osl
-        for worker in self._mixed:
-            own = request.prompt_tokens - (request.history_tokens if worker.id == request.bound_worker else 0)
-            load, decodes = worker.load, decodes_of(worker)
-            tokens = load.queued_tokens + (load.prefill_tokens or 0.0) + own
-            wait_s = tokens / self._costs.beside(*decodes) + self._full_s(worker, decodes[0], needed)
-            if best is None or wait_s < best_s:
-                best, best_s = worker, wait_s
-        return best, best_s
+    def _soonest_local(self, request: Request) -> Soonest | None:
+        """Return the soonest first token on a worker that also decodes."""
+        best: Soonest | None = None
+        for worker in self._candidates(request):
+            tokens = ahead_tokens(worker) + request.prompt_tokens - self._known(request, worker)
+            wait_s = tokens / self._costs.beside(*decodes_of(worker)) + self._full_s(worker, request)
+            if best is None or wait_s < best[0]:
+                best = wait_s, worker
+        return best
 
-    def _full_s(self, worker: WorkerView, decodes: int, needed: float) -> float:
+    def _candidates(self, request: Request) -> Sequence[WorkerView]:
+        """Return the workers to look at, with the one that holds the session."""
+        few = self._turns["alone"].of(self._alone)
+        if len(few) == len(self._alone) or (holder := self._by_id.get(request.bound_worker or "")) is None:
+            return few
+        return [*few, holder]
+
+    def _known(self, request: Request, worker: WorkerView) -> int:
+        """Return the tokens of the prompt in the worker's KV cache: the session's history, or a cached prefix."""
+        history = request.history_tokens if worker.id == request.bound_worker else 0
+        if request.blocks:
+            history = max(history, cached_tokens(request, worker, self._core.settings.block_tokens))
+        return min(history, request.prompt_tokens)
+
+    def _full_s(self, worker: WorkerView, request: Request) -> float:
+        """Return what is added to the wait for a worker that has no place for one more decode."""
         free = worker.free_kv_tokens
-        return FULL_S if decodes >= self._most or (free is not None and free < needed) else 0.0
-
-    def _crowding(self, worker: WorkerView, needed: float) -> float:
-        decodes, context = decodes_of(worker)
-        return context + FULL_S * self._full_s(worker, decodes, needed)
+        full = free is not None and free < request.prompt_tokens + self._core.lengths.osl
+        return FULL_S if full or decodes_of(worker)[0] >= self._core.deployment.max_batch else 0.0
