@@ -32,6 +32,8 @@ class FusionBatchScheduler:
         self._costs = Costs(settings, deployment)
         self._ttft_s = deployment.slo.ttft_s * settings.ttft_share
         self._owed = Owed(settings.oldest_share)
+        self._jobs: dict[str, tuple[int, Job]] = {}
+        """By request: the tokens that remain, and its job."""
 
     def next_batch(self, view: BatchView, now_s: float) -> BatchPlan:
         """Compose the next step."""
@@ -56,15 +58,20 @@ class FusionBatchScheduler:
     def _ordered(self, queue: tuple[QueuedPrefill, ...], speed: float, now_s: float) -> list[QueuedPrefill]:
         """Return those that can be in time by deadline, then the late ones by age."""
         waiting = {prefill.request.id: prefill for prefill in queue}
-        jobs = [job for prefill in queue if (job := self._job(prefill)).due_s > now_s]
-        timely = [waiting.pop(job.key) for job in in_time(jobs, now_s, speed)]
+        self._jobs = jobs = {name: self._job(prefill) for name, prefill in waiting.items()}
+        open_jobs = (job for _, job in jobs.values() if job.due_s > now_s)
+        timely = [waiting.pop(job.key) for job in in_time(open_jobs, now_s, speed)]
         return [*timely, *sorted(waiting.values(), key=lambda prefill: prefill.request.arrival_s)]
 
-    def _job(self, prefill: QueuedPrefill) -> Job:
+    def _job(self, prefill: QueuedPrefill) -> tuple[int, Job]:
+        """Return the tokens that remain of a prompt, and its job: the one before while they are the same."""
+        request, remaining = prefill.request, prefill.remaining_tokens
+        known = self._jobs.get(request.id)
+        if known is not None and known[0] == remaining:
+            return known
         done = done_tokens(prefill)
-        cost_s = self._costs.prefill_s(done + prefill.remaining_tokens, done)
-        arrived_s = prefill.request.arrival_s
-        return Job(prefill.request.id, arrived_s, arrived_s + self._ttft_s, cost_s)
+        cost_s = self._costs.prefill_s(done + remaining, done)
+        return remaining, Job(request.id, request.arrival_s, request.arrival_s + self._ttft_s, cost_s)
 
     def _speed(self, view: BatchView) -> float:
         """Return the share of an idle worker's prefill that is left beside the decodes."""

@@ -51,18 +51,21 @@ class Frontier:
 
     def rate(self, prefill_only: int, mixed: int) -> float:
         """Return the requests a second that such workers serve at most."""
-        isl, osl = self.lengths.isl, self.lengths.osl
-        before: Point | None = None
-        for decoded, prefilled in self.mixed:
-            rate = mixed * decoded / osl
-            beyond = prefill_only * self.prefill + mixed * prefilled - rate * isl
-            if beyond < 0:
-                if before is None:
-                    return rate + beyond / isl
-                last, excess = before
-                return last + (rate - last) * excess / (excess - beyond)
-            before = rate, beyond
-        return before[0] if before else 0.0
+        isl, osl, points = self.lengths.isl, self.lengths.osl, self.mixed
+
+        def beyond(index: int) -> float:
+            """Return the prefill that is left over at the rate at which all mixed workers decode as at a point."""
+            decoded, prefilled = points[index]
+            return prefill_only * self.prefill + mixed * (prefilled - decoded * isl / osl)
+
+        index = bisect_left(range(len(points)), True, key=lambda index: beyond(index) < 0)
+        if index == len(points):
+            return mixed * points[-1][0] / osl
+        at, short = mixed * points[index][0] / osl, beyond(index)
+        if index == 0:
+            return max(at + short / isl, 0.0)
+        before, left = mixed * points[index - 1][0] / osl, beyond(index - 1)
+        return before + (at - before) * left / (left - short)
 
     def best(self, workers: int, gain: float = 0.0) -> int:
         """Return the smallest number of prefill-only workers whose rate is at most `gain` below the best one."""
@@ -76,19 +79,35 @@ class Frontier:
         return bisect_left(range(top), True, key=lambda n: rate(n) >= enough)
 
 
-def frontier(costs: Costs, lengths: Lengths, kv_tokens: float, max_batch: int, *, mixes: bool = True) -> Frontier:
-    """Return what workers can do within the TPOT SLO.
+class Programme:
+    """The search for the frontier, one batch size at a time, because it lies on the path of requests.
 
     :param kv_tokens: KV cache of one worker that may be planned with.
     :param mixes: whether a worker that decodes may prefill as well.
     """
-    whole = max(int(lengths.isl), 1)
-    points = (
-        (decodes / step_s, tokens / step_s)
-        for decodes in _sizes(min(max_batch, int(kv_tokens / lengths.context)))
-        for tokens, step_s in _steps(costs, decodes, lengths.context, whole, mixes)
-    )
-    return Frontier(lengths, whole / max(costs.prefill_s(whole), 1e-9), hull(points))
+
+    def __init__(self, costs: Costs, lengths: Lengths, kv_tokens: float, max_batch: int, *, mixes: bool = True) -> None:
+        self._costs = costs
+        self._lengths = lengths
+        self._whole = max(int(lengths.isl), 1)
+        self._mixes = mixes
+        self._left = _sizes(min(max_batch, int(kv_tokens / lengths.context)))
+        self._points: list[Point] = []
+
+    def advance(self) -> bool:
+        """Look at the steps of one more batch size; return whether there are more."""
+        if self._left:
+            decodes = self._left.pop()
+            found = _steps(self._costs, decodes, self._lengths.context, self._whole, self._mixes)
+            self._points += [(decodes / step_s, tokens / step_s) for tokens, step_s in found]
+        return bool(self._left)
+
+    def frontier(self) -> Frontier:
+        """Return what workers can do within the TPOT SLO; looks at all that is left."""
+        while self.advance():
+            pass
+        prefill = self._whole / max(self._costs.prefill_s(self._whole), 1e-9)
+        return Frontier(self._lengths, prefill, hull(self._points))
 
 
 def hull(points: Iterable[Point]) -> tuple[Point, ...]:

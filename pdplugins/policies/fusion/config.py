@@ -43,7 +43,7 @@ class FusionSettings(BaseModel):
     prior_tokens: int = Field(256, ge=1, description="output length while none is known")
     block_tokens: int = Field(512, ge=1, description="tokens of one prefix block of the host")
     choices: int = Field(
-        16, ge=1, description="workers of each role that one decision looks at; larger pools take turns"
+        8, ge=1, description="workers of each role that one decision looks at; larger pools take turns"
     )
     scale: bool = Field(False, description="have a planner that scales the pool; it then chooses the composition too")
     spare_share: float = Field(0.25, ge=0, description="scale: capacity beyond the forecast, as a share of it")

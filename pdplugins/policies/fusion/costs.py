@@ -29,6 +29,8 @@ class Costs:
         self._table = ProfileTable(deployment, settings.learning_rate)
         self._most = settings.step_tokens
         self._chunk = min(settings.prefill_only_tokens, settings.step_tokens)
+        self._chunk_s = self._table.steps.prefill([(self._chunk, 0)])
+        self._chunk_attending_s = self._table.steps.attending(self._chunk, 0)
         self._rates: dict[tuple[int, int], float] = {}
         self.alone = self.beside(0, 0)
         """Prompt tokens a second of a worker that only prefills."""
@@ -39,9 +41,8 @@ class Costs:
         if left <= self._chunk:
             return steps.prefill([(left, done)]) if left > 0 else 0.0
         whole, rest = divmod(left, self._chunk)
-        base_s = steps.prefill([(self._chunk, 0)]) * whole
-        total_s = base_s + steps.attending(left, done) - whole * steps.attending(self._chunk, 0)
-        return max(total_s, base_s) + (steps.prefill([(rest, 0)]) if rest else 0.0)
+        more_s = max(steps.attending(left, done) - whole * self._chunk_attending_s, 0.0)
+        return whole * self._chunk_s + more_s + (steps.prefill([(rest, 0)]) if rest else 0.0)
 
     def added_s(self, tokens: int, done: int, decodes: int) -> float:
         """Return the seconds that `tokens` of a prompt, with `done` before them, add to a step of `decodes`."""
@@ -71,19 +72,19 @@ class Costs:
         return max(step.max_prefill_allowed(self._chunk // 2, self._most) / self.step_s, LEAST_RATE)
 
 
-def said(number: float | None, otherwise: float = 0.0) -> float:
-    """Return a number that an engine reports; `otherwise` where it reports none, or one that cannot be."""
-    return otherwise if number is None or not 0 <= number <= LARGEST else number
-
-
 def decodes_of(worker: WorkerView) -> tuple[int, int]:
     """Return how many requests decode on a worker, and their context in all, as far as the host says."""
     load = worker.load
-    requests = load.running_requests if load.decode_requests is None else load.decode_requests
-    context = load.running_tokens if load.decode_tokens is None else load.decode_tokens
-    return int(said(requests)), int(said(context))
+    requests, context = load.decode_requests, load.decode_tokens
+    if requests is None:
+        requests = load.running_requests
+    if context is None:
+        context = load.running_tokens
+    return int(requests) if 0 <= requests <= LARGEST else 0, int(context) if 0 <= context <= LARGEST else 0
 
 
 def ahead_tokens(worker: WorkerView) -> float:
     """Return the prompt tokens that wait or run on a worker."""
-    return said(worker.load.queued_tokens) + said(worker.load.prefill_tokens)
+    queued, running = worker.load.queued_tokens, worker.load.prefill_tokens
+    ahead = queued if 0 <= queued <= LARGEST else 0.0
+    return ahead + running if running is not None and 0 <= running <= LARGEST else ahead

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
+from operator import attrgetter
 
 REORDER = 16
 """Changes after which even a short queue is put in order anew."""
@@ -36,12 +37,19 @@ def in_time(jobs: Iterable[Job], now_s: float, speed: float) -> list[Job]:
     """
     kept: dict[str, Job] = {}
     costly: list[Entry] = []
-    end_s = now_s
-    for job in sorted(jobs, key=lambda job: (job.due_s, job.since_s, job.key)):
+    end_s, misses = now_s, False
+    for job in sorted(jobs, key=attrgetter("due_s", "since_s", "key")):
         kept[job.key] = job
-        heappush(costly, (-job.cost_s, job.key))
         end_s += job.cost_s / speed
+        entry = -job.cost_s, job.key
+        if misses:
+            heappush(costly, entry)
+        else:
+            costly.append(entry)
         if end_s > job.due_s:
+            if not misses:
+                heapify(costly)
+                misses = True
             end_s -= kept.pop(heappop(costly)[1]).cost_s / speed
     return list(kept.values())
 
@@ -114,6 +122,7 @@ class DeadlineQueue:
         self._take(job)
         if now_s + self._work_s / speed > job.due_s:
             self._drop()
+        self._head()  # what is stale goes now, so that it does not add up for one unlucky call
 
     def remove(self, key: str) -> None:
         """Forget a job, if it waits."""

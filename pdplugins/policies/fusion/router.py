@@ -32,6 +32,7 @@ class FusionRouter:
         """Decode workers that can serve a whole request."""
         self._by_id: Mapping[str, WorkerView] = {}
         """The same, by id."""
+        self._kv_capacity_tokens = 0
         self._turns = {name: Turns(core.settings.choices) for name in ("prefill", "alone", "mixed")}
         self._moves: tuple[RoleMove, ...] = ()
 
@@ -74,7 +75,7 @@ class FusionRouter:
         check_ready("fusion", workers)
         self._look(workers, now_s)
         pool = self._turns["mixed"].of(self._mixed or workers)
-        best = min(pool, key=lambda worker: decodes_of(worker)[1] + FULL_S * self._full_s(worker, request))
+        best = min(pool, key=lambda worker: self._crowding(request, worker))
         return Placement(placement.first, best.id, request.prompt_tokens, "least context")
 
     def on_ended(self, request: Request, outcome: Outcome) -> None:
@@ -88,7 +89,8 @@ class FusionRouter:
             self._mixed = tuple(worker for worker in workers if worker.role is Role.DECODE)
             self._alone = tuple(worker for worker in self._mixed if (worker.capabilities or ANYTHING).alone)
             self._by_id = {worker.id: worker for worker in self._alone}
-        wanted = self._core.compose(workers, now_s)
+            self._kv_capacity_tokens = min(worker.kv_capacity_tokens for worker in workers)
+        wanted = self._core.compose(len(workers), len(self._prefill), self._kv_capacity_tokens, now_s)
         if wanted is not None and wanted != len(self._prefill):
             self._moves = tuple(self._changes(wanted))
 
@@ -118,8 +120,9 @@ class FusionRouter:
         """Return the soonest first token on a worker that also decodes."""
         best: Soonest | None = None
         for worker in self._candidates(request):
+            decodes, context = decodes_of(worker)
             tokens = ahead_tokens(worker) + request.prompt_tokens - self._known(request, worker)
-            wait_s = tokens / self._costs.beside(*decodes_of(worker)) + self._full_s(worker, request)
+            wait_s = tokens / self._costs.beside(decodes, context) + self._full_s(request, worker, decodes)
             if best is None or wait_s < best[0]:
                 best = wait_s, worker
         return best
@@ -138,8 +141,12 @@ class FusionRouter:
             history = max(history, cached_tokens(request, worker, self._core.settings.block_tokens))
         return min(history, request.prompt_tokens)
 
-    def _full_s(self, worker: WorkerView, request: Request) -> float:
+    def _full_s(self, request: Request, worker: WorkerView, decodes: int) -> float:
         """Return what is added to the wait for a worker that has no place for one more decode."""
         free = worker.free_kv_tokens
         full = free is not None and free < request.prompt_tokens + self._core.lengths.osl
-        return FULL_S if full or decodes_of(worker)[0] >= self._core.deployment.max_batch else 0.0
+        return FULL_S if full or decodes >= self._core.deployment.max_batch else 0.0
+
+    def _crowding(self, request: Request, worker: WorkerView) -> float:
+        decodes, context = decodes_of(worker)
+        return context + FULL_S * self._full_s(request, worker, decodes)

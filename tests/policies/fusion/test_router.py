@@ -97,7 +97,7 @@ def arrivals(router: FusionRouter, workers: tuple[Worker, ...], tokens: int, out
 
 def test_workers_become_prefill_only_when_prompts_are_long(core: Cores) -> None:
     router, workers = FusionRouter(core(prior_tokens=10)), fleet(0, 8)
-    arrivals(router, workers, 20_000, 10, 1.0)
+    arrivals(router, workers, 20_000, 10, 3.0)
     moves = router.take_role_moves()
     assert len(moves) >= 4
     assert {move.role for move in moves} == {Role.PREFILL}
@@ -107,7 +107,7 @@ def test_workers_become_prefill_only_when_prompts_are_long(core: Cores) -> None:
 
 def test_and_none_when_answers_are_long(core: Cores) -> None:
     router, workers = FusionRouter(core(prior_tokens=2000)), fleet(4, 4)
-    arrivals(router, workers, 300, 2000, 1.0)
+    arrivals(router, workers, 300, 2000, 3.0)
     moves = router.take_role_moves()
     assert {move.worker for move in moves} == {"p0", "p1", "p2", "p3"}
     assert {move.role for move in moves} == {Role.DECODE}
@@ -116,17 +116,18 @@ def test_and_none_when_answers_are_long(core: Cores) -> None:
 def test_a_composition_stays_for_its_dwell_time(core: Cores) -> None:
     shared = core(prior_tokens=10, dwell_s=60.0)
     router = FusionRouter(shared)
-    arrivals(router, fleet(0, 8), 20_000, 10, 1.0)
+    arrivals(router, fleet(0, 8), 20_000, 10, 3.0)
     wanted = shared.wanted
     shared.lengths.isl = 100.0
     shared.lengths.osl = 3000.0
     for now_s, expected in ((30.0, wanted), (61.0, 0)):
-        router.on_arrival(request(str(now_s), 100), fleet(0, 8), now_s)
+        for later_s in (0.0, 1.5):
+            router.on_arrival(request(str(now_s + later_s), 100), fleet(0, 8), now_s + later_s)
         assert shared.wanted == expected
 
 
 @pytest.mark.parametrize("settings", [{"composition": False}, {"scale": True}])
 def test_roles_stay_where_another_part_has_them(core: Cores, settings: dict[str, bool]) -> None:
     router = FusionRouter(core(prior_tokens=10, **settings))
-    arrivals(router, fleet(0, 8), 20_000, 10, 1.0)
+    arrivals(router, fleet(0, 8), 20_000, 10, 3.0)
     assert router.take_role_moves() == ()
