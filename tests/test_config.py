@@ -19,7 +19,7 @@ def written(folder: Path, text: str) -> Path:
 @pytest.mark.parametrize("name", config.shipped())
 def test_every_shipped_config_loads(name: str) -> None:
     loaded = config.load(config.find(name))
-    assert loaded.planner or loaded.router
+    assert loaded.planner or loaded.router or loaded.bundle
 
 
 def test_a_plugin_may_be_named_in_short(tmp_path: Path) -> None:
