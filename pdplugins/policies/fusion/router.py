@@ -34,7 +34,8 @@ class FusionRouter:
         """The same, by id."""
         self._kv_capacity_tokens = 0
         self._turns = {name: Turns(core.settings.choices) for name in ("prefill", "alone", "mixed")}
-        self._moves: tuple[RoleMove, ...] = ()
+        self._wanted: int | None = None
+        """Number of prefill-only workers for which nobody has taken the moves yet."""
 
     @property
     def pools(self) -> tuple[int, int]:
@@ -52,8 +53,8 @@ class FusionRouter:
 
     def take_role_moves(self) -> tuple[RoleMove, ...]:
         """Return the roles to change."""
-        moves, self._moves = self._moves, ()
-        return moves
+        wanted, self._wanted = self._wanted, None
+        return () if wanted is None else tuple(self._changes(wanted))
 
     def on_arrival(self, request: Request, workers: tuple[WorkerView, ...], now_s: float) -> Placement:
         """Place a request where its first token is predicted soonest."""
@@ -91,8 +92,8 @@ class FusionRouter:
             self._by_id = {worker.id: worker for worker in self._alone}
             self._kv_capacity_tokens = min(worker.kv_capacity_tokens for worker in workers)
         wanted = self._core.compose(len(workers), len(self._prefill), self._kv_capacity_tokens, now_s)
-        if wanted is not None and wanted != len(self._prefill):
-            self._moves = tuple(self._changes(wanted))
+        if wanted is not None:
+            self._wanted = wanted if wanted != len(self._prefill) else None
 
     def _changes(self, wanted: int) -> Sequence[RoleMove]:
         reason = f"{wanted} workers prefill only"
