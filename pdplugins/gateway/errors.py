@@ -5,13 +5,15 @@ from __future__ import annotations
 import errno
 import math
 
+from pdplugins.errors import one_line
+
 SHORTAGES = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL})
 """Errors of a connection that are this process's own: it has no descriptor, memory or port for one more."""
 
 
 def said(error: BaseException) -> str:
-    """Return the type of an error and its message, if it has one."""
-    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    """Return the type of an error and its message, if it has one, in one line: a worker may have written it."""
+    return one_line(f"{type(error).__name__}: {error}" if str(error) else type(error).__name__)
 
 
 def shortage(error: BaseException) -> bool:

@@ -98,6 +98,8 @@ class Faults:
     die_after_tokens: int | None = None
     headers: dict[str, str] = field(default_factory=dict)
     """Of an answer with `status`."""
+    body: bytes = b'{"error": {"message": "asked for"}}'
+    """Of an answer with `status`."""
     hang: bool = False
     times: int = 1_000_000
 
@@ -256,7 +258,9 @@ class FakeWorker:
         if faulty and faults.hang:
             await asyncio.sleep(60)
         if faulty and faults.status:
-            return web.json_response({"error": {"message": "asked for"}}, status=faults.status, headers=faults.headers)
+            return web.Response(
+                body=faults.body, status=faults.status, headers=faults.headers, content_type="application/json"
+            )
         if (odd := self.says.get(request.path)) is not None and faults.times > 0:
             faults.times -= 1
             return web.Response(body=odd, content_type=self.said_type)

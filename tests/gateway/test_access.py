@@ -100,6 +100,27 @@ def test_a_worker_that_refuses_the_key_is_said_once_and_gets_nothing(
     assert KEY not in caplog.text
 
 
+def test_a_worker_that_repeats_its_key_tells_it_nobody(caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
+    """As debugging servers and proxies do, which answer with what they got. In the log it is one line."""
+    (tmp_path / "keys").write_text(KEY)
+    access = Access(worker_keys=read_worker_keys(tmp_path / "keys"))
+
+    async def run() -> None:
+        async with over(await workers("unified"), access=access) as it:
+            faults = it.workers[0].faults
+            faults.body = f'{{"error": "no good\n\x1b[2J request of {KEY}"}}'.encode()
+            for faults.status in (400, 422, 500):
+                async with it.client.post(it.gateway.url + "/generate", json=ask()) as answer:
+                    assert answer.status == (502 if faults.status == 500 else faults.status)
+                    assert KEY not in await answer.text()
+            async with it.client.get(it.gateway.admin_url + "/metrics") as page:
+                assert KEY not in await page.text()
+
+    asyncio.run(run())
+    assert "status 500" in caplog.text
+    assert not any("\n" in record.getMessage() or "\x1b" in record.getMessage() for record in caplog.records)
+
+
 def test_a_key_that_a_worker_stops_taking_is_not_the_clients_fault() -> None:
     """A client that gets 401 would look for a fault of its own key."""
 

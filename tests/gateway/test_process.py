@@ -19,7 +19,7 @@ from tests.gateway.fake import FakeWorker, Rooms, answer_of, settled
 from tests.gateway.process import running
 from tests.gateway.rig import PROMPT, ask
 from tests.gateway.sockets import head, message, sockets
-from tests.sockets import listening
+from tests.sockets import beyond_this_machine, listening
 
 pytestmark = pytest.mark.moderate
 
@@ -38,6 +38,8 @@ def test_the_command_serves_and_stops(tmp_path: Path) -> None:
         async with running(workers, tmp_path) as gateway, aiohttp.ClientSession() as client:
             async with client.get(gateway.url + "/health") as answer:
                 assert answer.status == 503
+            assert len(listening([gateway.child.pid])) == 2
+            assert beyond_this_machine([gateway.child.pid]) == set()
             await workers[1].start()
             assert await settled(lambda: "is there: decode" in gateway.said)
             async with client.post(gateway.url + "/generate", json=ask()) as answer:

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from pdplugins.config import Config
 from pdplugins.profiling import commands, decisions
-from pdplugins.profiling.decisions import BARS_US, DECISIONS, Cost, cost, measure
+from pdplugins.profiling.decisions import BARS_US, DECISIONS, Cost, cost, measure, policies
 from pdplugins.registry import Registration, default_registry
 from pdplugins.runtime.assembly import build_deployment
 
@@ -61,7 +61,9 @@ def test_a_decision_that_is_slow_in_every_try_is_found() -> None:
 
 def test_every_policy_is_timed_once_at_every_size() -> None:
     costs = list(measure(sizes=(4, 8), calls=10, rounds=1))
-    want = [(r.kind, r.name, size) for r in REGISTERED for size in ((64,) if r.kind == "batch_scheduler" else (4, 8))]
+    every = policies(default_registry())
+    assert ("router", "fusion") in {(r.kind, r.name) for r in every}
+    want = [(r.kind, r.name, size) for r in every for size in ((64,) if r.kind == "batch_scheduler" else (4, 8))]
     assert sorted((c.kind, c.plugin, c.workers) for c in costs) == sorted(want)
     assert all(0 < c.p50_us <= c.p99_us and c.loop_us > 0 for c in costs)
 

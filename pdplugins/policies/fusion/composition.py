@@ -92,14 +92,14 @@ class Programme:
         self._whole = max(int(lengths.isl), 1)
         self._mixes = mixes
         self._left = _sizes(min(max_batch, int(kv_tokens / lengths.context)))
-        self._points: list[Point] = []
+        self._best: tuple[Point, ...] = ()
 
     def advance(self) -> bool:
         """Look at the steps of one more batch size; return whether there are more."""
         if self._left:
             decodes = self._left.pop()
             found = _steps(self._costs, decodes, self._lengths.context, self._whole, self._mixes)
-            self._points += [(decodes / step_s, tokens / step_s) for tokens, step_s in found]
+            self._best = hull((*self._best, *((decodes / step_s, tokens / step_s) for tokens, step_s in found)))
         return bool(self._left)
 
     def frontier(self) -> Frontier:
@@ -107,7 +107,7 @@ class Programme:
         while self.advance():
             pass
         prefill = self._whole / max(self._costs.prefill_s(self._whole), 1e-9)
-        return Frontier(self._lengths, prefill, hull(self._points))
+        return Frontier(self._lengths, prefill, self._best)
 
 
 def hull(points: Iterable[Point]) -> tuple[Point, ...]:

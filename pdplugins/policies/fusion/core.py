@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 
 from pdplugins.contracts.deployment import Deployment
 from pdplugins.contracts.request import Request
@@ -38,7 +39,11 @@ class Core:
         self._search: Programme | None = None
         self._began_s = 0.0
         self._next_s = -math.inf
-        self._places: tuple[object, int, int] | None = None
+        self._counted: Sequence[WorkerView] | None = None
+        self._caches: Mapping[int, int] = {}
+        """Number of decode workers by the size of their KV cache."""
+        self._cell = -1
+        self._places = 0
 
     def compose(self, workers: int, present: int, kv_capacity_tokens: int, now_s: float) -> int | None:
         """Return how many workers should prefill only, once it is known anew; else None.
@@ -80,17 +85,17 @@ class Core:
 
     def decode_places(self, workers: Sequence[WorkerView]) -> int:
         """Return how many requests the workers that decode can have within the TPOT SLO and their KV cache."""
-        context = (self.lengths.isl or 0.0) + self.lengths.osl / 2
-        cell = int(context) // CONTEXT_CELL
-        if self._places is None or self._places[0] is not workers or self._places[1] != cell:
+        if workers is not self._counted:
+            self._counted, self._cell = workers, -1
+            self._caches = Counter(worker.kv_capacity_tokens for worker in workers if worker.role is Role.DECODE)
+        context = max((self.lengths.isl or 0.0) + self.lengths.osl / 2, 1.0)
+        if (cell := int(context) // CONTEXT_CELL) != self._cell:
+            self._cell, share = cell, self.settings.kv_share
             within = self.costs.most_decodes(context, self.deployment.max_batch)
-            fits = [
-                self.settings.kv_share * worker.kv_capacity_tokens / max(context, 1.0)
-                for worker in workers
-                if worker.role is Role.DECODE
-            ]
-            self._places = workers, cell, sum(int(min(within, places)) for places in fits)
-        return self._places[2]
+            self._places = sum(
+                count * int(min(within, share * tokens / context)) for tokens, count in self._caches.items()
+            )
+        return self._places
 
     def _choose(self, does: Frontier, workers: int, present: int) -> int:
         top = does.best(workers)

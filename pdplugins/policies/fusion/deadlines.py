@@ -14,6 +14,8 @@ from operator import attrgetter
 
 REORDER = 16
 """Changes after which even a short queue is put in order anew."""
+MOST_STALE = 64
+"""Entries of jobs that have left, beside as many as there are timely jobs, before the heaps are made anew."""
 Entry = tuple[float, str]
 """A key of an order, and the name of the job. Entries of jobs that have left stay in a heap until they come up."""
 
@@ -122,7 +124,9 @@ class DeadlineQueue:
         self._take(job)
         if now_s + self._work_s / speed > job.due_s:
             self._drop()
-        self._head()  # what is stale goes now, so that it does not add up for one unlucky call
+        if len(self._by_due) > 2 * len(self._timely) + MOST_STALE:
+            self._by_due = sorted((job.due_s, job.key) for job in self._timely.values())
+            self._by_cost = sorted((-job.cost_s, job.key) for job in self._timely.values())
 
     def remove(self, key: str) -> None:
         """Forget a job, if it waits."""

@@ -34,7 +34,8 @@ class FusionRouter:
         """The same, by id."""
         self._kv_capacity_tokens = 0
         self._turns = {name: Turns(core.settings.choices) for name in ("prefill", "alone", "mixed")}
-        self._moves: tuple[RoleMove, ...] = ()
+        self._wanted: int | None = None
+        """Number of prefill-only workers for which nobody has taken the moves yet."""
 
     @property
     def pools(self) -> tuple[int, int]:
@@ -52,8 +53,8 @@ class FusionRouter:
 
     def take_role_moves(self) -> tuple[RoleMove, ...]:
         """Return the roles to change."""
-        moves, self._moves = self._moves, ()
-        return moves
+        wanted, self._wanted = self._wanted, None
+        return () if wanted is None else tuple(self._changes(wanted))
 
     def on_arrival(self, request: Request, workers: tuple[WorkerView, ...], now_s: float) -> Placement:
         """Place a request where its first token is predicted soonest."""
@@ -64,7 +65,10 @@ class FusionRouter:
         if local is not None and (away is None or local[0] <= away[0]):
             return Placement(local[1].id, local[1].id, request.prompt_tokens, f"first token in {local[0]:.2f} s, local")
         if away is not None:
-            return Placement(away[1].id, None, request.prompt_tokens, f"first token in {away[0]:.2f} s, prefill only")
+            # A stock prefill server must know before it begins where the KV cache goes.
+            later = (away[1].capabilities or ANYTHING).alone
+            second = None if later else self._least_crowded(request, workers).id
+            return Placement(away[1].id, second, request.prompt_tokens, f"first token in {away[0]:.2f} s, prefill only")
         # Nobody prefills for others, and nobody serves alone: the host knows what to do with one that cannot.
         return Placement(workers[0].id, None, request.prompt_tokens, "no worker that prefills")
 
@@ -74,8 +78,7 @@ class FusionRouter:
         """Bind the decode to the worker that has the most to spare."""
         check_ready("fusion", workers)
         self._look(workers, now_s)
-        pool = self._turns["mixed"].of(self._mixed or workers)
-        best = min(pool, key=lambda worker: self._crowding(request, worker))
+        best = self._least_crowded(request, workers)
         return Placement(placement.first, best.id, request.prompt_tokens, "least context")
 
     def on_ended(self, request: Request, outcome: Outcome) -> None:
@@ -91,8 +94,8 @@ class FusionRouter:
             self._by_id = {worker.id: worker for worker in self._alone}
             self._kv_capacity_tokens = min(worker.kv_capacity_tokens for worker in workers)
         wanted = self._core.compose(len(workers), len(self._prefill), self._kv_capacity_tokens, now_s)
-        if wanted is not None and wanted != len(self._prefill):
-            self._moves = tuple(self._changes(wanted))
+        if wanted is not None:
+            self._wanted = wanted if wanted != len(self._prefill) else None
 
     def _changes(self, wanted: int) -> Sequence[RoleMove]:
         reason = f"{wanted} workers prefill only"
@@ -146,6 +149,10 @@ class FusionRouter:
         free = worker.free_kv_tokens
         full = free is not None and free < request.prompt_tokens + self._core.lengths.osl
         return FULL_S if full or decodes >= self._core.deployment.max_batch else 0.0
+
+    def _least_crowded(self, request: Request, workers: tuple[WorkerView, ...]) -> WorkerView:
+        """Return the worker with the least context that has a place for one more decode."""
+        return min(self._turns["mixed"].of(self._mixed or workers), key=lambda worker: self._crowding(request, worker))
 
     def _crowding(self, request: Request, worker: WorkerView) -> float:
         decodes, context = decodes_of(worker)

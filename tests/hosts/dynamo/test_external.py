@@ -159,6 +159,34 @@ def test_over_a_unix_socket_only_this_user_reaches_it(
     asyncio.run(story())
 
 
+def test_no_proxy_hears_the_token(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The environment names one, and the gateway is on this machine."""
+    for name in ("http_proxy", "https_proxy", "grpc_proxy"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")
+
+    class Registry(pbg.PluginRegistryServicer):
+        def __init__(self) -> None:
+            self.tokens: list[str] = []
+
+        async def Register(self, request: Any, context: Any) -> Any:  # noqa: N802 - Dynamo's name
+            self.tokens.append(request.auth_token)
+            return pb.RegisterResponse(accepted=True)
+
+    async def story() -> None:
+        server, registry = grpc.aio.server(), Registry()
+        pbg.add_PluginRegistryServicer_to_server(registry, server)
+        port = server.add_insecure_port("127.0.0.1:0")
+        await server.start()
+        async with plugin(config, f"grpc://127.0.0.1:{port}"):
+            async with asyncio.timeout(30):
+                while not registry.tokens:
+                    await asyncio.sleep(0.01)
+        await server.stop(0)
+        assert registry.tokens[0] == "s3cret-token"
+
+    asyncio.run(story())
+
+
 CALLS = {
     "Propose": (pbg.ProposePluginStub, pb.ProposeStageRequest()),
     "Bootstrap": (pbg.PluginLifecycleStub, pb.BootstrapRequest()),

@@ -88,6 +88,15 @@ def test_decode_is_bound_when_prefill_ends(core: Cores) -> None:
     assert router.on_prefill_done(asked, placement, workers, 1.0).second == "d2"
 
 
+def test_a_prefill_server_that_must_know_the_decode_server_is_told_at_once(core: Cores) -> None:
+    """A stock one: it cannot serve alone."""
+    stock = Capabilities(frozenset({Role.PREFILL}), alone=False, splits=False)
+    crowded = {"decode_requests": 100.0, "queued_tokens": 50_000.0}
+    workers = (worker("p0", capabilities=stock), *(worker(f"d{n}", decode_tokens=9.0 - n, **crowded) for n in range(3)))
+    placement = FusionRouter(core(**FIXED)).on_arrival(request("r", 1000), workers, 0.0)
+    assert (placement.first, placement.second) == ("p0", "d2")
+
+
 def arrivals(router: FusionRouter, workers: tuple[Worker, ...], tokens: int, output: int, end_s: float) -> None:
     for tick in range(int(10 * end_s)):
         asked = request(str(tick), tokens)
