@@ -24,17 +24,10 @@ OLD = {
     "gateway-fake",
     "gateway-real",
     "kv-overlap",
-    "planners-mooncake-conversation-kv_router",
-    "planners-mooncake-conversation",
-    "rapid-figure5b",
-    "rapid-figure7",
-    "rapid-figure8",
-    "rapid-figure9",
     "simulator-speed",
 }
 
 UNMARKED = {
     "benchmarks/fidelity.md",
-    "benchmarks/rapid/README.md",
 }
 """Pages that quote figures without a mark: to be marked."""
