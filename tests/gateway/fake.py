@@ -247,7 +247,7 @@ class FakeWorker:
             ids, count = prompt_of(request.path, body)
             tokens = len(ids)
             next_token(ids)
-            good = 0 < count < MOST_TOKENS
+            good = isinstance(count, int) and 0 < count < MOST_TOKENS
         except (TypeError, ValueError, KeyError, AttributeError):
             good = False
         if not good:
@@ -284,7 +284,8 @@ class FakeWorker:
             return web.json_response({"error": {"message": f"{self.mode} cannot do that"}}, status=400)
         self.served[role] += 1
         if role != "local":
-            await self.rooms.meet(body["bootstrap_room"], ids, role)
+            room = body["bootstrap_room"]
+            await self.rooms.meet(room[0] if isinstance(room, list) else room, ids, role)
         cached = max((common(held, ids) for held in self.held), default=0)
         self.cached.append(cached)
         self.held.append(ids)
