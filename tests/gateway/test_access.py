@@ -6,12 +6,15 @@ import asyncio
 import json
 import ssl
 from contextlib import suppress
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from pdplugins.errors import ConfigError
 from pdplugins.gateway.access import api_keys
@@ -23,6 +26,7 @@ from pdplugins.gateway.backends import WorkerOption
 from tests.gateway.certificates import Authority
 from tests.gateway.fake import FakeWorker, Rooms, settled
 from tests.gateway.rig import PROMPT, Fixed, Stand, ask, fast, over, stand
+from tests.refusals import refusal
 
 KEY, ADMIN = "the-key-of-the-workers", "the-key-of-their-admin"
 
@@ -607,3 +611,26 @@ def test_keys_that_cross_the_network_in_plain_text_are_said(
     access = Access(worker_keys=WorkerKeys(WorkerKey(KEY)), api_keys=ApiKeys(keys))
     access.warn(host, [worker])
     assert len(caplog.messages) == warned
+
+
+KEY_LINES = st.sampled_from(
+    [
+        b"steady sha256:" + b"0" * 64,
+        b"x sha256:" + b"g" * 64,
+        b"http://127.0.0.1:1 key-of-eight",
+        b"#",
+        b"a b c d",
+        b"\xff",
+    ]
+)
+
+
+@pytest.mark.moderate
+@given(st.lists(KEY_LINES | st.binary(max_size=30), max_size=4).map(b"\n".join))
+def test_any_file_of_keys_is_read_or_an_error_in_one_line(
+    tmp_path_factory: pytest.TempPathFactory, content: bytes
+) -> None:
+    path = tmp_path_factory.getbasetemp() / "any-keys"
+    path.write_bytes(content)
+    for read in (read_keys, read_worker_keys):
+        assert "\n" not in refusal(partial(read, path))
