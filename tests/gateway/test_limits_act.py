@@ -7,6 +7,7 @@ import contextlib
 import socket
 from collections.abc import Iterator
 
+import aiohttp
 import pytest
 
 from pdplugins.gateway.app import ADMIN_CONNECTIONS, LONGEST_LINE, MOST_HEADERS
@@ -60,6 +61,31 @@ def test_operators_have_few_connections_and_none_of_those_of_clients() -> None:
             async with it.client.get(it.gateway.admin_url + "/workers") as answer:
                 assert answer.status == 200
             assert (await it.post("/generate", ask()))[0] == 200
+
+    asyncio.run(run())
+
+
+def test_clients_of_many_addresses_have_a_limit_together() -> None:
+    """Half of all connections is the most for one address, so that four of them fill the gateway."""
+
+    async def run() -> None:
+        async with (
+            stand("dual", token_s=0.3, settings=patient(max_connections=4)) as it,
+            contextlib.AsyncExitStack() as stack,
+        ):
+            asked, answers = [], []
+            for number in range(5):
+                connector = aiohttp.TCPConnector(local_addr=(f"127.0.0.{number + 2}", 0))
+                client = await stack.enter_async_context(aiohttp.ClientSession(connector=connector))
+                post = client.post(it.gateway.url + "/generate", json=ask(count=30))
+                if number < 4:
+                    asked.append(asyncio.create_task(post))
+                    assert await settled(lambda: len(it.workers[0].running) == len(asked))
+                else:
+                    answers.append(await post)
+            assert (answers[0].status, answers[0].headers["Retry-After"]) == (503, "1")
+            assert it.gateway.metrics._overloads.labels("connections")._value.get() == 1
+            assert [(await one).status for one in asked] == [200] * 4
 
     asyncio.run(run())
 
