@@ -73,19 +73,18 @@ def test_clients_of_many_addresses_have_a_limit_together() -> None:
             stand("dual", token_s=0.3, settings=patient(max_connections=4)) as it,
             contextlib.AsyncExitStack() as stack,
         ):
-            asked, answers = [], []
-            for number in range(5):
-                connector = aiohttp.TCPConnector(local_addr=(f"127.0.0.{number + 2}", 0))
+
+            async def asks(host: str) -> tuple[int, str | None]:
+                connector = aiohttp.TCPConnector(local_addr=(host, 0))
                 client = await stack.enter_async_context(aiohttp.ClientSession(connector=connector))
-                post = client.post(it.gateway.url + "/generate", json=ask(count=30))
-                if number < 4:
-                    asked.append(asyncio.create_task(post))
-                    assert await settled(lambda: len(it.workers[0].running) == len(asked))
-                else:
-                    answers.append(await post)
-            assert (answers[0].status, answers[0].headers["Retry-After"]) == (503, "1")
+                async with client.post(it.gateway.url + "/generate", json=ask(count=30)) as answer:
+                    return answer.status, answer.headers.get("Retry-After")
+
+            four = [asyncio.create_task(asks(f"127.0.0.{number}")) for number in range(2, 6)]
+            assert await settled(lambda: len(it.workers[0].running) == 4)
+            assert await asks("127.0.0.6") == (503, "1")
             assert it.gateway.metrics._overloads.labels("connections")._value.get() == 1
-            assert [(await one).status for one in asked] == [200] * 4
+            assert await asyncio.gather(*four) == [(200, None)] * 4
 
     asyncio.run(run())
 
