@@ -132,7 +132,8 @@ def test_an_engine_that_stands_still_behind_a_server_that_answers_is_lost() -> N
 
 def test_a_prefill_has_the_deadline_of_a_first_token_also_when_nothing_streams() -> None:
     async def run() -> None:
-        async with stand("dual", "dual", settings=fast(first_token_s=0.3)) as it:
+        settings = fast(first_token_s=0.3, silence_s=60, poll_timeout_s=60)  # nothing else ends the wait
+        async with stand("dual", "dual", settings=settings) as it:
             router = it.route(Fixed())
             router.second, router.later = None, 1
             it.workers[0].faults.hang, it.workers[0].faults.times = True, 1

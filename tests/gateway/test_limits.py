@@ -31,7 +31,7 @@ ACTS = {
     "poll_timeout_s": "test_faults::test_a_worker_that_does_not_say_its_load_is_not_asked_for_more",
     "poll_misses": "test_polls::test_one_odd_load_takes_no_worker_away",
     "drain_s": "test_process::test_a_stop_cuts_what_is_left_in_time_with_an_error_event",
-    "max_connections": "test_clients::test_those_that_are_refused_are_few_at_a_time",
+    "max_connections": "test_limits_act::test_clients_of_many_addresses_have_a_limit_together",
     "max_connections_per_client": "test_clients::test_one_connection_too_many_is_told_so",
     "max_requests": "test_retries::test_requests_beyond_the_limit_are_refused_before_anything_is_read",
     "max_waiting": "test_lost_workers::test_the_wait_for_a_worker_is_bounded_in_time_and_number",

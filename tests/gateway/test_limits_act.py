@@ -7,6 +7,7 @@ import contextlib
 import socket
 from collections.abc import Iterator
 
+import aiohttp
 import pytest
 
 from pdplugins.gateway.app import ADMIN_CONNECTIONS, LONGEST_LINE, MOST_HEADERS
@@ -60,6 +61,30 @@ def test_operators_have_few_connections_and_none_of_those_of_clients() -> None:
             async with it.client.get(it.gateway.admin_url + "/workers") as answer:
                 assert answer.status == 200
             assert (await it.post("/generate", ask()))[0] == 200
+
+    asyncio.run(run())
+
+
+def test_clients_of_many_addresses_have_a_limit_together() -> None:
+    """Half of all connections is the most for one address, so that four of them fill the gateway."""
+
+    async def run() -> None:
+        async with (
+            stand("dual", token_s=0.3, settings=patient(max_connections=4)) as it,
+            contextlib.AsyncExitStack() as stack,
+        ):
+
+            async def asks(host: str) -> tuple[int, str | None]:
+                connector = aiohttp.TCPConnector(local_addr=(host, 0))
+                client = await stack.enter_async_context(aiohttp.ClientSession(connector=connector))
+                async with client.post(it.gateway.url + "/generate", json=ask(count=30)) as answer:
+                    return answer.status, answer.headers.get("Retry-After")
+
+            four = [asyncio.create_task(asks(f"127.0.0.{number}")) for number in range(2, 6)]
+            assert await settled(lambda: len(it.workers[0].running) == 4)
+            assert await asks("127.0.0.6") == (503, "1")
+            assert it.gateway.metrics._overloads.labels("connections")._value.get() == 1
+            assert await asyncio.gather(*four) == [(200, None)] * 4
 
     asyncio.run(run())
 

@@ -13,7 +13,7 @@ from pdplugins.policies.fusion.config import FusionSettings
 from pdplugins.policies.fusion.plugin import build
 from pdplugins.testing import PlannerConformance, deployment, planner_view
 from pdplugins.types import Planner, Pool
-from tests.policies.fusion.conftest import MODEL
+from tests.policies.fusion.model import MODEL
 
 Bundles = Callable[..., Bundle]
 
