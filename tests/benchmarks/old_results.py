@@ -2,10 +2,6 @@
 
 OLD = {
     "simulator-speed-plain",
-    "ampd-figure4",
-    "ampd-figure5",
-    "ampd-figure6",
-    "ampd-figure7",
     "ampd-sessions",
     "ampd-table2",
     "decisions",
