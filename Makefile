@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 SERVE_ARGS ?=
 
-.PHONY: help setup serve lint check test test-sglang fuzz results clean
+.PHONY: help setup serve lint check test test-sglang fuzz chaos results clean
 
 help:  ## Show this text
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -60,6 +60,12 @@ $(SGLANG_VENV)/.installed: benchmarks/rig/requirements.txt
 
 fuzz: setup  ## Run the tests with new examples for the properties, other ones each time
 	HYPOTHESIS_PROFILE=fuzz $(BIN)/python -m pytest -m "not dynamo and not sglang"
+
+CHAOS_S ?= 900
+CHAOS_SEED ?= $(shell date +%s)
+
+chaos: setup  ## Bring faults about for half an hour: a gateway, then dynamo serve (CHAOS_S seconds each, CHAOS_SEED)
+	CHAOS_S=$(CHAOS_S) CHAOS_SEED=$(CHAOS_SEED) $(BIN)/python -m pytest -v --tb=short --show-capture=no tests/chaos
 
 RESULTS := $(BIN)/python benchmarks/results.py
 RESULTS_ARGS ?=

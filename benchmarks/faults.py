@@ -1,14 +1,19 @@
 """Faults on real SGLang servers behind the gateway: what requests come to, and what the servers hold afterwards.
 
     PYTHONPATH=. .venv-sglang/bin/python benchmarks/faults.py --tree .venv-sglang/sglang-0.5.16 [--faults 1000]
-        [--kills 0] [--seed 1] [--result faults-0.5.16]
+        [--kills 10] [--controls 8] [--seed 1] [--result faults-0.5.16]
 
 Two dual-role instances of one version on the CPU with a tiny model (`make test-sglang` installs them), a unified server
 that says what is right, and `pdplugins gateway` in a process of its own. `--faults` are spread over the kinds below by
-their shares, in batches whose order the seed decides, all on the same server processes; a fault of the first five kinds
-hits one request, one of the others all in flight. `--kills` of a server, each with a restart of about 20 s, come
-after them. What every process holds is counted before, at each quarter and at the end, with all queues empty and prefix
-caches flushed. Exits 1 when a request was wrong or hung, or when anything but memory grew.
+their shares, in batches whose order the seed decides; a fault of the first five kinds hits one request, one of the
+others all in flight. `--kills` of a server, each with a restart of about 20 s, lie among the first half of the batches,
+so that the second half hits the same processes all the time. What every process holds is counted before, after the last
+death, at each quarter and at the end, with all queues empty and prefix caches flushed.
+
+The negative control: two servers that free the KV cache of an aborted transfer at once, while it may still be written
+to, as SGLang 0.5.16 does. `--controls` times a client leaves in mid transfer; the answers must come out wrong.
+
+Exits 1 when a request was wrong or hung, when anything but memory grew, or when the control was not noticed.
 """
 
 from __future__ import annotations
@@ -27,15 +32,16 @@ import manifest
 
 from benchmarks.rig import servers
 from benchmarks.rig.faults import FAULTS, Came, Tally, all_is_well
-from benchmarks.rig.stage import GROWS, grown, stage
+from benchmarks.rig.stage import FREED_AT_ONCE, GROWS, Stage, grown, stage
 from pdplugins.provenance import record
 
 SHARES = {
     "gateway is killed": 0.015,
-    "client leaves": 0.617,
+    "client leaves": 0.605,
     "bootstrap never answers": 0.08,
     "bootstrap refuses": 0.08,
     "other half never comes": 0.08,
+    "left KV cache is taken": 0.012,
     "garbage at the ports": 0.09,
     "foreign message": 0.02,
     "side stops for 1-4 s": 0.014,
@@ -46,56 +52,111 @@ TOGETHER = {
     "side stops for 1-4 s": 1,
     "side stops for 15-20 s": 1,
     "side is killed": 1,
+    "left KV cache is taken": 6,
     "garbage at the ports": 10,
     "foreign message": 10,
     "client leaves": 32,
 }
 """Faults of one batch, where not 20."""
+DEATHS = {"gateway is killed": ("gateway",), "side is killed": ("a", "b")}
+"""Processes that begin anew, and hold nothing of what was before."""
 PROCESSES = ("a", "b", "gateway")
+Batch = tuple[str, int]
 
 
-def batches(shares: dict[str, float], faults: int, dice: random.Random) -> list[tuple[str, int]]:
-    """Return kinds and numbers of faults. The gateway's deaths come first: what it holds is counted after them."""
-    found: list[tuple[str, int]] = []
+def batches(shares: dict[str, float], faults: int, kills: int, dice: random.Random) -> list[Batch]:
+    """Return kinds and numbers of faults.
+
+    The gateway's deaths come first and those of servers in the first half: what they hold is counted after them.
+    """
+    found: list[Batch] = []
     for kind, share in shares.items():
         left = round(share * faults)
         while left > 0:
             found.append((kind, min(left, TOGETHER.get(kind, 20))))
             left -= found[-1][1]
     dice.shuffle(found)
-    return sorted(found, key=lambda batch: batch[0] != "gateway is killed")
+    found.sort(key=lambda batch: batch[0] != "gateway is killed")
+    first = sum(kind == "gateway is killed" for kind, _ in found)
+    half = (first + len(found)) // 2
+    for _ in range(kills):
+        found.insert(dice.randint(first, half), ("side is killed", 1))
+        half += 1
+    return found
 
 
 async def run(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
     dice = random.Random(args.seed)  # noqa: S311 - not for secrets
-    plan = batches(SHARES, args.faults, dice) + [("side is killed", 1)] * args.kills
+    plan = batches(SHARES, args.faults, args.kills, dice)
     if args.only:
         plan = [batch for batch in plan if batch[0] in args.only] or [(kind, args.faults) for kind in args.only]
-    tallies = {kind: Tally() for kind, _ in plan}
-    total = sum(count for _, count in plan)
+    began = time.monotonic()
+    controlled = {"control": await control(args, folder / "control")} if args.controls else {}
     async with stage(args.tree, folder) as it:
-        warm = [await all_is_well(it, dice, 24) for _ in range(2)]
-        held = [{"faults": 0, **await it.held()}]
-        print(f"{servers.version_of(args.tree)}: {total} faults on {held[0]}", flush=True)
-        done, began = 0, time.monotonic()
-        for number, (kind, count) in enumerate(plan):
-            await FAULTS[kind](it, dice, count, tallies[kind])
+        soaked = await Soak(it, dice, plan).run()
+    return soaked | controlled | {"seconds": round(time.monotonic() - began)}
+
+
+class Soak:
+    """Faults on one pair of servers, and what every process holds. :param plan: batches, in their order."""
+
+    def __init__(self, stage: Stage, dice: random.Random, plan: list[Batch]) -> None:
+        self._stage = stage
+        self._dice = dice
+        self._plan = plan
+        self._tallies = {kind: Tally() for kind, _ in plan}
+        self._well: dict[str, Tally] = {}
+        self._held: list[dict[str, Any]] = []
+        self._since = dict.fromkeys(PROCESSES, 0)
+        self._began = time.monotonic()
+
+    async def run(self) -> dict[str, Any]:
+        total, done = sum(count for _, count in self._plan), 0
+        last_death = {self._last(kind): processes for kind, processes in DEATHS.items() if kind in self._tallies}
+        await self._look("before", done)
+        print(f"{servers.version_of(self._stage.a.tree)}: {total} faults on {self._held[0]}", flush=True)
+        for number, (kind, count) in enumerate(self._plan):
+            tally = self._tallies[kind]
+            await FAULTS[kind](self._stage, self._dice, count, tally)
             done += count
-            print(f"{time.monotonic() - began:6.0f} s {done:5d}  {kind}: {dict(tallies[kind].requests)}", flush=True)
-            gateway_lives_on = kind == "gateway is killed" and plan[number + 1 : number + 2] != [(kind, count)]
-            if done * 4 // total > held[-1]["faults"] * 4 // total or done == total or gateway_lives_on:
-                held.append({"faults": done, **await it.held()})
-                print(held[-1], flush=True)
-        after = await all_is_well(it, dice, 32)
-        held.append({"faults": done, **await it.held()})
-        complaints = it.complaints()
-    return {
-        "kinds": {kind: shown(tally) for kind, tally in tallies.items()},
-        "without faults": {"before": shown(warm[-1]), "after": shown(after)},
-        "held": held,
-        "complaints": complaints,
-        "seconds": round(time.monotonic() - began),
-    }
+            took_s = time.monotonic() - self._began
+            print(f"{took_s:6.0f} s {done:5d}  {kind}: {dict(tally.requests)}", flush=True)
+            if number in last_death:
+                self._since |= dict.fromkeys(last_death[number], len(self._held))
+                await self._look(f"after the last time that {kind}", done)
+            elif done * 4 // total > self._held[-1]["faults"] * 4 // total or done == total:
+                await self._hold(done)
+        await self._look("after", done)
+        return {
+            "kinds": {kind: shown(tally) for kind, tally in self._tallies.items()},
+            "without faults": {when: shown(tally) for when, tally in self._well.items()},
+            "held": self._held,
+            "compared from": self._since,
+            "complaints": self._stage.complaints(),
+        }
+
+    def _last(self, kind: str) -> int:
+        return max(number for number, batch in enumerate(self._plan) if batch[0] == kind)
+
+    async def _look(self, when: str, done: int) -> None:
+        """Ask with nothing wrong until all that a process ever starts has been started; then count what it holds."""
+        tally = self._well[when] = Tally()
+        for _ in range(2):
+            await all_is_well(self._stage, self._dice, 24, tally)
+        await self._hold(done)
+
+    async def _hold(self, done: int) -> None:
+        self._held.append({"faults": done, **await self._stage.held()})
+        print(self._held[-1], flush=True)
+
+
+async def control(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
+    """Make a fault that the servers are not protected against; what does not notice it would notice nothing."""
+    kind, tally = "left KV cache is taken", Tally()
+    async with stage(args.tree, folder, FREED_AT_ONCE) as it:
+        await FAULTS[kind](it, random.Random(args.seed), args.controls, tally)  # noqa: S311 - not for secrets
+    print(f"control: {dict(tally.requests)}", flush=True)
+    return {"kind": kind, "noticed": tally.requests[Came.WRONG] > 0, **shown(tally)}
 
 
 def shown(tally: Tally) -> dict[str, Any]:
@@ -113,8 +174,10 @@ def defects(result: dict[str, Any]) -> list[str]:
         if "without" in kind and row["requests"][Came.ERROR]:
             bad[Came.ERROR] = row["requests"][Came.ERROR]
         found += [f"{kind}: {count} {came}" for came, count in bad.items()]
+    if not result.get("control", {"noticed": True})["noticed"]:
+        found.append("control: nobody noticed KV cache that was written over")
     for process in PROCESSES:
-        first = next(held for held in result["held"] if held["faults"] or process != "gateway")
+        first = result["held"][result["compared from"][process]]
         more = grown(first[process], result["held"][-1][process])
         found += [f"{process}: {name} grew from {how}" for name, how in more.items()]
     return found
@@ -138,7 +201,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tree", type=Path, required=True, help="a folder that holds one version of SGLang")
     parser.add_argument("--faults", type=int, default=1000)
-    parser.add_argument("--kills", type=int, default=0, help="of a server, after the faults")
+    parser.add_argument("--kills", type=int, default=10, help="of a server, among the faults")
+    parser.add_argument("--controls", type=int, default=8, help="faults of the negative control; 0: no control")
     parser.add_argument("--only", nargs="*", choices=list(FAULTS), help="these kinds alone")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--result", help="write results/RESULT.json")
@@ -153,7 +217,7 @@ def main() -> None:
     version = servers.version_of(args.tree)
     command = (
         f"PYTHONPATH=. .venv-sglang/bin/python benchmarks/faults.py --tree .venv-sglang/sglang-{version} "
-        f"--faults {args.faults} --kills {args.kills} --seed {args.seed}"
+        f"--faults {args.faults} --kills {args.kills} --controls {args.controls} --seed {args.seed}"
     )
     facts = {
         **record("measured", seed=args.seed, command=command),

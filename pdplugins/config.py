@@ -143,7 +143,7 @@ class SglangConfig(_Section):
     )
     own_hosts: tuple[str, ...] = Field((), description="further names by which routers call this server")
     nixl_poll_us: int = Field(
-        200, ge=0, description="pause between polls for transfers, in µs; 0 lets the threads spin, as stock ones do"
+        200, ge=0, description="shortest pause between polls for transfers, in µs; 0 lets threads spin, as in stock"
     )
 
 

@@ -83,6 +83,8 @@ class _Loader(yaml.SafeLoader):
         if node.tag == "tag:yaml.org,2002:int" and len(node.value) > MOST_DIGITS:
             problem = f"a whole number of more than {MOST_DIGITS} digits"
             raise yaml.MarkedYAMLError(problem=problem, problem_mark=node.start_mark)
+        if isinstance(node, yaml.ScalarNode) and "\0" in node.value:  # no file may be called so
+            raise yaml.MarkedYAMLError(problem="a text with the character NUL", problem_mark=node.start_mark)
         try:
             return super().construct_object(node, deep)
         except (ValueError, ArithmeticError, LookupError, AttributeError, TypeError) as error:

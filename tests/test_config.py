@@ -5,9 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from pdplugins import config
 from pdplugins.errors import ConfigError
+from tests.refusals import refusal
 
 
 def written(folder: Path, text: str) -> Path:
@@ -19,7 +22,7 @@ def written(folder: Path, text: str) -> Path:
 @pytest.mark.parametrize("name", config.shipped())
 def test_every_shipped_config_loads(name: str) -> None:
     loaded = config.load(config.find(name))
-    assert loaded.planner or loaded.router
+    assert loaded.planner or loaded.router or loaded.bundle
 
 
 def test_a_plugin_may_be_named_in_short(tmp_path: Path) -> None:
@@ -79,3 +82,20 @@ def test_a_missing_file_lists_what_is_shipped(tmp_path: Path) -> None:
 
 def test_a_shipped_config_is_found_by_its_name() -> None:
     assert config.find("dopd").is_file()
+
+
+SECTIONS = st.sampled_from([*config.Config.model_fields, "x"])
+INNER = st.sampled_from(["name", "gpu_budget", "profile", "prefill", "tp", "ttft_s", "max_body_mib", "interval_s", "x"])
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=4) | st.sampled_from(["dopd", "arrow"]),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(INNER, inner, max_size=3),
+    max_leaves=6,
+)
+
+
+@pytest.mark.moderate
+@given(st.dictionaries(SECTIONS, VALUES, max_size=4) | VALUES)
+def test_any_data_is_a_config_or_an_error_in_one_line(data: object) -> None:
+    said = refusal(lambda: config.parse(data))
+    assert "\n" not in said
+    assert len(said) < 1000

@@ -18,12 +18,14 @@ import aiohttp
 
 from benchmarks.rig import servers
 from benchmarks.rig.named import OPEN, name_of
-from benchmarks.rig.stage import DEADLINE_S, GRACE_S, Stage, address, last_event, send, until
+from benchmarks.rig.stage import DEADLINE_S, GRACE_S, TOKENS, Stage, address, last_event, send, until
 
 CHUNK = 256
 """Tokens of one prefill step of the servers; KV cache is sent after each one."""
 LONG = 14 * CHUNK
 """A prompt whose transfer goes on for as many steps."""
+LINK_S = 1.2
+"""What a piece of KV cache takes on a slow link: many steps, and less than servers hold KV cache for it (2 s)."""
 
 
 class Came(StrEnum):
@@ -248,6 +250,37 @@ async def foreign_message(stage: Stage, dice: random.Random, count: int, tally: 
     await asked(stage, long_pair(dice, address(first), address(second)), tally)
 
 
+async def left_kv_is_taken(stage: Stage, dice: random.Random, count: int, tally: Tally) -> None:
+    """A client leaves while KV cache is under way on a slow link; others take at once what was reserved for it.
+
+    What then still comes may not be written over theirs. All other KV cache is in use by prefix caches, so that they
+    take what was reserved.
+    """
+    full = [_alone(dice, at, LONG, 1) for at in map(address, stage.pair) for _ in range(TOKENS // LONG)]
+    await asyncio.gather(*(asked(stage, ask, Tally()) for ask in full))
+    for _ in range(count):
+        first, second = dice.sample(stage.pair, 2)
+        with stage.slow_link(LINK_S):
+            leaves = asyncio.create_task(asked(stage, long_pair(dice, address(first), address(second)), Tally()))
+
+            async def moving(first: servers.Server = first, leaves: asyncio.Task[None] = leaves) -> bool:
+                return (await stage.load(first))["num_used_tokens"] >= 2 * CHUNK or leaves.done()
+
+            await until(moving, DEADLINE_S, "no transfer began", pause_s=0)
+            tally.said["transfers under way"] += not leaves.done()
+            leaves.cancel()
+            await asyncio.gather(leaves, return_exceptions=True)
+            tally.add(Came.LEFT, 0.0)
+            tally.faults += 1
+            takers = [_alone(dice, address(second), 600, 100) for _ in range(8)]
+            await asyncio.gather(*(asked(stage, ask, tally) for ask in takers))
+            await stage.settled()
+
+
+def _alone(dice: random.Random, at: str, tokens: int, count: int) -> Ask:
+    return Ask(prompt(dice, tokens), count, dice.random() < 0.5, at, at, tokens)
+
+
 # --- processes --------------------------------------------------------------------------------------------------------
 
 
@@ -332,6 +365,7 @@ FAULTS: dict[str, Fault] = {
     "bootstrap never answers": peer("hole"),
     "bootstrap refuses": peer("refuse"),
     "other half never comes": peer("half"),
+    "left KV cache is taken": left_kv_is_taken,
     "garbage at the ports": garbage,
     "foreign message": foreign_message,
     "side stops for 1-4 s": stopped(1, 4),
@@ -341,9 +375,9 @@ FAULTS: dict[str, Fault] = {
 }
 
 
-async def all_is_well(stage: Stage, dice: random.Random, count: int) -> Tally:
-    """Ask `count` things at once with nothing wrong; all must be right."""
-    tally = Tally()
+async def all_is_well(stage: Stage, dice: random.Random, count: int, tally: Tally | None = None) -> Tally:
+    """Ask `count` things at once with nothing wrong; all must be right. Enter them into `tally`, and return it."""
+    tally = tally or Tally()
     one, two = map(address, stage.pair)
     asks = [any_ask(dice, *dice.sample([one, two], 2)) for _ in range(count)]
     await asyncio.gather(*(asked(stage, ask, tally) for ask in asks))

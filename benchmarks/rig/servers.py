@@ -90,6 +90,7 @@ class Server:
     def start(self) -> Server:
         """Start it; `wait` tells when it serves."""
         options = [*FLAGS, "--model-path", str(self.model), "--port", str(self.port)]
+        options += ["--nccl-port", str(free_ports(1)[0])]  # 0.5.16's choice may be another process's meanwhile
         options += ["--max-total-tokens", str(self.tokens), *self.options]
         if "--disaggregation-mode" in options:
             options += ["--disaggregation-bootstrap-port", str(self.bootstrap_port)]

@@ -11,8 +11,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ from pdplugins.processes.ports import free_ports
 
 ROOT = Path(__file__).parents[2]
 """Gateway and servers run the code that is here, also where another one is installed."""
+LINK = "link"
 PEER_S = 8
 """After this long SGLang gives up a peer that does not answer."""
 SGLANG_TIMES = {
@@ -37,6 +38,10 @@ SGLANG_TIMES = {
 }
 DEADLINE_S = 60.0
 """The gateway's own time-out: whatever happens, a request has its answer or a clear error then."""
+FREED_AT_ONCE = {"RIG_KV_FREED_AT_ONCE": "1", "SGLANG_DISAGGREGATION_DEFERRED_DECODE_KV_RELEASE": "0"}
+"""A server then frees the KV cache of an aborted transfer at once, though the other one may still write to it."""
+TOKENS = 32768
+"""KV cache of a server."""
 OPTIONS = ["--timeout-s", str(DEADLINE_S), "--first-token-s", "12", "--silence-s", "12", "--poll-s", "0.2"]
 CONFIG = {"sglang": {"dual_role": True}, "router": "named"}
 COMPLAINTS = ("Scheduler hit an exception", "leak detected", "bootstrap_thread died")
@@ -162,6 +167,17 @@ class Stage:
     gateway: GatewayProcess
     impostors: Mapping[str, Impostor]
     client: aiohttp.ClientSession
+    link: Path
+    """The file by which the link between the servers is made slow."""
+
+    @contextmanager
+    def slow_link(self, seconds: float) -> Iterator[None]:
+        """Let each piece of KV cache take so long until it is sent."""
+        self.link.write_text(str(seconds))
+        try:
+            yield
+        finally:
+            self.link.unlink()
 
     @asynccontextmanager
     async def joined(self, kind: str) -> AsyncIterator[None]:
@@ -269,14 +285,15 @@ def address(server: servers.Server) -> str:
 
 
 @asynccontextmanager
-async def stage(tree: Path, folder: Path) -> AsyncIterator[Stage]:
-    """Start everything; afterwards nothing is left of it."""
+async def stage(tree: Path, folder: Path, more: Mapping[str, str] | None = None) -> AsyncIterator[Stage]:
+    """Start everything; afterwards nothing is left of it. :param more: environment of the two servers."""
     model = tiny_model.make(folder / "model")
     dual = folder / "dual.yaml"
     dual.write_text(yaml.safe_dump({"sglang": {"dual_role": True}}))
-    env = SGLANG_TIMES | {"PYTHONPATH": os.pathsep.join(map(str, (servers.HERE / "stubs", tree, ROOT)))}
-    a, b = (servers.Server(tree, model, folder / f"{name}.log", servers.DUAL, dual, env, tokens=32768) for name in "ab")
-    unified = servers.Server(tree, model, folder / "unified.log", tokens=32768)
+    path = os.pathsep.join(map(str, (servers.HERE / "stubs", tree, ROOT)))
+    env = SGLANG_TIMES | {"PYTHONPATH": path, "RIG_LINK": str(folder / LINK)} | dict(more or {})
+    a, b = (servers.Server(tree, model, folder / f"{name}.log", servers.DUAL, dual, env, TOKENS) for name in "ab")
+    unified = servers.Server(tree, model, folder / "unified.log", tokens=TOKENS)
     started = (a, b, unified)
     try:
         for server in started:
@@ -301,7 +318,7 @@ async def on_servers(
         await gateway.start()
         connector = aiohttp.TCPConnector(limit=0, force_close=True)
         async with aiohttp.ClientSession(connector=connector) as client:
-            yield Stage(a, b, unified, gateway, impostors, client)
+            yield Stage(a, b, unified, gateway, impostors, client, folder / LINK)
     finally:
         gateway.stop()
 

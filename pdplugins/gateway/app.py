@@ -105,7 +105,11 @@ class Gateway:
         )
         queue = self._build_queue()
         self.serving = Serving(self.routing, self.backends, self.engine, self.admission, self.metrics, queue)
-        await self.look()
+        try:
+            await self.look()
+        except asyncio.CancelledError:  # told to stop while it starts
+            await self._session.close()
+            raise
         works: list[Callable[[], Awaitable[None]]] = [self.clients.watch, self._operators.watch]
         works.append(self.policies.share_signals)
         works += [functools.partial(self.backends.watch, backend, self.engine) for backend in self.backends.all]

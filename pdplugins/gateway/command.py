@@ -24,6 +24,7 @@ from pdplugins.errors import ConfigError
 from pdplugins.gateway.access.worker_keys import KEY
 from pdplugins.limits import GatewayConfig
 from pdplugins.processes.addresses import MOST_PORT
+from pdplugins.processes.ending import on_stop
 from pdplugins.redaction import redact_logs
 from pdplugins.settings import parse_setting, put
 
@@ -38,6 +39,8 @@ DEFAULTS = GatewayConfig()
 SERVERS_SHARE = 0.4
 """Share of the time of a stop that is kept for the servers that the gateway has started."""
 EXIT_SHARE = 0.05
+CUT_OFF_S = 3.0
+"""So long after the time of a stop a process is cut off that has not ended: a policy may never return."""
 GC_THRESHOLD = (20_000, 20, 20)
 """New objects before Python collects garbage: those of some hundred requests, instead of one or two."""
 
@@ -256,12 +259,11 @@ def run(
         task = asyncio.current_task()
         assert task is not None  # noqa: S101 - for the type checker
 
-        def end() -> None:
+        def end(_: signal.Signals) -> None:
             ending.begin()
             task.cancel()
 
-        for number in (signal.SIGINT, signal.SIGTERM):
-            asyncio.get_running_loop().add_signal_handler(number, end)
+        on_stop(end, ending.within_s + CUT_OFF_S, (signal.SIGINT, signal.SIGTERM))
         with contextlib.suppress(asyncio.CancelledError):
             async with AsyncExitStack() as stack:
                 await serve(stack)

@@ -14,6 +14,7 @@ import aiohttp
 from aiohttp import web
 from aiohttp.typedefs import Handler
 
+from pdplugins.gateway import openapi
 from pdplugins.gateway.access.gate import JSON, Gate
 from pdplugins.gateway.admission import Admission, overloaded
 from pdplugins.gateway.bodies import read_body
@@ -67,6 +68,7 @@ class Endpoints:
         add("GET", ("/health", "/health_generate"), self._health)
         add("GET", self.engine.passed_gets, self._pass)
         add("POST", self.engine.passed_posts, self._pass)
+        add("GET", (openapi.PATH,), self._openapi)
         app.router.add_route("*", "/{path:.*}", self._served(not_here))
         return app
 
@@ -191,6 +193,10 @@ class Endpoints:
                     said = self.engine.public(request.path, said)
                     return web.Response(body=said, status=answer.status, headers={"Content-Type": kind})
         raise overloaded("no worker is there")
+
+    async def _openapi(self, request: web.Request) -> web.Response:
+        """Return the OpenAPI document."""
+        return web.Response(body=openapi.document(request.app), content_type=JSON)
 
     async def _health(self, request: web.Request) -> web.Response:
         """Say whether requests can be served now."""

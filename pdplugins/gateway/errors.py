@@ -5,13 +5,15 @@ from __future__ import annotations
 import errno
 import math
 
+from pdplugins.errors import one_line
+
 SHORTAGES = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL})
 """Errors of a connection that are this process's own: it has no descriptor, memory or port for one more."""
 
 
 def said(error: BaseException) -> str:
-    """Return the type of an error and its message, if it has one."""
-    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    """Return the type of an error and its message, if it has one, in one line: a worker may have written it."""
+    return one_line(f"{type(error).__name__}: {error}" if str(error) else type(error).__name__)
 
 
 def shortage(error: BaseException) -> bool:
@@ -30,6 +32,7 @@ class WorkerFailedError(Exception):
     :param worker: its id.
     :param gone: nobody listens there, so nothing goes there until it answers again.
     :param silent: it said nothing for too long.
+    :param told: it said itself that it failed.
     """
 
     full = False
@@ -37,19 +40,20 @@ class WorkerFailedError(Exception):
     retry_after_s: float | None = None
     """After how many seconds it wants to be asked again, if it said so."""
 
-    def __init__(self, worker: str, why: str, *, gone: bool = False, silent: bool = False) -> None:
+    def __init__(self, worker: str, why: str, *, gone: bool = False, silent: bool = False, told: bool = False) -> None:
         super().__init__(f"{worker}: {why}")
         self.workers: tuple[str, ...] = (worker,)
         """Those that may be at fault, the most suspect first."""
         self.gone = gone
         self.silent = silent
+        self.told = told
 
     def of_pair(self, *pair: str) -> None:
-        """Suspect the other worker of a pair too, and suspect it first when the one that failed still answers."""
+        """Suspect the other worker of a pair too, and first where this one says an error: mostly that of its peer."""
         if not self.gone:
             failed = self.workers[0]
             other = tuple(worker for worker in pair if worker != failed)
-            self.workers = (failed, *other) if self.silent else (*other, failed)
+            self.workers = (*other, failed) if self.told else (failed, *other)
 
 
 class WorkerFullError(WorkerFailedError):

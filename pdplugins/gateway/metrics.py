@@ -9,6 +9,7 @@ from prometheus_client import CollectorRegistry, Gauge, Histogram
 from prometheus_client import Counter as PrometheusCounter
 
 from pdplugins.contracts.kinds import Kind
+from pdplugins.errors import one_line
 from pdplugins.runtime.decision import Fault, Journal
 
 log = logging.getLogger("pdplugins.gateway")
@@ -61,7 +62,7 @@ class GatewayMetrics:
         """Count one fault; log the first of its kind, with its traceback, and then one in a thousand."""
         self.count(kind)
         if self.faults[kind] % LOG_EVERY == 1:
-            log.warning("%s (%d so far): %s", kind, self.faults[kind], why, exc_info=error)
+            log.warning("%s (%d so far): %s", kind, self.faults[kind], one_line(why), exc_info=error)
 
     def overload(self, of: str) -> None:
         """Count a refusal: there is too much of something."""

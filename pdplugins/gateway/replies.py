@@ -37,7 +37,7 @@ class Reply:
     async def refuse(self, error: RefusedError) -> None:
         """Pass on the refusal of a worker."""
         if self.response is None:
-            self.whole(error.body, error.content_type, error.status)
+            self.whole(_redacted(error.body), error.content_type, error.status)
         else:
             await self.fail(GatewayError(error.status, error.body.decode(errors="replace")))
 
@@ -47,6 +47,11 @@ class Reply:
             self.response = failure(error)
         else:
             await self.send(b"data: " + _object(error) + b"\n\ndata: [DONE]\n\n", "")
+
+
+def _redacted(body: bytes) -> bytes:
+    """Return what a worker said of a request, without a key that it may repeat."""
+    return redacted(body.decode("utf-8", "surrogateescape")).encode("utf-8", "surrogateescape")
 
 
 def failure(error: GatewayError) -> web.Response:

@@ -6,21 +6,23 @@ import asyncio
 import os
 import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 HUNG = 70
 """Exit code of a process that had to be cut off."""
 
 
-def on_stop(stop: Callable[[signal.Signals], object], within_s: float) -> None:
-    """Call `stop` on the running loop at each signal that stops this process.
+def on_stop(
+    stop: Callable[[signal.Signals], object], within_s: float, signals: Iterable[signal.Signals] = SIGNALS
+) -> None:
+    """Call `stop` on the running loop at each of the signals that stop this process.
 
     At the first one a timer starts that ends the process `within_s` seconds later, even when a policy never returns or
     a thread waits for a name server. Call it on the main thread.
     """
     loop = asyncio.get_running_loop()
-    for number in SIGNALS:
+    for number in signals:
         loop.add_signal_handler(number, stop, number)
         signal.signal(number, lambda *_: end_within(within_s))  # besides the loop's: a loop that is stuck calls no one
 

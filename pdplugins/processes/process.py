@@ -98,6 +98,15 @@ class Process:
         return self._popen.returncode
 
     @property
+    def stopped(self) -> bool:
+        """Whether it is suspended, as by SIGSTOP or a debugger, so that it does nothing."""
+        try:
+            state = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()[0]
+        except (OSError, IndexError):
+            return False
+        return state in {"T", "t"}
+
+    @property
     def fate(self) -> str:
         """A description of how it ended."""
         code = self.returncode

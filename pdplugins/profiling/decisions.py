@@ -22,13 +22,14 @@ import numpy as np
 
 from pdplugins.config import Config
 from pdplugins.contracts.batching import BatchView, QueuedPrefill
+from pdplugins.contracts.deployment import Deployment
 from pdplugins.contracts.flow import Waiting
 from pdplugins.contracts.planner import PlannerView, Traffic
 from pdplugins.contracts.power import GpuView
 from pdplugins.contracts.request import Request
 from pdplugins.contracts.router import Ending, HearsOutcomes, Outcome
 from pdplugins.contracts.workers import ANYTHING, Capabilities, Pool, Role, WorkerLoad
-from pdplugins.registry import Registration, Registry, default_registry
+from pdplugins.registry import BUNDLE, Registration, Registry, default_registry
 from pdplugins.runtime.assembly import build_deployment
 
 WARM_UP = 50
@@ -129,7 +130,7 @@ def measure(
     registry: Registry | None = None,
     rounds: int = 3,
 ) -> Iterator[Cost]:
-    """Yield the cost of every registered policy at every size, in order of name.
+    """Yield the cost of every registered policy, alone or a part of a bundle, at every size, in order of name.
 
     :param calls: timed decisions for each policy and size.
     :param seed: seed of the lengths and loads.
@@ -138,10 +139,28 @@ def measure(
     """
     registry = registry or default_registry()
     kinds = list(DECISIONS)
-    found = [registration for registration in registry.registrations() if registration.kind in DECISIONS]
-    for registration in sorted(found, key=lambda r: (kinds.index(r.kind), r.name)):
+    for registration in sorted(policies(registry), key=lambda r: (kinds.index(r.kind), r.name)):
         for size in (64,) if registration.kind == "batch_scheduler" else sizes:
             yield cost(registration, size, calls, seed, rounds)
+
+
+def policies(registry: Registry) -> list[Registration]:
+    """Return the policies that can be timed: those registered alone, and the parts of bundles."""
+    known = registry.registrations()
+    parts = [part for bundle in known if bundle.kind == BUNDLE for part in _parts(bundle)]
+    return [registration for registration in known if registration.kind in DECISIONS] + parts
+
+
+def _parts(bundle: Registration) -> Iterator[Registration]:
+    """Yield the parts that a bundle has by default, as if each were registered alone."""
+    has = bundle.factory(bundle.settings(), build_deployment(Config()))
+    for kind in DECISIONS:
+
+        def factory(settings: Any, deployment: Deployment, kind: str = kind) -> Any:
+            return getattr(bundle.factory(settings, deployment), kind)()
+
+        if getattr(has, kind) is not None:
+            yield replace(bundle, kind=kind, factory=factory)
 
 
 def cost(registration: Registration, size: int, calls: int, seed: int = 0, rounds: int = 3) -> Cost:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import random
 from collections.abc import Callable
 from typing import Any
 
 import faults
 import manifest
 import pytest
+
+from tests.benchmarks.old_results import OLD
 
 Run = dict[str, Any]
 NONE = {"right": 5, "clear error": 0, "client left": 0, "wrong": 0, "hung": 0}
@@ -19,7 +22,9 @@ SOUND: Run = {
     "kinds": {"client leaves": {"faults": 5, "requests": NONE}, "gateway is killed": {"faults": 1, "requests": NONE}},
     "without faults": {"before": {"requests": NONE}, "after": {"requests": NONE}},
     "held": [{"faults": at, **HELD} for at in (0, 3, 6)],
+    "compared from": {"a": 0, "b": 0, "gateway": 1},
     "complaints": [],
+    "control": {"noticed": True},
 }
 
 
@@ -58,6 +63,7 @@ def test_a_run_in_which_all_is_well_has_no_defect() -> None:
         (lambda run: held(run, "b", "requests", 1), "b: requests grew"),
         (lambda run: held(run, "a", "files", 40), "a: files grew"),
         (lambda run: held(run, "gateway", "files", 40), "gateway: files grew"),
+        (lambda run: run["control"].update(noticed=False), "control: nobody noticed"),
         (lambda run: run["complaints"].append("a: token_to_kv_pool_allocator memory leak"), "memory leak"),
     ],
 )
@@ -68,8 +74,35 @@ def test_what_no_fault_may_bring_about_is_found(harm: Callable[[Run], None], def
     assert defect in found
 
 
-@pytest.mark.parametrize("name", sorted(path.stem for path in manifest.RESULTS.glob("faults-*.json")))
+def test_what_began_anew_is_compared_from_there() -> None:
+    run = copy()
+    run["held"][0]["a"]["files"] = 900
+    run["compared from"]["a"] = 1
+    held(run, "a", "files", 40)
+    assert faults.defects(run) == ["a: files grew from 300 to 340"]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_second_half_of_the_faults_hits_processes_that_live(seed: int) -> None:
+    """The gateway dies first, servers among the first half of what follows."""
+    kinds = [kind for kind, _ in faults.batches(faults.SHARES, 1000, 10, random.Random(seed))]
+    first = kinds.count("gateway is killed")
+    assert kinds[:first] == ["gateway is killed"] * first
+    assert kinds.count("side is killed") == 10
+    assert "side is killed" not in kinds[(first + len(kinds)) // 2 + 10 :]
+    assert "side is killed" in kinds[first : len(kinds) // 2]
+
+
+def test_the_shares_are_all_there_is() -> None:
+    made = faults.batches(faults.SHARES, 1000, 0, random.Random(0))
+    assert sum(count for _, count in made) == 1000
+    assert {kind for kind, _ in made} == faults.FAULTS.keys() - {"side is killed"}
+
+
+@pytest.mark.parametrize("name", [name for name in ("faults-0.5.16", "faults-0.5.23") if name not in OLD])
 def test_the_published_run_has_the_defects_that_it_says(name: str) -> None:
     run = manifest.read(name)
     assert faults.defects(run) == run["defects"] == []
     assert sum(row["faults"] for row in run["kinds"].values()) >= 1000
+    assert run["kinds"]["side is killed"]["faults"] >= 10
+    assert run["control"]["requests"]["wrong"] > 0

@@ -98,6 +98,8 @@ class Faults:
     die_after_tokens: int | None = None
     headers: dict[str, str] = field(default_factory=dict)
     """Of an answer with `status`."""
+    body: bytes = b'{"error": {"message": "asked for"}}'
+    """Of an answer with `status`."""
     hang: bool = False
     times: int = 1_000_000
 
@@ -146,14 +148,22 @@ class FakeWorker:
 
     async def start(self) -> FakeWorker:
         app = web.Application(client_max_size=2**28, middlewares=[self._checked])
-        app.router.add_get("/server_info", self._info)
+        for path in ("/server_info", "/get_server_info"):
+            app.router.add_get(path, self._info)
         app.router.add_get("/v1/loads", self._loads)
         app.router.add_get("/v1/models", self._models)
-        app.router.add_post("/v1/tokenize", self._tokenize)
+        for path in ("/model_info", "/get_model_info"):
+            app.router.add_get(path, self._model)
+        for path in ("/v1/tokenize", "/tokenize"):
+            app.router.add_post(path, self._tokenize)
+        for path in ("/v1/detokenize", "/detokenize"):
+            app.router.add_post(path, self._detokenize)
         app.router.add_post("/abort_request", self._abort)
         for path in ("/generate", "/v1/completions", "/v1/chat/completions"):
             app.router.add_post(path, self._serve)
-        self.runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=0.1)
+        self.runner = web.AppRunner(  # idle connections end as SGLang's do
+            app, access_log=None, handler_cancellation=True, shutdown_timeout=0.1, keepalive_timeout=5
+        )
         await self.runner.setup()
         await web.TCPSite(self.runner, "127.0.0.1", getattr(self, "port", 0), ssl_context=self.tls).start()
         self.port = self.runner.addresses[0][1]
@@ -211,9 +221,21 @@ class FakeWorker:
     async def _tokenize(self, request: web.Request) -> web.Response:
         if (odd := self.says.get(request.path)) is not None:
             return web.Response(body=odd, content_type="application/json")
-        body = await request.json()
-        text = body["prompt"] if "prompt" in body else "".join(m["content"] for m in body["messages"])
-        return web.json_response({"tokens": tokenize(text), "count": len(text)})
+        try:
+            body = await request.json()
+            text = body["prompt"] if "prompt" in body else "".join(m["content"] for m in body["messages"])
+            return web.json_response({"tokens": tokenize(text), "count": len(text)})
+        except (TypeError, ValueError, KeyError):
+            return not_a_request()
+
+    async def _detokenize(self, request: web.Request) -> web.Response:
+        try:
+            return web.json_response({"text": text_of([int(token) for token in (await request.json())["tokens"]])})
+        except (TypeError, ValueError, KeyError, OverflowError):
+            return not_a_request()
+
+    async def _model(self, request: web.Request) -> web.Response:
+        return web.json_response({"model_path": "/models/secret/tiny", "is_generation": True})
 
     async def _abort(self, request: web.Request) -> web.Response:
         self.aborted.append((await request.json())["rid"])
@@ -227,11 +249,11 @@ class FakeWorker:
             ids, count = prompt_of(request.path, body)
             tokens = len(ids)
             next_token(ids)
-            good = 0 < count < MOST_TOKENS
+            good = isinstance(count, int) and 0 < count < MOST_TOKENS
         except (TypeError, ValueError, KeyError, AttributeError):
             good = False
         if not good:
-            return web.json_response({"error": {"message": "not a request"}}, status=400)
+            return not_a_request()
         self.running.add(rid)
         self.used_tokens += tokens
         try:
@@ -254,7 +276,9 @@ class FakeWorker:
         if faulty and faults.hang:
             await asyncio.sleep(60)
         if faulty and faults.status:
-            return web.json_response({"error": {"message": "asked for"}}, status=faults.status, headers=faults.headers)
+            return web.Response(
+                body=faults.body, status=faults.status, headers=faults.headers, content_type="application/json"
+            )
         if (odd := self.says.get(request.path)) is not None and faults.times > 0:
             faults.times -= 1
             return web.Response(body=odd, content_type=self.said_type)
@@ -264,7 +288,8 @@ class FakeWorker:
             return web.json_response({"error": {"message": f"{self.mode} cannot do that"}}, status=400)
         self.served[role] += 1
         if role != "local":
-            await self.rooms.meet(body["bootstrap_room"], ids, role)
+            room = body["bootstrap_room"]
+            await self.rooms.meet(room[0] if isinstance(room, list) else room, ids, role)
         cached = max((common(held, ids) for held in self.held), default=0)
         self.cached.append(cached)
         self.held.append(ids)
@@ -334,6 +359,10 @@ class FakeWorker:
             return "local" if self.mode in ("dual", "unified") else None
         role = "prefill" if port == self.bootstrap_port else "decode"
         return role if self.mode in ("dual", role) else None
+
+
+def not_a_request() -> web.Response:
+    return web.json_response({"error": {"message": "not a request"}}, status=400)
 
 
 def reset(request: web.Request) -> NoReturn:

@@ -6,12 +6,15 @@ import asyncio
 import json
 import ssl
 from contextlib import suppress
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from pdplugins.errors import ConfigError
 from pdplugins.gateway.access import api_keys
@@ -23,6 +26,7 @@ from pdplugins.gateway.backends import WorkerOption
 from tests.gateway.certificates import Authority
 from tests.gateway.fake import FakeWorker, Rooms, settled
 from tests.gateway.rig import PROMPT, Fixed, Stand, ask, fast, over, stand
+from tests.refusals import refusal
 
 KEY, ADMIN = "the-key-of-the-workers", "the-key-of-their-admin"
 
@@ -98,6 +102,27 @@ def test_a_worker_that_refuses_the_key_is_said_once_and_gets_nothing(
     assert "status 401" in lines[0]
     assert "--worker-key-file or PDPLUGINS_WORKER_KEY" in lines[0]
     assert KEY not in caplog.text
+
+
+def test_a_worker_that_repeats_its_key_tells_it_nobody(caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
+    """As debugging servers and proxies do, which answer with what they got. In the log it is one line."""
+    (tmp_path / "keys").write_text(KEY)
+    access = Access(worker_keys=read_worker_keys(tmp_path / "keys"))
+
+    async def run() -> None:
+        async with over(await workers("unified"), access=access) as it:
+            faults = it.workers[0].faults
+            faults.body = f'{{"error": "no good\n\x1b[2J request of {KEY}"}}'.encode()
+            for faults.status in (400, 422, 500):
+                async with it.client.post(it.gateway.url + "/generate", json=ask()) as answer:
+                    assert answer.status == (502 if faults.status == 500 else faults.status)
+                    assert KEY not in await answer.text()
+            async with it.client.get(it.gateway.admin_url + "/metrics") as page:
+                assert KEY not in await page.text()
+
+    asyncio.run(run())
+    assert "status 500" in caplog.text
+    assert not any("\n" in record.getMessage() or "\x1b" in record.getMessage() for record in caplog.records)
 
 
 def test_a_key_that_a_worker_stops_taking_is_not_the_clients_fault() -> None:
@@ -586,3 +611,26 @@ def test_keys_that_cross_the_network_in_plain_text_are_said(
     access = Access(worker_keys=WorkerKeys(WorkerKey(KEY)), api_keys=ApiKeys(keys))
     access.warn(host, [worker])
     assert len(caplog.messages) == warned
+
+
+KEY_LINES = st.sampled_from(
+    [
+        b"steady sha256:" + b"0" * 64,
+        b"x sha256:" + b"g" * 64,
+        b"http://127.0.0.1:1 key-of-eight",
+        b"#",
+        b"a b c d",
+        b"\xff",
+    ]
+)
+
+
+@pytest.mark.moderate
+@given(st.lists(KEY_LINES | st.binary(max_size=30), max_size=4).map(b"\n".join))
+def test_any_file_of_keys_is_read_or_an_error_in_one_line(
+    tmp_path_factory: pytest.TempPathFactory, content: bytes
+) -> None:
+    path = tmp_path_factory.getbasetemp() / "any-keys"
+    path.write_bytes(content)
+    for read in (read_keys, read_worker_keys):
+        assert "\n" not in refusal(partial(read, path))

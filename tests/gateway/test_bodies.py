@@ -243,3 +243,18 @@ def test_no_body_is_a_fault_of_the_gateway(requests: list[tuple[str, dict[str, A
                 worker.rooms.mismatches.clear()
 
     asyncio.run(run())
+
+
+@pytest.mark.moderate
+@given(
+    PATHS, st.dictionaries(FIELDS, ODD, max_size=4).map(json.dumps).map(str.encode) | st.binary(max_size=40), st.data()
+)
+def test_any_bytes_are_a_request_or_an_error_of_the_client(path: str, body: bytes, data: st.DataObject) -> None:
+    at = data.draw(st.integers(0, len(body)))
+    body = body[:at] + data.draw(st.binary(max_size=4)) + body[at + data.draw(st.integers(0, 3)) :]
+    status = 0
+    try:
+        parse(path, body, "rid")
+    except GatewayError as error:
+        status = error.status
+    assert status in (0, 400)

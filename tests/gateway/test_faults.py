@@ -80,18 +80,25 @@ def test_a_worker_that_fails_before_the_first_token_is_replaced(fault: str, guil
     asyncio.run(run())
 
 
-@pytest.mark.parametrize(("guilty", "fault"), [(0, "silent"), (0, "says so"), (1, "says so")])
+@pytest.mark.parametrize(
+    ("guilty", "fault"), [(0, "silent"), (0, "says so"), (1, "says so"), (0, "resets"), (1, "resets"), (1, "endless")]
+)
 def test_when_a_pair_fails_the_one_that_still_answers_goes_on_alone(guilty: int, fault: str) -> None:
-    """The other one when a prefill says nothing; the one that says an error, which is mostly that of its peer."""
+    """The other one when one says nothing or nonsense; the one that says an error, which is mostly that of its peer."""
 
     async def run() -> None:
-        settings = fast(first_token_s=1 if fault == "silent" else 60, silence_s=60, rest_s=60)
+        first_token_s = 1 if fault == "silent" else 60
+        settings = fast(first_token_s=first_token_s, silence_s=60, rest_s=60, max_answer_mib=1)
         async with stand("dual", "dual", settings=settings) as it:
             it.route(Fixed())
             faults = it.workers[guilty].faults
             if fault == "silent":
                 faults.hang = True
                 it.workers[1 - guilty].faults.times = 0
+            elif fault == "resets":
+                faults.reset, faults.times = True, 1
+            elif fault == "endless":
+                it.workers[guilty].endless = b"x" * 2**16
             else:
                 faults.status, faults.times = 500, 1
             assert await _answers(it, True) == answer_of(PROMPT, 9)
@@ -125,7 +132,8 @@ def test_an_engine_that_stands_still_behind_a_server_that_answers_is_lost() -> N
 
 def test_a_prefill_has_the_deadline_of_a_first_token_also_when_nothing_streams() -> None:
     async def run() -> None:
-        async with stand("dual", "dual", settings=fast(first_token_s=0.3)) as it:
+        settings = fast(first_token_s=0.3, silence_s=60, poll_timeout_s=60)  # nothing else ends the wait
+        async with stand("dual", "dual", settings=settings) as it:
             router = it.route(Fixed())
             router.second, router.later = None, 1
             it.workers[0].faults.hang, it.workers[0].faults.times = True, 1

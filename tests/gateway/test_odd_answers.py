@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
+from itertools import pairwise
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,7 +16,7 @@ from hypothesis import strategies as st
 from pdplugins.gateway.engines.sglang import protocol
 from pdplugins.gateway.engines.sglang.calls import parse
 from pdplugins.gateway.engines.sglang.completions import CompletionsReply
-from pdplugins.gateway.engines.sglang.upstream import raise_error
+from pdplugins.gateway.engines.sglang.upstream import Answer, raise_error
 from pdplugins.gateway.errors import WorkerFailedError
 from tests.gateway.fake import answer_of, settled, text_of, tokenize
 from tests.gateway.rig import PROMPT, Fixed, ask, patient, stand
@@ -90,6 +93,30 @@ def test_an_event_that_does_not_end_is_not_kept_for_ever(endless: bytes) -> None
             assert (await it.stream("/generate", ask()))[-1]["output_ids"] == answer_of(PROMPT, 9)
             assert it.faults["worker_failed"] == 1
             it.workers[0].endless = None
+
+    asyncio.run(run())
+
+
+@pytest.mark.moderate
+@pytest.mark.parametrize(("path", "ends"), [("/generate", True), ("/v1/completions", False)])
+def test_no_more_of_a_stream_is_kept_than_a_whole_answer_may_have(path: str, ends: bool) -> None:
+    """Each event holds new tokens only, so that they are kept in case that another worker has to go on."""
+
+    async def run() -> None:
+        async with stand("unified", incremental=True, settings=patient(max_answer_mib=1, retries=0)) as it:
+            said = {"output_ids": [1], "text": "a", "meta_info": {"finish_reason": None}, "padding": "x" * 10_000}
+            it.workers[0].endless = b"data: " + json.dumps(said).encode() + b"\n\n"
+            body = ask(stream=True) | {"prompt": "x"}
+            async with it.client.post(it.gateway.url + path, json=body) as answer:
+                got = 0
+                async for piece in answer.content.iter_any():
+                    got += len(piece)
+                    if got > 8 * 2**20:  # it goes on for as long as it likes: nothing of it is kept
+                        break
+            assert (got < 2 * 2**20) == ends
+            assert it.faults["worker_failed"] == ends
+            it.workers[0].endless = None
+            assert await settled(it.idle)
 
     asyncio.run(run())
 
@@ -207,3 +234,46 @@ def test_any_event_is_read_or_is_a_fault_of_its_worker(said: Any) -> None:
     reply = CompletionsReply(Client(), call, incremental=False)
     asyncio.run(reply.send(b"data: " + event + b"\n\ndata: [DONE]\n\n", ""))
     reply.whole(event, "")
+
+
+class Pieces:
+    """A response that says these pieces."""
+
+    content_type = "text/event-stream"
+
+    def __init__(self, pieces: list[bytes]) -> None:
+        self._pieces = iter([*pieces, b""])
+
+    async def readany(self) -> bytes:
+        return next(self._pieces)
+
+    def close(self) -> None:
+        pass
+
+
+LINES = st.sampled_from([b"data: {}", b"data: [DONE]", b"\n", b"\n\n", b"\r\n", b": x", b'{"a":1}', b"\xff", b"data:"])
+
+
+@given(st.lists(LINES | st.binary(min_size=1, max_size=6), min_size=1, max_size=12), st.data())
+def test_a_stream_in_any_pieces_comes_as_whole_events(lines: list[bytes], data: st.DataObject) -> None:
+    """However it is cut: each piece ends with an event, and nothing is lost or changed."""
+    said = b"".join(lines)
+    cuts = sorted(data.draw(st.sets(st.integers(1, max(len(said) - 1, 1)), max_size=6)))
+    pieces = [piece for begin, end in pairwise([0, *cuts, len(said)]) if (piece := said[begin:end])]
+    backend = SimpleNamespace(id="w", view=SimpleNamespace(load=SimpleNamespace(tokens=lambda *_: None)))
+    answer = Answer(backend, Pieces(pieces), "rid", 1000)  # type: ignore[arg-type]
+
+    async def read() -> list[bytes]:
+        await answer.begin()
+        got = []
+        with contextlib.suppress(WorkerFailedError):
+            while piece := await answer.piece():
+                got.append(piece)
+        return got
+
+    got = []
+    with contextlib.suppress(WorkerFailedError):
+        got = asyncio.run(read())
+    assert all(piece.endswith(protocol.EVENT_END) for piece in got)
+    assert said.startswith(b"".join(got))
+    assert got or protocol.EVENT_END not in said or b"error" in said

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 import pytest
 
+from pdplugins.processes.ending import HUNG
 from tests.gateway.fake import FakeWorker, Rooms, answer_of, settled
 from tests.gateway.process import running
 from tests.gateway.rig import PROMPT, ask
 from tests.gateway.sockets import head, message, sockets
-from tests.sockets import listening
+from tests.sockets import beyond_this_machine, listening
 
 pytestmark = pytest.mark.moderate
 
@@ -34,6 +38,8 @@ def test_the_command_serves_and_stops(tmp_path: Path) -> None:
         async with running(workers, tmp_path) as gateway, aiohttp.ClientSession() as client:
             async with client.get(gateway.url + "/health") as answer:
                 assert answer.status == 503
+            assert len(listening([gateway.child.pid])) == 2
+            assert beyond_this_machine([gateway.child.pid]) == set()
             await workers[1].start()
             assert await settled(lambda: "is there: decode" in gateway.said)
             async with client.post(gateway.url + "/generate", json=ask()) as answer:
@@ -43,7 +49,7 @@ def test_the_command_serves_and_stops(tmp_path: Path) -> None:
     asyncio.run(run())
 
 
-def test_few_descriptors_are_raised_to_what_is_allowed_and_connections_fit_into_them(tmp_path: Path) -> None:
+def test_few_descriptors_are_raised_and_connections_fit_into_them(tmp_path: Path) -> None:
     """Three hundred idle connections, where 42 are allowed: those that ask are served."""
 
     async def run() -> None:
@@ -72,9 +78,14 @@ async def stream(client: aiohttp.ClientSession, url: str, **more: Any) -> bytes:
 
 
 def test_a_stop_cuts_what_is_left_in_time_with_an_error_event(tmp_path: Path) -> None:
-    """A stream that would go on, a whole answer that is not there, a body that never ends."""
+    """A stream that would go on, a whole answer that is not there, a body that never ends.
+
+    Against a control: a gateway that has nothing to wait for.
+    """
 
     async def run() -> None:
+        async with running(await start("unified"), tmp_path, "--set", "drain_s=3") as control:
+            _, least_s = await control.end()
         workers = await start("unified", token_s=0.1)
         async with (
             running(workers, tmp_path, "--set", "drain_s=3") as gateway,
@@ -89,7 +100,7 @@ def test_a_stop_cuts_what_is_left_in_time_with_an_error_event(tmp_path: Path) ->
             assert await settled(lambda: len(workers[0].running) == 3)
             code, took_s = await gateway.end()
             assert code == 0
-            assert 1 < took_s < 2 * 3  # the stream went on for a while, and nothing waited twice
+            assert 1 < took_s < 2 * 3 + least_s  # the stream went on for a while, and nothing waited twice
             assert json.loads((await short).split(b"\n\n")[-3].removeprefix(b"data: "))["output_ids"] == answer_of(
                 PROMPT, 8
             )
@@ -133,6 +144,83 @@ def test_a_second_signal_skips_the_wait(tmp_path: Path) -> None:
             assert code == 0
             assert took_s < 60
             assert b'"code": 503' in await long
+
+    asyncio.run(run())
+
+
+HANGS = """
+import time
+import pdplugins
+from pydantic import BaseModel
+
+class Settings(BaseModel, extra="forbid"):
+    pass
+
+class Router:
+    def __init__(self, settings, deployment):
+        pass
+
+    def on_arrival(self, request, workers, now_s):
+        print("it hangs now", flush=True)
+        time.sleep(600)
+
+    on_prefill_done = on_arrival
+
+@pdplugins.hookimpl
+def pd_register_routers(register):
+    register("hangs", Router, Settings)
+"""
+
+
+def test_a_policy_that_never_returns_does_not_keep_the_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The event loop hangs in a router, and hears of no signal."""
+    facts = tmp_path / "hangs-1.dist-info"
+    facts.mkdir()
+    (facts / "METADATA").write_text("Metadata-Version: 2.1\nName: hangs\nVersion: 1\n")
+    (facts / "entry_points.txt").write_text("[pdplugins]\nhangs = hangs\n")
+    (tmp_path / "hangs.py").write_text(HANGS)
+    (tmp_path / "config.yaml").write_text("router: hangs\n")
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
+    options = ("--config", str(tmp_path / "config.yaml"), "--set", "drain_s=0.5")
+
+    async def run() -> None:
+        workers = await start("unified")
+        async with running(workers, tmp_path, *options) as gateway, aiohttp.ClientSession() as client:
+            asked = asyncio.create_task(client.post(gateway.url + "/generate", json=ask()))
+            assert await settled(lambda: "it hangs now" in gateway.said)
+            code, took_s = await gateway.end()
+            assert code == HUNG
+            assert took_s >= 0.5
+            assert "did not end within 3.5 s, so it was cut off" in gateway.said
+            with pytest.raises(aiohttp.ClientError):
+                await asked
+
+    asyncio.run(run())
+
+
+def test_a_signal_while_it_starts_ends_it(tmp_path: Path) -> None:
+    """A worker takes connections and says nothing, so the first look at it takes seconds."""
+
+    async def run() -> None:
+        asked = asyncio.Event()
+
+        async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            asked.set()
+            await reader.read()
+            writer.close()
+
+        async with await asyncio.start_server(silent, "127.0.0.1", 0) as server:
+            url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+            command = [sys.executable, "-c", "from pdplugins.cli import main; main()", "gateway", "--port", "0"]
+            child = subprocess.Popen([*command, "--worker", url], stderr=subprocess.PIPE, text=True)
+            try:
+                await asyncio.wait_for(asked.wait(), 60)
+                child.send_signal(signal.SIGTERM)
+                _, said = await asyncio.to_thread(child.communicate, None, 60)
+            finally:
+                child.kill()
+            assert child.returncode == 0
+            assert "ERROR" not in said
 
     asyncio.run(run())
 

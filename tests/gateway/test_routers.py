@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import Any
 
 import pytest
@@ -143,13 +144,14 @@ def test_recent_times_are_those_of_the_last_seconds() -> None:
     async def run() -> None:
         async with stand("dual", "dual", token_s=0.02) as it:
             it.route(Fixed())
+            began_s = time.monotonic()
             request = asyncio.create_task(it.stream("/generate", ask(count=20)))
             views = it.gateway.backends.ready
             assert await settled(lambda: views[1].load.recent_tbt_s is not None)
             assert views[1].load.running_tokens > len(PROMPT)
             await request
             assert views[0].load.recent_ttft_s is not None
-            assert views[0].load.recent_ttft_s < 1
+            assert 0 < views[0].load.recent_ttft_s < time.monotonic() - began_s
             assert views[1].load.recent_tbt_s is None
 
     asyncio.run(run())

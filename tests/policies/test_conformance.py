@@ -8,7 +8,6 @@ import pytest
 
 from pdplugins.config import Config
 from pdplugins.policies.stock.flow import FcfsSettings, FirstComeFirstServed
-from pdplugins.registry import default_registry
 from pdplugins.runtime.assembly import build_deployment
 from pdplugins.testing import (
     BatchSchedulerConformance,
@@ -18,8 +17,8 @@ from pdplugins.testing import (
     RouterConformance,
 )
 from pdplugins.types import Flow
+from tests.policies import registered
 
-REGISTRY = default_registry()
 DEPLOYMENT = build_deployment(Config())
 
 
@@ -31,24 +30,24 @@ class Registered:
 
     @pytest.fixture(autouse=True)
     def _policy(self, name: str) -> None:
-        self.registration = REGISTRY.get(self.kind, name)
+        self.name = name
 
     def make(self) -> Any:
-        return self.registration.factory(self.registration.settings(), DEPLOYMENT)
+        return registered.make(self.kind, self.name, DEPLOYMENT)
 
 
-@pytest.mark.parametrize("name", REGISTRY.names("planner"))
+@pytest.mark.parametrize("name", registered.names("planner"))
 class TestPlanners(Registered, PlannerConformance):
     kind = "planner"
     keeps_budget = True
 
 
-@pytest.mark.parametrize("name", REGISTRY.names("router"))
+@pytest.mark.parametrize("name", registered.names("router"))
 class TestRouters(Registered, RouterConformance):
     kind = "router"
 
 
-@pytest.mark.parametrize("name", REGISTRY.names("flow"))
+@pytest.mark.parametrize("name", registered.names("flow"))
 class TestFlows(Registered, FlowConformance):
     kind = "flow"
 
@@ -60,12 +59,12 @@ class TestFirstComeFirstServedWithLimits(FlowConformance):
         return FirstComeFirstServed(FcfsSettings(per_worker=1, free_kv=True, max_wait_s=5.0), DEPLOYMENT)
 
 
-@pytest.mark.parametrize("name", REGISTRY.names("batch_scheduler"))
+@pytest.mark.parametrize("name", registered.names("batch_scheduler"))
 class TestBatchSchedulers(Registered, BatchSchedulerConformance):
     kind = "batch_scheduler"
 
 
-@pytest.mark.parametrize("name", REGISTRY.names("power"))
+@pytest.mark.parametrize("name", registered.names("power"))
 class TestPowerControllers(Registered, PowerConformance):
     kind = "power"
     budget_w = 4800.0

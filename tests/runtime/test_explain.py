@@ -47,6 +47,7 @@ from pdplugins.types import (
     Waiting,
     WorkerLoad,
 )
+from tests.refusals import refusal
 
 See = Callable[..., PlannerView]
 
@@ -381,3 +382,17 @@ def test_a_log_with_any_one_value_changed_is_told_or_named(mixed: Path, data: st
         del inside[last]
     mixed.write_text("\n".join(map(json.dumps, rows)))
     told_well(mixed, line + 1, [data.draw(st.sampled_from(MODES))])
+
+
+@pytest.mark.moderate
+@settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_a_log_with_any_bytes_changed_is_told_or_an_error_in_one_line(mixed: Path, data: st.DataObject) -> None:
+    whole = mixed.with_name("whole")
+    if not whole.exists():
+        mixed.rename(whole)
+    raw = whole.read_bytes()
+    begin = data.draw(st.integers(0, len(raw)))
+    end = data.draw(st.integers(begin, min(begin + 200, len(raw))))
+    mixed.write_bytes(raw[:begin] + data.draw(st.binary(max_size=8)) + raw[end:])
+    assert "\n" not in refusal(lambda: explaining.as_data(mixed, explaining.Choose(every=True)))

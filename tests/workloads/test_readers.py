@@ -16,6 +16,7 @@ from pdplugins.errors import ConfigError, TraceError
 from pdplugins.registry import NoSettings
 from pdplugins.types import Round, TraceRequest
 from pdplugins.workloads import jsonl, traces
+from tests.refusals import refusal
 
 AGENTIC = """session,sub_agent,round,t_s,type,model,input_tokens,output_tokens,shared_prefix,session_cached_tokens
 a,0,0,0.0,n,m,15818,154,0,0
@@ -214,3 +215,50 @@ def test_published_files_are_read_whole(name: str) -> None:
         pytest.skip(f"no {name} under PDPLUGINS_TRACES")
     read = traces.read(path)
     assert (len(read), sum(1 + len(request.rounds) for request in read)) == PUBLISHED[name]
+
+
+CELLS = st.sampled_from(
+    ["", "0", "1", "-1", "9" * 30, "1e999", "nan", "1.5", "x", '"', "a\0b", "2023-11-16 18:17:03", "[]"]
+)
+ROWS = st.lists(st.lists(CELLS | st.text(max_size=5), max_size=9).map(",".join), max_size=4).map("\n".join)
+HEADS = st.sampled_from(
+    [text.splitlines()[0] for text in (AGENTIC, TAUBENCH, VIDUR)] + ["TIMESTAMP,ContextTokens,GeneratedTokens"]
+)
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=3) | st.just(10**400),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=2),
+    max_leaves=4,
+)
+NAMES = st.sampled_from(["timestamp", "input_length", "output_length", "hash_ids", "session", "rounds", "x"])
+OBJECTS = st.fixed_dictionaries({"timestamp": st.just(0) | VALUES, "input_length": st.just(5) | VALUES}).flatmap(
+    lambda row: st.dictionaries(NAMES, VALUES | st.just(3), max_size=4).map(lambda more: row | more)
+)
+FILES = (
+    st.builds("{}\n{}".format, HEADS, ROWS).map(str.encode)
+    | st.lists(OBJECTS.map(json.dumps), max_size=3).map("\n".join).map(str.encode)
+    | st.binary(max_size=60)
+)
+
+
+@pytest.mark.moderate
+@given(FILES, st.sampled_from([None, "mooncake-jsonl", "azure-csv", "agentic-csv", "taubench-csv", "vidur-csv"]))
+def test_any_file_is_a_trace_or_an_error_in_one_line(
+    tmp_path_factory: pytest.TempPathFactory, content: bytes, workload: str | None
+) -> None:
+    path = tmp_path_factory.getbasetemp() / "any"
+    path.write_bytes(content)
+    said = refusal(lambda: traces.read(path, workload))
+    assert "\n" not in said
+    assert len(said) < len(str(path)) + 800
+
+
+@pytest.mark.moderate
+@given(ROWS, st.binary(max_size=40) | VALUES.map(json.dumps).map(str.encode))
+def test_any_servegen_folder_is_a_trace_or_an_error_in_one_line(
+    tmp_path_factory: pytest.TempPathFactory, rows: str, lengths: bytes
+) -> None:
+    folder = tmp_path_factory.getbasetemp() / "chunks"
+    folder.mkdir(exist_ok=True)
+    (folder / "chunk-0-trace.csv").write_text(rows)
+    (folder / "chunk-0-dataset.json").write_bytes(lengths)
+    assert "\n" not in refusal(lambda: traces.read(folder, "servegen"))

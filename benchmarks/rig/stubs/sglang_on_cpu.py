@@ -4,16 +4,27 @@
 * Sampling with seeds (`--enable-deterministic-inference`) takes the attention backend of CPUs, and the hash that SGLang
   computes in a Triton kernel is computed in PyTorch. Kernels that make sums independent of the batch are left out.
 * KV cache that is sent to a marked room is corrupted first, for negative controls.
+* The file that RIG_LINK names, where there is one, says how many seconds each piece of KV cache takes until it is sent.
+* RIG_KV_FREED_AT_ONCE: a server frees KV cache of an aborted transfer while it may still be written to, for a negative
+  control. Versions after 0.5.16 have a variable of their own for it (`FREED_AT_ONCE` in benchmarks/rig/stage.py).
 """
 
+import contextlib
 import ctypes
 import functools
+import os
+import pathlib
+import time
 
 
 def register():
     _nixl_in_dram()
     _seeds()
-    _corruption()
+    _transfers()
+    if "RIG_KV_FREED_AT_ONCE" in os.environ:
+        from pdplugins.hosts.sglang import older  # noqa: PLC0415
+
+        older.HOLD_S = 0.0
 
 
 def _nixl_in_dram():
@@ -73,15 +84,21 @@ def _rotated(values, bits):
     return _low(values << bits | values >> 32 - bits)
 
 
-def _corruption():
+def _transfers():
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType  # noqa: PLC0415
 
-    HookRegistry.register(
-        "sglang.srt.disaggregation.nixl.conn.NixlKVManager.add_transfer_request", _send, HookType.AROUND
-    )
+    manager = "sglang.srt.disaggregation.nixl.conn.NixlKVManager."
+    HookRegistry.register(manager + "add_transfer_request", _corrupted, HookType.AROUND)
+    HookRegistry.register(manager + "send_kvcache", _late, HookType.AROUND)
 
 
-def _send(original, manager, bootstrap_room, kv_indices, *arguments, **keywords):
+def _late(original, manager, *arguments, **keywords):
+    with contextlib.suppress(KeyError, OSError):
+        time.sleep(float(pathlib.Path(os.environ["RIG_LINK"]).read_text()))
+    return original(manager, *arguments, **keywords)
+
+
+def _corrupted(original, manager, bootstrap_room, kv_indices, *arguments, **keywords):
     if bootstrap_room >> 32 == 0xBAD and len(kv_indices):
         buffers = zip(manager.kv_args.kv_data_ptrs, manager.kv_args.kv_item_lens, strict=True)
         for start, bytes_per_token in buffers:

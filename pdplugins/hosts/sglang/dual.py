@@ -21,13 +21,14 @@ from pdplugins.hosts.sglang.kv_reserve import PrefillReserve
 from pdplugins.hosts.sglang.limits import refused_arguments, refused_model
 from pdplugins.hosts.sglang.loads import add_roles
 from pdplugins.hosts.sglang.names import SCHEDULER
-from pdplugins.hosts.sglang.nixl import Clock
+from pdplugins.hosts.sglang.nixl import NEXT_CHUNK, next_chunk
 from pdplugins.hosts.sglang.older import POP_TRANSFERRED, TIMEOUT_POLL, AbortedTransfers, end_overdue, own_whole_row
 from pdplugins.hosts.sglang.roles import Classifier
 from pdplugins.hosts.sglang.scope import Scopes
 from pdplugins.hosts.sglang.server_mode import prefill_mode
 from pdplugins.hosts.sglang.steps import DECODE, LOCAL, PREFILL, Steps, no_prefill
 from pdplugins.hosts.sglang.turns import Turns
+from pdplugins.hosts.sglang.waiting import Clock
 
 log = logging.getLogger(__name__)
 
@@ -78,6 +79,7 @@ class DualRole:
             "sglang.srt.disaggregation.decode.DecodePreallocQueue._allocatable_token_budgets": self.decode_budget,
             bootstrap.TARGET: self._inquiries.ensure,
             foreign.TARGET: foreign.drop_foreign_messages,
+            NEXT_CHUNK: next_chunk(self._clock),
         }
 
     # --- start ---------------------------------------------------------------------------------------------------
@@ -126,6 +128,7 @@ class DualRole:
 
     def receive(self, original: Callable[..., Any], scheduler: Any, request: Any, *more: Any, **keywords: Any) -> Any:
         """Take in a request under its role: a local one needs no bootstrap room."""
+        self._clock.begin()
         with self._as(request):
             return original(scheduler, request, *more, **keywords)
 
@@ -165,7 +168,9 @@ class DualRole:
         plan = self._state.steps.next_batch(original, scheduler, running_batch)
         ran = plan.batch_to_run is not None
         self._state.deadlock.look(scheduler, self._state.scopes, ran=ran)
-        if not ran:
+        if ran:
+            self._clock.begin()
+        else:
             scheduler.publish_load_snapshot()  # SGLang does so after a step and when idle, not while it only waits
         return plan
 
@@ -183,9 +188,9 @@ class DualRole:
             return original(scheduler, batch, *more, **keywords)
 
     def wait(self, original: Callable[..., Any], scheduler: Any) -> Any:
-        """Pause while nothing runs: until the next look, only a transfer or a message can change that."""
+        """Pause while nothing runs: until the next look, only a transfer or a request can change that."""
         if self._state is not None:
-            self._clock.sleep(0)
+            self._clock.sleep_until_request(scheduler.ipc_channels.recv_from_tokenizer)
         return original(scheduler)
 
     # --- what others see -----------------------------------------------------------------------------------------

@@ -12,27 +12,16 @@ from __future__ import annotations
 
 import importlib
 import sys
-import time
+from collections.abc import Callable
 from typing import Any
 
 from pdplugins.errors import HostError
+from pdplugins.hosts.sglang.waiting import Clock
 
 TARGET = "sglang.srt.disaggregation.nixl.conn.time"
 """With its ``sleep(0)`` SGLang's transfer threads wait."""
-
-
-class Clock:
-    """In place of the module ``time``: `sleep(0)` takes `pause_s` seconds."""
-
-    def __init__(self, pause_s: float) -> None:
-        self.pause_s = pause_s
-
-    def sleep(self, seconds: float) -> None:
-        """Sleep, for the pause where nothing longer was asked for."""
-        time.sleep(seconds or self.pause_s)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(time, name)
+NEXT_CHUNK = "sglang.srt.disaggregation.common.utils.FastQueue.get"
+"""Gives a transfer thread the next chunk to send."""
 
 
 def pause_transfer_threads(delay_us: int) -> Clock:
@@ -42,6 +31,17 @@ def pause_transfer_threads(delay_us: int) -> Clock:
         module, _, name = TARGET.rpartition(".")
         setattr(importlib.import_module(module), name, clock)
     return clock
+
+
+def next_chunk(clock: Clock) -> Callable[..., Any]:
+    """Return the hook on `NEXT_CHUNK`: with each chunk the wait of its thread begins anew."""
+
+    def take(original: Callable[..., Any], queue: Any) -> Any:
+        chunk = original(queue)
+        clock.begin()
+        return chunk
+
+    return take
 
 
 def pause_progress_threads(delay_us: int) -> None:

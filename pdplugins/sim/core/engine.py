@@ -3,7 +3,6 @@
 At the end of each step the engine releases finished requests and takes in new ones. It makes sure that every decoding
 request can grow by one token, if need be by preempting the request that joined last. Then it asks for a batch and
 starts the next step.
-
 Steps that only decode are known ahead until a request leaves. The engine simulates them as one event, a
 `pdplugins.sim.core.runs.DecodeRun`. Work that arrives in between cuts the run at the end of the step in progress.
 
@@ -88,12 +87,10 @@ class Engine:
         self.ready: deque[Flight] = deque()
         """Join the decode batch at the next step."""
         self.batch = DecodeBatch(gaps)
-        """Decode."""
         self.incoming: deque[Flight] = deque()
         """Wait on another worker for KV capacity here."""
         self.coming = 0
         """Requests that have reserved KV capacity here and are on their way."""
-        # The step in progress.
         self.mode = IDLE
         self.run = DecodeRun(self.batch, kv, times, events)
         self.version = 0

@@ -87,7 +87,7 @@ class Stock:
         """What Dynamo's registry holds under `name`; None when nothing."""
         return self.engine._orchestrator._registry.get_plugin(name)
 
-    async def until(self, happened: Callable[[], Any], limit_s: float = 20.0) -> None:
+    async def until(self, happened: Callable[[], Any], limit_s: float = 60.0) -> None:
         """Let the loop run until `happened`."""
         end_s = time.monotonic() + limit_s
         while not happened():

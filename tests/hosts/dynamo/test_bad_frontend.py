@@ -71,7 +71,7 @@ def test_the_external_planner_answers_and_ends_while_its_frontend_trickles(tmp_p
             answer = asyncio.run(ask())
             assert answer.WhichOneof("result") == "accept"
             process.send_signal(signal.SIGTERM)
-            assert process.wait(10) == 0
+            assert process.wait(60) == 0
         finally:
             process.kill()
             process.wait()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
+import inspect
 import json
 import os
 import signal
@@ -16,7 +18,7 @@ from typing import Any
 import pytest
 
 from pdplugins.config import Config
-from pdplugins.errors import HostError, PdpluginsError
+from pdplugins.errors import ConfigError, HostError, PdpluginsError
 from pdplugins.runtime.decision_reader import read
 from pdplugins.runtime.planner import build_safe_planner
 from pdplugins.runtime.replaying import verify
@@ -49,7 +51,7 @@ async def plugin(
         yield task
     finally:
         stop.set()
-        await asyncio.wait([task], timeout=10)
+        await asyncio.wait([task], timeout=60)
 
 
 @pytest.fixture(autouse=True)
@@ -129,7 +131,7 @@ def test_a_refusal_is_one_line_with_the_fix(
         planner = stock_with_gateway(**transport)
         await planner.start()
         async with plugin(config, gateway, token) as task:
-            await asyncio.wait([task], timeout=10)
+            await asyncio.wait([task], timeout=60)
             assert planner.plugin() is None
         await planner.stop()
         with pytest.raises(HostError, match=message):
@@ -153,6 +155,34 @@ def test_over_a_unix_socket_only_this_user_reaches_it(
             assert socket.stat().st_mode & 0o777 == 0o600
             assert await planner.tick(25) == (3, 2)
         await planner.stop()
+
+    asyncio.run(story())
+
+
+def test_no_proxy_hears_the_token(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The environment names one, and the gateway is on this machine."""
+    for name in ("http_proxy", "https_proxy", "grpc_proxy"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")
+
+    class Registry(pbg.PluginRegistryServicer):
+        def __init__(self) -> None:
+            self.tokens: list[str] = []
+
+        async def Register(self, request: Any, context: Any) -> Any:  # noqa: N802 - Dynamo's name
+            self.tokens.append(request.auth_token)
+            return pb.RegisterResponse(accepted=True)
+
+    async def story() -> None:
+        server, registry = grpc.aio.server(), Registry()
+        pbg.add_PluginRegistryServicer_to_server(registry, server)
+        port = server.add_insecure_port("127.0.0.1:0")
+        await server.start()
+        async with plugin(config, f"grpc://127.0.0.1:{port}"):
+            async with asyncio.timeout(30):
+                while not registry.tokens:
+                    await asyncio.sleep(0.01)
+        await server.stop(0)
+        assert registry.tokens[0] == "s3cret-token"
 
     asyncio.run(story())
 
@@ -240,8 +270,43 @@ def test_an_endpoint_that_cannot_be_is_one_line(config: Config) -> None:
         ({"listen": "0.0.0.0:9099", "allow_from": (guard.network("10.0.0.0/8"),)}, False),
     ],
 )
-def test_a_planner_that_anyone_may_call_is_said_to_be_one(options: dict[str, Any], open_: bool) -> None:
+def test_a_planner_that_anyone_may_call_does_not_start(options: dict[str, Any], open_: bool) -> None:
     assert external.open_to_all(external.Options(config="dopd", **options)) is open_
+    if open_:
+        with pytest.raises(ConfigError, match=r"say who may call with --allow-from or --key-file"):
+            external.run(external.Options(config="dopd", **options))
+
+
+@pytest.mark.parametrize(
+    ("gateway", "beyond"),
+    [
+        ("unix:///run/registry.sock", False),
+        ("grpc://127.0.0.1:9098", False),
+        ("grpc://[::1]:9098", False),
+        ("grpc://localhost:9098", False),
+        ("grpc://planner:9098", True),
+        ("grpc://10.0.0.1:9098", True),
+    ],
+)
+def test_a_token_that_leaves_this_machine_in_plain_text_is_said(
+    gateway: str, beyond: bool, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def nothing(*_: Any, **__: Any) -> None:
+        pass
+
+    monkeypatch.setattr(external, "serve", nothing)
+    external.run(external.Options(config="dopd", listen="127.0.0.1:0", gateway=gateway, token="some-long-token"))
+    assert ("in plain text" in caplog.text) is beyond
+    assert "some-long-token" not in caplog.text
+
+
+def test_dynamo_has_no_credentials_for_calls_of_plugins_as_the_page_says() -> None:
+    """Where a later Dynamo has some, use them, and change docs/security.md."""
+    for module, line in (("transport.grpc_remote", 67), ("orchestrator.engine_adapter", 438)):
+        source = inspect.getsource(importlib.import_module(f"dynamo.planner.plugins.{module}")).splitlines()
+        said = "".join(source[line - 1 : line + 4])
+        assert "insecure_channel(" in said or "start_gateway_server(" in said
+        assert "credentials" not in said
 
 
 @pytest.fixture

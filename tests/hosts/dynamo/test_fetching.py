@@ -67,7 +67,7 @@ def test_a_slow_server_costs_the_deadline_and_no_more(how: str, monkeypatch: pyt
             with pytest.raises(TimeoutError):
                 fetch(one, 0.5)
             took_s.append(time.monotonic() - began_s)
-    assert took_s[1] < took_s[0] + 1.0
+    assert took_s[1] < 3 * took_s[0]
 
 
 NAMES = st.sampled_from(
@@ -168,4 +168,4 @@ def test_a_call_that_hangs_keeps_nobody_from_ending() -> None:
 
     asyncio.run(story())
     hang.set()
-    assert left.wait(5)
+    assert left.wait(60)

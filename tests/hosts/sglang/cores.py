@@ -3,20 +3,40 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
+RESTS = 1 / 3
+"""What a server may take that has nothing to run, of what a thread that spins takes in the same seconds."""
 Threads = dict[tuple[str, int, int], int]
 """Ticks of CPU time by name, process and id of each thread."""
 
 
+def rests(session: int, looks: int = 10) -> bool:
+    """Tell whether the processes of a session leave their core to others.
+
+    On a machine without a free core the thread that spins gets little, so one look of several is enough: a server that
+    polls without a pause takes as much as that thread at each of them.
+    """
+    return any(busy_share(session) < RESTS for _ in range(looks))
+
+
 def busy_share(session: int, over_s: float = 2.0) -> float:
-    """Cores that the processes of a session take."""
-    before = threads(session)
-    time.sleep(over_s)
-    return sum(shares(before, threads(session), over_s).values())
+    """CPU time that the processes of a session take, by what a thread that spins takes in the same seconds."""
+    with subprocess.Popen([sys.executable, "-c", "while True: pass"], start_new_session=True) as spins:
+        try:
+            before = [threads(one) for one in (session, spins.pid)]
+            time.sleep(over_s)
+            after = [threads(one) for one in (session, spins.pid)]
+        finally:
+            spins.kill()
+    taken, control = (sum(shares(*both, over_s).values()) for both in zip(before, after, strict=True))
+    return taken / control if control else math.inf
 
 
 def busiest(session: int, over_s: float = 1.0) -> list[str]:

@@ -16,8 +16,8 @@ from pdplugins.config import SglangConfig
 from pdplugins.hosts.sglang import dual as duals
 from pdplugins.hosts.sglang.dual import DualRole
 from pdplugins.hosts.sglang.hooking import HookInstaller
-from pdplugins.hosts.sglang.nixl import Clock
 from pdplugins.hosts.sglang.roles import LOCAL_HOST
+from pdplugins.hosts.sglang.waiting import Clock
 
 
 class Mode(Enum):

@@ -149,12 +149,6 @@ def test_work_of_any_role_keeps_the_engine_from_being_idle(scheduler: Scheduler,
     assert not idle(Scheduler.is_fully_idle, scheduler)
 
 
-def test_an_engine_that_runs_nothing_pauses_before_it_looks_again(scheduler: Scheduler) -> None:
-    slept: list[float] = []
-    scheduler.dual._clock = SimpleNamespace(sleep=slept.append)
-    assert scheduler.dual.wait(lambda _: len(slept), scheduler) == 1
-
-
 def test_the_load_report_counts_every_queue(scheduler: Scheduler) -> None:
     add(scheduler, local("l"), prefill("p"), decode("d"))
     snapshot = SimpleNamespace(

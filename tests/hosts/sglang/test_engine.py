@@ -22,7 +22,7 @@ import yaml
 
 from benchmarks.rig import servers
 from tests.hosts.sglang import setups
-from tests.hosts.sglang.cores import busiest, busy_share
+from tests.hosts.sglang.cores import busiest, rests
 from tests.hosts.sglang.paths import Client, edges_of, prompt_of, run, seeded
 from tests.hosts.sglang.setups import CHUNK, TIMEOUT_S, Bench
 
@@ -163,7 +163,7 @@ def test_a_peer_that_never_comes_ends_a_request_in_time(bench: Bench) -> None:
             client.local(bench.b, prompt, 5, **bench.a.address()),
         ]
         assert [type(answer) for answer in await asyncio.gather(*alone, return_exceptions=True)] == [RuntimeError] * 2
-        assert TIMEOUT_S - 1 < time.monotonic() - began < 6 * TIMEOUT_S
+        assert time.monotonic() - began > TIMEOUT_S - 1
         for server in bench.pair:
             await client.becomes_idle(server)
 
@@ -222,24 +222,27 @@ def test_an_idle_server_is_idle(bench: Bench) -> None:
             await client.becomes_idle(server)
 
     run(test)
-    deadline = time.monotonic() + 60
-    while (busy := max(busy_share(server.process.pid) for server in bench.pair)) > 0.3:
-        assert time.monotonic() < deadline, (busy, [busiest(server.process.pid) for server in bench.pair])
+    for server in bench.pair:
+        assert rests(server.process.pid), busiest(server.process.pid)
 
 
 @everywhere
-def test_a_server_that_only_waits_for_a_transfer_leaves_its_core_to_others(bench: Bench) -> None:
+@pytest.mark.parametrize("role", ["prefill", "decode"])
+def test_a_server_that_only_waits_for_the_other_one_leaves_its_core_to_others(bench: Bench, role: str) -> None:
+    server, queue = {
+        "prefill": (bench.a, "prefill_bootstrap_queue_reqs"),
+        "decode": (bench.b, "decode_transfer_queue_reqs"),
+    }[role]
+
     async def test(client: Client) -> None:
-        asked = asyncio.create_task(client.local(bench.b, [7] * 40, 4, **bench.a.address()))  # `a` never prefills it
-        deadline = time.monotonic() + TIMEOUT_S
-        while not (await client.load(bench.b))["disaggregation"]["decode_transfer_queue_reqs"]:
-            assert time.monotonic() < deadline
+        asked = asyncio.create_task(client.local(server, [7] * 40, 4, **bench.a.address()))  # the other half is not
+        while not (await client.load(server))["disaggregation"][queue]:
+            assert not asked.done()
             await asyncio.sleep(0.05)
-        busy = await asyncio.to_thread(busy_share, bench.b.process.pid, 1.0)
+        assert await asyncio.to_thread(rests, server.process.pid), busiest(server.process.pid)
         assert not asked.done()
-        assert busy < 0.7  # without a pause: 1
         asked.cancel()
-        await client.becomes_idle(bench.b)
+        await client.becomes_idle(server)
 
     run(test)
 

@@ -20,8 +20,9 @@ pytestmark = [pytest.mark.sglang, pytest.mark.timeout(900)]
 
 POOL = 3000
 """Tokens of KV cache, where there is too little."""
-WAITED_S = 4
-RAN_S = 6
+WAITED_S = 8
+RAN_S = 15
+"""Servers that stand still let these pass; what a busy machine runs in other tests takes less."""
 DEADLOCK_S = 3
 TIGHT = [
     Setup(

@@ -61,13 +61,17 @@ class Relay:
     async def run(self, answer: Answer, *, head: bool = False) -> bool:
         """Pass on what a worker says. With `head` another one goes on. Return whether the answer is whole."""
         self._answer = answer
-        self._incremental = answer.backend.incremental and answer.stream
+        self._incremental = answer.backend.incremental and answer.stream and self._call.path == GENERATE
         self._part = []
+        kept = 0
         rewrite = head or bool(self.ids) or self._merges(answer)
         own, given = answer.rid.encode(), dumps(self._call.rid)[1:-1]
         while piece := (await answer.piece()).replace(own, given):
             if self._incremental or not self._part:
                 self._part.append(piece)
+                kept += len(piece)
+                if kept > answer.most_bytes:
+                    raise WorkerFailedError(answer.backend.id, "an answer that does not end")
             elif piece != DONE_EVENT:
                 self._part[-1] = piece
             if not self._client.started:

@@ -51,7 +51,8 @@ class Answer:
         self.ended = not self.stream
         """Whether all of it has come."""
         self.tokens = 0
-        self._most_bytes = most_bytes
+        self.most_bytes = most_bytes
+        """Of all of it, or of one event of a stream."""
         self._first = b""
         self._rest = b""
         self._last_s = monotonic()
@@ -61,7 +62,7 @@ class Answer:
         if self.stream:
             self._first = await self._events("the stream ended before the first token")
         else:
-            self._first = await read_all(self.backend, self.response, self._most_bytes)
+            self._first = await read_all(self.backend, self.response, self.most_bytes)
 
     async def piece(self) -> bytes:
         """Return the next whole events, or the whole answer; nothing at the end.
@@ -89,7 +90,7 @@ class Answer:
         parts, size = [self._rest], len(self._rest)
         while data:
             size += len(data)
-            if size > self._most_bytes:
+            if size > self.most_bytes:
                 self.response.close()
                 raise WorkerFailedError(self.backend.id, "an event that does not end")
             end = data.rfind(protocol.EVENT_END) + len(protocol.EVENT_END)
@@ -171,7 +172,8 @@ class Upstream:
         if response.status in FULL:
             raise WorkerFullError(backend.id, f"status {response.status}", retry_after(response.retry_after))
         if response.status >= 500:
-            raise WorkerFailedError(backend.id, f"status {response.status}: {body[:200].decode(errors='replace')}")
+            why = f"status {response.status}: {body[:200].decode(errors='replace')}"
+            raise WorkerFailedError(backend.id, why, told=True)
         raise RefusedError(response.status, body, response.content_type)
 
     def end(self, answer: Answer) -> None:
@@ -256,4 +258,4 @@ def raise_error(backend: Backend, data: bytes) -> None:
         if error and code in FULL:
             raise WorkerFullError(backend.id, f"error {code}")
         if error and not (isinstance(code, int) and 400 <= code < 500):
-            raise WorkerFailedError(backend.id, f"error: {str(error)[:200]}")
+            raise WorkerFailedError(backend.id, f"error: {str(error)[:200]}", told=True)

@@ -52,6 +52,8 @@ STOP_S = 10.0
 """How long all of the stop may take."""
 UNIX = "unix://"
 EVERYWHERE = ("grpc://0.0.0.0:", "grpc://[::]:")
+NO_PROXY = (("grpc.enable_http_proxy", 0),)
+"""gRPC would send the token through the proxy that the environment names, even to this machine."""
 LIMITS = (("grpc.max_receive_message_length", 10 * 2**20), ("grpc.max_concurrent_streams", 16))
 """Dynamo's planner sends at most 10 MiB, one call at a time."""
 
@@ -168,7 +170,7 @@ class Registration:
     async def keep(self, stop: asyncio.Event) -> None:
         """Register, and again whenever the planner forgot us, until `stop` is set; then unregister."""
         while not stop.is_set():
-            async with grpc.aio.insecure_channel(self._target) as channel:
+            async with grpc.aio.insecure_channel(self._target, NO_PROXY) as channel:
                 stub = pbg.PluginRegistryStub(channel)
                 if await self._registered(stub, stop):
                     await self._while_known(stub, stop)
@@ -293,8 +295,16 @@ class Options:
 
 def run(options: Options) -> None:
     """Build the planner that the config names and serve it until SIGTERM or SIGINT. Raises PdpluginsError."""
+    logging.basicConfig(level=logging.INFO)
+    redact_logs(logging.root.handlers, "%(asctime)s %(name)s: %(message)s")
     metrics = process_metrics(Kind.PLANNER)
-    warns = open_to_all(options)
+    if open_to_all(options):
+        raise ConfigError(
+            f"--listen {options.listen}: whoever reaches it may ask and reset this planner; say who may call with "
+            "--allow-from or --key-file, or listen on loopback or a Unix socket"
+        )
+    if (gateway := options.gateway) and options.token and beyond_loopback(gateway):
+        log.warning("the token goes to %s in plain text: Dynamo's gateway has no TLS, a service mesh has", gateway)
 
     def build() -> Proposer:
         chosen = load(find(options.config))
@@ -304,16 +314,8 @@ def run(options: Options) -> None:
 
     def say(endpoint: str) -> None:
         log.info("planner of %s answers at %s", options.config, endpoint)
-        if warns:
-            log.warning(
-                "whoever reaches %s may ask and reset this planner; give --allow-from or --key-file, or listen on "
-                "loopback or a Unix socket",
-                options.listen,
-            )
 
     service = ProposeService(build, Guard(options.key, options.allow_from))
-    logging.basicConfig(level=logging.INFO)
-    redact_logs(logging.root.handlers, "%(asctime)s %(name)s: %(message)s")
     serving = serve(
         service,
         listen=options.listen,
@@ -331,6 +333,12 @@ def open_to_all(options: Options) -> bool:
     if options.key is not None or options.allow_from or options.listen.startswith(UNIX):
         return False
     return not is_loopback(host_and_port(options.listen, "--listen")[0])
+
+
+def beyond_loopback(gateway: str) -> bool:
+    """Tell whether what is sent to a gateway leaves this machine."""
+    target = _target(gateway)
+    return not (target.startswith("unix:") or is_loopback(target.rpartition(":")[0].strip("[]")))
 
 
 @contextmanager

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,8 @@ from pdplugins.provenance import commit, versions
 from pdplugins.results import RequestRecord, Result, Scaling, Speed, summarise
 from pdplugins.workloads import jsonl
 
+LOOK_S, STOPPED_S = 1.0, 60.0
+"""Pause between two looks at the client, and how long it may be stopped."""
 SEED = 0
 """Of the prompts' token ids."""
 MOCKER_NOTE = (
@@ -74,10 +78,20 @@ class Load:
             raise RuntimeError("prepare() comes first")
         process.stdin.write(b"go\n")
         process.stdin.flush()
-        await process.exited.wait()
+        await self._ended(process)
         self.follow()
         if process.returncode != 0 or len(self.records) != self.total:
             raise HostError(f"the load client {process.fate} early: {process.last_words() or 'it said nothing'}")
+
+    async def _ended(self, process: Process) -> None:
+        """Return when the client has ended. Raises HostError when someone has stopped it and it does not go on."""
+        looks = 0
+        while not process.exited.is_set():
+            looks = looks + 1 if process.stopped else 0
+            if looks * LOOK_S > STOPPED_S:
+                raise HostError(f"the load client (process {process.pid}) has been stopped for {STOPPED_S:g} s")
+            with suppress(TimeoutError):
+                await asyncio.wait_for(process.exited.wait(), LOOK_S)
 
     def follow(self) -> None:
         """Take in what the client has written since the last call."""

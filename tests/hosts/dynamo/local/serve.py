@@ -23,12 +23,14 @@ DYNAMO = [
     "dopd",
 ]
 
+PATIENCE_S = 120.0
+"""A guard against a stack that hangs: what a slow machine may take for any of its steps."""
+
 
 class Serve:
     """One ``dynamo serve`` process, its JSON lines and everything it started."""
 
     def __init__(self, arguments: list[str], temp: Path, environment: Mapping[str, str]) -> None:
-        self.started_s = time.monotonic()
         self.temp = temp
         self.lines: list[dict[str, Any]] = []
         # Started where a file of the user's has the name of a package that the host imports.
@@ -54,20 +56,20 @@ class Serve:
     def events(self, name: str) -> list[dict[str, Any]]:
         return [line for line in list(self.lines) if line["event"] == name]
 
-    def wait(self, what: Callable[[], Any], within_s: float) -> Any:
+    def wait(self, what: Callable[[], Any]) -> Any:
         """Return what `what` returns once that is true; fail when it takes too long or the process ends."""
-        deadline = time.monotonic() + within_s
+        deadline = time.monotonic() + PATIENCE_S
         while not (seen := what()):
             assert self.process.poll() is None, f"dynamo serve ended: {self.errors()}"
-            assert time.monotonic() < deadline, f"not within {within_s} s; last line: {self.lines[-1:]}"
+            assert time.monotonic() < deadline, f"not within {PATIENCE_S} s; last line: {self.lines[-1:]}"
             time.sleep(0.05)
         return seen
 
     def ready(self) -> dict[str, Any]:
-        return self.wait(lambda: self.events("ready"), 30)[0]
+        return self.wait(lambda: self.events("ready"))[0]
 
     def status(self) -> dict[str, Any]:
-        return self.wait(lambda: self.events("status"), 30)[-1]
+        return self.wait(lambda: self.events("status"))[-1]
 
     def workers(self, role: str, phase: str = "ready") -> dict[str, int]:
         """Process ids of the workers that the last status shows, by name."""
@@ -80,15 +82,13 @@ class Serve:
         parents = [tuple(map(int, line.split())) for line in tree.splitlines()]
         return [pid for pid, parent in parents if parent == self.process.pid]
 
-    def signal(self, number: signal.Signals) -> float:
-        """Send a signal and return how many seconds the launcher took to end."""
-        began = time.monotonic()
+    def signal(self, number: signal.Signals) -> int:
+        """Send a signal and return the launcher's exit code: `HUNG` where its own deadline had to end it."""
         self.process.send_signal(number)
-        self.process.wait(20)
-        return time.monotonic() - began
+        return self.process.wait(PATIENCE_S)
 
-    def finish(self, within_s: float) -> int:
-        code = self.process.wait(within_s)
+    def finish(self) -> int:
+        code = self.process.wait(2 * PATIENCE_S)
         self._reader.join(5)
         return code
 

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import os
+import signal
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from pdplugins.errors import HostError
 from pdplugins.hosts.dynamo.local.load import Load
 from pdplugins.hosts.dynamo.local.options import LiveReplay, Options, pick_config
+from pdplugins.processes.process import Process
 from pdplugins.results import Result, Scaling
 from pdplugins.types import TraceRequest
 
@@ -65,6 +70,25 @@ def test_records_are_taken_in_as_they_come(load: Load, tmp_path: Path) -> None:
     load.follow()
     assert (len(load.records), load.failed, load.finished_s) == (3, 1, 7.0)
     assert load.attainment == pytest.approx(1 / 3)
+
+
+def test_a_client_that_is_stopped_is_noticed(load: Load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pdplugins.hosts.dynamo.local.load.LOOK_S", 0.05)
+    monkeypatch.setattr("pdplugins.hosts.dynamo.local.load.STOPPED_S", 0.5)
+
+    async def run() -> None:
+        process = Process.start("client", ["sleep", "600"], env=dict(os.environ), log=tmp_path / "log", stdin=True)
+        load._process = process
+        running = asyncio.create_task(load.run())
+        await asyncio.sleep(1)
+        assert not running.done()
+        os.kill(process.pid, signal.SIGSTOP)
+        with pytest.raises(HostError, match=r"has been stopped for 0\.5 s"):
+            await asyncio.wait_for(running, 30)
+        process.kill()
+        await process.exited.wait()
+
+    asyncio.run(run())
 
 
 def test_the_report_says_what_was_measured_and_how(load: Load, tmp_path: Path) -> None:

@@ -1,0 +1,50 @@
+"""Settings of fusion. docs/policies/fusion.md says more about each."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class FusionSettings(BaseModel):
+    """Settings of the bundle ``fusion`` and of each of its parts."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+    tpot_share: float = Field(0.95, gt=0, le=1, description="share of the TPOT SLO that a step of an engine may take")
+    ttft_share: float = Field(0.9, gt=0, le=1, description="share of the TTFT SLO within which prompts are planned")
+    oldest_share: float = Field(
+        0.1, ge=0, lt=1, description="share of the prefill work that goes to the oldest request, in time or not"
+    )
+    overload: Literal["wait", "refuse"] = Field(
+        "wait", description="what happens to a request that cannot be in time: it waits, or it is refused at once"
+    )
+    ahead_steps: float = Field(
+        2.0,
+        gt=0,
+        description="prefill work that a worker may have queued, in steps: it must not run dry between two calls",
+    )
+    kv_share: float = Field(
+        0.85,
+        gt=0,
+        le=1,
+        description="share of the KV cache that is planned with; the rest is for answers that are long",
+    )
+    step_tokens: int = Field(8192, ge=1, description="most prompt tokens of one step")
+    prefill_only_tokens: int = Field(2048, ge=1, description="prompt tokens of a step without decodes")
+    learning_rate: float = Field(0.1, gt=0, le=1, description="weight of a measured step against what is known")
+    composition: bool = Field(True, description="choose how many workers prefill only; else roles stay as they are")
+    interval_s: float = Field(5.0, gt=0, description="seconds between two solutions of the programme")
+    dwell_s: float = Field(10.0, ge=0, description="seconds that a composition stays at least")
+    gain: float = Field(
+        0.03, ge=0, description="capacity that fewer prefill-only workers, or the present number, may cost"
+    )
+    prior_tokens: int = Field(256, ge=1, description="output length while none is known")
+    block_tokens: int = Field(512, ge=1, description="tokens of one prefix block of the host")
+    choices: int = Field(
+        8, ge=1, description="workers of each role that one decision looks at; larger pools take turns"
+    )
+    scale: bool = Field(False, description="have a planner that scales the pool; it then chooses the composition too")
+    spare_share: float = Field(0.25, ge=0, description="scale: capacity beyond the forecast, as a share of it")
+    hold_s: float = Field(300.0, ge=0, description="scale: how long a pool stays as large as it was last wanted")

@@ -1,0 +1,105 @@
+"""What the parts of fusion share in one process: costs, the traffic, and the composition of the pool."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+from pdplugins.contracts.deployment import Deployment
+from pdplugins.contracts.request import Request
+from pdplugins.contracts.router import Ending, Outcome
+from pdplugins.contracts.workers import Role, WorkerView
+from pdplugins.policies.fusion.composition import Frontier, Lengths, Programme
+from pdplugins.policies.fusion.config import FusionSettings
+from pdplugins.policies.fusion.costs import Costs
+from pdplugins.policies.fusion.lengths import MeanLengths
+
+CONTEXT_CELL = 64
+"""Decode places are counted anew when the mean context changes by so many tokens."""
+
+SEARCH_S = 1.0
+"""A search that takes longer, because few requests come, is ended at once."""
+
+
+class Core:
+    """Knows the costs and the lengths, and chooses the composition."""
+
+    def __init__(self, settings: FusionSettings, deployment: Deployment) -> None:
+        self.settings = settings
+        self.deployment = deployment
+        self.costs = Costs(settings, deployment)
+        self.lengths = MeanLengths(settings.prior_tokens)
+        self.capacity = 0.0
+        """Requests a second that the pool serves at most, by the programme; 0 before its first solution."""
+        self.wanted: int | None = None
+        """Workers that should prefill only; None before the first solution."""
+        self.longest_wait_s = 0.0
+        """The longest wait of a request that went on, over the whole run."""
+        self._search: Programme | None = None
+        self._began_s = 0.0
+        self._next_s = -math.inf
+        self._counted: Sequence[WorkerView] | None = None
+        self._caches: Mapping[int, int] = {}
+        """Number of decode workers by the size of their KV cache."""
+        self._cell = -1
+        self._places = 0
+
+    def compose(self, workers: int, present: int, kv_capacity_tokens: int, now_s: float) -> int | None:
+        """Return how many workers should prefill only, once it is known anew; else None.
+
+        It is one small step of the search, because a request waits for it.
+
+        :param workers: number of all workers.
+        :param present: number of those that prefill only now.
+        :param kv_capacity_tokens: KV cache of the smallest worker.
+        """
+        settings = self.settings
+        if not settings.composition or settings.scale or self.lengths.isl is None or workers < 2:
+            return None
+        if self._search is None:
+            if now_s < self._next_s:
+                return None
+            self._began_s, self._next_s = now_s, now_s + settings.interval_s
+            self._search = self._programme(Lengths(self.lengths.isl, max(self.lengths.osl, 1.0)), kv_capacity_tokens)
+        if self._search.advance() and now_s - self._began_s < SEARCH_S:
+            return None
+        does, self._search = self._search.frontier(), None
+        self.wanted = self._choose(does, workers, present)
+        if self.wanted != present:
+            self._next_s = max(self._next_s, now_s + settings.dwell_s)
+        return self.wanted
+
+    def ended(self, request: Request, outcome: Outcome) -> None:
+        """Learn the length of an answer. A second call for the same request changes nothing."""
+        finished = outcome.ending is Ending.FINISHED
+        self.lengths.ended(request, outcome.output_tokens if finished else None)
+
+    def frontier(self, isl: float, osl: float, kv_capacity_tokens: float, *, mixes: bool = True) -> Frontier:
+        """Return what workers can do for requests of these mean lengths."""
+        return self._programme(Lengths(isl, osl), kv_capacity_tokens, mixes=mixes).frontier()
+
+    def _programme(self, lengths: Lengths, kv_capacity_tokens: float, *, mixes: bool = True) -> Programme:
+        kv_tokens = self.settings.kv_share * kv_capacity_tokens
+        return Programme(self.costs, lengths, kv_tokens, self.deployment.max_batch, mixes=mixes)
+
+    def decode_places(self, workers: Sequence[WorkerView]) -> int:
+        """Return how many requests the workers that decode can have within the TPOT SLO and their KV cache."""
+        if workers is not self._counted:
+            self._counted, self._cell = workers, -1
+            self._caches = Counter(worker.kv_capacity_tokens for worker in workers if worker.role is Role.DECODE)
+        context = max((self.lengths.isl or 0.0) + self.lengths.osl / 2, 1.0)
+        if (cell := int(context) // CONTEXT_CELL) != self._cell:
+            self._cell, share = cell, self.settings.kv_share
+            within = self.costs.most_decodes(context, self.deployment.max_batch)
+            self._places = sum(
+                count * int(min(within, share * tokens / context)) for tokens, count in self._caches.items()
+            )
+        return self._places
+
+    def _choose(self, does: Frontier, workers: int, present: int) -> int:
+        top = does.best(workers)
+        self.capacity = does.rate(top, workers - top)
+        if does.rate(present, workers - present) * (1 + self.settings.gain) >= self.capacity:
+            return present
+        return does.best(workers, self.settings.gain)

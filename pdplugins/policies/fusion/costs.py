@@ -1,0 +1,90 @@
+"""What work costs: seconds of prefill, and the prefill that a worker does beside its decodes within the TPOT SLO."""
+
+from __future__ import annotations
+
+from pdplugins.contracts.batching import BatchView
+from pdplugins.contracts.deployment import Deployment
+from pdplugins.contracts.workers import WorkerView
+from pdplugins.policies._common import largest_within
+from pdplugins.policies.dynaserve.batching import Step
+from pdplugins.policies.dynaserve.table import ProfileTable
+from pdplugins.policies.fusion.config import FusionSettings
+
+CONTEXT_CELL = 128
+BATCH_CELL = 4
+"""Rates are remembered by mean context and batch, rounded down and up to these."""
+MOST_CELLS = 65_536
+LARGEST = 1e9
+"""Larger loads are no loads: an engine that reports one is taken for an idle one."""
+LEAST_RATE = 1e-3
+"""Tokens a second of a worker whose decodes leave nothing of the step."""
+
+
+class Costs:
+    """Costs on one worker that does both phases."""
+
+    def __init__(self, settings: FusionSettings, deployment: Deployment) -> None:
+        self.step_s = deployment.slo.tpot_s * settings.tpot_share
+        self.transfer_s = deployment.perf.transfer_s
+        self._table = ProfileTable(deployment, settings.learning_rate)
+        self._most = settings.step_tokens
+        self._chunk = min(settings.prefill_only_tokens, settings.step_tokens)
+        self._chunk_s = self._table.steps.prefill([(self._chunk, 0)])
+        self._chunk_attending_s = self._table.steps.attending(self._chunk, 0)
+        self._rates: dict[tuple[int, int], float] = {}
+        self.alone = self.beside(0, 0)
+        """Prompt tokens a second of a worker that only prefills."""
+
+    def prefill_s(self, tokens: int, done: int = 0) -> float:
+        """Return the seconds that the rest of a prompt takes on a worker that does nothing else, chunk by chunk."""
+        steps, left = self._table.steps, tokens - done
+        if left <= self._chunk:
+            return steps.prefill([(left, done)]) if left > 0 else 0.0
+        whole, rest = divmod(left, self._chunk)
+        more_s = max(steps.attending(left, done) - whole * self._chunk_attending_s, 0.0)
+        return whole * self._chunk_s + more_s + (steps.prefill([(rest, 0)]) if rest else 0.0)
+
+    def added_s(self, tokens: int, done: int, decodes: int) -> float:
+        """Return the seconds that `tokens` of a prompt, with `done` before them, add to a step of `decodes`."""
+        return self._table.steps.added(tokens, done, 0, decodes)
+
+    def decode_s(self, decodes: int, mean_context: float) -> float:
+        """Return the seconds of a step that only decodes."""
+        return self._table.decode_s(decodes, mean_context)
+
+    def most_decodes(self, mean_context: float, most: int) -> int:
+        """Return the largest number of decodes whose step keeps the TPOT SLO; at least one."""
+        return max(largest_within(self.step_s, most, lambda n: self.decode_s(n, mean_context)), 1)
+
+    def beside(self, decodes: int, context: int) -> float:
+        """Return the prompt tokens a second that a worker prefills beside `decodes` requests of `context` in all."""
+        key = -(-decodes // BATCH_CELL), context // max(decodes, 1) // CONTEXT_CELL
+        if (rate := self._rates.get(key)) is None:
+            if len(self._rates) >= MOST_CELLS:
+                self._rates.clear()
+            rate = self._rates[key] = self._beside(key[0] * BATCH_CELL, key[1] * CONTEXT_CELL)
+        return rate
+
+    def _beside(self, decodes: int, mean_context: int) -> float:
+        if not decodes:
+            return self._chunk / max(self.prefill_s(self._chunk), 1e-9)
+        step = Step(self._table, BatchView((), decodes, decodes * mean_context), self.step_s)
+        return max(step.max_prefill_allowed(self._chunk // 2, self._most) / self.step_s, LEAST_RATE)
+
+
+def decodes_of(worker: WorkerView) -> tuple[int, int]:
+    """Return how many requests decode on a worker, and their context in all, as far as the host says."""
+    load = worker.load
+    requests, context = load.decode_requests, load.decode_tokens
+    if requests is None:
+        requests = load.running_requests
+    if context is None:
+        context = load.running_tokens
+    return int(requests) if 0 <= requests <= LARGEST else 0, int(context) if 0 <= context <= LARGEST else 0
+
+
+def ahead_tokens(worker: WorkerView) -> float:
+    """Return the prompt tokens that wait or run on a worker."""
+    queued, running = worker.load.queued_tokens, worker.load.prefill_tokens
+    ahead = queued if 0 <= queued <= LARGEST else 0.0
+    return ahead + running if running is not None and 0 <= running <= LARGEST else ahead

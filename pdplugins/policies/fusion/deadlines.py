@@ -1,0 +1,200 @@
+"""An order of waiting work in which as many jobs as possible end in time, and none starves.
+
+Moore and Hodgson (1968): take the jobs in the order of their deadlines. Whenever the work taken so far cannot end by
+the deadline of the last one, drop the most expensive job taken. What is left is the largest set that one machine can
+serve in time. Jobs that are dropped are late, and go last. A share of the work always goes to the oldest job.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from heapq import heapify, heappop, heappush
+from operator import attrgetter
+
+REORDER = 16
+"""Changes after which even a short queue is put in order anew."""
+MOST_STALE = 64
+"""Entries of jobs that have left, beside as many as there are timely jobs, before the heaps are made anew."""
+Entry = tuple[float, str]
+"""A key of an order, and the name of the job. Entries of jobs that have left stay in a heap until they come up."""
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One job that waits."""
+
+    key: str
+    since_s: float
+    due_s: float
+    """Time by which it must have ended."""
+    cost_s: float
+    """Time that one machine needs for it when it does nothing else."""
+
+
+def in_time(jobs: Iterable[Job], now_s: float, speed: float) -> list[Job]:
+    """Return the jobs that can all end in time, by deadline.
+
+    :param speed: machines that work at once; a fraction for a machine that also does something else.
+    """
+    kept: dict[str, Job] = {}
+    costly: list[Entry] = []
+    end_s, misses = now_s, False
+    for job in sorted(jobs, key=attrgetter("due_s", "since_s", "key")):
+        kept[job.key] = job
+        end_s += job.cost_s / speed
+        entry = -job.cost_s, job.key
+        if misses:
+            heappush(costly, entry)
+        else:
+            costly.append(entry)
+        if end_s > job.due_s:
+            if not misses:
+                heapify(costly)
+                misses = True
+            end_s -= kept.pop(heappop(costly)[1]).cost_s / speed
+    return list(kept.values())
+
+
+class Owed:
+    """The share of all work that goes to the oldest job, as an account: all work adds to it, and its turns are paid.
+
+    :param share: from 0 to below 1.
+    """
+
+    def __init__(self, share: float) -> None:
+        self._share = share
+        self.work = 0.0
+        """What the oldest job has coming."""
+
+    def covers(self, cost: float) -> bool:
+        """Return whether it is the oldest job's turn, which costs `cost`."""
+        return self._share > 0 and self.work >= cost
+
+    def worked(self, work: float) -> None:
+        """Count work for anybody."""
+        self.work += self._share * work
+
+    def paid(self, work: float) -> None:
+        """Count work that was the oldest job's turn."""
+        self.work -= work
+
+
+class DeadlineQueue:
+    """Jobs that wait, in that order. A call costs O(log n) for n jobs, averaged over all calls.
+
+    A new job is placed as if its deadline were the latest, which is exact where all objectives are equal. The whole
+    order is made anew after as many changes as a fixed share of the queue.
+
+    :param oldest_share: share of the work that goes to the oldest job, from 0 to below 1.
+    """
+
+    def __init__(self, oldest_share: float) -> None:
+        self._owed = Owed(oldest_share)
+        self._jobs: dict[str, Job] = {}
+        """All jobs, oldest first."""
+        self._timely: dict[str, Job] = {}
+        self._late: dict[str, Job] = {}
+        self._work_s = 0.0
+        """Cost of all timely jobs."""
+        self._by_due: list[Entry] = []
+        self._by_cost: list[Entry] = []
+        self._changes = 0
+
+    def __len__(self) -> int:
+        return len(self._jobs)
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._jobs
+
+    @property
+    def late(self) -> int:
+        """Number of jobs that are not expected to end in time."""
+        return len(self._late)
+
+    @property
+    def work_s(self) -> float:
+        """Cost of all jobs that are expected to end in time."""
+        return self._work_s
+
+    def push(self, job: Job, now_s: float, speed: float) -> None:
+        """Add a job."""
+        self.remove(job.key)
+        self._jobs[job.key] = job
+        self._take(job)
+        if now_s + self._work_s / speed > job.due_s:
+            self._drop()
+        if len(self._by_due) > 2 * len(self._timely) + MOST_STALE:
+            self._by_due = sorted((job.due_s, job.key) for job in self._timely.values())
+            self._by_cost = sorted((-job.cost_s, job.key) for job in self._timely.values())
+
+    def remove(self, key: str) -> None:
+        """Forget a job, if it waits."""
+        if (job := self._jobs.pop(key, None)) is None:
+            return
+        self._changes += 1
+        self._late.pop(key, None)
+        if self._timely.pop(key, None) is not None:
+            self._work_s = max(self._work_s - job.cost_s, 0.0)
+        if not self._jobs:
+            self._owed.work = 0.0
+
+    def first(self, now_s: float, speed: float) -> Job | None:
+        """Return the job to start next; None when nothing waits."""
+        if not self._jobs:
+            return None
+        oldest = next(iter(self._jobs.values()))
+        if self._owed.covers(oldest.cost_s):
+            return oldest
+        if self._changes > max(REORDER, len(self._jobs) // 4):
+            self._order(now_s, speed)
+        while (head := self._head()) is not None:
+            if now_s + head.cost_s <= head.due_s:
+                return head
+            self._miss(head.key)
+        return oldest
+
+    def first_late(self) -> Job | None:
+        """Return the job that was found to be late first; None when all are expected to end in time."""
+        return next(iter(self._late.values()), None)
+
+    def start(self, job: Job) -> None:
+        """Remove a job that starts now."""
+        if self._owed.covers(job.cost_s) and next(iter(self._jobs)) == job.key:
+            self._owed.paid(job.cost_s)
+        self._owed.worked(job.cost_s)
+        self.remove(job.key)
+
+    def _order(self, now_s: float, speed: float) -> None:
+        self._changes = 0
+        self._by_due, self._by_cost, self._timely, self._work_s = [], [], {}, 0.0
+        for job in in_time((job for job in self._jobs.values() if job.due_s > now_s), now_s, speed):
+            self._take(job)
+        self._late = {key: job for key, job in self._jobs.items() if key not in self._timely}
+
+    def _take(self, job: Job) -> None:
+        self._timely[job.key] = job
+        self._work_s += job.cost_s
+        heappush(self._by_due, (job.due_s, job.key))
+        heappush(self._by_cost, (-job.cost_s, job.key))
+
+    def _miss(self, key: str) -> None:
+        """Make a timely job late."""
+        job = self._late[key] = self._timely.pop(key)
+        self._work_s = max(self._work_s - job.cost_s, 0.0)
+
+    def _drop(self) -> None:
+        """Make the most expensive timely job late."""
+        while self._by_cost:
+            _, key = heappop(self._by_cost)
+            if key in self._timely:
+                self._miss(key)
+                return
+
+    def _head(self) -> Job | None:
+        """Return the timely job with the earliest deadline."""
+        while self._by_due:
+            if (job := self._timely.get(self._by_due[0][1])) is not None:
+                return job
+            heappop(self._by_due)
+        return None

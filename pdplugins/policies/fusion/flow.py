@@ -1,0 +1,110 @@
+"""What waits before the workers: deadlines decide who goes on, as soon as a worker can start it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from pdplugins.contracts.flow import FlowDecision, Go, Hold, Refuse, Waiting
+from pdplugins.contracts.request import Request
+from pdplugins.contracts.router import Outcome
+from pdplugins.contracts.workers import Role, WorkerView
+from pdplugins.policies.fusion.choices import Turns
+from pdplugins.policies.fusion.core import Core
+from pdplugins.policies.fusion.costs import ahead_tokens, decodes_of
+from pdplugins.policies.fusion.deadlines import DeadlineQueue, Job
+from pdplugins.policies.fusion.pace import Pace
+
+LEAST_RETRY_S = 1.0
+"""Least time after which a refused client may try again."""
+HOLD = Hold()
+
+
+class FusionFlow:
+    """`pdplugins.types.Flow` of fusion. It binds late: a request stays here until a worker can start it."""
+
+    def __init__(self, core: Core) -> None:
+        settings = core.settings
+        self._core = core
+        self._costs = core.costs
+        self._queue = DeadlineQueue(settings.oldest_share)
+        self._pace = Pace()
+        self._speed = 1.0
+        self._ahead_s = settings.ahead_steps * core.costs.step_s
+        self._refuses = settings.overload == "refuse"
+        self._requests: dict[str, Request] = {}
+        self._released: set[str] = set()
+        self._turns = Turns(settings.choices)
+
+    @property
+    def signals(self) -> Mapping[str, float]:
+        """Named numbers behind the decisions."""
+        return {
+            "late": float(self._queue.late),
+            "pace": self._pace.ratio,
+            "speed_workers": self._speed,
+            "longest_wait_s": self._core.longest_wait_s,
+        }
+
+    def on_arrival(self, waiting: Waiting, now_s: float) -> None:
+        """Take in a request."""
+        request = waiting.request
+        cost_s = self._costs.prefill_s(request.prompt_tokens, request.history_tokens)
+        due_s = waiting.since_s + (waiting.due_s - waiting.since_s) * self._core.settings.ttft_share
+        self._released.discard(request.id)
+        self._requests[request.id] = request
+        self._queue.push(Job(request.id, waiting.since_s, due_s, cost_s), now_s, self._speed)
+
+    def next(self, workers: tuple[WorkerView, ...], now_s: float) -> FlowDecision:
+        """Let the next request go on if a worker can start it."""
+        if not workers:
+            return HOLD
+        looked_at = self._turns.of(workers)
+        self._speed = self._pace.speed(self._predicted(looked_at) * len(workers) / len(looked_at), now_s)
+        job = self._queue.first(now_s + self._ahead_s, self._speed)
+        if job is None:
+            self._pace.idle()
+            return HOLD
+        if self._refuses and (late := self._queue.first_late()) is not None:
+            return self._refused(late)
+        if self._released and not self._has_place(workers, looked_at):
+            return Hold(now_s + self._ahead_s)
+        self._queue.start(job)
+        self._pace.started(job.cost_s)
+        self._released.add(job.key)
+        self._core.longest_wait_s = max(self._core.longest_wait_s, now_s - job.since_s)
+        self._core.lengths.began(self._requests.pop(job.key))
+        return Go(job.key)
+
+    def on_left(self, request_id: str) -> None:
+        """Forget a request whose client has gone away."""
+        self._queue.remove(request_id)
+        self._requests.pop(request_id, None)
+
+    def on_ended(self, request: Request, outcome: Outcome) -> None:
+        """Count a request as no longer in service."""
+        self._released.discard(request.id)
+        self._core.ended(request, outcome)
+
+    def _refused(self, job: Job) -> Refuse:
+        self.on_left(job.key)
+        retry_s = max(self._queue.work_s / self._speed, LEAST_RETRY_S)
+        return Refuse(
+            job.key, retry_s, f"its first token cannot come in time: {self._queue.work_s:.1f} s of prefill wait"
+        )
+
+    def _predicted(self, workers: Sequence[WorkerView]) -> float:
+        """Return the prefill speed of these workers, in idle workers, beside what they decode."""
+        return sum(self._costs.beside(*decodes_of(worker)) for worker in workers) / self._costs.alone
+
+    def _has_place(self, workers: tuple[WorkerView, ...], looked_at: Sequence[WorkerView]) -> bool:
+        return len(self._released) < self._core.decode_places(workers) and any(map(self._can_start, looked_at))
+
+    def _can_start(self, worker: WorkerView) -> bool:
+        decodes, context = decodes_of(worker)
+        if ahead_tokens(worker) > self._ahead_s * self._costs.beside(decodes, context):
+            return False
+        if worker.role is Role.PREFILL:
+            return True
+        return decodes < self._core.deployment.max_batch and (
+            not decodes or self._costs.decode_s(decodes + 1, context / decodes) <= self._costs.step_s
+        )

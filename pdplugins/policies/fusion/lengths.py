@@ -1,0 +1,49 @@
+"""Mean lengths of prompts and outputs, over recent requests."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+from pdplugins.contracts.request import Request
+
+MOST_OPEN = 4096
+"""Requests whose order is remembered."""
+FADE = 0.01
+"""Weight of one request in the means."""
+
+
+class MeanLengths:
+    """Short outputs end first, so the first ones to end say too little.
+
+    An output counts only when all requests that went on before it have ended, or too many have come since.
+    """
+
+    def __init__(self, prior_tokens: int) -> None:
+        self.isl: float | None = None
+        """Prompt tokens that must be computed; None while nothing came."""
+        self.osl = float(prior_tokens)
+        self._open: OrderedDict[str, int | None] = OrderedDict()
+        """Requests in the order they went on, each with its output once it has ended."""
+
+    def began(self, request: Request) -> None:
+        """Learn the length of a prompt that goes on. A second call for the same request changes nothing."""
+        if request.id in self._open:
+            return
+        tokens = float(max(request.prompt_tokens - request.history_tokens, 1))
+        self.isl = tokens if self.isl is None else self.isl + FADE * (tokens - self.isl)
+        self._open[request.id] = None
+        if len(self._open) > MOST_OPEN:
+            self._open.popitem(last=False)
+            self._count()
+
+    def ended(self, request: Request, output_tokens: int | None) -> None:
+        """Learn the length of an output; None for a request that did not finish."""
+        if request.id in self._open:
+            self._open[request.id] = -1 if output_tokens is None else output_tokens
+            self._count()
+
+    def _count(self) -> None:
+        while self._open and (tokens := next(iter(self._open.values()))) is not None:
+            self._open.popitem(last=False)
+            if tokens >= 0:
+                self.osl += FADE * (tokens - self.osl)

@@ -1,0 +1,134 @@
+"""Scaling: the programme of the composition says how many workers the forecast load needs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+
+from pdplugins.contracts.planner import PlannerView, ScalePlan
+from pdplugins.errors import ConfigError
+from pdplugins.policies._common import fit_pools
+from pdplugins.policies.dopd.forecast import Forecaster, Kalman
+from pdplugins.policies.dopd.hold import Hold
+from pdplugins.policies.dopd.load import Load, LoadForecast, Spread, unusable
+from pdplugins.policies.dopd.staffing import upper_rate
+from pdplugins.policies.fusion.composition import Frontier
+from pdplugins.policies.fusion.core import Core
+
+SIGMAS = 1.0
+"""Standard errors of the request rate that are planned for."""
+MOST_WORKERS = 10**6
+"""Larger numbers of workers are cut to this. The GPU budget cuts them further anyway."""
+Pools = tuple[int, int]
+
+
+class FusionPlanner:
+    """Sizes the pool for DOPD's forecast. Raises ConfigError where not even one worker of each role fits.
+
+    Where every worker may do both phases it scales one pool, and the composition says who prefills only. Else it sizes
+    two pools.
+    """
+
+    def __init__(self, core: Core) -> None:
+        deployment = core.deployment
+        if deployment.gpus(1, 1) > deployment.gpu_budget:
+            raise ConfigError(
+                f"planner fusion: one worker of each role needs {deployment.gpus(1, 1)} GPUs, gpu_budget is "
+                f"{deployment.gpu_budget}; raise the budget or lower tp"
+            )
+        self._core = core
+        self._deployment = deployment
+        self._mixes = deployment.any_role and deployment.prefill_tp == deployment.decode_tp
+        self._horizon_s = max(deployment.startup_s, core.settings.interval_s)
+        self._load = LoadForecast(self._forecaster, self._forecaster(), Spread(0.0, 1.0))
+        self._holds = Hold(core.settings.hold_s, core.settings.hold_s), Hold(core.settings.hold_s, core.settings.hold_s)
+        self._pools: Pools | None = None
+        self._signals: Mapping[str, float] = {}
+
+    @property
+    def interval_s(self) -> float:
+        """Seconds between two calls of `plan`."""
+        return self._core.settings.interval_s
+
+    @property
+    def signals(self) -> Mapping[str, float]:
+        """The numbers behind the last plan."""
+        return self._signals
+
+    def plan(self, view: PlannerView) -> ScalePlan:
+        """Return the pools wanted from now on, or the last ones when the metrics are unusable."""
+        if self._pools is None:
+            self._pools = self._start(view)
+        if view.traffic is None:
+            return self._keep("no traffic metrics")
+        if (why := unusable(view.traffic)) is not None:
+            return self._keep(why)
+        self._load.observe(view.traffic, view.traffic.rate)
+        load = self._load.forecast()
+        if load is None and view.traffic.requests > 0:
+            return self._keep("no request lengths yet")
+        wanted, why, self._signals = self._demand(load)
+        self._pools = self._held(wanted, view.now_s)
+        prefill, decode = self._pools
+        return ScalePlan(prefill, decode, f"{prefill}P{decode}D: {why}", self._signals)
+
+    def _forecaster(self) -> Forecaster:
+        return Kalman(1 - math.exp(-self._core.settings.interval_s / self._horizon_s))
+
+    def _start(self, view: PlannerView) -> Pools:
+        """Take the host's pools as wanted, so that no pool shrinks before the load is known."""
+        return self._held((max(view.prefill.coming, 1), max(view.decode.coming, 1)), view.now_s)
+
+    def _keep(self, why: str) -> ScalePlan:
+        prefill, decode = self._pools or (1, 1)
+        return ScalePlan(prefill, decode, f"holding {prefill}P{decode}D: {why}", self._signals)
+
+    def _demand(self, load: Load | None) -> tuple[Pools, str, dict[str, float]]:
+        """Return the pools for a load, why, and the numbers behind."""
+        if load is None:
+            return (1, 1), "no request came yet", {}
+        rate = upper_rate(load.amount, self._horizon_s, SIGMAS) * (1 + self._core.settings.spare_share)
+        does = self._frontier(load)
+        wanted = self._mixed(does, rate) if self._mixes else self._split(does, rate)
+        signals = {"forecast_rate": load.amount, "planned_rate": rate, "capacity_rate": does.rate(*wanted)}
+        why = f"{load.amount:.2f} req/s of {load.isl_tokens:.0f}/{load.osl_tokens:.0f} tokens, {rate:.2f} with reserve"
+        return wanted, why, signals
+
+    def _frontier(self, load: Load) -> Frontier:
+        deployment = self._deployment
+        isl = max(load.isl_tokens * (1 - load.hit_rate), 1.0)
+        capacity = deployment.kv_tokens or deployment.perf.kv_capacity_tokens(deployment.decode_tp)
+        does = self._core.frontier(isl, load.osl_tokens, capacity, mixes=self._mixes)
+        if self._mixes:
+            return does
+        return replace(does, prefill=isl / max(deployment.perf.prefill_s(isl, deployment.prefill_tp), 1e-9))
+
+    def _mixed(self, does: Frontier, rate: float) -> Pools:
+        """Return the fewest workers that serve `rate`, as far as the budget goes, and their composition."""
+        most = self._deployment.gpu_budget // self._deployment.decode_tp
+        gain = self._core.settings.gain
+        for count in range(2, most + 1):
+            prefill = does.best(count, gain)
+            if does.rate(prefill, count - prefill) >= rate:
+                return prefill, count - prefill
+        prefill = does.best(most, gain)
+        return prefill, most - prefill
+
+    @staticmethod
+    def _split(does: Frontier, rate: float) -> Pools:
+        decoded = max(does.mixed[-1][0], 1e-9)
+        return _whole(rate * does.lengths.isl / does.prefill), _whole(rate * does.lengths.osl / decoded)
+
+    def _held(self, wanted: Pools, now_s: float) -> Pools:
+        """Let the pools shrink only to what was wanted in the last seconds, within the budget."""
+        prefill, decode = wanted
+        if not self._mixes:
+            return fit_pools(self._deployment, self._holds[0](prefill, now_s), self._holds[1](decode, now_s))
+        count = min(self._holds[0](prefill + decode, now_s), self._deployment.gpu_budget // self._deployment.decode_tp)
+        prefill = round(prefill * count / (prefill + decode))
+        return prefill, count - prefill
+
+
+def _whole(workers: float) -> int:
+    return max(math.ceil(min(workers, MOST_WORKERS)), 1)

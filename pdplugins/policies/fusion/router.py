@@ -1,0 +1,159 @@
+"""Placement: each request goes where its first token is predicted soonest, and decodes where the KV cache fits."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from pdplugins.contracts.request import Request
+from pdplugins.contracts.roles import RoleMove
+from pdplugins.contracts.router import Outcome, Placement
+from pdplugins.contracts.workers import ANYTHING, Role, WorkerView
+from pdplugins.policies._common import cached_tokens, check_ready
+from pdplugins.policies.fusion.choices import Turns
+from pdplugins.policies.fusion.core import Core
+from pdplugins.policies.fusion.costs import ahead_tokens, decodes_of
+
+FULL_S = 1e3
+"""Added to the wait for a worker whose KV cache or batch is full: any other is better."""
+Soonest = tuple[float, WorkerView]
+"""Predicted seconds to the first token, and the worker that gives it."""
+
+
+class FusionRouter:
+    """`pdplugins.types.Router` of fusion. Prefill workers only prefill; decode workers decode, and prefill beside."""
+
+    def __init__(self, core: Core) -> None:
+        self._core = core
+        self._costs = core.costs
+        self._workers: tuple[WorkerView, ...] | None = None
+        self._prefill: tuple[WorkerView, ...] = ()
+        self._mixed: tuple[WorkerView, ...] = ()
+        self._alone: tuple[WorkerView, ...] = ()
+        """Decode workers that can serve a whole request."""
+        self._by_id: Mapping[str, WorkerView] = {}
+        """The same, by id."""
+        self._kv_capacity_tokens = 0
+        self._turns = {name: Turns(core.settings.choices) for name in ("prefill", "alone", "mixed")}
+        self._wanted: int | None = None
+        """Number of prefill-only workers for which nobody has taken the moves yet."""
+
+    @property
+    def pools(self) -> tuple[int, int]:
+        """Number of workers that only prefill, and number of the others."""
+        return len(self._prefill), len(self._mixed)
+
+    @property
+    def signals(self) -> Mapping[str, float]:
+        """Named numbers behind the decisions."""
+        return {
+            "capacity_rate": self._core.capacity,
+            "prefill_only": float(self._core.wanted or 0),
+            "mean_output_tokens": self._core.lengths.osl,
+        }
+
+    def take_role_moves(self) -> tuple[RoleMove, ...]:
+        """Return the roles to change."""
+        wanted, self._wanted = self._wanted, None
+        return () if wanted is None else tuple(self._changes(wanted))
+
+    def on_arrival(self, request: Request, workers: tuple[WorkerView, ...], now_s: float) -> Placement:
+        """Place a request where its first token is predicted soonest."""
+        check_ready("fusion", workers)
+        self._core.lengths.began(request)
+        self._look(workers, now_s)
+        away, local = self._soonest_away(request), self._soonest_local(request)
+        if local is not None and (away is None or local[0] <= away[0]):
+            return Placement(local[1].id, local[1].id, request.prompt_tokens, f"first token in {local[0]:.2f} s, local")
+        if away is not None:
+            # A stock prefill server must know before it begins where the KV cache goes.
+            later = (away[1].capabilities or ANYTHING).alone
+            second = None if later else self._least_crowded(request, workers).id
+            return Placement(away[1].id, second, request.prompt_tokens, f"first token in {away[0]:.2f} s, prefill only")
+        # Nobody prefills for others, and nobody serves alone: the host knows what to do with one that cannot.
+        return Placement(workers[0].id, None, request.prompt_tokens, "no worker that prefills")
+
+    def on_prefill_done(
+        self, request: Request, placement: Placement, workers: tuple[WorkerView, ...], now_s: float
+    ) -> Placement:
+        """Bind the decode to the worker that has the most to spare."""
+        check_ready("fusion", workers)
+        self._look(workers, now_s)
+        best = self._least_crowded(request, workers)
+        return Placement(placement.first, best.id, request.prompt_tokens, "least context")
+
+    def on_ended(self, request: Request, outcome: Outcome) -> None:
+        """Learn the length of an answer."""
+        self._core.ended(request, outcome)
+
+    def _look(self, workers: tuple[WorkerView, ...], now_s: float) -> None:
+        if workers is not self._workers:
+            self._workers = workers
+            self._prefill = tuple(worker for worker in workers if worker.role is Role.PREFILL)
+            self._mixed = tuple(worker for worker in workers if worker.role is Role.DECODE)
+            self._alone = tuple(worker for worker in self._mixed if (worker.capabilities or ANYTHING).alone)
+            self._by_id = {worker.id: worker for worker in self._alone}
+            self._kv_capacity_tokens = min(worker.kv_capacity_tokens for worker in workers)
+        wanted = self._core.compose(len(workers), len(self._prefill), self._kv_capacity_tokens, now_s)
+        if wanted is not None:
+            self._wanted = wanted if wanted != len(self._prefill) else None
+
+    def _changes(self, wanted: int) -> Sequence[RoleMove]:
+        reason = f"{wanted} workers prefill only"
+        extra = len(self._prefill) - wanted
+        if extra > 0:
+            least_queued = sorted(self._prefill, key=ahead_tokens)[:extra]
+            return [RoleMove(worker.id, Role.DECODE, reason) for worker in least_queued]
+        least_decoding = sorted(self._mixed, key=lambda worker: decodes_of(worker)[1])[:-extra]
+        return [RoleMove(worker.id, Role.PREFILL, reason) for worker in least_decoding]
+
+    def _soonest_away(self, request: Request) -> Soonest | None:
+        """Return the soonest first token by way of a worker that only prefills."""
+        best: Soonest | None = None
+        for worker in self._turns["prefill"].of(self._prefill):
+            wait_s = ahead_tokens(worker) / self._costs.beside(*decodes_of(worker))
+            if best is None or wait_s < best[0]:
+                best = wait_s, worker
+        if best is None:
+            return None
+        wait_s, worker = best
+        own_s = self._costs.prefill_s(request.prompt_tokens, self._known(request, worker))
+        return wait_s + own_s + self._costs.transfer_s(request.prompt_tokens), worker
+
+    def _soonest_local(self, request: Request) -> Soonest | None:
+        """Return the soonest first token on a worker that also decodes."""
+        best: Soonest | None = None
+        for worker in self._candidates(request):
+            decodes, context = decodes_of(worker)
+            tokens = ahead_tokens(worker) + request.prompt_tokens - self._known(request, worker)
+            wait_s = tokens / self._costs.beside(decodes, context) + self._full_s(request, worker, decodes)
+            if best is None or wait_s < best[0]:
+                best = wait_s, worker
+        return best
+
+    def _candidates(self, request: Request) -> Sequence[WorkerView]:
+        """Return the workers to look at, with the one that holds the session."""
+        few = self._turns["alone"].of(self._alone)
+        if len(few) == len(self._alone) or (holder := self._by_id.get(request.bound_worker or "")) is None:
+            return few
+        return [*few, holder]
+
+    def _known(self, request: Request, worker: WorkerView) -> int:
+        """Return the tokens of the prompt in the worker's KV cache: the session's history, or a cached prefix."""
+        history = request.history_tokens if worker.id == request.bound_worker else 0
+        if request.blocks:
+            history = max(history, cached_tokens(request, worker, self._core.settings.block_tokens))
+        return min(history, request.prompt_tokens)
+
+    def _full_s(self, request: Request, worker: WorkerView, decodes: int) -> float:
+        """Return what is added to the wait for a worker that has no place for one more decode."""
+        free = worker.free_kv_tokens
+        full = free is not None and free < request.prompt_tokens + self._core.lengths.osl
+        return FULL_S if full or decodes >= self._core.deployment.max_batch else 0.0
+
+    def _least_crowded(self, request: Request, workers: tuple[WorkerView, ...]) -> WorkerView:
+        """Return the worker with the least context that has a place for one more decode."""
+        return min(self._turns["mixed"].of(self._mixed or workers), key=lambda worker: self._crowding(request, worker))
+
+    def _crowding(self, request: Request, worker: WorkerView) -> float:
+        decodes, context = decodes_of(worker)
+        return context + FULL_S * self._full_s(request, worker, decodes)

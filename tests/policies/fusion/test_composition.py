@@ -1,0 +1,88 @@
+"""The programme: what the hull says is what a solver of linear programmes says."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.optimize import linprog
+
+from pdplugins.policies.fusion.composition import Frontier, Lengths, Point, hull
+from pdplugins.policies.fusion.core import Core
+
+numbers = st.floats(1.0, 1000.0)
+points = st.lists(st.tuples(numbers, st.one_of(st.just(0.0), numbers)), min_size=1, max_size=12)
+
+
+def solved(columns: list[Point], does: Frontier, prefill_only: int, mixed: int) -> float:
+    """Return the rate that scipy finds for the programme in the module's docstring."""
+    isl, osl = does.lengths.isl, does.lengths.osl
+    decoded, prefilled = np.array(columns).T
+    limits = [
+        [-does.prefill, *-prefilled, isl],
+        [0.0, *-decoded, osl],
+        [1.0, *np.zeros(len(columns)), 0.0],
+        [0.0, *np.ones(len(columns)), 0.0],
+    ]
+    goal = [*np.zeros(len(columns) + 1), -1.0]
+    answer = linprog(goal, A_ub=limits, b_ub=[0.0, 0.0, prefill_only, mixed], bounds=(0, None))
+    assert answer.success
+    return float(answer.x[-1])
+
+
+@pytest.mark.moderate
+@given(points, numbers, numbers, numbers, st.integers(0, 6), st.integers(0, 6))
+def test_the_rate_is_that_of_the_linear_programme(
+    columns: list[Point], prefill: float, isl: float, osl: float, prefill_only: int, mixed: int
+) -> None:
+    does = Frontier(Lengths(isl, osl), prefill, hull(columns))
+    assert does.rate(prefill_only, mixed) == pytest.approx(solved(columns, does, prefill_only, mixed), rel=1e-6)
+
+
+@pytest.mark.moderate
+@given(points, numbers, numbers, numbers, st.integers(2, 12), st.sampled_from([0.0, 0.03, 0.3]))
+def test_the_number_is_the_smallest_that_is_good_enough(
+    columns: list[Point], prefill: float, isl: float, osl: float, workers: int, gain: float
+) -> None:
+    does = Frontier(Lengths(isl, osl), prefill, hull(columns))
+    rates = [does.rate(n, workers - n) for n in range(workers)]
+    found = does.best(workers, gain)
+    assert rates[found] >= max(rates) / (1 + gain) * (1 - 1e-9)
+    assert all(rate < max(rates) / (1 + gain) * (1 + 1e-9) for rate in rates[:found])
+
+
+@pytest.mark.moderate
+@given(points)
+def test_no_point_lies_above_the_hull(columns: list[Point]) -> None:
+    edge = hull(columns)
+    xs, ys = [x for x, _ in edge], [y for _, y in edge]
+    assert xs == sorted(xs)
+    assert ys == sorted(ys, reverse=True)
+    for x, y in columns:
+        assert x <= xs[-1]
+        assert y <= np.interp(x, xs, ys) * (1 + 1e-9)
+
+
+def test_long_prompts_need_prefill_workers_and_long_answers_need_none(core: Callable[..., Core]) -> None:
+    """Both ends are legal: co-location, and one decode worker behind seven that prefill."""
+    assert core().frontier(300.0, 2000.0, 200_000).best(8, 0.03) == 0
+    assert core().frontier(20_000.0, 10.0, 200_000).best(8) == 7
+
+
+def test_workers_that_cannot_mix_need_both_kinds(core: Callable[..., Core]) -> None:
+    does = core().frontier(1000.0, 200.0, 200_000, mixes=False)
+    assert does.rate(0, 8) == does.rate(8, 0) == 0.0
+    assert 0 < does.best(8) < 8
+
+
+def test_a_tighter_slo_serves_less(core: Callable[..., Core]) -> None:
+    loose, strict = (core(tpot_share=share).frontier(1000.0, 200.0, 200_000) for share in (0.95, 0.4))
+    assert 0 < strict.rate(2, 6) < loose.rate(2, 6)
+
+
+def test_less_kv_cache_serves_less(core: Callable[..., Core]) -> None:
+    large, small = (core().frontier(2000.0, 500.0, tokens) for tokens in (200_000, 8_000))
+    assert 0 < small.rate(0, 4) < large.rate(0, 4)

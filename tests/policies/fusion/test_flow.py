@@ -1,0 +1,122 @@
+"""The flow policy: late binding, deadlines, the share of the oldest, and what is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from pdplugins.policies.fusion.core import Core
+from pdplugins.policies.fusion.flow import FusionFlow
+from pdplugins.testing import Worker, fleet, request, worker
+from pdplugins.types import Ending, FlowDecision, Go, Hold, Outcome, Refuse, Waiting
+
+Cores = Callable[..., Core]
+
+
+def arrive(flow: FusionFlow, name: str, tokens: int, now_s: float = 0.0, ttft_s: float = 2.0) -> None:
+    flow.on_arrival(Waiting(request(name, tokens, now_s), now_s, now_s + ttft_s), now_s)
+
+
+def ask(flow: FusionFlow, workers: tuple[Worker, ...], now_s: float = 0.0) -> list[FlowDecision]:
+    """Ask until the policy holds."""
+    decisions: list[FlowDecision] = []
+    while not isinstance(decision := flow.next(workers, now_s), Hold):
+        decisions.append(decision)
+    return [*decisions, decision]
+
+
+def busy(count: int, **load: float) -> tuple[Worker, ...]:
+    """Return decode workers that are alike."""
+    return tuple(worker(f"d{index}", **{"queued_tokens": 50_000.0, **load}) for index in range(count))
+
+
+def test_a_request_waits_here_until_a_worker_can_start_it(core: Cores) -> None:
+    flow = FusionFlow(core())
+    for name in "ab":
+        arrive(flow, name, 1000)
+    assert ask(flow, busy(2))[:-1] == [Go("a")], "the first one goes on, as nothing else would wake the host"
+    assert isinstance(flow.next(busy(2), 0.0), Hold)
+    assert flow.next((*busy(1), *fleet(0, 1)), 0.0) == Go("b")
+
+
+def test_a_hold_ends_by_itself(core: Cores) -> None:
+    """Loads change without a word to the policy, so it asks to be asked again."""
+    flow = FusionFlow(core())
+    for name in "ab":
+        arrive(flow, name, 1000)
+    held = ask(flow, busy(1), 5.0)[-1]
+    assert isinstance(held, Hold)
+    assert held.until_s is not None
+    assert 5.0 < held.until_s < 6.0
+
+
+def test_the_earliest_deadline_goes_first(core: Cores) -> None:
+    """A request may have a TTFT objective of its own."""
+    flow = FusionFlow(core())
+    arrive(flow, "patient", 1000, ttft_s=60.0)
+    arrive(flow, "hasty", 1000, ttft_s=1.0)
+    assert ask(flow, fleet(0, 4))[:-1] == [Go("hasty"), Go("patient")]
+
+
+def test_a_prompt_that_would_make_others_late_goes_last(core: Cores) -> None:
+    """One worker has 1.8 s: 15,000 tokens alone, or all the others."""
+    flow = FusionFlow(core(oldest_share=0.0))
+    arrive(flow, "large", 12_000)
+    for index in range(12):
+        arrive(flow, str(index), 800)
+    order = [decision.request_id for decision in ask(flow, fleet(0, 1)) if isinstance(decision, Go)]
+    assert order[-1] == "large"
+    assert len(order) == 13
+
+
+def test_a_full_pool_holds_however_idle_its_prefill_is(core: Cores) -> None:
+    """Places to decode run out before prefill does: what went on without one would wait where nobody can reorder it."""
+    shared = core(prior_tokens=1000)
+    flow, workers = FusionFlow(shared), fleet(1, 1, kv_capacity_tokens=20_000)
+    for index in range(40):
+        arrive(flow, str(index), 500)
+    gone = [decision for decision in ask(flow, workers) if isinstance(decision, Go)]
+    assert 0 < len(gone) < 40
+    flow.on_ended(request("0", 500), Outcome(Ending.FINISHED, 10))
+    assert isinstance(flow.next(workers, 0.0), Go)
+
+
+def test_a_decode_worker_at_its_tpot_limit_starts_nothing(core: Cores) -> None:
+    flow = FusionFlow(core())
+    for name in "ab":
+        arrive(flow, name, 100)
+    full = busy(2, queued_tokens=0.0, decode_requests=400.0, decode_tokens=800_000.0)
+    assert len(ask(flow, full)) == 2
+
+
+@pytest.mark.parametrize("overload", ["wait", "refuse"])
+def test_the_operator_chooses_what_happens_beyond_capacity(core: Cores, overload: str) -> None:
+    flow = FusionFlow(core(overload=overload))
+    for index in range(10):
+        arrive(flow, str(index), 8000)
+    refused = [decision for decision in ask(flow, fleet(0, 1)) if isinstance(decision, Refuse)]
+    assert bool(refused) == (overload == "refuse")
+    assert all(one.retry_after_s >= 1.0 and "in time" in one.reason for one in refused)
+
+
+def test_nothing_that_can_be_in_time_is_refused(core: Cores) -> None:
+    flow = FusionFlow(core(overload="refuse"))
+    for index in range(4):
+        arrive(flow, str(index), 1000)
+    assert all(isinstance(decision, Go) for decision in ask(flow, fleet(0, 2))[:-1])
+
+
+def test_the_longest_wait_is_told(core: Cores) -> None:
+    flow = FusionFlow(core())
+    arrive(flow, "a", 1000)
+    flow.next(fleet(0, 1), 7.5)
+    assert flow.signals["longest_wait_s"] == 7.5
+
+
+def test_a_large_pool_is_measured_by_a_part_of_it(core: Cores) -> None:
+    """The speed of 100 idle workers is 100, whichever 16 of them are looked at."""
+    flow = FusionFlow(core())
+    arrive(flow, "a", 1000)
+    flow.next(fleet(0, 100), 0.0)
+    assert flow.signals["speed_workers"] == pytest.approx(100.0)

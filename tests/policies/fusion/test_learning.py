@@ -1,0 +1,61 @@
+"""What fusion learns: lengths without a bias for short answers, and the pace of the pool."""
+
+from __future__ import annotations
+
+import pytest
+
+from pdplugins.policies.fusion.lengths import MOST_OPEN, MeanLengths
+from pdplugins.policies.fusion.pace import LEAST_RATIO, Pace
+from pdplugins.testing import request
+
+
+def test_short_answers_count_only_with_the_long_ones_that_began_before() -> None:
+    lengths = MeanLengths(100)
+    for name in ("long", "short"):
+        lengths.began(request(name, 1000))
+    lengths.ended(request("short"), 1)
+    assert lengths.osl == 100.0
+    lengths.ended(request("long"), 2000)
+    assert lengths.osl > 100.0
+
+
+def test_a_request_counts_once_and_one_that_failed_says_nothing() -> None:
+    lengths = MeanLengths(100)
+    for _ in range(2):
+        lengths.began(request("a", 1000))
+    lengths.ended(request("a"), None)
+    lengths.ended(request("a"), 5)
+    assert (lengths.isl, lengths.osl) == (1000.0, 100.0)
+
+
+def test_an_answer_that_never_ends_does_not_stop_the_learning() -> None:
+    lengths = MeanLengths(100)
+    lengths.began(request("endless"))
+    for index in range(MOST_OPEN):
+        lengths.began(request(str(index)))
+        lengths.ended(request(str(index)), 500)
+    assert lengths.osl > 400.0
+
+
+def test_history_is_not_computed_again() -> None:
+    lengths = MeanLengths(100)
+    lengths.began(request("a", 1000, history_tokens=900))
+    assert lengths.isl == 100.0
+
+
+@pytest.mark.parametrize(("done", "ratio"), [(1.0, 1.0), (0.5, 0.5), (0.0, LEAST_RATIO), (3.0, 1.0)])
+def test_the_pace_becomes_that_of_the_pool(done: float, ratio: float) -> None:
+    """Four workers are predicted, and the work of four times `done` gets done."""
+    pace = Pace()
+    for tick in range(400):
+        pace.speed(4.0, tick * 0.1)
+        pace.started(4.0 * done * 0.1)
+    assert pace.ratio == pytest.approx(ratio, rel=0.1)
+
+
+def test_an_idle_pool_says_nothing_about_its_pace() -> None:
+    pace = Pace()
+    for tick in range(400):
+        pace.speed(4.0, tick * 0.1)
+        pace.idle()
+    assert pace.ratio == 1.0

@@ -1,0 +1,81 @@
+"""The planner: as many workers as the programme needs for the forecast."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from pdplugins.contracts.bundle import Bundle
+from pdplugins.errors import ConfigError
+from pdplugins.policies.fusion.config import FusionSettings
+from pdplugins.policies.fusion.plugin import build
+from pdplugins.testing import PlannerConformance, deployment, planner_view
+from pdplugins.types import Planner, Pool
+from tests.policies.fusion.model import MODEL
+
+Bundles = Callable[..., Bundle]
+
+
+def planner(bundle: Bundles, **settings: Any) -> Planner:
+    made = bundle(scale=True, **settings).planner
+    assert made is not None
+    return made()
+
+
+class TestOfTwoPools(PlannerConformance):
+    deployment = deployment(MODEL)
+    keeps_budget = True
+
+    def make(self) -> Planner:
+        made = build(FusionSettings(scale=True), self.deployment).planner
+        assert made is not None
+        return made()
+
+
+class TestOfOnePool(TestOfTwoPools):
+    deployment = deployment(MODEL, any_role=True)
+
+
+def planned(planner: Planner, rate: float, seconds: int = 120, **more: Any) -> tuple[int, int]:
+    for tick in range(seconds // 5):
+        plan = planner.plan(planner_view(5.0 * tick, rate, **more))
+    return plan.prefill, plan.decode
+
+
+@pytest.mark.parametrize("any_role", [True, False])
+def test_more_requests_need_more_workers(bundle: Bundles, any_role: bool) -> None:
+    sizes = [sum(planned(planner(bundle, any_role=any_role), rate)) for rate in (1.0, 30.0, 60.0, 1000.0)]
+    assert sizes == sorted(sizes)
+    assert sizes[0] == 2
+    assert sizes[1] < sizes[2]
+    assert sizes[-1] == 8
+
+
+def test_long_answers_need_no_prefill_worker(bundle: Bundles) -> None:
+    prefill, decode = planned(planner(bundle), 20.0, isl_tokens=200.0, osl_tokens=1500.0)
+    assert prefill == 0
+    assert decode >= 2
+
+
+def test_a_pool_shrinks_after_its_hold(bundle: Bundles) -> None:
+    scales, pool = planner(bundle, hold_s=60.0), Pool(4)
+    sizes = [
+        plan.prefill + plan.decode
+        for tick in range(30)
+        for plan in [scales.plan(planner_view(5.0 * tick, 1.0, prefill=pool, decode=pool))]
+    ]
+    assert sizes[0] == 8
+    assert sizes[-1] == 2
+
+
+def test_without_the_setting_there_is_no_planner(bundle: Bundles) -> None:
+    assert bundle().planner is None
+
+
+def test_a_budget_too_small_is_told() -> None:
+    made = build(FusionSettings(scale=True), deployment(MODEL, prefill_tp=4, decode_tp=8)).planner
+    assert made is not None
+    with pytest.raises(ConfigError, match="raise the budget"):
+        made()

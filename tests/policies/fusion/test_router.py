@@ -1,0 +1,142 @@
+"""The router: the soonest first token, the holder of the cache, places to decode, and roles."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from pdplugins.policies.fusion.core import Core
+from pdplugins.policies.fusion.router import FusionRouter
+from pdplugins.testing import Worker, fleet, request, worker
+from pdplugins.types import Capabilities, Ending, Outcome, Role
+
+Cores = Callable[..., Core]
+FIXED = {"composition": False}
+
+
+def place(router: FusionRouter, workers: tuple[Worker, ...], tokens: int = 1000, **more: object) -> tuple[str, str]:
+    """Return where a request prefills and decodes."""
+    asked = request("r", tokens, **more)
+    placement = router.on_arrival(asked, workers, 0.0)
+    if placement.second is None:
+        placement = router.on_prefill_done(asked, placement, workers, 0.0)
+    assert placement.second is not None
+    return placement.first, placement.second
+
+
+def test_an_idle_pool_serves_where_no_transfer_is_needed(core: Cores) -> None:
+    first, second = place(FusionRouter(core(**FIXED)), fleet(1, 1))
+    assert first == second == "d0"
+
+
+def test_prefill_goes_away_where_decodes_leave_too_little_of_the_step(core: Cores) -> None:
+    crowded = worker("d0", decode_requests=200.0, decode_tokens=300_000.0)
+    assert place(FusionRouter(core(**FIXED)), (worker("p0"), crowded), 4000) == ("p0", "d0")
+
+
+def test_a_queue_is_time(core: Cores) -> None:
+    waits = worker("d0", queued_tokens=20_000.0)
+    assert place(FusionRouter(core(**FIXED)), (waits, worker("d1"))) == ("d1", "d1")
+
+
+def test_the_holder_of_a_session_saves_its_history(core: Cores) -> None:
+    workers = (worker("d0"), worker("d1", queued_tokens=3000.0))
+    router = FusionRouter(core(**FIXED))
+    assert place(router, workers, 8000)[0] == "d0"
+    assert place(router, workers, 8000, history_tokens=7000, bound_worker="d1")[0] == "d1"
+
+
+def test_a_cached_prefix_is_time_saved(core: Cores) -> None:
+    workers = (worker("d0"), worker("d1", queued_tokens=1000.0, cached_blocks=frozenset(range(8))))
+    router = FusionRouter(core(**FIXED))
+    assert place(router, workers, 4096, blocks=tuple(range(8)))[0] == "d1"
+    assert place(router, workers, 4096, blocks=tuple(range(50, 58)))[0] == "d0"
+
+
+def test_the_session_holder_of_a_large_pool_is_always_looked_at(core: Cores) -> None:
+    workers = tuple(worker(f"d{index}", queued_tokens=1000.0) for index in range(200))
+    router = FusionRouter(core(**FIXED, choices=4))
+    assert place(router, workers, 8000, history_tokens=7900, bound_worker="d150")[0] == "d150"
+
+
+def test_every_worker_of_a_large_pool_gets_its_turn(core: Cores) -> None:
+    workers = tuple(worker(f"d{index}") for index in range(50))
+    router = FusionRouter(core(**FIXED, choices=4))
+    assert len({place(router, workers)[0] for _ in range(60)}) >= 12
+
+
+def test_a_worker_without_kv_capacity_is_passed_over(core: Cores) -> None:
+    workers = (worker("d0", free_kv_tokens=500), worker("d1", free_kv_tokens=50_000, queued_tokens=9000.0))
+    assert place(FusionRouter(core(**FIXED)), workers) == ("d1", "d1")
+
+
+def test_a_worker_that_cannot_serve_alone_only_decodes(core: Cores) -> None:
+    alone = Capabilities(frozenset({Role.DECODE}), alone=False)
+    workers = (worker("p0", queued_tokens=9000.0), worker("d0", capabilities=alone))
+    assert place(FusionRouter(core(**FIXED)), workers) == ("p0", "d0")
+
+
+def test_decode_is_bound_when_prefill_ends(core: Cores) -> None:
+    """To the worker with least context by then."""
+    crowded = {"decode_requests": 100.0, "queued_tokens": 50_000.0}
+    workers = (worker("p0"), *(worker(f"d{n}", decode_tokens=100_000.0 - n, **crowded) for n in range(3)))
+    router = FusionRouter(core(**FIXED))
+    asked = request("r", 1000)
+    placement = router.on_arrival(asked, workers, 0.0)
+    assert (placement.first, placement.second) == ("p0", None)
+    assert router.on_prefill_done(asked, placement, workers, 1.0).second == "d2"
+
+
+def test_a_prefill_server_that_must_know_the_decode_server_is_told_at_once(core: Cores) -> None:
+    """A stock one: it cannot serve alone."""
+    stock = Capabilities(frozenset({Role.PREFILL}), alone=False, splits=False)
+    crowded = {"decode_requests": 100.0, "queued_tokens": 50_000.0}
+    workers = (worker("p0", capabilities=stock), *(worker(f"d{n}", decode_tokens=9.0 - n, **crowded) for n in range(3)))
+    placement = FusionRouter(core(**FIXED)).on_arrival(request("r", 1000), workers, 0.0)
+    assert (placement.first, placement.second) == ("p0", "d2")
+
+
+def arrivals(router: FusionRouter, workers: tuple[Worker, ...], tokens: int, output: int, end_s: float) -> None:
+    for tick in range(int(10 * end_s)):
+        asked = request(str(tick), tokens)
+        router.on_arrival(asked, workers, tick / 10)
+        router.on_ended(asked, Outcome(Ending.FINISHED, output))
+
+
+def test_workers_become_prefill_only_when_prompts_are_long(core: Cores) -> None:
+    router, workers = FusionRouter(core(prior_tokens=10)), fleet(0, 8)
+    arrivals(router, workers, 20_000, 10, 3.0)
+    moves = router.take_role_moves()
+    assert len(moves) >= 4
+    assert {move.role for move in moves} == {Role.PREFILL}
+    assert router.take_role_moves() == ()
+    assert router.signals["prefill_only"] == len(moves)
+
+
+def test_and_none_when_answers_are_long(core: Cores) -> None:
+    router, workers = FusionRouter(core(prior_tokens=2000)), fleet(4, 4)
+    arrivals(router, workers, 300, 2000, 3.0)
+    moves = router.take_role_moves()
+    assert {move.worker for move in moves} == {"p0", "p1", "p2", "p3"}
+    assert {move.role for move in moves} == {Role.DECODE}
+
+
+def test_a_composition_stays_for_its_dwell_time(core: Cores) -> None:
+    shared = core(prior_tokens=10, dwell_s=60.0)
+    router = FusionRouter(shared)
+    arrivals(router, fleet(0, 8), 20_000, 10, 3.0)
+    wanted = shared.wanted
+    shared.lengths.isl = 100.0
+    shared.lengths.osl = 3000.0
+    for now_s, expected in ((30.0, wanted), (61.0, 0)):
+        for later_s in (0.0, 1.5):
+            router.on_arrival(request(str(now_s + later_s), 100), fleet(0, 8), now_s + later_s)
+        assert shared.wanted == expected
+
+
+@pytest.mark.parametrize("settings", [{"composition": False}, {"scale": True}])
+def test_roles_stay_where_another_part_has_them(core: Cores, settings: dict[str, bool]) -> None:
+    router = FusionRouter(core(prior_tokens=10, **settings))
+    arrivals(router, fleet(0, 8), 20_000, 10, 3.0)
+    assert router.take_role_moves() == ()

@@ -1,0 +1,95 @@
+"""All parts together in the simulator: overload, sessions, small KV caches, and what the plugin is for."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+
+from pdplugins.config import find, load, parse
+from pdplugins.results import Result
+from pdplugins.sim.run.simulate import simulate
+from pdplugins.types import TraceRequest
+
+COLOCATED = {"router": {"name": "least-loaded", "colocated": True}, "batch_scheduler": "dynaserve", "bundle": None}
+"""Co-location with steps of the size that the TPOT SLO leaves: the strongest of what is stock here."""
+
+
+def chats(rate: float, count: int, seed: int = 0) -> list[TraceRequest]:
+    rng, now_s, trace = random.Random(seed), 0.0, []
+    for _ in range(count):
+        now_s += rng.expovariate(rate)
+        isl, osl = rng.lognormvariate(6.6, 1.0), rng.lognormvariate(5.0, 0.8)
+        trace.append(TraceRequest(now_s, int(min(isl, 8000)) + 1, int(min(osl, 2000)) + 1))
+    return trace
+
+
+def run(trace: list[TraceRequest], **changes: Any) -> Result:
+    data = load(find("fusion")).model_dump(mode="json") | changes
+    return simulate(parse(data), trace, trace_name="chats", command="test", seed=0)[0]
+
+
+def faults(result: Result) -> list[str]:
+    return [count for count in result.counts if count.startswith("faults")]
+
+
+def attainment(result: Result) -> float:
+    assert result.metrics.slo_attainment is not None
+    return result.metrics.slo_attainment
+
+
+@pytest.mark.parametrize(
+    "settings", [{}, {"composition": False}, {"oldest_share": 0.0}, {"scale": True, "interval_s": 5.0}], ids=str
+)
+def test_nothing_is_lost_and_no_part_fails(settings: dict[str, Any]) -> None:
+    result = run(chats(10.0, 150), bundle={"name": "fusion", **settings})
+    assert (result.requests.failed, faults(result)) == (0, [])
+
+
+@pytest.mark.parametrize("part", ["router", "flow", "batch_scheduler"])
+def test_each_part_works_alone(part: str) -> None:
+    rest = {} if part == "router" else {"router": {"name": "least-loaded", "colocated": True}}
+    result = run(chats(10.0, 150), bundle=None, **rest, **{part: "fusion"})
+    assert (result.requests.failed, faults(result)) == (0, [])
+
+
+def test_a_small_kv_cache_stops_nobody() -> None:
+    result = run(chats(10.0, 150), simulation={"flip": "label", "overlap": True, "kv_tokens": 12_000})
+    assert (result.requests.failed, faults(result)) == (0, [])
+    assert result.speed.duration_s < 300, "a timeout of 300 s must not be what frees them"
+
+
+@pytest.mark.moderate
+def test_overload_does_not_take_the_goodput_down() -> None:
+    """Beyond capacity most requests are still in time; with first come first served nearly none would be."""
+    trace = chats(40.0, 1500)
+    ours, theirs = run(trace), run(trace, **COLOCATED)
+    assert attainment(ours) > 0.5
+    assert attainment(theirs) < 0.2
+
+
+@pytest.mark.moderate
+def test_below_capacity_it_is_no_worse_than_colocation() -> None:
+    trace = chats(12.0, 600)
+    ours, theirs = run(trace), run(trace, **COLOCATED)
+    assert attainment(ours) >= attainment(theirs) - 0.005
+
+
+@pytest.mark.moderate
+def test_refusing_keeps_those_in_time_that_are_let_in() -> None:
+    trace = chats(40.0, 1500)
+    refused = run(trace, bundle={"name": "fusion", "overload": "refuse"})
+    assert refused.requests.failed > 100
+    assert refused.metrics.ttft_s.p90 is not None
+    assert refused.metrics.ttft_s.p90 < 3.0
+    assert faults(refused) == []
+
+
+@pytest.mark.moderate
+def test_the_planner_gives_back_what_a_quiet_hour_does_not_need() -> None:
+    trace = chats(2.0, 600)
+    scaled = run(trace, bundle={"name": "fusion", "scale": True, "hold_s": 30.0})
+    fixed = run(trace)
+    assert attainment(scaled) > 0.95
+    assert scaled.metrics.gpu_hours < 0.8 * fixed.metrics.gpu_hours
