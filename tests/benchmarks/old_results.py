@@ -11,7 +11,3 @@ OLD = {
     "kv-overlap",
     "simulator-speed",
 }
-
-UNMARKED = {
-}
-"""Pages that quote figures without a mark: to be marked."""
