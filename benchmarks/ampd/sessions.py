@@ -23,7 +23,7 @@ SYSTEMS: dict[str, list[dict[str, Any]]] = {
 }
 """Each with the variants that are tried."""
 POOLS = (
-    ((2, 1), (2, 7)), ((2, 2), (2, 6)), ((4, 1), (4, 3)), ((4, 2), (4, 2)), ((4, 3), (4, 1)), ((8, 1), (8, 1)),
+    ((2, 1), (2, 7)), ((2, 2), (2, 6)), ((2, 3), (2, 5)), ((4, 1), (4, 3)), ((4, 2), (4, 2)), ((4, 3), (4, 1)),
 )  # fmt: skip
 """(TP, replicas) of prefill and of decode; of co-located workers, the sum counts."""
 RATES = {"WEKA": (0.1, 0.2, 0.3), "tau-bench": (10.0, 20.0, 40.0), "sessions (generated)": (1.0, 2.0, 4.0)}

@@ -25,8 +25,8 @@ from pdplugins.sim.run.options import scale_pools
 from pdplugins.types import Bundle, Deployment, PlannerView, Pool, Register, ScalePlan
 
 
-class FusionSettings(BaseModel, extra="forbid"):
-    """Settings of the bundle ``fusion``."""
+class DuoSettings(BaseModel, extra="forbid"):
+    """Settings of the bundle ``duo``."""
 
     workers: int = 2
     seed: int = 0
@@ -36,7 +36,7 @@ class FusionSettings(BaseModel, extra="forbid"):
 class Core:
     """What the parts of the bundle share."""
 
-    settings: FusionSettings
+    settings: DuoSettings
     deployment: Deployment
     built: list[str] = field(default_factory=list)
 
@@ -50,10 +50,10 @@ class Part:
     interval_s: float = 5.0
 
     def plan(self, view: PlannerView) -> ScalePlan:
-        return ScalePlan(self.core.settings.workers, 1, "fusion")
+        return ScalePlan(self.core.settings.workers, 1, "duo")
 
 
-def fusion(settings: FusionSettings, deployment: Deployment) -> Bundle:
+def duo(settings: DuoSettings, deployment: Deployment) -> Bundle:
     core = Core(settings, deployment)
 
     def part(kind: str) -> Callable[[], Any]:
@@ -68,10 +68,10 @@ def fusion(settings: FusionSettings, deployment: Deployment) -> Bundle:
 
 @hookimpl
 def pd_register_bundles(register: Register) -> None:
-    register("fusion", fusion, FusionSettings)
-    register("hollow", lambda settings, deployment: Bundle(), FusionSettings)
-    register("wrong", lambda settings, deployment: None, FusionSettings)
-    register("static", fusion, FusionSettings)  # a planner has this name too
+    register("duo", duo, DuoSettings)
+    register("hollow", lambda settings, deployment: Bundle(), DuoSettings)
+    register("wrong", lambda settings, deployment: None, DuoSettings)
+    register("static", duo, DuoSettings)  # a planner has this name too
 
 
 @pytest.fixture
@@ -111,7 +111,7 @@ def test_each_policy_is_built_once_by_its_name(known: Registry) -> None:
 
 
 def test_a_bundle_gives_all_its_parts_one_core(known: Registry) -> None:
-    built = policies(bundle={"name": "fusion", "workers": 3})
+    built = policies(bundle={"name": "duo", "workers": 3})
     planner: Any = built.planner()
     router: Any = built.router()
     scheduler: Any = built.batch_scheduler()
@@ -125,20 +125,20 @@ def test_a_bundle_gives_all_its_parts_one_core(known: Registry) -> None:
 
 
 def test_what_a_config_picks_by_name_comes_before_the_bundles_part(known: Registry) -> None:
-    built = policies(bundle="fusion", router="round-robin")
+    built = policies(bundle="duo", router="round-robin")
     assert type(built.router()).__name__ == "RoundRobin"
     assert isinstance(built.planner(), Part)
 
 
 def test_a_part_of_a_bundle_may_be_picked_alone(known: Registry) -> None:
-    built = policies(planner={"name": "fusion", "workers": 4})
+    built = policies(planner={"name": "duo", "workers": 4})
     planner: Any = built.planner()
     assert (planner.kind, planner.core.settings.workers) == ("planner", 4)
     assert built.router() is None
 
 
 def test_parts_of_one_bundle_that_are_picked_one_by_one_share_its_core(known: Registry) -> None:
-    built = policies(planner={"name": "fusion", "workers": 4}, router="fusion")
+    built = policies(planner={"name": "duo", "workers": 4}, router="duo")
     planner: Any = built.planner()
     router: Any = built.router()
     assert router.core is planner.core
@@ -146,8 +146,8 @@ def test_parts_of_one_bundle_that_are_picked_one_by_one_share_its_core(known: Re
 
 
 def test_two_processes_have_two_cores(known: Registry) -> None:
-    first: Any = policies(bundle="fusion").planner()
-    second: Any = policies(bundle="fusion").planner()
+    first: Any = policies(bundle="duo").planner()
+    second: Any = policies(bundle="duo").planner()
     assert first.core is not second.core
 
 
@@ -159,13 +159,13 @@ def test_a_policy_of_that_name_comes_before_a_bundle(known: Registry) -> None:
 @pytest.mark.parametrize(
     ("choices", "message"),
     [
-        ({"bundle": "fussion"}, r"config: bundle: there is no 'fussion'; choose from fusion, hollow, static, wrong$"),
-        ({"flow": "fussion"}, r"flow: there is no 'fussion'; choose from fcfs, or a bundle that has one: fusion, hol"),
-        ({"bundle": {"name": "fusion", "wokers": 1}}, r"bundle fusion: unknown key 'wokers'; valid keys here are seed"),
-        ({"router": {"name": "fusion", "wokers": 1}}, r"router fusion: unknown key 'wokers'; valid keys here are seed"),
+        ({"bundle": "duoo"}, r"config: bundle: there is no 'duoo'; choose from duo, fusion, hollow, static, wrong$"),
+        ({"flow": "duoo"}, r"flow: there is no 'duoo'; choose from fcfs, or a bundle that has one: duo, fusion"),
+        ({"bundle": {"name": "duo", "wokers": 1}}, r"bundle duo: unknown key 'wokers'; valid keys here are seed"),
+        ({"router": {"name": "duo", "wokers": 1}}, r"router duo: unknown key 'wokers'; valid keys here are seed"),
         (
-            {"planner": {"name": "fusion", "workers": 1}, "bundle": {"name": "fusion", "workers": 2}},
-            r"config: planner and bundle give the bundle 'fusion' different settings; give them once$",
+            {"planner": {"name": "duo", "workers": 1}, "bundle": {"name": "duo", "workers": 2}},
+            r"config: planner and bundle give the bundle 'duo' different settings; give them once$",
         ),
     ],
 )
@@ -176,8 +176,8 @@ def test_what_cannot_be_is_said_in_one_line(known: Registry, choices: dict[str, 
 
 
 def test_a_part_that_a_bundle_does_not_have_is_said_with_those_it_has(known: Registry) -> None:
-    with pytest.raises(ConfigError, match=r"^flow: the bundle 'fusion' has none; it has planner, router, batch_sched"):
-        policies(flow="fusion").flow()
+    with pytest.raises(ConfigError, match=r"^flow: the bundle 'duo' has none; it has planner, router, batch_sched"):
+        policies(flow="duo").flow()
     with pytest.raises(ConfigError, match=r"^flow: the bundle 'hollow' has none; it has no part at all$"):
         policies(flow="hollow").flow()
 
@@ -188,15 +188,15 @@ def test_a_factory_that_makes_no_bundle_is_named(known: Registry) -> None:
 
 
 def test_the_same_settings_in_two_places_are_no_conflict(known: Registry) -> None:
-    twice = {"name": "fusion", "workers": 2}
-    assert parsed(planner=twice, router=twice, bundle="fusion").bundle is not None
+    twice = {"name": "duo", "workers": 2}
+    assert parsed(planner=twice, router=twice, bundle="duo").bundle is not None
 
 
 def test_pdplugins_config_prints_every_default(known: Registry, tmp_path: Any) -> None:
     path = tmp_path / "c.yaml"
-    path.write_text("{bundle: {name: fusion, workers: 5}, router: fusion, flow: fcfs}")
+    path.write_text("{bundle: {name: duo, workers: 5}, router: duo, flow: fcfs}")
     printed = yaml.safe_load(CliRunner().invoke(cli.app, ["config", str(path)]).stdout)
-    assert printed["bundle"] == printed["router"] == {"name": "fusion", "workers": 5, "seed": 0}
+    assert printed["bundle"] == printed["router"] == {"name": "duo", "workers": 5, "seed": 0}
     assert printed["flow"] == {"name": "fcfs", **FcfsSettings().model_dump()}
     assert configs.resolved(configs.parse(printed)) == printed
 
@@ -204,11 +204,11 @@ def test_pdplugins_config_prints_every_default(known: Registry, tmp_path: Any) -
 def test_pdplugins_plugins_lists_flows_and_bundles(known: Registry) -> None:
     listed = CliRunner().invoke(cli.app, ["plugins", "--json"]).stdout
     rows = {(row["kind"], row["name"]) for row in yaml.safe_load(listed)}
-    assert {("flow", "fcfs"), ("bundle", "fusion")} <= rows
+    assert {("flow", "fcfs"), ("bundle", "duo")} <= rows
 
 
 def test_a_safe_planner_may_be_a_part_of_the_bundle_of_its_process(known: Registry) -> None:
-    config = parsed(bundle="fusion")
+    config = parsed(bundle="duo")
     built = build_policies(config, build_deployment(config))
     router: Any = built.router()
     planner: Any = build_safe_planner(config, policies=built).policy
@@ -218,7 +218,7 @@ def test_a_safe_planner_may_be_a_part_of_the_bundle_of_its_process(known: Regist
 
 
 def test_a_decision_log_of_a_bundles_planner_replays(known: Registry, tmp_path: Any) -> None:
-    config = parsed(bundle={"name": "fusion", "workers": 3})
+    config = parsed(bundle={"name": "duo", "workers": 3})
     planner = build_safe_planner(config, decision_log=tmp_path / "d.jsonl")
     assert planner.plan(PlannerView(0.0, None, Pool(1), Pool(1))).prefill == 3
     planner.close()
