@@ -24,6 +24,10 @@ DYNAMO = [
 ]
 
 
+PATIENCE_S = 120.0
+"""Longest wait for a state on a machine with much else to do. The stack gives up by itself when it does not start."""
+
+
 class Serve:
     """One ``dynamo serve`` process, its JSON lines and everything it started."""
 
@@ -64,10 +68,10 @@ class Serve:
         return seen
 
     def ready(self) -> dict[str, Any]:
-        return self.wait(lambda: self.events("ready"), 30)[0]
+        return self.wait(lambda: self.events("ready"), PATIENCE_S)[0]
 
     def status(self) -> dict[str, Any]:
-        return self.wait(lambda: self.events("status"), 30)[-1]
+        return self.wait(lambda: self.events("status"), PATIENCE_S)[-1]
 
     def workers(self, role: str, phase: str = "ready") -> dict[str, int]:
         """Process ids of the workers that the last status shows, by name."""
@@ -84,7 +88,7 @@ class Serve:
         """Send a signal and return how many seconds the launcher took to end."""
         began = time.monotonic()
         self.process.send_signal(number)
-        self.process.wait(20)
+        self.process.wait(PATIENCE_S)
         return time.monotonic() - began
 
     def finish(self, within_s: float) -> int:

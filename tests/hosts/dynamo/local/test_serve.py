@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from tests.hosts.dynamo.local.serve import Serve
+from tests.hosts.dynamo.local.serve import PATIENCE_S, Serve
 from tests.sockets import beyond_this_machine, listening
 
 pytestmark = pytest.mark.dynamo
@@ -29,12 +29,12 @@ def chat(url: str, model: str) -> dict[str, Any]:
     request = urllib.request.Request(  # noqa: S310 - our own frontend
         f"{url}/v1/chat/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
     )
-    with urllib.request.urlopen(request, timeout=10) as answer:  # noqa: S310
+    with urllib.request.urlopen(request, timeout=PATIENCE_S) as answer:  # noqa: S310
         return json.load(answer)
 
 
 def page(url: str) -> str:
-    with urllib.request.urlopen(url, timeout=10) as answer:  # noqa: S310 - our own launcher
+    with urllib.request.urlopen(url, timeout=PATIENCE_S) as answer:  # noqa: S310 - our own launcher
         return answer.read().decode()
 
 
@@ -140,14 +140,14 @@ def test_supervision_goes_on_whatever_happens_to_proxy_logs_and_folder(serve: Ca
         def replaced(role: str = role, name: str = name) -> bool:
             return bool(stack.workers(role)) and name not in stack.workers(role)
 
-        stack.wait(replaced, 60)
+        stack.wait(replaced, PATIENCE_S)
         assert not alive(pid)
     assert chat(ready["url"], ready["model"])["usage"]["completion_tokens"] == 5
     assert stack.status()["pulse"]["in_flight"] is not None
     pids = stack.descendants()
     folder = Path(ready["logs"]).parent
     folder.rename(folder.with_name("gone"))  # at once, while processes go on writing to it
-    assert stack.finish(20) == 2
+    assert stack.finish(PATIENCE_S) == 2
     assert not any(alive(pid) for pid in pids)
     last = stack.errors().splitlines()[-1]
     assert "has been deleted; start again" in last
