@@ -9,7 +9,7 @@ import manifest
 import pytest
 
 from pdplugins.errors import PdpluginsError
-from tests.benchmarks.old_results import OLD, UNMARKED
+from tests.benchmarks.old_results import OLD
 
 ROOT = Path(__file__).parents[2]
 PAGES = [str(path.relative_to(ROOT)) for path in figures.pages()]
@@ -30,12 +30,12 @@ def test_every_marked_figure_is_that_of_its_result(page: str) -> None:
     assert list(figures.wrong(text_of(page))) == []
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if page not in UNMARKED])
+@pytest.mark.parametrize("page", PAGES)
 def test_what_looks_like_a_measured_figure_has_a_mark_or_a_source(page: str) -> None:
     assert list(figures.unmarked((ROOT / page).read_text(encoding="utf-8"))) == []
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if page not in UNMARKED])
+@pytest.mark.parametrize("page", PAGES)
 def test_a_page_states_the_age_of_what_was_measured(page: str) -> None:
     named, aged = figures.sources(text_of(page))
     assert {name for name in named if manifest.read(name).get("kind") == "measured"} <= aged

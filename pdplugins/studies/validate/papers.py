@@ -23,7 +23,7 @@ from pdplugins.studies.validate.silicon import ANY, Coefficients
 
 BAR = 0.20
 SILICON = Coefficients(prefill=1.1542, decode=0.9798, step_ms=0.514)
-"""Coefficients that ``validate silicon`` fits on H100 and H200 (seed 0), used for the A100."""
+"""Coefficients that an earlier fit of ``validate silicon`` gave for H100 and H200 (seed 0), used for the A100."""
 
 
 @dataclass(frozen=True, slots=True)
