@@ -263,8 +263,11 @@ class FakeWorker:
         if role is None:
             return web.json_response({"error": {"message": f"{self.mode} cannot do that"}}, status=400)
         self.served[role] += 1
+        if role != "local" and (body.get("n") or body.get("sampling_params", {}).get("n") or 1) > 1:
+            await asyncio.sleep(60)  # both sides of SGLang make all samples in one room
         if role != "local":
-            await self.rooms.meet(body["bootstrap_room"], ids, role)
+            room = body["bootstrap_room"]
+            await self.rooms.meet(room[0] if isinstance(room, list) else room, ids, role)
         cached = max((common(held, ids) for held in self.held), default=0)
         self.cached.append(cached)
         self.held.append(ids)
