@@ -372,7 +372,8 @@ def event(
         reason = {"type": "length", "length": count} if ended else None
         meta: dict[str, Any] = {"id": body["rid"], "finish_reason": reason, **usage}
         if body.get("return_logprob"):
-            meta["input_token_logprobs"] = [[-1.0, token, None] for token in ids] if role == "prefill" else []
+            of_prompt = [[-1.0, token, None] for token in ids] if role == "prefill" else []
+            meta |= {"input_token_logprobs": of_prompt, "input_top_logprobs": [[entry] for entry in of_prompt]}
         return {"text": text_of(sofar), "output_ids": list(sofar), "meta_info": meta}
     reason = "length" if ended else None
     shown = sofar[-1:] if body.get("stream") else sofar

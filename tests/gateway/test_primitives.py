@@ -194,6 +194,7 @@ def test_logprobs_of_the_prompt_come_from_the_worker_that_prefilled() -> None:
         async with stand("prefill", "decode", cfg=config(dual=False)) as it:
             _, answer = await it.post("/generate", ask(return_logprob=True, logprob_start_len=0))
             assert len(answer["meta_info"]["input_token_logprobs"]) == len(PROMPT)
+            assert len(answer["meta_info"]["input_top_logprobs"]) == len(PROMPT)
             for event in await it.stream("/generate", ask(return_logprob=True, logprob_start_len=0)):
                 assert [row[1] for row in event["meta_info"]["input_token_logprobs"]] == PROMPT
 

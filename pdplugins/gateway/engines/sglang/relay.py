@@ -28,6 +28,8 @@ _USAGE = {
     name: re.compile(rb'"%s":\s*(\d{1,12})(?!\d)' % name.encode()) for name in ("prompt_tokens", "completion_tokens")
 }
 
+PROMPT_LOGPROBS = ("input_token_logprobs", "input_top_logprobs", "input_token_ids_logprobs")
+
 
 class Relay:
     """Passes one answer on, and remembers what the client has got, so that another worker can go on from there."""
@@ -43,7 +45,7 @@ class Relay:
         self.ids: list[int] = []
         """Tokens of the workers before."""
         self._text = ""
-        self._prompt_logprobs: list[Any] = []
+        self._prompt_logprobs: dict[str, list[Any]] = {}
 
     @property
     def speaking(self) -> bool:
@@ -151,8 +153,7 @@ class Relay:
         if isinstance(reason, dict) and reason.get("type") == "length":
             most = self._call.max_tokens or 0
             meta["finish_reason"] = None if meta["completion_tokens"] < most else {**reason, "length": most}
-        if self._prompt_logprobs:
-            meta["input_token_logprobs"] = self._prompt_logprobs + (meta.get("input_token_logprobs") or [])
+        meta.update(self._prompt_logprobs)
         if before and not self._incremental:
             data["text"] = self._text + (data.get("text") or "")
             data["output_ids"] = self.ids + (data.get("output_ids") or [])
@@ -163,5 +164,6 @@ class Relay:
         if not (self._call.fields.get("return_logprob") and answer.prefill_reply):
             return False
         first = next(iter(events(answer.prefill_reply)), b"")
-        self._prompt_logprobs = meta_of(self._generated(first) or {}).get("input_token_logprobs") or []
+        meta = meta_of(self._generated(first) or {})
+        self._prompt_logprobs = {name: value for name in PROMPT_LOGPROBS if isinstance(value := meta.get(name), list)}
         return bool(self._prompt_logprobs)
