@@ -370,7 +370,8 @@ def event(
     usage = {"prompt_tokens": len(ids), "completion_tokens": len(sofar), "cached_tokens": cached}
     if path == "/generate":
         reason = {"type": "length", "length": count} if ended else None
-        meta: dict[str, Any] = {"id": body["rid"], "finish_reason": reason, **usage}
+        weights = [{"version": "w1", "start": 0, "end": len(sofar)}]
+        meta: dict[str, Any] = {"id": body["rid"], "finish_reason": reason, **usage, "weight_versions": weights}
         if body.get("return_logprob"):
             of_prompt = [[-1.0, token, None] for token in ids] if role == "prefill" else []
             meta |= {"input_token_logprobs": of_prompt, "input_top_logprobs": [[entry] for entry in of_prompt]}

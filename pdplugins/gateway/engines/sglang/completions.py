@@ -13,6 +13,9 @@ from pdplugins.gateway.engine import Client
 from pdplugins.gateway.engines.sglang.calls import Call
 from pdplugins.gateway.engines.sglang.protocol import DONE, DONE_EVENT, EVENT_END, EVENT_START, dumps, events, parsed
 
+WEIGHTS = ("weight_version", "weight_versions")
+"""What is told of the weights in the metadata of a completion."""
+
 
 class CompletionsReply:
     """Gives the client a completion for what `/generate` says.
@@ -24,7 +27,7 @@ class CompletionsReply:
         self._reply = reply
         self._incremental = incremental
         self._shown = 0
-        self._usage: dict[str, int] = {}
+        self._usage: dict[str, int | None] = {}
         options = call.fields.get("stream_options")
         self._tells_usage = isinstance(options, dict) and bool(options.get("include_usage"))
         self._frame = {"id": call.rid, "object": "text_completion", "created": int(time.time())}
@@ -43,7 +46,9 @@ class CompletionsReply:
         """Answer with one body."""
         said = parsed(body)
         if said is not None and "output_ids" in said:
-            body = dumps({**self._frame, "choices": [self._choice(said, said.get("text") or "")], "usage": self._usage})
+            weights = {name: value for name, value in (said.get("meta_info") or {}).items() if name in WEIGHTS}
+            choices = [self._choice(said, said.get("text") or "")]
+            body = dumps({**self._frame, "choices": choices, "usage": self._usage, "metadata": weights})
         self._reply.whole(body, content_type)
 
     def _event(self, event: bytes) -> bytes:
@@ -62,6 +67,7 @@ class CompletionsReply:
         meta = said.get("meta_info") or {}
         prompt, output = int(meta.get("prompt_tokens") or 0), int(meta.get("completion_tokens") or 0)
         self._usage = {"prompt_tokens": prompt, "completion_tokens": output, "total_tokens": prompt + output}
+        self._usage |= {"prompt_tokens_details": None, "reasoning_tokens": 0}
         reason = meta.get("finish_reason") or {}
         ended = {"finish_reason": reason.get("type"), "matched_stop": reason.get("matched")}
         return {"index": 0, "text": text, "logprobs": None, **ended}

@@ -18,6 +18,7 @@ from pdplugins.gateway.engines.sglang.protocol import (
     dumps,
     events,
     generated,
+    joined,
     meta_of,
     whole,
 )
@@ -45,6 +46,8 @@ class Relay:
         self.ids: list[int] = []
         """Tokens of the workers before."""
         self._text = ""
+        self._versions: list[dict[str, Any]] = []
+        """Which weights gave the tokens of the workers before."""
         self._prompt_logprobs: dict[str, list[Any]] = {}
 
     @property
@@ -96,6 +99,8 @@ class Relay:
     def fold(self) -> None:
         """Keep what this worker has said, with what those before have said: another one goes on."""
         said = self._events()
+        if said:
+            self._versions = joined(self._versions, meta_of(said[-1]).get("weight_versions") or (), len(self.ids))
         for event in said if self._incremental else said[-1:]:
             self.ids = self.ids + (event.get("output_ids") or [])
             self._text += event.get("text") or ""
@@ -154,6 +159,8 @@ class Relay:
             most = self._call.max_tokens or 0
             meta["finish_reason"] = None if meta["completion_tokens"] < most else {**reason, "length": most}
         meta.update(self._prompt_logprobs)
+        if before and "weight_versions" in meta:
+            meta["weight_versions"] = joined(self._versions, meta["weight_versions"] or (), before)
         if before and not self._incremental:
             data["text"] = self._text + (data.get("text") or "")
             data["output_ids"] = self.ids + (data.get("output_ids") or [])
