@@ -34,7 +34,7 @@ FLAGS = [
     "--reasoning-parser",
     "qwen3",
     "--tool-call-parser",
-    "qwen25",
+    "llama3",
     "--dtype",
     "float32",
     "--max-running-requests",

@@ -35,8 +35,8 @@ TOKENIZER = {
     "model_max_length": 8192,
     "chat_template": "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}\n{% endfor %}assistant:",
 }
-MARKS = ["<think>", "</think>", "<tool_call>", "</tool_call>"]
-"""Tokens of their own for the reasoning and tool call parsers; the last ones of the vocabulary."""
+MARKS = ["<think>", "</think>"]
+"""Tokens of their own, which the reasoning parser asks for; the last ones of the vocabulary."""
 
 
 def make(folder: Path) -> Path:

@@ -12,7 +12,7 @@ from typing import Any
 
 import httpx
 import openai
-from langchain_core.messages import BaseMessage
+from langchain_core.messages import BaseMessage, HumanMessage
 from langchain_core.outputs import LLMResult
 from langchain_openai import ChatOpenAI, OpenAI
 
@@ -218,7 +218,7 @@ CALLS: Mapping[str, Call] = {
     "LangChain: `invoke`": lambda it: it.langchain().ainvoke(LONG),
     "LangChain: `stream`": _streamed,
     "LangChain: `batch` of three": lambda it: it.langchain().abatch(["hello", LONG, "you"]),
-    "LangChain: `generate`, `n=2`": lambda it: it.langchain(n=2, seed=11).agenerate([[("user", LONG)]]),
+    "LangChain: `generate`, `n=2`": lambda it: it.langchain(n=2, seed=11).agenerate([[HumanMessage(LONG)]]),
     "LangChain: `logprobs`": lambda it: it.langchain(logprobs=True, top_logprobs=2).ainvoke(LONG),
     "LangChain: `stop`": lambda it: it.langchain().ainvoke(LONG, stop=["<x3"]),
     "LangChain: `bind_tools`": lambda it: (
@@ -301,7 +301,9 @@ def _merge(whole: dict[str, Any], part: Mapping[str, Any]) -> None:
             whole[name] = value
 
 
-RANDOM = frozenset({"id", "created", "tool_call_id", "e2e_latency", "cached_tokens"})
+RANDOM = frozenset({"id", "created", "tool_call_id", "e2e_latency", "response_sent_to_client_ts"}) | {
+    *("cached_tokens", "cached_tokens_details"),
+}
 """Fields that differ from one answer to the next."""
 
 
