@@ -131,6 +131,10 @@ class FakeWorker:
         self.says: dict[str, bytes] = {}
         """What it answers by path, instead of what is so; to requests only the next `faults.times` times."""
         self.said_type = "application/json"
+        self.said_types: dict[str, str] = {}
+        """By path, where not `said_type`."""
+        self.said_status: dict[str, int] = {}
+        """By path, where not 200."""
         self.piece_bytes = 0
         """Streams: bytes of one write, where not a whole event."""
         self.endless: bytes | None = None
@@ -257,7 +261,8 @@ class FakeWorker:
             return web.json_response({"error": {"message": "asked for"}}, status=faults.status, headers=faults.headers)
         if (odd := self.says.get(request.path)) is not None and faults.times > 0:
             faults.times -= 1
-            return web.Response(body=odd, content_type=self.said_type)
+            status, kind = self.said_status.get(request.path, 200), self.said_types.get(request.path, self.said_type)
+            return web.Response(body=odd, status=status, content_type=kind)
         ids, count = prompt_of(request.path, body)
         role = self._role(body)
         if role is None:

@@ -93,6 +93,31 @@ def test_a_server_that_serves_alone_takes_it_from_stock_ones() -> None:
     asyncio.run(run())
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_completion_that_is_refused_is_refused_as_a_completion(stream: bool) -> None:
+    """Its head is asked of /generate, whose refusals look different; in a stream they are its first event."""
+
+    async def run() -> None:
+        async with stand("dual", "dual") as it:
+            it.route(Fixed()).split = len(PROMPT) + 2
+            for worker in it.workers:
+                worker.says["/generate"] = b'{"error": {"message": "of generate"}}'
+                worker.says["/v1/completions"] = b'{"object": "error", "message": "of completions"}'
+                if stream:
+                    worker.says["/generate"] = (
+                        b'data: {"error":{"message":"of generate","code":400}}\n\ndata: [DONE]\n\n'
+                    )
+                    worker.said_types["/generate"] = "text/event-stream"
+                worker.said_status = {"/generate": 200 if stream else 400, "/v1/completions": 400}
+            status, said = await it.post("/v1/completions", {"prompt": PROMPT, "max_tokens": 9, "stream": stream})
+            assert (status, said["message"]) == (400, "of completions")
+            assert it.faults["gateway_error"] == it.faults["worker_failed"] == 0
+            for worker in it.workers:
+                worker.rooms.mismatches.clear()
+
+    asyncio.run(run())
+
+
 def test_a_model_is_found_by_its_name() -> None:
     async def run() -> None:
         async with stand("dual", "dual") as it:

@@ -7,11 +7,13 @@ answers stay on `/v1/completions`.
 from __future__ import annotations
 
 import time
+from http import HTTPStatus
 from typing import Any
 
 from pdplugins.gateway.engine import Client
 from pdplugins.gateway.engines.sglang.calls import Call
 from pdplugins.gateway.engines.sglang.protocol import DONE, DONE_EVENT, EVENT_END, EVENT_START, dumps, events, parsed
+from pdplugins.gateway.errors import RefusedError
 
 WEIGHTS = ("weight_version", "weight_versions")
 """What is told of the weights in the metadata of a completion."""
@@ -39,7 +41,9 @@ class CompletionsReply:
         return self._reply.started
 
     async def send(self, data: bytes, content_type: str) -> None:
-        """Send the part of a stream that `data` is."""
+        """Send the part of a stream that `data` is. Raises RefusedError for a stream that begins with one."""
+        if not self._reply.started and isinstance(error := (parsed(events(data)[0]) or {}).get("error"), dict):
+            raise RefusedError(HTTPStatus.BAD_REQUEST, data, content_type)
         await self._reply.send(b"".join(self._event(event) for event in events(data)), content_type)
 
     def whole(self, body: bytes, content_type: str) -> None:
