@@ -42,7 +42,7 @@ class CompletionsReply:
 
     async def send(self, data: bytes, content_type: str) -> None:
         """Send the part of a stream that `data` is. Raises RefusedError for a stream that begins with one."""
-        if not self._reply.started and isinstance(error := (parsed(events(data)[0]) or {}).get("error"), dict):
+        if not self._reply.started and isinstance((parsed(events(data)[0]) or {}).get("error"), dict):
             raise RefusedError(HTTPStatus.BAD_REQUEST, data, content_type)
         await self._reply.send(b"".join(self._event(event) for event in events(data)), content_type)
 
