@@ -48,7 +48,7 @@ class GatewayConfig(BaseModel):
     max_body_mib: Count = Field(4, description="the body of one request")
     max_bodies_mib: Count = Field(256, description="the bodies of all requests in the gateway together")
     max_json_depth: Count = Field(64, description="nesting of a body")
-    max_prompts: Count = Field(2_048, description="prompts of one request")
+    max_prompts: Count = Field(2_048, description="prompts of one request, times its answers to each")
     max_name_chars: Count = Field(256, description="a request's `rid` or `model`")
     max_answer_mib: Count = Field(64, description="a whole answer of a worker, or one event of its stream")
 

@@ -29,7 +29,7 @@ TUNED_AT = 0.8
 """Rate at which what has a setting is tuned."""
 SHOWN, TUNED = (0, 1), 9
 """Seeds: every figure is the mean of the first ones, and settings are tuned on the last."""
-REQUESTS = 1000
+REQUESTS = 700
 """Requests of a run at the capacity; the duration is the same at all rates."""
 CHUNKS = (256, 512, 1024, 2048)
 TARGET = 0.9
@@ -116,13 +116,9 @@ def systems(cell: Cell) -> dict[str, Config]:
 def measured(config: Config, trace: Sequence[Any]) -> dict[str, float]:
     """Return what the clients got of one run."""
     result, outcome = run(config, trace)
-    metrics = result.metrics
-    good = {record.id: record for record in outcome.records if record.ttft_s is not None}
     return {
-        "attainment": metrics.slo_attainment or 0.0,
-        "ttft_p99_s": metrics.ttft_s.p99 or 0.0,
-        "worst_ttft_s": max((record.ttft_s or 0.0 for record in good.values()), default=0.0),
-        "goodput": metrics.goodput_requests_per_s or 0.0,
+        "attainment": result.metrics.slo_attainment or 0.0,
+        "worst_ttft_s": max((record.ttft_s or 0.0 for record in outcome.records), default=0.0),
     }
 
 
@@ -148,13 +144,13 @@ def main() -> None:
         runs = {share: [measured(config, trace) for trace in traces[share]] for share in SHARES}
         points = [(share, fmean(one["attainment"] for one in runs[share])) for share in SHARES]
         lines[system] = [share * capacity for share, _ in points], [100 * value for _, value in points]
-        goodput = {share: fmean(one["goodput"] for one in runs[share]) for share in SHARES}
+        goodput = [share * value for share, value in points]
         rows.append(
             {
                 "system": system,
                 **{f"at {share:g}": value for share, value in points},
                 "rate at 90 %, req/s": highest(points) * capacity,
-                "goodput at 3, of its peak": goodput[SHARES[-1]] / max(*goodput.values(), 1e-9),
+                "goodput at 3, of its peak": goodput[-1] / max(*goodput, 1e-9),
                 "worst TTFT at 1.5, s": max(one["worst_ttft_s"] for one in runs[1.5]),
             }
         )
@@ -169,6 +165,7 @@ def main() -> None:
             f"{SHOWN[0]} and {SHOWN[1]}",
             f"chunk and split are the best of {len(CHUNKS)} and {cell.workers - 1} at {TUNED_AT:g} of that, on seed "
             f"{TUNED}; nothing of fusion, Arrow or DynaServe is tuned",
+            "goodput is the rate of the arrivals that are served inside both SLOs",
             "the rate at 90 % lies on the line between the rates that were run",
         ),
     )  # fmt: skip

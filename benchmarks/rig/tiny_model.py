@@ -35,6 +35,8 @@ TOKENIZER = {
     "model_max_length": 8192,
     "chat_template": "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}\n{% endfor %}assistant:",
 }
+MARKS = ["<think>", "</think>"]
+"""Tokens of their own, which the reasoning parser asks for; the last ones of the vocabulary."""
 
 
 def make(folder: Path) -> Path:
@@ -44,11 +46,12 @@ def make(folder: Path) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     letters = [chr(code) for code in range(33, 127)]
     names = ["<pad>", "<s>", "</s>", "<unk>", *letters]
-    names += [f"<x{index}>" for index in range(len(names), VOCABULARY)]
+    names += [f"<x{index}>" for index in range(len(names), VOCABULARY - len(MARKS))] + MARKS
     vocabulary = {name: index for index, name in enumerate(names)}
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[], unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_tokens(MARKS)
     tokenizer.save(str(folder / "tokenizer.json"))
     (folder / "config.json").write_text(json.dumps(CONFIG))
     (folder / "generation_config.json").write_text(json.dumps({"bos_token_id": 1, "eos_token_id": 2}))

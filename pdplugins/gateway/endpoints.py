@@ -53,23 +53,26 @@ class Endpoints:
     def app(self) -> web.Application:
         """Return them all as one application."""
         app = web.Application()
-        known = set[str]()
+
+        def not_here(status: HTTPStatus) -> Handler:
+            async def refuse(request: web.Request) -> web.StreamResponse:
+                raise GatewayError(status, f"{request.method} {request.path[:LONGEST_SHOWN]} is not served here")
+
+            return self._served(refuse)
 
         def add(method: str, paths: Iterable[str], handler: Handler) -> None:
-            known.update(paths)
             for path in paths:
-                app.router.add_route(method, path, self._served(handler))
-
-        async def not_here(request: web.Request) -> web.StreamResponse:
-            status = HTTPStatus.METHOD_NOT_ALLOWED if request.path in known else HTTPStatus.NOT_FOUND
-            raise GatewayError(status, f"{request.method} {request.path[:LONGEST_SHOWN]} is not served here")
+                resource = app.router.add_resource(path)
+                resource.add_route(method, self._served(handler))
+                resource.add_route("*", not_here(HTTPStatus.METHOD_NOT_ALLOWED))
 
         add("POST", self.engine.paths, self._answer)
         add("GET", ("/health", "/health_generate"), self._health)
         add("GET", self.engine.passed_gets, self._pass)
         add("POST", self.engine.passed_posts, self._pass)
+        add("GET", (f"{self.engine.models}/{{model:.+}}",), self._model)
         add("GET", (openapi.PATH,), self._openapi)
-        app.router.add_route("*", "/{path:.*}", self._served(not_here))
+        app.router.add_route("*", "/{path:.*}", not_here(HTTPStatus.NOT_FOUND))
         return app
 
     def _served(self, handler: Handler) -> Handler:
@@ -171,12 +174,30 @@ class Endpoints:
         body = b""
         try:
             body = await read_body(request, self.admission)
-            return await self._passed(request, body)
+            status, said, kind = await self._asked(request, request.path_qs, body)
+            return web.Response(
+                body=self.engine.public(request.path, said), status=status, headers={"Content-Type": kind}
+            )
         finally:
             self.admission.give_bytes(len(body))
             self.admission.leave()
 
-    async def _passed(self, request: web.Request, body: bytes) -> web.Response:
+    async def _model(self, request: web.Request) -> web.Response:
+        """Say what the list of models says of one of them."""
+        self.admission.enter()
+        try:
+            status, listed, kind = await self._asked(request, self.engine.models, b"")
+        finally:
+            self.admission.leave()
+        name = request.match_info["model"]
+        said = self.engine.model_of(listed, name) if status == HTTPStatus.OK else listed
+        if said is None:
+            why = f"The model '{name[:LONGEST_SHOWN]}' does not exist"
+            raise GatewayError(HTTPStatus.NOT_FOUND, why, param="model", code="model_not_found")
+        return web.Response(body=said, status=status, headers={"Content-Type": kind})
+
+    async def _asked(self, request: web.Request, path: str, body: bytes) -> tuple[int, bytes, str]:
+        """Return status, body and type of any worker's answer. Raises GatewayError when none answers."""
         backends, settings = self.serving.backends, self.serving.settings
         for view in backends.now_ready():
             backend = backends.by_id[view.id]
@@ -185,13 +206,12 @@ class Endpoints:
                 async with (
                     self.admission.serving.within(settings.connect_s),
                     self.session.request(
-                        request.method, backend.url + request.path_qs, data=body, headers=headers, allow_redirects=False
+                        request.method, backend.url + path, data=body, headers=headers, allow_redirects=False
                     ) as answer,
                 ):
                     kind = answer.headers.get("Content-Type", JSON)
                     said = await read_whole(answer.content.readany, settings.max_answer_mib * MIB)
-                    said = self.engine.public(request.path, said)
-                    return web.Response(body=said, status=answer.status, headers={"Content-Type": kind})
+                    return answer.status, said, kind
         raise overloaded("no worker is there")
 
     async def _openapi(self, request: web.Request) -> web.Response:

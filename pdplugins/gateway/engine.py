@@ -248,6 +248,15 @@ class Engine(Protocol[CallT, AnswerT]):
         """What any worker may answer to a POST."""
         ...
 
+    @property
+    def models(self) -> str:
+        """Where any worker lists its models."""
+        ...
+
+    def model_of(self, listed: bytes, name: str) -> bytes | None:
+        """Return what such a list says of one model; None when it is not there."""
+        ...
+
     def public(self, path: str, body: bytes) -> bytes:
         """Return what of a server's answer to a question that any server may answer is for clients."""
         ...

@@ -83,11 +83,23 @@ class GatewayError(Exception):
     """An error of the gateway itself, with its HTTP status.
 
     :param retry_after_s: after how many seconds the client may try again; None when there is nothing to say.
+    :param param: the field of the request that is at fault; None for none.
+    :param code: what OpenAI's API calls the error; None for its status.
     """
 
-    def __init__(self, status: int, message: str, retry_after_s: float | None = None) -> None:
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        retry_after_s: float | None = None,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+    ) -> None:
         super().__init__(message)
         self.status = status
+        self.param = param
+        self.code = code
         self.headers = {} if retry_after_s is None else {"Retry-After": str(math.ceil(retry_after_s))}
 
 

@@ -40,6 +40,7 @@ class Deviation(StrEnum):
     SEVERAL_ANSWERS = "several_answers"
     DECODE_SPLIT = "decode_split"
     OPEN_SECOND = "open_second"
+    WHOLE = "whole"
 
     @property
     def why(self) -> str:
@@ -53,6 +54,7 @@ _WHY = {
     Deviation.STOCK_SPLIT: "a split needs dual-role servers",
     Deviation.SEVERAL_ANSWERS: "a request with several prompts or answers is not split",
     Deviation.DECODE_SPLIT: "another worker can only go on with token ids and sampling that depends on tokens alone",
+    Deviation.WHOLE: "one worker has to serve all of such a request, which cannot be split",
     Deviation.OPEN_SECOND: "a stock prefill server needs its decode server before it begins; the router is asked now",
 }
 
@@ -93,6 +95,11 @@ class Splittable(Protocol):
     @property
     def max_tokens(self) -> int | None:
         """Output tokens that the client allows; None when the model's context is the only limit."""
+        ...
+
+    @property
+    def whole(self) -> str | None:
+        """Why one worker has to serve all of it, with none of it on another one; None where it has not."""
         ...
 
     @property
@@ -154,10 +161,8 @@ def resolve(
         first = second
     elif second is not None and placement.split >= prompt + (call.max_tokens or prompt + placement.split):
         second = first
-    if first is second:
-        if alone(first):
-            return Execution.local(first.id, prompt), None
-        return _nearest(first, first, prompt, ready), Deviation.LOCAL
+    if first is second or call.whole is not None:
+        return _undivided(first, second, prompt, call, ready)
     if not (prefills(first) and (second is None or decodes(second))):
         return _nearest(first, second, prompt, ready), Deviation.ROLES
     if second is None:
@@ -165,6 +170,17 @@ def resolve(
     if placement.split != prompt and (why := _unsplit(placement.split, prompt, first, second, call)):
         return Execution(first.id, second.id, prompt, prompt), why
     return Execution(first.id, second.id, placement.split, prompt), None
+
+
+def _undivided(
+    first: WorkerView, second: WorkerView | None, prompt: int, call: Splittable, ready: Sequence[WorkerView]
+) -> tuple[Execution, Deviation | None]:
+    """Let one worker do all of it, as the router or the request wants it."""
+    if first is second and alone(first):
+        return Execution.local(first.id, prompt), None
+    if call.whole is not None:
+        return _by_itself(first, second, prompt, ready), Deviation.WHOLE
+    return _nearest(first, second, prompt, ready), Deviation.LOCAL
 
 
 def _unsplit(split: int, prompt: int, first: WorkerView, second: WorkerView, call: Splittable) -> Deviation | None:
@@ -185,10 +201,15 @@ def _nearest(first: WorkerView, second: WorkerView | None, prompt: int, ready: S
         d = min(to_decode, key=_running)
         if p is not d:
             return Execution(p.id, d.id, prompt, prompt)
+    return _by_itself(first, second, prompt, ready)
+
+
+def _by_itself(first: WorkerView, second: WorkerView | None, prompt: int, ready: Sequence[WorkerView]) -> Execution:
+    """Return all of it on one worker: a named one, or the least loaded of the others."""
     named: list[WorkerView] = [worker for worker in (second, first) if worker is not None and alone(worker)]
     by_themselves = named or list(filter(alone, ready))
     if not by_themselves:
-        raise NobodyServesError("the workers that are there cannot serve together")
+        raise NobodyServesError("the workers that are there cannot serve this request")
     return Execution.local(min(by_themselves, key=_running).id, prompt)
 
 

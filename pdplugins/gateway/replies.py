@@ -62,5 +62,5 @@ def failure(error: GatewayError) -> web.Response:
 
 def _object(error: GatewayError) -> bytes:
     kind = "invalid_request_error" if error.status < 500 else "gateway_error"
-    said = {"message": redacted(str(error)), "type": kind, "param": None, "code": error.status}
+    said = {"message": redacted(str(error)), "type": kind, "param": error.param, "code": error.code or error.status}
     return json.dumps({"error": said}).encode()

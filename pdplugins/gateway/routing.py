@@ -17,8 +17,9 @@ from pdplugins.contracts.router import Outcome, Placement, Router
 from pdplugins.contracts.workers import Role, WorkerView
 from pdplugins.gateway.admission import overloaded
 from pdplugins.gateway.backends import Backends
+from pdplugins.gateway.errors import GatewayError
 from pdplugins.gateway.metrics import GatewayMetrics
-from pdplugins.gateway.primitive import Deviation, Execution, NobodyServesError, Splittable, can_serve, resolve
+from pdplugins.gateway.primitive import Deviation, Execution, NobodyServesError, Splittable, alone, can_serve, resolve
 from pdplugins.policies.stock.routers import LeastLoaded, RouterSettings
 from pdplugins.runtime.decision import Fault, Journal
 from pdplugins.runtime.faults import implements, raised
@@ -54,6 +55,12 @@ class Routing:
             self._backends.labels.tell(
                 more, lambda error: safe.tally.fault(Fault.POLICY_ERROR, raised(router, error), error)
             )
+
+    def check(self, call: Splittable) -> None:
+        """Raise GatewayError for a request that none of the workers, those that are away included, can ever serve."""
+        if (field := call.whole) is not None and not any(map(alone, self._backends.views.values())):
+            why = f"{field}: only a server that serves whole requests alone can do that, and none is here"
+            raise GatewayError(400, why, param=field)
 
     def arrive(self, request: Request, call: Splittable, failed: Sequence[str] = ()) -> Execution:
         """Place a request that has just arrived, or that starts anew. Raises GatewayError when no worker is there.

@@ -50,6 +50,7 @@ class Serving:
 
         The router, where it was asked, and the flow policy hear of its end exactly once, whatever it is.
         """
+        self.routing.check(call)
         name = call.rid if call.rid not in self._ids else secrets.token_hex(16)  # clients may give a name twice
         self._ids.add(name)
         task = RequestTask(self, name, call, client)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from pdplugins.contracts.request import Request
 from pdplugins.gateway.admission import RETRY_AFTER_S
 from pdplugins.gateway.backends import Backend
-from pdplugins.gateway.engine import Call, Client, Work
+from pdplugins.gateway.engine import Call, Client, Relay, Work
 from pdplugins.gateway.errors import GatewayError, RefusedError, WorkerFailedError
 from pdplugins.gateway.primitive import Execution, Primitive
 from pdplugins.gateway.prompts import blocks_of
@@ -45,6 +45,8 @@ class RequestTask:
         self._client = client
         self._arrived_s = monotonic()
         self._relay = serving.engine.relay(call, client, self._first_token)
+        self._asked: tuple[Call, Client, Relay[Any]] | None = None
+        """The request as the client asked it, where it is asked in another form."""
         self._blocks = blocks_of(call)
         self._prompt = serving.lengths.prompt_tokens(call)
         self._session: Session | None = serving.sessions.find(call.session)
@@ -117,12 +119,10 @@ class RequestTask:
         attempt = await self._given_history(attempt)
         attempt = await self._pushed(attempt)
         if attempt.execution.primitive is Primitive.HEAD:
-            whole = await self._head(attempt)
-            if whole:
-                first = self._backend(attempt.execution.first)
-                self._finish(attempt.request, first, first, self._relay.usage("completion_tokens") or 1)
+            rest = await self._head(attempt)
+            if rest is None:
                 return
-            attempt = await self._after_head(attempt)
+            attempt = rest
         await self._answered(attempt)
 
     def _placed(self) -> Attempt:
@@ -138,6 +138,7 @@ class RequestTask:
     def _make_splittable(self, first: Backend) -> None:
         call, client = self._all.engine.splittable(self._call, self._client, first)
         if call is not self._call:
+            self._asked = self._call, self._client, self._relay
             self._call, self._client = call, client
             self._relay = self._all.engine.relay(call, client, self._first_token)
 
@@ -183,15 +184,27 @@ class RequestTask:
             await self._all.engine.push(first, second, ids[:split], work)
         return attempt.but(Execution.local(execution.second, execution.prompt), new_tokens=max(len(ids) - split, 1))
 
-    async def _head(self, attempt: Attempt) -> bool:
-        """Let the first worker begin the answer; return whether that was all of it."""
+    async def _head(self, attempt: Attempt) -> Attempt | None:
+        """Let the first worker begin the answer. Return what is left to do; None when that was all of it.
+
+        What it refuses is asked again in the form in which the client asked it, for the refusal in that form.
+        """
         execution = attempt.execution
         begun = attempt.but(body=self._call.limited(execution.split - execution.prompt))
-        async with self._all.engine.local(self._backend(execution.first), begun.work) as answer:
-            whole = await self._relay.run(answer, head=True)
-        if not whole:
-            self._relay.fold()
-        return whole
+        first = self._backend(execution.first)
+        try:
+            async with self._all.engine.local(first, begun.work) as answer:
+                whole = await self._relay.run(answer, head=True)
+        except RefusedError:
+            if self._asked is None or self._client.started:
+                raise
+            (self._call, self._client, self._relay), self._asked = self._asked, None
+            return attempt.but(replace(execution, split=execution.prompt), call=self._call, body=self._call.body)
+        if whole:
+            self._finish(attempt.request, first, first, self._relay.usage("completion_tokens") or 1)
+            return None
+        self._relay.fold()
+        return await self._after_head(attempt)
 
     async def _after_head(self, attempt: Attempt) -> Attempt:
         """Go on elsewhere from the tokens of the first worker."""

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from itertools import islice
+from typing import Any
 
 from prometheus_client import REGISTRY, CollectorRegistry, start_http_server
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
@@ -25,6 +26,8 @@ SLOW_BUCKETS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.
 """Of policies that decide every few seconds."""
 FAST_BUCKETS_S = (0.000002, 0.000005, 0.00001, 0.000025, 0.00005, 0.0001, 0.00025, 0.0005, 0.001, 0.01, 0.1, 1.0)
 """Of policies that decide for each request or step."""
+READ_S = 10.0
+"""How long a client of the metrics may take for each part of its request."""
 MOST_SIGNALS = 64
 """Signals of one policy that are exported; further names are left out."""
 
@@ -127,6 +130,8 @@ class Metrics(Collector):
             raise HostError(
                 f"{self.kind} metrics: cannot listen on {host}:{port} ({why}); choose another port"
             ) from None
+        handler: Any = server.RequestHandlerClass  # each connection has a thread, for as long as nobody closes it
+        server.RequestHandlerClass = type("Handler", (handler,), {"timeout": READ_S})
 
         def stop() -> None:
             server.shutdown()

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import random
 from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import faults
 import manifest
 import pytest
 
+from benchmarks.rig.faults import Came, Tally
 from tests.benchmarks.old_results import OLD
 
 Run = dict[str, Any]
@@ -72,6 +76,56 @@ def test_what_no_fault_may_bring_about_is_found(harm: Callable[[Run], None], def
     harm(run)
     (found,) = faults.defects(run)
     assert defect in found
+
+
+class Leaky:
+    """A stage on which each fault leaves ten open files in every process, until that process is killed."""
+
+    def __init__(self, tree: Path) -> None:
+        self.a = SimpleNamespace(tree=tree)
+        self.files = dict.fromkeys(faults.PROCESSES, 100)
+
+    async def held(self) -> dict[str, dict[str, int]]:
+        return {process: {"files": count} for process, count in self.files.items()}
+
+    def complaints(self) -> list[str]:
+        return []
+
+
+@pytest.fixture
+def leaky(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Leaky:
+    (tmp_path / "sglang-9.dist-info").mkdir()
+    stage = Leaky(tmp_path)
+
+    def fault(kind: str) -> Callable[..., Any]:
+        async def make(stage: Leaky, dice: random.Random, count: int, tally: Tally) -> None:
+            tally.faults += count
+            for process in faults.PROCESSES:
+                stage.files[process] += 10 * count
+            stage.files |= dict.fromkeys(faults.DEATHS.get(kind, ()), 100)
+
+        return make
+
+    async def all_is_well(stage: Leaky, dice: random.Random, count: int, tally: Tally) -> None:
+        tally.requests[Came.RIGHT] += count
+
+    monkeypatch.setattr(faults, "FAULTS", {kind: fault(kind) for kind in faults.FAULTS})
+    monkeypatch.setattr(faults, "all_is_well", all_is_well)
+    return stage
+
+
+def test_a_leak_is_seen_on_the_processes_that_live_longest(leaky: Leaky) -> None:
+    dice = random.Random(1)
+    plan = faults.batches(faults.SHARES, 1000, 10, dice)
+    run = asyncio.run(faults.Soak(leaky, dice, plan).run())
+    for process in faults.PROCESSES:
+        first, last = run["held"][run["compared from"][process]], run["held"][-1]
+        assert first[process]["files"] == 100
+        assert last[process]["files"] == 100 + 10 * (1010 - first["faults"])
+    assert run["held"][run["compared from"]["a"]]["faults"] < 1010 * 2 / 3
+    assert sum(row["faults"] for row in run["kinds"].values()) == 1010
+    assert [found.partition(":")[0] for found in faults.defects(run)] == ["a", "b", "gateway"]
+    assert {row["requests"]["right"] for row in run["without faults"].values()} == {48}
 
 
 def test_what_began_anew_is_compared_from_there() -> None:

@@ -133,6 +133,10 @@ class FakeWorker:
         self.says: dict[str, bytes] = {}
         """What it answers by path, instead of what is so; to requests only the next `faults.times` times."""
         self.said_type = "application/json"
+        self.said_types: dict[str, str] = {}
+        """By path, where not `said_type`."""
+        self.said_status: dict[str, int] = {}
+        """By path, where not 200."""
         self.piece_bytes = 0
         """Streams: bytes of one write, where not a whole event."""
         self.endless: bytes | None = None
@@ -281,12 +285,15 @@ class FakeWorker:
             )
         if (odd := self.says.get(request.path)) is not None and faults.times > 0:
             faults.times -= 1
-            return web.Response(body=odd, content_type=self.said_type)
+            status, kind = self.said_status.get(request.path, 200), self.said_types.get(request.path, self.said_type)
+            return web.Response(body=odd, status=status, content_type=kind)
         ids, count = prompt_of(request.path, body)
         role = self._role(body)
         if role is None:
             return web.json_response({"error": {"message": f"{self.mode} cannot do that"}}, status=400)
         self.served[role] += 1
+        if role != "local" and (body.get("n") or body.get("sampling_params", {}).get("n") or 1) > 1:
+            await asyncio.sleep(60)  # both sides of SGLang make all samples in one room
         if role != "local":
             room = body["bootstrap_room"]
             await self.rooms.meet(room[0] if isinstance(room, list) else room, ids, role)
@@ -396,9 +403,11 @@ def event(
     usage = {"prompt_tokens": len(ids), "completion_tokens": len(sofar), "cached_tokens": cached}
     if path == "/generate":
         reason = {"type": "length", "length": count} if ended else None
-        meta: dict[str, Any] = {"id": body["rid"], "finish_reason": reason, **usage}
+        weights = [{"version": "w1", "start": 0, "end": len(sofar)}]
+        meta: dict[str, Any] = {"id": body["rid"], "finish_reason": reason, **usage, "weight_versions": weights}
         if body.get("return_logprob"):
-            meta["input_token_logprobs"] = [[-1.0, token, None] for token in ids] if role == "prefill" else []
+            of_prompt = [[-1.0, token, None] for token in ids] if role == "prefill" else []
+            meta |= {"input_token_logprobs": of_prompt, "input_top_logprobs": [[entry] for entry in of_prompt]}
         return {"text": text_of(sofar), "output_ids": list(sofar), "meta_info": meta}
     reason = "length" if ended else None
     shown = sofar[-1:] if body.get("stream") else sofar

@@ -56,8 +56,8 @@ BAD = {
     "a dict among ids": (b'{"input_ids": [1, {"a": 1}]}', 400, "input_ids holds something that is no token id"),
     "a list among ids": (b'{"input_ids": [1, [2]]}', 400, "input_ids holds something that is no token id"),
     "null among ids": (b'{"input_ids": [1, null]}', 400, "input_ids holds something that is no token id"),
-    "a batch of 3,000": (b'{"text": [' + b'"a",' * 2_999 + b'"a"]}', 400, "more than 2048 prompts"),
-    "a batch of 3,000 ids": (b'{"input_ids": [' + b"[1]," * 2_999 + b"[1]]}", 400, "more than 2048 prompts"),
+    "a batch of 3,000": (b'{"text": [' + b'"a",' * 2_999 + b'"a"]}', 400, "more than 2048 prompts or answers"),
+    "a batch of 3,000 ids": (b'{"input_ids": [' + b"[1]," * 2_999 + b"[1]]}", 400, "more than 2048 prompts or answers"),
     "long sampling": (
         b'{"text":"a","sampling_params":{"x":"' + b"y" * 300_000 + b'"}}',
         400,

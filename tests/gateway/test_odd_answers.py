@@ -30,6 +30,9 @@ ODD = [
     {"meta_info": {"completion_tokens": "9"}},
     {"meta_info": {"completion_tokens": 1e999}},
     {"meta_info": {"prompt_tokens": -1}},
+    {"meta_info": {"weight_versions": 5}},
+    {"meta_info": {"weight_versions": [5]}},
+    {"meta_info": {"weight_versions": [{"start": 0, "end": "9"}]}},
     {"output_ids": 5, "meta_info": {}},
     {"text": [1], "meta_info": {}},
 ]

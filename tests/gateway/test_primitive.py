@@ -29,6 +29,7 @@ class Call:
     max_tokens: int | None = 50
     one_answer: bool = True
     splits_in_decode: bool = True
+    whole: str | None = None
 
 
 def workers(*kinds: str) -> tuple[WorkerBook, ...]:
@@ -92,6 +93,19 @@ def test_a_request_that_cannot_be_split_is_not() -> None:
     assert resolved(Placement("w0", "w1", 40), "dual", "dual", call=Call(splits_in_decode=False))[1] is None
 
 
+@pytest.mark.parametrize("second", ["w0", "w1", None])
+@pytest.mark.parametrize("split", [0, 40, 100, 120, 150])
+def test_a_request_for_one_worker_is_placed_on_one(second: str | None, split: int) -> None:
+    placement, call = Placement("w0", second, split), Call(whole="n")
+    found, _ = resolved(placement, "dual", "dual", call=call)
+    assert found.primitive is Primitive.LOCAL
+    assert resolved(placement, "prefill", "dual", call=call)[0] == Execution.local("w1", 100)
+    assert resolved(placement, "prefill", "decode", "unified", call=call)[0] == Execution.local("w2", 100)
+    assert resolved(Placement("w0", "w1", 100), "dual", "dual", call=call)[1] is Deviation.WHOLE
+    with pytest.raises(NobodyServesError):
+        resolved(placement, "prefill", "decode", call=call)
+
+
 def test_workers_that_cannot_serve_together_are_an_error() -> None:
     with pytest.raises(NobodyServesError):
         resolved(Placement("w0", "w1", 100), "prefill", "prefill")
@@ -111,10 +125,10 @@ def test_the_least_loaded_of_the_others_is_taken() -> None:
     second=st.none() | st.integers(0, 3),
     split=st.integers(-5, 300),
     most=st.none() | st.integers(1, 100),
-    flags=st.tuples(st.booleans(), st.booleans()),
+    flags=st.tuples(st.booleans(), st.booleans(), st.sampled_from([None, "n"])),
 )
 def test_what_is_resolved_can_always_be_done(
-    kinds: list[str], first: int, second: int | None, split: int, most: int | None, flags: tuple[bool, bool]
+    kinds: list[str], first: int, second: int | None, split: int, most: int | None, flags: tuple[bool, bool, str | None]
 ) -> None:
     ready = workers(*kinds)
     by_id = {worker.id: worker for worker in ready}
@@ -125,6 +139,8 @@ def test_what_is_resolved_can_always_be_done(
     except NobodyServesError:
         assert not any(map(serves_alone, ready))
         return
+    if flags[2] is not None:
+        assert execution.primitive is Primitive.LOCAL
     one, other = by_id[execution.first], by_id.get(execution.second or "")
     assert can_serve(ready) or deviation is Deviation.OPEN_SECOND
     if execution.primitive is Primitive.LOCAL:

@@ -33,6 +33,7 @@ def test_every_primitive_gives_the_tokens_of_one_server(kind: str, stream: bool)
             meta = answer["meta_info"]
             assert (meta["prompt_tokens"], meta["completion_tokens"]) == (60, 9)
             assert meta["finish_reason"] == {"type": "length", "length": 9}
+            assert meta["weight_versions"] == [{"version": "w1", "start": 0, "end": 9}]
             assert router.finished == [9]
             assert await settled(it.idle)
             served = [dict(worker.served) for worker in it.workers]
@@ -109,8 +110,10 @@ def test_a_plain_completion_can_be_split_inside_decode(incremental: bool) -> Non
             body = {"model": "fake", "prompt": PROMPT, "max_tokens": 9, "temperature": 0}
             want = answer_of(PROMPT, 9)
             usage = {"prompt_tokens": 60, "completion_tokens": 9, "total_tokens": 69}
+            usage |= {"prompt_tokens_details": None, "reasoning_tokens": 0}
             status, whole = await it.post("/v1/completions", body)
             assert (status, whole["object"], whole["usage"]) == (200, "text_completion", usage)
+            assert whole["metadata"] == {"weight_versions": [{"version": "w1", "start": 0, "end": 9}]}
             assert (whole["choices"][0]["text"], whole["choices"][0]["finish_reason"]) == (text_of(want), "length")
             for deaths in (0, 1):
                 it.workers[0].faults.die_after_tokens, it.workers[0].faults.times = 2, deaths
@@ -194,6 +197,7 @@ def test_logprobs_of_the_prompt_come_from_the_worker_that_prefilled() -> None:
         async with stand("prefill", "decode", cfg=config(dual=False)) as it:
             _, answer = await it.post("/generate", ask(return_logprob=True, logprob_start_len=0))
             assert len(answer["meta_info"]["input_token_logprobs"]) == len(PROMPT)
+            assert len(answer["meta_info"]["input_top_logprobs"]) == len(PROMPT)
             for event in await it.stream("/generate", ask(return_logprob=True, logprob_start_len=0)):
                 assert [row[1] for row in event["meta_info"]["input_token_logprobs"]] == PROMPT
 

@@ -29,3 +29,16 @@ def test_metrics_are_served_until_stopped_and_a_taken_port_is_one_line() -> None
         stop()
     with pytest.raises(OSError, match="refused"):
         urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5)
+
+
+def test_a_client_of_the_metrics_that_says_nothing_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pdplugins.runtime.metrics.READ_S", 0.1)
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    stop = Metrics(Kind.PLANNER, CollectorRegistry()).serve(port)
+    try:
+        with socket.create_connection(("127.0.0.1", port), timeout=30) as silent:
+            silent.sendall(b"GET /metr")
+            assert silent.recv(1) == b""
+    finally:
+        stop()

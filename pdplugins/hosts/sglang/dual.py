@@ -76,6 +76,7 @@ class DualRole:
             SCHEDULER + "is_fully_idle": self.is_fully_idle,
             SCHEDULER + "on_idle": self.wait,
             components + "load_inquirer.SchedulerLoadInquirer.get_loads": self.loads,
+            components + "output_streamer._GenerationStreamAccumulator.accept": self.tell,
             "sglang.srt.disaggregation.decode.DecodePreallocQueue._allocatable_token_budgets": self.decode_budget,
             bootstrap.TARGET: self._inquiries.ensure,
             foreign.TARGET: foreign.drop_foreign_messages,
@@ -143,6 +144,11 @@ class DualRole:
         role = DECODE if is_retracted else self._state.classifier.role_of(request)
         with self._state.scopes.enter(role):
             return original(scheduler, request, is_retracted, **more)
+
+    def tell(self, original: Callable[..., Any], answers: Any, **request: Any) -> Any:
+        """Tell the logprobs of prompts that were prefilled here; a decode server leaves them to a prefill server."""
+        answers.disaggregation_mode = type(answers.disaggregation_mode).NULL
+        return original(answers, **request)
 
     def abort(self, original: Callable[..., Any], scheduler: Any, request: Any) -> None:
         """Abort a request, or all, in the queues of every role."""

@@ -15,6 +15,10 @@ from tests.hosts.sglang.setups import Bench, Pool, Setup
 FAILED = pytest.StashKey[bool]()
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--write-pages", action="store_true", help="write the tables that these tests compare with pages")
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     """Remember that the test failed."""

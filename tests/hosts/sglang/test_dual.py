@@ -224,3 +224,10 @@ def test_lenient_leaves_a_stock_decode_server() -> None:
     assert rids(scheduler.step()) == ["d"]
     assert scheduler.dual.is_fully_idle(Scheduler.is_fully_idle, scheduler)
     assert scheduler.disagg_prefill_bootstrap_queue is None
+
+
+def test_logprobs_of_a_prompt_are_told_by_the_server_that_prefilled_it(scheduler: Scheduler) -> None:
+    """A decode server of SGLang leaves them out: whoever prefilled has told them."""
+    answers, seen = SimpleNamespace(disaggregation_mode=Mode.DECODE), []
+    scheduler.dual.tell(lambda given, req: seen.append((given.disaggregation_mode, req)), answers, req="r")
+    assert seen == [(Mode.NULL, "r")]

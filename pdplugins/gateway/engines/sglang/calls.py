@@ -43,6 +43,9 @@ PLAIN_COMPLETION = frozenset(COMPLETION_SAMPLING) | {
 }
 """Fields of a completion that mean the same on ``/generate``."""
 
+TOLD_BY_PREFILL = ("return_hidden_states", "return_routed_experts", "return_sampling_mask")
+"""Fields that ask for what each server of a pair knows of its own tokens only."""
+
 
 @dataclass(slots=True)
 class Call:
@@ -101,9 +104,35 @@ class Call:
         return bool(self.fields.get("return_logprob"))
 
     @property
+    def answers(self) -> int:
+        """Answers that it wants to each prompt; 1 where that is no number, which workers refuse."""
+        sampling: Any = self.sampling
+        if self.path == GENERATE and isinstance(several := self.fields.get("sampling_params"), list):
+            sampling = several[0] if several and isinstance(several[0], dict) else {}
+        return _count(sampling.get("n"))
+
+    @property
     def one_answer(self) -> bool:
         """Whether it has one prompt and wants one answer."""
-        return self.batch is None and self.sampling.get("n", 1) == 1
+        return self.batch is None and self.answers == 1
+
+    @property
+    def whole(self) -> str | None:
+        """The field that asks for what two SGLang servers cannot do together; None where there is none.
+
+        The two would make all answers to one prompt in one bootstrap room, and wait for ever. What is said of the
+        prompt is said by the server that prefills; the gateway puts that into one answer of ``/generate`` only.
+        """
+        fields = self.fields
+        if self.answers > 1:
+            return "n"
+        if self.path == COMPLETIONS and fields.get("echo") and fields.get("logprobs"):
+            return "echo"
+        if self.batch is not None and self.logprobs and fields.get("logprob_start_len") not in (None, -1):
+            return "logprob_start_len"
+        if _count(self.sampling.get("beam_width")) > 1:
+            return "beam_width"
+        return next((name for name in TOLD_BY_PREFILL if fields.get(name)), None)
 
     @property
     def splits_in_decode(self) -> bool:
@@ -184,11 +213,12 @@ def parse(
     if not session:
         session = next((name for field in SESSION_FIELDS if isinstance(name := fields.get(field), str) and name), None)
     prompt, batch = _prompt(path, fields)
-    if (batch or 0) > limits.max_prompts:
-        raise GatewayError(400, f"more than {limits.max_prompts} prompts")
     session = session and hashed(session)
     stream, sampling = bool(fields.get("stream")), _sampling(path, fields)
-    return Call(path, body, fields, rid, session, headers or {}, stream, sampling, prompt, batch)
+    call = Call(path, body, fields, rid, session, headers or {}, stream, sampling, prompt, batch)
+    if (batch or 1) * call.answers > limits.max_prompts:
+        raise GatewayError(400, f"more than {limits.max_prompts} prompts or answers")
+    return call
 
 
 def _sampling(path: str, fields: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -205,6 +235,14 @@ def _prompt(path: str, fields: Fields) -> tuple[list[int] | str | None, int | No
         if (prompt := fields.prompt(name)) is not None:
             return prompt, None
     return None, next(filter(None, map(fields.prompts, names)), None)
+
+
+def _count(value: Any) -> int:
+    """Return a number as SGLang reads it, also from text; 1 for what is none."""
+    try:
+        return int(value or 1)
+    except (TypeError, ValueError, OverflowError):
+        return 1
 
 
 def _only(fields: Mapping[str, Any], allowed: frozenset[str]) -> bool:

@@ -7,11 +7,16 @@ answers stay on `/v1/completions`.
 from __future__ import annotations
 
 import time
+from http import HTTPStatus
 from typing import Any
 
 from pdplugins.gateway.engine import Client
 from pdplugins.gateway.engines.sglang.calls import Call
 from pdplugins.gateway.engines.sglang.protocol import DONE, DONE_EVENT, EVENT_END, EVENT_START, dumps, events, parsed
+from pdplugins.gateway.errors import RefusedError
+
+WEIGHTS = ("weight_version", "weight_versions")
+"""What is told of the weights in the metadata of a completion."""
 
 
 class CompletionsReply:
@@ -24,7 +29,7 @@ class CompletionsReply:
         self._reply = reply
         self._incremental = incremental
         self._shown = 0
-        self._usage: dict[str, int] = {}
+        self._usage: dict[str, int | None] = {}
         options = call.fields.get("stream_options")
         self._tells_usage = isinstance(options, dict) and bool(options.get("include_usage"))
         self._frame = {"id": call.rid, "object": "text_completion", "created": int(time.time())}
@@ -36,14 +41,18 @@ class CompletionsReply:
         return self._reply.started
 
     async def send(self, data: bytes, content_type: str) -> None:
-        """Send the part of a stream that `data` is."""
+        """Send the part of a stream that `data` is. Raises RefusedError for a stream that begins with one."""
+        if not self._reply.started and isinstance((parsed(events(data)[0]) or {}).get("error"), dict):
+            raise RefusedError(HTTPStatus.BAD_REQUEST, data, content_type)
         await self._reply.send(b"".join(self._event(event) for event in events(data)), content_type)
 
     def whole(self, body: bytes, content_type: str) -> None:
         """Answer with one body."""
         said = parsed(body)
         if said is not None and "output_ids" in said:
-            body = dumps({**self._frame, "choices": [self._choice(said, said.get("text") or "")], "usage": self._usage})
+            weights = {name: value for name, value in (said.get("meta_info") or {}).items() if name in WEIGHTS}
+            choices = [self._choice(said, said.get("text") or "")]
+            body = dumps({**self._frame, "choices": choices, "usage": self._usage, "metadata": weights})
         self._reply.whole(body, content_type)
 
     def _event(self, event: bytes) -> bytes:
@@ -62,6 +71,7 @@ class CompletionsReply:
         meta = said.get("meta_info") or {}
         prompt, output = int(meta.get("prompt_tokens") or 0), int(meta.get("completion_tokens") or 0)
         self._usage = {"prompt_tokens": prompt, "completion_tokens": output, "total_tokens": prompt + output}
+        self._usage |= {"prompt_tokens_details": None, "reasoning_tokens": 0}
         reason = meta.get("finish_reason") or {}
         ended = {"finish_reason": reason.get("type"), "matched_stop": reason.get("matched")}
         return {"index": 0, "text": text, "logprobs": None, **ended}

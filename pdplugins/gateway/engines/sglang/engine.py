@@ -16,7 +16,7 @@ from pdplugins.gateway.engines.sglang.calls import CHAT, COMPLETIONS, Call
 from pdplugins.gateway.engines.sglang.completions import CompletionsReply
 from pdplugins.gateway.engines.sglang.fields import Fields
 from pdplugins.gateway.engines.sglang.legs import Legs
-from pdplugins.gateway.engines.sglang.public import public
+from pdplugins.gateway.engines.sglang.public import model_of, public
 from pdplugins.gateway.engines.sglang.relay import Relay
 from pdplugins.gateway.engines.sglang.reports import facts_of, report_of, tokens_of
 from pdplugins.gateway.engines.sglang.upstream import Answer, Upstream
@@ -38,7 +38,8 @@ class SglangEngine:
     """
 
     paths = (protocol.GENERATE, COMPLETIONS, CHAT)
-    passed_gets = ("/v1/models", "/model_info", "/get_model_info", protocol.SERVER_INFO, "/get_server_info")
+    models = "/v1/models"
+    passed_gets = (models, "/model_info", "/get_model_info", protocol.SERVER_INFO, "/get_server_info")
     passed_posts = (protocol.TOKENIZE, "/tokenize", "/v1/detokenize", "/detokenize")
 
     def __init__(
@@ -69,6 +70,10 @@ class SglangEngine:
     def public(self, path: str, body: bytes) -> bytes:
         """Return what of a server's answer to a question that any server may answer is for clients."""
         return public(path, body)
+
+    def model_of(self, listed: bytes, name: str) -> bytes | None:
+        """Return what a list of models says of one of them; None when it is not there."""
+        return model_of(listed, name)
 
     # --- requests and answers ------------------------------------------------------------------------------------
 

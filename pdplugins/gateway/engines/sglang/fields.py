@@ -34,7 +34,8 @@ KNOWN = (
     *("model", "rid", "session_id", "user", "stream", "stream_options", "priority", "extra_key", "lora_path"),
     *("return_logprob", "sampling_params", "n", "max_tokens", "max_completion_tokens", "min_tokens", "ignore_eos"),
     *("stop", "stop_token_ids", "temperature", "top_p", "top_k", "min_p", "seed", "skip_special_tokens"),
-    "no_stop_trim",
+    *("no_stop_trim", "echo", "logprobs", "logprob_start_len", "beam_width"),
+    *("return_hidden_states", "return_routed_experts", "return_sampling_mask"),
 )
 LONGEST_VALUE = 256 * 2**10
 """Bytes of a field other than prompts that the gateway looks into."""

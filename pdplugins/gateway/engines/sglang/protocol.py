@@ -110,7 +110,25 @@ def meta_of(said: Mapping[str, Any]) -> dict[str, Any]:
         whole(meta.get(name))
     if not isinstance(meta.get("input_token_logprobs"), list | None):
         raise OddAnswerError("an answer with odd logprobs")
+    spans = meta.get("weight_versions")
+    if not isinstance(spans, list | None) or not all(isinstance(span, dict) for span in spans or ()):
+        raise OddAnswerError("an answer with odd versions of weights")
+    for span in spans or ():
+        whole(span.get("start"))
+        whole(span.get("end"))
     return meta
+
+
+def joined(before: Sequence[Mapping[str, Any]], spans: Sequence[Mapping[str, Any]], done: int) -> list[dict[str, Any]]:
+    """Return the ``weight_versions`` of an answer of several workers: those `before` have said `done` tokens of it."""
+    every = [dict(span) for span in before]
+    for span in spans:
+        moved = {**span, "start": whole(span.get("start")) + done, "end": whole(span.get("end")) + done}
+        if every and every[-1].get("version") == moved.get("version"):
+            every[-1]["end"] = moved["end"]
+        else:
+            every.append(moved)
+    return every
 
 
 def whole(number: Any) -> int:

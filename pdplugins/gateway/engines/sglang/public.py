@@ -40,6 +40,13 @@ def public(path: str, body: bytes) -> bytes:
     return dumps({name: _plain(value) for name, value in said.items() if name in allowed})
 
 
+def model_of(listed: bytes, name: str) -> bytes | None:
+    """Return what ``/v1/models`` says of one model; None when it is not there."""
+    models = (parsed(listed) or {}).get("data")
+    found = (model for model in models if isinstance(model, dict)) if isinstance(models, list) else ()
+    return next((dumps(model) for model in found if model.get("id") == name), None)
+
+
 def _plain(value: Any) -> Any:
     """Return a value without the folders of a machine: the last part of a path is what a model is called."""
     if isinstance(value, str) and value.startswith(("/", "~", "./", "../", "file:")):

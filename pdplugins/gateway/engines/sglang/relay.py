@@ -18,6 +18,7 @@ from pdplugins.gateway.engines.sglang.protocol import (
     dumps,
     events,
     generated,
+    joined,
     meta_of,
     whole,
 )
@@ -27,6 +28,8 @@ from pdplugins.gateway.errors import WorkerFailedError
 _USAGE = {
     name: re.compile(rb'"%s":\s*(\d{1,12})(?!\d)' % name.encode()) for name in ("prompt_tokens", "completion_tokens")
 }
+
+PROMPT_LOGPROBS = ("input_token_logprobs", "input_top_logprobs", "input_token_ids_logprobs")
 
 
 class Relay:
@@ -43,7 +46,9 @@ class Relay:
         self.ids: list[int] = []
         """Tokens of the workers before."""
         self._text = ""
-        self._prompt_logprobs: list[Any] = []
+        self._versions: list[dict[str, Any]] = []
+        """Which weights gave the tokens of the workers before."""
+        self._prompt_logprobs: dict[str, list[Any]] = {}
 
     @property
     def speaking(self) -> bool:
@@ -98,6 +103,8 @@ class Relay:
     def fold(self) -> None:
         """Keep what this worker has said, with what those before have said: another one goes on."""
         said = self._events()
+        if said:
+            self._versions = joined(self._versions, meta_of(said[-1]).get("weight_versions") or (), len(self.ids))
         for event in said if self._incremental else said[-1:]:
             self.ids = self.ids + (event.get("output_ids") or [])
             self._text += event.get("text") or ""
@@ -155,8 +162,9 @@ class Relay:
         if isinstance(reason, dict) and reason.get("type") == "length":
             most = self._call.max_tokens or 0
             meta["finish_reason"] = None if meta["completion_tokens"] < most else {**reason, "length": most}
-        if self._prompt_logprobs:
-            meta["input_token_logprobs"] = self._prompt_logprobs + (meta.get("input_token_logprobs") or [])
+        meta.update(self._prompt_logprobs)
+        if before and "weight_versions" in meta:
+            meta["weight_versions"] = joined(self._versions, meta["weight_versions"] or (), before)
         if before and not self._incremental:
             data["text"] = self._text + (data.get("text") or "")
             data["output_ids"] = self.ids + (data.get("output_ids") or [])
@@ -167,5 +175,6 @@ class Relay:
         if not (self._call.fields.get("return_logprob") and answer.prefill_reply):
             return False
         first = next(iter(events(answer.prefill_reply)), b"")
-        self._prompt_logprobs = meta_of(self._generated(first) or {}).get("input_token_logprobs") or []
+        meta = meta_of(self._generated(first) or {})
+        self._prompt_logprobs = {name: value for name in PROMPT_LOGPROBS if isinstance(value := meta.get(name), list)}
         return bool(self._prompt_logprobs)

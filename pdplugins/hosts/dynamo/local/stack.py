@@ -38,7 +38,7 @@ from pdplugins.runtime.roster import Life
 
 log = logging.getLogger("pdplugins.local")
 
-START_S = 60.0
+START_S = 120.0
 """How long the endpoint may take until it answers."""
 READY_S = 120.0
 """How long a worker's engine may take until it serves; a crowded small machine is slow."""
