@@ -78,7 +78,9 @@ async def gateway(folder: Path, *, descriptors: int | None = None) -> AsyncItera
     with contextlib.ExitStack() as stack:
         ports = [free_port() for _ in range(WORKERS)]
         for port in ports:
-            stack.enter_context(process([sys.executable, __file__, "--serve", str(port)], folder / f"{port}.log"))
+            stack.enter_context(
+                process([sys.executable, str(Path(__file__)), "--serve", str(port)], folder / f"{port}.log")
+            )
         command = [str(Path(sys.executable).with_name("pdplugins")), "gateway", "--port", "0", "--admin-port", "0"]
         for port in ports:
             command += ["--worker", f"http://{HOST}:{port}"]
