@@ -1,7 +1,7 @@
 """Chaos, and what was counted in it: `tests/chaos` for a while, each part with its result file.
 
-    python benchmarks/chaos.py gateway [--seconds 300] [--seed 1]
-    python benchmarks/chaos.py dynamo [--seconds 300] [--seed 1]
+    python benchmarks/chaos.py gateway [--seconds 60] [--seed 1]
+    python benchmarks/chaos.py dynamo [--seconds 60] [--seed 1]
 
 The tests bring the faults about, one to three at once in an order that the seed decides, and check after each what must
 hold. They write what they counted, and this adds the sums and where it comes from. Nothing is written where a test
@@ -63,7 +63,7 @@ def summed(parts: dict[str, Any]) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("part", choices=TESTS)
-    parser.add_argument("--seconds", type=float, default=300)
+    parser.add_argument("--seconds", type=float, default=60)
     parser.add_argument("--seed", type=int, default=1)
     args = parser.parse_args()
     manifest.check_script(sys.argv[0])

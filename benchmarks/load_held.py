@@ -38,8 +38,8 @@ HOST = "127.0.0.1"
 WORKERS = 3
 FEW = 1024
 """Open files of a process, where the system's default is not raised."""
-CLIENTS, REQUESTS = 32, 6000
-STREAMS, TOKENS, TOKEN_S = 2000, 20, 0.5
+CLIENTS, REQUESTS = 32, 3000
+STREAMS, TOKENS, TOKEN_S = 1000, 8, 0.5
 META = {"id": "x", "finish_reason": None, "prompt_tokens": 100, "completion_tokens": 1}
 EVENT = json.dumps({"text": "hello", "output_ids": [1], "meta_info": META}).encode()
 
@@ -78,7 +78,9 @@ async def gateway(folder: Path, *, descriptors: int | None = None) -> AsyncItera
     with contextlib.ExitStack() as stack:
         ports = [free_port() for _ in range(WORKERS)]
         for port in ports:
-            stack.enter_context(process([sys.executable, __file__, "--serve", str(port)], folder / f"{port}.log"))
+            stack.enter_context(
+                process([sys.executable, str(Path(__file__)), "--serve", str(port)], folder / f"{port}.log")
+            )
         command = [str(Path(sys.executable).with_name("pdplugins")), "gateway", "--port", "0", "--admin-port", "0"]
         for port in ports:
             command += ["--worker", f"http://{HOST}:{port}"]

@@ -42,6 +42,10 @@ async def _whole(request: web.BaseRequest, admission: Admission) -> bytes:
         if admission.closed:
             raise overloaded("the gateway stops") from None
         raise GatewayError(HTTPStatus.REQUEST_TIMEOUT, f"the body was not there after {settings.body_s:g} s") from None
+    except RuntimeError:  # aiohttp's: its connection was closed before anyone read
+        if request.transport is not None:
+            raise
+        raise ConnectionResetError from None
     except web.RequestPayloadError:
         raise GatewayError(HTTPStatus.BAD_REQUEST, "the body is not what its head says") from None
 

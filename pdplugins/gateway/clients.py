@@ -26,6 +26,8 @@ MOST_REFUSED = 64
 SLOWEST_LOOK_S = 1.0
 LOOKED_AT = 256
 """The longest idle connections that are looked at for one to close."""
+LEAST_IDLE_S = 0.25
+"""One that has been idle for less makes no way: its request may be here already, unread."""
 
 
 @dataclass(slots=True)
@@ -142,8 +144,11 @@ class Clients:
 
     def _close_idle_one(self, client: str | None) -> None:
         """Close the connection that has been idle for longest, of `client` only where it is not None."""
+        youngest_s = monotonic() - LEAST_IDLE_S
         for handler in itertools.islice(self._idle, LOOKED_AT):
             connection = self._all[handler]
+            if connection.since_s > youngest_s:
+                return
             if client not in (None, connection.client) or connection.transport.get_write_buffer_size():
                 continue  # another client's, or the end of its last answer has not gone out
             self._close(handler, "idle")

@@ -53,7 +53,8 @@ class Steady:
             await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _keep_asking(self) -> None:
-        connector = aiohttp.TCPConnector(local_addr=(ADDRESS, 0))
+        # A connection each: one that is kept may be closed, rightly, at the moment when it is used again.
+        connector = aiohttp.TCPConnector(local_addr=(ADDRESS, 0), force_close=True)
         async with aiohttp.ClientSession(connector=connector, headers=self._headers) as client:
             while True:
                 await self._may_ask.wait()

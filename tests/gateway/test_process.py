@@ -64,12 +64,22 @@ def test_few_descriptors_are_raised_and_connections_fit_into_them(tmp_path: Path
             assert "256 open files are enough for 42 connections" in gateway.said
             for _ in range(300):
                 await connect()
+            while not await serves(client, gateway.url):  # until they have been idle for a moment
+                pass
             for _ in range(30):
                 async with client.post(gateway.url + "/generate", json=ask()) as answer:
                     assert (await answer.json())["output_ids"] == answer_of(PROMPT, 9)
             assert len(list(Path(f"/proc/{gateway.child.pid}/fd").iterdir())) < 256
 
     asyncio.run(run())
+
+
+async def serves(client: aiohttp.ClientSession, url: str) -> bool:
+    try:
+        async with client.post(url + "/generate", json=ask()) as answer:
+            return answer.status == 200
+    except (aiohttp.ClientError, OSError):
+        return False
 
 
 async def stream(client: aiohttp.ClientSession, url: str, **more: Any) -> bytes:
