@@ -298,6 +298,7 @@ def test_what_the_user_can_put_right_is_one_line_and_exit_code_2(monkeypatch, ca
 
 
 @pytest.mark.dynamo
+@pytest.mark.timeout(900)
 def test_ctrl_c_stops_a_run_cleanly(tmp_path: Path) -> None:
     out = tmp_path / "out.json"
     long = tmp_path / "long.jsonl"
