@@ -55,7 +55,7 @@ ACTS = {
     "app.ADMIN_CONNECTIONS": "test_limits_act::test_operators_have_few_connections_and_none_of_those_of_clients",
     "command.CUT_OFF_S": "test_process::test_a_policy_that_never_returns_does_not_keep_the_process",
     "clients.MOST_REFUSED": "test_clients::test_those_that_are_refused_are_few_at_a_time",
-    "nesting.MOST_BRACKETS": "test_bodies::test_mistakes_of_a_client_are_told_in_openais_form",
+    "nesting.MOST_BRACKETS": "test_limits_act::test_brackets_are_gone_through_for_each_level_only_while_they_are_few",
     "nesting.MOST_MARKS": "test_limits_act::test_marks_are_not_counted_for_ever",
     "engines.sglang.fields.LONGEST_VALUE": "test_names::test_a_name_that_would_go_back_is_short",
     "engines.sglang.fields.SHORT": "test_bodies::test_no_long_body_takes_longer_than_an_honest_one",

@@ -14,7 +14,7 @@ from pdplugins.gateway.app import ADMIN_CONNECTIONS, LONGEST_LINE, MOST_HEADERS
 from pdplugins.gateway.engines.sglang.calls import parse
 from pdplugins.gateway.engines.sglang.fields import LONGEST_LAX
 from pdplugins.gateway.errors import GatewayError
-from pdplugins.gateway.nesting import MOST_MARKS, too_nested
+from pdplugins.gateway.nesting import MOST_BRACKETS, MOST_MARKS, too_nested
 from tests.gateway.fake import answer_of, settled
 from tests.gateway.rig import PROMPT, Fixed, ask, fast, patient, stand
 from tests.gateway.sockets import ends, head, message, sockets
@@ -162,3 +162,11 @@ def test_marks_are_not_counted_for_ever(mark: bytes) -> None:
     inside = mark * (MOST_MARKS // len(mark.strip(b",")) + 1)
     body = b'{"x":[' + (b'"' + inside + b'"' if b"\\" in mark else inside + b'""') + b",[]]}"
     assert too_nested(body, 1) == "the body has too many values"
+
+
+def test_brackets_are_gone_through_for_each_level_only_while_they_are_few() -> None:
+    def body(pairs: int) -> bytes:
+        return b'{"x":[' + b"[]," * pairs + b"[]]}"
+
+    assert too_nested(body(MOST_BRACKETS // 2 - 3), 64) is None
+    assert too_nested(body(MOST_BRACKETS // 2), 64) == "the body has too many values"

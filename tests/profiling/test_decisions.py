@@ -45,6 +45,7 @@ def lowest_p99(found: Callable[[int], Cost]) -> tuple[float, float]:
 
 
 @pytest.mark.parametrize(("registration", "size"), JUDGED, ids=[f"{r.kind}-{r.name}-{size}" for r, size in JUDGED])
+@pytest.mark.timeout(900)
 def test_the_p99_of_a_decision_is_within_its_bar(registration: Registration, size: int) -> None:
     lowest, bar = lowest_p99(lambda rounds: cost(registration, size, calls=100, rounds=rounds))
     assert lowest <= SHARED * bar

@@ -254,8 +254,12 @@ def test_an_endpoint_that_cannot_be_is_one_line(config: Config) -> None:
 
     with pytest.raises(HostError, match=r"cannot listen on 192\.0\.2\.1:1; give a free --listen"):
         asyncio.run(story("192.0.2.1:1", "unix:///x"))
-    with pytest.raises(HostError, match=r"--gateway http://x: give unix:///path"):
-        asyncio.run(story("127.0.0.1:0", "http://x"))
+    for gateway in ("http://x", "unix:"):
+        with pytest.raises(HostError, match=rf"--gateway {gateway}: give unix:///path"):
+            asyncio.run(story("127.0.0.1:0", gateway))
+    for gateway in ("grpc://", "grpc://:9098", "grpc://planner", "grpc://planner:99999"):
+        with pytest.raises(ConfigError, match=r"--gateway: '.*' is no HOST:PORT"):
+            asyncio.run(story("127.0.0.1:0", gateway))
 
 
 @pytest.mark.parametrize(

@@ -245,11 +245,13 @@ def _bind(server: Any, listen: str) -> str:
 
 
 def _target(gateway: str) -> str:
-    """Return gRPC's own spelling of `gateway`."""
-    if gateway.startswith("unix:"):
+    """Return gRPC's own spelling of `gateway`. Raises HostError or ConfigError."""
+    if gateway.startswith("unix:") and gateway != "unix:":
         return gateway
     if gateway.startswith("grpc://"):
-        return gateway.removeprefix("grpc://")
+        target = gateway.removeprefix("grpc://")
+        host_and_port(target, "--gateway")
+        return target
     raise HostError(f"--gateway {gateway}: give unix:///path/to/registry.sock or grpc://host:port")
 
 
@@ -338,7 +340,7 @@ def open_to_all(options: Options) -> bool:
 def beyond_loopback(gateway: str) -> bool:
     """Tell whether what is sent to a gateway leaves this machine."""
     target = _target(gateway)
-    return not (target.startswith("unix:") or is_loopback(target.rpartition(":")[0].strip("[]")))
+    return not (target.startswith("unix:") or is_loopback(host_and_port(target, "--gateway")[0]))
 
 
 @contextmanager

@@ -126,6 +126,7 @@ def test_replay_scales_both_roles_up_and_down_without_a_failure(
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_supervision_goes_on_whatever_happens_to_proxy_logs_and_folder(serve: Callable[..., Serve]) -> None:
     """A proxy that is not there; deleted logs; then a hung worker and a dead one; then a deleted folder."""
     stack = serve("--port", "0", http_proxy="http://127.0.0.1:9", HTTP_PROXY="http://127.0.0.1:9")
