@@ -31,8 +31,8 @@ from typing import Any
 import manifest
 
 from benchmarks.rig import servers
-from benchmarks.rig.faults import FAULTS, Came, Tally, all_is_well
-from benchmarks.rig.stage import FREED_AT_ONCE, GROWS, Stage, grown, stage
+from benchmarks.rig.faults import FAULTS, Came, Tally, all_is_well, left_kv_is_taken
+from benchmarks.rig.stage import DEADLINE_S, FREED_AT_ONCE, GROWS, Stage, grown, stage
 from pdplugins.provenance import record
 
 SHARES = {
@@ -154,7 +154,8 @@ async def control(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
     """Make a fault that the servers are not protected against; what does not notice it would notice nothing."""
     kind, tally = "left KV cache is taken", Tally()
     async with stage(args.tree, folder, FREED_AT_ONCE) as it:
-        await FAULTS[kind](it, random.Random(args.seed), args.controls, tally)  # noqa: S311 - not for secrets
+        dice = random.Random(args.seed)  # noqa: S311 - not for secrets
+        await left_kv_is_taken(it, dice, args.controls, tally, most_s=DEADLINE_S)
     print(f"control: {dict(tally.requests)}", flush=True)
     return {"kind": kind, "noticed": tally.requests[Came.WRONG] > 0, **shown(tally)}
 

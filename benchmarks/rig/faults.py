@@ -24,8 +24,8 @@ CHUNK = 256
 """Tokens of one prefill step of the servers; KV cache is sent after each one."""
 LONG = 14 * CHUNK
 """A prompt whose transfer goes on for as many steps."""
-LINK_S = 1.2
-"""What a piece of KV cache takes on a slow link: many steps, and less than servers hold KV cache for it (2 s)."""
+UNDER_WAY_S = 1.2
+"""For so long after an abort KV cache may be under way: many steps, and less than servers hold its place (2 s)."""
 
 
 class Came(StrEnum):
@@ -250,17 +250,22 @@ async def foreign_message(stage: Stage, dice: random.Random, count: int, tally: 
     await asked(stage, long_pair(dice, address(first), address(second)), tally)
 
 
-async def left_kv_is_taken(stage: Stage, dice: random.Random, count: int, tally: Tally) -> None:
-    """A client leaves while KV cache is under way on a slow link; others take at once what was reserved for it.
+async def left_kv_is_taken(
+    stage: Stage, dice: random.Random, count: int, tally: Tally, most_s: float = UNDER_WAY_S
+) -> None:
+    """A client leaves while KV cache is under way; others take at once what was reserved for it, and then it comes.
 
-    What then still comes may not be written over theirs. All other KV cache is in use by prefix caches, so that they
-    take what was reserved.
+    It may not be written over theirs. All other KV cache is in use by prefix caches, so that they take what was
+    reserved.
+
+    :param most_s: how long it is under way after the abort, where the others have not taken theirs before.
     """
+    tokens, others = 600, 8
     full = [_alone(dice, at, LONG, 1) for at in map(address, stage.pair) for _ in range(TOKENS // LONG)]
     await asyncio.gather(*(asked(stage, ask, Tally()) for ask in full))
     for _ in range(count):
         first, second = dice.sample(stage.pair, 2)
-        with stage.slow_link(LINK_S):
+        with stage.link_down():
             leaves = asyncio.create_task(asked(stage, long_pair(dice, address(first), address(second)), Tally()))
 
             async def moving(first: servers.Server = first, leaves: asyncio.Task[None] = leaves) -> bool:
@@ -272,9 +277,16 @@ async def left_kv_is_taken(stage: Stage, dice: random.Random, count: int, tally:
             await asyncio.gather(leaves, return_exceptions=True)
             tally.add(Came.LEFT, 0.0)
             tally.faults += 1
-            takers = [_alone(dice, address(second), 600, 100) for _ in range(8)]
-            await asyncio.gather(*(asked(stage, ask, tally) for ask in takers))
-            await stage.settled()
+            asks = [_alone(dice, address(second), tokens, 100) for _ in range(others)]
+            takers = [asyncio.create_task(asked(stage, ask, tally)) for ask in asks]
+
+            async def taken(second: servers.Server = second) -> bool:
+                return (await stage.load(second))["num_used_tokens"] >= tokens * others
+
+            with contextlib.suppress(TimeoutError):
+                await until(taken, most_s, "not taken", pause_s=0.02)
+        await asyncio.gather(*takers)
+        await stage.settled()
 
 
 def _alone(dice: random.Random, at: str, tokens: int, count: int) -> Ask:

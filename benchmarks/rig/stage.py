@@ -26,7 +26,7 @@ from pdplugins.processes.ports import free_ports
 
 ROOT = Path(__file__).parents[2]
 """Gateway and servers run the code that is here, also where another one is installed."""
-LINK = "link"
+LINK = "link-down"
 PEER_S = 8
 """After this long SGLang gives up a peer that does not answer."""
 SGLANG_TIMES = {
@@ -168,12 +168,12 @@ class Stage:
     impostors: Mapping[str, Impostor]
     client: aiohttp.ClientSession
     link: Path
-    """The file by which the link between the servers is made slow."""
+    """While this file is there, the link between the servers is down."""
 
     @contextmanager
-    def slow_link(self, seconds: float) -> Iterator[None]:
-        """Let each piece of KV cache take so long until it is sent."""
-        self.link.write_text(str(seconds))
+    def link_down(self) -> Iterator[None]:
+        """Let KV cache be under way until the end of this context."""
+        self.link.touch()
         try:
             yield
         finally:
@@ -291,7 +291,7 @@ async def stage(tree: Path, folder: Path, more: Mapping[str, str] | None = None)
     dual = folder / "dual.yaml"
     dual.write_text(yaml.safe_dump({"sglang": {"dual_role": True}}))
     path = os.pathsep.join(map(str, (servers.HERE / "stubs", tree, ROOT)))
-    env = SGLANG_TIMES | {"PYTHONPATH": path, "RIG_LINK": str(folder / LINK)} | dict(more or {})
+    env = SGLANG_TIMES | {"PYTHONPATH": path, "RIG_LINK_DOWN": str(folder / LINK)} | dict(more or {})
     a, b = (servers.Server(tree, model, folder / f"{name}.log", servers.DUAL, dual, env, TOKENS) for name in "ab")
     unified = servers.Server(tree, model, folder / "unified.log", tokens=TOKENS)
     started = (a, b, unified)

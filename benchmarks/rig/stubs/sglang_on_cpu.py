@@ -4,12 +4,11 @@
 * Sampling with seeds (`--enable-deterministic-inference`) takes the attention backend of CPUs, and the hash that SGLang
   computes in a Triton kernel is computed in PyTorch. Kernels that make sums independent of the batch are left out.
 * KV cache that is sent to a marked room is corrupted first, for negative controls.
-* The file that RIG_LINK names, where there is one, says how many seconds each piece of KV cache takes until it is sent.
+* While the file that RIG_LINK_DOWN names is there, no KV cache is sent.
 * RIG_KV_FREED_AT_ONCE: a server frees KV cache of an aborted transfer while it may still be written to, for a negative
   control. Versions after 0.5.16 have a variable of their own for it (`FREED_AT_ONCE` in benchmarks/rig/stage.py).
 """
 
-import contextlib
 import ctypes
 import functools
 import os
@@ -93,8 +92,8 @@ def _transfers():
 
 
 def _late(original, manager, *arguments, **keywords):
-    with contextlib.suppress(KeyError, OSError):
-        time.sleep(float(pathlib.Path(os.environ["RIG_LINK"]).read_text()))
+    while (down := os.environ.get("RIG_LINK_DOWN")) and pathlib.Path(down).exists():
+        time.sleep(0.01)
     return original(manager, *arguments, **keywords)
 
 
