@@ -29,8 +29,6 @@ FLAGS = [
     "torch_native",
     "--sampling-backend",
     "pytorch",
-    "--grammar-backend",
-    "xgrammar",
     "--reasoning-parser",
     "qwen3",
     "--tool-call-parser",
@@ -54,6 +52,8 @@ DUAL = [
     "nixl",
     "--disaggregation-decode-enable-radix-cache",
 ]
+GRAMMAR = {"0.5.16": "llguidance", "0.5.23": "xgrammar"}
+"""What runs on a CPU, by version of SGLang."""
 STOCK = ["--disaggregation-transfer-backend", "nixl", "--disaggregation-mode"]
 """And `prefill` or `decode`."""
 
@@ -96,6 +96,7 @@ class Server:
         options = [*FLAGS, "--model-path", str(self.model), "--port", str(self.port)]
         options += ["--nccl-port", str(free_ports(1)[0])]  # 0.5.16's choice may be another process's meanwhile
         options += ["--max-total-tokens", str(self.tokens), *self.options]
+        options += ["--grammar-backend", GRAMMAR[version_of(self.tree)]]
         if "--disaggregation-mode" in options:
             options += ["--disaggregation-bootstrap-port", str(self.bootstrap_port)]
             if version_of(self.tree) != "0.5.16":  # its default registers host memory with CUDA

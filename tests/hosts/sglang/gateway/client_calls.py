@@ -247,6 +247,10 @@ class Outcome:
     def equals(self, other: Outcome) -> bool:
         return self.status == other.status and _equal(self.said, other.said)
 
+    def without(self, name: str) -> Outcome:
+        """The outcome without one field, wherever it is."""
+        return Outcome(_without(self.said, name), self.status)
+
 
 async def outcome_of(call: Call, endpoint: Endpoint) -> Outcome:
     """Make a call. Raises TimeoutError when it hangs."""
@@ -316,6 +320,12 @@ def _data(answer: Any) -> Any:
     if isinstance(answer, list | tuple):
         return [_data(value) for value in answer]
     return str(answer) if isinstance(answer, Exception) else answer
+
+
+def _without(said: Any, name: str) -> Any:
+    if isinstance(said, dict):
+        return {key: _without(value, name) for key, value in said.items() if key != name}
+    return [_without(value, name) for value in said] if isinstance(said, list) else said
 
 
 def _equal(one: Any, other: Any) -> bool:
