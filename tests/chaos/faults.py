@@ -16,5 +16,5 @@ FAULTS: list[Fault[Stage]] = [
     *(Fault(name, "worker", act, Others.FAILED) for name, act in FAILS.items()),
     *(Fault(name, "worker", act, Others.ODD) for name, act in ODD.items()),
 ]
-OF_PROCESSES: list[Fault[Stage]] = [Fault(name, "worker", act) for name, act in PROCESS.items()]
+OF_PROCESSES: list[Fault[Stage]] = [Fault(name, "worker", act, Others.FAILED) for name, act in PROCESS.items()]
 """Those of a worker that is a process of its own."""

@@ -174,12 +174,10 @@ WORKER: dict[str, Act] = {
     "TCP resets": one(reset=True, times=5),
     "a worker that fails": one(status=500, times=8),
     "a worker that refuses the key": one(status=401, times=8),
-    "death mid-stream": one(die_after_tokens=2, times=4),
     "error events": one(error_event=True, times=4),
     "an event without end": endless_event,
     "events in pieces": pieces,
     "an engine that stands still": stands_still,
-    "a worker that dies": dies,
 }
 HURTS: dict[str, Act] = {
     "nonsense to polls, everywhere": says(POLLS, many=True),
@@ -188,8 +186,12 @@ HURTS: dict[str, Act] = {
     "TCP resets, everywhere": one(many=True, reset=True, times=6),
 }
 """Faults for which requests may be refused."""
-FAILS: dict[str, Act] = {"silence": one(hang=True, times=2)}
-"""Faults that only the end of its time takes a whole answer out of."""
+FAILS: dict[str, Act] = {
+    "silence": one(hang=True, times=2),
+    "death mid-stream": one(die_after_tokens=2, times=4),
+    "a worker that dies": dies,
+}
+"""Faults that a request may not survive: a whole answer that never comes, a stream that nobody else can go on with."""
 ODD: dict[str, Act] = {
     "odd answers": odd_answers(stream=False),
     "odd event streams": odd_answers(stream=True),
