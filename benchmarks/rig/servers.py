@@ -52,8 +52,8 @@ DUAL = [
     "nixl",
     "--disaggregation-decode-enable-radix-cache",
 ]
-GRAMMAR = {"0.5.16": "llguidance", "0.5.23": "xgrammar"}
-"""What runs on a CPU, by version of SGLang."""
+GRAMMAR = {"0.5.16": "none", "0.5.23": "xgrammar"}
+"""What runs on a CPU, by version of SGLang: both backends that are here end a server of 0.5.16 at the first regex."""
 STOCK = ["--disaggregation-transfer-backend", "nixl", "--disaggregation-mode"]
 """And `prefill` or `decode`."""
 
