@@ -7,10 +7,11 @@ import signal
 import sys
 from pathlib import Path
 
+import aiohttp
 import pytest
 import yaml
 
-from tests.chaos.plan import TIMEOUT_S, Plan, drive
+from tests.chaos.plan import TIMEOUT_S, Others, Plan, drive
 from tests.chaos.stack import FAULTS, StackInvariants, StackStage, free
 from tests.hosts.dynamo.local.serve import Serve
 
@@ -30,6 +31,9 @@ def test_a_stack_survives_every_fault(plan: Plan, tmp_path: Path) -> None:
     async def run() -> None:
         stage = await asyncio.to_thread(StackStage, serve)
         checks = StackInvariants(stage)
+        async with aiohttp.ClientSession() as client:  # Dynamo's router may know its workers a moment later
+            while (await stage.ask(client))[0] is Others.REFUSED:
+                await asyncio.sleep(0.1)
         async with stage.steady.asking():
             tallies = await drive(
                 plan, "tests/chaos/test_dynamo_serve.py", FAULTS, stage, checks.after, after_round=checks.after_round
