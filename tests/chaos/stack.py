@@ -25,7 +25,6 @@ from tests.sockets import listening
 TOKENS = 5
 BACK_S = 90.0
 """Within which workers are back: a hung one is noticed after 15 s, and a new one takes some to start."""
-READY_S = 180.0
 GROWTH_MIB = 48.0
 SPARE_DESCRIPTORS = 16
 
@@ -35,7 +34,7 @@ class StackStage:
 
     def __init__(self, serve: Serve) -> None:
         self.serve = serve
-        self.ready: dict[str, Any] = serve.wait(lambda: serve.events("ready"), READY_S)[0]
+        self.ready: dict[str, Any] = serve.ready()
         self.url = str(self.ready["url"])
         self.port = int(self.url.rpartition(":")[2])
         self.metrics_port = int(self.ready["metrics_port"])

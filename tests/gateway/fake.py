@@ -292,7 +292,8 @@ class FakeWorker:
         if role is None:
             return web.json_response({"error": {"message": f"{self.mode} cannot do that"}}, status=400)
         self.served[role] += 1
-        if role != "local" and (body.get("n") or body.get("sampling_params", {}).get("n") or 1) > 1:
+        samples = body.get("n") or (body.get("sampling_params") or {}).get("n")
+        if role != "local" and isinstance(samples, int) and samples > 1:
             await asyncio.sleep(60)  # both sides of SGLang make all samples in one room
         if role != "local":
             room = body["bootstrap_room"]
