@@ -25,6 +25,7 @@ def test_a_result_says_how_it_was_made(name: str) -> None:
     assert manifest.flaws(manifest.read(name)) == []
 
 
+@pytest.mark.moderate
 def test_no_simulated_result_is_older_than_the_code_it_measures() -> None:
     """Each line says which result is out of date, what changed, and the command that makes it again."""
     assert [line for name, line in results.stale().items() if name not in OLD] == []

@@ -80,6 +80,7 @@ def test_each_worker_may_have_its_own_key() -> None:
     asyncio.run(run())
 
 
+@pytest.mark.moderate
 @pytest.mark.parametrize("key", [None, "another-key-than-theirs"])
 def test_a_worker_that_refuses_the_key_is_said_once_and_gets_nothing(
     key: str | None, caplog: pytest.LogCaptureFixture
@@ -249,6 +250,7 @@ def test_a_client_is_told_how_to_send_a_key(keys: Path) -> None:
     asyncio.run(run())
 
 
+@pytest.mark.moderate
 @pytest.mark.parametrize("how", ["by itself", "when told"])
 def test_keys_come_and_go_while_it_runs(keys: Path, how: str) -> None:
     """A file that is wrong changes nothing."""

@@ -127,6 +127,7 @@ def test_compressed_bodies_are_refused_unread(what: str) -> None:
     asyncio.run(run())
 
 
+@pytest.mark.moderate
 def test_a_body_is_refused_by_what_its_head_says_of_its_length() -> None:
     async def run() -> None:
         async with stand("dual") as it, sockets(it.gateway.url) as connect:

@@ -80,6 +80,7 @@ async def metric(it: Stand, name: str, prefix: str = "pdplugins_gateway_") -> fl
     return float(next(line.split()[-1] for line in lines if line.startswith(f"{prefix}{name} ")))
 
 
+@pytest.mark.moderate
 @pytest.mark.parametrize("last_first", [False, True])
 def test_requests_go_on_in_the_order_of_the_policy_and_are_placed_then(last_first: bool) -> None:
     flow = Steered()
@@ -122,6 +123,7 @@ def test_a_refused_request_gets_503_and_is_told_when_to_come_again() -> None:
     asyncio.run(run())
 
 
+@pytest.mark.moderate
 def test_a_full_queue_refuses_whatever_the_policy_says() -> None:
     flow = Steered()
 
@@ -157,6 +159,7 @@ def test_a_client_that_leaves_leaves_the_queue() -> None:
     asyncio.run(run())
 
 
+@pytest.mark.moderate
 def test_the_wait_counts_into_the_time_of_the_request() -> None:
     flow = Steered()
 
@@ -191,6 +194,7 @@ def test_a_worker_that_is_lost_while_requests_wait_gets_none_of_them() -> None:
     asyncio.run(run())
 
 
+@pytest.mark.moderate
 def test_requests_wait_while_no_worker_is_there_and_go_on_when_one_comes() -> None:
     flow = Steered()
 
@@ -280,6 +284,7 @@ def test_the_policy_sees_the_request_that_went_on_before_it_is_asked_for_the_nex
     asyncio.run(run())
 
 
+@pytest.mark.moderate
 def test_what_waits_when_the_gateway_stops_is_still_answered() -> None:
     flow = Steered()
 
@@ -321,6 +326,7 @@ def test_nothing_is_lost_whatever_the_policy_does(answer: Any) -> None:
     asyncio.run(run())
 
 
+@pytest.mark.moderate
 def test_two_requests_of_one_name_are_two_requests() -> None:
     flow = Steered()
 

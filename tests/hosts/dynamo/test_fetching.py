@@ -111,6 +111,7 @@ def test_a_frontend_url_is_checked_when_it_is_given(url: str) -> None:
         FrontendMetrics(url)
 
 
+@pytest.mark.moderate
 @pytest.mark.parametrize("how", ["no HTTP", "too few bytes", "an error", "no UTF-8"])
 def test_the_pulse_goes_on_whatever_the_frontend_answers(how: str, caplog: pytest.LogCaptureFixture) -> None:
     """Its status shows dashes; what is wrong is logged once; nobody takes it for a frontend that hangs."""

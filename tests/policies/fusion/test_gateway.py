@@ -19,6 +19,7 @@ def config(*, dual: bool, **settings: Any) -> Config:
     return parse({"deployment": deployment, "bundle": {"name": "fusion", **settings}, "sglang": {"dual_role": dual}})
 
 
+@pytest.mark.moderate
 @pytest.mark.parametrize("dual", [True, False])
 def test_a_mixed_load_gets_the_right_tokens(dual: bool) -> None:
     async def run() -> None:

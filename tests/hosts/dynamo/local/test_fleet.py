@@ -295,6 +295,7 @@ ACTIONS = st.one_of(
 )
 
 
+@pytest.mark.moderate
 @given(st.lists(ACTIONS, max_size=40), st.integers(3, 12))
 @settings(max_examples=150)
 def test_whatever_happens_the_gpu_budget_holds(actions: list[tuple[str, Any, int]], budget: int) -> None:

@@ -72,6 +72,7 @@ def test_records_are_taken_in_as_they_come(load: Load, tmp_path: Path) -> None:
     assert load.attainment == pytest.approx(1 / 3)
 
 
+@pytest.mark.moderate
 def test_a_client_that_is_stopped_is_noticed(load: Load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pdplugins.hosts.dynamo.local.load.LOOK_S", 0.05)
     monkeypatch.setattr("pdplugins.hosts.dynamo.local.load.STOPPED_S", 0.5)
