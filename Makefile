@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 SERVE_ARGS ?=
 
-.PHONY: help setup serve lint check test test-sglang fuzz chaos results clean
+.PHONY: help setup serve lint check test test-sglang test-clients fuzz chaos results clean
 
 help:  ## Show this text
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -44,10 +44,17 @@ SGLANG_VENV := .venv-sglang
 SGLANG_VERSIONS := 0.5.16 0.5.23
 SGLANG_PIP := $(SGLANG_VENV)/bin/pip --disable-pip-version-check install --quiet --no-deps
 
+SGLANG_PYTEST := PDPLUGINS_SGLANG_TREES=$(subst $() ,:,$(foreach v,$(SGLANG_VERSIONS),$(CURDIR)/$(SGLANG_VENV)/sglang-$(v))) \
+	$(SGLANG_VENV)/bin/python -m pytest -m sglang -v --tb=native --durations=10 --session-timeout=2400
+CLIENT_TESTS := tests/hosts/sglang/gateway/test_clients.py
+
 test-sglang: $(SGLANG_VENV)/.installed  ## Run real SGLang servers on the CPU: every path equal to a unified server (22 minutes on two quiet cores)
 	HATCH_BUILD_NO_HOOKS=true $(SGLANG_PIP) --editable .
-	PDPLUGINS_SGLANG_TREES=$(subst $() ,:,$(foreach v,$(SGLANG_VERSIONS),$(CURDIR)/$(SGLANG_VENV)/sglang-$(v))) \
-		$(SGLANG_VENV)/bin/python -m pytest tests/hosts/sglang -m sglang -v --tb=native --durations=10 --session-timeout=2400
+	$(SGLANG_PYTEST) tests/hosts/sglang --ignore $(CLIENT_TESTS)
+
+test-clients: $(SGLANG_VENV)/.installed  ## Compare OpenAI's and LangChain's clients through every router with a unified server (CLIENTS_ARGS=--write-pages)
+	HATCH_BUILD_NO_HOOKS=true $(SGLANG_PIP) --editable .
+	$(SGLANG_PYTEST) $(CLIENT_TESTS) $(CLIENTS_ARGS)
 
 # Both versions share one environment, each in a folder of its own; benchmarks/rig/requirements.txt says why.
 $(SGLANG_VENV)/.installed: benchmarks/rig/requirements.txt
