@@ -86,6 +86,30 @@ def test_an_odd_end_of_a_stream_that_breaks_off_is_a_fault_of_its_worker() -> No
     asyncio.run(run())
 
 
+@pytest.mark.parametrize("stream", [True, False])
+def test_an_answer_in_the_form_that_was_not_asked_for_is_a_fault_of_its_worker(stream: bool) -> None:
+    """What began as a stream cannot go on as a whole answer: a client would wait for its end for ever."""
+
+    async def run() -> None:
+        async with stand("unified", "unified") as it:
+            router = it.route(Fixed())
+            router.first = router.second = 0
+            it.workers[0].faults.times = 1
+            it.workers[0].said_type = "application/json" if stream else "text/event-stream"
+            said = json.dumps({"output_ids": [1], "text": "a", "meta_info": {"finish_reason": None}}).encode()
+            it.workers[0].says["/generate"] = said if stream else b"data: " + said + b"\n\n"
+            async with asyncio.timeout(30):
+                if stream:
+                    last = (await it.stream("/generate", ask()))[-1]
+                else:
+                    status, last = await it.post("/generate", ask())
+                    assert status == 200
+            assert last["output_ids"] == answer_of(PROMPT, 9)
+            assert it.faults["worker_failed"] == 1
+
+    asyncio.run(run())
+
+
 @pytest.mark.parametrize("endless", [b"x" * 2**16, b"data: " + b"x" * 2**16])
 def test_an_event_that_does_not_end_is_not_kept_for_ever(endless: bytes) -> None:
     async def run() -> None:
