@@ -20,7 +20,7 @@ from pdplugins.gateway.backends import Backend
 from pdplugins.gateway.engine import Work
 from pdplugins.gateway.engines.sglang import protocol
 from pdplugins.gateway.engines.sglang.calls import Call
-from pdplugins.gateway.engines.sglang.upstream import Answer, Upstream, is_stream
+from pdplugins.gateway.engines.sglang.upstream import Answer, Upstream
 from pdplugins.gateway.errors import RefusedError, WorkerFailedError
 from pdplugins.limits import GatewayConfig
 
@@ -119,9 +119,7 @@ class Legs:
         try:
             async with backend.waits.within(self._first_token_s if call.stream else None):
                 response = await self._upstream.post(backend, call.path, body, call.headers, stream=call.stream)
-                if is_stream(response) != call.stream:  # what begins as a stream cannot go on as a whole answer
-                    raise WorkerFailedError(backend.id, f"an answer of the type {response.content_type[:80]!r}")
-                return await self._upstream.begin(backend, response, rid)
+                return await self._upstream.begin(backend, response, rid, stream=call.stream)
         except RefusedError:
             raise
         except BaseException as error:

@@ -151,8 +151,13 @@ class Upstream:
             await self._refused(backend, response)
         return response
 
-    async def begin(self, backend: Backend, response: Response, rid: str) -> Answer:
-        """Return an answer once its beginning is there. Raises WorkerFailedError."""
+    async def begin(self, backend: Backend, response: Response, rid: str, *, stream: bool) -> Answer:
+        """Return an answer once its beginning is there. Raises WorkerFailedError, also for the form not asked for.
+
+        What begins as a stream could not go on as a whole answer, should another worker have to take over.
+        """
+        if is_stream(response) != stream:
+            raise WorkerFailedError(backend.id, f"an answer of the type {response.content_type[:80]!r}")
         answer = Answer(backend, response, rid, self._most_bytes)
         await answer.begin()
         return answer
