@@ -4,7 +4,6 @@ OLD = {
     "chaos-dynamo",
     "chaos-gateway",
     "simulator-speed-plain",
-    "decisions",
     "faults-0.5.16",
     "faults-0.5.23",
     "gateway-fake",
