@@ -22,7 +22,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 TOLERANCE = 0.01
 """Share of a number. The simulator gives the same figures everywhere; a rounding may fall on either side."""
-LIVE_POINTS = 15.0
+LIVE_POINTS = 30.0
 """Points of SLO attainment by which two runs on a live stack may differ: engines start when the machine lets them."""
 REPLAYED = re.compile(
     r"Replayed (?P<requests>\d+) requests in .*?, (?P<failed>\d+) failed; SLO attainment (?P<attainment>[\d.]+)%"
