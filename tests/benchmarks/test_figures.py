@@ -9,25 +9,15 @@ import manifest
 import pytest
 
 from pdplugins.errors import PdpluginsError
-from tests.benchmarks.old_results import OLD
 
 ROOT = Path(__file__).parents[2]
 PAGES = [str(path.relative_to(ROOT)) for path in figures.pages()]
 
 
-def text_of(page: str) -> str:
-    """Return a page; skip one that marks figures of a result that is still to be made."""
-    text = (ROOT / page).read_text(encoding="utf-8")
-    to_make = [name for name in OLD if not (manifest.RESULTS / f"{name}.json").exists() and f": {name} " in text]
-    if to_make:
-        pytest.skip(f"{page} quotes {', '.join(to_make)}, which is to be made")
-    return text
-
-
 @pytest.mark.parametrize("page", PAGES)
 def test_every_marked_figure_is_that_of_its_result(page: str) -> None:
     """`python benchmarks/results.py pages` writes them again."""
-    assert list(figures.wrong(text_of(page))) == []
+    assert list(figures.wrong((ROOT / page).read_text(encoding="utf-8"))) == []
 
 
 @pytest.mark.parametrize("page", PAGES)
@@ -37,7 +27,7 @@ def test_what_looks_like_a_measured_figure_has_a_mark_or_a_source(page: str) -> 
 
 @pytest.mark.parametrize("page", PAGES)
 def test_a_page_states_the_age_of_what_was_measured(page: str) -> None:
-    named, aged = figures.sources(text_of(page))
+    named, aged = figures.sources((ROOT / page).read_text(encoding="utf-8"))
     assert {name for name in named if manifest.read(name).get("kind") == "measured"} <= aged
 
 
