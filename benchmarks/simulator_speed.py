@@ -42,9 +42,9 @@ from pdplugins.types import Deployment, Role, TraceRequest
 from pdplugins.workloads import jsonl, traces
 
 CASES = {
-    "azure conversation, 4P2D": (4, 2, 1, 1.0, 5.0),
-    "outputs ten times longer, 4P2D": (4, 2, 10, 1.0, 50.0),
-    "eight times the rate, 32P16D": (32, 16, 1, 8.0, 5.0),
+    "azure conversation, 4P2D": (4, 2, 1, 1.0, 15.0),
+    "outputs ten times longer, 4P2D": (4, 2, 10, 1.0, 100.0),
+    "eight times the rate, 32P16D": (32, 16, 1, 8.0, 12.0),
 }
 """Name to (prefill, decode, output factor, rate factor, wanted speed-up)."""
 
