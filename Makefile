@@ -24,8 +24,8 @@ $(VENV)/.installed: pyproject.toml hatch_build.py $(KERNEL)
 serve: setup  ## Run the main job: a Dynamo stack scaled by DOPD (SERVE_ARGS="--port 9000 …" adds options)
 	$(BIN)/dynamo serve --planner dopd $(SERVE_ARGS)
 
-# Two processes run the tests of different files at once: most wait for servers and programs, and free ports are free.
-PYTEST := $(BIN)/python -m pytest -n 2 --dist loadgroup
+# Three processes for two cores run the tests of different files at once: many wait for servers and programs.
+PYTEST := $(BIN)/python -m pytest -n 3 --dist loadgroup
 
 lint: setup  ## Run the linters and the type checker
 	$(BIN)/ruff check

@@ -24,9 +24,9 @@ from pdplugins.testing import ScriptedPlanner, ScriptSettings, flat_model, plann
 from pdplugins.types import Deployment, PlannerView, Register
 
 # The same examples in every run, so that a change is judged by what it changed; `make fuzz` looks for new ones.
-settings.register_profile("same", derandomize=True, deadline=None)
+settings.register_profile("same", derandomize=True, deadline=None, max_examples=50)
 settings.register_profile("fuzz", derandomize=False, deadline=None)
-# A quarter of the examples, for `make check`.
+# Half of those examples, for `make check`.
 settings.register_profile("quick", derandomize=True, deadline=None, max_examples=25)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
 
