@@ -47,8 +47,7 @@ def test_a_stack_survives_every_fault(plan: Plan, tmp_path: Path) -> None:
         rows = [{"fault": fault.name, "of": fault.of, **tallies[fault.name].row()} for fault in plan.picked(FAULTS)]
         plan.write("dynamo serve", {"faults": rows, "steady": stage.steady.row(), "held": checks.held})
         pids = serve.descendants()
-        assert await asyncio.to_thread(serve.signal, signal.SIGTERM) < 20
-        assert serve.process.returncode == 0
+        assert await asyncio.to_thread(serve.signal, signal.SIGTERM) == 0
         assert not [pid for pid in pids if Path(f"/proc/{pid}").exists()]
         assert not list(temp.iterdir())
         assert free(stage.port)
