@@ -136,11 +136,13 @@ async def drive(
     check: Callable[[Sequence[Fault[StageT]]], Awaitable[None]],
     *,
     after_round: Callable[[], Awaitable[None]],
+    last_words: Callable[[], str],
     together: int = MOST_TOGETHER,
 ) -> dict[str, Tally]:
     """Bring the faults about until the time is over, and check what must hold after each batch of them.
 
-    A round is not cut, so each fault comes once at least. Raises ChaosError with seed, faults and command.
+    A round is not cut, so each fault comes once at least. Raises ChaosError with seed, faults, what was logged last
+    (`last_words`) and the command.
     """
     dice = Random(plan.seed)
     tallies = {fault.name: Tally() for fault in plan.picked(faults)}
@@ -162,7 +164,8 @@ async def drive(
                 causes = error.exceptions if isinstance(error, ExceptionGroup) else [error]
                 why = "; ".join(f"{type(cause).__name__}: {cause}" for cause in causes)
                 raise ChaosError(
-                    f"seed {plan.seed}, round {rounds}, faults: {names}: {why}\nagain: {plan.again(test, batch)}"
+                    f"seed {plan.seed}, round {rounds}, faults: {names}: {why}\n"
+                    f"last said:\n{last_words()}\nagain: {plan.again(test, batch)}"
                 ) from error
         await after_round()
     return tallies

@@ -23,8 +23,6 @@ from tests.hosts.dynamo.local.serve import Serve
 from tests.sockets import listening
 
 TOKENS = 5
-BACK_S = 90.0
-"""Within which workers are back: a hung one is noticed after 15 s, and a new one takes some to start."""
 GROWTH_MIB = 48.0
 SPARE_DESCRIPTORS = 16
 
@@ -137,7 +135,7 @@ def signalled(number: signal.Signals) -> Callable[[StackStage, Random, Tally], A
             group.create_task(load(stage, dice, tally))
             await asyncio.sleep(dice.uniform(0, 0.3))
             os.kill(pid, number)
-        await asyncio.to_thread(stage.serve.wait, lambda: name not in stage.workers(), BACK_S)
+        await asyncio.to_thread(stage.serve.wait, lambda: name not in stage.workers())
 
     return act
 
@@ -231,8 +229,8 @@ class StackInvariants:
         assert stage.serve.process.poll() is None, f"dynamo serve ended: {stage.serve.errors()}"
         async with stage.steady.quiet():
             stage.steady.check(max(fault.others for fault in batch))
-            await asyncio.to_thread(stage.serve.wait, self._all_there, BACK_S)
-            await asyncio.to_thread(stage.serve.wait, self._nothing_in_flight, BACK_S)
+            await asyncio.to_thread(stage.serve.wait, self._all_there)
+            await asyncio.to_thread(stage.serve.wait, self._nothing_in_flight)
 
     def _all_there(self) -> bool:
         """As many workers serve as the planner wants, and nothing else runs below the launcher."""

@@ -113,6 +113,9 @@ class Stage:
                 pass  # closed
         status = int(head.split(b" ", 2)[1]) if head else None
         assert status != 500, (data[:300], head)
+        said = head.lower()
+        assert status is None or b"\r\nserver: pdplugins\r\n" in said, (data[:300], head)
+        assert status is None or status < 400 or b"\r\ncontent-type: application/json" in said, (data[:300], head)
         tally.came["closed" if status is None else "answered" if status < 300 else "refused"] += 1
         return head
 

@@ -61,7 +61,7 @@ def one(many: bool = False, **faults: Any) -> Act:
                 await load(stage, dice, tally)
                 if [worker.faults.times for worker in workers] != before:
                     return
-        raise AssertionError("no request met the fault")
+        raise AssertionError(f"no request met the fault: {dict(tally.came)}")
 
     return act
 
