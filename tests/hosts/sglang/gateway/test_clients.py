@@ -30,8 +30,10 @@ if not servers.trees():
 
 from tests.hosts.sglang.gateway.client_calls import (
     CALLS,
+    DEADLY,
     HANGS,
     NOT_SERVED,
+    Call,
     Endpoint,
     Outcome,
     Place,
@@ -67,6 +69,7 @@ SAME, ALONE = "same", "same, on one server"
 REASONING = "reasoning_tokens"
 COUNTED = f"same but `{REASONING}`"
 """A decode server of SGLang 0.5.16 does not count the token that the prefill server has made."""
+NOT_MADE = "not made: it ends the server"
 REPEATED = "same, as far as the unified server repeats itself"
 GOOD = (REPEATED, COUNTED, ALONE, SAME)
 """What one call may come to in different lanes; a router that places on one server what has to be there is no other."""
@@ -156,12 +159,12 @@ async def gateway_of(bench: Bench, name: str) -> AsyncIterator[Gateway]:
         await gateway.stop()
 
 
-async def down(bench: Bench, lane: str, gate: asyncio.Semaphore) -> Column:
+async def down(bench: Bench, lane: str, calls: Mapping[str, Call], gate: asyncio.Semaphore) -> Column:
     """Make all calls through a gateway of its own, one after the other."""
     outcomes = {}
     async with gateway_of(bench, lane) as gateway, Endpoint(gateway.url) as endpoint:
         faults = gateway.metrics.faults
-        for name, call in CALLS.items():
+        for name, call in calls.items():
             alone = faults["refused_whole"]
             async with gate:
                 outcomes[name] = await outcome_of(call, endpoint), faults["refused_whole"] > alone
@@ -171,25 +174,26 @@ async def down(bench: Bench, lane: str, gate: asyncio.Semaphore) -> Column:
 
 async def cells_of(bench: Bench, lanes: list[str]) -> dict[str, str]:
     """Make all calls in all lanes, the lanes side by side. Return one cell for each call."""
+    calls = {name: call for name, call in CALLS.items() if name not in DEADLY.get(bench.setup.version, ())}
+    gate = asyncio.Semaphore(AT_ONCE)
     async with Endpoint(bench.unified.url) as unified:
-        want = {name: await outcome_of(call, unified) for name, call in CALLS.items()}
-        assert not {name: outcome for name, outcome in want.items() if outcome.broken}
-        gate = asyncio.Semaphore(AT_ONCE)
 
-        async def again(name: str) -> Outcome:
+        async def one(name: str) -> Outcome:
             async with gate:
-                return await outcome_of(CALLS[name], unified)
+                return await outcome_of(calls[name], unified)
 
-        control, *columns = await asyncio.gather(
-            asyncio.gather(*map(again, CALLS)), *(down(bench, lane, gate) for lane in lanes)
+        want = [await one(name) for name in calls]
+        assert not {name: outcome for name, outcome in zip(calls, want, strict=True) if outcome.broken}
+        again, *columns = await asyncio.gather(
+            asyncio.gather(*map(one, calls)), *(down(bench, lane, calls, gate) for lane in lanes)
         )
-    of = {name: Control(want[name], repeated) for name, repeated in zip(CALLS, control, strict=True)}
-    cells: dict[str, set[str]] = {name: set() for name in CALLS}
+    controls = dict(zip(calls, map(Control, want, again), strict=True))
+    cells: dict[str, set[str]] = {name: set() if name in calls else {NOT_MADE} for name in CALLS}
     for lane, column in zip(lanes, columns, strict=True):
         for name, (got, alone) in column.outcomes.items():
-            cells[name].add(of[name].cell(name, lane, got, alone=alone))
+            cells[name].add(controls[name].cell(name, lane, got, alone=alone))
     for lane, column in zip(lanes, columns, strict=True):
-        assert not column.faults, (lane, _wrong(cells))
+        assert not column.faults, (lane, column.faults, _wrong(cells))
         assert lane not in PRIMITIVES or column.primitives > SPLIT_CALLS, lane
     assert _wrong(cells) == {}
     return {name: _one(found) for name, found in cells.items()}
