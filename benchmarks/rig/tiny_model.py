@@ -35,10 +35,10 @@ TOKENIZER = {
     "model_max_length": 8192,
     "chat_template": "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}\n{% endfor %}assistant:",
 }
-SPACES = ["\u0120", "\u010a"]
-"""A blank and the end of a line, as byte-level tokenizers write them: a grammar may ask for them."""
 MARKS = ["<think>", "</think>"]
 """Tokens of their own, which the reasoning parser asks for; the last ones of the vocabulary."""
+BLANK, BLANK_ID = "\u0120", VOCABULARY - len(MARKS) - 1
+"""As byte-level tokenizers write it: the grammar of a tool call may ask for one."""
 
 
 def make(folder: Path) -> Path:
@@ -48,7 +48,7 @@ def make(folder: Path) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     letters = [chr(code) for code in range(33, 127)]
     names = ["<pad>", "<s>", "</s>", "<unk>", *letters]
-    names += [f"<x{index}>" for index in range(len(names), VOCABULARY - len(SPACES + MARKS))] + SPACES + MARKS
+    names += [f"<x{index}>" for index in range(len(names), BLANK_ID)] + [BLANK, *MARKS]
     vocabulary = {name: index for index, name in enumerate(names)}
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[], unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)

@@ -18,6 +18,7 @@ from langchain_core.messages import BaseMessage, HumanMessage
 from langchain_core.outputs import LLMResult
 from langchain_openai import ChatOpenAI, OpenAI
 
+from benchmarks.rig.tiny_model import BLANK_ID
 from tests.hosts.sglang.paths import KEPT_S
 
 MODEL = "tiny"
@@ -42,8 +43,12 @@ SCHEMA = {
     "type": "json_schema",
     "json_schema": {"name": "light", "schema": TOOL["function"]["parameters"], "strict": True},
 }
-NO_THINKING = {"chat_template_kwargs": {"enable_thinking": False}}
-"""Else a grammar begins after the reasoning, which this model never ends."""
+BY_GRAMMAR: dict[str, Any] = {
+    "max_tokens": 60,
+    "extra_body": {"chat_template_kwargs": {"enable_thinking": False}},
+    "logit_bias": {str(BLANK_ID): -100},
+}
+"""Else a grammar begins after the reasoning, which this model never ends. Nor does it end blanks where JSON may have any."""
 SEEDED = {"temperature": 0.8, "seed": 11, "top_p": 0.9, "extra_body": {"top_k": 50}}
 LONG = "a prompt of several sentences, " * 12
 IDS = [40 + 3 * number % 90 for number in range(70)]
@@ -169,19 +174,16 @@ CALLS: Mapping[str, Call] = {
     "chat, `min_tokens`, `ignore_eos`": chat(extra_body={"min_tokens": 8, "ignore_eos": True}),
     "chat, `tools`": chat(tools=[TOOL]),
     "chat, `tools`, streamed": chat(tools=[TOOL], **USAGE),
-    'chat, `tool_choice="required"`': chat(tools=[TOOL], tool_choice="required", max_tokens=60, extra_body=NO_THINKING),
+    'chat, `tool_choice="required"`': chat(tools=[TOOL], tool_choice="required", **BY_GRAMMAR),
     "chat, one tool by name, streamed": chat(
         tools=[TOOL],
         tool_choice={"type": "function", "function": {"name": "light"}},
-        max_tokens=60,
-        extra_body=NO_THINKING,
+        **BY_GRAMMAR,
         **USAGE,
     ),
     "chat with a tool's answer": chat(messages=ASKED, tools=[TOOL]),
-    "chat, `response_format` of a schema": chat(response_format=SCHEMA, max_tokens=60, extra_body=NO_THINKING),
-    "chat, `response_format` of a schema, streamed": chat(
-        response_format=SCHEMA, max_tokens=60, extra_body=NO_THINKING, **USAGE
-    ),
+    "chat, `response_format` of a schema": chat(response_format=SCHEMA, **BY_GRAMMAR),
+    "chat, `response_format` of a schema, streamed": chat(response_format=SCHEMA, **BY_GRAMMAR, **USAGE),
     "chat, a schema after reasoning": chat(response_format=SCHEMA, max_tokens=30),
     "chat, `reasoning_effort`": chat(reasoning_effort="low"),
     "chat, reasoning not separated": chat(extra_body={"separate_reasoning": False}),
@@ -253,10 +255,10 @@ CALLS: Mapping[str, Call] = {
     "LangChain: `logprobs`": lambda it: it.langchain(logprobs=True, top_logprobs=2).ainvoke(LONG),
     "LangChain: `stop`": lambda it: it.langchain().ainvoke(LONG, stop=["<x3"]),
     "LangChain: `bind_tools`": lambda it: (
-        it.langchain(max_tokens=60, extra_body=NO_THINKING).bind_tools([TOOL], tool_choice="required").ainvoke(LONG)
+        it.langchain(**BY_GRAMMAR).bind_tools([TOOL], tool_choice="required").ainvoke(LONG)
     ),
     "LangChain: `with_structured_output`": lambda it: (
-        it.langchain(max_tokens=60, extra_body=NO_THINKING)
+        it.langchain(**BY_GRAMMAR)
         .with_structured_output(TOOL["function"] | {"title": "light"}, method="json_schema", include_raw=True)
         .ainvoke(LONG)
     ),
@@ -306,7 +308,7 @@ async def outcome_of(call: Call, endpoint: Endpoint) -> Outcome:
         return Outcome(repr(error), NO_ANSWER)
     except openai.APIStatusError as error:
         return Outcome({"error": type(error).__name__, "body": error.body}, error.status_code)
-    except (openai.APIError, ValueError) as error:
+    except (openai.OpenAIError, ValueError) as error:
         return Outcome({"error": type(error).__name__, "message": str(error)}, 0)
 
 
