@@ -48,7 +48,7 @@ BY_GRAMMAR: dict[str, Any] = {
     "extra_body": {"chat_template_kwargs": {"enable_thinking": False}},
     "logit_bias": {str(BLANK_ID): -100},
 }
-"""Else a grammar begins after the reasoning, which this model never ends. Nor does it end blanks, where JSON has any."""
+"""Else a grammar begins after the reasoning, which this model never ends; no more than it ends blanks within JSON."""
 SEEDED = {"temperature": 0.8, "seed": 11, "top_p": 0.9, "extra_body": {"top_k": 50}}
 LONG = "a prompt of several sentences, " * 12
 IDS = [40 + 3 * number % 90 for number in range(70)]
