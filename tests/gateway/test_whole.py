@@ -20,6 +20,7 @@ WHOLE = [
     ("/v1/completions", {"prompt": PROMPT, "echo": True, "logprobs": 1, "max_tokens": 5}, "echo"),
     ("/generate", ask() | {"sampling_params": {"n": 2, "max_new_tokens": 5}}, "n"),
     ("/generate", ask() | {"sampling_params": {"beam_width": 2, "max_new_tokens": 5}}, "beam_width"),
+    ("/generate", ask(return_logprob=True, token_ids_logprob=[40]), "token_ids_logprob"),
     (
         "/generate",
         {"text": ["a", "b"], "sampling_params": {}, "return_logprob": True, "logprob_start_len": 0},
