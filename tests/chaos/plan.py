@@ -128,6 +128,15 @@ class Plan:
             self.out.write_text(json.dumps(before | {name: counted}, indent=1) + "\n")
 
 
+def causes(error: BaseException) -> Iterator[BaseException]:
+    """Yield what went wrong, of an error that may be several."""
+    if isinstance(error, BaseExceptionGroup):
+        for part in error.exceptions:
+            yield from causes(part)
+    else:
+        yield error
+
+
 async def drive(
     plan: Plan,
     test: str,
@@ -161,8 +170,7 @@ async def drive(
                         group.create_task(fault.act(stage, Random(dice.random()), tallies[fault.name]))
                 await check(batch)
             except Exception as error:
-                causes = error.exceptions if isinstance(error, ExceptionGroup) else [error]
-                why = "; ".join(f"{type(cause).__name__}: {cause}" for cause in causes)
+                why = "; ".join(f"{type(cause).__name__}: {cause}" for cause in causes(error))
                 raise ChaosError(
                     f"seed {plan.seed}, round {rounds}, faults: {names}: {why}\n"
                     f"last said:\n{last_words()}\nagain: {plan.again(test, batch)}"
