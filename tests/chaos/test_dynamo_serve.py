@@ -42,7 +42,7 @@ def test_a_stack_survives_every_fault(plan: Plan, tmp_path: Path) -> None:
                 stage,
                 checks.after,
                 after_round=checks.after_round,
-                last_words=serve.errors,
+                last_words=stage.last_words,
             )
         rows = [{"fault": fault.name, "of": fault.of, **tallies[fault.name].row()} for fault in plan.picked(FAULTS)]
         plan.write("dynamo serve", {"faults": rows, "steady": stage.steady.row(), "held": checks.held})
