@@ -26,7 +26,7 @@ from pdplugins.provenance import record
 
 TESTS = {"gateway": "tests/chaos/test_gateway.py", "dynamo": "tests/chaos/test_dynamo_serve.py"}
 ENDS = ("requests", "answered", "refused", "closed", "left")
-STEADY = ("sent", "right", "refused", "failed", "odd", "hung")
+STEADY = ("sent", "right", "refused", "cut", "failed", "odd", "hung")
 
 
 def counted(test: str, seconds: float, seed: int) -> dict[str, Any]:

@@ -62,11 +62,13 @@ class Others(IntEnum):
     """All are answered, and rightly."""
     REFUSED = 1
     """Some are refused, with the advice to come back."""
-    FAILED = 2
-    """Some end with an error, as the worker that had them never answers."""
-    ODD = 3
+    CUT = 2
+    """Some streams end with an error event: those that no other worker can go on with."""
+    FAILED = 3
+    """Some end with an error."""
+    ODD = 4
     """They get what the worker says instead of an answer."""
-    HUNG = 4
+    HUNG = 5
     """They have no end. Nothing allows that."""
 
 

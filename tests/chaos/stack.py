@@ -215,7 +215,7 @@ FAULTS: list[Fault[StackStage]] = [
     Fault("malformed HTTP", "client", malformed_http),
     Fault("odd bodies", "client", odd_bodies),
     Fault("clients that leave", "client", leaving_clients),
-    Fault("burst", "client", burst, Others.REFUSED),
+    Fault("burst", "client", burst),
 ]
 
 
