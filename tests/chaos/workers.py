@@ -187,11 +187,12 @@ HURTS: dict[str, Act] = {
 }
 """Faults for which requests may be refused."""
 CUTS: dict[str, Act] = {
-    "silence": one(hang=True, times=2),
     "death mid-stream": one(die_after_tokens=2, times=4),
     "a worker that dies": dies,
 }
 """Faults that end streams which nobody else can go on with; all other requests are answered elsewhere."""
+FAILS: dict[str, Act] = {"silence": one(hang=True, times=2)}
+"""Faults that only the end of its time takes a whole answer out of: the worker goes on saying its load."""
 ODD: dict[str, Act] = {
     "odd answers": odd_answers(stream=False),
     "odd event streams": odd_answers(stream=True),
