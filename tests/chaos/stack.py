@@ -109,6 +109,11 @@ class StackStage:
         assert found is not None
         return int(found[1]) / 1024
 
+    def last_words(self) -> str:
+        """What launcher and frontend have logged last, also where their logs have been deleted."""
+        logs = [Path(f"/proc/{pid}/fd/2") for pid in (self.pid, *self.serve.descendants())]
+        return "\n".join(f"{log}: {log.read_text(errors='replace')[-1500:]}" for log in logs if log.exists())
+
     def workers(self) -> dict[str, int]:
         return self.serve.workers("prefill") | self.serve.workers("decode")
 
@@ -210,7 +215,7 @@ FAULTS: list[Fault[StackStage]] = [
     Fault("malformed HTTP", "client", malformed_http),
     Fault("odd bodies", "client", odd_bodies),
     Fault("clients that leave", "client", leaving_clients),
-    Fault("burst", "client", burst, Others.REFUSED),
+    Fault("burst", "client", burst),
 ]
 
 
