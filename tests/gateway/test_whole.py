@@ -119,6 +119,24 @@ def test_a_completion_that_is_refused_is_refused_as_a_completion(stream: bool) -
     asyncio.run(run())
 
 
+def test_a_refusal_to_prefill_is_not_the_answer_to_the_request() -> None:
+    """SGLang refuses a stream in its first event, and what prefills for it is no stream."""
+
+    async def run() -> None:
+        async with stand("dual", "dual") as it:
+            it.route(Fixed()).second = None
+            it.workers[0].faults.status, it.workers[0].faults.times = 400, 1
+            assert len(await it.stream("/v1/chat/completions", CHAT)) == CHAT["max_tokens"]
+            assert it.workers[0].served == {"local": 1}
+            it.workers[0].faults.times = 2
+            status, said = await it.post("/v1/chat/completions", CHAT)
+            assert (status, said["error"]["message"]) == (400, "asked for")
+            assert it.faults["worker_failed"] == 0
+            assert await settled(it.idle)
+
+    asyncio.run(run())
+
+
 def test_a_model_is_found_by_its_name() -> None:
     async def run() -> None:
         async with stand("dual", "dual") as it:
