@@ -243,10 +243,6 @@ class Table:
         self._columns = lines[0][1:] if lines else []
         self._rows = {cells[0]: dict(zip(self._columns, cells[1:], strict=True)) for cells in lines[2:]}
 
-    def has(self, name: str) -> bool:
-        """Whether the page has this column."""
-        return name in self._columns
-
     def column(self, name: str) -> dict[str, str]:
         return {call: cells.get(name, "") for call, cells in self._rows.items()}
 
@@ -268,9 +264,8 @@ def check(name: str, cells: Mapping[str, str], *, write: bool) -> None:
     """
     if write:
         PAGE.write_text(Table(PAGE.read_text()).write(name, cells))
-    table = Table(PAGE.read_text())
-    shown = table.column(name) if table.has(name) else {}
-    assert shown.keys() in (set(), set(cells))
+    shown = Table(PAGE.read_text()).column(name)
+    assert shown.keys() == cells.keys(), "the page has other calls: write it again"
     assert not {
         call: cell for call, cell in shown.items() if cell != cells[call] and REPEATED not in (cell, cells[call])
     }
