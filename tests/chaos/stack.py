@@ -213,7 +213,7 @@ FAULTS: list[Fault[StackStage]] = [
     Fault("deleted logs", "operator", deleted_logs),
     Fault("garbage at every port", "client", garbage_at_every_port, Others.FAILED),
     Fault("malformed HTTP", "client", malformed_http),
-    Fault("odd bodies", "client", odd_bodies),
+    Fault("odd bodies", "client", odd_bodies, Others.REFUSED),  # workers that failed one get nothing for a second
     Fault("clients that leave", "client", leaving_clients),
     Fault("burst", "client", burst),
 ]
