@@ -2,7 +2,6 @@
 
 OLD = {
     "chaos-dynamo",
-    "chaos-gateway",
     "simulator-speed-plain",
     "faults-0.5.16",
     "faults-0.5.23",
