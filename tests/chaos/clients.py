@@ -367,8 +367,10 @@ async def reloads(stage: Stage, dice: Random, tally: Tally) -> None:
     for content in bad:
         if content is None:
             stage.keys.unlink()
-        else:
-            stage.keys.write_bytes(content)
+        else:  # at once: the gateway may read it at any moment, and half a file has other keys
+            whole = stage.keys.with_suffix(".new")
+            whole.write_bytes(content)
+            whole.replace(stage.keys)
         stage.reload()
         tally.came["answered"] += 1
         await asyncio.sleep(dice.uniform(0, 0.2))

@@ -184,6 +184,9 @@ async def odd_bodies(stage: StackStage, dice: Random, tally: Tally) -> None:
         stage.body | {key: value} for key in ("messages", "max_tokens", "model") for value in (None, [], -1, {"a": 1})
     ]
     await together([stage.request(body, tally) for body in [*deep, b"", b"[]", b"\xff", b"x" * 2**20, *odd]])
+    async with asyncio.timeout(DEADLINE_S), aiohttp.ClientSession() as client:
+        while (await stage.ask(client))[0] is Others.REFUSED:  # workers that have failed a request get nothing for 1 s
+            await asyncio.sleep(0.05)
 
 
 async def leaving_clients(stage: StackStage, dice: Random, tally: Tally) -> None:
@@ -213,7 +216,7 @@ FAULTS: list[Fault[StackStage]] = [
     Fault("deleted logs", "operator", deleted_logs),
     Fault("garbage at every port", "client", garbage_at_every_port, Others.FAILED),
     Fault("malformed HTTP", "client", malformed_http),
-    Fault("odd bodies", "client", odd_bodies),
+    Fault("odd bodies", "client", odd_bodies, Others.REFUSED),
     Fault("clients that leave", "client", leaving_clients),
     Fault("burst", "client", burst),
 ]

@@ -249,6 +249,9 @@ class FakeWorker:
         body = json.loads(await request.read())
         self.seen.append(body)
         rid = body["rid"]
+        prompt = body.get("input_ids") or body.get("text") or body.get("prompt")
+        if isinstance(prompt, str | list) and len(prompt) > CONTEXT_TOKENS:  # at once: to read it takes seconds
+            return too_long()
         try:
             ids, count = prompt_of(request.path, body)
             tokens = len(ids)
@@ -262,7 +265,7 @@ class FakeWorker:
         self.used_tokens += tokens
         try:
             if tokens > CONTEXT_TOKENS:
-                return web.json_response({"error": {"message": "longer than the context"}}, status=400)
+                return too_long()
             return await self._answer(request, body)
         finally:
             self.running.discard(rid)
@@ -367,6 +370,10 @@ class FakeWorker:
             return "local" if self.mode in ("dual", "unified") else None
         role = "prefill" if port == self.bootstrap_port else "decode"
         return role if self.mode in ("dual", role) else None
+
+
+def too_long() -> web.Response:
+    return web.json_response({"error": {"message": "longer than the context"}}, status=400)
 
 
 def not_a_request() -> web.Response:

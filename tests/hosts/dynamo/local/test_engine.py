@@ -47,3 +47,8 @@ def test_another_deployments_settings_do_not_leak_in(mocker: Mocker, monkeypatch
     assert environment["DYN_LOG"] == "debug"
     assert environment["DYN_STABLE_ROUTING_ID"] == "prefill-1"
     assert environment["DYN_DISCOVERY_BACKEND"] == "file"
+
+
+def test_a_request_that_all_workers_fail_takes_them_away_for_a_second_and_no_longer(mocker: Mocker) -> None:
+    """By default it is five. With none at all, all attempts of a request may go to a worker that has just died."""
+    assert mocker.environment()["DYN_RUNTIME_INHIBITED_DURATION_SECS"] == "1"
