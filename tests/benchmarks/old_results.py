@@ -2,8 +2,6 @@
 
 OLD = {
     "simulator-speed-plain",
-    "faults-0.5.16",
-    "faults-0.5.23",
     "gateway-fake",
     "gateway-real",
     "kv-overlap",
