@@ -38,7 +38,7 @@ check: lint  ## For the working day: the linters, the types and the fast tests (
 
 test: lint  ## Run the linters, the type checker and all tests; those of the simulator on both kernels
 	$(PYTEST)
-	$(PYTEST) -q --pure tests/sim
+	HYPOTHESIS_PROFILE=quick $(PYTEST) -q --pure tests/sim
 
 SGLANG_VENV := .venv-sglang
 SGLANG_VERSIONS := 0.5.16 0.5.23
