@@ -1,9 +1,7 @@
 """Results that are known to be older than the code they measure: to be made again. The tests pass them over."""
 
 OLD = {
-    "simulator-speed-plain",
     "gateway-fake",
     "gateway-real",
     "kv-overlap",
-    "simulator-speed",
 }
