@@ -261,9 +261,13 @@ def test_any_event_is_read_or_is_a_fault_of_its_worker(said: Any) -> None:
     except (WorkerFailedError, protocol.OddAnswerError):
         return
     call = parse("/v1/completions", b'{"prompt": "x", "stream_options": {"include_usage": true}}', "rid")
-    reply = CompletionsReply(Client(), call, incremental=False)
-    with contextlib.suppress(RefusedError):  # a stream that begins with an error is a refusal
+    client = Client()
+    reply = CompletionsReply(client, call, incremental=False)
+    try:
         asyncio.run(reply.send(b"data: " + event + b"\n\ndata: [DONE]\n\n", ""))
+        assert client.said[-1].endswith(b"data: [DONE]\n\n")
+    except RefusedError:  # a stream that begins with an error is a refusal
+        assert isinstance(said["error"], dict)
     reply.whole(event, "")
 
 
