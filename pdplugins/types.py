@@ -11,7 +11,7 @@ from pdplugins.contracts.power import Flip, GpuView, PowerBackend, PowerControll
 from pdplugins.contracts.register import NoSettings, Register
 from pdplugins.contracts.request import Request, Slo
 from pdplugins.contracts.roles import HearsRoles, MovesRoles, RoleChange, RoleMove, Stage
-from pdplugins.contracts.router import ElasticRouter, Ending, HearsOutcomes, Outcome, Placement, Router
+from pdplugins.contracts.router import ElasticRouter, Ending, HearsOutcomes, Outcome, Placement, PlansAhead, Router
 from pdplugins.contracts.signals import HearsSignals, Signals, TellsSignals
 from pdplugins.contracts.workers import Capabilities, LoadView, Pool, Role, WorkerLoad, WorkerView
 from pdplugins.perf.plain import PlainPerf
@@ -44,6 +44,7 @@ __all__ = [
     "PlainPerf",
     "Planner",
     "PlannerView",
+    "PlansAhead",
     "Pool",
     "PowerBackend",
     "PowerController",

@@ -72,6 +72,19 @@ class HearsOutcomes(Protocol):
 
 
 @runtime_checkable
+class PlansAhead(Protocol):
+    """A router with work that no request should wait for, such as solving a programme.
+
+    Hosts call `plan_ahead` about once a second, between requests, and then take the role moves of a router that has
+    any. A host that never calls it loses only what the router would have changed there.
+    """
+
+    def plan_ahead(self, workers: tuple[WorkerView, ...], now_s: float) -> None:
+        """Do that work, if it is time for it."""
+        ...
+
+
+@runtime_checkable
 class ElasticRouter(Protocol):
     """A router with its own pools, which treats roles as labels that it changes. Hosts show its pools over time."""
 

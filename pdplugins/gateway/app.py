@@ -111,7 +111,7 @@ class Gateway:
             await self._session.close()
             raise
         works: list[Callable[[], Awaitable[None]]] = [self.clients.watch, self._operators.watch]
-        works.append(self.policies.share_signals)
+        works += [self.policies.share_signals, self.routing.plan_ahead]
         works += [functools.partial(self.backends.watch, backend, self.engine) for backend in self.backends.all]
         if queue is not None:
             works.append(queue.run)

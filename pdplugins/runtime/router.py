@@ -13,7 +13,7 @@ from pdplugins.contracts.deployment import Deployment
 from pdplugins.contracts.kinds import Kind
 from pdplugins.contracts.request import Request
 from pdplugins.contracts.roles import MovesRoles, RoleMove
-from pdplugins.contracts.router import ElasticRouter, HearsOutcomes, Outcome, Placement, Router
+from pdplugins.contracts.router import ElasticRouter, HearsOutcomes, Outcome, Placement, PlansAhead, Router
 from pdplugins.contracts.workers import Role, WorkerView
 from pdplugins.policies.stock.routers import LeastLoaded, RouterSettings
 from pdplugins.runtime.decision import Decision, Fault, Journal
@@ -42,8 +42,10 @@ class SafeRouter(SafePolicy):
         "_on_arrival",
         "_on_prefill_done",
         "_own",
+        "_planner",
         "hears_outcomes",
         "moves_roles",
+        "plans_ahead",
         "policy",
     )
 
@@ -67,6 +69,9 @@ class SafeRouter(SafePolicy):
         self._learner: HearsOutcomes | None = more if implements(more, HearsOutcomes) else None
         self._elastic: ElasticRouter | None = more if implements(more, ElasticRouter) else None
         self._mover: MovesRoles | None = more if implements(more, MovesRoles) else None
+        self._planner: PlansAhead | None = more if implements(more, PlansAhead) else None
+        self.plans_ahead = self._planner is not None
+        """Whether `plan_ahead` needs to be called at all."""
         self.hears_outcomes = self._learner is not None
         """Whether `on_ended` needs to be called at all."""
         self.moves_roles = self._mover is not None
@@ -146,6 +151,15 @@ class SafeRouter(SafePolicy):
         except Exception as error:
             self._failed(error)
         self.tally.ns += self._clock() - began
+
+    def plan_ahead(self, workers: Workers, now_s: float) -> None:
+        """Let a router do what no request should wait for. Never raises."""
+        if self._planner is None or not workers:
+            return
+        try:
+            self._planner.plan_ahead(workers, now_s)
+        except Exception as error:
+            self._failed(error)
 
     @property
     def pools(self) -> tuple[int, int] | None:

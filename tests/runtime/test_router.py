@@ -49,6 +49,7 @@ def test_any_answer_becomes_one_to_follow(script: list[Any], usable: frozenset[s
         assert done.second is not None
         assert (done.first, done.split) == (opened.first, opened.split)
         router.on_ended(request(), Outcome(Ending.FINISHED, 3))
+        router.plan_ahead(FLEET, float(turn))
         assert router.pools is None or all(type(size) is int for size in router.pools)
         assert all(type(move) is RoleMove and move.role in Role for move in router.take_role_moves())
 
@@ -212,3 +213,10 @@ def test_a_fault_is_logged_with_its_traceback_once(caplog: pytest.LogCaptureFixt
         (f"policy_error ({LOG_EVERY} so far): Script raised KeyError: 'x'", False),
     ]
     assert routers[0].faults == routers[1].faults == {Fault.POLICY_ERROR: LOG_EVERY}
+
+
+def test_a_router_that_fails_between_requests_is_counted() -> None:
+    router = SafeRouter(Script([ValueError("no")]), DEPLOYMENT)  # type: ignore[arg-type]
+    assert router.plans_ahead
+    router.plan_ahead(FLEET, 0.0)
+    assert router.faults == {Fault.POLICY_ERROR: 1}

@@ -79,35 +79,19 @@ class Frontier:
         return bisect_left(range(top), True, key=lambda n: rate(n) >= enough)
 
 
-class Programme:
-    """The search for the frontier, one batch size at a time, because it lies on the path of requests.
+def frontier(costs: Costs, lengths: Lengths, kv_tokens: float, max_batch: int, *, mixes: bool = True) -> Frontier:
+    """Return what workers can do within the TPOT SLO.
 
     :param kv_tokens: KV cache of one worker that may be planned with.
     :param mixes: whether a worker that decodes may prefill as well.
     """
-
-    def __init__(self, costs: Costs, lengths: Lengths, kv_tokens: float, max_batch: int, *, mixes: bool = True) -> None:
-        self._costs = costs
-        self._lengths = lengths
-        self._whole = max(int(lengths.isl), 1)
-        self._mixes = mixes
-        self._left = _sizes(min(max_batch, int(kv_tokens / lengths.context)))
-        self._best: tuple[Point, ...] = ()
-
-    def advance(self) -> bool:
-        """Look at the steps of one more batch size; return whether there are more."""
-        if self._left:
-            decodes = self._left.pop()
-            found = _steps(self._costs, decodes, self._lengths.context, self._whole, self._mixes)
-            self._best = hull((*self._best, *((decodes / step_s, tokens / step_s) for tokens, step_s in found)))
-        return bool(self._left)
-
-    def frontier(self) -> Frontier:
-        """Return what workers can do within the TPOT SLO; looks at all that is left."""
-        while self.advance():
-            pass
-        prefill = self._whole / max(self._costs.prefill_s(self._whole), 1e-9)
-        return Frontier(self._lengths, prefill, self._best)
+    whole = max(int(lengths.isl), 1)
+    points = [
+        (decodes / step_s, tokens / step_s)
+        for decodes in _sizes(min(max_batch, int(kv_tokens / lengths.context)))
+        for tokens, step_s in _steps(costs, decodes, lengths.context, whole, mixes)
+    ]
+    return Frontier(lengths, whole / max(costs.prefill_s(whole), 1e-9), hull(points))
 
 
 def hull(points: Iterable[Point]) -> tuple[Point, ...]:

@@ -10,16 +10,13 @@ from pdplugins.contracts.deployment import Deployment
 from pdplugins.contracts.request import Request
 from pdplugins.contracts.router import Ending, Outcome
 from pdplugins.contracts.workers import Role, WorkerView
-from pdplugins.policies.fusion.composition import Frontier, Lengths, Programme
+from pdplugins.policies.fusion.composition import Frontier, Lengths, frontier
 from pdplugins.policies.fusion.config import FusionSettings
 from pdplugins.policies.fusion.costs import Costs
 from pdplugins.policies.fusion.lengths import MeanLengths
 
 CONTEXT_CELL = 64
 """Decode places are counted anew when the mean context changes by so many tokens."""
-
-SEARCH_S = 1.0
-"""A search that takes longer, because few requests come, is ended at once."""
 
 
 class Core:
@@ -36,8 +33,6 @@ class Core:
         """Workers that should prefill only; None before the first solution."""
         self.longest_wait_s = 0.0
         """The longest wait of a request that went on, over the whole run."""
-        self._search: Programme | None = None
-        self._began_s = 0.0
         self._next_s = -math.inf
         self._counted: Sequence[WorkerView] | None = None
         self._caches: Mapping[int, int] = {}
@@ -46,9 +41,7 @@ class Core:
         self._places = 0
 
     def compose(self, workers: int, present: int, kv_capacity_tokens: int, now_s: float) -> int | None:
-        """Return how many workers should prefill only, once it is known anew; else None.
-
-        It is one small step of the search, because a request waits for it.
+        """Return how many workers should prefill only, when it is time to solve the programme anew; else None.
 
         :param workers: number of all workers.
         :param present: number of those that prefill only now.
@@ -57,17 +50,11 @@ class Core:
         settings = self.settings
         if not settings.composition or settings.scale or self.lengths.isl is None or workers < 2:
             return None
-        if self._search is None:
-            if now_s < self._next_s:
-                return None
-            self._began_s, self._next_s = now_s, now_s + settings.interval_s
-            self._search = self._programme(Lengths(self.lengths.isl, max(self.lengths.osl, 1.0)), kv_capacity_tokens)
-        if self._search.advance() and now_s - self._began_s < SEARCH_S:
+        if now_s < self._next_s:
             return None
-        does, self._search = self._search.frontier(), None
+        does = self.frontier(self.lengths.isl, max(self.lengths.osl, 1.0), kv_capacity_tokens)
         self.wanted = self._choose(does, workers, present)
-        if self.wanted != present:
-            self._next_s = max(self._next_s, now_s + settings.dwell_s)
+        self._next_s = now_s + max(settings.interval_s, 0.0 if self.wanted == present else settings.dwell_s)
         return self.wanted
 
     def ended(self, request: Request, outcome: Outcome) -> None:
@@ -77,11 +64,8 @@ class Core:
 
     def frontier(self, isl: float, osl: float, kv_capacity_tokens: float, *, mixes: bool = True) -> Frontier:
         """Return what workers can do for requests of these mean lengths."""
-        return self._programme(Lengths(isl, osl), kv_capacity_tokens, mixes=mixes).frontier()
-
-    def _programme(self, lengths: Lengths, kv_capacity_tokens: float, *, mixes: bool = True) -> Programme:
-        kv_tokens = self.settings.kv_share * kv_capacity_tokens
-        return Programme(self.costs, lengths, kv_tokens, self.deployment.max_batch, mixes=mixes)
+        kv_tokens, most = self.settings.kv_share * kv_capacity_tokens, self.deployment.max_batch
+        return frontier(self.costs, Lengths(isl, osl), kv_tokens, most, mixes=mixes)
 
     def decode_places(self, workers: Sequence[WorkerView]) -> int:
         """Return how many requests the workers that decode can have within the TPOT SLO and their KV cache."""

@@ -7,27 +7,26 @@ serve in time. Jobs that are dropped are late, and go last. A share of the work 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+import math
+from collections.abc import Iterable, KeysView
 from heapq import heapify, heappop, heappush
-from operator import attrgetter
+from typing import NamedTuple
 
 REORDER = 16
 """Changes after which even a short queue is put in order anew."""
-MOST_STALE = 64
+MOST_STALE = 1024
 """Entries of jobs that have left, beside as many as there are timely jobs, before the heaps are made anew."""
 Entry = tuple[float, str]
 """A key of an order, and the name of the job. Entries of jobs that have left stay in a heap until they come up."""
 
 
-@dataclass(frozen=True, slots=True)
-class Job:
-    """One job that waits."""
+class Job(NamedTuple):
+    """One job that waits. Jobs compare by deadline, then by age."""
 
-    key: str
-    since_s: float
     due_s: float
     """Time by which it must have ended."""
+    since_s: float
+    key: str
     cost_s: float
     """Time that one machine needs for it when it does nothing else."""
 
@@ -40,7 +39,7 @@ def in_time(jobs: Iterable[Job], now_s: float, speed: float) -> list[Job]:
     kept: dict[str, Job] = {}
     costly: list[Entry] = []
     end_s, misses = now_s, False
-    for job in sorted(jobs, key=attrgetter("due_s", "since_s", "key")):
+    for job in sorted(jobs):
         kept[job.key] = job
         end_s += job.cost_s / speed
         entry = -job.cost_s, job.key
@@ -83,22 +82,28 @@ class Owed:
 class DeadlineQueue:
     """Jobs that wait, in that order. A call costs O(log n) for n jobs, averaged over all calls.
 
-    A new job is placed as if its deadline were the latest, which is exact where all objectives are equal. The whole
-    order is made anew after as many changes as a fixed share of the queue.
+    A new job makes another one late only where all of them together would pass the latest deadline. That is exact where
+    all objectives are equal. The whole order is made anew after as many changes as `reorder` jobs wait.
 
     :param oldest_share: share of the work that goes to the oldest job, from 0 to below 1.
+    :param reorder: changes for each waiting job after which the order is made anew.
+    :param turn_s: work that a turn of the oldest job is at most.
     """
 
-    def __init__(self, oldest_share: float) -> None:
+    def __init__(self, oldest_share: float, reorder: float = 0.25, turn_s: float = math.inf) -> None:
         self._owed = Owed(oldest_share)
+        self._reorder = reorder
+        self._turn_s = turn_s
         self._jobs: dict[str, Job] = {}
-        """All jobs, oldest first."""
         self._timely: dict[str, Job] = {}
         self._late: dict[str, Job] = {}
         self._work_s = 0.0
         """Cost of all timely jobs."""
+        self._last_due_s = -math.inf
+        """The latest deadline of all that were timely since the order was made."""
         self._by_due: list[Entry] = []
         self._by_cost: list[Entry] = []
+        self._by_age: list[Entry] = []
         self._changes = 0
 
     def __len__(self) -> int:
@@ -106,6 +111,11 @@ class DeadlineQueue:
 
     def __contains__(self, key: object) -> bool:
         return key in self._jobs
+
+    @property
+    def keys(self) -> KeysView[str]:
+        """The names of all jobs."""
+        return self._jobs.keys()
 
     @property
     def late(self) -> int:
@@ -121,12 +131,15 @@ class DeadlineQueue:
         """Add a job."""
         self.remove(job.key)
         self._jobs[job.key] = job
+        heappush(self._by_age, (job.since_s, job.key))
         self._take(job)
-        if now_s + self._work_s / speed > job.due_s:
+        if now_s + self._work_s / speed > self._last_due_s:
             self._drop()
         if len(self._by_due) > 2 * len(self._timely) + MOST_STALE:
             self._by_due = sorted((job.due_s, job.key) for job in self._timely.values())
             self._by_cost = sorted((-job.cost_s, job.key) for job in self._timely.values())
+        if len(self._by_age) > 2 * len(self._jobs) + MOST_STALE:
+            self._by_age = sorted((job.since_s, job.key) for job in self._jobs.values())
 
     def remove(self, key: str) -> None:
         """Forget a job, if it waits."""
@@ -137,16 +150,16 @@ class DeadlineQueue:
         if self._timely.pop(key, None) is not None:
             self._work_s = max(self._work_s - job.cost_s, 0.0)
         if not self._jobs:
-            self._owed.work = 0.0
+            self._owed.work, self._last_due_s = min(self._owed.work, 0.0), -math.inf
 
     def first(self, now_s: float, speed: float) -> Job | None:
         """Return the job to start next; None when nothing waits."""
         if not self._jobs:
             return None
-        oldest = next(iter(self._jobs.values()))
-        if self._owed.covers(oldest.cost_s):
+        oldest = self._oldest()
+        if self._owed.covers(min(oldest.cost_s, self._turn_s)):
             return oldest
-        if self._changes > max(REORDER, len(self._jobs) // 4):
+        if self._changes > max(REORDER, self._reorder * len(self._jobs)):
             self._order(now_s, speed)
         while (head := self._head()) is not None:
             if now_s + head.cost_s <= head.due_s:
@@ -158,16 +171,19 @@ class DeadlineQueue:
         """Return the job that was found to be late first; None when all are expected to end in time."""
         return next(iter(self._late.values()), None)
 
-    def start(self, job: Job) -> None:
-        """Remove a job that starts now."""
-        if self._owed.covers(job.cost_s) and next(iter(self._jobs)) == job.key:
-            self._owed.paid(job.cost_s)
-        self._owed.worked(job.cost_s)
+    def start(self, job: Job, share: float = 1.0) -> None:
+        """Remove a job that starts now.
+
+        :param share: how much of its cost is worked off; for the rest it is pushed again.
+        """
+        if self._owed.covers(min(job.cost_s, self._turn_s)) and self._oldest().key == job.key:
+            self._owed.paid(share * job.cost_s)
+        self._owed.worked(share * job.cost_s)
         self.remove(job.key)
 
     def _order(self, now_s: float, speed: float) -> None:
         self._changes = 0
-        self._by_due, self._by_cost, self._timely, self._work_s = [], [], {}, 0.0
+        self._by_due, self._by_cost, self._timely, self._work_s, self._last_due_s = [], [], {}, 0.0, -math.inf
         for job in in_time((job for job in self._jobs.values() if job.due_s > now_s), now_s, speed):
             self._take(job)
         self._late = {key: job for key, job in self._jobs.items() if key not in self._timely}
@@ -175,6 +191,7 @@ class DeadlineQueue:
     def _take(self, job: Job) -> None:
         self._timely[job.key] = job
         self._work_s += job.cost_s
+        self._last_due_s = max(self._last_due_s, job.due_s)
         heappush(self._by_due, (job.due_s, job.key))
         heappush(self._by_cost, (-job.cost_s, job.key))
 
@@ -186,10 +203,16 @@ class DeadlineQueue:
     def _drop(self) -> None:
         """Make the most expensive timely job late."""
         while self._by_cost:
-            _, key = heappop(self._by_cost)
-            if key in self._timely:
+            cost, key = heappop(self._by_cost)
+            if (job := self._timely.get(key)) is not None and job.cost_s == -cost:
                 self._miss(key)
                 return
+
+    def _oldest(self) -> Job:
+        """Return the oldest of all jobs, of which there must be one."""
+        while (job := self._jobs.get(self._by_age[0][1])) is None or job.since_s != self._by_age[0][0]:
+            heappop(self._by_age)
+        return job
 
     def _head(self) -> Job | None:
         """Return the timely job with the earliest deadline."""

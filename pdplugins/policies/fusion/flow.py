@@ -52,7 +52,7 @@ class FusionFlow:
         due_s = waiting.since_s + (waiting.due_s - waiting.since_s) * self._core.settings.ttft_share
         self._released.discard(request.id)
         self._requests[request.id] = request
-        self._queue.push(Job(request.id, waiting.since_s, due_s, cost_s), now_s, self._speed)
+        self._queue.push(Job(due_s, waiting.since_s, request.id, cost_s), now_s, self._speed)
 
     def next(self, workers: tuple[WorkerView, ...], now_s: float) -> FlowDecision:
         """Let the next request go on if a worker can start it."""

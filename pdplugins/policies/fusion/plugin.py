@@ -21,7 +21,7 @@ def build(settings: FusionSettings, deployment: Deployment) -> Bundle:
         planner=(lambda: FusionPlanner(core)) if settings.scale else None,
         router=lambda: FusionRouter(core),
         flow=lambda: FusionFlow(core),
-        batch_scheduler=lambda: FusionBatchScheduler(settings, deployment),
+        batch_scheduler=lambda: FusionBatchScheduler(core),
     )
 
 

@@ -34,8 +34,8 @@ class FusionRouter:
         """The same, by id."""
         self._kv_capacity_tokens = 0
         self._turns = {name: Turns(core.settings.choices) for name in ("prefill", "alone", "mixed")}
-        self._wanted: int | None = None
-        """Number of prefill-only workers for which nobody has taken the moves yet."""
+        self._moves: tuple[RoleMove, ...] = ()
+        """Roles to change that nobody has taken yet."""
 
     @property
     def pools(self) -> tuple[int, int]:
@@ -53,14 +53,21 @@ class FusionRouter:
 
     def take_role_moves(self) -> tuple[RoleMove, ...]:
         """Return the roles to change."""
-        wanted, self._wanted = self._wanted, None
-        return () if wanted is None else tuple(self._changes(wanted))
+        moves, self._moves = self._moves, ()
+        return moves
+
+    def plan_ahead(self, workers: tuple[WorkerView, ...], now_s: float) -> None:
+        """Solve the programme when it is time, and note the roles that follow."""
+        self._look(workers)
+        wanted = self._core.compose(len(workers), len(self._prefill), self._kv_capacity_tokens, now_s)
+        if wanted is not None:
+            self._moves = tuple(self._changes(wanted))
 
     def on_arrival(self, request: Request, workers: tuple[WorkerView, ...], now_s: float) -> Placement:
         """Place a request where its first token is predicted soonest."""
         check_ready("fusion", workers)
         self._core.lengths.began(request)
-        self._look(workers, now_s)
+        self._look(workers)
         away, local = self._soonest_away(request), self._soonest_local(request)
         if local is not None and (away is None or local[0] <= away[0]):
             return Placement(local[1].id, local[1].id, request.prompt_tokens, f"first token in {local[0]:.2f} s, local")
@@ -77,7 +84,7 @@ class FusionRouter:
     ) -> Placement:
         """Bind the decode to the worker that has the most to spare."""
         check_ready("fusion", workers)
-        self._look(workers, now_s)
+        self._look(workers)
         best = self._least_crowded(request, workers)
         return Placement(placement.first, best.id, request.prompt_tokens, "least context")
 
@@ -85,7 +92,7 @@ class FusionRouter:
         """Learn the length of an answer."""
         self._core.ended(request, outcome)
 
-    def _look(self, workers: tuple[WorkerView, ...], now_s: float) -> None:
+    def _look(self, workers: tuple[WorkerView, ...]) -> None:
         if workers is not self._workers:
             self._workers = workers
             self._prefill = tuple(worker for worker in workers if worker.role is Role.PREFILL)
@@ -93,9 +100,6 @@ class FusionRouter:
             self._alone = tuple(worker for worker in self._mixed if (worker.capabilities or ANYTHING).alone)
             self._by_id = {worker.id: worker for worker in self._alone}
             self._kv_capacity_tokens = min(worker.kv_capacity_tokens for worker in workers)
-        wanted = self._core.compose(len(workers), len(self._prefill), self._kv_capacity_tokens, now_s)
-        if wanted is not None:
-            self._wanted = wanted if wanted != len(self._prefill) else None
 
     def _changes(self, wanted: int) -> Sequence[RoleMove]:
         reason = f"{wanted} workers prefill only"

@@ -64,7 +64,18 @@ def test_a_step_keeps_the_share_of_the_slo(bundle: Bundles) -> None:
     assert 0 < small < large <= 0.95 * 0.08 / 1e-4
 
 
-def test_what_lies_far_behind_waits_its_turn(bundle: Bundles) -> None:
+def test_what_can_be_in_time_is_found_behind_hundreds_that_cannot(bundle: Bundles) -> None:
     queue = tuple(queued(str(index), 100, -9.0) for index in range(300))
     plan = scheduler(bundle).next_batch(BatchView((*queue, queued("timely", 100)), 0, 0), 0.0)
-    assert "timely" not in plan.prefill_tokens
+    assert first(plan) == "timely"
+
+
+def test_a_prompt_in_the_middle_of_its_chunks_keeps_its_place(bundle: Bundles) -> None:
+    """It is cheaper now, and still the oldest."""
+    schedules, left, served = scheduler(bundle), 3000, []
+    while left > 0:
+        view = BatchView((QueuedPrefill(request("first", 3000), left, 0.0, 3000 - left), queued("next", 2000)), 10, 10)
+        plan = schedules.next_batch(view, 0.0)
+        served.append(first(plan))
+        left -= plan.prefill_tokens["first"]
+    assert set(served) == {"first"}
