@@ -9,7 +9,7 @@ from pdplugins.contracts.perf import PerfModel
 from pdplugins.contracts.planner import Planner, PlannerView, ScalePlan, Traffic
 from pdplugins.contracts.power import Flip, GpuView, PowerBackend, PowerController, PowerPlan
 from pdplugins.contracts.register import NoSettings, Register
-from pdplugins.contracts.request import Request, Slo
+from pdplugins.contracts.request import Request, Slo, Terms
 from pdplugins.contracts.roles import HearsRoles, MovesRoles, RoleChange, RoleMove, Stage
 from pdplugins.contracts.router import ElasticRouter, Ending, HearsOutcomes, Outcome, Placement, PlansAhead, Router
 from pdplugins.contracts.signals import HearsSignals, Signals, TellsSignals
@@ -63,6 +63,7 @@ __all__ = [
     "Slo",
     "Stage",
     "TellsSignals",
+    "Terms",
     "TraceRequest",
     "Traffic",
     "Waiting",

@@ -60,6 +60,10 @@ class Outcome:
     ending: Ending
     output_tokens: int = 0
     """Output tokens that the client got."""
+    ttft_s: float | None = None
+    """Time to its first token; None without one, or where the host does not see it, as for an answer in one piece."""
+    tpot_s: float | None = None
+    """Its time per output token; None like `ttft_s`, and for an answer that is not whole."""
 
 
 @runtime_checkable

@@ -6,7 +6,8 @@ from pdplugins.contracts.batching import BatchPlan, BatchView, QueuedPrefill
 from pdplugins.policies.dynaserve.batching import DynaServeBatchScheduler, Step, done_tokens
 from pdplugins.policies.dynaserve.config import DynaServeBatchSettings
 from pdplugins.policies.fusion.core import Core
-from pdplugins.policies.fusion.deadlines import DeadlineQueue, Job
+from pdplugins.policies.fusion.deadlines import DeadlineQueue
+from pdplugins.policies.fusion.sacrifice import Job
 
 TURN_TOKENS = 256
 """Prompt tokens of the oldest request's turn; of fewer the step would hardly be worth it."""
@@ -27,6 +28,7 @@ class FusionBatchScheduler:
             deployment,
         )  # fmt: skip
         self._costs = core.costs
+        self._ttft_share = settings.ttft_share
         self._ttft_s = deployment.slo.ttft_s * settings.ttft_share
         turn_s = TURN_TOKENS / core.costs.alone
         self._queue = DeadlineQueue(settings.oldest_share, REORDER, turn_s)
@@ -63,7 +65,10 @@ class FusionBatchScheduler:
     def _job(self, prefill: QueuedPrefill) -> Job:
         request, done = prefill.request, done_tokens(prefill)
         cost_s = self._costs.prefill_s(done + prefill.remaining_tokens, done)
-        return Job(request.arrival_s + self._ttft_s, request.arrival_s, request.id, cost_s)
+        own_s = None if request.terms is None else request.terms.ttft_s
+        ttft_s = self._ttft_s if own_s is None else own_s * self._ttft_share
+        job = Job(request.arrival_s + ttft_s, request.arrival_s, request.id, cost_s)
+        return self._queue.asked(job, request.terms)
 
     def _speed(self, step: Step, budget: int) -> float:
         """Return the share of an idle worker's prefill that a step of `budget` tokens leaves beside its decodes."""

@@ -7,7 +7,7 @@ from typing import Any
 
 from pdplugins.contracts.bundle import Bundle
 from pdplugins.testing import request
-from pdplugins.types import BatchPlan, BatchScheduler, BatchView, QueuedPrefill
+from pdplugins.types import BatchPlan, BatchScheduler, BatchView, QueuedPrefill, Terms
 
 Bundles = Callable[..., Bundle]
 
@@ -34,6 +34,18 @@ def test_a_prompt_that_cannot_be_in_time_lets_others_pass(bundle: Bundles) -> No
 def test_the_earliest_deadline_is_first(bundle: Bundles) -> None:
     view = BatchView((queued("later", 500, 0.5), queued("sooner", 500)), 10, 10_000)
     assert first(scheduler(bundle).next_batch(view, 0.6)) == "sooner"
+
+
+def test_a_request_has_its_own_deadline_and_worth(bundle: Bundles) -> None:
+    """In turn: the earliest deadline, and of two of which one must be late the one that is worth more."""
+
+    def of(name: str, tokens: int, terms: Terms) -> QueuedPrefill:
+        return QueuedPrefill(request(name, tokens, terms=terms), tokens, 0.0, 0)
+
+    hasty = BatchView((of("patient", 500, Terms(ttft_s=9.0)), of("hasty", 500, Terms(ttft_s=1.0))), 10, 10_000)
+    assert first(scheduler(bundle).next_batch(hasty, 0.0)) == "hasty"
+    urgent = BatchView((of("usual", 8000, Terms()), of("urgent", 9000, Terms(priority=1))), 10, 10_000)
+    assert first(scheduler(bundle).next_batch(urgent, 0.0)) == "urgent"
 
 
 def test_the_oldest_prompt_gets_its_share(bundle: Bundles) -> None:

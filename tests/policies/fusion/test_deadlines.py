@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pdplugins.policies.fusion.deadlines import DeadlineQueue, Job, in_time
+from pdplugins.policies.fusion.deadlines import DeadlineQueue, in_time
+from pdplugins.policies.fusion.sacrifice import Job
 
 costs = st.integers(1, 20).map(float)
 jobs = st.lists(st.tuples(costs, st.integers(0, 40).map(float)), max_size=6).map(
@@ -59,14 +60,17 @@ steps = st.lists(st.tuples(costs, st.floats(0, 30), st.booleans()), min_size=1, 
 @pytest.mark.moderate
 @given(steps, st.sampled_from([0.05, 0.1, 0.5]))
 def test_nothing_starves(steps: list[tuple[float, float, bool]], share: float) -> None:
-    """A job starts before more work than that of the older ones and its own, over the share, and one more job."""
+    """A job starts before more work than that of the older ones and its own, over the share, and one more job.
+
+    That holds whatever the others are worth, and whoever sent them.
+    """
     queue, now_s, worked_s = DeadlineQueue(share), 0.0, 0.0
     came: dict[str, tuple[float, float]] = {}
     waiting: dict[str, Job] = {}
     for index in range(4 * len(steps)):
         cost_s, slack_s, comes = steps[index % len(steps)]
         if comes and index < len(steps):
-            job = Job(now_s + slack_s, now_s, str(index), cost_s)
+            job = Job(now_s + slack_s, now_s, str(index), cost_s, (1.0, 100.0)[index % 2], "ab"[index % 3 == 0])
             came[job.key] = worked_s, sum(other.cost_s for other in waiting.values()) + cost_s
             waiting[job.key] = job
             queue.push(job, now_s, 1.0)
