@@ -1,6 +1,6 @@
 """The public names of `pdplugins.contracts`. Plugins import from here; pdplugins itself imports from `contracts`."""
 
-from pdplugins.contracts.batching import BatchPlan, BatchScheduler, BatchView, QueuedPrefill
+from pdplugins.contracts.batching import BatchPlan, BatchScheduler, BatchView, FallsBackToBatches, QueuedPrefill
 from pdplugins.contracts.bundle import Bundle
 from pdplugins.contracts.deployment import Deployment
 from pdplugins.contracts.flow import Flow, FlowDecision, Go, Hold, Refuse, Waiting
@@ -11,7 +11,16 @@ from pdplugins.contracts.power import Flip, GpuView, PowerBackend, PowerControll
 from pdplugins.contracts.register import NoSettings, Register
 from pdplugins.contracts.request import Request, Slo, Terms
 from pdplugins.contracts.roles import HearsRoles, MovesRoles, RoleChange, RoleMove, Stage
-from pdplugins.contracts.router import ElasticRouter, Ending, HearsOutcomes, Outcome, Placement, PlansAhead, Router
+from pdplugins.contracts.router import (
+    ElasticRouter,
+    Ending,
+    FallsBack,
+    HearsOutcomes,
+    Outcome,
+    Placement,
+    PlansAhead,
+    Router,
+)
 from pdplugins.contracts.signals import HearsSignals, Signals, TellsSignals
 from pdplugins.contracts.workers import Capabilities, LoadView, Pool, Role, WorkerLoad, WorkerView
 from pdplugins.perf.plain import PlainPerf
@@ -26,6 +35,8 @@ __all__ = [
     "Deployment",
     "ElasticRouter",
     "Ending",
+    "FallsBack",
+    "FallsBackToBatches",
     "Flip",
     "Flow",
     "FlowDecision",

@@ -76,6 +76,16 @@ class HearsOutcomes(Protocol):
 
 
 @runtime_checkable
+class FallsBack(Protocol):
+    """A router with a simpler one in place of itself: hosts ask that where the router itself raises."""
+
+    @property
+    def fallback(self) -> Router:
+        """The simpler router."""
+        ...
+
+
+@runtime_checkable
 class PlansAhead(Protocol):
     """A router with work that no request should wait for, such as solving a programme.
 

@@ -1,6 +1,7 @@
 """The safe router: whatever a router does, every request is placed on workers that take work.
 
-A router that raises, or whose answer cannot be followed, is replaced for that request by the least loaded workers.
+A router that raises, or whose answer cannot be followed, is replaced for that request by its own fallback, if it has
+one, else by the least loaded workers.
 """
 
 from __future__ import annotations
@@ -13,11 +14,11 @@ from pdplugins.contracts.deployment import Deployment
 from pdplugins.contracts.kinds import Kind
 from pdplugins.contracts.request import Request
 from pdplugins.contracts.roles import MovesRoles, RoleMove
-from pdplugins.contracts.router import ElasticRouter, HearsOutcomes, Outcome, Placement, PlansAhead, Router
+from pdplugins.contracts.router import ElasticRouter, FallsBack, HearsOutcomes, Outcome, Placement, PlansAhead, Router
 from pdplugins.contracts.workers import Role, WorkerView
 from pdplugins.policies.stock.routers import LeastLoaded, RouterSettings
 from pdplugins.runtime.decision import Decision, Fault, Journal
-from pdplugins.runtime.faults import SafePolicy, Tally, implements, one_line, raised
+from pdplugins.runtime.faults import SafePolicy, Tally, fallback_of, implements, one_line, raised
 
 Workers = tuple[WorkerView, ...]
 ROLES = frozenset(Role)
@@ -36,6 +37,7 @@ class SafeRouter(SafePolicy):
     __slots__ = (
         "_clock",
         "_elastic",
+        "_fallback",
         "_journal",
         "_learner",
         "_mover",
@@ -61,6 +63,7 @@ class SafeRouter(SafePolicy):
         super().__init__(Kind.ROUTER, journal, tally)
         self.policy = router
         self._own = LeastLoaded(RouterSettings.model_validate({}), deployment)
+        self._fallback: Router | None = fallback_of(router, FallsBack, "on_arrival")
         self._journal = journal
         self._clock = clock or perf_counter_ns
         self._on_arrival = router.on_arrival
@@ -216,7 +219,15 @@ class SafeRouter(SafePolicy):
             return None, self._unsafe(f"the answer of {type(self.policy).__name__}: {one_line(error)}")
 
     def _least_loaded(self, request: Request, workers: Workers, now_s: float, usable: Container[str]) -> Placement:
-        """Return the least loaded workers of those that take work."""
+        """Return where the router's own fallback places a request, else the least loaded workers that take work."""
+        if self._fallback is not None:
+            try:
+                answer: object = self._fallback.on_arrival(request, workers, now_s)
+                placement, fault = self._mended(answer, usable)
+                if placement is not None and fault is None and placement.second is not None:
+                    return placement
+            except Exception as error:
+                self._failed(error)
         placement = self._own.on_arrival(request, workers, now_s)
         if placement.first in usable and placement.second in usable:
             return placement

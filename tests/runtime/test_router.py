@@ -220,3 +220,26 @@ def test_a_router_that_fails_between_requests_is_counted() -> None:
     assert router.plans_ahead
     router.plan_ahead(FLEET, 0.0)
     assert router.faults == {Fault.POLICY_ERROR: 1}
+
+
+class Fails:
+    """A router that raises, and has a simpler one in place of itself."""
+
+    def __init__(self, fallback: object) -> None:
+        self.fallback = fallback
+
+    def on_arrival(self, request: Request, workers: tuple[WorkerView, ...], now_s: float) -> Placement:
+        raise ValueError("no")
+
+    def on_prefill_done(
+        self, request: Request, placement: Placement, workers: tuple[WorkerView, ...], now_s: float
+    ) -> Placement:
+        raise ValueError("no")
+
+
+@pytest.mark.parametrize(("answer", "first"), [(Placement("d1", "d1", 5), "d1"), (Placement("gone", "d1", 5), None)])
+def test_a_router_that_raises_is_replaced_by_its_own_fallback(answer: Placement, first: str | None) -> None:
+    router = SafeRouter(Fails(Script([answer])), DEPLOYMENT)
+    placed = router.on_arrival(request(), FLEET, 0.0, IDS)
+    assert placed.first == (first or SafeRouter(Fails(None), DEPLOYMENT).on_arrival(request(), FLEET, 0.0, IDS).first)
+    assert router.faults[Fault.POLICY_ERROR] == 1

@@ -58,9 +58,14 @@ class DynaServeBatchScheduler:
 
     def on_step(self, view: BatchView, plan: BatchPlan, took_s: float) -> None:
         """Record the step that has completed in the profile table (line 1)."""
+        self.learn(view, plan, took_s)
+
+    def learn(self, view: BatchView, plan: BatchPlan, took_s: float) -> float:
+        """Record a step, and return the seconds that the profile has for it."""
         step = Step(self._table, view, self._slo_s)
         step.follow(view, plan.prefill_tokens)
         step.record(took_s)
+        return step.modelled_s
 
 
 class Step:
@@ -94,6 +99,11 @@ class Step:
         for prefill in view.queue:
             if tokens := prefill_tokens.get(prefill.request.id, 0):
                 self.add(prefill, tokens)
+
+    @property
+    def modelled_s(self) -> float:
+        """The time that the profile has for the step, uncorrected."""
+        return self._modelled_s
 
     def record(self, took_s: float) -> None:
         """Record the time that the step took in the profile table."""

@@ -27,6 +27,8 @@ class FusionBatchScheduler:
             ),
             deployment,
         )  # fmt: skip
+        self.fallback = self._steps
+        """Composes steps when this raises: as large as the TPOT SLO allows, first come, first served."""
         self._costs = core.costs
         self._ttft_share = settings.ttft_share
         self._ttft_s = deployment.slo.ttft_s * settings.ttft_share
@@ -38,11 +40,14 @@ class FusionBatchScheduler:
         if len(view.queue) < 2:
             return self._steps.next_batch(view, now_s)
         step, budget = self._steps.begin(view)
-        return self._steps.fill(step, self._ordered(view, budget, self._speed(step, budget), now_s), budget)
+        order = self._ordered(view, budget, self._speed(step, budget), now_s)
+        plan = self._steps.fill(step, order, budget)
+        return BatchPlan(plan.prefill_tokens, reason=f"{self._queue.late} of {len(view.queue)} are late")
 
     def on_step(self, view: BatchView, plan: BatchPlan, took_s: float) -> None:
         """Learn from a step."""
-        self._steps.on_step(view, plan, took_s)
+        modelled_s = self._steps.learn(view, plan, took_s)
+        self._costs.measured(modelled_s, took_s, decodes=view.decode_requests > 0)
 
     def _ordered(self, view: BatchView, budget: int, speed: float, now_s: float) -> list[QueuedPrefill]:
         """Return whose turn it is in a step of `budget` tokens."""

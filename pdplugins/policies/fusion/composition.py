@@ -86,12 +86,13 @@ def frontier(costs: Costs, lengths: Lengths, kv_tokens: float, max_batch: int, *
     :param mixes: whether a worker that decodes may prefill as well.
     """
     whole = max(int(lengths.isl), 1)
+    alone_s = costs.prefill_s(whole) * costs.ratio(decodes=False)
     points = [
         (decodes / step_s, tokens / step_s)
         for decodes in _sizes(min(max_batch, int(kv_tokens / lengths.context)))
         for tokens, step_s in _steps(costs, decodes, lengths.context, whole, mixes)
     ]
-    return Frontier(lengths, whole / max(costs.prefill_s(whole), 1e-9), hull(points))
+    return Frontier(lengths, whole / max(alone_s, 1e-9), hull(points))
 
 
 def hull(points: Iterable[Point]) -> tuple[Point, ...]:
@@ -119,12 +120,13 @@ def _sizes(most: int) -> list[int]:
 
 def _steps(costs: Costs, decodes: int, context: float, whole: int, mixes: bool) -> Iterable[tuple[int, float]]:
     """Yield prompt tokens and seconds of the steps with `decodes` decodes that keep the TPOT SLO."""
-    alone_s = costs.decode_s(decodes, context)
+    slower = costs.ratio(decodes=True)
+    alone_s = costs.decode_s(decodes, context) * slower
     if alone_s > costs.step_s and decodes > 1:
         return
     yield 0, alone_s
     for tokens in MIXED_TOKENS if mixes else ():
-        step_s = alone_s + costs.added_s(tokens, whole // 2 if tokens < whole else 0, decodes)
+        step_s = alone_s + slower * costs.added_s(tokens, whole // 2 if tokens < whole else 0, decodes)
         if step_s > costs.step_s:
             return
         yield tokens, step_s

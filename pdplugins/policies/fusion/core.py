@@ -13,6 +13,7 @@ from pdplugins.contracts.workers import Role, WorkerView
 from pdplugins.policies.fusion.composition import Frontier, Lengths, frontier
 from pdplugins.policies.fusion.config import FusionSettings
 from pdplugins.policies.fusion.costs import Costs
+from pdplugins.policies.fusion.feedback import Feedback
 from pdplugins.policies.fusion.lengths import MeanLengths
 
 CONTEXT_CELL = 64
@@ -27,6 +28,7 @@ class Core:
         self.deployment = deployment
         self.costs = Costs(settings, deployment)
         self.lengths = MeanLengths(settings.prior_tokens)
+        self.feedback = Feedback(deployment.slo)
         self.capacity = 0.0
         """Requests a second that the pool serves at most, by the programme; 0 before its first solution."""
         self.wanted: int | None = None
@@ -53,12 +55,14 @@ class Core:
         if now_s < self._next_s:
             return None
         does = self.frontier(self.lengths.isl, max(self.lengths.osl, 1.0), kv_capacity_tokens)
-        self.wanted = self._choose(does, workers, present)
+        self.wanted = self._corrected(does, self._choose(does, workers, present), workers)
         self._next_s = now_s + max(settings.interval_s, 0.0 if self.wanted == present else settings.dwell_s)
         return self.wanted
 
     def ended(self, request: Request, outcome: Outcome) -> None:
-        """Learn the length of an answer. A second call for the same request changes nothing."""
+        """Learn length and latencies of an answer. A second call for the same request changes nothing."""
+        if self.lengths.knows(request):
+            self.feedback.heard(request, outcome)
         finished = outcome.ending is Ending.FINISHED
         self.lengths.ended(request, outcome.output_tokens if finished else None)
 
@@ -87,3 +91,11 @@ class Core:
         if does.rate(present, workers - present) * (1 + self.settings.gain) >= self.capacity:
             return present
         return does.best(workers, self.settings.gain)
+
+    def _corrected(self, does: Frontier, chosen: int, workers: int) -> int:
+        """Return `chosen`, moved by one worker towards what is missed where that costs little of the capacity."""
+        moved = chosen + self.feedback.asks
+        if not 0 <= moved < workers:
+            return chosen
+        costs_little = does.rate(moved, workers - moved) * (1 + self.settings.feedback) >= self.capacity
+        return moved if costs_little else chosen

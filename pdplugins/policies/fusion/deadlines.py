@@ -168,6 +168,16 @@ class DeadlineQueue:
         tenant, share = self._accounts.known_as(terms.tenant), min(max(terms.tenant_weight, LEAST_WEIGHT), MOST_WEIGHT)
         return job._replace(weight=worth(terms), tenant=tenant, share=share)
 
+    def why(self, job: Job, now_s: float) -> str:
+        """Say why `job`, which `first` returned, is next."""
+        late_s = now_s - job.due_s
+        if self._owed.covers(min(job.cost_s, self._turn_s)) and self._oldest().key == job.key:
+            return f"turn of the oldest, which has waited {now_s - job.since_s:.2f} s"
+        if job.key in self._timely:
+            return f"due in {-late_s:.2f} s, {job.cost_s:.2f} s of prefill; {len(self._late)} of {len(self)} are late"
+        cause = f"its deadline passed {late_s:.2f} s ago" if late_s > 0 else "in time it would make others late"
+        return f"late: {cause}; {job.cost_s:.2f} s of prefill"
+
     def first_late(self) -> Job | None:
         """Return the job that was found to be late first; None when all are expected to end in time."""
         return next(iter(self._late.values()), None)

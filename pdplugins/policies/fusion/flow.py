@@ -70,12 +70,13 @@ class FusionFlow:
             return self._refused(late)
         if self._released and not self._has_place(workers, looked_at):
             return Hold(now_s + self._ahead_s)
+        why = self._queue.why(job, now_s)
         self._queue.start(job)
         self._pace.started(job.cost_s)
         self._released.add(job.key)
         self._core.longest_wait_s = max(self._core.longest_wait_s, now_s - job.since_s)
         self._core.lengths.began(self._requests.pop(job.key))
-        return Go(job.key)
+        return Go(job.key, why)
 
     def on_left(self, request_id: str) -> None:
         """Forget a request whose client has gone away."""

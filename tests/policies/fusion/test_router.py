@@ -73,6 +73,33 @@ def test_a_worker_without_kv_capacity_is_passed_over(core: Cores) -> None:
     assert place(FusionRouter(core(**FIXED)), workers) == ("d1", "d1")
 
 
+def test_a_prompt_is_split_where_one_kv_cache_does_not_hold_it(core: Cores) -> None:
+    """The prefill worker computes what it holds, and the larger worker goes on from there."""
+    busy = {"decode_requests": 100.0, "decode_tokens": 100_000.0, "queued_tokens": 50_000.0}
+    small, large = worker("p0", kv_capacity_tokens=10_000), worker("d0", kv_capacity_tokens=500_000, **busy)
+    router = FusionRouter(core(**FIXED))
+    for tokens, split, second in ((30_000, 8500, "d0"), (5000, 5000, None)):
+        placed = router.on_arrival(request("r", tokens), (small, large), 0.0)
+        assert (placed.first, placed.second, placed.split) == ("p0", second, split)
+    whole = worker("d0", kv_capacity_tokens=500_000, capabilities=Capabilities(splits=False), **busy)
+    assert router.on_arrival(request("r", 30_000), (small, whole), 0.0).split == 30_000
+
+
+def test_slow_decodes_are_not_slowed_further(core: Cores) -> None:
+    """Of two workers the one whose decodes keep their TPOT gets the prompt, though it has more to do."""
+    slow, good = worker("d0", recent_tbt_s=0.2, queued_tokens=500.0), worker("d1", queued_tokens=1000.0)
+    router = FusionRouter(core(**FIXED))
+    assert place(router, (slow, good))[0] == "d1"
+    assert place(router, (worker("d0", queued_tokens=500.0), good))[0] == "d0"
+
+
+def test_a_placement_says_what_else_there_was(core: Cores) -> None:
+    router, workers = FusionRouter(core(**FIXED)), (worker("p0", queued_tokens=9000.0), worker("d0"))
+    reason = router.on_arrival(request("r", 1000), workers, 0.0).reason
+    assert "local, " in reason
+    assert reason.endswith("by way of p0")
+
+
 def test_a_worker_that_cannot_serve_alone_only_decodes(core: Cores) -> None:
     alone = Capabilities(frozenset({Role.DECODE}), alone=False)
     workers = (worker("p0", queued_tokens=9000.0), worker("d0", capabilities=alone))
