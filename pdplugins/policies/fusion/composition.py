@@ -79,18 +79,27 @@ class Frontier:
         return bisect_left(range(top), True, key=lambda n: rate(n) >= enough)
 
 
-def frontier(costs: Costs, lengths: Lengths, kv_tokens: float, max_batch: int, *, mixes: bool = True) -> Frontier:
+def frontier(
+    costs: Costs,
+    lengths: Lengths,
+    kv_tokens: float,
+    max_batch: int,
+    *,
+    mixes: bool = True,
+    slow: tuple[float, float] = (1.0, 1.0),
+) -> Frontier:
     """Return what workers can do within the TPOT SLO.
 
     :param kv_tokens: KV cache of one worker that may be planned with.
     :param mixes: whether a worker that decodes may prefill as well.
+    :param slow: how many times as long prefill and decode take than the profile says, under a power cap for example.
     """
     whole = max(int(lengths.isl), 1)
-    alone_s = costs.prefill_s(whole) * costs.ratio(decodes=False)
+    alone_s = costs.prefill_s(whole) * costs.ratio(decodes=False) * slow[0]
     points = [
         (decodes / step_s, tokens / step_s)
         for decodes in _sizes(min(max_batch, int(kv_tokens / lengths.context)))
-        for tokens, step_s in _steps(costs, decodes, lengths.context, whole, mixes)
+        for tokens, step_s in _steps(costs, decodes, lengths.context, whole, mixes, slow)
     ]
     return Frontier(lengths, whole / max(alone_s, 1e-9), hull(points))
 
@@ -118,15 +127,17 @@ def _sizes(most: int) -> list[int]:
     return sorted({round(most ** (index / (SIZES - 1))) for index in range(SIZES)})
 
 
-def _steps(costs: Costs, decodes: int, context: float, whole: int, mixes: bool) -> Iterable[tuple[int, float]]:
+def _steps(
+    costs: Costs, decodes: int, context: float, whole: int, mixes: bool, slow: tuple[float, float]
+) -> Iterable[tuple[int, float]]:
     """Yield prompt tokens and seconds of the steps with `decodes` decodes that keep the TPOT SLO."""
-    slower = costs.ratio(decodes=True)
-    alone_s = costs.decode_s(decodes, context) * slower
+    prefill_slow, decode_slow = (costs.ratio(decodes=True) * phase for phase in slow)
+    alone_s = costs.decode_s(decodes, context) * decode_slow
     if alone_s > costs.step_s and decodes > 1:
         return
     yield 0, alone_s
     for tokens in MIXED_TOKENS if mixes else ():
-        step_s = alone_s + slower * costs.added_s(tokens, whole // 2 if tokens < whole else 0, decodes)
+        step_s = alone_s + prefill_slow * costs.added_s(tokens, whole // 2 if tokens < whole else 0, decodes)
         if step_s > costs.step_s:
             return
         yield tokens, step_s

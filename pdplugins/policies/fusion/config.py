@@ -48,6 +48,9 @@ class FusionSettings(BaseModel):
     choices: int = Field(
         8, ge=1, description="workers of each role that one decision looks at; larger pools take turns"
     )
+    power_budget_w: float | None = Field(
+        None, gt=0, description="watts that the caps of all GPUs may sum to; None: caps stay as they are"
+    )
     scale: bool = Field(False, description="have a planner that scales the pool; it then chooses the composition too")
     spare_share: float = Field(0.25, ge=0, description="scale: capacity beyond the forecast, as a share of it")
     hold_s: float = Field(300.0, ge=0, description="scale: how long a pool stays as large as it was last wanted")

@@ -15,6 +15,8 @@ from pdplugins.policies.fusion.config import FusionSettings
 from pdplugins.policies.fusion.costs import Costs
 from pdplugins.policies.fusion.feedback import Feedback
 from pdplugins.policies.fusion.lengths import MeanLengths
+from pdplugins.policies.fusion.watts import Powered, powered
+from pdplugins.policies.rapid.controller import Caps
 
 CONTEXT_CELL = 64
 """Decode places are counted anew when the mean context changes by so many tokens."""
@@ -35,6 +37,8 @@ class Core:
         """Workers that should prefill only; None before the first solution."""
         self.longest_wait_s = 0.0
         """The longest wait of a request that went on, over the whole run."""
+        self.caps: Caps | None = None
+        """Power caps of the last solution; None without a budget of watts."""
         self._next_s = -math.inf
         self._counted: Sequence[WorkerView] | None = None
         self._caches: Mapping[int, int] = {}
@@ -54,8 +58,10 @@ class Core:
             return None
         if now_s < self._next_s:
             return None
-        does = self.frontier(self.lengths.isl, max(self.lengths.osl, 1.0), kv_capacity_tokens)
+        does = self._programme(self.lengths.isl, max(self.lengths.osl, 1.0), kv_capacity_tokens)
         self.wanted = self._corrected(does, self._choose(does, workers, present), workers)
+        if isinstance(does, Powered):
+            self.caps = does.at(self.wanted, workers - self.wanted)[1]
         self._next_s = now_s + max(settings.interval_s, 0.0 if self.wanted == present else settings.dwell_s)
         return self.wanted
 
@@ -65,6 +71,19 @@ class Core:
             self.feedback.heard(request, outcome)
         finished = outcome.ending is Ending.FINISHED
         self.lengths.ended(request, outcome.output_tokens if finished else None)
+
+    def _programme(self, isl: float, osl: float, kv_capacity_tokens: float) -> Frontier | Powered:
+        """Return what workers can do, within the budget of watts if there is one."""
+        budget_w, table = self.settings.power_budget_w, self.deployment.perf.power()
+        if budget_w is None or table is None:
+            return self.frontier(isl, osl, kv_capacity_tokens)
+        kv_tokens, most = self.settings.kv_share * kv_capacity_tokens, self.deployment.max_batch
+        lengths = Lengths(isl, osl)
+
+        def under(prefill: float, decode: float) -> Frontier:
+            return frontier(self.costs, lengths, kv_tokens, most, slow=(prefill, decode))
+
+        return powered(table, under, self.deployment.decode_tp, budget_w)
 
     def frontier(self, isl: float, osl: float, kv_capacity_tokens: float, *, mixes: bool = True) -> Frontier:
         """Return what workers can do for requests of these mean lengths."""
@@ -85,14 +104,14 @@ class Core:
             )
         return self._places
 
-    def _choose(self, does: Frontier, workers: int, present: int) -> int:
+    def _choose(self, does: Frontier | Powered, workers: int, present: int) -> int:
         top = does.best(workers)
         self.capacity = does.rate(top, workers - top)
         if does.rate(present, workers - present) * (1 + self.settings.gain) >= self.capacity:
             return present
         return does.best(workers, self.settings.gain)
 
-    def _corrected(self, does: Frontier, chosen: int, workers: int) -> int:
+    def _corrected(self, does: Frontier | Powered, chosen: int, workers: int) -> int:
         """Return `chosen`, moved by one worker towards what is missed where that costs little of the capacity."""
         moved = chosen + self.feedback.asks
         if not 0 <= moved < workers:

@@ -43,7 +43,15 @@ def attainment(result: Result) -> float:
 
 
 @pytest.mark.parametrize(
-    "settings", [{}, {"composition": False}, {"oldest_share": 0.0}, {"scale": True, "interval_s": 5.0}], ids=str
+    "settings",
+    [
+        {},
+        {"composition": False},
+        {"oldest_share": 0.0},
+        {"scale": True, "interval_s": 5.0},
+        {"power_budget_w": 8 * 450.0},
+    ],
+    ids=str,
 )
 def test_nothing_is_lost_and_no_part_fails(settings: dict[str, Any]) -> None:
     result = run(chats(10.0, 150), bundle={"name": "fusion", **settings})
