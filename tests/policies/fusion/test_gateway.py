@@ -19,6 +19,7 @@ def config(*, dual: bool, **settings: Any) -> Config:
     return parse({"deployment": deployment, "bundle": {"name": "fusion", **settings}, "sglang": {"dual_role": dual}})
 
 
+@pytest.mark.moderate
 def test_the_programme_is_solved_beside_the_requests() -> None:
     """Long prompts and short answers: a worker comes to prefill only, and no request had to ask for it."""
 

@@ -73,6 +73,7 @@ def test_priority_counts_ten_times_and_nothing_asked_counts_once() -> None:
     assert 0 < worth(Terms(priority=-(10**9), weight=0.0)) < worth(Terms(priority=10**9, weight=1e300)) < 1e17
 
 
+@pytest.mark.moderate
 @pytest.mark.parametrize(("weight", "share"), [(1.0, 1 / 2), (3.0, 3 / 4)])
 def test_tenants_share_an_overloaded_pool_by_their_weights(
     core: Callable[..., Core], weight: float, share: float

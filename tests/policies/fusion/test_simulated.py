@@ -71,6 +71,7 @@ def test_a_small_kv_cache_stops_nobody() -> None:
     assert result.speed.duration_s < 300, "a timeout of 300 s must not be what frees them"
 
 
+@pytest.mark.moderate
 @pytest.mark.parametrize(
     ("part", "method"), [("router", "on_arrival"), ("batching", "next_batch")], ids=["router", "batches"]
 )
@@ -91,6 +92,7 @@ def test_a_part_that_raises_falls_back_to_colocation_with_steps_of_the_slo(
     assert attainment(result) >= attainment(run(trace, **COLOCATED)) - 0.02
 
 
+@pytest.mark.moderate
 def test_explain_says_of_one_request_why_here_why_now_and_why_late(tmp_path: Path) -> None:
     log = tmp_path / "log.jsonl"
     trace = [*(TraceRequest(0.0, 3000, 50) for _ in range(40)), TraceRequest(0.0, 30_000, 50)]
