@@ -101,21 +101,6 @@ class StepModel(Generic[Time]):
         added = dense(before + new) - (dense(before) if before else 0) + attending
         return added if tokens else added + self.attention(0)
 
-    def adder(self, earlier: int, tokens: int, batch: int) -> Callable[[int], Time]:
-        """Return `added` as a function of the new tokens alone, for a search that tries many."""
-        attention, dense = self.attention, self.dense
-        if dense is None:
-            return lambda new: self.added(new, earlier, tokens, batch)
-        knows_dense, before = dense, tokens + batch
-        dense_before = dense(before) if before else 0
-        attended, alone = attention(earlier), 0 if tokens else attention(0)
-
-        def added(new: int) -> Time:
-            attending = attention(earlier + new) - attended
-            return knows_dense(before + new) - dense_before + (attending if attending > 0 else 0) + alone
-
-        return added
-
 
 def _difference(alone: Callable[[int], Time], dense: Callable[[int], Time]) -> Callable[[int], Time]:
     return lambda tokens: alone(tokens) - dense(tokens)

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pdplugins.contracts.batching import BatchPlan, BatchView, QueuedPrefill
 from pdplugins.contracts.deployment import Deployment
 from pdplugins.policies.dynaserve.config import DynaServeBatchSettings
+from pdplugins.policies.dynaserve.steps import adder
 from pdplugins.policies.dynaserve.table import ProfileTable
 
 CLOSE_TOKENS = 16
@@ -123,7 +124,7 @@ class Step:
         if most <= 0:
             return 0
         table, plen, before_s, slo_s = self._table, self.plen, self._modelled_s, self._slo_s
-        ratio, added = table.ratios(self.ctx, self.dnum), table.steps.adder(done, plen, self.dnum)
+        ratio, added = table.ratios(self.ctx, self.dnum), adder(table.steps, done, plen, self.dnum)
 
         def late_s(tokens: int) -> float:
             return ratio(plen + tokens) * (before_s + added(tokens)) - slo_s
