@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from pdplugins.contracts.kinds import Kind
 from pdplugins.contracts.workers import Role
 from pdplugins.errors import ConfigError, one_line, shown
-from pdplugins.limits import GatewayConfig
+from pdplugins.limits import GatewayConfig, TermsConfig
 from pdplugins.registry import BUNDLE, Registration, Registry, default_registry
 from pdplugins.resources import data_dir
 from pdplugins.safe_yaml import read_yaml
@@ -197,6 +197,7 @@ class Config(_Section):
     simulation: SimulationConfig = SimulationConfig()
     sglang: SglangConfig = SglangConfig()
     gateway: GatewayConfig = GatewayConfig()
+    terms: TermsConfig = TermsConfig()
 
     @model_validator(mode="before")
     @classmethod

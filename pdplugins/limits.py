@@ -1,15 +1,40 @@
-"""The deadlines and limits of the gateway: the section `gateway` of a config. docs/limits.md has them in one table."""
+"""The limits of the gateway: the sections `gateway` and `terms` of a config.
+
+docs/limits.md has the deadlines and limits in one table, docs/gateway.md has the terms.
+"""
 
 from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=1)]
 
 MIB = 2**20
+
+
+class TermsConfig(BaseModel):
+    """What clients may ask of a gateway for one request of theirs. As shipped, nothing: then nobody is preferred."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+    most_priority: int = Field(0, ge=0, le=9, description="priorities lie from minus this to this")
+    most_weight: float = Field(1.0, ge=1, description="weights lie from one over this to this")
+    ttft_s: tuple[Seconds, Seconds] | None = Field(None, description="bounds of a TTFT objective of its own")
+    tpot_s: tuple[Seconds, Seconds] | None = Field(None, description="bounds of a TPOT objective of its own")
+    tenant_header: str | None = Field(None, description="header that names the tenant, set by what authenticates it")
+    tenants: dict[str, Annotated[float, Field(gt=0)]] = Field(
+        {}, description="share of the capacity of some tenants, by name; the others have 1"
+    )
+
+    @field_validator("ttft_s", "tpot_s")
+    @classmethod
+    def _in_order(cls, bounds: tuple[float, float] | None) -> tuple[float, float] | None:
+        if bounds is not None and bounds[0] > bounds[1]:
+            raise ValueError(f"{bounds[0]:g} is above {bounds[1]:g}; give the smaller one first")
+        return bounds
 
 
 class GatewayConfig(BaseModel):

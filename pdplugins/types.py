@@ -1,6 +1,6 @@
 """The public names of `pdplugins.contracts`. Plugins import from here; pdplugins itself imports from `contracts`."""
 
-from pdplugins.contracts.batching import BatchPlan, BatchScheduler, BatchView, QueuedPrefill
+from pdplugins.contracts.batching import BatchPlan, BatchScheduler, BatchView, FallsBackToBatches, QueuedPrefill
 from pdplugins.contracts.bundle import Bundle
 from pdplugins.contracts.deployment import Deployment
 from pdplugins.contracts.flow import Flow, FlowDecision, Go, Hold, Refuse, Waiting
@@ -9,9 +9,18 @@ from pdplugins.contracts.perf import PerfModel
 from pdplugins.contracts.planner import Planner, PlannerView, ScalePlan, Traffic
 from pdplugins.contracts.power import Flip, GpuView, PowerBackend, PowerController, PowerPlan
 from pdplugins.contracts.register import NoSettings, Register
-from pdplugins.contracts.request import Request, Slo
+from pdplugins.contracts.request import Request, Slo, Terms
 from pdplugins.contracts.roles import HearsRoles, MovesRoles, RoleChange, RoleMove, Stage
-from pdplugins.contracts.router import ElasticRouter, Ending, HearsOutcomes, Outcome, Placement, Router
+from pdplugins.contracts.router import (
+    ElasticRouter,
+    Ending,
+    FallsBack,
+    HearsOutcomes,
+    Outcome,
+    Placement,
+    PlansAhead,
+    Router,
+)
 from pdplugins.contracts.signals import HearsSignals, Signals, TellsSignals
 from pdplugins.contracts.workers import Capabilities, LoadView, Pool, Role, WorkerLoad, WorkerView
 from pdplugins.perf.plain import PlainPerf
@@ -26,6 +35,8 @@ __all__ = [
     "Deployment",
     "ElasticRouter",
     "Ending",
+    "FallsBack",
+    "FallsBackToBatches",
     "Flip",
     "Flow",
     "FlowDecision",
@@ -44,6 +55,7 @@ __all__ = [
     "PlainPerf",
     "Planner",
     "PlannerView",
+    "PlansAhead",
     "Pool",
     "PowerBackend",
     "PowerController",
@@ -62,6 +74,7 @@ __all__ = [
     "Slo",
     "Stage",
     "TellsSignals",
+    "Terms",
     "TraceRequest",
     "Traffic",
     "Waiting",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from pdplugins.contracts.request import Request
 
@@ -40,6 +40,16 @@ class BatchPlan:
     wait_s: float = 0.0
     """Seconds that the instance may wait idle for more requests before it must ask again."""
     reason: str = ""
+
+
+@runtime_checkable
+class FallsBackToBatches(Protocol):
+    """A batch scheduler with a simpler one in place of itself: hosts ask that where the scheduler itself raises."""
+
+    @property
+    def fallback(self) -> BatchScheduler:
+        """The simpler batch scheduler."""
+        ...
 
 
 class BatchScheduler(Protocol):

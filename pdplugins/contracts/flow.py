@@ -31,6 +31,7 @@ class Go:
     """Place this request now."""
 
     request_id: str
+    reason: str = ""
 
 
 @dataclass(frozen=True, slots=True)

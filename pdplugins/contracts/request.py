@@ -14,6 +14,23 @@ class Slo:
 
 
 @dataclass(frozen=True, slots=True)
+class Terms:
+    """What one request asks for itself, within what the operator allows. Policies that know none of it ignore it."""
+
+    priority: int = 0
+    """How urgent it is: larger goes first."""
+    weight: float = 1.0
+    """What it is worth to serve it in time, against the others; above 0."""
+    ttft_s: float | None = None
+    """Its own objective; None for the deployment's."""
+    tpot_s: float | None = None
+    tenant: str | None = None
+    """Who sent it, as a short hash."""
+    tenant_weight: float = 1.0
+    """The tenant's share of the capacity, against the other tenants; above 0."""
+
+
+@dataclass(frozen=True, slots=True)
 class Request:
     """One request, or one round of a session, as it arrives."""
 
@@ -28,3 +45,5 @@ class Request:
     """Worker that holds the session's KV cache."""
     blocks: tuple[int, ...] = ()
     """Hashes of the prompt's KV blocks, for prefix-cache-aware routing."""
+    terms: Terms | None = None
+    """What it asks for itself; None where it asks for nothing, or the host does not say."""

@@ -60,6 +60,10 @@ class Outcome:
     ending: Ending
     output_tokens: int = 0
     """Output tokens that the client got."""
+    ttft_s: float | None = None
+    """Time to its first token; None without one, or where the host does not see it, as for an answer in one piece."""
+    tpot_s: float | None = None
+    """Its time per output token; None like `ttft_s`, and for an answer that is not whole."""
 
 
 @runtime_checkable
@@ -68,6 +72,29 @@ class HearsOutcomes(Protocol):
 
     def on_ended(self, request: Request, outcome: Outcome) -> None:
         """Learn from a request that has ended."""
+        ...
+
+
+@runtime_checkable
+class FallsBack(Protocol):
+    """A router with a simpler one in place of itself: hosts ask that where the router itself raises."""
+
+    @property
+    def fallback(self) -> Router:
+        """The simpler router."""
+        ...
+
+
+@runtime_checkable
+class PlansAhead(Protocol):
+    """A router with work that no request should wait for, such as solving a programme.
+
+    Hosts call `plan_ahead` about once a second, between requests, and then take the role moves of a router that has
+    any. A host that never calls it loses only what the router would have changed there.
+    """
+
+    def plan_ahead(self, workers: tuple[WorkerView, ...], now_s: float) -> None:
+        """Do that work, if it is time for it."""
         ...
 
 

@@ -32,6 +32,7 @@ from pdplugins.gateway.policies import GatewayPolicies
 from pdplugins.gateway.queue import AdmissionQueue
 from pdplugins.gateway.routing import Routing
 from pdplugins.gateway.serving import Serving
+from pdplugins.gateway.terms import Asking
 from pdplugins.gateway.watchers import keep
 from pdplugins.registry import Registry
 from pdplugins.runtime.assembly import build_deployment
@@ -85,6 +86,7 @@ class Gateway:
         self._operators = Clients(self.settings, self.metrics, "admin", ADMIN_CONNECTIONS)
         deployment = build_deployment(config, registry)
         self.policies = GatewayPolicies(config, deployment, registry, self.metrics, decision_log)
+        self._asking = Asking(config.terms)
         self._ttft_s = deployment.slo.ttft_s
         journal = self.policies.journal
         self.routing = Routing(self.policies.router, deployment, self.backends, self.metrics, journal)
@@ -112,7 +114,7 @@ class Gateway:
             await self._session.close()
             raise
         works: list[Callable[[], Awaitable[None]]] = [self.clients.watch, self._operators.watch]
-        works.append(self.policies.share_signals)
+        works += [self.policies.share_signals, self.routing.plan_ahead]
         works += [functools.partial(self.backends.watch, backend, self.engine) for backend in self.backends.all]
         if queue is not None:
             works.append(queue.run)
@@ -120,7 +122,9 @@ class Gateway:
             works.append(self.access.api_keys.watch)
         self._watchers = [asyncio.create_task(keep(work, self.metrics)) for work in works]
         gate = Gate(self.metrics, self.access.api_keys)
-        endpoints = Endpoints(self.serving, self.engine, self.admission, self.clients, gate, self._session)
+        endpoints = Endpoints(
+            self.serving, self.engine, self.admission, self.clients, gate, self._session, self._asking
+        )
         admin_gate = Gate(self.metrics, self.access.admin_keys, admin=True)
         admin = Admin(self.backends, self.metrics, admin_gate, self._operators)
         self._runner = await self._set_up(endpoints.app(), self.clients)

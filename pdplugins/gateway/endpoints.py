@@ -25,6 +25,7 @@ from pdplugins.gateway.primitive import can_serve
 from pdplugins.gateway.reading import TooLongError, read_whole
 from pdplugins.gateway.replies import Reply, failure
 from pdplugins.gateway.serving import Serving
+from pdplugins.gateway.terms import Asking
 from pdplugins.limits import MIB
 
 log = logging.getLogger("pdplugins.gateway")
@@ -41,6 +42,7 @@ class Endpoints:
 
     :param gate: the checks of every request.
     :param session: for requests that any worker may answer.
+    :param asking: what requests may ask for themselves.
     """
 
     serving: Serving
@@ -49,6 +51,7 @@ class Endpoints:
     clients: Clients
     gate: Gate
     session: aiohttp.ClientSession
+    asking: Asking
 
     def app(self) -> web.Application:
         """Return them all as one application."""
@@ -151,6 +154,7 @@ class Endpoints:
             session = request.headers.get("x-session-id")
             headers = self._forwarded(request)
             call = self.engine.parse(request.path, body, secrets.token_hex(16), session, headers)
+            call.terms = self.asking.terms(request.headers, call.asks)
             await self.serving.serve(call, reply)
         except ShortageError as error:
             self.serving.metrics.fault("out_of_descriptors", error.why)

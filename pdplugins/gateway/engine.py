@@ -10,8 +10,9 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
+from pdplugins.contracts.request import Terms
 from pdplugins.contracts.workers import ANYTHING, Capabilities, Role
 from pdplugins.gateway.primitive import Splittable
 
@@ -99,6 +100,14 @@ class Call(Splittable, Protocol):
     def headers(self) -> Mapping[str, str]:
         """What the workers get of the client's headers."""
         ...
+
+    @property
+    def asks(self) -> Mapping[str, Any]:
+        """The fields of the body in which it asks for terms of its own."""
+        ...
+
+    terms: Terms | None
+    """What of that it gets."""
 
     @property
     def stream(self) -> bool:

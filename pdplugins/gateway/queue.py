@@ -42,7 +42,8 @@ class AdmissionQueue:
         Cancelled, it leaves the queue.
         """
         now_s = monotonic()
-        waiting = Waiting(request, now_s, request.arrival_s + self._ttft_s)
+        own_s = request.terms and request.terms.ttft_s
+        waiting = Waiting(request, now_s, request.arrival_s + (own_s or self._ttft_s))
         if (refusal := self._flow.arrived(waiting, now_s)) is not None:
             raise self._error(refusal)
         future = self._waiting[request.id] = asyncio.get_running_loop().create_future()

@@ -6,6 +6,7 @@ what is nearest to it (see `primitive`), and is counted.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from time import monotonic
 from typing import Any
@@ -24,6 +25,9 @@ from pdplugins.policies.stock.routers import LeastLoaded, RouterSettings
 from pdplugins.runtime.decision import Fault, Journal
 from pdplugins.runtime.faults import implements, raised
 from pdplugins.runtime.router import SafeRouter
+
+PACE_S = 1.0
+"""Pause between two calls of a router that plans ahead."""
 
 
 class Routing:
@@ -84,6 +88,13 @@ class Routing:
         placement = self._safe.on_prefill_done(request, open_placement, workers, monotonic(), usable)
         self._after_decision()
         return self._execution(Placement(first, placement.second, request.prompt_tokens), request, call)
+
+    async def plan_ahead(self) -> None:
+        """Let the router do what no request should wait for, for as long as this runs."""
+        while True:
+            self._safe.plan_ahead(self._backends.now_ready(), monotonic())
+            self._after_decision()
+            await asyncio.sleep(PACE_S)
 
     def ended(self, request: Request, outcome: Outcome) -> None:
         """Tell a router that wants to know how a request ended that it was asked for."""

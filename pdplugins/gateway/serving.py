@@ -73,7 +73,7 @@ class Serving:
             raise
         finally:
             self._ids.discard(name)
-            outcome = Outcome(ending, task.output_tokens)
+            outcome = Outcome(ending, task.output_tokens, *task.latencies())
             self.routing.ended(task.arrival, outcome)
             if self.queue is not None:
                 self.queue.ended(task.arrival, outcome)

@@ -53,6 +53,8 @@ class RequestTask:
         self._ids: list[int] | None = None
         self._failed: tuple[str, ...] = ()
         """Workers that have failed it, the most suspect of the last failure first."""
+        self._first_s: float | None = None
+        """When the client got its first token."""
         self._whole_tokens: int | None = None
         """Output tokens of the answer, once it is whole."""
         self.arrival = self._request(0)
@@ -62,6 +64,13 @@ class RequestTask:
     def output_tokens(self) -> int:
         """Output tokens that the client has got."""
         return self._relay.delivered_tokens if self._whole_tokens is None else self._whole_tokens
+
+    def latencies(self) -> tuple[float | None, float | None]:
+        """Return TTFT and TPOT of an answer that ends now, in seconds; None where its client cannot have seen them."""
+        if self._first_s is None or not self._call.stream:
+            return None, None
+        gaps = (self._whole_tokens or 0) - 1
+        return self._first_s - self._arrived_s, (monotonic() - self._first_s) / gaps if gaps > 0 else None
 
     async def run(self) -> None:
         """Try until it is answered, or nothing is left to try."""
@@ -279,6 +288,7 @@ class RequestTask:
             call.session,
             bound if alive else None,
             self._blocks,
+            call.terms,
         )
 
     def _count(self, primitive: str) -> None:
@@ -286,6 +296,7 @@ class RequestTask:
 
     def _first_token(self) -> None:
         if not self._relay.ids:
+            self._first_s = monotonic()
             self._all.metrics.ttft.observe(monotonic() - self._arrived_s)
 
     def _finish(self, request: Request, first: Backend, second: Backend, output: int) -> None:

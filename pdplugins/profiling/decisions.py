@@ -27,7 +27,7 @@ from pdplugins.contracts.flow import Waiting
 from pdplugins.contracts.planner import PlannerView, Traffic
 from pdplugins.contracts.power import GpuView
 from pdplugins.contracts.request import Request
-from pdplugins.contracts.router import Ending, HearsOutcomes, Outcome
+from pdplugins.contracts.router import Ending, HearsOutcomes, Outcome, PlansAhead
 from pdplugins.contracts.workers import ANYTHING, Capabilities, Pool, Role, WorkerLoad
 from pdplugins.registry import BUNDLE, Registration, Registry, default_registry
 from pdplugins.runtime.assembly import build_deployment
@@ -194,7 +194,7 @@ def _timed(decisions: Iterator[Callable[[], object]], calls: int) -> Iterator[tu
             decide()
             took = thread_time_ns() - began
             if index >= WARM_UP:
-                yield took, _loop_ns()
+                yield took, loop_ns()
             if not index % 100:
                 gc.collect(0)
     finally:
@@ -202,7 +202,7 @@ def _timed(decisions: Iterator[Callable[[], object]], calls: int) -> Iterator[tu
             gc.enable()
 
 
-def _loop_ns() -> int:
+def loop_ns() -> int:
     """Return the nanoseconds of a fixed loop, which tells how fast the machine is now."""
     began, total = thread_time_ns(), 0
     for step in range(LOOP_STEPS):
@@ -214,6 +214,7 @@ def _router(router: Any, size: int, rng: random.Random) -> Iterator[Callable[[],
     """Yield decisions on new prompts, prompts with cached blocks and rounds of sessions; complete open placements."""
     workers = tuple(_worker(index, rng) for index in range(size))
     hears = router if isinstance(router, HearsOutcomes) else None
+    ahead = router if isinstance(router, PlansAhead) else None
     in_service: deque[Request] = deque()
     now_s = 0.0
     for turn in range(10**9):
@@ -222,6 +223,8 @@ def _router(router: Any, size: int, rng: random.Random) -> Iterator[Callable[[],
             hears.on_ended(in_service.popleft(), Outcome(Ending.FINISHED, rng.randrange(1, 800)))
         for worker in rng.sample(workers, 4):
             _change(worker, rng)
+        if ahead is not None and not turn % 10:
+            ahead.plan_ahead(workers, now_s)
         session = f"s{rng.randrange(1000)}" if turn % 4 == 3 else None
         history = rng.randrange(8000) if session else 0
         prompt = history + int(rng.lognormvariate(6.5, 1.0)) + 1

@@ -1,6 +1,6 @@
 """The safe batch scheduler: the engine goes on when its batch scheduler fails.
 
-When the policy raises, or its plan cannot be followed, the engine composes that step by itself.
+When the policy raises, or its plan cannot be followed, its own fallback composes that step, else the engine by itself.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ import operator
 from collections.abc import Mapping
 from time import perf_counter_ns
 
-from pdplugins.contracts.batching import BatchPlan, BatchScheduler, BatchView
+from pdplugins.contracts.batching import BatchPlan, BatchScheduler, BatchView, FallsBackToBatches
 from pdplugins.contracts.kinds import Kind
 from pdplugins.runtime.decision import Decision, Fault, Journal
-from pdplugins.runtime.faults import SafePolicy, Tally, one_line, raised
+from pdplugins.runtime.faults import SafePolicy, Tally, fallback_of, one_line, raised
 
 
 class SafeBatchScheduler(SafePolicy):
@@ -22,13 +22,14 @@ class SafeBatchScheduler(SafePolicy):
     :param tally: counts; its own when None. The schedulers of several engines may share one.
     """
 
-    __slots__ = ("_journal", "policy")
+    __slots__ = ("_fallback", "_journal", "policy")
 
     def __init__(
         self, scheduler: BatchScheduler, *, journal: Journal | None = None, tally: Tally | None = None
     ) -> None:
         super().__init__(Kind.BATCH_SCHEDULER, journal, tally)
         self.policy = scheduler
+        self._fallback: BatchScheduler | None = fallback_of(scheduler, FallsBackToBatches, "next_batch")
         self._journal = journal
 
     def next_batch(self, view: BatchView, now_s: float) -> BatchPlan | None:
@@ -43,6 +44,7 @@ class SafeBatchScheduler(SafePolicy):
             took = perf_counter_ns() - began
             fault = Fault.POLICY_ERROR
             tally.fault(fault, raised(self.policy, error), error)
+            plan = self._simpler(view, now_s)
         else:
             took = perf_counter_ns() - began
             try:
@@ -56,6 +58,16 @@ class SafeBatchScheduler(SafePolicy):
             seen = {"view": view, "now_s": now_s}
             journal.decided(Decision(Kind.BATCH_SCHEDULER, plan, fault, took / 1e9), seen)
         return plan
+
+    def _simpler(self, view: BatchView, now_s: float) -> BatchPlan | None:
+        """Return the plan of the policy's own fallback; None where it has none, or that fails too."""
+        if self._fallback is None:
+            return None
+        try:
+            return _checked(self._fallback.next_batch(view, now_s))
+        except Exception as error:
+            self.tally.fault(Fault.POLICY_ERROR, raised(self._fallback, error), error)
+            return None
 
     def on_step(self, view: BatchView, plan: BatchPlan, took_s: float) -> None:
         """Let the policy learn from a step that has completed. Never raises."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections import Counter
-from typing import Protocol
+from typing import Any, Protocol
 
 from pdplugins.contracts.kinds import Kind
 from pdplugins.errors import PluginError
@@ -105,3 +105,11 @@ def implements(policy: object, protocol: type) -> bool:
         return isinstance(policy, protocol)
     except Exception:  # isinstance reads the properties of a protocol (Python 3.11)
         return False
+
+
+def fallback_of(policy: object, protocol: type, method: str) -> Any:
+    """Return the simpler policy that `policy` has in place of itself; None where it has none with that `method`."""
+    if not implements(policy, protocol):
+        return None
+    fallback = getattr(policy, "fallback", None)
+    return fallback if callable(getattr(fallback, method, None)) else None

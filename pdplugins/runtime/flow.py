@@ -137,7 +137,7 @@ class SafeFlow(SafePolicy):
         if not workers:  # the policy does not have it any more, but it still waits
             self._unheard[answer.request_id] = None
             return HOLD, "a request was to go on where no worker takes work"
-        return Go(self._taken_out(answer.request_id)), None
+        return Go(self._taken_out(answer.request_id), one_line(answer.reason)), None
 
     def _taken_out(self, request_id: str) -> str:
         self._unheard.pop(request_id, None)

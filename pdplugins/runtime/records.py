@@ -103,6 +103,7 @@ def _request(request: Request) -> dict[str, Any]:
         "session": None if request.session is None else hashed(request.session),
         "bound_worker": plain(request.bound_worker),
         "blocks": len(request.blocks),
+        "terms": plain(request.terms),
     }
     return {name: value for name, value in data.items() if value is not None}
 

@@ -1,6 +1,7 @@
 """The safe router: whatever a router does, every request is placed on workers that take work.
 
-A router that raises, or whose answer cannot be followed, is replaced for that request by the least loaded workers.
+A router that raises, or whose answer cannot be followed, is replaced for that request by its own fallback, if it has
+one, else by the least loaded workers.
 """
 
 from __future__ import annotations
@@ -13,11 +14,11 @@ from pdplugins.contracts.deployment import Deployment
 from pdplugins.contracts.kinds import Kind
 from pdplugins.contracts.request import Request
 from pdplugins.contracts.roles import MovesRoles, RoleMove
-from pdplugins.contracts.router import ElasticRouter, HearsOutcomes, Outcome, Placement, Router
+from pdplugins.contracts.router import ElasticRouter, FallsBack, HearsOutcomes, Outcome, Placement, PlansAhead, Router
 from pdplugins.contracts.workers import Role, WorkerView
 from pdplugins.policies.stock.routers import LeastLoaded, RouterSettings
 from pdplugins.runtime.decision import Decision, Fault, Journal
-from pdplugins.runtime.faults import SafePolicy, Tally, implements, one_line, raised
+from pdplugins.runtime.faults import SafePolicy, Tally, fallback_of, implements, one_line, raised
 
 Workers = tuple[WorkerView, ...]
 ROLES = frozenset(Role)
@@ -36,14 +37,17 @@ class SafeRouter(SafePolicy):
     __slots__ = (
         "_clock",
         "_elastic",
+        "_fallback",
         "_journal",
         "_learner",
         "_mover",
         "_on_arrival",
         "_on_prefill_done",
         "_own",
+        "_planner",
         "hears_outcomes",
         "moves_roles",
+        "plans_ahead",
         "policy",
     )
 
@@ -59,6 +63,7 @@ class SafeRouter(SafePolicy):
         super().__init__(Kind.ROUTER, journal, tally)
         self.policy = router
         self._own = LeastLoaded(RouterSettings.model_validate({}), deployment)
+        self._fallback: Router | None = fallback_of(router, FallsBack, "on_arrival")
         self._journal = journal
         self._clock = clock or perf_counter_ns
         self._on_arrival = router.on_arrival
@@ -67,6 +72,9 @@ class SafeRouter(SafePolicy):
         self._learner: HearsOutcomes | None = more if implements(more, HearsOutcomes) else None
         self._elastic: ElasticRouter | None = more if implements(more, ElasticRouter) else None
         self._mover: MovesRoles | None = more if implements(more, MovesRoles) else None
+        self._planner: PlansAhead | None = more if implements(more, PlansAhead) else None
+        self.plans_ahead = self._planner is not None
+        """Whether `plan_ahead` needs to be called at all."""
         self.hears_outcomes = self._learner is not None
         """Whether `on_ended` needs to be called at all."""
         self.moves_roles = self._mover is not None
@@ -147,6 +155,15 @@ class SafeRouter(SafePolicy):
             self._failed(error)
         self.tally.ns += self._clock() - began
 
+    def plan_ahead(self, workers: Workers, now_s: float) -> None:
+        """Let a router do what no request should wait for. Never raises."""
+        if self._planner is None or not workers:
+            return
+        try:
+            self._planner.plan_ahead(workers, now_s)
+        except Exception as error:
+            self._failed(error)
+
     @property
     def pools(self) -> tuple[int, int] | None:
         """Workers that an elastic router gives new prefills and new decodes now; None where there is none to show."""
@@ -202,7 +219,15 @@ class SafeRouter(SafePolicy):
             return None, self._unsafe(f"the answer of {type(self.policy).__name__}: {one_line(error)}")
 
     def _least_loaded(self, request: Request, workers: Workers, now_s: float, usable: Container[str]) -> Placement:
-        """Return the least loaded workers of those that take work."""
+        """Return where the router's own fallback places a request, else the least loaded workers that take work."""
+        if self._fallback is not None:
+            try:
+                answer: object = self._fallback.on_arrival(request, workers, now_s)
+                placement, fault = self._mended(answer, usable)
+                if placement is not None and fault is None and placement.second is not None:
+                    return placement
+            except Exception as error:
+                self._failed(error)
         placement = self._own.on_arrival(request, workers, now_s)
         if placement.first in usable and placement.second in usable:
             return placement

@@ -8,7 +8,7 @@ import random
 from pdplugins.contracts.batching import BatchView, QueuedPrefill
 from pdplugins.contracts.planner import PlannerView, Traffic
 from pdplugins.contracts.power import GpuView
-from pdplugins.contracts.request import Request
+from pdplugins.contracts.request import Request, Terms
 from pdplugins.contracts.workers import ANYTHING, Capabilities, Pool, Role, WorkerLoad
 from pdplugins.testing.views import Worker
 
@@ -75,7 +75,15 @@ class Observations:
             session=session,
             bound_worker=None if session is None else choose.choice([None, "p0", "d0", "d1", "gone"]),
             blocks=tuple(choose.choices(range(6), k=choose.randint(0, 3))),
+            terms=choose.choice([None, None, self._terms()]),
         )
+
+    def _terms(self) -> Terms:
+        """What a request asks for: a host has clamped it, or not."""
+        choose = self._random
+        objectives = choose.choice([None, 1e-3, 1.0, 600.0]), choose.choice([None, 1e-3, 0.1])
+        weight, share = choose.choice([1.0, 0.0, 1e9]), choose.choice([1.0, 0.1])
+        return Terms(choose.randint(-10, 10), weight, *objectives, choose.choice([None, "a", "b"]), share)
 
     def pool(self) -> Pool:
         """The workers of one role."""

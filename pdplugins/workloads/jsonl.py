@@ -3,22 +3,28 @@
 Each line is one object: ``timestamp`` in ms, ``input_length``, ``output_length``, and optionally ``hash_ids`` of
 512-token prefix blocks. The object of a session is its first round, plus ``session`` (a name) and ``rounds``. These are
 a list of ``{"gap", "new_length", "output_length"}`` with the gap in ms. A round that does not repeat the whole
-conversation so far also has ``history_length``.
+conversation so far also has ``history_length``. A request may also have what it asks for itself (`TERMS`).
 """
 
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from pdplugins.contracts.register import NoSettings
+from pdplugins.contracts.request import Terms
 from pdplugins.errors import TraceError
 from pdplugins.files import whole
 from pdplugins.workloads import rows
 from pdplugins.workloads.trace import Round, TraceRequest
 
+TERMS = ("priority", "weight", "ttft", "tpot", "tenant", "tenant_weight")
+"""Fields of what a request asks for itself, see `pdplugins.types.Terms`. Objectives are in ms."""
+LEAST_MS, LEAST_WEIGHT = 1e-3, 1e-6
 BLOCK_TOKENS = 512
 """Tokens of one prefix block of a Mooncake trace."""
 
@@ -56,7 +62,30 @@ def _request(path: Path, number: int, row: dict[str, Any]) -> TraceRequest:
         rounds=tuple(_round(path, number, f"rounds[{index}]", part) for index, part in enumerate(later))
         if later
         else (),
+        terms=_terms(path, number, row),
     )
+
+
+def _terms(path: Path, number: int, row: dict[str, Any]) -> Terms | None:
+    """Return what a request asks for itself: ``priority``, ``weight``, ``ttft`` and ``tpot`` in ms, and ``tenant``."""
+    given = {name: row[name] for name in TERMS if row.get(name) is not None}
+    if not given:
+        return None
+
+    def real(name: str, least: float) -> float:
+        wanted, value = f"a number from {least:g} up", given.get(name, 1.0)
+        if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value < math.inf:
+            raise rows.malformed(path, number, name, value, wanted)
+        return float(value)
+
+    priority, tenant = given.get("priority", 0), given.get("tenant")
+    if isinstance(priority, bool) or not isinstance(priority, int):
+        raise rows.malformed(path, number, "priority", priority, "a whole number")
+    if not isinstance(tenant, str | None):
+        raise rows.malformed(path, number, "tenant", tenant, "a name")
+    ttft_s, tpot_s = (round(real(name, LEAST_MS) / 1e3, 6) if name in given else None for name in ("ttft", "tpot"))
+    weight, share = real("weight", LEAST_WEIGHT), real("tenant_weight", LEAST_WEIGHT)
+    return Terms(priority, weight, ttft_s, tpot_s, tenant, share)
 
 
 def _round(path: Path, number: int, column: str, row: Any) -> Round:
@@ -92,7 +121,16 @@ def write(requests: Iterable[TraceRequest], path: Path) -> None:
                 row["session"] = request.session
             if request.rounds:
                 row["rounds"] = [_row(later) for later in request.rounds]
+            row |= _asked(request.terms)
             file.write(json.dumps(row, separators=(",", ":")) + "\n")
+
+
+def _asked(terms: Terms | None) -> dict[str, Any]:
+    if terms is None:
+        return {}
+    row = asdict(terms)
+    row |= {name: None if (time_s := row.pop(f"{name}_s")) is None else _ms(time_s) for name in ("ttft", "tpot")}
+    return {name: row[name] for name in TERMS if row[name] is not None}
 
 
 def _row(later: Round) -> dict[str, Any]:

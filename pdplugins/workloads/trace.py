@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from pdplugins.contracts.request import Terms
+
 
 @dataclass(frozen=True, slots=True)
 class Round:
@@ -36,6 +38,8 @@ class TraceRequest:
     session: str | None = None
     rounds: tuple[Round, ...] = ()
     """The rounds of the session after this one. Each waits for the answer before it (closed loop)."""
+    terms: Terms | None = None
+    """What it asks for itself, every round of it; None where it asks for nothing."""
 
     def turns(self) -> Iterator[tuple[int, int, int]]:
         """Yield (history, prompt, output) in tokens of every round, the first one included."""

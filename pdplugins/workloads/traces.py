@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from dataclasses import replace
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -185,7 +186,4 @@ def from_zero(requests: Iterable[TraceRequest]) -> list[TraceRequest]:
     """Return the requests in order of arrival, the first one at 0."""
     ordered = sorted(requests, key=attrgetter("arrival_s"))
     start_s = ordered[0].arrival_s
-    return [
-        TraceRequest(round(r.arrival_s - start_s, 6), r.isl_tokens, r.osl_tokens, r.blocks, r.session, r.rounds)
-        for r in ordered
-    ]
+    return [replace(request, arrival_s=round(request.arrival_s - start_s, 6)) for request in ordered]

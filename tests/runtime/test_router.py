@@ -49,6 +49,7 @@ def test_any_answer_becomes_one_to_follow(script: list[Any], usable: frozenset[s
         assert done.second is not None
         assert (done.first, done.split) == (opened.first, opened.split)
         router.on_ended(request(), Outcome(Ending.FINISHED, 3))
+        router.plan_ahead(FLEET, float(turn))
         assert router.pools is None or all(type(size) is int for size in router.pools)
         assert all(type(move) is RoleMove and move.role in Role for move in router.take_role_moves())
 
@@ -212,3 +213,33 @@ def test_a_fault_is_logged_with_its_traceback_once(caplog: pytest.LogCaptureFixt
         (f"policy_error ({LOG_EVERY} so far): Script raised KeyError: 'x'", False),
     ]
     assert routers[0].faults == routers[1].faults == {Fault.POLICY_ERROR: LOG_EVERY}
+
+
+def test_a_router_that_fails_between_requests_is_counted() -> None:
+    router = SafeRouter(Script([ValueError("no")]), DEPLOYMENT)  # type: ignore[arg-type]
+    assert router.plans_ahead
+    router.plan_ahead(FLEET, 0.0)
+    assert router.faults == {Fault.POLICY_ERROR: 1}
+
+
+class Fails:
+    """A router that raises, and has a simpler one in place of itself."""
+
+    def __init__(self, fallback: object) -> None:
+        self.fallback = fallback
+
+    def on_arrival(self, request: Request, workers: tuple[WorkerView, ...], now_s: float) -> Placement:
+        raise ValueError("no")
+
+    def on_prefill_done(
+        self, request: Request, placement: Placement, workers: tuple[WorkerView, ...], now_s: float
+    ) -> Placement:
+        raise ValueError("no")
+
+
+@pytest.mark.parametrize(("answer", "first"), [(Placement("d1", "d1", 5), "d1"), (Placement("gone", "d1", 5), None)])
+def test_a_router_that_raises_is_replaced_by_its_own_fallback(answer: Placement, first: str | None) -> None:
+    router = SafeRouter(Fails(Script([answer])), DEPLOYMENT)
+    placed = router.on_arrival(request(), FLEET, 0.0, IDS)
+    assert placed.first == (first or SafeRouter(Fails(None), DEPLOYMENT).on_arrival(request(), FLEET, 0.0, IDS).first)
+    assert router.faults[Fault.POLICY_ERROR] == 1

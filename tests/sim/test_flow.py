@@ -21,6 +21,7 @@ from pdplugins.types import (
     Request,
     Role,
     Round,
+    Terms,
     TraceRequest,
     Waiting,
     WorkerView,
@@ -155,6 +156,26 @@ def test_what_has_waited_too_long_is_refused_at_that_time() -> None:
     assert [record.id for record in refused] == ["1", "2"]
     assert [record.error for record in refused] == ["refused: retry after 1 s"] * 2
     assert [record.finish_s for record in refused] == [pytest.approx(0.35, abs=1e-12), pytest.approx(0.45, abs=1e-12)]
+
+
+def test_policies_see_what_a_request_asks_for_and_hear_what_its_client_saw() -> None:
+    asks, seen, heard = Terms(priority=1, ttft_s=0.5, tenant="a"), list[Waiting](), list[Outcome]()
+
+    class Noting(FirstComeFirstServed):
+        def on_arrival(self, waiting: Waiting, now_s: float) -> None:
+            seen.append(waiting)
+            super().on_arrival(waiting, now_s)
+
+        def on_ended(self, request: Request, outcome: Outcome) -> None:
+            heard.append(outcome)
+            super().on_ended(request, outcome)
+
+    work = (Arrival(1.0, 500, 20, rounds=(Round(0.5, 10, 1),), terms=asks), Arrival(2.0, 500, 20))
+    records = run(To("p0", "d0"), *work, flow=Noting(FcfsSettings(), DEPLOYMENT)).records
+    assert [waiting.request.terms for waiting in seen] == [asks, asks, None]
+    own_s = [waiting.due_s - waiting.since_s for waiting in seen]
+    assert own_s == [pytest.approx(0.5), pytest.approx(0.5), pytest.approx(DEPLOYMENT.slo.ttft_s)]
+    assert [(one.ttft_s, one.tpot_s) for one in heard] == [(record.ttft_s, record.tpot_s) for record in records]
 
 
 def test_rounds_after_a_refused_one_are_not_sent() -> None:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from pdplugins.errors import ConfigError, TraceError
 from pdplugins.registry import NoSettings
-from pdplugins.types import Round, TraceRequest
+from pdplugins.types import Round, Terms, TraceRequest
 from pdplugins.workloads import jsonl, traces
 from tests.refusals import refusal
 
@@ -156,6 +156,9 @@ def test_a_client_without_its_lengths_says_where_they_are_published(clients: Pat
 micros = st.integers(0, 10_000_000_000).map(lambda us: us / 1e6)
 lengths = st.integers(1, 100_000)
 rounds = st.builds(Round, micros, lengths, lengths, st.none() | st.integers(0, 100_000))
+objectives = st.none() | st.integers(1, 10_000_000).map(lambda us: us / 1e6)
+weights = st.floats(1e-3, 1e3)
+terms = st.builds(Terms, st.integers(-9, 9), weights, objectives, objectives, st.none() | st.text(max_size=5), weights)
 sessions = st.builds(
     TraceRequest,
     micros,
@@ -164,6 +167,7 @@ sessions = st.builds(
     st.lists(st.integers(0, 999), max_size=3).map(tuple),
     st.none() | st.text(max_size=5),
     st.lists(rounds, max_size=3).map(tuple),
+    st.none() | terms,
 )
 
 
@@ -175,9 +179,25 @@ def test_sessions_that_are_written_read_back_equal(
     path = tmp_path_factory.mktemp("traces") / "t.jsonl"
     jsonl.write(made, path)
     assert [
-        TraceRequest(round(r.arrival_s, 6), r.isl_tokens, r.osl_tokens, r.blocks, r.session, r.rounds)
+        TraceRequest(round(r.arrival_s, 6), r.isl_tokens, r.osl_tokens, r.blocks, r.session, r.rounds, r.terms)
         for r in jsonl.mooncake_jsonl(NoSettings(), path)
     ] == made
+
+
+@pytest.mark.parametrize(
+    ("field", "said"),
+    [
+        ('"priority": 1.5', "column priority: '1.5' is not a whole number"),
+        ('"weight": 0', "column weight: '0' is not a number from 1e-06 up"),
+        ('"ttft": NaN', "column ttft: 'nan' is not a number"),
+        ('"tpot": "fast"', "column tpot: 'fast' is not a number"),
+        ('"tenant": 7', "column tenant: '7' is not a name"),
+    ],
+)
+def test_malformed_terms_are_named(tmp_path: Path, field: str, said: str) -> None:
+    (tmp_path / "t.jsonl").write_text(f'{{"timestamp": 0, "input_length": 1, "output_length": 1, {field}}}\n')
+    with pytest.raises(TraceError, match=said):
+        traces.read(tmp_path / "t.jsonl")
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from pdplugins.contracts.batching import BatchPlan, BatchView, QueuedPrefill
 from pdplugins.contracts.deployment import Deployment
@@ -27,17 +27,25 @@ class DynaServeBatchScheduler:
         """Compose the next step. It has all decodes (line 2), and the plan adds prompt tokens (lines 3 to 8)."""
         if not view.queue:
             return BatchPlan({})
+        step, budget = self.begin(view)
+        return self.fill(step, view.queue, budget)
+
+    def begin(self, view: BatchView) -> tuple[Step, int]:
+        """Return a step with the decodes of `view`, and the prompt tokens that may join it."""
         step = Step(self._table, view, self._slo_s)
         waiting = sum([prefill.remaining_tokens for prefill in view.queue])
-        covered = done_tokens(view.queue[0])
-        budget = step.max_prefill_allowed(covered, min(waiting, self._most))
-        alone = step.dnum == 0 and budget < self._alone
-        if alone:
-            budget = self._alone
-        for prefill in view.queue:
+        step.covered = done_tokens(view.queue[0])
+        budget = step.max_prefill_allowed(step.covered, min(waiting, self._most))
+        step.alone = step.dnum == 0 and budget < self._alone
+        return step, self._alone if step.alone else budget
+
+    def fill(self, step: Step, queue: Sequence[QueuedPrefill], budget: int) -> BatchPlan:
+        """Compose a step that has begun: `budget` tokens of the prompts of `queue`, in this order."""
+        alone, covered = step.alone, step.covered
+        for prefill in queue:
             done = done_tokens(prefill)
             if done > covered and not alone:  # each token attends to more than M assumes
-                covered = max(map(done_tokens, view.queue))
+                covered = max(map(done_tokens, queue))
                 budget = step.max_prefill_allowed(covered, budget)
             tokens = min(prefill.remaining_tokens, budget)
             if tokens > 0:
@@ -51,15 +59,20 @@ class DynaServeBatchScheduler:
 
     def on_step(self, view: BatchView, plan: BatchPlan, took_s: float) -> None:
         """Record the step that has completed in the profile table (line 1)."""
+        self.learn(view, plan, took_s)
+
+    def learn(self, view: BatchView, plan: BatchPlan, took_s: float) -> float:
+        """Record a step, and return the seconds that the profile has for it."""
         step = Step(self._table, view, self._slo_s)
         step.follow(view, plan.prefill_tokens)
         step.record(took_s)
+        return step.modelled_s
 
 
 class Step:
     """One step while it is composed."""
 
-    __slots__ = ("_modelled_s", "_slo_s", "_table", "chunks", "ctx", "dnum", "plen")
+    __slots__ = ("_modelled_s", "_slo_s", "_table", "alone", "chunks", "covered", "ctx", "dnum", "plen")
 
     def __init__(self, table: ProfileTable, view: BatchView, slo_s: float) -> None:
         self._table = table
@@ -70,6 +83,10 @@ class Step:
         self.chunks: list[tuple[QueuedPrefill, int, float]] = []
         """Prompt, number of its tokens in the step, and seconds that they add."""
         self._modelled_s = table.decode_s(self.dnum, self.ctx)
+        self.covered = 0
+        """The most tokens of a prompt before its chunk for which the budget of the step was computed."""
+        self.alone = False
+        """Whether nothing decodes, so that prompts may take longer than the SLO."""
 
     def add(self, prefill: QueuedPrefill, tokens: int) -> None:
         """Add a chunk of `tokens` tokens (line 5)."""
@@ -83,6 +100,11 @@ class Step:
         for prefill in view.queue:
             if tokens := prefill_tokens.get(prefill.request.id, 0):
                 self.add(prefill, tokens)
+
+    @property
+    def modelled_s(self) -> float:
+        """The time that the profile has for the step, uncorrected."""
+        return self._modelled_s
 
     def record(self, took_s: float) -> None:
         """Record the time that the step took in the profile table."""

@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from pdplugins.contracts.batching import BatchPlan, BatchView, QueuedPrefill
-from pdplugins.contracts.deployment import Deployment
-from pdplugins.policies.dynaserve.batching import DynaServeBatchScheduler, done_tokens
+from pdplugins.policies.dynaserve.batching import DynaServeBatchScheduler, Step, done_tokens
 from pdplugins.policies.dynaserve.config import DynaServeBatchSettings
-from pdplugins.policies.fusion.config import FusionSettings
-from pdplugins.policies.fusion.costs import Costs
-from pdplugins.policies.fusion.deadlines import Job, Owed, in_time
+from pdplugins.policies.fusion.core import Core
+from pdplugins.policies.fusion.deadlines import DeadlineQueue
+from pdplugins.policies.fusion.sacrifice import Job
 
-LOOKED_AT = 256
-"""Queued requests that are put in order. What is behind them waits its turn."""
 TURN_TOKENS = 256
 """Prompt tokens of the oldest request's turn; of fewer the step would hardly be worth it."""
+REORDER = 8.0
+"""Changes of the queue for each request in it after which its order is made anew: one step of a hundred."""
 
 
 class FusionBatchScheduler:
     """Deadlines decide who is prefilled; DynaServe's Algorithm 2 decides how much."""
 
-    def __init__(self, settings: FusionSettings, deployment: Deployment) -> None:
+    def __init__(self, core: Core) -> None:
+        settings, deployment = core.settings, core.deployment
         self._steps = DynaServeBatchScheduler(
             DynaServeBatchSettings(
                 headroom=1 - settings.tpot_share, step_tokens=settings.step_tokens,
@@ -29,51 +27,54 @@ class FusionBatchScheduler:
             ),
             deployment,
         )  # fmt: skip
-        self._costs = Costs(settings, deployment)
+        self.fallback = self._steps
+        """Composes steps when this raises: as large as the TPOT SLO allows, first come, first served."""
+        self._costs = core.costs
+        self._ttft_share = settings.ttft_share
         self._ttft_s = deployment.slo.ttft_s * settings.ttft_share
-        self._owed = Owed(settings.oldest_share)
-        self._jobs: dict[str, tuple[int, Job]] = {}
-        """By request: the tokens that remain, and its job."""
+        turn_s = TURN_TOKENS / core.costs.alone
+        self._queue = DeadlineQueue(settings.oldest_share, REORDER, turn_s)
 
     def next_batch(self, view: BatchView, now_s: float) -> BatchPlan:
         """Compose the next step."""
         if len(view.queue) < 2:
             return self._steps.next_batch(view, now_s)
-        queue = view.queue[:LOOKED_AT]
-        oldest = min(queue, key=lambda prefill: (prefill.request.arrival_s, prefill.request.id))
-        order = self._ordered(queue, self._speed(view), now_s)
-        if turn := self._owed.covers(min(oldest.remaining_tokens, TURN_TOKENS)):
-            order.remove(oldest)
-            order.insert(0, oldest)
-        plan = self._steps.next_batch(replace(view, queue=(*order, *view.queue[LOOKED_AT:])), now_s)
-        self._owed.worked(sum(plan.prefill_tokens.values()))
-        if turn:
-            self._owed.paid(plan.prefill_tokens.get(oldest.request.id, 0))
-        return plan
+        step, budget = self._steps.begin(view)
+        order = self._ordered(view, budget, self._speed(step, budget), now_s)
+        plan = self._steps.fill(step, order, budget)
+        return BatchPlan(plan.prefill_tokens, reason=f"{self._queue.late} of {len(view.queue)} are late")
 
     def on_step(self, view: BatchView, plan: BatchPlan, took_s: float) -> None:
         """Learn from a step."""
-        self._steps.on_step(view, plan, took_s)
+        modelled_s = self._steps.learn(view, plan, took_s)
+        self._costs.measured(modelled_s, took_s, decodes=view.decode_requests > 0)
 
-    def _ordered(self, queue: tuple[QueuedPrefill, ...], speed: float, now_s: float) -> list[QueuedPrefill]:
-        """Return those that can be in time by deadline, then the late ones by age."""
-        waiting = {prefill.request.id: prefill for prefill in queue}
-        self._jobs = jobs = {name: self._job(prefill) for name, prefill in waiting.items()}
-        open_jobs = (job for _, job in jobs.values() if job.due_s > now_s)
-        timely = [waiting.pop(job.key) for job in in_time(open_jobs, now_s, speed)]
-        return [*timely, *sorted(waiting.values(), key=lambda prefill: prefill.request.arrival_s)]
+    def _ordered(self, view: BatchView, budget: int, speed: float, now_s: float) -> list[QueuedPrefill]:
+        """Return whose turn it is in a step of `budget` tokens."""
+        queue, chosen = self._queue, list[QueuedPrefill]()
+        waiting = {prefill.request.id: prefill for prefill in view.queue}
+        for gone in queue.keys - waiting.keys():
+            queue.remove(gone)
+        known = queue.keys
+        for name, prefill in waiting.items():
+            if name not in known:
+                queue.push(self._job(prefill), now_s, speed)
+        while budget > 0 and (job := queue.first(now_s, speed)) is not None:
+            prefill = waiting[job.key]
+            tokens = max(prefill.remaining_tokens, 1)
+            queue.start(job, min(budget / tokens, 1.0))
+            chosen.append(prefill)
+            budget -= tokens
+        return chosen
 
-    def _job(self, prefill: QueuedPrefill) -> tuple[int, Job]:
-        """Return the tokens that remain of a prompt, and its job: the one before while they are the same."""
-        request, remaining = prefill.request, prefill.remaining_tokens
-        known = self._jobs.get(request.id)
-        if known is not None and known[0] == remaining:
-            return known
-        done = done_tokens(prefill)
-        cost_s = self._costs.prefill_s(done + remaining, done)
-        return remaining, Job(request.id, request.arrival_s, request.arrival_s + self._ttft_s, cost_s)
+    def _job(self, prefill: QueuedPrefill) -> Job:
+        request, done = prefill.request, done_tokens(prefill)
+        cost_s = self._costs.prefill_s(done + prefill.remaining_tokens, done)
+        own_s = None if request.terms is None else request.terms.ttft_s
+        ttft_s = self._ttft_s if own_s is None else own_s * self._ttft_share
+        job = Job(request.arrival_s + ttft_s, request.arrival_s, request.id, cost_s)
+        return self._queue.asked(job, request.terms)
 
-    def _speed(self, view: BatchView) -> float:
-        """Return the share of an idle worker's prefill that is left beside the decodes."""
-        beside = self._costs.beside(max(view.decode_requests, 0), max(view.decode_context_tokens, 0))
-        return min(beside / self._costs.alone, 1.0)
+    def _speed(self, step: Step, budget: int) -> float:
+        """Return the share of an idle worker's prefill that a step of `budget` tokens leaves beside its decodes."""
+        return min(max(budget, 1) / self._costs.step_s / self._costs.alone, 1.0) if step.dnum else 1.0

@@ -79,35 +79,29 @@ class Frontier:
         return bisect_left(range(top), True, key=lambda n: rate(n) >= enough)
 
 
-class Programme:
-    """The search for the frontier, one batch size at a time, because it lies on the path of requests.
+def frontier(
+    costs: Costs,
+    lengths: Lengths,
+    kv_tokens: float,
+    max_batch: int,
+    *,
+    mixes: bool = True,
+    slow: tuple[float, float] = (1.0, 1.0),
+) -> Frontier:
+    """Return what workers can do within the TPOT SLO.
 
     :param kv_tokens: KV cache of one worker that may be planned with.
     :param mixes: whether a worker that decodes may prefill as well.
+    :param slow: how many times as long prefill and decode take than the profile says, under a power cap for example.
     """
-
-    def __init__(self, costs: Costs, lengths: Lengths, kv_tokens: float, max_batch: int, *, mixes: bool = True) -> None:
-        self._costs = costs
-        self._lengths = lengths
-        self._whole = max(int(lengths.isl), 1)
-        self._mixes = mixes
-        self._left = _sizes(min(max_batch, int(kv_tokens / lengths.context)))
-        self._best: tuple[Point, ...] = ()
-
-    def advance(self) -> bool:
-        """Look at the steps of one more batch size; return whether there are more."""
-        if self._left:
-            decodes = self._left.pop()
-            found = _steps(self._costs, decodes, self._lengths.context, self._whole, self._mixes)
-            self._best = hull((*self._best, *((decodes / step_s, tokens / step_s) for tokens, step_s in found)))
-        return bool(self._left)
-
-    def frontier(self) -> Frontier:
-        """Return what workers can do within the TPOT SLO; looks at all that is left."""
-        while self.advance():
-            pass
-        prefill = self._whole / max(self._costs.prefill_s(self._whole), 1e-9)
-        return Frontier(self._lengths, prefill, self._best)
+    whole = max(int(lengths.isl), 1)
+    alone_s = costs.prefill_s(whole) * costs.ratio(decodes=False) * slow[0]
+    points = [
+        (decodes / step_s, tokens / step_s)
+        for decodes in _sizes(min(max_batch, int(kv_tokens / lengths.context)))
+        for tokens, step_s in _steps(costs, decodes, lengths.context, whole, mixes, slow)
+    ]
+    return Frontier(lengths, whole / max(alone_s, 1e-9), hull(points))
 
 
 def hull(points: Iterable[Point]) -> tuple[Point, ...]:
@@ -133,14 +127,17 @@ def _sizes(most: int) -> list[int]:
     return sorted({round(most ** (index / (SIZES - 1))) for index in range(SIZES)})
 
 
-def _steps(costs: Costs, decodes: int, context: float, whole: int, mixes: bool) -> Iterable[tuple[int, float]]:
+def _steps(
+    costs: Costs, decodes: int, context: float, whole: int, mixes: bool, slow: tuple[float, float]
+) -> Iterable[tuple[int, float]]:
     """Yield prompt tokens and seconds of the steps with `decodes` decodes that keep the TPOT SLO."""
-    alone_s = costs.decode_s(decodes, context)
+    prefill_slow, decode_slow = (costs.ratio(decodes=True) * phase for phase in slow)
+    alone_s = costs.decode_s(decodes, context) * decode_slow
     if alone_s > costs.step_s and decodes > 1:
         return
     yield 0, alone_s
     for tokens in MIXED_TOKENS if mixes else ():
-        step_s = alone_s + costs.added_s(tokens, whole // 2 if tokens < whole else 0, decodes)
+        step_s = alone_s + prefill_slow * costs.added_s(tokens, whole // 2 if tokens < whole else 0, decodes)
         if step_s > costs.step_s:
             return
         yield tokens, step_s

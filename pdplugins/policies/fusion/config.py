@@ -40,10 +40,16 @@ class FusionSettings(BaseModel):
     gain: float = Field(
         0.03, ge=0, description="capacity that fewer prefill-only workers, or the present number, may cost"
     )
+    feedback: float = Field(
+        0.02, ge=0, description="capacity that moving one worker towards the objective that is missed may cost"
+    )
     prior_tokens: int = Field(256, ge=1, description="output length while none is known")
     block_tokens: int = Field(512, ge=1, description="tokens of one prefix block of the host")
     choices: int = Field(
         8, ge=1, description="workers of each role that one decision looks at; larger pools take turns"
+    )
+    power_budget_w: float | None = Field(
+        None, gt=0, description="watts that the caps of all GPUs may sum to; None: caps stay as they are"
     )
     scale: bool = Field(False, description="have a planner that scales the pool; it then chooses the composition too")
     spare_share: float = Field(0.25, ge=0, description="scale: capacity beyond the forecast, as a share of it")

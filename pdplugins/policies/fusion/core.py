@@ -10,16 +10,16 @@ from pdplugins.contracts.deployment import Deployment
 from pdplugins.contracts.request import Request
 from pdplugins.contracts.router import Ending, Outcome
 from pdplugins.contracts.workers import Role, WorkerView
-from pdplugins.policies.fusion.composition import Frontier, Lengths, Programme
+from pdplugins.policies.fusion.composition import Frontier, Lengths, frontier
 from pdplugins.policies.fusion.config import FusionSettings
 from pdplugins.policies.fusion.costs import Costs
+from pdplugins.policies.fusion.feedback import Feedback
 from pdplugins.policies.fusion.lengths import MeanLengths
+from pdplugins.policies.fusion.watts import Powered, powered
+from pdplugins.policies.rapid.controller import Caps
 
 CONTEXT_CELL = 64
 """Decode places are counted anew when the mean context changes by so many tokens."""
-
-SEARCH_S = 1.0
-"""A search that takes longer, because few requests come, is ended at once."""
 
 
 class Core:
@@ -30,14 +30,15 @@ class Core:
         self.deployment = deployment
         self.costs = Costs(settings, deployment)
         self.lengths = MeanLengths(settings.prior_tokens)
+        self.feedback = Feedback(deployment.slo)
         self.capacity = 0.0
         """Requests a second that the pool serves at most, by the programme; 0 before its first solution."""
         self.wanted: int | None = None
         """Workers that should prefill only; None before the first solution."""
         self.longest_wait_s = 0.0
         """The longest wait of a request that went on, over the whole run."""
-        self._search: Programme | None = None
-        self._began_s = 0.0
+        self.caps: Caps | None = None
+        """Power caps of the last solution; None without a budget of watts."""
         self._next_s = -math.inf
         self._counted: Sequence[WorkerView] | None = None
         self._caches: Mapping[int, int] = {}
@@ -46,9 +47,7 @@ class Core:
         self._places = 0
 
     def compose(self, workers: int, present: int, kv_capacity_tokens: int, now_s: float) -> int | None:
-        """Return how many workers should prefill only, once it is known anew; else None.
-
-        It is one small step of the search, because a request waits for it.
+        """Return how many workers should prefill only, when it is time to solve the programme anew; else None.
 
         :param workers: number of all workers.
         :param present: number of those that prefill only now.
@@ -57,31 +56,39 @@ class Core:
         settings = self.settings
         if not settings.composition or settings.scale or self.lengths.isl is None or workers < 2:
             return None
-        if self._search is None:
-            if now_s < self._next_s:
-                return None
-            self._began_s, self._next_s = now_s, now_s + settings.interval_s
-            self._search = self._programme(Lengths(self.lengths.isl, max(self.lengths.osl, 1.0)), kv_capacity_tokens)
-        if self._search.advance() and now_s - self._began_s < SEARCH_S:
+        if now_s < self._next_s:
             return None
-        does, self._search = self._search.frontier(), None
-        self.wanted = self._choose(does, workers, present)
-        if self.wanted != present:
-            self._next_s = max(self._next_s, now_s + settings.dwell_s)
+        does = self._programme(self.lengths.isl, max(self.lengths.osl, 1.0), kv_capacity_tokens)
+        self.wanted = self._corrected(does, self._choose(does, workers, present), workers)
+        if isinstance(does, Powered):
+            self.caps = does.at(self.wanted, workers - self.wanted)[1]
+        self._next_s = now_s + max(settings.interval_s, 0.0 if self.wanted == present else settings.dwell_s)
         return self.wanted
 
     def ended(self, request: Request, outcome: Outcome) -> None:
-        """Learn the length of an answer. A second call for the same request changes nothing."""
+        """Learn length and latencies of an answer. A second call for the same request changes nothing."""
+        if self.lengths.knows(request):
+            self.feedback.heard(request, outcome)
         finished = outcome.ending is Ending.FINISHED
         self.lengths.ended(request, outcome.output_tokens if finished else None)
 
+    def _programme(self, isl: float, osl: float, kv_capacity_tokens: float) -> Frontier | Powered:
+        """Return what workers can do, within the budget of watts if there is one."""
+        budget_w, table = self.settings.power_budget_w, self.deployment.perf.power()
+        if budget_w is None or table is None:
+            return self.frontier(isl, osl, kv_capacity_tokens)
+        kv_tokens, most = self.settings.kv_share * kv_capacity_tokens, self.deployment.max_batch
+        lengths = Lengths(isl, osl)
+
+        def under(prefill: float, decode: float) -> Frontier:
+            return frontier(self.costs, lengths, kv_tokens, most, slow=(prefill, decode))
+
+        return powered(table, under, self.deployment.decode_tp, budget_w)
+
     def frontier(self, isl: float, osl: float, kv_capacity_tokens: float, *, mixes: bool = True) -> Frontier:
         """Return what workers can do for requests of these mean lengths."""
-        return self._programme(Lengths(isl, osl), kv_capacity_tokens, mixes=mixes).frontier()
-
-    def _programme(self, lengths: Lengths, kv_capacity_tokens: float, *, mixes: bool = True) -> Programme:
-        kv_tokens = self.settings.kv_share * kv_capacity_tokens
-        return Programme(self.costs, lengths, kv_tokens, self.deployment.max_batch, mixes=mixes)
+        kv_tokens, most = self.settings.kv_share * kv_capacity_tokens, self.deployment.max_batch
+        return frontier(self.costs, Lengths(isl, osl), kv_tokens, most, mixes=mixes)
 
     def decode_places(self, workers: Sequence[WorkerView]) -> int:
         """Return how many requests the workers that decode can have within the TPOT SLO and their KV cache."""
@@ -97,9 +104,17 @@ class Core:
             )
         return self._places
 
-    def _choose(self, does: Frontier, workers: int, present: int) -> int:
+    def _choose(self, does: Frontier | Powered, workers: int, present: int) -> int:
         top = does.best(workers)
         self.capacity = does.rate(top, workers - top)
         if does.rate(present, workers - present) * (1 + self.settings.gain) >= self.capacity:
             return present
         return does.best(workers, self.settings.gain)
+
+    def _corrected(self, does: Frontier | Powered, chosen: int, workers: int) -> int:
+        """Return `chosen`, moved by one worker towards what is missed where that costs little of the capacity."""
+        moved = chosen + self.feedback.asks
+        if not 0 <= moved < workers:
+            return chosen
+        costs_little = does.rate(moved, workers - moved) * (1 + self.settings.feedback) >= self.capacity
+        return moved if costs_little else chosen

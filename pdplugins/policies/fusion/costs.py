@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import math
+
 from pdplugins.contracts.batching import BatchView
 from pdplugins.contracts.deployment import Deployment
 from pdplugins.contracts.workers import WorkerView
 from pdplugins.policies._common import largest_within
 from pdplugins.policies.dynaserve.batching import Step
-from pdplugins.policies.dynaserve.table import ProfileTable
+from pdplugins.policies.dynaserve.table import BOUND, ProfileTable
 from pdplugins.policies.fusion.config import FusionSettings
 
+STEP_WEIGHT = 0.01
+"""Of one measured step in the ratio of measured to modelled time."""
 CONTEXT_CELL = 128
 BATCH_CELL = 4
 """Rates are remembered by mean context and batch, rounded down and up to these."""
@@ -32,6 +36,8 @@ class Costs:
         self._chunk_s = self._table.steps.prefill([(self._chunk, 0)])
         self._chunk_attending_s = self._table.steps.attending(self._chunk, 0)
         self._rates: dict[tuple[int, int], float] = {}
+        self._ratios = {True: 1.0, False: 1.0}
+        """Measured over modelled time of steps, with decodes and without."""
         self.alone = self.beside(0, 0)
         """Prompt tokens a second of a worker that only prefills."""
 
@@ -43,6 +49,16 @@ class Costs:
         whole, rest = divmod(left, self._chunk)
         more_s = max(steps.attending(left, done) - whole * self._chunk_attending_s, 0.0)
         return whole * self._chunk_s + more_s + (steps.prefill([(rest, 0)]) if rest else 0.0)
+
+    def measured(self, modelled_s: float, took_s: float, *, decodes: bool) -> None:
+        """Learn from a step how long such steps take. A time that is not positive and finite is skipped."""
+        if math.isfinite(took_s) and took_s > 0 and modelled_s > 0:
+            ratio = min(max(took_s / modelled_s, 1 / BOUND), BOUND)
+            self._ratios[decodes] += STEP_WEIGHT * (ratio - self._ratios[decodes])
+
+    def ratio(self, *, decodes: bool) -> float:
+        """Return measured over modelled time of steps with decodes, or without."""
+        return self._ratios[decodes]
 
     def added_s(self, tokens: int, done: int, decodes: int) -> float:
         """Return the seconds that `tokens` of a prompt, with `done` before them, add to a step of `decodes`."""

@@ -3,56 +3,41 @@
 Moore and Hodgson (1968): take the jobs in the order of their deadlines. Whenever the work taken so far cannot end by
 the deadline of the last one, drop the most expensive job taken. What is left is the largest set that one machine can
 serve in time. Jobs that are dropped are late, and go last. A share of the work always goes to the oldest job.
+
+Jobs may have weights and tenants (`Sacrifice` says what is dropped then). With weights no fast rule is optimal. To drop
+the most expensive one for its weight is Moore and Hodgson's rule where all weights are equal.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+import math
+from collections.abc import Iterable, KeysView, Mapping
 from heapq import heapify, heappop, heappush
-from operator import attrgetter
+
+from pdplugins.contracts.request import Terms
+from pdplugins.policies.fusion.sacrifice import LEAST_WEIGHT, MOST_WEIGHT, Accounts, Entry, Job, Sacrifice, worth
 
 REORDER = 16
 """Changes after which even a short queue is put in order anew."""
-MOST_STALE = 64
+MOST_STALE = 1024
 """Entries of jobs that have left, beside as many as there are timely jobs, before the heaps are made anew."""
-Entry = tuple[float, str]
-"""A key of an order, and the name of the job. Entries of jobs that have left stay in a heap until they come up."""
 
 
-@dataclass(frozen=True, slots=True)
-class Job:
-    """One job that waits."""
-
-    key: str
-    since_s: float
-    due_s: float
-    """Time by which it must have ended."""
-    cost_s: float
-    """Time that one machine needs for it when it does nothing else."""
-
-
-def in_time(jobs: Iterable[Job], now_s: float, speed: float) -> list[Job]:
+def in_time(jobs: Iterable[Job], now_s: float, speed: float, had_s: Mapping[str, float] = {}) -> list[Job]:
     """Return the jobs that can all end in time, by deadline.
 
     :param speed: machines that work at once; a fraction for a machine that also does something else.
+    :param had_s: work that each tenant had already, over its share.
     """
     kept: dict[str, Job] = {}
-    costly: list[Entry] = []
-    end_s, misses = now_s, False
-    for job in sorted(jobs, key=attrgetter("due_s", "since_s", "key")):
+    sacrifice = Sacrifice(had_s)
+    end_s = now_s
+    for job in sorted(jobs):
         kept[job.key] = job
         end_s += job.cost_s / speed
-        entry = -job.cost_s, job.key
-        if misses:
-            heappush(costly, entry)
-        else:
-            costly.append(entry)
-        if end_s > job.due_s:
-            if not misses:
-                heapify(costly)
-                misses = True
-            end_s -= kept.pop(heappop(costly)[1]).cost_s / speed
+        sacrifice.add(job)
+        while end_s > job.due_s and (late := sacrifice.pop(kept)) is not None:
+            end_s -= kept.pop(late.key).cost_s / speed
     return list(kept.values())
 
 
@@ -83,22 +68,31 @@ class Owed:
 class DeadlineQueue:
     """Jobs that wait, in that order. A call costs O(log n) for n jobs, averaged over all calls.
 
-    A new job is placed as if its deadline were the latest, which is exact where all objectives are equal. The whole
-    order is made anew after as many changes as a fixed share of the queue.
+    A new job makes another one late only where all of them together would pass the latest deadline. That is exact where
+    all objectives are equal. The whole order is made anew after as many changes as `reorder` jobs wait.
 
     :param oldest_share: share of the work that goes to the oldest job, from 0 to below 1.
+    :param reorder: changes for each waiting job after which the order is made anew.
+    :param turn_s: work that a turn of the oldest job is at most.
     """
 
-    def __init__(self, oldest_share: float) -> None:
+    def __init__(self, oldest_share: float, reorder: float = 0.25, turn_s: float = math.inf) -> None:
         self._owed = Owed(oldest_share)
+        self._reorder = reorder
+        self._turn_s = turn_s
         self._jobs: dict[str, Job] = {}
-        """All jobs, oldest first."""
         self._timely: dict[str, Job] = {}
         self._late: dict[str, Job] = {}
         self._work_s = 0.0
         """Cost of all timely jobs."""
+        self._last_due_s = -math.inf
+        """The latest deadline of all that were timely since the order was made."""
         self._by_due: list[Entry] = []
-        self._by_cost: list[Entry] = []
+        self._accounts = Accounts()
+        self._sacrifice = Sacrifice(self._accounts.had_s)
+        self._by_worth: list[tuple[float, float, str]] = []
+        """Late jobs, the most valuable first, and the oldest of those."""
+        self._by_age: list[Entry] = []
         self._changes = 0
 
     def __len__(self) -> int:
@@ -106,6 +100,11 @@ class DeadlineQueue:
 
     def __contains__(self, key: object) -> bool:
         return key in self._jobs
+
+    @property
+    def keys(self) -> KeysView[str]:
+        """The names of all jobs."""
+        return self._jobs.keys()
 
     @property
     def late(self) -> int:
@@ -121,12 +120,17 @@ class DeadlineQueue:
         """Add a job."""
         self.remove(job.key)
         self._jobs[job.key] = job
+        heappush(self._by_age, (job.since_s, job.key))
         self._take(job)
-        if now_s + self._work_s / speed > job.due_s:
-            self._drop()
+        while now_s + self._work_s / speed > self._last_due_s and self._timely:
+            if (late := self._sacrifice.pop(self._timely)) is None:
+                break
+            self._miss(late)
         if len(self._by_due) > 2 * len(self._timely) + MOST_STALE:
-            self._by_due = sorted((job.due_s, job.key) for job in self._timely.values())
-            self._by_cost = sorted((-job.cost_s, job.key) for job in self._timely.values())
+            timely, self._timely = self._timely, {}
+            self._take_all(timely.values())
+        if len(self._by_age) > 2 * len(self._jobs) + MOST_STALE:
+            self._by_age = sorted((job.since_s, job.key) for job in self._jobs.values())
 
     def remove(self, key: str) -> None:
         """Forget a job, if it waits."""
@@ -136,60 +140,102 @@ class DeadlineQueue:
         self._late.pop(key, None)
         if self._timely.pop(key, None) is not None:
             self._work_s = max(self._work_s - job.cost_s, 0.0)
+            self._sacrifice.left(job)
         if not self._jobs:
-            self._owed.work = 0.0
+            self._owed.work, self._last_due_s = min(self._owed.work, 0.0), -math.inf
 
     def first(self, now_s: float, speed: float) -> Job | None:
         """Return the job to start next; None when nothing waits."""
         if not self._jobs:
             return None
-        oldest = next(iter(self._jobs.values()))
-        if self._owed.covers(oldest.cost_s):
+        oldest = self._oldest()
+        if self._owed.covers(min(oldest.cost_s, self._turn_s)):
             return oldest
-        if self._changes > max(REORDER, len(self._jobs) // 4):
+        self._accounts.at(now_s)
+        if self._changes > max(REORDER, self._reorder * len(self._jobs)):
             self._order(now_s, speed)
         while (head := self._head()) is not None:
             if now_s + head.cost_s <= head.due_s:
                 return head
-            self._miss(head.key)
-        return oldest
+            self._sacrifice.left(head)
+            self._miss(head)
+        return self._most_worth() or oldest
+
+    def asked(self, job: Job, terms: Terms | None) -> Job:
+        """Return `job` with what its request asks for."""
+        if terms is None:
+            return job
+        tenant, share = self._accounts.known_as(terms.tenant), min(max(terms.tenant_weight, LEAST_WEIGHT), MOST_WEIGHT)
+        return job._replace(weight=worth(terms), tenant=tenant, share=share)
+
+    def why(self, job: Job, now_s: float) -> str:
+        """Say why `job`, which `first` returned, is next."""
+        late_s = now_s - job.due_s
+        if self._owed.covers(min(job.cost_s, self._turn_s)) and self._oldest().key == job.key:
+            return f"turn of the oldest, which has waited {now_s - job.since_s:.2f} s"
+        if job.key in self._timely:
+            return f"due in {-late_s:.2f} s, {job.cost_s:.2f} s of prefill; {len(self._late)} of {len(self)} are late"
+        cause = f"its deadline passed {late_s:.2f} s ago" if late_s > 0 else "in time it would make others late"
+        return f"late: {cause}; {job.cost_s:.2f} s of prefill"
 
     def first_late(self) -> Job | None:
         """Return the job that was found to be late first; None when all are expected to end in time."""
         return next(iter(self._late.values()), None)
 
-    def start(self, job: Job) -> None:
-        """Remove a job that starts now."""
-        if self._owed.covers(job.cost_s) and next(iter(self._jobs)) == job.key:
-            self._owed.paid(job.cost_s)
-        self._owed.worked(job.cost_s)
+    def start(self, job: Job, share: float = 1.0) -> None:
+        """Remove a job that starts now.
+
+        :param share: how much of its cost is worked off; for the rest it is pushed again.
+        """
+        if self._owed.covers(min(job.cost_s, self._turn_s)) and self._oldest().key == job.key:
+            self._owed.paid(share * job.cost_s)
+        self._owed.worked(share * job.cost_s)
+        self._accounts.worked(job, share * job.cost_s)
         self.remove(job.key)
 
     def _order(self, now_s: float, speed: float) -> None:
         self._changes = 0
-        self._by_due, self._by_cost, self._timely, self._work_s = [], [], {}, 0.0
-        for job in in_time((job for job in self._jobs.values() if job.due_s > now_s), now_s, speed):
-            self._take(job)
+        open_jobs = (job for job in self._jobs.values() if job.due_s > now_s)
+        self._take_all(in_time(open_jobs, now_s, speed, self._accounts.had_s))
         self._late = {key: job for key, job in self._jobs.items() if key not in self._timely}
+        self._by_worth = [(-job.weight, job.since_s, key) for key, job in self._late.items()]
+        heapify(self._by_worth)
+
+    def _take_all(self, jobs: Iterable[Job]) -> None:
+        """Let these be the timely jobs."""
+        self._by_due, self._timely, self._work_s, self._last_due_s = [], {}, 0.0, -math.inf
+        self._sacrifice = Sacrifice(self._accounts.had_s)
+        for job in jobs:
+            self._take(job)
 
     def _take(self, job: Job) -> None:
         self._timely[job.key] = job
         self._work_s += job.cost_s
+        self._last_due_s = max(self._last_due_s, job.due_s)
         heappush(self._by_due, (job.due_s, job.key))
-        heappush(self._by_cost, (-job.cost_s, job.key))
+        self._sacrifice.add(job)
 
-    def _miss(self, key: str) -> None:
+    def _miss(self, job: Job) -> None:
         """Make a timely job late."""
-        job = self._late[key] = self._timely.pop(key)
+        del self._timely[job.key]
+        self._late[job.key] = job
+        heappush(self._by_worth, (-job.weight, job.since_s, job.key))
         self._work_s = max(self._work_s - job.cost_s, 0.0)
 
-    def _drop(self) -> None:
-        """Make the most expensive timely job late."""
-        while self._by_cost:
-            _, key = heappop(self._by_cost)
-            if key in self._timely:
-                self._miss(key)
-                return
+    def _most_worth(self) -> Job | None:
+        """Return the most valuable late job; None when there is none."""
+        while self._by_worth:
+            weight, since_s, key = self._by_worth[0]
+            if (job := self._late.get(key)) is not None and (job.weight, job.since_s) == (-weight, since_s):
+                return job
+            heappop(self._by_worth)
+        return None
+
+    def _oldest(self) -> Job:
+        """Return the oldest of all jobs, of which there must be one."""
+        while (job := self._jobs.get(self._by_age[0][1])) is None or job.since_s != self._by_age[0][0]:
+            heappop(self._by_age)
+        return job
 
     def _head(self) -> Job | None:
         """Return the timely job with the earliest deadline."""

@@ -11,8 +11,9 @@ from pdplugins.contracts.workers import Role, WorkerView
 from pdplugins.policies.fusion.choices import Turns
 from pdplugins.policies.fusion.core import Core
 from pdplugins.policies.fusion.costs import ahead_tokens, decodes_of
-from pdplugins.policies.fusion.deadlines import DeadlineQueue, Job
+from pdplugins.policies.fusion.deadlines import DeadlineQueue
 from pdplugins.policies.fusion.pace import Pace
+from pdplugins.policies.fusion.sacrifice import Job
 
 LEAST_RETRY_S = 1.0
 """Least time after which a refused client may try again."""
@@ -52,7 +53,8 @@ class FusionFlow:
         due_s = waiting.since_s + (waiting.due_s - waiting.since_s) * self._core.settings.ttft_share
         self._released.discard(request.id)
         self._requests[request.id] = request
-        self._queue.push(Job(request.id, waiting.since_s, due_s, cost_s), now_s, self._speed)
+        job = self._queue.asked(Job(due_s, waiting.since_s, request.id, cost_s), request.terms)
+        self._queue.push(job, now_s, self._speed)
 
     def next(self, workers: tuple[WorkerView, ...], now_s: float) -> FlowDecision:
         """Let the next request go on if a worker can start it."""
@@ -68,12 +70,13 @@ class FusionFlow:
             return self._refused(late)
         if self._released and not self._has_place(workers, looked_at):
             return Hold(now_s + self._ahead_s)
+        why = self._queue.why(job, now_s)
         self._queue.start(job)
         self._pace.started(job.cost_s)
         self._released.add(job.key)
         self._core.longest_wait_s = max(self._core.longest_wait_s, now_s - job.since_s)
         self._core.lengths.began(self._requests.pop(job.key))
-        return Go(job.key)
+        return Go(job.key, why)
 
     def on_left(self, request_id: str) -> None:
         """Forget a request whose client has gone away."""

@@ -36,6 +36,10 @@ class MeanLengths:
             self._open.popitem(last=False)
             self._count()
 
+    def knows(self, request: Request) -> bool:
+        """Tell whether a request has gone on, and not ended."""
+        return self._open.get(request.id, 0) is None
+
     def ended(self, request: Request, output_tokens: int | None) -> None:
         """Learn the length of an output; None for a request that did not finish."""
         if request.id in self._open:

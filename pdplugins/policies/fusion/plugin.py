@@ -11,17 +11,19 @@ from pdplugins.policies.fusion.config import FusionSettings
 from pdplugins.policies.fusion.core import Core
 from pdplugins.policies.fusion.flow import FusionFlow
 from pdplugins.policies.fusion.planner import FusionPlanner
+from pdplugins.policies.fusion.power import FusionPower
 from pdplugins.policies.fusion.router import FusionRouter
 
 
 def build(settings: FusionSettings, deployment: Deployment) -> Bundle:
     """Return the parts of fusion around one core."""
-    core = Core(settings, deployment)
+    core, budget_w = Core(settings, deployment), settings.power_budget_w
     return Bundle(
         planner=(lambda: FusionPlanner(core)) if settings.scale else None,
         router=lambda: FusionRouter(core),
         flow=lambda: FusionFlow(core),
-        batch_scheduler=lambda: FusionBatchScheduler(settings, deployment),
+        batch_scheduler=lambda: FusionBatchScheduler(core),
+        power=None if budget_w is None else lambda: FusionPower(core, budget_w),
     )
 
 

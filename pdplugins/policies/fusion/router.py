@@ -12,9 +12,12 @@ from pdplugins.policies._common import cached_tokens, check_ready
 from pdplugins.policies.fusion.choices import Turns
 from pdplugins.policies.fusion.core import Core
 from pdplugins.policies.fusion.costs import ahead_tokens, decodes_of
+from pdplugins.policies.stock.routers import LeastLoaded, RouterSettings
 
 FULL_S = 1e3
 """Added to the wait for a worker whose KV cache or batch is full: any other is better."""
+MOST_TBT_S = 1e3
+"""A host that reports more has no such number."""
 Soonest = tuple[float, WorkerView]
 """Predicted seconds to the first token, and the worker that gives it."""
 
@@ -25,6 +28,9 @@ class FusionRouter:
     def __init__(self, core: Core) -> None:
         self._core = core
         self._costs = core.costs
+        self._tpot_s = core.deployment.slo.tpot_s
+        self.fallback = LeastLoaded(RouterSettings(colocated=True), core.deployment)
+        """Places requests when this raises: whole requests on the least loaded worker."""
         self._workers: tuple[WorkerView, ...] | None = None
         self._prefill: tuple[WorkerView, ...] = ()
         self._mixed: tuple[WorkerView, ...] = ()
@@ -34,8 +40,8 @@ class FusionRouter:
         """The same, by id."""
         self._kv_capacity_tokens = 0
         self._turns = {name: Turns(core.settings.choices) for name in ("prefill", "alone", "mixed")}
-        self._wanted: int | None = None
-        """Number of prefill-only workers for which nobody has taken the moves yet."""
+        self._moves: tuple[RoleMove, ...] = ()
+        """Roles to change that nobody has taken yet."""
 
     @property
     def pools(self) -> tuple[int, int]:
@@ -49,35 +55,55 @@ class FusionRouter:
             "capacity_rate": self._core.capacity,
             "prefill_only": float(self._core.wanted or 0),
             "mean_output_tokens": self._core.lengths.osl,
+            "ttft_missed": self._core.feedback.ttft_missed,
+            "tpot_missed": self._core.feedback.tpot_missed,
         }
 
     def take_role_moves(self) -> tuple[RoleMove, ...]:
         """Return the roles to change."""
-        wanted, self._wanted = self._wanted, None
-        return () if wanted is None else tuple(self._changes(wanted))
+        moves, self._moves = self._moves, ()
+        return moves
+
+    def plan_ahead(self, workers: tuple[WorkerView, ...], now_s: float) -> None:
+        """Solve the programme when it is time, and note the roles that follow."""
+        self._look(workers)
+        wanted = self._core.compose(len(workers), len(self._prefill), self._kv_capacity_tokens, now_s)
+        if wanted is not None:
+            self._moves = tuple(self._changes(wanted))
 
     def on_arrival(self, request: Request, workers: tuple[WorkerView, ...], now_s: float) -> Placement:
         """Place a request where its first token is predicted soonest."""
         check_ready("fusion", workers)
         self._core.lengths.began(request)
-        self._look(workers, now_s)
+        self._look(workers)
         away, local = self._soonest_away(request), self._soonest_local(request)
         if local is not None and (away is None or local[0] <= away[0]):
-            return Placement(local[1].id, local[1].id, request.prompt_tokens, f"first token in {local[0]:.2f} s, local")
+            than = "" if away is None else f", {away[0]:.2f} s by way of {away[1].id}"
+            why = f"first token in {local[0]:.2f} s, local{than}"
+            return Placement(local[1].id, local[1].id, request.prompt_tokens, why)
         if away is not None:
-            # A stock prefill server must know before it begins where the KV cache goes.
-            later = (away[1].capabilities or ANYTHING).alone
-            second = None if later else self._least_crowded(request, workers).id
-            return Placement(away[1].id, second, request.prompt_tokens, f"first token in {away[0]:.2f} s, prefill only")
+            than = "" if local is None else f", {local[0]:.2f} s local on {local[1].id}"
+            return self._away(request, workers, away[1], f"first token in {away[0]:.2f} s, prefill only{than}")
         # Nobody prefills for others, and nobody serves alone: the host knows what to do with one that cannot.
         return Placement(workers[0].id, None, request.prompt_tokens, "no worker that prefills")
+
+    def _away(self, request: Request, workers: tuple[WorkerView, ...], first: WorkerView, why: str) -> Placement:
+        """Let `first` prefill, or as much of the prompt as its KV cache holds where the next worker can go on."""
+        prompt, can = request.prompt_tokens, first.capabilities or ANYTHING
+        holds = int(self._core.settings.kv_share * first.kv_capacity_tokens)
+        if prompt > holds > 0 and can.splits:
+            second = self._least_crowded(request, workers)
+            if (second.capabilities or ANYTHING).splits and second.kv_capacity_tokens > first.kv_capacity_tokens:
+                return Placement(first.id, second.id, holds, f"{why}; it holds {holds} of {prompt} tokens")
+        # A stock prefill server must know before it begins where the KV cache goes.
+        return Placement(first.id, None if can.alone else self._least_crowded(request, workers).id, prompt, why)
 
     def on_prefill_done(
         self, request: Request, placement: Placement, workers: tuple[WorkerView, ...], now_s: float
     ) -> Placement:
         """Bind the decode to the worker that has the most to spare."""
         check_ready("fusion", workers)
-        self._look(workers, now_s)
+        self._look(workers)
         best = self._least_crowded(request, workers)
         return Placement(placement.first, best.id, request.prompt_tokens, "least context")
 
@@ -85,7 +111,7 @@ class FusionRouter:
         """Learn the length of an answer."""
         self._core.ended(request, outcome)
 
-    def _look(self, workers: tuple[WorkerView, ...], now_s: float) -> None:
+    def _look(self, workers: tuple[WorkerView, ...]) -> None:
         if workers is not self._workers:
             self._workers = workers
             self._prefill = tuple(worker for worker in workers if worker.role is Role.PREFILL)
@@ -93,9 +119,6 @@ class FusionRouter:
             self._alone = tuple(worker for worker in self._mixed if (worker.capabilities or ANYTHING).alone)
             self._by_id = {worker.id: worker for worker in self._alone}
             self._kv_capacity_tokens = min(worker.kv_capacity_tokens for worker in workers)
-        wanted = self._core.compose(len(workers), len(self._prefill), self._kv_capacity_tokens, now_s)
-        if wanted is not None:
-            self._wanted = wanted if wanted != len(self._prefill) else None
 
     def _changes(self, wanted: int) -> Sequence[RoleMove]:
         reason = f"{wanted} workers prefill only"
@@ -125,7 +148,8 @@ class FusionRouter:
         for worker in self._candidates(request):
             decodes, context = decodes_of(worker)
             tokens = ahead_tokens(worker) + request.prompt_tokens - self._known(request, worker)
-            wait_s = tokens / self._costs.beside(decodes, context) + self._full_s(request, worker, decodes)
+            wait_s = tokens / self._costs.beside(decodes, context) * self._harm(worker)
+            wait_s += self._full_s(request, worker, decodes)
             if best is None or wait_s < best[0]:
                 best = wait_s, worker
         return best
@@ -143,6 +167,11 @@ class FusionRouter:
         if request.blocks:
             history = max(history, cached_tokens(request, worker, self._core.settings.block_tokens))
         return min(history, request.prompt_tokens)
+
+    def _harm(self, worker: WorkerView) -> float:
+        """Return how many times its time a prompt counts on a worker whose decodes are slower than they may be."""
+        tbt_s = worker.load.recent_tbt_s
+        return tbt_s / self._tpot_s if tbt_s is not None and self._tpot_s < tbt_s <= MOST_TBT_S else 1.0
 
     def _full_s(self, request: Request, worker: WorkerView, decodes: int) -> float:
         """Return what is added to the wait for a worker that has no place for one more decode."""

@@ -70,6 +70,10 @@ class RapidController:
         """Seconds between two calls of `control`: MIN_TIME."""
         return self._settings.interval_s
 
+    def start_from(self, caps: Caps) -> None:
+        """Move on from these caps; what exceeds the budget becomes uniform."""
+        self._caps = caps
+
     def control(self, gpus: tuple[GpuView, ...], view: PlannerView) -> PowerPlan:
         """Return the caps and flips wanted from now on: one pass of the loop of Algorithm 1."""
         roles = {gpu.index: gpu.role for gpu in gpus}

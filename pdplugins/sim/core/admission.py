@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from pdplugins.contracts.flow import Flow, Go, Refuse, Waiting
 from pdplugins.contracts.request import Request
-from pdplugins.contracts.router import Ending, HearsOutcomes, Outcome
+from pdplugins.contracts.router import HearsOutcomes, Outcome
 from pdplugins.runtime.decision import Journal
 from pdplugins.runtime.faults import Tally, implements
 from pdplugins.runtime.flow import SafeFlow
@@ -62,7 +62,7 @@ class AtOnce:
         """Forget a request whose client has gone away."""
         self._stranded.pop(flight.index, None)
 
-    def ended(self, flight: Flight, ending: Ending) -> None:
+    def ended(self, flight: Flight, outcome: Outcome) -> None:
         """Do nothing."""
 
     def look(self) -> None:
@@ -118,9 +118,9 @@ class Frontend:
         else:
             self._behind.left(flight)
 
-    def ended(self, flight: Flight, ending: Ending) -> None:
+    def ended(self, flight: Flight, outcome: Outcome) -> None:
         """Learn how a request ended."""
-        self._behind.ended(flight, ending)
+        self._behind.ended(flight, outcome)
 
     def look(self) -> None:
         """Check soon whether a request may go on."""
@@ -168,7 +168,9 @@ class FlowControl:
         request, now = self._describe(flight), self._events.now
         if self._policy_hears:
             self._requests[flight.index] = request
-        waiting = Waiting(request, seconds(now), seconds(flight.arrived + self._ttft))
+        own_s = None if request.terms is None else request.terms.ttft_s
+        ttft = self._ttft if own_s is None else ticks(own_s)
+        waiting = Waiting(request, seconds(now), seconds(flight.arrived + ttft))
         self._flights[flight.id] = flight
         self.waiting = True
         if (refusal := self._flow.arrived(waiting, seconds(now))) is not None:
@@ -182,11 +184,11 @@ class FlowControl:
             self._flow.left(flight.id)
             self.look()
 
-    def ended(self, flight: Flight, ending: Ending) -> None:
+    def ended(self, flight: Flight, outcome: Outcome) -> None:
         """Tell a policy that hears outcomes, then ask again, because another request may go on now."""
         self._in_service.discard(flight.index)
         if (request := self._requests.pop(flight.index, None)) is not None:
-            self._flow.ended(request, Outcome(ending, flight.emitted))
+            self._flow.ended(request, outcome)
         self.look()
 
     def look(self) -> None:

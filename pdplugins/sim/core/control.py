@@ -11,6 +11,7 @@ from pdplugins.contracts.roles import RoleMove
 from pdplugins.contracts.workers import Role
 from pdplugins.results import Scaling
 from pdplugins.runtime.power import SafePowerController
+from pdplugins.runtime.router import SafeRouter
 from pdplugins.sim.core.clock import seconds, ticks
 from pdplugins.sim.core.fleet import Fleet
 from pdplugins.sim.core.policy_clock import PolicyClock
@@ -19,6 +20,9 @@ from pdplugins.sim.core.window import Window
 
 if TYPE_CHECKING:
     from pdplugins.sim.core.dispatch import Dispatcher
+
+ROUTER_S = 1.0
+"""Seconds between two calls of a router that plans ahead."""
 
 
 class Loop:
@@ -76,6 +80,20 @@ class PlannerLoop(Loop):
         self._clock.add("planner", perf_counter_ns() - began)
         if self._fleet.roles.propose_pools(plan, Kind.PLANNER, self._fleet.now_s):
             self._note(plan.reason)
+
+
+class RouterLoop(Loop):
+    """Lets a router do between requests what no request should wait for."""
+
+    def __init__(self, router: SafeRouter, fleet: Fleet, dispatcher: Dispatcher, clock: PolicyClock) -> None:
+        super().__init__(ROUTER_S, fleet, dispatcher, clock)
+        self._router = router
+
+    def tick(self) -> None:
+        """Call it, and propose the roles that it wants."""
+        self._router.plan_ahead(self._fleet.ready, self._fleet.now_s)
+        if moves := self._router.take_role_moves():
+            self._fleet.roles.propose_moves(moves, Kind.ROUTER, self._fleet.now_s)
 
 
 class PowerLoop(Loop):

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from pdplugins.contracts.request import Request
+from pdplugins.contracts.request import Request, Terms
 from pdplugins.contracts.router import Placement
 from pdplugins.workloads.trace import Round
 
@@ -30,6 +30,8 @@ class Arrival:
     """The rounds of the session after this one."""
     cancel_after_s: float | None = None
     """Seconds from the arrival until the client cancels; None when it does not."""
+    terms: Terms | None = None
+    """What it asks for itself."""
 
     def following(self, arrival_s: float, session: str, so_far_tokens: int) -> Arrival:
         """Return the next round of the session.
@@ -45,6 +47,7 @@ class Arrival:
             session=session,
             history_tokens=history_tokens,
             rounds=tuple(later),
+            terms=self.terms,
         )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from pdplugins.contracts.request import Request
-from pdplugins.contracts.router import Ending
+from pdplugins.contracts.router import Ending, Outcome
 from pdplugins.sim.core import history
 from pdplugins.sim.core.admission import AtOnce
 from pdplugins.sim.core.clock import TICKS_PER_S, Events, seconds, ticks
@@ -136,10 +136,10 @@ class Lifecycle:
             self._record_unsent(flight.arrival)
 
     def _record(self, flight: Flight, ttft_s: float | None, tpot_s: float | None, ending: Ending) -> None:
-        if self._routing.hears_outcomes:
-            self._routing.ended(flight, ending)
-        if self.admission.hears:
-            self.admission.ended(flight, ending)
+        if self._routing.hears_outcomes or self.admission.hears:
+            outcome = Outcome(ending, flight.emitted, ttft_s, tpot_s)
+            self._routing.ended(flight, outcome)
+            self.admission.ended(flight, outcome)
         self.records.append(record(flight, ttft_s, tpot_s, self._events.now))
         flight.state = State.OVER
         self._flights[flight.index] = None

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Protocol, TypeVar
 
-from pdplugins.contracts.router import Ending
+from pdplugins.contracts.router import Outcome
 from pdplugins.sim.core.flight import Flight
 
 E_contra = TypeVar("E_contra", contravariant=True)
@@ -32,7 +32,7 @@ class Admission(Protocol):
     def left(self, flight: Flight) -> None:
         """Forget a request whose client has gone away, if it waits here."""
 
-    def ended(self, flight: Flight, ending: Ending) -> None:
+    def ended(self, flight: Flight, outcome: Outcome) -> None:
         """Learn how a request ended."""
 
     def look(self) -> None:

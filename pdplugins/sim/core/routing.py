@@ -6,7 +6,7 @@ from typing import Literal
 
 from pdplugins.contracts.kinds import Kind
 from pdplugins.contracts.request import Request
-from pdplugins.contracts.router import ElasticRouter, Ending, Outcome, Placement
+from pdplugins.contracts.router import ElasticRouter, Outcome, Placement
 from pdplugins.results import Scaling
 from pdplugins.runtime.faults import implements
 from pdplugins.runtime.router import SafeRouter
@@ -55,6 +55,7 @@ class Routing:
             arrival.session,
             bound,
             arrival.blocks,
+            arrival.terms,
         )
 
     def on_prefill_done(self, flight: Flight, fleet: Fleet, now: int) -> str:
@@ -67,10 +68,10 @@ class Routing:
             self._follow_changes(placement, fleet, now)
         return placement.second or fleet.ready[0].id
 
-    def ended(self, flight: Flight, ending: Ending) -> None:
+    def ended(self, flight: Flight, outcome: Outcome) -> None:
         """Tell a router that hears outcomes how a request ended, unless it never saw the request."""
-        if flight.request is not None:
-            self._router.on_ended(flight.request, Outcome(ending, flight.emitted))
+        if self.hears_outcomes and flight.request is not None:
+            self._router.on_ended(flight.request, outcome)
 
     def _follow_changes(self, placement: Placement, fleet: Fleet, now: int) -> None:
         """Note new pools of a router that has its own, and propose the role moves that it wants."""

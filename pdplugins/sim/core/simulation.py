@@ -27,7 +27,7 @@ from pdplugins.runtime.router import SafeRouter
 from pdplugins.sim.core.admission import FlowPolicy
 from pdplugins.sim.core.batching import FirstComeFirstServed, Scheduled
 from pdplugins.sim.core.clock import ACTION, STEP, TICKS_PER_S, Events, seconds, ticks
-from pdplugins.sim.core.control import PlannerLoop, PowerLoop
+from pdplugins.sim.core.control import PlannerLoop, PowerLoop, RouterLoop
 from pdplugins.sim.core.dispatch import Dispatcher
 from pdplugins.sim.core.engine import Engine
 from pdplugins.sim.core.fleet import Fleet, FleetSettings, Hardware
@@ -113,7 +113,9 @@ class Simulation:
         )
         self._power = Power(self._events, self._fleet, settings.power)
         self._populate()
-        self._loops: list[PlannerLoop | PowerLoop] = []
+        self._loops: list[PlannerLoop | PowerLoop | RouterLoop] = []
+        if safe_router.plans_ahead:
+            self._loops.append(RouterLoop(safe_router, self._fleet, self._dispatcher, self._clock))
         if planner is not None:
             self._loops.append(PlannerLoop(planner, self._fleet, self._dispatcher, self._clock))
         if power is not None:

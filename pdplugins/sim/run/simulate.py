@@ -174,6 +174,7 @@ def arrival(request: TraceRequest) -> Arrival:
         request.blocks,
         request.session,
         rounds=request.rounds,
+        terms=request.terms,
     )
 
 

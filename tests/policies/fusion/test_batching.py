@@ -7,7 +7,7 @@ from typing import Any
 
 from pdplugins.contracts.bundle import Bundle
 from pdplugins.testing import request
-from pdplugins.types import BatchPlan, BatchScheduler, BatchView, QueuedPrefill
+from pdplugins.types import BatchPlan, BatchScheduler, BatchView, QueuedPrefill, Terms
 
 Bundles = Callable[..., Bundle]
 
@@ -34,6 +34,18 @@ def test_a_prompt_that_cannot_be_in_time_lets_others_pass(bundle: Bundles) -> No
 def test_the_earliest_deadline_is_first(bundle: Bundles) -> None:
     view = BatchView((queued("later", 500, 0.5), queued("sooner", 500)), 10, 10_000)
     assert first(scheduler(bundle).next_batch(view, 0.6)) == "sooner"
+
+
+def test_a_request_has_its_own_deadline_and_worth(bundle: Bundles) -> None:
+    """In turn: the earliest deadline, and of two of which one must be late the one that is worth more."""
+
+    def of(name: str, tokens: int, terms: Terms) -> QueuedPrefill:
+        return QueuedPrefill(request(name, tokens, terms=terms), tokens, 0.0, 0)
+
+    hasty = BatchView((of("patient", 500, Terms(ttft_s=9.0)), of("hasty", 500, Terms(ttft_s=1.0))), 10, 10_000)
+    assert first(scheduler(bundle).next_batch(hasty, 0.0)) == "hasty"
+    urgent = BatchView((of("usual", 8000, Terms()), of("urgent", 9000, Terms(priority=1))), 10, 10_000)
+    assert first(scheduler(bundle).next_batch(urgent, 0.0)) == "urgent"
 
 
 def test_the_oldest_prompt_gets_its_share(bundle: Bundles) -> None:
@@ -64,7 +76,18 @@ def test_a_step_keeps_the_share_of_the_slo(bundle: Bundles) -> None:
     assert 0 < small < large <= 0.95 * 0.08 / 1e-4
 
 
-def test_what_lies_far_behind_waits_its_turn(bundle: Bundles) -> None:
+def test_what_can_be_in_time_is_found_behind_hundreds_that_cannot(bundle: Bundles) -> None:
     queue = tuple(queued(str(index), 100, -9.0) for index in range(300))
     plan = scheduler(bundle).next_batch(BatchView((*queue, queued("timely", 100)), 0, 0), 0.0)
-    assert "timely" not in plan.prefill_tokens
+    assert first(plan) == "timely"
+
+
+def test_a_prompt_in_the_middle_of_its_chunks_keeps_its_place(bundle: Bundles) -> None:
+    """It is cheaper now, and still the oldest."""
+    schedules, left, served = scheduler(bundle), 3000, []
+    while left > 0:
+        view = BatchView((QueuedPrefill(request("first", 3000), left, 0.0, 3000 - left), queued("next", 2000)), 10, 10)
+        plan = schedules.next_batch(view, 0.0)
+        served.append(first(plan))
+        left -= plan.prefill_tokens["first"]
+    assert set(served) == {"first"}

@@ -8,11 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pdplugins.policies.fusion.deadlines import DeadlineQueue, Job, in_time
+from pdplugins.policies.fusion.deadlines import DeadlineQueue, in_time
+from pdplugins.policies.fusion.sacrifice import Job
 
 costs = st.integers(1, 20).map(float)
 jobs = st.lists(st.tuples(costs, st.integers(0, 40).map(float)), max_size=6).map(
-    lambda pairs: [Job(str(i), float(i), due_s, cost_s) for i, (cost_s, due_s) in enumerate(pairs)]
+    lambda pairs: [Job(due_s, float(i), str(i), cost_s) for i, (cost_s, due_s) in enumerate(pairs)]
 )
 
 
@@ -48,7 +49,7 @@ def test_jobs_that_come_one_by_one_are_as_many_in_time_where_objectives_are_equa
     """Moore and Hodgson's rule needs no job twice where each new one has the latest deadline."""
     queue, waiting, now_s = DeadlineQueue(0.0), [], 0.0
     for index, cost_s in enumerate(arrivals):
-        waiting.append(Job(str(index), float(index), 10.0 + index, cost_s))
+        waiting.append(Job(10.0 + index, float(index), str(index), cost_s))
         queue.push(waiting[-1], now_s, speed)
     assert len(queue) - queue.late == len(in_time(waiting, now_s, speed))
 
@@ -59,14 +60,17 @@ steps = st.lists(st.tuples(costs, st.floats(0, 30), st.booleans()), min_size=1, 
 @pytest.mark.moderate
 @given(steps, st.sampled_from([0.05, 0.1, 0.5]))
 def test_nothing_starves(steps: list[tuple[float, float, bool]], share: float) -> None:
-    """A job starts before more work than that of the older ones and its own, over the share, and one more job."""
+    """A job starts before more work than that of the older ones and its own, over the share, and one more job.
+
+    That holds whatever the others are worth, and whoever sent them.
+    """
     queue, now_s, worked_s = DeadlineQueue(share), 0.0, 0.0
     came: dict[str, tuple[float, float]] = {}
     waiting: dict[str, Job] = {}
     for index in range(4 * len(steps)):
         cost_s, slack_s, comes = steps[index % len(steps)]
         if comes and index < len(steps):
-            job = Job(str(index), now_s, now_s + slack_s, cost_s)
+            job = Job(now_s + slack_s, now_s, str(index), cost_s, (1.0, 100.0)[index % 2], "ab"[index % 3 == 0])
             came[job.key] = worked_s, sum(other.cost_s for other in waiting.values()) + cost_s
             waiting[job.key] = job
             queue.push(job, now_s, 1.0)
@@ -87,7 +91,7 @@ def test_nothing_starves(steps: list[tuple[float, float, bool]], share: float) -
 def test_all_are_served_once_and_the_work_is_that_of_the_timely_ones(steps: list[tuple[float, float, bool]]) -> None:
     queue, served = DeadlineQueue(0.1), []
     for index, (cost_s, slack_s, gone) in enumerate(steps):
-        queue.push(Job(str(index), float(index), index + slack_s, cost_s), float(index), 1.0)
+        queue.push(Job(index + slack_s, float(index), str(index), cost_s), float(index), 1.0)
         if gone:
             queue.remove(str(index // 2))
     left = {str(index) for index in range(len(steps))} - {str(i // 2) for i, step in enumerate(steps) if step[2]}
@@ -102,7 +106,7 @@ def test_all_are_served_once_and_the_work_is_that_of_the_timely_ones(steps: list
 def test_the_largest_job_waits_where_not_all_can_be_in_time() -> None:
     queue = DeadlineQueue(0.0)
     for name, cost_s in (("large", 5.0), ("a", 2.0), ("b", 2.0)):
-        queue.push(Job(name, 0.0, 6.0, cost_s), 0.0, 1.0)
+        queue.push(Job(6.0, 0.0, name, cost_s), 0.0, 1.0)
     assert (late := queue.first_late()) is not None
     assert late.key == "large"
     assert [queue.late, queue.work_s] == [1, 4.0]
@@ -119,9 +123,9 @@ def test_the_largest_job_waits_where_not_all_can_be_in_time() -> None:
 def test_the_oldest_job_gets_its_share(share: float, cost_s: float, turn: int) -> None:
     """A job that is late from the start goes on once the others' work has paid for it."""
     queue, order = DeadlineQueue(share), []
-    queue.push(Job("old", 0.0, 0.0, cost_s), 1.0, 1.0)
+    queue.push(Job(0.0, 0.0, "old", cost_s), 1.0, 1.0)
     for index in range(40):
-        queue.push(Job(str(index), 1.0, 1000.0, 1.0), 1.0, 1.0)
+        queue.push(Job(1000.0, 1.0, str(index), 1.0), 1.0, 1.0)
     while (job := queue.first(2.0, 1.0)) is not None:
         queue.start(job)
         order.append(job.key)
@@ -131,6 +135,6 @@ def test_the_oldest_job_gets_its_share(share: float, cost_s: float, turn: int) -
 
 def test_a_job_that_comes_again_waits_once() -> None:
     queue = DeadlineQueue(0.1)
-    queue.push(Job("a", 0.0, 9.0, 1.0), 0.0, 1.0)
-    queue.push(Job("a", 0.0, 9.0, 2.0), 0.0, 1.0)
+    queue.push(Job(9.0, 0.0, "a", 1.0), 0.0, 1.0)
+    queue.push(Job(9.0, 0.0, "a", 2.0), 0.0, 1.0)
     assert ("a" in queue, len(queue), queue.work_s) == (True, 1, 2.0)

@@ -26,6 +26,11 @@ def ask(flow: FusionFlow, workers: tuple[Worker, ...], now_s: float = 0.0) -> li
     return [*decisions, decision]
 
 
+def gone(decisions: list[FlowDecision]) -> list[str]:
+    """Return who goes on, in order."""
+    return [decision.request_id for decision in decisions if isinstance(decision, Go)]
+
+
 def busy(count: int, **load: float) -> tuple[Worker, ...]:
     """Return decode workers that are alike."""
     return tuple(worker(f"d{index}", **{"queued_tokens": 50_000.0, **load}) for index in range(count))
@@ -35,9 +40,9 @@ def test_a_request_waits_here_until_a_worker_can_start_it(core: Cores) -> None:
     flow = FusionFlow(core())
     for name in "ab":
         arrive(flow, name, 1000)
-    assert ask(flow, busy(2))[:-1] == [Go("a")], "the first one goes on, as nothing else would wake the host"
+    assert gone(ask(flow, busy(2))) == ["a"], "the first one goes on, as nothing else would wake the host"
     assert isinstance(flow.next(busy(2), 0.0), Hold)
-    assert flow.next((*busy(1), *fleet(0, 1)), 0.0) == Go("b")
+    assert gone([flow.next((*busy(1), *fleet(0, 1)), 0.0)]) == ["b"]
 
 
 def test_a_hold_ends_by_itself(core: Cores) -> None:
@@ -56,7 +61,7 @@ def test_the_earliest_deadline_goes_first(core: Cores) -> None:
     flow = FusionFlow(core())
     arrive(flow, "patient", 1000, ttft_s=60.0)
     arrive(flow, "hasty", 1000, ttft_s=1.0)
-    assert ask(flow, fleet(0, 4))[:-1] == [Go("hasty"), Go("patient")]
+    assert gone(ask(flow, fleet(0, 4))) == ["hasty", "patient"]
 
 
 def test_a_prompt_that_would_make_others_late_goes_last(core: Cores) -> None:
@@ -120,3 +125,25 @@ def test_a_large_pool_is_measured_by_a_part_of_it(core: Cores) -> None:
     arrive(flow, "a", 1000)
     flow.next(fleet(0, 100), 0.0)
     assert flow.signals["speed_workers"] == pytest.approx(100.0)
+
+
+def test_a_decision_says_why_this_one_and_why_now(core: Cores) -> None:
+    flow = FusionFlow(core(oldest_share=0.0))
+    for name, tokens in (("timely", 1000), ("large", 30_000)):
+        arrive(flow, name, tokens)
+    reasons = [one.reason for one in ask(flow, fleet(0, 4)) if isinstance(one, Go)]
+    assert "due in 1.80 s" in reasons[0]
+    assert "1 of 2 are late" in reasons[0]
+    assert "late: in time it would make others late" in reasons[1]
+    arrive(flow, "old", 1000)
+    (decision,) = ask(flow, fleet(0, 4), 9.0)[:-1]
+    assert isinstance(decision, Go)
+    assert "late: its deadline passed 7.20 s ago" in decision.reason
+
+
+def test_the_turn_of_the_oldest_says_so(core: Cores) -> None:
+    flow = FusionFlow(core(oldest_share=0.5))
+    for name in ("old", *map(str, range(8))):
+        arrive(flow, name, 30_000 if name == "old" else 2000)
+    reasons = [one.reason for one in ask(flow, fleet(0, 4), 1.0) if isinstance(one, Go)]
+    assert any("turn of the oldest, which has waited 1.00 s" in reason for reason in reasons)

@@ -20,6 +20,22 @@ def config(*, dual: bool, **settings: Any) -> Config:
 
 
 @pytest.mark.moderate
+def test_the_programme_is_solved_beside_the_requests() -> None:
+    """Long prompts and short answers: a worker comes to prefill only, and no request had to ask for it."""
+
+    async def run() -> None:
+        async with stand(*("dual",) * 4, cfg=config(dual=True, prior_tokens=1, interval_s=0.1)) as it:
+            router = it.gateway.policies.router
+            assert isinstance(router, FusionRouter)
+            await it.stream("/generate", ask([*range(3000)], 1))
+            async with asyncio.timeout(30.0):
+                while router.signals["capacity_rate"] == 0.0:
+                    await asyncio.sleep(0.01)
+
+    asyncio.run(run())
+
+
+@pytest.mark.moderate
 @pytest.mark.parametrize("dual", [True, False])
 def test_a_mixed_load_gets_the_right_tokens(dual: bool) -> None:
     async def run() -> None:

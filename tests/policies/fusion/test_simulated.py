@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import random
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from pdplugins.config import find, load, parse
 from pdplugins.results import Result
+from pdplugins.runtime.explain import Choose, explain
 from pdplugins.sim.run.simulate import simulate
 from pdplugins.types import TraceRequest
 
@@ -40,7 +43,15 @@ def attainment(result: Result) -> float:
 
 
 @pytest.mark.parametrize(
-    "settings", [{}, {"composition": False}, {"oldest_share": 0.0}, {"scale": True, "interval_s": 5.0}], ids=str
+    "settings",
+    [
+        {},
+        {"composition": False},
+        {"oldest_share": 0.0},
+        {"scale": True, "interval_s": 5.0},
+        {"power_budget_w": 8 * 450.0},
+    ],
+    ids=str,
 )
 def test_nothing_is_lost_and_no_part_fails(settings: dict[str, Any]) -> None:
     result = run(chats(10.0, 150), bundle={"name": "fusion", **settings})
@@ -58,6 +69,39 @@ def test_a_small_kv_cache_stops_nobody() -> None:
     result = run(chats(10.0, 150), simulation={"flip": "label", "overlap": True, "kv_tokens": 12_000})
     assert (result.requests.failed, faults(result)) == (0, [])
     assert result.speed.duration_s < 300, "a timeout of 300 s must not be what frees them"
+
+
+@pytest.mark.moderate
+@pytest.mark.parametrize(
+    ("part", "method"), [("router", "on_arrival"), ("batching", "next_batch")], ids=["router", "batches"]
+)
+def test_a_part_that_raises_falls_back_to_colocation_with_steps_of_the_slo(
+    monkeypatch: pytest.MonkeyPatch, part: str, method: str
+) -> None:
+    """Every request is then served as the strongest stock configuration serves it."""
+    where = f"pdplugins.policies.fusion.{part}.Fusion{'Router' if part == 'router' else 'BatchScheduler'}.{method}"
+
+    def fails(*_: object) -> None:
+        raise ArithmeticError("on purpose")
+
+    monkeypatch.setattr(where, fails)
+    trace = chats(10.0, 150)
+    result = run(trace, bundle={"name": "fusion", "composition": False})
+    assert result.requests.failed == 0
+    assert len(faults(result)) == 1
+    assert attainment(result) >= attainment(run(trace, **COLOCATED)) - 0.02
+
+
+@pytest.mark.moderate
+def test_explain_says_of_one_request_why_here_why_now_and_why_late(tmp_path: Path) -> None:
+    log = tmp_path / "log.jsonl"
+    trace = [*(TraceRequest(0.0, 3000, 50) for _ in range(40)), TraceRequest(0.0, 30_000, 50)]
+    data = load(find("fusion")).model_dump(mode="json") | {"decision_log": {"sample": 1}}
+    simulate(parse(data), trace, trace_name="chats", command="test", seed=0, decision_log=log)
+    lines = "\n".join(explain(log, Choose(request="40")))
+    assert re.search(r"flow  go 40  late: its deadline passed", lines), lines
+    assert re.search(r"router.*first token in", lines), lines
+    assert "batch scheduler  prefill 40 " in lines
 
 
 @pytest.mark.moderate

@@ -6,10 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from pdplugins.contracts.request import Terms
 from pdplugins.gateway.engines.sglang.fields import Fields
-from pdplugins.gateway.engines.sglang.protocol import GENERATE, dumps, splice
+from pdplugins.gateway.engines.sglang.protocol import GENERATE, dumps, splice, without
 from pdplugins.gateway.errors import GatewayError
 from pdplugins.gateway.names import checked, hashed
+from pdplugins.gateway.terms import FIELD
 from pdplugins.limits import GatewayConfig
 
 DEFAULTS = GatewayConfig()
@@ -65,6 +67,10 @@ class Call:
     """Token ids or text of the prompt; None for a batch, and for a chat, whose template only workers know."""
     batch: int | None = None
     """Number of prompts of a batch; None for a single prompt."""
+    asks: Mapping[str, Any] = field(default_factory=dict)
+    """The fields of the body in which it asks for terms of its own."""
+    terms: Terms | None = None
+    """What of that it gets."""
 
     @property
     def max_tokens(self) -> int | None:
@@ -201,6 +207,10 @@ def parse(
     :param headers: what the workers are to get of the client's headers.
     """
     fields = Fields(body, limits.max_json_depth)
+    asks = {name: fields.get(name) for name in ("priority", FIELD)}
+    if FIELD in fields:
+        body = without(body, FIELD)
+        fields = Fields(body, limits.max_json_depth)
     if own := fields.ours():
         body = splice(body, dict.fromkeys(own))
     model, given = fields.get("model"), fields.get("rid")
@@ -215,7 +225,7 @@ def parse(
     prompt, batch = _prompt(path, fields)
     session = session and hashed(session)
     stream, sampling = bool(fields.get("stream")), _sampling(path, fields)
-    call = Call(path, body, fields, rid, session, headers or {}, stream, sampling, prompt, batch)
+    call = Call(path, body, fields, rid, session, headers or {}, stream, sampling, prompt, batch, asks)
     if (batch or 1) * call.answers > limits.max_prompts:
         raise GatewayError(400, f"more than {limits.max_prompts} prompts or answers")
     return call

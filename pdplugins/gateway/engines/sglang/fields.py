@@ -18,6 +18,7 @@ from msgspec import UNSET
 
 from pdplugins.gateway.errors import GatewayError
 from pdplugins.gateway.nesting import too_nested
+from pdplugins.gateway.terms import FIELD
 
 PROMPTS = ("prompt", "input_ids", "text")
 OURS = (
@@ -31,6 +32,7 @@ KNOWN = (
     *PROMPTS,
     *OURS,
     *OPAQUE,
+    FIELD,
     *("model", "rid", "session_id", "user", "stream", "stream_options", "priority", "extra_key", "lora_path"),
     *("return_logprob", "sampling_params", "n", "max_tokens", "max_completion_tokens", "min_tokens", "ignore_eos"),
     *("stop", "stop_token_ids", "temperature", "top_p", "top_k", "min_p", "seed", "skip_special_tokens"),

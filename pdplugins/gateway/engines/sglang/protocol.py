@@ -43,6 +43,12 @@ def splice(body: bytes, fields: Mapping[str, Any]) -> bytes:
     return head + comma + dumps(fields)[1:]
 
 
+def without(body: bytes, field: str) -> bytes:
+    """Return the JSON object `body` without one of its fields."""
+    return dumps({name: value for name, value in _read_fields(body).items() if name != field})
+
+
+_read_fields = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 _encode = json.JSONEncoder(separators=(",", ":")).encode
 
 

@@ -1,0 +1,43 @@
+"""What clients got lately, and what that says of the composition."""
+
+from __future__ import annotations
+
+from pdplugins.contracts.request import Request, Slo
+from pdplugins.contracts.router import Ending, Outcome
+
+WEIGHT = 0.01
+"""Of one request in the shares of missed objectives."""
+MISSED = 0.03
+"""Share of requests that miss an objective from which it counts as missed."""
+APART = 3.0
+"""How many times as often one objective must be missed as the other. Beyond capacity both are, which says nothing."""
+
+
+class Feedback:
+    """The shares of requests that missed TTFT and TPOT lately."""
+
+    def __init__(self, slo: Slo) -> None:
+        self._slo = slo
+        self.ttft_missed = 0.0
+        self.tpot_missed = 0.0
+
+    def heard(self, request: Request, outcome: Outcome) -> None:
+        """Learn from a request that has ended. One that did not finish, or whose host saw no latency, says nothing."""
+        if outcome.ending is not Ending.FINISHED:
+            return
+        own = request.terms
+        ttft_s = (own and own.ttft_s) or self._slo.ttft_s
+        tpot_s = (own and own.tpot_s) or self._slo.tpot_s
+        if outcome.ttft_s is not None:
+            self.ttft_missed += WEIGHT * ((outcome.ttft_s > ttft_s) - self.ttft_missed)
+        if outcome.tpot_s is not None:
+            self.tpot_missed += WEIGHT * ((outcome.tpot_s > tpot_s) - self.tpot_missed)
+
+    @property
+    def asks(self) -> int:
+        """How many more workers should prefill only: 1 where TTFT is missed, -1 where TPOT is, 0 where neither says."""
+        if self.ttft_missed > max(MISSED, APART * self.tpot_missed):
+            return 1
+        if self.tpot_missed > max(MISSED, APART * self.ttft_missed):
+            return -1
+        return 0

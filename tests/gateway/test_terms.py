@@ -1,0 +1,121 @@
+"""What requests ask for themselves: by header or body, within what the operator allows, and no more."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from pdplugins.config import parse
+from pdplugins.errors import ConfigError
+from pdplugins.gateway.errors import GatewayError
+from pdplugins.gateway.terms import Asking
+from pdplugins.limits import TermsConfig
+from pdplugins.types import FlowDecision, Go, Hold, Outcome, Request, Terms, Waiting, WorkerView
+from tests.gateway.fake import settled
+from tests.gateway.rig import PROMPT, ask, config, stand
+
+ALLOWED = {"most_priority": 2, "most_weight": 4.0, "ttft_s": (0.5, 10.0), "tpot_s": (0.02, 0.2)}
+
+
+def asked(headers: dict[str, str], body: dict[str, Any], **allowed: Any) -> Terms | None:
+    return Asking(TermsConfig(**allowed)).terms(headers, body)
+
+
+def test_as_shipped_nobody_gets_anything() -> None:
+    assert asked({"x-pdplugins-priority": "9", "x-tenant": "me"}, {"priority": 9}) is None
+
+
+def test_a_header_wins_over_the_body_and_ours_over_the_engines_field() -> None:
+    body = {"priority": 1, "pdplugins": {"priority": 2, "weight": 2, "ttft_ms": 700}}
+    assert asked({}, body, **ALLOWED) == Terms(2, 2.0, 0.7)
+    assert asked({"x-pdplugins-priority": "-1"}, body, **ALLOWED) == Terms(-1, 2.0, 0.7)
+    assert asked({}, {"priority": 1}, **ALLOWED) == Terms(1)
+    assert asked({}, {}, **ALLOWED) is None
+
+
+def test_what_is_beyond_the_bounds_is_clamped() -> None:
+    headers = {f"x-pdplugins-{name}": "1e9" for name in ("priority", "weight", "ttft-ms", "tpot-ms")}
+    assert asked(headers, {}, **ALLOWED) == Terms(2, 4.0, 10.0, 0.2)
+    assert asked(dict.fromkeys(headers, "-1e9"), {}, **ALLOWED) == Terms(-2, 0.25, 0.5, 0.02)
+    assert asked(headers, {}, most_priority=1) == Terms(1), "only what the operator names may be asked for"
+
+
+@pytest.mark.parametrize("value", ["soon", "nan", "inf", "", "1e999"])
+def test_what_is_no_number_is_a_mistake_of_the_client(value: str) -> None:
+    with pytest.raises(GatewayError, match="no number"):
+        asked({"x-pdplugins-ttft-ms": value}, {}, **ALLOWED)
+    with pytest.raises(GatewayError, match="no number"):
+        asked({}, {"pdplugins": {"weight": [value]}}, **ALLOWED)
+
+
+def test_a_tenant_is_a_hash_with_a_share() -> None:
+    allowed = {"tenant_header": "X-Tenant", "tenants": {"gold": 5.0}}
+    gold = asked({"X-Tenant": "gold"}, {}, **allowed)
+    other = asked({"X-Tenant": "x" * 100_000}, {}, **allowed)
+    assert gold is not None
+    assert other is not None
+    assert (gold.tenant_weight, other.tenant_weight) == (5.0, 1.0)
+    assert gold.tenant is not None
+    assert other.tenant is not None
+    assert gold.tenant != other.tenant
+    assert len(gold.tenant) == len(other.tenant) == 32
+    assert asked({}, {}, **allowed) is None
+
+
+def test_bounds_the_wrong_way_round_are_a_mistake_of_the_operator() -> None:
+    with pytest.raises(ConfigError, match="give the smaller one first"):
+        parse({"terms": {"ttft_s": [2.0, 1.0]}})
+
+
+class Noting:
+    """A flow policy that notes what comes, lets everything go on at once, and hears how it ends."""
+
+    def __init__(self) -> None:
+        self.came: list[Waiting] = []
+        self.endings: list[Outcome] = []
+        self._next: list[str] = []
+
+    def on_arrival(self, waiting: Waiting, now_s: float) -> None:
+        self.came.append(waiting)
+        self._next.append(waiting.request.id)
+
+    def next(self, workers: tuple[WorkerView, ...], now_s: float) -> FlowDecision:
+        return Go(self._next.pop(0)) if self._next else Hold()
+
+    def on_left(self, request_id: str) -> None:
+        self._next.remove(request_id)
+
+    def on_ended(self, request: Request, outcome: Outcome) -> None:
+        self.endings.append(outcome)
+
+
+def test_policies_see_the_terms_and_workers_do_not() -> None:
+    """The deadline is the request's own, and policies hear what its client saw of a stream."""
+    cfg = config(dual=True).model_copy(update={"terms": TermsConfig(**ALLOWED, tenant_header="x-tenant")})
+
+    async def run() -> None:
+        flow = Noting()
+        async with stand("dual", "dual", cfg=cfg, flow=flow, token_s=0.001) as it:
+            body = {**ask(PROMPT, 5), "stream": True, "pdplugins": {"priority": 1, "ttft_ms": 900}}
+            headers = {"x-pdplugins-weight": "3", "x-tenant": "me"}
+            async with it.client.post(it.gateway.url + "/generate", json=body, headers=headers) as answer:
+                assert answer.status == 200
+                await answer.read()
+            (waiting,) = flow.came
+            terms = waiting.request.terms
+            assert terms is not None
+            assert (terms.priority, terms.weight, terms.ttft_s, terms.tpot_s) == (1, 3.0, 0.9, None)
+            assert terms.tenant is not None
+            assert waiting.due_s - waiting.request.arrival_s == pytest.approx(0.9)
+            seen = [body for worker in it.workers for body in worker.seen]
+            assert seen
+            assert not any("pdplugins" in body for body in seen)
+            assert await settled(lambda: bool(flow.endings))
+            (outcome,) = flow.endings
+            assert outcome.ttft_s is not None
+            assert outcome.tpot_s is not None
+            assert outcome.ttft_s > 0 < outcome.tpot_s
+
+    asyncio.run(run())
