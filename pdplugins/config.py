@@ -114,7 +114,7 @@ class SimulationConfig(_Section):
     drain_deadline_s: Seconds | None = Field(
         None, description="a change of role whose worker has not drained by then is rolled back"
     )
-    no_room: Literal["stay", "wait"] = Field(
+    when_full: Literal["stay", "wait"] = Field(
         "stay", description="a request that decodes and whose second worker is full decodes on where it is, or waits"
     )
     handoff_timeout_s: Seconds = Field(300.0, description="how often to look for a deadlock over KV capacity")

@@ -66,12 +66,12 @@ def main() -> None:
     """Sweep the split."""
     lines, rows = {}, []
     for profile in CLIENTS:
-        pipeline = dynaserve(profile=profile, no_room="wait")
+        pipeline = dynaserve(profile=profile, when_full="wait")
         reached = {split: throughput(profile, pipeline, split)[0] for split in SPLITS}
         lines[profile] = list(reached), list(reached.values())
         best = max(reached, key=lambda split: reached[split])
         systems = {
-            "Algorithm 1 as printed": dynaserve(profile=profile, prior_tokens=1024, no_room="wait", **AS_PRINTED),
+            "Algorithm 1 as printed": dynaserve(profile=profile, prior_tokens=1024, when_full="wait", **AS_PRINTED),
             "DynaServe": dynaserve(profile=profile, prior_tokens=1024),
             "co-located, SLO-aware": slo_aware(profile=profile),
         }
@@ -97,7 +97,7 @@ def main() -> None:
 
 NOTES = (
     "closed-loop clients that fill both KV caches; splits of the sweep go from worker p0 to d0, as in the paper, and a "
-    "request waits for KV capacity on d0 (`no_room: wait`), or it would be cut elsewhere than it should; DynaServe's "
+    "request waits for KV capacity on d0 (`when_full: wait`), or it would be cut elsewhere than it should; DynaServe's "
     "batch scheduler runs in both workers of every system",
     "`Algorithm 1 as printed` under the same rules; the other two let a request decode on where it is while the other "
     "worker is full. `median_split` of a whole request is 1024",

@@ -54,7 +54,7 @@ class Handoffs:
         self._lifecycle = lifecycle
         self._failures = failures
         self._overlap = settings.overlap
-        self._may_stay = settings.no_room == "stay"
+        self._may_stay = settings.when_full == "stay"
         self._step_tokens = settings.engine.step_tokens
         self._computed_twice = int(settings.first_token == "decode")  # noqa: S105 - no password
         """Tokens at the end of a prompt that the decode worker computes again, because that gives the first token."""

@@ -43,7 +43,7 @@ class SimSettings:
     """Seconds that a drained worker needs to change its role."""
     drain_deadline_s: float | None = None
     """Seconds in which a worker that changes its role must drain, or the change is rolled back; None for no limit."""
-    no_room: Literal["stay", "wait"] = "stay"
+    when_full: Literal["stay", "wait"] = "stay"
     """What a decoding request does whose second worker lacks free KV capacity: decode on where it is, or wait."""
     handoff_timeout_s: float = 300.0
     """How often to look for workers in deadlock over KV capacity, in seconds (Dynamo's handoff_session_timeout)."""

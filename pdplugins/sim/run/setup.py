@@ -41,7 +41,7 @@ def sim_settings(config: Config, deployment: Deployment) -> SimSettings:
         flip=wanted.flip,
         flip_s=wanted.flip_s,
         drain_deadline_s=wanted.drain_deadline_s,
-        no_room=wanted.no_room,
+        when_full=wanted.when_full,
         handoff_timeout_s=wanted.handoff_timeout_s,
         retries=wanted.retries,
         deaths=_deaths(config, extra),
