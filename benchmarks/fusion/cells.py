@@ -4,7 +4,9 @@ The objectives follow from the hardware and the traffic. TTFT: `TTFT_FACTOR` tim
 worker. TPOT: a multiple (`TPOT_FACTORS`) of the step of a worker that decodes one request of mean context.
 
 Traffic: requests of a recorded trace, in their order, with Poisson arrivals. The first half of a trace is tuned on, the
-second half is shown. A seed chooses where in the half a run begins, and the arrivals. A run lasts as long at all rates.
+second half is shown. A seed chooses where in the half a run begins, and the arrivals. A run lasts as long at all rates:
+at least `RESIDENCES` times as long as a request, or a session, may stay within its objectives. What arrives in the
+first of these times is not counted: until then the decode batches still grow.
 """
 
 from __future__ import annotations
@@ -31,14 +33,15 @@ from pdplugins.workloads.transform import limit
 TTFT_FACTOR = 10.0
 TPOT_FACTORS = {"loose": 6.0, "middle": 3.0, "strict": 1.5}
 PER_WORKER = 100
-"""Requests of a run at capacity, for each worker."""
+"""Least requests of a run at capacity, for each worker."""
+RESIDENCES = 2.0
 CONTEXT = 65_536
 """Longest prompt plus output."""
 LONG = 12_288
 """Longest document of the mixed traffic."""
 SHORT_PER_LONG = 9
-MOST_ROUNDS = 8
-GAP_SCALE = 0.2
+MOST_ROUNDS = 4
+GAP_SCALE = 0.1
 """Agents: rounds of a session that are kept, and the share of the gaps that is kept: else a run had to last minutes."""
 TUNED, SHOWN = 9, (0, 1, 2)
 """Seeds: settings are chosen on the first half of a trace with one, figures come from the second with the others."""
@@ -166,6 +169,18 @@ class Cell:
             "deployment": {"profile": on.profile, "gpu_budget": on.gpus, **pools},
             **parts,
         }
+
+    def stays_s(self) -> float:
+        """Return how long a mean request may stay within its objectives, or a mean session."""
+        slo, (_, osl) = self.objectives(), self.lengths()
+        half = self.half(tuning=True)
+        rounds = fmean(map(turns, half))
+        gaps_s = fmean(sum(later.gap_s for later in request.rounds) for request in half)
+        return gaps_s + rounds * (slo["ttft_s"] / 2 + slo["tpot_s"] * osl)
+
+    def lasts_s(self, rate: float) -> float:
+        """Return how long a run lasts on hardware that serves `rate` requests a second."""
+        return float(f"{max(PER_WORKER * self.on.workers / rate, RESIDENCES * self.stays_s()):.4g}")
 
     def guess(self) -> float:
         """Return the requests a second that fusion's programme says are served at most: where searches begin."""

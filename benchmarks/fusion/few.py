@@ -41,7 +41,7 @@ class Yard:
         """Run a system with each seed."""
         runs = []
         for seed, capacity in zip(SHOWN, self.capacities, strict=False):
-            trial = Trial(self.cell, config, search.lasts(self.cell, capacity), self.memory, tuple(policies))
+            trial = Trial(self.cell, config, self.cell.lasts_s(capacity), self.memory, tuple(policies))
             runs.append(search.seen(trial, capacity, seed))
         return runs
 

@@ -18,7 +18,19 @@ from statistics import fmean
 import pictures
 import search
 import tables
-from cells import FILES, GAP_SCALE, HARDWARE, PER_WORKER, SHOWN, TPOT_FACTORS, TTFT_FACTOR, TUNED, Cell
+from cells import (
+    FILES,
+    GAP_SCALE,
+    HARDWARE,
+    MOST_ROUNDS,
+    PER_WORKER,
+    RESIDENCES,
+    SHOWN,
+    TPOT_FACTORS,
+    TTFT_FACTOR,
+    TUNED,
+    Cell,
+)
 from experiment import publish
 from search import HOPELESS, SHARES, Memory, OutOfTimeError, Seen, Trial
 from systems import STOCK, systems
@@ -49,7 +61,7 @@ def examined(cell: Cell, seeds: Sequence[int], memory: Memory) -> Found:
     for seed, capacity in zip(seeds, capacities, strict=True):
         if not capacity:
             continue
-        duration_s = search.lasts(cell, capacity)
+        duration_s = cell.lasts_s(capacity)
         for name, one in chosen.items():
             trial = Trial(cell, one.config, duration_s, memory, search.policies(name))
             shown[name].append(search.seen(trial, capacity, seed))
@@ -72,12 +84,14 @@ SLOS_TOLD = ", ".join(f"{name} {factor:g}" for name, factor in TPOT_FACTORS.item
 NOTES = (
     f"{HARDWARE_TOLD}. Traffic: requests of recorded traces (Azure 2023 conversation and code, Mooncake conversation, "
     "tau-bench agents, and nine Azure conversations to one Mooncake document of at most 12,288 tokens) with Poisson "
-    f"arrivals; agents keep {GAP_SCALE:g} of their gaps and eight rounds.",
+    f"arrivals; agents keep {GAP_SCALE:g} of their gaps and {MOST_ROUNDS} rounds.",
     f"TTFT is {TTFT_FACTOR:g} times the prefill of a mean prompt; TPOT a multiple of the decode step of one request of "
     f"mean context: {SLOS_TOLD}.",
     f"Settings are the best on the first half of each trace (seed {TUNED}); what is shown is from the "
     "second half, the mean of the seeds. Capacity is the highest rate that the best stock configuration serves to "
-    f"90 %, found for each seed; a run lasts for {PER_WORKER} requests a worker at that rate, at all rates alike.",
+    f"90 %, found for each seed; a run lasts as long at all rates: for {PER_WORKER} requests a "
+    f"worker at capacity, and for at least {RESIDENCES:g} times as long as a mean request may stay within its "
+    "objectives. What arrives in the first of these times is not counted.",
     f"A system below {HOPELESS:.0%} of attainment is not run at higher rates: its last run stands there too, which "
     "favours it. Fusion is always run. Nothing of fusion is tuned.",
     "The highest rate is found by halving between the rates that are run, and on the line between the last two.",
@@ -122,7 +136,7 @@ def cell(folder: str) -> dict[str, list[tables.Row]]:
     capacities = [search.capacity(one, stock, seed, memory) for seed in SHOWN]
     config = tried["fusion"][""]
     attainments = [
-        Trial(one, config, search.lasts(one, capacity), memory, search.policies("fusion")).at(capacity, seed).attainment
+        Trial(one, config, one.lasts_s(capacity), memory, search.policies("fusion")).at(capacity, seed).attainment
         for seed, capacity in zip(SHOWN, capacities, strict=True)
     ]
     return {

@@ -18,14 +18,12 @@ from typing import NamedTuple
 import fingerprint
 import manifest
 import numpy as np
-from cells import PER_WORKER, TUNED, Cell, Config, Trace
+from cells import TUNED, Cell, Config, Trace
 from measure import run
 from systems import POLICIES, STOCK
 
 from pdplugins import metrics
 from pdplugins.config import parse
-from pdplugins.results import Result
-from pdplugins.sim.core.settings import RunOutcome
 from pdplugins.studies.bound.api import bound_of
 from pdplugins.types import Slo
 
@@ -51,6 +49,8 @@ class Run(NamedTuple):
     """What the clients got of one run, and what it drew."""
 
     attainment: float
+    whole: float
+    """Attainment with what came at the beginning."""
     by_tokens: float
     """Share of the prompt and output tokens that belong to requests inside both SLOs."""
     ttft_p99_s: float
@@ -113,39 +113,35 @@ class Trial:
         """Return the run at a rate."""
         rate = float(f"{rate:.6g}")
         key = [self.config, code(self.policies), self.cell.name, rate, self.duration_s, seed]
-        return Run(*self.memory.of(key, lambda: measured(self.config, self.cell.traffic(rate, self.duration_s, seed))))
+        return Run(*self.memory.of(key, lambda: self._run(rate, seed)))
+
+    def _run(self, rate: float, seed: int) -> Run:
+        cell, duration_s = self.cell, self.duration_s
+        return measured(self.config, cell.traffic(rate, duration_s, seed), (cell.stays_s(), duration_s))
 
     def reaches(self, rate: float, seed: int) -> bool:
         """Tell whether it serves this rate."""
         return self.at(rate, seed).attainment >= TARGET
 
 
-def measured(config: Config, trace: Trace) -> Run:
-    """Return the figures of one run."""
+def measured(config: Config, trace: Trace, window_s: tuple[float, float]) -> Run:
+    """Return the figures of one run, of what arrives in a window of it."""
     result, outcome = run(config, trace)
-    ttft_s = [record.ttft_s for record in outcome.records if record.ttft_s is not None]
-    return Run(
-        attainment=result.metrics.slo_attainment or 0.0,
-        by_tokens=by_tokens(outcome, Slo(**config["slo"])),
-        ttft_p99_s=float(np.percentile(ttft_s, 99)) if ttft_s else 0.0,
-        ttft_worst_s=max(ttft_s, default=0.0),
-        watts=watts(result, outcome),
-    )
-
-
-def by_tokens(outcome: RunOutcome, slo: Slo) -> float:
-    """Return the share of tokens that belong to requests inside both SLOs."""
-    records = outcome.records
-    never = float("nan")
-    times = [(never, never) if r.error or r.ttft_s is None else (r.ttft_s, r.tpot_s) for r in records]
-    good = metrics.inside([ttft for ttft, _ in times], [tpot for _, tpot in times], slo)
+    begin_s, end_s = window_s
+    records = [record for record in outcome.records if begin_s <= record.arrival_s <= end_s] or outcome.records
+    never = float("inf")
+    ttft_s = np.array([never if r.error or r.ttft_s is None else r.ttft_s for r in records])
+    tpot_s = np.array([never if r.error or r.tpot_s is None else r.tpot_s for r in records])
+    good = metrics.inside(ttft_s, tpot_s, Slo(**config["slo"]))
     tokens = np.array([record.isl_tokens + record.osl_tokens for record in records])
-    return float(tokens[good].sum() / max(tokens.sum(), 1))
-
-
-def watts(result: Result, outcome: RunOutcome) -> float:
-    """Return the mean draw of all GPUs; 0 where the profile does not say."""
-    return (outcome.energy_j or 0.0) / max(outcome.duration_s, 1e-9)
+    return Run(
+        attainment=float(good.mean()),
+        whole=result.metrics.slo_attainment or 0.0,
+        by_tokens=float(tokens[good].sum() / tokens.sum()),
+        ttft_p99_s=float(np.percentile(ttft_s, 99, method="lower")),
+        ttft_worst_s=float(ttft_s.max()),
+        watts=(outcome.energy_j or 0.0) / outcome.duration_s,
+    )
 
 
 @dataclass(frozen=True)
@@ -164,14 +160,14 @@ def tuned(cell: Cell, system: str, candidates: Mapping[str, Config], memory: Mem
         return best
     guess = cell.guess()
     for setting, config in candidates.items():
-        trial = Trial(cell, config, lasts(cell, guess), memory, policies(system))
-        found = climbed(lambda rate, trial=trial: trial.reaches(rate, TUNED), best.rate * WORTH, guess)
+        trial = Trial(cell, config, cell.lasts_s(guess), memory, policies(system))
+        found = climbed(lambda rate, trial=trial: trial.reaches(rate, TUNED), best.rate * WORTH, guess, 2)
         if found > best.rate:
             best = Tuned(setting, config, found)
     return best
 
 
-def climbed(reaches: Callable[[float], bool], least: float, guess: float) -> float:
+def climbed(reaches: Callable[[float], bool], least: float, guess: float, halvings: int = HALVINGS) -> float:
     """Return about the highest rate that is reached; 0 where `least` is not, or nothing above a tiny one."""
     rate = least or guess / 2
     while not reaches(rate):
@@ -181,15 +177,10 @@ def climbed(reaches: Callable[[float], bool], least: float, guess: float) -> flo
     while reaches(rate * CLIMB):
         rate *= CLIMB
     low, high = rate, rate * CLIMB
-    for _ in range(HALVINGS):
+    for _ in range(halvings):
         middle = (low + high) / 2
         low, high = (middle, high) if reaches(middle) else (low, middle)
     return low
-
-
-def lasts(cell: Cell, rate: float) -> float:
-    """Return the seconds in which `PER_WORKER` requests come for each worker."""
-    return float(f"{PER_WORKER * cell.on.workers / rate:.4g}")
 
 
 def policies(system: str) -> tuple[str, ...]:
@@ -238,7 +229,7 @@ def capacity(cell: Cell, stock: Mapping[str, Tuned], seed: int, memory: Memory) 
     best = 0.0
     for name, setting in sorted(stock.items(), key=lambda item: -item[1].rate):
         if setting.rate:
-            trial = Trial(cell, setting.config, lasts(cell, setting.rate), memory, policies(name))
+            trial = Trial(cell, setting.config, cell.lasts_s(setting.rate), memory, policies(name))
             reached = climbed(lambda rate, trial=trial: trial.reaches(rate, seed), best * WORTH, cell.guess())
             best = max(best, reached)
     return best
@@ -246,7 +237,7 @@ def capacity(cell: Cell, stock: Mapping[str, Tuned], seed: int, memory: Memory) 
 
 def bounds(cell: Cell, capacity: float, seed: int, memory: Memory) -> list[float]:
     """Return what no policy can beat at the rates below capacity; nothing for sessions, where the bound is loose."""
-    config, duration_s = cell.config(), lasts(cell, capacity)
+    config, duration_s = cell.config(), cell.lasts_s(capacity)
 
     def at(rate: float) -> float:
         key = ["bound", config, code(("bound",)), cell.name, rate, duration_s, seed]

@@ -75,7 +75,7 @@ class Found:
     def regret(self) -> float | None:
         """Return the mean share of the clairvoyant bound that fusion misses below capacity; None without a bound."""
         regrets = [
-            1 - seen.points[SHARES.index(share)].attainment / bound
+            1 - seen.points[SHARES.index(share)].whole / bound
             for seen, bounds in zip(self.shown[FUSION], self.bounds, strict=False)
             for share, bound in zip(BELOW, bounds, strict=False)
         ]

@@ -101,7 +101,7 @@ class Line:
 
     def at(self, rate: float, seed: int) -> search.Run:
         self.runs.append(rate)
-        return search.Run(min(1.0, self.knee / rate) ** 4, 1.0, 1.0, 1.0, 1.0)
+        return search.Run(min(1.0, self.knee / rate) ** 4, 1.0, 1.0, 1.0, 1.0, 1.0)
 
     def reaches(self, rate: float) -> bool:
         return self.at(rate, 0).attainment >= search.TARGET
@@ -138,7 +138,7 @@ def test_runs_that_were_made_are_remembered_when_the_script_was_stopped(tmp_path
 
 def found(fusion: list[float], other: list[float], highest: tuple[float, float], folder: Path) -> tables.Found:
     def seen(attainments: list[float], rate: float) -> list[search.Seen]:
-        return [search.Seen(tuple(search.Run(it, it, 1.0, 2.0, 3.0) for it in attainments), rate)]
+        return [search.Seen(tuple(search.Run(it, it, it, 1.0, 2.0, 3.0) for it in attainments), rate)]
 
     shown = {"fusion": seen(fusion, highest[0]), **{name: seen(other, highest[1]) for name in systems.STOCK}}
     return tables.Found(cell(folder), [10.0], dict.fromkeys(shown, ""), shown, [[1.0]])
@@ -163,6 +163,15 @@ def test_a_cell_that_no_stock_configuration_serves_is_named_and_left_out(folder:
     assert len(tables.rates([good, bad])) == 1
 
 
+def test_only_what_arrives_in_the_window_is_counted(folder: Path) -> None:
+    one = cell(folder)
+    trace = one.traffic(8.0, 10.0, 0)
+    config = systems.stock(one)[systems.STOCK[0]]["512 tokens"]
+    everything, end = (search.measured(config, trace, window) for window in ((0.0, 10.0), (9.0, 10.0)))
+    assert everything.attainment == everything.whole == end.whole
+    assert end.ttft_worst_s <= everything.ttft_worst_s
+
+
 @pytest.mark.moderate
 def test_what_is_switched_off_or_deceived_still_has_the_same_gpus(folder: Path) -> None:
     one = cell(folder)
@@ -183,10 +192,10 @@ def test_what_is_switched_off_or_deceived_still_has_the_same_gpus(folder: Path) 
 def test_a_wrong_profile_deceives_the_policy_and_leaves_the_engines(folder: Path) -> None:
     one = cell(folder)
     ours, theirs = systems.fusion(one), systems.stock(one)[systems.STOCK[0]]["512 tokens"]
-    trace = one.traffic(8.0, 10.0, 0)
+    trace, whole = one.traffic(8.0, 10.0, 0), (0.0, 10.0)
     for deceive in (lambda config: sensitivity.believes(config, 1.3), sensitivity.one_slow):
-        assert search.measured(deceive(ours), trace) != search.measured(ours, trace)
-    assert search.measured(sensitivity.believes(theirs, 1.3), trace) == search.measured(theirs, trace)
+        assert search.measured(deceive(ours), trace, whole) != search.measured(ours, trace, whole)
+    assert search.measured(sensitivity.believes(theirs, 1.3), trace, whole) == search.measured(theirs, trace, whole)
 
 
 def test_old_loads_are_a_second_old() -> None:
@@ -204,7 +213,7 @@ def test_old_loads_are_a_second_old() -> None:
 
 @pytest.mark.slow
 def test_one_cell_is_made_of_real_runs(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(search, "PER_WORKER", 15)
+    monkeypatch.setattr(cells, "PER_WORKER", 15)
     memory = search.Memory()
     one = matrix.examined(cell(folder), cells.SHOWN[:1], memory)
     assert one.capacity > 0
