@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Sequence
+from typing import Any
 
 import matplotlib as mpl
 from experiment import RESULTS
@@ -16,7 +17,10 @@ from pdplugins.files import write_whole
 mpl.use("Agg")
 from matplotlib import pyplot as plt
 
-STYLES = {FUSION: {"color": "black", "linewidth": 1.8}, **{name: {"linestyle": "--"} for name in STOCK}}
+STYLES: dict[str, dict[str, Any]] = {
+    FUSION: {"color": "black", "linewidth": 1.8},
+    **{name: {"linestyle": "--"} for name in STOCK},
+}
 WIDTH, HEIGHT = 1.75, 1.35
 """Inches of one small picture."""
 
@@ -36,7 +40,7 @@ def curves(name: str, found: Sequence[Found]) -> None:
             one = cells.get(f"{hardware} {workload} {slo}")
             for system in one.shown if one else ():
                 values = [100 * one.attainment(system, share) for share in SHARES]  # type: ignore[union-attr]
-                axes.plot(SHARES, values, label=system, linewidth=0.9, **STYLES.get(system, {}))
+                axes.plot(SHARES, values, label=system, **{"linewidth": 0.9, **STYLES.get(system, {})})
             axes.spines[["top", "right"]].set_visible(False)
             axes.tick_params(labelsize=6)
             if line == 0:

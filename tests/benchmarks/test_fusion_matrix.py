@@ -14,6 +14,7 @@ import ablation
 import cells
 import few
 import matrix
+import pictures
 import search
 import sensitivity
 import stale
@@ -154,6 +155,20 @@ def test_the_tables_say_where_fusion_loses(folder: Path) -> None:
     assert row["regret below 1"] == pytest.approx(0.2)
     assert (summary["lost"], summary["goodput falls below 90 % at 3"]) == (1, 1)
     assert summary["gain"] == pytest.approx(1.25)
+
+
+@pytest.mark.moderate
+def test_a_cell_that_no_stock_configuration_serves_has_an_empty_picture(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pictures, "RESULTS", folder)
+    good = found([1.0] * 6, [1.0, 0.9, 0.5, 0.1, 0.1, 0.1], (3.0, 1.0), folder)
+    bad = tables.Found(cell(folder, "strict"), [0.0], {}, {}, [])
+    pictures.curves("systems", [good, bad])
+    pictures.gains("rates", [good, bad])
+    drawn = [(folder / f"fusion-{name}.svg").read_text(encoding="utf-8") for name in ("systems", "rates")]
+    assert ["h100, strict" in drawn[0], "h100, middle" in drawn[0]] == [True, True]
+    assert ["strict" in drawn[1], "h100 conversation middle" in drawn[1]] == [False, True]
 
 
 def test_a_cell_that_no_stock_configuration_serves_is_named_and_left_out(folder: Path) -> None:
