@@ -133,13 +133,14 @@ def measured(config: Config, trace: Trace, window_s: tuple[float, float]) -> Run
     ttft_s = np.array([never if r.error or r.ttft_s is None else r.ttft_s for r in records])
     tpot_s = np.array([never if r.error or r.tpot_s is None else r.tpot_s for r in records])
     good = metrics.inside(ttft_s, tpot_s, Slo(**config["slo"]))
+    answered_s = ttft_s[np.isfinite(ttft_s)]
     tokens = np.array([record.isl_tokens + record.osl_tokens for record in records])
     return Run(
         attainment=float(good.mean()),
         whole=result.metrics.slo_attainment or 0.0,
         by_tokens=float(tokens[good].sum() / tokens.sum()),
-        ttft_p99_s=float(np.percentile(ttft_s, 99, method="lower")),
-        ttft_worst_s=float(ttft_s.max()),
+        ttft_p99_s=float(np.percentile(answered_s, 99)) if answered_s.size else 0.0,
+        ttft_worst_s=float(answered_s.max(initial=0.0)),
         watts=(outcome.energy_j or 0.0) / outcome.duration_s,
     )
 
