@@ -29,17 +29,19 @@ manifest.check_script(sys.argv[0])
 
 
 def publish(
-    paper: str, name: str, rows: Sequence[Row], *, title: str, published: str, seed: int = 0, notes: Sequence[str] = ()
-) -> None:
+    paper: str, name: str, rows: Sequence[Row], *, title: str, published: str, seed: int = 0, notes: Sequence[str] = (),
+    more: Mapping[str, Any] | None = None,
+) -> None:  # fmt: skip
     """Write the results of one experiment, and its table into the page of the paper.
 
     :param rows: one for each line of the table; the keys of the first are the columns.
     :param published: what the paper reports, in a sentence.
     :param notes: what a reader must know: differences from the paper's set-up, and why.
+    :param more: what the result holds beside the rows, and its page does not show.
     """
     data = {
         "experiment": f"{paper} {name}", "title": title, **record("simulated", seed=seed, command=command()),
-        "published": published, "notes": list(notes), "rows": list(rows), "samples": samples(),
+        "published": published, "notes": list(notes), "rows": list(rows), "samples": samples(), **(more or {}),
     }  # fmt: skip
     save(f"{paper}-{name}", data)
     sys.stdout.write(show(manifest.read(f"{paper}-{name}")) + "\n")

@@ -1,175 +1,175 @@
 #!/usr/bin/env python3
-"""Fusion against the other routers and the best tuned stock configurations, from half to three times capacity.
+"""Fusion against the five plugins and the best tuned stock configurations, from half to three times capacity.
 
-One cell of the matrix is a profile, a workload and the SLOs. Each cell is a result of its own, so that the matrix may
-be made cell by cell. Rates are shares of what fusion's programme says the hardware serves at most.
+    python benchmarks/fusion/matrix.py --traces DIR [--only h100 middle] [--seeds 1] [--minutes 4]
+
+It goes on where it was stopped, also after `--minutes`. The tables are written when all cells are done.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import sys
+import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from statistics import fmean
-from typing import Any
 
-from experiment import Row, draw, publish, run, workload
+import pictures
+import search
+import tables
+from cells import (
+    FILES,
+    GAP_SCALE,
+    HARDWARE,
+    MOST_ROUNDS,
+    PER_WORKER,
+    RESIDENCES,
+    SHOWN,
+    TPOT_FACTORS,
+    TTFT_FACTOR,
+    TUNED,
+    Cell,
+)
+from experiment import publish
+from search import HOPELESS, SHARES, Memory, OutOfTimeError, Seen, Trial
+from systems import STOCK, systems
+from tables import Found
 
-from pdplugins.config import parse
-from pdplugins.policies.fusion.config import FusionSettings
-from pdplugins.policies.fusion.core import Core
-from pdplugins.runtime.assembly import build_deployment
-
-LENGTHS = Path(__file__).parents[1] / "dynaserve" / "lengths.json"
-SHARES = (0.5, 0.8, 1.0, 1.5, 3.0)
-"""Rates, as shares of the capacity."""
-TUNED_AT = 0.8
-"""Rate at which what has a setting is tuned."""
-SHOWN, TUNED = (0, 1), 9
-"""Seeds: every figure is the mean of the first ones, and settings are tuned on the last."""
-REQUESTS = 700
-"""Requests of a run at the capacity; the duration is the same at all rates."""
-CHUNKS = (256, 512, 1024, 2048)
-TARGET = 0.9
-"""Attainment of the highest rate."""
-Config = dict[str, Any]
-
-
-@dataclass(frozen=True)
-class Cell:
-    """One cell of the matrix: hardware, traffic and objectives."""
-
-    profile: str
-    tp: int
-    workers: int
-    lengths: str
-    ttft_s: float
-    tpot_s: float
-
-    def config(self, prefill: int | None = None, **parts: Any) -> Config:
-        """Return a config with `prefill` prefill workers; half of them when it is not given."""
-        prefill = self.workers // 2 if prefill is None else prefill
-        pools = {
-            "prefill": {"replicas": prefill, "tp": self.tp},
-            "decode": {"replicas": self.workers - prefill, "tp": self.tp},
-        }
-        deployment = {"profile": self.profile, "gpu_budget": self.tp * self.workers, **pools}
-        return {"slo": {"ttft_s": self.ttft_s, "tpot_s": self.tpot_s}, "deployment": deployment, **parts}
-
-    def traffic(self, rate: float, seed: int) -> list[Any]:
-        """Return Poisson arrivals."""
-        pairs = json.loads(LENGTHS.read_text())[self.lengths]
-        duration_s = round(REQUESTS / self.capacity(), 1)
-        return workload(duration_s=duration_s, seed=seed, arrivals={"kind": "poisson", "rate": rate}, pairs=pairs)
-
-    def capacity(self) -> float:
-        """Return the requests a second that the programme says are served at most."""
-        pairs = json.loads(LENGTHS.read_text())[self.lengths]
-        isl, osl = (fmean(column) for column in zip(*pairs, strict=True))
-        deployment = build_deployment(parse(self.config()))
-        tokens = deployment.perf.kv_capacity_tokens(self.tp)
-        does = Core(FusionSettings(), deployment).frontier(isl, osl, tokens)
-        best = does.best(self.workers)
-        return does.rate(best, self.workers - best)
+from pdplugins.errors import PdpluginsError
 
 
-CELLS = {
-    "h100-conversation": Cell("h100/llama-3.1-70b-fp8", 2, 4, "azure-conversation", 2.0, 0.08),
-    "a100-code": Cell("a100/qwen2.5-14b", 1, 8, "azure-code", 2.0, 0.1),
-    "h800-strict": Cell("h800/llama-3.1-8b", 1, 8, "azure-conversation", 1.0, 0.015),
-}
+def cells(folder: Path, only: Sequence[str] = ()) -> list[Cell]:
+    """Return the cells whose name has all words of `only`, or all."""
+    every = [
+        Cell(hardware, workload, slo, folder)
+        for slo in ("middle", "strict", "loose")
+        for workload in FILES
+        for hardware in HARDWARE
+    ]
+    assert set(TPOT_FACTORS) == {cell.slo for cell in every}
+    return [cell for cell in every if set(only) <= set(cell.name.split())]
 
 
-def colocated(cell: Cell, chunk: int) -> Config:
-    """Return whole requests on the least loaded worker, prefilled in chunks."""
-    return cell.config(router={"name": "least-loaded", "colocated": True}, simulation={"step_tokens": chunk})
+def examined(cell: Cell, seeds: Sequence[int], memory: Memory) -> Found:
+    """Run everything on one cell."""
+    chosen = {name: search.tuned(cell, name, tried, memory) for name, tried in systems(cell).items()}
+    stock = {name: chosen[name] for name in STOCK}
+    capacities = [search.capacity(cell, stock, seed, memory) for seed in seeds]
+    shown: dict[str, list[Seen]] = {name: [] for name in chosen}
+    bounds: list[list[float]] = []
+    for seed, capacity in zip(seeds, capacities, strict=True):
+        if not capacity:
+            continue
+        duration_s = cell.lasts_s(capacity)
+        for name, one in chosen.items():
+            trial = Trial(cell, one.config, duration_s, memory, search.policies(name))
+            shown[name].append(search.seen(trial, capacity, seed))
+        if seed == seeds[0]:
+            bounds.append(search.bounds(cell, capacity, seed, memory))
+    return Found(cell, capacities, {name: one.setting for name, one in chosen.items()}, shown, bounds)
 
 
-def static(cell: Cell, prefill: int) -> Config:
-    """Return fixed pools of prefill and decode workers."""
-    return cell.config(prefill, router={"name": "least-loaded"})
+def told(found: Found) -> Iterator[str]:
+    """Yield what a terminal shows of one cell."""
+    yield f"{found.cell.name}: {found.cell.objectives()}, capacity {found.capacity:.4g} requests/s"
+    for name, runs in found.shown.items():
+        points = " ".join(f"{found.attainment(name, share):.3f}" for share in SHARES) if runs else "no capacity"
+        yield f"  {name:28s} {found.settings[name]:22s} {points}  up to {found.highest(name):.2f}"
 
 
-def systems(cell: Cell) -> dict[str, Config]:
-    """Return every system by name; the tuned ones with what serves most of the traffic for tuning."""
-    trace = cell.traffic(TUNED_AT * cell.capacity(), TUNED)
-
-    def best(configs: Mapping[str, Config]) -> tuple[str, Config]:
-        return max(configs.items(), key=lambda item: measured(item[1], trace)["attainment"])
-
-    chunks = {f"co-located, best chunk: {chunk}": colocated(cell, chunk) for chunk in CHUNKS}
-    splits = {f"best static split: {n}P{cell.workers - n}D": static(cell, n) for n in range(1, cell.workers)}
-    label = {"flip": "label"}
-    return {
-        "fusion": cell.config(bundle="fusion", simulation={**label, "overlap": True}),
-        "arrow": cell.config(router="arrow", simulation={**label, "step_tokens": 2048}),
-        "dynaserve": cell.config(router="dynaserve", batch_scheduler="dynaserve", simulation={"overlap": True}),
-        "co-located, SLO-sized steps": cell.config(
-            router={"name": "least-loaded", "colocated": True}, batch_scheduler="dynaserve"
-        ),
-        **dict([best(chunks), best(splits)]),
-    }
-
-
-def measured(config: Config, trace: Sequence[Any]) -> dict[str, float]:
-    """Return what the clients got of one run."""
-    result, outcome = run(config, trace)
-    return {
-        "attainment": result.metrics.slo_attainment or 0.0,
-        "worst_ttft_s": max((record.ttft_s or 0.0 for record in outcome.records), default=0.0),
-    }
+PUBLISHED = "none; the rivals are our other plugins and stock configurations, each with the best of its settings."
+HARDWARE_TOLD = "; ".join(f"{name}: {it.profile}, {it.workers} workers of TP {it.tp}" for name, it in HARDWARE.items())
+SLOS_TOLD = ", ".join(f"{name} {factor:g}" for name, factor in TPOT_FACTORS.items())
+NOTES = (
+    f"{HARDWARE_TOLD}. Traffic: requests of recorded traces (Azure 2023 conversation and code, Mooncake conversation, "
+    "tau-bench agents, and nine Azure conversations to one Mooncake document of at most 12,288 tokens) with Poisson "
+    f"arrivals; agents keep {GAP_SCALE:g} of their gaps and {MOST_ROUNDS} rounds.",
+    f"TTFT is {TTFT_FACTOR:g} times the prefill of a mean prompt; TPOT a multiple of the decode step of one request of "
+    f"mean context: {SLOS_TOLD}.",
+    f"Settings are the best on the first half of each trace (seed {TUNED}); what is shown is from the "
+    "second half, the mean of the seeds. Capacity is the highest rate that the best stock configuration serves to "
+    f"90 %, found for each seed; a run lasts as long at all rates: for {PER_WORKER} requests a "
+    f"worker at capacity, and for at least {RESIDENCES:g} times as long as a mean request may stay within its "
+    "objectives. What arrives in the first of these times is not counted.",
+    f"A system below {HOPELESS:.0%} of attainment is not run at higher rates: its last run stands there too, which "
+    "favours it. Fusion is always run. Nothing of fusion is tuned.",
+    "The highest rate is found by halving between the rates that are run, and on the line between the last two.",
+)
 
 
-def highest(points: Sequence[tuple[float, float]]) -> float:
-    """Return the highest rate whose attainment is `TARGET`, on the line between the rates that were run."""
-    reached = 0.0
-    for (before, high), (after, low) in zip(((0.0, 1.0), *points), points, strict=False):
-        if low < TARGET:
-            return before + (after - before) * (high - TARGET) / (high - low)
-        reached = after
-    return reached
-
-
-def main() -> None:
-    """Run one cell."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("cell", choices=CELLS)
-    name = parser.parse_args().cell
-    cell = CELLS[name]
-    capacity, rows, lines = cell.capacity(), list[Row](), dict[str, tuple[list[float], list[float]]]()
-    traces = {share: [cell.traffic(share * capacity, seed) for seed in SHOWN] for share in SHARES}
-    for system, config in systems(cell).items():
-        runs = {share: [measured(config, trace) for trace in traces[share]] for share in SHARES}
-        points = [(share, fmean(one["attainment"] for one in runs[share])) for share in SHARES]
-        lines[system] = [share * capacity for share, _ in points], [100 * value for _, value in points]
-        goodput = [share * value for share, value in points]
-        rows.append(
-            {
-                "system": system,
-                **{f"at {share:g}": value for share, value in points},
-                "rate at 90 %, req/s": highest(points) * capacity,
-                "goodput at 3, of its peak": goodput[-1] / max(*goodput, 1e-9),
-                "worst TTFT at 1.5, s": max(one["worst_ttft_s"] for one in runs[1.5]),
-            }
-        )
-    draw("fusion", name, lines, x="requests/s", y="SLO attainment, %")
+def publish_all(found: Sequence[Found], seeds: int) -> None:
+    """Write the results with their tables and pictures."""
+    pictures.gains("rates", found)
+    pictures.curves("systems", found)
     publish(
-        "fusion", name, rows, seed=SHOWN[0], title=f"{cell.profile}, {cell.lengths}: TTFT {cell.ttft_s:g} s, TPOT "
-        f"{1e3 * cell.tpot_s:g} ms, {cell.workers} workers of TP {cell.tp}",
-        published="none; the rivals are our other routers and stock configurations tuned on traffic of another seed.",
+        "fusion", "rates", tables.rates(found), title="Fusion in every cell", published=PUBLISHED, seed=SHOWN[0],
         notes=(
-            f"share of requests inside both SLOs at shares of {capacity:.1f} requests/s, which is what the programme "
-            f"says is served at most; Poisson arrivals for {REQUESTS / capacity:.0f} s, mean of seeds "
-            f"{SHOWN[0]} and {SHOWN[1]}",
-            f"chunk and split are the best of {len(CHUNKS)} and {cell.workers - 1} at {TUNED_AT:g} of that, on seed "
-            f"{TUNED}; nothing of fusion, Arrow or DynaServe is tuned",
-            "goodput is the rate of the arrivals that are served inside both SLOs",
-            "the rate at 90 % lies on the line between the rates that were run",
+            f"Seeds: {', '.join(map(str, SHOWN[:seeds]))}.",
+            *NOTES,
+            "A lead is fusion's attainment less that of the best of all other systems at that rate, in points; the "
+            "least one is over all rates. Goodput: arrivals served inside both SLOs. Regret: share of what any policy "
+            "could attain at most that fusion misses at 0.8, first seed; sessions have no such bound.",
         ),
+        more={"summary": tables.summary(found)},
+    )  # fmt: skip
+    publish(
+        "fusion", "price", tables.price(found), title="The price: who waits, and what the GPUs draw", seed=SHOWN[0],
+        published=PUBLISHED,
+        notes=(
+            "By tokens: share of all prompt and output tokens that belong to requests inside both SLOs.",
+            "Watts are of all GPUs, by the power models of the profiles, which nobody measured.",
+        ),
+    )  # fmt: skip
+    publish(
+        "fusion", "systems", tables.overview(found), title="Every system, over all cells", published=PUBLISHED,
+        seed=SHOWN[0], notes=("One small picture for each cell; rates are shares of its capacity.",),
+        more={"cells": tables.details(found)},
     )  # fmt: skip
 
 
+def cell(folder: str) -> dict[str, list[tables.Row]]:
+    """Return a part of one row, computed again: benchmarks/equality.py."""
+    one, memory = Cell("h100", "conversation", "middle", Path(folder).resolve()), Memory()
+    tried = systems(one)
+    stock = {name: search.tuned(one, name, tried[name], memory) for name in STOCK}
+    capacities = [search.capacity(one, stock, seed, memory) for seed in SHOWN]
+    config = tried["fusion"][""]
+    attainments = [
+        Trial(one, config, one.lasts_s(capacity), memory, search.policies("fusion")).at(capacity, seed).attainment
+        for seed, capacity in zip(SHOWN, capacities, strict=True)
+    ]
+    return {
+        "fusion-rates": [{"cell": one.name, "capacity, req/s": fmean(capacities), "fusion at 1": fmean(attainments)}]
+    }
+
+
+def main() -> int:
+    """Run what is not there yet; return 75 (try again) where the time was over first."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--traces", type=Path, required=True, help="folder that holds the traces")
+    parser.add_argument("--only", nargs="+", default=[], help="words of the names of the cells; nothing is published")
+    parser.add_argument(
+        "--seeds", type=int, default=len(SHOWN), help="the first so many; nothing is published with less"
+    )
+    parser.add_argument("--minutes", type=float, default=float("inf"), help="stop then; go on when called again")
+    options = parser.parse_args()
+    memory = Memory(search.MEMORY, time.monotonic() + 60 * options.minutes)
+    found = []
+    try:
+        for cell in cells(options.traces.resolve(), options.only):
+            found.append(examined(cell, SHOWN[: options.seeds], memory))
+            print("\n".join(told(found[-1])), flush=True)
+    except OutOfTimeError:
+        print("stopped: the time is over; call it again to go on")
+        return 75
+    except PdpluginsError as error:
+        print(f"matrix.py: {error}", file=sys.stderr)
+        return 2
+    if not options.only:
+        publish_all(found, options.seeds)
+    return 0
+
+
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -1,0 +1,239 @@
+"""The matrix of fusion: fair cells, a search that finds the highest rate, and runs that are not made twice."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks" / "fusion"))
+
+import ablation
+import cells
+import few
+import matrix
+import pictures
+import search
+import sensitivity
+import stale
+import systems
+import tables
+
+from pdplugins.config import parse
+from pdplugins.errors import PdpluginsError
+
+REQUESTS = 60
+HEAD = "TIMESTAMP,ContextTokens,GeneratedTokens\n"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    lines = [f"2023-11-16 18:15:{at:02d}.0000000,{500 + 20 * at},{20 + at}\n" for at in range(REQUESTS)]
+    (tmp_path / cells.FILES["conversation"][0]).write_text(HEAD + "".join(lines))
+    return tmp_path
+
+
+def cell(folder: Path, slo: str = "middle") -> cells.Cell:
+    return cells.Cell("h100", "conversation", slo, folder)
+
+
+def test_what_is_tuned_on_is_never_shown(folder: Path) -> None:
+    one = cell(folder)
+    tuned = {request.isl_tokens for request in one.traffic(10.0, 20.0, cells.TUNED)}
+    shown = {request.isl_tokens for seed in cells.SHOWN for request in one.traffic(10.0, 20.0, seed)}
+    assert tuned
+    assert shown
+    assert not tuned & shown
+
+
+def test_a_run_lasts_as_long_at_every_rate(folder: Path) -> None:
+    one = cell(folder)
+    for rate in (20.0, 60.0):
+        trace = one.traffic(rate, 20.0, 0)
+        assert len(trace) == 20 * rate
+        assert trace[-1].arrival_s == pytest.approx(20.0, rel=0.15)
+        assert trace == one.traffic(rate, 20.0, 0)
+
+
+def test_a_session_counts_as_all_its_requests(tmp_path: Path) -> None:
+    rows = [f"s{session},{index},{500 + 40 * index},20\n" for session in range(40) for index in range(4)]
+    text = "session,round,input_tokens_est,output_tokens_est\n" + "".join(rows)
+    (tmp_path / cells.FILES["agents"][0]).write_text(text)
+    trace = cells.Cell("h100", "agents", "middle", tmp_path).traffic(20.0, 30.0, 0)
+    assert sum(map(cells.turns, trace)) == pytest.approx(600, rel=0.02)
+    assert len({request.session for request in trace}) == len(trace)
+
+
+def test_a_tighter_slo_is_a_smaller_multiple_of_the_same_step(folder: Path) -> None:
+    tpot = {slo: cell(folder, slo).objectives()["tpot_s"] for slo in cells.TPOT_FACTORS}
+    assert tpot["strict"] < tpot["middle"] < tpot["loose"]
+    assert tpot["loose"] / tpot["strict"] == pytest.approx(4.0, rel=0.05)
+
+
+def test_a_trace_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(PdpluginsError, match=r"no AzureLLMInferenceTrace_conv\.csv under"):
+        cell(tmp_path).traffic(1.0, 1.0, 0)
+
+
+def test_every_setting_of_every_system_has_the_same_gpus_and_slos(folder: Path) -> None:
+    one = cell(folder)
+    for tried in systems.systems(one).values():
+        for config in tried.values():
+            pools = parse(config).deployment
+            used = pools.prefill.replicas * pools.prefill.tp + pools.decode.replicas * pools.decode.tp
+            assert used == pools.gpu_budget == one.on.gpus
+            assert config["slo"] == one.objectives()
+
+
+def test_every_system_names_code_that_is_declared(folder: Path) -> None:
+    prints = [search.code(search.policies(system)) for system in systems.systems(cell(folder))]
+    assert len(set(prints)) >= 6, "a change of one policy leaves the runs of the others"
+
+
+@dataclass
+class Line:
+    """A system that serves everything up to `knee`, and a share of the rest."""
+
+    knee: float
+    runs: list[float] = field(default_factory=list)
+    policies: tuple[str, ...] = ("stock",)
+
+    def at(self, rate: float, seed: int) -> search.Run:
+        self.runs.append(rate)
+        return search.Run(min(1.0, self.knee / rate) ** 4, 1.0, 1.0, 1.0, 1.0, 1.0)
+
+    def reaches(self, rate: float) -> bool:
+        return self.at(rate, 0).attainment >= search.TARGET
+
+
+@pytest.mark.parametrize("knee", [2.5, 4.0, 7.9])
+def test_the_highest_rate_is_found(knee: float) -> None:
+    line = Line(knee)
+    true = knee / search.TARGET**0.25
+    assert search.climbed(line.reaches, 0.0, 4.0) == pytest.approx(true, rel=0.05)
+    assert search.seen(Line(knee), 4.0, 0).highest == pytest.approx(true / 4, rel=0.05)  # type: ignore[arg-type]
+
+
+def test_a_setting_that_is_not_better_costs_one_run() -> None:
+    line = Line(1.0)
+    assert search.climbed(line.reaches, 1.5, 4.0) == 0.0
+    assert len(line.runs) == 1
+
+
+def test_only_rivals_stop_where_they_serve_nothing() -> None:
+    rival, fusion = Line(0.2), Line(0.2, policies=("fusion",))
+    assert search.seen(rival, 1.0, 0).points[-1].attainment > search.seen(fusion, 1.0, 0).points[-1].attainment  # type: ignore[arg-type]
+    assert max(fusion.runs) == search.SHARES[-1]
+
+
+def test_runs_that_were_made_are_remembered_when_the_script_was_stopped(tmp_path: Path) -> None:
+    file = tmp_path / "runs" / "x.jsonl"
+    search.Memory(file).of(["a", 1.5], lambda: [0.25, 3.0])
+    again = search.Memory(file, until=0.0)
+    assert again.of(["a", 1.5], lambda: pytest.fail("made twice")) == [0.25, 3.0]
+    with pytest.raises(search.OutOfTimeError):
+        again.of(["a", 1.6], lambda: [0.0])
+
+
+def found(fusion: list[float], other: list[float], highest: tuple[float, float], folder: Path) -> tables.Found:
+    def seen(attainments: list[float], rate: float) -> list[search.Seen]:
+        return [search.Seen(tuple(search.Run(it, it, it, 1.0, 2.0, 3.0) for it in attainments), rate)]
+
+    shown = {"fusion": seen(fusion, highest[0]), **{name: seen(other, highest[1]) for name in systems.STOCK}}
+    return tables.Found(cell(folder), [10.0], dict.fromkeys(shown, ""), shown, [[1.0]])
+
+
+def test_the_tables_say_where_fusion_loses(folder: Path) -> None:
+    one = found([0.9, 0.8, 0.95, 0.9, 0.75, 0.4], [1.0, 0.7, 0.9, 0.5, 0.2, 0.1], (1.5, 1.2), folder)
+    row, summary = tables.rates([one])[0], tables.summary([one])
+    assert row["fusion's highest rate over it"] == pytest.approx(1.25)
+    assert (row["least lead, points"], row["there"]) == (pytest.approx(-10.0), 0.5)
+    assert row["lead at 1.5"] == pytest.approx(40.0)
+    assert row["goodput at 3, of its peak till there"] == pytest.approx(1.2 / 1.5)
+    assert row["regret below 1"] == pytest.approx(0.2)
+    assert (summary["lost"], summary["goodput falls below 90 % at 3"]) == (1, 1)
+    assert summary["gain"] == pytest.approx(1.25)
+
+
+@pytest.mark.moderate
+def test_a_cell_that_no_stock_configuration_serves_has_an_empty_picture(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pictures, "RESULTS", folder)
+    good = found([1.0] * 6, [1.0, 0.9, 0.5, 0.1, 0.1, 0.1], (3.0, 1.0), folder)
+    bad = tables.Found(cell(folder, "strict"), [0.0], {}, {}, [])
+    pictures.curves("systems", [good, bad])
+    pictures.gains("rates", [good, bad])
+    drawn = [(folder / f"fusion-{name}.svg").read_text(encoding="utf-8") for name in ("systems", "rates")]
+    assert ["h100, strict" in drawn[0], "h100, middle" in drawn[0]] == [True, True]
+    assert ["strict" in drawn[1], "h100 conversation middle" in drawn[1]] == [False, True]
+
+
+def test_a_cell_that_no_stock_configuration_serves_is_named_and_left_out(folder: Path) -> None:
+    good = found([1.0] * 6, [1.0] * 6, (3.0, 3.0), folder)
+    bad = tables.Found(cell(folder, "strict"), [0.0], {}, {}, [])
+    assert tables.summary([good, bad])["left out"] == ["h100 conversation strict"]
+    assert len(tables.rates([good, bad])) == 1
+
+
+def test_only_what_arrives_in_the_window_is_counted(folder: Path) -> None:
+    one = cell(folder)
+    trace = one.traffic(8.0, 10.0, 0)
+    config = systems.stock(one)[systems.STOCK[0]]["512 tokens"]
+    everything, end = (search.measured(config, trace, window) for window in ((0.0, 10.0), (9.0, 10.0)))
+    assert everything.attainment == everything.whole == end.whole
+    assert end.ttft_worst_s <= everything.ttft_worst_s
+
+
+@pytest.mark.moderate
+def test_what_is_switched_off_or_deceived_still_has_the_same_gpus(folder: Path) -> None:
+    one = cell(folder)
+    theirs = systems.stock(one)[systems.STOCK[0]]["512 tokens"]
+    yard = few.Yard(one, {systems.STOCK[0]: search.Tuned("", theirs, 1.0)}, [10.0], search.Memory())
+    stale.add()
+    configs = [*ablation.variants(one).values()]
+    configs += [config for _, *pair in sensitivity.deceits(yard) for config in pair]
+    assert len(configs) == 7 + 2 * 6
+    for config in configs:
+        parsed = parse(config)
+        pools = parsed.deployment
+        extra = sum(more.tp for more in parsed.simulation.extra)
+        assert pools.prefill.replicas * pools.prefill.tp + pools.decode.replicas * pools.decode.tp + extra == 8
+
+
+@pytest.mark.moderate
+def test_a_wrong_profile_deceives_the_policy_and_leaves_the_engines(folder: Path) -> None:
+    one = cell(folder)
+    ours, theirs = systems.fusion(one), systems.stock(one)[systems.STOCK[0]]["512 tokens"]
+    trace, whole = one.traffic(8.0, 10.0, 0), (0.0, 10.0)
+    for deceive in (lambda config: sensitivity.believes(config, 1.3), sensitivity.one_slow):
+        assert search.measured(deceive(ours), trace, whole) != search.measured(ours, trace, whole)
+    assert search.measured(sensitivity.believes(theirs, 1.3), trace, whole) == search.measured(theirs, trace, whole)
+
+
+def test_old_loads_are_a_second_old() -> None:
+    from pdplugins.sim.core.views import LiveView  # noqa: PLC0415
+    from pdplugins.types import Role  # noqa: PLC0415
+
+    worker, reports = LiveView("p0", Role.PREFILL, 1, 1000, ()), stale.Reports()
+    seen = []
+    for tenth in range(30):
+        worker.load.queued_tokens = tenth
+        seen.append(reports.of((worker,), tenth / 10)[0].load.queued_tokens)
+    assert seen[:11] == [0] * 11
+    assert all(9 <= now - then <= 12 for now, then in enumerate(seen[12:], start=12))
+
+
+@pytest.mark.slow
+def test_one_cell_is_made_of_real_runs(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cells, "PER_WORKER", 15)
+    memory = search.Memory()
+    one = matrix.examined(cell(folder), cells.SHOWN[:1], memory)
+    assert one.capacity > 0
+    assert all(seen[0].points[0].attainment > 0 for seen in one.shown.values())
+    assert max(one.highest(name) for name in systems.STOCK) >= 0.85, "the capacity is that of a stock configuration"
+    row = tables.rates([one])[0]
+    assert row["capacity, req/s"] == one.capacity
+    assert next(matrix.told(one)).startswith("h100 conversation middle: ")
