@@ -1,4 +1,4 @@
-"""Adds ``pdplugins simulate``, ``pdplugins compare`` and ``pdplugins bound``."""
+"""Adds ``pdplugins simulate``, ``compare``, ``bound`` and ``advise``."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import typer
 
 from pdplugins import hookimpl
 from pdplugins.files import check_outputs
+from pdplugins.studies.advise.commands import EXAMPLES, advise
 
 if TYPE_CHECKING:
     from pdplugins.sim.report.ranking import Run
@@ -47,6 +48,7 @@ def pd_register_commands(app: typer.Typer) -> None:
     app.command()(simulate)
     app.command()(compare)
     app.command()(bound)
+    app.command(epilog=EXAMPLES)(advise)
 
 
 def simulate(  # noqa: PLR0913 - the options of a command
