@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
-from typing import Annotated, Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 import yaml
@@ -16,6 +17,10 @@ from pdplugins.config import find, load, resolved
 from pdplugins.errors import PdpluginsError, one_line
 from pdplugins.hosts.dynamo.local.commands import serve
 from pdplugins.registry import Registry, default_registry
+
+if TYPE_CHECKING:
+    from pdplugins.config import Config
+    from pdplugins.workloads.trace import TraceRequest
 
 _SETTINGS: dict[str, Any] = {
     "no_args_is_help": True,
@@ -49,8 +54,16 @@ def pdplugins(version: Version = False) -> None:
 
 
 @dynamo_app.callback()
-def dynamo(version: Version = False) -> None:
+def dynamo(context: typer.Context, version: Version = False) -> None:
     """Run NVIDIA Dynamo on this machine, scaled by a pdplugins planner."""
+    context.obj = _hindsight
+
+
+def _hindsight(config: Config, requests: Sequence[TraceRequest], gpus_held: float) -> list[str]:
+    """Say how fixed pools would have done: hosts do not import the simulator."""
+    from pdplugins.studies import hindsight  # noqa: PLC0415 - the simulator loads when it is needed
+
+    return hindsight.lines(config, requests, gpus_held)
 
 
 dynamo_app.command()(serve)

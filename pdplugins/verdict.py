@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -102,6 +103,16 @@ def missed(times: Times, slo: Slo, starting: Sequence[tuple[float, float]] = ())
     )
 
 
+def starting_spells(changes: Iterable[tuple[float, int]], startup_s: float) -> Iterator[tuple[float, float]]:
+    """Yield (from, to) for each time in which new workers were on their way.
+
+    :param changes: (second, workers wanted), the first one what there was at start.
+    """
+    for (_, before), (at_s, workers) in pairwise(changes):
+        if workers > before:
+            yield at_s, at_s + startup_s
+
+
 def _attainment(times: Times, slo: Slo, ttft: float, tpot: float) -> float:
     good = metrics.inside(times.ttft_s * ttft, times.tpot_s * tpot, slo)
     return metrics.attainment(int(good.sum()), len(good)) or 0.0
@@ -158,6 +169,12 @@ def lines(found: Missed, slo: Slo) -> list[str]:
             f"{spell.missed} of {spell.total} requests that came then"
         )
     return said
+
+
+def shortly(found: Missed) -> str:
+    """Say in one line what was missed and why."""
+    causes = "; ".join(f"{share(count, found.total)} {cause}" for cause, count in found.causes.items())
+    return f"misses {share(found.count, found.total)}: {causes}" if causes else "misses nothing"
 
 
 def share(part: int, whole: int) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -39,6 +39,9 @@ Json = Annotated[Path | None, typer.Option("--json", metavar="OUT", help="Write 
 Html = Annotated[Path | None, typer.Option("--html", metavar="OUT", help="Write a report that opens offline.")]
 Records = Annotated[Path | None, typer.Option(metavar="OUT", help="Write a line for each request, .jsonl or .parquet.")]
 DecisionLog = Annotated[Path | None, typer.Option(metavar="OUT", help="Log what policies decide: pdplugins explain.")]
+LookBack = Annotated[
+    bool, typer.Option("--hindsight/--no-hindsight", help="Say what fixed pools would have done (takes a second).")
+]
 Jobs = Annotated[int | None, typer.Option(min=1, help="Runs at the same time; as many as there are cores.")]
 
 
@@ -70,11 +73,13 @@ def simulate(  # noqa: PLR0913 - the options of a command
     report: Html = None,
     records: Records = None,
     decision_log: DecisionLog = None,
+    look_back: LookBack = True,
 ) -> None:
     """Simulate a trace on the workers and policies of a config."""
     from pdplugins.sim.report import recordfile  # noqa: PLC0415
     from pdplugins.sim.run import compare as runs  # noqa: PLC0415
     from pdplugins.sim.run.options import Overrides  # noqa: PLC0415
+    from pdplugins.studies import hindsight  # noqa: PLC0415
     from pdplugins.terminal import progress  # noqa: PLC0415
     from pdplugins.workloads.transform import Transform  # noqa: PLC0415 - a command loads what it needs when it runs
 
@@ -92,7 +97,8 @@ def simulate(  # noqa: PLR0913 - the options of a command
         recordfile.write(outcome.records, records)
     if out is not None:
         run.result.write(out)
-    _finish([run], report)
+    held = 3600 * run.result.metrics.gpu_hours / max(run.result.speed.duration_s, 1e-9)
+    _finish([run], report, lambda: hindsight.lines(plan.configs[config], plan.trace, held) if look_back else [])
 
 
 def compare(  # noqa: PLR0913 - the options of a command
@@ -213,8 +219,8 @@ def _with_regret(runs: list[Run], plan: Plan, wanted: bool) -> list[Run]:
     return with_regret(runs, plan)
 
 
-def _finish(runs: Sequence[Run], report: Path | None) -> None:
-    """Show the runs, write their report, and exit with code 130 when they were interrupted."""
+def _finish(runs: Sequence[Run], report: Path | None, more: Callable[[], Iterable[str]] = list) -> None:
+    """Show the runs, write their report, say `more`, and exit with code 130 when they were interrupted."""
     from pdplugins.sim.report import page, terminal  # noqa: PLC0415
 
     if report is not None and runs:
@@ -223,3 +229,5 @@ def _finish(runs: Sequence[Run], report: Path | None) -> None:
         terminal.show(runs)
     if any(run.result.interrupted for run in runs):
         raise typer.Exit(130)
+    for line in more():
+        typer.echo(line)

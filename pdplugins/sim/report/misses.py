@@ -2,39 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
 from pdplugins.config import Config
 from pdplugins.contracts.request import Slo
-from pdplugins.results import Scaling
 from pdplugins.runtime.assembly import build_deployment
 from pdplugins.sim.core.records import Record
 from pdplugins.sim.core.settings import RunOutcome
-from pdplugins.verdict import Missed, Times, missed
+from pdplugins.verdict import Missed, Times, missed, starting_spells
 
 
 def missed_of(outcome: RunOutcome, config: Config) -> Missed:
     """Split the misses of a run of `config`."""
     slo = Slo(config.slo.ttft_s, config.slo.tpot_s)
     pools = config.deployment
-    at_start = pools.prefill.replicas + pools.decode.replicas
-    starting = list(starting_spells(outcome.scaling, at_start, pools.startup_s))
+    changes = [(0.0, pools.prefill.replicas + pools.decode.replicas)]
+    changes += [(change.at_s, change.prefill + change.decode) for change in outcome.scaling]
+    starting = list(starting_spells(changes, pools.startup_s))
     return missed(_times(outcome.records, config, slo), slo, starting)
-
-
-def starting_spells(scaling: Sequence[Scaling], at_start: int, startup_s: float) -> Iterator[tuple[float, float]]:
-    """Yield (from, to) for each time in which new workers were on their way.
-
-    :param at_start: workers of both roles at start.
-    """
-    before = at_start
-    for change in scaling:
-        workers = change.prefill + change.decode
-        if workers > before:
-            yield change.at_s, change.at_s + startup_s
-        before = workers
 
 
 def _times(records: Sequence[Record], config: Config, slo: Slo) -> Times:

@@ -8,7 +8,7 @@ from pdplugins.contracts.request import Slo
 from pdplugins.studies.advise.candidates import COLOCATED
 from pdplugins.studies.advise.race import Score
 from pdplugins.studies.advise.search import DRAWS, Advice
-from pdplugins.verdict import TPOT_ERROR, TTFT_ERROR, share
+from pdplugins.verdict import TPOT_ERROR, TTFT_ERROR, shortly
 
 WIDTH, HEIGHT = 64, 14
 """Columns and lines of the picture."""
@@ -77,11 +77,7 @@ def _sure(advice: Advice) -> str:
 
 
 def _misses(score: Score) -> str:
-    found = score.missed
-    if not found.count:
-        return f"{score.candidate.system} misses nothing."
-    causes = "; ".join(f"{share(count, found.total)} {cause}" for cause, count in found.causes.items())
-    return f"{score.candidate.system} misses {share(found.count, found.total)}: {causes}"
+    return f"{score.candidate.system} {shortly(score.missed)}"
 
 
 def fewest(advice: Advice) -> list[str]:

@@ -24,6 +24,7 @@ LEAST_STARTUP_S = 2.0
 
 
 def serve(  # noqa: PLR0913 - the options of a command
+    context: typer.Context,
     *,
     planner: Annotated[str | None, typer.Option(help="Planner by name, such as dopd; else the config's.")] = None,
     config: Annotated[
@@ -78,8 +79,9 @@ def serve(  # noqa: PLR0913 - the options of a command
         log_dir=log_dir,
         replay=live_replay(replay, duration, speed, report),
         command=command_line("dynamo"),
+        hindsight=context.obj,
     )
-    for line in not_driven(options.config):
+    for line in not_driven(options.config) if config is not None else ():  # the user's own choices, not our defaults
         typer.echo(f"dynamo: {line}", err=True)
     # This brings Dynamo in; --help and every error above do without.
     from pdplugins.hosts.dynamo.local.launch import launch  # noqa: PLC0415

@@ -12,6 +12,7 @@ from typing import Literal
 
 from pdplugins.config import Choice, Config, find, load, shipped
 from pdplugins.errors import ConfigError, HostError, one_line
+from pdplugins.hosts.dynamo.local.misses import Hindsight
 from pdplugins.hosts.dynamo.mocker import Engines
 from pdplugins.processes.ports import free_ports
 from pdplugins.registry import default_registry
@@ -59,6 +60,8 @@ class Options:
     replay: LiveReplay | None
     command: str
     """The command line, for the report."""
+    hindsight: Hindsight | None = None
+    """What says how fixed pools would have done; None where there is no simulator."""
 
     @property
     def url(self) -> str:
