@@ -1,18 +1,30 @@
-"""Output files. They are checked before the work starts, and written completely or not at all."""
+"""Output files. They are checked before the work starts, and written completely or not at all; ``-`` is stdout."""
 
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 
 from pdplugins.errors import ConfigError
+
+STDOUT = Path("-")
+
+
+@contextmanager
+def results_alone() -> Iterator[None]:
+    """Send what is said to people to standard error, so that standard output has nothing but a result."""
+    with redirect_stdout(sys.stderr):
+        yield
 
 
 def check_outputs(*paths: Path | None) -> None:
     """Raise ConfigError for the first of `paths` that cannot be written, before work is lost. None means no file."""
     for path in filter(None, paths):
+        if path == STDOUT:
+            continue
         if not path.resolve().parent.is_dir():
             raise ConfigError(f"{path}: there is no folder {path.parent}; create it first")
         if path.is_dir():
@@ -31,6 +43,9 @@ def whole(path: Path) -> Iterator[Path]:
 
     Raises ConfigError where the file system refuses.
     """
+    if path == STDOUT:
+        path = Path("/dev/stdout")
+        sys.stdout.flush()
     scratch = _scratch(path)
     try:
         yield scratch
@@ -58,7 +73,7 @@ def write_whole(path: Path, text: str, mode: int = 0o666) -> None:
 def _scratch(path: Path) -> Path:
     """Return a temporary name next to `path`, with its suffix. A pipe or device (``/dev/stdout``) is used directly."""
     special = path.exists() and not path.is_file()
-    return path if special else path.with_name(f".{path.stem}.part{path.suffix}")
+    return path if special or path == Path("/dev/stdout") else path.with_name(f".{path.stem}.part{path.suffix}")
 
 
 def _unwritable(path: Path, error: OSError) -> ConfigError:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,7 +12,7 @@ import typer
 
 from pdplugins import hookimpl
 from pdplugins.files import check_outputs
-from pdplugins.studies.advise.commands import EXAMPLES, advise
+from pdplugins.studies.advise.commands import advise
 
 if TYPE_CHECKING:
     from pdplugins.sim.report.ranking import Run
@@ -30,6 +30,8 @@ Gpus = Annotated[int | None, typer.Option(min=2, help="GPUs of all workers; each
 Profile = Annotated[str | None, typer.Option(help="Performance profile, <gpu>/<model>.")]
 Prefill = Annotated[int | None, typer.Option(min=1, help="Prefill workers at start.")]
 Decode = Annotated[int | None, typer.Option(min=1, help="Decode workers at start.")]
+Ttft = Annotated[float | None, typer.Option(help="SLO of the time to first token, s.")]
+Tpot = Annotated[float | None, typer.Option(help="SLO of the time per output token, s.")]
 Seed = Annotated[int, typer.Option(min=0, help="Seed of every random choice.")]
 Set = Annotated[
     list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="A key of the config and a value in YAML.")
@@ -51,7 +53,7 @@ def pd_register_commands(app: typer.Typer) -> None:
     app.command()(simulate)
     app.command()(compare)
     app.command()(bound)
-    app.command(epilog=EXAMPLES)(advise)
+    app.command()(advise)
 
 
 def simulate(  # noqa: PLR0913 - the options of a command
@@ -66,6 +68,8 @@ def simulate(  # noqa: PLR0913 - the options of a command
     profile: Profile = None,
     prefill: Prefill = None,
     decode: Decode = None,
+    ttft: Ttft = None,
+    tpot: Tpot = None,
     seed: Seed = 0,
     settings: Set = None,
     bound: Bound = False,
@@ -87,9 +91,8 @@ def simulate(  # noqa: PLR0913 - the options of a command
     if records is not None:
         recordfile.check(records)
     changes = Transform.of(rate=rate, clip_s=clip_s, max_requests=max_requests, max_context_tokens=max_context)
-    plan = _plan(
-        [config], trace, changes, seed, report is not None, Overrides(gpus, profile, prefill, decode, settings or ())
-    )
+    overrides = Overrides(gpus, profile, prefill, decode, [*(settings or ()), *objectives(ttft, tpot)])
+    plan = _plan([config], trace, changes, seed, report is not None, overrides)
     with progress([config]) as shares:
         run, outcome = runs.run_one(plan, config, lambda share: shares([share]), decision_log)
     (run,) = _with_regret([run], plan, bound)
@@ -113,6 +116,8 @@ def compare(  # noqa: PLR0913 - the options of a command
     profile: Profile = None,
     prefill: Prefill = None,
     decode: Decode = None,
+    ttft: Ttft = None,
+    tpot: Tpot = None,
     seed: Seed = 0,
     settings: Set = None,
     bound: Bound = False,
@@ -129,9 +134,8 @@ def compare(  # noqa: PLR0913 - the options of a command
 
     check_outputs(out, report)
     changes = Transform.of(rate=rate, clip_s=clip_s, max_requests=max_requests, max_context_tokens=max_context)
-    plan = _plan(
-        configs, trace, changes, seed, report is not None, Overrides(gpus, profile, prefill, decode, settings or ())
-    )
+    overrides = Overrides(gpus, profile, prefill, decode, [*(settings or ()), *objectives(ttft, tpot)])
+    plan = _plan(configs, trace, changes, seed, report is not None, overrides)
     with progress(list(plan.configs)) as shares:
         runs = run_all(plan, jobs or os.cpu_count() or 1, shares)
     runs = _with_regret(runs, plan, bound)
@@ -154,13 +158,13 @@ def bound(  # noqa: PLR0913 - the options of a command
     max_context: MaxContext = None,
     gpus: Annotated[int | None, typer.Option(min=2, help="GPUs of all workers together.")] = None,
     profile: Profile = None,
-    ttft: Annotated[float | None, typer.Option(help="SLO of the time to first token, s.")] = None,
-    tpot: Annotated[float | None, typer.Option(help="SLO of the time per output token, s.")] = None,
+    ttft: Ttft = None,
+    tpot: Tpot = None,
     settings: Set = None,
     out: Json = None,
 ) -> None:
     """Compute the bound that no policy can beat: the best SLO attainment, and the fewest GPU-hours at 99 %."""
-    from pdplugins.config import Config, find, load  # noqa: PLC0415
+    from pdplugins.config import Config, named  # noqa: PLC0415
     from pdplugins.files import write_whole  # noqa: PLC0415
     from pdplugins.provenance import command_line, commit  # noqa: PLC0415
     from pdplugins.settings import Setting, parse_setting  # noqa: PLC0415
@@ -177,7 +181,7 @@ def bound(  # noqa: PLR0913 - the options of a command
         Setting(("slo", "tpot_s"), tpot),
     )
     asked = [*map(parse_setting, settings or ()), *(one for one in given if one.value is not None)]
-    checked = changed(Config() if config is None else load(find(config)), config or "bound", asked)
+    checked = changed(Config() if config is None else named(config), config or "bound", asked)
     changes = Transform.of(rate=rate, clip_s=clip_s, max_requests=max_requests, max_context_tokens=max_context)
     best = bound_of(checked, changes.apply(read(trace)))
     if out is not None:
@@ -209,6 +213,13 @@ def _plan(names: Sequence[str], trace: str, changes: Transform, seed: int, watch
         watch=watch,
         rate=changes.rate,
     )
+
+
+def objectives(ttft: float | None, tpot: float | None) -> Iterator[str]:
+    """Yield the settings that --ttft and --tpot stand for."""
+    for key, value in (("ttft_s", ttft), ("tpot_s", tpot)):
+        if value is not None:
+            yield f"slo.{key}={value}"
 
 
 def _with_regret(runs: list[Run], plan: Plan, wanted: bool) -> list[Run]:

@@ -19,11 +19,6 @@ if TYPE_CHECKING:
     from pdplugins.workloads.transform import Transform
 
 PROFILE = "h100/llama-3.1-70b-fp8"
-EXAMPLES = """[bold]Examples[/bold]
-
-pdplugins advise --trace azure-like --rate 10 --gpus 8
-
-pdplugins advise --isl 1200 --osl 200 --rate 8 --gpu h100 --model llama-3.1-70b-fp8 --gpus 8 --save-dir advice"""
 
 
 def advise(  # noqa: PLR0913 - the options of a command

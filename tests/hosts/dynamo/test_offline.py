@@ -247,7 +247,7 @@ def call(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
 @pytest.mark.dynamo
 def test_the_command_writes_one_result(monkeypatch, tmp_path: Path, capsys) -> None:
     out, log = tmp_path / "out.json", tmp_path / "decisions.jsonl"
-    options = ["--duration", "60", "--set", "paper_literal=true", "--json", str(out), "--decision-log", str(log)]
+    options = ["--clip-s", "60", "--set", "paper_literal=true", "--json", str(out), "--decision-log", str(log)]
     assert call(monkeypatch, "--trace", "synthetic", *options) == 0
     result = Result.model_validate_json(out.read_text())
     assert (result.kind, result.seed) == ("simulated", None)
@@ -285,7 +285,7 @@ def test_the_command_writes_one_result(monkeypatch, tmp_path: Path, capsys) -> N
         (["--json", "no/such/folder/out.json"], "there is no folder"),
         (["--config", "none.yaml"], "none.yaml"),
         (["--ttft", "-1"], "ttft_s"),
-        (["--duration", "0"], "no request to replay"),
+        (["--clip-s", "0"], "no request to replay"),
         (["--trace", "none.csv"], "Azure/AzurePublicDataset"),
     ],
 )

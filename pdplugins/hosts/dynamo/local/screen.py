@@ -35,9 +35,7 @@ def ready(options: Options, deployment: Deployment, interval_s: float, logs: Pat
     if options.replay is not None:
         rows["replay"] = f"{options.replay.trace}: {options.replay.total} requests, {options.replay.speed:g}x speed"
     lines = [f"  {name:<10} {text}" for name, text in rows.items()]
-    load = (
-        () if options.replay is not None else ("Give it load that drifts: dynamo serve --planner dopd --replay demo",)
-    )
+    load = () if options.replay is not None else ("Give it load that drifts: dynamo serve --planner dopd --trace demo",)
     curl = (
         "Try it:",
         f"  curl {options.url}/v1/chat/completions -H 'Content-Type: application/json' \\",

@@ -78,9 +78,9 @@ def test_a_port_in_use_is_refused_before_anything_starts() -> None:
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
-        ((None, 10.0, 1.0, None), ConfigError, "--duration is about a replay; add --replay"),
+        ((None, 10.0, 1.0, None), ConfigError, "--clip-s is about a replay; add --trace"),
         ((None, None, 2.0, None), ConfigError, "--speed is about a replay"),
-        ((None, None, 1.0, Path("r.json")), ConfigError, "--report is about a replay"),
+        ((None, None, 1.0, Path("r.json")), ConfigError, "--json is about a replay"),
         (("no/such.csv", None, 1.0, None), TraceError, "no such trace"),
     ],
 )
