@@ -10,7 +10,8 @@ from pathlib import Path
 
 from pdplugins.errors import ConfigError
 
-STDOUT = Path("-")
+STDOUT, DEVICE = Path("-"), Path("/dev/stdout")
+"""The name by which users ask for standard output, and what is written to."""
 
 
 @contextmanager
@@ -43,9 +44,7 @@ def whole(path: Path) -> Iterator[Path]:
 
     Raises ConfigError where the file system refuses.
     """
-    if path == STDOUT:
-        path = Path("/dev/stdout")
-        sys.stdout.flush()
+    path = _target(path)
     scratch = _scratch(path)
     try:
         yield scratch
@@ -63,6 +62,7 @@ def write_whole(path: Path, text: str, mode: int = 0o666) -> None:
 
     :param mode: of the file, less what the user's umask takes away.
     """
+    path = _target(path)
     with whole(path) as scratch:
         ours = os.O_NOFOLLOW if scratch != path else 0  # a link of that name is someone else's
         handle = os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | ours, mode)
@@ -70,10 +70,14 @@ def write_whole(path: Path, text: str, mode: int = 0o666) -> None:
             file.write(text)
 
 
+def _target(path: Path) -> Path:
+    return DEVICE if path == STDOUT else path
+
+
 def _scratch(path: Path) -> Path:
     """Return a temporary name next to `path`, with its suffix. A pipe or device (``/dev/stdout``) is used directly."""
-    special = path.exists() and not path.is_file()
-    return path if special or path == Path("/dev/stdout") else path.with_name(f".{path.stem}.part{path.suffix}")
+    special = path == DEVICE or (path.exists() and not path.is_file())
+    return path if special else path.with_name(f".{path.stem}.part{path.suffix}")
 
 
 def _unwritable(path: Path, error: OSError) -> ConfigError:

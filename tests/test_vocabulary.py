@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -114,11 +115,16 @@ def run(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.moderate
-def test_a_dash_sends_the_result_alone_to_standard_output() -> None:
+def test_a_dash_sends_the_result_alone_to_standard_output(tmp_path: Path) -> None:
     words = ("--trace", "demo", "--clip-s", "10", "--no-hindsight")
     done = run("simulate", "stock-least-loaded", *words, "--json", "-")
     assert json.loads(done.stdout)["kind"] == "simulated"
     assert "SLO attainment" in done.stderr
+    with (tmp_path / "out.json").open("w") as file:
+        code = "from pdplugins.cli import main; main()"
+        command = [sys.executable, "-c", code, "bound", *words[:4], "--json", "-"]
+        subprocess.run(command, stdout=file, stderr=subprocess.DEVNULL, check=True)
+    assert json.loads((tmp_path / "out.json").read_text())["kind"] == "bound"
     records = run("simulate", "stock-least-loaded", *words, "--records", "-").stdout.splitlines()
     assert {"arrival_s", "ttft_s"} <= set(json.loads(records[0]))
 
