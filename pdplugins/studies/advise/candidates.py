@@ -51,6 +51,8 @@ class Candidate:
     system: str
     label: str
     """Its pools and settings, in words."""
+    sizes: str
+    """The tensor-parallel sizes of its workers."""
     shape: str
     """Its settings without the number of workers: what stays when it gets fewer GPUs."""
     gpus: int
@@ -170,6 +172,7 @@ class System:
             yield Candidate(
                 system=self.name,
                 label=", ".join([start + pools, *words]),
+                sizes=shape.sizes,
                 shape=", ".join([shape.sizes, *words]),
                 gpus=gpus,
                 config=_config(base, asked, gpus, changes),

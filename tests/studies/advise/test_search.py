@@ -25,7 +25,7 @@ def light() -> Advice:
 @pytest.fixture(scope="module")
 def heavy() -> Advice:
     """Traffic that nothing serves on these GPUs."""
-    return small_advice(rate=120.0, ttft_s=0.15)
+    return small_advice(rate=300.0, ttft_s=0.04)
 
 
 def test_light_traffic_gets_the_fewest_gpus_and_the_simplest_system(light: Advice) -> None:
