@@ -108,6 +108,13 @@ def test_a_result_for_standard_output_is_noticed(words: str, alone: bool) -> Non
     assert writes_to_stdout(words.split()) is alone
 
 
+def test_the_page_has_every_name_of_before() -> None:
+    page = (Path(__file__).parents[1] / "docs/commands.md").read_text()
+    for renamed in RENAMED.values():
+        for before, now in renamed.items():
+            assert f"| `{before}` | `{now}` |" in page
+
+
 def run(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
     code = "from pdplugins.cli import main; main()"
     env = {**os.environ, **environment}

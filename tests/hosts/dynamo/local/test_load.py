@@ -47,7 +47,7 @@ def load(tmp_path: Path) -> Load:
         metrics_port=None,
         log_dir=None,
         replay=replay,
-        command="dynamo serve --replay trace.csv",
+        command="dynamo serve --trace trace.csv",
     )
     return Load(replay, options, tmp_path, tmp_path)
 
