@@ -150,7 +150,7 @@ def live_replay(trace: str | None, duration_s: float | None, speed: float, repor
 
 def check_writable(option: str, path: Path | None) -> None:
     """Raise ConfigError when a file that is to be written cannot be."""
-    if path in (None, STDOUT):
+    if path is None or path == STDOUT:
         return
     folder = path.absolute().parent
     if path.is_dir() or not folder.is_dir() or not os.access(folder, os.W_OK):

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol, TextIO
 
+from pydantic import BaseModel
 from rich.console import Console, Group
 from rich.live import Live
 from rich.table import Table
@@ -150,7 +151,7 @@ class JsonLines:
         """Nothing to restore."""
 
     def _write(self, row: dict[str, Any]) -> None:
-        self._out.write(json.dumps(row, default=str) + "\n")
+        self._out.write(json.dumps(row, default=_as_data) + "\n")
         self._out.flush()
 
 
@@ -233,6 +234,10 @@ class Screen:
         table.add_row("decision", snapshot.reason or "none yet")
         table.add_row("last change", snapshot.last_change())
         return table
+
+
+def _as_data(value: object) -> object:
+    return value.model_dump() if isinstance(value, BaseModel) else str(value)
 
 
 def _seconds(value: float | None) -> str:

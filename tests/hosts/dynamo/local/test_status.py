@@ -109,4 +109,5 @@ def test_programs_read_json_lines() -> None:
     view.show(SNAPSHOT)
     ready, status = map(json.loads, out.getvalue().splitlines())
     assert ready == {"event": "ready", "text": "Serving.", "url": "http://127.0.0.1:8000"}
+    assert status["changed"] == {"at_s": 63.0, "prefill": 3, "decode": 1, "reason": "a queue of 170"}
     assert (status["event"], status["prefill"]["wanted"], status["pulse"]["in_flight"]) == ("status", 3, 12)
