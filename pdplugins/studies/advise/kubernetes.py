@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 from typing import Any
 
@@ -84,7 +85,7 @@ def _planner(config: Config) -> Object:
         "scheduling": {"scale_interval_seconds": 5},
         "plugin_registration": {"in_process_plugins": [_plugin(config)]},
     }
-    args = ["--config", yaml.safe_dump(planner, default_flow_style=True, width=10_000, sort_keys=False).strip()]
+    args = ["--config", json.dumps(planner)]
     container = {"image": PLANNER_IMAGE, "command": ["python3", "-m", "dynamo.planner"], "args": args}
     return {"componentType": "planner", "replicas": 1, "extraPodSpec": {"mainContainer": container}}
 

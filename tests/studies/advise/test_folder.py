@@ -120,7 +120,7 @@ def test_dynamo_takes_the_config_of_its_planner() -> None:
 
     (graph,) = yaml.safe_load_all(manifest(CANDIDATES["dopd"].config, "org/model", ABOUT))
     (_, text) = graph["spec"]["services"]["Planner"]["extraPodSpec"]["mainContainer"]["args"]
-    checked = PlannerConfig.model_validate(yaml.safe_load(text))
+    checked = PlannerConfig.from_config_arg(text)
     (plugin,) = checked.plugin_registration.in_process_plugins
     assert checked.max_gpu_budget == 4
     PdPlanner(**plugin.kwargs)
