@@ -237,7 +237,7 @@ def load(path: Path, registry: Registry | None = None) -> Config:
     except OSError as error:
         hint = meant(path.stem, shipped())
         raise ConfigError(
-            f"{one_line(path)}: {error.strerror}; {hint}shipped configs are {', '.join(shipped())}"
+            f"{one_line(path)}: {error.strerror}; shipped configs are {', '.join(shipped())}{hint}"
         ) from None
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from None

@@ -49,9 +49,9 @@ def shown(value: object) -> str:
 
 
 def meant(name: str, known: Iterable[str]) -> str:
-    """Return a question for the nearest of the `known` names, to go into an error; nothing where none is near."""
+    """Return a question for the nearest of the `known` names, to end an error with; nothing where none is near."""
     near = difflib.get_close_matches(str(name)[:MOST_SHOWN], list(known), n=1)
-    return f"did you mean {near[0]}? " if near else ""
+    return f"; did you mean {near[0]}?" if near else ""
 
 
 class _Short(Repr):

@@ -153,7 +153,7 @@ class Registry:
             choices = ", ".join(self.names(kind)) or "(none)"
             more = f", or a bundle that has one: {', '.join(bundles)}" if bundles else ""
             hint = meant(name, [*self.names(kind), *bundles])
-            raise ConfigError(f"{kind}: there is no {shown(name)}; {hint}choose from {choices}{more}") from None
+            raise ConfigError(f"{kind}: there is no {shown(name)}; choose from {choices}{more}{hint}") from None
 
     def policy(self, kind: Kind, name: str) -> Registration:
         """Return the policy of `kind` called `name`, else the bundle of that name. Raises ConfigError without any."""

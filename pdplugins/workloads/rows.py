@@ -26,10 +26,8 @@ def lines(path: Path) -> Iterator[tuple[int, str]]:
             yield from enumerate(file, start=1)
     except FileNotFoundError:
         known = sorted(one.stem for one in data_dir("configs").glob("workloads/*.yaml"))
-        raise TraceError(
-            f"{path}: no such trace; {meant(str(path).partition(':')[0], known)}shipped workloads: {', '.join(known)}; "
-            f"{PUBLISHED}"
-        ) from None
+        hint = meant(str(path).partition(":")[0], known)
+        raise TraceError(f"{path}: no such trace; {PUBLISHED}: {', '.join(known)}{hint}") from None
     except OSError as error:
         raise TraceError(f"{path}: {error.strerror}; give the path of a readable trace file") from None
     except UnicodeDecodeError:
