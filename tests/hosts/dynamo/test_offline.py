@@ -84,6 +84,11 @@ def scripted(trace: list[TraceRequest], tmp_path: Path) -> Callable[..., Watched
     return go
 
 
+def test_static_pools_may_come_from_the_options() -> None:
+    found = resolve("static", configured(None, {("deployment", "prefill", "replicas"): 3}))
+    assert (found.deployment.prefill.replicas, found.deployment.decode.replicas, found.planner) == (3, 1, None)
+
+
 @pytest.mark.dynamo
 def test_targets_are_respected_after_the_start_up_time(scripted: Callable[..., Watched]) -> None:
     script = Script((0, 1, 1), (20, 4, 2), (100, 2, 1))

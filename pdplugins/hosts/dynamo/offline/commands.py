@@ -151,6 +151,7 @@ def _show(result: Result, out: Path | None) -> None:
     failed = f", {result.requests.failed} failed" if result.requests.failed else ""
     for name, value in (
         ("planner", f"{result.config['run']['planner']} (simulated)"),
+        ("on", _terms(result.config)),
         ("requests", f"{result.requests.total} in {result.speed.duration_s:.0f} s{failed}"),
         ("SLO attainment", attainment),
         ("goodput", f"{metrics.goodput_requests_per_s:.2f} requests/s, {metrics.goodput_tokens_per_s:.0f} tokens/s"),
@@ -164,6 +165,15 @@ def _show(result: Result, out: Path | None) -> None:
     ):
         table.add_row(name, value)
     console().print(table)
+
+
+def _terms(config: Mapping[str, Any]) -> str:
+    """Say the terms of the run, since the defaults of this command are not those of a config file."""
+    deployment, slo = config["deployment"], config["slo"]
+    return (
+        f"at most {deployment['gpu_budget']} GPUs; {deployment['startup_s']:g} s until a new worker serves; "
+        f"TTFT {slo['ttft_s']:g} s, TPOT {slo['tpot_s']:g} s"
+    )
 
 
 def _spread(spread: Spread) -> str:
