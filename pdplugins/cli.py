@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 import yaml
 from rich.table import Table
+from typer.main import get_command
 
 from pdplugins import __version__
 from pdplugins.config import find, load, resolved
@@ -130,7 +131,7 @@ def _run(application: typer.Typer, name: str) -> None:
     for hint in hints:
         sys.stderr.write(f"{name}: {hint}\n")
     try:
-        command = typer.main.get_command(application)
+        command = get_command(application)
         prepare(command)
         with results_alone() if writes_to_stdout(words) else nullcontext():
             sys.exit(command(args=words, prog_name=name, standalone_mode=False))
