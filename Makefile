@@ -21,7 +21,7 @@ $(VENV)/.installed: pyproject.toml hatch_build.py $(KERNEL)
 	$(BIN)/pip install --quiet --editable '.[dev]'
 	@touch $@
 
-serve: setup  ## Run the main job: a Dynamo stack scaled by DOPD (SERVE_ARGS="--port 9000 …" adds options)
+serve: setup  ## Run the main job: a Dynamo stack scaled by DOPD (SERVE_ARGS="--trace demo" replays a load that drifts)
 	$(BIN)/dynamo serve --planner dopd $(SERVE_ARGS)
 
 # Three processes for two cores run the tests of different files at once: many wait for servers and programs.

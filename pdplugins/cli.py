@@ -4,18 +4,27 @@ from __future__ import annotations
 
 import json
 import sys
-from typing import Annotated, Any
+from collections.abc import Sequence
+from contextlib import nullcontext
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 import yaml
-from rich.console import Console
 from rich.table import Table
+from typer.main import get_command
 
 from pdplugins import __version__
 from pdplugins.config import find, load, resolved
 from pdplugins.errors import PdpluginsError, one_line
+from pdplugins.files import results_alone
 from pdplugins.hosts.dynamo.local.commands import serve
 from pdplugins.registry import Registry, default_registry
+from pdplugins.terminal import console
+from pdplugins.vocabulary import modern, prepare, writes_to_stdout
+
+if TYPE_CHECKING:
+    from pdplugins.config import Config
+    from pdplugins.workloads.trace import TraceRequest
 
 _SETTINGS: dict[str, Any] = {
     "no_args_is_help": True,
@@ -49,8 +58,16 @@ def pdplugins(version: Version = False) -> None:
 
 
 @dynamo_app.callback()
-def dynamo(version: Version = False) -> None:
+def dynamo(context: typer.Context, version: Version = False) -> None:
     """Run NVIDIA Dynamo on this machine, scaled by a pdplugins planner."""
+    context.obj = _hindsight
+
+
+def _hindsight(config: Config, requests: Sequence[TraceRequest], gpus_held: float) -> list[str]:
+    """Say how fixed pools would have done: hosts do not import the simulator."""
+    from pdplugins.studies import hindsight  # noqa: PLC0415 - the simulator loads when it is needed
+
+    return hindsight.lines(config, requests, gpus_held)
 
 
 dynamo_app.command()(serve)
@@ -67,7 +84,7 @@ def plugins(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")]
     for row in rows:
         cells = (row[key] for key in ("kind", "name", "plugin", "distribution", "version"))
         table.add_row(*cells, ", ".join(row["hooks"]))
-    Console().print(table)
+    console().print(table)
 
 
 def _plugin_rows(registry: Registry) -> list[dict[str, Any]]:
@@ -110,8 +127,14 @@ def dynamo_main() -> None:
 
 
 def _run(application: typer.Typer, name: str) -> None:
+    words, hints = modern(sys.argv[1:])
+    for hint in hints:
+        sys.stderr.write(f"{name}: {hint}\n")
     try:
-        sys.exit(application(prog_name=name, standalone_mode=False))
+        command = get_command(application)
+        prepare(command)
+        with results_alone() if writes_to_stdout(words) else nullcontext():
+            sys.exit(command(args=words, prog_name=name, standalone_mode=False))
     except PdpluginsError as error:
         _fail(name, error)
     except typer.Abort:

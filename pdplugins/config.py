@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from pdplugins.contracts.kinds import Kind
 from pdplugins.contracts.workers import Role
-from pdplugins.errors import ConfigError, one_line, shown
+from pdplugins.errors import ConfigError, meant, one_line, shown
 from pdplugins.limits import GatewayConfig, TermsConfig
 from pdplugins.registry import BUNDLE, Registration, Registry, default_registry
 from pdplugins.resources import data_dir
@@ -236,7 +236,10 @@ def load(path: Path, registry: Registry | None = None) -> Config:
     try:
         data = read_yaml(path)
     except OSError as error:
-        raise ConfigError(f"{one_line(path)}: {error.strerror}; shipped configs are {', '.join(shipped())}") from None
+        hint = meant(path.stem, shipped())
+        raise ConfigError(
+            f"{one_line(path)}: {error.strerror}; shipped configs are {', '.join(shipped())}{hint}"
+        ) from None
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from None
     return parse(data, str(path), registry)
@@ -319,6 +322,19 @@ def find(name: str) -> Path:
     """Return the config file called `name`: a path, or the name of a shipped one."""
     path = Path(name)
     return path if path.suffix in {".yaml", ".yml"} or _exists(path) else data_dir("configs") / f"{name}.yaml"
+
+
+def named(name: str) -> Config:
+    """Return the config called `name`: a path, a shipped one, or a policy that an installed package has registered.
+
+    Raises ConfigError.
+    """
+    if not find(name).is_file():
+        registry = default_registry()
+        kinds = (kind for kind in CHOICES if name in registry.names(kind))
+        if (kind := next(kinds, None)) is not None:
+            return parse({str(kind): name}, name)
+    return load(find(name))
 
 
 def _exists(path: Path) -> bool:

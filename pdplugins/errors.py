@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Iterable
 from reprlib import Repr
 
 MOST_SHOWN = 80
@@ -44,6 +46,12 @@ def one_line(detail: object, most: int = MOST_TOLD) -> str:
 def shown(value: object) -> str:
     """Return a value that a user gave, short and safe to print: it may be huge, or may contain itself."""
     return one_line(_SHORT.repr(value), MOST_SHOWN)
+
+
+def meant(name: str, known: Iterable[str]) -> str:
+    """Return a question for the nearest of the `known` names, to end an error with; nothing where none is near."""
+    near = difflib.get_close_matches(str(name)[:MOST_SHOWN], list(known), n=1)
+    return f"; did you mean {near[0]}?" if near else ""
 
 
 class _Short(Repr):

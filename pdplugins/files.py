@@ -1,18 +1,31 @@
-"""Output files. They are checked before the work starts, and written completely or not at all."""
+"""Output files. They are checked before the work starts, and written completely or not at all; ``-`` is stdout."""
 
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 
 from pdplugins.errors import ConfigError
+
+STDOUT, DEVICE = Path("-"), Path("/dev/stdout")
+"""The name by which users ask for standard output, and what is written to."""
+
+
+@contextmanager
+def results_alone() -> Iterator[None]:
+    """Send what is said to people to standard error, so that standard output has nothing but a result."""
+    with redirect_stdout(sys.stderr):
+        yield
 
 
 def check_outputs(*paths: Path | None) -> None:
     """Raise ConfigError for the first of `paths` that cannot be written, before work is lost. None means no file."""
     for path in filter(None, paths):
+        if path == STDOUT:
+            continue
         if not path.resolve().parent.is_dir():
             raise ConfigError(f"{path}: there is no folder {path.parent}; create it first")
         if path.is_dir():
@@ -31,6 +44,7 @@ def whole(path: Path) -> Iterator[Path]:
 
     Raises ConfigError where the file system refuses.
     """
+    path = _target(path)
     scratch = _scratch(path)
     try:
         yield scratch
@@ -48,6 +62,7 @@ def write_whole(path: Path, text: str, mode: int = 0o666) -> None:
 
     :param mode: of the file, less what the user's umask takes away.
     """
+    path = _target(path)
     with whole(path) as scratch:
         ours = os.O_NOFOLLOW if scratch != path else 0  # a link of that name is someone else's
         handle = os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | ours, mode)
@@ -55,9 +70,13 @@ def write_whole(path: Path, text: str, mode: int = 0o666) -> None:
             file.write(text)
 
 
+def _target(path: Path) -> Path:
+    return DEVICE if path == STDOUT else path
+
+
 def _scratch(path: Path) -> Path:
     """Return a temporary name next to `path`, with its suffix. A pipe or device (``/dev/stdout``) is used directly."""
-    special = path.exists() and not path.is_file()
+    special = path == DEVICE or (path.exists() and not path.is_file())
     return path if special else path.with_name(f".{path.stem}.part{path.suffix}")
 
 

@@ -19,7 +19,7 @@ from pydantic import BaseModel
 from pdplugins import hookspecs
 from pdplugins.contracts.kinds import Kind
 from pdplugins.contracts.register import NoSettings, Register
-from pdplugins.errors import ConfigError, PluginError, shown
+from pdplugins.errors import ConfigError, PluginError, meant, shown
 
 if TYPE_CHECKING:
     import typer
@@ -152,7 +152,8 @@ class Registry:
             bundles = self.names(BUNDLE) if kind in tuple(Kind) else []
             choices = ", ".join(self.names(kind)) or "(none)"
             more = f", or a bundle that has one: {', '.join(bundles)}" if bundles else ""
-            raise ConfigError(f"{kind}: there is no {shown(name)}; choose from {choices}{more}") from None
+            hint = meant(name, [*self.names(kind), *bundles])
+            raise ConfigError(f"{kind}: there is no {shown(name)}; choose from {choices}{more}{hint}") from None
 
     def policy(self, kind: Kind, name: str) -> Registration:
         """Return the policy of `kind` called `name`, else the bundle of that name. Raises ConfigError without any."""

@@ -1,7 +1,7 @@
 """Console blocks of a page: the commands that it shows, and whether they print what it shows.
 
     python -m tests.consoles README.md              run those of pdplugins again, write their figures into the page
-    python -m tests.consoles README.md PRINTED      compare what `dynamo serve --replay` printed with the page
+    python -m tests.consoles README.md PRINTED      compare what `dynamo serve --trace` printed with the page
 
 A line of the page must be printed, in the same order, and its numbers must agree within `TOLERANCE`; `…` stands for
 anything, and lines may be left out. The stars of a comparison, which mark the best, may move.

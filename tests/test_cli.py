@@ -44,7 +44,7 @@ def test_config_prints_every_default() -> None:
         ("dynamo", ["serve", "--planner", "nobody"], "planner: there is no 'nobody'; choose from"),
         ("dynamo", ["serve", "--planner", "dopd", "--engine", "abacus"], "mocker"),
         ("dynamo", ["serve", "--config", "nowhere.yaml"], "nowhere.yaml: No such file"),
-        ("dynamo", ["serve", "--planner", "dopd", "--replay", "nowhere.csv"], "nowhere.csv"),
+        ("dynamo", ["serve", "--planner", "dopd", "--trace", "nowhere.csv"], "nowhere.csv"),
         ("pdplugins", ["gateway", "--worker", "http://[::1"], "--worker: 'http://[::1' is no URL"),
     ],
 )

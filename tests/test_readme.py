@@ -21,7 +21,7 @@ def test_the_commands_of_readme_print_what_it_shows(tmp_path: Path) -> None:
 
 def test_the_other_commands_of_readme_are_run_in_ci() -> None:
     script = (ROOT / ".ci/run").read_text(encoding="utf-8")
-    others = [shown.command.partition(" --report")[0] for shown in SHOWN if not shown.command.startswith("pdplugins ")]
+    others = [shown.command.partition(" --json")[0] for shown in SHOWN if not shown.command.startswith("pdplugins ")]
     assert [it for it in others if it.removeprefix("dynamo serve --planner dopd ") not in script] == []
 
 

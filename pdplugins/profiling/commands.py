@@ -42,11 +42,11 @@ def decisions(
     import json  # noqa: PLC0415 - a command loads what it needs when it runs
     from statistics import median  # noqa: PLC0415
 
-    from rich.console import Console  # noqa: PLC0415
     from rich.table import Table  # noqa: PLC0415
 
     from pdplugins.profiling.decisions import measure  # noqa: PLC0415
     from pdplugins.provenance import record  # noqa: PLC0415
+    from pdplugins.terminal import console  # noqa: PLC0415
 
     check_outputs(out)
     rows = list(measure(tuple(workers), calls, seed, rounds=rounds))
@@ -68,4 +68,4 @@ def decisions(
         figures = (f"{row.p50_us:.1f}", f"{row.p99_us:.1f}", f"{row.p99_loops:.1f}")
         bar = "" if row.bar_loops is None else f"{row.bar_loops:.1f}"
         table.add_row(row.kind, row.plugin, str(row.workers), *figures, bar)
-    Console().print(table)
+    console().print(table)

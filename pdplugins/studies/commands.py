@@ -1,10 +1,10 @@
-"""Adds ``pdplugins simulate``, ``pdplugins compare`` and ``pdplugins bound``."""
+"""Adds ``pdplugins simulate``, ``compare``, ``bound`` and ``advise``."""
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,6 +12,7 @@ import typer
 
 from pdplugins import hookimpl
 from pdplugins.files import check_outputs
+from pdplugins.studies.advise.commands import advise
 
 if TYPE_CHECKING:
     from pdplugins.sim.report.ranking import Run
@@ -29,6 +30,8 @@ Gpus = Annotated[int | None, typer.Option(min=2, help="GPUs of all workers; each
 Profile = Annotated[str | None, typer.Option(help="Performance profile, <gpu>/<model>.")]
 Prefill = Annotated[int | None, typer.Option(min=1, help="Prefill workers at start.")]
 Decode = Annotated[int | None, typer.Option(min=1, help="Decode workers at start.")]
+Ttft = Annotated[float | None, typer.Option(help="SLO of the time to first token, s.")]
+Tpot = Annotated[float | None, typer.Option(help="SLO of the time per output token, s.")]
 Seed = Annotated[int, typer.Option(min=0, help="Seed of every random choice.")]
 Set = Annotated[
     list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="A key of the config and a value in YAML.")
@@ -38,6 +41,9 @@ Json = Annotated[Path | None, typer.Option("--json", metavar="OUT", help="Write 
 Html = Annotated[Path | None, typer.Option("--html", metavar="OUT", help="Write a report that opens offline.")]
 Records = Annotated[Path | None, typer.Option(metavar="OUT", help="Write a line for each request, .jsonl or .parquet.")]
 DecisionLog = Annotated[Path | None, typer.Option(metavar="OUT", help="Log what policies decide: pdplugins explain.")]
+LookBack = Annotated[
+    bool, typer.Option("--hindsight/--no-hindsight", help="Say what fixed pools would have done (takes a second).")
+]
 Jobs = Annotated[int | None, typer.Option(min=1, help="Runs at the same time; as many as there are cores.")]
 
 
@@ -47,6 +53,7 @@ def pd_register_commands(app: typer.Typer) -> None:
     app.command()(simulate)
     app.command()(compare)
     app.command()(bound)
+    app.command()(advise)
 
 
 def simulate(  # noqa: PLR0913 - the options of a command
@@ -61,6 +68,8 @@ def simulate(  # noqa: PLR0913 - the options of a command
     profile: Profile = None,
     prefill: Prefill = None,
     decode: Decode = None,
+    ttft: Ttft = None,
+    tpot: Tpot = None,
     seed: Seed = 0,
     settings: Set = None,
     bound: Bound = False,
@@ -68,11 +77,13 @@ def simulate(  # noqa: PLR0913 - the options of a command
     report: Html = None,
     records: Records = None,
     decision_log: DecisionLog = None,
+    look_back: LookBack = True,
 ) -> None:
     """Simulate a trace on the workers and policies of a config."""
     from pdplugins.sim.report import recordfile  # noqa: PLC0415
     from pdplugins.sim.run import compare as runs  # noqa: PLC0415
     from pdplugins.sim.run.options import Overrides  # noqa: PLC0415
+    from pdplugins.studies import hindsight  # noqa: PLC0415
     from pdplugins.terminal import progress  # noqa: PLC0415
     from pdplugins.workloads.transform import Transform  # noqa: PLC0415 - a command loads what it needs when it runs
 
@@ -80,9 +91,8 @@ def simulate(  # noqa: PLR0913 - the options of a command
     if records is not None:
         recordfile.check(records)
     changes = Transform.of(rate=rate, clip_s=clip_s, max_requests=max_requests, max_context_tokens=max_context)
-    plan = _plan(
-        [config], trace, changes, seed, report is not None, Overrides(gpus, profile, prefill, decode, settings or ())
-    )
+    overrides = Overrides(gpus, profile, prefill, decode, [*(settings or ()), *objectives(ttft, tpot)])
+    plan = _plan([config], trace, changes, seed, report is not None, overrides)
     with progress([config]) as shares:
         run, outcome = runs.run_one(plan, config, lambda share: shares([share]), decision_log)
     (run,) = _with_regret([run], plan, bound)
@@ -90,7 +100,8 @@ def simulate(  # noqa: PLR0913 - the options of a command
         recordfile.write(outcome.records, records)
     if out is not None:
         run.result.write(out)
-    _finish([run], report)
+    held = 3600 * run.result.metrics.gpu_hours / max(run.result.speed.duration_s, 1e-9)
+    _finish([run], report, lambda: hindsight.lines(plan.configs[config], plan.trace, held) if look_back else [])
 
 
 def compare(  # noqa: PLR0913 - the options of a command
@@ -105,6 +116,8 @@ def compare(  # noqa: PLR0913 - the options of a command
     profile: Profile = None,
     prefill: Prefill = None,
     decode: Decode = None,
+    ttft: Ttft = None,
+    tpot: Tpot = None,
     seed: Seed = 0,
     settings: Set = None,
     bound: Bound = False,
@@ -121,9 +134,8 @@ def compare(  # noqa: PLR0913 - the options of a command
 
     check_outputs(out, report)
     changes = Transform.of(rate=rate, clip_s=clip_s, max_requests=max_requests, max_context_tokens=max_context)
-    plan = _plan(
-        configs, trace, changes, seed, report is not None, Overrides(gpus, profile, prefill, decode, settings or ())
-    )
+    overrides = Overrides(gpus, profile, prefill, decode, [*(settings or ()), *objectives(ttft, tpot)])
+    plan = _plan(configs, trace, changes, seed, report is not None, overrides)
     with progress(list(plan.configs)) as shares:
         runs = run_all(plan, jobs or os.cpu_count() or 1, shares)
     runs = _with_regret(runs, plan, bound)
@@ -146,13 +158,13 @@ def bound(  # noqa: PLR0913 - the options of a command
     max_context: MaxContext = None,
     gpus: Annotated[int | None, typer.Option(min=2, help="GPUs of all workers together.")] = None,
     profile: Profile = None,
-    ttft: Annotated[float | None, typer.Option(help="SLO of the time to first token, s.")] = None,
-    tpot: Annotated[float | None, typer.Option(help="SLO of the time per output token, s.")] = None,
+    ttft: Ttft = None,
+    tpot: Tpot = None,
     settings: Set = None,
     out: Json = None,
 ) -> None:
     """Compute the bound that no policy can beat: the best SLO attainment, and the fewest GPU-hours at 99 %."""
-    from pdplugins.config import Config, find, load  # noqa: PLC0415
+    from pdplugins.config import Config, named  # noqa: PLC0415
     from pdplugins.files import write_whole  # noqa: PLC0415
     from pdplugins.provenance import command_line, commit  # noqa: PLC0415
     from pdplugins.settings import Setting, parse_setting  # noqa: PLC0415
@@ -169,7 +181,7 @@ def bound(  # noqa: PLR0913 - the options of a command
         Setting(("slo", "tpot_s"), tpot),
     )
     asked = [*map(parse_setting, settings or ()), *(one for one in given if one.value is not None)]
-    checked = changed(Config() if config is None else load(find(config)), config or "bound", asked)
+    checked = changed(Config() if config is None else named(config), config or "bound", asked)
     changes = Transform.of(rate=rate, clip_s=clip_s, max_requests=max_requests, max_context_tokens=max_context)
     best = bound_of(checked, changes.apply(read(trace)))
     if out is not None:
@@ -203,6 +215,13 @@ def _plan(names: Sequence[str], trace: str, changes: Transform, seed: int, watch
     )
 
 
+def objectives(ttft: float | None, tpot: float | None) -> Iterator[str]:
+    """Yield the settings that --ttft and --tpot stand for."""
+    for key, value in (("ttft_s", ttft), ("tpot_s", tpot)):
+        if value is not None:
+            yield f"slo.{key}={value}"
+
+
 def _with_regret(runs: list[Run], plan: Plan, wanted: bool) -> list[Run]:
     if not wanted:
         return runs
@@ -211,8 +230,8 @@ def _with_regret(runs: list[Run], plan: Plan, wanted: bool) -> list[Run]:
     return with_regret(runs, plan)
 
 
-def _finish(runs: Sequence[Run], report: Path | None) -> None:
-    """Show the runs, write their report, and exit with code 130 when they were interrupted."""
+def _finish(runs: Sequence[Run], report: Path | None, more: Callable[[], Iterable[str]] = list) -> None:
+    """Show the runs, write their report, say `more`, and exit with code 130 when they were interrupted."""
     from pdplugins.sim.report import page, terminal  # noqa: PLC0415
 
     if report is not None and runs:
@@ -221,3 +240,5 @@ def _finish(runs: Sequence[Run], report: Path | None) -> None:
         terminal.show(runs)
     if any(run.result.interrupted for run in runs):
         raise typer.Exit(130)
+    for line in more():
+        typer.echo(line)

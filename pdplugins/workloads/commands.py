@@ -92,8 +92,9 @@ def _read(
 
 
 def _show(facts: dict[str, Any]) -> None:
-    from rich.console import Console  # noqa: PLC0415 - a command loads what it needs when it runs
-    from rich.table import Table  # noqa: PLC0415
+    from rich.table import Table  # noqa: PLC0415 - a command loads what it needs when it runs
+
+    from pdplugins.terminal import console  # noqa: PLC0415
 
     rate = facts["arrivals_per_s"]
     typer.echo(
@@ -111,7 +112,7 @@ def _show(facts: dict[str, Any]) -> None:
     for key, name in names.items():
         if (row := facts[key]) is not None:
             table.add_row(name, *(f"{value:,.0f}" if value >= 100 else f"{value:.3g}" for value in row.values()))
-    Console().print(table)
+    console().print(table)
     cells = ", ".join(f"{_number(value)} in {window}" for window, value in facts["dispersion"].items())
     typer.echo(f"prompt tokens seen before: {facts['shared_prompt_share']:.1%}")
     typer.echo(f"burstiness: CV of gaps {_number(facts['gap_cv'])}; index of dispersion {cells} (Poisson: 1)")

@@ -152,7 +152,7 @@ def write_mooncake(requests: Iterable[TraceRequest], path: Path) -> None:
     if any(request.rounds for request in kept):
         raise TraceError(
             "the trace has sessions, whose rounds wait for answers; Dynamo's offline replay takes single requests "
-            "only: use pdplugins simulate or dynamo serve --replay"
+            "only: use pdplugins simulate or dynamo serve --trace"
         )
     fresh = _counter(1 + max((block for request in kept for block in request.blocks), default=-1))
     with whole(path) as scratch, scratch.open("w", encoding="utf-8") as file:

@@ -6,7 +6,8 @@ import csv
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from pdplugins.errors import TraceError
+from pdplugins.errors import TraceError, meant
+from pdplugins.resources import data_dir
 
 PUBLISHED = (
     "published traces: the data folder of the GitHub repository Azure/AzurePublicDataset (azure-csv), "
@@ -24,7 +25,9 @@ def lines(path: Path) -> Iterator[tuple[int, str]]:
         with path.open(encoding="utf-8-sig", newline="") as file:
             yield from enumerate(file, start=1)
     except FileNotFoundError:
-        raise TraceError(f"{path}: no such trace; {PUBLISHED}") from None
+        known = sorted(one.stem for one in data_dir("configs").glob("workloads/*.yaml"))
+        hint = meant(str(path).partition(":")[0], known)
+        raise TraceError(f"{path}: no such trace; {PUBLISHED}: {', '.join(known)}{hint}") from None
     except OSError as error:
         raise TraceError(f"{path}: {error.strerror}; give the path of a readable trace file") from None
     except UnicodeDecodeError:

@@ -159,7 +159,10 @@ def test_a_policy_of_that_name_comes_before_a_bundle(known: Registry) -> None:
 @pytest.mark.parametrize(
     ("choices", "message"),
     [
-        ({"bundle": "duoo"}, r"config: bundle: there is no 'duoo'; choose from duo, fusion, hollow, static, wrong$"),
+        (
+            {"bundle": "duoo"},
+            r"config: bundle: there is no 'duoo'; choose from duo, fusion, hollow, static, wrong; did you mean duo\?$",
+        ),
         ({"flow": "duoo"}, r"flow: there is no 'duoo'; choose from fcfs, or a bundle that has one: duo, fusion"),
         ({"bundle": {"name": "duo", "wokers": 1}}, r"bundle duo: unknown key 'wokers'; valid keys here are seed"),
         ({"router": {"name": "duo", "wokers": 1}}, r"router duo: unknown key 'wokers'; valid keys here are seed"),

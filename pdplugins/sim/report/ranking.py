@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from pdplugins.results import Result
 from pdplugins.sim.report.series import Series
+from pdplugins.verdict import Missed
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,6 +17,8 @@ class Run:
     name: str
     result: Result
     series: Series | None
+    missed: Missed | None = None
+    """Why requests were outside the objectives; None where only the result was kept."""
 
 
 @dataclass(frozen=True, slots=True)

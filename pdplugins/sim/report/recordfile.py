@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from pdplugins.errors import ConfigError
-from pdplugins.files import whole, write_whole
+from pdplugins.files import STDOUT, whole, write_whole
 from pdplugins.sim.core.records import Record
 
 
 def check(path: Path) -> None:
     """Raise ConfigError if records cannot be written to `path`. Call it before the simulation."""
-    if path.suffix not in {".jsonl", ".parquet"}:
+    if path != STDOUT and path.suffix not in {".jsonl", ".parquet"}:
         raise ConfigError(f"--records {path}: the name must end in .jsonl or .parquet")
     if path.suffix == ".parquet" and importlib.util.find_spec("pyarrow") is None:
         raise ConfigError(f"--records {path}: Parquet needs pyarrow; pip install pyarrow, or write .jsonl")

@@ -8,6 +8,8 @@ from rich.console import Console, OverflowMethod
 from rich.markup import escape
 from rich.table import Table
 
+from pdplugins import verdict
+from pdplugins.contracts.request import Slo
 from pdplugins.results import Result, Spread
 from pdplugins.sim.report.ranking import Run, best_of, columns, unlike
 from pdplugins.terminal import console
@@ -26,6 +28,8 @@ def show(runs: Sequence[Run]) -> None:
         _print(line)
     for run in runs:
         _note(run.name, run.result)
+        if run.missed is not None and run.missed.count:
+            _print(f"{run.name} {verdict.shortly(run.missed)}")
 
 
 def _comparison(runs: Sequence[Run]) -> Table:
@@ -81,6 +85,10 @@ def _show_one(run: Run) -> None:
     table.add_row("TBT, ms", *_cells(metrics.tbt_s, 1e3, 1))
     _print(table)
     _note(run.name, result)
+    if run.missed is not None:
+        slo = result.config["slo"]
+        for line in verdict.lines(run.missed, Slo(slo["ttft_s"], slo["tpot_s"])):
+            _print(line)
 
 
 def _cells(spread: Spread, scale: float, digits: int) -> Iterator[str]:

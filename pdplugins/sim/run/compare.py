@@ -14,6 +14,7 @@ from typing import Any
 from pdplugins.config import Config
 from pdplugins.sim.core.sampler import Sampler
 from pdplugins.sim.core.settings import RunOutcome
+from pdplugins.sim.report.misses import missed_of
 from pdplugins.sim.report.ranking import Run, best_of
 from pdplugins.sim.report.series import series_of
 from pdplugins.sim.run.simulate import simulate
@@ -56,7 +57,8 @@ def run_one(
         decision_log=decision_log,
     )
     result.config["run"]["rate"] = plan.rate
-    return Run(name, result, None if sampler is None else series_of(outcome, result, sampler.samples)), outcome
+    series = None if sampler is None else series_of(outcome, result, sampler.samples)
+    return Run(name, result, series, missed_of(outcome, config)), outcome
 
 
 def run_all(plan: Plan, jobs: int, shares: Shares = lambda _: None) -> list[Run]:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from pdplugins.config import CHOICES, Config, find, load, parse
+from pdplugins.config import CHOICES, Config, named, parse
 from pdplugins.errors import ConfigError
 from pdplugins.runtime.assembly import build_deployment
 from pdplugins.settings import Setting, parse_setting, put
@@ -31,7 +31,7 @@ def configured(name: str, overrides: Overrides) -> Config:
 
     Settings apply first, then the profile, then the GPUs (`scale_pools`), then explicit numbers of workers.
     """
-    data = changed(load(find(name)), name, map(parse_setting, overrides.settings)).model_dump(mode="json")
+    data = changed(named(name), name, map(parse_setting, overrides.settings)).model_dump(mode="json")
     if overrides.profile is not None:
         data["deployment"]["profile"] = overrides.profile
     if overrides.gpus is not None:

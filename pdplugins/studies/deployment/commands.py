@@ -31,6 +31,12 @@ def plan(  # noqa: PLR0913 - the options of a command
     rate: Annotated[float | None, typer.Option(help="Mean sessions/s: arrival times are scaled to it.")] = None,
     top: Annotated[int, typer.Option(min=1, max=20, help="Plans to show.")] = 3,
     objective: Annotated[str, typer.Option(help="P95 to minimise: 'slo' (over its SLO) or 'latency' (s).")] = "slo",
+    clip_s: Annotated[float | None, typer.Option(help="Only what arrives in the first seconds, at that rate.")] = None,
+    ttft: Annotated[float | None, typer.Option(help="SLO of the time to first token, s.")] = None,
+    tpot: Annotated[float | None, typer.Option(help="SLO of the time per output token, s.")] = None,
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="A key of the config and a value in YAML.")
+    ] = None,
     profile: Annotated[str | None, typer.Option(help="Performance profile, <gpu>/<model>.")] = None,
     seed: Annotated[int, typer.Option(min=0, help="Seed of every random choice.")] = 0,
     out: Annotated[Path | None, typer.Option("--json", metavar="OUT", help="Write the plans there.")] = None,
@@ -41,6 +47,7 @@ def plan(  # noqa: PLR0913 - the options of a command
     from pdplugins.files import check_outputs, whole, write_whole  # noqa: PLC0415
     from pdplugins.provenance import command_line, record  # noqa: PLC0415
     from pdplugins.sim.run.options import Overrides, configured  # noqa: PLC0415
+    from pdplugins.studies.commands import objectives  # noqa: PLC0415
     from pdplugins.studies.deployment.plan import plan_deployment, with_plan  # noqa: PLC0415
     from pdplugins.studies.deployment.report import as_yaml, show, write_html  # noqa: PLC0415
     from pdplugins.terminal import progress  # noqa: PLC0415
@@ -49,8 +56,9 @@ def plan(  # noqa: PLR0913 - the options of a command
 
     check_outputs(out, html, write_config)
     command = command_line()
-    parsed = configured(config, Overrides(profile=profile))
-    requests = Transform.of(rate=rate).apply(traces.read(trace))
+    asked = [*(settings or ()), *objectives(ttft, tpot)]
+    parsed = configured(config, Overrides(profile=profile, settings=asked))
+    requests = Transform.of(rate=rate, clip_s=clip_s).apply(traces.read(trace))
     with progress(STAGES) as shares:
         planned = plan_deployment(
             parsed,

@@ -84,6 +84,11 @@ def scripted(trace: list[TraceRequest], tmp_path: Path) -> Callable[..., Watched
     return go
 
 
+def test_static_pools_may_come_from_the_options() -> None:
+    found = resolve("static", configured(None, {("deployment", "prefill", "replicas"): 3}))
+    assert (found.deployment.prefill.replicas, found.deployment.decode.replicas, found.planner) == (3, 1, None)
+
+
 @pytest.mark.dynamo
 def test_targets_are_respected_after_the_start_up_time(scripted: Callable[..., Watched]) -> None:
     script = Script((0, 1, 1), (20, 4, 2), (100, 2, 1))
@@ -247,7 +252,7 @@ def call(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
 @pytest.mark.dynamo
 def test_the_command_writes_one_result(monkeypatch, tmp_path: Path, capsys) -> None:
     out, log = tmp_path / "out.json", tmp_path / "decisions.jsonl"
-    options = ["--duration", "60", "--set", "paper_literal=true", "--json", str(out), "--decision-log", str(log)]
+    options = ["--clip-s", "60", "--set", "paper_literal=true", "--json", str(out), "--decision-log", str(log)]
     assert call(monkeypatch, "--trace", "synthetic", *options) == 0
     result = Result.model_validate_json(out.read_text())
     assert (result.kind, result.seed) == ("simulated", None)
@@ -285,7 +290,7 @@ def test_the_command_writes_one_result(monkeypatch, tmp_path: Path, capsys) -> N
         (["--json", "no/such/folder/out.json"], "there is no folder"),
         (["--config", "none.yaml"], "none.yaml"),
         (["--ttft", "-1"], "ttft_s"),
-        (["--duration", "0"], "no request to replay"),
+        (["--clip-s", "0"], "no request to replay"),
         (["--trace", "none.csv"], "Azure/AzurePublicDataset"),
     ],
 )

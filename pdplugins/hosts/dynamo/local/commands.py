@@ -18,12 +18,14 @@ from pdplugins.hosts.dynamo.local.options import (
     pick_port,
 )
 from pdplugins.provenance import command_line
+from pdplugins.settings import Setting, parse_setting
 
 LEAST_STARTUP_S = 2.0
 """What a mocker process alone takes from its start until it serves, on an idle small machine."""
 
 
 def serve(  # noqa: PLR0913 - the options of a command
+    context: typer.Context,
     *,
     planner: Annotated[str | None, typer.Option(help="Planner by name, such as dopd; else the config's.")] = None,
     config: Annotated[
@@ -32,6 +34,13 @@ def serve(  # noqa: PLR0913 - the options of a command
     engine: Annotated[str, typer.Option(help="Engine of the workers. Dynamo's mocker needs no GPU.")] = "mocker",
     prefill: Annotated[int | None, typer.Option(min=1, help="Prefill workers at start; else the config's.")] = None,
     decode: Annotated[int | None, typer.Option(min=1, help="Decode workers at start; else the config's.")] = None,
+    gpus: Annotated[int | None, typer.Option(min=2, help="GPUs of all workers; else the config's.")] = None,
+    ttft: Annotated[float | None, typer.Option(help="SLO of the time to first token, s; else the config's.")] = None,
+    tpot: Annotated[float | None, typer.Option(help="SLO of the time per output token, s; else the config's.")] = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="A key of the config and a value in YAML; may be repeated."),
+    ] = None,
     host: Annotated[str, typer.Option(help="Address of the OpenAI endpoint.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port of the OpenAI endpoint; 0 picks one.")] = 8000,
     startup: Annotated[
@@ -44,11 +53,17 @@ def serve(  # noqa: PLR0913 - the options of a command
     ] = LEAST_STARTUP_S,
     replay: Annotated[
         str | None,
-        typer.Option(metavar="TRACE", help="Replay a trace or workload (docs/workloads.md), then leave."),
+        typer.Option(
+            "--trace", metavar="TRACE", help="Replay a trace or workload (docs/workloads.md), such as demo, then leave."
+        ),
     ] = None,
-    duration: Annotated[float | None, typer.Option(min=0.001, help="Seconds of the trace to replay; else all.")] = None,
+    duration: Annotated[
+        float | None, typer.Option("--clip-s", min=0.001, help="Only what arrives in the first seconds of the trace.")
+    ] = None,
     speed: Annotated[float, typer.Option(min=0.001, help="Replay this much faster.")] = 1.0,
-    report: Annotated[Path | None, typer.Option(help="Write the result of the replay there, as JSON.")] = None,
+    report: Annotated[
+        Path | None, typer.Option("--json", metavar="OUT", help="Write the result of the replay there.")
+    ] = None,
     status: Annotated[
         Literal["rich", "plain", "json-lines"] | None,
         typer.Option(help="How to show what goes on: rich on a terminal, else plain."),
@@ -63,11 +78,13 @@ def serve(  # noqa: PLR0913 - the options of a command
 
     Needs no etcd, no NATS, no Prometheus and no GPU. Ctrl-C stops everything.
     """
+    asked = (("deployment", "gpu_budget"), gpus), (("slo", "ttft_s"), ttft), (("slo", "tpot_s"), tpot)
+    given = [Setting(path, value) for path, value in asked if value is not None]
     check_engine(engine)
-    check_writable("--report", report)
+    check_writable("--json", report)
     check_writable("--decision-log", decision_log)
     options = Options(
-        config=pick_config(planner, config, prefill, decode, startup),
+        config=pick_config(planner, config, prefill, decode, startup, [*map(parse_setting, settings or ()), *given]),
         engine=engine,
         host=host,
         port=pick_port(host, port),
@@ -78,8 +95,9 @@ def serve(  # noqa: PLR0913 - the options of a command
         log_dir=log_dir,
         replay=live_replay(replay, duration, speed, report),
         command=command_line("dynamo"),
+        hindsight=context.obj,
     )
-    for line in not_driven(options.config):
+    for line in not_driven(options.config) if config is not None else ():  # the user's own choices, not our defaults
         typer.echo(f"dynamo: {line}", err=True)
     # This brings Dynamo in; --help and every error above do without.
     from pdplugins.hosts.dynamo.local.launch import launch  # noqa: PLC0415

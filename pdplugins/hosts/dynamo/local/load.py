@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from pdplugins.processes.process import Process, python
 from pdplugins.provenance import commit, versions
 from pdplugins.results import RequestRecord, Result, Scaling, Speed, summarise
 from pdplugins.workloads import jsonl
+from pdplugins.workloads.trace import TraceRequest
 
 LOOK_S, STOPPED_S = 1.0, 60.0
 """Pause between two looks at the client, and how long it may be stopped."""
@@ -49,6 +50,11 @@ class Load:
     def total(self) -> int:
         """Requests of the whole replay."""
         return self._replay.total
+
+    @property
+    def requests(self) -> Sequence[TraceRequest]:
+        """What the client sends."""
+        return self._replay.requests
 
     @property
     def failed(self) -> int:

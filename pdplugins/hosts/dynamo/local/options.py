@@ -10,11 +10,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from pdplugins.config import Choice, Config, find, load, shipped
+from pdplugins.config import Choice, Config, find, load, parse, shipped
 from pdplugins.errors import ConfigError, HostError, one_line
+from pdplugins.files import STDOUT
+from pdplugins.hosts.dynamo.local.misses import Hindsight
 from pdplugins.hosts.dynamo.mocker import Engines
 from pdplugins.processes.ports import free_ports
 from pdplugins.registry import default_registry
+from pdplugins.settings import Setting, put
 from pdplugins.workloads import traces, transform
 from pdplugins.workloads.trace import TraceRequest
 
@@ -59,6 +62,8 @@ class Options:
     replay: LiveReplay | None
     command: str
     """The command line, for the report."""
+    hindsight: Hindsight | None = None
+    """What says how fixed pools would have done; None where there is no simulator."""
 
     @property
     def url(self) -> str:
@@ -73,7 +78,12 @@ class Options:
 
 
 def pick_config(
-    planner: str | None, path: str | None, prefill: int | None, decode: int | None, startup_s: float
+    planner: str | None,
+    path: str | None,
+    prefill: int | None,
+    decode: int | None,
+    startup_s: float,
+    settings: Sequence[Setting] = (),
 ) -> Config:
     """Load the config that the options mean: `path`, or the shipped one of `planner`, with the other options on top.
 
@@ -87,6 +97,11 @@ def pick_config(
     if config.planner is None:
         names = ", ".join(default_registry().names("planner"))
         raise ConfigError(f"serve: no planner; add --planner NAME ({names}) or 'planner: NAME' to the config file")
+    if settings:
+        data = config.model_dump(mode="json")
+        for setting in settings:
+            put(data, setting)
+        config = parse(data, "serve")
     pools = config.deployment
     changes: dict[str, object] = {"startup_s": startup_s}
     if prefill is not None:
@@ -123,9 +138,9 @@ def live_replay(trace: str | None, duration_s: float | None, speed: float, repor
     Raises ConfigError for options that do not go together, TraceError for the trace.
     """
     if trace is None:
-        for name, given in (("--duration", duration_s is not None), ("--speed", speed != 1), ("--report", report)):
+        for name, given in (("--clip-s", duration_s is not None), ("--speed", speed != 1), ("--json", report)):
             if given:
-                raise ConfigError(f"{name} is about a replay; add --replay TRACE")
+                raise ConfigError(f"{name} is about a replay; add --trace TRACE")
         return None
     requests = traces.read(Path(trace))
     if duration_s is not None:
@@ -135,7 +150,7 @@ def live_replay(trace: str | None, duration_s: float | None, speed: float, repor
 
 def check_writable(option: str, path: Path | None) -> None:
     """Raise ConfigError when a file that is to be written cannot be."""
-    if path is None:
+    if path is None or path == STDOUT:
         return
     folder = path.absolute().parent
     if path.is_dir() or not folder.is_dir() or not os.access(folder, os.W_OK):

@@ -20,6 +20,8 @@ log = logging.getLogger("pdplugins.local")
 _TTFT = "dynamo_frontend_time_to_first_token_seconds"
 _ITL = "dynamo_frontend_inter_token_latency_seconds"
 _IN_FLIGHT = "dynamo_frontend_inflight_requests"
+_QUEUED = "dynamo_frontend_queued_requests"
+_ENDED = "dynamo_frontend_requests_total"
 EVERY_S = 2.0
 """Seconds between two looks."""
 WINDOW = 15
@@ -39,6 +41,12 @@ class Pulse:
     """Share of first tokens inside the TTFT objective, interpolated within the frontend's histogram."""
     tpot_attainment: float | None = None
     """Share of token gaps inside the TPOT objective, likewise."""
+    requests_per_s: float | None = None
+    """First tokens a second."""
+    queued: int | None = None
+    """Requests that no worker has taken yet."""
+    errors: int = 0
+    """Requests that ended with an error, since the first look."""
 
 
 class PulseTaker:
@@ -53,6 +61,7 @@ class PulseTaker:
         self._slo = slo
         self._fetch = fetch
         self._looks: deque[tuple[Histogram, Histogram]] = deque(maxlen=WINDOW + 1)
+        self._errors: float | None = None
         self._complained = False
 
     async def watch(self, show: Callable[[Pulse], None], every_s: float = EVERY_S, silent_s: float = SILENT_S) -> str:
@@ -80,15 +89,21 @@ class PulseTaker:
     def take(self) -> Pulse:
         """Look once more. Blocks, so not for an event loop. Raises OSError when the frontend does not answer a page."""
         with reading(self._url):
-            found = samples(self._fetch(self._url), (_TTFT, _ITL, _IN_FLIGHT))
+            found = samples(self._fetch(self._url), (_TTFT, _ITL, _IN_FLIGHT, _QUEUED, _ENDED))
             return self._pulse(found)
 
     def _pulse(self, found: Sequence[Sample]) -> Pulse:
         self._looks.append((histogram(found, _TTFT), histogram(found, _ITL)))
         first, last = self._looks[0], self._looks[-1]
         ttft, itl = last[0].since(first[0]), last[1].since(first[1])
+        ended = sum(one.value for one in found if one.name == _ENDED and one.labels.get("status") == "error")
+        self._errors = ended if self._errors is None else self._errors
+        waiting = [sample.value for sample in found if sample.name == _QUEUED]
         return Pulse(
             in_flight=int(sum(sample.value for sample in found if sample.name == _IN_FLIGHT)),
+            requests_per_s=ttft.count / (EVERY_S * (len(self._looks) - 1)) if ttft.count > 0 else None,
+            queued=int(sum(waiting)) if waiting else None,
+            errors=int(ended - self._errors),
             ttft_s=ttft.mean,
             tpot_s=itl.mean,
             ttft_attainment=ttft.share_below(self._slo.ttft_s),

@@ -25,6 +25,7 @@ def ready(options: Options, deployment: Deployment, interval_s: float, logs: Pat
         "workers": f"{pools.prefill.replicas} prefill (TP {deployment.prefill_tp}) and {pools.decode.replicas} decode "
         f"(TP {deployment.decode_tp}) at start; at most {deployment.gpu_budget} GPUs",
         "planner": f"{planner}, every {interval_s:g} s, for TTFT {slo.ttft_s:g} s and TPOT {slo.tpot_s:g} s",
+        "start-up": f"{deployment.startup_s:g} s until a worker that it adds serves; --startup says otherwise",
         "logs": str(logs),
     }
     if options.decision_log is not None:
@@ -34,10 +35,12 @@ def ready(options: Options, deployment: Deployment, interval_s: float, logs: Pat
     if options.replay is not None:
         rows["replay"] = f"{options.replay.trace}: {options.replay.total} requests, {options.replay.speed:g}x speed"
     lines = [f"  {name:<10} {text}" for name, text in rows.items()]
+    load = () if options.replay is not None else ("Give it load that drifts: dynamo serve --planner dopd --trace demo",)
     curl = (
         "Try it:",
         f"  curl {options.url}/v1/chat/completions -H 'Content-Type: application/json' \\",
         f"    -d '{body}'",
+        *load,
         "Ctrl-C stops everything.",
     )
     return "\n".join(("Serving.", *lines, *curl))

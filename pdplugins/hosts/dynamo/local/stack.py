@@ -17,7 +17,7 @@ from pdplugins.contracts.kinds import Kind
 from pdplugins.contracts.workers import Role
 from pdplugins.errors import HostError
 from pdplugins.hosts.dynamo.fetching import fetch, in_thread
-from pdplugins.hosts.dynamo.local import planning, screen
+from pdplugins.hosts.dynamo.local import misses, planning, screen
 from pdplugins.hosts.dynamo.local.broker import Broker
 from pdplugins.hosts.dynamo.local.connector import LocalProcessConnector
 from pdplugins.hosts.dynamo.local.engine import Mocker
@@ -221,6 +221,12 @@ class Stack:
         self._view.say(
             "finished", screen.finished(result, report), **result.model_dump(include={"requests", "metrics"})
         )
+        startup_s = self._options.config.deployment.startup_s
+        said = misses.lines(load.records, result, self._deployment, startup_s)
+        said += await asyncio.to_thread(
+            misses.looking_back, self._options.hindsight, self._options.config, load.requests, result
+        )
+        self._view.say("verdict", "\n".join(said), lines=said)
 
     async def _take_pulse(self) -> None:
         """Show what clients feel, for as long as the frontend answers."""
@@ -289,6 +295,7 @@ class Stack:
             finished=len(load.records) if load is not None else 0,
             failed=load.failed if load is not None else 0,
             attainment=load.attainment if load is not None else None,
+            changed=self._scaling[-1] if self._scaling else None,
             workers=tuple({"name": w.name, "pid": w.process.pid, "phase": w.life} for w in fleet.workers),
         )
 

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol, TextIO
 
+from pydantic import BaseModel
 from rich.console import Console, Group
 from rich.live import Live
 from rich.table import Table
@@ -16,13 +17,20 @@ from rich.text import Text
 from pdplugins.contracts.request import Slo
 from pdplugins.hosts.dynamo.local.options import Status
 from pdplugins.hosts.dynamo.local.pulse import EVERY_S, WINDOW, Pulse
+from pdplugins.results import Scaling
 
 QUIET_S = 10.0
 """In plain text, a line comes when the workers change, and at least so often while there are requests."""
 IDLE_S = 60.0
 """And so often while there are none."""
 PULSE_WINDOW_S = WINDOW * EVERY_S
-SIGNALS_SHOWN = 8
+FORECAST = {
+    "forecast_rate": "{:.3g} requests/s",
+    "forecast_isl_tokens": "{:.0f} tokens in",
+    "forecast_osl_tokens": "{:.0f} tokens out",
+    "forecast_concurrency": "{:.3g} at once",
+}
+"""Signals of planners that say what they expect, in words."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +71,27 @@ class Snapshot:
     attainment: float | None = None
     """Share of the replay's finished requests inside both objectives."""
     workers: tuple[Mapping[str, Any], ...] = ()
+    changed: Scaling | None = None
+    """The last change of the pools; its time counts as `elapsed_s` does."""
+
+    def load(self) -> str:
+        """Say how much comes, how much is under way, and what went wrong."""
+        pulse = self.pulse
+        rate = "no requests yet" if pulse.requests_per_s is None else f"{pulse.requests_per_s:.1f} requests/s"
+        queued = "" if pulse.queued is None else f", {pulse.queued} queued"
+        return f"{rate}, {self.requests()}{queued}, {pulse.errors} errors"
+
+    def forecast(self) -> str:
+        """Say what the planner expects."""
+        known = (form.format(self.signals[name]) for name, form in FORECAST.items() if name in self.signals)
+        return ", ".join(known) or "none yet"
+
+    def last_change(self) -> str:
+        """Say what changed last, how long ago, and why."""
+        if self.changed is None:
+            return "none"
+        ago_s = max(self.elapsed_s - self.changed.at_s, 0.0)
+        return f"{self.changed.prefill}P{self.changed.decode}D, {ago_s:.0f} s ago: {self.changed.reason}"
 
     def requests(self) -> str:
         """Say how far the requests are."""
@@ -122,7 +151,7 @@ class JsonLines:
         """Nothing to restore."""
 
     def _write(self, row: dict[str, Any]) -> None:
-        self._out.write(json.dumps(row, default=str) + "\n")
+        self._out.write(json.dumps(row, default=_as_data) + "\n")
         self._out.flush()
 
 
@@ -152,7 +181,7 @@ class Plain:
             f"{snapshot.elapsed_s:6.0f} s",
             f"prefill {snapshot.prefill}",
             f"decode {snapshot.decode}",
-            snapshot.requests(),
+            snapshot.load(),
             f"TTFT {_seconds(pulse.ttft_s)}",
             f"TPOT {_seconds(pulse.tpot_s)}",
             snapshot.slo(self._slo),
@@ -192,19 +221,23 @@ class Screen:
         table.add_column(style="bold", no_wrap=True)
         table.add_column(overflow="fold")
         minutes, seconds = divmod(int(snapshot.elapsed_s), 60)
-        table.add_row("up", f"{minutes}:{seconds:02d}   {snapshot.gpu_hours:.3f} GPU-hours")
-        table.add_row("prefill", str(snapshot.prefill))
-        table.add_row("decode", str(snapshot.decode))
-        table.add_row("GPUs", f"{snapshot.gpus_held} of {snapshot.gpu_budget} held")
-        table.add_row("requests", snapshot.requests())
+        held = f"{snapshot.gpus_held} of {snapshot.gpu_budget} GPUs held, {snapshot.gpu_hours:.3f} GPU-hours"
+        table.add_row("up", f"{minutes}:{seconds:02d}   {held}")
+        table.add_row("load", snapshot.load())
         latency = f"TTFT {_seconds(pulse.ttft_s)}   TPOT {_seconds(pulse.tpot_s)}"
         table.add_row("latency", f"{latency}   (mean of the last {PULSE_WINDOW_S:g} s)")
         table.add_row("SLO", snapshot.slo(self._slo))
+        table.add_row("prefill", str(snapshot.prefill))
+        table.add_row("decode", str(snapshot.decode))
         table.add_row("planner", snapshot.planner)
-        shown = list(snapshot.signals.items())[:SIGNALS_SHOWN]
-        table.add_row("forecast", "   ".join(f"{name} {value:.4g}" for name, value in shown) or "-")
-        table.add_row("decision", snapshot.reason or "-")
+        table.add_row("forecast", snapshot.forecast())
+        table.add_row("decision", snapshot.reason or "none yet")
+        table.add_row("last change", snapshot.last_change())
         return table
+
+
+def _as_data(value: object) -> object:
+    return value.model_dump() if isinstance(value, BaseModel) else str(value)
 
 
 def _seconds(value: float | None) -> str:

@@ -55,14 +55,15 @@ def replay(  # noqa: PLR0913 - the options of a command
     startup: Annotated[float | None, typer.Option(min=0, help="Seconds until a new worker serves (30).")] = None,
     ttft: Annotated[float | None, typer.Option(help="SLO of the time to first token, s (2).")] = None,
     tpot: Annotated[float | None, typer.Option(help="SLO of the time per output token, s (0.08).")] = None,
-    initial: Annotated[str | None, typer.Option(help="Pools at start (1P1D).")] = None,
-    gpu_budget: Annotated[int | None, typer.Option(min=2, help="GPUs of all workers together (64).")] = None,
+    prefill: Annotated[int | None, typer.Option(min=1, help="Prefill workers at start (1).")] = None,
+    decode: Annotated[int | None, typer.Option(min=1, help="Decode workers at start (1).")] = None,
+    gpus: Annotated[int | None, typer.Option(min=2, help="GPUs of all workers together (64).")] = None,
     router: Annotated[Literal["round_robin", "kv_router"], typer.Option(help="Dynamo's router.")] = "round_robin",
     kv_blocks: Annotated[
         int | None, typer.Option(min=1, help="KV blocks of 64 tokens of a worker (what the profile holds).")
     ] = None,
     skip: Annotated[float, typer.Option(min=0, help="Leave out the first seconds of the trace.")] = 0.0,
-    duration: Annotated[float | None, typer.Option(help="Replay only the first seconds of the rest.")] = None,
+    clip_s: Annotated[float | None, typer.Option(help="Only what arrives in the first seconds of the rest.")] = None,
     speed: Annotated[float, typer.Option(help="Let requests arrive this much faster.")] = 1.0,
     decision_log: Annotated[Path | None, typer.Option(help="File to append decisions to.")] = None,
 ) -> None:
@@ -77,17 +78,19 @@ def replay(  # noqa: PLR0913 - the options of a command
     given = {
         ("slo", "ttft_s"): ttft,
         ("slo", "tpot_s"): tpot,
-        ("deployment", "gpu_budget"): gpu_budget,
+        ("deployment", "gpu_budget"): gpus,
         ("deployment", "startup_s"): startup,
         ("deployment", "prefill", "tp"): prefill_gpus,
         ("deployment", "decode", "tp"): decode_gpus,
+        ("deployment", "prefill", "replicas"): prefill,
+        ("deployment", "decode", "replicas"): decode,
     }
     engines = Engines(kv_blocks, router)
-    plan = Plan(planner, configured(config, given, initial), _planner_settings(settings or ()), engines, decision_log)
+    plan = Plan(planner, configured(config, given), _planner_settings(settings or ()), engines, decision_log)
     check_outputs(out)
     requests = transform.since(traces.read(trace), skip)
-    if duration is not None:
-        requests = transform.clip(requests, duration)
+    if clip_s is not None:
+        requests = transform.clip(requests, clip_s)
     requests = transform.scale(requests, speed)
     last_s = max(requests[-1].arrival_s, 1.0) if requests else 1.0
     try:
@@ -103,19 +106,15 @@ def replay(  # noqa: PLR0913 - the options of a command
     _show(result, out)
 
 
-def configured(
-    name: str | None, given: Mapping[tuple[str, ...], Any] | None = None, initial: str | None = None
-) -> Config:
+def configured(name: str | None, given: Mapping[tuple[str, ...], Any] | None = None) -> Config:
     """Return the config of the run: options over the file, and where there is no file over this command's defaults."""
     from pdplugins.config import find, load, parse  # noqa: PLC0415
-    from pdplugins.hosts.dynamo.offline.run import pools, with_pools  # noqa: PLC0415
 
     data = load(find(name or "dopd")).model_dump(mode="json")
     for path, value in (*(_DEFAULTS.items() if name is None else ()), *(given or {}).items()):
         if value is not None:
             put(data, Setting(path, value))
-    config = parse(data, "options")
-    return with_pools(config, *pools(initial)) if initial else config
+    return parse(data, "options")
 
 
 def _planner_settings(texts: Sequence[str]) -> dict[str, Any]:
@@ -140,8 +139,9 @@ def _beat(
 
 
 def _show(result: Result, out: Path | None) -> None:
-    from rich.console import Console  # noqa: PLC0415
     from rich.table import Table  # noqa: PLC0415
+
+    from pdplugins.terminal import console  # noqa: PLC0415
 
     metrics = result.metrics
     table = Table(box=None, show_header=False, pad_edge=False)
@@ -151,6 +151,7 @@ def _show(result: Result, out: Path | None) -> None:
     failed = f", {result.requests.failed} failed" if result.requests.failed else ""
     for name, value in (
         ("planner", f"{result.config['run']['planner']} (simulated)"),
+        ("on", _terms(result.config)),
         ("requests", f"{result.requests.total} in {result.speed.duration_s:.0f} s{failed}"),
         ("SLO attainment", attainment),
         ("goodput", f"{metrics.goodput_requests_per_s:.2f} requests/s, {metrics.goodput_tokens_per_s:.0f} tokens/s"),
@@ -163,7 +164,16 @@ def _show(result: Result, out: Path | None) -> None:
         ("result", str(out) if out else "not written; name a file with --json"),
     ):
         table.add_row(name, value)
-    Console().print(table)
+    console().print(table)
+
+
+def _terms(config: Mapping[str, Any]) -> str:
+    """Say the terms of the run, since the defaults of this command are not those of a config file."""
+    deployment, slo = config["deployment"], config["slo"]
+    return (
+        f"at most {deployment['gpu_budget']} GPUs; {deployment['startup_s']:g} s until a new worker serves; "
+        f"TTFT {slo['ttft_s']:g} s, TPOT {slo['tpot_s']:g} s"
+    )
 
 
 def _spread(spread: Spread) -> str:

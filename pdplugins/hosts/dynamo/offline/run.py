@@ -65,7 +65,7 @@ def resolve(planner: str, config: Config, settings: Mapping[str, Any] | None = N
             return without
         if settings:
             raise ConfigError(f"--set {next(iter(settings))}: {planner} has no settings; use it with another planner")
-        return with_pools(without, *pools(variant))
+        return with_pools(without, *pools(variant)) if variant else without
     ours = default_registry().names("planner")
     if planner not in ours:
         choices = ", ".join([*ours, "static:3P1D", *stock.NAMES])

@@ -6,17 +6,23 @@ import asyncio
 import json
 import os
 import signal
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from pdplugins.config import Config
 from pdplugins.errors import HostError
+from pdplugins.hosts.dynamo.local import misses
 from pdplugins.hosts.dynamo.local.load import Load
 from pdplugins.hosts.dynamo.local.options import LiveReplay, Options, pick_config
 from pdplugins.processes.process import Process
 from pdplugins.results import Result, Scaling
+from pdplugins.runtime.assembly import build_deployment
 from pdplugins.types import TraceRequest
+
+CONFIG = pick_config("dopd", None, None, None, 2.0)
 
 
 def row(request: int, ttft_s: float, tpot_s: float = 0.02, error: str | None = None) -> dict[str, Any]:
@@ -37,7 +43,7 @@ def row(request: int, ttft_s: float, tpot_s: float = 0.02, error: str | None = N
 def load(tmp_path: Path) -> Load:
     replay = LiveReplay(Path("trace.csv"), 60.0, 2.0, None, [TraceRequest(float(n), 100, 2) for n in range(3)])
     options = Options(
-        config=pick_config("dopd", None, None, None, 2.0),
+        config=CONFIG,
         engine="mocker",
         host="127.0.0.1",
         port=8000,
@@ -47,7 +53,7 @@ def load(tmp_path: Path) -> Load:
         metrics_port=None,
         log_dir=None,
         replay=replay,
-        command="dynamo serve --replay trace.csv",
+        command="dynamo serve --trace trace.csv",
     )
     return Load(replay, options, tmp_path, tmp_path)
 
@@ -109,3 +115,27 @@ def test_the_report_says_what_was_measured_and_how(load: Load, tmp_path: Path) -
     assert "mocker" in result.config["replay"]["note"]
     assert result.config["replay"]["speed"] == 2.0
     assert result.versions["ai-dynamo"].startswith("1.4")
+
+
+def test_the_verdict_is_of_the_records(load: Load, tmp_path: Path) -> None:
+    """What missed which objective, and what fixed pools would have done; a replay is good without the latter."""
+    write(tmp_path, "".join(json.dumps(row(n, 9.0 if n else 0.5)) + "\n" for n in range(3)))
+    load.follow()
+    scaling = [Scaling(at_s=0.0, prefill=1, decode=1), Scaling(at_s=0.5, prefill=2, decode=1)]
+    result = load.result(gpu_hours=7 * 4 / 3600, wall_s=8.0, scaling=scaling)
+    deployment = build_deployment(CONFIG)
+    said = misses.lines(load.records, result, deployment, startup_s=2.0)
+    assert said[0].startswith("Missed: 66.7 % of requests")
+    held = []
+
+    def hindsight(config: Config, requests: Sequence[TraceRequest], gpus: float) -> list[str]:
+        held.append((len(requests), gpus))
+        return ["5 GPUs would have done"]
+
+    def broken(*_: object) -> list[str]:
+        raise RuntimeError("no simulator")
+
+    looks = [misses.looking_back(one, CONFIG, load.requests, result) for one in (hindsight, broken, None)]
+    assert looks == [["5 GPUs would have done"], [], []]
+    ((count, gpus),) = held
+    assert (count, gpus) == (load.total, pytest.approx(7 * 4 / load.finished_s))

@@ -21,6 +21,7 @@ from pdplugins.hosts.dynamo.local.options import (
     pick_config,
     pick_port,
 )
+from pdplugins.settings import Setting
 
 
 def test_options_go_over_the_config_file(tmp_path: Path) -> None:
@@ -78,9 +79,9 @@ def test_a_port_in_use_is_refused_before_anything_starts() -> None:
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
-        ((None, 10.0, 1.0, None), ConfigError, "--duration is about a replay; add --replay"),
+        ((None, 10.0, 1.0, None), ConfigError, "--clip-s is about a replay; add --trace"),
         ((None, None, 2.0, None), ConfigError, "--speed is about a replay"),
-        ((None, None, 1.0, Path("r.json")), ConfigError, "--report is about a replay"),
+        ((None, None, 1.0, Path("r.json")), ConfigError, "--json is about a replay"),
         (("no/such.csv", None, 1.0, None), TraceError, "no such trace"),
     ],
 )
@@ -106,19 +107,41 @@ def test_duration_counts_in_seconds_of_the_trace(waves: Callable[..., Path]) -> 
 def test_a_report_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
     """After an hour of replay is too late."""
     for bad in (tmp_path, tmp_path / "no" / "report.json"):
-        with pytest.raises(ConfigError, match=r"--report .*: cannot write there"):
-            check_writable("--report", bad)
-    check_writable("--report", tmp_path / "report.json")
-    check_writable("--report", None)
+        with pytest.raises(ConfigError, match=r"--json .*: cannot write there"):
+            check_writable("--json", bad)
+    check_writable("--json", tmp_path / "report.json")
+    check_writable("--json", None)
 
 
 def test_every_option_has_a_help_text() -> None:
     """``dynamo serve --help`` explains itself and needs no Dynamo for it."""
     result = CliRunner().invoke(dynamo_app, ["serve", "--help"], env={"COLUMNS": "200", "TERM": "dumb"})
     assert result.exit_code == 0
-    for option in ("--planner", "--config", "--engine", "--prefill", "--decode", "--port", "--replay", "--report"):
+    for option in [
+        "--planner",
+        "--config",
+        "--engine",
+        "--prefill",
+        "--decode",
+        "--port",
+        "--trace",
+        "--json",
+        "--gpus",
+        "--set",
+    ]:
         line = next(line for line in result.output.splitlines() if f" {option} " in line)
         assert len(line.split()) > 6, line
+
+
+def test_settings_of_the_command_line_are_over_the_file() -> None:
+    """Any key of the config; what does not fit is refused as in a file."""
+    given = [Setting(("deployment", "gpu_budget"), 16), Setting(("planner", "hold_s"), 7)]
+    found = pick_config("dopd", None, None, None, 2.0, given)
+    assert found.deployment.gpu_budget == 16
+    assert found.planner is not None
+    assert found.planner.settings["hold_s"] == 7
+    with pytest.raises(ConfigError, match=r"unknown key 'deployment\.gpus'"):
+        pick_config("dopd", None, None, None, 2.0, [Setting(("deployment", "gpus"), 16)])
 
 
 def test_what_this_host_does_not_drive_is_said(tmp_path: Path) -> None:

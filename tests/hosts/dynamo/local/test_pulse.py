@@ -50,6 +50,23 @@ def test_means_and_shares_are_of_what_came_since_the_first_look() -> None:
     assert (pulse.tpot_s, pulse.tpot_attainment) == (None, None)
 
 
+def test_load_queue_and_errors_are_told() -> None:
+    """Errors count from the first look, requests over the time between the looks."""
+    more = (
+        'dynamo_frontend_queued_requests{{model="m"}} {}',
+        'dynamo_frontend_requests_total{{model="m",status="error"}} {}',
+        'dynamo_frontend_requests_total{{model="m",status="success"}} 50',
+    )
+    pages = [
+        "\n".join(
+            (page((count, 0, 0)), *(line.format(number) for line, number in zip(more, numbers, strict=False)), "")
+        )
+        for count, *numbers in ((5, 0, 7, 0), (11, 3, 9, 0))
+    ]
+    pulse = take(pages)[-1]
+    assert (pulse.requests_per_s, pulse.queued, pulse.errors) == (3.0, 3, 2)
+
+
 def test_nothing_new_is_none_and_not_zero() -> None:
     """An idle frontend has no latency."""
     assert take([page((5, 5, 5)), page((5, 5, 5))])[-1] == Pulse(in_flight=0)

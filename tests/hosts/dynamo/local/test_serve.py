@@ -105,7 +105,7 @@ def test_replay_scales_both_roles_up_and_down_without_a_failure(
     decisions = tmp_path / "decisions.jsonl"
     config = quick_config(gpu_budget=12, hold_s=5)
     stack = serve(
-        *("--config", config, "--port", "0", "--replay", str(trace), "--report", str(report)),
+        *("--config", config, "--port", "0", "--trace", str(trace), "--json", str(report)),
         *("--decision-log", str(decisions)),
     )
     assert stack.finish() == 0, stack.errors()
@@ -123,6 +123,9 @@ def test_replay_scales_both_roles_up_and_down_without_a_failure(
         assert any(later < now for now, later in pairwise(served)), f"{role} never scaled down"
     assert all(s["gpus_held"] <= 12 for s in stack.events("status"))
     assert decisions.stat().st_size > 0
+    (verdict,) = stack.events("verdict")
+    assert any("In hindsight (simulated)" in line for line in verdict["lines"])
+    assert any("on the average; fixed pools of" in line for line in verdict["lines"])
 
 
 @pytest.mark.slow

@@ -11,6 +11,7 @@ import pytest
 from pdplugins.hosts.dynamo.local.options import Status
 from pdplugins.hosts.dynamo.local.pulse import Pulse
 from pdplugins.hosts.dynamo.local.status import PoolStatus, Snapshot, make_view
+from pdplugins.results import Scaling
 from pdplugins.types import Slo
 
 SLO = Slo(2.0, 0.08)
@@ -21,10 +22,20 @@ SNAPSHOT = Snapshot(
     gpus_held=7,
     gpu_budget=8,
     gpu_hours=0.125,
-    pulse=Pulse(in_flight=12, ttft_s=0.25, tpot_s=0.031, ttft_attainment=0.99, tpot_attainment=0.5),
+    pulse=Pulse(
+        in_flight=12,
+        ttft_s=0.25,
+        tpot_s=0.031,
+        ttft_attainment=0.99,
+        tpot_attainment=0.5,
+        requests_per_s=3.37,
+        queued=4,
+        errors=2,
+    ),
     planner="running",
     reason="3P1D for 4.00 req/s",
-    signals={"forecast_isl_tokens": 1234.0},
+    signals={"forecast_isl_tokens": 1234.0, "forecast_failures": 0.0},
+    changed=Scaling(at_s=63.0, prefill=3, decode=1, reason="a queue of 170"),
     total=400,
     finished=100,
     failed=1,
@@ -53,7 +64,20 @@ def test_the_screen_shows_the_forecast() -> None:
     view = make_view("rich", SLO, out)
     view.show(SNAPSHOT)
     view.close()
-    assert "forecast_isl_tokens 1234" in out.getvalue()
+    assert "1234 tokens in" in out.getvalue()
+    assert "failures" not in out.getvalue()
+
+
+def test_the_screen_is_an_operators() -> None:
+    """Load, queue, errors, and the last change with its reason."""
+    out = io.StringIO()
+    view = make_view("rich", SLO, out)
+    view.show(SNAPSHOT)
+    view.close()
+    text = " ".join(out.getvalue().split())
+    assert "3.4 requests/s, 100/400 finished, 1 failed, 12 in flight, 4 queued, 2 errors" in text
+    assert "last change 3P1D, 12 s ago: a queue of 170" in text
+    assert replace(SNAPSHOT, changed=None).last_change() == "none"
 
 
 def test_without_a_replay_attainment_is_said_to_be_an_estimate() -> None:
@@ -85,4 +109,5 @@ def test_programs_read_json_lines() -> None:
     view.show(SNAPSHOT)
     ready, status = map(json.loads, out.getvalue().splitlines())
     assert ready == {"event": "ready", "text": "Serving.", "url": "http://127.0.0.1:8000"}
+    assert status["changed"] == {"at_s": 63.0, "prefill": 3, "decode": 1, "reason": "a queue of 170"}
     assert (status["event"], status["prefill"]["wanted"], status["pulse"]["in_flight"]) == ("status", 3, 12)

@@ -1,0 +1,1 @@
+"""What to run for a traffic, with how many GPUs, and what it gains: ``pdplugins advise``."""

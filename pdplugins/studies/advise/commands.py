@@ -1,0 +1,180 @@
+"""``pdplugins advise``."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from pdplugins.errors import ConfigError
+
+if TYPE_CHECKING:
+    from pdplugins.studies.advise.race import Score
+    from pdplugins.studies.advise.search import Advice
+    from pdplugins.studies.advise.traffic import Traffic
+    from pdplugins.workloads.transform import Transform
+
+PROFILE = "h100/llama-3.1-70b-fp8"
+
+
+def advise(  # noqa: PLR0913 - the options of a command
+    *,
+    trace: Annotated[
+        str | None, typer.Option(help="Trace or workload file, or the name of a workload: your traffic.")
+    ] = None,
+    isl: Annotated[
+        float | None, typer.Option(min=1, help="Instead of a trace: mean prompt tokens of an hour of Poisson arrivals.")
+    ] = None,
+    osl: Annotated[float | None, typer.Option(min=1, help="And mean output tokens.")] = None,
+    rate: Annotated[
+        float | None, typer.Option(help="Mean arrivals/s; arrival times of a trace are scaled to it.")
+    ] = None,
+    clip_s: Annotated[float | None, typer.Option(help="Only what arrives in the first seconds, at that rate.")] = None,
+    max_requests: Annotated[int | None, typer.Option(help="Only the first requests or sessions.")] = None,
+    max_context: Annotated[int | None, typer.Option(help="Longest prompt plus output, tokens.")] = None,
+    model: Annotated[str | None, typer.Option(help="Model of a profile, as in llama-3.1-70b-fp8.")] = None,
+    gpu: Annotated[str | None, typer.Option(help="GPU of a profile, as in h100.")] = None,
+    profile: Annotated[str | None, typer.Option(help=f"Or both, or a file: <gpu>/<model> ({PROFILE}).")] = None,
+    gpus: Annotated[int, typer.Option(min=2, help="GPUs that there are.")] = 8,
+    ttft: Annotated[float, typer.Option(min=0.001, help="SLO of the time to first token, s.")] = 2.0,
+    tpot: Annotated[float, typer.Option(min=0.0001, help="SLO of the time per output token, s.")] = 0.08,
+    target: Annotated[
+        float, typer.Option(min=0.01, max=1, help="SLO attainment wanted: the cheapest that has it is advised.")
+    ] = 0.99,
+    startup: Annotated[float, typer.Option(min=0, help="Seconds until a worker that a planner adds serves.")] = 30.0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of every random choice.")] = 0,
+    jobs: Annotated[int | None, typer.Option(min=1, help="Runs at the same time; as many as there are cores.")] = None,
+    out: Annotated[Path | None, typer.Option("--json", metavar="OUT", help="Write all that was found there.")] = None,
+    html: Annotated[Path | None, typer.Option(metavar="OUT", help="Write a report that opens offline.")] = None,
+    save_dir: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Write config, start commands for SGLang and Dynamo, Kubernetes manifest."),
+    ] = None,
+    model_path: Annotated[
+        str | None, typer.Option(metavar="MODEL", help="Path or Hugging Face name of the model, for --save-dir.")
+    ] = None,
+) -> None:
+    """Say what to run for a traffic, with how many GPUs, what it gains over plain co-location, and why.
+
+    Tries co-location with tuned chunks, static splits, tensor-parallel sizes and every plugin in the simulator.
+    """
+    from pdplugins.files import check_outputs, write_whole  # noqa: PLC0415 - a command loads what it needs when it runs
+    from pdplugins.provenance import command_line, commit  # noqa: PLC0415
+    from pdplugins.studies.advise import folder, page, words  # noqa: PLC0415
+    from pdplugins.studies.advise import search as searching  # noqa: PLC0415
+    from pdplugins.studies.advise.candidates import Question  # noqa: PLC0415
+    from pdplugins.terminal import progress  # noqa: PLC0415
+    from pdplugins.workloads.transform import Transform  # noqa: PLC0415
+
+    check_outputs(out, html)
+    if save_dir is not None:
+        folder.check(save_dir)
+    changes = Transform.of(rate=rate, clip_s=clip_s, max_requests=max_requests, max_context_tokens=max_context)
+    traffic = _traffic(trace, isl, osl, changes, seed)
+    asked = Question(
+        profile=_profile(profile, gpu, model),
+        gpus=gpus,
+        ttft_s=ttft,
+        tpot_s=tpot,
+        startup_s=startup,
+        longest_tokens=traffic.longest_tokens,
+        repeats=traffic.repeats,
+    )
+    began = time.perf_counter()
+    try:
+        with progress(searching.STAGES) as shares:
+            found = searching.advise(
+                asked, traffic, target=target, jobs=jobs or os.cpu_count() or 1, seed=seed, progress=shares
+            )
+    except KeyboardInterrupt:
+        typer.echo("pdplugins advise: interrupted, nothing written", err=True)
+        raise typer.Exit(130) from None
+    if out is not None:
+        write_whole(out, json.dumps(_as_data(found, seed), indent=1) + "\n")
+    if html is not None:
+        write_whole(html, page.page(found, command_line(), commit()))
+    _show(found)
+    typer.echo(f"simulated; {found.settings} settings with all GPUs, {time.perf_counter() - began:.0f} s")
+    if save_dir is not None:
+        about = f"{words.verdict(found)[0]}\n(simulated; found by: {command_line()})"
+        for path, what in folder.write(found.best.candidate.config, model_path, about, save_dir):
+            typer.echo(f"{path}: {what}")
+
+
+def _traffic(trace: str | None, isl: float | None, osl: float | None, changes: Transform, seed: int) -> Traffic:
+    from pdplugins.studies.advise import traffic  # noqa: PLC0415
+
+    if trace is not None:
+        if isl is not None or osl is not None:
+            raise ConfigError("advise: give a trace, or --isl, --osl and --rate; not both")
+        return traffic.named(trace, changes)
+    if isl is None or osl is None or changes.rate is None:
+        raise ConfigError("advise: name your traffic with --trace, or with all of --isl, --osl and --rate")
+    return traffic.lengths(isl, osl, changes, seed)
+
+
+def _profile(profile: str | None, gpu: str | None, model: str | None) -> str:
+    """Return the profile that the options name. Raises ConfigError."""
+    if profile is not None:
+        if gpu is not None or model is not None:
+            raise ConfigError("advise: give --profile, or --gpu and --model; not both")
+        return profile
+    first, _, second = PROFILE.partition("/")
+    return f"{gpu or first}/{model or second}"
+
+
+def _show(found: Advice) -> None:
+    from pdplugins.studies.advise import words  # noqa: PLC0415
+
+    for line in [*words.verdict(found), *words.fewest(found)]:
+        typer.echo(line)
+    typer.echo()
+    for line in words.picture(found):
+        typer.echo(line)
+
+
+def _as_data(found: Advice, seed: int) -> dict[str, Any]:
+    from pdplugins.provenance import record  # noqa: PLC0415
+    from pdplugins.studies.advise import words  # noqa: PLC0415
+
+    asked = found.asked
+    gain, attainment = found.gain, found.attainment
+    return {
+        **record("simulated", seed=seed),
+        "verdict": words.verdict(found),
+        "profile": asked.profile,
+        "gpus": asked.gpus,
+        "slo": {"ttft_s": asked.ttft_s, "tpot_s": asked.tpot_s},
+        "target": found.target,
+        "reached": found.reached,
+        "best": _row(found.best),
+        "other": _row(found.other),
+        "attainment": {"mean": attainment.mean, "low": attainment.low, "high": attainment.high},
+        "gain": {"mean": gain.mean, "low": gain.low, "high": gain.high},
+        "finalists": [_row(one) for one in found.finalists],
+        "tried": [_row(one) for one in found.tried],
+        "left_out": [{"what": one.candidate.name, "why": one.why} for one in found.left_out],
+    }
+
+
+def _row(one: Score) -> dict[str, Any]:
+    return {
+        "system": one.candidate.system,
+        "settings": one.candidate.label,
+        "gpu_budget": one.candidate.gpus,
+        "gpus": one.gpus,
+        "requests": one.requests,
+        "slo_attainment": one.attainment,
+        "within_error": [one.missed.low, one.missed.high],
+        "missed": {
+            "ttft": one.missed.ttft,
+            "tpot": one.missed.tpot,
+            "both": one.missed.both,
+            "failed": one.missed.failed,
+        },
+        "causes": one.missed.causes,
+    }

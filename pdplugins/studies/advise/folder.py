@@ -1,0 +1,47 @@
+"""The folder of ``--save-dir``: a config, start commands for SGLang and for Dynamo, and a Kubernetes manifest."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import yaml
+
+from pdplugins.config import Config
+from pdplugins.errors import ConfigError
+from pdplugins.files import write_whole
+from pdplugins.studies.advise.kubernetes import manifest
+from pdplugins.studies.advise.serving import CONFIG, dynamo_script, sglang_script
+
+SCRIPT = 0o777
+"""Mode of the scripts, less what the user's umask takes away."""
+
+
+def check(folder: Path) -> None:
+    """Raise ConfigError if the folder cannot be written, before work is lost. It is made if need be."""
+    try:
+        folder.mkdir(exist_ok=True)
+        scratch = folder / ".pdplugins"
+        scratch.touch()
+        scratch.unlink()
+    except OSError as error:
+        raise ConfigError(f"--save-dir {folder}: {error.strerror}; give a folder that can be written") from None
+
+
+def write(config: Config, model: str | None, about: str, folder: Path) -> Iterator[tuple[Path, str]]:
+    """Write every file; yield each with what it is.
+
+    :param model: path or Hugging Face name; None leaves it to who runs the files.
+    :param about: what was found, in a few lines.
+    """
+    head = "".join(f"# {line}\n" for line in about.splitlines())
+    data = yaml.safe_dump(config.model_dump(mode="json", exclude_none=True), sort_keys=False, allow_unicode=True)
+    files = (
+        (CONFIG, head + data, 0o666, "what runs, for every host"),
+        ("sglang.sh", sglang_script(config, model, about), SCRIPT, "starts SGLang's servers and the gateway"),
+        ("dynamo.sh", dynamo_script(config, model, about), SCRIPT, "starts Dynamo's frontend and workers"),
+        ("kubernetes.yaml", manifest(config, model, about), 0o666, "the same on a cluster"),
+    )
+    for name, text, mode, what in files:
+        write_whole(folder / name, text, mode)
+        yield folder / name, what

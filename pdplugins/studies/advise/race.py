@@ -1,0 +1,136 @@
+"""Simulates many candidates on several traces, on all cores."""
+
+from __future__ import annotations
+
+import multiprocessing
+import signal
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from pdplugins.errors import PdpluginsError
+from pdplugins.results import Result
+from pdplugins.sim.report.misses import missed_of
+from pdplugins.sim.run.simulate import simulate
+from pdplugins.studies.advise.candidates import Candidate
+from pdplugins.verdict import Missed
+from pdplugins.workloads.trace import TraceRequest
+
+Traces = Mapping[str, Sequence[TraceRequest]]
+Done = Callable[[int, int], None]
+"""Called with the number of runs that are done, and that of all."""
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """How a candidate did on one trace."""
+
+    candidate: Candidate
+    requests: int
+    attainment: float
+    gpus: float
+    """GPUs held on the average of the run."""
+    goodput: float
+    """Requests/s inside both objectives."""
+    strain: float
+    """P99 of TTFT or TPOT over its objective, whichever is larger: it decides between equal attainments."""
+    missed: Missed
+
+
+@dataclass(frozen=True, slots=True)
+class LeftOut:
+    """A candidate that cannot run, and why."""
+
+    candidate: Candidate
+    why: str
+
+
+Job = tuple[Candidate, str]
+"""A candidate, and the name of the trace."""
+
+
+class Race:
+    """Processes that simulate candidates on given traces."""
+
+    def __init__(self, pool: ProcessPoolExecutor, stop: Any, seed: int) -> None:
+        self._pool, self._stop, self._seed = pool, stop, seed
+        self.left_out: list[LeftOut] = []
+
+    def run(self, jobs: Sequence[Job], done: Done = lambda *_: None) -> list[Score]:
+        """Simulate every job; the scores come in the order of the jobs. Raises KeyboardInterrupt after Ctrl-C.
+
+        A candidate that cannot run is left out, and noted.
+        """
+        futures = [self._pool.submit(_simulated, candidate, trace, self._seed) for candidate, trace in jobs]
+        waiting: set[Future[Score | LeftOut]] = set(futures)
+        done(0, len(jobs))
+        try:
+            while waiting:
+                waiting = wait(waiting, timeout=0.2, return_when=FIRST_COMPLETED).not_done
+                done(len(jobs) - len(waiting), len(jobs))
+        except KeyboardInterrupt:
+            self._stop.value = 1
+            raise
+        found = [future.result() for future in futures]
+        self.left_out += [one for one in found if isinstance(one, LeftOut)]
+        return [one for one in found if isinstance(one, Score)]
+
+
+@contextmanager
+def race(traces: Traces, jobs: int, seed: int) -> Iterator[Race]:
+    """Yield `jobs` processes that have `traces`."""
+    context = multiprocessing.get_context("fork")  # a forked process has the traces already
+    stop = context.Value("b", 0)
+    with ProcessPoolExecutor(jobs, context, _adopt, (traces, stop)) as pool:
+        try:
+            yield Race(pool, stop, seed)
+        except BaseException:
+            stop.value = 1
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+
+
+# --- in a child process -----------------------------------------------------------------------------------------------
+
+_shared: tuple[Traces, Any] | None = None
+
+
+def _adopt(traces: Traces, stop: Any) -> None:
+    global _shared  # noqa: PLW0603 - a worker process has one set of traces
+    _shared = traces, stop
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides when to stop
+
+
+def _simulated(candidate: Candidate, trace: str, seed: int) -> Score | LeftOut:
+    assert _shared is not None  # noqa: S101 - _adopt ran first
+    traces, stop = _shared
+
+    def beat(_: float) -> None:
+        if stop.value:
+            raise KeyboardInterrupt
+
+    requests = traces[trace]
+    try:
+        result, outcome = simulate(
+            candidate.config, requests, trace_name=trace, command="advise", seed=seed, progress=beat
+        )
+    except PdpluginsError as error:
+        return LeftOut(candidate, str(error))
+    return Score(
+        candidate=candidate,
+        requests=result.requests.total,
+        attainment=result.metrics.slo_attainment or 0.0,
+        gpus=3600 * result.metrics.gpu_hours / max(result.speed.duration_s, 1e-9),
+        goodput=result.metrics.goodput_requests_per_s,
+        strain=_strain(result),
+        missed=missed_of(outcome, candidate.config),
+    )
+
+
+def _strain(result: Result) -> float:
+    metrics = result.metrics
+    slo: dict[str, float] = result.config["slo"]
+    times = (metrics.ttft_s.p99, slo["ttft_s"]), (metrics.tpot_s.p99, slo["tpot_s"])
+    return max((value or 0.0) / objective for value, objective in times)

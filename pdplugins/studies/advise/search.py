@@ -1,0 +1,252 @@
+"""Finds what to run: successive halving over all settings, then fewer GPUs, then all of the traffic and other draws.
+
+Every system keeps its best settings to the end, so that each is judged at its best; what is thrown out are settings.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from math import ceil, sqrt
+from statistics import mean, stdev
+
+from pdplugins.errors import ConfigError
+from pdplugins.studies.advise.candidates import COLOCATED, SPLIT, Candidate, Question, systems
+from pdplugins.studies.advise.race import LeftOut, Race, Score, race
+from pdplugins.studies.advise.traffic import Traffic, part_of
+
+STAGES = ("all settings", "the best settings", "fewer GPUs", "all traffic", "other draws")
+FIRST, SECOND, WHOLE, DRAW = 800, 2_400, 20_000, 6_000
+"""Requests of each trace: for all settings, for the best ones and for fewer GPUs, for finalists, for other draws."""
+KEPT = 3
+"""Settings of each system that are looked at longer, and with fewer GPUs: the best of as many sizes of workers."""
+FINALISTS = 4
+DRAWS = 5
+STUDENT_T = 2.776
+"""Of 95 % with `DRAWS` draws."""
+NEAR = 0.005
+"""A system may miss the target by so much on a part of the traffic and still be tried with fewer GPUs."""
+
+Progress = Callable[[Sequence[float]], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """A mean over draws, and the 95 % interval of that mean."""
+
+    mean: float
+    low: float
+    high: float
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> Interval:
+        """Return the interval by Student's t."""
+        middle = mean(values)
+        half = STUDENT_T * stdev(values) / sqrt(len(values))
+        return cls(middle, middle - half, middle + half)
+
+
+@dataclass(frozen=True, slots=True)
+class Advice:
+    """What to run, what it was compared with, and everything that was tried."""
+
+    asked: Question
+    traffic: Traffic
+    target: float
+    best: Score
+    """On all of the traffic."""
+    other: Score
+    """Tuned plain co-location on as many GPUs; the best of the others where co-location itself is the best."""
+    best_draws: tuple[Score, ...]
+    other_draws: tuple[Score, ...]
+    finalists: tuple[Score, ...]
+    """On all of the traffic, the best there first."""
+    tried: tuple[Score, ...]
+    """The best settings of every system, on a part of the traffic, with all GPUs and with fewer."""
+    settings: int
+    """Settings that were simulated."""
+    left_out: tuple[LeftOut, ...]
+
+    @property
+    def attainment(self) -> Interval:
+        """Return what the best attains over the draws."""
+        found = Interval.of([score.attainment for score in self.best_draws])
+        return Interval(found.mean, max(found.low, 0.0), min(found.high, 1.0))
+
+    @property
+    def gain(self) -> Interval:
+        """Return how much more it attains than the other, draw by draw."""
+        pairs = zip(self.best_draws, self.other_draws, strict=True)
+        return Interval.of([ours.attainment - theirs.attainment for ours, theirs in pairs])
+
+    @property
+    def reached(self) -> bool:
+        """Return whether it attains the target."""
+        return self.best.attainment >= self.target
+
+    def scores(self) -> list[Score]:
+        """Return the score of everything that was kept, each on the most traffic that it was tried on."""
+        return list({one.candidate.key: one for one in (*self.tried, *self.finalists, self.other)}.values())
+
+    def names(self) -> list[str]:
+        """Return the systems, the simplest first."""
+        ranks = {one.candidate.system: one.candidate.rank for one in self.scores()}
+        return sorted(ranks, key=lambda name: ranks[name])
+
+
+def advise(
+    asked: Question, traffic: Traffic, *, target: float, jobs: int, seed: int, progress: Progress = lambda _: None
+) -> Advice:
+    """Search for the cheapest way to attain `target`, or for the best one if none does. Raises ConfigError."""
+    traces = {"first": part_of(traffic.requests, FIRST), "second": part_of(traffic.requests, SECOND)}
+    traces |= {"whole": part_of(traffic.requests, WHOLE)}
+    traces |= {f"draw {number}": part_of(traffic.draw(number), DRAW) for number in range(1, DRAWS + 1)}
+    with race(traces, jobs, seed) as running:
+        return _Search(asked, traffic, target, running, progress).run()
+
+
+class _Search:
+    def __init__(self, asked: Question, traffic: Traffic, target: float, running: Race, progress: Progress) -> None:
+        self._asked, self._traffic, self._target = asked, traffic, target
+        self._race, self._progress = running, progress
+        self._systems = systems(asked)
+        self._settings = 0
+        self._drawn: dict[tuple[str, str, int], tuple[Score, ...]] = {}
+
+    def run(self) -> Advice:
+        kept = self._first()
+        second = self._scores(1, [(one.candidate, "second") for one in kept])
+        fewer = self._fewer(kept, second)
+        tried = [*second, *fewer]
+        finalists = self._finalists(tried)
+        best = self._confirmed(finalists)
+        other = self._other(best, tried, finalists)
+        return Advice(
+            asked=self._asked,
+            traffic=self._traffic,
+            target=self._target,
+            best=best,
+            other=other,
+            best_draws=self._draws(best.candidate),
+            other_draws=self._draws(other.candidate),
+            finalists=tuple(finalists),
+            tried=tuple(tried),
+            settings=self._settings,
+            left_out=tuple(self._race.left_out),
+        )
+
+    def _first(self) -> list[Score]:
+        """Return the best settings of each system with all GPUs."""
+        cells = self._all(self._asked.gpus)
+        if not any(cell.system == COLOCATED for cell in cells):
+            raise ConfigError(
+                f"advise: no worker of {self._asked.profile} within {self._asked.gpus} GPUs holds the longest request, "
+                f"{self._asked.longest_tokens} tokens; take more GPUs, or shorten requests with --max-context"
+            )
+        self._settings = len(cells)
+        scores = self._scores(0, [(cell, "first") for cell in cells])
+        return [one for name in self._names(scores) for one in _sizes_apart(self._best_of(name, scores))[:KEPT]]
+
+    def _fewer(self, kept: Sequence[Score], second: Sequence[Score]) -> list[Score]:
+        """Take GPUs away from fixed pools, for as long as settings of their shape attain about the target."""
+        scores = [one for one in [*kept, *second] if not one.candidate.scales]
+        alive = {_shape(one.candidate) for one in scores if self._goes_on(one)}
+        found: list[Score] = []
+        for gpus in range(self._asked.gpus - 1, 1, -1):
+            cells = [cell for cell in self._all(gpus) if _shape(cell) in alive]
+            scores = self._scores(2, [(cell, "second") for cell in cells])
+            alive -= {_shape(one.candidate) for one in scores}
+            alive |= {_shape(one.candidate) for one in scores if self._goes_on(one)}
+            found += scores
+            self._step(2, 1 - (gpus - 2) / max(self._asked.gpus - 2, 1))
+        return found
+
+    def _goes_on(self, score: Score) -> bool:
+        return score.attainment >= self._target - NEAR
+
+    def _all(self, gpus: int) -> list[Candidate]:
+        return [cell for rank, one in enumerate(self._systems) for cell in one.cells(self._asked, gpus, rank)]
+
+    def _finalists(self, tried: Sequence[Score]) -> list[Score]:
+        """Run the best candidates on all of the traffic, with the best scaler, co-location and split among them."""
+        ordered = sorted(tried, key=self._worth)
+        always = [
+            next((one for one in ordered if one.candidate.system == name), None) for name in (COLOCATED, SPLIT)
+        ] + [next((one for one in ordered if one.candidate.scales), None)]
+        chosen = {one.candidate.key: one.candidate for one in [*_apart(ordered)[:FINALISTS], *filter(None, always)]}
+        return sorted(self._scores(3, [(one, "whole") for one in chosen.values()]), key=self._worth)
+
+    def _confirmed(self, finalists: Sequence[Score]) -> Score:
+        """Return the best that attains the target on other draws too; else the one that attains most on them."""
+        found: dict[int, float] = {}
+        for index, one in enumerate(finalists):
+            if found and one.attainment < self._target:
+                break
+            found[index] = mean(score.attainment for score in self._draws(one.candidate))
+            if found[index] >= self._target:
+                return one
+        return finalists[max(found, key=lambda index: found[index])]
+
+    def _draws(self, candidate: Candidate) -> tuple[Score, ...]:
+        if candidate.key not in self._drawn:
+            jobs = [(candidate, f"draw {number}") for number in range(1, DRAWS + 1)]
+            self._drawn[candidate.key] = tuple(self._scores(4, jobs))
+        return self._drawn[candidate.key]
+
+    def _other(self, best: Score, tried: Sequence[Score], finalists: Sequence[Score]) -> Score:
+        """Return what the best is compared with, on all of the traffic."""
+        gpus = best.candidate.gpus if not best.candidate.scales else min(ceil(best.gpus), self._asked.gpus)
+        if best.candidate.system == COLOCATED:
+            at = [one for one in tried if one.candidate.system != COLOCATED and one.gpus <= best.gpus + 0.05]
+            cells = [min(at, key=lambda one: (-one.attainment, one.strain)).candidate] if at else []
+        else:
+            cells = [one.candidate for one in tried if (one.candidate.system, one.candidate.gpus) == (COLOCATED, gpus)]
+            cells = cells or [cell for cell in self._all(gpus) if cell.system == COLOCATED]
+            cells = [self._best_of(COLOCATED, self._race.run([(cell, "second") for cell in cells]))[0].candidate]
+        known = {one.candidate.key: one for one in finalists}
+        candidate = cells[0] if cells else finalists[-1].candidate
+        return known.get(candidate.key) or self._race.run([(candidate, "whole")])[0]
+
+    def _worth(self, score: Score) -> tuple[bool, float, float, int, float]:
+        """Order scores: what reaches the target with the fewest GPUs comes first, and of equals the simplest."""
+        reached = score.attainment >= self._target
+        gpus = round(score.gpus, 1) if reached else 0.0
+        return not reached, gpus, -round(score.attainment, 3), score.candidate.rank, score.strain
+
+    def _best_of(self, system: str, scores: Iterable[Score]) -> list[Score]:
+        mine = [score for score in scores if score.candidate.system == system]
+        return sorted(mine, key=lambda one: (-round(one.attainment, 3), round(one.gpus, 1), one.strain))
+
+    def _names(self, scores: Iterable[Score]) -> list[str]:
+        return list(dict.fromkeys(score.candidate.system for score in scores))
+
+    def _scores(self, stage: int, jobs: Sequence[tuple[Candidate, str]]) -> list[Score]:
+        moves = stage != 2  # the bar of that stage counts GPUs
+        return self._race.run(jobs, (lambda done, total: self._step(stage, done / max(total, 1))) if moves else _still)
+
+    def _step(self, stage: int, share: float) -> None:
+        self._progress([1.0] * stage + [share] + [0.0] * (len(STAGES) - stage - 1))
+
+
+def _shape(candidate: Candidate) -> tuple[str, str]:
+    return candidate.system, candidate.shape
+
+
+def _still(*_: int) -> None:
+    """Leave the bar where it is."""
+
+
+def _sizes_apart(ordered: Sequence[Score]) -> list[Score]:
+    """Return the best score of each pair of worker sizes: large workers can not get along with fewer GPUs."""
+    seen: dict[str, Score] = {}
+    for one in ordered:
+        seen.setdefault(one.candidate.sizes, one)
+    return list(seen.values())
+
+
+def _apart(ordered: Sequence[Score]) -> list[Score]:
+    """Return the best score of each system and number of GPUs, in order."""
+    seen: dict[tuple[str, int], Score] = {}
+    for one in ordered:
+        seen.setdefault((one.candidate.system, one.candidate.gpus), one)
+    return list(seen.values())

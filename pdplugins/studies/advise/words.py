@@ -1,0 +1,135 @@
+"""Says what was found: the verdict, the tables, and the picture of what GPUs buy, for a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from pdplugins.contracts.request import Slo
+from pdplugins.studies.advise.candidates import COLOCATED
+from pdplugins.studies.advise.race import Score
+from pdplugins.studies.advise.search import DRAWS, Advice
+from pdplugins.verdict import TPOT_ERROR, TTFT_ERROR, shortly
+
+WIDTH, HEIGHT = 64, 14
+"""Columns and lines of the picture."""
+LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
+DOES = {
+    COLOCATED: "every worker prefills in the steps in which it decodes; nothing is moved",
+    "fixed split": "prompts never share a step with outputs",
+    "threshold scaling": "adds and removes workers by their utilisation",
+    "dopd": "sizes both pools to the forecast load, so it holds GPUs only while it needs them",
+    "ampd": "prefills on the decode worker where that breaks no objective, elsewhere else",
+    "arrow": "moves workers between the phases, request by request",
+    "dynaserve": "fills what the TPOT objective leaves of each decode step with prompts",
+    "rapid": "moves watts and workers between the phases",
+    "fusion": "chooses how many workers only prefill, and serves the prompts that can still be in time first",
+    "fusion, scaling": "as fusion, and adds and removes workers to fit the forecast",
+}
+"""What a system does, for the reason of a verdict."""
+
+
+def verdict(advice: Advice) -> list[str]:
+    """Return the answer in a few lines: what to run, what it gains, how sure that is, and why."""
+    best, other, slo = advice.best, advice.other, Slo(advice.asked.ttft_s, advice.asked.tpot_s)
+    gpus = f"{best.gpus:.1f} GPUs on the average" if best.candidate.scales else f"{best.candidate.gpus} GPUs"
+    said = [
+        f"Run {best.candidate.name}, on {gpus}: "
+        f"{percent(best.attainment)} of requests inside TTFT {slo.ttft_s:g} s and TPOT {1e3 * slo.tpot_s:g} ms."
+    ]
+    if not advice.reached:
+        said.append(
+            f"Nothing that was tried attains {percent(advice.target)} on {advice.asked.gpus} GPUs; this attains most."
+        )
+    interval = advice.attainment
+    said += [
+        f"  over {DRAWS} {advice.traffic.how}: {percent(interval.mean)} "
+        f"(95 % interval {percent(interval.low)} to {percent(interval.high)})",
+        f"  if the simulator's times are off by their known error (TTFT {TTFT_ERROR:.1%}, TPOT {TPOT_ERROR:.1%}): "
+        f"{percent(best.missed.low)} to {percent(best.missed.high)}",
+        _gain(advice),
+        f"  {_sure(advice)}",
+        f"Why: {DOES.get(best.candidate.system, 'a plugin of another package')}.",
+    ]
+    return [*said, *(f"  {line}" for line in (_misses(best), _misses(other)))]
+
+
+def _gain(advice: Advice) -> str:
+    gain, other = advice.gain, advice.other
+    held = f"{other.gpus:.1f}" if other.candidate.scales else f"{other.candidate.gpus}"
+    plain = "Plain co-location with tuned chunks" if other.candidate.system == COLOCATED else "The best of the others"
+    return (
+        f"{plain} ({other.candidate.name}, {held} GPUs) attains {percent(other.attainment)}: "
+        f"{points(gain.mean)} points for {advice.best.candidate.system} "
+        f"(95 % interval {points(gain.low)} to {points(gain.high)} over {DRAWS} {advice.traffic.how})."
+    )
+
+
+def _sure(advice: Advice) -> str:
+    """Say whether the gain is larger than chance, and than the simulator's error."""
+    gain, best, other = advice.gain, advice.best.missed, advice.other.missed
+    if gain.low <= 0 <= gain.high:
+        return "The two are equal as far as these draws tell."
+    ahead = gain.mean > 0
+    against = best.low - other.high if ahead else best.high - other.low
+    if (against > 0) == ahead:
+        return f"It stays so when the simulator errs against it, by its known error ({points(against)} points)."
+    return f"The simulator's known error may undo it ({points(against)} points when it errs against it)."
+
+
+def _misses(score: Score) -> str:
+    return f"{score.candidate.system} {shortly(score.missed)}"
+
+
+def fewest(advice: Advice) -> list[str]:
+    """Say with how few GPUs each system attains the target, in the order of that number."""
+    need: dict[str, float] = {}
+    for one in advice.scores():
+        if one.attainment >= advice.target:
+            system = one.candidate.system
+            need[system] = min(need.get(system, float("inf")), one.gpus)
+    if not need:
+        return []
+    parts = [f"{name} {gpus:.1f}".replace(".0", "") for name, gpus in sorted(need.items(), key=lambda item: item[1])]
+    never = [name for name in advice.names() if name not in need]
+    line = f"Fewest GPUs for {percent(advice.target)}: " + ", ".join(parts)
+    return [line + (f"; not within {advice.asked.gpus}: {', '.join(never)}" if never else "")]
+
+
+def front(scores: Sequence[Score]) -> list[Score]:
+    """Return the scores that no other beats in both attainment and GPUs, by GPUs."""
+    found: list[Score] = []
+    for one in sorted(scores, key=lambda one: (round(one.gpus, 1), -one.attainment)):
+        if not found or one.attainment > found[-1].attainment:
+            found.append(one)
+    return found
+
+
+def picture(advice: Advice) -> Iterator[str]:
+    """Yield the lines of a picture: GPUs to the right, attainment up, a letter for each system."""
+    names = advice.names()
+    letters = dict(zip(names, LETTERS, strict=False))
+    scores = advice.scores()
+    on_front = {id(one) for one in front(scores)}
+    grid = [[" "] * WIDTH for _ in range(HEIGHT)]
+    for one in sorted(scores, key=lambda one: (id(one) in on_front, -one.candidate.rank)):  # the simplest on top
+        column = round(one.gpus / advice.asked.gpus * (WIDTH - 1))
+        row = round((1 - one.attainment) * (HEIGHT - 1))
+        letter = letters.get(one.candidate.system, "?")
+        grid[row][min(column, WIDTH - 1)] = letter if id(one) in on_front else letter.lower()
+    for index, cells in enumerate(grid):
+        mark = {0: "100 %", (HEIGHT - 1) // 2: " 50 %", HEIGHT - 1: "  0 %"}.get(index, "     ")
+        yield f"{mark} |{''.join(cells).rstrip()}"
+    yield f"      +{'-' * WIDTH}"
+    yield f"       0{'GPUs held, on the average':^{WIDTH - 3}}{advice.asked.gpus:>2}"
+    yield "       " + ", ".join(f"{letter} {name}" for name, letter in letters.items())
+    yield "       capital letters: nothing else attains more with as few GPUs"
+
+
+def points(value: float) -> str:
+    """Return a difference of shares in percentage points, with its sign."""
+    return f"{100 * value:+.1f}"
+
+
+def percent(value: float) -> str:
+    """Return a share in percent; as many digits as tell it from 100 %."""
+    return f"{100 * value:.2f} %" if 0.99 < value < 0.9999 else f"{100 * value:.1f} %"

@@ -1,0 +1,96 @@
+"""What fixed pools would have done with the traffic of a run: how many GPUs it takes, and what the same cost buys."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from pdplugins.config import Config
+from pdplugins.errors import PdpluginsError
+from pdplugins.runtime.assembly import build_deployment
+from pdplugins.sim.run.simulate import simulate
+from pdplugins.studies.advise.candidates import SPLIT, Candidate, Question, systems
+from pdplugins.studies.advise.traffic import part_of
+from pdplugins.workloads.trace import TraceRequest
+
+TARGET = 0.99
+"""SLO attainment that pools must have to do."""
+MOST = 1_500
+"""Requests that pools are tried on."""
+
+
+def lines(config: Config, requests: Sequence[TraceRequest], gpus_held: float) -> list[str]:
+    """Say how many GPUs of fixed pools would have done, and what those of the same cost would have had.
+
+    :param gpus_held: by the run, on the average of its length.
+    """
+    try:
+        pools = _Pools(config, part_of(list(requests), MOST))
+        return [_enough(pools), *_same_cost(pools, gpus_held)]
+    except PdpluginsError:  # the traffic does not fit the simulator: a run was good without this
+        return []
+
+
+class _Pools:
+    """The best split of each number of GPUs, with workers of the sizes that the run had."""
+
+    def __init__(self, config: Config, requests: list[TraceRequest]) -> None:
+        self._requests = requests
+        self.budget = config.deployment.gpu_budget
+        pools = config.deployment
+        self._asked = Question(
+            profile=pools.profile,
+            gpus=self.budget,
+            ttft_s=config.slo.ttft_s,
+            tpot_s=config.slo.tpot_s,
+            startup_s=pools.startup_s,
+            longest_tokens=0,
+            repeats=any(one.rounds or one.blocks for one in requests),
+        )
+        deployment = build_deployment(config)  # resolves tp: auto
+        self._sizes = deployment.prefill_tp, deployment.decode_tp
+        self._known: dict[int, tuple[float, str] | None] = {}
+        self._split = next(one for one in systems(self._asked) if one.name == SPLIT)
+
+    def best(self, gpus: int) -> tuple[float, str] | None:
+        """Return what the best split of at most `gpus` attains, and the split; None where no split fits."""
+        if gpus < 2:
+            return None
+        if gpus not in self._known:
+            tried = [(self._attainment(cell), cell.label) for cell in self._cells(gpus)]
+            self._known[gpus] = max(tried) if tried else self.best(gpus - 1)
+        return self._known[gpus]
+
+    def _cells(self, gpus: int) -> Iterator[Candidate]:
+        for cell in self._split.cells(self._asked, gpus, 0):
+            pools = cell.config.deployment
+            if (pools.prefill.tp, pools.decode.tp) == self._sizes:
+                yield cell
+
+    def _attainment(self, cell: Candidate) -> float:
+        result, _ = simulate(cell.config, self._requests, trace_name="hindsight", command="hindsight")
+        return result.metrics.slo_attainment or 0.0
+
+
+def _enough(pools: _Pools) -> str:
+    most = pools.best(pools.budget)
+    if most is None or most[0] < TARGET:
+        had = "" if most is None else f"; the best ({most[1]}) has {most[0]:.1%}"
+        return f"In hindsight (simulated): no fixed pools within {pools.budget} GPUs reach {TARGET:.0%}{had}"
+    low, high, found = 2, pools.budget, most
+    while low < high:  # more GPUs never attain less, but for chance
+        middle = (low + high) // 2
+        tried = pools.best(middle)
+        if tried is not None and tried[0] >= TARGET:
+            high, found = middle, tried
+        else:
+            low = middle + 1
+    return f"In hindsight (simulated): {high} GPUs would have done, fixed at {found[1]}: {found[0]:.1%}"
+
+
+def _same_cost(pools: _Pools, gpus_held: float) -> Iterator[str]:
+    gpus = max(min(round(gpus_held), pools.budget), 2)
+    if (tried := pools.best(gpus)) is not None:
+        yield (
+            f"This run held {gpus_held:.1f} GPUs on the average; fixed pools of {gpus} ({tried[1]}) would have "
+            f"had {tried[0]:.1%}"
+        )

@@ -1,0 +1,64 @@
+"""``pdplugins advise``: one run whole, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from pdplugins.errors import ConfigError
+from pdplugins.studies.commands import pd_register_commands
+from tests.studies.advise.questions import small_search
+
+app = typer.Typer()
+pd_register_commands(app)
+SMALL = ("--profile", "h100/llama-3.1-8b", "--gpus", "2", "--jobs", "1", "--clip-s", "20")
+
+
+def run(*words: str) -> str:
+    done = CliRunner().invoke(app, ["advise", *words])
+    if done.exception is not None:
+        raise done.exception
+    return done.stdout
+
+
+@pytest.mark.moderate
+def test_one_run_writes_all_that_was_asked_for(tmp_path: Path) -> None:
+    with small_search():
+        said = run(
+            *("--isl", "600", "--osl", "50", "--rate", "4", *SMALL),
+            *(
+                "--json",
+                str(tmp_path / "a.json"),
+                "--html",
+                str(tmp_path / "a.html"),
+                "--save-dir",
+                str(tmp_path / "d"),
+            ),
+        )
+    data = json.loads((tmp_path / "a.json").read_text())
+    assert data["kind"] == "simulated"
+    assert said.startswith(data["verdict"][0])
+    assert data["best"]["slo_attainment"] > 0.9
+    assert data["gain"]["low"] <= data["gain"]["mean"] <= data["gain"]["high"]
+    assert "GPUs held, on the average" in said
+    assert (tmp_path / "a.html").read_text().startswith("<!doctype html>")
+    assert str(tmp_path / "d/config.yaml") in said
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        ((), "name your traffic"),
+        (("--isl", "100", "--osl", "10"), "name your traffic"),
+        (("--trace", "synthetic", "--isl", "100"), "not both"),
+        (("--trace", "synthetic", "--profile", "a/b", "--gpu", "h100"), "not both"),
+        (("--trace", "synthetic", "--gpu", "abacus"), "there is no 'abacus/llama-3.1-70b-fp8'"),
+    ],
+)
+def test_what_does_not_go_together_is_refused(words: tuple[str, ...], why: str) -> None:
+    with pytest.raises(ConfigError, match=why):
+        run(*words)

@@ -1,0 +1,90 @@
+"""The search: what it advises, what it compares with, and that it does so again."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+
+from pdplugins.errors import ConfigError
+from pdplugins.studies.advise.candidates import COLOCATED
+from pdplugins.studies.advise.page import page
+from pdplugins.studies.advise.search import Advice, Interval
+from pdplugins.studies.advise.words import fewest, front, picture, verdict
+from tests.studies.advise.questions import small_advice
+
+pytestmark = pytest.mark.moderate
+
+
+@pytest.fixture(scope="module")
+def light() -> Advice:
+    """Traffic that few GPUs serve."""
+    return small_advice(rate=4.0)
+
+
+@pytest.fixture(scope="module")
+def heavy() -> Advice:
+    """Traffic that nothing serves on these GPUs."""
+    return small_advice(rate=300.0, ttft_s=0.04)
+
+
+def test_light_traffic_gets_the_fewest_gpus_and_the_simplest_system(light: Advice) -> None:
+    assert light.reached
+    assert light.best.candidate.gpus == 2
+    assert light.best.candidate.system == COLOCATED
+    assert {one.candidate.gpus for one in light.tried} == {2, 3}
+
+
+def test_under_overload_it_says_that_nothing_reaches_the_target(heavy: Advice) -> None:
+    assert not heavy.reached
+    most = max(one.attainment for one in heavy.finalists)
+    assert heavy.best.attainment == pytest.approx(most, abs=0.001)
+    assert "Nothing that was tried attains" in "\n".join(verdict(heavy))
+    assert fewest(heavy) == []
+
+
+def test_it_is_compared_with_co_location_on_as_many_gpus(heavy: Advice) -> None:
+    assert [heavy.best.candidate.system, heavy.other.candidate.system].count(COLOCATED) == 1
+    assert heavy.other.gpus <= heavy.best.gpus + 0.1
+    assert len(heavy.best_draws) == len(heavy.other_draws) == 5
+
+
+def test_it_comes_out_the_same_with_more_processes(light: Advice) -> None:
+    assert verdict(small_advice(rate=4.0, jobs=2)) == verdict(light)
+
+
+def test_every_system_keeps_its_best_settings(light: Advice) -> None:
+    assert {"dopd", "ampd", "arrow", "dynaserve", "fusion"} <= set(light.names())
+
+
+def test_the_interval_is_that_of_student() -> None:
+    found = Interval.of([0.1, 0.2, 0.3, 0.4, 0.5])
+    assert found.mean == pytest.approx(0.3)
+    assert found.high - found.mean == pytest.approx(2.776 * 0.158114 / 5**0.5, rel=1e-3)
+
+
+def test_the_front_has_what_nothing_beats(light: Advice) -> None:
+    found = front(light.scores())
+    for one in light.scores():
+        assert any(other.gpus <= one.gpus + 0.05 and other.attainment >= one.attainment for other in found)
+    assert [a.attainment < b.attainment for a, b in pairwise(found)].count(False) == 0
+
+
+def test_the_picture_names_every_system(light: Advice) -> None:
+    lines = list(picture(light))
+    assert all(name in lines[-2] for name in light.names())
+    assert any(letter.isupper() for line in lines[:14] for letter in line)
+
+
+def test_the_page_has_the_verdict_first_and_needs_nothing_else(heavy: Advice) -> None:
+    text = page(heavy, "pdplugins advise", "abc")
+    first = verdict(heavy)[0]
+    assert f"<title>{first}</title>" in text
+    assert text.index("<h1>") < text.index("<svg") < text.index("<table>")
+    assert "http" not in text
+    assert len(text) < 200_000
+
+
+def test_a_request_that_no_worker_holds_is_refused() -> None:
+    with pytest.raises(ConfigError, match="holds the longest request, 9000000 tokens"):
+        small_advice(longest_tokens=9_000_000)

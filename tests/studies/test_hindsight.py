@@ -1,0 +1,39 @@
+"""What fixed pools would have done."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from pdplugins.config import find, load
+from pdplugins.studies import hindsight
+from pdplugins.types import TraceRequest
+
+pytestmark = pytest.mark.moderate
+DOPD = load(find("dopd"))
+
+
+def requests(per_s: float, count: int = 200) -> list[TraceRequest]:
+    return [TraceRequest(index / per_s, 900, 60) for index in range(count)]
+
+
+def test_light_load_needs_few_gpus_and_heavy_load_more() -> None:
+    needed = []
+    for rate in (1.0, 12.0):
+        first, _ = hindsight.lines(DOPD, requests(rate), 4.0)
+        found = re.search(r"(\d) GPUs would have done", first)
+        assert found is not None, first
+        needed.append(int(found[1]))
+    assert needed[0] == 3
+    assert needed[1] > needed[0]
+
+
+def test_pools_of_the_same_cost_are_named() -> None:
+    _, same = hindsight.lines(DOPD, requests(1.0), 3.4)
+    assert same == "This run held 3.4 GPUs on the average; fixed pools of 3 (1P1D, TP 1 and 2) would have had 100.0%"
+
+
+def test_too_much_load_is_said() -> None:
+    first, _ = hindsight.lines(DOPD, requests(500.0), 8.0)
+    assert "no fixed pools within 8 GPUs reach 99%; the best (" in first
