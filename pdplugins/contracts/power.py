@@ -98,7 +98,7 @@ class DeviceFault(StrEnum):
 
 FIXES = {
     DeviceFault.PERMISSION: "only root may set caps: start as root, or with CAP_SYS_ADMIN",
-    DeviceFault.NOT_SUPPORTED: "this GPU, or this virtual machine, has no such power setting; leave it out of node.gpus",
+    DeviceFault.NOT_SUPPORTED: "this GPU or virtual machine has no such power setting; leave it out of node.gpus",
     DeviceFault.LOST: "see dmesg; reseat or replace the GPU and restart the node, or leave it out of node.gpus",
     DeviceFault.RESET: "drain it and reset it with nvidia-smi --gpu-reset or amd-smi reset --gpureset",
     DeviceFault.REFUSED: "ask for a cap within its limits: pdplugins power status shows them",

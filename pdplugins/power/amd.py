@@ -13,7 +13,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from pdplugins.contracts.numbers import is_number
 from pdplugins.contracts.power import Device, DeviceError, DeviceFault, Reading
 from pdplugins.contracts.register import NoSettings
 from pdplugins.errors import HostError, one_line
@@ -38,7 +37,7 @@ SENSOR = 0
 
 
 class AmdBackend:
-    """`pdplugins.types.PowerBackend` of AMD GPUs. Raises HostError without the binding, the library or the driver."""
+    """`pdplugins.types.PowerBackend` of AMD GPUs. Raises HostError without binding, library or driver."""
 
     def __init__(self, settings: NoSettings | None = None) -> None:
         try:
@@ -115,7 +114,7 @@ class AmdBackend:
         """Return the draw now; where a GPU does not tell that, its mean."""
         power = self._smi.amdsmi_get_power_info(handle)
         for name in ("current_socket_power", "average_socket_power", "socket_power"):
-            if is_number(power.get(name)):  # 'N/A' where it is not told
+            if isinstance(power.get(name), int | float):  # "N/A" where it is not told
                 return float(power[name])
         raise DeviceError(uuid, DeviceFault.NOT_SUPPORTED, "AMD SMI tells no draw")
 
@@ -125,7 +124,7 @@ class AmdBackend:
         except self._smi.AmdSmiException:
             return None
         count = energy.get("energy_accumulator", energy.get("power"))
-        return float(count * energy["counter_resolution"] / MICRO) if is_number(count) else None
+        return float(count * energy["counter_resolution"] / MICRO) if isinstance(count, int | float) else None
 
     @contextmanager
     def _faults(self, uuid: str) -> Iterator[None]:

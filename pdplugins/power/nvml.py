@@ -33,7 +33,7 @@ NOT_PERSISTENT = (
 
 
 class NvmlBackend:
-    """`pdplugins.types.PowerBackend` of NVIDIA GPUs. Raises HostError without the binding, the library or the driver."""
+    """`pdplugins.types.PowerBackend` of NVIDIA GPUs. Raises HostError without binding, library or driver."""
 
     def __init__(self, settings: NoSettings | None = None) -> None:
         try:

@@ -23,7 +23,7 @@ ROUNDING = 1e-9
 class Account:
     """The watts of one device."""
 
-    __slots__ = ("kept_w", "standing_w", "target_w", "told_w", "writing_w")
+    __slots__ = ("kept_w", "known", "standing_w", "target_w", "told_w", "writing_w")
 
     def __init__(self, cap_w: float, kept_w: float) -> None:
         self.told_w = cap_w
@@ -36,6 +36,8 @@ class Account:
         """The cap to go back to when the change fails."""
         self.writing_w: float | None = None
         """The cap of a write that is under way; None without one."""
+        self.known = True
+        """Whether `told_w` is in force. Not after a write that failed, until the device has told its cap."""
 
 
 class CapTransaction(Generic[Key]):
@@ -70,7 +72,7 @@ class CapTransaction(Generic[Key]):
     def settled(self, key: Key) -> bool:
         """Tell whether nothing of one device is under way: it was seen to obey the cap in force."""
         account = self.accounts[key]
-        return account.writing_w is None and account.kept_w <= account.told_w + self._grain_w
+        return self._still(account) and account.kept_w <= account.told_w + self._grain_w
 
     @property
     def complete(self) -> bool:
@@ -94,24 +96,28 @@ class CapTransaction(Generic[Key]):
 
     def due(self) -> list[tuple[Key, float]]:
         """Return the writes to begin now, those that lower caps first."""
-        waiting = [(key, one) for key, one in self.accounts.items() if one.writing_w is None and self._differs(one)]
+        waiting = [(key, one) for key, one in self.accounts.items() if self._still(one) and self._differs(one)]
         lower = [(key, one.target_w) for key, one in waiting if one.target_w < one.told_w]
         if lower and self.budget_w is None:
             return lower
         return lower + self._rises([(key, one) for key, one in waiting if one.target_w > one.told_w])
 
     def _rises(self, waiting: list[tuple[Key, Account]]) -> list[tuple[Key, float]]:
-        """Return the caps that may rise now. Within a budget, a cap may rise to what its device counts with anyway."""
+        """Return the caps that may rise now: all once all has settled, or those that the budget has watts for."""
         if self.budget_w is None:
             settled = all(map(self.settled, self.accounts))
             return [(key, one.target_w) for key, one in waiting] if settled else []
         rises, total_w = [], self.kept_w
         for key, one in waiting:
             more_w = max(one.target_w - one.kept_w, 0.0)
-            if not more_w or total_w + more_w <= self.budget_w * (1 + ROUNDING):
+            if total_w + more_w <= self.budget_w * (1 + ROUNDING):
                 total_w += more_w
                 rises.append((key, one.target_w))
         return rises
+
+    @staticmethod
+    def _still(account: Account) -> bool:
+        return account.known and account.writing_w is None
 
     def _differs(self, account: Account) -> bool:
         return abs(account.target_w - account.told_w) > self._grain_w
@@ -124,15 +130,26 @@ class CapTransaction(Generic[Key]):
         account.writing_w = cap_w
         account.kept_w = max(account.kept_w, cap_w)
 
+    def failed(self, key: Key) -> None:
+        """A write failed: either cap may be in force. Nothing is written until the device `has` one."""
+        account = self.accounts[key]
+        account.writing_w, account.known = None, False
+
     def has(self, key: Key, cap_w: float) -> None:
         """The device was seen to have this cap, after a write or because somebody else has set it."""
         account = self.accounts[key]
-        account.writing_w = None
+        account.writing_w, account.known = None, True
         account.told_w = cap_w
-        account.kept_w = max(account.kept_w, cap_w)
+        if account.kept_w <= cap_w + self._grain_w:
+            account.kept_w = cap_w
+
+    def draws(self, key: Key, draw_w: float) -> None:
+        """The device was seen to draw more than its cap, though it had obeyed it."""
+        account = self.accounts[key]
+        account.kept_w = max(account.kept_w, draw_w)
 
     def obeys(self, key: Key) -> None:
         """The device was seen to draw no more than the cap in force, long enough after it was set."""
         account = self.accounts[key]
-        if account.writing_w is None:
+        if self._still(account):
             account.kept_w = account.told_w

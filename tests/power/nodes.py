@@ -27,12 +27,22 @@ class Gpu(c.Structure):
     """`gpu_t` of node.h."""
 
     _fields_ = [
-        *((name, c.c_double) for name in "demand_w kept_w since_s energy_j read_delay_s write_delay_s".split()),
-        *(
-            (name, c.c_uint32)
-            for name in "limit_mw min_mw max_mw default_mw read_fault write_fault good_writes deaf persistent "
-            "no_instant".split()
-        ),
+        ("demand_w", c.c_double),
+        ("kept_w", c.c_double),
+        ("since_s", c.c_double),
+        ("energy_j", c.c_double),
+        ("read_delay_s", c.c_double),
+        ("write_delay_s", c.c_double),
+        ("limit_mw", c.c_uint32),
+        ("min_mw", c.c_uint32),
+        ("max_mw", c.c_uint32),
+        ("default_mw", c.c_uint32),
+        ("read_fault", c.c_uint32),
+        ("write_fault", c.c_uint32),
+        ("good_writes", c.c_uint32),
+        ("deaf", c.c_uint32),
+        ("persistent", c.c_uint32),
+        ("no_instant", c.c_uint32),
     ]
 
 
