@@ -201,9 +201,7 @@ class NodeConfig(_Section):
     )
     floor_w: float = Field(100.0, ge=0, allow_inf_nan=False, description="no cap is below this, whatever the GPU takes")
     beside: Literal["nothing", "gateway", "dynamo"] = Field("nothing", description="who tells traffic and loads")
-    url: str | None = Field(
-        None, max_length=MOST_NAME, description="admin address of a gateway, or Dynamo's frontend"
-    )
+    url: str | None = Field(None, max_length=MOST_NAME, description="admin address of a gateway, or Dynamo's frontend")
     key_file: Path | None = Field(None, description="file with a key of the gateway's admin listener")
     actuator: Literal["host", "role_switch", "command", "nothing"] = Field(
         "host", description="who changes roles: the gateway, SGLang's /pd_role_switch, a program of yours, nobody"

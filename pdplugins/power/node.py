@@ -17,8 +17,8 @@ from pdplugins.power.calls import Call, Starts
 from pdplugins.power.saved import SavedCaps
 from pdplugins.power.transaction import CapTransaction
 
-GRAIN_W = 0.5
-"""Caps that differ by no more are the same: devices round them."""
+GRAIN_W = 0.01
+"""Caps that differ by no more are the same. Plans are in whole watts, since firmware may know no others."""
 LOOKS = 2
 """Readings in a row that must be within a lowered cap before its watts are free."""
 
@@ -44,7 +44,19 @@ class Patience:
 class Gpu:
     """One device, and what is known of it."""
 
-    __slots__ = ("_call", "began_s", "device", "fault", "looks", "reading", "rests_s", "told_s", "wanted_w", "why")
+    __slots__ = (
+        "_call",
+        "began_s",
+        "device",
+        "fault",
+        "looks",
+        "reading",
+        "refusal",
+        "rests_s",
+        "told_s",
+        "wanted_w",
+        "why",
+    )
 
     def __init__(self, device: Device) -> None:
         self.device = device
@@ -52,6 +64,8 @@ class Gpu:
         self.fault: DeviceFault | None = None
         """What was wrong the last time; None when it answered."""
         self.why = ""
+        self.refusal = ""
+        """Why the last write failed; empty when it did not."""
         self.looks = 0
         """Readings in a row that say the same: within a cap that is new, or beyond one that was obeyed."""
         self.told_s = -math.inf
@@ -133,14 +147,15 @@ class PowerNode:
     # --- what is wanted ----------------------------------------------------------------------------------------------
 
     def aim(self, caps_w: Mapping[str, float], now_s: float) -> bool:
-        """Want these caps. False while a change that failed is being rolled back.
+        """Want these caps, in whole watts. False while a change that failed is being rolled back.
 
         Raises ConfigError when the caps exceed the budget or a device's limits; then nothing is touched.
         """
         self.check(caps_w)
         if now_s < self._held_until_s:
             return False
-        self.caps.aim(caps_w)
+        lowest_w = {uuid: self.gpus[uuid].device.min_w for uuid in caps_w}
+        self.caps.aim({uuid: max(math.floor(cap_w), lowest_w[uuid]) for uuid, cap_w in caps_w.items()})
         return True
 
     def check(self, caps_w: Mapping[str, float]) -> None:
@@ -160,9 +175,8 @@ class PowerNode:
     def give_back(self) -> None:
         """Want the caps from before. From now on their sum is allowed, where it is more than the budget."""
         known = {uuid: watts for uuid, watts in self._before_w.items() if uuid in self.caps.accounts}
-        told_w = {uuid: self.caps.accounts[uuid].told_w for uuid in known}
-        as_good = {uuid: told_w[uuid] if abs(told_w[uuid] - known[uuid]) <= GRAIN_W else known[uuid] for uuid in known}
-        self.caps.budget_w = max(self.caps.budget_w or 0.0, math.fsum(known.values()), math.fsum(as_good.values()))
+        rounding_w = GRAIN_W * len(known)
+        self.caps.budget_w = max(self.caps.budget_w or 0.0, math.fsum(known.values()) + rounding_w)
         self.caps.aim(known)
         for gpu in self.gpus.values():
             gpu.rests_s = -math.inf
@@ -242,6 +256,8 @@ class PowerNode:
             elif gpu.wanted_w is not None and abs(reading.cap_w - gpu.wanted_w) > GRAIN_W:
                 why = f"it took a cap of {gpu.wanted_w:g} W and has {reading.cap_w:g} W"
                 self._rest(uuid, gpu, DeviceError(uuid, DeviceFault.REFUSED, why), now_s)
+            elif gpu.wanted_w is not None:
+                gpu.refusal = ""
             self.caps.has(uuid, reading.cap_w)
             gpu.told_s, gpu.looks = now_s, 0
             return
@@ -276,6 +292,7 @@ class PowerNode:
 
     def _rest(self, uuid: str, gpu: Gpu, error: DeviceError, now_s: float) -> None:
         self._fault(gpu, error)
+        gpu.refusal = str(error)
         gpu.rests_s = now_s + self.patience.rest_s
 
     def _fault(self, gpu: Gpu, error: DeviceError) -> None:

@@ -210,7 +210,7 @@ def wrongs(story: Story) -> Iterator[str]:
     bound_w = story.budget_w + 1e-3 * node.gpus
     for number, (gpu, watts, result) in enumerate(node.written()):
         if number == story.gives_back_from:
-            bound_w = max(bound_w, sum(story.before_w) + 2e-3 * node.gpus)
+            bound_w = max(bound_w, sum(story.before_w) + GRAIN_W * node.gpus)
         if not LOW_W - 1e-3 <= watts <= HIGH_W:
             yield f"write {number}: {watts} W is outside the limits"
         if result:

@@ -91,14 +91,14 @@ def budget_w(config: Config, registry: Registry | None = None) -> float:
 
 def check_limits(config: Config, devices: tuple[Device, ...], registry: Registry | None = None) -> None:
     """Raise ConfigError when the policy may ask for caps that a device does not take."""
+    least, most = (_policy_setting(config, name, registry) for name in ("min_w", "max_w"))
     for device in devices:
         low_w, high_w = max(device.min_w, config.node.floor_w), device.max_w
-        for name, outside in (
-            ("min_w", lambda watts, low_w=low_w: watts < low_w),
-            ("max_w", lambda watts, high_w=high_w: watts > high_w),
+        for name, watts, fits in (
+            ("min_w", least, least is None or least >= low_w),
+            ("max_w", most, most is None or most <= high_w),
         ):
-            watts = _policy_setting(config, name, registry)
-            if watts is not None and outside(watts):
+            if not fits:
                 raise ConfigError(
                     f"power {_name(config)}: {name} {watts:g} is outside the limits of {device.uuid}, {low_w:g} to "
                     f"{high_w:g} W; change {name}"

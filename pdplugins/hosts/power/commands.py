@@ -187,7 +187,7 @@ def _ready(
 
 
 def _why_not(node: PowerNode) -> str:
-    wrong = next((gpu.why for gpu in node.gpus.values() if gpu.why), "the draw of a GPU did not follow its cap")
+    wrong = next((gpu.refusal for gpu in node.gpus.values() if gpu.refusal), "the draw of a GPU did not follow its cap")
     return f"the caps were not changed, or were changed back: {wrong}"
 
 

@@ -89,8 +89,13 @@ def run(options: Options) -> None:
             node, seats, roles, watch, controller, metrics, stale_s=config.node.stale_s, shadow=options.shadow
         )
         signal.signal(signal.SIGHUP, lambda *_: reload.set())
+
+        def end(*_: object) -> None:
+            stop.set()
+            end_within(config.node.restore_s + 10.0)
+
         for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, lambda *_: (stop.set(), end_within(config.node.restore_s + 10.0)))
+            signal.signal(number, end)
         mode = "looks on (shadow)" if options.shadow else "keeps"
         log.info(
             "%s %s %d GPUs within %g W", config.power and config.power.name, mode, len(node.gpus), node.caps.budget_w
@@ -206,7 +211,8 @@ def build_beside(config: Config, seats: tuple[assembly.Seat, ...], interval_s: f
     """Return who tells, and who changes roles. Raises ConfigError for an address that is none."""
     wanted = config.node
     key = _key(wanted)
-    watch, roles = None, None
+    watch: Watch | None = None
+    roles: Roles | None = None
     if wanted.beside == "gateway":
         gateway = Gateway(wanted.url or "", key)
         watch = Watch(gateway, interval_s)

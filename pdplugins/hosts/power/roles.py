@@ -152,7 +152,9 @@ class ActedRoles:
         """Take in the steps that have ended, and roll back what is late."""
         for worker, calls in self._calls.items():
             while calls and calls[0][1].done:
-                self._ended(worker, *calls.pop(0))
+                what, call = calls.pop(0)
+                if not calls:  # else a later step has taken its place
+                    self._ended(worker, what, call)
         self._authority.tick(now_s)
 
     def on_role_change(self, change: RoleChange) -> None:
