@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.rig.gpus import nodes
+from benchmarks.rig.gpus.nodes import COMPILER, NO_COMPILER, Standin
 from pdplugins.power.nvml import NvmlBackend
-from tests.power import nodes
-from tests.power.nodes import COMPILER, NO_COMPILER, Standin
 
 
 @pytest.fixture(scope="session")

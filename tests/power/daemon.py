@@ -14,7 +14,7 @@ from urllib.request import urlopen
 
 import yaml
 
-from tests.power.nodes import Node, Standin
+from benchmarks.rig.gpus.nodes import Node, Standin
 
 PROGRAM = "from pdplugins.cli import main; main()"
 CONFIG: dict[str, Any] = {

@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 
-from tests.power import nodes
-from tests.power.nodes import COMPILER, NO_COMPILER, Standin
+from benchmarks.rig.gpus import nodes
+from benchmarks.rig.gpus.nodes import COMPILER, NO_COMPILER, Standin
 
 pytestmark = pytest.mark.moderate
 SCRIPT = Path(__file__).with_name("amd_script.py")

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.rig.gpus.nodes import Standin
 from pdplugins.registry import default_registry
 from tests.power.daemon import Power, free_port, until
-from tests.power.nodes import Standin
 
 pytestmark = [
     pytest.mark.moderate,

@@ -8,11 +8,11 @@ from collections.abc import Callable
 
 import pytest
 
+from benchmarks.rig.gpus.nodes import Standin
 from pdplugins.contracts.register import NoSettings
 from pdplugins.errors import HostError
 from pdplugins.power.nvml import NOT_PERSISTENT, NvmlBackend
 from pdplugins.types import DeviceError, DeviceFault
-from tests.power.nodes import Standin
 
 
 @pytest.fixture

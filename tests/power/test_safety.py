@@ -19,12 +19,12 @@ from typing import Any, TypeVar
 
 import pytest
 
+from benchmarks.rig.gpus.nodes import Node, Standin
 from pdplugins.errors import ConfigError, HostError
 from pdplugins.power.calls import Call
 from pdplugins.power.node import GRAIN_W, Patience, PowerNode
 from pdplugins.power.nvml import NvmlBackend
 from pdplugins.power.saved import SavedCaps
-from tests.power.nodes import Node, Standin
 
 T = TypeVar("T")
 

@@ -15,7 +15,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-SOURCES = Path(__file__).parent / "standin"
+SOURCES = Path(__file__).parent
 COMPILER = shutil.which("gcc") or shutil.which("cc")
 NO_COMPILER = "no C compiler (gcc or cc) to build the stand-in library"
 MOST_GPUS, MOST_WRITES = 128, 65536
@@ -145,6 +145,12 @@ def _struct(wrapper: str, name: str) -> str:
     return f"typedef struct __attribute__((packed)) {{ {members} }} {name};\n"
 
 
+def mapped(state: Path) -> Node:
+    """Map the state of a node."""
+    with state.open("r+b") as file:
+        return Node.from_buffer(mmap.mmap(file.fileno(), c.sizeof(Node)))
+
+
 def standin(library: Path, state: Path) -> Standin:
     """Make a node whose state lies in `state`."""
     loaded = c.CDLL(str(library))
@@ -153,8 +159,7 @@ def standin(library: Path, state: Path) -> Standin:
     assert begin() == 0
     if end is not None:
         assert end() == 0
-    with state.open("r+b") as file:
-        node = Node.from_buffer(mmap.mmap(file.fileno(), c.sizeof(Node)))
+    node = mapped(state)
     paths = {"LD_LIBRARY_PATH": str(library.parent), "ROCM_PATH": str(library.parent.parent)}
     return Standin(node, {**os.environ, **paths, "PYTHONPATH": ":".join(filter(None, sys.path))})
 
