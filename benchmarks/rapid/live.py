@@ -3,12 +3,13 @@
 The workload has two phases, prompts and then answers. Each system runs live and in the simulator. Decode steps are made
 longer and answers shorter by the same factor, so that the load is the same and a Python gateway carries its tokens.
 
-usage: python benchmarks/power/live.py [--only-simulated] both 5:650:516 ...
+usage: PYTHONPATH=.:benchmarks python benchmarks/rapid/live.py [--only-simulated] both 5:650:516 ...
 """
 
 from __future__ import annotations
 
 import argparse
+import calendar
 import json
 import os
 import socket
@@ -23,17 +24,14 @@ from pathlib import Path
 from typing import Any
 from urllib.request import urlopen
 
-import yaml
-
-HERE = Path(__file__).resolve().parent
-sys.path[:0] = [str(HERE.parents[1]), str(HERE.parent), str(HERE.parent / "rapid")]
-
 import node as rapid
+import yaml
 from measure import run, workload
 
 from benchmarks.rig.gpus import nodes
 from pdplugins.types import TraceRequest
 
+ROOT = Path(__file__).resolve().parents[2]
 FACTOR = 32.0
 """Decode steps take so many times as long, and answers have so many times fewer tokens."""
 SLO = (1.0, 0.008 * FACTOR)
@@ -105,7 +103,7 @@ def free_ports(count: int) -> int:
 
 def get(url: str) -> str:
     """Read a page."""
-    with urlopen(url, timeout=5) as answer:
+    with urlopen(url, timeout=5) as answer:  # noqa: S310 - our own processes
         return str(answer.read().decode())
 
 
@@ -133,7 +131,7 @@ class Live:
             gpu.max_mw = gpu.default_mw = gpu.limit_mw = 750_000
             gpu.kept_w = 750.0
         self.standin.node.tau_s = 0.08
-        self.environment = {**self.standin.environment, "PYTHONPATH": f"{HERE.parents[1]}:{os.environ['PYTHONPATH']}"}
+        self.environment = {**self.standin.environment, "PYTHONPATH": f"{ROOT}:{os.environ['PYTHONPATH']}"}
 
     def start(self, *command: str) -> subprocess.Popen[bytes]:
         """Start a process that ends with the run."""
@@ -272,8 +270,6 @@ def moves(
 
 def stamp(text: str) -> float:
     """Return the seconds since the epoch of a decision log's time."""
-    import calendar  # noqa: PLC0415
-
     return calendar.timegm(time.strptime(text[:19], "%Y-%m-%dT%H:%M:%S")) + float(text[19:-1])
 
 
