@@ -24,11 +24,13 @@ from pathlib import Path
 from typing import Any
 from urllib.request import urlopen
 
+import manifest
 import node as rapid
 import yaml
-from measure import run, workload
+from measure import command, run, workload
 
 from benchmarks.rig.gpus import nodes
+from pdplugins.provenance import record
 from pdplugins.types import TraceRequest
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -39,6 +41,11 @@ GPUS = 8
 PHASE_S = 60.0
 RATES = (17.0, 50.0)
 TOKENS = ((8000, 2), (500, 25))
+NOTES = (
+    "live: mock engines in real time on stand-in GPUs, a real gateway and the real daemon; nothing ran on a GPU",
+    f"profile mi300x/llama-3.1-8b (modelled), decode steps {FACTOR:g} times as long and answers as many times shorter",
+    "attainment: live; simulated: the same config and requests in the simulator",
+)
 CLI = "from pdplugins.cli import main; main()"
 
 
@@ -278,9 +285,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only-simulated", action="store_true")
-    parser.add_argument("--out", type=Path)
+    parser.add_argument("--rows", type=Path, help="lines that runs have printed, for --result")
+    parser.add_argument("--result", help="name of the result file; nothing is run then")
     parser.add_argument("systems", nargs="*", help="both, gpus, power, or PREFILL:PREFILL_W:DECODE_W")
     options = parser.parse_args()
+    if options.result:
+        rows = [json.loads(line) for line in options.rows.read_text().splitlines()]
+        facts = record("measured", seed=options.seed, command=command(), took_part=("aiohttp", "nvidia-ml-py"))
+        manifest.write(options.result, {**facts, "notes": NOTES, "rows": rows})
+        return
     requests = trace(options.seed)
     with tempfile.TemporaryDirectory() as name:
         path, library = profile(Path(name)), nodes.nvml_library(Path(name) / "nvml")
