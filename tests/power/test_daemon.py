@@ -49,13 +49,28 @@ def test_after_a_kill_the_next_start_knows_the_caps_from_before(power: Power) ->
     assert power.settled_at(*OURS_W)
     power.end(process, signal.SIGKILL)
     assert power.node.limits_w() == OURS_W
-    again = power.start()
-    port_free = power.do("status", "--config", str(power.config), "--json")
-    assert [row["before_w"] for row in json.loads(port_free.stdout)] == before_w
-    assert until(lambda: power.node.writes > 8 or again.poll() is not None or power.node.limits_w() == OURS_W)
+    told = power.do("status", "--config", str(power.config), "--json")
+    assert [row["before_w"] for row in json.loads(told.stdout)] == before_w
+    port = free_port()
+    again = power.start("--metrics-port", str(port))
+    assert until(lambda: "over_budget_watts 0.0" in power.metrics(port))
     power.end(again)
-    assert until(lambda: power.node.limits_w() == before_w)
+    assert power.node.limits_w() == before_w
     assert max(power.node.sums_w(before_w)) <= sum(before_w)
+
+
+def test_a_gpu_that_takes_no_part_after_a_kill_gets_its_cap_back_at_the_start(power: Power) -> None:
+    process = power.start()
+    assert power.settled_at(*OURS_W)
+    power.end(process, signal.SIGKILL)
+    uuids = [row["uuid"] for row in json.loads(power.do("status", "--state", str(power.state), "--json").stdout)]
+    deployment = {"profile": "mi300x/llama-3.1-8b", "prefill": {"replicas": 3}, "decode": {"replicas": 3, "tp": 1}}
+    policy = {"name": "rapid", "budget_w": 3600, "max_w": 700}
+    power.write(deployment=deployment, power=policy, node={"gpus": uuids[2:]})
+    again = power.start()
+    assert until(lambda: power.node.limits_w() == BEFORE_W[:2] + OURS_W[2:])
+    power.end(again)
+    assert power.node.limits_w() == BEFORE_W
 
 
 def test_restore_puts_back_what_a_killed_process_left(power: Power) -> None:

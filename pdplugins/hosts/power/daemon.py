@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from prometheus_client import CollectorRegistry
@@ -145,12 +146,14 @@ def restore_others(config: Config, equipment: assembly.Equipment, saved: SavedCa
     others = {uuid: watts for uuid, watts in saved.load().items() if uuid not in mine}
     if not others:
         return
-    present = {device.uuid: device for device in equipment.backend.devices()}
-    for uuid in [uuid for uuid in others if uuid not in present]:
-        log.warning("%s, whose cap was %g W, is not there any more", uuid, others.pop(uuid))
+    backend, threads, within_s = equipment.backend, equipment.threads, START_S
+    present = {device.uuid for device in assembly.finished(threads("", backend.devices), within_s)}
     for uuid, watts in others.items():
-        log.info("%s takes no part any more; its cap becomes %g W, as before", uuid, watts)
-        equipment.backend.set_cap_w(uuid, watts)
+        if uuid not in present:
+            log.warning("%s, whose cap was %g W, is not there any more", uuid, watts)
+            continue
+        assembly.finished(threads(uuid, partial(backend.set_cap_w, uuid, watts)), within_s)
+        log.info("%s takes no part any more; it has its cap of %g W from before", uuid, watts)
     saved.save({uuid: watts for uuid, watts in saved.load().items() if uuid in mine})
 
 
