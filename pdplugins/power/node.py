@@ -36,7 +36,7 @@ class Patience:
     call_s: float = 1.0
     """From the beginning of a driver call until the device counts as hung."""
     poll_s: float = 0.1
-    """Between two readings of a device."""
+    """Between two readings of a device that has settled."""
     tolerance_w: float = 15.0
     """By which the draw of a device that keeps its cap may exceed it: sensors and firmware are that exact."""
 
@@ -214,8 +214,12 @@ class PowerNode:
                     self.caps.writes(uuid, cap_w)
                     gpu.begin(self._starts(uuid, self._write(uuid, cap_w)), now_s, cap_w)
         for uuid, gpu in self.gpus.items():
-            if gpu.call is None and now_s - gpu.began_s >= self.patience.poll_s:
+            if gpu.call is None and (now_s - gpu.began_s >= self.patience.poll_s or self._awaited(uuid, gpu)):
                 gpu.begin(self._starts(uuid, self._read(uuid)), now_s, None)
+
+    def _awaited(self, uuid: str, gpu: Gpu) -> bool:
+        """Tell whether other caps wait for the draw of a device, which answers: then it is read at every tick."""
+        return gpu.fault is None and uuid in self.caps.accounts and not self.caps.settled(uuid)
 
     def _read(self, uuid: str) -> Callable[[], Reading]:
         return lambda: self._backend.read(uuid)

@@ -46,7 +46,7 @@ from pdplugins.runtime.power import SafePowerController
 
 log = logging.getLogger("pdplugins.power")
 
-PAUSE_S = 0.05
+PAUSE_S = 0.02
 """Between two steps of the loop."""
 START_S = 30.0
 """Longest time until every GPU has told its cap."""

@@ -1,4 +1,4 @@
-"""The loop of the daemon: watts are kept ten times a second, and the policy is asked at its interval. Never waits."""
+"""The loop of the daemon: watts are kept many times a second, the policy is asked at its interval. Never waits."""
 
 from __future__ import annotations
 

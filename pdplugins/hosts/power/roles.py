@@ -57,20 +57,23 @@ class FixedRoles:
 
     def __init__(self, seats: Sequence[Seat]) -> None:
         self._roles = {seat.worker: seat.role for seat in seats}
+        self._serving = set(self._roles)
         self.refused = 0
         """Changes that were wanted."""
 
     def told(self, roles: Mapping[str, Role]) -> None:
-        """Take in the roles that the host tells."""
-        self._roles |= {worker: role for worker, role in roles.items() if worker in self._roles}
+        """Take in the roles that the host tells of the workers that serve; nothing where it tells none."""
+        if roles:
+            self._serving = self._roles.keys() & roles.keys()
+            self._roles |= {worker: roles[worker] for worker in self._serving}
 
     def role(self, worker: str) -> Role:
         """Return the role of a worker."""
         return self._roles[worker]
 
     def ready(self, role: Role) -> int:
-        """Return how many workers have a role."""
-        return sum(one is role for one in self._roles.values())
+        """Return how many workers serve a role."""
+        return sum(self._roles[worker] is role for worker in self._serving)
 
     def propose(self, moves: Sequence[RoleMove], now_s: float) -> None:
         """Count changes that are not made."""
