@@ -29,7 +29,7 @@ from pdplugins.provenance import record
 from pdplugins.runtime.assembly import build_deployment
 from pdplugins.runtime.journal import StandardJournal
 
-PAUSE_S, LASTS_S = 0.04, 20.0
+PAUSE_S, LASTS_S = 0.02, 20.0
 
 
 def measured(gpus: int, folder: Path) -> dict[str, Any]:
