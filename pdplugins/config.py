@@ -207,6 +207,12 @@ class NodeConfig(_Section):
         "host", description="who changes roles: the gateway, SGLang's /pd_role_switch, a program of yours, nobody"
     )
     command: tuple[str, ...] = Field((), description="the program of actuator command, with its first arguments")
+    graph_gb: float | None = Field(
+        None,
+        ge=0,
+        allow_inf_nan=False,
+        description="GB that role_switch must find free for a decode worker's CUDA graphs",
+    )
     drain_s: Seconds = Field(60.0, description="time in which a worker must drain, else it keeps its role")
     stale_s: Seconds = Field(5.0, description="age from which what the host told last counts no more")
     settle_s: float = Field(0.3, ge=0, allow_inf_nan=False, description="from a new cap until the draw below it counts")

@@ -96,7 +96,7 @@ def test_a_program_of_the_operator_does_the_steps(tmp_path: Path) -> None:
 class Switch(BaseHTTPRequestHandler):
     """``/pd_role_switch`` of SGLang."""
 
-    asked: list[dict[str, str]] = []  # noqa: RUF012 - a test's own
+    asked: list[dict[str, object]] = []  # noqa: RUF012 - a test's own
     good = True
 
     def do_POST(self) -> None:
@@ -114,10 +114,15 @@ class Switch(BaseHTTPRequestHandler):
 def test_sglang_servers_are_switched_and_a_busy_one_refuses() -> None:
     with HTTPServer(("127.0.0.1", 0), Switch) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
-        step, worker = role_switch_step(None), f"127.0.0.1:{server.server_port}"
+        step, worker = role_switch_step(None, 1.5), f"127.0.0.1:{server.server_port}"
         step("drain", worker, Role.DECODE)
         step("change", worker, Role.DECODE)
-        assert Switch.asked == [{"path": "/pd_role_switch", "new_role": "decode"}]
+        step("change", worker, Role.PREFILL)
+        to_decode = {"new_role": "decode", "decode_cuda_graph_memory_gb": 1.5}
+        assert Switch.asked == [
+            {"path": "/pd_role_switch", **to_decode},
+            {"path": "/pd_role_switch", "new_role": "prefill"},
+        ]
         Switch.good = False
         with pytest.raises(OSError, match="instance is not idle"):
             step("change", worker, Role.PREFILL)

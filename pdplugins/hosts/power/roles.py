@@ -226,16 +226,22 @@ def command_step(command: Sequence[str], within_s: float) -> Step:
     return step
 
 
-def role_switch_step(key: str | None) -> Step:
+def role_switch_step(key: str | None, graph_gb: float | None = None) -> Step:
     """Return steps for SGLang servers with ``--enable-pd-role-switch``; a worker's name is its host:port.
 
     SGLang refuses to switch a server that is busy, and then nothing has changed. So the routers must have drained it
     before, or it must be idle; a refusal is rolled back.
+
+    :param graph_gb: memory for the CUDA graphs of a decode worker. SGLang refuses the first change of a prefill worker
+        to decode without this number.
     """
 
     def step(what: str, worker: str, role: Role) -> None:
         if what == "change":
-            answer = json.loads(ask(f"http://{worker}/pd_role_switch", {"new_role": str(role)}, key))
+            wanted: dict[str, object] = {"new_role": str(role)}
+            if role is Role.DECODE and graph_gb is not None:
+                wanted["decode_cuda_graph_memory_gb"] = graph_gb
+            answer = json.loads(ask(f"http://{worker}/pd_role_switch", wanted, key))
             if not answer.get("success"):
                 raise OSError(one_line(answer.get("message", "no success"), 120))
 
