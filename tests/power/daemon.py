@@ -87,6 +87,15 @@ class Power:
         """Wait until the GPUs have these caps."""
         return until(lambda: self.node.limits_w() == list(caps_w))
 
+    def keeps(self, port: int) -> bool:
+        """Wait until every GPU is known, and all are seen to keep the budget."""
+
+        def certain() -> bool:
+            page = self.metrics(port)
+            return page.count("\npdplugins_power_target_watts{") == 8 and "over_budget_watts 0.0" in page
+
+        return until(certain)
+
     @staticmethod
     def metrics(port: int) -> str:
         """Read the page of metrics; empty while nobody serves it."""
