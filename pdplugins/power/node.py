@@ -114,7 +114,7 @@ class PowerNode:
         self.gpus = {device.uuid: Gpu(device) for device in devices}
         self.caps: CapTransaction[str] = CapTransaction(budget_w, GRAIN_W)
         self.counts: Counter[str] = Counter()
-        """``rollback``, ``changed_by_others``, ``over_cap``, and the faults of devices."""
+        """``write``, ``rollback``, ``changed_by_others``, ``over_cap``, and the faults of devices."""
         self.patience = patience
         self._backend = backend
         self._starts = starts
@@ -262,6 +262,7 @@ class PowerNode:
                 self._rest(uuid, gpu, DeviceError(uuid, DeviceFault.REFUSED, why), now_s)
             elif gpu.wanted_w is not None:
                 gpu.refusal = ""
+                self.counts["write"] += 1
             self.caps.has(uuid, reading.cap_w)
             gpu.told_s, gpu.looks = now_s, 0
             return

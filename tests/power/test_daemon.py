@@ -181,6 +181,16 @@ def test_a_driver_that_refuses_is_told_with_the_fix(power: Power) -> None:
     assert power.do("status", "--state", str(power.state)).returncode == 0
 
 
+def test_who_may_not_set_caps_is_told_so_and_the_daemon_ends(power: Power) -> None:
+    for gpu in power.node.gpu[:8]:
+        gpu.write_fault = 4
+    done = power.do("run", "--config", str(power.config))
+    assert done.returncode == 2
+    assert "only root may set caps" in done.stderr.splitlines()[-1]
+    assert power.node.limits_w() == BEFORE_W
+    assert not (power.state / "caps.json").exists()
+
+
 def test_a_hung_gpu_stops_neither_the_others_nor_the_end(power: Power) -> None:
     power.write(node={"call_s": 0.2, "restore_s": 2.0})
     port = free_port()

@@ -18,7 +18,7 @@ from pdplugins.config import Config, NodeConfig, find, load
 from pdplugins.contracts.deployment import Deployment
 from pdplugins.contracts.kinds import Kind
 from pdplugins.contracts.planner import PlannerView
-from pdplugins.contracts.power import Device, GpuView, PowerController, PowerPlan
+from pdplugins.contracts.power import Device, DeviceFault, GpuView, PowerController, PowerPlan
 from pdplugins.contracts.workers import Pool, Role
 from pdplugins.errors import ConfigError, HostError, PdpluginsError
 from pdplugins.hosts.power import assembly
@@ -109,7 +109,7 @@ def run(options: Options) -> None:
 
 
 def keep(loop: PowerLoop, node: PowerNode, stop: threading.Event, between: Callable[[], None]) -> None:
-    """Step until `stop`. Raises HostError when a GPU does not tell its cap at the start."""
+    """Step until `stop`. Raises HostError when a GPU does not tell its cap at the start, or no cap can be set."""
     begun_s = time.monotonic()
     while not stop.is_set():
         now_s = time.monotonic()
@@ -117,8 +117,17 @@ def keep(loop: PowerLoop, node: PowerNode, stop: threading.Event, between: Calla
         if not node.ready and now_s - begun_s > START_S:
             silent = next(gpu for gpu in node.gpus.values() if gpu.reading is None)
             raise HostError(f"{silent.why or silent.device.uuid + ' does not tell its cap'}; nothing was changed")
+        if (refusal := forbidden(node)) is not None:
+            raise HostError(refusal)
         between()
         stop.wait(PAUSE_S)
+
+
+def forbidden(node: PowerNode) -> str | None:
+    """Return why no cap can be set here at all; None once one was, or while none was tried."""
+    if node.counts["write"] or not (node.counts[DeviceFault.PERMISSION] or node.counts[DeviceFault.NOT_SUPPORTED]):
+        return None
+    return next((gpu.refusal for gpu in node.gpus.values() if gpu.refusal), None)
 
 
 def give_back(node: PowerNode, within_s: float) -> None:

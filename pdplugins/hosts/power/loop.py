@@ -55,6 +55,7 @@ class PowerLoop:
         self._shadow = shadow
         self._uuids = tuple(node.gpus)
         self._owner = {gpu: seat.worker for seat in seats for gpu in seat.gpus}
+        self._said: dict[str, str] = {}
         self._begun = False
         self._due_s = -math.inf
         self._seen_s = -math.inf
@@ -63,6 +64,7 @@ class PowerLoop:
     def step(self, now_s: float) -> None:
         """Do what is due. Raises ConfigError when the caps from before cannot be saved: then nothing was changed."""
         self._node.tick(now_s)
+        self._tell_faults()
         self._roles.tick(now_s)
         if not self._node.ready:
             return
@@ -72,6 +74,14 @@ class PowerLoop:
         if now_s >= self._due_s:
             self._due_s = now_s + self.controller.interval_s
             self._decide(now_s)
+
+    def _tell_faults(self) -> None:
+        """Log what is wrong with a GPU when that changes."""
+        for uuid, gpu in self._node.gpus.items():
+            why = gpu.refusal or gpu.why
+            if why != self._said.get(uuid, ""):
+                self._said[uuid] = why
+                log.warning("%s", why or f"{uuid} answers and takes caps again")
 
     def gpus(self) -> tuple[GpuView, ...]:
         """Return the GPUs as the policy sees them."""

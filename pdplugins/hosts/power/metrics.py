@@ -59,7 +59,9 @@ class NodeMetrics(Collector):
         over_w = max(node.caps.kept_w - budget_w, 0.0)
         yield GaugeMetricFamily(prefix + "over_budget_watts", "By which all may exceed the budget now", value=over_w)
         events = CounterMetricFamily(
-            prefix + "events", "Rollbacks, changes by others, draws over a cap and faults of GPUs", labels=["event"]
+            prefix + "events",
+            "Writes, rollbacks, changes by others, draws over a cap and faults of GPUs",
+            labels=["event"],
         )
         for name, count in list(node.counts.items()):
             events.add_metric([name], count)
