@@ -7,7 +7,17 @@ from pdplugins.contracts.flow import Flow, FlowDecision, Go, Hold, Refuse, Waiti
 from pdplugins.contracts.numbers import is_number
 from pdplugins.contracts.perf import PerfModel
 from pdplugins.contracts.planner import Planner, PlannerView, ScalePlan, Traffic
-from pdplugins.contracts.power import Flip, GpuView, PowerBackend, PowerController, PowerPlan
+from pdplugins.contracts.power import (
+    Device,
+    DeviceError,
+    DeviceFault,
+    Flip,
+    GpuView,
+    PowerBackend,
+    PowerController,
+    PowerPlan,
+    Reading,
+)
 from pdplugins.contracts.register import NoSettings, Register
 from pdplugins.contracts.request import Request, Slo, Terms
 from pdplugins.contracts.roles import HearsRoles, MovesRoles, RoleChange, RoleMove, Stage
@@ -33,6 +43,9 @@ __all__ = [
     "Bundle",
     "Capabilities",
     "Deployment",
+    "Device",
+    "DeviceError",
+    "DeviceFault",
     "ElasticRouter",
     "Ending",
     "FallsBack",
@@ -61,6 +74,7 @@ __all__ = [
     "PowerController",
     "PowerPlan",
     "QueuedPrefill",
+    "Reading",
     "Refuse",
     "Register",
     "Request",

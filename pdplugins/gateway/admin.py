@@ -1,13 +1,19 @@
-"""What operators can ask of a gateway, on a listener of its own: its workers and its metrics."""
+"""What operators can ask of a gateway, on a listener of its own: its workers, its metrics, other roles for workers."""
 
 from __future__ import annotations
 
 import json
+from typing import Annotated
 
+import msgspec
 from aiohttp import web
 from aiohttp.typedefs import Handler
 from prometheus_client import generate_latest
 
+from pdplugins.contracts.kinds import Kind
+from pdplugins.contracts.roles import RoleMove
+from pdplugins.contracts.workers import Role
+from pdplugins.errors import one_line
 from pdplugins.gateway.access.gate import Gate
 from pdplugins.gateway.backends import Backend, Backends
 from pdplugins.gateway.clients import Clients
@@ -26,6 +32,26 @@ LOAD_FIELDS = (
 )
 
 
+MOST_MOVES = 1024
+"""Proposals of one request."""
+MOST_BODY = 2**18
+"""Bytes of the body of one request."""
+
+
+class Proposal(msgspec.Struct):
+    """One worker should change its role."""
+
+    worker: Annotated[str, msgspec.Meta(max_length=300)]
+    role: Role
+    reason: Annotated[str, msgspec.Meta(max_length=1000)] = ""
+
+
+class Proposals(msgspec.Struct):
+    """The body of ``/roles``."""
+
+    moves: Annotated[list[Proposal], msgspec.Meta(max_length=MOST_MOVES)]
+
+
 class Admin:
     """The admin endpoints of one gateway.
 
@@ -41,9 +67,10 @@ class Admin:
 
     def app(self) -> web.Application:
         """Return them all as one application."""
-        app = web.Application(middlewares=[self._clients.around, self._checked])
+        app = web.Application(client_max_size=MOST_BODY, middlewares=[self._clients.around, self._checked])
         app.router.add_get("/workers", self._workers)
         app.router.add_get("/metrics", self._show_metrics)
+        app.router.add_post("/roles", self._propose_roles)
         return app
 
     @web.middleware
@@ -60,6 +87,16 @@ class Admin:
         """Show the workers as the router sees them."""
         shown = json.dumps([_shown(backend) for backend in self._backends.all])
         return web.Response(text=redacted(shown), content_type="application/json")
+
+    async def _propose_roles(self, request: web.Request) -> web.Response:
+        """Take proposals of a power controller, and show the roles that follow from them."""
+        try:
+            moves = msgspec.json.decode(await request.read(), type=Proposals).moves
+        except (msgspec.MsgspecError, RecursionError) as error:
+            raise GatewayError(400, f'send {{"moves": [{{"worker": ID, "role": ROLE}}]}}: {one_line(error)}') from None
+        self._backends.labels.propose([RoleMove(m.worker, m.role, one_line(m.reason)) for m in moves], Kind.POWER)
+        roles = {backend.id: backend.view.role for backend in self._backends.all if backend.alive}
+        return web.Response(text=json.dumps({"roles": roles}), content_type="application/json")
 
     async def _show_metrics(self, request: web.Request) -> web.Response:
         for backend in self._backends.all:

@@ -40,9 +40,9 @@ class WorkerLabels:
         """Forget a worker that does not serve any more."""
         self._authority.gone(worker)
 
-    def propose(self, moves: Iterable[RoleMove]) -> None:
-        """Change the labels that a router wants changed, as far as that leaves a worker for each phase."""
-        self._authority.propose_moves(moves, Kind.ROUTER, monotonic())
+    def propose(self, moves: Iterable[RoleMove], by: Kind = Kind.ROUTER) -> None:
+        """Change the labels that a policy wants changed, as far as that leaves a worker for each phase."""
+        self._authority.propose_moves(moves, by, monotonic())
 
     def tell(self, listener: HearsRoles, fault: Callable[[Exception], None]) -> None:
         """Tell `listener` of every change from now on. What it raises goes to `fault`."""

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from pdplugins.contracts.perf import PerfModel
 from pdplugins.contracts.power import GpuView
 from pdplugins.contracts.workers import Role
+from pdplugins.power.transaction import CapTransaction
 from pdplugins.sim.core.clock import Events, seconds, ticks
 from pdplugins.sim.core.fleet import Fleet, Worker
 
@@ -62,10 +63,7 @@ def power_curve(perf: PerfModel) -> PowerCurve:
 class Device:
     """One GPU of a worker: its cap, and the energy it has drawn."""
 
-    __slots__ = (
-        "_charged", "_joules", "cap_w", "curve", "index", "kept_w", "planned", "target_w", "version", "worker",
-        "works_w",
-    )  # fmt: skip
+    __slots__ = ("_charged", "_joules", "cap_w", "curve", "index", "version", "worker", "works_w")
 
     def __init__(self, index: int, worker: Worker, curve: PowerCurve) -> None:
         self.index = index
@@ -73,14 +71,8 @@ class Device:
         self.curve = curve
         self.cap_w = curve.cap_w[-1]
         """The cap that it was last given."""
-        self.kept_w = 0.0
-        """The most that it may draw now. A lower cap counts once it has settled, a higher one at once."""
         self.works_w = self.cap_w
         """The cap that sets its speed and its draw. Every new cap counts once it has settled."""
-        self.target_w = self.cap_w
-        """The cap that the controller wants."""
-        self.planned = False
-        """Whether a plan has named it. Until then it has the cap of a new device, and no plan counts its watts."""
         self.version = 0
         """Number of caps given so far, so that a timer can tell whether a newer cap has replaced its own."""
         self._charged = worker.started, 0, 0
@@ -115,11 +107,14 @@ class Device:
         return self._joules
 
 
-class Power:
-    """The caps of all GPUs of a fleet.
+Key = tuple[str, int]
+"""A worker, and one of its GPUs."""
 
-    A change of caps has two phases. Caps that fall are set at once. Caps that rise are set only after all of those have
-    settled. So the GPUs together never draw more than the larger of the two plans, the old one and the new one, allows.
+
+class Power:
+    """The caps of all GPUs of a fleet. They change in a `CapTransaction`, as those of real devices do.
+
+    A new GPU has the cap of its profile until a plan names it: until then no plan counts its watts.
 
     :param curve: the power curve of all GPUs. When None, each GPU has the curve of its worker's profile.
     """
@@ -128,79 +123,84 @@ class Power:
         self._events = events
         self._fleet = fleet
         self._curve = curve
-        self._devices: dict[tuple[str, int], Device] = {}
+        self._devices: dict[Key, Device] = {}
+        self._caps: CapTransaction[Key] = CapTransaction()
 
     def devices(self) -> list[Device]:
         """Return the GPUs that workers hold now, in index order."""
-        return sorted((d for d in self._all() if not d.worker.gone), key=lambda device: device.index)
+        held = []
+        for key, device in self._all():
+            if device.worker.gone:
+                self._caps.close(key)
+            else:
+                held.append(device)
+        return sorted(held, key=lambda device: device.index)
 
     def kept_w(self) -> float:
         """Return the largest sum of watts that the planned GPUs may draw now."""
-        return sum(device.kept_w for device in self.devices() if device.planned)
+        self.devices()
+        return self._caps.kept_w
 
     def follow(self, caps_w: Mapping[int, float], *, at_once: bool = False) -> None:
         """Bring the GPUs to `caps_w`. `at_once` is for the caps at start, before anything runs."""
-        now, devices = self._events.now, self.devices()
-        for device in devices:
-            wanted_w = caps_w.get(device.index)
-            if wanted_w is None or not math.isfinite(wanted_w) or wanted_w <= 0:
-                continue
-            device.target_w = wanted_w
-            if not device.planned:  # no plan has counted its watts so far, so its cap rises from zero
-                device.planned = True
-                device.tell(0.0)
-                device.work(device.curve.cap_w[0], now)
-            if at_once:
-                device.tell(wanted_w)
-                device.kept_w = wanted_w
-                device.work(wanted_w, now)
-            elif device.target_w < device.cap_w:
-                device.tell(device.target_w)
-                self._later(device, self._lowered)
+        now, devices, caps = self._events.now, self.devices(), self._caps
+        wanted = {
+            _key(device): cap_w
+            for device in devices
+            if (cap_w := caps_w.get(device.index)) is not None and math.isfinite(cap_w) and cap_w > 0
+        }
+        for key in wanted:
+            if key not in caps.accounts:  # no plan has counted its watts so far, so its cap rises from zero
+                caps.open(key, 0.0)
+                self._devices[key].tell(0.0)
+                self._devices[key].work(self._devices[key].curve.cap_w[0], now)
+        caps.aim(wanted)
+        if at_once:
+            for key, cap_w in wanted.items():
+                self._tell(key, cap_w)
+                caps.obeys(key)
+                self._devices[key].work(cap_w, now)
         for worker in {device.worker.view.id: device.worker for device in devices}.values():
             self._slow(worker)
-        self._raise()
+        self._write()
 
     def energy_j(self, now: int) -> float | None:
         """Return the joules that all GPUs have drawn; None where a profile does not say what they draw."""
-        joules = sum(device.charge(now) for device in self._all())
+        joules = sum(device.charge(now) for _, device in self._all())
         return joules if math.isfinite(joules) else None
 
-    def _all(self) -> Iterator[Device]:
+    def _all(self) -> Iterator[tuple[Key, Device]]:
         for worker in (*self._fleet.workers.values(), *self._fleet.gone):
             for gpu in worker.gpus:
                 key = worker.view.id, gpu
                 if (device := self._devices.get(key)) is None:
                     curve = self._curve or power_curve(worker.hardware.perf)
                     device = self._devices[key] = Device(gpu, worker, curve)
-                yield device
+                yield key, device
 
-    def _later(self, device: Device, action: Callable[[tuple[Device, int]], None]) -> None:
-        self._events.call_at(self._events.now + ticks(device.curve.settle_s), action, (device, device.version))
+    def _write(self) -> None:
+        """Set the caps that may change now. A simulated device takes them at once, and obeys once it has settled."""
+        self.devices()
+        for key, cap_w in self._caps.due():
+            self._tell(key, cap_w)
+            device = self._devices[key]
+            settled = self._events.now + ticks(device.curve.settle_s)
+            self._events.call_at(settled, self._settled, (device, device.version))
 
-    def _lowered(self, told: tuple[Device, int]) -> None:
-        device, version = told
-        if device.version == version:
-            device.kept_w = device.cap_w
-            self._settled(told)
-            self._raise()
-
-    def _raise(self) -> None:
-        """Raise the caps that are to rise, if every cap that was lowered has settled."""
-        devices = [device for device in self.devices() if device.planned]
-        if any(device.kept_w > device.cap_w for device in devices):
-            return
-        for device in devices:
-            if device.target_w > device.cap_w:
-                device.tell(device.target_w)
-                device.kept_w = device.cap_w
-                self._later(device, self._settled)
+    def _tell(self, key: Key, cap_w: float) -> None:
+        self._caps.writes(key, cap_w)
+        self._caps.has(key, cap_w)
+        self._devices[key].tell(cap_w)
 
     def _settled(self, told: tuple[Device, int]) -> None:
         device, version = told
-        if device.version == version:
-            device.work(device.cap_w, self._events.now)
-            self._slow(device.worker)
+        if device.version != version:
+            return
+        device.work(device.cap_w, self._events.now)
+        self._slow(device.worker)
+        if not device.worker.gone:
+            self._caps.obeys(_key(device))
+            self._write()
 
     def _slow(self, worker: Worker) -> None:
         """Run the engine of a worker as fast as the lowest cap of its GPUs allows."""
@@ -209,6 +209,10 @@ class Power:
         slow = slowest.curve.slow(slowest.works_w)
         if not worker.gone and worker.engine.slow != slow:
             worker.engine.set_slow(*slow)
+
+
+def _key(device: Device) -> Key:
+    return device.worker.view.id, device.index
 
 
 def _at(xs: tuple[float, ...], ys: tuple[float, ...], x: float) -> float:

@@ -51,6 +51,22 @@ def test_traffic_is_the_difference_between_two_readings() -> None:
     assert (traffic.ttft_s, traffic.tpot_s) == (pytest.approx(0.5), pytest.approx(0.02))
 
 
+def test_what_waits_for_a_first_token_is_told_beside_the_traffic() -> None:
+    """A power controller moves watts to prefill only where prompts wait."""
+    from pdplugins.hosts.power.beside import Frontend  # noqa: PLC0415
+    from pdplugins.types import Role  # noqa: PLC0415
+
+    host = Frontend("http://127.0.0.1:1")
+    queued = '# TYPE dynamo_frontend_queued_requests gauge\ndynamo_frontend_queued_requests{model="tiny70b"} 7\n'
+    host._metrics = frontend(page(10, 8) + queued, page(30, 18))
+    (load,) = host.look().loads[Role.PREFILL]
+    assert load.queued_requests == 7.0
+    seen = host.look()
+    assert seen.loads[Role.PREFILL][0].queued_requests == 0.0
+    assert seen.traffic is not None
+    assert seen.traffic.ttft_s == pytest.approx(0.5)
+
+
 def buckets(name: str, counts: dict[str, int], total: float) -> str:
     rows = [f'dynamo_frontend_{name}_bucket{{model="m",le="{le}"}} {count}' for le, count in counts.items()]
     count = max(counts.values())

@@ -16,6 +16,7 @@ OSL = "dynamo_frontend_output_sequence_tokens"
 TTFT = "dynamo_frontend_time_to_first_token_seconds"
 ITL = "dynamo_frontend_inter_token_latency_seconds"
 CACHED = "dynamo_frontend_cached_tokens"
+QUEUED = "dynamo_frontend_queued_requests"
 HISTOGRAMS = (ISL, OSL, TTFT, ITL, CACHED)
 
 
@@ -42,6 +43,8 @@ class FrontendMetrics:
         self._fetch = fetch or fetching.fetch
         self._clock = clock
         self._before: tuple[float, float, Mapping[str, Histogram]] | None = None
+        self.queued_requests = 0.0
+        """Requests that waited for their first token when `collect` was last called."""
 
     def collect(self) -> Traffic | None:
         """Return the traffic since the last call; None at the first one, and after the frontend restarted.
@@ -53,8 +56,9 @@ class FrontendMetrics:
             return self._collected()
 
     def _collected(self) -> Traffic | None:
-        found, now_s = samples(self._fetch(self._url), (REQUESTS, *HISTOGRAMS), self._model), self._clock()
+        found, now_s = samples(self._fetch(self._url), (REQUESTS, QUEUED, *HISTOGRAMS), self._model), self._clock()
         requests = sum(sample.value for sample in found if sample.name == REQUESTS)
+        self.queued_requests = sum(sample.value for sample in found if sample.name == QUEUED)
         totals = {name: histogram(found, name) for name in HISTOGRAMS}
         before, self._before = self._before, (now_s, requests, totals)
         if before is None or now_s <= before[0] or requests < before[1]:

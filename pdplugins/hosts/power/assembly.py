@@ -1,0 +1,178 @@
+"""Turns a checked config into the node that a power controller works on."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeVar
+
+from pdplugins.config import Config, NodeConfig, settings_of
+from pdplugins.contracts.kinds import Kind
+from pdplugins.contracts.power import Device, DeviceError, DeviceFault, PowerBackend
+from pdplugins.contracts.workers import Role
+from pdplugins.errors import ConfigError, HostError, one_line
+from pdplugins.power.calls import Call, DeviceThreads
+from pdplugins.power.node import Patience, PowerNode
+from pdplugins.power.saved import SavedCaps
+from pdplugins.registry import Registry, default_registry
+
+T = TypeVar("T")
+
+FIRST_CALLS = 10
+"""A driver that has just been loaded takes longer: so many times ``node.call_s`` for its list of devices."""
+
+
+@dataclass(frozen=True, slots=True)
+class Seat:
+    """One worker of the node."""
+
+    worker: str
+    gpus: tuple[int, ...]
+    """Indices of its GPUs, by which power controllers call them."""
+    role: Role
+
+
+@dataclass(frozen=True, slots=True)
+class Equipment:
+    """The devices of a node, and who speaks with them."""
+
+    backend: PowerBackend
+    devices: tuple[Device, ...]
+    threads: DeviceThreads
+
+
+def equip(wanted: NodeConfig, registry: Registry | None = None) -> Equipment:
+    """Find the devices that take part. Raises HostError without a driver, ConfigError when a GPU is not there."""
+    registration = (registry or default_registry()).get("power_backend", wanted.backend.name)
+    settings = settings_of("power_backend", wanted.backend, registry=registry)
+    threads = DeviceThreads()
+    within_s = FIRST_CALLS * wanted.call_s
+    backend: PowerBackend = finished(threads("", lambda: registration.factory(settings)), within_s)
+    found = {device.uuid: device for device in finished(threads("", backend.devices), within_s)}
+    if missing := [uuid for uuid in wanted.gpus if uuid not in found]:
+        raise ConfigError(f"node.gpus: there is no {one_line(missing[0])} here; there are {', '.join(found) or 'none'}")
+    devices = tuple(found[uuid] for uuid in wanted.gpus) if wanted.gpus else tuple(found.values())
+    if not devices:
+        raise HostError(f"power backend {wanted.backend.name}: this machine has no GPU that it knows")
+    return Equipment(backend, devices, threads)
+
+
+def finished(call: Call[T], within_s: float) -> T:
+    """Wait for a call to a driver. Raises DeviceError when it takes too long, or what the call raised."""
+    until_s = time.monotonic() + within_s
+    while not call.done:
+        if time.monotonic() > until_s:
+            raise DeviceError("", DeviceFault.TIMEOUT, f"no answer within {within_s:g} s")
+        time.sleep(0.002)
+    if call.error is not None:
+        raise call.error
+    return call.value  # type: ignore[return-value]
+
+
+def patience(wanted: NodeConfig) -> Patience:
+    """Return how long a node waits for its devices."""
+    return Patience(wanted.settle_s, wanted.obey_s, wanted.rest_s, wanted.call_s, wanted.poll_s, wanted.tolerance_w)
+
+
+def budget_w(config: Config, registry: Registry | None = None) -> float:
+    """Return the budget of the node. Raises ConfigError when nobody names one, or the policy's is larger."""
+    own = _policy_setting(config, "budget_w", registry)
+    if config.node.budget_w is None:
+        if own is None:
+            raise ConfigError("node.budget_w: say how many watts the caps of all GPUs may sum to")
+        return own
+    if own is not None and own > config.node.budget_w:
+        raise ConfigError(
+            f"power {_name(config)}: budget_w {own:g} is more than node.budget_w {config.node.budget_w:g}; lower it"
+        )
+    return config.node.budget_w
+
+
+def check_limits(config: Config, devices: tuple[Device, ...], registry: Registry | None = None) -> None:
+    """Raise ConfigError when the policy may ask for caps that a device does not take."""
+    least, most = (_policy_setting(config, name, registry) for name in ("min_w", "max_w"))
+    for device in devices:
+        low_w, high_w = max(device.min_w, config.node.floor_w), device.max_w
+        for name, watts, fits in (
+            ("min_w", least, least is None or least >= low_w),
+            ("max_w", most, most is None or most <= high_w),
+        ):
+            if not fits:
+                raise ConfigError(
+                    f"power {_name(config)}: {name} {watts:g} is outside the limits of {device.uuid}, {low_w:g} to "
+                    f"{high_w:g} W; change {name}"
+                )
+    least_w = sum(max(device.min_w, config.node.floor_w) for device in devices)
+    if least_w > budget_w(config, registry):
+        raise ConfigError(
+            f"node: {len(devices)} GPUs draw {least_w:g} W at their lowest caps, the budget is "
+            f"{budget_w(config, registry):g} W; raise budget_w or leave GPUs out of node.gpus"
+        )
+
+
+def seats(config: Config, devices: tuple[Device, ...]) -> tuple[Seat, ...]:
+    """Return the workers of the node: those of the config, or as many as its deployment has. Raises ConfigError."""
+    indices = {device.uuid: index for index, device in enumerate(devices)}
+    if config.node.workers:
+        given = tuple(
+            Seat(one.worker, tuple(_index(indices, one.worker, uuid) for uuid in one.gpus), one.role)
+            for one in config.node.workers
+        )
+        used = [index for seat in given for index in seat.gpus]
+        if len(set(used)) < len(used) or len({seat.worker for seat in given}) < len(given):
+            raise ConfigError("node.workers: a GPU or a worker is there twice; name each one once")
+        return given
+    wanted, made = config.deployment, []
+    free = list(indices.values())
+    for role, pool in ((Role.PREFILL, wanted.prefill), (Role.DECODE, wanted.decode)):
+        for _ in range(pool.replicas):
+            count = pool.tp if isinstance(pool.tp, int) else 1
+            if len(free) < count:
+                raise ConfigError(
+                    f"node: {len(devices)} GPUs are fewer than the workers of the deployment need; name node.workers"
+                )
+            made.append(Seat(f"gpu{free[0]}", tuple(free[:count]), role))
+            del free[:count]
+    return tuple(made)
+
+
+def build_node(config: Config, equipment: Equipment, saved: SavedCaps | None) -> PowerNode:
+    """Return the node. Without `saved` it only looks on."""
+    return PowerNode(
+        equipment.backend,
+        equipment.devices,
+        budget_w(config),
+        equipment.threads,
+        saved=saved,
+        patience=patience(config.node),
+    )
+
+
+def until(node: PowerNode, done: Callable[[], bool], within_s: float) -> bool:
+    """Let a node work until `done`; False when that takes too long."""
+    end_s = time.monotonic() + within_s
+    while not done():
+        if (now_s := time.monotonic()) > end_s:
+            return False
+        node.tick(now_s)
+        time.sleep(0.005)
+    return True
+
+
+def _index(indices: dict[str, int], worker: str, uuid: str) -> int:
+    if uuid not in indices:
+        raise ConfigError(f"node.workers: {one_line(worker)} has {one_line(uuid)}, which does not take part")
+    return indices[uuid]
+
+
+def _name(config: Config) -> str:
+    return config.power.name if config.power is not None else "?"
+
+
+def _policy_setting(config: Config, name: str, registry: Registry | None) -> float | None:
+    """Return a number that the settings of the power policy have under a name; None where they have none."""
+    if config.power is None:
+        return None
+    value = getattr(settings_of(Kind.POWER, config.power, registry=registry), name, None)
+    return float(value) if isinstance(value, int | float) else None

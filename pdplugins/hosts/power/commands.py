@@ -1,0 +1,226 @@
+"""``pdplugins power``: look at the watts of this node, keep them within a budget, set caps once, put them back."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from pdplugins.config import Choice, NodeConfig, find, load
+from pdplugins.contracts.power import Device, DeviceError, Reading
+from pdplugins.errors import ConfigError, HostError, shown
+from pdplugins.hosts.power import assembly, daemon
+from pdplugins.power.node import PowerNode
+from pdplugins.power.saved import SavedCaps, saved_caps
+
+app = typer.Typer(no_args_is_help=True, help="Watts of the GPUs of this node: docs/power.md says what to mind first.")
+
+CHANGE_S = 30.0
+"""Longest time of one change of caps."""
+
+ConfigName = Annotated[str | None, typer.Option("--config", help="Take the section node of this config.")]
+Backend = Annotated[str | None, typer.Option(help="Who speaks with the GPUs: nvml, amdsmi, simulated.")]
+State = Annotated[Path | None, typer.Option(help="Folder of the lock and of the caps from before.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+@app.command()
+def status(config: ConfigName = None, backend: Backend = None, state: State = None, as_json: AsJson = False) -> None:
+    """Show every GPU: its limits, its cap, its draw, and the cap that `restore` would put back."""
+    wanted = _wanted(config, backend, state)
+    equipment = assembly.equip(wanted)
+    before_w = saved_caps(wanted.state)
+    calls = {one.uuid: equipment.threads(one.uuid, _reads(equipment, one.uuid)) for one in equipment.devices}
+    rows = []
+    for device in equipment.devices:
+        try:
+            reading, why = assembly.finished(calls[device.uuid], wanted.call_s), ""
+        except DeviceError as error:
+            reading, why = None, str(error)
+        rows.append(_row(device, reading, before_w.get(device.uuid), why))
+    if as_json:
+        typer.echo(json.dumps(rows, indent=1))
+        return
+    table = Table("GPU", "name", "limits W", "cap W", "draw W", "energy kJ", "before W", box=None, header_style="bold")
+    for row in rows:
+        energy_j = row["energy_j"]
+        table.add_row(
+            row["uuid"], row["name"], f"{row['min_w']:g}-{row['max_w']:g}", _watts(row["cap_w"]), _watts(row["draw_w"]),
+            "" if energy_j is None else f"{energy_j / 1e3:.1f}", _watts(row["before_w"]),
+        )  # fmt: skip
+    Console(highlight=False, soft_wrap=True).print(table)
+    for row in rows:
+        for line in (*row["warnings"], *filter(None, [row["error"]])):
+            typer.echo(f"{row['uuid']}: {line.removeprefix(row['uuid'] + ': ')}", err=True)
+
+
+@app.command()
+def run(
+    config: Annotated[str, typer.Option("--config", help="A config file, or the name of a shipped one.")],
+    *,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Check everything, show the first caps, and leave.")
+    ] = False,
+    shadow: Annotated[bool, typer.Option("--shadow", help="Decide, log and count, and change nothing.")] = False,
+    metrics_port: Annotated[int | None, typer.Option(min=0, max=65535, help="Serve Prometheus metrics here.")] = None,
+    metrics_host: Annotated[str, typer.Option(help="Address of the metrics.")] = "127.0.0.1",
+    decision_log: Annotated[Path | None, typer.Option(help="File to append decisions to.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Keep the GPUs of this node within a power budget, as the power policy of a config wants, until Ctrl-C.
+
+    SIGHUP reads the config again. At the end, the caps from before are put back.
+    """
+    if dry_run:
+        _dry_run(config, as_json)
+        return
+    daemon.run(daemon.Options(config, shadow, metrics_port, metrics_host, decision_log))
+
+
+@app.command()
+def restore(config: ConfigName = None, backend: Backend = None, state: State = None) -> None:
+    """Put back the caps from before, which a process that was killed could not, or `cap` has changed."""
+    wanted = _wanted(config, backend, state)
+    saved = SavedCaps(wanted.state)
+    try:
+        if not (before_w := saved.load()):
+            typer.echo(f"nothing to put back: {wanted.state} holds no caps from before this start of the machine")
+            return
+        node = _ready(wanted, saved, tuple(before_w))
+        node.keep_before()
+        daemon.give_back(node, CHANGE_S)
+        typer.echo(f"{len(before_w)} GPUs have the caps from before")
+    finally:
+        saved.close()
+
+
+@app.command()
+def cap(
+    caps: Annotated[list[str], typer.Argument(metavar="UUID=WATTS...", help="The caps; all=WATTS for every GPU.")],
+    config: ConfigName = None,
+    backend: Backend = None,
+    state: State = None,
+) -> None:
+    """Set caps once, those that fall first, and leave them. `restore` puts the caps from before back."""
+    wanted = _wanted(config, backend, state)
+    asked = dict(_cap(text) for text in caps)
+    equipment = assembly.equip(wanted)
+    uuids = [device.uuid for device in equipment.devices]
+    every = asked.pop("all", None)
+    caps_w = ({} if every is None else dict.fromkeys(uuids, every)) | asked
+    if unknown := [uuid for uuid in caps_w if uuid not in uuids]:
+        raise ConfigError(f"there is no GPU {shown(unknown[0])}; there are {', '.join(uuids)}")
+    if low := [uuid for uuid, watts in caps_w.items() if watts < wanted.floor_w]:
+        raise ConfigError(f"{low[0]}: {caps_w[low[0]]:g} W is below node.floor_w, {wanted.floor_w:g} W")
+    saved = SavedCaps(wanted.state)
+    try:
+        node = _ready(wanted, saved, tuple(uuids), equipment)
+        told_w = {uuid: account.told_w for uuid, account in node.caps.accounts.items()}
+        node.caps.budget_w = max(math.fsum(told_w.values()), math.fsum((told_w | caps_w).values()))
+        node.check(caps_w)
+        node.keep_before()
+        node.aim(caps_w, -math.inf)
+        if not assembly.until(node, lambda: node.caps.complete, CHANGE_S) or node.counts["rollback"]:
+            raise HostError(_why_not(node))
+        typer.echo(f"{len(caps_w)} GPUs have new caps; pdplugins power restore puts the old ones back")
+    finally:
+        saved.close()
+
+
+def _dry_run(name: str, as_json: bool) -> None:
+    config = load(find(name))
+    equipment = assembly.equip(config.node)
+    seats, first = daemon.check(config, equipment), daemon.first_plan(config, equipment.devices)
+    rows = [
+        {
+            "uuid": equipment.devices[gpu].uuid,
+            "worker": seat.worker,
+            "role": str(seat.role),
+            "cap_w": first.caps_w.get(gpu),
+        }
+        for seat in seats
+        for gpu in seat.gpus
+    ]
+    if as_json:
+        typer.echo(json.dumps({"budget_w": assembly.budget_w(config), "gpus": rows}, indent=1))
+        return
+    table = Table("GPU", "worker", "role", "first cap W", box=None, header_style="bold")
+    for row in rows:
+        table.add_row(str(row["uuid"]), str(row["worker"]), str(row["role"]), _watts(row["cap_w"]))
+    Console(highlight=False, soft_wrap=True).print(table)
+    typer.echo(f"budget {assembly.budget_w(config):g} W; nothing was changed")
+
+
+def _wanted(config: str | None, backend: str | None, state: Path | None) -> NodeConfig:
+    """Return the section node of a config, or the default one, with the options that were given."""
+    wanted = NodeConfig() if config is None else load(find(config)).node
+    given: dict[str, Any] = {}
+    if backend is not None:
+        given["backend"] = Choice(name=backend)
+    if state is not None:
+        given["state"] = state
+    return wanted.model_copy(update=given)
+
+
+def _ready(
+    wanted: NodeConfig, saved: SavedCaps, uuids: tuple[str, ...], equipment: assembly.Equipment | None = None
+) -> PowerNode:
+    """Return a node of these GPUs, once each has told its cap. Raises HostError for one that does not."""
+    equipment = equipment or assembly.equip(wanted.model_copy(update={"gpus": uuids}))
+    node = PowerNode(
+        equipment.backend,
+        equipment.devices,
+        math.inf,
+        equipment.threads,
+        saved=saved,
+        patience=assembly.patience(wanted),
+    )
+    if not assembly.until(node, lambda: node.ready, daemon.START_S):
+        silent = next(gpu for gpu in node.gpus.values() if gpu.reading is None)
+        raise HostError(f"{silent.why or silent.device.uuid + ' does not answer'}; nothing was changed")
+    return node
+
+
+def _why_not(node: PowerNode) -> str:
+    wrong = next((gpu.refusal for gpu in node.gpus.values() if gpu.refusal), "the draw of a GPU did not follow its cap")
+    return f"the caps were not changed, or were changed back: {wrong}"
+
+
+def _cap(text: str) -> tuple[str, float]:
+    uuid, _, watts = text.rpartition("=")
+    try:
+        cap_w = float(watts)
+    except ValueError:
+        cap_w = math.nan
+    if not uuid or not math.isfinite(cap_w):
+        raise ConfigError(f"{shown(text)}: say UUID=WATTS, for example all=500")
+    return uuid, cap_w
+
+
+def _reads(equipment: assembly.Equipment, uuid: str) -> Any:
+    return lambda: equipment.backend.read(uuid)
+
+
+def _row(device: Device, reading: Reading | None, before_w: float | None, why: str) -> dict[str, Any]:
+    return {
+        "uuid": device.uuid,
+        "name": device.name,
+        "min_w": device.min_w,
+        "max_w": device.max_w,
+        "default_w": device.default_w,
+        "cap_w": reading and reading.cap_w,
+        "draw_w": reading and reading.draw_w,
+        "energy_j": reading and reading.energy_j,
+        "before_w": before_w,
+        "warnings": list(device.warnings),
+        "error": why,
+    }
+
+
+def _watts(value: Any) -> str:
+    return "" if value is None else f"{value:.0f}"

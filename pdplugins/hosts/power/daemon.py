@@ -1,0 +1,277 @@
+"""``pdplugins power run``: from the start, which puts right what a killed process left, to the end, which restores."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import threading
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from prometheus_client import CollectorRegistry
+
+from pdplugins.config import Config, NodeConfig, find, load
+from pdplugins.contracts.deployment import Deployment
+from pdplugins.contracts.kinds import Kind
+from pdplugins.contracts.planner import PlannerView
+from pdplugins.contracts.power import Device, DeviceFault, GpuView, PowerController, PowerPlan
+from pdplugins.contracts.workers import Pool, Role
+from pdplugins.errors import ConfigError, HostError, PdpluginsError
+from pdplugins.hosts.power import assembly
+from pdplugins.hosts.power.beside import Frontend, Gateway, Watch
+from pdplugins.hosts.power.loop import PowerLoop
+from pdplugins.hosts.power.metrics import NodeMetrics
+from pdplugins.hosts.power.roles import (
+    ActedRoles,
+    FixedRoles,
+    GatewayRoles,
+    Roles,
+    command_step,
+    role_switch_step,
+)
+from pdplugins.power.node import PowerNode
+from pdplugins.power.saved import SavedCaps
+from pdplugins.processes.ending import end_within
+from pdplugins.redaction import redact_logs
+from pdplugins.runtime.assembly import build_deployment
+from pdplugins.runtime.decision import Journal
+from pdplugins.runtime.journal import build_journal
+from pdplugins.runtime.metrics import Metrics
+from pdplugins.runtime.policies import build_policies
+from pdplugins.runtime.power import SafePowerController
+
+log = logging.getLogger("pdplugins.power")
+
+PAUSE_S = 0.02
+"""Between two steps of the loop."""
+START_S = 30.0
+"""Longest time until every GPU has told its cap."""
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What the command was asked for."""
+
+    config: str
+    shadow: bool = False
+    metrics_port: int | None = None
+    metrics_host: str = "127.0.0.1"
+    decision_log: Path | None = None
+
+
+def run(options: Options) -> None:
+    """Keep a node within its budget until SIGTERM or SIGINT. Raises PdpluginsError."""
+    logging.basicConfig(level=logging.INFO)
+    redact_logs(logging.root.handlers, "%(asctime)s %(name)s %(levelname)s %(message)s")
+    config = load(find(options.config))
+    stop, reload = threading.Event(), threading.Event()
+    with ExitStack() as stack:
+        equipment = assembly.equip(config.node)
+        seats = check(config, equipment)
+        deployment = build_deployment(config)
+        saved = None if options.shadow else SavedCaps(config.node.state)
+        if saved is not None:
+            stack.callback(saved.close)
+            restore_others(config, equipment, saved)
+        registry = CollectorRegistry()
+        metrics, policy_metrics = NodeMetrics(registry), Metrics(Kind.POWER, registry)
+        if options.metrics_port is not None:
+            stack.callback(policy_metrics.serve(options.metrics_port, options.metrics_host))
+        journal = build_journal(config, deployment, decision_log=options.decision_log, metrics=[policy_metrics])
+        stack.callback(journal.close)
+        node = assembly.build_node(config, equipment, saved)
+        watch, roles = build_beside(config, seats, build_controller(config, deployment).interval_s)
+        controller = build_safe(config, deployment, journal)
+        loop = PowerLoop(
+            node, seats, roles, watch, controller, metrics, stale_s=config.node.stale_s, shadow=options.shadow
+        )
+        signal.signal(signal.SIGHUP, lambda *_: reload.set())
+
+        def end(*_: object) -> None:
+            stop.set()
+            end_within(config.node.restore_s + 10.0)
+
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, end)
+        mode = "looks on (shadow)" if options.shadow else "keeps"
+        log.info(
+            "%s %s %d GPUs within %g W", config.power and config.power.name, mode, len(node.gpus), node.caps.budget_w
+        )
+        try:
+            keep(loop, node, stop, lambda: _reload(options, config, loop, node, deployment, journal, reload))
+        finally:
+            if saved is not None:
+                give_back(node, config.node.restore_s)
+
+
+def keep(loop: PowerLoop, node: PowerNode, stop: threading.Event, between: Callable[[], None]) -> None:
+    """Step until `stop`. Raises HostError when a GPU does not tell its cap at the start, or no cap can be set."""
+    begun_s = time.monotonic()
+    while not stop.is_set():
+        now_s = time.monotonic()
+        loop.step(now_s)
+        if not node.ready and now_s - begun_s > START_S:
+            silent = next(gpu for gpu in node.gpus.values() if gpu.reading is None)
+            raise HostError(f"{silent.why or silent.device.uuid + ' does not tell its cap'}; nothing was changed")
+        if (refusal := forbidden(node)) is not None:
+            raise HostError(refusal)
+        between()
+        stop.wait(PAUSE_S)
+
+
+def forbidden(node: PowerNode) -> str | None:
+    """Return why no cap can be set here at all; None once one was, or while none was tried."""
+    if node.counts["write"] or not (node.counts[DeviceFault.PERMISSION] or node.counts[DeviceFault.NOT_SUPPORTED]):
+        return None
+    return next((gpu.refusal for gpu in node.gpus.values() if gpu.refusal), None)
+
+
+def give_back(node: PowerNode, within_s: float) -> None:
+    """Put the caps from before back. Raises HostError when that cannot be done; then they stay saved."""
+    if not node.before_w:
+        return
+    node.give_back()
+    if not assembly.until(node, lambda: node.given_back, within_s):
+        left = [uuid for uuid in node.before_w if not _is_back(node, uuid)]
+        raise HostError(
+            f"after {within_s:g} s not all caps from before are back ({left[0]}); run pdplugins power restore"
+        )
+    node.forget()
+    log.info("the caps from before are back")
+
+
+def _is_back(node: PowerNode, uuid: str) -> bool:
+    account = node.caps.accounts.get(uuid)
+    return account is not None and account.known and abs(account.told_w - node.before_w[uuid]) < 1.0
+
+
+def restore_others(config: Config, equipment: assembly.Equipment, saved: SavedCaps) -> None:
+    """Put right GPUs that a killed process changed and that take no part any more."""
+    mine = {device.uuid for device in equipment.devices}
+    others = {uuid: watts for uuid, watts in saved.load().items() if uuid not in mine}
+    if not others:
+        return
+    backend, threads, within_s = equipment.backend, equipment.threads, START_S
+    present = {device.uuid for device in assembly.finished(threads("", backend.devices), within_s)}
+    for uuid, watts in others.items():
+        if uuid not in present:
+            log.warning("%s, whose cap was %g W, is not there any more", uuid, watts)
+            continue
+        assembly.finished(threads(uuid, partial(backend.set_cap_w, uuid, watts)), within_s)
+        log.info("%s takes no part any more; it has its cap of %g W from before", uuid, watts)
+    saved.save({uuid: watts for uuid, watts in saved.load().items() if uuid in mine})
+
+
+def check(config: Config, equipment: assembly.Equipment) -> tuple[assembly.Seat, ...]:
+    """Return the workers of the node. Raises ConfigError for whatever is wrong, before anything is touched."""
+    if config.power is None:
+        raise ConfigError("power: no policy chosen; add for example 'power: {name: rapid, budget_w: 4800}'")
+    assembly.check_limits(config, equipment.devices)
+    seats = assembly.seats(config, equipment.devices)
+    seated = {gpu for seat in seats for gpu in seat.gpus}
+    for index, device in enumerate(equipment.devices):
+        if index not in seated:
+            raise ConfigError(f"{device.uuid} serves no worker; name it in node.workers, or name node.gpus without it")
+        for warning in device.warnings:
+            log.warning("%s: %s", device.uuid, warning)
+    check_first_plan(config, equipment.devices, first_plan(config, equipment.devices))
+    return seats
+
+
+def first_plan(config: Config, devices: tuple[Device, ...]) -> PowerPlan:
+    """Return what the policy wants before there is any traffic."""
+    seats = assembly.seats(config, devices)
+    gpus = [GpuView(gpu, seat.role, 0.0, devices[gpu].max_w) for seat in seats for gpu in seat.gpus]
+    pools = (Pool(sum(seat.role is role for seat in seats)) for role in Role)
+    controller = build_controller(config, build_deployment(config))
+    return controller.control(tuple(sorted(gpus, key=lambda gpu: gpu.index)), PlannerView(0.0, None, *pools))
+
+
+def check_first_plan(config: Config, devices: tuple[Device, ...], plan: PowerPlan) -> None:
+    """Raise ConfigError when these caps may not be set."""
+    name, budget_w = config.power and config.power.name, assembly.budget_w(config)
+    for index, cap_w in plan.caps_w.items():
+        device = devices[index]
+        low_w = max(device.min_w, config.node.floor_w)
+        if not low_w <= cap_w <= device.max_w:
+            raise ConfigError(
+                f"power {name}: its first cap for {device.uuid}, {cap_w:g} W, is outside the limits, {low_w:g} to "
+                f"{device.max_w:g} W; change its settings"
+            )
+    if (total_w := sum(plan.caps_w.values())) > budget_w:
+        raise ConfigError(f"power {name}: its first caps sum to {total_w:g} W, the budget is {budget_w:g} W")
+
+
+def build_controller(config: Config, deployment: Deployment) -> PowerController:
+    """Return the policy. Raises ConfigError without one."""
+    if (controller := build_policies(config, deployment).power()) is None:
+        raise ConfigError("power: no policy chosen; add for example 'power: {name: rapid, budget_w: 4800}'")
+    return controller
+
+
+def build_safe(config: Config, deployment: Deployment, journal: Journal) -> SafePowerController:
+    """Return the policy in its safe wrapper."""
+    controller = build_controller(config, deployment)
+    return SafePowerController(controller, deployment, budget_w=assembly.budget_w(config), journal=journal)
+
+
+def build_beside(config: Config, seats: tuple[assembly.Seat, ...], interval_s: float) -> tuple[Watch | None, Roles]:
+    """Return who tells, and who changes roles. Raises ConfigError for an address that is none."""
+    wanted = config.node
+    key = _key(wanted)
+    watch: Watch | None = None
+    roles: Roles | None = None
+    if wanted.beside == "gateway":
+        gateway = Gateway(wanted.url or "", key)
+        watch = Watch(gateway, interval_s)
+        if wanted.actuator == "host":
+            roles = GatewayRoles(seats, gateway)
+    elif wanted.beside == "dynamo":
+        watch = Watch(Frontend(wanted.url or ""), interval_s)
+    if wanted.actuator == "command":
+        roles = ActedRoles(seats, command_step(wanted.command, wanted.drain_s), wanted.drain_s)
+    elif wanted.actuator == "role_switch":
+        roles = ActedRoles(seats, role_switch_step(key, wanted.graph_gb), wanted.drain_s)
+    return watch, roles or FixedRoles(seats)
+
+
+def _key(wanted: NodeConfig) -> str | None:
+    if wanted.key_file is None:
+        return None
+    try:
+        return wanted.key_file.read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeError) as error:
+        raise ConfigError(f"node.key_file {wanted.key_file}: {getattr(error, 'strerror', None) or error}") from None
+
+
+def _reload(
+    options: Options,
+    config: Config,
+    loop: PowerLoop,
+    node: PowerNode,
+    deployment: Deployment,
+    journal: Journal,
+    wanted: threading.Event,
+) -> None:
+    """Read the config again, if that is wanted: the policy, its settings, the SLOs and the budget."""
+    if not wanted.is_set():
+        return
+    wanted.clear()
+    try:
+        new = load(find(options.config))
+        fixed = {"budget_w"}
+        if new.node.model_dump(exclude=fixed) != config.node.model_dump(exclude=fixed):
+            raise ConfigError("the section node has changed; restart for anything but node.budget_w")
+        devices = tuple(gpu.device for gpu in node.gpus.values())
+        assembly.check_limits(new, devices)
+        budget_w = assembly.budget_w(new)
+        loop.controller = build_safe(new, build_deployment(new), journal)
+    except PdpluginsError as error:
+        log.error("not reloaded, the old config goes on: %s", error)  # noqa: TRY400 - one line, as for users
+        return
+    node.caps.budget_w = budget_w
+    log.info("reloaded: %s within %g W", new.power and new.power.name, budget_w)

@@ -1,0 +1,248 @@
+"""How GPUs change their roles: a gateway relabels its workers itself; elsewhere one authority here drains and changes.
+
+A worker that does not drain in time, or fails to change, keeps its old role.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import subprocess
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
+
+from pdplugins.contracts.kinds import Kind
+from pdplugins.contracts.roles import RoleChange, RoleMove
+from pdplugins.contracts.workers import Capabilities, Role
+from pdplugins.errors import one_line
+from pdplugins.hosts.power.assembly import Seat
+from pdplugins.hosts.power.beside import Gateway, ask
+from pdplugins.power.calls import Call, DeviceThreads
+from pdplugins.runtime.roles import RoleAuthority
+from pdplugins.runtime.roster import Life, Roster
+
+log = logging.getLogger("pdplugins.power")
+
+SERVES_BOTH = Capabilities(alone=False, splits=False)
+"""Workers that have one role at a time and may have either."""
+
+
+class Roles(Protocol):
+    """Who has which role, and who changes that. Never waits."""
+
+    def told(self, roles: Mapping[str, Role]) -> None:
+        """Take in the roles that the host tells, where it does."""
+        ...
+
+    def role(self, worker: str) -> Role:
+        """Return the role of a worker."""
+        ...
+
+    def ready(self, role: Role) -> int:
+        """Return how many workers take new work of a role."""
+        ...
+
+    def propose(self, moves: Sequence[RoleMove], now_s: float) -> None:
+        """Ask for changes."""
+        ...
+
+    def tick(self, now_s: float) -> None:
+        """See to what is under way."""
+        ...
+
+
+class FixedRoles:
+    """Roles that nobody changes."""
+
+    def __init__(self, seats: Sequence[Seat]) -> None:
+        self._roles = {seat.worker: seat.role for seat in seats}
+        self._serving = set(self._roles)
+        self.refused = 0
+        """Changes that were wanted."""
+
+    def told(self, roles: Mapping[str, Role]) -> None:
+        """Take in the roles that the host tells of the workers that serve; nothing where it tells none."""
+        if roles:
+            self._serving = self._roles.keys() & roles.keys()
+            self._roles |= {worker: roles[worker] for worker in self._serving}
+
+    def role(self, worker: str) -> Role:
+        """Return the role of a worker."""
+        return self._roles[worker]
+
+    def ready(self, role: Role) -> int:
+        """Return how many workers serve a role."""
+        return sum(self._roles[worker] is role for worker in self._serving)
+
+    def propose(self, moves: Sequence[RoleMove], now_s: float) -> None:
+        """Count changes that are not made."""
+        self.refused += len(moves)
+
+    def tick(self, now_s: float) -> None:
+        """Nothing is under way."""
+
+
+class GatewayRoles(FixedRoles):
+    """The labels of a gateway's workers. The gateway has the authority over them; this only proposes."""
+
+    def __init__(self, seats: Sequence[Seat], gateway: Gateway) -> None:
+        super().__init__(seats)
+        self._gateway = gateway
+        self._threads = DeviceThreads()
+        self._call: Call[None] | None = None
+        self.failures = 0
+
+    def propose(self, moves: Sequence[RoleMove], now_s: float) -> None:
+        """Send the proposals, if those before have arrived. The next look at the gateway shows what came of them."""
+        self.tick(now_s)
+        if self._call is None and moves:
+            self._call = self._threads("roles", lambda: self._send(moves))
+
+    def tick(self, now_s: float) -> None:
+        """Take in what became of the last proposals."""
+        if self._call is not None and self._call.done:
+            if self._call.error is not None:
+                self.failures += 1
+                log.warning("the gateway did not take a proposal of roles: %s", one_line(self._call.error))
+            self._call = None
+
+    def _send(self, moves: Sequence[RoleMove]) -> None:
+        for move in moves:
+            self._gateway.move(move.worker, move.role, move.reason)
+
+
+Step = Callable[[str, str, Role], None]
+"""Does one step for a worker, ``drain``, ``change`` or ``undrain``, towards a role. May wait; raises when it fails."""
+
+
+class ActedRoles:
+    """Roles that are changed from here, through one authority: drain, change, and roll back what fails or is late.
+
+    :param step: does the steps; each runs in a thread of its worker.
+    :param drain_s: time in which a worker must drain.
+    """
+
+    def __init__(self, seats: Sequence[Seat], step: Step, drain_s: float) -> None:
+        self._step = step
+        self._threads = DeviceThreads()
+        self._calls: dict[str, list[tuple[str, Call[None]]]] = {}
+        gpus = sum(len(seat.gpus) for seat in seats)
+        roster = Roster(dict.fromkeys(Role, 1), gpus)
+        self._authority = RoleAuthority(self, roster, changer=self, drain_s=drain_s)
+        self._authority.tell(self, lambda error: log.warning("a role change was not noted: %s", one_line(error)))
+        self.stages: Counter[str] = Counter()
+        for seat in seats:
+            self._authority.add(seat.worker, seat.role, len(seat.gpus), SERVES_BOTH)
+            self._authority.ready(seat.worker)
+
+    def told(self, roles: Mapping[str, Role]) -> None:
+        """Roles are known here."""
+
+    def role(self, worker: str) -> Role:
+        """Return the role of a worker."""
+        return self._authority.roster.members[worker].next_role
+
+    def ready(self, role: Role) -> int:
+        """Return how many workers take new work of a role."""
+        return len(self._authority.roster.of(role, Life.READY))
+
+    def propose(self, moves: Sequence[RoleMove], now_s: float) -> None:
+        """Begin the changes that leave a worker for each phase."""
+        self._authority.propose_moves(moves, Kind.POWER, now_s)
+
+    def tick(self, now_s: float) -> None:
+        """Take in the steps that have ended, and roll back what is late."""
+        for worker, calls in self._calls.items():
+            while calls and calls[0][1].done:
+                what, call = calls.pop(0)
+                if not calls:  # else a later step has taken its place
+                    self._ended(worker, what, call)
+        self._authority.tick(now_s)
+
+    def on_role_change(self, change: RoleChange) -> None:
+        """Log a change."""
+        self.stages[change.stage] += 1
+        log.info("%s from %s to %s: %s %s", change.worker, change.before, change.role, change.stage, change.reason)
+
+    def _begin(self, what: str, worker: str, role: Role) -> None:
+        call = self._threads(worker, lambda: self._step(what, worker, role))
+        self._calls.setdefault(worker, []).append((what, call))
+
+    def _ended(self, worker: str, what: str, call: Call[None]) -> None:
+        if call.error is not None:
+            self._authority.failed(worker, f"{what} of {worker} failed: {one_line(call.error)}")
+        elif what == "drain":
+            self._authority.drained(worker)
+        elif what == "change":
+            self._authority.ready(worker)
+
+    # --- what the authority asks for ---------------------------------------------------------------------------------
+
+    def drain(self, worker: str) -> None:
+        """Begin a drain."""
+        member = self._authority.roster.members[worker]
+        self._begin("drain", worker, member.becomes or member.role)
+
+    def change(self, worker: str, role: Role) -> None:
+        """Begin the change of a worker that has drained."""
+        self._begin("change", worker, role)
+
+    def undrain(self, worker: str) -> None:
+        """Let a worker serve in its old role again."""
+        self._begin("undrain", worker, self._authority.roster.members[worker].role)
+
+    def relabel(self, worker: str, role: Role) -> None:
+        """Roles are no labels here."""
+
+    def start(self, role: Role) -> bool:
+        """Start no worker."""
+        return False
+
+    def stop(self, worker: str) -> None:
+        """Stop no worker."""
+
+    overdue = stop
+
+    def work(self, worker: str) -> float:
+        """Nothing is known of it here."""
+        return 0.0
+
+
+def command_step(command: Sequence[str], within_s: float) -> Step:
+    """Return steps that a program of the operator does: ``PROGRAM … drain|change|undrain WORKER ROLE``.
+
+    Exit code 0 means that the step is done: for ``drain`` that the worker has no requests left.
+    """
+
+    def step(what: str, worker: str, role: Role) -> None:
+        done = subprocess.run(
+            [*command, what, worker, role], capture_output=True, text=True, check=False, timeout=within_s
+        )
+        if done.returncode:
+            said = one_line((done.stderr or done.stdout).strip(), 120)
+            raise OSError(f"{command[0]} ended with {done.returncode}: {said}")
+
+    return step
+
+
+def role_switch_step(key: str | None, graph_gb: float | None = None) -> Step:
+    """Return steps for SGLang servers with ``--enable-pd-role-switch``; a worker's name is its host:port.
+
+    SGLang refuses to switch a server that is busy, and then nothing has changed. So the routers must have drained it
+    before, or it must be idle; a refusal is rolled back.
+
+    :param graph_gb: memory for the CUDA graphs of a decode worker. SGLang refuses the first change of a prefill worker
+        to decode without this number.
+    """
+
+    def step(what: str, worker: str, role: Role) -> None:
+        if what == "change":
+            wanted: dict[str, object] = {"new_role": str(role)}
+            if role is Role.DECODE and graph_gb is not None:
+                wanted["decode_cuda_graph_memory_gb"] = graph_gb
+            answer = json.loads(ask(f"http://{worker}/pd_role_switch", wanted, key))
+            if not answer.get("success"):
+                raise OSError(one_line(answer.get("message", "no success"), 120))
+
+    return step

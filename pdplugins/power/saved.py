@@ -1,0 +1,100 @@
+"""What outlives the process that sets caps: the lock that keeps a second one away, and the caps that were there before.
+
+The caps are on disk before the first change, and go when they have been put back. So the next start after a kill, or
+``pdplugins power restore``, knows them. A restart of the machine makes the file void: drivers have forgotten our caps.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import math
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from pdplugins.errors import ConfigError, HostError, one_line
+from pdplugins.files import write_whole
+
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+MOST_BYTES = 2**20
+
+
+class SavedCaps:
+    """The folder of one node. Taking it takes its lock, which the kernel gives back when the process ends.
+
+    Raises HostError when another process has the lock, ConfigError when the folder cannot be used.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / "caps.json"
+        lock = folder / "lock"
+        try:
+            folder.mkdir(parents=True, exist_ok=True, mode=0o755)
+            self._handle = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
+        except OSError as error:
+            raise ConfigError(
+                f"node.state {folder}: {error.strerror}; start as root, or name a folder of your own"
+            ) from None
+        try:
+            fcntl.flock(self._handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            other = os.pread(self._handle, 20, 0).decode(errors="replace").strip() or "?"
+            self.close()
+            raise HostError(
+                f"process {one_line(other)} sets the caps of this node already (it has {lock}); stop it first"
+            ) from None
+        os.ftruncate(self._handle, 0)
+        os.pwrite(self._handle, str(os.getpid()).encode(), 0)
+
+    def load(self) -> dict[str, float]:
+        """Return what `saved_caps` returns for this folder."""
+        return saved_caps(self._path.parent)
+
+    def save(self, caps_w: Mapping[str, float]) -> None:
+        """Write the caps down, so that they are on the disk when this returns. Raises ConfigError."""
+        write_whole(self._path, json.dumps({"schema": 1, "boot": _boot(), "caps_w": dict(caps_w)}), 0o644)
+        for path in (self._path, self._path.parent):
+            handle = os.open(path, os.O_RDONLY)
+            try:
+                os.fsync(handle)
+            finally:
+                os.close(handle)
+
+    def clear(self) -> None:
+        """Forget them: they have been put back."""
+        self._path.unlink(missing_ok=True)
+
+    def close(self) -> None:
+        """Give the lock back."""
+        os.close(self._handle)
+
+
+def saved_caps(folder: Path) -> dict[str, float]:
+    """Return the caps in watts that were there before ours, by UUID; none when there is nothing to put back.
+
+    Raises ConfigError when the file holds something else.
+    """
+    path = folder / "caps.json"
+    try:
+        with path.open(encoding="utf-8") as file:
+            data = json.loads(file.read(MOST_BYTES))
+        if data["boot"] != _boot():
+            return {}
+        caps_w = {str(uuid): float(watts) for uuid, watts in data["caps_w"].items()}
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        raise ConfigError(
+            f"{path} cannot be read ({one_line(error, 60)}); set the caps by hand, then remove it"
+        ) from None
+    if not all(math.isfinite(watts) and watts > 0 for watts in caps_w.values()):
+        raise ConfigError(f"{path} holds a cap that is none; set the caps by hand, then remove it")
+    return caps_w
+
+
+def _boot() -> str:
+    try:
+        return BOOT_ID.read_text(encoding="ascii").strip()
+    except OSError:
+        return "unknown"

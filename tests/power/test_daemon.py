@@ -1,0 +1,207 @@
+"""`pdplugins power` as an operator runs it, over stand-in GPUs: kills, second controllers, reloads, refusals."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from benchmarks.rig.gpus.nodes import Standin
+from pdplugins.registry import default_registry
+from tests.power.daemon import Power, free_port, until
+
+pytestmark = [
+    pytest.mark.moderate,
+    pytest.mark.skipif(
+        not any(plugin.name.startswith("power") for plugin in default_registry().plugins()),
+        reason="the installed pdplugins is older than its power commands; install it again",
+    ),
+]
+BEFORE_W, OURS_W = [700.0] * 8, [600.0] * 8
+
+
+@pytest.fixture
+def power(nvidia: Standin, tmp_path: Path) -> Iterator[Power]:
+    it = Power(nvidia, tmp_path)
+    yield it
+    for process in it.running:
+        if process.poll() is None:
+            process.kill()
+            process.communicate()
+
+
+def test_caps_are_ours_while_it_runs_and_those_from_before_again_after_it(power: Power) -> None:
+    process = power.start()
+    assert power.settled_at(*OURS_W)
+    said = power.end(process)
+    assert process.returncode == 0, said
+    assert power.node.limits_w() == BEFORE_W
+    assert not (power.state / "caps.json").exists()
+
+
+def test_after_a_kill_the_next_start_knows_the_caps_from_before(power: Power) -> None:
+    power.node.gpu[3].limit_mw = 650_000
+    before_w = power.node.limits_w()
+    process = power.start()
+    assert power.settled_at(*OURS_W)
+    power.end(process, signal.SIGKILL)
+    assert power.node.limits_w() == OURS_W
+    told = power.do("status", "--config", str(power.config), "--json")
+    assert [row["before_w"] for row in json.loads(told.stdout)] == before_w
+    port = free_port()
+    again = power.start("--metrics-port", str(port))
+    assert power.keeps(port)
+    power.end(again)
+    assert power.node.limits_w() == before_w
+    assert max(power.node.sums_w(before_w)) <= sum(before_w)
+
+
+def test_a_gpu_that_takes_no_part_after_a_kill_gets_its_cap_back_at_the_start(power: Power) -> None:
+    process = power.start()
+    assert power.settled_at(*OURS_W)
+    power.end(process, signal.SIGKILL)
+    uuids = [row["uuid"] for row in json.loads(power.do("status", "--state", str(power.state), "--json").stdout)]
+    deployment = {"profile": "mi300x/llama-3.1-8b", "prefill": {"replicas": 3}, "decode": {"replicas": 3, "tp": 1}}
+    policy = {"name": "rapid", "budget_w": 3600, "max_w": 700}
+    power.write(deployment=deployment, power=policy, node={"gpus": uuids[2:]})
+    again = power.start()
+    assert until(lambda: power.node.limits_w() == BEFORE_W[:2] + OURS_W[2:])
+    power.end(again)
+    assert power.node.limits_w() == BEFORE_W
+
+
+def test_restore_puts_back_what_a_killed_process_left(power: Power) -> None:
+    process = power.start()
+    assert power.settled_at(*OURS_W)
+    power.end(process, signal.SIGKILL)
+    done = power.do("restore", "--config", str(power.config))
+    assert (done.returncode, power.node.limits_w()) == (0, BEFORE_W), done.stderr
+    assert "nothing to put back" in power.do("restore", "--config", str(power.config)).stdout
+
+
+def test_a_second_controller_is_told_who_the_first_one_is(power: Power) -> None:
+    process = power.start()
+    assert power.settled_at(*OURS_W)
+    seen = power.node.writes
+    for words in (("run", "--config", str(power.config)), ("cap", "all=650", "--config", str(power.config))):
+        done = power.do(*words)
+        assert done.returncode == 2
+        assert f"process {process.pid} sets the caps of this node already" in done.stderr
+        assert len(done.stderr.strip().splitlines()) == 1
+    assert power.node.writes == seen
+    power.end(process)
+
+
+def test_shadow_and_dry_run_change_nothing(power: Power) -> None:
+    port = free_port()
+    process = power.start("--shadow", "--metrics-port", str(port))
+    assert until(lambda: 'pdplugins_power_target_watts{gpu="GPU' in power.metrics(port))
+    assert until(lambda: " 600.0" in "".join(line for line in power.metrics(port).splitlines() if "target_w" in line))
+    assert "_over_budget_watts" in power.metrics(port)
+    power.end(process)
+    done = power.do("run", "--config", str(power.config), "--dry-run", "--json")
+    assert {gpu["cap_w"] for gpu in json.loads(done.stdout)["gpus"]} == {600.0}
+    assert power.node.writes == 0
+    assert not power.state.exists()
+
+
+def test_a_reload_takes_the_new_budget_and_refuses_a_bad_config(power: Power) -> None:
+    process = power.start()
+    assert power.settled_at(*OURS_W)
+    power.write(power={"name": "rapid", "budget_w": 4000, "max_w": 700, "max_decode_w": 500})
+    process.send_signal(signal.SIGHUP)
+    assert power.settled_at(*[500.0] * 8)
+    power.write(power={"name": "rapid", "budget_w": 4400, "max_w": 900})
+    process.send_signal(signal.SIGHUP)
+    said = power.end(process)
+    assert "rapid within 4000 W" in said
+    assert power.node.limits_w() == BEFORE_W
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"power": {"name": "rapid", "budget_w": 4800}}, "max_w 750 is outside the limits of GPU-"),
+        ({"power": None}, "no policy chosen"),
+        ({"node": {"gpus": ["GPU-not-there"]}}, "there is no GPU-not-there here"),
+        ({"node": {"budget_w": 1000}}, "budget_w 4800 is more than node.budget_w 1000"),
+        ({"node": {"beside": "gateway"}}, "say where the gateway is"),
+        ({"node": {"backend": "amd"}}, "power_backend: there is no 'amd'"),
+    ],
+)
+def test_what_is_wrong_is_one_line_before_anything_is_touched(
+    power: Power, changes: dict[str, object], says: str
+) -> None:
+    power.write(**changes)
+    done = power.do("run", "--config", str(power.config))
+    assert done.returncode == 2, done.stderr
+    assert says in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
+    assert power.node.writes == 0
+
+
+def test_a_gpu_without_a_worker_is_refused(power: Power) -> None:
+    power.write(deployment={**{"profile": "mi300x/llama-3.1-8b"}, "prefill": {"replicas": 1}, "decode": {"tp": 1}})
+    assert "serves no worker" in power.do("run", "--config", str(power.config)).stderr
+
+
+def test_cap_sets_and_restore_puts_back(power: Power) -> None:
+    uuids = [row["uuid"] for row in json.loads(power.do("status", "--state", str(power.state), "--json").stdout)]
+    done = power.do("cap", "all=500", f"{uuids[2]}=650", "--state", str(power.state))
+    assert done.returncode == 0, done.stderr
+    assert power.node.limits_w() == [500.0, 500.0, 650.0, 500.0, 500.0, 500.0, 500.0, 500.0]
+    assert power.do("restore", "--state", str(power.state)).returncode == 0
+    assert power.node.limits_w() == BEFORE_W
+
+
+@pytest.mark.parametrize(
+    ("cap", "says"),
+    [
+        ("all=5000", "outside its limits"),
+        ("all=1", "below node.floor_w"),
+        ("all", "say UUID=WATTS"),
+        ("x=300", "no GPU"),
+    ],
+)
+def test_a_cap_that_cannot_be_is_refused(power: Power, cap: str, says: str) -> None:
+    done = power.do("cap", cap, "--state", str(power.state))
+    assert done.returncode == 2
+    assert says in done.stderr
+    assert power.node.writes == 0
+
+
+def test_a_driver_that_refuses_is_told_with_the_fix(power: Power) -> None:
+    power.node.gpu[4].write_fault = 4
+    done = power.do("cap", "all=500", "--state", str(power.state))
+    assert done.returncode == 2
+    assert "start as root" in done.stderr
+    assert power.do("status", "--state", str(power.state)).returncode == 0
+
+
+def test_who_may_not_set_caps_is_told_so_and_the_daemon_ends(power: Power) -> None:
+    for gpu in power.node.gpu[:8]:
+        gpu.write_fault = 4
+    done = power.do("run", "--config", str(power.config))
+    assert done.returncode == 2
+    assert "only root may set caps" in done.stderr.splitlines()[-1]
+    assert power.node.limits_w() == BEFORE_W
+    assert not (power.state / "caps.json").exists()
+
+
+def test_a_hung_gpu_stops_neither_the_others_nor_the_end(power: Power) -> None:
+    power.write(node={"call_s": 0.2, "restore_s": 2.0})
+    port = free_port()
+    process = power.start("--metrics-port", str(port))
+    assert power.settled_at(*OURS_W)
+    assert power.keeps(port)
+    power.node.gpu[0].read_delay_s = 600.0
+    power.node.gpu[1].limit_mw = 300_000  # somebody else; the loop puts it right while GPU 0 hangs
+    assert until(lambda: power.node.gpu[1].limit_mw == 600_000)
+    said = power.end(process)
+    assert process.returncode == 2
+    assert "not all caps from before are back" in said
+    assert power.node.limits_w()[1:] == BEFORE_W[1:]
+    assert (power.state / "caps.json").exists()

@@ -1,0 +1,129 @@
+"""Role moves where the host has no authority of its own: drain, change, deadline and rollback."""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+
+import pytest
+
+from pdplugins.hosts.power.assembly import Seat
+from pdplugins.hosts.power.roles import ActedRoles, command_step, role_switch_step
+from pdplugins.types import Role, RoleMove
+from tests.power.daemon import until
+
+SEATS = (Seat("a", (0,), Role.PREFILL), Seat("b", (1,), Role.DECODE), Seat("c", (2,), Role.DECODE))
+TO_PREFILL = [RoleMove("c", Role.PREFILL, "TTFT")]
+
+
+class Steps:
+    """Steps that a test ends or lets fail."""
+
+    def __init__(self) -> None:
+        self.seen: list[tuple[str, str, Role]] = []
+        self.fails: set[str] = set()
+        self.drained = threading.Event()
+        self.drained.set()
+
+    def __call__(self, what: str, worker: str, role: Role) -> None:
+        self.seen.append((what, worker, role))
+        if what == "drain":
+            assert self.drained.wait(60)
+        if what in self.fails:
+            raise OSError("no")
+
+
+def moved(roles: ActedRoles, now_s: float = 0.0) -> None:
+    roles.propose(TO_PREFILL, now_s)
+
+
+def test_a_worker_drains_and_then_changes() -> None:
+    steps = Steps()
+    roles = ActedRoles(SEATS, steps, 10.0)
+    moved(roles)
+    assert until(lambda: (roles.tick(1.0), roles.ready(Role.PREFILL) == 2)[1])
+    assert steps.seen == [("drain", "c", Role.PREFILL), ("change", "c", Role.PREFILL)]
+    assert roles.role("c") is Role.PREFILL
+    assert roles.stages == {"begun": 1, "done": 1}
+
+
+@pytest.mark.parametrize("what", ["drain", "change"])
+def test_what_fails_is_rolled_back(what: str) -> None:
+    steps = Steps()
+    steps.fails.add(what)
+    roles = ActedRoles(SEATS, steps, 10.0)
+    moved(roles)
+    assert until(lambda: (roles.tick(1.0), roles.stages["rolled_back"] == 1)[1])
+    assert roles.role("c") is Role.DECODE
+    assert until(lambda: steps.seen[-1:] == [("undrain", "c", Role.DECODE)])
+
+
+def test_a_drain_that_is_late_is_rolled_back() -> None:
+    steps = Steps()
+    steps.drained.clear()
+    roles = ActedRoles(SEATS, steps, 10.0)
+    moved(roles)
+    roles.tick(9.0)
+    assert roles.ready(Role.DECODE) == 1
+    roles.tick(11.0)
+    assert roles.ready(Role.DECODE) == 2
+    assert roles.stages["rolled_back"] == 1
+    steps.drained.set()
+    assert until(lambda: steps.seen[-1:] == [("undrain", "c", Role.DECODE)])
+
+
+def test_the_last_worker_of_a_phase_stays() -> None:
+    steps = Steps()
+    roles = ActedRoles(SEATS, steps, 10.0)
+    roles.propose([RoleMove("a", Role.DECODE, "TPOT")], 0.0)
+    assert roles.stages == {"refused": 1}
+    assert steps.seen == []
+
+
+def test_a_program_of_the_operator_does_the_steps(tmp_path: Path) -> None:
+    program = tmp_path / "steps.py"
+    program.write_text("import sys; print(*sys.argv[1:], file=open(sys.argv[1], 'a')); sys.exit(sys.argv[3] == 'bad')")
+    step = command_step((sys.executable, str(program), str(tmp_path / "log")), 60.0)
+    step("drain", "good", Role.PREFILL)
+    with pytest.raises(OSError, match="ended with 1"):
+        step("drain", "bad", Role.PREFILL)
+    assert (tmp_path / "log").read_text().splitlines()[0].endswith("drain good prefill")
+
+
+class Switch(BaseHTTPRequestHandler):
+    """``/pd_role_switch`` of SGLang."""
+
+    asked: list[dict[str, object]] = []  # noqa: RUF012 - a test's own
+    good = True
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        type(self).asked.append({"path": self.path, **body})
+        said = json.dumps({"success": self.good, "message": "ok" if self.good else "instance is not idle"}).encode()
+        self.send_response(200 if self.good else 400)
+        self.end_headers()
+        self.wfile.write(said)
+
+    def log_message(self, *_: object) -> None:
+        """Say nothing."""
+
+
+def test_sglang_servers_are_switched_and_a_busy_one_refuses() -> None:
+    with HTTPServer(("127.0.0.1", 0), Switch) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        step, worker = role_switch_step(None, 1.5), f"127.0.0.1:{server.server_port}"
+        step("drain", worker, Role.DECODE)
+        step("change", worker, Role.DECODE)
+        step("change", worker, Role.PREFILL)
+        to_decode = {"new_role": "decode", "decode_cuda_graph_memory_gb": 1.5}
+        assert Switch.asked == [
+            {"path": "/pd_role_switch", **to_decode},
+            {"path": "/pd_role_switch", "new_role": "prefill"},
+        ]
+        Switch.good = False
+        with pytest.raises(OSError, match="instance is not idle"):
+            step("change", worker, Role.PREFILL)
+        server.shutdown()

@@ -1,0 +1,82 @@
+"""The lock, and the caps from before on the disk."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from pdplugins.errors import ConfigError, HostError
+from pdplugins.power import saved as module
+from pdplugins.power.saved import SavedCaps, saved_caps
+
+
+def test_caps_are_kept_until_they_are_cleared(tmp_path: Path) -> None:
+    one = SavedCaps(tmp_path / "state")
+    one.save({"GPU-a": 650.5})
+    one.close()
+    two = SavedCaps(tmp_path / "state")
+    assert two.load() == {"GPU-a": 650.5}
+    two.clear()
+    assert two.load() == {}
+    two.close()
+
+
+def test_a_second_process_is_told_who_has_the_lock(tmp_path: Path) -> None:
+    one = SavedCaps(tmp_path)
+    with pytest.raises(HostError, match=f"process {os.getpid()} sets the caps"):
+        SavedCaps(tmp_path)
+    one.close()
+    SavedCaps(tmp_path).close()
+
+
+def test_after_a_restart_of_the_machine_nothing_is_to_be_put_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = SavedCaps(tmp_path)
+    one.save({"GPU-a": 650.0})
+    boot = tmp_path / "boot"
+    boot.write_text("another start")
+    monkeypatch.setattr(module, "BOOT_ID", boot)
+    assert one.load() == {}
+    one.close()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "[]",
+        '{"caps_w": {}}',
+        "{" * 10_000,
+        '{"boot": "B"}',
+        '{"boot": "B", "caps_w": {"a": "x"}}',
+        '{"boot": "B", "caps_w": {"a": -1}}',
+    ],
+)
+def test_a_file_that_is_none_stops_the_start_instead_of_being_forgotten(tmp_path: Path, text: str) -> None:
+    boot = module.BOOT_ID.read_text().strip()
+    (tmp_path / "caps.json").write_text(text.replace('"B"', json.dumps(boot)))
+    with pytest.raises(ConfigError, match="set the caps by hand, then remove it"):
+        saved_caps(tmp_path)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become someone else")
+def test_a_folder_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
+    tmp_path.chmod(0o755)
+    folder = Path("/") / "pdplugins-no-such-folder"
+    os.seteuid(65534)
+    try:
+        with pytest.raises(ConfigError, match="start as root, or name a folder of your own"):
+            SavedCaps(folder)
+    finally:
+        os.seteuid(0)
+
+
+def test_a_link_in_the_place_of_the_lock_is_not_followed(tmp_path: Path) -> None:
+    (tmp_path / "lock").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(ConfigError):
+        SavedCaps(tmp_path)
+    assert not (tmp_path / "elsewhere").exists()
