@@ -145,6 +145,8 @@ class DynamoWorkers(Workers[DynamoWorker]):
             for instance in client.instance_ids():
                 found.setdefault(instance, []).append(place)
         now_s = monotonic()
+        for instance in self._known.keys() - found.keys():  # another one may come under the same name
+            self._vanished(self._known.pop(instance), now_s)
         cards: dict[str, dict[str, str]] = {}
         for instance, places in found.items():
             worker = self._known.get(instance)
@@ -154,8 +156,6 @@ class DynamoWorkers(Workers[DynamoWorker]):
                 log.info("%s is there: it serves %s", worker.id, " and ".join(sorted(worker.clients)))
                 worker.view.used_kv_tokens = 0
                 self.came(worker)
-        for instance in self._known.keys() - found.keys():
-            self._vanished(self._known.pop(instance), now_s)
         self._report()
         self._forget(now_s)
 

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from pdplugins.gateway import workers as shared
 from pdplugins.gateway.errors import GatewayError
+from pdplugins.gateway.metrics import GatewayMetrics
 from pdplugins.hosts.dynamo.router import workers as module
 from pdplugins.hosts.dynamo.router.calls import PreprocessedCall
 from pdplugins.hosts.dynamo.router.places import other, places
-from pdplugins.hosts.dynamo.router.workers import DynamoWorker
+from pdplugins.hosts.dynamo.router.workers import DynamoWorker, DynamoWorkers
+from pdplugins.limits import GatewayConfig
 from pdplugins.types import Role
 
 CARD = {"kv_cache_block_size": 64, "runtime_config": {"total_kv_blocks": 100}}
@@ -97,6 +102,147 @@ def test_endpoints_of_one_process_have_different_names() -> None:
         mine = next(place for place in places(both=True) if place.role is role)
         assert mine.name != other(phase).name
     assert {place.role for place in places(both=False)} == set(Role)
+
+
+class Registry:
+    """Dynamo's discovery of one endpoint, and the subscriber to what its workers say."""
+
+    def __init__(self) -> None:
+        self.instances: list[int] = []
+        self.cards: dict[str, str] = {}
+
+    def instance_ids(self) -> list[int]:
+        return self.instances
+
+    def get_model_cards(self) -> dict[str, str]:
+        return self.cards
+
+    def get_recent_stats(self) -> dict[tuple[str, int], bytes]:
+        return {}
+
+    def joins(self, instance: int, name: str, **card: Any) -> None:
+        self.instances.append(instance)
+        runtime = {"total_kv_blocks": 100, "stable_routing_id": name}
+        self.cards[str(instance)] = json.dumps({"kv_cache_block_size": 64, "runtime_config": runtime} | card)
+
+    def leaves(self, instance: int) -> None:
+        self.instances.remove(instance)
+
+
+def discovered(*, both: bool) -> tuple[DynamoWorkers, dict[tuple[Role, bool], Registry]]:
+    """Workers that look at registries: of the phase of a role, and whether it is that of the workers' role."""
+    here = places(both=both)
+    found = DynamoWorkers(here, GatewayConfig(rest_s=0.5), GatewayMetrics(), both=both, tp=dict.fromkeys(Role, 2))
+    registries = {(place.phase, place.role is not None): Registry() for place in here}
+    found._clients = {place: registries[place.phase, place.role is not None] for place in here}
+    found._subscribers = {place.component: registries[place.phase, place.role is not None] for place in here}
+    found._decode = None  # nothing is reported here
+    return found, registries
+
+
+def test_a_worker_is_there_when_it_is_registered_and_has_said_what_it_is() -> None:
+    found, registries = discovered(both=False)
+    decode = registries[Role.DECODE, True]
+    decode.instances.append(7)
+    found.look()
+    assert found.ready == (), "it has not said what it is"
+    decode.instances.clear()
+    decode.joins(7, "d1")
+    found.look()
+    (view,) = found.ready
+    assert (view.id, view.role, view.tp, view.kv_capacity_tokens, view.free_kv_tokens) == (
+        "d1",
+        "decode",
+        2,
+        6400,
+        6400,
+    )
+    before = found.ready
+    found.look()
+    assert found.ready is before
+
+
+def test_a_worker_of_both_phases_is_there_when_it_serves_both() -> None:
+    found, registries = discovered(both=True)
+    registries[Role.PREFILL, True].joins(7, "p1")
+    found.look()
+    assert found.ready == ()
+    registries[Role.DECODE, False].joins(7, "p1")
+    found.look()
+    (view,) = found.ready
+    assert (view.id, view.role) == ("p1", Role.PREFILL)
+    assert set(found.by_id["p1"].clients) == set(Role)
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The time, which a test sets."""
+    now_s = [100.0]
+    for where in (module, shared):
+        monkeypatch.setattr(where, "monotonic", lambda: now_s[0])
+    return now_s
+
+
+def test_a_worker_that_failed_comes_back_when_it_has_rested(clock: list[float]) -> None:
+    async def run() -> None:
+        found, registries = discovered(both=False)
+        registries[Role.DECODE, True].joins(7, "d1")
+        found.look()
+        found.failed("d1", gone=True)
+        assert found.ready == ()
+        found.look()
+        assert found.ready == ()
+        clock[0] += 0.6
+        found.look()
+        assert found.ready_ids == {"d1"}
+
+    asyncio.run(run())
+
+
+def test_another_process_may_come_under_the_name_of_one_that_has_gone() -> None:
+    """Even at once; but not while that one is there."""
+
+    async def run() -> None:
+        found, registries = discovered(both=False)
+        decode = registries[Role.DECODE, True]
+        decode.joins(7, "d1")
+        found.look()
+        decode.leaves(7)
+        decode.joins(8, "d1")
+        found.look()
+        assert found.ready_ids == {"d1"}
+        assert found.by_id["d1"].instance == 8
+        decode.joins(9, "d1")
+        found.look()
+        assert found.ready_ids == {"d1", "9"}
+
+    asyncio.run(run())
+
+
+def test_a_worker_that_has_gone_is_forgotten_after_a_while(clock: list[float]) -> None:
+    async def run() -> None:
+        found, registries = discovered(both=False)
+        registries[Role.DECODE, True].joins(7, "d1")
+        found.look()
+        registries[Role.DECODE, True].leaves(7)
+        found.look()
+        assert found.ready == ()
+        assert "d1" in found.views, "a request may still name it"
+        clock[0] += module.FORGET_S + 1
+        found.look()
+        assert not found.views
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("card", [{"runtime_config": None}, {"runtime_config": {}}, {"kv_cache_block_size": "x"}])
+def test_an_odd_card_is_counted_and_the_others_serve(card: dict[str, Any]) -> None:
+    found, registries = discovered(both=False)
+    registries[Role.DECODE, True].joins(7, "odd", **card)
+    registries[Role.DECODE, True].joins(8, "d1")
+    found.look()
+    assert found.ready_ids == {"d1"}
+    assert found._metrics.faults["odd_card"] == 1
 
 
 def call(**fields: Any) -> PreprocessedCall:
