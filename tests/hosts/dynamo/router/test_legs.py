@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,43 +15,9 @@ from pdplugins.hosts.dynamo.router.relay import Answers, Relay
 from pdplugins.hosts.dynamo.router.workers import DynamoWorker
 from pdplugins.limits import GatewayConfig
 from pdplugins.types import Role
+from tests.hosts.dynamo.router.scripted import LAST, PREFILLED, TOKEN, Leg, Transport
 
 QUICK = GatewayConfig(first_token_s=0.05, silence_s=0.05)
-TOKEN = {"token_ids": [7]}
-LAST = {"token_ids": [], "finish_reason": "length"}
-PREFILLED = {"token_ids": [7], "disaggregated_params": "there"}
-
-
-class Leg:
-    """Dynamo's context of one leg."""
-
-    def __init__(self) -> None:
-        self.stopped = False
-
-    def stop_generating(self) -> None:
-        self.stopped = True
-
-
-class Transport:
-    """A client of Dynamo whose workers give these chunks; an exception they raise, and ... is silence."""
-
-    def __init__(self, *chunks: Any, connects: Exception | None = None) -> None:
-        self.chunks, self.connects = chunks, connects
-        self.sent: list[dict[str, Any]] = []
-
-    async def direct(self, body: Any, instance: int, *, annotated: bool, context: Any) -> AsyncIterator[Any]:
-        if self.connects is not None:
-            raise self.connects
-        self.sent.append(body)
-        return self._answer()
-
-    async def _answer(self) -> AsyncIterator[Any]:
-        for chunk in self.chunks:
-            if chunk is ...:
-                await asyncio.Event().wait()
-            if isinstance(chunk, Exception):
-                raise chunk
-            yield chunk
 
 
 class Stand:
@@ -63,18 +27,17 @@ class Stand:
         self.prefill = DynamoWorker("p", Role.PREFILL, 1, {Role.PREFILL: prefill})
         self.decode = DynamoWorker("d", Role.DECODE, 2, {Role.DECODE: decode})
         self.prefill.alive = self.decode.alive = True
-        self.legs: list[Leg] = []
-        context = SimpleNamespace(id=lambda: "r", detached=self._detached)
+        self.context = Leg()
         body = {"token_ids": [1] * 50, "stop_conditions": {"max_tokens": 2}}
-        call = PreprocessedCall(body, context)
+        call = PreprocessedCall(body, self.context)
         self.work = Work(call, call.body, 50, 50, 0.0)
         self.executor = Legs(QUICK)
         self.answers = Answers()
         self.relay = Relay(self.answers, lambda: None)
 
-    def _detached(self, name: str) -> Leg:
-        self.legs.append(Leg())
-        return self.legs[-1]
+    @property
+    def legs(self) -> list[Leg]:
+        return self.context.legs
 
     async def pair(self) -> int:
         async with self.executor.pair(self.prefill, self.decode, self.work) as answer:

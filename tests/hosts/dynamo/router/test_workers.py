@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,6 +17,7 @@ from pdplugins.hosts.dynamo.router.places import other, places
 from pdplugins.hosts.dynamo.router.workers import DynamoWorker, DynamoWorkers
 from pdplugins.limits import GatewayConfig
 from pdplugins.types import Role
+from tests.hosts.dynamo.router.scripted import Registry
 
 CARD = {"kv_cache_block_size": 64, "runtime_config": {"total_kv_blocks": 100}}
 
@@ -102,31 +102,6 @@ def test_endpoints_of_one_process_have_different_names() -> None:
         mine = next(place for place in places(both=True) if place.role is role)
         assert mine.name != other(phase).name
     assert {place.role for place in places(both=False)} == set(Role)
-
-
-class Registry:
-    """Dynamo's discovery of one endpoint, and the subscriber to what its workers say."""
-
-    def __init__(self) -> None:
-        self.instances: list[int] = []
-        self.cards: dict[str, str] = {}
-
-    def instance_ids(self) -> list[int]:
-        return self.instances
-
-    def get_model_cards(self) -> dict[str, str]:
-        return self.cards
-
-    def get_recent_stats(self) -> dict[tuple[str, int], bytes]:
-        return {}
-
-    def joins(self, instance: int, name: str, **card: Any) -> None:
-        self.instances.append(instance)
-        runtime = {"total_kv_blocks": 100, "stable_routing_id": name}
-        self.cards[str(instance)] = json.dumps({"kv_cache_block_size": 64, "runtime_config": runtime} | card)
-
-    def leaves(self, instance: int) -> None:
-        self.instances.remove(instance)
 
 
 def discovered(*, both: bool) -> tuple[DynamoWorkers, dict[tuple[Role, bool], Registry]]:
