@@ -68,11 +68,10 @@ class RouterProcess:
         """Write its config, and start it."""
         path = folder / "router.yaml"
         path.write_text(json.dumps(self._options.config.model_dump(mode="json")), encoding="utf-8")
-        decisions = self._options.decision_log
-        own_log = None if decisions is None else decisions.with_suffix(f".{NAME}{decisions.suffix}")
-        log_option = () if own_log is None else ("--decision-log", str(own_log.absolute()))
-        options = ("--config", str(path), *self._engine.model_options, *log_option)
-        self._command = python("pdplugins.hosts.dynamo.router", *options)
+        arguments = ["--config", str(path), *self._engine.model_options]
+        if (decisions := self._options.decision_log) is not None:  # that of the planner, and of its process only
+            arguments += ["--decision-log", str(decisions.with_suffix(f".{NAME}{decisions.suffix}").absolute())]
+        self._command = python("pdplugins.hosts.dynamo.router", *arguments)
         self._run()
 
     def close(self) -> list[Process]:
