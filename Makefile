@@ -24,8 +24,8 @@ $(VENV)/.installed: pyproject.toml hatch_build.py $(KERNEL)
 serve: setup  ## Run the main job: a Dynamo stack scaled by DOPD (SERVE_ARGS="--port 9000 …" adds options)
 	$(BIN)/dynamo serve --planner dopd $(SERVE_ARGS)
 
-# Two processes run the tests of different files at once: most wait for servers and programs, and free ports are free.
-PYTEST := $(BIN)/python -m pytest -n 2 --dist loadgroup
+# Three processes for two cores run the tests of different files at once: many wait for servers and programs.
+PYTEST := $(BIN)/python -m pytest -n 3 --dist loadgroup
 
 lint: setup  ## Run the linters and the type checker
 	$(BIN)/ruff check
@@ -68,11 +68,14 @@ $(SGLANG_VENV)/.installed: benchmarks/rig/requirements.txt
 fuzz: setup  ## Run the tests with new examples for the properties, other ones each time
 	HYPOTHESIS_PROFILE=fuzz $(BIN)/python -m pytest -m "not dynamo and not sglang"
 
-CHAOS_S ?= 900
-CHAOS_SEED ?= $(shell date +%s)
+CHAOS_S ?= 1800
+CHAOS_SEED := $(or $(CHAOS_SEED),$(shell date +%s))
 
-chaos: setup  ## Bring faults about for half an hour: a gateway, then dynamo serve (CHAOS_S seconds each, CHAOS_SEED)
-	CHAOS_S=$(CHAOS_S) CHAOS_SEED=$(CHAOS_SEED) $(BIN)/python -m pytest -v --tb=short --show-capture=no tests/chaos
+chaos: setup  ## Bring faults about for half an hour: a gateway, and dynamo serve beside it (CHAOS_S seconds, CHAOS_SEED)
+	$(MAKE) -j 2 CHAOS_SEED=$(CHAOS_SEED) chaos-gateway chaos-dynamo_serve
+
+chaos-%:  # One of them: make chaos-gateway, chaos-dynamo_serve
+	CHAOS_S=$(CHAOS_S) CHAOS_SEED=$(CHAOS_SEED) $(BIN)/python -m pytest -v --tb=short --show-capture=no tests/chaos/test_$*.py
 
 RESULTS := $(BIN)/python benchmarks/results.py
 RESULTS_ARGS ?=

@@ -1,7 +1,7 @@
 """Chaos, and what was counted in it: `tests/chaos` for a while, each part with its result file.
 
-    python benchmarks/chaos.py gateway [--seconds 60] [--seed 1]
-    python benchmarks/chaos.py dynamo [--seconds 60] [--seed 1]
+    python benchmarks/chaos.py gateway [--seconds 240] [--seed 1]
+    python benchmarks/chaos.py dynamo [--seconds 240] [--seed 1]
 
 The tests bring the faults about, one to three at once in an order that the seed decides, and check after each what must
 hold. They write what they counted, and this adds the sums and where it comes from. Nothing is written where a test
@@ -26,6 +26,7 @@ from pdplugins.provenance import record
 
 TESTS = {"gateway": "tests/chaos/test_gateway.py", "dynamo": "tests/chaos/test_dynamo_serve.py"}
 ENDS = ("requests", "answered", "refused", "closed", "left")
+STEADY = ("sent", "right", "refused", "cut", "failed", "odd", "hung")
 
 
 def counted(test: str, seconds: float, seed: int) -> dict[str, Any]:
@@ -51,7 +52,7 @@ def summed(parts: dict[str, Any]) -> dict[str, Any]:
     faults = list(rows.values())
     total = {key: sum(row[key] for row in faults) for key in ("times", *ENDS)}
     total |= {"kinds": len(faults), "longest_s": max(row["longest_s"] for row in faults)}
-    steady = {key: sum(part["steady"][key] for part in parts.values()) for key in ("sent", "right", "refused")}
+    steady = {key: sum(part["steady"][key] for part in parts.values()) for key in STEADY}
     steady["longest_s"] = max(part["steady"]["longest_s"] for part in parts.values())
     held = {
         name: {"rounds": len(part["held"]), "first": part["held"][0], "last": part["held"][-1]}
@@ -63,7 +64,7 @@ def summed(parts: dict[str, Any]) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("part", choices=TESTS)
-    parser.add_argument("--seconds", type=float, default=60)
+    parser.add_argument("--seconds", type=float, default=240)
     parser.add_argument("--seed", type=int, default=1)
     args = parser.parse_args()
     manifest.check_script(sys.argv[0])

@@ -3,7 +3,7 @@
     python benchmarks/simulator_speed.py AzureLLMInferenceTrace_conv.csv --million --result simulator-speed
 
 Both get the same requests, the same timing table, the same pools and KV cache, and round-robin routing; Dynamo writes
-no report. Each figure is the best of the rounds; CPU time says more than wall time where the machine has other work.
+no report. Each figure is the best of all turns; CPU time says more than wall time where the machine has other work.
 ``--million`` adds 1,000,000 requests on 256 instances (ours only).
 The kernel that is installed is timed; with ``--plain`` its sources, which a machine without a C compiler runs.
 """
@@ -47,6 +47,12 @@ CASES = {
     "eight times the rate, 32P16D": (32, 16, 1, 8.0, 12.0),
 }
 """Name to (prefill, decode, output factor, rate factor, wanted speed-up)."""
+
+
+GROWN = ((4, 2), (4, 20))
+"""Prefill and decode instances of the growth with longer outputs."""
+SHORT_TURNS = 3
+"""Turns in a round of what takes some seconds. One turn of ours is a fifth of a second, which says little."""
 
 
 def shaped(trace: list[TraceRequest], longer: int, faster: float) -> list[TraceRequest]:
@@ -103,60 +109,90 @@ def dynamo(deployment: Deployment, scratch: Path) -> Callable[[Path, int, int], 
 
 
 def side_by_side(trace: list[TraceRequest], rounds: int, scratch: Path) -> Iterator[dict[str, Any]]:
+    """Yield the rows of both. A round takes every case in turn, as the machine's speed changes by the minute."""
     deployment = build_deployment(parse({}))
-    replay = dynamo(deployment, scratch)
-    for name, (prefill, decode, longer, faster, wanted) in CASES.items():
-        requests = shaped(trace, longer, faster)
-        file = scratch / "trace.jsonl"
-        jsonl.write_mooncake(requests, file)
-        took: dict[str, list[Took]] = {"ours": [], "dynamo": []}
-        for _ in range(rounds):
-            once, outcome = ours(deployment, requests, prefill, decode)
-            took["ours"].append(once)
-            once, report = replay(file, prefill, decode)
-            took["dynamo"].append(once)
-        assert report["num_requests"] == len(outcome.records) == len(requests)
-        best = {who: len(requests) / min(wall_s for wall_s, _ in turns) for who, turns in took.items()}
-        cpu_us = {who: 1e6 * min(cpu_s for _, cpu_s in turns) / len(requests) for who, turns in took.items()}
-        row = {
-            "case": name,
-            "requests": len(requests),
-            "ours_requests_per_s": round(best["ours"]),
-            "dynamo_requests_per_s": round(best["dynamo"]),
-            "speedup": round(best["ours"] / best["dynamo"], 2),
-            "wanted": wanted,
-            "cpu_us_per_request": {who: round(us, 2) for who, us in cpu_us.items()},
-            "cpu_speedup": round(cpu_us["dynamo"] / cpu_us["ours"], 2),
-            "router_us_per_request": round(1e6 * outcome.policies.seconds["router"] / len(requests), 2),
-            "events_per_request": round(outcome.events / len(requests), 2),
-            "preemptions": outcome.preemptions,
-            "walls_s": {who: [round(wall_s, 3) for wall_s, _ in turns] for who, turns in took.items()},
-        }
-        print(f"{name}: ours {best['ours']:,.0f} requests/s, Dynamo {best['dynamo']:,.0f}: {row['speedup']} times")
-        print(f"    CPU time a request: {row['cpu_us_per_request']} us: {row['cpu_speedup']} times", flush=True)
+    compared = {name: Compared(name, trace, deployment, scratch) for name in CASES}
+    grown = [Growth(trace, deployment, prefill, decode) for prefill, decode in GROWN]
+    for number in range(rounds):
+        print(f"round {number + 1} of {rounds}", flush=True)
+        for growth in grown:
+            growth.measure()
+        for case in compared.values():
+            case.measure()
+    for part in (*grown, *compared.values()):
+        print(row := part.row(), flush=True)
         yield row
 
 
-def growth(trace: list[TraceRequest], rounds: int) -> Iterator[dict[str, Any]]:
-    """Cost of a request with outputs ten times longer, over its cost: turn by turn, best of `rounds` (ours only)."""
-    deployment = build_deployment(parse({}))
-    for prefill, decode in ((4, 2), (4, 20)):
-        took: dict[int, list[Took]] = {1: [], 10: []}
-        for _ in range(rounds):
-            for longer, turns in took.items():
-                turns.append(ours(deployment, shaped(trace, longer, 1.0), prefill, decode)[0])
-        best_us = {
-            longer: [round(1e6 * min(column) / len(trace), 2) for column in zip(*turns, strict=True)]
-            for longer, turns in took.items()
+class Compared:
+    """One case, ours beside Dynamo's replay."""
+
+    def __init__(self, name: str, trace: list[TraceRequest], deployment: Deployment, scratch: Path) -> None:
+        self.name, self._deployment = name, deployment
+        self._prefill, self._decode, longer, faster, self._wanted = CASES[name]
+        self._turns = 1 if longer > 1 else SHORT_TURNS
+        self._requests = shaped(trace, longer, faster)
+        self._file = scratch / f"{name}.jsonl"
+        jsonl.write_mooncake(self._requests, self._file)
+        self._replay = dynamo(deployment, scratch)
+        self._took: dict[str, list[Took]] = {"ours": [], "dynamo": []}
+
+    def measure(self) -> None:
+        """Time both, turn by turn."""
+        for _ in range(self._turns):
+            once, self._outcome = ours(self._deployment, self._requests, self._prefill, self._decode)
+            self._took["ours"].append(once)
+            once, report = self._replay(self._file, self._prefill, self._decode)
+            self._took["dynamo"].append(once)
+            assert report["num_requests"] == len(self._outcome.records) == len(self._requests)
+
+    def row(self) -> dict[str, Any]:
+        """Return the row of the result."""
+        took, count, outcome = self._took, len(self._requests), self._outcome
+        best = {who: count / min(wall_s for wall_s, _ in turns) for who, turns in took.items()}
+        cpu_us = {who: 1e6 * min(cpu_s for _, cpu_s in turns) / count for who, turns in took.items()}
+        return {
+            "case": self.name,
+            "requests": count,
+            "ours_requests_per_s": round(best["ours"]),
+            "dynamo_requests_per_s": round(best["dynamo"]),
+            "speedup": round(best["ours"] / best["dynamo"], 2),
+            "wanted": self._wanted,
+            "cpu_us_per_request": {who: round(us, 2) for who, us in cpu_us.items()},
+            "cpu_speedup": round(cpu_us["dynamo"] / cpu_us["ours"], 2),
+            "router_us_per_request": round(1e6 * outcome.policies.seconds["router"] / count, 2),
+            "events_per_request": round(outcome.events / count, 2),
+            "preemptions": outcome.preemptions,
+            "walls_s": {who: [round(wall_s, 3) for wall_s, _ in turns] for who, turns in took.items()},
         }
-        row = {
-            "case": f"growth with outputs ten times longer, {prefill}P{decode}D",
+
+
+class Growth:
+    """Cost of a request with outputs ten times longer, over its cost (ours only)."""
+
+    def __init__(self, trace: list[TraceRequest], deployment: Deployment, prefill: int, decode: int) -> None:
+        self._deployment, self._prefill, self._decode = deployment, prefill, decode
+        self._requests = {longer: shaped(trace, longer, 1.0) for longer in (1, 10)}
+        self._took: dict[int, list[Took]] = {1: [], 10: []}
+
+    def measure(self) -> None:
+        """Time both, turn by turn."""
+        for _ in range(SHORT_TURNS):
+            for longer, requests in self._requests.items():
+                self._took[longer].append(ours(self._deployment, requests, self._prefill, self._decode)[0])
+
+    def row(self) -> dict[str, Any]:
+        """Return the row of the result."""
+        best_us = {
+            longer: [round(1e6 * min(column) / len(self._requests[1]), 2) for column in zip(*turns, strict=True)]
+            for longer, turns in self._took.items()
+        }
+        return {
+            "case": f"growth with outputs ten times longer, {self._prefill}P{self._decode}D",
             "wall_and_cpu_us_per_request": {"as they are": best_us[1], "ten times longer": best_us[10]},
             "growth_wall": round(best_us[10][0] / best_us[1][0], 3),
             "growth_cpu": round(best_us[10][1] / best_us[1][1], 3),
         }
-        print(row, flush=True)
-        yield row
 
 
 def million(trace: list[TraceRequest], router: type[Any]) -> dict[str, Any]:
@@ -202,7 +238,6 @@ def main() -> None:
     logging.disable(logging.WARNING)
     trace = traces.read(options.trace)
     rows: list[dict[str, Any]] = []
-    rows += growth(trace, 3 * options.rounds)
     with tempfile.TemporaryDirectory() as scratch:
         rows += side_by_side(trace, options.rounds, Path(scratch))
     if options.million:

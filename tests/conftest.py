@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import logging
 import os
+from collections import Counter
 from collections.abc import Callable, Iterator
 from copy import deepcopy
 from pathlib import Path
@@ -23,11 +24,15 @@ from pdplugins.testing import ScriptedPlanner, ScriptSettings, flat_model, plann
 from pdplugins.types import Deployment, PlannerView, Register
 
 # The same examples in every run, so that a change is judged by what it changed; `make fuzz` looks for new ones.
-settings.register_profile("same", derandomize=True, deadline=None)
+settings.register_profile("same", derandomize=True, deadline=None, max_examples=50)
 settings.register_profile("fuzz", derandomize=False, deadline=None)
-# A quarter of the examples, for `make check`.
+# Half of those examples, for `make check`.
 settings.register_profile("quick", derandomize=True, deadline=None, max_examples=25)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
+
+
+COSTS = {"dynamo": 5, "slow": 20, "moderate": 2}
+"""How long a test with such a mark takes, in seconds and roughly."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -44,11 +49,17 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Where pytest-xdist runs tests at once, keep those of a file together, and all that run Dynamo in one process."""
+    """Where pytest-xdist runs tests at once, keep those of a file together, and all that run Dynamo in one process.
+
+    The longest groups begin first, so that no process is left alone with one of them at the end.
+    """
     if config.pluginmanager.hasplugin("xdist"):
+        length: Counter[str] = Counter()
         for item in items:
             group = "dynamo" if item.get_closest_marker("dynamo") else str(item.path)
             item.add_marker(pytest.mark.xdist_group(group))
+            length[group] += sum(cost for mark, cost in COSTS.items() if item.get_closest_marker(mark))
+        items.sort(key=lambda item: -length[item.get_closest_marker("xdist_group").args[0]])  # type: ignore[union-attr]
 
 
 @pytest.fixture(autouse=True)

@@ -37,6 +37,8 @@ TOKENIZER = {
 }
 MARKS = ["<think>", "</think>"]
 """Tokens of their own, which the reasoning parser asks for; the last ones of the vocabulary."""
+BLANK, BLANK_ID = "\u0120", VOCABULARY - len(MARKS) - 1
+"""As byte-level tokenizers write it: the grammar of a tool call may ask for one."""
 
 
 def make(folder: Path) -> Path:
@@ -46,7 +48,7 @@ def make(folder: Path) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     letters = [chr(code) for code in range(33, 127)]
     names = ["<pad>", "<s>", "</s>", "<unk>", *letters]
-    names += [f"<x{index}>" for index in range(len(names), VOCABULARY - len(MARKS))] + MARKS
+    names += [f"<x{index}>" for index in range(len(names), BLANK_ID)] + [BLANK, *MARKS]
     vocabulary = {name: index for index, name in enumerate(names)}
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[], unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)

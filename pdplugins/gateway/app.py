@@ -25,6 +25,7 @@ from pdplugins.gateway.descriptors import connections_within
 from pdplugins.gateway.endpoints import Endpoints
 from pdplugins.gateway.engine import Engine
 from pdplugins.gateway.engines.sglang.engine import SglangEngine
+from pdplugins.gateway.http import name_server
 from pdplugins.gateway.logs import ACCESS_FORMAT, ACCESS_LOG, HTTP_LOG
 from pdplugins.gateway.metrics import GatewayMetrics
 from pdplugins.gateway.policies import GatewayPolicies
@@ -141,6 +142,7 @@ class Gateway:
 
     async def _set_up(self, app: web.Application, clients: Clients) -> web.AppRunner:
         """Return what serves `app`, and looks after its connections."""
+        app.on_response_prepare.append(name_server)
         runner = web.AppRunner(
             app,
             access_log=ACCESS_LOG if self.settings.access_log else None,

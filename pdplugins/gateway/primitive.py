@@ -202,7 +202,7 @@ def _nearest(first: WorkerView, second: WorkerView | None, prompt: int, ready: S
     to_decode = [second] if second and decodes(second) else list(filter(decodes, ready))
     if to_prefill and to_decode:
         p = min(to_prefill, key=lambda worker: worker.load.queued_tokens)
-        d = min(to_decode, key=_running)
+        d = min(to_decode, key=_requests)
         if p is not d:
             return Execution(p.id, d.id, prompt, prompt)
     return _by_itself(first, second, prompt, ready)
@@ -214,8 +214,9 @@ def _by_itself(first: WorkerView, second: WorkerView | None, prompt: int, ready:
     by_themselves = named or list(filter(alone, ready))
     if not by_themselves:
         raise NobodyServesError("the workers that are there cannot serve this request")
-    return Execution.local(min(by_themselves, key=_running).id, prompt)
+    return Execution.local(min(by_themselves, key=_requests).id, prompt)
 
 
-def _running(worker: WorkerView) -> float:
-    return worker.load.running_requests
+def _requests(worker: WorkerView) -> float:
+    """Return all that a worker has: a whole answer counts as queued until it is there."""
+    return worker.load.running_requests + worker.load.queued_requests

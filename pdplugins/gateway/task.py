@@ -152,11 +152,17 @@ class RequestTask:
         return attempt.but(execution, body=self._call.continued(ids + self._relay.ids, done))
 
     async def _warmed(self, attempt: Attempt) -> Attempt:
-        """Prefill where who decodes is decided afterwards, and ask the router who that is."""
+        """Prefill where who decodes is decided afterwards, and ask the router who that is.
+
+        A worker that refuses to prefill gets the request as the client asked it, for the refusal in that form.
+        """
         was = attempt.execution
         if was.primitive is not Primitive.WARM:
             return attempt
-        await self._all.executor.warm(self._backend(was.first), attempt.but(body=self._call.prefill_only()).work)
+        try:
+            await self._all.executor.warm(self._backend(was.first), attempt.but(body=self._call.prefill_only()).work)
+        except RefusedError:
+            return attempt.but(Execution.local(was.first, was.prompt))
         return attempt.but(self._all.routing.prefilled(attempt.request, was.first, was.split, self._call), new_tokens=1)
 
     async def _given_history(self, attempt: Attempt) -> Attempt:

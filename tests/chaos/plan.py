@@ -62,11 +62,13 @@ class Others(IntEnum):
     """All are answered, and rightly."""
     REFUSED = 1
     """Some are refused, with the advice to come back."""
-    FAILED = 2
-    """Some end with an error, as the worker that had them never answers."""
-    ODD = 3
+    CUT = 2
+    """Some streams end with an error event: those that no other worker can go on with."""
+    FAILED = 3
+    """Some end with an error."""
+    ODD = 4
     """They get what the worker says instead of an answer."""
-    HUNG = 4
+    HUNG = 5
     """They have no end. Nothing allows that."""
 
 
@@ -128,6 +130,15 @@ class Plan:
             self.out.write_text(json.dumps(before | {name: counted}, indent=1) + "\n")
 
 
+def causes(error: BaseException) -> Iterator[BaseException]:
+    """Yield what went wrong, of an error that may be several."""
+    if isinstance(error, BaseExceptionGroup):
+        for part in error.exceptions:
+            yield from causes(part)
+    else:
+        yield error
+
+
 async def drive(
     plan: Plan,
     test: str,
@@ -136,11 +147,13 @@ async def drive(
     check: Callable[[Sequence[Fault[StageT]]], Awaitable[None]],
     *,
     after_round: Callable[[], Awaitable[None]],
+    last_words: Callable[[], str],
     together: int = MOST_TOGETHER,
 ) -> dict[str, Tally]:
     """Bring the faults about until the time is over, and check what must hold after each batch of them.
 
-    A round is not cut, so each fault comes once at least. Raises ChaosError with seed, faults and command.
+    A round is not cut, so each fault comes once at least. Raises ChaosError with seed, faults, what was logged last
+    (`last_words`) and the command.
     """
     dice = Random(plan.seed)
     tallies = {fault.name: Tally() for fault in plan.picked(faults)}
@@ -159,10 +172,10 @@ async def drive(
                         group.create_task(fault.act(stage, Random(dice.random()), tallies[fault.name]))
                 await check(batch)
             except Exception as error:
-                causes = error.exceptions if isinstance(error, ExceptionGroup) else [error]
-                why = "; ".join(f"{type(cause).__name__}: {cause}" for cause in causes)
+                why = "; ".join(f"{type(cause).__name__}: {cause}" for cause in causes(error))
                 raise ChaosError(
-                    f"seed {plan.seed}, round {rounds}, faults: {names}: {why}\nagain: {plan.again(test, batch)}"
+                    f"seed {plan.seed}, round {rounds}, faults: {names}: {why}\n"
+                    f"last said:\n{last_words()}\nagain: {plan.again(test, batch)}"
                 ) from error
         await after_round()
     return tallies

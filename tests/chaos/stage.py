@@ -64,7 +64,8 @@ class Stage:
         if answer.status == 503 and "Retry-After" in answer.headers:
             return Others.REFUSED, said
         if answer.status in (502, 504) or b'"type": "gateway_error"' in data:
-            return Others.FAILED, said
+            cut = stream and path == "/v1/completions" and answer.status == 200
+            return (Others.CUT if cut else Others.FAILED), said
         right = answer.status == 200 and said_text(data, path, stream=stream) == text_of(
             answer_of(tokenize(text), count)
         )
@@ -107,12 +108,17 @@ class Stage:
                 async with self.connection(admin=admin) as (reader, writer), asyncio.timeout(DEADLINE_S):
                     writer.write(data)
                     head = await reader.readuntil(b"\r\n\r\n")
+                    while head.startswith(b"HTTP/1.1 1"):  # go on, and the answer will come
+                        head = await reader.readuntil(b"\r\n\r\n")
             except TimeoutError:
                 raise AssertionError(f"no answer within {DEADLINE_S:g} s to {data[:200]!r}") from None
             except (asyncio.IncompleteReadError, OSError):
                 pass  # closed
         status = int(head.split(b" ", 2)[1]) if head else None
         assert status != 500, (data[:300], head)
+        said = head.lower()
+        assert status is None or b"\r\nserver: pdplugins\r\n" in said, (data[:300], head)
+        assert status is None or status < 400 or b"\r\ncontent-type: application/json" in said, (data[:300], head)
         tally.came["closed" if status is None else "answered" if status < 300 else "refused"] += 1
         return head
 

@@ -31,7 +31,13 @@ def test_a_gateway_survives_every_fault(fleet: str, plan: Plan, tmp_path: Path) 
             assert await come_true(lambda: stage.steady.sent > 50)
             checks = Invariants(stage)
             tallies = await drive(
-                half, "tests/chaos/test_gateway.py", faults, stage, checks.after, after_round=checks.after_round
+                half,
+                "tests/chaos/test_gateway.py",
+                faults,
+                stage,
+                checks.after,
+                after_round=checks.after_round,
+                last_words=lambda: stage.gateway.said[-3000:],
             )
             rows = [{"fault": fault.name, "of": fault.of, **tallies[fault.name].row()} for fault in half.picked(faults)]
             steady = stage.steady.row()

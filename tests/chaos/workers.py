@@ -61,7 +61,7 @@ def one(many: bool = False, **faults: Any) -> Act:
                 await load(stage, dice, tally)
                 if [worker.faults.times for worker in workers] != before:
                     return
-        raise AssertionError("no request met the fault")
+        raise AssertionError(f"no request met the fault: {dict(tally.came)}")
 
     return act
 
@@ -186,12 +186,13 @@ HURTS: dict[str, Act] = {
     "TCP resets, everywhere": one(many=True, reset=True, times=6),
 }
 """Faults for which requests may be refused."""
-FAILS: dict[str, Act] = {
-    "silence": one(hang=True, times=2),
+CUTS: dict[str, Act] = {
     "death mid-stream": one(die_after_tokens=2, times=4),
     "a worker that dies": dies,
 }
-"""Faults that a request may not survive: a whole answer that never comes, a stream that nobody else can go on with."""
+"""Faults that end streams which nobody else can go on with; all other requests are answered elsewhere."""
+FAILS: dict[str, Act] = {"silence": one(hang=True, times=2)}
+"""Faults that only the end of its time takes a whole answer out of: the worker goes on saying its load."""
 ODD: dict[str, Act] = {
     "odd answers": odd_answers(stream=False),
     "odd event streams": odd_answers(stream=True),

@@ -53,7 +53,7 @@ ACTS = {
     "app.MOST_HEADERS": "test_limits_act::test_the_head_of_a_request_has_a_limit",
     "app.LINGER_S": "test_bodies::test_a_body_is_refused_by_what_its_head_says_of_its_length",
     "app.ADMIN_CONNECTIONS": "test_limits_act::test_operators_have_few_connections_and_none_of_those_of_clients",
-    "command.CUT_OFF_S": "test_process::test_a_policy_that_never_returns_does_not_keep_the_process",
+    "process.CUT_OFF_S": "test_process::test_a_policy_that_never_returns_does_not_keep_the_process",
     "clients.LEAST_IDLE_S": "test_clients::test_a_connection_that_has_just_been_opened_makes_no_way",
     "clients.MOST_REFUSED": "test_clients::test_those_that_are_refused_are_few_at_a_time",
     "nesting.MOST_BRACKETS": "test_limits_act::test_brackets_are_gone_through_for_each_level_only_while_they_are_few",

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from pdplugins.gateway.engines.sglang import protocol
@@ -225,11 +225,13 @@ JSON = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
     max_leaves=6,
 )
+ERROR = st.fixed_dictionaries({}, optional={"message": JSON, "code": JSON})
 REASON = st.fixed_dictionaries({}, optional={"type": st.sampled_from(["abort", "length"]) | JSON, "status_code": JSON})
 META = st.fixed_dictionaries(
     {}, optional={"finish_reason": REASON | JSON, "completion_tokens": JSON, "prompt_tokens": JSON}
 )
-ANSWER = st.fixed_dictionaries({}, optional={"meta_info": META | JSON, "text": JSON, "output_ids": JSON, "error": JSON})
+ANSWER = st.fixed_dictionaries({}, optional={"meta_info": META | JSON, "text": JSON, "output_ids": JSON})
+FAILURE = st.fixed_dictionaries({"error": ERROR | JSON})
 
 
 class Client:
@@ -249,9 +251,10 @@ class Backend:
     id = "w"
 
 
-@given(ANSWER | JSON)
+@given(ANSWER | FAILURE | JSON)
+@example({"error": {"message": [], "code": {}}})
 def test_any_event_is_read_or_is_a_fault_of_its_worker(said: Any) -> None:
-    event = json.dumps(said, separators=(",", ":")).encode()
+    event = protocol.dumps(said)
     try:
         raise_error(Backend(), b"data: " + event + b"\n\n")  # type: ignore[arg-type]
         protocol.generated(event)
@@ -262,6 +265,14 @@ def test_any_event_is_read_or_is_a_fault_of_its_worker(said: Any) -> None:
     with contextlib.suppress(RefusedError):  # a stream that begins with an error is a refusal
         asyncio.run(reply.send(b"data: " + event + b"\n\ndata: [DONE]\n\n", ""))
     reply.whole(event, "")
+
+
+@pytest.mark.parametrize("data", [b"\n\n", b"\n\n\n\n", b": comment\n\n", b"data:\n\n"])
+def test_a_completion_may_begin_with_events_that_say_nothing(data: bytes) -> None:
+    call = parse("/v1/completions", b'{"prompt": "x"}', "rid")
+    client = Client()
+    asyncio.run(CompletionsReply(client, call, incremental=False).send(data, ""))
+    assert b"".join(client.said) == (b"" if not data.strip() else data)
 
 
 class Pieces:

@@ -119,6 +119,18 @@ def test_the_least_loaded_of_the_others_is_taken() -> None:
     assert resolve(placement, 100, Call(), {w.id: w for w in ready}, ready)[0].second == "w3"
 
 
+def test_whole_answers_that_are_not_there_yet_are_load() -> None:
+    """They are queued, not running, until they come; without them one of several unified servers would get all."""
+    ready = workers("unified", "unified")
+    placement = Placement("w0", "w1", 100)
+    places = []
+    for _ in range(4):
+        execution, _ = resolve(placement, 100, Call(), {w.id: w for w in ready}, ready)
+        places.append(execution.first)
+        next(w for w in ready if w.id == execution.first).load.prefill_starts(100, 0)
+    assert places == ["w1", "w0", "w1", "w0"]
+
+
 @given(
     kinds=st.lists(st.sampled_from(list(ServerKind)), min_size=1, max_size=4),
     first=st.integers(0, 3),

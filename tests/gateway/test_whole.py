@@ -20,6 +20,7 @@ WHOLE = [
     ("/v1/completions", {"prompt": PROMPT, "echo": True, "logprobs": 1, "max_tokens": 5}, "echo"),
     ("/generate", ask() | {"sampling_params": {"n": 2, "max_new_tokens": 5}}, "n"),
     ("/generate", ask() | {"sampling_params": {"beam_width": 2, "max_new_tokens": 5}}, "beam_width"),
+    ("/generate", ask(return_logprob=True, token_ids_logprob=[40]), "token_ids_logprob"),
     (
         "/generate",
         {"text": ["a", "b"], "sampling_params": {}, "return_logprob": True, "logprob_start_len": 0},
@@ -114,6 +115,24 @@ def test_a_completion_that_is_refused_is_refused_as_a_completion(stream: bool) -
             assert it.faults["gateway_error"] == it.faults["worker_failed"] == 0
             for worker in it.workers:
                 worker.rooms.mismatches.clear()
+
+    asyncio.run(run())
+
+
+def test_a_refusal_to_prefill_is_not_the_answer_to_the_request() -> None:
+    """SGLang refuses a stream in its first event, and what prefills for it is no stream."""
+
+    async def run() -> None:
+        async with stand("dual", "dual") as it:
+            it.route(Fixed()).second = None
+            it.workers[0].faults.status, it.workers[0].faults.times = 400, 1
+            assert len(await it.stream("/v1/chat/completions", CHAT)) == CHAT["max_tokens"]
+            assert it.workers[0].served == {"local": 1}
+            it.workers[0].faults.times = 2
+            status, said = await it.post("/v1/chat/completions", CHAT)
+            assert (status, said["error"]["message"]) == (400, "asked for")
+            assert it.faults["worker_failed"] == 0
+            assert await settled(it.idle)
 
     asyncio.run(run())
 

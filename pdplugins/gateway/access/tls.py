@@ -9,6 +9,7 @@ from pathlib import Path
 from aiohttp import web
 
 from pdplugins.errors import ConfigError, one_line
+from pdplugins.gateway.http import Handler
 
 BACKLOG = 1024
 
@@ -71,8 +72,9 @@ class Site(web.BaseSite):
         await super().start()
         server = self._runner.server
         assert server is not None  # noqa: S101 - the runner is set up
-        self._server = listening = await asyncio.get_running_loop().create_server(
-            server,
+        loop = asyncio.get_running_loop()
+        self._server = listening = await loop.create_server(
+            lambda: Handler(server, loop=loop, **server._kwargs),  # as the server itself makes aiohttp's
             self._host,
             self._port,
             ssl=self._ssl_context,

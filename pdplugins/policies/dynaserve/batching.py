@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pdplugins.contracts.batching import BatchPlan, BatchView, QueuedPrefill
 from pdplugins.contracts.deployment import Deployment
 from pdplugins.policies.dynaserve.config import DynaServeBatchSettings
+from pdplugins.policies.dynaserve.steps import adder
 from pdplugins.policies.dynaserve.table import ProfileTable
 
 CLOSE_TOKENS = 16
@@ -27,7 +28,7 @@ class DynaServeBatchScheduler:
         if not view.queue:
             return BatchPlan({})
         step = Step(self._table, view, self._slo_s)
-        waiting = sum(prefill.remaining_tokens for prefill in view.queue)
+        waiting = sum([prefill.remaining_tokens for prefill in view.queue])
         covered = done_tokens(view.queue[0])
         budget = step.max_prefill_allowed(covered, min(waiting, self._most))
         alone = step.dnum == 0 and budget < self._alone
@@ -98,18 +99,18 @@ class Step:
 
         :param done: the most tokens of a prompt that precede its chunk.
         """
-        table, plen, dnum, ctx, slo_s = self._table, self.plen, self.dnum, self.ctx, self._slo_s
-        before_s, added = self._modelled_s, table.steps.added
-
-        def late_s(tokens: int) -> float:
-            return table.ratio(plen + tokens, ctx, dnum) * (before_s + added(tokens, done, plen, dnum)) - slo_s
-
         if most <= 0:
             return 0
+        table, plen, before_s, slo_s = self._table, self.plen, self._modelled_s, self._slo_s
+        ratio, added = table.ratios(self.ctx, self.dnum), adder(table.steps, done, plen, self.dnum)
+
+        def late_s(tokens: int) -> float:
+            return ratio(plen + tokens) * (before_s + added(tokens)) - slo_s
+
         high, high_s = most, late_s(most)
         if high_s <= 0:
             return most
-        low, low_s = 0, table.ratio(plen, ctx, dnum) * before_s - slo_s
+        low, low_s = 0, ratio(plen) * before_s - slo_s
         if low_s > 0:
             return 0
         while high - low > CLOSE_TOKENS:

@@ -52,3 +52,19 @@ def grid_steps(perf: PerfModel, tp: int) -> StepModel[float]:
     if (dense_s := dense_part(perf, tp)) is None:
         return StepModel(Grid(prefill_s))
     return StepModel(prefill_s, Grid(dense_s), Grid(lambda tokens: prefill_s(tokens) - dense_s(tokens)))
+
+
+def adder(steps: StepModel[float], earlier: int, tokens: int, batch: int) -> Callable[[int], float]:
+    """Return `StepModel.added` as a function of the new tokens alone, for a search that tries many."""
+    attention, dense = steps.attention, steps.dense
+    if dense is None:
+        return lambda new: steps.added(new, earlier, tokens, batch)
+    knows_dense, before = dense, tokens + batch
+    dense_before = dense(before) if before else 0.0
+    attended, alone = attention(earlier), 0.0 if tokens else attention(0)
+
+    def added(new: int) -> float:
+        attending = attention(earlier + new) - attended
+        return knows_dense(before + new) - dense_before + (attending if attending > 0 else 0.0) + alone
+
+    return added

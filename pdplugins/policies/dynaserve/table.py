@@ -8,6 +8,7 @@ table has a time for every step from the start, and its size does not grow with 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 from pdplugins.contracts.deployment import Deployment
 from pdplugins.policies.dynaserve.steps import grid_steps, shared_tp
@@ -34,6 +35,11 @@ class ProfileTable:
     def ratio(self, plen: int, ctx: float, dnum: int) -> float:
         """Return the ratio of measured to modelled time of such steps on this instance."""
         return self._ratios.get((plen.bit_length(), int(ctx).bit_length(), dnum.bit_length()), 1.0)
+
+    def ratios(self, ctx: float, dnum: int) -> Callable[[int], float]:
+        """Return `ratio` as a function of the prompt tokens alone, for a search that tries many."""
+        known, cell, batch = self._ratios.get, int(ctx).bit_length(), dnum.bit_length()
+        return lambda plen: known((plen.bit_length(), cell, batch), 1.0)
 
     def record(self, plen: int, ctx: float, dnum: int, modelled_s: float, took_s: float) -> None:
         """Learn from a step (line 1). A time that is not positive and finite is skipped: some hosts measure none."""

@@ -31,6 +31,12 @@ class Setup:
     env: Mapping[str, str] = field(default_factory=dict)
     tokens: int = 16384
     stock: bool = False
+    alike: bool = False
+    """The unified server has the same options."""
+
+    @property
+    def unified_options(self) -> tuple[str, ...]:
+        return self.options if self.alike else ()
 
     def __str__(self) -> str:
         return f"{self.version}-{self.name}"
@@ -92,7 +98,7 @@ class Bench:
 
 
 class Pool:
-    """The servers of one setup, and the unified server of its version, which all setups of a version share.
+    """The servers of one setup, and a unified server of its version, which setups share where it has the same options.
 
     :param model: folder of the model.
     :param folder: where configs and logs go.
@@ -112,9 +118,9 @@ class Pool:
         last = self._bench
         if last is not None and last.setup is setup and all(server.runs for server in (*last.pair, last.unified)):
             return last
-        unified = self._stopped(setup.version)
+        unified = self._stopped(setup)
         pair = self._dual(setup) if not setup.stock else self._stock(setup)
-        bench = self._bench = Bench(*pair, unified or self._server(setup, "unified"), setup)
+        bench = self._bench = Bench(*pair, unified or self._server(setup, "unified", [*setup.unified_options]), setup)
         started = [server.start() for server in (*pair, bench.unified) if server is not unified]
         try:
             for server in started:
@@ -135,12 +141,13 @@ class Pool:
             servers.stop(*self._bench.pair, self._bench.unified)
             self._bench = None
 
-    def _stopped(self, version: str) -> Server | None:
-        """Stop the servers of the last setup but for its unified server, when that serves this version as well."""
+    def _stopped(self, setup: Setup) -> Server | None:
+        """Stop the servers of the last setup but for its unified server, when that serves `setup` as well."""
         last = self._bench
         if last is not None:
             last.note_busy()
-        if last is None or last.setup.version != version or not last.unified.runs:
+        wanted = setup.version, setup.unified_options
+        if last is None or (last.setup.version, last.setup.unified_options) != wanted or not last.unified.runs:
             self.stop()
             return None
         servers.stop(*last.pair)
@@ -154,7 +161,7 @@ class Pool:
         return [self._server(setup, name, options, **more) for name in names]
 
     def _stock(self, setup: Setup) -> list[Server]:
-        return [self._server(setup, role, [*servers.STOCK, role]) for role in ("prefill", "decode")]
+        return [self._server(setup, role, [*servers.STOCK, role, *setup.options]) for role in ("prefill", "decode")]
 
     def _server(self, setup: Setup, name: str, options: list[str] | None = None, **more: Any) -> Server:
         log = self._folder / f"{next(self._numbers)}-{setup}-{name}.log"

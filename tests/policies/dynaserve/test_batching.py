@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from pdplugins.policies.dynaserve.batching import DynaServeBatchScheduler, Step
 from pdplugins.policies.dynaserve.config import DynaServeBatchSettings
+from pdplugins.policies.dynaserve.steps import adder, grid_steps
 from pdplugins.policies.dynaserve.table import ProfileTable
 from pdplugins.types import BatchPlan, BatchView, Deployment, QueuedPrefill, Request
 from tests.policies.dynaserve.model import DenseModel, Model, deployment_of
@@ -150,3 +151,18 @@ def test_the_table_does_not_grow_with_the_number_of_steps(deployment: Deployment
         step.follow(view(queued("a", 1 + index % 4000)), {"a": 1 + index % 4000})
         step.record(0.05)
     assert len(table._ratios) <= 13 * 9
+
+
+@given(
+    st.sampled_from([Model(), DenseModel()]),
+    st.lists(st.integers(0, 30_000), min_size=1, max_size=5),
+    st.integers(0, 30_000),
+    st.integers(0, 9_000),
+    st.integers(0, 200),
+)
+def test_a_search_reads_the_time_of_each_chunk_as_the_step_does(
+    model: Model, chunks: list[int], earlier: int, tokens: int, batch: int
+) -> None:
+    steps = grid_steps(model, 1)
+    added = adder(steps, earlier, tokens, batch)
+    assert [added(new) for new in chunks] == [steps.added(new, earlier, tokens, batch) for new in chunks]

@@ -43,7 +43,7 @@ PLAIN_COMPLETION = frozenset(COMPLETION_SAMPLING) | {
 }
 """Fields of a completion that mean the same on ``/generate``."""
 
-TOLD_BY_PREFILL = ("return_hidden_states", "return_routed_experts", "return_sampling_mask")
+TOLD_BY_PREFILL = ("return_hidden_states", "return_routed_experts", "return_sampling_mask", "token_ids_logprob")
 """Fields that ask for what each server of a pair knows of its own tokens only."""
 
 

@@ -42,9 +42,12 @@ class CompletionsReply:
 
     async def send(self, data: bytes, content_type: str) -> None:
         """Send the part of a stream that `data` is. Raises RefusedError for a stream that begins with one."""
-        if not self._reply.started and isinstance((parsed(events(data)[0]) or {}).get("error"), dict):
+        every = events(data)
+        if not every:  # empty lines
+            return
+        if not self._reply.started and isinstance((parsed(every[0]) or {}).get("error"), dict):
             raise RefusedError(HTTPStatus.BAD_REQUEST, data, content_type)
-        await self._reply.send(b"".join(self._event(event) for event in events(data)), content_type)
+        await self._reply.send(b"".join(self._event(event) for event in every), content_type)
 
     def whole(self, body: bytes, content_type: str) -> None:
         """Answer with one body."""

@@ -35,7 +35,7 @@ KNOWN = (
     *("return_logprob", "sampling_params", "n", "max_tokens", "max_completion_tokens", "min_tokens", "ignore_eos"),
     *("stop", "stop_token_ids", "temperature", "top_p", "top_k", "min_p", "seed", "skip_special_tokens"),
     *("no_stop_trim", "echo", "logprobs", "logprob_start_len", "beam_width"),
-    *("return_hidden_states", "return_routed_experts", "return_sampling_mask"),
+    *("return_hidden_states", "return_routed_experts", "return_sampling_mask", "token_ids_logprob"),
 )
 LONGEST_VALUE = 256 * 2**10
 """Bytes of a field other than prompts that the gateway looks into."""

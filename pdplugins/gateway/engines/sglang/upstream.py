@@ -260,7 +260,8 @@ def raise_error(backend: Backend, data: bytes) -> None:
         except protocol.OddAnswerError as odd:
             raise WorkerFailedError(backend.id, str(odd)) from None
         code = error.get("code") if isinstance(error, dict) else None
+        code = code if isinstance(code, int) else None
         if error and code in FULL:
             raise WorkerFullError(backend.id, f"error {code}")
-        if error and not (isinstance(code, int) and 400 <= code < 500):
+        if error and not (code is not None and 400 <= code < 500):
             raise WorkerFailedError(backend.id, f"error: {str(error)[:200]}", told=True)

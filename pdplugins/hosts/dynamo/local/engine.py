@@ -109,6 +109,8 @@ class Mocker:
             "DYN_SYSTEM_HOST": "127.0.0.1",
             "DYN_SYSTEM_PORT": "0",  # any port, but not none: workers serve their tokenizer to the frontend there
             "DYN_COMPUTE_THREADS": "0",
+            # Else one request that workers fail takes them away from all others for 5 s; the launcher takes dead ones.
+            "DYN_RUNTIME_INHIBITED_DURATION_SECS": "0",
             "DYN_LOG": os.environ.get("DYN_LOG", "warn"),  # at info every request is logged twice
             "DYN_SDK_DISABLE_ANSI_LOGGING": "1",
             "HF_HUB_OFFLINE": "1",

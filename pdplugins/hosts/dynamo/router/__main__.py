@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import gc
 import logging
 import signal
 from pathlib import Path
 from typing import Any
 
 from pdplugins.config import load
-from pdplugins.gateway.command import GC_THRESHOLD
 from pdplugins.hosts.dynamo.router.component import RouterComponent
 from pdplugins.hosts.dynamo.router.places import ROUTER, STATE
 from pdplugins.processes.ending import end_within
+from pdplugins.processes.garbage import settle
 from pdplugins.redaction import redact_logs
 from pdplugins.runtime.assembly import build_deployment
 
@@ -64,9 +63,7 @@ async def serve(given: argparse.Namespace) -> None:
     serving = asyncio.gather(
         endpoint.serve_endpoint(component.generate), runtime.endpoint(STATE).serve_endpoint(component.state)
     )
-    gc.collect()
-    gc.freeze()  # these objects stay, and need not be scanned in each collection
-    gc.set_threshold(*GC_THRESHOLD)
+    settle()
     serving.add_done_callback(lambda _: stopped.set())
     await stopped.wait()
     end_within(config.gateway.drain_s + CUT_OFF_S)

@@ -25,8 +25,8 @@ from tests.sockets import beyond_this_machine, listening
 pytestmark = [pytest.mark.dynamo, pytest.mark.timeout(600)]
 
 
-def chat(url: str, model: str) -> dict[str, Any]:
-    body = {"model": model, "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 5}
+def chat(url: str, model: str, **more: Any) -> dict[str, Any]:
+    body = {"model": model, "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 5, **more}
     request = urllib.request.Request(  # noqa: S310 - our own frontend
         f"{url}/v1/chat/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
     )
@@ -52,6 +52,9 @@ def test_serve_answers_and_sigterm_leaves_nothing(serve: Callable[..., Serve]) -
     ready = stack.ready()
     answer = chat(ready["url"], ready["model"])
     assert answer["usage"]["completion_tokens"] == 5
+    with pytest.raises(urllib.error.HTTPError, match="500"):  # a mocker takes no request without that
+        chat(ready["url"], ready["model"], max_tokens=None)
+    assert chat(ready["url"], ready["model"])["usage"]["completion_tokens"] == 5  # its workers still serve others
     stack.wait(lambda: stack.status()["planner"] == "running")
     metrics = page(f"http://127.0.0.1:{ready['metrics_port']}/metrics")
     assert 'pdplugins_local_workers{phase="ready",role="decode"} 1.0' in metrics

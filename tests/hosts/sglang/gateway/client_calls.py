@@ -6,8 +6,10 @@ A call takes an endpoint. All of them are deterministic: greedy, or with a seed 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+import json
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import httpx
@@ -16,9 +18,14 @@ from langchain_core.messages import BaseMessage, HumanMessage
 from langchain_core.outputs import LLMResult
 from langchain_openai import ChatOpenAI, OpenAI
 
+from benchmarks.rig.tiny_model import BLANK_ID
+from tests.hosts.sglang.paths import KEPT_S
+
 MODEL = "tiny"
 DEADLINE_S = 90.0
 """Of each call: one that takes longer hangs."""
+ROUNDING = 2e-3
+"""By less than this a logprob may differ: a server computes it beside other requests."""
 TOOL: dict[str, Any] = {
     "type": "function",
     "function": {
@@ -36,8 +43,12 @@ SCHEMA = {
     "type": "json_schema",
     "json_schema": {"name": "light", "schema": TOOL["function"]["parameters"], "strict": True},
 }
-NO_THINKING = {"chat_template_kwargs": {"enable_thinking": False}}
-"""Else a grammar begins after the reasoning, which this model never ends."""
+BY_GRAMMAR: dict[str, Any] = {
+    "max_tokens": 60,
+    "extra_body": {"chat_template_kwargs": {"enable_thinking": False}},
+    "logit_bias": {str(BLANK_ID): -100},
+}
+"""Else a grammar begins after the reasoning, which this model never ends; no more than it ends blanks within JSON."""
 SEEDED = {"temperature": 0.8, "seed": 11, "top_p": 0.9, "extra_body": {"top_k": 50}}
 LONG = "a prompt of several sentences, " * 12
 IDS = [40 + 3 * number % 90 for number in range(70)]
@@ -46,28 +57,45 @@ USAGE = {"stream": True, "stream_options": {"include_usage": True}}
 
 @dataclass(frozen=True)
 class Endpoint:
-    """Where calls go."""
+    """Where calls go. All of them share its connections, as in an application."""
 
     url: str
 
+    @cached_property
+    def _http(self) -> httpx.AsyncClient:
+        limits = httpx.Limits(keepalive_expiry=KEPT_S)
+        return openai.DefaultAsyncHttpxClient(timeout=DEADLINE_S, limits=limits)
+
+    async def __aenter__(self) -> Endpoint:
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        await self._http.aclose()
+
     @property
     def openai(self) -> openai.AsyncOpenAI:
-        return openai.AsyncOpenAI(base_url=f"{self.url}/v1", api_key="none", timeout=DEADLINE_S, max_retries=0)
+        given: Any = {"timeout": DEADLINE_S, "max_retries": 0, "http_client": self._http}
+        return openai.AsyncOpenAI(base_url=f"{self.url}/v1", api_key="none", **given)
 
     def langchain(self, **more: Any) -> ChatOpenAI:
-        given = {"model": MODEL, "temperature": 0, "max_tokens": 12, **more}
-        return ChatOpenAI(base_url=f"{self.url}/v1", api_key="none", timeout=DEADLINE_S, max_retries=0, **given)
+        return ChatOpenAI(**self._for_langchain({"max_tokens": 12, **more}))
 
     def langchain_completions(self, **more: Any) -> OpenAI:
-        given = {"model": MODEL, "temperature": 0, "max_tokens": 8, **more}
-        return OpenAI(base_url=f"{self.url}/v1", api_key="none", timeout=DEADLINE_S, max_retries=0, **given)
+        return OpenAI(**self._for_langchain({"max_tokens": 8, **more}))
+
+    def _for_langchain(self, more: Mapping[str, Any]) -> dict[str, Any]:
+        given = {"timeout": DEADLINE_S, "max_retries": 0, "http_async_client": self._http}
+        return {"base_url": f"{self.url}/v1", "api_key": "none", "model": MODEL, "temperature": 0, **given, **more}
 
     async def generate(self, body: Mapping[str, Any]) -> Any:
-        async with httpx.AsyncClient(timeout=DEADLINE_S) as client:
-            answer = await client.post(f"{self.url}/generate", json=body)
-        if answer.is_success:
+        """Ask SGLang's own endpoint. Of a stream, return the last event, which holds all, and the end mark."""
+        answer = await self._http.post(f"{self.url}/generate", json=body)
+        if not answer.is_success:
+            raise openai.APIStatusError("refused", response=answer, body=answer.json().get("error"))
+        if not body.get("stream"):
             return answer.json()
-        raise openai.APIStatusError("refused", response=answer, body=answer.json().get("error"))
+        *_, last, done = (line for line in answer.text.split("\n") if line)
+        return json.loads(last.removeprefix("data: ")), done
 
 
 Call = Callable[[Endpoint], Awaitable[Any]]
@@ -140,24 +168,22 @@ CALLS: Mapping[str, Call] = {
     "chat, `stop` strings": chat(stop=["<x3", "<x2"]),
     "chat, `stop` strings, streamed": chat(stop=["<x3"], **USAGE),
     "chat, penalties": chat(frequency_penalty=1.5, presence_penalty=1.0, max_tokens=30),
-    "chat, `repetition_penalty`, `min_p`": chat(extra_body={"repetition_penalty": 1.3, "min_p": 0.1}, max_tokens=30),
+    # Without min_p: beside sampled requests it ends a server that runs deterministically with PyTorch's sampling.
+    "chat, `repetition_penalty`": chat(extra_body={"repetition_penalty": 1.3}, max_tokens=30),
     "chat, `logit_bias`": chat(logit_bias={"40": 30, "41": 29}),
     "chat, `min_tokens`, `ignore_eos`": chat(extra_body={"min_tokens": 8, "ignore_eos": True}),
     "chat, `tools`": chat(tools=[TOOL]),
     "chat, `tools`, streamed": chat(tools=[TOOL], **USAGE),
-    'chat, `tool_choice="required"`': chat(tools=[TOOL], tool_choice="required", max_tokens=60, extra_body=NO_THINKING),
+    'chat, `tool_choice="required"`': chat(tools=[TOOL], tool_choice="required", **BY_GRAMMAR),
     "chat, one tool by name, streamed": chat(
         tools=[TOOL],
         tool_choice={"type": "function", "function": {"name": "light"}},
-        max_tokens=60,
-        extra_body=NO_THINKING,
+        **BY_GRAMMAR,
         **USAGE,
     ),
     "chat with a tool's answer": chat(messages=ASKED, tools=[TOOL]),
-    "chat, `response_format` of a schema": chat(response_format=SCHEMA, max_tokens=60, extra_body=NO_THINKING),
-    "chat, `response_format` of a schema, streamed": chat(
-        response_format=SCHEMA, max_tokens=60, extra_body=NO_THINKING, **USAGE
-    ),
+    "chat, `response_format` of a schema": chat(response_format=SCHEMA, **BY_GRAMMAR),
+    "chat, `response_format` of a schema, streamed": chat(response_format=SCHEMA, **BY_GRAMMAR, **USAGE),
     "chat, a schema after reasoning": chat(response_format=SCHEMA, max_tokens=30),
     "chat, `reasoning_effort`": chat(reasoning_effort="low"),
     "chat, reasoning not separated": chat(extra_body={"separate_reasoning": False}),
@@ -206,10 +232,16 @@ CALLS: Mapping[str, Call] = {
     "files": lambda it: it.openai.files.list(),
     "moderations": lambda it: it.openai.moderations.create(input="hello"),
     # --- SGLang's own API
+    "`/generate`": generate(),
+    "`/generate`, streamed": generate(LONG, stream=True),
+    "`/generate`, sampled with a seed": generate(
+        sampling={"temperature": 0.8, "sampling_seed": 11, "top_p": 0.9, "top_k": 50}
+    ),
     "`/generate`, `n=2`": generate(sampling={"n": 2}),
     "`/generate`, all logprobs of prompt and answer": generate(
-        return_logprob=True, logprob_start_len=0, top_logprobs_num=2, token_ids_logprob=[40, 41]
+        return_logprob=True, logprob_start_len=0, top_logprobs_num=2
     ),
+    "`/generate`, `token_ids_logprob`": generate(return_logprob=True, token_ids_logprob=[40, 41]),
     "`/generate`, logprobs of the answer": generate(return_logprob=True, top_logprobs_num=2),
     "`/generate` of two texts, logprobs of the answers": generate(["hello", LONG], return_logprob=True),
     "`/generate` of two texts, logprobs of the prompts": generate(
@@ -223,10 +255,10 @@ CALLS: Mapping[str, Call] = {
     "LangChain: `logprobs`": lambda it: it.langchain(logprobs=True, top_logprobs=2).ainvoke(LONG),
     "LangChain: `stop`": lambda it: it.langchain().ainvoke(LONG, stop=["<x3"]),
     "LangChain: `bind_tools`": lambda it: (
-        it.langchain(max_tokens=60, extra_body=NO_THINKING).bind_tools([TOOL], tool_choice="required").ainvoke(LONG)
+        it.langchain(**BY_GRAMMAR).bind_tools([TOOL], tool_choice="required").ainvoke(LONG)
     ),
     "LangChain: `with_structured_output`": lambda it: (
-        it.langchain(max_tokens=60, extra_body=NO_THINKING)
+        it.langchain(**BY_GRAMMAR)
         .with_structured_output(TOOL["function"] | {"title": "light"}, method="json_schema", include_raw=True)
         .ainvoke(LONG)
     ),
@@ -235,6 +267,14 @@ CALLS: Mapping[str, Call] = {
 }
 NOT_SERVED = ("embeddings", "responses", "files", "moderations")
 """The gateway refuses these itself."""
+DEADLY = {"0.5.16": ("`/generate`, `token_ids_logprob`",)}
+"""Calls that end any server of a version, a unified one too, when they run beside others. They are not made there."""
+Place = tuple[str | int, ...]
+"""Where in an answer a value is: names of fields, and indices."""
+NO_ANSWER = -1
+"""In place of a status: the connection failed."""
+HANGS = -2
+"""In place of a status: the call took longer than its deadline."""
 
 
 @dataclass(frozen=True)
@@ -243,26 +283,32 @@ class Outcome:
 
     said: Any
     status: int | None = None
-    """Of an error."""
+    """Of an error; 0 for one that the client itself raises, or that came in a stream."""
 
-    def equals(self, other: Outcome) -> bool:
-        return self.status == other.status and _equal(self.said, other.said)
+    @property
+    def broken(self) -> bool:
+        """Whether there was no answer at all."""
+        return self.status in (NO_ANSWER, HANGS)
 
-    def without(self, name: str) -> Outcome:
-        """The outcome without one field, wherever it is."""
-        return Outcome(_without(self.said, name), self.status)
+    def differences(self, other: Outcome) -> frozenset[Place]:
+        """Return where two outcomes differ, numbers but for rounding."""
+        if self.status != other.status:
+            return frozenset({("status",)})
+        return frozenset(_differences(self.said, other.said))
 
 
 async def outcome_of(call: Call, endpoint: Endpoint) -> Outcome:
-    """Make a call. Raises TimeoutError when it hangs."""
+    """Make a call."""
     try:
         async with asyncio.timeout(DEADLINE_S):
             return Outcome(_data(await _gathered(await call(endpoint))))
-    except openai.APITimeoutError:
-        raise TimeoutError from None
+    except (TimeoutError, openai.APITimeoutError, httpx.TimeoutException):
+        return Outcome(None, HANGS)
+    except (openai.APIConnectionError, httpx.HTTPError) as error:
+        return Outcome(repr(error), NO_ANSWER)
     except openai.APIStatusError as error:
         return Outcome({"error": type(error).__name__, "body": error.body}, error.status_code)
-    except (openai.APIError, ValueError) as error:
+    except (openai.OpenAIError, ValueError) as error:
         return Outcome({"error": type(error).__name__, "message": str(error)}, 0)
 
 
@@ -323,18 +369,16 @@ def _data(answer: Any) -> Any:
     return str(answer) if isinstance(answer, Exception) else answer
 
 
-def _without(said: Any, name: str) -> Any:
-    if isinstance(said, dict):
-        return {key: _without(value, name) for key, value in said.items() if key != name}
-    return [_without(value, name) for value in said] if isinstance(said, list) else said
-
-
-def _equal(one: Any, other: Any) -> bool:
-    """Tell whether two answers are the same, numbers but for rounding."""
+def _differences(one: Any, other: Any, at: Place = ()) -> Iterator[Place]:
     if isinstance(one, dict) and isinstance(other, dict):
-        return one.keys() == other.keys() and all(_equal(one[name], other[name]) for name in one)
-    if isinstance(one, list) and isinstance(other, list):
-        return len(one) == len(other) and all(map(_equal, one, other))
-    if isinstance(one, float) and isinstance(other, float):
-        return abs(one - other) < 2e-3
-    return bool(one == other)
+        yield from ((*at, name) for name in one.keys() ^ other.keys())
+        for name in one.keys() & other.keys():
+            yield from _differences(one[name], other[name], (*at, name))
+    elif isinstance(one, list) and isinstance(other, list) and len(one) == len(other):
+        for index, (its, others) in enumerate(zip(one, other, strict=True)):
+            yield from _differences(its, others, (*at, index))
+    elif isinstance(one, float) and isinstance(other, float):
+        if abs(one - other) >= ROUNDING:
+            yield at
+    elif one != other:
+        yield at

@@ -26,7 +26,7 @@ from typer.testing import CliRunner
 
 from pdplugins.config import load
 from pdplugins.errors import ConfigError, HostError
-from pdplugins.gateway import command
+from pdplugins.gateway import command, process
 from pdplugins.gateway.access import api_keys
 from pdplugins.gateway.access.worker_keys import NONE
 from pdplugins.gateway.engines.sglang import servers as servers_module
@@ -326,11 +326,11 @@ def test_logs_are_in_a_folder_that_only_this_user_may_enter(tmp_path: Path, monk
     """Its name cannot be known before, so nobody can plant a link there."""
     made = []
 
-    def run(config: Any, workers: Any, started: command.Started, *rest: Any) -> None:
+    def run(config: Any, workers: Any, started: process.Started, *rest: Any) -> None:
         made.append(started.logs)
 
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    monkeypatch.setattr(command, "run", run)
+    monkeypatch.setattr(process, "run", run)
     app = typer.Typer()
     app.command()(command.gateway)
     for _ in range(2):

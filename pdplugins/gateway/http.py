@@ -1,0 +1,49 @@
+"""What aiohttp's server says by itself, in the form of all other answers."""
+
+from __future__ import annotations
+
+from collections.abc import Coroutine
+from http import HTTPStatus
+from typing import Any
+
+from aiohttp import hdrs, web
+
+from pdplugins.errors import one_line
+from pdplugins.gateway.errors import GatewayError
+from pdplugins.gateway.replies import failure
+
+SERVER = "pdplugins"
+"""What answers call the gateway: nobody needs to know its version, and that of its HTTP server."""
+
+
+class Handler(web.RequestHandler):
+    """The HTTP of one connection: its errors are error objects, also those of a head that cannot be read."""
+
+    __slots__ = ()
+
+    def handle_error(
+        self,
+        request: web.BaseRequest,
+        status: int = 500,
+        exc: BaseException | None = None,
+        message: str | None = None,
+    ) -> web.StreamResponse:
+        """Log an error and return its answer. Raises ConnectionError when an answer has begun."""
+        super().handle_error(request, status, exc, message)
+        response = failure(GatewayError(status, one_line(message or HTTPStatus(status).phrase)))
+        response.headers[hdrs.SERVER] = SERVER
+        response.force_close()
+        return response
+
+    def finish_response(
+        self, request: web.BaseRequest, resp: web.StreamResponse, start_time: float | None
+    ) -> Coroutine[Any, Any, tuple[web.StreamResponse, bool]]:
+        """Write an answer."""
+        if isinstance(resp, web.HTTPException):  # aiohttp's own, as for a header Expect that it does not know
+            resp = failure(GatewayError(resp.status, resp.reason))
+        return super().finish_response(request, resp, start_time)
+
+
+async def name_server(request: web.Request, response: web.StreamResponse) -> None:
+    """Say who answers; aiohttp would tell its version."""
+    response.headers[hdrs.SERVER] = SERVER

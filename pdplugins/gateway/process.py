@@ -1,0 +1,155 @@
+"""The process of a gateway: it starts, serves, and ends within a stated time, together with servers that it started."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+from collections.abc import Coroutine, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from time import monotonic
+
+import typer
+import uvloop
+from rich.console import Console
+
+from pdplugins.config import Config
+from pdplugins.gateway.access.access import Access
+from pdplugins.gateway.app import Gateway
+from pdplugins.gateway.backends import WorkerOption
+from pdplugins.gateway.descriptors import connections_within, raise_limit
+from pdplugins.gateway.engines.sglang.launch import Launch, plan
+from pdplugins.gateway.engines.sglang.servers import Servers, Times
+from pdplugins.gateway.metrics import GatewayMetrics
+from pdplugins.processes.ending import on_stop
+from pdplugins.processes.garbage import settle
+from pdplugins.redaction import redact_logs
+
+log = logging.getLogger("pdplugins.gateway")
+
+SERVERS_SHARE = 0.4
+"""Share of the time of a stop that is kept for the servers that the gateway has started."""
+EXIT_SHARE = 0.05
+CUT_OFF_S = 3.0
+"""So long after the time of a stop a process is cut off that has not ended: a policy may never return."""
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """What is to be known of the servers that the gateway starts."""
+
+    launch: str
+    config: Path
+    logs: Path
+    ready_s: float
+
+
+class Ending:
+    """The time of a stop, which begins with the first signal.
+
+    :param within_s: how long all of it may take.
+    """
+
+    def __init__(self, within_s: float) -> None:
+        self.within_s = within_s
+        self._ends_s: float | None = None
+
+    def begin(self) -> None:
+        """Note a signal."""
+        if self._ends_s is None:
+            self._ends_s = monotonic() + self.within_s
+
+    def left_s(self) -> float:
+        """Return what is left of it, but for the end of the process itself."""
+        self.begin()
+        assert self._ends_s is not None  # noqa: S101 - it has begun
+        return max(self._ends_s - monotonic() - EXIT_SHARE * self.within_s, 0.0)
+
+
+def run(
+    config: Config,
+    workers: Sequence[str],
+    started: Started | None,
+    access: Access,
+    host: str,
+    port: int,
+    decision_log: Path | None = None,
+) -> None:
+    """Serve until SIGINT or SIGTERM; each further one skips a wait. Raises ConfigError or HostError."""
+    options = [*map(WorkerOption.parse, workers)]
+    logging.basicConfig(level=logging.INFO)
+    redact_logs(logging.root.handlers, "%(asctime)s %(name)s %(levelname)s %(message)s")
+    descriptors = raise_limit()
+    if (most := connections_within(descriptors)) < config.gateway.max_connections:
+        log.info("%d open files are enough for %d connections of clients; see ulimit -n", descriptors, most)
+    metrics = GatewayMetrics()
+    servers = None if started is None else _servers(config, started, access, metrics)
+    options += servers.options if servers else ()
+    ending = Ending(config.gateway.drain_s)
+
+    async def serve() -> None:
+        gateway = Gateway(config, options, metrics=metrics, decision_log=decision_log, access=access)
+        async with AsyncExitStack() as stack:
+            await _begin(stack, gateway, servers, ending, host, port)
+            typer.echo(
+                f"gateway on {gateway.url}, {_policies(config)}, {len(options)} workers: {gateway.admin_url}/workers"
+            )
+            if access.reloads:
+                asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, access.reload)
+            settle()
+            await asyncio.Event().wait()
+
+    uvloop.run(_until_signal(serve(), ending))
+
+
+async def _begin(
+    stack: AsyncExitStack, gateway: Gateway, servers: Servers | None, ending: Ending, host: str, port: int
+) -> None:
+    """Start the gateway and its servers; `stack` stops them in the time that `ending` has left, the gateway first."""
+    if servers is not None:
+        stack.push_async_callback(lambda: servers.stop(ending.left_s()))
+    await gateway.start(host, port)
+    after_s = SERVERS_SHARE * ending.within_s if servers is not None else 0.0
+    stack.push_async_callback(lambda: gateway.stop(max(ending.left_s() - after_s, 0.0)))
+    if servers is not None:
+        await servers.start(Console(highlight=False))
+        await gateway.look()
+        by_url = {backend.url: backend for backend in gateway.backends.all}
+        watch = asyncio.create_task(servers.watch(lambda url: by_url[url].alive))
+        stack.callback(watch.cancel)
+
+
+async def _until_signal(serve: Coroutine[None, None, None], ending: Ending) -> None:
+    """Run `serve` until a signal cancels it, whose time then begins."""
+    task = asyncio.create_task(serve)
+
+    def end(_: signal.Signals) -> None:
+        ending.begin()
+        task.cancel()
+
+    on_stop(end, ending.within_s + CUT_OFF_S, (signal.SIGINT, signal.SIGTERM))
+    with contextlib.suppress(asyncio.CancelledError):
+        await task
+
+
+def _policies(config: Config) -> str:
+    picked = [f"{key} {choice.name}" for key in ("bundle", "router", "flow") if (choice := getattr(config, key))]
+    return ", ".join(picked) or "router least-loaded"
+
+
+def _servers(config: Config, started: Started, access: Access, metrics: GatewayMetrics) -> Servers:
+    """Return the servers that are to be started. Raises ConfigError or HostError."""
+    launch = Launch.parse(started.launch)
+    return Servers(
+        plan(config, launch),
+        launch,
+        started.config,
+        dual=config.sglang.dual_role,
+        logs=started.logs,
+        metrics=metrics,
+        times=Times(started.ready_s),
+        keys=access.worker_keys,
+    )

@@ -1,0 +1,158 @@
+"""TLS for clients and workers."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+from pdplugins.errors import ConfigError
+from pdplugins.gateway.access.access import Access, read_access
+from pdplugins.gateway.access.tls import ServerTls, worker_tls
+from pdplugins.gateway.access.worker_keys import WorkerKey, WorkerKeys
+from tests.gateway.access.rig import KEY, with_key
+from tests.gateway.certificates import Authority
+from tests.gateway.fake import FakeWorker, Rooms, settled
+from tests.gateway.rig import Stand, ask, fast, over, stand
+
+
+@pytest.fixture(scope="module")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    return Authority.make(tmp_path_factory.mktemp("tls") / "ca")
+
+
+@pytest.fixture(scope="module")
+def certificate(authority: Authority) -> tuple[Path, Path]:
+    return authority.sign("gateway")
+
+
+def test_clients_and_workers_speak_tls(authority: Authority, certificate: tuple[Path, Path]) -> None:
+    async def run() -> None:
+        (worker,) = found = [FakeWorker("unified", Rooms(), 9000)]
+        worker.tls = ServerTls(*certificate).context
+        worker.key = KEY
+        await worker.start()
+        trusts = ssl.create_default_context(cafile=str(authority.certificate))
+        access = Access(
+            worker_keys=WorkerKeys(WorkerKey(KEY)),
+            worker_ca=worker_tls(authority.certificate),
+            tls=ServerTls(*certificate),
+        )
+        async with over(found, access=access, trusts=trusts) as it:
+            assert it.gateway.url.startswith("https://127.0.0.1:")
+            assert (await it.post("/generate", ask()))[0] == 200
+            assert len(await it.stream("/generate", ask())) == 9
+            async with it.client.get(it.gateway.admin_url + "/workers") as answer:
+                assert (await answer.json())[0]["alive"] is True
+            async with aiohttp.ClientSession() as stranger:
+                with pytest.raises(aiohttp.ClientConnectorCertificateError):
+                    await stranger.get(it.gateway.url + "/health")
+                with pytest.raises(aiohttp.ClientError):
+                    await stranger.get(it.gateway.url.replace("https", "http") + "/health")
+
+    asyncio.run(run())
+
+
+def test_a_worker_with_a_certificate_of_a_stranger_gets_nothing(
+    authority: Authority, certificate: tuple[Path, Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Not even the key."""
+
+    async def run() -> None:
+        (worker,) = found = [FakeWorker("unified", Rooms(), 9000)]
+        worker.tls = ServerTls(*certificate).context
+        await worker.start()
+        async with over(found, access=with_key()) as it:
+            assert await settled(lambda: it.faults["poll_missed"] > 2)
+            assert (await it.post("/generate", ask()))[0] == 503
+            assert not worker.given
+
+    asyncio.run(run())
+    told = [line for line in caplog.messages if "is not there" in line]
+    assert len(told) == 1
+    assert "certificate verify failed" in told[0].lower()
+
+
+def test_a_new_certificate_is_used_from_the_next_connection_on(authority: Authority, tmp_path: Path) -> None:
+    first, second = authority.sign("first"), authority.sign("second")
+    files = tmp_path / "cert.pem", tmp_path / "key.pem"
+
+    def put(pair: tuple[Path, Path]) -> None:
+        for target, source in zip(files, pair, strict=True):
+            target.write_bytes(source.read_bytes())
+
+    put(first)
+    tls = ServerTls(*files)
+    access = Access(tls=tls)
+
+    async def name(port: int) -> str:
+        trusts = ssl.create_default_context(cafile=str(authority.certificate))
+        _, writer = await asyncio.open_connection("127.0.0.1", port, ssl=trusts)
+        found = writer.get_extra_info("peercert")["subject"][0][0][1]
+        writer.close()
+        return str(found)
+
+    async def run() -> None:
+        async with stand("unified", access=access) as it:
+            port = int(it.gateway.url.rpartition(":")[2])
+            assert await name(port) == "first"
+            put(second)
+            access.reload()
+            assert await name(port) == "second"
+            files[1].write_text("no key")
+            access.reload()
+            assert await name(port) == "second"
+
+    asyncio.run(run())
+
+
+def test_a_client_that_does_not_finish_its_handshake_is_cut_off(certificate: tuple[Path, Path]) -> None:
+    """Against a control: the same deadline for the head of a request over plain HTTP."""
+
+    async def closed(it: Stand) -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", int(it.gateway.url.rpartition(":")[2]))
+        writer.write(b"\x16\x03\x01")  # the beginning of a TLS record
+        with suppress(ConnectionResetError):
+            await asyncio.wait_for(reader.read(), 10)  # until it is closed
+        writer.close()
+
+    async def run() -> None:
+        for access in (Access(), Access(tls=ServerTls(*certificate))):
+            async with stand("unified", access=access, settings=fast(head_s=0.3)) as it:
+                await closed(it)
+
+    asyncio.run(run())
+
+
+def test_wrong_files_of_tls_are_one_line(authority: Authority, certificate: tuple[Path, Path], tmp_path: Path) -> None:
+    cert, key = certificate
+    locked = authority.sign("locked", password="some-password")
+    (empty := tmp_path / "empty").touch()
+    pairs = [
+        (cert, empty),
+        (empty, key),
+        (tmp_path / "none", key),
+        (cert, cert),
+        (cert, authority.sign("other")[1]),
+        locked,
+    ]
+    for pair in pairs:
+        with pytest.raises(ConfigError, match=r"^--tls-cert .*give a PEM certificate chain and its key") as caught:
+            ServerTls(*pair)
+        assert str(caught.value).isprintable()
+    for file in (empty, tmp_path / "none", key):
+        with pytest.raises(ConfigError, match=r"^--worker-ca .*give certificates in PEM"):
+            worker_tls(file)
+
+
+def test_a_certificate_and_its_key_go_together(certificate: tuple[Path, Path]) -> None:
+    options: dict[str, Any] = dict.fromkeys(("worker_key_file", "worker_ca", "api_keys", "tls_cert", "tls_key"))
+    options |= {"admin_host": "127.0.0.1", "admin_port": 0}
+    with pytest.raises(ConfigError, match="--tls-cert and --tls-key go together"):
+        read_access(**{**options, "tls_cert": certificate[0]})
+    assert read_access(**options).tls is None

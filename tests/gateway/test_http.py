@@ -1,0 +1,54 @@
+"""What aiohttp's server says by itself has the form of all other answers."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import pytest
+
+from tests.gateway.rig import ask, stand
+from tests.gateway.sockets import ends, sockets
+
+GET = b"GET /health HTTP/1.1\r\nHost: x\r\n"
+
+
+@pytest.mark.parametrize("listener", ["url", "admin_url"])
+@pytest.mark.parametrize(
+    ("head", "status"),
+    [
+        (b"\x00\xff garbage\r\n\r\n", 400),
+        (b"GET / HTTP/9.9\r\n\r\n", 400),
+        (GET + b"X: " + b"a" * 9_000 + b"\r\n\r\n", 400),
+        (GET + b"Content-Length: many\r\n\r\n", 400),
+        (GET + b"Expect: x\r\nConnection: close\r\n\r\n", 417),
+        (GET.replace(b"GET", b"BREW") + b"\r\n", 400),
+        (GET.replace(b"/health", b"/nowhere") + b"Connection: close\r\n\r\n", 404),
+    ],
+)
+def test_what_is_no_request_gets_an_error_object(head: bytes, status: int, listener: str) -> None:
+    async def run() -> None:
+        async with stand("unified") as it, sockets(getattr(it.gateway, listener)) as connect:
+            reader, writer = await connect()
+            writer.write(head)
+            said, _, body = (await ends(reader)).partition(b"\r\n\r\n")
+        assert b"Content-Type: application/json" in said
+        assert json.loads(body)["error"]["code"] == status == int(said.split()[1])
+        assert said.count(b"Server: pdplugins\r\n") == 1
+
+    asyncio.run(run())
+
+
+def test_no_answer_tells_the_version_of_the_http_server() -> None:
+    async def run() -> None:
+        async with stand("unified") as it:
+            for path in ("/health", "/v1/models", "/openapi.json"):
+                async with it.client.get(it.gateway.url + path) as answer:
+                    assert answer.headers["Server"] == "pdplugins"
+            for stream in (True, False):
+                async with it.client.post(it.gateway.url + "/generate", json=ask(stream=stream)) as answer:
+                    assert answer.headers["Server"] == "pdplugins"
+            async with it.client.get(it.gateway.admin_url + "/workers") as answer:
+                assert answer.headers["Server"] == "pdplugins"
+
+    asyncio.run(run())
