@@ -80,6 +80,11 @@ class Admission:
         self.closed = True
         self.reading.expire()
 
+    @property
+    def requests(self) -> int:
+        """Requests that are waiting or being served."""
+        return self._requests
+
     async def empty(self) -> None:
         """Return once no request is left."""
         await self._empty.wait()

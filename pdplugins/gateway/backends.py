@@ -4,22 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from time import monotonic
 from typing import Any
 from urllib.parse import urlsplit
 
-from pdplugins.contracts.workers import Role, WorkerView
+from pdplugins.contracts.workers import Role
 from pdplugins.errors import ConfigError, one_line
 from pdplugins.gateway.access.worker_keys import NO_KEYS, NONE, WorkerKey, WorkerKeys, key_refused
-from pdplugins.gateway.books import WorkerBook
-from pdplugins.gateway.deadlines import Deadlines
 from pdplugins.gateway.engine import Engine, Facts, LoadReport, ServerKind
 from pdplugins.gateway.errors import refused, said, shortage
 from pdplugins.gateway.metrics import GatewayMetrics
-from pdplugins.gateway.primitive import can_serve
-from pdplugins.gateway.roles import WorkerLabels
+from pdplugins.gateway.workers import Worker, Workers
 from pdplugins.limits import GatewayConfig
 from pdplugins.processes.addresses import check_url
 
@@ -55,28 +52,23 @@ class WorkerOption:
         return option
 
 
-class Backend:
+class Backend(Worker):
     """One server, and the gateway's book of it."""
 
     def __init__(self, option: WorkerOption, role: Role, key: WorkerKey = NONE) -> None:
         parts = urlsplit(option.url)
+        super().__init__(parts.netloc, role)
         self.option = option
         self.key = key
         self.url = option.url
-        self.id = parts.netloc
         self.host = parts.hostname or ""
         self.kind: ServerKind | None = None
         """None until it has said what it is."""
         self.bootstrap_port = option.bootstrap_port
         self.incremental = False
         """Whether its streams hold new tokens only, and not all so far."""
-        self.alive = False
         self.told = False
         """Whether it has been said why it is not there."""
-        self.resting_until_s = 0.0
-        self.view = WorkerBook(self.id, role)
-        self.waits = Deadlines()
-        """For the beginning of an answer; they end as soon as this worker is lost."""
         self._stamps: tuple[object, ...] = ()
         self._stamps_since_s = 0.0
         """Since when its load reports have had these time stamps."""
@@ -108,16 +100,9 @@ class Backend:
         self.view.used_kv_tokens = report.used_kv_tokens
         self.view.load.reported(report.running_requests, report.waiting_requests, report.waiting_tokens)
 
-    def lost(self) -> None:
-        """Take no new work, and end all waits for the beginning of an answer."""
-        self.alive = False
-        self.view.cached_blocks.clear()
-        self.view.used_kv_tokens = None
-        self.waits.expire()
 
-
-class Backends:
-    """All workers. `ready` is the same tuple while no worker comes, goes or changes its role, as routers may expect.
+class Backends(Workers[Backend]):
+    """The servers that a gateway is given, and that it polls.
 
     :param prefill: dual-role workers without a role that are labelled prefill, the first ones.
     """
@@ -136,60 +121,9 @@ class Backends:
             Backend(option, option.role or role, keys.of(option.url))
             for option, role in zip(options, roles, strict=False)
         ]
-        self.by_id = {backend.id: backend for backend in self.all}
+        super().__init__(self.all, settings, metrics)
         if len(self.by_id) < len(self.all):
             raise ConfigError("--worker: two workers have the same address; give each one once")
-        self.views: dict[str, WorkerView] = {backend.id: backend.view for backend in self.all}
-        self.ready: tuple[WorkerView, ...] = ()
-        self.ready_ids: frozenset[str] = frozenset()
-        self._metrics = metrics or GatewayMetrics()
-        self.labels = WorkerLabels(self._metrics, lambda: self._change((*self.ready,)))
-        self._settings = settings
-        self._resting = False
-        self.serves = asyncio.Event()
-        """Set while the workers that take new work can serve a request between them."""
-        self._on_change: Callable[[], None] | None = None
-
-    def listen(self, on_change: Callable[[], None]) -> None:
-        """Call `on_change` whenever a worker may take more: it comes, goes, changes its role, reports or frees KV."""
-        self._on_change = on_change
-        for backend in self.all:
-            backend.view.load.on_freed = on_change
-
-    def refresh(self) -> None:
-        """Find out who takes new work now."""
-        now_s = monotonic()
-        alive = [backend for backend in self.all if backend.alive]
-        rested = [backend for backend in alive if backend.resting_until_s <= now_s]
-        self._resting = len(rested) < len(alive)
-        usable = rested if can_serve(backend.view for backend in rested) else alive
-        ready = tuple(backend.view for backend in usable)
-        if ready != self.ready:
-            self._change(ready)
-
-    def now_ready(self) -> tuple[WorkerView, ...]:
-        """Return the workers that take new work."""
-        if self._resting:
-            self.refresh()
-        return self.ready
-
-    def failed(self, worker: str, *, gone: bool) -> None:
-        """Note that a worker failed a request. It gets no new ones for a while, or until it can be reached again."""
-        backend = self.by_id[worker]
-        backend.resting_until_s = monotonic() + self._settings.rest_s
-        if gone:
-            self._lost(backend, "it refuses connections")
-        self.refresh()
-
-    def _change(self, ready: tuple[WorkerView, ...]) -> None:
-        self.ready = ready
-        self.ready_ids = frozenset(worker.id for worker in ready)
-        if can_serve(ready):
-            self.serves.set()
-        else:
-            self.serves.clear()
-        if self._on_change is not None:
-            self._on_change()
 
     # --- watching ------------------------------------------------------------------------------------------------
 
@@ -222,11 +156,11 @@ class Backends:
         if shortage(error):
             self._metrics.fault("out_of_descriptors", error)
         elif refused(error):
-            self._lost(backend, str(error))
+            self.lost(backend, str(error))
         else:
             self._metrics.fault("poll_missed", f"{backend.id}: {said(error)}")
             if misses >= self._settings.poll_misses:
-                self._lost(backend, said(error))
+                self.lost(backend, said(error))
 
     async def look(self, backend: Backend, engine: Engine[Any, Any]) -> None:
         """Ask a worker once, for what it is when that is not known yet, and for its load."""
@@ -235,18 +169,9 @@ class Backends:
         report = await engine.load(backend)
         backend.report(report)
         if backend.engine_hangs(report.stamps, self._settings.silence_s):
-            self._lost(backend, f"its engine has not said its load for {self._settings.silence_s:g} s")
+            self.lost(backend, f"its engine has not said its load for {self._settings.silence_s:g} s")
             return
         if not backend.alive:
-            backend.alive, backend.told = True, False
-            self.labels.came(backend.view)
+            backend.told = False
             log.info("%s is there: %s, label %s", backend.id, backend.kind, backend.view.role)
-            self.refresh()
-
-    def _lost(self, backend: Backend, why: str) -> None:
-        if not backend.alive:
-            return
-        log.warning("%s is gone: %s", backend.id, why)
-        backend.lost()
-        self.labels.went(backend.id)
-        self.refresh()
+            self.came(backend)

@@ -53,7 +53,7 @@ class LoadBook:
 
     __slots__ = (
         "_other_requests", "_other_running", "_other_tokens", "_own_queued", "_own_queued_tokens", "_own_running",
-        "_own_running_tokens", "_prefill_history", "_tbt", "_ttft", "on_freed", "worker",
+        "_own_running_tokens", "_prefill_history", "_step_tokens", "_tbt", "_ttft", "on_freed", "worker",
     )  # fmt: skip
 
     def __init__(self, worker: str) -> None:
@@ -63,6 +63,7 @@ class LoadBook:
         self._own_queued = self._own_queued_tokens = self._own_running = self._own_running_tokens = 0
         self._other_requests = self._other_running = self._other_tokens = 0
         self._prefill_history = 0
+        self._step_tokens: int | None = None
         self._ttft = RecentMean()
         self._tbt = RecentMean()
 
@@ -99,9 +100,9 @@ class LoadBook:
         return self._own_running_tokens
 
     @property
-    def prefill_tokens(self) -> None:
-        """Prompt tokens in the current step: no server says."""
-        return
+    def prefill_tokens(self) -> int | None:
+        """Prompt tokens in the current step; None where the worker does not say."""
+        return self._step_tokens
 
     @property
     def prefill_history_tokens(self) -> int:
@@ -140,10 +141,11 @@ class LoadBook:
         self._own_running += 1
         self._own_running_tokens += tokens
 
-    def tokens(self, count: int, gap_s: float, now_s: float) -> None:
-        """Note tokens, each `gap_s` after the one before it."""
+    def tokens(self, count: int, gap_s: float | None, now_s: float) -> None:
+        """Note tokens, each `gap_s` after the one before it; None for a first token, which has none before it."""
         self._own_running_tokens += count
-        self._tbt.add(gap_s, now_s, count)
+        if gap_s is not None:
+            self._tbt.add(gap_s, now_s, count)
 
     def decode_ends(self, tokens: int) -> None:
         """Note the end of a request with a context of `tokens`."""
@@ -151,8 +153,12 @@ class LoadBook:
         self._own_running_tokens -= tokens
         self._freed()
 
-    def reported(self, running: int, waiting: int, waiting_tokens: int) -> None:
-        """Take in the worker's own counts of requests and of waiting tokens: the surplus over ours is of others."""
+    def reported(self, running: int, waiting: int, waiting_tokens: int, step_tokens: int | None = None) -> None:
+        """Take in the worker's own counts of requests and of waiting tokens: the surplus over ours is of others.
+
+        :param step_tokens: prompt tokens in its current step; None where it does not say.
+        """
+        self._step_tokens = step_tokens
         others = max(running + waiting - self._own_running - self._own_queued, 0)
         self._other_requests = min(others, waiting)
         self._other_running = others - self._other_requests

@@ -1,6 +1,7 @@
 """The interface to a kind of server: how to query it, send it a request and read its answer.
 
-The rest of the gateway (HTTP side, routing, flow control, sessions, books) is the same for every engine.
+`Executor` is what a host needs that sends requests to workers; `Engine` is an executor over HTTP servers. The rest of
+the gateway (HTTP side, routing, flow control, sessions, books) is the same for every engine.
 `pdplugins.gateway.engines.sglang` implements `Engine` for SGLang's servers.
 """
 
@@ -82,8 +83,8 @@ class Call(Splittable, Protocol):
         ...
 
     @property
-    def body(self) -> bytes:
-        """Its JSON, as the client sent it."""
+    def body(self) -> Any:
+        """What the client sent, in the engine's own form: the JSON of an HTTP request."""
         ...
 
     @property
@@ -144,15 +145,15 @@ class Call(Splittable, Protocol):
         """Whether the client wants logprobs: those of the prompt come from the worker that prefills."""
         ...
 
-    def limited(self, tokens: int) -> bytes:
+    def limited(self, tokens: int) -> Any:
         """Return the body of a request for at most `tokens` of the answer."""
         ...
 
-    def prefill_only(self) -> bytes:
+    def prefill_only(self) -> Any:
         """Return the body of a request that computes the prompt and no more than one token."""
         ...
 
-    def continued(self, ids: list[int], done: int) -> bytes:
+    def continued(self, ids: list[int], done: int) -> Any:
         """Return the body for the rest of the answer: `ids` are the prompt and the `done` tokens so far."""
         ...
 
@@ -166,20 +167,24 @@ class Work(Generic[CallT]):
     """One request as a worker gets it, but for the fields that tie its legs together."""
 
     call: CallT
-    body: bytes
+    body: Any
     prompt_tokens: int
     new_tokens: int
     """Prompt tokens that have to be computed; the others are cached."""
     arrived_s: float
 
 
-class Client(Protocol):
+class Started(Protocol):
     """Where an answer goes."""
 
     @property
     def started(self) -> bool:
         """Whether the client has got anything, so that the request cannot start anew unnoticed."""
         ...
+
+
+class Client(Started, Protocol):
+    """Where an answer goes over HTTP."""
 
     async def send(self, data: bytes, content_type: str) -> None:
         """Send a part of a stream."""
@@ -239,7 +244,39 @@ class Relay(Protocol[HeardT_contra]):
         ...
 
 
-class Engine(Protocol[CallT, AnswerT]):
+class Executor(Protocol[CallT, AnswerT]):
+    """What carries out requests on workers of one kind. Workers and clients are those of the host."""
+
+    async def prompt_ids(self, backend: Any, call: CallT) -> list[int]:
+        """Return the prompt of `call` as the server's tokenizer splits it. Raises WorkerFailedError or RefusedError."""
+        ...
+
+    def relay(self, call: CallT, client: Any, on_first: Callable[[], None]) -> Relay[AnswerT]:
+        """Return the relay that passes the answer of `call` on. :param on_first: is called before each first token."""
+        ...
+
+    def splittable(self, call: CallT, client: Any, first: Any) -> tuple[CallT, Any]:
+        """Return `call` in a form whose answer `first` may begin and another server end, and where its answer goes."""
+        ...
+
+    def local(self, backend: Any, work: Work[CallT]) -> AbstractAsyncContextManager[AnswerT]:
+        """Let one server do all of it. Raises WorkerFailedError or RefusedError, as all that follows."""
+        ...
+
+    def pair(self, prefill: Any, decode: Any, work: Work[CallT]) -> AbstractAsyncContextManager[AnswerT]:
+        """Prefill on one server and decode on another one, which gets the KV cache."""
+        ...
+
+    async def push(self, source: Any, target: Any, ids: Sequence[int], work: Work[CallT]) -> None:
+        """Compute the KV cache of `ids` on `source` and leave it in the prefix cache of `target`."""
+        ...
+
+    async def warm(self, backend: Any, work: Work[CallT]) -> None:
+        """Compute the KV cache of a prompt on a server, for a later pair or for itself."""
+        ...
+
+
+class Engine(Executor[CallT, AnswerT], Protocol[CallT, AnswerT]):
     """One kind of server. Calls to a server may raise aiohttp.ClientError, OSError or TimeoutError."""
 
     @property
@@ -285,34 +322,6 @@ class Engine(Protocol[CallT, AnswerT]):
         :param session: its session where a header names one; else a field of the body may.
         :param headers: what the workers are to get of the client's headers.
         """
-        ...
-
-    async def prompt_ids(self, backend: Backend, call: CallT) -> list[int]:
-        """Return the prompt of `call` as the server's tokenizer splits it. Raises WorkerFailedError or RefusedError."""
-        ...
-
-    def relay(self, call: CallT, client: Client, on_first: Callable[[], None]) -> Relay[AnswerT]:
-        """Return the relay that passes the answer of `call` on. :param on_first: is called before each first token."""
-        ...
-
-    def splittable(self, call: CallT, client: Client, first: Backend) -> tuple[CallT, Client]:
-        """Return `call` in a form whose answer `first` may begin and another server end, and where its answer goes."""
-        ...
-
-    def local(self, backend: Backend, work: Work[CallT]) -> AbstractAsyncContextManager[AnswerT]:
-        """Let one server do all of it. Raises WorkerFailedError or RefusedError, as all that follows."""
-        ...
-
-    def pair(self, prefill: Backend, decode: Backend, work: Work[CallT]) -> AbstractAsyncContextManager[AnswerT]:
-        """Prefill on one server and decode on another one, which gets the KV cache."""
-        ...
-
-    async def push(self, source: Backend, target: Backend, ids: Sequence[int], work: Work[CallT]) -> None:
-        """Compute the KV cache of `ids` on `source` and leave it in the prefix cache of `target`."""
-        ...
-
-    async def warm(self, backend: Backend, work: Work[CallT]) -> None:
-        """Compute the KV cache of a prompt on a server, for a later pair or for itself."""
         ...
 
     async def close(self, within_s: float) -> None:

@@ -1,4 +1,4 @@
-"""What the gateway does, as Prometheus metrics named ``pdplugins_gateway_…``, and the log of what went wrong."""
+"""What a gateway does, as Prometheus metrics named ``pdplugins_gateway_…``, and the log of what went wrong."""
 
 from __future__ import annotations
 
@@ -20,11 +20,13 @@ BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0
 
 
 class GatewayMetrics:
-    """The metrics of one gateway."""
+    """The metrics of one gateway.
 
-    def __init__(self) -> None:
+    :param prefix: how their names begin; another host that serves requests has its own.
+    """
+
+    def __init__(self, prefix: str = "pdplugins_gateway_") -> None:
         self.registry = CollectorRegistry()
-        prefix = "pdplugins_gateway_"
 
         def counter(name: str, text: str, *labels: str) -> PrometheusCounter:
             return PrometheusCounter(prefix + name, text, labels, registry=self.registry)

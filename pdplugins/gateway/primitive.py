@@ -144,6 +144,8 @@ def resolve(
     call: Splittable,
     workers: Mapping[str, WorkerView],
     ready: Sequence[WorkerView],
+    *,
+    late: bool = False,
 ) -> tuple[Execution, Deviation | None]:
     """Return what the workers and the request allow of `placement`, and why it differs, if it does.
 
@@ -152,6 +154,8 @@ def resolve(
     :param prompt: tokens of the prompt.
     :param workers: all workers that `placement` may name, by id.
     :param ready: those that take new work; a placement that cannot be followed becomes one on these.
+    :param late: whether every worker that prefills can do so before it is known who decodes; else only those that can
+        serve alone.
 
     Raises NobodyServesError.
     """
@@ -166,7 +170,7 @@ def resolve(
     if not (prefills(first) and (second is None or decodes(second))):
         return _nearest(first, second, prompt, ready), Deviation.ROLES
     if second is None:
-        return Execution(first.id, None, prompt, prompt), None if alone(first) else Deviation.OPEN_SECOND
+        return Execution(first.id, None, prompt, prompt), None if late or alone(first) else Deviation.OPEN_SECOND
     if placement.split != prompt and (why := _unsplit(placement.split, prompt, first, second, call)):
         return Execution(first.id, second.id, prompt, prompt), why
     return Execution(first.id, second.id, placement.split, prompt), None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import gc
 import logging
 import signal
 from collections.abc import Coroutine, Sequence
@@ -26,6 +25,7 @@ from pdplugins.gateway.engines.sglang.launch import Launch, plan
 from pdplugins.gateway.engines.sglang.servers import Servers, Times
 from pdplugins.gateway.metrics import GatewayMetrics
 from pdplugins.processes.ending import on_stop
+from pdplugins.processes.garbage import settle
 from pdplugins.redaction import redact_logs
 
 log = logging.getLogger("pdplugins.gateway")
@@ -35,8 +35,6 @@ SERVERS_SHARE = 0.4
 EXIT_SHARE = 0.05
 CUT_OFF_S = 3.0
 """So long after the time of a stop a process is cut off that has not ended: a policy may never return."""
-GC_THRESHOLD = (20_000, 20, 20)
-"""New objects before Python collects garbage: those of some hundred requests, instead of one or two."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +99,7 @@ def run(
             )
             if access.reloads:
                 asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, access.reload)
-            _collect_seldom()
+            settle()
             await asyncio.Event().wait()
 
     uvloop.run(_until_signal(serve(), ending))
@@ -140,13 +138,6 @@ async def _until_signal(serve: Coroutine[None, None, None], ending: Ending) -> N
 def _policies(config: Config) -> str:
     picked = [f"{key} {choice.name}" for key in ("bundle", "router", "flow") if (choice := getattr(config, key))]
     return ", ".join(picked) or "router least-loaded"
-
-
-def _collect_seldom() -> None:
-    """Spare the garbage collector what stays: to scan it in each collection took a sixth of the CPU time."""
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(*GC_THRESHOLD)
 
 
 def _servers(config: Config, started: Started, access: Access, metrics: GatewayMetrics) -> Servers:

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import asyncio
 from time import monotonic
+from typing import Any
 
 from pdplugins.contracts.flow import Hold, Refuse, Waiting
 from pdplugins.contracts.request import Request
 from pdplugins.contracts.router import Outcome
-from pdplugins.gateway.backends import Backends
 from pdplugins.gateway.errors import FlowRefusedError
 from pdplugins.gateway.metrics import GatewayMetrics
+from pdplugins.gateway.workers import Workers
 from pdplugins.runtime.flow import SafeFlow
 
 RETRY_S = 1.0
@@ -26,7 +27,7 @@ class AdmissionQueue:
     :param ttft_s: the TTFT objective: a request is due so long after it came.
     """
 
-    def __init__(self, flow: SafeFlow, backends: Backends, metrics: GatewayMetrics, ttft_s: float) -> None:
+    def __init__(self, flow: SafeFlow, backends: Workers[Any], metrics: GatewayMetrics, ttft_s: float) -> None:
         self._flow = flow
         self._backends = backends
         self._metrics = metrics

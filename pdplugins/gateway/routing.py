@@ -17,10 +17,10 @@ from pdplugins.contracts.roles import HearsRoles
 from pdplugins.contracts.router import Outcome, Placement, Router
 from pdplugins.contracts.workers import Role, WorkerView
 from pdplugins.gateway.admission import overloaded
-from pdplugins.gateway.backends import Backends
 from pdplugins.gateway.errors import GatewayError
 from pdplugins.gateway.metrics import GatewayMetrics
 from pdplugins.gateway.primitive import Deviation, Execution, NobodyServesError, Splittable, alone, can_serve, resolve
+from pdplugins.gateway.workers import Workers
 from pdplugins.policies.stock.routers import LeastLoaded, RouterSettings
 from pdplugins.runtime.decision import Fault, Journal
 from pdplugins.runtime.faults import implements, raised
@@ -31,21 +31,27 @@ PACE_S = 1.0
 
 
 class Routing:
-    """Asks the router; without one, the least loaded workers are taken."""
+    """Asks the router; without one, the least loaded workers are taken.
+
+    :param late: whether every worker that prefills can do so before it is known who decodes.
+    """
 
     def __init__(
         self,
         router: Router | None,
         deployment: Deployment,
-        backends: Backends,
+        backends: Workers[Any],
         metrics: GatewayMetrics,
         journal: Journal | None = None,
+        *,
+        late: bool = False,
     ) -> None:
         self._own = LeastLoaded(RouterSettings.model_validate({}), deployment)
         self._deployment = deployment
         self._backends = backends
         self._metrics = metrics
         self._journal = journal
+        self._late = late
         self._asked: set[str] = set()
         """Requests that the router has been asked for and that have not ended."""
         self.use(router or self._own)
@@ -118,9 +124,9 @@ class Routing:
 
     def _execution(self, placement: Placement, request: Request, call: Splittable) -> Execution:
         """Return what of `placement` these workers and this request allow. Raises GatewayError."""
-        backends = self._backends
+        views, ready = self._backends.views, self._backends.now_ready()
         try:
-            execution, deviation = resolve(placement, request.prompt_tokens, call, backends.views, backends.now_ready())
+            execution, deviation = resolve(placement, request.prompt_tokens, call, views, ready, late=self._late)
         except NobodyServesError as error:
             raise overloaded(str(error)) from None
         if deviation is not None:

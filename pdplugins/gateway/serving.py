@@ -8,8 +8,7 @@ from typing import Any
 
 from pdplugins.contracts.router import Ending, Outcome
 from pdplugins.gateway.admission import Admission, overloaded
-from pdplugins.gateway.backends import Backends
-from pdplugins.gateway.engine import Call, Client, Engine
+from pdplugins.gateway.engine import Call, Executor, Started
 from pdplugins.gateway.errors import FlowRefusedError
 from pdplugins.gateway.metrics import GatewayMetrics
 from pdplugins.gateway.prompts import Lengths
@@ -18,6 +17,7 @@ from pdplugins.gateway.retry import RetryBudget
 from pdplugins.gateway.routing import Routing
 from pdplugins.gateway.sessions import Sessions
 from pdplugins.gateway.task import RequestTask
+from pdplugins.gateway.workers import Workers
 
 
 class Serving:
@@ -26,8 +26,8 @@ class Serving:
     def __init__(
         self,
         routing: Routing,
-        backends: Backends,
-        engine: Engine[Any, Any],
+        backends: Workers[Any],
+        executor: Executor[Any, Any],
         admission: Admission,
         metrics: GatewayMetrics,
         queue: AdmissionQueue | None = None,
@@ -36,7 +36,7 @@ class Serving:
         self.queue = queue
         """Where requests wait before the workers; None: they do not wait."""
         self.backends = backends
-        self.engine = engine
+        self.executor = executor
         self.settings = admission.settings
         self.metrics = metrics
         self.sessions = Sessions(self.settings.max_sessions)
@@ -45,7 +45,7 @@ class Serving:
         self.admission = admission
         self._ids: set[str] = set()
 
-    async def serve(self, call: Call, client: Client) -> None:
+    async def serve(self, call: Call, client: Started) -> None:
         """Answer one request. Raises GatewayError, RefusedError, or TimeoutError when its time is over.
 
         The router, where it was asked, and the flow policy hear of its end exactly once, whatever it is.

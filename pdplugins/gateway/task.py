@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 from pdplugins.contracts.request import Request
 from pdplugins.gateway.admission import RETRY_AFTER_S
-from pdplugins.gateway.backends import Backend
-from pdplugins.gateway.engine import Call, Client, Relay, Work
+from pdplugins.gateway.engine import Call, Relay, Started, Work
 from pdplugins.gateway.errors import GatewayError, RefusedError, WorkerFailedError
 from pdplugins.gateway.primitive import Execution, Primitive
 from pdplugins.gateway.prompts import blocks_of
 from pdplugins.gateway.retry import pause_s
 from pdplugins.gateway.sessions import Session
+from pdplugins.gateway.workers import Worker
 
 if TYPE_CHECKING:
     from pdplugins.gateway.serving import Serving
@@ -38,14 +38,14 @@ class Attempt:
 class RequestTask:
     """One request while it is served."""
 
-    def __init__(self, serving: Serving, name: str, call: Call, client: Client) -> None:
+    def __init__(self, serving: Serving, name: str, call: Call, client: Started) -> None:
         self._all = serving
         self._name = name
         self._call = call
         self._client = client
         self._arrived_s = monotonic()
-        self._relay = serving.engine.relay(call, client, self._first_token)
-        self._asked: tuple[Call, Client, Relay[Any]] | None = None
+        self._relay = serving.executor.relay(call, client, self._first_token)
+        self._asked: tuple[Call, Started, Relay[Any]] | None = None
         """The request as the client asked it, where it is asked in another form."""
         self._blocks = blocks_of(call)
         self._prompt = serving.lengths.prompt_tokens(call)
@@ -144,12 +144,12 @@ class RequestTask:
         work = Work(self._call, self._call.body, request.prompt_tokens, new_tokens, self._arrived_s)
         return Attempt(request, execution, work)
 
-    def _make_splittable(self, first: Backend) -> None:
-        call, client = self._all.engine.splittable(self._call, self._client, first)
+    def _make_splittable(self, first: Worker) -> None:
+        call, client = self._all.executor.splittable(self._call, self._client, first)
         if call is not self._call:
             self._asked = self._call, self._client, self._relay
             self._call, self._client = call, client
-            self._relay = self._all.engine.relay(call, client, self._first_token)
+            self._relay = self._all.executor.relay(call, client, self._first_token)
 
     async def _resumed(self, attempt: Attempt) -> Attempt:
         """Go on from the tokens that the client has got from other workers: they are part of the prompt now."""
@@ -169,7 +169,7 @@ class RequestTask:
         if was.primitive is not Primitive.WARM:
             return attempt
         try:
-            await self._all.engine.warm(self._backend(was.first), attempt.but(body=self._call.prefill_only()).work)
+            await self._all.executor.warm(self._backend(was.first), attempt.but(body=self._call.prefill_only()).work)
         except RefusedError:
             return attempt.but(Execution.local(was.first, was.prompt))
         return attempt.but(self._all.routing.prefilled(attempt.request, was.first, was.split, self._call), new_tokens=1)
@@ -183,7 +183,7 @@ class RequestTask:
         execution, work = attempt.execution, attempt.work
         source = replace(work, new_tokens=max(work.prompt_tokens - history, 1))
         first, second = self._backend(execution.first), self._backend(execution.second)
-        await self._all.engine.push(second, first, ids[: min(history, len(ids) - 1)], source)
+        await self._all.executor.push(second, first, ids[: min(history, len(ids) - 1)], source)
         return attempt
 
     async def _pushed(self, attempt: Attempt) -> Attempt:
@@ -196,7 +196,7 @@ class RequestTask:
         split = min(max(execution.split, 1), len(ids) - 1)
         if split > 0:
             first, second = self._backend(execution.first), self._backend(execution.second)
-            await self._all.engine.push(first, second, ids[:split], work)
+            await self._all.executor.push(first, second, ids[:split], work)
         return attempt.but(Execution.local(execution.second, execution.prompt), new_tokens=max(len(ids) - split, 1))
 
     async def _head(self, attempt: Attempt) -> Attempt | None:
@@ -208,7 +208,7 @@ class RequestTask:
         begun = attempt.but(body=self._call.limited(execution.split - execution.prompt))
         first = self._backend(execution.first)
         try:
-            async with self._all.engine.local(first, begun.work) as answer:
+            async with self._all.executor.local(first, begun.work) as answer:
                 whole = await self._relay.run(answer, head=True)
         except RefusedError:
             if self._asked is None or self._client.started:
@@ -229,9 +229,9 @@ class RequestTask:
 
     async def _answered(self, attempt: Attempt) -> None:
         """Pass on the answer, of one worker or of a pair."""
-        engine, execution = self._all.engine, attempt.execution
+        executor, execution = self._all.executor, attempt.execution
         first, second = self._backend(execution.first), self._backend(execution.second)
-        leg = engine.local(first, attempt.work) if first is second else engine.pair(first, second, attempt.work)
+        leg = executor.local(first, attempt.work) if first is second else executor.pair(first, second, attempt.work)
         async with leg as answer:
             await self._relay.run(answer)
             tokens = self._relay.usage("completion_tokens") or answer.tokens
@@ -239,9 +239,10 @@ class RequestTask:
 
     # --- what the stages need ---------------------------------------------------------------------------------------
 
-    def _backend(self, worker: str | None) -> Backend:
+    def _backend(self, worker: str | None) -> Worker:
         assert worker is not None  # noqa: S101 - only a warm execution has an open second worker
-        return self._all.backends.by_id[worker]
+        found: Worker = self._all.backends.by_id[worker]
+        return found
 
     def _missing_history(self, attempt: Attempt) -> int:
         """Return the tokens of history that the worker that decodes has, and the one that prefills has not."""
@@ -268,7 +269,7 @@ class RequestTask:
         if isinstance(prompt, list):
             return prompt
         if self._ids is None:
-            self._ids = await self._all.engine.prompt_ids(self._backend(worker), self._call)
+            self._ids = await self._all.executor.prompt_ids(self._backend(worker), self._call)
         return self._ids
 
     # --- the books -------------------------------------------------------------------------------------------------
@@ -299,7 +300,7 @@ class RequestTask:
             self._first_s = monotonic()
             self._all.metrics.ttft.observe(monotonic() - self._arrived_s)
 
-    def _finish(self, request: Request, first: Backend, second: Backend, output: int) -> None:
+    def _finish(self, request: Request, first: Worker, second: Worker, output: int) -> None:
         """Learn from an answer that is whole."""
         self._whole_tokens = output
         if (prompt := self._relay.usage("prompt_tokens")) is not None and not self._relay.ids:

@@ -153,3 +153,10 @@ def test_the_role_of_a_stock_server_is_no_label() -> None:
             assert router.heard == [(one, "decode", "refused")]
 
     asyncio.run(run())
+
+
+def test_a_first_token_has_no_gap_before_it() -> None:
+    load = LoadBook("w")
+    load.decode_starts(100)
+    load.tokens(1, None, 0.0)
+    assert (load.running_tokens, load.recent_tbt_s) == (101, None)

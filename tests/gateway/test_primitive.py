@@ -165,3 +165,13 @@ def test_what_is_resolved_can_always_be_done(
         assert decodes(other)
     if execution.primitive in (Primitive.PUSH, Primitive.HEAD):
         assert all(worker.capabilities is not None and worker.capabilities.splits for worker in (one, other))  # type: ignore[union-attr]
+
+
+def test_a_worker_that_only_prefills_may_do_so_before_it_is_known_who_decodes() -> None:
+    """Where the host's workers hand over when they are done; SGLang's need their peer before they begin."""
+    ready = workers("prefill", "decode")
+    by_id = {worker.id: worker for worker in ready}
+    late, deviation = resolve(Placement("w0", None, 100), 100, Call(), by_id, ready, late=True)
+    assert (late.primitive, deviation) == (Primitive.WARM, None)
+    early, deviation = resolve(Placement("w0", None, 100), 100, Call(), by_id, ready)
+    assert (early.primitive, deviation) == (Primitive.WARM, Deviation.OPEN_SECOND)

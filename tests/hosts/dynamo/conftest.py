@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
+from tests.hosts.dynamo.router.rig import Rig
 from tests.hosts.dynamo.stock import ENTRY_YAML, PLANNER_YAML, Stock
 
 
@@ -66,6 +67,14 @@ def stock(planner_data: dict[str, Any], entry_data: dict[str, Any]) -> Iterator[
     yield start
     for one in started:
         one.close()
+
+
+@pytest.fixture(scope="session")
+def rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
+    """A frontend and mocker workers for our router, which live as long as the tests."""
+    rig = Rig(tmp_path_factory.mktemp("rig"))
+    yield rig
+    rig.close()
 
 
 @pytest.fixture

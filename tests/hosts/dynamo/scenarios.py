@@ -23,13 +23,14 @@ from pdplugins.runtime.planner import SafePlanner
 from pdplugins.testing.hosts import NotFilledError, Scenario, Seam, Served
 from pdplugins.types import Deployment, Ending, Role, ScalePlan, TraceRequest
 from pdplugins.workloads.jsonl import write_mooncake
+from tests.hosts.dynamo.router import routed
 from tests.hosts.dynamo.stock import ENTRY_YAML, PLANNER_YAML, Stock
 
-REQUESTS = "Dynamo's own frontend and router place requests; no policy of ours is asked"
+REQUESTS = "planners place no requests; our router does"
 BATCHES = "Dynamo's engines compose their batches; no scheduler of ours is asked"
 POWER = "no power controller of ours runs beside Dynamo"
 ROLES = "a worker keeps the role that it was started with; pools change by starts and stops"
-NOT_FILLED = {
+PLANNERS_LACK = {
     Seam.WORKER_TP: REQUESTS,
     Seam.FREE_KV: REQUESTS,
     Seam.CAPABILITIES: REQUESTS,
@@ -48,6 +49,9 @@ NOT_FILLED = {
     Seam.POWER_ROLES: POWER,
     Seam.POWER_CAPS: POWER,
 }
+"""What the ways do not fill by which our planners get into Dynamo."""
+NOT_FILLED = {seam: why for seam, why in PLANNERS_LACK.items() if seam in routed.NOT_FILLED}
+"""What no way fills: our router fills the other seams."""
 
 TICK_S = 1.0
 """How often the planners of the scenarios decide."""

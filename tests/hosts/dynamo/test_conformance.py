@@ -1,4 +1,4 @@
-"""Dynamo as a host of policies: it asks planners of ours. Its path of a request is its own."""
+"""Dynamo as a host of policies: its planner asks ours, and our router is in its path of requests."""
 
 from __future__ import annotations
 
@@ -11,13 +11,15 @@ import pytest
 from pdplugins.hosts.dynamo.mocker import quiet
 from pdplugins.testing.hosts import HostConformance, Scenario, Seam, Served
 from tests.hosts.dynamo import scenarios
+from tests.hosts.dynamo.router import routed
+from tests.hosts.dynamo.router.rig import Rig
 
 quiet()
 pytest.importorskip("dynamo._core")
 
 
 class Dynamo(HostConformance):
-    not_filled: ClassVar = scenarios.NOT_FILLED
+    not_filled: ClassVar = scenarios.PLANNERS_LACK
     way: ClassVar[Callable[[Scenario, Path], Served]]
 
     @pytest.fixture(autouse=True)
@@ -41,10 +43,20 @@ class TestPlanner(Dynamo):
     way = scenarios.run_order
 
 
-def test_dynamo_fills_the_seams_of_planners_and_no_other() -> None:
-    assert set(Seam) - set(scenarios.NOT_FILLED) == {
-        Seam.PLANNER_VIEW,
-        Seam.PLANNER_POOLS,
-        Seam.PLANNER_FAULTS,
-        Seam.GPU_BUDGET,
-    }
+@pytest.mark.dynamo
+class TestRouter(HostConformance):
+    """Our router serves the requests, on live mocker workers behind Dynamo's frontend."""
+
+    not_filled: ClassVar = routed.NOT_FILLED
+
+    @pytest.fixture(autouse=True)
+    def _rig(self, rig: Rig) -> None:
+        self.rig = rig
+
+    def run(self, scenario: Scenario) -> Served:
+        return self.rig.run(routed.serve(self.rig, scenario))
+
+
+def test_planners_and_the_router_share_no_seam() -> None:
+    assert set(scenarios.PLANNERS_LACK) | set(routed.NOT_FILLED) == set(Seam)
+    assert set(scenarios.NOT_FILLED) == {Seam.BATCHES, Seam.PLANNER_ROLES, Seam.POWER_ROLES, Seam.POWER_CAPS}

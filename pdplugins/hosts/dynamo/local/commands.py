@@ -11,6 +11,7 @@ import typer
 from pdplugins.hosts.dynamo.local.options import (
     Options,
     check_engine,
+    check_router,
     check_writable,
     live_replay,
     not_driven,
@@ -18,6 +19,7 @@ from pdplugins.hosts.dynamo.local.options import (
     pick_port,
 )
 from pdplugins.provenance import command_line
+from pdplugins.runtime.assembly import build_deployment
 from pdplugins.settings import Setting, parse_setting
 
 LEAST_STARTUP_S = 2.0
@@ -28,8 +30,11 @@ def serve(  # noqa: PLR0913 - the options of a command
     context: typer.Context,
     *,
     planner: Annotated[str | None, typer.Option(help="Planner by name, such as dopd; else the config's.")] = None,
+    router: Annotated[
+        str | None, typer.Option(help="Router by name, such as arrow, in the path of every request; else Dynamo's own.")
+    ] = None,
     config: Annotated[
-        str | None, typer.Option(help="Config file, or the name of a shipped one; else the planner's shipped one.")
+        str | None, typer.Option(help="Config file, or a shipped one's name; else that of the router or planner.")
     ] = None,
     engine: Annotated[str, typer.Option(help="Engine of the workers. Dynamo's mocker needs no GPU.")] = "mocker",
     prefill: Annotated[int | None, typer.Option(min=1, help="Prefill workers at start; else the config's.")] = None,
@@ -84,7 +89,9 @@ def serve(  # noqa: PLR0913 - the options of a command
     check_writable("--json", report)
     check_writable("--decision-log", decision_log)
     options = Options(
-        config=pick_config(planner, config, prefill, decode, startup, [*map(parse_setting, settings or ()), *given]),
+        config=pick_config(
+            planner, config, prefill, decode, startup, router, settings=[*map(parse_setting, settings or ()), *given]
+        ),
         engine=engine,
         host=host,
         port=pick_port(host, port),
@@ -96,8 +103,12 @@ def serve(  # noqa: PLR0913 - the options of a command
         replay=live_replay(replay, duration, speed, report),
         command=command_line("dynamo"),
         hindsight=context.obj,
+        routed=router is not None,
     )
-    for line in not_driven(options.config) if config is not None else ():  # the user's own choices, not our defaults
+    if options.routed:
+        check_router(options.config, build_deployment(options.config))
+    undriven = not_driven(options.config, routed=options.routed)
+    for line in undriven if config is not None else ():  # the user's own choices, not our defaults
         typer.echo(f"dynamo: {line}", err=True)
     # This brings Dynamo in; --help and every error above do without.
     from pdplugins.hosts.dynamo.local.launch import launch  # noqa: PLC0415

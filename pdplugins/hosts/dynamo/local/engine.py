@@ -10,12 +10,13 @@ from pathlib import Path
 from pdplugins.contracts.deployment import Deployment
 from pdplugins.contracts.workers import Role
 from pdplugins.hosts.dynamo.local.model_dir import write_model
+from pdplugins.hosts.dynamo.local.unified import unified_command
 from pdplugins.hosts.dynamo.mocker import Engines, engine_args
+from pdplugins.hosts.dynamo.router.places import FRONT, NAMESPACE
 from pdplugins.perf.npz import export_npz
 from pdplugins.processes.addresses import without_proxy
 from pdplugins.processes.process import python
 
-NAMESPACE = "dynamo"
 MIGRATIONS = 3
 """How many other workers a request may go on at when its own dies."""
 
@@ -54,19 +55,29 @@ class Mocker:
             del arguments["startup_time"]
             self._engine_file(role).write_text(json.dumps(arguments), encoding="utf-8")
 
-    def frontend(self, host: str, port: int) -> list[str]:
-        """Return the command of Dynamo's frontend."""
+    def frontend(self, host: str, port: int, *, routed: bool) -> list[str]:
+        """Return the command of Dynamo's frontend. With `routed` it knows our router, and no worker."""
         where = ("--http-host", host, "--http-port", str(port))
+        if routed:
+            return python("dynamo.frontend", *where, "--namespace", FRONT)
         return python("dynamo.frontend", *where, "--router-mode", "round-robin", "--migration-limit", str(MIGRATIONS))
 
-    def worker(self, role: Role, *, at_once: bool) -> list[str]:
-        """Return the command of one worker. `at_once` leaves out the start-up time that a real engine would need."""
-        return python(
-            "dynamo.mocker",
-            *("--model-path", str(self._folder / "model"), "--model-name", self._model),
-            *("--disaggregation-mode", role.value, "--extra-engine-args", str(self._engine_file(role))),
-            delay_s=0.0 if at_once else self._delay_s,
-        )
+    def worker(self, role: Role, *, at_once: bool, both: bool = False) -> list[str]:
+        """Return the command of one worker, which does `both` phases or that of its role.
+
+        `at_once` leaves out the start-up time that a real engine would need.
+        """
+        delay_s = 0.0 if at_once else self._delay_s
+        if both:
+            files = {each: self._engine_file(each) for each in Role}
+            return unified_command(role, self.model_options, files, delay_s)
+        mode = ("--disaggregation-mode", role.value, "--extra-engine-args", str(self._engine_file(role)))
+        return python("dynamo.mocker", *self.model_options, *mode, delay_s=delay_s)
+
+    @property
+    def model_options(self) -> tuple[str, ...]:
+        """What every program here is told of the model."""
+        return "--model-path", str(self._folder / "model"), "--model-name", self._model
 
     def environment(self, worker: str | None = None) -> dict[str, str]:
         """Return the environment of a process; `worker` is the name of the worker it is to be.

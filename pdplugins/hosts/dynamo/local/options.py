@@ -11,12 +11,17 @@ from pathlib import Path
 from typing import Literal
 
 from pdplugins.config import Choice, Config, find, load, parse, shipped
+from pdplugins.contracts.deployment import Deployment
+from pdplugins.contracts.kinds import Kind
+from pdplugins.contracts.roles import MovesRoles
 from pdplugins.errors import ConfigError, HostError, one_line
 from pdplugins.files import STDOUT
 from pdplugins.hosts.dynamo.local.misses import Hindsight
 from pdplugins.hosts.dynamo.mocker import Engines
 from pdplugins.processes.ports import free_ports
-from pdplugins.registry import default_registry
+from pdplugins.registry import BUNDLE, default_registry
+from pdplugins.runtime.faults import implements
+from pdplugins.runtime.policies import build_policies
 from pdplugins.settings import Setting, put
 from pdplugins.workloads import traces, transform
 from pdplugins.workloads.trace import TraceRequest
@@ -64,12 +69,19 @@ class Options:
     """The command line, for the report."""
     hindsight: Hindsight | None = None
     """What says how fixed pools would have done; None where there is no simulator."""
+    routed: bool = False
+    """Whether requests go through our router, and not where Dynamo's frontend sends them."""
 
     @property
     def url(self) -> str:
         """Root of the OpenAI endpoint, as a client on this machine reaches it."""
         host = "127.0.0.1" if self.host in {"0.0.0.0", "::"} else self.host  # noqa: S104 - compared, not bound
         return f"http://[{host}]:{self.port}" if ":" in host else f"http://{host}:{self.port}"
+
+    @property
+    def both(self) -> bool:
+        """Whether each worker does both phases: only our router knows how to use such workers."""
+        return self.routed and self.config.any_role
 
     @property
     def model(self) -> str:
@@ -83,18 +95,23 @@ def pick_config(
     prefill: int | None,
     decode: int | None,
     startup_s: float,
+    router: str | None = None,
+    *,
     settings: Sequence[Setting] = (),
 ) -> Config:
-    """Load the config that the options mean: `path`, or the shipped one of `planner`, with the other options on top.
+    """Load the config that the options mean, with the options on top.
 
-    Raises ConfigError when there is no such file or planner, or when neither names a planner.
+    It is `path`, or the shipped one of `router`, or of `planner`. With a router and no planner the pools stay as they
+    are. Raises ConfigError when there is no such file or plugin, or when nothing names a planner.
     """
     if planner is not None:
         default_registry().get("planner", planner)
-    config = load(find(path)) if path else _config_of(planner)
+    config = load(find(path)) if path else _config_of(planner, router)
     if planner is not None and (config.planner is None or config.planner.name != planner):
         config = config.model_copy(update={"planner": Choice(name=planner)})
-    if config.planner is None:
+    if router is not None:
+        config = _with_router(config, router)
+    if config.planner is None and router is None:
         names = ", ".join(default_registry().names("planner"))
         raise ConfigError(f"serve: no planner; add --planner NAME ({names}) or 'planner: NAME' to the config file")
     if settings:
@@ -108,16 +125,60 @@ def pick_config(
         changes["prefill"] = pools.prefill.model_copy(update={"replicas": prefill})
     if decode is not None:
         changes["decode"] = pools.decode.model_copy(update={"replicas": decode})
-    return Engines().told(config.model_copy(update={"deployment": pools.model_copy(update=changes)}))
+    pools = pools.model_copy(update=changes)
+    update: dict[str, object] = {"deployment": pools}
+    if router is not None and config.planner in (None, Choice(name="static")):
+        counts = {"prefill": pools.prefill.replicas, "decode": pools.decode.replicas}
+        update["planner"] = Choice.model_validate({"name": "static", **counts})
+    return Engines().told(config.model_copy(update=update))
 
 
-def not_driven(config: Config) -> list[str]:
-    """Return a line for each choice of `config` that this host leaves to Dynamo: one config file serves every host."""
-    chosen = ((kind, getattr(config, kind)) for kind in ("router", "batch_scheduler", "power"))
-    return [f"{kind} {c.name}: not driven by the local launcher yet; Dynamo's own is used" for kind, c in chosen if c]
+def _with_router(config: Config, router: str) -> Config:
+    """Return `config` with that router. Its own settings of it stay. Raises ConfigError when there is none."""
+    kind = default_registry().policy(Kind.ROUTER, router).kind
+    if kind == BUNDLE and config.router is None and config.bundle is not None and config.bundle.name == router:
+        return config
+    if config.router is not None and config.router.name == router:
+        return config
+    return config.model_copy(update={"router": Choice(name=router)})
 
 
-def _config_of(planner: str | None) -> Config:
+def check_router(config: Config, deployment: Deployment) -> None:
+    """Raise ConfigError when the workers cannot do what the router of `config` is made of."""
+    router = build_policies(config, deployment).router()
+    if router is None:
+        raise ConfigError("router: none chosen; add for example --router dopd")
+    if config.any_role and deployment.prefill_tp != deployment.decode_tp:
+        raise ConfigError(
+            f"deployment: workers that do both phases have one tp; prefill has {deployment.prefill_tp} and decode "
+            f"{deployment.decode_tp}"
+        )
+    if not config.any_role and implements(router, MovesRoles):
+        raise ConfigError(
+            f"router {type(router).__name__}: it moves workers between roles, and these keep theirs; let workers do "
+            "both phases with 'simulation: {flip: label}' in the config"
+        )
+
+
+def not_driven(config: Config, *, routed: bool = False) -> list[str]:
+    """Return a line for each choice of `config` that this host leaves to Dynamo: one config file serves every host.
+
+    :param routed: whether our router is in the path of requests.
+    """
+    lines = []
+    if not routed:
+        chosen = ((kind, config.choice(kind)) for kind in (Kind.ROUTER, Kind.FLOW))
+        why = "Dynamo's own routing is used; --router NAME changes that"
+        lines += [f"{kind} {choice.name}: {why}" for kind, choice in chosen if choice]
+    chosen = ((kind, config.choice(kind)) for kind in (Kind.BATCH_SCHEDULER, Kind.POWER))
+    return lines + [
+        f"{kind} {c.name}: not driven by the local launcher; Dynamo's own is used" for kind, c in chosen if c
+    ]
+
+
+def _config_of(planner: str | None, router: str | None) -> Config:
+    if router in shipped():
+        return load(find(str(router)))
     if planner in shipped():
         return load(find(str(planner)))
     return Config(planner=Choice(name=planner)) if planner else load(find("dopd"))

@@ -10,8 +10,8 @@ from typing import Any
 
 from pdplugins.errors import HostError
 from pdplugins.hosts.dynamo.local.connector import LocalProcessConnector
-from pdplugins.hosts.dynamo.local.engine import NAMESPACE
 from pdplugins.hosts.dynamo.local.options import Options
+from pdplugins.hosts.dynamo.router.places import NAMESPACE
 from pdplugins.runtime.planner import SafePlanner
 from pdplugins.runtime.signals import build_board
 

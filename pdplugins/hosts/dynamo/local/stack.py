@@ -9,6 +9,7 @@ import signal
 import time
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ from pdplugins.hosts.dynamo.local.metrics import process_metrics
 from pdplugins.hosts.dynamo.local.options import Options
 from pdplugins.hosts.dynamo.local.pulse import Pulse, PulseTaker
 from pdplugins.hosts.dynamo.local.registrations import Registrations
+from pdplugins.hosts.dynamo.local.routing import RouterProcess, sharing
 from pdplugins.hosts.dynamo.local.status import PoolStatus, Snapshot, make_view
 from pdplugins.processes.ending import end_within, on_stop
 from pdplugins.processes.process import Process, stop_all
@@ -58,7 +60,7 @@ class Stack:
     """
 
     def __init__(self, options: Options, policy: SafePlanner, folder: Path, logs: Path) -> None:
-        self._options = options
+        self._options = options = replace(options, config=sharing(options, folder))
         self._policy = policy
         self._deployment = deployment = build_deployment(options.config)
         self._folder = folder
@@ -66,9 +68,11 @@ class Stack:
         self._gpus = {Role.PREFILL: deployment.prefill_tp, Role.DECODE: deployment.decode_tp}
         self._broker = Broker()
         self._engine = Mocker(folder, options.model, deployment, options.delay_s, self._broker.url)
+        registrations = Registrations(self._engine.discovery)
+        self._router = RouterProcess(options, self._engine, registrations, logs, self._fail) if options.routed else None
         self._fleet = Fleet(
             self._start_worker,
-            Registrations(self._engine.discovery),
+            registrations,
             gpus=self._gpus,
             gpu_budget=deployment.gpu_budget,
             limits=Limits(ready_s=READY_S + options.delay_s),
@@ -126,7 +130,10 @@ class Stack:
         if self._options.metrics_port is not None:
             planner_metrics(Kind.PLANNER).serve(self._options.metrics_port)
         self._engine.prepare()
-        self._start("frontend", self._engine.frontend(self._options.host, self._options.port), self._frontend_ended)
+        frontend = self._engine.frontend(self._options.host, self._options.port, routed=self._options.routed)
+        self._start("frontend", frontend, self._frontend_ended)
+        if self._router is not None:
+            self._router.start(folder=self._folder)
         pools = self._options.config.deployment
         self._fleet.want(Role.PREFILL, pools.prefill.replicas)
         self._fleet.want(Role.DECODE, pools.decode.replicas)
@@ -150,7 +157,7 @@ class Stack:
         self._processes.append(Process.start(name, command, env=env, log=self._logs / f"{name}.log", on_exit=on_exit))
 
     def _start_worker(self, role: Role, name: str, on_exit: Callable[[Process], None]) -> Process:
-        command = self._engine.worker(role, at_once=not self._answers)
+        command = self._engine.worker(role, at_once=not self._answers, both=self._options.both)
         env = self._engine.environment(name)
         return Process.start(name, command, env=env, log=self._logs / f"{name}.log", on_exit=on_exit)
 
@@ -270,6 +277,7 @@ class Stack:
             "model": options.model,
             "logs": str(self._logs),
             "metrics_port": options.metrics_port,
+            "router_metrics_port": None if self._router is None else self._router.metrics_port,
         }
 
     def _show(self) -> None:
@@ -309,6 +317,8 @@ class Stack:
         for task in self._tasks:
             task.cancel()
         workers = self._fleet.close()
+        if self._router is not None:
+            self._processes += self._router.close()
         for process in self._processes:
             process.forget()
         await asyncio.gather(

@@ -15,12 +15,15 @@ from pdplugins.errors import ConfigError, HostError, PdpluginsError, TraceError
 from pdplugins.hosts.dynamo.local.options import (
     Options,
     check_engine,
+    check_router,
     check_writable,
     live_replay,
     not_driven,
     pick_config,
     pick_port,
 )
+from pdplugins.runtime.assembly import build_deployment
+from pdplugins.runtime.planner import build_safe_planner
 from pdplugins.settings import Setting
 
 
@@ -117,8 +120,9 @@ def test_every_option_has_a_help_text() -> None:
     """``dynamo serve --help`` explains itself and needs no Dynamo for it."""
     result = CliRunner().invoke(dynamo_app, ["serve", "--help"], env={"COLUMNS": "200", "TERM": "dumb"})
     assert result.exit_code == 0
-    for option in [
+    for option in (
         "--planner",
+        "--router",
         "--config",
         "--engine",
         "--prefill",
@@ -128,7 +132,7 @@ def test_every_option_has_a_help_text() -> None:
         "--json",
         "--gpus",
         "--set",
-    ]:
+    ):
         line = next(line for line in result.output.splitlines() if f" {option} " in line)
         assert len(line.split()) > 6, line
 
@@ -136,12 +140,12 @@ def test_every_option_has_a_help_text() -> None:
 def test_settings_of_the_command_line_are_over_the_file() -> None:
     """Any key of the config; what does not fit is refused as in a file."""
     given = [Setting(("deployment", "gpu_budget"), 16), Setting(("planner", "hold_s"), 7)]
-    found = pick_config("dopd", None, None, None, 2.0, given)
+    found = pick_config("dopd", None, None, None, 2.0, settings=given)
     assert found.deployment.gpu_budget == 16
     assert found.planner is not None
     assert found.planner.settings["hold_s"] == 7
     with pytest.raises(ConfigError, match=r"unknown key 'deployment\.gpus'"):
-        pick_config("dopd", None, None, None, 2.0, [Setting(("deployment", "gpus"), 16)])
+        pick_config("dopd", None, None, None, 2.0, settings=[Setting(("deployment", "gpus"), 16)])
 
 
 def test_what_this_host_does_not_drive_is_said(tmp_path: Path) -> None:
@@ -149,10 +153,54 @@ def test_what_this_host_does_not_drive_is_said(tmp_path: Path) -> None:
     path = tmp_path / "mine.yaml"
     path.write_text("planner: dopd\nrouter: least-loaded\n")
     (line,) = not_driven(pick_config(None, str(path), None, None, 2.0))
-    assert line == "router least-loaded: not driven by the local launcher yet; Dynamo's own is used"
+    assert line == "router least-loaded: Dynamo's own routing is used; --router NAME changes that"
+    assert not_driven(pick_config(None, str(path), None, None, 2.0, "least-loaded"), routed=True) == []
     path.write_text("planner: dopd\n")
     assert not_driven(pick_config(None, str(path), None, None, 2.0)) == []
     assert len(not_driven(pick_config("dopd", None, None, None, 2.0))) == 2, "its router and its batch scheduler"
+    (line,) = not_driven(pick_config("dopd", None, None, None, 2.0, "dopd"), routed=True)
+    assert line == "batch_scheduler dopd: not driven by the local launcher; Dynamo's own is used"
+
+
+@pytest.mark.parametrize("router", ["arrow", "ampd", "dynaserve", "dopd", "fusion"])
+def test_a_router_brings_its_config_and_needs_no_planner(router: str) -> None:
+    """Without one the pools stay as they are; another one may come with it."""
+    config = pick_config(None, None, None, 1, 2.0, router)
+    check_router(config, build_deployment(config))
+    chosen = config.router or config.bundle
+    assert chosen is not None
+    assert chosen.name == router
+    assert config.planner is not None
+    if router == "dopd":
+        assert config.planner.name == "dopd"
+    else:
+        pools = {"prefill": config.deployment.prefill.replicas, "decode": 1}
+        assert (config.planner.name, config.planner.settings) == ("static", pools)
+    assert build_safe_planner(pick_config("threshold", None, None, None, 2.0, router)).interval_s > 0
+
+
+def checked(path: str, router: str) -> None:
+    config = pick_config(None, path, None, None, 2.0, router)
+    check_router(config, build_deployment(config))
+
+
+def test_a_router_that_the_workers_cannot_serve_is_refused() -> None:
+    """With what to change."""
+    for path, router, message in (
+        ("dopd", "arrow", "it moves workers between roles, and these keep theirs; let .* 'simulation: {flip: label}'"),
+        ("dopd", "nobody", "nobody"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            checked(path, router)
+
+
+def test_workers_that_do_both_phases_have_one_size(tmp_path: Path) -> None:
+    """Any of them may get any request."""
+    path = tmp_path / "mine.yaml"
+    path.write_text("simulation: {flip: label}\ndeployment: {prefill: {tp: 1}, decode: {tp: 2}}\n")
+    config = pick_config(None, str(path), None, None, 2.0, "arrow")
+    with pytest.raises(ConfigError, match="have one tp; prefill has 1 and decode 2"):
+        check_router(config, build_deployment(config))
 
 
 @pytest.mark.parametrize("host", ["", "203.0.113.1", "a" * 300, "no such host", "host.invalid"])

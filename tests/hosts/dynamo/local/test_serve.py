@@ -88,6 +88,48 @@ def test_nothing_outlives_a_killed_launcher(serve: Callable[..., Serve]) -> None
     assert not any(alive(pid) for pid in pids)
 
 
+def test_a_router_serves_dies_and_serves_again(serve: Callable[..., Serve], tmp_path: Path) -> None:
+    """It is in the path of each request, nothing of it listens beyond this machine, and nothing of it stays."""
+    decisions = tmp_path / "decisions.jsonl"
+    stack = serve("--router", "arrow", "--planner", "static", "--port", "0", "--decision-log", str(decisions))
+    ready = stack.ready()
+
+    def routers() -> list[int]:
+        command = "pdplugins.hosts.dynamo.router"
+        return [pid for pid in stack.descendants() if command in Path(f"/proc/{pid}/cmdline").read_text().split("\0")]
+
+    def served() -> str:
+        return page(f"http://127.0.0.1:{ready['router_metrics_port']}/metrics")
+
+    assert chat(ready["url"], ready["model"])["usage"]["completion_tokens"] == 5
+    assert 'pdplugins_dynamo_router_requests_total{outcome="ok"} 1.0' in served()
+    (router,) = routers()
+    pids = stack.descendants()
+    assert len(pids) == 6  # frontend, router, four workers
+    assert beyond_this_machine([stack.process.pid, *pids]) == set()
+
+    os.kill(router, signal.SIGKILL)
+    stack.wait(lambda: routers() not in ([], [router]))
+
+    refusals: list[int] = []
+
+    def answers() -> bool:
+        try:
+            return chat(ready["url"], ready["model"])["usage"]["completion_tokens"] == 5
+        except urllib.error.HTTPError as error:
+            refusals.append(error.code)
+            return False
+
+    stack.wait(answers)
+    assert set(refusals) <= {404, 503}, "no request is sent to the router that is gone"
+    assert 'pdplugins_dynamo_router_requests_total{outcome="ok"} 1.0' in served()
+    pids = stack.descendants()
+    assert stack.signal(signal.SIGTERM) == 0
+    assert not any(alive(pid) for pid in pids)
+    assert not list(stack.temp.iterdir())
+    assert decisions.with_suffix(".router.jsonl").stat().st_size > 0
+
+
 def test_a_failing_start_leaves_nothing(serve: Callable[..., Serve]) -> None:
     """A frontend that cannot start is one line, exit code 2, and no process stays."""
     stack = serve("--port", "0", "--host", "203.0.113.1")

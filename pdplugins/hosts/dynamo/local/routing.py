@@ -1,0 +1,101 @@
+"""The router's process of one stack: started, and started again when it dies."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from pdplugins.config import Config
+from pdplugins.hosts.dynamo.local.engine import Mocker
+from pdplugins.hosts.dynamo.local.options import Options
+from pdplugins.hosts.dynamo.local.registrations import Registrations
+from pdplugins.processes.ports import free_ports
+from pdplugins.processes.process import Process, python
+
+log = logging.getLogger("pdplugins.local.router")
+
+NAME = "router"
+LEAST_S = 10.0
+"""A router that has lived for so long is started again at once when it dies."""
+PAUSE_S = 1.0
+"""Until another one is started in place of one that has lived shorter."""
+MOST_FAILURES = 3
+"""So many routers in a row that die young end the stack."""
+
+
+def sharing(options: Options, folder: Path) -> Config:
+    """Return the config with a folder in which planner and router exchange signals, which are two processes here."""
+    config = options.config
+    if not options.routed or config.signals.folder is not None:
+        return config
+    signals = folder / "signals"
+    signals.mkdir(mode=0o700)
+    return config.model_copy(update={"signals": config.signals.model_copy(update={"folder": signals})})
+
+
+class RouterProcess:
+    """Keeps one router running, which serves its metrics on `metrics_port` of this machine.
+
+    :param fail: ends the stack with one line.
+    """
+
+    def __init__(
+        self,
+        options: Options,
+        engine: Mocker,
+        registrations: Registrations,
+        logs: Path,
+        fail: Callable[[str], None],
+    ) -> None:
+        self._options = options
+        self._engine = engine
+        self._registrations = registrations
+        self._log = logs / f"{NAME}.log"
+        self._fail = fail
+        self._command: list[str] = []
+        self._process: Process | None = None
+        self._again: asyncio.TimerHandle | None = None
+        self._since_s = 0.0
+        self._failures = 0
+        self._closed = False
+        self.metrics_port = free_ports(1)[0]
+
+    def start(self, folder: Path) -> None:
+        """Write its config, and start it."""
+        path = folder / "router.yaml"
+        path.write_text(json.dumps(self._options.config.model_dump(mode="json")), encoding="utf-8")
+        arguments = ["--config", str(path), *self._engine.model_options]
+        if (decisions := self._options.decision_log) is not None:  # that of the planner, and of its process only
+            arguments += ["--decision-log", str(decisions.with_suffix(f".{NAME}{decisions.suffix}").absolute())]
+        self._command = python("pdplugins.hosts.dynamo.router", *arguments)
+        self._run()
+
+    def close(self) -> list[Process]:
+        """Start it no more; returns the process that is still to be stopped."""
+        self._closed = True
+        if self._again is not None:
+            self._again.cancel()
+        return [] if self._process is None else [self._process]
+
+    def _run(self) -> None:
+        env = self._engine.environment(NAME) | {"DYN_SYSTEM_PORT": str(self.metrics_port)}
+        self._since_s = time.monotonic()
+        self._process = Process.start(NAME, self._command, env=env, log=self._log, on_exit=self._ended)
+
+    def _ended(self, process: Process) -> None:
+        instance = self._registrations.serving().get(NAME)
+        if instance is not None:
+            self._registrations.remove(instance)  # the frontend would send requests to a closed port
+        if self._closed:
+            return
+        log.warning("the router %s; starting another one", process.fate)
+        young = time.monotonic() - self._since_s < LEAST_S
+        self._failures = self._failures + 1 if young else 0
+        if self._failures >= MOST_FAILURES:
+            self._fail(f"the router {process.fate}: {process.last_words() or 'it said nothing'}")
+            return
+        self._again = asyncio.get_running_loop().call_later(PAUSE_S if young else 0.0, self._run)

@@ -1,0 +1,87 @@
+"""The router's process."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import signal
+from pathlib import Path
+from typing import Any
+
+from pdplugins.config import load
+from pdplugins.hosts.dynamo.router.component import RouterComponent
+from pdplugins.hosts.dynamo.router.places import ROUTER, STATE
+from pdplugins.processes.ending import end_within
+from pdplugins.processes.garbage import settle
+from pdplugins.redaction import redact_logs
+from pdplugins.runtime.assembly import build_deployment
+
+CUT_OFF_S = 5.0
+"""What the process may take to end after its drain."""
+
+
+def options() -> argparse.Namespace:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(prog="pdplugins.hosts.dynamo.router", description=__doc__)
+    parser.add_argument("--config", type=Path, required=True, help="the config file with the policies")
+    parser.add_argument("--model-path", required=True, help="folder of the model: the frontend reads its tokenizer")
+    parser.add_argument("--model-name", required=True, help="the model that clients name")
+    parser.add_argument("--decision-log", type=Path, help="file to append decisions to")
+    return parser.parse_args()
+
+
+async def register(endpoint: Any, path: str, name: str) -> None:
+    """Register as the one worker of the model that the frontend knows."""
+    from dynamo.llm import ModelInput, ModelType, WorkerType, register_model  # noqa: PLC0415 - brings Dynamo in
+
+    await register_model(
+        model_input=ModelInput.Tokens,
+        model_type=ModelType.Chat | ModelType.Completions,
+        endpoint=endpoint,
+        model_path=path,
+        model_name=name,
+        worker_type=WorkerType.Aggregated,
+    )
+
+
+async def serve(given: argparse.Namespace) -> None:
+    """Serve until SIGTERM or SIGINT; then finish what is in flight."""
+    from dynamo.runtime import DistributedRuntime  # noqa: PLC0415 - as above
+
+    config = load(given.config)
+    component = RouterComponent(config, build_deployment(config), decision_log=given.decision_log)
+    loop = asyncio.get_running_loop()
+    runtime = DistributedRuntime(loop, "file", "tcp", event_plane="zmq")
+    await component.start(runtime)
+    endpoint = runtime.endpoint(ROUTER)
+    endpoint.metrics.register_prometheus_expfmt_callback(component.exposition)
+    await register(endpoint, given.model_path, given.model_name)
+    stopped = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stopped.set)
+    serving = asyncio.gather(
+        endpoint.serve_endpoint(component.generate), runtime.endpoint(STATE).serve_endpoint(component.state)
+    )
+    settle()
+    serving.add_done_callback(lambda _: stopped.set())
+    await stopped.wait()
+    end_within(config.gateway.drain_s + CUT_OFF_S)
+    if not serving.done():
+        await endpoint.unregister_endpoint_instance()  # the frontend sends nothing more
+    await component.stop(config.gateway.drain_s)
+    runtime.shutdown()
+    await asyncio.gather(serving, return_exceptions=True)
+
+
+def main() -> None:
+    """Run the router."""
+    import uvloop  # noqa: PLC0415 - only this process needs it
+
+    logging.basicConfig(level=logging.INFO)
+    redact_logs(logging.root.handlers, "%(asctime)s %(levelname)s %(name)s: %(message)s")
+    uvloop.run(serve(options()))
+
+
+if __name__ == "__main__":
+    main()

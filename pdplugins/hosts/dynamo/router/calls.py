@@ -1,0 +1,82 @@
+"""One request as Dynamo's frontend hands it on, with its prompt as token ids, and the requests made of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from pdplugins.gateway.errors import GatewayError
+from pdplugins.gateway.names import hashed
+
+MOST_TOKENS = 2**31
+"""Token counts beyond this one are no request."""
+
+
+class PreprocessedCall:
+    """A `pdplugins.gateway.engine.Call`. Raises GatewayError for what is not a request.
+
+    :param body: Dynamo's ``PreprocessedRequest`` as plain data.
+    :param context: Dynamo's context of the request.
+    """
+
+    path = ""
+    headers: Mapping[str, str] = {}
+    stream = True
+    messages = b""
+    batch = None
+    whole = None
+    splits_in_decode = False
+    """No engine goes on at a token of the answer from another one's KV cache."""
+    logprobs = False
+    """Those of the prompt are not asked of the worker that prefills."""
+
+    def __init__(self, body: Any, context: Any) -> None:
+        ids = body.get("token_ids") if isinstance(body, dict) else None
+        if not isinstance(ids, list) or not ids:
+            raise GatewayError(400, "the request has no token ids: this model takes prompts as tokens only")
+        self.body: dict[str, Any] = body
+        self.context = context
+        self.prompt: list[int] = ids
+        self.rid: str = context.id()
+        self.prefilled: dict[str, Any] = {}
+        """What the worker that has prefilled it said for the one that decodes, by the worker's id."""
+        stop = _mapping(body, "stop_conditions")
+        sampling = _mapping(body, "sampling_options")
+        self.max_tokens = _count(stop.get("max_tokens"))
+        self.pinned_tokens = self.max_tokens if stop.get("ignore_eos") else None
+        self.one_answer = (sampling.get("n") or 1) == 1
+        self.continuable = self.one_answer and sampling.get("guided_decoding") is None
+        name = _mapping(body, "agent_context").get("session_id")
+        self.session = hashed(name) if isinstance(name, str) and name else None
+
+    def limited(self, tokens: int) -> dict[str, Any]:
+        """Return the request for at most `tokens` of the answer."""
+        return self._with({"max_tokens": tokens})
+
+    def prefill_only(self) -> dict[str, Any]:
+        """Return the request that computes the prompt and one token."""
+        return self._with({"max_tokens": 1, "min_tokens": None})
+
+    def continued(self, ids: list[int], done: int) -> dict[str, Any]:
+        """Return the request for the rest of the answer: `ids` are the prompt and the `done` tokens so far."""
+        stop = _mapping(self.body, "stop_conditions")
+        least = _count(stop.get("min_tokens"))
+        return self._with(
+            {
+                "max_tokens": None if self.max_tokens is None else max(self.max_tokens - done, 1),
+                "min_tokens": None if least is None else max(least - done, 0),
+            },
+            token_ids=ids,
+        )
+
+    def _with(self, stop: dict[str, Any], **fields: Any) -> dict[str, Any]:
+        return {**self.body, **fields, "stop_conditions": {**_mapping(self.body, "stop_conditions"), **stop}}
+
+
+def _mapping(body: dict[str, Any], name: str) -> dict[str, Any]:
+    value = body.get(name)
+    return value if isinstance(value, dict) else {}
+
+
+def _count(value: object) -> int | None:
+    return value if type(value) is int and 0 <= value < MOST_TOKENS else None

@@ -1,0 +1,225 @@
+"""What Dynamo's workers do for one request: prefill it, and decode what has been prefilled.
+
+The worker that prefills answers with ``disaggregated_params``; the one that decodes gets them and reads the KV cache.
+So who decodes may be decided once prefill is done. A worker that does both phases serves a request alone in the same
+way, with itself.
+
+Each leg has a context of its own, so that it can be stopped without the request: it is stopped whenever the request no
+longer needs it, be it that the client left, another worker failed, or it took too long.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from time import monotonic
+from typing import Any
+
+from pdplugins.contracts.workers import Role
+from pdplugins.errors import one_line
+from pdplugins.gateway.engine import Work
+from pdplugins.gateway.errors import RefusedError, WorkerFailedError
+from pdplugins.hosts.dynamo.router.calls import PreprocessedCall
+from pdplugins.hosts.dynamo.router.relay import Answers, Relay
+from pdplugins.hosts.dynamo.router.workers import DynamoWorker
+from pdplugins.limits import GatewayConfig
+
+GONE = ("CannotConnect", "Connection refused")
+"""How Dynamo begins its message when nobody serves where a worker did."""
+REFUSED = ("InvalidArgument", "request rejected")
+"""How a worker begins its message when any worker would refuse the request."""
+
+
+class Answer:
+    """The answer of one worker, whose first chunk has come. The books are kept as its tokens come.
+
+    :param first: its first chunk.
+    :param silence_s: longest time between two chunks.
+    """
+
+    def __init__(self, worker: DynamoWorker, chunks: AsyncIterator[Any], first: Any, silence_s: float) -> None:
+        self.worker = worker
+        self.tokens = 0
+        self._chunks = chunks
+        self._first = first
+        self._silence_s = silence_s
+        self._last_s = monotonic()
+
+    async def __aiter__(self) -> AsyncIterator[dict[str, Any]]:
+        """Yield its chunks. Raises WorkerFailedError when the worker fails, or its answer ends before its end."""
+        load, whole = self.worker.view.load, False
+        chunk = self._first
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(self._silence_s) as silence:
+                while chunk is not None:
+                    count = len(chunk["token_ids"])
+                    if count:
+                        now_s = monotonic()
+                        load.tokens(count, (now_s - self._last_s) / count if self.tokens else None, now_s)
+                        self.tokens += count
+                        self._last_s = now_s
+                    whole = whole or chunk.get("finish_reason") is not None
+                    yield chunk
+                    silence.reschedule(loop.time() + self._silence_s)
+                    chunk = await next_of(self.worker, self._chunks, whole=whole)
+        except TimeoutError:
+            raise WorkerFailedError(self.worker.id, f"no token for {self._silence_s:g} s", silent=True) from None
+        if not whole:
+            raise WorkerFailedError(self.worker.id, "its answer broke off")
+
+
+class Legs:
+    """A `pdplugins.gateway.engine.Executor` of Dynamo's workers."""
+
+    def __init__(self, settings: GatewayConfig) -> None:
+        self._settings = settings
+
+    # --- requests and answers ------------------------------------------------------------------------------------
+
+    async def prompt_ids(self, worker: DynamoWorker, call: PreprocessedCall) -> list[int]:
+        """Return the prompt, which comes as token ids."""
+        return call.prompt
+
+    def relay(self, call: PreprocessedCall, client: Answers, on_first: Callable[[], None]) -> Relay:
+        """Return the relay that passes the answer of `call` on."""
+        return Relay(client, on_first)
+
+    def splittable(
+        self, call: PreprocessedCall, client: Answers, first: DynamoWorker
+    ) -> tuple[PreprocessedCall, Answers]:
+        """Return the request as it is: its answer tells token ids."""
+        return call, client
+
+    # --- legs ----------------------------------------------------------------------------------------------------
+
+    def local(self, worker: DynamoWorker, work: Work[PreprocessedCall]) -> AbstractAsyncContextManager[Answer]:
+        """Let one worker do both phases."""
+        return self.pair(worker, worker, work)
+
+    @asynccontextmanager
+    async def pair(
+        self, prefill: DynamoWorker, decode: DynamoWorker, work: Work[PreprocessedCall]
+    ) -> AsyncIterator[Answer]:
+        """Prefill on one worker, unless it has been done, and decode on the other one."""
+        load = decode.view.load
+        load.decode_starts(work.prompt_tokens)
+        decode.enters()
+        answer: Answer | None = None
+        try:
+            if prefill.id not in work.call.prefilled:
+                await self.warm(prefill, work)
+            handed = {"disaggregated_params": work.call.prefilled.pop(prefill.id), "prompt_tokens_details": None}
+            async with self._chunks(decode, Role.DECODE, {**work.body, "prefill_result": handed}, work) as chunks:
+                first = await self._first(decode, chunks)
+                answer = Answer(decode, chunks, first, self._settings.silence_s)
+                yield answer
+        finally:
+            load.decode_ends(work.prompt_tokens + (answer.tokens if answer is not None else 0))
+            decode.leaves()
+
+    async def push(
+        self, source: DynamoWorker, target: DynamoWorker, ids: Sequence[int], work: Work[PreprocessedCall]
+    ) -> None:
+        """Never called: no worker says that it splits."""
+        raise WorkerFailedError(target.id, "Dynamo's engines do not go on from a part of a prompt")
+
+    async def warm(self, worker: DynamoWorker, work: Work[PreprocessedCall]) -> None:
+        """Prefill, and keep what the worker that will decode needs."""
+        load, history = worker.view.load, work.prompt_tokens - work.new_tokens
+        body = work.body if work.body is not work.call.body else work.call.prefill_only()
+        if body["stop_conditions"].get("max_tokens") != 1:  # the rest of an answer that another worker began
+            body = {**body, "stop_conditions": {**body["stop_conditions"], "max_tokens": 1}}
+        took_s: float | None = None
+        load.prefill_starts(work.new_tokens, history)
+        worker.enters()
+        try:
+            async with self._chunks(worker, Role.PREFILL, body, work) as chunks:
+                chunk: dict[str, Any] | None = await self._first(worker, chunks)
+                handed = None
+                while chunk is not None:
+                    handed = chunk.get("disaggregated_params") or handed
+                    async with worker.waits.within(self._settings.first_token_s):
+                        chunk = await next_of(worker, chunks, whole=handed is not None)
+            if handed is None:
+                raise WorkerFailedError(worker.id, "it prefilled, and did not say where the KV cache is")
+            work.call.prefilled[worker.id] = handed
+            took_s = monotonic() - work.arrived_s
+        except TimeoutError:
+            raise self._silent(worker) from None
+        finally:
+            load.prefill_ends(work.new_tokens, took_s, history)
+            worker.leaves()
+
+    @asynccontextmanager
+    async def _chunks(
+        self, worker: DynamoWorker, phase: Role, body: dict[str, Any], work: Work[PreprocessedCall]
+    ) -> AsyncIterator[AsyncIterator[Any]]:
+        """Open a leg, which is stopped unless it has come to its end. Raises WorkerFailedError."""
+        context = work.call.context.detached(f"{work.call.rid}-{secrets.token_hex(4)}")
+        client, ended = worker.clients[phase], False
+        try:
+            try:
+                async with worker.waits.within(self._settings.first_token_s):
+                    chunks = await client.direct(body, worker.instance, annotated=False, context=context)
+            except TimeoutError:
+                raise self._silent(worker) from None
+            except Exception as error:
+                raise failure(worker, named(error)) from None
+            yield chunks
+            ended = True
+        finally:
+            if not ended:
+                context.stop_generating()
+
+    async def _first(self, worker: DynamoWorker, chunks: AsyncIterator[Any]) -> dict[str, Any]:
+        """Return the first chunk. Raises WorkerFailedError."""
+        try:
+            async with worker.waits.within(self._settings.first_token_s):
+                chunk = await next_of(worker, chunks, whole=False)
+        except TimeoutError:
+            raise self._silent(worker) from None
+        if chunk is None:
+            raise WorkerFailedError(worker.id, "it ended its answer before the first token")
+        return chunk
+
+    def _silent(self, worker: DynamoWorker) -> WorkerFailedError:
+        why = f"no token for {self._settings.first_token_s:g} s" if worker.alive else "no token, and it is gone"
+        return WorkerFailedError(worker.id, why, silent=True)
+
+
+async def next_of(worker: DynamoWorker, chunks: AsyncIterator[Any], *, whole: bool) -> dict[str, Any] | None:
+    """Return the next chunk; None at the end. Raises WorkerFailedError and RefusedError.
+
+    :param whole: whether the answer is whole already: what goes wrong after that does not matter.
+    """
+    try:
+        chunk = await anext(chunks, None)
+    except Exception as error:
+        if whole:
+            return None
+        raise failure(worker, named(error)) from None
+    if chunk is None:
+        return None
+    if not isinstance(chunk, dict) or not isinstance(chunk.get("token_ids"), list):
+        raise WorkerFailedError(worker.id, f"a chunk without token ids: {one_line(chunk)}", told=True)
+    reason = chunk.get("finish_reason")
+    if isinstance(reason, dict) and "error" in reason:
+        raise failure(worker, str(reason["error"]), told=True)
+    return chunk
+
+
+def named(error: Exception) -> str:
+    """Return an error of Dynamo's client as one text that begins with its kind, as those of workers do."""
+    text = str(error)
+    return text if type(error) is Exception else f"{type(error).__name__}: {text}"
+
+
+def failure(worker: DynamoWorker, said: str, *, told: bool = False) -> WorkerFailedError | RefusedError:
+    """Return what an error means. :param told: whether the worker said it itself."""
+    text = one_line(said)
+    if text.startswith(REFUSED):
+        return RefusedError(400, text.encode(), "text/plain")
+    return WorkerFailedError(worker.id, text, gone=text.startswith(GONE), told=told)

@@ -1,0 +1,98 @@
+"""Passes the chunks of answers on to Dynamo's frontend, which asks for them one by one."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Callable
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pdplugins.hosts.dynamo.router.legs import Answer
+
+
+class Answers:
+    """Where the chunks of one request go: the frontend takes them from there."""
+
+    __slots__ = ("_chunks", "_error", "_wake", "ended", "started")
+
+    def __init__(self) -> None:
+        self.started = False
+        """Whether the frontend has got anything."""
+        self.ended = False
+        self._chunks: deque[dict[str, Any]] = deque()
+        self._error: Exception | None = None
+        self._wake: asyncio.Future[None] | None = None
+
+    def send(self, chunk: dict[str, Any]) -> None:
+        """Pass a chunk on."""
+        self.started = True
+        self._chunks.append(chunk)
+        self._rouse()
+
+    def end(self, error: Exception | None) -> None:
+        """Say that nothing more comes, and why."""
+        self.ended, self._error = True, error
+        self._rouse()
+
+    def _rouse(self) -> None:
+        if self._wake is not None and not self._wake.done():
+            self._wake.set_result(None)
+
+    async def __aiter__(self) -> AsyncIterator[dict[str, Any]]:
+        """Yield the chunks as they come. Raises what the request ended with."""
+        while True:
+            while self._chunks:
+                yield self._chunks.popleft()
+            if self.ended:
+                break
+            self._wake = asyncio.get_running_loop().create_future()
+            await self._wake
+        if self._error is not None:
+            raise self._error
+
+
+class Relay:
+    """A `pdplugins.gateway.engine.Relay`: passes chunks on, and remembers the token ids that the client has got."""
+
+    def __init__(self, client: Answers, on_first: Callable[[], None]) -> None:
+        self._client = client
+        self._on_first = on_first
+        self._said: list[int] = []
+        self.ids: list[int] = []
+        """Tokens of the workers before."""
+
+    @property
+    def speaking(self) -> bool:
+        """Whether the client has got tokens of the worker that answers now."""
+        return bool(self._said)
+
+    @property
+    def delivered_tokens(self) -> int:
+        """Output tokens that the client has got in all."""
+        return len(self.ids) + len(self._said)
+
+    async def run(self, answer: Answer, *, head: bool = False) -> bool:
+        """Pass on what a worker says, to its end."""
+        self._said = said = []
+        started = self._client.started
+        async for chunk in answer:
+            if not started and chunk["token_ids"]:
+                started = True
+                self._on_first()
+            said += chunk["token_ids"]
+            self._client.send(chunk)
+        return True
+
+    async def close(self) -> bool:
+        """A stream that broke off cannot be closed here."""
+        return False
+
+    def fold(self) -> None:
+        """Keep what this worker has said: another one goes on."""
+        self.ids = self.ids + self._said
+        self._said = []
+
+    def usage(self, name: str) -> int | None:
+        """Workers do not count for us."""
+        return None

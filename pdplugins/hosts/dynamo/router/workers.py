@@ -1,0 +1,201 @@
+"""The workers of a stack as the router sees them: found in Dynamo's discovery, with the load that their engines report.
+
+Discovery is slow to notice a worker that has died. So a worker that refuses a request is gone at once, and comes back
+by itself when it has rested and is still, or again, registered.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from functools import reduce
+from time import monotonic
+from typing import Any
+
+from pdplugins.contracts.workers import Capabilities, Role
+from pdplugins.gateway.metrics import GatewayMetrics
+from pdplugins.gateway.workers import Worker, Workers
+from pdplugins.hosts.dynamo.loads import ForwardPass, from_message
+from pdplugins.hosts.dynamo.router.places import Place
+from pdplugins.limits import GatewayConfig
+
+log = logging.getLogger("pdplugins.router")
+
+LOOK_S = 0.1
+"""Pause between two looks at discovery and at the engines' reports: a new worker gets work after about so long."""
+SILENT_S = 1.0
+"""An engine that has reported no step for so long is idle: it reports nothing between two requests."""
+FORGET_S = 3600.0
+"""A worker that has not been there for so long is forgotten; no request can name it any more."""
+
+
+class DynamoWorker(Worker):
+    """One worker process: its instance, and a client for each phase that it serves."""
+
+    def __init__(self, name: str, role: Role, instance: int, clients: Mapping[Role, Any]) -> None:
+        super().__init__(name, role)
+        self.instance = instance
+        self.clients = clients
+        self.gone_since_s = 0.0
+        self._own = 0
+        self._most = [0, 0]
+        """Most of our requests that were here at once, before the last look and since."""
+        self._reports: tuple[bytes, ...] = ()
+        self._reported_s = 0.0
+
+    def introduce(self, card: Mapping[str, Any], tp: int) -> None:
+        """Take in its model card. Raises KeyError, TypeError or ValueError for an odd one."""
+        blocks = int(card["runtime_config"]["total_kv_blocks"])
+        self.view.kv_capacity_tokens = blocks * int(card["kv_cache_block_size"])
+        self.view.tp = tp
+        both = len(self.clients) == len(Role)
+        self.view.capabilities = Capabilities(frozenset(self.clients), alone=both, splits=False)
+
+    def enters(self) -> None:
+        """Note that one of our requests is here from now on."""
+        self._own += 1
+        self._most[1] = max(self._most[1], self._own)
+
+    def leaves(self) -> None:
+        """Note the end of that."""
+        self._own -= 1
+
+    def report(self, reports: tuple[bytes, ...], decode: Callable[[bytes], Any]) -> None:
+        """Take in what its engines said of their last steps: what is more than ours is of other clients.
+
+        A report is older than our books, and engines take a moment to stop, so ours are the most that were here lately.
+        """
+        now_s = monotonic()
+        if reports != self._reports:
+            self._reports, self._reported_s = reports, now_s
+        elif now_s - self._reported_s < SILENT_S:
+            return
+        most, self._most = max(self._most), [self._most[1], self._own]
+        seen = ForwardPass(*(0.0,) * len(ForwardPass._fields))
+        if now_s - self._reported_s < SILENT_S:
+            seen = reduce(ForwardPass.plus, map(from_message, map(decode, reports)), seen)
+        self._take_in(seen, most)
+
+    def _take_in(self, seen: ForwardPass, most: int) -> None:
+        waiting = int(seen.queued_prefills + seen.queued_decodes)
+        others = max(int(seen.prefills + seen.decodes) + waiting - most, 0)
+        of_others = min(others, waiting)
+        book = self.view.load
+        book.reported(
+            self._own + others - of_others, of_others, int(seen.queued_prefill_tokens), int(seen.prefill_tokens)
+        )
+        used = max(int(seen.decode_tokens + seen.prefill_tokens), book.running_tokens + book.queued_tokens)
+        self.view.used_kv_tokens = min(used, self.view.kv_capacity_tokens)
+
+
+class DynamoWorkers(Workers[DynamoWorker]):
+    """The workers at `places`. Call `start` before use, and keep `watch` running.
+
+    :param both: whether each worker serves both phases: it is not there before it has registered for both.
+    :param tp: GPUs of one worker of each role.
+    """
+
+    def __init__(
+        self,
+        places: Iterable[Place],
+        settings: GatewayConfig,
+        metrics: GatewayMetrics,
+        *,
+        both: bool,
+        tp: Mapping[Role, int],
+    ) -> None:
+        super().__init__((), settings, metrics)
+        self._places = tuple(places)
+        self._both = both
+        self._tp = tp
+        self._clients: dict[Place, Any] = {}
+        self._subscribers: dict[str, Any] = {}
+        self._known: dict[int, DynamoWorker] = {}
+
+    async def start(self, runtime: Any) -> None:
+        """Begin to watch discovery and the engines' reports."""
+        from dynamo.common.forward_pass_metrics import decode  # noqa: PLC0415 - brings Dynamo in
+        from dynamo.llm import FpmEventSubscriber  # noqa: PLC0415
+
+        self._decode = decode
+        for place in self._places:
+            endpoint = runtime.endpoint(place.path)
+            self._clients[place] = await endpoint.client()
+            if place.component not in self._subscribers:
+                subscriber = self._subscribers[place.component] = FpmEventSubscriber(endpoint)
+                subscriber.start_tracking()
+
+    def stop(self) -> None:
+        """End the subscriptions."""
+        for subscriber in self._subscribers.values():
+            subscriber.shutdown()
+
+    async def watch(self) -> None:
+        """Look again and again."""
+        while True:
+            self.look()
+            await asyncio.sleep(LOOK_S)
+
+    def look(self) -> None:
+        """See who is registered, and what engines report."""
+        found: dict[int, list[Place]] = {}
+        for place, client in self._clients.items():
+            for instance in client.instance_ids():
+                found.setdefault(instance, []).append(place)
+        now_s = monotonic()
+        for instance in self._known.keys() - found.keys():  # another one may come under the same name
+            self._vanished(self._known.pop(instance), now_s)
+        cards: dict[str, dict[str, str]] = {}
+        for instance, places in found.items():
+            worker = self._known.get(instance)
+            if worker is None and (len(places) == len(Role) or not self._both):
+                worker = self._introduced(instance, places, cards)
+            if worker is not None and not worker.alive and worker.resting_until_s <= now_s:
+                log.info("%s is there: it serves %s", worker.id, " and ".join(sorted(worker.clients)))
+                worker.view.used_kv_tokens = 0
+                self.came(worker)
+        self._report()
+        self._forget(now_s)
+
+    def _introduced(self, instance: int, places: list[Place], cards: dict[str, dict[str, str]]) -> DynamoWorker | None:
+        """Return the worker that has registered; None before its card is there."""
+        role = next((place.role for place in places if place.role is not None), None)
+        component = places[0].component
+        if component not in cards:
+            cards[component] = self._subscribers[component].get_model_cards()
+        text = cards[component].get(str(instance))
+        if role is None or text is None:
+            return None
+        try:
+            card = json.loads(text)
+            name = str(card["runtime_config"].get("stable_routing_id") or f"{instance:x}")
+            if (before := self.by_id.get(name)) is not None and before.instance in self._known:
+                name = f"{instance:x}"  # another one has this name
+            worker = DynamoWorker(name, role, instance, {place.phase: self._clients[place] for place in places})
+            worker.introduce(card, self._tp[role])
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            self._metrics.fault("odd_card", f"{instance:x}: {error!r}", error)
+            return None
+        self.add(worker)
+        self._known[instance] = worker
+        return worker
+
+    def _vanished(self, worker: DynamoWorker, now_s: float) -> None:
+        worker.gone_since_s = now_s
+        self.lost(worker, "it is not registered any more")
+
+    def _report(self) -> None:
+        reports: dict[int, list[bytes]] = {}
+        for subscriber in self._subscribers.values():
+            for (instance, _), raw in subscriber.get_recent_stats().items():
+                reports.setdefault(int(instance), []).append(raw)
+        for instance, worker in self._known.items():
+            worker.report(tuple(reports.get(instance, ())), self._decode)
+
+    def _forget(self, now_s: float) -> None:
+        gone = [worker for worker in self.by_id.values() if worker.gone_since_s and not worker.alive]
+        for worker in gone:
+            if now_s - worker.gone_since_s > FORGET_S:
+                self.forget(worker)

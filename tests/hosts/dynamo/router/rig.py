@@ -1,0 +1,264 @@
+"""Our router in Dynamo's request path, within the process of the tests, on live mocker workers behind a live frontend.
+
+One frontend and one runtime serve all tests of a session. Workers of a kind live in a namespace of their own, and stay
+for the next test that asks for them; the router is made anew for each.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import urllib.request
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+from time import monotonic
+from typing import Any, TypeVar
+
+import aiohttp
+from prometheus_client.parser import text_string_to_metric_families
+
+from pdplugins.config import Config, find, load
+from pdplugins.hosts.dynamo.local.broker import Broker
+from pdplugins.hosts.dynamo.local.engine import Mocker
+from pdplugins.hosts.dynamo.router.__main__ import register
+from pdplugins.hosts.dynamo.router.component import RouterComponent
+from pdplugins.hosts.dynamo.router.places import ROUTER
+from pdplugins.processes.ports import free_ports
+from pdplugins.runtime.assembly import build_deployment
+from pdplugins.types import Deployment, Role
+
+MODEL = "tiny"
+PATIENCE_S = 60.0
+"""A guard against what hangs."""
+QUICK = {"first_token_s": 3.0, "rest_s": 0.5, "worker_wait_s": 20.0}
+"""Deadlines of the router in these tests."""
+KV_BLOCKS = 128
+"""KV cache of a worker: 8192 tokens."""
+T = TypeVar("T")
+
+
+async def until(what: Callable[[], Any], why: str = "") -> Any:
+    """Return what `what` returns once that is true."""
+    deadline_s = monotonic() + PATIENCE_S
+    while not (seen := what()):
+        assert monotonic() < deadline_s, f"not within {PATIENCE_S} s: {why}"
+        await asyncio.sleep(0.02)
+    return seen
+
+
+def settings(name: str, *, any_role: bool, **gateway: Any) -> Config:
+    """A shipped config, with workers that do one phase or both, and quick deadlines."""
+    config = load(find(name))
+    flip = "label" if any_role else "drain"
+    return config.model_copy(
+        update={
+            "simulation": config.simulation.model_copy(update={"flip": flip}),
+            "sglang": config.sglang.model_copy(update={"dual_role": False}),
+            "gateway": config.gateway.model_copy(update=QUICK | gateway),
+        }
+    )
+
+
+class WorkerProcess:
+    """One mocker worker."""
+
+    def __init__(self, name: str, command: list[str], environment: dict[str, str], log: Path) -> None:
+        self.name = name
+        self.port = free_ports(1)[0]
+        with log.open("ab") as output:
+            env = environment | {"DYN_SYSTEM_PORT": str(self.port)}
+            self.process = subprocess.Popen(command, env=env, stdout=output, stderr=output)
+
+    def served(self, metric: str = "requests_total") -> Counter[str]:
+        """What the worker itself counted, by endpoint."""
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/metrics", timeout=PATIENCE_S) as page:
+            families = list(text_string_to_metric_families(page.read().decode()))
+        counts: Counter[str] = Counter()
+        for family in families:
+            for sample in family.samples:
+                if sample.name == f"dynamo_component_{metric}":
+                    counts[f"{sample.labels['dynamo_component']}.{sample.labels['dynamo_endpoint']}"] += int(
+                        sample.value
+                    )
+        return counts
+
+    def signal(self, number: signal.Signals) -> None:
+        self.process.send_signal(number)
+
+    def end(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+
+class Rig:
+    """See the module."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.loop = asyncio.new_event_loop()
+        self.deployment: Deployment = build_deployment(settings("arrow", any_role=True))
+        self._mocker = Mocker(folder, MODEL, self.deployment, 0.0, Broker().url)
+        self._mocker.prepare()
+        self._shrink()
+        self._workers: dict[str, dict[str, WorkerProcess]] = {}
+        self._router: RouterComponent | None = None
+        self.url = f"http://127.0.0.1:{free_ports(1)[0]}"
+        port = int(self.url.rpartition(":")[2])
+        self._frontend = subprocess.Popen(
+            self._unwrapped(self._mocker.frontend("127.0.0.1", port, routed=True)),
+            env=self._mocker.environment(),
+            stdout=(folder / "frontend.log").open("ab"),
+            stderr=subprocess.STDOUT,
+        )
+        with self.environment():
+            self.run(self._start())
+
+    @contextmanager
+    def environment(self) -> Iterator[None]:
+        """What a runtime of Dynamo reads when it is made."""
+        saved = dict(os.environ)
+        os.environ.update(self._mocker.runtime_environment())
+        try:
+            yield
+        finally:
+            os.environ.clear()
+            os.environ.update(saved)
+
+    def _shrink(self) -> None:
+        """Give each worker a KV cache that a test can fill."""
+        for role in Role:
+            path = self.folder / f"{role}.json"
+            path.write_text(json.dumps(json.loads(path.read_text()) | {"num_gpu_blocks": KV_BLOCKS}))
+
+    @staticmethod
+    def _unwrapped(command: list[str]) -> list[str]:
+        """The command without the wrapper that lets it die with the launcher's thread."""
+        module = command[command.index("pdplugins.processes.child") + 3 :]
+        return [sys.executable, "-m", *module]
+
+    async def _start(self) -> None:
+        from dynamo.runtime import DistributedRuntime  # noqa: PLC0415 - may be missing
+
+        self.runtime = DistributedRuntime(asyncio.get_running_loop(), "file", "tcp", event_plane="zmq")
+        endpoint = self.runtime.endpoint(ROUTER)
+        await register(endpoint, str(self.folder / "model"), MODEL)
+
+        async def serve() -> None:
+            await endpoint.serve_endpoint(self._generate)
+
+        self._serving = asyncio.create_task(serve())
+        self.client = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(PATIENCE_S))
+        deadline_s = monotonic() + PATIENCE_S
+        while not await self._lists_the_model():
+            assert monotonic() < deadline_s, (self.folder / "frontend.log").read_text()[-2000:]
+            await asyncio.sleep(0.05)
+
+    async def _lists_the_model(self) -> bool:
+        try:
+            async with self.client.get(f"{self.url}/v1/models") as answer:
+                return MODEL in await answer.text()
+        except aiohttp.ClientError:
+            return False
+
+    async def _generate(self, request: Any, context: Any) -> AsyncIterator[Any]:
+        assert self._router is not None
+        async for chunk in self._router.generate(request, context):
+            yield chunk
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        return self.loop.run_until_complete(asyncio.wait_for(work, 3 * PATIENCE_S))
+
+    # --- workers -------------------------------------------------------------------------------------------------
+
+    def workers(self, prefill: int, decode: int, *, both: bool) -> dict[str, WorkerProcess]:
+        """Running workers by name; those that a test has killed start anew."""
+        namespace = self.namespace(prefill, decode, both=both)
+        there = self._workers.setdefault(namespace, {})
+        for role, count in ((Role.PREFILL, prefill), (Role.DECODE, decode)):
+            for number in range(count):
+                name = f"{namespace}-{role}-{number + 1}"
+                if name not in there or there[name].process.poll() is not None:
+                    there[name] = self.worker(name, role, namespace, both=both)
+        return there
+
+    @staticmethod
+    def namespace(prefill: int, decode: int, *, both: bool) -> str:
+        return f"{'both' if both else 'stock'}{prefill}{decode}"
+
+    def worker(self, name: str, role: Role, namespace: str, *, both: bool) -> WorkerProcess:
+        command = self._unwrapped(self._mocker.worker(role, at_once=True, both=both))
+        environment = self._mocker.environment(name) | {"DYN_NAMESPACE": namespace}
+        return WorkerProcess(name, command, environment, self.folder / f"{name}.log")
+
+    # --- the router ----------------------------------------------------------------------------------------------
+
+    @asynccontextmanager
+    async def routed(
+        self,
+        config: Config,
+        prefill: int,
+        decode: int,
+        *,
+        router: Any = None,
+        flow: Any = None,
+        own: bool = False,
+        more: int = 0,
+    ) -> AsyncIterator[RouterComponent]:
+        """The router over running workers, with the policies of the config, or else with its `own` that are given.
+
+        :param more: workers that the test itself has started there.
+        """
+        namespace = self.namespace(prefill, decode, both=config.any_role)
+        self.workers(prefill, decode, both=config.any_role)
+        component = RouterComponent(config, self.deployment, namespace=namespace)
+        if own:
+            component.use(router, flow)
+        await component.start(self.runtime)
+        self._router = component
+        try:
+            wanted = prefill + decode + more
+            await until(lambda: len(component.workers.ready) == wanted, f"{wanted} workers")
+            yield component
+            await until(lambda: not component.admission.requests, "the router is idle")
+        finally:
+            await component.stop(0.0)
+
+    async def ask(
+        self, tokens: int = 100, osl: int = 5, *, session: str | None = None, **fields: Any
+    ) -> tuple[int, dict[str, Any]]:
+        """Send a completion of a prompt of so many tokens; return status and answer."""
+        seed = fields.pop("seed", 0)
+        prompt = [300 + (7 * n + seed) % 500 for n in range(tokens)]
+        body = {"model": MODEL, "prompt": prompt, "max_tokens": osl, "ignore_eos": True, **fields}
+        headers = {} if session is None else {"x-dynamo-session-id": session}
+        async with self.client.post(f"{self.url}/v1/completions", json=body, headers=headers) as answer:
+            return answer.status, await answer.json(content_type=None)
+
+    async def chat(self, tokens: int, osl: int, *, stream: bool) -> tuple[int, bytes]:
+        """Send a chat; return status and body."""
+        messages = [{"role": "user", "content": "ab" * tokens}]
+        body = {"model": MODEL, "messages": messages, "max_tokens": osl, "stream": stream}
+        async with self.client.post(f"{self.url}/v1/chat/completions", json=body | {"ignore_eos": True}) as answer:
+            return answer.status, await answer.read()
+
+    def close(self) -> None:
+        async def end() -> None:
+            await self.client.close()
+            self.runtime.shutdown()
+            await asyncio.gather(self._serving, return_exceptions=True)
+
+        try:
+            self.run(end())
+        finally:
+            for namespace in self._workers.values():
+                for worker in namespace.values():
+                    worker.end()
+            self._frontend.kill()
+            self._frontend.wait()
+            self.loop.close()

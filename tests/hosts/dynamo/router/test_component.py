@@ -1,0 +1,155 @@
+"""The router's component on workers that answer at once: role flips under load, clients that leave, a stop."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from pdplugins.config import find, load
+from pdplugins.hosts.dynamo.router.component import RouterComponent
+from pdplugins.hosts.dynamo.router.places import places
+from pdplugins.runtime.assembly import build_deployment
+from pdplugins.testing.scripted import FixedRouter
+from pdplugins.types import Placement, Role, RoleMove
+from tests.hosts.dynamo.router.scripted import LAST, PREFILLED, TOKEN, Leg, Registry
+
+ANSWERS = {Role.PREFILL: (PREFILLED, LAST), Role.DECODE: (TOKEN, TOKEN, LAST)}
+REQUEST = {"token_ids": [1] * 40, "stop_conditions": {"max_tokens": 2}}
+
+
+class Stand:
+    """A router over two prefill and two decode workers, which do both phases."""
+
+    def __init__(self, router: Any, **answers: Any) -> None:
+        config = load(find("arrow"))
+        self.component = RouterComponent(config, build_deployment(config))
+        self.component.use(router, None)
+        self.registries = {
+            place: Registry(*answers.get(place.phase, ANSWERS[place.phase])) for place in places(both=True)
+        }
+        workers = self.component.workers
+        workers._clients = dict(self.registries)
+        workers._subscribers = {place.component: one for place, one in self.registries.items()}
+        workers._decode = None  # nothing is reported here
+        for number in range(4):
+            role = list(Role)[number % 2]
+            for place, registry in self.registries.items():
+                if place.role is role or (place.role is None and place.phase is not role):
+                    registry.joins(number, f"w{number}")
+        workers.look()
+
+    def served(self, phase: Role) -> Counter[int]:
+        """Legs of a phase, by instance."""
+        return Counter(to for place, one in self.registries.items() if place.phase is phase for to in one.to)
+
+    async def ask(self, context: Leg | None = None) -> list[Any]:
+        return [chunk async for chunk in self.component.generate(REQUEST, context or Leg())]
+
+
+class Flipping:
+    """Moves a worker between the roles at every seventh request, and looks at its role at the next one."""
+
+    def __init__(self) -> None:
+        self.asked = self.turn = self.flips = self.late = 0
+        self._moves: tuple[RoleMove, ...] = ()
+        self._expected: dict[str, Role] = {}
+
+    def on_arrival(self, request: Any, workers: Any, now_s: float) -> Placement:
+        self.late += sum(worker.role is not self._expected.get(worker.id, worker.role) for worker in workers)
+        self.asked += 1
+        if self.asked % 7 == 0:
+            role = Role.PREFILL if self.asked % 14 else Role.DECODE
+            others = [worker for worker in workers if worker.role is not role]
+            if len(others) > 1:
+                self._moves = (RoleMove(others[self.asked // 14 % len(others)].id, role),)
+        return Placement(self._next(workers, Role.PREFILL), None, request.prompt_tokens)
+
+    def on_prefill_done(self, request: Any, placement: Placement, workers: Any, now_s: float) -> Placement:
+        return Placement(placement.first, self._next(workers, Role.DECODE), placement.split)
+
+    def take_role_moves(self) -> tuple[RoleMove, ...]:
+        moves, self._moves = self._moves, ()
+        self._expected.update((move.worker, move.role) for move in moves)
+        self.flips += len(moves)
+        return moves
+
+    def _next(self, workers: Any, role: Role) -> str:
+        names = [worker.id for worker in workers if worker.role is role]
+        self.turn += 1
+        return str(names[self.turn % len(names)])
+
+
+def test_a_thousand_requests_with_flips_under_load_lose_nothing() -> None:
+    """A flip takes effect for the next request; what a worker is doing in its old role it finishes."""
+    router = Flipping()
+
+    async def run() -> None:
+        stand = Stand(router)
+        left = iter(range(1000))
+
+        async def client() -> int:
+            return sum([(await stand.ask()) == [TOKEN, TOKEN, LAST] for _ in left])
+
+        assert sum(await asyncio.gather(*(client() for _ in range(40)))) == 1000
+        for role in Role:
+            served = stand.served(role)
+            assert served.total() == 1000
+            assert len(served) > 2, "more than the two that began in that role"
+        assert not stand.component.metrics.faults
+        assert not stand.component.admission.requests
+        assert all(not worker.view.load.running_requests for worker in stand.component.workers.by_id.values())
+
+    asyncio.run(run())
+    assert router.flips > 100
+    assert router.late == 0
+
+
+@pytest.mark.parametrize("silent", list(Role))
+def test_a_client_that_leaves_ends_its_request_and_its_legs(silent: Role) -> None:
+    async def run() -> None:
+        stand = Stand(FixedRouter("w0", "w1"), **{silent: (TOKEN | PREFILLED, ...)})
+        context = Leg()
+        asking = asyncio.create_task(stand.ask(context))
+        while not stand.served(silent):
+            await asyncio.sleep(0)
+        context.leave()
+        await asyncio.wait_for(asking, 10)
+        assert context.legs[-1].stopped
+        assert not stand.component.admission.requests
+        assert 'requests_total{outcome="cancelled"} 1.0' in stand.component.exposition()
+
+    asyncio.run(run())
+
+
+def test_a_request_that_no_worker_takes_is_an_error_of_its_status() -> None:
+    pytest.importorskip("dynamo.llm")
+    bad = {"token_ids": [], "stop_conditions": {}}
+
+    async def run() -> None:
+        stand = Stand(FixedRouter("w0", "w1"))
+        with pytest.raises(Exception, match="HTTP 400: the request has no token ids"):
+            [chunk async for chunk in stand.component.generate(bad, Leg())]
+        stand.component.admission.close()
+        with pytest.raises(Exception, match="HTTP 503"):
+            await stand.ask()
+
+    asyncio.run(run())
+
+
+def test_a_stop_finishes_what_is_in_flight_or_cuts_it_in_time() -> None:
+    pytest.importorskip("dynamo.llm")
+
+    async def run() -> None:
+        stand = Stand(FixedRouter("w0", "w1"), **{Role.DECODE: (TOKEN, ...)})
+        asking = asyncio.create_task(stand.ask())
+        while not stand.served(Role.DECODE):
+            await asyncio.sleep(0)
+        await stand.component.stop(1.1)
+        with pytest.raises(Exception, match="HTTP 504"):
+            await asking
+        assert not stand.component.admission.requests
+
+    asyncio.run(run())

@@ -1,0 +1,98 @@
+"""What the router does when workers die, hang, refuse or answer nonsense, and when clients leave."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+
+import pytest
+
+from pdplugins.testing.scripted import FixedRouter
+from pdplugins.types import Role
+from tests.hosts.dynamo.router.rig import Rig, settings, until
+
+pytestmark = pytest.mark.dynamo
+
+MANY = 40
+
+
+@pytest.mark.parametrize("role", [Role.PREFILL, Role.DECODE])
+def test_nothing_is_lost_when_a_worker_dies_under_load_and_another_one_comes_in_its_place(rig: Rig, role: Role) -> None:
+    """Answers that had begun go on elsewhere; the dead worker gets nothing after its first failure."""
+    config = settings("dopd", any_role=False, rest_s=60.0)
+    name = f"{rig.namespace(2, 2, both=False)}-{role}-1"
+
+    async def run() -> None:
+        async with rig.routed(config, 2, 2) as component:
+            asking = [asyncio.create_task(rig.ask(200, 30, seed=n)) for n in range(MANY)]
+            load = component.workers.by_id[name].view.load
+            await until(lambda: load.running_requests or load.queued_requests, "the worker has work")
+            rig.workers(2, 2, both=False)[name].signal(signal.SIGKILL)
+            answers = await asyncio.gather(*asking)
+            assert [status for status, _ in answers] == [200] * MANY
+            assert {answer["usage"]["completion_tokens"] for _, answer in answers} == {30}
+            assert component.metrics.faults["worker_failed"] > 0
+            assert not component.workers.by_id[name].alive
+            before = component.metrics.faults["worker_failed"]
+            assert (await rig.ask())[0] == 200
+            assert component.metrics.faults["worker_failed"] == before
+            dead = component.workers.by_id[name].instance
+            rig.workers(2, 2, both=False)
+            await until(lambda: len(component.workers.ready) == 4, "another worker is there")
+            assert dead not in {worker.instance for worker in component.workers.by_id.values() if worker.alive}
+
+    rig.run(run())
+
+
+def test_a_client_that_leaves_stops_both_legs(rig: Rig) -> None:
+    """By the workers' own counts of what they have in flight: while it prefills, and while it decodes."""
+    config = settings("dopd", any_role=False)
+    names = [f"{rig.namespace(2, 2, both=False)}-{role}-2" for role in Role]
+
+    async def run() -> None:
+        async with rig.routed(config, 2, 2, router=FixedRouter(*names), own=True) as component:
+            workers = [rig.workers(2, 2, both=False)[name] for name in names]
+            for worker, osl in zip(workers, (5, 2000), strict=True):
+                asking = [asyncio.create_task(rig.ask(4000, osl, seed=n)) for n in range(4)]
+                await until(lambda worker=worker: worker.served("inflight_requests").total(), "requests are served")
+                for task in asking:
+                    task.cancel()
+                await asyncio.gather(*asking, return_exceptions=True)
+                await until(lambda worker=worker: not worker.served("inflight_requests").total(), "the leg has ended")
+                await until(lambda: not component.admission.requests, "the router has nothing left")
+            for worker in component.workers.by_id.values():
+                load = worker.view.load
+                assert (load._own_queued, load._own_running, load._own_running_tokens) == (0, 0, 0)
+
+    rig.run(run())
+
+
+def test_too_many_requests_are_refused_at_once_and_none_hangs(rig: Rig) -> None:
+    """With the status that Dynamo's frontend passes on for a chat."""
+    config = settings("dopd", any_role=False, max_requests=4)
+
+    async def run() -> None:
+        async with rig.routed(config, 2, 2) as component:
+            answers = await asyncio.gather(*(rig.chat(100, 20, stream=False) for _ in range(20)))
+            assert {status for status, _ in answers} == {200, 503}
+            assert sum(status == 200 for status, _ in answers) >= 4
+            assert (await rig.chat(100, 2, stream=False))[0] == 200, "nothing of it stays"
+            assert 'overloads_total{of="requests"}' in component.exposition()
+
+    rig.run(run())
+
+
+def test_a_stop_finishes_what_is_in_flight_and_refuses_the_rest(rig: Rig) -> None:
+    config = settings("dopd", any_role=False)
+
+    async def run() -> None:
+        async with rig.routed(config, 2, 2) as component:
+            asking = [asyncio.create_task(rig.chat(100, 20, stream=False)) for _ in range(5)]
+            await until(lambda: component.admission.requests == 5, "they are in flight")
+            stopping = asyncio.create_task(component.stop(30.0))
+            await until(lambda: component.admission.closed, "it stops")
+            assert (await rig.chat(100, 2, stream=False))[0] == 503
+            assert [status for status, _ in await asyncio.gather(*asking)] == [200] * 5
+            await stopping
+
+    rig.run(run())

@@ -1,0 +1,162 @@
+"""Every router plugin in Dynamo's request path, on live mocker workers, and what it must know and do there."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from pdplugins.hosts.dynamo.router.component import RouterComponent
+from pdplugins.testing.scripted import FixedRouter, RecordingRouter
+from pdplugins.types import Placement, Role
+from tests.hosts.dynamo.router.rig import Rig, WorkerProcess, settings, until
+
+pytestmark = pytest.mark.dynamo
+
+REQUESTS = 24
+
+
+class Noting:
+    """Asks another router, and notes who is to prefill and who is to decode."""
+
+    def __init__(self, router: Any) -> None:
+        self._router = router
+        self.prefills: Counter[str] = Counter()
+        self.decodes: Counter[str] = Counter()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._router, name)
+
+    def on_arrival(self, request: Any, workers: Any, now_s: float) -> Placement:
+        return self._noted(self._router.on_arrival(request, workers, now_s), first=True)
+
+    def on_prefill_done(self, request: Any, placement: Placement, workers: Any, now_s: float) -> Placement:
+        return self._noted(self._router.on_prefill_done(request, placement, workers, now_s), first=False)
+
+    def _noted(self, placement: Placement, *, first: bool) -> Placement:
+        if first:
+            self.prefills[placement.first] += 1
+        if placement.second is not None:
+            self.decodes[placement.second] += 1
+        return placement
+
+
+def counted(workers: dict[str, WorkerProcess]) -> dict[Role, Counter[str]]:
+    """What the workers have counted themselves, by phase and worker."""
+    phases = {"prefill.generate": Role.PREFILL, "second.prefill": Role.PREFILL}
+    counts: dict[Role, Counter[str]] = {role: Counter() for role in Role}
+    for name, worker in workers.items():
+        for endpoint, served in worker.served().items():
+            counts[phases.get(endpoint, Role.DECODE)][name] += served
+    return counts
+
+
+@pytest.mark.parametrize("name", ["arrow", "ampd", "dynaserve", "fusion", "dopd", "round-robin", "cache-aware"])
+def test_the_pair_that_a_router_chose_serves(rig: Rig, name: str) -> None:
+    """By the workers' own counters. A split, which no mocker has, becomes prefill and decode of the same workers."""
+    both = name in {"arrow", "ampd", "dynaserve", "fusion"}
+    config = settings(name if name in {"dopd"} or both else "dopd", any_role=both)
+    if not both and name != "dopd":
+        config = config.model_copy(update={"router": type(config.router)(name=name)})  # type: ignore[misc]
+    workers = rig.workers(2, 2, both=both)
+
+    async def run() -> None:
+        async with rig.routed(config, 2, 2) as component:
+            noting = Noting(component.policies.router)
+            component.use(noting, None)
+            before = counted(workers)
+            answers = await asyncio.gather(*(rig.ask(200 + n, 4, seed=n) for n in range(REQUESTS)))
+            assert [status for status, _ in answers] == [200] * REQUESTS
+            assert all(answer["usage"]["completion_tokens"] == 4 for _, answer in answers)
+            after = counted(workers)
+        assert after[Role.PREFILL] - before[Role.PREFILL] == noting.prefills
+        assert after[Role.DECODE] - before[Role.DECODE] == noting.decodes
+        assert not [kind for kind in component.metrics.faults if kind.startswith("router_")]
+
+    rig.run(run())
+
+
+def test_a_session_names_the_worker_that_has_its_kv_cache(rig: Rig) -> None:
+    """And how many tokens of the next prompt that worker has; another session, or none, has neither."""
+    router = RecordingRouter()
+
+    async def run() -> None:
+        async with rig.routed(settings("arrow", any_role=True), 2, 2, router=router, own=True):
+            for session in ("mine", "mine", "yours", None):
+                assert (await rig.ask(600, 5, session=session))[0] == 200
+
+    rig.run(run())
+    first, again, other, none = (asked.request for asked in router.asked)
+    assert first.session == again.session not in {other.session, None}
+    assert none.session is None
+    assert [request.bound_worker for request in (first, other, none)] == [None] * 3
+    assert again.bound_worker is not None
+    assert again.history_tokens == 599
+
+
+def test_a_split_is_replaced_by_prefill_and_decode_and_said_once(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
+    """No mocker engine goes on in the middle of a prompt."""
+    names = [f"{rig.namespace(2, 2, both=True)}-{role}-1" for role in Role]
+
+    async def run() -> RouterComponent:
+        router = FixedRouter(names[0], names[1], 50)
+        async with rig.routed(settings("arrow", any_role=True), 2, 2, router=router, own=True) as component:
+            workers = rig.workers(2, 2, both=True)
+            before = counted(workers)
+            assert [(await rig.ask())[0] for _ in range(3)] == [200] * 3
+            after = counted(workers)
+            assert after[Role.PREFILL] - before[Role.PREFILL] == {names[0]: 3}
+            assert after[Role.DECODE] - before[Role.DECODE] == {names[1]: 3}
+            return component
+
+    component = rig.run(run())
+    assert component.metrics.faults["refused_stock_split"] == 3
+    assert caplog.text.count("refused_stock_split") == 1
+
+
+def test_workers_that_keep_their_role_serve_nothing_alone(rig: Rig) -> None:
+    """A mocker that decodes would take a prompt as prefilled for nothing, so it is never sent one."""
+    name = f"{rig.namespace(2, 2, both=False)}-decode-1"
+
+    async def run() -> RouterComponent:
+        router = FixedRouter(name, name)
+        async with rig.routed(settings("dopd", any_role=False), 2, 2, router=router, own=True) as component:
+            workers = rig.workers(2, 2, both=False)
+            before = counted(workers)
+            assert (await rig.ask())[0] == 200
+            after = counted(workers)
+            assert sum((after[Role.PREFILL] - before[Role.PREFILL]).values()) == 1
+            assert after[Role.DECODE] - before[Role.DECODE] == {name: 1}
+            return component
+
+    assert rig.run(run()).metrics.faults["refused_local"] == 1
+
+
+def test_the_state_shows_loads_and_an_idle_stack_has_none(rig: Rig) -> None:
+    """While requests are served and after them; what the engines report of our own requests is not counted twice."""
+
+    async def state(component: RouterComponent) -> list[dict[str, Any]]:
+        return [row async for row in component.state({}, None)]
+
+    async def run() -> None:
+        async with rig.routed(settings("arrow", any_role=True), 2, 2, router=None, own=True) as component:
+            asking = asyncio.gather(*(rig.ask(200, 40, seed=n) for n in range(8)))
+            most = 0.0
+            while not asking.done():
+                most = max(most, sum(row["running_requests"] for row in await state(component)))
+                await asyncio.sleep(0.01)
+            await asking
+            assert 0 < most <= 8
+
+            def idle() -> bool:
+                loads = [worker.view.load for worker in component.workers.by_id.values()]
+                return not any(load.running_requests or load.queued_requests for load in loads)
+
+            await until(idle, "no load")
+            assert all(row["free_kv_tokens"] is not None for row in await state(component))
+            assert any(row["recent_ttft_s"] for row in await state(component))
+            assert "pdplugins_dynamo_router_requests_total" in component.exposition()
+
+    rig.run(run())
