@@ -113,7 +113,7 @@ def prepare(command: Any, path: str = "") -> None:
 
 def _completer(values: Callable[[], list[str]]) -> Callable[[Any, Any, str], list[Any]]:
     def complete(_: Any, __: Any, begun: str) -> list[Any]:
-        from typer.core import CompletionItem  # noqa: PLC0415 - the shell asks for it
+        from click.shell_completion import CompletionItem  # noqa: PLC0415 - the shell asks for it
 
         return [CompletionItem(value) for value in values() if value.startswith(begun)]
 

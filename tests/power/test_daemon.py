@@ -69,8 +69,8 @@ def test_a_gpu_that_takes_no_part_after_a_kill_gets_its_cap_back_at_the_start(po
     power.write(deployment=deployment, power=policy, node={"gpus": uuids[2:]})
     again = power.start()
     assert until(lambda: power.node.limits_w() == BEFORE_W[:2] + OURS_W[2:])
-    power.end(again)
-    assert power.node.limits_w() == BEFORE_W
+    said = power.end(again)
+    assert power.node.limits_w() == BEFORE_W, (again.returncode, said)
 
 
 def test_restore_puts_back_what_a_killed_process_left(power: Power) -> None:

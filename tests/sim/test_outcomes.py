@@ -68,7 +68,8 @@ def test_each_request_is_heard_of_once_and_as_it_ended(case: dict[str, Any]) -> 
     if flow is not None:
         listeners.append((flow.came, flow.heard))
         sent = {record.id for record in outcome.records if not (record.error or "").startswith("not sent")}
-        assert flow.came == sent
+        left = {r.id for r in outcome.records if r.error == "cancelled" and r.prefill_worker is None}
+        assert sent - left <= flow.came <= sent, "who leaves while the frontend is busy is not heard of"
     for known, heard in listeners:
         assert sorted(name for name, _ in heard) == sorted(known)
         for name, how in heard:

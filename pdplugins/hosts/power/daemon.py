@@ -69,6 +69,15 @@ def run(options: Options) -> None:
     redact_logs(logging.root.handlers, "%(asctime)s %(name)s %(levelname)s %(message)s")
     config = load(find(options.config))
     stop, reload = threading.Event(), threading.Event()
+
+    def end(*_: object) -> None:
+        stop.set()
+        end_within(config.node.restore_s + 10.0)
+
+    # Before the first change: a signal that comes while the caps of a killed process are put right ends no earlier.
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, end)
+    signal.signal(signal.SIGHUP, lambda *_: reload.set())
     with ExitStack() as stack:
         equipment = assembly.equip(config.node)
         seats = check(config, equipment)
@@ -89,14 +98,6 @@ def run(options: Options) -> None:
         loop = PowerLoop(
             node, seats, roles, watch, controller, metrics, stale_s=config.node.stale_s, shadow=options.shadow
         )
-        signal.signal(signal.SIGHUP, lambda *_: reload.set())
-
-        def end(*_: object) -> None:
-            stop.set()
-            end_within(config.node.restore_s + 10.0)
-
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, end)
         mode = "looks on (shadow)" if options.shadow else "keeps"
         log.info(
             "%s %s %d GPUs within %g W", config.power and config.power.name, mode, len(node.gpus), node.caps.budget_w
@@ -105,7 +106,7 @@ def run(options: Options) -> None:
             keep(loop, node, stop, lambda: _reload(options, config, loop, node, deployment, journal, reload))
         finally:
             if saved is not None:
-                give_back(node, config.node.restore_s)
+                give_back(node, saved, config.node.restore_s)
 
 
 def keep(loop: PowerLoop, node: PowerNode, stop: threading.Event, between: Callable[[], None]) -> None:
@@ -130,10 +131,16 @@ def forbidden(node: PowerNode) -> str | None:
     return next((gpu.refusal for gpu in node.gpus.values() if gpu.refusal), None)
 
 
-def give_back(node: PowerNode, within_s: float) -> None:
-    """Put the caps from before back. Raises HostError when that cannot be done; then they stay saved."""
+def give_back(node: PowerNode, saved: SavedCaps, within_s: float) -> None:
+    """Put the caps from before back. Raises HostError when that cannot be done; then they stay saved.
+
+    Those of a process that was killed are put back also when this one ends before it has changed anything itself.
+    """
     if not node.before_w:
-        return
+        if not saved.load():
+            return
+        assembly.until(node, lambda: node.ready, within_s)
+        node.keep_before()
     node.give_back()
     if not assembly.until(node, lambda: node.given_back, within_s):
         left = [uuid for uuid in node.before_w if not _is_back(node, uuid)]

@@ -45,7 +45,11 @@ def splice(body: bytes, fields: Mapping[str, Any]) -> bytes:
 
 def without(body: bytes, field: str) -> bytes:
     """Return the JSON object `body` without one of its fields."""
-    return dumps({name: value for name, value in _read_fields(body).items() if name != field})
+    try:
+        fields, encode = _read_fields(body), msgspec.json.encode
+    except msgspec.DecodeError:  # NaN, or half of a surrogate pair, which SGLang takes
+        fields, encode = json.loads(body.decode()), lambda data: _encode(data).encode()
+    return encode({name: value for name, value in fields.items() if name != field})
 
 
 _read_fields = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from pdplugins.contracts.request import Terms
 from pdplugins.gateway.errors import GatewayError
 from pdplugins.gateway.names import hashed
 
@@ -21,6 +22,9 @@ class PreprocessedCall:
 
     path = ""
     headers: Mapping[str, str] = {}
+    asks: Mapping[str, Any] = {}
+    """Dynamo's frontend hands no headers on, and no fields of the body that it does not know."""
+    terms: Terms | None = None
     stream = True
     messages = b""
     batch = None
