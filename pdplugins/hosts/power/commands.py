@@ -92,8 +92,7 @@ def restore(config: ConfigName = None, backend: Backend = None, state: State = N
             typer.echo(f"nothing to put back: {wanted.state} holds no caps from before this start of the machine")
             return
         node = _ready(wanted, saved, tuple(before_w))
-        node.keep_before()
-        daemon.give_back(node, CHANGE_S)
+        daemon.give_back(node, saved, CHANGE_S)
         typer.echo(f"{len(before_w)} GPUs have the caps from before")
     finally:
         saved.close()

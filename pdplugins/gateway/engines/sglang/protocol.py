@@ -46,10 +46,10 @@ def splice(body: bytes, fields: Mapping[str, Any]) -> bytes:
 def without(body: bytes, field: str) -> bytes:
     """Return the JSON object `body` without one of its fields."""
     try:
-        fields, encode = _read_fields(body), msgspec.json.encode
+        fields = _read_fields(body)
     except msgspec.DecodeError:  # NaN, or half of a surrogate pair, which SGLang takes
-        fields, encode = json.loads(body.decode()), lambda data: _encode(data).encode()
-    return encode({name: value for name, value in fields.items() if name != field})
+        return _encode({name: value for name, value in json.loads(body.decode()).items() if name != field}).encode()
+    return msgspec.json.encode({name: value for name, value in fields.items() if name != field})
 
 
 _read_fields = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
