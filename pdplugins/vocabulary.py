@@ -35,7 +35,7 @@ EXAMPLES: dict[str, tuple[str, str]] = {
         "pdplugins compare dopd fusion stock-colocated --trace demo --html report.html",
         "pdplugins compare arrow my-config.yaml --trace trace.csv --rate 12 --gpus 16",
     ),
-    "config": ("pdplugins config dopd", "pdplugins config my-config.yaml"),
+    "config": ("pdplugins config dopd", "pdplugins config --schema"),
     "doctor": ("pdplugins doctor", "pdplugins doctor --config my-config.yaml"),
     "explain": ("pdplugins explain log.jsonl", "pdplugins explain log.jsonl --request 17"),
     "gateway": (
