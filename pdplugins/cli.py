@@ -13,7 +13,7 @@ import yaml
 from rich.table import Table
 from typer.main import get_command
 
-from pdplugins import __version__, schema
+from pdplugins import __version__, extras, schema
 from pdplugins.config import find, load, resolved
 from pdplugins.errors import ConfigError, PdpluginsError, one_line, shown
 from pdplugins.files import results_alone
@@ -60,6 +60,7 @@ def pdplugins(version: Version = False) -> None:
 @dynamo_app.callback()
 def dynamo(context: typer.Context, version: Version = False) -> None:
     """Run NVIDIA Dynamo on this machine, scaled by a pdplugins planner."""
+    extras.need("dynamo", "dynamo")
     context.obj = _hindsight
 
 
@@ -153,6 +154,10 @@ def _run(application: typer.Typer, name: str) -> None:
         _fail(name, error)
     except typer.Abort:
         sys.exit(130)
+    except ModuleNotFoundError as error:
+        if (advice := extras.advice(error.name or "")) is None:
+            raise
+        _fail(name, advice)
     except Exception as error:
         if not hasattr(error, "format_message"):
             raise

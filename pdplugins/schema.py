@@ -8,13 +8,12 @@ Editors check and complete a file by the schema that its first line names::
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 from pydantic import BaseModel
 
 from pdplugins.config import CHOICES, Config
-from pdplugins.contracts.kinds import Kind
 from pdplugins.registry import BUNDLE, Registry
 from pdplugins.workloads.traces import Mix
 
@@ -29,9 +28,9 @@ def config_schema(registry: Registry) -> Schema:
     shared = root.pop("$defs")
     del shared["Choice"]
     for key in CHOICES:
-        plugins = dict(_plugins(registry, key))
+        plugins = _named(registry, BUNDLE) | _named(registry, key)
         root["properties"][key] |= _choice(plugins, shared, key) | {"anyOf": [*_forms(plugins, key), {"type": "null"}]}
-    backends = {name: registry.get("power_backend", name).settings for name in registry.names("power_backend")}
+    backends = _named(registry, "power_backend")
     backend = shared["NodeConfig"]["properties"]["backend"]
     del backend["$ref"]
     backend |= _choice(backends, shared, "power_backend") | {"anyOf": _forms(backends, "power_backend")}
@@ -41,7 +40,7 @@ def config_schema(registry: Registry) -> Schema:
 def workload_schema(registry: Registry) -> Schema:
     """Return the schema of a workload file, for the workloads of `registry`. One without `workload` is synthetic."""
     shared: Schema = {}
-    workloads = {name: registry.get("workload", name).settings for name in registry.names("workload")}
+    workloads = _named(registry, "workload")
     for name, settings in workloads.items():
         shared[name] = _settings(settings, shared, f"{name}.")
         shared[name]["properties"] |= {"workload": {"const": name}, "path": {"type": "string"}}
@@ -65,11 +64,9 @@ def text(schema: Schema) -> str:
     return json.dumps(schema, indent=1, ensure_ascii=False) + "\n"
 
 
-def _plugins(registry: Registry, key: str) -> Iterator[tuple[str, type[BaseModel]]]:
-    """Yield what the key of a config may name, each with its settings: policies of this kind, and bundles."""
-    for name in sorted({*registry.names(key), *registry.names(BUNDLE)}):
-        found = registry.policy(Kind(key), name) if key in tuple(Kind) else registry.get(key, name)
-        yield name, found.settings
+def _named(registry: Registry, kind: str) -> dict[str, type[BaseModel]]:
+    """Return the settings of everything that is registered as `kind`, by name."""
+    return {one.name: one.settings for one in registry.registrations() if one.kind == kind}
 
 
 def _choice(plugins: dict[str, type[BaseModel]], shared: Schema, kind: str) -> Schema:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from typing import Any
 
-from pdplugins import config
+from pdplugins import config, extras
 from pdplugins.registry import BUNDLE, default_registry
 from pdplugins.workloads import traces
 
@@ -128,7 +128,7 @@ def _others() -> Iterator[str]:
     """Yield the policies of other packages, which stand for a config."""
     kinds = {*config.CHOICES, BUNDLE}
     for one in default_registry().registrations():
-        if one.kind in kinds and one.plugin.distribution != "pdplugins":
+        if one.kind in kinds and one.plugin.distribution not in extras.DISTRIBUTIONS:
             yield one.name
 
 
