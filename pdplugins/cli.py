@@ -60,7 +60,7 @@ def pdplugins(version: Version = False) -> None:
 @dynamo_app.callback()
 def dynamo(context: typer.Context, version: Version = False) -> None:
     """Run NVIDIA Dynamo on this machine, scaled by a pdplugins planner."""
-    extras.need("dynamo", "dynamo")
+    extras.need("serve", "dynamo")
     context.obj = _hindsight
 
 

@@ -51,6 +51,8 @@ def examine(config: str, port: int, hooks: Path | None = None) -> list[Check]:
     checks = [_python(), _config(config), _port(port), _scratch(), _simulator()]
     for path in sorted((hooks or data_dir("hooks")).glob("*.toml")):
         manifest = tomllib.loads(path.read_text(encoding="utf-8"))
+        if not extras.whole():
+            manifest["required"] = False
         found = list(examine_host(manifest))
         checks.extend(found)
         if manifest["host"] == "sglang":

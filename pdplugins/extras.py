@@ -31,6 +31,11 @@ def installed() -> str:
     return found[0] if found else DISTRIBUTIONS[0]
 
 
+def whole() -> bool:
+    """Tell whether the installation is to have everything, Dynamo included."""
+    return installed() == DISTRIBUTIONS[0]
+
+
 def has(module: str) -> bool:
     """Tell whether a module can be imported."""
     return importlib.util.find_spec(module) is not None
