@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -110,6 +111,21 @@ def test_the_slim_wheel_has_the_same_files_and_needs_no_host(checkout: Path, tmp
 
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+
+
+def test_the_page_of_versions_says_what_is_installed_and_tested() -> None:
+    page = (ROOT / "docs/versions.md").read_text(encoding="utf-8")
+    named = re.findall(r"Python :: (3\.\d+)", " ".join(PROJECT["classifiers"]))
+    ran = [line for line in page.splitlines() if line.startswith(("| Python ", "| | 3.")) and "nothing yet" not in line]
+    assert re.findall(r"3\.\d+", " ".join(line.split("|")[2] for line in ran)) == named
+    assert PROJECT["requires-python"] == f">={named[0]},<3.{int(named[-1].partition('.')[2]) + 1}"
+    hosts = {path.stem: tomllib.loads(path.read_text(encoding="utf-8")) for path in (ROOT / "hooks").glob("*.toml")}
+    for host, title in (("dynamo", "Dynamo"), ("sglang", "SGLang")):
+        (row,) = (line for line in page.splitlines() if line.startswith(f"| {title} |"))
+        assert re.findall(r"\d[\d.]+\d", row.split("|")[2]) == hosts[host]["tested"]
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    assert f"SGLANG_VERSIONS := {' '.join(hosts['sglang']['tested'])}\n" in makefile
+    assert any(it.startswith("ai-dynamo") and f"`{it}`" in page for it in PROJECT["dependencies"])
 
 
 @pytest.mark.parametrize("extra", LEFT_OUT)

@@ -25,6 +25,7 @@ from pdplugins.config import parse
 from pdplugins.gateway.metrics import GatewayMetrics
 from pdplugins.registry import default_registry
 from pdplugins.runtime.metrics import Metrics
+from pdplugins.studies.advise.kubernetes import manifest
 from tools import metrics_page
 
 ROOT = Path(__file__).parents[1]
@@ -215,6 +216,39 @@ def test_the_files_that_the_page_names_exist() -> None:
     named = re.findall(r"(?<![\w/])deploy/[\w./-]+\w", PAGE)
     assert len(named) >= 5
     assert [name for name in named if not (ROOT / name).exists()] == []
+
+
+CONFIGS = {
+    "StatefulSet": "{router: arrow, sglang: {dual_role: true}}",
+    "DynamoGraphDeployment": "{planner: dopd}",
+}
+
+
+def as_kubernetes_reads(data: dict[str, Any], model: str) -> Any:
+    """Return what of `data` Kubernetes' own client knows. Its models are made from the published schemas."""
+    client = pytest.importorskip("kubernetes.client", reason="comes with Dynamo")
+    api, answer = client.ApiClient(), type("Answer", (), {"data": json.dumps(data)})
+    return api.sanitize_for_serialization(api.deserialize(answer, model))
+
+
+def test_kubernetes_does_not_know_a_field_that_is_not_there() -> None:
+    spec = {"ports": [{"port": 8000, "prot": "TCP"}]}
+    assert as_kubernetes_reads({"kind": "Service", "spec": spec}, "V1Service") != {"kind": "Service", "spec": spec}
+
+
+@pytest.mark.parametrize("kind", CONFIGS)
+def test_kubernetes_knows_every_field_of_the_manifest(kind: str) -> None:
+    """As far as its own API goes, without Dynamo's."""
+    kinds = []
+    for found in yaml.safe_load_all(manifest(parse(yaml.safe_load(CONFIGS[kind])), "org/model", "about")):
+        kinds.append(found["kind"])
+        group = found["apiVersion"]
+        if group == "nvidia.com/v1alpha1":
+            model, checked = "V1ObjectMeta", found["metadata"]
+        else:
+            model, checked = f"{group.rpartition('/')[2].capitalize()}{found['kind']}", found
+        assert as_kubernetes_reads(checked, model) == checked
+    assert kind in kinds
 
 
 def test_the_image_is_built_from_what_make_wheels_writes() -> None:
