@@ -28,7 +28,7 @@ from pdplugins.hosts.dynamo.local.broker import Broker
 from pdplugins.hosts.dynamo.local.engine import Mocker
 from pdplugins.hosts.dynamo.router.__main__ import register
 from pdplugins.hosts.dynamo.router.component import RouterComponent
-from pdplugins.hosts.dynamo.router.places import ROUTER
+from pdplugins.hosts.dynamo.router.places import FRONT, first
 from pdplugins.processes.ports import free_ports
 from pdplugins.runtime.assembly import build_deployment
 from pdplugins.types import Deployment, Role
@@ -146,7 +146,8 @@ class Rig:
         from dynamo.runtime import DistributedRuntime  # noqa: PLC0415 - may be missing
 
         self.runtime = DistributedRuntime(asyncio.get_running_loop(), "file", "tcp", event_plane="zmq")
-        endpoint = self.runtime.endpoint(ROUTER)
+        self._odd: dict[str, list[Any]] = {}
+        endpoint = self.runtime.endpoint(f"{FRONT}.router.route")  # endpoints of one process have different names
         await register(endpoint, str(self.folder / "model"), MODEL)
 
         async def serve() -> None:
@@ -228,6 +229,48 @@ class Rig:
             await until(lambda: not component.admission.requests, "the router is idle")
         finally:
             await component.stop(0.0)
+
+    @asynccontextmanager
+    async def odd_worker(self, namespace: str, answer: list[Any]) -> AsyncIterator[None]:
+        """A decode worker of this process that gives the chunks of `answer`; one that is an exception it raises."""
+        endpoint = self.runtime.endpoint(first(Role.DECODE, namespace).path)
+        if namespace not in self._odd:
+            self._odd[namespace] = answer
+            await self._start_odd(endpoint, namespace)
+        else:
+            self._odd[namespace] = answer
+            await endpoint.register_endpoint_instance()
+        try:
+            yield
+        finally:
+            await endpoint.unregister_endpoint_instance()
+
+    async def _start_odd(self, endpoint: Any, namespace: str) -> None:
+        from dynamo.llm import ModelInput, ModelRuntimeConfig, ModelType, WorkerType, register_model  # noqa: PLC0415
+
+        async def generate(request: Any, context: Any) -> AsyncIterator[Any]:
+            for chunk in self._odd[namespace]:
+                if isinstance(chunk, Exception):
+                    raise chunk
+                yield chunk
+
+        async def serve() -> None:
+            await endpoint.serve_endpoint(generate)
+
+        card = ModelRuntimeConfig()
+        card.total_kv_blocks = 1000
+        await register_model(
+            model_input=ModelInput.Tokens,
+            model_type=ModelType.Chat | ModelType.Completions,
+            endpoint=endpoint,
+            model_path=str(self.folder / "model"),
+            model_name=MODEL,
+            worker_type=WorkerType.Decode,
+            needs=[[WorkerType.Prefill]],
+            kv_cache_block_size=16,
+            runtime_config=card,
+        )
+        self._serving_odd = asyncio.create_task(serve())
 
     async def ask(
         self, tokens: int = 100, osl: int = 5, *, session: str | None = None, **fields: Any
