@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 SERVE_ARGS ?=
 
-.PHONY: help setup serve lint check test test-sglang test-clients docs wheels fuzz chaos results clean
+.PHONY: help setup serve lint check test test-long test-sglang test-clients docs wheels fuzz chaos results clean
 
 help:  ## Show this text
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -34,11 +34,14 @@ lint: setup  ## Run the linters and the type checker
 	$(BIN)/lint-imports
 
 check: lint  ## For the working day: the linters, the types and the fast tests (under a minute on two cores)
-	HYPOTHESIS_PROFILE=quick $(PYTEST) -q -m "not dynamo and not sglang and not slow and not moderate"
+	HYPOTHESIS_PROFILE=quick $(PYTEST) -q -m "not dynamo and not sglang and not long and not slow and not moderate"
 
 test: lint  ## Run the linters, the type checker and all tests; those of the simulator on both kernels
 	$(PYTEST)
 	HYPOTHESIS_PROFILE=quick $(PYTEST) -q --pure tests/sim
+
+test-long: setup  ## Run the tests that take minutes
+	$(PYTEST) -m long
 
 SGLANG_VENV := .venv-sglang
 SGLANG_VERSIONS := 0.5.16 0.5.23

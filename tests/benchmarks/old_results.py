@@ -6,7 +6,4 @@ OLD = {
     "fusion-rates",
     "fusion-sensitivity",
     "fusion-systems",
-    "gateway-fake",
-    "gateway-real",
-    "kv-overlap",
 }

@@ -11,7 +11,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import urllib.request
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
@@ -111,7 +110,7 @@ class Rig:
         self.url = f"http://127.0.0.1:{free_ports(1)[0]}"
         port = int(self.url.rpartition(":")[2])
         self._frontend = subprocess.Popen(
-            self._unwrapped(self._mocker.frontend("127.0.0.1", port, routed=True)),
+            self._mocker.frontend("127.0.0.1", port, routed=True),
             env=self._mocker.environment(),
             stdout=(folder / "frontend.log").open("ab"),
             stderr=subprocess.STDOUT,
@@ -135,12 +134,6 @@ class Rig:
         for role in Role:
             path = self.folder / f"{role}.json"
             path.write_text(json.dumps(json.loads(path.read_text()) | {"num_gpu_blocks": KV_BLOCKS}))
-
-    @staticmethod
-    def _unwrapped(command: list[str]) -> list[str]:
-        """The command without the wrapper that lets it die with the launcher's thread."""
-        module = command[command.index("pdplugins.processes.child") + 3 :]
-        return [sys.executable, "-m", *module]
 
     async def _start(self) -> None:
         from dynamo.runtime import DistributedRuntime  # noqa: PLC0415 - may be missing
@@ -193,7 +186,7 @@ class Rig:
         return f"{'both' if both else 'stock'}{prefill}{decode}"
 
     def worker(self, name: str, role: Role, namespace: str, *, both: bool) -> WorkerProcess:
-        command = self._unwrapped(self._mocker.worker(role, at_once=True, both=both))
+        command = self._mocker.worker(role, at_once=True, both=both)
         environment = self._mocker.environment(name) | {"DYN_NAMESPACE": namespace}
         return WorkerProcess(name, command, environment, self.folder / f"{name}.log")
 
@@ -234,16 +227,17 @@ class Rig:
     async def odd_worker(self, namespace: str, answer: list[Any]) -> AsyncIterator[None]:
         """A decode worker of this process that gives the chunks of `answer`; one that is an exception it raises."""
         endpoint = self.runtime.endpoint(first(Role.DECODE, namespace).path)
-        if namespace not in self._odd:
-            self._odd[namespace] = answer
-            await self._start_odd(endpoint, namespace)
-        else:
-            self._odd[namespace] = answer
-            await endpoint.register_endpoint_instance()
-        try:
-            yield
-        finally:
-            await endpoint.unregister_endpoint_instance()
+        known = namespace in self._odd
+        self._odd[namespace] = answer
+        with self.environment():  # it says where the worker listens, which is read when the worker is registered
+            if known:
+                await endpoint.register_endpoint_instance()
+            else:
+                await self._start_odd(endpoint, namespace)
+            try:
+                yield
+            finally:
+                await endpoint.unregister_endpoint_instance()
 
     async def _start_odd(self, endpoint: Any, namespace: str) -> None:
         from dynamo.llm import ModelInput, ModelRuntimeConfig, ModelType, WorkerType, register_model  # noqa: PLC0415

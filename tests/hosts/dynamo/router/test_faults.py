@@ -151,8 +151,8 @@ def test_an_odd_answer_goes_on_elsewhere(rig: Rig, answer: list[Any]) -> None:
 
     class OddFirst(FixedRouter):
         def on_arrival(self, request: Any, workers: Any, now_s: float) -> Any:
-            (odd,) = (worker.id for worker in workers if not worker.id.startswith(namespace))
-            self.first, self.second = f"{namespace}-prefill-1", odd
+            odd = [worker.id for worker in workers if not worker.id.startswith(namespace)]
+            self.first, self.second = f"{namespace}-prefill-1", (*odd, f"{namespace}-decode-1")[0]
             return super().on_arrival(request, workers, now_s)
 
     async def run() -> RouterComponent:
