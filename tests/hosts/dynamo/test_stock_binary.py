@@ -28,7 +28,7 @@ from pdplugins.runtime.replaying import verify
 
 pytestmark = [
     pytest.mark.dynamo,
-    pytest.mark.slow,
+    pytest.mark.long,
     pytest.mark.skipif(
         shutil.which("etcd") is None, reason="etcd is not installed (Debian: apt-get install etcd-server)"
     ),
