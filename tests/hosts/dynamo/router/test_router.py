@@ -10,8 +10,9 @@ import pytest
 
 from pdplugins.hosts.dynamo.router.component import RouterComponent
 from pdplugins.testing.scripted import FixedRouter, RecordingRouter
-from pdplugins.types import Placement, Role, RoleMove
+from pdplugins.types import Placement, Role
 from tests.hosts.dynamo.router.rig import Rig, WorkerProcess, settings, until
+from tests.hosts.dynamo.router.scripted import Flipping
 
 pytestmark = pytest.mark.dynamo
 
@@ -162,41 +163,9 @@ def test_the_state_shows_loads_and_an_idle_stack_has_none(rig: Rig) -> None:
     rig.run(run())
 
 
-class Flipping:
-    """Moves a worker between the roles at every tenth request, and sees whether it has its new role at the next one."""
-
-    def __init__(self) -> None:
-        self.asked = self.flips = self.late = 0
-        self._moves: tuple[RoleMove, ...] = ()
-        self._expected: dict[str, Role] = {}
-
-    def on_arrival(self, request: Any, workers: Any, now_s: float) -> Placement:
-        self.late += sum(worker.role is not self._expected.get(worker.id, worker.role) for worker in workers)
-        self.asked += 1
-        if self.asked % 10 == 0:
-            role = Role.PREFILL if self.asked % 20 else Role.DECODE
-            others = [worker for worker in workers if worker.role is not role]
-            if len(others) > 1:
-                self._moves = (RoleMove(others[self.asked % len(others)].id, role),)
-        return Placement(self._next(workers, Role.PREFILL), None, request.prompt_tokens)
-
-    def on_prefill_done(self, request: Any, placement: Placement, workers: Any, now_s: float) -> Placement:
-        return Placement(placement.first, self._next(workers, Role.DECODE), placement.split)
-
-    def take_role_moves(self) -> tuple[RoleMove, ...]:
-        moves, self._moves = self._moves, ()
-        self._expected.update((move.worker, move.role) for move in moves)
-        self.flips += len(moves)
-        return moves
-
-    def _next(self, workers: Any, role: Role) -> str:
-        names = [worker.id for worker in workers if worker.role is role]
-        return str(names[self.asked % len(names)])
-
-
 def test_a_thousand_requests_with_flips_under_load_lose_nothing(rig: Rig) -> None:
     """A flip takes effect for the next request; what a worker is doing in its old role it finishes."""
-    router = Flipping()
+    router = Flipping(every=10)
 
     async def run() -> None:
         async with rig.routed(settings("arrow", any_role=True), 2, 2, router=router, own=True) as component:
