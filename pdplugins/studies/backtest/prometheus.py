@@ -164,7 +164,9 @@ def _series(data: Any) -> list[Series]:
         rows = data["result"]
         if data["resultType"] != "matrix" or len(rows) > MOST_SERIES:
             raise ValueError(f"{data['resultType']} of {len(rows)}; at most {MOST_SERIES} series are read")
-        return [Series(dict(row["metric"]), tuple(_points(row["values"]))) for row in rows]
+        return [
+            Series({str(k): str(v) for k, v in row["metric"].items()}, tuple(_points(row["values"]))) for row in rows
+        ]
     except (KeyError, TypeError) as error:
         raise ValueError(f"it answers with something else than series ({one_line(error, 80)})") from None
 
