@@ -167,7 +167,7 @@ def _series(data: Any) -> list[Series]:
         return [
             Series({str(k): str(v) for k, v in row["metric"].items()}, tuple(_points(row["values"]))) for row in rows
         ]
-    except (KeyError, TypeError) as error:
+    except (AttributeError, KeyError, TypeError) as error:
         raise ValueError(f"it answers with something else than series ({one_line(error, 80)})") from None
 
 
