@@ -43,7 +43,7 @@ from pdplugins.provenance import command_line, record
 SERVE = [sys.executable, "-P", "-c", "from pdplugins.cli import dynamo_main; dynamo_main()", "serve"]
 STACK = ("--port", "0", "--metrics-port", "0", "--status", "json-lines", "--prefill", "2", "--decode", "2")
 PLANNER = ("planner.interval_s=2", "planner.hold_s=10", "planner.predictor=last-value")
-EAGER = {"arrow": ("router.ttft_share=0.05", "router.slow_s=0", "router.idle_s=0.2")}
+EAGER = {"arrow": ("router.ttft_share=0.02", "router.tpot_share=0.3", "router.slow_s=0", "router.idle_s=0.2")}
 """By router: settings with which it moves workers often."""
 ISL, OSL = (200, 1500), (4, 40)
 """Shortest and longest prompt and output, in tokens."""

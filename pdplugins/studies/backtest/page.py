@@ -5,10 +5,11 @@ from __future__ import annotations
 import html
 from collections.abc import Iterable, Sequence
 
+from pdplugins.runtime.assembly import build_deployment
 from pdplugins.studies.advise.page import STYLE
 from pdplugins.studies.advise.words import percent
 from pdplugins.studies.backtest.runs import Backtest
-from pdplugins.studies.backtest.words import beside, by_time, verdict
+from pdplugins.studies.backtest.words import beside, by_time, percents, verdict
 
 WIDTH, HEIGHT, LEFT, BOTTOM, TOP = 720, 240, 56, 36, 12
 RECORDED, SIMULATED = "#3b6fb6", "#c8613a"
@@ -68,21 +69,41 @@ def beside_cells(found: Backtest) -> list[tuple[str, ...]]:
 
 
 def row_cells(found: Backtest) -> list[tuple[str, ...]]:
-    """Return the cells of the table of all that was tried."""
+    """Return the cells of the table of what was recorded, and of all that was tried."""
     return [
-        (
-            one.name,
-            one.pools,
-            percent(one.attainment),
-            f"{one.metrics.gpu_hours:.3f}",
-            f"{one.gpus:.1f}",
-            seconds(one.metrics.ttft_s.mean),
-            seconds(one.metrics.ttft_s.p99),
-            seconds(one.metrics.tbt_s.mean),
-            seconds(one.metrics.tpot_s.p99),
-        )
-        for one in found.rows
+        _recorded(found),
+        *(
+            (
+                one.name,
+                one.pools,
+                percent(one.attainment),
+                f"{one.metrics.gpu_hours:.3f}",
+                f"{one.gpus:.1f}",
+                seconds(one.metrics.ttft_s.mean),
+                seconds(one.metrics.ttft_s.p99),
+                seconds(one.metrics.tbt_s.mean),
+                seconds(one.metrics.tpot_s.p99),
+            )
+            for one in found.rows
+        ),
     ]
+
+
+def _recorded(found: Backtest) -> tuple[str, ...]:
+    recording, sizes = found.recording, build_deployment(found.config)
+    gpu_s = recording.gpu_s(sizes.prefill_tp, sizes.decode_tp) if recording.pools else None
+    inside = recording.inside
+    return (
+        "recorded",
+        "" if not recording.pools else ("" if len(recording.pools) == 1 else "from ") + str(recording.pools[0]),
+        "-" if inside is None else percents(inside),
+        "-" if gpu_s is None else f"{gpu_s / 3600:.3f}",
+        "-" if gpu_s is None else f"{gpu_s / recording.duration_s:.1f}",
+        seconds(recording.ttft.mean),
+        seconds(recording.ttft.p99),
+        seconds(recording.itl.mean),
+        seconds(recording.itl.p99) if recording.per_request else "-",
+    )
 
 
 def _beside(found: Backtest) -> str:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from pdplugins.results import Spread
 from pdplugins.runtime.assembly import build_deployment
 from pdplugins.studies.advise.words import percent
-from pdplugins.studies.backtest.recording import Felt
+from pdplugins.studies.backtest.recording import Felt, Inside
 from pdplugins.studies.backtest.runs import Backtest, Tried
 from pdplugins.verdict import shortly
 
@@ -70,11 +70,15 @@ def about(found: Backtest) -> str:
             + f", {gpus:.1f} GPUs"
         )
     if recording.inside is not None:
-        low, high = recording.inside.low, recording.inside.high
-        said += (
-            f"; {percent(low)} inside both SLOs" if low == high else f"; {percent(low)} to {percent(high)} inside both"
-        )
+        said += f"; {percents(recording.inside)} inside both SLOs"
     return said
+
+
+def percents(inside: Inside) -> str:
+    """Return a share in percent, or its bounds."""
+    if inside.low == inside.high:
+        return percent(inside.low)
+    return f"{percent(inside.low)} to {percent(inside.high)}"
 
 
 def trust(found: Backtest) -> list[str]:

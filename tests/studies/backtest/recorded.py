@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+import yaml
 
 from pdplugins.config import Config, parse
 from pdplugins.hosts.dynamo.doors.frontend import CACHED, ISL, ITL, OSL, REQUESTS, TTFT
@@ -123,8 +124,8 @@ def tool(name: str) -> str:
 
 
 @contextmanager
-def prometheus(folder: Path, pages: Sequence[Page]) -> Iterator[str]:
-    """Run Prometheus over the history that `pages` are; yield its URL."""
+def prometheus(folder: Path, pages: Sequence[Page] = (), scrapes: Sequence[str] = ()) -> Iterator[str]:
+    """Run Prometheus over the history that `pages` are, and scrape these addresses once a second; yield its URL."""
     program = tool("prometheus")
     for number, one in enumerate(pages):
         text = folder / f"{number}.om"
@@ -134,7 +135,8 @@ def prometheus(folder: Path, pages: Sequence[Page]) -> Iterator[str]:
             check=True,
             capture_output=True,
         )
-    (folder / "prometheus.yml").write_text("scrape_configs: []\n")
+    jobs = [{"job_name": "all", "scrape_interval": "1s", "static_configs": [{"targets": list(scrapes)}]}]
+    (folder / "prometheus.yml").write_text(yaml.safe_dump({"scrape_configs": jobs if scrapes else []}))
     with socket.create_server(("127.0.0.1", 0)) as probe:
         listen = f"127.0.0.1:{probe.getsockname()[1]}"
     words = [program, f"--config.file={folder}/prometheus.yml", f"--storage.tsdb.path={folder}/data"]
