@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -195,11 +195,12 @@ def _pools(server: Prometheus, match: Sequence[str], span: Span) -> tuple[Pools,
     for one in POOLS:
         found = server.ask({role: f"sum({one.format(role=role, match=labels)})" for role in Role}, span)
         prefill, decode = (dict(found[role][0].points) if found[role] else {} for role in Role)
-        times = sorted(prefill.keys() & decode.keys())
-        if times:
-            told = [Pools(at_s - span.start_s, round(prefill[at_s]), round(decode[at_s])) for at_s in times]
-            first = Pools(0.0, told[0].prefill, told[0].decode)
-            return changes([first, *told])
+        told = [
+            Pools(at_s - span.start_s, round(prefill[at_s]), round(decode[at_s]))
+            for at_s in sorted(prefill.keys() & decode.keys())
+        ]
+        if kept := [one for one in told if min(one.prefill, one.decode) > 0]:  # without one, nothing is served
+            return changes([replace(kept[0], at_s=0.0), *kept])
     return ()
 
 

@@ -22,7 +22,8 @@ from tests.studies.backtest.recorded import config, page, prometheus, served, tr
 app = typer.Typer()
 pd_register_commands(app)
 DURATION_S = 1800.0
-POOLS = [(0.0, 2, 1)]
+POOLS = [(0.0, 2, 1), (DURATION_S - 30, 0, 0)]
+"""The gauge says nothing of use at the end, as when a stack is taken down."""
 LATER_S = 3600.0
 """The second recording is of two models, and begins so long before the first one."""
 
