@@ -182,9 +182,7 @@ class Clients:
 
     def __init__(self, stack: Stack, rate: float, dice: random.Random) -> None:
         self._stack, self._rate, self._dice = stack, rate, dice
-        self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0), timeout=aiohttp.ClientTimeout(DEADLINE_S)
-        )
+        self._session = self._connected()
         self._tasks: set[asyncio.Task[None]] = set()
         self.came: Counter[str] = Counter()
         self.failures: list[tuple[float, str]] = []
@@ -202,10 +200,17 @@ class Clients:
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
+    @staticmethod
+    def _connected() -> aiohttp.ClientSession:
+        connector = aiohttp.TCPConnector(limit=0)
+        return aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(DEADLINE_S))
+
     async def quiet(self) -> None:
-        """Return when nothing is in flight."""
+        """Return when nothing is in flight and no connection is open: idle ones would count as files of the frontend."""
         while self._tasks:
             await asyncio.wait(self._tasks)
+        await self._session.close()
+        self._session = self._connected()
 
     async def _one(self, isl: int, osl: int) -> None:
         messages = [{"role": "user", "content": "".join(self._dice.choices("abcdefgh", k=2 * isl))}]
