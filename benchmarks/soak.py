@@ -206,7 +206,7 @@ class Clients:
         return aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(DEADLINE_S))
 
     async def quiet(self) -> None:
-        """Return when nothing is in flight and no connection is open: idle ones would count as files of the frontend."""
+        """Return when nothing is in flight, and no connection is open: idle ones count as files of the frontend."""
         while self._tasks:
             await asyncio.wait(self._tasks)
         await self._session.close()
