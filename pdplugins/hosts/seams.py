@@ -14,6 +14,7 @@ import mmap
 import os
 import subprocess
 import sys
+import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -21,6 +22,9 @@ from pkgutil import resolve_name
 from typing import Any, Literal
 
 from packaging.specifiers import SpecifierSet
+
+from pdplugins.errors import HostError
+from pdplugins.resources import data_dir
 
 HELP_TIMEOUT_S = 60.0
 
@@ -70,6 +74,21 @@ def examine_host(manifest: Mapping[str, Any]) -> Iterator[Check]:
                 continue
             why = f"pdplugins needs it to {seam['why']}; use {distribution} {', '.join(manifest['tested'])}"
             yield _seam(f"{kind} {seam['name']}", {"fix": why, **seam}, check)
+
+
+def need_version(host: str, what: str) -> None:
+    """Raise HostError where another version of a host is installed than `what` was made for; nothing without any."""
+    manifest = tomllib.loads((data_dir("hooks") / f"{host}.toml").read_text(encoding="utf-8"))
+    distribution, versions = manifest["distribution"], manifest["versions"]
+    try:
+        version = importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return
+    if not SpecifierSet(versions).contains(version, prereleases=True):
+        raise HostError(
+            f"{what}: made for {distribution} {versions}, and {version} is installed; pip install "
+            f"'{distribution}{versions}'. 'pdplugins doctor' says what differs"
+        )
 
 
 def _seam(name: str, seam: Mapping[str, Any], check: Callable[[Mapping[str, Any]], object]) -> Check:
