@@ -319,6 +319,7 @@ async def soak(args: argparse.Namespace) -> dict[str, Any]:
         "same_processes": same,
         "memory": [memory(rows, name, args.seconds) for name in processes],
         "held": list(held(quiet)),
+        "quiet_mib": {name: [round(one[name]["rss_mib"], 1) for one in quiet] for name in processes},
     }
 
 
