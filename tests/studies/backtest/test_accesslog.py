@@ -61,6 +61,20 @@ def test_every_format_gives_the_same_traffic(tmp_path: Path, line: Any, name: st
     assert found.duration_s == 5.0
 
 
+RECORDED = (
+    '{"timestamp":7143,"event":{"schema":"dynamo.request.trace.v1","event_type":"request_end","event_time_unix_ms":1795389743'
+    '286,"request":{"request_id":"f3f28953","output_tokens":1,"request_received_ms":1795389743226,"replay":{"trace_block_size"'
+    ':64,"input_length":32,"input_sequence_hashes":[13506808488491206453]}}}}\n'
+)
+"""A line that the frontend of Dynamo 1.4.2 has written: it does not tell the times of the answer."""
+
+
+def test_what_a_frontend_has_written_is_read(tmp_path: Path) -> None:
+    found = read(log(tmp_path, [RECORDED, RECORDED.replace("743226", "745226")], "trace.jsonl.gz"), SLO)
+    assert [(one.arrival_s, one.isl_tokens, one.osl_tokens) for one in found.requests] == [(0.0, 32, 1), (2.0, 32, 1)]
+    assert (found.ttft.mean, found.inside) == (None, None)
+
+
 def test_only_the_time_that_is_asked_for_counts(tmp_path: Path) -> None:
     path = log(tmp_path, [plain(second) for second in range(10)])
     found = read(path, SLO, START_S + 2, START_S + 6)
