@@ -51,6 +51,8 @@ class Line:
 
 def read(path: Path, slo: Slo, start_s: float | None = None, end_s: float | None = None) -> Recording:
     """Return the traffic of a log between two Unix times. Raises TraceError with line and field for what is missing."""
+    if not path.is_file():
+        raise TraceError(f"--access-log {path}: no such file; give a log with a line of JSON for each request")
     found = sorted(
         (one for one in _lines(path) if (start_s or -math.inf) <= one.at_s < (end_s or math.inf)),
         key=lambda one: one.at_s,

@@ -76,8 +76,8 @@ def backtest(  # noqa: PLR0913 - the options of a command
 ) -> None:
     """Say what a planner, and fixed pools, would have given on traffic that has been recorded.
 
-    The traffic comes from metrics that a Prometheus has of Dynamo's frontend, or from a log of requests. What really
-    ran is simulated too, beside what clients felt, so that you see how far to trust the rest.
+    The traffic comes from the metrics that a Prometheus has of Dynamo's frontend, or from a log of requests.
+    What ran is simulated too, beside what clients felt, so that you see how far to trust the rest.
     """
     from pdplugins.files import check_outputs, write_whole  # noqa: PLC0415 - a command loads what it needs when it runs
     from pdplugins.provenance import command_line, commit, record  # noqa: PLC0415

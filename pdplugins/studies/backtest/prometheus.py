@@ -113,8 +113,10 @@ class Prometheus:
                 return _series(_parsed(await _body(answer), answer.status))
         except TimeoutError:
             raise self._error(f"no whole answer within {self._timeout_s:g} s; ask for less time, or longer steps")  # noqa: B904
-        except (OSError, aiohttp.ClientError, ValueError) as error:
+        except ValueError as error:
             raise self._error(one_line(error)) from None
+        except (OSError, aiohttp.ClientError) as error:
+            raise self._error(f"{one_line(error)}; does it run there, and is this its URL?") from None
 
     def _error(self, why: str) -> HostError:
         return HostError(f"--prometheus {self.url}: {why}")
