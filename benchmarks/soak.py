@@ -54,6 +54,8 @@ LOW = 0.15
 DEADLINE_S, COMES_BACK = 60.0, 20
 """Within which a request is served, and how often a client that is refused comes back."""
 AT_A_KILL_S = 10.0
+LAST_WORDS = 20_000
+"""Characters of the router's log that are shown where a request has failed."""
 SAMPLE_S, WARM = 2.0, 0.25
 GROWTH_MIB_PER_H, GROWTH_MIB = 32.0, 12.0
 """Memory grows where the low end of the slope's interval is above the first, and all that came above the second."""
@@ -306,6 +308,9 @@ async def soak(args: argparse.Namespace) -> dict[str, Any]:
                 sys.stderr.write(f"{time.monotonic() - began_s:6.0f} s {dict(clients.came)} {kills[-1]}\n")
                 assert not sampling.done(), "a process that is sampled ended"
             sampling.cancel()
+            if clients.failures:
+                log = Path(stack.ready["logs"], "router.log").read_text(errors="replace")
+                sys.stderr.write(f"the router said last:\n{log[-LAST_WORDS:]}\n")
             flipped = await flips(stack)
             await clients.close()
             same = processes == stack.processes()
@@ -325,8 +330,12 @@ async def soak(args: argparse.Namespace) -> dict[str, Any]:
 
 def requests(clients: Clients, kills: list[Kill]) -> dict[str, Any]:
     """Return what came of the requests; `lost` are those that failed away from any kill."""
-    near = [any(0 <= at_s - one.at_s <= AT_A_KILL_S for one in kills) for at_s, _ in clients.failures]
-    lost = [said for (_, said), close in zip(clients.failures, near, strict=True) if not close]
+    near = [since(at_s, kills) <= AT_A_KILL_S for at_s, _ in clients.failures]
+    lost = [
+        f"{since(at_s, kills):.0f} s after a kill: {said}"
+        for (at_s, said), close in zip(clients.failures, near, strict=True)
+        if not close
+    ]
     return {
         "sent": sum(clients.came[end] for end in ("served", "refused", "failed")),
         "served": clients.came["served"],
@@ -335,6 +344,11 @@ def requests(clients: Clients, kills: list[Kill]) -> dict[str, Any]:
         "lost": len(lost),
         "said": lost[:5],
     }
+
+
+def since(at_s: float, kills: list[Kill]) -> float:
+    """Return the seconds since the last kill; infinity before the first one."""
+    return min((at_s - one.at_s for one in kills if one.at_s <= at_s), default=math.inf)
 
 
 def spread(values: list[float]) -> dict[str, float]:
