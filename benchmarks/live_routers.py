@@ -63,7 +63,7 @@ STOCK = ("round-robin", "power-of-two", "least-loaded", "cache-aware", "random")
 POOLS = {"replicas": 2, "tp": 2}
 NEAR = 0.10
 """A prediction within this share is one."""
-GOOD, PATIENCE_S = 20, 60.0
+GOOD, PATIENCE_S = 20, 180.0
 """So many requests are answered one after the other before a cell begins."""
 OWN_COST = "the router is a process of its own in Python: every request and chunk passes it"
 FASTER = "a mocker worker that does both phases computes them at the same time, so it is faster than one GPU"
