@@ -4,10 +4,10 @@
 set -eu
 python=$1
 
-# engine GPU MODEL ENGINE TABLES HUGGING_FACE LAYOUTS [OPTION...]
+# engine GPU MODEL ENGINE BACKEND TABLES HUGGING_FACE LAYOUTS [OPTION...]
 engine() {
-    folder=profiles/measured/$1/$2-$3 gpu=$1 backend=$3 tables=$4 model=$5 layouts=$6
-    shift 6
+    folder=profiles/measured/$1/$2-$3 gpu=$1 backend=$4 tables=$5 model=$6 layouts=$7
+    shift 7
     for layout in $layouts; do
         pdplugins profile from-kernels --gpu "$gpu" --model "$model" --layout "$layout" --backend "$backend" \
             --tables "$tables" --out "$folder/$layout.json" "$@" --python "$python" --force ||
@@ -18,15 +18,14 @@ engine() {
 # SGLang's default KV cache of DeepSeek is BF16, and the others' of these rows what the model says.
 deepseek=deepseek-ai/DeepSeek-V3
 qwen=Qwen/Qwen3-235B-A22B-FP8
+note="vLLM has no tables of attention with heads of 64; all kernels are TensorRT-LLM's on the same GPU"
 gpt=openai/gpt-oss-120b
-engine h200 deepseek-r1 trtllm 1.2.0rc5 $deepseek "tp8 tp8+ep8 dp8+ep8"
-engine h100 deepseek-r1 trtllm 1.2.0rc5 $deepseek "tp16+ep16 dp16+ep16"
-engine h200 deepseek-r1 sglang 0.5.6.post2 $deepseek "tp8 dp8+ep8" --precision kvcache=float16
-engine h100 deepseek-r1 sglang 0.5.8.post1 $deepseek "tp16 dp16+ep16" --precision kvcache=float16
-engine h100 qwen3-235b-a22b-fp8 trtllm 1.0.0rc3 $qwen "tp4+ep4 tp4+ep2 tp8+ep8"
-engine h200 qwen3-235b-a22b-fp8 vllm 0.12.0 $qwen "dp2 dp4 tp2+ep2 tp2 tp2+dp2 tp4+ep4 tp4"
-engine h200 qwen3-235b-a22b-fp8 sglang 0.5.6.post2 $qwen "tp2 tp4"
-engine h100 gpt-oss-120b vllm 0.14.0 $gpt "tp2 tp4 tp8"
-engine h200 gpt-oss-120b vllm 0.12.0 $gpt "tp1 tp2 tp4 tp8"
-engine h200 gpt-oss-120b trtllm 1.2.0rc5 $gpt "tp1 tp2 tp4 tp8 tp2+ep2 tp4+ep4 tp8+ep8"
-engine h100 gpt-oss-120b trtllm 1.2.0rc5 $gpt "tp4 tp4+ep2"
+engine h200 deepseek-r1 trtllm trtllm 1.2.0rc5 $deepseek "tp8 tp8+ep8 dp8+ep8"
+engine h100 deepseek-r1 trtllm trtllm 1.2.0rc5 $deepseek "tp16+ep16 dp16+ep16"
+engine h200 deepseek-r1 sglang sglang 0.5.6.post2 $deepseek tp8 --precision kvcache=float16
+engine h100 qwen3-235b-a22b-fp8 trtllm trtllm 1.0.0rc3 $qwen "tp4+ep4 tp4+ep2 tp8+ep8"
+engine h200 qwen3-235b-a22b-fp8 vllm vllm 0.12.0 $qwen "dp2 dp4 tp2+ep2 tp2 tp2+dp2 tp4+ep4 tp4"
+engine h200 qwen3-235b-a22b-fp8 sglang sglang 0.5.6.post2 $qwen "tp2 tp4"
+engine h100 gpt-oss-120b vllm trtllm 1.2.0rc5 $gpt "tp2 tp4 tp8" --note "$note"
+engine h200 gpt-oss-120b vllm trtllm 1.2.0rc5 $gpt "tp1 tp2 tp4 tp8" --note "$note"
+engine h200 gpt-oss-120b trtllm trtllm 1.2.0rc5 $gpt "tp1 tp2 tp4 tp8 tp2+ep2 tp4+ep4 tp8+ep8"

@@ -32,6 +32,8 @@ class Pools:
     """Number and layout of the decode workers, or of those that do both."""
     draft_tokens: int
     """Tokens guessed in a decode step; 0 without speculative decoding."""
+    decode_batch: int | None = None
+    """Most requests that one decode worker runs at once, all its groups together; None where nobody says."""
 
 
 class LackingError(Exception):
@@ -60,16 +62,18 @@ def pools_of(raw: dict[str, str], system: str, clients: int) -> Pools:
     if not found:
         raise LackingError(f"{where}: no published deployment has this number of clients")
     if len({entry[:-1] for entry in found}) > 1:
-        raise LackingError(f"{where}: worker counts or layouts are not recorded, and several published ones fit")
+        raise LackingError(f"{where}: worker counts, layouts or batches are not recorded, and several published fit")
     if len(found) > 1:
         raise LackingError(f"{where}: whether it guessed tokens is not recorded, and was published both ways")
-    (prefill, prefill_layout, decode, decode_layout, guesses), *_ = found
+    (prefill, prefill_layout, decode, decode_layout, batch, guesses), *_ = found
     if int(guesses) < 0:
         raise LackingError(f"{where}: it guessed tokens, but not how many is published")
-    return Pools((int(prefill), prefill_layout), (int(decode), decode_layout), int(guesses))
+    return Pools(
+        (int(prefill), prefill_layout), (int(decode), decode_layout), int(guesses), int(batch) if batch else None
+    )
 
 
-COLUMNS = ("prefill_workers", "prefill_layout", "decode_workers", "decode_layout", "draft_tokens")
+COLUMNS = ("prefill_workers", "prefill_layout", "decode_workers", "decode_layout", "decode_batch", "draft_tokens")
 
 
 @cache

@@ -115,10 +115,11 @@ def _row(raw: dict[str, str]) -> Row:
         raise LackingError(f"{raw.get('mode', '')}, {path}: the number of clients is not recorded")
     clients = int(concurrency[1]) if concurrency else _whole(raw, "batch_size", MOST_CLIENTS) * _ranks(raw)
     system = raw.get("system", "").removesuffix("_sxm")
+    inference_max = "source_file=" in source or "db-dump" in source
     if raw.get("mode") == "disagg":
         pools = pools_of(raw, system, clients)
     else:
-        pools = Pools(None, (1, layout := _layout(raw)), guesses_of(raw, layout))
+        pools = Pools(None, (1, layout := _layout(raw, inference_max)), guesses_of(raw, layout))
     return Row(
         id=raw.get("id", ""),
         model=MODELS[path],
@@ -128,7 +129,7 @@ def _row(raw: dict[str, str]) -> Row:
         osl_tokens=_whole(raw, "osl", MOST_TOKENS),
         clients=clients,
         pools=pools,
-        inference_max="source_file=" in source or "db-dump" in source,
+        inference_max=inference_max,
         fitted=half(raw["silicon_ttft_ms"], raw["silicon_tpot_ms"]),
         ttft_s=_ms(raw, "silicon_ttft_ms") / 1e3,
         tpot_s=_ms(raw, "silicon_tpot_ms") / 1e3,
@@ -141,15 +142,15 @@ def _ranks(raw: dict[str, str]) -> int:
     return max(gpus // _whole(raw, "tp_size", 64), 1)
 
 
-def _layout(raw: dict[str, str]) -> str:
+def _layout(raw: dict[str, str], inference_max: bool) -> str:
     """Return the layout, such as ``tp8+ep8``.
 
-    Where both degrees of the experts are more than the GPUs of the attention, or a degree is their product, the row
-    counts each GPU twice: InferenceMAX records tensor and expert degrees side by side, on the same GPUs.
+    InferenceMAX records tensor and expert degrees side by side, on the same GPUs. Where the degree of the attention is
+    their product, the row counts each GPU twice.
     """
     tensor, split, expert = (_whole(raw, name, 64) for name in ("tp_size", "moe_tp_size", "moe_ep_size"))
     ranks = int(raw.get("attention_dp_size") or 0)
-    if split == expert and split > 1 and split * expert in {tensor, ranks}:
+    if inference_max and split == expert and split > 1 and split * expert in {tensor, ranks}:
         tensor, ranks, split = min(tensor, split), min(ranks, split), 1
     gpus = split * expert
     ranks = ranks or max(gpus // tensor, 1)

@@ -49,14 +49,14 @@ class Coefficients:
     handoff_ms: float = 50.0
     """Milliseconds from the end of prefill to the first token, beyond the bytes, where two workers take part."""
 
-    def that_matter(self, row: Row) -> Coefficients:
-        """Return these with the default for each that no figure of `row` depends on."""
+    def inside(self, row: Row) -> Coefficients:
+        """Return these with the default for each that the engines of `row` know nothing of."""
         none = Coefficients()
         return Coefficients(
             self.prefill,
             self.decode,
             self.acceptance if row.pools.draft_tokens else none.acceptance,
-            self.request_ms,
+            none.request_ms,
             none.handoff_ms if row.pools.prefill is None else self.handoff_ms,
         )
 
@@ -85,16 +85,21 @@ def refusal(row: Row) -> str | None:
     return None
 
 
-@cache
 def simulate(row: Row, coefficients: Coefficients, seed: int = 0) -> Felt:
     """Return the latencies that the clients of `row` see in the simulator: means over their requests."""
+    inside = _simulate(row, coefficients.inside(row), seed)
+    return Felt(inside.ttft_s + coefficients.request_ms / 1e3, inside.tpot_s)
+
+
+@cache
+def _simulate(row: Row, coefficients: Coefficients, seed: int) -> Felt:
     number, layout = row.pools.decode
     decode = Hardware(*_perf(profile_path(row, layout), coefficients, row.pools.draft_tokens))
     first = (number, decode)
     if row.pools.prefill is not None:
         prefills, layout = row.pools.prefill
         first = (prefills, Hardware(*_perf(profile_path(row, layout), coefficients, 0)))
-    two, outside_s = row.pools.prefill is not None, coefficients.request_ms / 1e3
+    two = row.pools.prefill is not None
     settings = SimSettings(
         prefill=first[0],
         decode=number if two else 0,
@@ -105,15 +110,15 @@ def simulate(row: Row, coefficients: Coefficients, seed: int = 0) -> Felt:
     budget = first[0] * first[1].tp + number * decode.tp
     deployment = Deployment(ANY, first[1].perf, budget, first[1].tp, decode.tp, 0.0, settings.engine.max_batch)
     router = RoundRobin(RouterSettings(colocated=not two), deployment)
-    outcome = Simulation(deployment, settings, router).run(_clients(row, outside_s, seed))
+    outcome = Simulation(deployment, settings, router).run(_clients(row, seed))
     answered = [record for record in outcome.records if record.error is None]
-    return Felt(outside_s + fmean([r.ttft_s or 0.0 for r in answered]), fmean([r.tpot_s or 0.0 for r in answered]))
+    return Felt(fmean([r.ttft_s or 0.0 for r in answered]), fmean([r.tpot_s or 0.0 for r in answered]))
 
 
 def _engine(row: Row, decode: Hardware) -> EngineSettings:
     """Return how the engine of a row batches, as the tool that measured it sets it up."""
     whole = row.engine == "trtllm"
-    batch = min(row.clients, MOST_BATCH)
+    batch = min(row.clients, row.pools.decode_batch or MOST_BATCH)
     if whole:  # GUARANTEED_NO_EVICT: a request is admitted with free KV capacity for its whole answer
         held = decode.perf.kv_capacity_tokens(decode.tp) // (row.isl_tokens + row.osl_tokens)
         batch = min(batch, max(held, 1))
@@ -161,11 +166,8 @@ def _perf(path: Path, coefficients: Coefficients, guesses: int) -> tuple[TableMo
     return TableModel(profile.model_copy(update=changes)), gpus
 
 
-def _clients(row: Row, outside_s: float, seed: int) -> Iterator[Arrival]:
-    """Yield the first request of every client, which carries the client's later requests.
-
-    :param outside_s: seconds that each of them takes longer than the engine does.
-    """
+def _clients(row: Row, seed: int) -> Iterator[Arrival]:
+    """Yield the first request of every client, which carries the client's later requests."""
     rng = random.Random(f"{seed} {row.id}")  # noqa: S311 - lengths of prompts
     shortest = SHORTEST if row.inference_max else 1.0
 
@@ -174,5 +176,5 @@ def _clients(row: Row, outside_s: float, seed: int) -> Iterator[Arrival]:
 
     for _ in range(row.clients):
         lengths = [(length(row.isl_tokens), length(row.osl_tokens)) for _ in range(REQUESTS)]
-        later = tuple(Round(outside_s, isl, osl, history_tokens=0) for isl, osl in lengths[1:])
+        later = tuple(Round(0.0, isl, osl, history_tokens=0) for isl, osl in lengths[1:])
         yield Arrival(0.0, *lengths[0], rounds=later)

@@ -87,7 +87,7 @@ def measured(
     check_outputs(out, plot)
     read, skipped = report.split(*read_rows(rows))
     _say_skipped(rows, skipped)
-    found = {**report.report(read, seed), "skipped": skipped}
+    found = {**report.report(read, seed), "lacking": report.counted(skipped), "skipped": skipped}
     for line in found["table"]:
         errors = (f"{name.upper()} {line[f'{name}_median']:6.1%} (P90 {line[f'{name}_p90']:6.1%})" for name in TIMES)
         typer.echo(f"{line['what']:50s} {line['rows']:4d} rows, {', '.join(errors)}")

@@ -12,7 +12,7 @@ from pdplugins.studies.measured.rows import Row, Skipped, half, read_rows
 
 AGGREGATED = {
     "id": "one",
-    "silicon_data_source": "silicon_concurrency=16; measured=2025-12-15T00:00:00Z",
+    "silicon_data_source": "source_file=a.csv; silicon_concurrency=16; measured=2025-12-15T00:00:00Z",
     "backend": "trtllm",
     "backend_version": "1.1.0rc2.post2",
     "model_path": "deepseek-ai/DeepSeek-V3",
@@ -72,7 +72,7 @@ def test_one_pool(tmp_path: Path) -> None:
         (("64", "1", "8", "8"), "tp8+ep8"),  # both degrees on the same GPUs
         (("1", "64", "8", "8"), "dp8+ep8"),
         (("1", "8", "1", "8"), "dp8+ep8"),
-        (("4", "", "2", "2"), "tp2+ep2"),
+        (("4", "1", "2", "2"), "tp2+ep2"),
         (("2", "", "4", "1"), "tp2+dp2"),
         (("1", "1", "1", "1"), "tp1"),
     ],
@@ -80,6 +80,12 @@ def test_one_pool(tmp_path: Path) -> None:
 def test_layouts_as_rows_write_them(tmp_path: Path, degrees: tuple[str, ...], layout: str) -> None:
     names = ("tp_size", "attention_dp_size", "moe_tp_size", "moe_ep_size")
     assert only(tmp_path, **dict(zip(names, degrees, strict=True))).pools.decode[1] == layout
+
+
+def test_aiconfigurators_own_runner_multiplies_degrees_of_its_own(tmp_path: Path) -> None:
+    own = {"silicon_data_source": "silicon_concurrency=16", "tp_size": "4", "moe_tp_size": "2", "moe_ep_size": "2"}
+    row = only(tmp_path, **own)
+    assert (row.inference_max, row.pools.decode[1]) == (False, "tp4+ep2")
 
 
 def test_the_run_that_added_guesses_made_them(tmp_path: Path) -> None:

@@ -48,8 +48,10 @@ def test_guesses_shorten_an_answer_by_as_much_as_is_accepted() -> None:
 
 
 def test_every_coefficient_matters_to_the_rows_that_it_is_for() -> None:
-    assert Coefficients(acceptance=0.4, handoff_ms=9).that_matter(ONE) == Coefficients()
-    assert Coefficients(handoff_ms=9).that_matter(TWO) == Coefficients(handoff_ms=9)
+    assert Coefficients(acceptance=0.4, request_ms=7, handoff_ms=9).inside(ONE) == Coefficients()
+    assert Coefficients(handoff_ms=9).inside(TWO) == Coefficients(handoff_ms=9)
+    later = simulate(ONE, Coefficients(request_ms=150.0))
+    assert later.ttft_s == pytest.approx(simulate(ONE, Coefficients()).ttft_s + 0.1)
 
 
 def test_a_layout_without_tables_is_refused() -> None:
@@ -87,5 +89,6 @@ def test_the_command_reports_on_the_half_that_was_not_fitted(tmp_path: Path) -> 
     assert found["rows"] + found["fitted_rows"] == 6
     assert 0 < found["rows"] == len(found["points"]) < 6
     assert list(found["skipped"]) == ["deepseek-ai/GPT-9: no profile covers this model"]
+    assert found["lacking"] == [{"why": "deepseek-ai/GPT-9: no profile covers this model", "rows": 1}]
     assert found["coefficients"].keys() == {"prefill", "decode", "acceptance", "request_ms", "handoff_ms"}
     assert plot.read_text().startswith("<?xml")
