@@ -97,7 +97,7 @@ def test_a_large_profile_is_sound(name: str) -> None:
 
 def test_what_people_disaggregate_is_shipped_for_every_gpu_with_tables() -> None:
     models = {"deepseek-r1", "qwen3-235b-a22b", "qwen3-coder-480b", "llama-3.1-405b"}
-    for gpu in ("h100", "h200", "b200"):
+    for gpu in ("h100", "h200", "b200", "gb200"):
         names = {name.removeprefix(f"{gpu}/") for name in LARGE if name.startswith(f"{gpu}/")}
         assert all(any(name.startswith(model) for name in names) for model in models), gpu
     assert {"h100/gpt-oss-120b", "h200/gpt-oss-120b"} <= set(LARGE)
