@@ -142,7 +142,7 @@ def profile_parts(wanted: Wanted) -> tuple[str, list[str], dict[str, Any]]:
     notes = [
         "Times are of whole workers: tokens and batch are spread evenly over the groups of data-parallel attention.",
         "A decode step that takes longer than one with more requests or context takes the other's time.",
-        f"Knots are left out where linear interpolation is off by at most {wanted.most_error:.1%}.",
+        f"On each axis, knots are left out where linear interpolation is off by at most {wanted.most_error:.1%}.",
     ]
     tables = {gpus: _tables(parts, wanted.most_error) for gpus, parts in found.items()}
     guesses = {
