@@ -2,6 +2,7 @@
 
 OLD = {
     "arena-reporting",
+    "fidelity-measured",
     "fusion-ablation",
     "fusion-price",
     "fusion-rates",
