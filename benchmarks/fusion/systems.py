@@ -25,8 +25,11 @@ POLICIES = {
 
 
 def systems(cell: Cell) -> dict[str, dict[str, Config]]:
-    """Return the settings of each system that are tried, by name of the system and of the setting."""
-    return {
+    """Return the settings of each system that are tried, by name of the system and of the setting.
+
+    RAPID stands only where the profile says what power caps do.
+    """
+    found = {
         "fusion": {"": fusion(cell)},
         **stock(cell),
         "arrow": {f"{chunk} tokens": arrow(cell, chunk) for chunk in (2048, 512, 8192)},
@@ -38,8 +41,10 @@ def systems(cell: Cell) -> dict[str, dict[str, Config]]:
         },
         "ampd": dict(splits(cell, router="ampd", batch_scheduler="ampd", simulation={"order": "prefill_first"})),
         "dopd": dict(splits(cell, router="dopd", batch_scheduler="dopd", simulation=OVERLAP)),
-        "rapid": dict(splits(cell, router="least-loaded", power=rapid(cell), simulation=OVERLAP)),
     }
+    if (power := rapid(cell)) is not None:
+        found["rapid"] = dict(splits(cell, router="least-loaded", power=power, simulation=OVERLAP))
+    return found
 
 
 def stock(cell: Cell) -> dict[str, dict[str, Config]]:
@@ -90,10 +95,11 @@ def splits(cell: Cell, **parts: Any) -> Iterator[tuple[str, Config]]:
         yield f"{prefill}P{workers - prefill}D", cell.config(prefill, **parts)
 
 
-def rapid(cell: Cell) -> Config:
-    """Return RAPID with the watts that all other systems have: then what moves are roles."""
+def rapid(cell: Cell) -> Config | None:
+    """Return RAPID with the watts that all others have: then what moves are roles. None without a power model."""
     power = load_profile(cell.on.profile).power()
-    assert power is not None
+    if power is None:
+        return None
     most_w = power.cap_w[-1]
     return {
         "name": "rapid", "budget_w": most_w * cell.on.gpus, "max_w": most_w, "max_decode_w": most_w,

@@ -2,7 +2,6 @@
 
 OLD = {
     "arena-reporting",
-    "fidelity-measured",
     "fusion-ablation",
     "fusion-price",
     "fusion-rates",
