@@ -34,10 +34,11 @@ def systems(cell: Cell) -> dict[str, dict[str, Config]]:
         **stock(cell),
         "arrow": {f"{chunk} tokens": arrow(cell, chunk) for chunk in (2048, 512, 8192)},
         "dynaserve": {
-            f"pairs {pairs}": cell.config(
-                router={"name": "dynaserve", "pairs": pairs}, batch_scheduler="dynaserve", simulation=OVERLAP
+            f"pairs {pairs}{chunk}": cell.config(
+                router={"name": "dynaserve", "pairs": pairs}, batch_scheduler=scheduler, simulation=OVERLAP
             )
             for pairs in ("roles", "any")
+            for chunk, scheduler in sized()
         },
         "ampd": dict(splits(cell, router="ampd", batch_scheduler="ampd", simulation={"order": "prefill_first"})),
         "dopd": dict(splits(cell, router="dopd", batch_scheduler="dopd", simulation=OVERLAP)),
@@ -61,8 +62,18 @@ def stock(cell: Cell) -> dict[str, dict[str, Config]]:
             for name, router in two_pools.items()
             for split, config in splits(cell, router=router, simulation=OVERLAP)
         },
-        STOCK[2]: {name: cell.config(router=router, batch_scheduler="dynaserve") for name, router in one_pool.items()},
+        STOCK[2]: {
+            f"{name}{chunk}": cell.config(router=router, batch_scheduler=scheduler)
+            for name, router in one_pool.items()
+            for chunk, scheduler in sized()
+        },
     }
+
+
+def sized() -> Iterator[tuple[str, Config]]:
+    """Yield steps sized to the TPOT SLO, and the same with large steps where nothing decodes: experts like these."""
+    yield "", {"name": "dynaserve"}
+    yield ", large chunks", {"name": "dynaserve", "prefill_only_tokens": 8192}
 
 
 def fusion(cell: Cell, simulation: Mapping[str, Any] | None = None, **settings: Any) -> Config:
