@@ -13,6 +13,7 @@ import aiohttp
 from aiohttp import web
 
 from pdplugins.config import Config
+from pdplugins.contracts.request import Slo
 from pdplugins.errors import HostError, one_line
 from pdplugins.gateway.access.access import Access
 from pdplugins.gateway.access.gate import Gate
@@ -70,7 +71,7 @@ class Gateway:
     ) -> None:
         self.settings = config.gateway
         self.access = access or Access()
-        self.metrics = metrics or GatewayMetrics()
+        self.metrics = metrics or GatewayMetrics(slo=Slo(config.slo.ttft_s, config.slo.tpot_s))
         self._dual = config.sglang.dual_role
         self.backends = Backends(
             workers,

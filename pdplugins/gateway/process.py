@@ -17,6 +17,7 @@ import uvloop
 from rich.console import Console
 
 from pdplugins.config import Config
+from pdplugins.contracts.request import Slo
 from pdplugins.gateway.access.access import Access
 from pdplugins.gateway.app import Gateway
 from pdplugins.gateway.backends import WorkerOption
@@ -85,7 +86,7 @@ def run(
     descriptors = raise_limit()
     if (most := connections_within(descriptors)) < config.gateway.max_connections:
         log.info("%d open files are enough for %d connections of clients; see ulimit -n", descriptors, most)
-    metrics = GatewayMetrics()
+    metrics = GatewayMetrics(slo=Slo(config.slo.ttft_s, config.slo.tpot_s))
     servers = None if started is None else _servers(config, started, access, metrics)
     options += servers.options if servers else ()
     ending = Ending(config.gateway.drain_s)

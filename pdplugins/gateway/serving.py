@@ -74,6 +74,7 @@ class Serving:
         finally:
             self._ids.discard(name)
             outcome = Outcome(ending, task.output_tokens, *task.latencies())
+            self.metrics.ended(outcome, task.age_s, task.prompt_tokens)
             self.routing.ended(task.arrival, outcome)
             if self.queue is not None:
                 self.queue.ended(task.arrival, outcome)

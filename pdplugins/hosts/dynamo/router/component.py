@@ -59,7 +59,7 @@ class RouterComponent:
         namespace: str = NAMESPACE,
     ) -> None:
         self.settings = config.gateway
-        self.metrics = GatewayMetrics(PREFIX)
+        self.metrics = GatewayMetrics(PREFIX, deployment.slo)
         self.policies = GatewayPolicies(config, deployment, registry, self.metrics, decision_log)
         self.workers = DynamoWorkers(
             places(both=config.any_role, namespace=namespace),
