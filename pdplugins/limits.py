@@ -89,3 +89,6 @@ class GatewayConfig(BaseModel):
         True, description="a prefill worker gets a session's history from the worker that has it, or computes it again"
     )
     access_log: bool = Field(False, description="log a line for each request")
+    shadow: bool = Field(
+        False, description="the router decides and logs, and is not followed: requests go to the least loaded workers"
+    )

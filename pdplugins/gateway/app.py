@@ -90,7 +90,9 @@ class Gateway:
         self._asking = Asking(config.terms)
         self._ttft_s = deployment.slo.ttft_s
         journal = self.policies.journal
-        self.routing = Routing(self.policies.router, deployment, self.backends, self.metrics, journal)
+        self.routing = Routing(
+            self.policies.router, deployment, self.backends, self.metrics, journal, shadow=self.settings.shadow
+        )
         self._watchers: list[asyncio.Task[None]] = []
         self.url = ""
         self.admin_url = ""

@@ -88,6 +88,10 @@ def gateway(  # noqa: PLR0913 - one argument for each option
         typer.Option("--transfer-history/--recompute-history", help="How prefill workers get a session's history."),
     ] = None,
     access_log: Annotated[bool | None, typer.Option("--access-log", help="Log a line for each request.")] = None,
+    shadow: Annotated[
+        bool | None,
+        typer.Option("--shadow", help="Let the router decide and log, and place by least load."),
+    ] = None,
     settings: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="KEY=VALUE", help="Any key of the config's section gateway: docs/limits.md."),
@@ -102,6 +106,7 @@ def gateway(  # noqa: PLR0913 - one argument for each option
         "poll_s": poll_s,
         "transfer_history": transfer_history,
         "access_log": access_log,
+        "shadow": shadow,
     }
     if not worker and launch is None:
         raise ConfigError("gateway: name SGLang servers with --worker URL, or start some with --launch MODEL")

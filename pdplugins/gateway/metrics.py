@@ -71,6 +71,9 @@ class GatewayMetrics:
         self.pools = Gauge(
             prefix + "elastic_pool", "Workers in the pools of a router with its own", ["role"], registry=self.registry
         )
+        self.shadow = counter(
+            "shadow", "Placements of a router in shadow: the same as the one followed, or another one", "placement"
+        )
         self.role_changes = counter(
             "role_changes", "Changes of workers' labels: begun, done or refused, by who proposed them", "by", "stage"
         )

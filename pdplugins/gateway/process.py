@@ -138,7 +138,8 @@ async def _until_signal(serve: Coroutine[None, None, None], ending: Ending) -> N
 
 def _policies(config: Config) -> str:
     picked = [f"{key} {choice.name}" for key in ("bundle", "router", "flow") if (choice := getattr(config, key))]
-    return ", ".join(picked) or "router least-loaded"
+    said = ", ".join(picked) or "router least-loaded"
+    return f"{said} in shadow: the least loaded workers are taken" if config.gateway.shadow else said
 
 
 def _servers(config: Config, started: Started, access: Access, metrics: GatewayMetrics) -> Servers:

@@ -308,6 +308,7 @@ class RequestTask:
         if self._first_s is None:
             self._first_s = now_s
             metrics.ttft.observe(now_s - self._arrived_s)
+            self._all.routing.begun(self.arrival)
         else:
             metrics.itl.observe((now_s - self._last_s) / count, count)
         self._last_s = now_s

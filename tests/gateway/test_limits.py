@@ -49,6 +49,7 @@ ACTS = {
     "max_backoff_s": "test_retries::test_pauses_double_up_to_a_bound",
     "transfer_history": "test_routers::test_a_prefill_worker_gets_the_history_that_the_decode_worker_has",
     "access_log": "test_process::test_an_access_log_has_a_line_for_each_request",
+    "shadow": "test_shadow::test_a_router_in_shadow_decides_and_is_told_and_nobody_follows_it",
     "app.LONGEST_LINE": "test_limits_act::test_the_head_of_a_request_has_a_limit",
     "app.MOST_HEADERS": "test_limits_act::test_the_head_of_a_request_has_a_limit",
     "app.LINGER_S": "test_bodies::test_a_body_is_refused_by_what_its_head_says_of_its_length",
