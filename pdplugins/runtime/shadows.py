@@ -197,11 +197,12 @@ def pools_of(run: Run, deployment: Deployment) -> Pools | None:
     spans = [(entry, min(max(gap_s, 0.0), most_s)) for entry, gap_s in zip(entries, gaps_s, strict=False)]
     held = [(_there(entry), (entry.plan.prefill, entry.plan.decode), gap_s) for entry, gap_s in spans]
     total_s = sum(gap_s for *_, gap_s in held) or 1e-9
-    both = [sum(sum(one[side]) * one[2] for one in held) / 3600 for side in (0, 1)]
-    gpus = [sum(deployment.gpus(*one[side]) * one[2] for one in held) / 3600 for side in (0, 1)]
+    sides = [[(there, gap_s) for there, _, gap_s in held], [(wanted, gap_s) for _, wanted, gap_s in held]]
+    workers_h = [sum(sum(pools) * gap_s for pools, gap_s in side) / 3600 for side in sides]
+    gpus_h = [sum(deployment.gpus(*pools) * gap_s for pools, gap_s in side) / 3600 for side in sides]
     kept = _attained(entries, deployment)
     agrees = sum(gap_s for there, wanted, gap_s in held if there == wanted) / total_s
-    return Pools(total_s / 3600, agrees, *both, *gpus, *kept)
+    return Pools(total_s / 3600, agrees, workers_h[0], workers_h[1], gpus_h[0], gpus_h[1], kept[0], kept[1])
 
 
 def _there(entry: Entry) -> tuple[int, int]:
