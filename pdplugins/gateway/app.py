@@ -23,6 +23,7 @@ from pdplugins.gateway.admission import Admission
 from pdplugins.gateway.backends import Backends, WorkerOption
 from pdplugins.gateway.clients import Clients
 from pdplugins.gateway.descriptors import connections_within
+from pdplugins.gateway.discovery import Discovery, Source
 from pdplugins.gateway.endpoints import Endpoints
 from pdplugins.gateway.engine import Engine
 from pdplugins.gateway.engines.sglang.engine import SglangEngine
@@ -55,6 +56,7 @@ class Gateway:
     """One gateway. Call `start` before and `stop` after use; `url` is its address, `admin_url` that for operators.
 
     :param decision_log: where a sample of what router and flow policy decide is logged; None for nowhere.
+    :param sources: where more workers are found while it runs.
     :param access: its keys, certificates and listeners; the default has no keys and no certificates.
 
     Raises ConfigError when the config's profile or policies, a worker's address, or the log cannot be used.
@@ -68,14 +70,17 @@ class Gateway:
         metrics: GatewayMetrics | None = None,
         decision_log: Path | None = None,
         access: Access | None = None,
+        sources: Sequence[Source] = (),
     ) -> None:
         self.settings = config.gateway
         self.access = access or Access()
         self.metrics = metrics or GatewayMetrics(slo=Slo(config.slo.ttft_s, config.slo.tpot_s))
         self._dual = config.sglang.dual_role
+        self._sources = sources
+        replicas = config.deployment.prefill.replicas
         self.backends = Backends(
             workers,
-            prefill=min(config.deployment.prefill.replicas, max(len(workers) - 1, 0)),
+            prefill=replicas if sources else min(replicas, max(len(workers) - 1, 0)),
             settings=self.settings,
             metrics=self.metrics,
             keys=self.access.worker_keys,
@@ -111,14 +116,21 @@ class Gateway:
         )
         queue = self._build_queue()
         self.serving = Serving(self.routing, self.backends, self.engine, self.admission, self.metrics, queue)
+        longest_s = self.settings.timeout_s + self.settings.drain_s
+        self._discovery = Discovery(self._sources, self.backends, self.engine, self.metrics, longest_s)
+        fixed = [*self.backends.all]
         try:
+            await self._discovery.look()
             await self.look()
         except asyncio.CancelledError:  # told to stop while it starts
+            await self._discovery.close()
             await self._session.close()
             raise
         works: list[Callable[[], Awaitable[None]]] = [self.clients.watch, self._operators.watch]
         works += [self.policies.share_signals, self.routing.plan_ahead]
-        works += [functools.partial(self.backends.watch, backend, self.engine) for backend in self.backends.all]
+        works += [functools.partial(self.backends.watch, backend, self.engine) for backend in fixed]
+        if self._sources:
+            works.append(self._discovery.run)
         if queue is not None:
             works.append(queue.run)
         if self.access.api_keys is not None:
@@ -201,6 +213,7 @@ class Gateway:
         for watcher in self._watchers:
             watcher.cancel()
         await asyncio.gather(*self._watchers, return_exceptions=True)
+        await self._discovery.close()
         await self.engine.close(cut_s / 3)
         await self._session.close()
         self.policies.close()

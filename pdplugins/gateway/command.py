@@ -30,6 +30,14 @@ def gateway(  # noqa: PLR0913 - one argument for each option
             "kind: dual | prefill | decode | unified where the server does not say it.",
         ),
     ] = None,
+    discover: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="SOURCE[,role=R]",
+            help="Find SGLang servers while the gateway runs: file:PATH, dns:HOST:PORT or "
+            "kubernetes:[NAMESPACE/]SERVICE[:PORT]; may be repeated.",
+        ),
+    ] = None,
     launch: Annotated[
         str | None,
         typer.Option(
@@ -108,8 +116,11 @@ def gateway(  # noqa: PLR0913 - one argument for each option
         "access_log": access_log,
         "shadow": shadow,
     }
-    if not worker and launch is None:
-        raise ConfigError("gateway: name SGLang servers with --worker URL, or start some with --launch MODEL")
+    if not worker and not discover and launch is None:
+        raise ConfigError(
+            "gateway: name SGLang servers with --worker URL, or start some with --launch MODEL, or find them with "
+            "--discover SOURCE"
+        )
     if not host:
         raise ConfigError("--host: say which address; 127.0.0.1 is this machine only, 0.0.0.0 every address")
     from pdplugins.gateway.access.access import read_access  # noqa: PLC0415 - aiohttp takes a while to import
@@ -130,7 +141,7 @@ def gateway(  # noqa: PLR0913 - one argument for each option
     if launch is not None:
         logs = log_dir or Path(tempfile.mkdtemp(prefix="pdplugins-gateway-"))  # this user's only, and no one's link
         started = Started(launch, path, logs, launch_s)
-    run(changed, worker or [], started, access, host, port, decision_log)
+    run(changed, worker or [], started, access, host, port, decision_log, discover or ())
 
 
 def gateway_key(

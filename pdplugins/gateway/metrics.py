@@ -107,6 +107,10 @@ class GatewayMetrics:
         self.faults[kind] += 1
         self._faults.labels(kind).inc()
 
+    def clear_loads(self) -> None:
+        """Show the load of no worker."""
+        self._load.clear()
+
     def load(self, worker: str, values: dict[str, float]) -> None:
         """Show the load of one worker."""
         for name, value in values.items():

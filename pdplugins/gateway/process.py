@@ -22,6 +22,7 @@ from pdplugins.gateway.access.access import Access
 from pdplugins.gateway.app import Gateway
 from pdplugins.gateway.backends import WorkerOption
 from pdplugins.gateway.descriptors import connections_within, raise_limit
+from pdplugins.gateway.discovery import parse_source
 from pdplugins.gateway.engines.sglang.launch import Launch, plan
 from pdplugins.gateway.engines.sglang.servers import Servers, Times
 from pdplugins.gateway.metrics import GatewayMetrics
@@ -78,9 +79,11 @@ def run(
     host: str,
     port: int,
     decision_log: Path | None = None,
+    discover: Sequence[str] = (),
 ) -> None:
     """Serve until SIGINT or SIGTERM; each further one skips a wait. Raises ConfigError or HostError."""
     options = [*map(WorkerOption.parse, workers)]
+    sources = [*map(parse_source, discover)]
     logging.basicConfig(level=logging.INFO)
     redact_logs(logging.root.handlers, "%(asctime)s %(name)s %(levelname)s %(message)s")
     descriptors = raise_limit()
@@ -92,11 +95,12 @@ def run(
     ending = Ending(config.gateway.drain_s)
 
     async def serve() -> None:
-        gateway = Gateway(config, options, metrics=metrics, decision_log=decision_log, access=access)
+        gateway = Gateway(config, options, metrics=metrics, decision_log=decision_log, access=access, sources=sources)
         async with AsyncExitStack() as stack:
             await _begin(stack, gateway, servers, ending, host, port)
             typer.echo(
-                f"gateway on {gateway.url}, {_policies(config)}, {len(options)} workers: {gateway.admin_url}/workers"
+                f"gateway on {gateway.url}, {_policies(config)}, {len(gateway.backends.all)} workers: "
+                f"{gateway.admin_url}/workers"
             )
             if access.reloads:
                 asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, access.reload)
