@@ -11,13 +11,16 @@ from typing import Any
 
 import aiohttp
 from aiohttp import web
+from aiohttp.web_log import AccessLogger
 
 from pdplugins.config import Config
 from pdplugins.contracts.request import Slo
 from pdplugins.errors import HostError, one_line
 from pdplugins.gateway.access.access import Access
 from pdplugins.gateway.access.gate import Gate
+from pdplugins.gateway.access.rates import KeyRates
 from pdplugins.gateway.access.tls import Site
+from pdplugins.gateway.account import JsonAccessLogger
 from pdplugins.gateway.admin import Admin
 from pdplugins.gateway.admission import Admission
 from pdplugins.gateway.backends import Backends, WorkerOption
@@ -136,7 +139,8 @@ class Gateway:
         if self.access.api_keys is not None:
             works.append(self.access.api_keys.watch)
         self._watchers = [asyncio.create_task(keep(work, self.metrics)) for work in works]
-        gate = Gate(self.metrics, self.access.api_keys)
+        rates = KeyRates(self.settings.key_rate, self.settings.key_burst)
+        gate = Gate(self.metrics, self.access.api_keys, rates=rates)
         endpoints = Endpoints(
             self.serving, self.engine, self.admission, self.clients, gate, self._session, self._asking
         )
@@ -164,7 +168,8 @@ class Gateway:
         app.on_response_prepare.append(name_server)
         runner = web.AppRunner(
             app,
-            access_log=ACCESS_LOG if self.settings.access_log else None,
+            access_log=ACCESS_LOG if self.settings.access_log or self.settings.access_log_json else None,
+            access_log_class=JsonAccessLogger if self.settings.access_log_json else AccessLogger,
             access_log_format=ACCESS_FORMAT,
             logger=HTTP_LOG,
             handler_cancellation=True,

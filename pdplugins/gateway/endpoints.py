@@ -16,6 +16,7 @@ from aiohttp.typedefs import Handler
 
 from pdplugins.gateway import openapi
 from pdplugins.gateway.access.gate import JSON, Gate
+from pdplugins.gateway.account import ACCOUNT, Account
 from pdplugins.gateway.admission import Admission, overloaded
 from pdplugins.gateway.bodies import read_body
 from pdplugins.gateway.clients import Clients, too_many_connections
@@ -142,6 +143,8 @@ class Endpoints:
         finally:
             metrics.in_flight.dec()
             metrics.requests.labels(outcome).inc()
+            if (account := request.get(ACCOUNT)) is not None:
+                account.outcome = outcome
         if reply.response is None:
             raise ConnectionResetError
         return reply.response
@@ -155,7 +158,8 @@ class Endpoints:
             headers = self._forwarded(request)
             call = self.engine.parse(request.path, body, secrets.token_hex(16), session, headers)
             call.terms = self.asking.terms(request.headers, call.asks)
-            await self.serving.serve(call, reply)
+            request[ACCOUNT] = account = Account(call.rid, call.model, call.stream)
+            await self.serving.serve(call, reply, account)
         except ShortageError as error:
             self.serving.metrics.fault("out_of_descriptors", error.why)
             raise

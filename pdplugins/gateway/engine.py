@@ -93,6 +93,11 @@ class Call(Splittable, Protocol):
         ...
 
     @property
+    def model(self) -> str | None:
+        """The model that the client names."""
+        ...
+
+    @property
     def session(self) -> str | None:
         """The conversation that it belongs to."""
         ...

@@ -19,6 +19,7 @@ from rich.console import Console
 from pdplugins.config import Config
 from pdplugins.contracts.request import Slo
 from pdplugins.gateway.access.access import Access
+from pdplugins.gateway.account import log_to_stdout
 from pdplugins.gateway.app import Gateway
 from pdplugins.gateway.backends import WorkerOption
 from pdplugins.gateway.descriptors import connections_within, raise_limit
@@ -86,6 +87,8 @@ def run(
     sources = [*map(parse_source, discover)]
     logging.basicConfig(level=logging.INFO)
     redact_logs(logging.root.handlers, "%(asctime)s %(name)s %(levelname)s %(message)s")
+    if config.gateway.access_log_json:
+        log_to_stdout()
     descriptors = raise_limit()
     if (most := connections_within(descriptors)) < config.gateway.max_connections:
         log.info("%d open files are enough for %d connections of clients; see ulimit -n", descriptors, most)

@@ -59,6 +59,8 @@ class RequestTask:
         """When its client got the last tokens so far."""
         self._whole_tokens: int | None = None
         """Output tokens of the answer, once it is whole."""
+        self.workers: tuple[str, ...] = ()
+        """Who is to serve it, as the last placement says: who prefills, then who decodes."""
         self.arrival = self._request(0)
         """The request as it came."""
 
@@ -145,6 +147,7 @@ class RequestTask:
         """Ask the router."""
         request = self._request(len(self._relay.ids))
         execution = self._all.routing.arrive(request, self._call, self._failed)
+        self.workers = tuple(filter(None, dict.fromkeys((execution.first, execution.second))))
         if execution.primitive is Primitive.HEAD:
             self._make_splittable(self._backend(execution.first))
         new_tokens = max(request.prompt_tokens - request.history_tokens, 1)
