@@ -80,7 +80,7 @@ def test_each_limit_has_a_test_that_meets_it() -> None:
     assert list(ACTS) == rows
     for name in set(ACTS.values()):
         module, _, test = name.partition("::")
-        assert f"def {test}(" in Path(__file__).with_name(f"{module}.py").read_text(), name
+        assert f"def {test}(" in (Path(__file__).parent / f"{module}.py").read_text(), name
 
 
 def shown(value: object) -> str:
