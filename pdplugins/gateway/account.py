@@ -41,14 +41,14 @@ class Account:
         self.workers = workers
 
 
-def _request_key(name: str, kind: type) -> Any:
+def request_key(name: str, kind: type) -> Any:
     """Return what aiohttp stores a value of a request under: since 3.14 it wants more than a text."""
     return web.RequestKey(name, kind) if hasattr(web, "RequestKey") else name
 
 
-ACCOUNT = _request_key("account", Account)
+ACCOUNT = request_key("account", Account)
 """Key of a request under which its account is."""
-KEY_NAME = _request_key("key", str)
+KEY_NAME = request_key("key", str)
 """Key of a request under which the name of its API key is."""
 
 

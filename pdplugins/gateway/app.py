@@ -38,6 +38,7 @@ from pdplugins.gateway.queue import AdmissionQueue
 from pdplugins.gateway.routing import Routing
 from pdplugins.gateway.serving import Serving
 from pdplugins.gateway.terms import Asking
+from pdplugins.gateway.tracing import Tracing
 from pdplugins.gateway.watchers import keep
 from pdplugins.registry import Registry
 from pdplugins.runtime.assembly import build_deployment
@@ -60,6 +61,7 @@ class Gateway:
 
     :param decision_log: where a sample of what router and flow policy decide is logged; None for nowhere.
     :param sources: where more workers are found while it runs.
+    :param tracing: makes spans of requests; None: there are none.
     :param access: its keys, certificates and listeners; the default has no keys and no certificates.
 
     Raises ConfigError when the config's profile or policies, a worker's address, or the log cannot be used.
@@ -74,12 +76,14 @@ class Gateway:
         decision_log: Path | None = None,
         access: Access | None = None,
         sources: Sequence[Source] = (),
+        tracing: Tracing | None = None,
     ) -> None:
         self.settings = config.gateway
         self.access = access or Access()
         self.metrics = metrics or GatewayMetrics(slo=Slo(config.slo.ttft_s, config.slo.tpot_s))
         self._dual = config.sglang.dual_role
         self._sources = sources
+        self._tracing = tracing
         replicas = config.deployment.prefill.replicas
         self.backends = Backends(
             workers,
@@ -142,7 +146,7 @@ class Gateway:
         rates = KeyRates(self.settings.key_rate, self.settings.key_burst)
         gate = Gate(self.metrics, self.access.api_keys, rates=rates)
         endpoints = Endpoints(
-            self.serving, self.engine, self.admission, self.clients, gate, self._session, self._asking
+            self.serving, self.engine, self.admission, self.clients, gate, self._session, self._asking, self._tracing
         )
         admin_gate = Gate(self.metrics, self.access.admin_keys, admin=True)
         admin = Admin(self.backends, self.metrics, admin_gate, self._operators)
@@ -220,6 +224,8 @@ class Gateway:
         await asyncio.gather(*self._watchers, return_exceptions=True)
         await self._discovery.close()
         await self.engine.close(cut_s / 3)
+        if self._tracing is not None:
+            await self._tracing.stop(cut_s / 3)
         await self._session.close()
         self.policies.close()
 

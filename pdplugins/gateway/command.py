@@ -96,6 +96,9 @@ def gateway(  # noqa: PLR0913 - one argument for each option
         typer.Option("--transfer-history/--recompute-history", help="How prefill workers get a session's history."),
     ] = None,
     access_log: Annotated[bool | None, typer.Option("--access-log", help="Log a line for each request.")] = None,
+    otlp: Annotated[
+        str | None, typer.Option(metavar="URL", help="Send traces there, such as http://127.0.0.1:4318/v1/traces.")
+    ] = None,
     shadow: Annotated[
         bool | None,
         typer.Option("--shadow", help="Let the router decide and log, and place by least load."),
@@ -124,7 +127,7 @@ def gateway(  # noqa: PLR0913 - one argument for each option
     if not host:
         raise ConfigError("--host: say which address; 127.0.0.1 is this machine only, 0.0.0.0 every address")
     from pdplugins.gateway.access.access import read_access  # noqa: PLC0415 - aiohttp takes a while to import
-    from pdplugins.gateway.process import Started, run  # noqa: PLC0415
+    from pdplugins.gateway.process import Sought, Started, run  # noqa: PLC0415
 
     path = configs.find(config)
     changed = changed_limits(configs.load(path), given, settings or ())
@@ -141,7 +144,8 @@ def gateway(  # noqa: PLR0913 - one argument for each option
     if launch is not None:
         logs = log_dir or Path(tempfile.mkdtemp(prefix="pdplugins-gateway-"))  # this user's only, and no one's link
         started = Started(launch, path, logs, launch_s)
-    run(changed, worker or [], started, access, host, port, decision_log, discover or ())
+    sought = Sought(worker or (), discover or (), started)
+    run(changed, sought, access, host, port, decision_log, otlp)
 
 
 def gateway_key(

@@ -27,6 +27,7 @@ from pdplugins.gateway.discovery import parse_source
 from pdplugins.gateway.engines.sglang.launch import Launch, plan
 from pdplugins.gateway.engines.sglang.servers import Servers, Times
 from pdplugins.gateway.metrics import GatewayMetrics
+from pdplugins.gateway.tracing import build_tracing
 from pdplugins.processes.ending import on_stop
 from pdplugins.processes.garbage import settle
 from pdplugins.redaction import redact_logs
@@ -38,6 +39,18 @@ SERVERS_SHARE = 0.4
 EXIT_SHARE = 0.05
 CUT_OFF_S = 3.0
 """So long after the time of a stop a process is cut off that has not ended: a policy may never return."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sought:
+    """Where the servers of a gateway are."""
+
+    given: Sequence[str]
+    """As after ``--worker``."""
+    discover: Sequence[str] = ()
+    """Where more are found, as after ``--discover``."""
+    started: Started | None = None
+    """What is to be known of those that the gateway starts; None: it starts none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,17 +87,17 @@ class Ending:
 
 def run(
     config: Config,
-    workers: Sequence[str],
-    started: Started | None,
+    sought: Sought,
     access: Access,
     host: str,
     port: int,
     decision_log: Path | None = None,
-    discover: Sequence[str] = (),
+    otlp: str | None = None,
 ) -> None:
     """Serve until SIGINT or SIGTERM; each further one skips a wait. Raises ConfigError or HostError."""
-    options = [*map(WorkerOption.parse, workers)]
-    sources = [*map(parse_source, discover)]
+    options = [*map(WorkerOption.parse, sought.given)]
+    sources = [*map(parse_source, sought.discover)]
+    tracing = None if otlp is None else build_tracing(otlp)
     logging.basicConfig(level=logging.INFO)
     redact_logs(logging.root.handlers, "%(asctime)s %(name)s %(levelname)s %(message)s")
     if config.gateway.access_log_json:
@@ -93,12 +106,14 @@ def run(
     if (most := connections_within(descriptors)) < config.gateway.max_connections:
         log.info("%d open files are enough for %d connections of clients; see ulimit -n", descriptors, most)
     metrics = GatewayMetrics(slo=Slo(config.slo.ttft_s, config.slo.tpot_s))
-    servers = None if started is None else _servers(config, started, access, metrics)
+    servers = None if sought.started is None else _servers(config, sought.started, access, metrics)
     options += servers.options if servers else ()
     ending = Ending(config.gateway.drain_s)
 
     async def serve() -> None:
-        gateway = Gateway(config, options, metrics=metrics, decision_log=decision_log, access=access, sources=sources)
+        gateway = Gateway(
+            config, options, metrics=metrics, decision_log=decision_log, access=access, sources=sources, tracing=tracing
+        )
         async with AsyncExitStack() as stack:
             await _begin(stack, gateway, servers, ending, host, port)
             typer.echo(

@@ -18,6 +18,7 @@ from pdplugins.gateway.access.access import Access
 from pdplugins.gateway.app import Gateway
 from pdplugins.gateway.backends import WorkerOption
 from pdplugins.gateway.discovery import Source
+from pdplugins.gateway.tracing import Tracing
 from pdplugins.limits import GatewayConfig
 from pdplugins.types import Flow, Placement
 from tests.gateway.fake import FakeWorker, Rooms
@@ -153,6 +154,7 @@ async def over(
     access: Access | None = None,
     trusts: ssl.SSLContext | bool = True,
     sources: Sequence[Source] = (),
+    tracing: Tracing | None = None,
 ) -> AsyncIterator[Stand]:
     """A gateway over these workers and a client; afterwards nothing may be left, and the workers are stopped.
 
@@ -167,7 +169,7 @@ async def over(
         update={"gateway": settings}
     )
     given = [] if sources else options
-    gateway = Gateway(cfg, given, decision_log=decision_log, access=access, sources=sources)
+    gateway = Gateway(cfg, given, decision_log=decision_log, access=access, sources=sources, tracing=tracing)
     gateway.policies.flow = gateway.policies.flow if flow is None else flow
     await gateway.start()
     try:
