@@ -84,7 +84,7 @@ class Supervisor:
         if not self._stops:
             self._start(share)
 
-    def _pass_on(self, number: int, _: FrameType | None) -> None:
+    def _pass_on(self, number: int, frame: FrameType | None) -> None:
         self._stops = self._stops or number != signal.SIGHUP
         for process, _ in self._running.values():
             process.send_signal(number)
