@@ -131,6 +131,7 @@ def overloads(metrics: GatewayMetrics) -> float:
     return metrics.registry.get_sample_value("pdplugins_gateway_overloads_total", {"of": "peers"}) or 0.0
 
 
+@pytest.mark.moderate
 def test_every_other_process_hears_of_a_session(tmp_path: Path) -> None:
     async def run() -> None:
         made = peers(tmp_path, 3)
@@ -150,6 +151,7 @@ def test_every_other_process_hears_of_a_session(tmp_path: Path) -> None:
     asyncio.run(run())
 
 
+@pytest.mark.moderate
 def test_one_that_is_away_or_behind_or_told_nonsense_keeps_nobody(tmp_path: Path) -> None:
     async def run() -> None:
         (first, sessions, metrics), (second, others, heard) = peers(tmp_path, 2)
@@ -207,6 +209,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(signal, "signal", lambda *_: None)  # pytest's own stay
 
 
+@pytest.mark.moderate
 @pytest.mark.usefixtures("quick")
 def test_a_process_that_cannot_start_ends_all(tmp_path: Path) -> None:
     words = script(tmp_path, "if index == 0: sys.exit(3)\ntime.sleep(60)\n")
@@ -214,6 +217,7 @@ def test_a_process_that_cannot_start_ends_all(tmp_path: Path) -> None:
     assert [(tmp_path / name).read_text() for name in ("0", "1")] == ["x", "x"]
 
 
+@pytest.mark.moderate
 @pytest.mark.usefixtures("quick")
 def test_a_process_that_dies_later_starts_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Here every death is a later one; after three starts of the first process the other one ends the test."""
