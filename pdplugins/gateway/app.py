@@ -33,10 +33,12 @@ from pdplugins.gateway.engines.sglang.engine import SglangEngine
 from pdplugins.gateway.http import name_server
 from pdplugins.gateway.logs import ACCESS_FORMAT, ACCESS_LOG, HTTP_LOG
 from pdplugins.gateway.metrics import GatewayMetrics
+from pdplugins.gateway.peers import Peers
 from pdplugins.gateway.policies import GatewayPolicies
 from pdplugins.gateway.queue import AdmissionQueue
 from pdplugins.gateway.routing import Routing
 from pdplugins.gateway.serving import Serving
+from pdplugins.gateway.share import Share
 from pdplugins.gateway.terms import Asking
 from pdplugins.gateway.tracing import Tracing
 from pdplugins.gateway.watchers import keep
@@ -62,21 +64,24 @@ class Gateway:
     :param decision_log: where a sample of what router and flow policy decide is logged; None for nowhere.
     :param sources: where more workers are found while it runs.
     :param tracing: makes spans of requests; None: there are none.
+    :param share: that of this process where several serve the same port.
     :param access: its keys, certificates and listeners; the default has no keys and no certificates.
 
     Raises ConfigError when the config's profile or policies, a worker's address, or the log cannot be used.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - the parts of a gateway
         self,
         config: Config,
         workers: Sequence[WorkerOption],
+        *,
         registry: Registry | None = None,
         metrics: GatewayMetrics | None = None,
         decision_log: Path | None = None,
         access: Access | None = None,
         sources: Sequence[Source] = (),
         tracing: Tracing | None = None,
+        share: Share | None = None,
     ) -> None:
         self.settings = config.gateway
         self.access = access or Access()
@@ -84,6 +89,8 @@ class Gateway:
         self._dual = config.sglang.dual_role
         self._sources = sources
         self._tracing = tracing
+        self._share = share
+        self._alone: Callable[[], None] = lambda: None
         replicas = config.deployment.prefill.replicas
         self.backends = Backends(
             workers,
@@ -126,6 +133,8 @@ class Gateway:
         longest_s = self.settings.timeout_s + self.settings.drain_s
         self._discovery = Discovery(self._sources, self.backends, self.engine, self.metrics, longest_s)
         fixed = [*self.backends.all]
+        if self._share is not None:
+            self._alone = Peers(self._share, self.serving.sessions, self.metrics).start()
         try:
             await self._discovery.look()
             await self.look()
@@ -152,13 +161,13 @@ class Gateway:
         admin = Admin(self.backends, self.metrics, admin_gate, self._operators)
         self._runner = await self._set_up(endpoints.app(), self.clients)
         self._admin = await self._set_up(admin.app(), self._operators)
-        self.url = await self._listen(self._runner, host, port)
+        self.url = await self._listen(self._runner, host, port, shared=self._share is not None)
         self.admin_url = await self._listen(self._admin, self.access.admin_host, self.access.admin_port)
 
-    async def _listen(self, runner: web.AppRunner, host: str, port: int) -> str:
+    async def _listen(self, runner: web.AppRunner, host: str, port: int, *, shared: bool = False) -> str:
         """Listen, and return the URL. Raises HostError when the port is taken; then nothing runs any more."""
         tls = None if self.access.tls is None else self.access.tls.context
-        site = Site(runner, host, port, tls, self.settings.head_s)
+        site = Site(runner, host, port, tls, self.settings.head_s, shared=shared)
         try:
             await site.start()
         except (OSError, UnicodeError) as error:
@@ -224,6 +233,7 @@ class Gateway:
         await asyncio.gather(*self._watchers, return_exceptions=True)
         await self._discovery.close()
         await self.engine.close(cut_s / 3)
+        self._alone()
         if self._tracing is not None:
             await self._tracing.stop(cut_s / 3)
         await self._session.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,8 +14,11 @@ from pdplugins import config as configs
 from pdplugins.config import Config
 from pdplugins.errors import ConfigError
 from pdplugins.gateway.access.worker_keys import KEY
+from pdplugins.gateway.share import own_share
+from pdplugins.gateway.supervisor import supervise
 from pdplugins.limits import GatewayConfig
 from pdplugins.processes.addresses import MOST_PORT
+from pdplugins.processes.child import die_with
 from pdplugins.settings import parse_setting, put
 
 DEFAULTS = GatewayConfig()
@@ -49,6 +53,9 @@ def gateway(  # noqa: PLR0913 - one argument for each option
     config: Annotated[str, typer.Option(help="A config file, or the name of a shipped one.")] = "stock-least-loaded",
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 picks one.")] = 8000,
+    processes: Annotated[
+        int, typer.Option(min=1, help="Processes that serve the port; each has an admin port of its own.")
+    ] = 1,
     admin_host: Annotated[
         str, typer.Option(help="Address of /workers and /metrics; beyond this machine they want an admin key.")
     ] = "127.0.0.1",
@@ -140,12 +147,21 @@ def gateway(  # noqa: PLR0913 - one argument for each option
         admin_host=admin_host,
         admin_port=admin_port if admin_port is not None else port + 1 if 0 < port < MOST_PORT else 0,
     )
+    share = own_share() if processes > 1 else None
+    if processes > 1 and share is None:
+        if launch is not None:
+            raise ConfigError("--processes: start the servers by hand and name them with --worker, or use one process")
+        raise typer.Exit(supervise(processes, host, port))
+    if share is not None:
+        access = replace(access, admin_port=access.admin_port and access.admin_port + share.index)
+        decision_log = decision_log and decision_log.with_stem(f"{decision_log.stem}-{share.index + 1}")
+        die_with(share.supervisor)
     started = None
     if launch is not None:
         logs = log_dir or Path(tempfile.mkdtemp(prefix="pdplugins-gateway-"))  # this user's only, and no one's link
         started = Started(launch, path, logs, launch_s)
     sought = Sought(worker or (), discover or (), started)
-    run(changed, sought, access, host, port, decision_log, otlp)
+    run(changed, sought, access, host, port, decision_log, otlp, share)
 
 
 def gateway_key(

@@ -27,6 +27,7 @@ from pdplugins.gateway.discovery import parse_source
 from pdplugins.gateway.engines.sglang.launch import Launch, plan
 from pdplugins.gateway.engines.sglang.servers import Servers, Times
 from pdplugins.gateway.metrics import GatewayMetrics
+from pdplugins.gateway.share import Share
 from pdplugins.gateway.tracing import build_tracing
 from pdplugins.processes.ending import on_stop
 from pdplugins.processes.garbage import settle
@@ -93,6 +94,7 @@ def run(
     port: int,
     decision_log: Path | None = None,
     otlp: str | None = None,
+    share: Share | None = None,
 ) -> None:
     """Serve until SIGINT or SIGTERM; each further one skips a wait. Raises ConfigError or HostError."""
     options = [*map(WorkerOption.parse, sought.given)]
@@ -112,12 +114,19 @@ def run(
 
     async def serve() -> None:
         gateway = Gateway(
-            config, options, metrics=metrics, decision_log=decision_log, access=access, sources=sources, tracing=tracing
+            config,
+            options,
+            metrics=metrics,
+            decision_log=decision_log,
+            access=access,
+            sources=sources,
+            tracing=tracing,
+            share=share,
         )
         async with AsyncExitStack() as stack:
             await _begin(stack, gateway, servers, ending, host, port)
             typer.echo(
-                f"gateway on {gateway.url}, {_policies(config)}, {len(gateway.backends.all)} workers: "
+                f"gateway on {gateway.url}{_which(share)}, {_policies(config)}, {len(gateway.backends.all)} workers: "
                 f"{gateway.admin_url}/workers"
             )
             if access.reloads:
@@ -156,6 +165,10 @@ async def _until_signal(serve: Coroutine[None, None, None], ending: Ending) -> N
     on_stop(end, ending.within_s + CUT_OFF_S, (signal.SIGINT, signal.SIGTERM))
     with contextlib.suppress(asyncio.CancelledError):
         await task
+
+
+def _which(share: Share | None) -> str:
+    return "" if share is None else f" (process {share.index + 1} of {share.count})"
 
 
 def _policies(config: Config) -> str:

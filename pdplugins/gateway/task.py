@@ -331,6 +331,7 @@ class RequestTask:
             session.tokens = request.prompt_tokens + output
             session.held[first.id] = request.prompt_tokens
             session.held[second.id] = session.tokens
+            self._all.sessions.changed(name, session)
 
 
 def _given_up(error: WorkerFailedError, attempts: int) -> GatewayError:

@@ -12,11 +12,23 @@ from aiohttp import web
 
 from pdplugins.errors import ConfigError
 from pdplugins.gateway.tracing import Tracing, build_tracing
-from tests.gateway.fake import settled
-from tests.gateway.rig import PROMPT, Fixed, ask, stand
+from tests.gateway.fake import FakeWorker, Rooms, settled
+from tests.gateway.rig import PROMPT, Fixed, ask, over, stand
 
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 CLIENT = {"traceparent": f"00-{TRACE}-{PARENT}-01"}
+
+
+class Traced(FakeWorker):
+    """A worker that notes the traceparent of each request that has one."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.traces: set[str] = set()
+
+    async def _serve(self, request: web.Request) -> web.StreamResponse:
+        self.traces.add(request.headers.get("traceparent", "none"))
+        return await super()._serve(request)
 
 
 def kept() -> tuple[Tracing, Any]:
@@ -37,13 +49,15 @@ def test_a_span_is_the_clients_child_and_the_workers_parent() -> None:
     tracing, memory = kept()
 
     async def run() -> None:
-        async with stand("dual", "dual", tracing=tracing) as it:
+        rooms = Rooms()
+        workers = [await Traced("dual", rooms, 9000 + n).start() for n in range(2)]
+        async with over(workers, tracing=tracing) as it:
             it.route(Fixed())
             async with it.client.post(
                 it.gateway.url + "/generate", json=ask(rid="mine", stream=True), headers=CLIENT
             ) as answer:
                 await answer.read()
-            heard = {trace for worker in it.workers for trace in worker.traces}
+            heard = {trace for worker in workers for trace in worker.traces}
         (span,) = memory.get_finished_spans()
         assert hexed(span.context.trace_id, 32) == TRACE
         assert hexed(span.parent.span_id, 16) == PARENT

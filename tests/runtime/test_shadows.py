@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+from itertools import combinations
 from pathlib import Path
+from random import Random
+from statistics import mean
 from typing import Any
 
 import pytest
@@ -19,8 +22,10 @@ from pdplugins.runtime.decision import Decision
 from pdplugins.runtime.estimates import PlacementEstimate, attainment, waits_longer
 from pdplugins.runtime.journal import build_journal
 from pdplugins.runtime.planner import initial_plan
+from pdplugins.sim.run.simulate import simulate
 from pdplugins.testing import worker
 from pdplugins.types import Placement, PlannerView, Pool, Request, Role, ScalePlan, Traffic
+from pdplugins.workloads.trace import TraceRequest
 
 CONFIG = {
     "deployment": {"profile": "h100/llama-3.1-8b", "gpu_budget": 8, "prefill": {"tp": 1}, "decode": {"tp": 1}},
@@ -194,3 +199,28 @@ def test_an_edited_line_is_named(tmp_path: Path, change: dict[str, Any]) -> None
     log.write_text(f"{header}\n{json.dumps(data)}\n")
     with pytest.raises(ConfigError, match="log:2: not a line of a decision log"):
         list(shadows.shadowed(log))
+
+
+@pytest.mark.moderate
+def test_pools_come_in_the_order_that_the_simulator_has_them_in() -> None:
+    """From idle to far too small. Near saturation the shares differ: half a minute is no steady state."""
+    random, data = Random(1), CONFIG | {"router": "least-loaded"}
+    cells = []
+    for rate in (20, 40):
+        times = [0.0]
+        while times[-1] < 30:
+            times.append(times[-1] + random.expovariate(rate))
+        prompts = [min(round(random.lognormvariate(7.5, 0.45)), 8000) for _ in times]
+        trace = [TraceRequest(at_s, prompt, 200) for at_s, prompt in zip(times, prompts, strict=True)]
+        traffic = Traffic(times[-1], len(times), mean(prompts), 200.0)
+        for pools in ((1, 1), (2, 1), (2, 2), (3, 2)):
+            roles = dict(zip(("prefill", "decode"), ({"tp": 1, "replicas": count} for count in pools), strict=True))
+            config = configs.parse(data | {"deployment": data["deployment"] | roles})  # type: ignore[operator]
+            result, _ = simulate(config, trace, trace_name="cell", command="test")
+            share = attainment(build_deployment(config), traffic, *pools)
+            assert share is not None
+            cells.append((result.metrics.slo_attainment, share))
+    assert {round(measured) for measured, _ in cells} == {0, 1}, "some cells keep their objectives and some do not"
+    for (measured, share), (other, its) in combinations(cells, 2):
+        if abs(measured - other) > 0.1:
+            assert (measured > other) == (share > its) or share == its == 0
