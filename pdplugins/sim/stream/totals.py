@@ -31,8 +31,9 @@ class Totals:
         self._ttft_s, self._tpot_s, self._tbt_s = Sketch(), Sketch(), Sketch()
         self._total = self._answered = self._good = self._good_tokens = 0
 
-    def take(self, least: int = CHUNK) -> None:
-        """Count what has ended and is at least so much, and let it go. Call it between two events."""
+    def take(self, *, rest: bool = False) -> None:
+        """Count what has ended and let it go, once it is a chunk or is the `rest`. Call it between two events."""
+        least = 1 if rest else CHUNK
         if len(self._records) >= least:
             self._count(self._records)
             self._write(self._records)
@@ -55,7 +56,7 @@ class Totals:
 
     def summary(self, outcome: RunOutcome) -> tuple[Requests, Metrics]:
         """Count what is left, and return every metric of the run, as `pdplugins.sim.run.simulate.summarise` does."""
-        self.take(least=1)
+        self.take(rest=True)
         duration_s, energy_j = outcome.duration_s, outcome.energy_j
         ttft_s, tpot_s = self._ttft_s.distribution(), self._tpot_s.distribution()
         found = Metrics(
