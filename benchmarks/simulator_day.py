@@ -2,9 +2,9 @@
 
     python benchmarks/simulator_day.py --shares 0.01 0.04 [--result simulator-day]
 
-Each share of the day is simulated in a process of its own, as `pdplugins simulate --stream --records` does. A share has
-all workers and the same rates, and is shorter. The rates of its 24 phases rise and fall as by day and night. What a
-whole day takes is on the line through the smallest and the largest share; ``--shares 1`` measures it.
+Each share of the day is simulated in a process of its own, as `pdplugins simulate --stream --records` does. It has all
+workers, and that share of every hour; rates rise and fall as by day and night. What a whole day takes is on the line
+through the smallest and the largest share; ``--shares 1`` measures it.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from pdplugins.sim import kernel
 from pdplugins.sim.stream import run
 from pdplugins.workloads import lazy
 
-REQUESTS, DAY_S, PHASES = 10_000_000, 86_400.0, 24
+REQUESTS, DAY_S, HOURS = 10_000_000, 86_400.0, 24
 PREFILL, DECODE, TP = 500, 500, 2
 SWING = 0.5
 """Of the mean rate: how far the rate rises by day and falls by night."""
@@ -53,13 +53,18 @@ CONFIG = {
 
 
 def day(share: float) -> dict[str, Any]:
-    """Return the workload of a share of the day, as a workload file has it."""
-    rates = [REQUESTS / DAY_S * (1 - SWING * math.cos(2 * math.pi * at / PHASES)) for at in range(PHASES + 1)]
-    phases = [
-        {"duration_s": share * DAY_S / PHASES, "arrivals": {"kind": "ramp", "rate": begin, "to_rate": end}}
-        for begin, end in pairwise(rates)
-    ]
+    """Return the workload of a share of the day, as a workload file has it: so much of each hour, at its own rates."""
+    rates = [REQUESTS / DAY_S * (1 - SWING * math.cos(2 * math.pi * at / HOURS)) for at in range(HOURS + 1)]
+    phases = []
+    for begin, end in pairwise(rates):
+        phases.append(_phase(share, begin, end))
+        if share < 1:
+            phases.append(_phase(1 - share, 0.0, 0.0))
     return {"seed": 0, **LENGTHS, "phases": phases}
+
+
+def _phase(share: float, begin: float, end: float) -> dict[str, Any]:
+    return {"duration_s": share * DAY_S / HOURS, "arrivals": {"kind": "ramp", "rate": begin, "to_rate": end}}
 
 
 def one(share: float) -> dict[str, Any]:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
+from dataclasses import fields
 from itertools import islice, takewhile
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,9 @@ from pdplugins.resources import data_dir
 from pdplugins.workloads import traces
 from pdplugins.workloads.trace import TraceRequest
 from pdplugins.workloads.transform import Transform, limit
+
+_REST = attrgetter(*(field.name for field in fields(TraceRequest)[1:]))
+"""All but the time of arrival, in the order of the fields."""
 
 
 def requests(trace: Path | str, registry: Registry | None = None) -> Iterator[TraceRequest]:
@@ -77,6 +81,6 @@ def _from_zero(requests: Iterable[TraceRequest], where: str, name: str) -> Itera
         if at_s < latest_s:
             raise TraceError(f"{where}: request {number + 1} comes before the one ahead of it; run without --stream")
         latest_s = at_s
-        yield replace(request, arrival_s=at_s)
+        yield TraceRequest(at_s, *_REST(request))  # a tenth of the run would go into `replace`
     if start_s is None:
         raise TraceError(f"{where}: no request in it; expected at least one line of {name}")

@@ -152,3 +152,19 @@ def test_what_needs_the_whole_run_is_refused(app: typer.Typer, arguments: list[s
     done = run(app, *arguments)
     assert isinstance(done.exception, PdpluginsError), done.output
     assert message in str(done.exception)
+
+
+@pytest.mark.parametrize("late_s", [40_000.0, 80_000.0])
+def test_a_request_late_in_a_day_is_served_as_an_early_one(late_s: float, tmp_path: Path) -> None:
+    """Half a day of ticks fits a machine word; later times take longer to compute with, and are as exact."""
+
+    def latencies(start_s: float) -> list[tuple[float, float]]:
+        requests = [TraceRequest(0.0, 1, 1)]
+        requests += [
+            TraceRequest(start_s + number / 8, 200 + 37 * number % 900, 3 + number % 40) for number in range(80)
+        ]
+        file = tmp_path / "r.jsonl"
+        streamed.simulate(named("stock-least-loaded"), requests, trace_name="", command="", records=file)
+        return [(row["ttft_s"], row["tpot_s"]) for row in map(json.loads, file.read_text().splitlines())]
+
+    assert np.array(latencies(late_s)) == pytest.approx(np.array(latencies(100.0)), abs=1e-9)
