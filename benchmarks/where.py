@@ -6,7 +6,8 @@
 Each place is a model on four workers, a workload and a TPOT objective, as in fusion's matrix (`fusion/cells.py` says
 how traffic and objectives are made). The three stock systems have the best of their settings on the first half of the
 trace. On the second half, each one's highest rate is found, and every system runs at three shares of the best of them.
-It goes on where it was stopped, also after ``--minutes``. The result is written when all places are done.
+It goes on where it was stopped, also after ``--minutes``. The result is written when all places are done, or with
+``--so-far``, which names those that are not.
 """
 
 from __future__ import annotations
@@ -112,14 +113,15 @@ def told(row: Row) -> Iterator[str]:
         yield f"  {name:28s} {row['settings'][name]:22s} {' '.join(f'{point:.3f}' for point in points)}"
 
 
-def result(rows: Sequence[Row]) -> Mapping[str, Any]:
+def result(rows: Sequence[Row], not_run: Sequence[str] = ()) -> Mapping[str, Any]:
     """Return what the result file holds."""
     served = [row for row in rows if row["capacity_rps"]]
     return {
         **record("simulated", seed=SEED, command=command()),
         "loads": list(LOADS),
         "rows": served,
-        "left_out": [row for row in rows if not row["capacity_rps"]],
+        "left_out": [f"{row['model']} {row['workload']} {row['slo']}" for row in rows if not row["capacity_rps"]],
+        "not_run": list(not_run),
         "summary": where_map.summary(served),
     }
 
@@ -136,23 +138,27 @@ def main() -> int:
     parser.add_argument("--traces", type=Path, required=True, help="folder that holds the traces")
     parser.add_argument("--only", nargs="+", default=[], help="parts of the names of the places; nothing is published")
     parser.add_argument("--minutes", type=float, default=float("inf"), help="stop then; go on when called again")
+    parser.add_argument("--so-far", action="store_true", help="publish what is done, and name the places that are not")
     options = parser.parse_args()
     memory = Memory(MEMORY, time.monotonic() + 60 * options.minutes)
-    rows = []
+    rows, not_run = [], []
     try:
         for place in places(options.traces.resolve(), options.only):
-            rows.append(examined(place, memory))
-            print("\n".join(told(rows[-1])), flush=True)
-    except OutOfTimeError:
-        print("stopped: the time is over; call it again to go on")
-        return 75
+            try:
+                rows.append(examined(place, memory))
+            except OutOfTimeError:
+                not_run.append(place.name)
+            else:
+                print("\n".join(told(rows[-1])), flush=True)
     except PdpluginsError as error:
         print(f"where.py: {error}", file=sys.stderr)
         return 2
-    if not options.only:
-        manifest.write("where", result(rows))
+    if rows and not options.only and (options.so_far or not not_run):
+        manifest.write("where", result(rows, not_run))
         where_map.draw(rows)
-    return 0
+    if not_run:
+        print(f"the time is over, {len(not_run)} places are left; call it again to go on")
+    return 75 if not_run else 0
 
 
 if __name__ == "__main__":

@@ -24,8 +24,6 @@ COLOCATED = (STOCK[0], STOCK[2])
 SPLIT = STOCK[1]
 APART = (SPLIT, "arrow", "ampd", "dopd")
 """Systems that run prefill and decode of a request on different workers unless one worker is better."""
-BOTH = ("dynaserve", "fusion")
-"""Systems whose workers all serve both phases, and which split a request where that helps."""
 TIE_GAIN, TIE_POINTS = 0.05, 2.0
 """Smaller leads are ties: of the highest rate, as a share, and of attainment, in points. One seed has such noise."""
 WORDS = ("disaggregated", "tie", "co-located")
@@ -40,23 +38,33 @@ def verdicts(highest: Mapping[str, float], attainment: Mapping[str, Sequence[flo
     :param highest: of each stock system, requests/s.
     :param attainment: of every system, at each of `LOADS`.
     """
+
+    def best(names: Iterable[str]) -> list[float]:
+        return [max(points) for points in zip(*(attainment[name] for name in names), strict=True)]
+
     together = max(highest[name] for name in COLOCATED)
-    best = {group: [max(attainment[name][at] for name in names) for at in range(len(LOADS))] for group, names in (
-        ("co-located", COLOCATED), ("disaggregated", APART), ("both", BOTH),
-    )}  # fmt: skip
-    leads = [
-        round(100 * (apart - here), 2) for apart, here in zip(best["disaggregated"], best["co-located"], strict=True)
-    ]
     gain = float(f"{highest[SPLIT] / together:.4g}") if together else None
-    winners = [max(attainment, key=lambda name, at=at: attainment[name][at]) for at in range(len(LOADS))]
+    leads = _points(best(APART), best(COLOCATED))
     return {
         "split_gain": gain,
         "split_wins": WORDS[0] if gain is None else word(gain - 1, TIE_GAIN),
-        "best": best,
         "leads": leads,
         "wins": [word(lead, TIE_POINTS) for lead in leads],
-        "winners": winners,
+        "plugin_leads": _points(best(name for name in attainment if name not in STOCK), best(STOCK)),
+        "winners": [
+            _winner({name: 100 * points[at] for name, points in attainment.items()}) for at in range(len(LOADS))
+        ],
     }
+
+
+def _points(ours: Sequence[float], theirs: Sequence[float]) -> list[float]:
+    return [round(100 * (one - other), 2) for one, other in zip(ours, theirs, strict=True)]
+
+
+def _winner(points: Mapping[str, float]) -> str | None:
+    """Return the system that is ahead of every other one; None for a tie."""
+    first, second = sorted(points, key=lambda name: -points[name])[:2]
+    return first if points[first] - points[second] > TIE_POINTS else None
 
 
 def word(lead: float, tie: float) -> str:
@@ -83,11 +91,14 @@ def summary(rows: Sequence[Row]) -> Row:
         "loads": {
             f"{load:g}": {
                 **_counts(row["wins"][at] for row in rows),
-                "plugin_ahead": sum(row["winners"][at] not in STOCK for row in rows),
+                "plugin_ahead": sum(row["plugin_leads"][at] > TIE_POINTS for row in rows),
+                "stock_ahead": sum(row["plugin_leads"][at] < -TIE_POINTS for row in rows),
             }
             for at, load in enumerate(LOADS)
         },
-        "winners": {f"{load:g}": dict(Counter(row["winners"][at] for row in rows)) for at, load in enumerate(LOADS)},
+        "winners": {
+            f"{load:g}": dict(Counter(row["winners"][at] or "tie" for row in rows)) for at, load in enumerate(LOADS)
+        },
     }
 
 
@@ -102,7 +113,7 @@ def _counts(words: Iterable[str]) -> dict[str, int]:
 def draw(rows: Sequence[Row], name: str = "where") -> None:
     """Draw the map: a row for each model, a column for each workload and objective, a panel for each question."""
     models = list(dict.fromkeys(row["model"] for row in rows))
-    columns = sorted({(row["workload"], -row["tpot_rank"] if "tpot_rank" in row else _rank(row)) for row in rows})
+    columns = sorted({(row["workload"], _rank(row)) for row in rows})
     at = {(row["model"], row["workload"], _rank(row)): row for row in rows}
     panels = ["highest rate of the best static split over the best co-location, %"]
     panels += [f"attainment at {load:g} of capacity, disaggregated less co-located, points" for load in LOADS]
@@ -113,7 +124,8 @@ def draw(rows: Sequence[Row], name: str = "where") -> None:
             for column, (workload, rank) in enumerate(columns):
                 row = at.get((model, workload, rank))
                 if row is None or not row["capacity_rps"]:
-                    axes.text(column, line, "none\nserves", ha="center", va="center", fontsize=6, color="grey")
+                    why = "not\nrun" if row is None else "none\nserves"
+                    axes.text(column, line, why, ha="center", va="center", fontsize=6, color="grey")
                     continue
                 leads[line, column] = lead = _lead(row, panel)
                 axes.text(column, line, _label(row, panel, lead), ha="center", va="center", fontsize=6)
@@ -146,5 +158,5 @@ def _lead(row: Row, panel: int) -> float:
 def _label(row: Row, panel: int, lead: float) -> str:
     if not panel:
         return f"{lead:+.0f}"
-    winner = row["winners"][panel - 1]
+    winner = row["winners"][panel - 1] or "tie"
     return f"{lead:+.0f}\n{SHORT.get(winner, winner)}"
