@@ -23,7 +23,7 @@ SHARED = {
     "simulate": "--trace --rate --clip-s --gpus --prefill --decode --ttft --tpot --set --json --html --records --seed",
     "compare": "--trace --rate --clip-s --gpus --prefill --decode --ttft --tpot --set --json --html --seed",
     "replay": "--trace --clip-s --gpus --prefill --decode --ttft --tpot --set --json",
-    "serve": "--trace --clip-s --gpus --prefill --decode --ttft --tpot --set --json",
+    "serve": "--trace --clip-s --gpus --prefill --decode --ttft --tpot --set --json --html",
     "bound": "--trace --rate --clip-s --gpus --ttft --tpot --set --json",
     "plan": "--trace --rate --clip-s --gpus --ttft --tpot --set --json --html --seed",
     "advise": "--trace --rate --clip-s --gpus --ttft --tpot --json --html --seed",

@@ -69,6 +69,9 @@ def serve(  # noqa: PLR0913 - the options of a command
     report: Annotated[
         Path | None, typer.Option("--json", metavar="OUT", help="Write the result of the replay there.")
     ] = None,
+    page: Annotated[
+        Path | None, typer.Option("--html", metavar="OUT", help="Write a report of the replay that opens offline.")
+    ] = None,
     status: Annotated[
         Literal["rich", "plain", "json-lines"] | None,
         typer.Option(help="How to show what goes on: rich on a terminal, else plain."),
@@ -87,6 +90,7 @@ def serve(  # noqa: PLR0913 - the options of a command
     given = [Setting(path, value) for path, value in asked if value is not None]
     check_engine(engine)
     check_writable("--json", report)
+    check_writable("--html", page)
     check_writable("--decision-log", decision_log)
     options = Options(
         config=pick_config(
@@ -100,7 +104,7 @@ def serve(  # noqa: PLR0913 - the options of a command
         decision_log=decision_log,
         metrics_port=None if metrics_port is None else pick_port("127.0.0.1", metrics_port, "--metrics-port"),
         log_dir=log_dir,
-        replay=live_replay(replay, duration, speed, report),
+        replay=live_replay(replay, duration, speed, report, page),
         command=command_line("dynamo"),
         hindsight=context.obj,
         routed=router is not None,

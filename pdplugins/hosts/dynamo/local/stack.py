@@ -14,9 +14,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from pdplugins import verdict
 from pdplugins.contracts.kinds import Kind
 from pdplugins.contracts.workers import Role
 from pdplugins.errors import HostError
+from pdplugins.files import write_whole
 from pdplugins.hosts.dynamo.fetching import fetch, in_thread
 from pdplugins.hosts.dynamo.local import misses, planning, screen
 from pdplugins.hosts.dynamo.local.broker import Broker
@@ -32,6 +34,9 @@ from pdplugins.hosts.dynamo.local.routing import RouterProcess, sharing
 from pdplugins.hosts.dynamo.local.status import PoolStatus, Snapshot, make_view
 from pdplugins.processes.ending import end_within, on_stop
 from pdplugins.processes.process import Process, stop_all
+from pdplugins.report.ranking import Run
+from pdplugins.report.runs import page
+from pdplugins.report.series import series_of_records
 from pdplugins.results import Scaling
 from pdplugins.runtime.assembly import build_deployment
 from pdplugins.runtime.metrics import process_metrics as planner_metrics
@@ -228,12 +233,15 @@ class Stack:
         self._view.say(
             "finished", screen.finished(result, report), **result.model_dump(include={"requests", "metrics"})
         )
-        startup_s = self._options.config.deployment.startup_s
-        said = misses.lines(load.records, result, self._deployment, startup_s)
-        said += await asyncio.to_thread(
-            misses.looking_back, self._options.hindsight, self._options.config, load.requests, result
-        )
+        config, slo = self._options.config, self._deployment.slo
+        missed = misses.missed(load.records, result, self._deployment, config.deployment.startup_s)
+        looked = await asyncio.to_thread(misses.looking_back, self._options.hindsight, config, load.requests, result)
+        said = [*verdict.lines(missed, slo), *looked]
         self._view.say("verdict", "\n".join(said), lines=said)
+        if self._options.replay is not None and self._options.replay.page is not None:
+            series = series_of_records(load.records, slo, result.scaling)
+            name = config.planner.name if config.planner else "no planner"
+            write_whole(self._options.replay.page, page([Run(name, result, series, missed)], looked))
 
     async def _take_pulse(self) -> None:
         """Show what clients feel, for as long as the frontend answers."""

@@ -156,6 +156,7 @@ def test_replay_scales_both_roles_up_and_down_without_a_failure(
     config = quick_config(gpu_budget=12, hold_s=5)
     stack = serve(
         *("--config", config, "--port", "0", "--trace", str(trace), "--json", str(report)),
+        *("--html", str(tmp_path / "report.html")),
         *("--decision-log", str(decisions)),
     )
     assert stack.finish() == 0, stack.errors()
@@ -176,6 +177,8 @@ def test_replay_scales_both_roles_up_and_down_without_a_failure(
     (verdict,) = stack.events("verdict")
     assert any("In hindsight (simulated)" in line for line in verdict["lines"])
     assert any("on the average; fixed pools of" in line for line in verdict["lines"])
+    page = (tmp_path / "report.html").read_text()
+    assert page.index("<h1>dopd: ") < page.index("In hindsight") < page.index("Workers that are wanted")
 
 
 @pytest.mark.long
