@@ -88,6 +88,9 @@ def test_every_command_of_the_vocabulary_has_examples(commands: dict[str, Any]) 
         ("serve --replay demo --report out.json", "serve --trace demo --json out.json", 2),
         ("simulate dopd --duration 60", "simulate dopd --duration 60", 0),
         ("--version", "--version", 0),
+        ("serve --dashboard", "serve --dashboard=127.0.0.1:8090", 0),
+        ("gateway --dashboard --port 0", "gateway --dashboard=127.0.0.1:8090 --port 0", 0),
+        ("gateway --dashboard 9000 --dashboard=[::1]:9", "gateway --dashboard 9000 --dashboard=[::1]:9", 0),
     ],
 )
 def test_names_of_before_work_and_say_what_they_are_called_now(words: str, now: str, hints: int) -> None:

@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic
 
 from aiohttp import web
 from aiohttp.typedefs import Handler
 
-from pdplugins.errors import ConfigError, HostError, one_line, shown
-from pdplugins.processes.addresses import MOST_PORT, host_and_port, is_loopback
+from pdplugins.errors import HostError, one_line
+from pdplugins.processes.addresses import is_loopback
+from pdplugins.report.address import Address
 from pdplugins.report.html import Html, element
 from pdplugins.report.layout import STYLE, whole
 from pdplugins.report.live import Live
 
-DEFAULT = "127.0.0.1:8090"
-"""Where ``--dashboard`` without an address listens."""
 SCRIPT = Path(__file__).with_name("live.js")
 FRESH_S = 1.0
 """A page is made at most so often, however many look at it."""
@@ -39,30 +37,6 @@ HEADERS = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Address:
-    """Where a dashboard listens."""
-
-    host: str
-    port: int
-
-    @classmethod
-    def read(cls, text: str | None, *, public: bool) -> Address | None:
-        """Read ``[HOST:]PORT``; None without one. Raises ConfigError, also where others would reach it unasked."""
-        if text is None:
-            if public:
-                raise ConfigError("--dashboard-public is about a dashboard; add --dashboard HOST:PORT")
-            return None
-        bare = text.isascii() and text.isdigit() and len(text) <= 5 and int(text) <= MOST_PORT
-        host, port = ("127.0.0.1", int(text)) if bare else host_and_port(text, "--dashboard")
-        if not is_loopback(host) and not public:
-            raise ConfigError(
-                f"--dashboard {shown(text)}: others could read it there, and it asks for no key; leave it on "
-                "127.0.0.1, or say --dashboard-public"
-            )
-        return cls(host, port)
-
-
 class Dashboard:
     """The page of `live`, served at `url` from `start` to `stop`."""
 
@@ -72,6 +46,7 @@ class Dashboard:
         self._made = ""
         self._made_s = -FRESH_S
         self._making = asyncio.Lock()
+        self._runner: web.AppRunner | None = None
         self.url = ""
 
     async def start(self) -> None:
@@ -80,7 +55,7 @@ class Dashboard:
         app.router.add_get("/", self._page)
         app.router.add_get("/live.js", self._file(SCRIPT, "text/javascript"))
         app.router.add_get("/style.css", self._file(STYLE, "text/css"))
-        self._runner = web.AppRunner(
+        self._runner = runner = web.AppRunner(
             app,
             access_log=None,
             keepalive_timeout=IDLE_S,
@@ -89,22 +64,23 @@ class Dashboard:
             max_headers=MOST_HEADERS,
             shutdown_timeout=0.1,
         )
-        await self._runner.setup()
-        self._limit(self._runner)
-        site = web.TCPSite(self._runner, self._address.host, self._address.port)
+        await runner.setup()
+        self._limit(runner)
+        site = web.TCPSite(runner, self._address.host, self._address.port)
         try:
             await site.start()
         except (OSError, UnicodeError) as error:
-            await self._runner.cleanup()
+            await runner.cleanup()
             why = one_line(getattr(error, "strerror", None) or error)
             where = f"{self._address.host}:{self._address.port}"
             raise HostError(f"--dashboard {where}: cannot listen there ({why}); choose another port") from None
-        host, port = self._runner.addresses[0][:2]
+        host, port = runner.addresses[0][:2]
         self.url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
     async def stop(self) -> None:
-        """Close all connections."""
-        await self._runner.cleanup()
+        """Close all connections, if it has been started."""
+        if self._runner is not None:
+            await self._runner.cleanup()
 
     @staticmethod
     def _limit(runner: web.AppRunner) -> None:

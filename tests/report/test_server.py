@@ -11,8 +11,9 @@ import aiohttp
 import pytest
 
 from pdplugins.errors import ConfigError, HostError
+from pdplugins.report.address import Address
 from pdplugins.report.live import LONGEST, MOST_DECISIONS, MOST_MOMENTS, Gauge, Live, Now, by_role
-from pdplugins.report.server import MOST_CONNECTIONS, Address, Dashboard
+from pdplugins.report.server import MOST_CONNECTIONS, Dashboard
 from tests.report import browser
 
 EVIL = '</title></style><script>alert(1)</script><img src=x onerror=alert(1)>" onload="alert(1)\u202e' + "x" * 5000

@@ -19,6 +19,7 @@ from pdplugins.hosts.dynamo.local.options import (
     pick_port,
 )
 from pdplugins.provenance import command_line
+from pdplugins.report.address import HELP, HELP_PUBLIC, Address
 from pdplugins.runtime.assembly import build_deployment
 from pdplugins.settings import Setting, parse_setting
 
@@ -80,6 +81,8 @@ def serve(  # noqa: PLR0913 - the options of a command
     metrics_port: Annotated[
         int | None, typer.Option(min=0, max=65535, help="Serve Prometheus metrics on this port; 0 picks one.")
     ] = None,
+    dashboard: Annotated[str | None, typer.Option(metavar="[HOST:]PORT", help=HELP)] = None,
+    dashboard_public: Annotated[bool, typer.Option("--dashboard-public", help=HELP_PUBLIC)] = False,
     log_dir: Annotated[Path | None, typer.Option(help="Keep every process's log there; else temporary.")] = None,
 ) -> None:
     """Run Dynamo on this machine, scaled by a planner: frontend, prefill and decode workers, an OpenAI endpoint.
@@ -107,6 +110,7 @@ def serve(  # noqa: PLR0913 - the options of a command
         replay=live_replay(replay, duration, speed, report, page),
         command=command_line("dynamo"),
         hindsight=context.obj,
+        dashboard=Address.read(dashboard, public=dashboard_public),
         routed=router is not None,
     )
     if options.routed:

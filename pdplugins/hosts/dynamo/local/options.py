@@ -20,6 +20,7 @@ from pdplugins.hosts.dynamo.local.misses import Hindsight
 from pdplugins.hosts.dynamo.mocker import Engines
 from pdplugins.processes.ports import free_ports
 from pdplugins.registry import BUNDLE, default_registry
+from pdplugins.report.address import Address
 from pdplugins.runtime.faults import implements
 from pdplugins.runtime.policies import build_policies
 from pdplugins.settings import Setting, put
@@ -71,6 +72,8 @@ class Options:
     """The command line, for the report."""
     hindsight: Hindsight | None = None
     """What says how fixed pools would have done; None where there is no simulator."""
+    dashboard: Address | None = None
+    """Where browsers see what goes on."""
     routed: bool = False
     """Whether requests go through our router, and not where Dynamo's frontend sends them."""
 

@@ -23,6 +23,7 @@ from pdplugins.hosts.dynamo.fetching import fetch, in_thread
 from pdplugins.hosts.dynamo.local import misses, planning, screen
 from pdplugins.hosts.dynamo.local.broker import Broker
 from pdplugins.hosts.dynamo.local.connector import LocalProcessConnector
+from pdplugins.hosts.dynamo.local.dashboard import Board
 from pdplugins.hosts.dynamo.local.engine import Mocker
 from pdplugins.hosts.dynamo.local.fleet import SHOWN, Fleet, Limits
 from pdplugins.hosts.dynamo.local.load import Load
@@ -84,6 +85,8 @@ class Stack:
             metrics=process_metrics(),
         )
         self._load = Load(options.replay, options, folder, logs) if options.replay else None
+        where = options.dashboard
+        self._board = None if where is None else Board(options, deployment.slo, where)
         self._view = make_view(options.status, deployment.slo)
         self._started_s = time.monotonic()
         self._answers = False
@@ -132,6 +135,8 @@ class Stack:
 
     async def _work(self) -> int:
         self._view.say("starting", screen.starting(self._options))
+        if self._board is not None:
+            await self._board.start()
         if self._options.metrics_port is not None:
             planner_metrics(Kind.PLANNER).serve(self._options.metrics_port)
         self._engine.prepare()
@@ -147,6 +152,8 @@ class Stack:
             self._processes.append(self._load.prepare(self._engine.environment()))
         await self._answering()
         text = screen.ready(self._options, self._deployment, self._policy.interval_s, self._logs)
+        if self._board is not None:
+            text = f"{text}\nDashboard: {self._board.url}"
         self._view.say("ready", text, **self._facts())
         self._background(self._every(SHOW_S, self._show))
         self._background(self._take_pulse())
@@ -285,13 +292,17 @@ class Stack:
             "model": options.model,
             "logs": str(self._logs),
             "metrics_port": options.metrics_port,
+            "dashboard": None if self._board is None else self._board.url,
             "router_metrics_port": None if self._router is None else self._router.metrics_port,
         }
 
     def _show(self) -> None:
         if self._load is not None:
             self._load.follow()
-        self._view.show(self._snapshot())
+        snapshot = self._snapshot()
+        self._view.show(snapshot)
+        if self._board is not None:
+            self._board.show(snapshot)
 
     def _snapshot(self) -> Snapshot:
         plan = self._policy.last if self._policy.decided else None
@@ -327,6 +338,8 @@ class Stack:
         workers = self._fleet.close()
         if self._router is not None:
             self._processes += self._router.close()
+        if self._board is not None:
+            await self._board.stop()
         for process in self._processes:
             process.forget()
         await asyncio.gather(
