@@ -15,6 +15,7 @@ from pdplugins.errors import ConfigError
 from pdplugins.gateway.access.worker_keys import KEY
 from pdplugins.limits import GatewayConfig
 from pdplugins.processes.addresses import MOST_PORT
+from pdplugins.report.address import HELP, HELP_PUBLIC, Address
 from pdplugins.settings import parse_setting, put
 
 DEFAULTS = GatewayConfig()
@@ -60,6 +61,8 @@ def gateway(  # noqa: PLR0913 - one argument for each option
         Path | None, typer.Option(help="Further authorities for workers' certificates, in PEM, besides the system's.")
     ] = None,
     launch_s: Annotated[float, typer.Option(min=1, help="Longest time until launched servers serve.")] = 1800.0,
+    dashboard: Annotated[str | None, typer.Option(metavar="[HOST:]PORT", help=HELP)] = None,
+    dashboard_public: Annotated[bool, typer.Option("--dashboard-public", help=HELP_PUBLIC)] = False,
     log_dir: Annotated[Path | None, typer.Option(help="Logs of launched servers; else a temporary folder.")] = None,
     decision_log: Annotated[
         Path | None, typer.Option(help="Log a sample of the decisions of router and flow policy here.")
@@ -119,6 +122,7 @@ def gateway(  # noqa: PLR0913 - one argument for each option
         tls_cert=tls_cert,
         tls_key=tls_key,
         admin_host=admin_host,
+        dashboard=Address.read(dashboard, public=dashboard_public),
         admin_port=admin_port if admin_port is not None else port + 1 if 0 < port < MOST_PORT else 0,
     )
     started = None

@@ -97,6 +97,8 @@ def run(
             typer.echo(
                 f"gateway on {gateway.url}, {_policies(config)}, {len(options)} workers: {gateway.admin_url}/workers"
             )
+            if gateway.board is not None:
+                typer.echo(f"dashboard on {gateway.board.url}")
             if access.reloads:
                 asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, access.reload)
             settle()
