@@ -25,7 +25,7 @@ serve: setup  ## Run the main job: a Dynamo stack scaled by DOPD (SERVE_ARGS="--
 	$(BIN)/dynamo serve --planner dopd $(SERVE_ARGS)
 
 # Three processes for two cores run the tests of different files at once: many wait for servers and programs.
-PYTEST := $(BIN)/python -m pytest -n 3 --dist loadgroup
+PYTEST := $(BIN)/python -m pytest -n 4 --dist loadgroup
 
 lint: setup  ## Run the linters and the type checker
 	$(BIN)/ruff check

@@ -84,6 +84,17 @@ def test_a_seam_that_has_changed_fails_with_what_is_there_now(kind: str, seam: d
     assert re.search(detail, result.detail), result
 
 
+def test_a_module_of_a_host_that_lacks_a_package_names_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And not the module itself, as if the host had none such."""
+    (tmp_path / "a_host").mkdir()
+    (tmp_path / "a_host" / "__init__.py").touch()
+    (tmp_path / "a_host" / "inner.py").write_text("import a_package_of_others\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    found = check("symbol", name="a_host.inner.Thing")
+    assert (found.state, found.detail) == ("fail", "imports a_package_of_others, which is not installed")
+    assert "no attribute" in check("symbol", name="a_host.outer.Thing").detail
+
+
 def test_a_missing_dependency_says_how_to_get_it() -> None:
     result = check("dependency", module="no_such_module", fix="pip install no-such-module")
     assert result.line() == (

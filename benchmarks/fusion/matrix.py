@@ -25,6 +25,7 @@ from cells import (
     MOST_ROUNDS,
     PER_WORKER,
     RESIDENCES,
+    SETTLE_S,
     SHOWN,
     TPOT_FACTORS,
     TTFT_FACTOR,
@@ -91,7 +92,7 @@ NOTES = (
     "second half, the mean of the seeds. Capacity is the highest rate that the best stock configuration serves to "
     f"90 %, found for each seed; a run lasts as long at all rates: for {PER_WORKER} requests a "
     f"worker at capacity, and for at least {RESIDENCES:g} times as long as a mean request may stay within its "
-    "objectives. What arrives in the first of these times is not counted.",
+    f"objectives, or {SETTLE_S:g} s. What arrives in the first of these times is not counted.",
     f"A system below {HOPELESS:.0%} of attainment is not run at higher rates: its last run stands there too, which "
     "favours it. Fusion is always run. Nothing of fusion is tuned.",
     "The highest rate is found by halving between the rates that are run, and on the line between the last two.",
@@ -118,7 +119,8 @@ def publish_all(found: Sequence[Found], seeds: int) -> None:
         published=PUBLISHED,
         notes=(
             "By tokens: share of all prompt and output tokens that belong to requests inside both SLOs.",
-            "Watts are of all GPUs, by the power models of the profiles, which nobody measured.",
+            "Watts are of all GPUs, by the power models of the profiles, which nobody measured; the mixture of "
+            "experts has none.",
         ),
     )  # fmt: skip
     publish(

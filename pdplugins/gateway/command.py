@@ -31,6 +31,14 @@ def gateway(  # noqa: PLR0913 - one argument for each option
             "kind: dual | prefill | decode | unified where the server does not say it.",
         ),
     ] = None,
+    discover: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="SOURCE[,role=R]",
+            help="Find SGLang servers while the gateway runs: file:PATH, dns:HOST:PORT or "
+            "kubernetes:[NAMESPACE/]SERVICE[:PORT]; may be repeated.",
+        ),
+    ] = None,
     launch: Annotated[
         str | None,
         typer.Option(
@@ -91,6 +99,13 @@ def gateway(  # noqa: PLR0913 - one argument for each option
         typer.Option("--transfer-history/--recompute-history", help="How prefill workers get a session's history."),
     ] = None,
     access_log: Annotated[bool | None, typer.Option("--access-log", help="Log a line for each request.")] = None,
+    otlp: Annotated[
+        str | None, typer.Option(metavar="URL", help="Send traces there, such as http://127.0.0.1:4318/v1/traces.")
+    ] = None,
+    shadow: Annotated[
+        bool | None,
+        typer.Option("--shadow", help="Let the router decide and log, and place by least load."),
+    ] = None,
     settings: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="KEY=VALUE", help="Any key of the config's section gateway: docs/limits.md."),
@@ -105,13 +120,17 @@ def gateway(  # noqa: PLR0913 - one argument for each option
         "poll_s": poll_s,
         "transfer_history": transfer_history,
         "access_log": access_log,
+        "shadow": shadow,
     }
-    if not worker and launch is None:
-        raise ConfigError("gateway: name SGLang servers with --worker URL, or start some with --launch MODEL")
+    if not worker and not discover and launch is None:
+        raise ConfigError(
+            "gateway: name SGLang servers with --worker URL, or start some with --launch MODEL, or find them with "
+            "--discover SOURCE"
+        )
     if not host:
         raise ConfigError("--host: say which address; 127.0.0.1 is this machine only, 0.0.0.0 every address")
     from pdplugins.gateway.access.access import read_access  # noqa: PLC0415 - aiohttp takes a while to import
-    from pdplugins.gateway.process import Started, run  # noqa: PLC0415
+    from pdplugins.gateway.process import Sought, Started, run  # noqa: PLC0415
 
     path = configs.find(config)
     changed = changed_limits(configs.load(path), given, settings or ())
@@ -129,7 +148,8 @@ def gateway(  # noqa: PLR0913 - one argument for each option
     if launch is not None:
         logs = log_dir or Path(tempfile.mkdtemp(prefix="pdplugins-gateway-"))  # this user's only, and no one's link
         started = Started(launch, path, logs, launch_s)
-    run(changed, worker or [], started, access, host, port, decision_log)
+    sought = Sought(worker or (), discover or (), started)
+    run(changed, sought, access, host, port, decision_log, otlp)
 
 
 def gateway_key(

@@ -90,8 +90,21 @@ def parameters(target: Any) -> list[str]:
     return [name for name in inspect.signature(target).parameters if name != "self"]
 
 
+def _resolved(name: str) -> Any:
+    """Return what a dotted name stands for. A module of a host that lacks a package of others says which one."""
+    parts = name.split(".")
+    for end in range(1, len(parts) + 1):
+        try:
+            importlib.import_module(".".join(parts[:end]))
+        except ModuleNotFoundError as error:
+            if error.name and not name.startswith(error.name):
+                raise _FailedError(f"imports {error.name}, which is not installed") from None
+            break
+    return resolve_name(name)
+
+
 def _symbol(seam: Mapping[str, Any]) -> None:
-    target = resolve_name(seam["name"])
+    target = _resolved(seam["name"])
     if (wanted := seam.get("takes")) is not None and (missing := set(wanted) - set(parameters(target))):
         raise _FailedError(f"takes {', '.join(parameters(target))}; no longer {', '.join(sorted(missing))}")
     if (wanted := seam.get("has")) is not None and (missing := {n for n in wanted if not hasattr(target, n)}):

@@ -1,4 +1,4 @@
-"""Adds ``pdplugins simulate``, ``compare``, ``bound`` and ``advise``."""
+"""Adds ``pdplugins simulate``, ``compare``, ``bound``, ``advise`` and ``backtest``."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import typer
 from pdplugins import hookimpl
 from pdplugins.files import check_outputs
 from pdplugins.studies.advise.commands import advise
+from pdplugins.studies.backtest.commands import backtest
 
 if TYPE_CHECKING:
     from pdplugins.report.ranking import Run
@@ -54,6 +55,7 @@ def pd_register_commands(app: typer.Typer) -> None:
     app.command()(compare)
     app.command()(bound)
     app.command()(advise)
+    app.command()(backtest)
 
 
 def simulate(  # noqa: PLR0913 - the options of a command

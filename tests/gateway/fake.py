@@ -148,6 +148,8 @@ class FakeWorker:
         """Paths of the requests without the right key."""
         self.given: list[str | None] = []
         """The authorization of each request."""
+        self.traces: set[str] = set()
+        """The traceparent of each request that has one."""
         self.tls: ssl.SSLContext | None = None
 
     async def start(self) -> FakeWorker:
@@ -189,6 +191,8 @@ class FakeWorker:
         """Check keys as SGLang does."""
         key = (self.admin_key or self.key) if request.path == "/abort_request" else self.key
         self.given.append(request.headers.get("authorization"))
+        if "traceparent" in request.headers:
+            self.traces.add(request.headers["traceparent"])
         if key is not None and self.given[-1] != f"Bearer {key}":
             self.strangers.append(request.path)
             return web.json_response({"error": "Unauthorized"}, status=401)

@@ -160,9 +160,9 @@ def test_the_gpu_budget_holds(trace: list[TraceRequest]) -> None:
         "dyn-load:load",
         "dyn-load:sla",
         "dyn-sla",
-        "dyn-sla:arima",
+        pytest.param("dyn-sla:arima", marks=pytest.mark.long),
         "dyn-sla:kalman",
-        "dyn-sla:prophet",
+        pytest.param("dyn-sla:prophet", marks=pytest.mark.long),
         "dyn-sla+load",
     ],
 )

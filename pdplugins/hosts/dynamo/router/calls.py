@@ -25,6 +25,8 @@ class PreprocessedCall:
     asks: Mapping[str, Any] = {}
     """Dynamo's frontend hands no headers on, and no fields of the body that it does not know."""
     terms: Terms | None = None
+    model: str | None = None
+    """Dynamo's frontend has chosen this router by it."""
     stream = True
     messages = b""
     batch = None
