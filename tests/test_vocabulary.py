@@ -22,7 +22,7 @@ from pdplugins.workloads import traces
 SHARED = {
     "simulate": "--trace --rate --clip-s --gpus --prefill --decode --ttft --tpot --set --json --html --records --seed",
     "compare": "--trace --rate --clip-s --gpus --prefill --decode --ttft --tpot --set --json --html --seed",
-    "replay": "--trace --clip-s --gpus --prefill --decode --ttft --tpot --set --json",
+    "replay": "--trace --clip-s --gpus --prefill --decode --ttft --tpot --set --json --html",
     "serve": "--trace --clip-s --gpus --prefill --decode --ttft --tpot --set --json --html",
     "bound": "--trace --rate --clip-s --gpus --ttft --tpot --set --json",
     "plan": "--trace --rate --clip-s --gpus --ttft --tpot --set --json --html --seed",

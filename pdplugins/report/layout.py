@@ -113,6 +113,15 @@ def table(caption: str, head: Sequence[str], rows: Iterable[Sequence[object]], *
     )
 
 
+def origin(facts: Mapping[str, object]) -> Html:
+    """Return the table of what a page was made from. A value may be a mapping itself, as versions are."""
+    rows = (
+        (name, ", ".join(f"{key} {one}" for key, one in value.items()) if isinstance(value, Mapping) else value)
+        for name, value in facts.items()
+    )
+    return table("Where this comes from", ["setting", "value"], rows, prose=True)
+
+
 def shares(rows: Iterable[tuple[object, float | None, str]]) -> Html:
     """Return a bar for each (name, share, what is written beside it); longer is more."""
     items = (

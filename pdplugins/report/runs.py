@@ -11,7 +11,7 @@ from pdplugins import verdict
 from pdplugins.contracts.request import Slo
 from pdplugins.report.charts import charts
 from pdplugins.report.html import Html, element, together
-from pdplugins.report.layout import Page, Section, document, hidden, shares, swatch, table
+from pdplugins.report.layout import Page, Section, document, hidden, origin, shares, swatch, table
 from pdplugins.report.ranking import Run, best_of, columns, unlike
 from pdplugins.report.svg import figure
 from pdplugins.results import Result, Spread
@@ -152,9 +152,7 @@ def _decisions(runs: Sequence[Run]) -> Html:
 def _origin(runs: Sequence[Run]) -> Html:
     result = runs[0].result
     configs = [hidden(f"config of {run.name}", element("pre", _config(run))) for run in runs[:MOST_CONFIGS]]
-    return together(
-        (table("Where this comes from", ["setting", "value"], _facts_of(result).items(), prose=True), configs)
-    )
+    return together((origin(_facts_of(result)), configs))
 
 
 def _facts_of(result: Result) -> dict[str, Any]:
@@ -169,7 +167,7 @@ def _facts_of(result: Result) -> dict[str, Any]:
         "seed": "n/a" if result.seed is None else result.seed,
         "command": element("code", result.command),
         "commit": result.commit,
-        "versions": ", ".join(f"{name} {version}" for name, version in result.versions.items()),
+        "versions": result.versions,
     } | ({"note": run["note"]} if "note" in run else {})
 
 

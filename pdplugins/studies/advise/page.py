@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from pdplugins.report.html import Html, element, together
-from pdplugins.report.layout import Page, Section, document, shares, table
+from pdplugins.report.layout import Page, Section, document, origin, shares, table
 from pdplugins.report.svg import Chart, Line, Mark, figure
 from pdplugins.studies.advise.race import Score
 from pdplugins.studies.advise.search import Advice
@@ -79,4 +79,4 @@ def _origin(advice: Advice, command: str, commit: str) -> Html:
         "command": element("code", command),
         "commit": commit,
     }
-    return table("Where this comes from", ["setting", "value"], rows.items(), prose=True)
+    return origin(rows)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from pdplugins.report.html import Html, element
-from pdplugins.report.layout import Page, Section, document, paragraphs, shares, table
+from pdplugins.report.layout import Page, Section, document, origin, paragraphs, shares, table
 from pdplugins.report.svg import Chart, Line, figure
 from pdplugins.runtime.assembly import build_deployment
 from pdplugins.studies.advise.words import percent
@@ -103,7 +103,7 @@ def _origin(found: Backtest, command: str, commit: str) -> Html:
         "command": element("code", command),
         "commit": commit,
     }
-    return table("Where this comes from", ["setting", "value"], rows.items(), prose=True)
+    return origin(rows)
 
 
 def _pictures(found: Backtest) -> Html:
