@@ -56,13 +56,13 @@ class Cell:
     def advised(self) -> str:
         """The simplest of what is as good as the best."""
         best = max(self.values.values())
-        order = [*SIMPLEST, *sorted(self.values.keys() - set(SIMPLEST), key=lambda name: -self.values[name])]
+        order = [*SIMPLEST, self.plugin]
         return next(name for name in order if name in self.values and self.near(self.values[name], best))
 
     @property
     def plugin(self) -> str:
         """The best of our plugins."""
-        return max(self.values.keys() - set(SIMPLEST), key=lambda name: self.values[name])
+        return max(sorted(self.values.keys() - set(SIMPLEST)), key=lambda name: self.values[name])
 
     def text(self, name: str) -> str:
         """Return the value of one system."""
