@@ -10,12 +10,21 @@ from pathlib import Path
 
 import pytest
 
+from pdplugins.config import Config
+from pdplugins.policies.ampd.planning import DeploymentPlan, Group
 from pdplugins.report.runs import page as page_of_runs
-from pdplugins.results import Scaling
+from pdplugins.report.series import series_of_records
+from pdplugins.results import RequestRecord, Scaling
 from pdplugins.studies.advise.page import page as page_of_advice
+from pdplugins.studies.deployment.coefficients import LOADS, POOLS, Curve
+from pdplugins.studies.deployment.plan import Judged, Planned
+from pdplugins.studies.deployment.report import page as page_of_plans
+from pdplugins.types import Role, Slo
 from tests.report import browser
 from tests.report.made import run
 from tests.studies.advise.questions import small_advice
+
+pytestmark = pytest.mark.timeout(600)  # a machine with much else to do is slow to draw
 
 LONG = "a-name-without-any-place-to-break-it-" * 6 + "<script>alert(1)</script>"
 
@@ -38,7 +47,35 @@ def advice() -> str:
     return page_of_advice(small_advice(), "pdplugins advise", "a commit")
 
 
-PAGES: dict[str, Callable[[], str]] = {"one run": one_run, "comparison": comparison, "advice": advice}
+@cache
+def replay() -> str:
+    """A run of which only the requests and the changes of the pools are known."""
+    made = run("dopd", requests=600)
+    records = [RequestRecord(float(at), 90, 3, (at + 0.2 * at, at + 0.3 * at + 1)) for at in range(1, 200)]
+    scaling = [Scaling(at_s=0, prefill=1, decode=1), Scaling(at_s=90, prefill=3, decode=1, reason="a queue")]
+    return page_of_runs([replace(made, series=series_of_records(records, Slo(2.0, 0.08), scaling))])
+
+
+@cache
+def plan() -> str:
+    groups = Group(Role.PREFILL, 2, 3), Group(Role.DECODE, 4, 1)
+    judged = tuple(Judged(DeploymentPlan(groups, 0.5 + rank), rank, run(requests=60).result) for rank in (1, 2, 3))
+    curves = tuple(
+        Curve(role, degree, 1.0 + degree, 0, (tuple(0.01 * 3**step for step in range(len(LOADS))),) * len(POOLS))
+        for role in Role
+        for degree in (1, 2, 4, 8)
+    )
+    planned = Planned(8, 1.5, curves, judged, 1.0, 1.0, 1.0)
+    return page_of_plans(planned, 3, Config(), {"command": LONG, "versions": {"pdplugins": "1", "python": "3.11"}})
+
+
+PAGES: dict[str, Callable[[], str]] = {
+    "one run": one_run,
+    "comparison": comparison,
+    "advice": advice,
+    "replay": replay,
+    "plan": plan,
+}
 
 
 @pytest.fixture(autouse=True)

@@ -16,6 +16,8 @@ from pdplugins.report.live import LONGEST, MOST_DECISIONS, MOST_MOMENTS, Gauge, 
 from pdplugins.report.server import MOST_CONNECTIONS, Dashboard
 from tests.report import browser
 
+pytestmark = pytest.mark.timeout(600)
+
 EVIL = '</title></style><script>alert(1)</script><img src=x onerror=alert(1)>" onload="alert(1)\u202e' + "x" * 5000
 
 

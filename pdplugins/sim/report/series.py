@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
@@ -27,7 +27,7 @@ from pdplugins.sim.core.records import Gaps
 from pdplugins.sim.core.sampler import Sample
 from pdplugins.sim.core.settings import RunOutcome
 
-BY_ROLE = (
+BY_ROLE: tuple[tuple[str, str, Callable[[Sample], tuple[int, int]]], ...] = (
     (QUEUE, "requests", lambda sample: sample.queued),
     (SERVING, "workers", lambda sample: sample.ready),
     (HELD, "workers", lambda sample: sample.held),

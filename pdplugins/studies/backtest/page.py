@@ -114,13 +114,13 @@ def _pictures(found: Backtest) -> Html:
             name,
             unit,
             [
-                Line("recorded", at_s, [_times(pick(one), scale) for one, _ in parts], 0),
-                Line("simulated", at_s, [_times(pick(two), scale) for _, two in parts], 1),
+                Line("recorded", at_s, [_times(getattr(one, key), scale) for one, _ in parts], 0),
+                Line("simulated", at_s, [_times(getattr(two, key), scale) for _, two in parts], 1),
             ],
         )
-        for name, unit, pick, scale in (
-            ("Time to first token, mean", "s", lambda one: one.ttft_s, 1.0),
-            ("Time between tokens, mean", "ms", lambda one: one.itl_s, 1e3),
+        for name, unit, key, scale in (
+            ("Time to first token, mean", "s", "ttft_s", 1.0),
+            ("Time between tokens, mean", "ms", "itl_s", 1e3),
         )
     )
     return element("div", [figure(chart) for chart in charts], class_="charts")
