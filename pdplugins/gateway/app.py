@@ -25,6 +25,7 @@ from pdplugins.gateway.admin import Admin
 from pdplugins.gateway.admission import Admission
 from pdplugins.gateway.backends import Backends, WorkerOption
 from pdplugins.gateway.clients import Clients
+from pdplugins.gateway.dashboard import Board, WatchedJournal
 from pdplugins.gateway.descriptors import connections_within
 from pdplugins.gateway.discovery import Discovery, Source
 from pdplugins.gateway.endpoints import Endpoints
@@ -44,6 +45,7 @@ from pdplugins.gateway.tracing import Tracing
 from pdplugins.gateway.watchers import keep
 from pdplugins.registry import Registry
 from pdplugins.runtime.assembly import build_deployment
+from pdplugins.runtime.decision import Journal
 from pdplugins.runtime.flow import SafeFlow
 
 ADMIN_CONNECTIONS = 64
@@ -108,9 +110,12 @@ class Gateway:
         self.policies = GatewayPolicies(config, deployment, registry, self.metrics, decision_log)
         self._asking = Asking(config.terms)
         self._ttft_s = deployment.slo.ttft_s
-        journal = self.policies.journal
+        self.board = None if self.access.dashboard is None else Board(config, self.access.dashboard)
+        self._journal: Journal = self.policies.journal
+        if self.board is not None:
+            self._journal = WatchedJournal(self._journal, self.board)
         self.routing = Routing(
-            self.policies.router, deployment, self.backends, self.metrics, journal, shadow=self.settings.shadow
+            self.policies.router, deployment, self.backends, self.metrics, self._journal, shadow=self.settings.shadow
         )
         self._watchers: list[asyncio.Task[None]] = []
         self.url = ""
@@ -118,6 +123,8 @@ class Gateway:
 
     async def start(self, host: str = "127.0.0.1", port: int = 0) -> None:
         """Serve. Raises HostError when a port is taken."""
+        if self.board is not None:
+            await self.board.start()
         self.access.warn(host, [backend.url for backend in self.backends.all])
         connector = aiohttp.TCPConnector(  # SGLang closes idle connections after 5 s
             limit=0, keepalive_timeout=4, ssl=self.access.worker_ca
@@ -141,6 +148,8 @@ class Gateway:
         except asyncio.CancelledError:  # told to stop while it starts
             await self._discovery.close()
             await self._session.close()
+            if self.board is not None:
+                await self.board.stop()
             raise
         works: list[Callable[[], Awaitable[None]]] = [self.clients.watch, self._operators.watch]
         works += [self.policies.share_signals, self.routing.plan_ahead]
@@ -149,6 +158,10 @@ class Gateway:
             works.append(self._discovery.run)
         if queue is not None:
             works.append(queue.run)
+        if (board := self.board) is not None:
+            self.serving.on_end = board.heard
+            self.backends.labels.tell(board, lambda error: self.metrics.fault("gateway_error", error, error))
+            works.append(functools.partial(board.watch, self))
         if self.access.api_keys is not None:
             works.append(self.access.api_keys.watch)
         self._watchers = [asyncio.create_task(keep(work, self.metrics)) for work in works]
@@ -202,8 +215,7 @@ class Gateway:
     def _build_queue(self) -> AdmissionQueue | None:
         if self.policies.flow is None:
             return None
-        most, journal = self.settings.max_waiting, self.policies.journal
-        flow = SafeFlow(self.policies.flow, most_waiting=most, journal=journal)
+        flow = SafeFlow(self.policies.flow, most_waiting=self.settings.max_waiting, journal=self._journal)
         return AdmissionQueue(flow, self.backends, self.metrics, self._ttft_s)
 
     async def look(self) -> None:
@@ -228,6 +240,8 @@ class Gateway:
         await self._emptied(cut_s / 3)
         await self._runner.cleanup()
         await self._admin.cleanup()
+        if self.board is not None:
+            await self.board.stop()
         for watcher in self._watchers:
             watcher.cancel()
         await asyncio.gather(*self._watchers, return_exceptions=True)

@@ -19,6 +19,7 @@ from pdplugins.gateway.supervisor import supervise
 from pdplugins.limits import GatewayConfig
 from pdplugins.processes.addresses import MOST_PORT
 from pdplugins.processes.child import die_with
+from pdplugins.report.address import HELP, HELP_PUBLIC, Address
 from pdplugins.settings import parse_setting, put
 
 DEFAULTS = GatewayConfig()
@@ -75,6 +76,8 @@ def gateway(  # noqa: PLR0913 - one argument for each option
         Path | None, typer.Option(help="Further authorities for workers' certificates, in PEM, besides the system's.")
     ] = None,
     launch_s: Annotated[float, typer.Option(min=1, help="Longest time until launched servers serve.")] = 1800.0,
+    dashboard: Annotated[str | None, typer.Option(metavar="[HOST:]PORT", help=HELP)] = None,
+    dashboard_public: Annotated[bool, typer.Option("--dashboard-public", help=HELP_PUBLIC)] = False,
     log_dir: Annotated[Path | None, typer.Option(help="Logs of launched servers; else a temporary folder.")] = None,
     decision_log: Annotated[
         Path | None, typer.Option(help="Log a sample of the decisions of router and flow policy here.")
@@ -145,10 +148,13 @@ def gateway(  # noqa: PLR0913 - one argument for each option
         tls_cert=tls_cert,
         tls_key=tls_key,
         admin_host=admin_host,
+        dashboard=Address.read(dashboard, public=dashboard_public),
         admin_port=admin_port if admin_port is not None else port + 1 if 0 < port < MOST_PORT else 0,
     )
     share = own_share() if processes > 1 else None
     if processes > 1 and share is None:
+        if dashboard is not None:
+            raise ConfigError("--dashboard: it shows one process; use it without --processes")
         if launch is not None:
             raise ConfigError("--processes: start the servers by hand and name them with --worker, or use one process")
         raise typer.Exit(supervise(processes, host, port))

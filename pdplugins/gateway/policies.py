@@ -60,6 +60,10 @@ class GatewayPolicies:
             connect(present, self._board, monotonic(), self.journal)
             await asyncio.sleep(PACE_S)
 
+    def signals(self) -> dict[str, float]:
+        """Return what all parts of the policy told last, here and in other processes."""
+        return self._board.hear("", monotonic())
+
     def close(self) -> None:
         """Close the decision log, and take back this process's signals."""
         self._board.close()

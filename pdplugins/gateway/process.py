@@ -129,6 +129,8 @@ def run(
                 f"gateway on {gateway.url}{_which(share)}, {_policies(config)}, {len(gateway.backends.all)} workers: "
                 f"{gateway.admin_url}/workers"
             )
+            if gateway.board is not None:
+                typer.echo(f"dashboard on {gateway.board.url}")
             if access.reloads:
                 asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, access.reload)
             settle()

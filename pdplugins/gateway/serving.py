@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+from collections.abc import Callable
 from typing import Any
 
 from pdplugins.contracts.router import Ending, Outcome
@@ -44,6 +45,8 @@ class Serving:
         self.lengths = Lengths()
         self.retries = RetryBudget(self.settings)
         self.admission = admission
+        self.on_end: Callable[[Outcome], None] | None = None
+        """Hears how each request ended."""
         self._ids: set[str] = set()
 
     async def serve(self, call: Call, client: Started, account: Account | None = None) -> None:
@@ -82,6 +85,8 @@ class Serving:
             self.routing.ended(task.arrival, outcome)
             if self.queue is not None:
                 self.queue.ended(task.arrival, outcome)
+            if self.on_end is not None:
+                self.on_end(outcome)
 
     async def worker_there(self) -> None:
         """Return once the workers can serve a request. Raises GatewayError when that takes too long."""

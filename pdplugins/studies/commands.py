@@ -17,7 +17,7 @@ from pdplugins.studies.advise.commands import advise
 from pdplugins.studies.backtest.commands import backtest
 
 if TYPE_CHECKING:
-    from pdplugins.sim.report.ranking import Run
+    from pdplugins.report.ranking import Run
     from pdplugins.sim.run.compare import Plan
     from pdplugins.sim.run.options import Overrides
     from pdplugins.workloads.transform import Transform
@@ -273,14 +273,19 @@ def _with_regret(runs: list[Run], plan: Plan, wanted: bool) -> list[Run]:
 
 
 def _finish(runs: Sequence[Run], report: Path | None, more: Callable[[], Iterable[str]] = list) -> None:
-    """Show the runs, write their report, say `more`, and exit with code 130 when they were interrupted."""
-    from pdplugins.sim.report import page, terminal  # noqa: PLC0415
+    """Show the runs, say `more`, write their report, and exit with code 130 when they were interrupted."""
+    from pdplugins.files import write_whole  # noqa: PLC0415
+    from pdplugins.report.runs import page  # noqa: PLC0415
+    from pdplugins.sim.report import terminal  # noqa: PLC0415
 
-    if report is not None and runs:
-        page.write(runs, report)
-    if runs:
-        terminal.show(runs)
-    if any(run.result.interrupted for run in runs):
+    if not runs:
         raise typer.Exit(130)
-    for line in more():
+    terminal.show(runs)
+    interrupted = any(run.result.interrupted for run in runs)
+    said = [] if interrupted else list(more())
+    for line in said:
         typer.echo(line)
+    if report is not None:
+        write_whole(report, page(runs, said))
+    if interrupted:
+        raise typer.Exit(130)

@@ -2,48 +2,31 @@
 
 from __future__ import annotations
 
-import html
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator
 
+from pdplugins.report.html import Html, element
+from pdplugins.report.layout import Page, Section, document, origin, paragraphs, shares, table
+from pdplugins.report.svg import Chart, Line, figure
 from pdplugins.runtime.assembly import build_deployment
-from pdplugins.studies.advise.page import STYLE
 from pdplugins.studies.advise.words import percent
 from pdplugins.studies.backtest.runs import Backtest
 from pdplugins.studies.backtest.words import beside, by_time, percents, verdict
 
-WIDTH, HEIGHT, LEFT, BOTTOM, TOP = 720, 240, 56, 36, 12
-RECORDED, SIMULATED = "#3b6fb6", "#c8613a"
-
 
 def page(found: Backtest, command: str, commit: str) -> str:
     """Return the page."""
-    lines = "".join(f"<p>{html.escape(line)}</p>" for line in verdict(found))
-    notes = "".join(f"<p class='soft'>{html.escape(note)}</p>" for note in found.recording.notes)
-    title = html.escape(f"Backtest of {found.recording.name}")
-    return f"""<!doctype html>
-<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
-<title>{title}</title><style>{STYLE}</style></head>
-<body><main>
-<h1>{title}</h1>
-{lines}{notes}
-<h2>Recorded, and simulated as it ran</h2>
-<div class="card">{_pictures(found)}{_beside(found)}</div>
-<h2>What would have been</h2>
-<div class="card">{_rows(found)}</div>
-<p><code>{html.escape(command)}</code><br><code>{html.escape(commit)}</code></p>
-</main></body></html>
-"""
+    first, *more = verdict(found)
+    return document(Page(first, more, sections=list(_sections(found, command, commit))))
 
 
-def _table(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    head = "".join(f'<th scope="col">{html.escape(title)}</th>' for title in titles)
-    body = "".join(
-        f'<tr><th scope="row">{html.escape(first)}</th>'
-        + "".join(f"<td>{html.escape(cell)}</td>" for cell in more)
-        + "</tr>"
-        for first, *more in rows
+def _sections(found: Backtest, command: str, commit: str) -> Iterator[Section]:
+    bars = ((one.name, one.attainment, percent(one.attainment)) for one in found.rows)
+    yield Section("SLO attainment, simulated", shares(bars))
+    yield Section("What would have been", table("Recorded, and all that was tried", ROWS, row_cells(found)))
+    yield Section("Recorded, and simulated as it ran", element("div", _pictures(found), _beside(found)))
+    yield Section(
+        "Settings and origin", element("div", paragraphs(found.recording.notes), _origin(found, command, commit))
     )
-    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
 
 
 def seconds(value: float | None) -> str:
@@ -106,40 +89,42 @@ def _recorded(found: Backtest) -> tuple[str, ...]:
     )
 
 
-def _beside(found: Backtest) -> str:
+def _beside(found: Backtest) -> Html:
     cells = beside_cells(found)
-    return _table(BESIDE, cells) if cells else "<p>Which workers there were is not recorded.</p>"
+    if not cells:
+        return element("p", "Which workers there were is not recorded.")
+    return table("Times as recorded and as simulated", BESIDE, cells)
 
 
-def _rows(found: Backtest) -> str:
-    return _table(ROWS, row_cells(found))
+def _origin(found: Backtest, command: str, commit: str) -> Html:
+    rows = {
+        "recording": found.recording.name,
+        "profile": found.config.deployment.profile,
+        "command": element("code", command),
+        "commit": commit,
+    }
+    return origin(rows)
 
 
-def _pictures(found: Backtest) -> str:
+def _pictures(found: Backtest) -> Html:
     parts = by_time(found)
-    times = [("Mean TTFT", [(one.ttft_s, two.ttft_s) for one, two in parts])]
-    times += [("Mean ITL", [(one.itl_s, two.itl_s) for one, two in parts])]
-    return "".join(_picture(name, values) for name, values in times if any(None not in pair for pair in values))
-
-
-def _picture(name: str, pairs: Sequence[tuple[float | None, float | None]]) -> str:
-    """Return the course of a time over the recording as SVG, recorded and simulated; the tables have the figures."""
-    most = max(value for pair in pairs for value in pair if value is not None) or 1.0
-
-    def line(which: int, colour: str) -> str:
-        points = [(index, pair[which]) for index, pair in enumerate(pairs) if pair[which] is not None]
-        drawn = " ".join(
-            f"{LEFT + index / max(len(pairs) - 1, 1) * (WIDTH - LEFT - 16):.1f},"
-            f"{TOP + (1 - (value or 0.0) / most) * (HEIGHT - TOP - BOTTOM):.1f}"
-            for index, value in points
+    at_s = [found.recording.duration_s * (index + 0.5) / len(parts) for index in range(len(parts))]
+    charts = (
+        Chart(
+            name,
+            unit,
+            [
+                Line("recorded", at_s, [_times(getattr(one, key), scale) for one, _ in parts], 0),
+                Line("simulated", at_s, [_times(getattr(two, key), scale) for _, two in parts], 1),
+            ],
         )
-        return f'<polyline points="{drawn}" fill="none" stroke="{colour}" stroke-width="2"/>'
-
-    return (
-        f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{html.escape(name)} over the recording">'
-        f'<text x="{LEFT - 6}" y="{TOP + 8}" text-anchor="end">{seconds(most)}</text>'
-        f'<text x="{LEFT - 6}" y="{HEIGHT - BOTTOM}" text-anchor="end">0</text>'
-        f"{line(0, RECORDED)}{line(1, SIMULATED)}"
-        f'<text x="{LEFT}" y="{HEIGHT - 8}">{html.escape(name)}: '
-        f'<tspan fill="{RECORDED}">recorded</tspan>, <tspan fill="{SIMULATED}">simulated</tspan></text></svg>'
+        for name, unit, key, scale in (
+            ("Time to first token, mean", "s", "ttft_s", 1.0),
+            ("Time between tokens, mean", "ms", "itl_s", 1e3),
+        )
     )
+    return element("div", [figure(chart) for chart in charts], class_="charts")
+
+
+def _times(value: float | None, factor: float) -> float | None:
+    return None if value is None else value * factor

@@ -20,6 +20,7 @@ from pdplugins.hosts.dynamo.local.misses import Hindsight
 from pdplugins.hosts.dynamo.mocker import Engines
 from pdplugins.processes.ports import free_ports
 from pdplugins.registry import BUNDLE, default_registry
+from pdplugins.report.address import Address
 from pdplugins.runtime.faults import implements
 from pdplugins.runtime.policies import build_policies
 from pdplugins.settings import Setting, put
@@ -43,6 +44,8 @@ class LiveReplay:
     report: Path | None
     requests: Sequence[TraceRequest]
     """What the client sends: clipped, and at that speed."""
+    page: Path | None = None
+    """Where the report for people goes."""
 
     @property
     def total(self) -> int:
@@ -69,6 +72,8 @@ class Options:
     """The command line, for the report."""
     hindsight: Hindsight | None = None
     """What says how fixed pools would have done; None where there is no simulator."""
+    dashboard: Address | None = None
+    """Where browsers see what goes on."""
     routed: bool = False
     """Whether requests go through our router, and not where Dynamo's frontend sends them."""
 
@@ -193,20 +198,23 @@ def check_engine(engine: str) -> None:
     raise ConfigError(f"--engine {engine}: unknown engine; choose from {', '.join(ENGINES)}")
 
 
-def live_replay(trace: str | None, duration_s: float | None, speed: float, report: Path | None) -> LiveReplay | None:
+def live_replay(
+    trace: str | None, duration_s: float | None, speed: float, report: Path | None, page: Path | None = None
+) -> LiveReplay | None:
     """Return what ``--replay`` and its options mean; None without a trace.
 
     Raises ConfigError for options that do not go together, TraceError for the trace.
     """
     if trace is None:
-        for name, given in (("--clip-s", duration_s is not None), ("--speed", speed != 1), ("--json", report)):
-            if given:
+        given = {"--clip-s": duration_s, "--speed": speed if speed != 1 else None, "--json": report, "--html": page}
+        for name, value in given.items():
+            if value is not None:
                 raise ConfigError(f"{name} is about a replay; add --trace TRACE")
         return None
     requests = traces.read(Path(trace))
     if duration_s is not None:
         requests = transform.clip(requests, duration_s)
-    return LiveReplay(Path(trace), duration_s, speed, report, transform.scale(requests, speed))
+    return LiveReplay(Path(trace), duration_s, speed, report, transform.scale(requests, speed), page)
 
 
 def check_writable(option: str, path: Path | None) -> None:

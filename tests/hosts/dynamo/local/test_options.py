@@ -85,15 +85,16 @@ def test_a_port_in_use_is_refused_before_anything_starts() -> None:
         ((None, 10.0, 1.0, None), ConfigError, "--clip-s is about a replay; add --trace"),
         ((None, None, 2.0, None), ConfigError, "--speed is about a replay"),
         ((None, None, 1.0, Path("r.json")), ConfigError, "--json is about a replay"),
+        ((None, None, 1.0, None, Path("r.html")), ConfigError, "--html is about a replay"),
         (("no/such.csv", None, 1.0, None), TraceError, "no such trace"),
     ],
 )
 def test_a_replay_that_makes_no_sense_is_refused(
-    options: tuple[str | None, float | None, float, Path | None], error: type[PdpluginsError], message: str
+    options: tuple[object, ...], error: type[PdpluginsError], message: str
 ) -> None:
     """One line that says what to do."""
     with pytest.raises(error, match=message) as raised:
-        live_replay(*options)
+        live_replay(*options)  # type: ignore[arg-type]
     assert "\n" not in str(raised.value)
 
 

@@ -47,7 +47,7 @@ def alive(pid: int) -> bool:
 
 def test_serve_answers_and_sigterm_leaves_nothing(serve: Callable[..., Serve]) -> None:
     """After SIGTERM the launcher ends by itself, and there is no process, no registration and no port."""
-    stack = serve("--port", "0", "--metrics-port", "0")
+    stack = serve("--port", "0", "--metrics-port", "0", "--dashboard", "0")
     ready = stack.ready()
     answer = chat(ready["url"], ready["model"])
     assert answer["usage"]["completion_tokens"] == 5
@@ -55,6 +55,8 @@ def test_serve_answers_and_sigterm_leaves_nothing(serve: Callable[..., Serve]) -
     metrics = page(f"http://127.0.0.1:{ready['metrics_port']}/metrics")
     assert 'pdplugins_local_workers{phase="ready",role="decode"} 1.0' in metrics
     assert "pdplugins_planner_target_replicas" in metrics
+    shown = page(ready["dashboard"])
+    assert shown.index("<h1>dopd: ") < shown.index("Inside the objectives") < shown.index("prefill-1")
     pids = stack.descendants()
     assert len(pids) == 3  # frontend and two workers; the planner runs in the launcher
     assert len(listening([stack.process.pid, *pids])) >= 6
@@ -156,6 +158,7 @@ def test_replay_scales_both_roles_up_and_down_without_a_failure(
     config = quick_config(gpu_budget=12, hold_s=5)
     stack = serve(
         *("--config", config, "--port", "0", "--trace", str(trace), "--json", str(report)),
+        *("--html", str(tmp_path / "report.html")),
         *("--decision-log", str(decisions)),
     )
     assert stack.finish() == 0, stack.errors()
@@ -176,6 +179,8 @@ def test_replay_scales_both_roles_up_and_down_without_a_failure(
     (verdict,) = stack.events("verdict")
     assert any("In hindsight (simulated)" in line for line in verdict["lines"])
     assert any("on the average; fixed pools of" in line for line in verdict["lines"])
+    page = (tmp_path / "report.html").read_text()
+    assert page.index("<h1>dopd: ") < page.index("In hindsight") < page.index("Workers that are wanted")
 
 
 @pytest.mark.long
