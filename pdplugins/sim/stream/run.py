@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from typing import cast
 
 from pdplugins.config import Config, resolved
 from pdplugins.provenance import commit, versions
@@ -51,7 +52,9 @@ def simulate(
             progress(now_s)
 
         began = time.perf_counter()
-        outcome, interrupted = whole._run(simulation, requests, beat)
+        outcome, interrupted = whole._run(
+            simulation, cast("Sequence[TraceRequest]", requests), beat
+        )  # read once, in order
         counted, metrics = totals.summary(outcome)
         wall_s = time.perf_counter() - began
     return Result(
