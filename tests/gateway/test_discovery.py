@@ -11,6 +11,7 @@ import pytest
 from aiohttp import web
 
 from pdplugins.errors import ConfigError
+from pdplugins.files import write_whole
 from pdplugins.gateway import discovery
 from pdplugins.gateway.backends import WorkerOption
 from pdplugins.gateway.discovery import DnsSource, FileSource, KubernetesSource, parse_source
@@ -31,7 +32,8 @@ async def started(*modes: str) -> list[FakeWorker]:
 
 
 def lines(path: Path, *workers: FakeWorker, more: str = "") -> None:
-    path.write_text("# workers\n" + "".join(f"{worker.url}{more}\n" for worker in workers))
+    """Write the file at once: half of a line may name another server."""
+    write_whole(path, "# workers\n" + "".join(f"{worker.url}{more}\n" for worker in workers))
 
 
 def ready(it: Stand) -> set[str]:
