@@ -7,4 +7,5 @@ OLD = {
     "fusion-rates",
     "fusion-sensitivity",
     "fusion-systems",
+    "simulator-day",
 }
