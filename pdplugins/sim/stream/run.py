@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from typing import cast
 
 from pdplugins.config import Config, resolved
 from pdplugins.provenance import commit, versions
@@ -51,7 +52,8 @@ def simulate(
             progress(now_s)
 
         began = time.perf_counter()
-        outcome, interrupted = whole._run(simulation, requests, beat)
+        trace = cast("Sequence[TraceRequest]", requests)  # it is only iterated over
+        outcome, interrupted = whole._run(simulation, trace, beat)
         counted, metrics = totals.summary(outcome)
         wall_s = time.perf_counter() - began
     return Result(
