@@ -128,7 +128,7 @@ def result(rows: Sequence[Row], not_run: Sequence[str] = ()) -> Mapping[str, Any
 
 def cell(folder: str) -> dict[str, list[Row]]:
     """Return one row, computed again: benchmarks/equality.py."""
-    row = examined(Place(DENSE[0], "conversation", "middle", Path(folder).resolve()), Memory())
+    row = examined(Place(DENSE[0], "conversation", "strict", Path(folder).resolve()), Memory())
     return {"where": [{key: row[key] for key in ("model", "workload", "slo", "capacity_rps", "split_gain")}]}
 
 

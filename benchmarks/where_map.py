@@ -28,7 +28,7 @@ TIE_GAIN, TIE_POINTS = 0.05, 2.0
 """Smaller leads are ties: of the highest rate, as a share, and of attainment, in points. One seed has such noise."""
 WORDS = ("disaggregated", "tie", "co-located")
 SHORT = {STOCK[0]: "chunk", STOCK[2]: "sized", SPLIT: "split"}
-WIDEST = 20.0
+WIDEST = 50.0
 """Points, or per cent, at which the colours end."""
 
 
@@ -128,7 +128,8 @@ def draw(rows: Sequence[Row], name: str = "where") -> None:
                     axes.text(column, line, why, ha="center", va="center", fontsize=6, color="grey")
                     continue
                 leads[line, column] = lead = _lead(row, panel)
-                axes.text(column, line, _label(row, panel, lead), ha="center", va="center", fontsize=6)
+                color = "white" if abs(lead) > WIDEST / 2 else "black"
+                axes.text(column, line, _label(row, panel, lead), ha="center", va="center", fontsize=6, color=color)
         shown = axes.imshow(leads, cmap="RdBu", vmin=-WIDEST, vmax=WIDEST, aspect="auto")
         axes.set_xticks(range(len(columns)), [f"{workload}\n{SLOS[rank]}" for workload, rank in columns], fontsize=6)
         axes.set_yticks(range(len(models)), models, fontsize=6)
@@ -157,6 +158,6 @@ def _lead(row: Row, panel: int) -> float:
 
 def _label(row: Row, panel: int, lead: float) -> str:
     if not panel:
-        return f"{lead:+.0f}"
+        return f"{round(lead):+d}"
     winner = row["winners"][panel - 1] or "tie"
-    return f"{lead:+.0f}\n{SHORT.get(winner, winner)}"
+    return f"{round(lead):+d}\n{SHORT.get(winner, winner)}"

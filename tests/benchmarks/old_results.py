@@ -5,5 +5,6 @@ OLD = {
     "fusion-ablation",
     "fusion-sensitivity",
     "live-routers",
+    "simulator-day",
     "soak",
 }

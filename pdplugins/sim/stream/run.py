@@ -52,9 +52,8 @@ def simulate(
             progress(now_s)
 
         began = time.perf_counter()
-        outcome, interrupted = whole._run(
-            simulation, cast("Sequence[TraceRequest]", requests), beat
-        )  # read once, in order
+        trace = cast("Sequence[TraceRequest]", requests)  # it is only iterated over
+        outcome, interrupted = whole._run(simulation, trace, beat)
         counted, metrics = totals.summary(outcome)
         wall_s = time.perf_counter() - began
     return Result(
