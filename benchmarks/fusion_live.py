@@ -148,7 +148,7 @@ class Stand:
         stock, split = sides.colocated(self._place), sides.disaggregated(self._place)
         self.sides += [stock, split]
         for server in (*stock.pair, *split.pair):
-            server.wait()
+            await asyncio.to_thread(server.wait)
         split.pause()
         self.idle = await measured(stock.pair[0])
         say(f"idle: {self.idle}")
@@ -177,7 +177,7 @@ class Stand:
         side = sides.fused(self._place, path)
         self.sides.append(side)
         for server in side.pair:
-            server.wait()
+            await asyncio.to_thread(server.wait)
         side.fronts[WINNER], side.admin_url = self._place.gateway(path, side.pair)
         await sides.up(side.fronts[WINNER].url)
         side.pause()
@@ -237,6 +237,9 @@ class Stand:
 
 async def compare(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
     """Measure everything."""
+    me = asyncio.current_task()
+    assert me is not None
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, me.cancel)  # as Ctrl-C does: nothing stays
     tree = args.tree.resolve()
     stand = Stand(Place(tree, make_model(folder / "model", SHAPE), folder, args.rust, TOKENS), args.scale)
     try:
@@ -312,7 +315,6 @@ def main() -> None:
     parser.add_argument("--result", help="write results/RESULT.json")
     args = parser.parse_args()
     before = os.getloadavg()[0]
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C does: nothing stays
     with tempfile.TemporaryDirectory() as folder:
         found = asyncio.run(compare(args, args.logs or Path(folder)))
     words = ["PYTHON" if word == args.rust else word for word in sys.argv]
