@@ -23,6 +23,10 @@ EXAMPLES: dict[str, tuple[str, str]] = {
         "pdplugins advise --trace azure-like --rate 10 --gpus 8",
         "pdplugins advise --isl 1200 --osl 200 --rate 8 --gpu h100 --model llama-3.1-70b-fp8 --save-dir advice",
     ),
+    "backtest": (
+        "pdplugins backtest --prometheus http://127.0.0.1:9090 --from -2h --to now --html backtest.html",
+        "pdplugins backtest dopd arrow --access-log requests.jsonl --prefill 3 --decode 1 --ttft 1",
+    ),
     "bench decisions": (
         "pdplugins bench decisions",
         "pdplugins bench decisions --workers 64 --calls 200 --json out.json",

@@ -27,6 +27,7 @@ SHARED = {
     "bound": "--trace --rate --clip-s --gpus --ttft --tpot --set --json",
     "plan": "--trace --rate --clip-s --gpus --ttft --tpot --set --json --html --seed",
     "advise": "--trace --rate --clip-s --gpus --ttft --tpot --json --html --seed",
+    "backtest": "--gpus --prefill --decode --ttft --tpot --set --json --html --seed",
     "bench decisions": "--json --seed",
 }
 """By command: the options that are called the same everywhere."""

@@ -7,4 +7,6 @@ OLD = {
     "fusion-rates",
     "fusion-sensitivity",
     "fusion-systems",
+    "live-routers",
+    "soak",
 }

@@ -18,6 +18,7 @@ from pdplugins.hosts.dynamo.local.options import (
     pick_config,
     pick_port,
 )
+from pdplugins.hosts.seams import need_version
 from pdplugins.provenance import command_line
 from pdplugins.runtime.assembly import build_deployment
 from pdplugins.settings import Setting, parse_setting
@@ -110,6 +111,7 @@ def serve(  # noqa: PLR0913 - the options of a command
     undriven = not_driven(options.config, routed=options.routed)
     for line in undriven if config is not None else ():  # the user's own choices, not our defaults
         typer.echo(f"dynamo: {line}", err=True)
+    need_version("dynamo", "serve")
     # This brings Dynamo in; --help and every error above do without.
     from pdplugins.hosts.dynamo.local.launch import launch  # noqa: PLC0415
 

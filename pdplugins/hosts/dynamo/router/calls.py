@@ -22,6 +22,8 @@ class PreprocessedCall:
 
     path = ""
     headers: Mapping[str, str] = {}
+    model: str | None = None
+    """Dynamo's frontend has chosen this router by it."""
     stream = True
     messages = b""
     batch = None

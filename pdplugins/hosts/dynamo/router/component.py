@@ -60,7 +60,7 @@ class RouterComponent:
         namespace: str = NAMESPACE,
     ) -> None:
         self.settings = config.gateway
-        self.metrics = GatewayMetrics(PREFIX)
+        self.metrics = GatewayMetrics(PREFIX, deployment.slo)
         self.policies = GatewayPolicies(config, deployment, registry, self.metrics, decision_log)
         self.workers = DynamoWorkers(
             places(both=config.any_role, namespace=namespace),
@@ -84,7 +84,10 @@ class RouterComponent:
         if flow is not None:
             safe = SafeFlow(flow, most_waiting=self.settings.max_waiting, journal=journal)
             self._queue = AdmissionQueue(safe, self.workers, metrics, self._deployment.slo.ttft_s)
-        self._routing = routing = Routing(router, self._deployment, self.workers, metrics, journal, late=True)
+        shadow = self.settings.shadow
+        self._routing = routing = Routing(
+            router, self._deployment, self.workers, metrics, journal, late=True, shadow=shadow
+        )
         self._serving = Serving(routing, self.workers, Legs(self.settings), self.admission, metrics, self._queue)
 
     async def start(self, runtime: Any) -> None:

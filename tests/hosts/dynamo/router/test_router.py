@@ -80,6 +80,27 @@ def test_the_pair_that_a_router_chose_serves(rig: Rig, name: str) -> None:
     rig.run(run())
 
 
+def test_a_router_in_shadow_is_asked_and_not_followed(rig: Rig) -> None:
+    """It names one worker for everything; the other one of each pair serves, too."""
+    names = [f"{rig.namespace(2, 2, both=True)}-{role}-1" for role in Role]
+
+    async def run() -> RouterComponent:
+        router = FixedRouter(names[0], names[0])
+        async with rig.routed(
+            settings("arrow", any_role=True, shadow=True), 2, 2, router=router, own=True
+        ) as component:
+            workers = rig.workers(2, 2, both=True)
+            before = counted(workers)
+            assert [(await rig.ask(200 + n, 4, seed=n))[0] for n in range(4)] == [200] * 4
+            after = counted(workers)
+            assert (after[Role.DECODE] - before[Role.DECODE])[names[0]] == 0
+            return component
+
+    component = rig.run(run())
+    shadow = component.metrics.registry.get_sample_value
+    assert shadow("pdplugins_dynamo_router_shadow_total", {"placement": "other"}) == 4
+
+
 def test_a_session_names_the_worker_that_has_its_kv_cache(rig: Rig) -> None:
     """And how many tokens of the next prompt that worker has; another session, or none, has neither."""
     router = RecordingRouter()
