@@ -39,7 +39,6 @@ from tables import Found
 
 from pdplugins.errors import PdpluginsError
 
-
 FEWER = {"h200": ("middle", "loose")}
 """Hardware that is not run with every objective: a mixture of experts takes as long as two others."""
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from pdplugins.config import Choice, Config, find, load, parse, shipped
+from pdplugins.config import Choice, Config, find, load, parse, settings_of, shipped
 from pdplugins.contracts.deployment import Deployment
 from pdplugins.contracts.kinds import Kind
 from pdplugins.contracts.roles import MovesRoles
@@ -21,6 +21,7 @@ from pdplugins.hosts.dynamo.mocker import Engines
 from pdplugins.processes.ports import free_ports
 from pdplugins.registry import BUNDLE, default_registry
 from pdplugins.report.address import Address
+from pdplugins.runtime.assembly import build_deployment
 from pdplugins.runtime.faults import implements
 from pdplugins.runtime.policies import build_policies
 from pdplugins.settings import Setting, put
@@ -110,20 +111,21 @@ def pick_config(
     are. Raises ConfigError when there is no such file or plugin, or when nothing names a planner.
     """
     if planner is not None:
-        default_registry().get("planner", planner)
+        default_registry().policy(Kind.PLANNER, planner)
     config = load(find(path)) if path else _config_of(planner, router)
-    if planner is not None and (config.planner is None or config.planner.name != planner):
-        config = config.model_copy(update={"planner": Choice(name=planner)})
+    if planner is not None:
+        config = _with_planner(config, planner)
     if router is not None:
         config = _with_router(config, router)
-    if config.planner is None and router is None:
-        names = ", ".join(default_registry().names("planner"))
-        raise ConfigError(f"serve: no planner; add --planner NAME ({names}) or 'planner: NAME' to the config file")
     if settings:
         data = config.model_dump(mode="json")
         for setting in settings:
             put(data, setting)
         config = parse(data, "serve")
+    config = _planned(config)
+    if config.planner is None and router is None:
+        names = ", ".join(default_registry().names("planner"))
+        raise ConfigError(f"serve: no planner; add --planner NAME ({names}) or 'planner: NAME' to the config file")
     pools = config.deployment
     changes: dict[str, object] = {"startup_s": startup_s}
     if prefill is not None:
@@ -136,6 +138,32 @@ def pick_config(
         counts = {"prefill": pools.prefill.replicas, "decode": pools.decode.replicas}
         update["planner"] = Choice.model_validate({"name": "static", **counts})
     return Engines().told(config.model_copy(update=update))
+
+
+def _with_planner(config: Config, planner: str) -> Config:
+    """Return `config` with that planner. Its own settings of it stay; a bundle is told to scale."""
+    if config.planner is not None and config.planner.name == planner:
+        return config
+    if default_registry().policy(Kind.PLANNER, planner).kind != BUNDLE:
+        return config.model_copy(update={"planner": Choice(name=planner)})
+    if config.bundle is not None and config.bundle.name == planner:
+        return config.model_copy(update={"bundle": _scaling(config.bundle), "planner": Choice(name=planner)})
+    return config.model_copy(update={"planner": _scaling(Choice(name=planner))})
+
+
+def _scaling(bundle: Choice) -> Choice:
+    """Return a bundle with its planner: where its settings have `scale`, it has one only with that."""
+    if "scale" not in type(settings_of(BUNDLE, bundle)).model_fields:
+        return bundle
+    return Choice.model_validate({**bundle.model_dump(), "scale": True})
+
+
+def _planned(config: Config) -> Config:
+    """Return `config` with the planner of its bundle by name, where that has one."""
+    if config.planner is not None or config.bundle is None:
+        return config
+    planner = build_policies(config, build_deployment(config)).planner()
+    return config if planner is None else config.model_copy(update={"planner": Choice(name=config.bundle.name)})
 
 
 def _with_router(config: Config, router: str) -> Config:

@@ -26,6 +26,7 @@ from pdplugins.gateway.policies import GatewayPolicies
 from pdplugins.gateway.queue import AdmissionQueue
 from pdplugins.gateway.routing import Routing
 from pdplugins.gateway.serving import Serving
+from pdplugins.gateway.terms import Asking
 from pdplugins.gateway.watchers import keep
 from pdplugins.hosts.dynamo.router.calls import PreprocessedCall
 from pdplugins.hosts.dynamo.router.legs import Legs
@@ -69,6 +70,8 @@ class RouterComponent:
             tp={Role.PREFILL: deployment.prefill_tp, Role.DECODE: deployment.decode_tp},
         )
         self.admission = Admission(self.settings, self.metrics)
+        tenant = config.terms.tenant_header
+        self._asking = Asking(config.terms.model_copy(update={"tenant_header": tenant and tenant.lower()}))
         self._deployment = deployment
         self._watchers: list[asyncio.Task[None]] = []
         self.use(self.policies.router, self.policies.flow)
@@ -140,7 +143,9 @@ class RouterComponent:
         try:
             self.admission.enter()
             try:
-                await self._serving.serve(PreprocessedCall(request, context), answers)
+                call = PreprocessedCall(request, context)
+                call.terms = self._asking.terms(call.asking_headers, call.asks)
+                await self._serving.serve(call, answers)
             finally:
                 self.admission.leave()
             outcome = "ok"

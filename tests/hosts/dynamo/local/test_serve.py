@@ -139,6 +139,28 @@ def test_a_router_serves_dies_and_serves_again(serve: Callable[..., Serve], tmp_
     assert decisions.with_suffix(".router.jsonl").stat().st_size > 0
 
 
+@pytest.mark.slow
+def test_planner_and_router_of_one_bundle_serve_a_stack(serve: Callable[..., Serve], tmp_path: Path) -> None:
+    """Its flow policy lets requests go on, its router places them, and its planner plans for the pool that they use."""
+    decisions = tmp_path / "decisions.jsonl"
+    stack = serve("--planner", "fusion", "--router", "fusion", "--port", "0", "--decision-log", str(decisions))
+    ready = stack.ready()
+    for _ in range(3):
+        assert chat(ready["url"], ready["model"])["usage"]["completion_tokens"] == 5
+    served = page(f"http://127.0.0.1:{ready['router_metrics_port']}/metrics")
+    assert 'pdplugins_dynamo_router_requests_total{outcome="ok"} 3.0' in served
+    assert "pdplugins_dynamo_router_wait_seconds_count 3.0" in served
+    assert 'faults_total{kind="router_' not in served
+    assert 'faults_total{kind="flow_' not in served
+
+    def plans() -> list[dict[str, Any]]:
+        return [line for line in map(json.loads, decisions.read_text().splitlines()) if line.get("kind") == "planner"]
+
+    stack.wait(lambda: decisions.exists() and plans())
+    assert json.loads(decisions.read_text().splitlines()[0])["planner"] == "fusion"
+    assert stack.signal(signal.SIGTERM) == 0
+
+
 def test_a_failing_start_leaves_nothing(serve: Callable[..., Serve]) -> None:
     """A frontend that cannot start is one line, exit code 2, and no process stays."""
     stack = serve("--port", "0", "--host", "203.0.113.1")
