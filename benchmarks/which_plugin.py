@@ -156,7 +156,7 @@ def _fusion() -> Iterator[Cell]:
                 rate = capacity * sum(one["highest"]) / len(one["highest"])
                 values[kind] = max(values.get(kind, 0.0), rate)
         if {COLOCATED, SPLIT} < values.keys():
-            yield Cell("fusion's matrix", row["cell"], "8", "requests/s", values, "fusion-systems")
+            yield Cell("fusion's matrix", row["cell"], "four workers", "requests/s", values, "fusion-systems")
 
 
 def _named(system: str, known: dict[str, str]) -> str | None:

@@ -17,7 +17,8 @@ from pdplugins.runtime.policies import build_policies
 
 def test_every_router_plugin_and_every_mode_is_compared() -> None:
     ours = {way.router for way in live_routers.WAYS if not way.native}
-    assert set(default_registry().names("router")) <= ours
+    # Other tests of this process may have registered the routers with old loads of benchmarks/fusion/stale.py.
+    assert {name for name in default_registry().names("router") if not name.startswith("old-")} <= ours
     assert {way.router for way in live_routers.WAYS if way.native} == {
         "round-robin",
         "kv",
