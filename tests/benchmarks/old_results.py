@@ -7,5 +7,4 @@ OLD = {
     "fusion-rates",
     "fusion-sensitivity",
     "fusion-systems",
-    "simulator-day",
 }
