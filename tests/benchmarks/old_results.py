@@ -5,6 +5,5 @@ OLD = {
     "fusion-ablation",
     "fusion-sensitivity",
     "live-routers",
-    "simulator-day",
     "soak",
 }
