@@ -212,7 +212,8 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.moderate
 @pytest.mark.usefixtures("quick")
 def test_a_process_that_cannot_start_ends_all(tmp_path: Path) -> None:
-    words = script(tmp_path, "if index == 0: sys.exit(3)\ntime.sleep(60)\n")
+    body = "while not noted.with_name('1').exists(): time.sleep(0.01)\nif index == 0: sys.exit(3)\ntime.sleep(60)\n"
+    words = script(tmp_path, body)
     assert supervisor.Supervisor(words, 2).run() == 3
     assert [(tmp_path / name).read_text() for name in ("0", "1")] == ["x", "x"]
 
