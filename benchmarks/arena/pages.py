@@ -1,0 +1,57 @@
+"""The arena's result file and its table."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from experiment import publish as published
+from traffic import SEEDS, SHOWN, SMOOTH_S, TUNED
+from trials import PLACES, Row
+
+NOTES = (
+    "Attainment @ GPU-hours. *Fixed pools there*: what the front of fixed pools attains at the GPU-hours of `dopd`, and "
+    "in brackets the points of `dopd` above it; *for the same*: what that front costs at the attainment of `dopd`. "
+    "Points of Dynamo's planner are those above the front at its own GPU-hours.",
+    f"Everything is the half that was not tuned on: the `{SHOWN}` member of each family in "
+    f"[traffic.py](traffic.py), with the random seeds {', '.join(map(str, SEEDS[SHOWN]))}. The `{TUNED}` members with "
+    f"seeds {', '.join(map(str, SEEDS[TUNED]))} chose the defaults of `dopd` and the setting of Dynamo's planner.",
+    f"A smooth trace has the requests of the recorded one and its rates over {SMOOTH_S:.0f} s, with Poisson arrivals.",
+    "The clairvoyant scaler knows the whole trace and requests each worker one start-up before it is needed: the front "
+    "of five plans. *Share*: how much of the GPU-hours that it saves over fixed pools `dopd` saves, at its attainment.",
+    "All scalers start with the pools that are right for the first minute at 60 % utilisation, at least 2P1D; fixed "
+    "pools are there from the start. Every number is simulated by Dynamo's offline replay.",
+)
+
+
+def publish(cells: Sequence[Row], stock: tuple[str, Mapping[str, Any]]) -> None:
+    """Write the result and its table. `cells` are summaries, `stock` the planner of Dynamo's that was chosen."""
+    name, settings = stock
+    said = ", ".join(f"{key}={value}" for key, value in settings.items())
+    places = "; ".join(
+        f"{name}: start-up {place.startup_s:g} s, decode batches of {place.max_batch}" for name, place in PLACES.items()
+    )
+    published(
+        "arena", "reporting", [line(cell) for cell in cells], title="Traffic that nobody tuned on",
+        seed=SEEDS[SHOWN][0],
+        published="no such table.",
+        notes=[*NOTES, f"Dynamo's planner: {name}, {said}.", f"Deployments: {places}."],
+        more={"cells": list(cells)},
+    )  # fmt: skip
+
+
+def line(cell: Row) -> Row:
+    """Return one line of the table."""
+    own = f"{cell['attainment']:.1f} % @ {cell['gpu_hours']:.2f}"
+    return {
+        "workload": f"{cell['family']}, seed {cell['seed']}",
+        "deployment": f"{cell['place']}, {cell['router']}",
+        "`dopd`": own,
+        "fixed pools there": f"{cell['front']:.1f} % ({cell['above']:+.1f})",
+        "for the same": "not reached" if cell["front_gpu_hours"] is None
+        else f"{cell['front_gpu_hours']:.2f} ({-cell['saved']:+.0%})",
+        "Dynamo's": f"{cell['stock_attainment']:.1f} % @ {cell['stock_gpu_hours']:.2f} ({cell['stock_above']:+.1f})",
+        "clairvoyant": f"{cell['ceiling']:.1f} % there"
+        + ("" if cell["ceiling_gpu_hours"] is None else f", {cell['ceiling_gpu_hours']:.2f} for the same"),
+        "share": "" if cell["gain"] is None else f"{cell['gain']:.0%}",
+    }  # fmt: skip
