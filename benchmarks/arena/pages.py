@@ -10,8 +10,8 @@ from traffic import SEEDS, SHOWN, SMOOTH_S, TUNED
 from trials import PLACES, Row
 
 NOTES = (
-    "Attainment @ GPU-hours. *Fixed pools there*: what the front of fixed pools attains at the GPU-hours of `dopd`, and "
-    "in brackets the points of `dopd` above it; *for the same*: what that front costs at the attainment of `dopd`. "
+    "Attainment @ GPU-hours. *Fixed pools there*: what the front of fixed pools attains at the GPU-hours of `dopd`, "
+    "and in brackets the points of `dopd` above it; *for the same*: what that front costs at the attainment of `dopd`. "
     "Points of Dynamo's planner are those above the front at its own GPU-hours.",
     f"Everything is the half that was not tuned on: the `{SHOWN}` member of each family in "
     f"[traffic.py](traffic.py), with the random seeds {', '.join(map(str, SEEDS[SHOWN]))}. The `{TUNED}` members with "

@@ -31,6 +31,8 @@ BEYOND, MORE = 1.3, 2.5
 """The largest fixed pool: so many times the work of the busiest half minute, and so many workers more."""
 WARM = 0.6
 """Utilisation, in the first minute, of the pools that every scaler starts with."""
+SLACK_S = 1.0
+"""Work that the clairvoyant scaler lets wait, in seconds of all workers."""
 LONGEST_S = 120
 """Longest time over which the clairvoyant scaler lets work wait for workers."""
 
@@ -99,19 +101,18 @@ class Load:
 class Clairvoyant:
     """Scales to what the trace will bring, and requests every worker one start-up before it is needed: a ceiling.
 
-    Pools serve every stretch of time up to `LONGEST_S` with at most `slack_s` of work left over, so a request waits
-    about that long at most. Its pools are those of the best plan for workers that share a queue; no plan of whole
-    workers behind a router is much cheaper.
+    It takes the fewest workers that would leave at most `SLACK_S` of their work over in any stretch of time up to
+    `LONGEST_S`, if they shared a queue and were never idle before it is empty, and divides them by a utilisation.
 
-    :param slack_s: work that may wait, in seconds of all workers: smaller means more workers.
+    :param use: that utilisation; smaller means more workers.
     """
 
     TICK_S = 1.0
 
-    def __init__(self, load: Load, slack_s: float) -> None:
+    def __init__(self, load: Load, use: float) -> None:
         ahead = math.ceil(load.deployment.startup_s + 2 * self.TICK_S)
-        prefill = _needed(load.prefill, slack_s)
-        decode = np.ceil(load.decode / min(1.0, 0.5 + slack_s / 4) - 1e-9)
+        prefill = np.ceil(_needed(load.prefill, SLACK_S) / use - 1e-9)
+        decode = np.ceil(load.decode / min(use + 0.3, 1.0) - 1e-9)
         self._prefill, self._decode = (_coming(pool, ahead) for pool in (prefill, decode))
         self._deployment = load.deployment
 
@@ -129,12 +130,12 @@ class Clairvoyant:
         }
 
 
-SLACKS_S = (1.6, 0.8, 0.4, 0.2, 0.1)
+USES = (0.9, 0.8, 0.7, 0.6, 0.5)
 """The clairvoyant scalers that are run: their front is the ceiling."""
 
 
 def _needed(work: Array, slack_s: float) -> Array:
-    """Return the workers for each second, so that in no stretch of time more than `slack_s` of their work waits."""
+    """Return the busy workers of each second, so that in no stretch of time more than `slack_s` of their work waits."""
     total = np.concatenate([[0.0], np.cumsum(work)])
     most = np.zeros(len(work))
     for length in range(1, min(LONGEST_S, len(work)) + 1):
@@ -143,7 +144,7 @@ def _needed(work: Array, slack_s: float) -> Array:
         spread[: len(workers)] = workers
         # A stretch that begins in any of the last `length` seconds covers this one.
         most = np.maximum(most, maximum_filter1d(spread, length, origin=(length - 1) // 2, mode="constant"))
-    return np.ceil(most - 1e-9)
+    return most
 
 
 def _coming(pool: Array, ahead: int) -> Array:

@@ -44,6 +44,7 @@ def lengths(isl: float, osl: float, sigma: float = 0.85) -> Phase:
 
 
 CHAT = lengths(1080, 220)
+ASKED = lengths(1172, 73, 0.6)
 
 
 def flat(duration_s: float, rate: float, of: Phase = CHAT) -> Phase:
@@ -78,7 +79,7 @@ GENERATED: dict[str, dict[Half, tuple[list[Phase], ...]]] = {
     "steady": {TUNED: ([flat(1200, 6)],), SHOWN: ([flat(1200, 9)],)},
     "ramp": {
         TUNED: ([ramp(600, 3, 20), ramp(600, 20, 3)],),
-        SHOWN: ([ramp(900, 2, 34, lengths(1172, 73)), ramp(900, 34, 2, lengths(1172, 73))],),
+        SHOWN: ([ramp(900, 2, 34, ASKED), ramp(900, 34, 2, ASKED)],),
     },
     "day": {TUNED: (through(75, wave(2, 14, 1)),), SHOWN: (through(75, wave(1, 18, 2)),)},
     "steps": {

@@ -17,7 +17,7 @@ os.environ.setdefault("DYN_LOG", "error")  # before Dynamo is imported
 
 import fingerprint
 import manifest
-from rivals import SLACKS_S, Clairvoyant, Load
+from rivals import USES, Clairvoyant, Load
 from traffic import Trace, Workload
 
 from pdplugins.config import Choice, Config
@@ -190,4 +190,4 @@ def trials(cell: Cell, stock: Sequence[tuple[str, Mapping[str, Any]]], dopd: Map
     if cell.host == "sim":
         return [*fixed, *own]
     rivals = [Trial("stock", name, start, settings) for name, settings in stock]
-    return [*fixed, *own, *rivals, *(Trial("clairvoyant", CLAIRVOYANT, start, {"slack_s": s}) for s in SLACKS_S)]
+    return [*fixed, *own, *rivals, *(Trial("clairvoyant", CLAIRVOYANT, start, {"use": use}) for use in USES)]
