@@ -56,7 +56,7 @@ streams = st.lists(st.tuples(traffics, pools, pools), min_size=1, max_size=40).m
     lambda rows: [PlannerView(5.0 * (i + 1), *row) for i, row in enumerate(rows)]
 )
 choices = st.fixed_dictionaries(
-    {"predictor": st.sampled_from(["last-value", "kalman", "arima"]), "paper_literal": st.booleans()}
+    {"predictor": st.sampled_from(["trend", "last-value", "kalman", "arima"]), "paper_literal": st.booleans()}
 )
 
 
@@ -152,16 +152,28 @@ def test_constant_load_settles(rate: float, isl: float, osl: float, predictor: s
     assert len({(plan.prefill, plan.decode) for plan in after}) == 1
 
 
-@pytest.mark.parametrize("predictor", ["last-value", "kalman", "arima"])
-def test_at_zero_traffic_one_worker_of_each_role_is_left_after_the_hold(predictor: str) -> None:
+@pytest.mark.parametrize("predictor", ["trend", "last-value", "kalman", "arima"])
+def test_at_zero_traffic_one_worker_of_each_role_is_left(predictor: str) -> None:
     subject = planner(predictor=predictor, hold_s=60.0)
     busy = plans(subject, steady(8.0))[-1]
     assert busy.prefill > 1
-    idle = plans(subject, [Traffic(5.0, 0)] * 20, after_s=300.0)
+    idle = plans(subject, [Traffic(5.0, 0)] * 70, after_s=300.0)
     assert (idle[-1].prefill, idle[-1].decode) == (1, 1)
-    assert idle[-1].reason == "1P1D: no request for 60 s"
+    assert idle[-1].reason == "1P1D: no request for 300 s"
     first_down = next(i for i, plan in enumerate(idle) if plan.prefill < busy.prefill)
     assert 5.0 * (first_down + 1) >= 60.0
+
+
+def test_a_worker_is_requested_for_what_comes_when_it_serves_and_kept_for_what_comes_now() -> None:
+    roomy = replace(DEPLOYMENT, gpu_budget=200)
+    rising, falling = ([Traffic(5.0, 5 * rate, 1000, 200) for rate in rates] for rates in (
+        [5 + i / 1.5 for i in range(96)], [131 - i / 1.5 for i in range(96)]))  # fmt: skip
+    level = plans(planner(roomy), [Traffic(5.0, 5 * 68, 1000, 200)] * 96)[-1]
+    up, down = plans(planner(roomy), rising)[-1], plans(planner(roomy), falling)[-1]
+    assert up.prefill > level.prefill, "68 requests a second now, and more in a start-up"
+    assert up.signals["planned_rate"] > 70
+    assert down.prefill >= level.prefill, "as many as are needed now, although fewer are in a start-up"
+    assert down.signals["forecast_rate"] < 66
 
 
 def test_algorithm_2_as_printed_scales_down_at_zero_traffic_too() -> None:
