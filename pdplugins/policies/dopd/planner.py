@@ -31,6 +31,7 @@ from pdplugins.policies.dopd.ratio import (
 )
 from pdplugins.policies.dopd.staffing import Backlog, Service, prefill_workers
 from pdplugins.policies.dopd.trend import Trend, averaged, counted
+from pdplugins.policies.dopd.worth import Worth
 
 LITERAL_CORRECTION = 2.0
 """Bound of the correction factor in `paper_literal`. The paper has none, but a window without requests needs one."""
@@ -50,6 +51,7 @@ class Demand:
     decode: int
     signals: dict[str, float]
     why: str
+    worth: Worth | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,7 +206,12 @@ class DopdPlanner:
             "local_share": load.local_share,
             "prefix_hit_rate": load.hit_rate,
         }
-        return Demand(prefill, decode, signals, _why(load, signals))
+        worth = Worth(
+            work=signals["prefill_work"], dispersion_s=signals["burst_dispersion_s"],
+            slack_s=max(slo.ttft_s - service.mean_s, 0.0), concurrency=signals["forecast_concurrency"],
+            spread=math.sqrt(signals["forecast_concurrency"] * (1 + load.cv2)), cc_d=batch.cc_d,
+        )  # fmt: skip
+        return Demand(prefill, decode, signals, _why(load, signals), worth)
 
     def _dispersion_s(self, service: Service, *, learned: bool = True) -> float:
         """Return D of Eq. 10 for arrivals of the learned dispersion, or independent ones."""
@@ -264,6 +271,15 @@ class DopdPlanner:
         if "prefill_work" in signals:
             signals["prefill_utilisation"] = signals["prefill_work"] / prefill
             signals["decode_utilisation"] = signals["forecast_concurrency"] / signals["cc_d"] / decode
+        if demand.worth is not None:
+            before = max(view.prefill.coming, 1), max(view.decode.coming, 1)
+            signals["expected_attainment"] = demand.worth.of(prefill, decode)
+            signals["expected_attainment_unchanged"] = demand.worth.of(*before)
+            if before != (prefill, decode):
+                reason += (
+                    f"; {signals['expected_attainment']:.1%} are expected in time, "
+                    f"{signals['expected_attainment_unchanged']:.1%} with {before[0]}P{before[1]}D"
+                )
         for name, error in self._load.failures.items():
             reason += f"; the {name} forecaster failed ({error}), its last value is used"
         return ScalePlan(prefill, decode, " ".join(reason.split()), self._faults(signals))

@@ -369,3 +369,13 @@ def test_a_step_with_every_series_refitted_over_600_points_is_under_50_ms() -> N
         subject.plan(PlannerView(3005.0 + 5 * index, jump, Pool(1), Pool(1)))
         took_s.append(time.process_time() - started)
     assert sorted(took_s)[len(took_s) // 2] < 0.05
+
+
+def test_a_change_says_what_it_is_worth() -> None:
+    grown = plans(planner(), steady(16.0, count=1))[0]
+    unchanged, planned = (grown.signals[f"expected_attainment{end}"] for end in ("_unchanged", ""))
+    assert unchanged < planned <= 1
+    assert f"{planned:.1%} are expected in time, {unchanged:.1%} with " in grown.reason
+    settled = plans(planner(), steady(8.0))[-1]
+    assert settled.signals["expected_attainment"] == settled.signals["expected_attainment_unchanged"] > 0.95
+    assert "expected in time" not in settled.reason
