@@ -122,6 +122,15 @@ def test_fixed_pools_are_swept_from_the_mean_to_beyond_the_peak(cell: Cell) -> N
     assert {trial.group for trial in trials.trials(cell, (), {})} == {"fixed", "dopd"}
 
 
+def test_fixed_pools_run_once_for_all_start_ups(cell: Cell) -> None:
+    pools = Trial("fixed", "static", (2, 1))
+    cell.run(pools)
+    others = [Cell(cell.workload, cell.seed, place, cell.router, cell.host, None, until=0.0) for place in PLACES]
+    assert [other.run(pools) for other in others[:3]] == [cell.run(pools)] * 3
+    with pytest.raises(OutOfTimeError):
+        others[3].run(pools)
+
+
 @pytest.mark.moderate
 def test_a_run_is_kept_and_after_the_time_nothing_begins(cell: Cell) -> None:
     trial = Trial("dopd", "dopd", (2, 1))
