@@ -29,7 +29,7 @@ from planners_report import RESULTS
 
 from pdplugins.hosts.dynamo.mocker import Engines, Router
 from pdplugins.hosts.dynamo.offline.commands import configured
-from pdplugins.hosts.dynamo.offline.run import Plan, replay
+from pdplugins.hosts.dynamo.offline.run import Plan, pools, replay, with_pools
 from pdplugins.provenance import commit, record
 from pdplugins.types import TraceRequest
 from pdplugins.workloads import rows, traces
@@ -142,7 +142,9 @@ class Run:
     def options(self, trace: Trace, router: Router) -> list[str]:
         """Return the options of `pdplugins replay` for this run."""
         words = [part for key, value in self.settings.items() for part in ("--set", f"{key}={_plain(value)}")]
-        words += [] if self.start is None else ["--initial", self.start]
+        if self.start is not None:
+            prefill, decode = pools(self.start)
+            words += ["--prefill", str(prefill), "--decode", str(decode)]
         words += [] if self.startup_s is None else ["--startup", f"{self.startup_s:g}"]
         words += [] if trace.prefill_gpus == 1 else ["--prefill-gpus", str(trace.prefill_gpus)]
         words += [] if router == "round_robin" else ["--router", router]
@@ -229,14 +231,16 @@ def measure(trace: Trace, path: Path, router: Router, until: float) -> None:
             ("deployment", "prefill", "tp"): trace.prefill_gpus,
             ("deployment", "startup_s"): it.startup_s,
         }
-        plan = Plan(it.planner, configured(None, given, it.start), it.settings, Engines(None, router))
+        config = configured(None, given)
+        config = config if it.start is None else with_pools(config, *pools(it.start))
+        plan = Plan(it.planner, config, it.settings, Engines(None, router))
         said = shlex.join(["pdplugins", "replay", *it.options(trace, router), *part])
         result = replay(plan, requests, trace_name=trace.file, command=said)
         changes, result.scaling = len(result.scaling), []  # the list is long; a decision log has it too
         return {"label": it.label, "group": it.group, "changes": changes, **result.model_dump(mode="json")}
 
     def tune(it: Run) -> Row:
-        row = run(it, first, ["--duration", str(split_s)])
+        row = run(it, first, ["--clip-s", str(split_s)])
         kept = {key: row["metrics"][key] for key in ("slo_attainment", "gpu_hours")}
         return {"label": it.label, "group": it.group, "metrics": kept, "command": row["command"]}
 
