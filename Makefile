@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 SERVE_ARGS ?=
 
-.PHONY: help setup serve lint check test test-sglang test-clients fuzz chaos results clean
+.PHONY: help setup serve lint check test test-long test-sglang test-clients docs wheels fuzz chaos results clean
 
 help:  ## Show this text
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -18,7 +18,7 @@ $(VENV)/.installed: pyproject.toml hatch_build.py $(KERNEL)
 	@command -v $(PYTHON) >/dev/null || { echo "make: $(PYTHON) is missing; install Python 3.11 (Debian: apt-get install python3.11-venv)" >&2; exit 2; }
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || { echo "make: $(PYTHON) has no venv module (Debian: apt-get install python3.11-venv)" >&2; exit 2; }
 	$(BIN)/pip install --quiet --upgrade pip
-	$(BIN)/pip install --quiet --editable '.[dev]'
+	$(BIN)/pip install --quiet --editable '.[dev,docs]'
 	@touch $@
 
 serve: setup  ## Run the main job: a Dynamo stack scaled by DOPD (SERVE_ARGS="--trace demo" replays a load that drifts)
@@ -29,16 +29,19 @@ PYTEST := $(BIN)/python -m pytest -n 3 --dist loadgroup
 
 lint: setup  ## Run the linters and the type checker
 	$(BIN)/ruff check
-	$(BIN)/ruff format --check pdplugins tests benchmarks docs
+	$(BIN)/ruff format --check pdplugins tests benchmarks docs tools
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
 check: lint  ## For the working day: the linters, the types and the fast tests (under a minute on two cores)
-	HYPOTHESIS_PROFILE=quick $(PYTEST) -q -m "not dynamo and not sglang and not slow and not moderate"
+	HYPOTHESIS_PROFILE=quick $(PYTEST) -q -m "not dynamo and not sglang and not long and not slow and not moderate"
 
 test: lint  ## Run the linters, the type checker and all tests; those of the simulator on both kernels
 	$(PYTEST)
 	HYPOTHESIS_PROFILE=quick $(PYTEST) -q --pure tests/sim
+
+test-long: setup  ## Run the tests that take minutes
+	$(PYTEST) -m long
 
 SGLANG_VENV := .venv-sglang
 SGLANG_VERSIONS := 0.5.16 0.5.23
@@ -64,6 +67,14 @@ $(SGLANG_VENV)/.installed: benchmarks/rig/requirements.txt
 	for v in $(SGLANG_VERSIONS); do $(SGLANG_PIP) --upgrade --target $(SGLANG_VENV)/sglang-$$v sglang==$$v || exit 1; done
 	@$(SGLANG_VENV)/bin/python -c "import torch" || { echo "make: PyTorch does not load; this needs its build for CPUs, see $<" >&2; exit 2; }
 	@touch $@
+
+docs: setup  ## Build the documentation as a site in build/site; a link that leads nowhere is an error
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+
+wheels: setup  ## Build pdplugins and pdplugins-slim into dist/
+	rm -rf dist
+	$(BIN)/python -m hatchling build -t wheel -d dist
+	$(BIN)/python tools/slim_wheel.py dist/pdplugins-*.whl
 
 fuzz: setup  ## Run the tests with new examples for the properties, other ones each time
 	HYPOTHESIS_PROFILE=fuzz $(BIN)/python -m pytest -m "not dynamo and not sglang"

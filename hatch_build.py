@@ -1,4 +1,6 @@
-"""Compiles the simulator's kernel with mypyc while a wheel is built, also for an editable installation.
+"""What hatchling asks for: the compiled kernel of the simulator, and a README whose links live on an index page.
+
+Compiles the simulator's kernel with mypyc while a wheel is built, also for an editable installation.
 
 Without a C compiler, or where compilation fails, the wheel holds plain Python and serves as well, only slower;
 `pdplugins doctor` says which one runs. ``HATCH_BUILD_NO_HOOKS=true`` builds without the kernel.
@@ -12,6 +14,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -21,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
+from hatchling.metadata.plugin.interface import MetadataHookInterface
 
 SETUP = """
 from mypyc.build import mypycify
@@ -31,6 +35,36 @@ modules = mypycify(
 )
 setup(name="kernel", packages=[], ext_modules=modules)
 """
+
+
+LINK = re.compile(r"\[((?:[^\[\]]|`[^`]*`)*)\]\((?!https?://|#)([^)\s]+)\)")
+"""A link to a file of the repository."""
+
+
+class IndexPageHook(MetadataHookInterface):
+    """Gives the package its URLs, and README as its description."""
+
+    def update(self, metadata: dict[str, Any]) -> None:
+        """Fill in the fields that are dynamic in pyproject.toml."""
+        repository = self.config["repository"].rstrip("/")
+        text = (Path(self.root) / "README.md").read_text(encoding="utf-8")
+        metadata["readme"] = {"content-type": "text/markdown", "text": index_page(text, repository)}
+        metadata["urls"] = {
+            name: repository + path
+            for name, path in (
+                ("Documentation", "/blob/main/docs/README.md"),
+                ("Source", ""),
+                ("Issues", "/issues"),
+                ("Changelog", "/blob/main/CHANGELOG.md"),
+            )
+            if repository
+        }
+
+
+def index_page(text: str, repository: str) -> str:
+    """Return README for a page that has no files beside it: links lead into `repository`, or are text without one."""
+    text = re.sub(r"<!--.*?-->", "", text)
+    return LINK.sub(rf"[\1]({repository}/blob/main/\2)" if repository else r"\1", text)
 
 
 class KernelBuildHook(BuildHookInterface):  # type: ignore[type-arg]
@@ -75,9 +109,12 @@ def compile_kernel(root: Path, scratch: Path, sources: list[Path]) -> str | None
     )
     group = ".".join([*sources[0].parent.parts, "kernel"])
     (scratch / "setup.py").write_text(SETUP.format(files=[str(source) for source in sources], group=group))
+    # What nobody calls by name from outside may be inlined.
+    flags = f"{os.environ.get('CFLAGS', '')} -fvisibility=hidden -fno-semantic-interposition"
     done = subprocess.run(
-        [sys.executable, "setup.py", "build_ext", "--inplace"], cwd=scratch, capture_output=True, text=True, check=False
-    )
+        [sys.executable, "setup.py", "build_ext", "--inplace"], cwd=scratch, env={**os.environ, "CFLAGS": flags},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
     if done.returncode:
         return " ".join((done.stdout + done.stderr).split())[-400:]
     return None

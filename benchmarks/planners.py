@@ -214,6 +214,28 @@ class Cells:
         return self._known[part, label]
 
 
+def parts(path: Path) -> tuple[int, list[TraceRequest], list[TraceRequest]]:
+    """Return where a trace is split, in seconds, its first third, and the rest."""
+    whole = traces.read(path)
+    split_s = round(whole[-1].arrival_s / 3)
+    return split_s, clip(whole, split_s), since(whole, split_s)
+
+
+def replayed(it: Run, trace: Trace, router: Router, requests: Sequence[TraceRequest], part: Sequence[str]) -> Row:
+    """Return one run, on the part of the trace that the options `part` of `pdplugins replay` name."""
+    given = {
+        ("deployment", "prefill", "tp"): trace.prefill_gpus,
+        ("deployment", "startup_s"): it.startup_s,
+    }
+    config = configured(None, given)
+    config = config if it.start is None else with_pools(config, *pools(it.start))
+    plan = Plan(it.planner, config, it.settings, Engines(None, router))
+    said = shlex.join(["pdplugins", "replay", *it.options(trace, router), *part])
+    result = replay(plan, requests, trace_name=trace.file, command=said)
+    changes, result.scaling = len(result.scaling), []  # the list is long; a decision log has it too
+    return {"label": it.label, "group": it.group, "changes": changes, **result.model_dump(mode="json")}
+
+
 def measure(trace: Trace, path: Path, router: Router, until: float) -> None:
     """Run everything on one trace behind one router, unless the result is up to date. Raises OutOfTimeError."""
     name = trace.name(router)
@@ -221,38 +243,37 @@ def measure(trace: Trace, path: Path, router: Router, until: float) -> None:
     if old and not manifest.flaws(old) and not manifest.changed(manifest.experiment_of(name), old):
         print("  up to date")
         return
-    whole = traces.read(path)
-    split_s = round(whole[-1].arrival_s / 3)
-    first, rest = clip(whole, split_s), since(whole, split_s)
+    split_s, first, rest = parts(path)
     cells = Cells(name, until)
 
-    def run(it: Run, requests: Sequence[TraceRequest], part: Sequence[str]) -> Row:
-        given = {
-            ("deployment", "prefill", "tp"): trace.prefill_gpus,
-            ("deployment", "startup_s"): it.startup_s,
-        }
-        config = configured(None, given)
-        config = config if it.start is None else with_pools(config, *pools(it.start))
-        plan = Plan(it.planner, config, it.settings, Engines(None, router))
-        said = shlex.join(["pdplugins", "replay", *it.options(trace, router), *part])
-        result = replay(plan, requests, trace_name=trace.file, command=said)
-        changes, result.scaling = len(result.scaling), []  # the list is long; a decision log has it too
-        return {"label": it.label, "group": it.group, "changes": changes, **result.model_dump(mode="json")}
-
     def tune(it: Run) -> Row:
-        row = run(it, first, ["--clip-s", str(split_s)])
+        row = replayed(it, trace, router, first, ["--clip-s", str(split_s)])
         kept = {key: row["metrics"][key] for key in ("slo_attainment", "gpu_hours")}
         return {"label": it.label, "group": it.group, "metrics": kept, "command": row["command"]}
 
     tuning = [cells.of("tuning", it.label, lambda it=it: tune(it)) for it in tried()]
     done: dict[str, Row] = {}
     for it in reported(trace, router, tuning):
-        row = cells.of("rest", it.label, lambda it=it: run(it, rest, ["--skip", str(split_s)]))
+        row = cells.of("rest", it.label, lambda it=it: replayed(it, trace, router, rest, ["--skip", str(split_s)]))
         done.setdefault(f"{it.group} {it.label}", {**row, "group": it.group})
     about = {"file": trace.file, "router": router, "start": trace.start, "split_s": split_s}
     sizes = {"requests": len(rest), "duration_s": rest[-1].arrival_s, "tuned_on": len(first)}
     made = record("simulated", seed=None, command=command(), took_part=("ai-dynamo",))
     manifest.write(name, {**made, "trace": about | sizes, "tuning": tuning, "runs": list(done.values())})
+
+
+def cell(folder: str) -> dict[str, list[Row]]:
+    """Return a part of the tables, computed again. Only round robin: Dynamo's KV router breaks ties at random."""
+    found: dict[str, list[Row]] = {}
+    for trace in TRACES:
+        path = trace.find(Path(folder))
+        assert path is not None
+        split_s, _, rest = parts(path)
+        runs = (Run("static", f"static:{trace.pools[0]}"), Run("dopd", "dopd"), Run("stock", STOCK[0]))
+        rows = [replayed(it, trace, "round_robin", rest, ["--skip", str(split_s)]) for it in runs]
+        kept = ("label", "group", "changes", "metrics")
+        found[trace.name("round_robin")] = [{key: row[key] for key in kept} for row in rows]
+    return found
 
 
 def main() -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,9 +13,9 @@ import yaml
 from rich.table import Table
 from typer.main import get_command
 
-from pdplugins import __version__
+from pdplugins import __version__, extras, schema
 from pdplugins.config import find, load, resolved
-from pdplugins.errors import PdpluginsError, one_line
+from pdplugins.errors import ConfigError, PdpluginsError, one_line, shown
 from pdplugins.files import results_alone
 from pdplugins.hosts.dynamo.local.commands import serve
 from pdplugins.registry import Registry, default_registry
@@ -60,6 +60,7 @@ def pdplugins(version: Version = False) -> None:
 @dynamo_app.callback()
 def dynamo(context: typer.Context, version: Version = False) -> None:
     """Run NVIDIA Dynamo on this machine, scaled by a pdplugins planner."""
+    extras.need("serve", "dynamo")
     context.obj = _hindsight
 
 
@@ -105,11 +106,25 @@ def _plugin_rows(registry: Registry) -> list[dict[str, Any]]:
 
 @app.command()
 def config(
-    name: Annotated[str, typer.Argument(help="A config file, or the name of a shipped config such as dopd.")],
+    name: Annotated[str, typer.Argument(help="A config file, or the name of a shipped config such as dopd.")] = "",
+    as_schema: Annotated[
+        bool, typer.Option("--schema", help="Print the JSON Schema of config files; of workload files with 'workload'.")
+    ] = False,
 ) -> None:
     """Check a config file, and print it in full with all defaults."""
+    if as_schema:
+        typer.echo(schema.text(_schema(name or "config")(default_registry())), nl=False)
+        return
+    if not name:
+        raise ConfigError("say which config: a file, or the name of a shipped one such as dopd")
     checked = load(find(name))
     typer.echo(yaml.safe_dump(resolved(checked), sort_keys=False, allow_unicode=True), nl=False)
+
+
+def _schema(kind: str) -> Callable[[Registry], schema.Schema]:
+    if (make := schema.SCHEMAS.get(kind)) is None:
+        raise ConfigError(f"there is no schema of {shown(kind)}; choose from {', '.join(schema.SCHEMAS)}")
+    return make
 
 
 def main() -> None:
@@ -139,6 +154,10 @@ def _run(application: typer.Typer, name: str) -> None:
         _fail(name, error)
     except typer.Abort:
         sys.exit(130)
+    except ModuleNotFoundError as error:
+        if (advice := extras.advice(error.name or "")) is None:
+            raise
+        _fail(name, advice)
     except Exception as error:
         if not hasattr(error, "format_message"):
             raise

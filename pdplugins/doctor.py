@@ -15,7 +15,7 @@ from typing import Annotated
 import typer
 from packaging.specifiers import SpecifierSet
 
-from pdplugins import hookimpl
+from pdplugins import extras, hookimpl
 from pdplugins.config import find, load
 from pdplugins.errors import PdpluginsError
 from pdplugins.hosts.seams import Check, examine_host
@@ -51,6 +51,8 @@ def examine(config: str, port: int, hooks: Path | None = None) -> list[Check]:
     checks = [_python(), _config(config), _port(port), _scratch(), _simulator()]
     for path in sorted((hooks or data_dir("hooks")).glob("*.toml")):
         manifest = tomllib.loads(path.read_text(encoding="utf-8"))
+        if not extras.whole():
+            manifest["required"] = False
         found = list(examine_host(manifest))
         checks.extend(found)
         if manifest["host"] == "sglang":
@@ -70,7 +72,7 @@ def summary(checks: Iterable[Check]) -> Iterator[str]:
 
 
 def _python() -> Check:
-    wanted = importlib.metadata.metadata("pdplugins")["Requires-Python"]
+    wanted = importlib.metadata.metadata(extras.installed())["Requires-Python"]
     inside = SpecifierSet(wanted).contains(platform.python_version())
     fix = "use python3.11 -m venv"
     return Check(f"python {wanted}", "ok" if inside else "fail", platform.python_version(), fix)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import pluggy
 from pydantic import BaseModel
 
-from pdplugins import hookspecs
+from pdplugins import extras, hookspecs
 from pdplugins.contracts.kinds import Kind
 from pdplugins.contracts.register import NoSettings, Register
 from pdplugins.errors import ConfigError, PluginError, meant, shown
@@ -147,13 +147,18 @@ class Registry:
     def get(self, kind: str, name: str) -> Registration:
         """Return the registration of `kind` called `name`. If there is none, raises ConfigError with valid names."""
         try:
-            return self._registrations[kind, name]
+            found = self._registrations[kind, name]
         except KeyError:
             bundles = self.names(BUNDLE) if kind in tuple(Kind) else []
             choices = ", ".join(self.names(kind)) or "(none)"
             more = f", or a bundle that has one: {', '.join(bundles)}" if bundles else ""
             hint = meant(name, [*self.names(kind), *bundles])
             raise ConfigError(f"{kind}: there is no {shown(name)}; choose from {choices}{more}{hint}") from None
+        if (
+            module := extras.PLUGINS.get((kind, name))
+        ) is not None and found.plugin.distribution in extras.DISTRIBUTIONS:
+            extras.need(f"{kind} {name}", module)
+        return found
 
     def policy(self, kind: Kind, name: str) -> Registration:
         """Return the policy of `kind` called `name`, else the bundle of that name. Raises ConfigError without any."""

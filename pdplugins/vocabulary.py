@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from typing import Any
 
-from pdplugins import config
+from pdplugins import config, extras
 from pdplugins.registry import BUNDLE, default_registry
 from pdplugins.workloads import traces
 
@@ -35,7 +35,7 @@ EXAMPLES: dict[str, tuple[str, str]] = {
         "pdplugins compare dopd fusion stock-colocated --trace demo --html report.html",
         "pdplugins compare arrow my-config.yaml --trace trace.csv --rate 12 --gpus 16",
     ),
-    "config": ("pdplugins config dopd", "pdplugins config my-config.yaml"),
+    "config": ("pdplugins config dopd", "pdplugins config --schema"),
     "doctor": ("pdplugins doctor", "pdplugins doctor --config my-config.yaml"),
     "explain": ("pdplugins explain log.jsonl", "pdplugins explain log.jsonl --request 17"),
     "gateway": (
@@ -128,7 +128,7 @@ def _others() -> Iterator[str]:
     """Yield the policies of other packages, which stand for a config."""
     kinds = {*config.CHOICES, BUNDLE}
     for one in default_registry().registrations():
-        if one.kind in kinds and one.plugin.distribution != "pdplugins":
+        if one.kind in kinds and one.plugin.distribution not in extras.DISTRIBUTIONS:
             yield one.name
 
 

@@ -14,7 +14,7 @@ import typer
 from typer.testing import CliRunner
 
 import pdplugins
-from pdplugins import doctor
+from pdplugins import doctor, extras
 from pdplugins.hosts import seams
 from pdplugins.registry import Registry
 from pdplugins.sim import kernel
@@ -178,3 +178,15 @@ def test_it_says_which_kernel_of_the_simulator_runs(tmp_path: Path, monkeypatch:
     state, line = simulator_kernel(tmp_path)
     assert state == "fail"
     assert "not from the sources that are here (steps.py changed); fix: compile it again" in line
+
+
+@pytest.mark.parametrize(("distribution", "state"), [("pdplugins", "fail"), ("pdplugins-slim", "warn")])
+def test_a_slim_installation_may_lack_dynamo(
+    distribution: str, state: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(extras, "installed", lambda: distribution)
+    monkeypatch.setattr("importlib.metadata.metadata", lambda name: {"Requires-Python": ">=3.11"})
+    lines = ('host = "dynamo"', 'distribution = "no-such-host"', 'versions = ">=1"', 'tested = ["1"]')
+    (tmp_path / "dynamo.toml").write_text("\n".join(lines))
+    (found,) = (one for one in doctor.examine("dopd", 0, tmp_path) if one.name == "dynamo >=1")
+    assert found.state == state

@@ -8,14 +8,18 @@ import pytest
 
 from tests.consoles import ROOT, consoles, differences, differences_of_replay, run
 
+PAGES = {"README.md": 3, "docs/start.md": 2, "docs/tuning.md": 1}
+"""Pages whose commands are run, and how many they are at least."""
 SHOWN = list(consoles((ROOT / "README.md").read_text(encoding="utf-8")))
 
 
 @pytest.mark.slow
-def test_the_commands_of_readme_print_what_it_shows(tmp_path: Path) -> None:
+@pytest.mark.parametrize("page", PAGES)
+def test_the_commands_of_a_page_print_what_it_shows(page: str, tmp_path: Path) -> None:
     """`python -m tests.consoles README.md` writes the figures again."""
-    blocks = [shown for shown in SHOWN if shown.command.startswith("pdplugins ")]
-    assert len(blocks) >= 3
+    shown_here = consoles((ROOT / page).read_text(encoding="utf-8"))
+    blocks = [shown for shown in shown_here if shown.command.startswith("pdplugins ")]
+    assert len(blocks) >= PAGES[page]
     assert [line for shown in blocks for line in differences(shown.lines, run(shown.command, tmp_path))] == []
 
 

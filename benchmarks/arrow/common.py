@@ -214,6 +214,11 @@ def options(description: str | None) -> argparse.Namespace:
     return chosen
 
 
+def shipped(traces: str) -> argparse.Namespace:
+    """Return what an experiment without options takes: for cells that are computed again."""
+    return argparse.Namespace(traces=Path(traces), perf=TableModel(read_profile(PROFILE)))
+
+
 def title(workload: Workload, source: str) -> str:
     """Return the name of a workload for a table."""
     return workload.title if workload.file is None or source != "synthetic" else f"{workload.title} (synthetic)"

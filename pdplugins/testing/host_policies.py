@@ -39,6 +39,18 @@ class SilentRouter(RecordingRouter):
         return None  # type: ignore[return-value]
 
 
+class PlanningRouter(RecordingRouter):
+    """A router that plans ahead, and notes on how many workers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.planned: list[int] = []
+
+    def plan_ahead(self, workers: tuple[WorkerView, ...], now_s: float) -> None:
+        """Plan."""
+        self.planned.append(len(workers))
+
+
 class LoggingRouter(RecordingRouter):
     """A router that writes down what it places."""
 

@@ -13,6 +13,7 @@ from pdplugins.testing.host_policies import (
     EverySecond,
     LoggingRouter,
     OneByOne,
+    PlanningRouter,
     RaisingRouter,
     SilentRouter,
     UnknownRouter,
@@ -109,6 +110,14 @@ class RequestTests(HostTests):
             served = self.run(Scenario(FEW, router))
             assert served.endings == (Ending.FINISHED,) * len(FEW), type(router).__name__
             assert served.faults.get(Kind.ROUTER, 0) >= len(FEW), type(router).__name__
+
+    @fills(Seam.PLANS_AHEAD)
+    def test_a_router_that_plans_ahead_is_called_between_requests(self) -> None:
+        """About once a second, with the workers that it would be asked about."""
+        router = PlanningRouter()
+        served = self.run(Scenario((FEW[0], Job(14.0)), router, prefill=1, decode=2))
+        assert served.endings == (Ending.FINISHED,) * 2
+        assert 3 in router.planned, "on all workers"
 
     # --- flow --------------------------------------------------------------------------------------------------------
 

@@ -30,6 +30,7 @@ class Seam(StrEnum):
     FAILED = "tells a router of each request that failed, once"
     CANCELLED = "tells a router of each request whose client left, once"
     ROUTER_FAULTS = "serves on when a router raises or names unknown workers, and counts it"
+    PLANS_AHEAD = "lets a router that plans ahead do so between requests, on the workers that are ready"
     HOLDS = "lets requests wait where the flow policy holds, and asks again when one has ended"
     REFUSES = "refuses what the flow policy refuses"
     BATCHES = "asks a batch scheduler what each worker runs next, and tells it of each step"

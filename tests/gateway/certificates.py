@@ -30,7 +30,7 @@ class Authority:
         key = str(folder / "ca.key")
         openssl(
             *("req", "-x509", *EC, "-nodes", "-keyout", key, "-out", str(it.certificate), "-days", "2"),
-            *("-subj", "/CN=an authority of a test"),
+            *("-subj", "/CN=an authority of a test", "-addext", "keyUsage=critical,keyCertSign,cRLSign"),
         )
         return it
 
@@ -38,7 +38,7 @@ class Authority:
         """Make a certificate for 127.0.0.1; return it and its key."""
         certificate, key, request = (self.folder / f"{name}.{end}" for end in ("pem", "key", "csr"))
         extensions = self.folder / "extensions"
-        extensions.write_text("subjectAltName=IP:127.0.0.1,DNS:localhost\n")
+        extensions.write_text("subjectAltName=IP:127.0.0.1,DNS:localhost\nauthorityKeyIdentifier=keyid\n")
         secret = ("-nodes",) if password is None else ("-passout", f"pass:{password}")
         openssl("req", *EC, *secret, "-keyout", str(key), "-out", str(request), "-subj", f"/CN={name}")
         openssl(

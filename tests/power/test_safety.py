@@ -254,7 +254,7 @@ def test_no_story_passes_the_budget(nvidia: Standin, nvml: NvmlBackend, folder: 
     assert min(seen[name] for name in ("rollback", "timeout", "permission", "lost")) > 5
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(900)
 def test_no_story_of_ten_thousand_passes_the_budget(nvidia: Standin, nvml: NvmlBackend, folder: Path) -> None:
     play(range(1000, 11_000), nvidia.node, nvml, folder)

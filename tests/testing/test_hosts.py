@@ -26,6 +26,7 @@ from pdplugins.types import (
     Outcome,
     Planner,
     PlannerView,
+    PlansAhead,
     Pool,
     PowerController,
     QueuedPrefill,
@@ -119,11 +120,13 @@ class SmallHost:
 
     def tick(self) -> None:
         self.ticks += 1
-        mean_tokens = sum(job.prompt_tokens for job in self.arrived) / len(self.arrived)
+        mean_tokens = sum(job.prompt_tokens for job in self.arrived) / max(len(self.arrived), 1)
         traffic = Traffic(1.0, float(len(self.arrived)), isl_tokens=mean_tokens)
         seen = None if "hides traffic" in self.defects else traffic
         view = PlannerView(float(self.ticks), seen, Pool(self.count(Role.PREFILL)), Pool(self.count(Role.DECODE)))
         self.arrived = []
+        if isinstance(self.router, PlansAhead) and "lets no router plan" not in self.defects:
+            self.router.plan_ahead(self.workers, view.now_s)
         if self.scenario.planner is not None:
             self.follow(self.scenario.planner, view)
         if self.scenario.power is not None:
@@ -188,6 +191,7 @@ DEFECTS = {
     "tells endings twice": "test_the_router_is_told_of_what_finished",
     "hides failures": "test_the_router_is_told_of_what_failed",
     "does not count faults": "test_a_bad_router_does_not_stop_serving_and_is_counted",
+    "lets no router plan": "test_a_router_that_plans_ahead_is_called_between_requests",
     "does not ask the flow policy": "test_what_the_flow_policy_holds_waits_and_is_placed_when_it_goes",
     "serves what is refused": "test_what_the_flow_policy_refuses_is_refused",
     "hides steps": "test_the_batch_scheduler_composes_the_steps_and_hears_of_them",

@@ -53,12 +53,13 @@ class FusionBatchScheduler:
         """Return whose turn it is in a step of `budget` tokens."""
         queue, chosen = self._queue, list[QueuedPrefill]()
         waiting = {prefill.request.id: prefill for prefill in view.queue}
-        for gone in queue.keys - waiting.keys():
-            queue.remove(gone)
         known = queue.keys
-        for name, prefill in waiting.items():
-            if name not in known:
-                queue.push(self._job(prefill), now_s, speed)
+        new = [prefill for name, prefill in waiting.items() if name not in known]
+        if len(known) + len(new) > len(waiting):
+            for gone in known - waiting.keys():
+                queue.remove(gone)
+        for prefill in new:
+            queue.push(self._job(prefill), now_s, speed)
         while budget > 0 and (job := queue.first(now_s, speed)) is not None:
             prefill = waiting[job.key]
             tokens = max(prefill.remaining_tokens, 1)
@@ -68,12 +69,13 @@ class FusionBatchScheduler:
         return chosen
 
     def _job(self, prefill: QueuedPrefill) -> Job:
-        request, done = prefill.request, done_tokens(prefill)
-        cost_s = self._costs.prefill_s(done + prefill.remaining_tokens, done)
-        own_s = None if request.terms is None else request.terms.ttft_s
-        ttft_s = self._ttft_s if own_s is None else own_s * self._ttft_share
-        job = Job(request.arrival_s + ttft_s, request.arrival_s, request.id, cost_s)
-        return self._queue.asked(job, request.terms)
+        request, done, left = prefill.request, done_tokens(prefill), prefill.remaining_tokens
+        cost_s = self._costs.prefill_s(done + left, done) if done else self._costs.whole_s(max(left, 0))
+        terms, since_s = request.terms, request.arrival_s
+        if terms is None:
+            return Job(since_s + self._ttft_s, since_s, request.id, cost_s)
+        ttft_s = self._ttft_s if terms.ttft_s is None else terms.ttft_s * self._ttft_share
+        return self._queue.asked(Job(since_s + ttft_s, since_s, request.id, cost_s), terms)
 
     def _speed(self, step: Step, budget: int) -> float:
         """Return the share of an idle worker's prefill that a step of `budget` tokens leaves beside its decodes."""

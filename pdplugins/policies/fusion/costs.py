@@ -9,6 +9,7 @@ from pdplugins.contracts.deployment import Deployment
 from pdplugins.contracts.workers import WorkerView
 from pdplugins.policies._common import largest_within
 from pdplugins.policies.dynaserve.batching import Step
+from pdplugins.policies.dynaserve.steps import Grid
 from pdplugins.policies.dynaserve.table import BOUND, ProfileTable
 from pdplugins.policies.fusion.config import FusionSettings
 
@@ -35,6 +36,8 @@ class Costs:
         self._chunk = min(settings.prefill_only_tokens, settings.step_tokens)
         self._chunk_s = self._table.steps.prefill([(self._chunk, 0)])
         self._chunk_attending_s = self._table.steps.attending(self._chunk, 0)
+        self.whole_s = Grid(lambda tokens: self.prefill_s(int(tokens)))
+        """Seconds of a prompt of which nothing is done: `prefill_s`, cheap enough for each of a hundred prompts."""
         self._rates: dict[tuple[int, int], float] = {}
         self._ratios = {True: 1.0, False: 1.0}
         """Measured over modelled time of steps, with decodes and without."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from pdplugins.contracts.kinds import Kind
-from pdplugins.contracts.request import Request
+from pdplugins.contracts.request import Request, swift_request
 from pdplugins.contracts.router import ElasticRouter, Outcome, Placement
 from pdplugins.results import Scaling
 from pdplugins.runtime.faults import implements
@@ -46,7 +46,7 @@ class Routing:
     def request(self, flight: Flight, bound: str | None) -> Request:
         """Return what policies see of a request."""
         arrival = flight.arrival
-        return Request(
+        return swift_request(
             flight.id,
             flight.arrived / TICKS_PER_S,
             flight.isl + flight.emitted,

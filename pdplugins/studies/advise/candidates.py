@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from itertools import product
 from typing import Any
 
+from pdplugins import extras
 from pdplugins.config import Config, find, load, parse
 from pdplugins.contracts.kinds import Kind
 from pdplugins.contracts.perf import PerfModel
@@ -224,7 +225,7 @@ def systems(asked: Question) -> list[System]:
 def _others() -> Iterator[System]:
     """Yield the policies that other packages have registered, each with its default settings."""
     for one in default_registry().registrations():
-        if one.plugin.distribution == "pdplugins":
+        if one.plugin.distribution in extras.DISTRIBUTIONS:
             continue
         if one.kind == Kind.PLANNER:
             yield System(one.name, _picked(one), warm, scales=True)

@@ -22,12 +22,13 @@ from typing import Any
 import pytest
 import yaml
 
+from pdplugins.runtime import explain as explaining
 from pdplugins.runtime.decision_reader import read
 from pdplugins.runtime.replaying import verify
 
 pytestmark = [
     pytest.mark.dynamo,
-    pytest.mark.slow,
+    pytest.mark.long,
     pytest.mark.skipif(
         shutil.which("etcd") is None, reason="etcd is not installed (Debian: apt-get install etcd-server)"
     ),
@@ -104,6 +105,12 @@ def metrics_port(planner_data: dict[str, Any]) -> int:
 
 
 @pytest.fixture
+def planner_extra(request: pytest.FixtureRequest) -> dict[str, Any]:
+    """What a test adds to the planner's YAML."""
+    return dict(getattr(request, "param", {}))
+
+
+@pytest.fixture
 def planner(
     tmp_path: Path,
     frontend_url: str,
@@ -111,13 +118,14 @@ def planner(
     metrics_port: int,
     planner_data: dict[str, Any],
     entry_data: dict[str, Any],
+    planner_extra: dict[str, Any],
 ) -> Iterator[subprocess.Popen[bytes]]:
     """The stock binary, with DOPD in its YAML."""
     entry = entry_data | {
         "needs": ["observations.fpm", "observations.workers"],
         "kwargs": {"config": "dopd", "frontend_url": frontend_url, "decision_log": f"{tmp_path}/d.jsonl"},
     }
-    planner_data["plugin_registration"] = {"in_process_plugins": [entry]}
+    planner_data |= planner_extra | {"plugin_registration": {"in_process_plugins": [entry]}}
     (tmp_path / "planner.yaml").write_text(yaml.safe_dump(planner_data))
     with (tmp_path / "planner.log").open("wb") as log:
         process = subprocess.Popen(
@@ -126,6 +134,36 @@ def planner(
         yield process
         process.kill()
         process.wait()
+
+
+@pytest.mark.parametrize("planner_extra", [{"advisory": True}], indirect=True)
+def test_an_advisory_planner_decides_and_logs_and_changes_nothing(
+    planner_extra: dict[str, Any], planner: subprocess.Popen[bytes], tmp_path: Path
+) -> None:
+    log = tmp_path / "d.jsonl"
+
+    async def published() -> int:
+        """Wait until DOPD has asked for more, and for two plans after that; return the last decision of Dynamo's."""
+        from dynamo._core import VirtualConnectorClient  # noqa: PLC0415 - slow, and may be missing
+        from dynamo.runtime import DistributedRuntime  # noqa: PLC0415
+
+        runtime = DistributedRuntime(asyncio.get_running_loop(), "file", "tcp", event_plane="zmq")
+        client = VirtualConnectorClient(runtime, os.environ["DYN_NAMESPACE"])
+        try:
+            for _ in range(150):
+                assert planner.poll() is None, (tmp_path / "planner.log").read_text()[-3000:]
+                plans = [one.plan for run in read(log) for one in run.entries] if log.exists() else []
+                if len([plan for plan in plans if plan.prefill > 1]) > 2:
+                    return int((await client.get()).decision_id)
+                await asyncio.sleep(0.5)
+        finally:
+            runtime.shutdown()
+        raise AssertionError((tmp_path / "planner.log").read_text()[-3000:])
+
+    assert asyncio.run(published()) < 0
+    told = "\n".join(explaining.explain(log))
+    assert "requests/s" in told
+    assert verify(read(log)[0]) is None
 
 
 def test_the_stock_planner_publishes_our_decision_and_our_metrics(

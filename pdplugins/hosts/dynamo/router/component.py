@@ -81,13 +81,14 @@ class RouterComponent:
         if flow is not None:
             safe = SafeFlow(flow, most_waiting=self.settings.max_waiting, journal=journal)
             self._queue = AdmissionQueue(safe, self.workers, metrics, self._deployment.slo.ttft_s)
-        routing = Routing(router, self._deployment, self.workers, metrics, journal, late=True)
+        self._routing = routing = Routing(router, self._deployment, self.workers, metrics, journal, late=True)
         self._serving = Serving(routing, self.workers, Legs(self.settings), self.admission, metrics, self._queue)
 
     async def start(self, runtime: Any) -> None:
         """Find the workers, and keep looking."""
         await self.workers.start(runtime)
         works: list[Callable[[], Awaitable[None]]] = [self.workers.watch, self.policies.share_signals]
+        works.append(self._routing.plan_ahead)
         if self._queue is not None:
             works.append(self._queue.run)
         self._watchers = [asyncio.create_task(keep(work, self.metrics)) for work in works]

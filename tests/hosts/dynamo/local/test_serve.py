@@ -88,6 +88,14 @@ def test_nothing_outlives_a_killed_launcher(serve: Callable[..., Serve]) -> None
     assert not any(alive(pid) for pid in pids)
 
 
+def command_of(pid: int) -> list[str]:
+    """The command line of a process; of one that has gone nothing."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_text().split("\0")
+    except OSError:
+        return []
+
+
 def test_a_router_serves_dies_and_serves_again(serve: Callable[..., Serve], tmp_path: Path) -> None:
     """It is in the path of each request, nothing of it listens beyond this machine, and nothing of it stays."""
     decisions = tmp_path / "decisions.jsonl"
@@ -95,8 +103,7 @@ def test_a_router_serves_dies_and_serves_again(serve: Callable[..., Serve], tmp_
     ready = stack.ready()
 
     def routers() -> list[int]:
-        command = "pdplugins.hosts.dynamo.router"
-        return [pid for pid in stack.descendants() if command in Path(f"/proc/{pid}/cmdline").read_text().split("\0")]
+        return [pid for pid in stack.descendants() if "pdplugins.hosts.dynamo.router" in command_of(pid)]
 
     def served() -> str:
         return page(f"http://127.0.0.1:{ready['router_metrics_port']}/metrics")
@@ -139,6 +146,7 @@ def test_a_failing_start_leaves_nothing(serve: Callable[..., Serve]) -> None:
     assert "203.0.113.1" in error
 
 
+@pytest.mark.long
 def test_replay_scales_both_roles_up_and_down_without_a_failure(
     serve: Callable[..., Serve], quick_config: Callable[..., str], waves: Callable[..., Path], tmp_path: Path
 ) -> None:
@@ -170,7 +178,7 @@ def test_replay_scales_both_roles_up_and_down_without_a_failure(
     assert any("on the average; fixed pools of" in line for line in verdict["lines"])
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(900)
 def test_supervision_goes_on_whatever_happens_to_proxy_logs_and_folder(serve: Callable[..., Serve]) -> None:
     """A proxy that is not there; deleted logs; then a hung worker and a dead one; then a deleted folder."""

@@ -11,7 +11,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import urllib.request
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
@@ -28,7 +27,7 @@ from pdplugins.hosts.dynamo.local.broker import Broker
 from pdplugins.hosts.dynamo.local.engine import Mocker
 from pdplugins.hosts.dynamo.router.__main__ import register
 from pdplugins.hosts.dynamo.router.component import RouterComponent
-from pdplugins.hosts.dynamo.router.places import ROUTER
+from pdplugins.hosts.dynamo.router.places import FRONT, first
 from pdplugins.processes.ports import free_ports
 from pdplugins.runtime.assembly import build_deployment
 from pdplugins.types import Deployment, Role
@@ -111,7 +110,7 @@ class Rig:
         self.url = f"http://127.0.0.1:{free_ports(1)[0]}"
         port = int(self.url.rpartition(":")[2])
         self._frontend = subprocess.Popen(
-            self._unwrapped(self._mocker.frontend("127.0.0.1", port, routed=True)),
+            self._mocker.frontend("127.0.0.1", port, routed=True),
             env=self._mocker.environment(),
             stdout=(folder / "frontend.log").open("ab"),
             stderr=subprocess.STDOUT,
@@ -136,17 +135,12 @@ class Rig:
             path = self.folder / f"{role}.json"
             path.write_text(json.dumps(json.loads(path.read_text()) | {"num_gpu_blocks": KV_BLOCKS}))
 
-    @staticmethod
-    def _unwrapped(command: list[str]) -> list[str]:
-        """The command without the wrapper that lets it die with the launcher's thread."""
-        module = command[command.index("pdplugins.processes.child") + 3 :]
-        return [sys.executable, "-m", *module]
-
     async def _start(self) -> None:
         from dynamo.runtime import DistributedRuntime  # noqa: PLC0415 - may be missing
 
         self.runtime = DistributedRuntime(asyncio.get_running_loop(), "file", "tcp", event_plane="zmq")
-        endpoint = self.runtime.endpoint(ROUTER)
+        self._odd: dict[str, list[Any]] = {}
+        endpoint = self.runtime.endpoint(f"{FRONT}.router.route")  # endpoints of one process have different names
         await register(endpoint, str(self.folder / "model"), MODEL)
 
         async def serve() -> None:
@@ -192,7 +186,7 @@ class Rig:
         return f"{'both' if both else 'stock'}{prefill}{decode}"
 
     def worker(self, name: str, role: Role, namespace: str, *, both: bool) -> WorkerProcess:
-        command = self._unwrapped(self._mocker.worker(role, at_once=True, both=both))
+        command = self._mocker.worker(role, at_once=True, both=both)
         environment = self._mocker.environment(name) | {"DYN_NAMESPACE": namespace}
         return WorkerProcess(name, command, environment, self.folder / f"{name}.log")
 
@@ -228,6 +222,49 @@ class Rig:
             await until(lambda: not component.admission.requests, "the router is idle")
         finally:
             await component.stop(0.0)
+
+    @asynccontextmanager
+    async def odd_worker(self, namespace: str, answer: list[Any]) -> AsyncIterator[None]:
+        """A decode worker of this process that gives the chunks of `answer`; one that is an exception it raises."""
+        endpoint = self.runtime.endpoint(first(Role.DECODE, namespace).path)
+        known = namespace in self._odd
+        self._odd[namespace] = answer
+        with self.environment():  # it says where the worker listens, which is read when the worker is registered
+            if known:
+                await endpoint.register_endpoint_instance()
+            else:
+                await self._start_odd(endpoint, namespace)
+            try:
+                yield
+            finally:
+                await endpoint.unregister_endpoint_instance()
+
+    async def _start_odd(self, endpoint: Any, namespace: str) -> None:
+        from dynamo.llm import ModelInput, ModelRuntimeConfig, ModelType, WorkerType, register_model  # noqa: PLC0415
+
+        async def generate(request: Any, context: Any) -> AsyncIterator[Any]:
+            for chunk in self._odd[namespace]:
+                if isinstance(chunk, Exception):
+                    raise chunk
+                yield chunk
+
+        async def serve() -> None:
+            await endpoint.serve_endpoint(generate)
+
+        card = ModelRuntimeConfig()
+        card.total_kv_blocks = 1000
+        await register_model(
+            model_input=ModelInput.Tokens,
+            model_type=ModelType.Chat | ModelType.Completions,
+            endpoint=endpoint,
+            model_path=str(self.folder / "model"),
+            model_name=MODEL,
+            worker_type=WorkerType.Decode,
+            needs=[[WorkerType.Prefill]],
+            kv_cache_block_size=16,
+            runtime_config=card,
+        )
+        self._serving_odd = asyncio.create_task(serve())
 
     async def ask(
         self, tokens: int = 100, osl: int = 5, *, session: str | None = None, **fields: Any

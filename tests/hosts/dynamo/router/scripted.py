@@ -7,6 +7,8 @@ import json
 from collections.abc import AsyncIterator
 from typing import Any
 
+from pdplugins.types import Placement, Role, RoleMove
+
 TOKEN = {"token_ids": [7]}
 LAST = {"token_ids": [], "finish_reason": "length"}
 PREFILLED = {"token_ids": [7], "disaggregated_params": "there"}
@@ -93,3 +95,37 @@ class Registry(Transport):
 
     def leaves(self, instance: int) -> None:
         self.instances.remove(instance)
+
+
+class Flipping:
+    """Moves a worker between the roles once in `every` requests, and looks at its role at the next one."""
+
+    def __init__(self, every: int = 7) -> None:
+        self._every = every
+        self.asked = self.turn = self.flips = self.late = 0
+        self._moves: tuple[RoleMove, ...] = ()
+        self._expected: dict[str, Role] = {}
+
+    def on_arrival(self, request: Any, workers: Any, now_s: float) -> Placement:
+        self.late += sum(worker.role is not self._expected.get(worker.id, worker.role) for worker in workers)
+        self.asked += 1
+        if self.asked % self._every == 0:
+            role = Role.PREFILL if self.asked % (2 * self._every) else Role.DECODE
+            others = [worker for worker in workers if worker.role is not role]
+            if len(others) > 1:
+                self._moves = (RoleMove(others[self.asked // (2 * self._every) % len(others)].id, role),)
+        return Placement(self._next(workers, Role.PREFILL), None, request.prompt_tokens)
+
+    def on_prefill_done(self, request: Any, placement: Placement, workers: Any, now_s: float) -> Placement:
+        return Placement(placement.first, self._next(workers, Role.DECODE), placement.split)
+
+    def take_role_moves(self) -> tuple[RoleMove, ...]:
+        moves, self._moves = self._moves, ()
+        self._expected.update((move.worker, move.role) for move in moves)
+        self.flips += len(moves)
+        return moves
+
+    def _next(self, workers: Any, role: Role) -> str:
+        names = [worker.id for worker in workers if worker.role is role]
+        self.turn += 1
+        return str(names[self.turn % len(names)])

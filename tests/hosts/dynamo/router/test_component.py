@@ -13,8 +13,8 @@ from pdplugins.hosts.dynamo.router.component import RouterComponent
 from pdplugins.hosts.dynamo.router.places import places
 from pdplugins.runtime.assembly import build_deployment
 from pdplugins.testing.scripted import FixedRouter
-from pdplugins.types import Placement, Role, RoleMove
-from tests.hosts.dynamo.router.scripted import LAST, PREFILLED, TOKEN, Leg, Registry
+from pdplugins.types import Role
+from tests.hosts.dynamo.router.scripted import LAST, PREFILLED, TOKEN, Flipping, Leg, Registry
 
 ANSWERS = {Role.PREFILL: (PREFILLED, LAST), Role.DECODE: (TOKEN, TOKEN, LAST)}
 REQUEST = {"token_ids": [1] * 40, "stop_conditions": {"max_tokens": 2}}
@@ -47,39 +47,6 @@ class Stand:
 
     async def ask(self, context: Leg | None = None) -> list[Any]:
         return [chunk async for chunk in self.component.generate(REQUEST, context or Leg())]
-
-
-class Flipping:
-    """Moves a worker between the roles at every seventh request, and looks at its role at the next one."""
-
-    def __init__(self) -> None:
-        self.asked = self.turn = self.flips = self.late = 0
-        self._moves: tuple[RoleMove, ...] = ()
-        self._expected: dict[str, Role] = {}
-
-    def on_arrival(self, request: Any, workers: Any, now_s: float) -> Placement:
-        self.late += sum(worker.role is not self._expected.get(worker.id, worker.role) for worker in workers)
-        self.asked += 1
-        if self.asked % 7 == 0:
-            role = Role.PREFILL if self.asked % 14 else Role.DECODE
-            others = [worker for worker in workers if worker.role is not role]
-            if len(others) > 1:
-                self._moves = (RoleMove(others[self.asked // 14 % len(others)].id, role),)
-        return Placement(self._next(workers, Role.PREFILL), None, request.prompt_tokens)
-
-    def on_prefill_done(self, request: Any, placement: Placement, workers: Any, now_s: float) -> Placement:
-        return Placement(placement.first, self._next(workers, Role.DECODE), placement.split)
-
-    def take_role_moves(self) -> tuple[RoleMove, ...]:
-        moves, self._moves = self._moves, ()
-        self._expected.update((move.worker, move.role) for move in moves)
-        self.flips += len(moves)
-        return moves
-
-    def _next(self, workers: Any, role: Role) -> str:
-        names = [worker.id for worker in workers if worker.role is role]
-        self.turn += 1
-        return str(names[self.turn % len(names)])
 
 
 def test_a_thousand_requests_with_flips_under_load_lose_nothing() -> None:

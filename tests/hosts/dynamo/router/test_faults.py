@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import signal
+from typing import Any
 
 import pytest
 
+from pdplugins.hosts.dynamo.router.component import RouterComponent
 from pdplugins.testing.scripted import FixedRouter
 from pdplugins.types import Role
 from tests.hosts.dynamo.router.rig import Rig, settings, until
@@ -40,6 +42,29 @@ def test_nothing_is_lost_when_a_worker_dies_under_load_and_another_one_comes_in_
             rig.workers(2, 2, both=False)
             await until(lambda: len(component.workers.ready) == 4, "another worker is there")
             assert dead not in {worker.instance for worker in component.workers.by_id.values() if worker.alive}
+
+    rig.run(run())
+
+
+def test_a_worker_that_hangs_loses_its_requests_and_comes_back(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
+    """They wait `first_token_s` for it, and no longer; it gets work again when it has rested."""
+    config = settings("dopd", any_role=False, rest_s=1.0)
+    names = [f"{rig.namespace(2, 2, both=False)}-{role}-2" for role in Role]  # others are killed above
+
+    async def run() -> None:
+        async with rig.routed(config, 2, 2, router=FixedRouter(*names), own=True) as component:
+            worker = rig.workers(2, 2, both=False)[names[0]]
+            worker.signal(signal.SIGSTOP)
+            try:
+                assert (await rig.ask())[0] == 200
+                assert "no token for 3 s" in caplog.text
+                assert names[0] not in component.workers.ready_ids
+            finally:
+                worker.signal(signal.SIGCONT)
+            await until(lambda: component.workers.now_ready() and names[0] in component.workers.ready_ids, "it is back")
+            before = component.workers.by_id[names[0]].view.load.recent_ttft_s
+            assert (await rig.ask())[0] == 200
+            assert component.workers.by_id[names[0]].view.load.recent_ttft_s != before, "it has prefilled"
 
     rig.run(run())
 
@@ -96,3 +121,53 @@ def test_a_stop_finishes_what_is_in_flight_and_refuses_the_rest(rig: Rig) -> Non
             await stopping
 
     rig.run(run())
+
+
+# --- a worker that answers nonsense, on the same transport as any other -----------------------------------------------
+
+
+TOKEN = {"token_ids": [321]}
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        [],
+        ["what?"],
+        [{"tokens": 1}],
+        [{"token_ids": None}],
+        [{"token_ids": [], "finish_reason": {"error": "no memory"}}],
+        [RuntimeError("no memory")],
+        [TOKEN, TOKEN],
+        [TOKEN, {"token_ids": [], "finish_reason": {"error": "no memory"}}],
+        [TOKEN, RuntimeError("no memory")],
+    ],
+    ids=["nothing", "text", "no-tokens", "null", "error", "raises", "breaks-off", "late-error", "raises-late"],
+)
+def test_an_odd_answer_goes_on_elsewhere(rig: Rig, answer: list[Any]) -> None:
+    """With the tokens that the client has got already, and no others of the odd worker."""
+    config = settings("dopd", any_role=False, rest_s=60.0)
+    namespace = rig.namespace(2, 2, both=False)
+
+    class OddFirst(FixedRouter):
+        def on_arrival(self, request: Any, workers: Any, now_s: float) -> Any:
+            odd = [worker.id for worker in workers if not worker.id.startswith(namespace)]
+            self.first, self.second = f"{namespace}-prefill-1", (*odd, f"{namespace}-decode-1")[0]
+            return super().on_arrival(request, workers, now_s)
+
+    async def run() -> RouterComponent:
+        router = OddFirst("", "")
+        async with (
+            rig.odd_worker(namespace, answer),
+            rig.routed(config, 2, 2, router=router, own=True, more=1) as component,
+        ):
+            status, said = await rig.ask(100, 6)
+            assert status == 200, said
+            assert said["usage"]["completion_tokens"] == 6
+            assert said["choices"][0]["finish_reason"] == "length"
+            return component
+
+    component = rig.run(run())
+    assert component.metrics.faults["worker_failed"] == 1
+    got = sum(chunk == TOKEN for chunk in answer)
+    assert component.metrics.faults["resumed"] == (1 if got else 0)

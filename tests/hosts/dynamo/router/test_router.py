@@ -12,6 +12,7 @@ from pdplugins.hosts.dynamo.router.component import RouterComponent
 from pdplugins.testing.scripted import FixedRouter, RecordingRouter
 from pdplugins.types import Placement, Role
 from tests.hosts.dynamo.router.rig import Rig, WorkerProcess, settings, until
+from tests.hosts.dynamo.router.scripted import Flipping
 
 pytestmark = pytest.mark.dynamo
 
@@ -160,3 +161,28 @@ def test_the_state_shows_loads_and_an_idle_stack_has_none(rig: Rig) -> None:
             assert "pdplugins_dynamo_router_requests_total" in component.exposition()
 
     rig.run(run())
+
+
+def test_a_thousand_requests_with_flips_under_load_lose_nothing(rig: Rig) -> None:
+    """A flip takes effect for the next request; what a worker is doing in its old role it finishes."""
+    router = Flipping(every=10)
+
+    async def run() -> None:
+        async with rig.routed(settings("arrow", any_role=True), 2, 2, router=router, own=True) as component:
+            workers = rig.workers(2, 2, both=True)
+            before = counted(workers)
+            left = iter(range(1000))
+
+            async def client() -> list[int]:
+                return [(await rig.ask(50, 3, seed=n))[0] for n in left]
+
+            statuses = [status for some in await asyncio.gather(*(client() for _ in range(40))) for status in some]
+            assert Counter(statuses) == {200: 1000}
+            after = counted(workers)
+            for role in Role:
+                assert sum((after[role] - before[role]).values()) == 1000
+            assert component.metrics.faults["worker_failed"] == 0
+
+    rig.run(run())
+    assert router.flips >= 50
+    assert router.late == 0
