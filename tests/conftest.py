@@ -49,17 +49,22 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Where pytest-xdist runs tests at once, keep those of a file together, and all that run Dynamo in one process.
+    """Where pytest-xdist runs tests at once, keep those of a file together, and those that run Dynamo in two groups.
 
     The longest groups begin first, so that no process is left alone with one of them at the end.
     """
     if config.pluginmanager.hasplugin("xdist"):
         length: Counter[str] = Counter()
         for item in items:
-            group = "dynamo" if item.get_closest_marker("dynamo") else str(item.path)
+            group = dynamo_group(item) if item.get_closest_marker("dynamo") else str(item.path)
             item.add_marker(pytest.mark.xdist_group(group))
             length[group] += sum(cost for mark, cost in COSTS.items() if item.get_closest_marker(mark))
         items.sort(key=lambda item: -length[item.get_closest_marker("xdist_group").args[0]])  # type: ignore[union-attr]
+
+
+def dynamo_group(item: pytest.Item) -> str:
+    """Live stacks mostly wait for each other, so that their tests may run beside those that compute."""
+    return "dynamo live" if item.path.parent.name in {"local", "router"} else "dynamo"
 
 
 @pytest.fixture(autouse=True)

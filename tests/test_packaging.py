@@ -61,7 +61,7 @@ def test_the_wheel_holds_one_package_and_its_data(checkout: Path, tmp_path: Path
     assert wheel.name.endswith("py3-none-any.whl")
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(600)
 def test_where_there_is_a_c_compiler_the_wheel_holds_the_kernel(checkout: Path, tmp_path: Path) -> None:
     cc = tmp_path / "cc"

@@ -67,6 +67,7 @@ HARDWARE = {
     "h100": Hardware("h100/llama-3.1-70b-fp8", 2, 4),
     "a100": Hardware("a100/qwen2.5-14b", 1, 4),
     "h800": Hardware("h800/llama-3.1-8b", 1, 4),
+    "h200": Hardware("h200/deepseek-r1", 8, 4),
 }
 FILES = {
     "conversation": ("AzureLLMInferenceTrace_conv.csv",),

@@ -118,7 +118,8 @@ def publish_all(found: Sequence[Found], seeds: int) -> None:
         published=PUBLISHED,
         notes=(
             "By tokens: share of all prompt and output tokens that belong to requests inside both SLOs.",
-            "Watts are of all GPUs, by the power models of the profiles, which nobody measured.",
+            "Watts are of all GPUs, by the power models of the profiles, which nobody measured; the mixture of "
+            "experts has none.",
         ),
     )  # fmt: skip
     publish(

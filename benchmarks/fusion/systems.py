@@ -25,21 +25,27 @@ POLICIES = {
 
 
 def systems(cell: Cell) -> dict[str, dict[str, Config]]:
-    """Return the settings of each system that are tried, by name of the system and of the setting."""
-    return {
+    """Return the settings of each system that are tried, by name of the system and of the setting.
+
+    RAPID stands only where the profile says what power caps do.
+    """
+    found = {
         "fusion": {"": fusion(cell)},
         **stock(cell),
         "arrow": {f"{chunk} tokens": arrow(cell, chunk) for chunk in (2048, 512, 8192)},
         "dynaserve": {
-            f"pairs {pairs}": cell.config(
-                router={"name": "dynaserve", "pairs": pairs}, batch_scheduler="dynaserve", simulation=OVERLAP
+            f"pairs {pairs}{chunk}": cell.config(
+                router={"name": "dynaserve", "pairs": pairs}, batch_scheduler=scheduler, simulation=OVERLAP
             )
             for pairs in ("roles", "any")
+            for chunk, scheduler in sized()
         },
         "ampd": dict(splits(cell, router="ampd", batch_scheduler="ampd", simulation={"order": "prefill_first"})),
         "dopd": dict(splits(cell, router="dopd", batch_scheduler="dopd", simulation=OVERLAP)),
-        "rapid": dict(splits(cell, router="least-loaded", power=rapid(cell), simulation=OVERLAP)),
     }
+    if (power := rapid(cell)) is not None:
+        found["rapid"] = dict(splits(cell, router="least-loaded", power=power, simulation=OVERLAP))
+    return found
 
 
 def stock(cell: Cell) -> dict[str, dict[str, Config]]:
@@ -56,8 +62,18 @@ def stock(cell: Cell) -> dict[str, dict[str, Config]]:
             for name, router in two_pools.items()
             for split, config in splits(cell, router=router, simulation=OVERLAP)
         },
-        STOCK[2]: {name: cell.config(router=router, batch_scheduler="dynaserve") for name, router in one_pool.items()},
+        STOCK[2]: {
+            f"{name}{chunk}": cell.config(router=router, batch_scheduler=scheduler)
+            for name, router in one_pool.items()
+            for chunk, scheduler in sized()
+        },
     }
+
+
+def sized() -> Iterator[tuple[str, Config]]:
+    """Yield steps sized to the TPOT SLO, and the same with large steps where nothing decodes: experts like these."""
+    yield "", {"name": "dynaserve"}
+    yield ", large chunks", {"name": "dynaserve", "prefill_only_tokens": 8192}
 
 
 def fusion(cell: Cell, simulation: Mapping[str, Any] | None = None, **settings: Any) -> Config:
@@ -90,10 +106,11 @@ def splits(cell: Cell, **parts: Any) -> Iterator[tuple[str, Config]]:
         yield f"{prefill}P{workers - prefill}D", cell.config(prefill, **parts)
 
 
-def rapid(cell: Cell) -> Config:
-    """Return RAPID with the watts that all other systems have: then what moves are roles."""
+def rapid(cell: Cell) -> Config | None:
+    """Return RAPID with the watts that all others have: then what moves are roles. None without a power model."""
     power = load_profile(cell.on.profile).power()
-    assert power is not None
+    if power is None:
+        return None
     most_w = power.cap_w[-1]
     return {
         "name": "rapid", "budget_w": most_w * cell.on.gpus, "max_w": most_w, "max_decode_w": most_w,

@@ -134,8 +134,8 @@ def price(found: Sequence[Found]) -> list[Row]:
             ("by tokens at 1.5", "by_tokens", 1.5),
             ("W at 0.8", "watts", 0.8),
         ):
-            row[title] = one.mean(FUSION, share, key)
-            row[f"best stock's {title}"] = one.mean(stock, share, key)
+            for whose, system in (("", FUSION), ("best stock's ", stock)):
+                row[whose + title] = one.mean(system, share, key) or None
         rows.append(row)
     return rows
 
@@ -144,17 +144,21 @@ def overview(found: Sequence[Found]) -> list[Row]:
     """Return one row for each system: means over all cells."""
     cells = usable(found)
     rows = []
-    for system in cells[0].shown:
-        over = [one.highest(system) / one.highest(one.best_stock()) for one in cells]
+    for system in dict.fromkeys(name for one in cells for name in one.shown):
+        having = [one for one in cells if system in one.shown]
+        over = [one.highest(system) / one.highest(one.best_stock()) for one in having]
         rows.append(
             {
                 "system": system,
+                "cells": len(having),
                 "highest rate over the best stock, geometric mean": geometric_mean([max(it, 1e-3) for it in over]),
                 "least": min(over),
                 "most": max(over),
-                **{f"at {share:g}": fmean(one.attainment(system, share) for one in cells) for share in SHARES},
+                **{f"at {share:g}": fmean(one.attainment(system, share) for one in having) for share in SHARES},
                 **{
-                    f"least goodput at {share:g}, of its peak till there": min(one.kept(system, share) for one in cells)
+                    f"least goodput at {share:g}, of its peak till there": min(
+                        one.kept(system, share) for one in having
+                    )
                     for share in BEYOND
                 },
             }

@@ -65,7 +65,7 @@ class Parts:
 
         Attention is made non-decreasing in the prompt length, so that more history never takes less time.
         """
-        attention = _never_falling(self.attention)
+        attention = never_falling(self.attention)
         prefill = _round([d + a for d, a in zip(self.dense, attention, strict=True)])
         dense = _round([p - a for p, a in zip(prefill, _round(attention), strict=True)])
         steps = [
@@ -168,7 +168,7 @@ def _layout(value: Any, indent: str = "") -> str:
     return json.dumps(value)
 
 
-def _never_falling(times: Row) -> list[float]:
+def never_falling(times: Row) -> list[float]:
     """Make `times` non-decreasing: return the mean of their upper and their lower non-decreasing envelope."""
     above = accumulate(times, max)
     below = reversed([*accumulate(reversed(times), min)])

@@ -43,6 +43,7 @@ GPUS = {
     "h100": Gpu("NVIDIA H100 SXM 80 GB", 989e12, 1978e12, 3.35e12, 80 * GIB, 450 * GB, aiconfigurator="h100_sxm"),
     "h200": Gpu("NVIDIA H200 SXM 141 GB", 989e12, 1978e12, 4.8e12, 141 * GIB, 450 * GB, aiconfigurator="h200_sxm"),
     "b200": Gpu("NVIDIA B200 SXM 180 GB", 2250e12, 4500e12, 8e12, 180 * GIB, 900 * GB, aiconfigurator="b200_sxm"),
+    "gb200": Gpu("NVIDIA GB200 186 GB", 2500e12, 5000e12, 8e12, 186_000_000_000, 900 * GB, aiconfigurator="gb200_sxm"),
     "l40s": Gpu("NVIDIA L40S 48 GB", 362e12, 733e12, 0.864e12, 48 * GIB, 32 * GB, aiconfigurator="l40s"),
     "h800": Gpu("NVIDIA H800 SXM 80 GB", 989e12, 1978e12, 3.35e12, 80 * GIB, 200 * GB),
     "h20": Gpu("NVIDIA H20 SXM 96 GB", 148e12, 296e12, 4e12, 96 * GIB, 450 * GB),

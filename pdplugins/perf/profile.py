@@ -19,6 +19,8 @@ from pdplugins.errors import ConfigError
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Factor = Annotated[float, Field(ge=1, allow_inf_nan=False)]
+Degree = Annotated[int, Field(ge=1)]
+Share = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
 Axis = Annotated[tuple[Positive, ...], Field(min_length=2)]
 
 
@@ -34,6 +36,25 @@ class Provenance(_Part):
     notes: tuple[str, ...] = Field((), description="assumptions a reader must know")
 
 
+class Window(_Part):
+    """Layers with sliding-window attention, which keep the KV cache of the last tokens only."""
+
+    tokens: Positive = Field(description="tokens that such a layer keeps")
+    bytes_per_token: Positive = Field(description="KV cache of one token, over all such layers")
+    context_tokens: Positive = Field(
+        description="context that a request is taken to have, over which the window is spread"
+    )
+
+    def held_bytes(self, tokens: float) -> float:
+        """Return the bytes that these layers hold of a context of `tokens` tokens."""
+        return min(tokens, self.tokens) * self.bytes_per_token
+
+    @property
+    def share_bytes(self) -> float:
+        """Bytes of these layers for one token of a context of `context_tokens`."""
+        return self.held_bytes(self.context_tokens) / self.context_tokens
+
+
 class Memory(_Part):
     """The memory figures that bound the KV cache of a worker: DOPD Eq. 11 and 13."""
 
@@ -41,7 +62,52 @@ class Memory(_Part):
     reserved_bytes: float = Field(ge=0, description="M': memory per GPU for neither weights nor KV cache")
     model_bytes: Positive = Field(description="M_model: weights, over all GPUs of a worker")
     kv_bytes_per_token: Positive = Field(description="M_token: KV cache of one token, over all layers and KV heads")
+    window: Window | None = Field(None, description="layers that keep only the last tokens; not in kv_bytes_per_token")
     source: str
+
+
+class Layout(_Part):
+    """How the GPUs of one worker share the model. Degrees are numbers of GPUs."""
+
+    tensor: Degree = Field(1, description="split each attention layer and, without experts, each feed-forward layer")
+    attention_data: Degree = Field(1, description="groups that keep the attention of their own requests")
+    pipeline: Degree = Field(1, description="stages of consecutive layers")
+    expert_tensor: Degree = Field(1, description="split each expert")
+    expert: Degree = Field(1, description="groups that hold experts of their own")
+    model_bytes: Positive = Field(description="weights over all GPUs of the worker, copies included")
+    kv_copies: Positive = Field(
+        1.0, description="GPUs that hold the same KV cache: all of a tensor group with MLA, which has one KV head"
+    )
+    note: str | None = Field(None, description="what the times of this layout assume")
+
+    @property
+    def gpus(self) -> int:
+        """GPUs of the worker."""
+        return self.tensor * self.attention_data * self.pipeline
+
+    @model_validator(mode="after")
+    def _same_gpus(self) -> Layout:
+        if self.expert_tensor * self.expert not in {1, self.tensor * self.attention_data}:
+            raise ValueError("expert_tensor times expert must be tensor times attention_data, or 1 without experts")
+        return self
+
+
+class Speculation(_Part):
+    """Speculative decoding, as multi-token prediction (MTP) does it."""
+
+    draft_tokens: Degree = Field(description="tokens that are guessed in each step")
+    acceptance: Share = Field(description="probability that a guessed token is right, if those before it were")
+    draft_share: float = Field(ge=0, allow_inf_nan=False, description="time of a guess over the time of a step")
+
+    @property
+    def tokens_per_step(self) -> float:
+        """Mean tokens of a request in one step."""
+        return sum(self.acceptance**guess for guess in range(self.draft_tokens + 1))
+
+    @property
+    def slower(self) -> float:
+        """Time of a step with its guesses over the time of a step without."""
+        return 1 + self.draft_tokens * self.draft_share
 
 
 class Bandwidth(_Part):
@@ -66,6 +132,9 @@ class Scale(_Part):
     prefill: Positive = Field(description="factor on prefill and dense times")
     decode: Positive = Field(description="factor on decode times")
     step_ms: float = Field(0.0, ge=0, allow_inf_nan=False, description="added once to every step, of any kind")
+    expert_imbalance: Factor = Field(
+        1.0, description="factor on the times of experts: the most loaded GPU over that of the tables"
+    )
     source: str
     points: dict[str, list[dict[str, float]]] = Field({}, description="what the factors were computed from")
 
@@ -98,6 +167,13 @@ class DecodeTable(_Part):
         if {len(row) for row in self.raw_ms} != {len(self.context_tokens)} or len(self.raw_ms) != len(self.batch):
             raise ValueError(f"raw_ms must be {len(self.batch)} rows of {len(self.context_tokens)} values")
         return self
+
+
+class ExpertTable(_Part):
+    """Time that experts take in a prefill step, and in a decode step, over the tokens that it computes."""
+
+    prefill: TokenTable
+    decode: TokenTable
 
 
 class Power(_Part):
@@ -142,6 +218,23 @@ class Profile(_Part):
         {}, description="by tensor-parallel size: all of a step but attention, over the tokens that it computes"
     )
     power: Power | None = Field(None, description="what power caps do; they do nothing when absent")
+    layouts: dict[int, Layout] = Field(
+        {},
+        description="by GPUs of a worker, which are then the keys of all tables; without it only tensors are split",
+    )
+    experts: dict[int, ExpertTable] = Field({}, description="by GPUs: the part of the times that experts take")
+    precision: dict[str, str] = Field({}, description="number formats: gemm, moe, kvcache and fmha")
+    speculation: Speculation | None = Field(None, description="speculative decoding; None without")
+
+    @model_validator(mode="after")
+    def _layouts_fit(self) -> Profile:
+        for gpus, layout in self.layouts.items():
+            if layout.gpus != gpus:
+                raise ValueError(f"layouts has {layout.gpus} GPUs under {gpus}")
+        for gpus in self.experts:
+            if gpus not in self.prefill or gpus not in self.decode:
+                raise ValueError(f"experts has {gpus} GPUs, which prefill or decode lacks")
+        return self
 
     @model_validator(mode="after")
     def _dense_is_for_both(self) -> Profile:

@@ -17,7 +17,7 @@ from itertools import accumulate
 from operator import add
 
 from pdplugins.contracts.workers import Role
-from pdplugins.perf.profile import Power, Profile, TokenTable
+from pdplugins.perf.profile import DecodeTable, Power, Profile, TokenTable
 
 Axis = tuple[float, ...]
 Rows = tuple[tuple[float, ...], ...]
@@ -85,6 +85,27 @@ def _pairwise_max(a: tuple[float, ...], b: tuple[float, ...]) -> tuple[float, ..
     return tuple(map(max, a, b))
 
 
+class _Imbalance:
+    """What experts take beyond their tables when some GPUs have more of their work than others."""
+
+    def __init__(self, profile: Profile) -> None:
+        self._more = profile.scale.expert_imbalance - 1
+        self._experts = profile.experts if self._more else {}
+
+    def prefill(self, table: TokenTable, tp: int) -> Sequence[float]:
+        if (experts := self._experts.get(tp)) is None:
+            return table.raw_ms
+        added = Curve(experts.prefill.tokens, experts.prefill.raw_ms)
+        return [ms + self._more * added(tokens) for tokens, ms in zip(table.tokens, table.raw_ms, strict=True)]
+
+    def decode(self, table: DecodeTable, tp: int) -> Sequence[Sequence[float]]:
+        if (experts := self._experts.get(tp)) is None:
+            return table.raw_ms
+        added = Curve(experts.decode.tokens, experts.decode.raw_ms)
+        rows = zip(table.batch, table.raw_ms, strict=True)
+        return [[ms + self._more * added(batch) for ms in row] for batch, row in rows]
+
+
 class TableModel:
     """`PerfModel` over the tables of one profile. See `pdplugins.types.PerfModel` for the meaning of every method.
 
@@ -93,18 +114,26 @@ class TableModel:
 
     def __init__(self, profile: Profile) -> None:
         self.profile = profile
-        scale = profile.scale
+        scale, more, guesses = profile.scale, _Imbalance(profile), profile.speculation
+        # A step computes a token and the guesses of each request, and answers with those that are right.
+        width = 1 if guesses is None else 1 + guesses.draft_tokens
+        share = 1.0 if guesses is None else guesses.slower / guesses.tokens_per_step
 
-        def curve(table: TokenTable) -> Curve:
-            return Curve(table.tokens, [(ms * scale.prefill + scale.step_ms) / 1e3 for ms in table.raw_ms])
+        def curve(table: TokenTable, tp: int) -> Curve:
+            times = more.prefill(table, tp)
+            return Curve(table.tokens, [(ms * scale.prefill + scale.step_ms) / 1e3 for ms in times])
 
         def seconds(row: Sequence[float]) -> list[float]:
-            return [(ms * scale.decode + scale.step_ms) / 1e3 for ms in row]
+            return [(ms * scale.decode + scale.step_ms) / 1e3 * share for ms in row]
 
-        self._prefill = {tp: curve(table) for tp, table in profile.prefill.items()}
-        self._dense = {tp: curve(table) for tp, table in profile.dense.items()}
+        self._prefill = {tp: curve(table, tp) for tp, table in profile.prefill.items()}
+        self._dense = {tp: curve(table, tp) for tp, table in profile.dense.items()}
         self._decode = {
-            tp: Surface(table.batch, table.context_tokens, [seconds(row) for row in table.raw_ms])
+            tp: Surface(
+                [batch / width for batch in table.batch],
+                table.context_tokens,
+                [seconds(row) for row in more.decode(table, tp)],
+            )
             for tp, table in profile.decode.items()
         }
 
@@ -133,20 +162,30 @@ class TableModel:
 
     def transfer_s(self, tokens: float) -> float:
         """Seconds to move the KV cache of `tokens` tokens: latency + bytes / rate."""
-        transfer = self.profile.transfer
-        return transfer.latency_s + tokens * self.profile.memory.kv_bytes_per_token / transfer.bytes_per_s
+        transfer, memory = self.profile.transfer, self.profile.memory
+        latency_s = transfer.latency_s
+        if memory.window is not None:
+            latency_s += memory.window.held_bytes(tokens) / transfer.bytes_per_s
+        return latency_s + tokens * memory.kv_bytes_per_token / transfer.bytes_per_s
 
     def kv_capacity_tokens(self, tp: int) -> int:
         """Tokens of KV cache that one worker holds: DOPD Eq. 11 over M_token; 0 when the weights do not fit."""
-        memory = self.profile.memory
-        free_bytes = (memory.gpu_bytes - memory.reserved_bytes) * tp - memory.model_bytes
-        return max(int(free_bytes // memory.kv_bytes_per_token), 0)
+        memory, layout = self.profile.memory, self.profile.layouts.get(tp)
+        model_bytes = memory.model_bytes if layout is None else layout.model_bytes
+        free_bytes = (memory.gpu_bytes - memory.reserved_bytes) * tp - model_bytes
+        return max(int(free_bytes // self._token_bytes(tp)), 0)
 
     def kv_bandwidth_tokens(self, step_s: float, tp: int) -> float:
         """Tokens of KV cache that a decode step of `step_s` seconds can read: DOPD Eq. 12 over M_token."""
         bandwidth = self.profile.bandwidth
         read_bytes = step_s * bandwidth.utilisation * tp * bandwidth.bytes_per_s
-        return read_bytes / self.profile.memory.kv_bytes_per_token
+        return read_bytes / self._token_bytes(tp)
+
+    def _token_bytes(self, tp: int) -> float:
+        """Bytes of KV cache of one token, over all GPUs of a worker."""
+        memory, layout = self.profile.memory, self.profile.layouts.get(tp)
+        held = memory.kv_bytes_per_token + (0.0 if memory.window is None else memory.window.share_bytes)
+        return held if layout is None else held * layout.kv_copies
 
     def tp_sizes(self, role: Role) -> tuple[int, ...]:
         """Tensor-parallel sizes that the tables hold for `role`, ascending."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import faulthandler
 import os
 import signal
 import threading
@@ -39,5 +40,6 @@ def end_within(seconds: float) -> None:
 
 
 def _end(seconds: float) -> None:
-    os.write(2, f"pdplugins: did not end within {seconds:g} s, so it was cut off\n".encode())
+    os.write(2, f"pdplugins: did not end within {seconds:g} s, so it was cut off; it was here:\n".encode())
+    faulthandler.dump_traceback(file=2)
     os._exit(HUNG)

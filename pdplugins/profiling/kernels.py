@@ -68,7 +68,7 @@ def ask(wanted: Wanted, knots: Knots) -> Found:
             "tp": wanted.tp,
             **asdict(knots),
         }
-        answer = _run(wanted.python, asked)
+        answer = run(wanted.python, asked)
     if "missing" in answer:
         raise ConfigError(f"--python {wanted.python}: it has no {answer['missing']}; run {INSTALL}")
     if "error" in answer:
@@ -77,10 +77,11 @@ def ask(wanted: Wanted, knots: Knots) -> Found:
     return Found(source, {int(tp): Parts(**parts) for tp, parts in answer["parts"].items()})
 
 
-def _run(python: str, asked: Mapping[str, Any]) -> dict[str, Any]:
+def run(python: str, asked: Mapping[str, Any], worker: Path = WORKER) -> dict[str, Any]:
+    """Return the answer of a `worker` program. Raises ConfigError when there is none."""
     try:
         done = subprocess.run(
-            [python, str(WORKER)], input=json.dumps(asked), capture_output=True, text=True, check=False
+            [python, str(worker)], input=json.dumps(asked), capture_output=True, text=True, check=False
         )
         answer: dict[str, Any] = json.loads(done.stdout[done.stdout.index("{") :])
     except OSError as error:

@@ -20,6 +20,7 @@ from pdplugins.perf.table import TableModel
 from pdplugins.profiling import endpoint as measuring
 from pdplugins.profiling import kernels, options
 from pdplugins.profiling import show as showing
+from pdplugins.profiling.from_kernels import from_kernels
 from pdplugins.profiling.options import (
     ASSUMED_LINK,
     UNSCALED,
@@ -45,9 +46,11 @@ profile = typer.Typer(
     "Planners plan with a profile, and the simulator and Dynamo's mocker take their step times from it. "
     "profiles/README.md describes its fields. From best to worst: [bold]from-endpoint[/bold] measures your own "
     "deployment; [bold]from-npz[/bold] reads what Dynamo's profiler measured; [bold]from-aiconfigurator[/bold] "
-    "combines measured kernels; [bold]roofline[/bold] needs only data sheets.",
+    "combines measured kernels, and [bold]from-kernels[/bold] does for mixtures of experts; "
+    "[bold]roofline[/bold] needs only data sheets.",
     no_args_is_help=True,
 )
+profile.command("from-kernels")(from_kernels)
 
 
 @profile.command("from-aiconfigurator")

@@ -197,7 +197,7 @@ def test_what_went_wrong_at_a_worker_is_for_the_log_and_not_for_clients() -> Non
     """No address of a worker in any error."""
 
     async def run() -> None:
-        async with stand("dual", "dual", settings=patient(first_token_s=0.3, timeout_s=20)) as it:
+        async with stand("dual", "dual", settings=patient(first_token_s=0.3, timeout_s=2)) as it:
             it.route(Fixed())
             said = b""
             for fault in ("status", "error_event", "reset", "hang", "gone"):

@@ -26,7 +26,7 @@ def live(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return module
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_watts_and_roles_follow_the_load_and_the_budget_holds(
     live: ModuleType, nvml_library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

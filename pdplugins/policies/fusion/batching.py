@@ -23,7 +23,7 @@ class FusionBatchScheduler:
         self._steps = DynaServeBatchScheduler(
             DynaServeBatchSettings(
                 headroom=1 - settings.tpot_share, step_tokens=settings.step_tokens,
-                prefill_only_tokens=settings.prefill_only_tokens, learning_rate=settings.learning_rate,
+                prefill_only_tokens=core.costs.chunk, learning_rate=settings.learning_rate,
             ),
             deployment,
         )  # fmt: skip

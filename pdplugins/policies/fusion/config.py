@@ -32,7 +32,11 @@ class FusionSettings(BaseModel):
         description="share of the KV cache that is planned with; the rest is for answers that are long",
     )
     step_tokens: int = Field(8192, ge=1, description="most prompt tokens of one step")
-    prefill_only_tokens: int = Field(2048, ge=1, description="prompt tokens of a step without decodes")
+    prefill_only_tokens: int | None = Field(
+        None,
+        ge=1,
+        description="prompt tokens of a step without decodes; None: what the profile does fastest, 2048 at least",
+    )
     learning_rate: float = Field(0.1, gt=0, le=1, description="weight of a measured step against what is known")
     composition: bool = Field(True, description="choose how many workers prefill only; else roles stay as they are")
     interval_s: float = Field(5.0, gt=0, description="seconds between two solutions of the programme")

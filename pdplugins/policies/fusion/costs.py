@@ -19,6 +19,8 @@ CONTEXT_CELL = 128
 BATCH_CELL = 4
 """Rates are remembered by mean context and batch, rounded down and up to these."""
 MOST_CELLS = 65_536
+CHUNKS = (2048, 4096, 8192, 16384)
+"""Prompt tokens of a step without decodes that are tried."""
 LARGEST = 1e9
 """Larger loads are no loads: an engine that reports one is taken for an idle one."""
 LEAST_RATE = 1e-3
@@ -33,9 +35,10 @@ class Costs:
         self.transfer_s = deployment.perf.transfer_s
         self._table = ProfileTable(deployment, settings.learning_rate)
         self._most = settings.step_tokens
-        self._chunk = min(settings.prefill_only_tokens, settings.step_tokens)
-        self._chunk_s = self._table.steps.prefill([(self._chunk, 0)])
-        self._chunk_attending_s = self._table.steps.attending(self._chunk, 0)
+        self.chunk = min(settings.prefill_only_tokens or self._fastest(), settings.step_tokens)
+        """Prompt tokens of a step without decodes."""
+        self._chunk_s = self._table.steps.prefill([(self.chunk, 0)])
+        self._chunk_attending_s = self._table.steps.attending(self.chunk, 0)
         self.whole_s = Grid(lambda tokens: self.prefill_s(int(tokens)))
         """Seconds of a prompt of which nothing is done: `prefill_s`, cheap enough for each of a hundred prompts."""
         self._rates: dict[tuple[int, int], float] = {}
@@ -44,12 +47,21 @@ class Costs:
         self.alone = self.beside(0, 0)
         """Prompt tokens a second of a worker that only prefills."""
 
+    def _fastest(self) -> int:
+        """Return the chunk that is prefilled at the most tokens a second.
+
+        Dense models gain nothing beyond 2048 tokens, and the next prompt waits longer. Mixtures of experts read most of
+        their weights in every step: DeepSeek R1 prefills a third faster in chunks of 8192 than of 2048.
+        """
+        sizes = [size for size in CHUNKS if size <= self._most] or [self._most]
+        return min(sizes, key=lambda size: self._table.steps.prefill([(size, 0)]) / size)
+
     def prefill_s(self, tokens: int, done: int = 0) -> float:
         """Return the seconds that the rest of a prompt takes on a worker that does nothing else, chunk by chunk."""
         steps, left = self._table.steps, tokens - done
-        if left <= self._chunk:
+        if left <= self.chunk:
             return steps.prefill([(left, done)]) if left > 0 else 0.0
-        whole, rest = divmod(left, self._chunk)
+        whole, rest = divmod(left, self.chunk)
         more_s = max(steps.attending(left, done) - whole * self._chunk_attending_s, 0.0)
         return whole * self._chunk_s + more_s + (steps.prefill([(rest, 0)]) if rest else 0.0)
 
@@ -86,9 +98,9 @@ class Costs:
 
     def _beside(self, decodes: int, mean_context: int) -> float:
         if not decodes:
-            return self._chunk / max(self.prefill_s(self._chunk), 1e-9)
+            return self.chunk / max(self.prefill_s(self.chunk), 1e-9)
         step = Step(self._table, BatchView((), decodes, decodes * mean_context), self.step_s)
-        return max(step.max_prefill_allowed(self._chunk // 2, self._most) / self.step_s, LEAST_RATE)
+        return max(step.max_prefill_allowed(self.chunk // 2, self._most) / self.step_s, LEAST_RATE)
 
 
 def decodes_of(worker: WorkerView) -> tuple[int, int]:

@@ -17,6 +17,7 @@ from pdplugins.files import check_outputs, write_whole
 validate = typer.Typer(
     no_args_is_help=True, help="Compare the simulator with measurements, Dynamo's replay and the papers."
 )
+TIMES = ("ttft", "tpot")
 FEW = 5
 """Most skipped rows named on the terminal. The report names all of them."""
 Out = Annotated[Path | None, typer.Option("--json", metavar="OUT", help="Write the whole report there.")]
@@ -64,6 +65,36 @@ def silicon(
         found["unseen"] = report.unseen(others, read, setup, seed)
     found["table"] = report.table(found)
     _say_all(found)
+    _write(out, found, seed)
+
+
+@validate.command()
+def measured(
+    rows: Annotated[Path, typer.Argument(metavar="FILE", help="aiconfigurator's measured rows (silicon CSV).")],
+    *,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of every length.")] = 0,
+    plot: Annotated[Path | None, typer.Option(help="Draw predicted over measured there: .png, .svg or .pdf.")] = None,
+    out: Out = None,
+) -> None:
+    """Predict the measured TTFT and TPOT of mixtures of experts, in one pool of workers or in two.
+
+    Five coefficients are fitted on the rows whose latencies have an even hash, and errors are reported on the others.
+    Rows that lack what a simulation needs are counted and named by the reason.
+    """
+    from pdplugins.studies.measured import report  # noqa: PLC0415 - a command loads what it needs when it runs
+    from pdplugins.studies.measured.rows import read_rows  # noqa: PLC0415
+
+    check_outputs(out, plot)
+    read, skipped = report.split(*read_rows(rows))
+    _say_skipped(rows, skipped)
+    found = {**report.report(read, seed), "lacking": report.counted(skipped), "skipped": skipped}
+    for line in found["table"]:
+        errors = (f"{name.upper()} {line[f'{name}_median']:6.1%} (P90 {line[f'{name}_p90']:6.1%})" for name in TIMES)
+        typer.echo(f"{line['what']:50s} {line['rows']:4d} rows, {', '.join(errors)}")
+    if plot is not None:
+        from pdplugins.studies.measured.plot import draw  # noqa: PLC0415
+
+        draw(found["points"], plot)
     _write(out, found, seed)
 
 

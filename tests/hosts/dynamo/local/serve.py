@@ -13,6 +13,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from pdplugins.processes.ending import HUNG
+
 DYNAMO = [
     sys.executable,
     "-P",
@@ -85,7 +87,10 @@ class Serve:
     def signal(self, number: signal.Signals) -> int:
         """Send a signal and return the launcher's exit code: `HUNG` where its own deadline had to end it."""
         self.process.send_signal(number)
-        return self.process.wait(PATIENCE_S)
+        code = self.process.wait(PATIENCE_S)
+        if code == HUNG:
+            sys.stdout.write(self.errors())  # where it was: pytest shows it where the test fails
+        return code
 
     def finish(self) -> int:
         code = self.process.wait(2 * PATIENCE_S)

@@ -205,6 +205,7 @@ def test_supervision_goes_on_whatever_happens_to_proxy_logs_and_folder(serve: Ca
     assert "has been deleted; start again" in last
 
 
+@pytest.mark.long
 def test_a_killed_worker_is_replaced_and_only_its_own_requests_may_fail(
     serve: Callable[..., Serve], quick_config: Callable[..., str], waves: Callable[..., Path], tmp_path: Path
 ) -> None:

@@ -1,0 +1,1 @@
+"""Simulates measured rows of large models, aggregated and disaggregated."""

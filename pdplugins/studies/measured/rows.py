@@ -1,0 +1,177 @@
+"""Reads measured rows of aiconfigurator's ``silicon`` CSV whose models are mixtures of experts, in one pool or in two.
+
+A row names its engine, its layout and the number of its clients. What it does not name is looked up in what the
+project that measured it published (`pdplugins.studies.measured.published`); where that leaves a choice, the row is
+counted as lacking it.
+"""
+
+from __future__ import annotations
+
+import csv
+import re
+from collections import defaultdict
+from dataclasses import dataclass
+from hashlib import sha256
+from math import isfinite
+from pathlib import Path
+
+from pdplugins.errors import ConfigError
+from pdplugins.studies.measured.published import LackingError, Pools, guesses_of, pools_of
+
+MODELS = {
+    "deepseek-ai/DeepSeek-V3": "deepseek-r1",
+    "deepseek-ai/DeepSeek-R1": "deepseek-r1",
+    "Qwen/Qwen3-235B-A22B-FP8": "qwen3-235b-a22b-fp8",
+    "openai/gpt-oss-120b": "gpt-oss-120b",
+}
+"""Mixtures of experts that aiconfigurator has kernel tables for. DeepSeek V3 and R1 are of one shape."""
+DENSE = re.compile(r"Llama-3\.1|Qwen3-32B")
+UNCOVERED = {
+    "moonshotai/Kimi-K2.5": "no tables of attention with 64 latent heads, nor of INT4 experts of its size",
+    "MiniMaxAI/MiniMax-M2.5": "no tables of experts of its size (hidden 3072, 256 experts)",
+    "zhipuai/GLM-5": "no tables of sparse attention",
+    "Qwen/Qwen3.5-397B-A17B": "no tables of linear attention",
+}
+"""Models that were measured and that no kernel table covers, with the reason."""
+MOST_CLIENTS = 1 << 13
+MOST_TOKENS = 1 << 20
+MOST_MS = 1e7
+
+Skipped = dict[str, list[str]]
+"""Ids of the rows that cannot be simulated, by the reason."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One measured point: clients with one request at a time each, and the mean latencies that they saw."""
+
+    id: str
+    model: str
+    system: str
+    engine: str
+    isl_tokens: int
+    osl_tokens: int
+    clients: int
+    pools: Pools
+    inference_max: bool
+    """Whether InferenceMAX measured it, or aiconfigurator's own runner."""
+    fitted: bool
+    """Whether the coefficients are fitted on it; the others are reported on."""
+    ttft_s: float
+    tpot_s: float
+
+    @property
+    def mode(self) -> str:
+        """``disaggregated`` or ``aggregated``."""
+        return "aggregated" if self.pools.prefill is None else "disaggregated"
+
+    @property
+    def source(self) -> str:
+        """Model, system and engine."""
+        return f"{self.system}/{self.model}-{self.engine}"
+
+    @property
+    def speculative(self) -> str:
+        """Whether guesses were made, as a word."""
+        return "with MTP" if self.pools.draft_tokens else "without MTP"
+
+
+def read_rows(path: Path) -> tuple[list[Row], Skipped]:
+    """Return the rows that can be simulated, and the others by reason. Raises ConfigError for what is no such file."""
+    rows: list[Row] = []
+    skipped: Skipped = defaultdict(list)
+    try:
+        with path.open(newline="", encoding="utf-8") as file:
+            for number, raw in enumerate(csv.DictReader(file), 2):
+                try:
+                    rows.append(_row({str(key): str(value or "") for key, value in raw.items()}))
+                except LackingError as why:
+                    skipped[str(why)].append(str(raw.get("id") or f"line {number}"))
+    except OSError as error:
+        raise ConfigError(f"rows {path}: {error.strerror}; give aiconfigurator's silicon CSV") from None
+    except (csv.Error, UnicodeDecodeError) as error:
+        raise ConfigError(f"rows {path}: not a CSV file: {error}; give aiconfigurator's silicon CSV") from None
+    return rows, dict(skipped)
+
+
+def half(ttft_ms: str, tpot_ms: str) -> bool:
+    """Return whether a row is fitted on: by a hash of its latencies, so that copies of a row are in the same half."""
+    return sha256(f"{ttft_ms} {tpot_ms}".encode()).digest()[0] % 2 == 0
+
+
+def _row(raw: dict[str, str]) -> Row:
+    path = raw.get("model_path", "")
+    if "silicon_ttft_ms" not in raw:
+        raise LackingError("aiconfigurator's silicon columns are missing")
+    if DENSE.search(path):
+        raise LackingError(f"{raw.get('mode', '')}, {path}: dense, see `pdplugins validate silicon`")
+    if path in UNCOVERED:
+        raise LackingError(f"{path}: {UNCOVERED[path]}")
+    if path not in MODELS:
+        raise LackingError(f"{path}: no profile covers this model")
+    source = raw.get("silicon_data_source", "")
+    concurrency = re.search(r"silicon_concurrency=(\d+)", source)
+    if concurrency is None and not (raw.get("batch_size") and not source.strip()):
+        raise LackingError(f"{raw.get('mode', '')}, {path}: the number of clients is not recorded")
+    clients = int(concurrency[1]) if concurrency else _whole(raw, "batch_size", MOST_CLIENTS) * _ranks(raw)
+    system = raw.get("system", "").removesuffix("_sxm")
+    inference_max = "source_file=" in source or "db-dump" in source
+    if raw.get("mode") == "disagg":
+        pools = pools_of(raw, system, clients)
+    else:
+        pools = Pools(None, (1, layout := _layout(raw, inference_max)), guesses_of(raw, layout))
+    return Row(
+        id=raw.get("id", ""),
+        model=MODELS[path],
+        system=system,
+        engine=raw.get("backend", ""),
+        isl_tokens=_whole(raw, "isl", MOST_TOKENS),
+        osl_tokens=_whole(raw, "osl", MOST_TOKENS),
+        clients=clients,
+        pools=pools,
+        inference_max=inference_max,
+        fitted=half(raw["silicon_ttft_ms"], raw["silicon_tpot_ms"]),
+        ttft_s=_ms(raw, "silicon_ttft_ms") / 1e3,
+        tpot_s=_ms(raw, "silicon_tpot_ms") / 1e3,
+    )
+
+
+def _ranks(raw: dict[str, str]) -> int:
+    """Return the groups of data-parallel attention, which is what the tensor degree leaves where it is not named."""
+    gpus = _whole(raw, "moe_tp_size", 64) * _whole(raw, "moe_ep_size", 64)
+    return max(gpus // _whole(raw, "tp_size", 64), 1)
+
+
+def _layout(raw: dict[str, str], inference_max: bool) -> str:
+    """Return the layout, such as ``tp8+ep8``.
+
+    InferenceMAX records tensor and expert degrees side by side, on the same GPUs. Where the degree of the attention is
+    their product, the row counts each GPU twice.
+    """
+    tensor, split, expert = (_whole(raw, name, 64) for name in ("tp_size", "moe_tp_size", "moe_ep_size"))
+    ranks = int(raw.get("attention_dp_size") or 0)
+    if inference_max and split == expert and split > 1 and split * expert in {tensor, ranks}:
+        tensor, ranks, split = min(tensor, split), min(ranks, split), 1
+    gpus = split * expert
+    ranks = ranks or max(gpus // tensor, 1)
+    if tensor * ranks != gpus:
+        raise LackingError(f"agg, {raw['model_path']}: attention on {tensor * ranks} GPUs and experts on {gpus}")
+    parts = {"tp": tensor, "dp": ranks, "ep": expert}
+    return "+".join(f"{name}{degree}" for name, degree in parts.items() if degree > 1) or "tp1"
+
+
+def _whole(raw: dict[str, str], name: str, most: int) -> int:
+    text = raw.get(name, "")
+    if not re.fullmatch(r"[0-9]{1,9}", text) or not 1 <= int(text) <= most:
+        raise LackingError(f"{raw.get('mode', '')}: {name} is no whole number from 1 to {most}")
+    return int(text)
+
+
+def _ms(raw: dict[str, str], name: str) -> float:
+    try:
+        value = float(raw.get(name, ""))
+    except ValueError:
+        value = 0.0
+    if not isfinite(value) or not 1e-6 <= value <= MOST_MS:
+        raise LackingError(f"{name} is no time from 1e-06 to {MOST_MS:g} ms")
+    return value

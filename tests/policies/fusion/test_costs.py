@@ -1,0 +1,24 @@
+"""What a step without decodes prefills."""
+
+from __future__ import annotations
+
+import pytest
+
+from pdplugins.config import parse
+from pdplugins.policies.fusion.config import FusionSettings
+from pdplugins.policies.fusion.costs import Costs
+from pdplugins.runtime.assembly import build_deployment
+
+
+@pytest.mark.parametrize(
+    ("profile", "tp", "tokens"),
+    [("h100/llama-3.1-70b-fp8", 2, 2048), ("h800/llama-3.1-8b", 1, 2048), ("h200/deepseek-r1", 8, 8192)],
+)
+def test_chunks_are_what_the_profile_prefills_fastest(profile: str, tp: int, tokens: int) -> None:
+    """Experts are read in each step, however few tokens there are: large chunks pay."""
+    pools = {role: {"replicas": 1, "tp": tp} for role in ("prefill", "decode")}
+    slo = {"ttft_s": 1.0, "tpot_s": 0.05}
+    deployment = build_deployment(parse({"slo": slo, "deployment": {"profile": profile, "gpu_budget": 16, **pools}}))
+    assert Costs(FusionSettings(), deployment).chunk == tokens
+    assert Costs(FusionSettings(step_tokens=1000), deployment).chunk == 1000
+    assert Costs(FusionSettings(prefill_only_tokens=512), deployment).chunk == 512

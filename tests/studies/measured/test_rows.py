@@ -1,0 +1,136 @@
+"""Measured rows of mixtures of experts: what is read, and what is counted as lacking."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+
+import pytest
+
+from pdplugins.errors import ConfigError
+from pdplugins.studies.measured.rows import Row, Skipped, half, read_rows
+
+AGGREGATED = {
+    "id": "one",
+    "silicon_data_source": "source_file=a.csv; silicon_concurrency=16; measured=2025-12-15T00:00:00Z",
+    "backend": "trtllm",
+    "backend_version": "1.1.0rc2.post2",
+    "model_path": "deepseek-ai/DeepSeek-V3",
+    "system": "h200_sxm",
+    "mode": "agg",
+    "isl": "1024",
+    "osl": "1024",
+    "batch_size": "16",
+    "tp_size": "8",
+    "attention_dp_size": "1",
+    "moe_tp_size": "1",
+    "moe_ep_size": "8",
+    "silicon_ttft_ms": "669.0",
+    "silicon_tpot_ms": "20.19",
+}
+DISAGGREGATED = AGGREGATED | {
+    "mode": "disagg",
+    "backend_version": "0.8.1.post1",
+    "silicon_data_source": "silicon_concurrency=72; measured=2026-02-14T00:00:00Z",
+}
+
+
+def read(tmp_path: Path, *raw: dict[str, str]) -> tuple[list[Row], Skipped]:
+    path = tmp_path / "rows.csv"
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, sorted({name for row in raw for name in row}))
+        writer.writeheader()
+        writer.writerows(raw)
+    return read_rows(path)
+
+
+def only(tmp_path: Path, **changes: str) -> Row:
+    rows, skipped = read(tmp_path, AGGREGATED | changes)
+    assert skipped == {}
+    (row,) = rows
+    return row
+
+
+def lacking(tmp_path: Path, raw: dict[str, str]) -> str:
+    rows, skipped = read(tmp_path, raw)
+    assert rows == []
+    (why,) = skipped
+    return why
+
+
+def test_one_pool(tmp_path: Path) -> None:
+    row = only(tmp_path)
+    assert (row.source, row.mode, row.clients) == ("h200/deepseek-r1-trtllm", "aggregated", 16)
+    assert row.pools.decode == (1, "tp8+ep8")
+    assert row.pools.draft_tokens == 0
+
+
+@pytest.mark.parametrize(
+    ("degrees", "layout"),
+    [
+        (("8", "1", "8", "1"), "tp8"),
+        (("64", "1", "8", "8"), "tp8+ep8"),  # both degrees on the same GPUs
+        (("1", "64", "8", "8"), "dp8+ep8"),
+        (("1", "8", "1", "8"), "dp8+ep8"),
+        (("4", "1", "2", "2"), "tp2+ep2"),
+        (("2", "", "4", "1"), "tp2+dp2"),
+        (("1", "1", "1", "1"), "tp1"),
+    ],
+)
+def test_layouts_as_rows_write_them(tmp_path: Path, degrees: tuple[str, ...], layout: str) -> None:
+    names = ("tp_size", "attention_dp_size", "moe_tp_size", "moe_ep_size")
+    assert only(tmp_path, **dict(zip(names, degrees, strict=True))).pools.decode[1] == layout
+
+
+def test_aiconfigurators_own_runner_multiplies_degrees_of_its_own(tmp_path: Path) -> None:
+    own = {"silicon_data_source": "silicon_concurrency=16", "tp_size": "4", "moe_tp_size": "2", "moe_ep_size": "2"}
+    row = only(tmp_path, **own)
+    assert (row.inference_max, row.pools.decode[1]) == (False, "tp4+ep2")
+
+
+def test_the_run_that_added_guesses_made_them(tmp_path: Path) -> None:
+    source = {"silicon_data_source": "silicon_concurrency=16; measured=2026-01-14T00:00:00Z"}
+    assert only(tmp_path, **source).pools.draft_tokens == 3
+    apart = {"tp_size": "1", "attention_dp_size": "8"}
+    assert only(tmp_path, **source, **apart).pools.draft_tokens == 1
+
+
+def test_two_pools_are_looked_up_in_what_was_published(tmp_path: Path) -> None:
+    rows, skipped = read(tmp_path, DISAGGREGATED)
+    assert not skipped
+    assert rows[0].mode == "disaggregated"
+    assert rows[0].pools.prefill == (1, "tp8+ep8")
+    assert rows[0].pools.decode == (9, "tp8+ep8")  # eight clients for each of nine workers
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"silicon_data_source": "silicon_concurrency=73; measured=2026-02-14"}, "no published deployment"),
+        ({"silicon_data_source": "silicon_concurrency=72; measured=2025-02-14"}, "no published deployment"),
+        ({"silicon_data_source": "dynamo_version=0.8.0"}, "number of clients is not recorded"),
+        ({"isl": "8192", "silicon_data_source": "silicon_concurrency=28; measured=2026-02-14"}, "both ways"),
+        ({"decode_num_workers": "3"}, "no published deployment"),
+        ({"model_path": "zhipuai/GLM-5"}, "no tables of sparse attention"),
+        ({"model_path": "meta-llama/Llama-3.1-70B"}, "dense"),
+        ({"silicon_ttft_ms": "nan"}, "is no time"),
+    ],
+)
+def test_what_a_row_lacks_is_said(tmp_path: Path, changes: dict[str, str], said: str) -> None:
+    assert said in lacking(tmp_path, DISAGGREGATED | changes)
+
+
+def test_copies_of_a_row_are_in_the_same_half(tmp_path: Path) -> None:
+    other = AGGREGATED | {"id": "two", "model_path": "deepseek-ai/DeepSeek-R1"}
+    rows, _ = read(tmp_path, AGGREGATED, other)
+    assert rows[0].fitted == rows[1].fitted
+    assert {half(str(ms), "1") for ms in range(20)} == {True, False}
+
+
+def test_another_file_is_refused_in_one_line(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="No such file"):
+        read_rows(tmp_path / "none.csv")
+    (tmp_path / "other.csv").write_text("a,b\n1,2\n")
+    rows, skipped = read_rows(tmp_path / "other.csv")
+    assert rows == []
+    assert list(skipped) == ["aiconfigurator's silicon columns are missing"]

@@ -1,0 +1,95 @@
+"""Simulated rows: what a layout, two pools and guesses do to latencies, and the fit of the coefficients."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from pdplugins.studies.measured import report
+from pdplugins.studies.measured.published import Pools
+from pdplugins.studies.measured.rows import Row
+from pdplugins.studies.measured.simulate import Coefficients, refusal, simulate
+from pdplugins.studies.validate.commands import validate
+
+pytestmark = pytest.mark.moderate
+
+ONE = Row(
+    id="one",
+    model="deepseek-r1",
+    system="h200",
+    engine="trtllm",
+    isl_tokens=1024,
+    osl_tokens=64,
+    clients=4,
+    pools=Pools(None, (1, "tp8+ep8"), 0),
+    inference_max=True,
+    fitted=True,
+    ttft_s=0.3,
+    tpot_s=0.012,
+)
+TWO = replace(ONE, id="two", pools=Pools((1, "tp8+ep8"), (2, "dp8+ep8"), 0))
+
+
+def test_two_pools_spare_decodes_the_prompts_and_cost_a_handoff() -> None:
+    apart = replace(TWO, pools=Pools((1, "tp8+ep8"), (1, "tp8+ep8"), 0))
+    near, far = (simulate(apart, Coefficients(handoff_ms=ms)) for ms in (0.0, 200.0))
+    assert near.tpot_s < simulate(ONE, Coefficients()).tpot_s
+    assert far.ttft_s == pytest.approx(near.ttft_s + 0.2, rel=0.05)
+
+
+def test_guesses_shorten_an_answer_by_as_much_as_is_accepted() -> None:
+    guessing = replace(TWO, pools=replace(TWO.pools, draft_tokens=3))
+    none, some, all_right = (simulate(guessing, Coefficients(acceptance=share)).tpot_s for share in (0.3, 0.6, 0.95))
+    assert all_right < some < none
+    assert simulate(TWO, Coefficients(acceptance=0.3)) == simulate(TWO, Coefficients(acceptance=0.9))
+
+
+def test_every_coefficient_matters_to_the_rows_that_it_is_for() -> None:
+    assert Coefficients(acceptance=0.4, request_ms=7, handoff_ms=9).inside(ONE) == Coefficients()
+    assert Coefficients(handoff_ms=9).inside(TWO) == Coefficients(handoff_ms=9)
+    later = simulate(ONE, Coefficients(request_ms=150.0))
+    assert later.ttft_s == pytest.approx(simulate(ONE, Coefficients()).ttft_s + 0.1)
+
+
+def test_a_layout_without_tables_is_refused() -> None:
+    assert refusal(ONE) is None
+    assert "no kernel tables for tp2" in str(refusal(replace(ONE, pools=Pools(None, (1, "tp2"), 0))))
+    assert "more KV cache" in str(refusal(replace(ONE, isl_tokens=1 << 22)))
+
+
+def test_the_fit_finds_the_coefficients_that_made_the_rows() -> None:
+    true = Coefficients(prefill=1.2, decode=1.1, acceptance=0.6, request_ms=30.0, handoff_ms=80.0)
+    guessing = replace(TWO, id="three", pools=replace(TWO.pools, draft_tokens=3))
+    rows = [replace(row, clients=clients) for row in (ONE, TWO, guessing) for clients in (1, 4, 16)]
+    felt = report.predict(rows, true, 0)
+    rows = [replace(row, ttft_s=one.ttft_s, tpot_s=one.tpot_s) for row, one in zip(rows, felt, strict=True)]
+    found = report.fit(rows, 0)
+    again = report.predict(rows, found, 0)
+    assert [one.tpot_s for one in again] == pytest.approx([one.tpot_s for one in felt], rel=0.02)
+    assert [one.ttft_s for one in again] == pytest.approx([one.ttft_s for one in felt], rel=0.05)
+    assert found.acceptance == pytest.approx(0.6, abs=0.05)
+
+
+def test_the_command_reports_on_the_half_that_was_not_fitted(tmp_path: Path) -> None:
+    names = "id,silicon_data_source,backend,backend_version,model_path,system,mode,isl,osl,tp_size,attention_dp_size,"
+    names += "moe_tp_size,moe_ep_size,silicon_ttft_ms,silicon_tpot_ms"
+    source = "silicon_concurrency={}; measured=2025-12-15"
+    lines = [
+        f"r{clients},{source.format(clients)},trtllm,1,deepseek-ai/DeepSeek-R1,h200_sxm,agg,1024,16,8,1,1,8,{ttft},9.5"
+        for clients, ttft in zip(range(1, 7), (205, 215, 222, 231, 247, 263), strict=True)
+    ]
+    rows, out, plot = tmp_path / "rows.csv", tmp_path / "out.json", tmp_path / "out.svg"
+    rows.write_text("\n".join([names, *lines, lines[0].replace("DeepSeek-R1", "GPT-9")]))
+    done = CliRunner().invoke(validate, ["measured", str(rows), "--json", str(out), "--plot", str(plot)])
+    assert done.exit_code == 0, done.output
+    found = json.loads(out.read_text())
+    assert found["rows"] + found["fitted_rows"] == 6
+    assert 0 < found["rows"] == len(found["points"]) < 6
+    assert list(found["skipped"]) == ["deepseek-ai/GPT-9: no profile covers this model"]
+    assert found["lacking"] == [{"why": "deepseek-ai/GPT-9: no profile covers this model", "rows": 1}]
+    assert found["coefficients"].keys() == {"prefill", "decode", "acceptance", "request_ms", "handoff_ms"}
+    assert plot.read_text().startswith("<?xml")
