@@ -19,7 +19,6 @@ class DopdSettings(BaseModel):
     correction_limit: float = Field(1.0, ge=1, description="bound of the correction factor; 1 turns it off")
     wait_share: float = Field(0.3, gt=0, description="mean wait for prefill that is planned for, in TTFT SLOs (Eq. 10)")
     spare: float = Field(1.0, ge=0, description="prefill workers beyond that, because workers do not share a queue")
-    rate_sigmas: float = Field(1.0, ge=0, description="standard errors of the request rate that are planned for")
     length_cv2: float = Field(
         1.0,
         ge=0,

@@ -12,10 +12,10 @@ from collections import deque
 from statistics import NormalDist
 
 from pdplugins.policies.dopd.forecast import Forecaster
+from pdplugins.policies.dopd.load import LARGEST
+from pdplugins.policies.dopd.memory import MOST_ERRORS, RateMemory
 from pdplugins.policies.dopd.trend import Trend, counted
 
-PEAK = 4
-"""Windows whose mean counts as a level that was seen."""
 FEWEST = 40
 """Forecasts that must have been compared before their errors count."""
 
@@ -37,7 +37,6 @@ class Outlook:
         self._pending: deque[float] = deque()
         self._errors: deque[tuple[float, float]] = deque(maxlen=memory)
         self._keep = math.exp(-1 / memory)
-        self._recent: deque[float] = deque(maxlen=PEAK)
         self._peak = 0.0
         self.now = math.nan
         """The rate expected in the next window; NaN while nothing was observed."""
@@ -53,23 +52,29 @@ class Outlook:
             return
         self._inner.observe(value)
         self.now = self._inner.line.at(1) if isinstance(self._inner, Trend) else self._inner.forecast()
-        self._recent.append(value)
-        self._peak = max(sum(self._recent) / PEAK, self._keep * self._peak)
+        self._peak = max(value, self._keep * self._peak)
         self._pending.append(self.forecast())
         if len(self._pending) > self._steps:
             self._errors.append((self._beyond(value, self._pending.popleft()), value))
+
+    def memory(self) -> RateMemory:
+        """Return what an outlook of the next run begins with."""
+        kept = list(self._errors)[-MOST_ERRORS:]
+        return RateMemory(dispersion=min(self.dispersion, LARGEST), peak=self._peak, errors=kept)
+
+    def recall(self, memory: RateMemory) -> None:
+        """Begin with what an earlier run learned."""
+        self._peak = memory.peak
+        self._errors.extend(memory.errors)
+        if isinstance(self._inner, Trend):
+            self._inner.recall(memory.dispersion)
 
     def forecast(self) -> float:
         """Return the rate expected when a worker that is requested now serves."""
         return self._inner.forecast()
 
-    @property
-    def error(self) -> float:
-        """How far the rate may be above its estimate."""
-        return self._inner.error if isinstance(self._inner, Trend) else 0.0
-
     def bound(self, rate: float) -> float:
-        """Return how much may come where `rate` was forecast: at most the highest level that was seen, or `rate`."""
+        """Return how much may come where `rate` was forecast: at most what a window brought already, or `rate`."""
         return max(rate, min(rate + self._excess(), self._peak))
 
     def _beyond(self, value: float, expected: float) -> float:
@@ -82,9 +87,12 @@ class Outlook:
         return math.sqrt(max(error * abs(error) - self._usual**2 * noise, 0.0))
 
     def _excess(self) -> float:
-        """Return what forecasts were exceeded by when at most the share `miss` of all requests came."""
+        """Return what forecasts were exceeded by when at most the share `miss` of all requests came.
+
+        No limit before enough forecasts were compared: whether what came once comes back is not known then.
+        """
         if len(self._errors) < FEWEST:
-            return 0.0
+            return math.inf
         left = self._miss * sum(weight for _, weight in self._errors)
         for excess, weight in sorted(self._errors, reverse=True):
             left -= weight

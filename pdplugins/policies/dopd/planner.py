@@ -7,9 +7,11 @@ Each of them is a setting, and `paper_literal` turns all of them off. See docs/p
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 from pdplugins.contracts.deployment import Deployment
 from pdplugins.contracts.planner import PlannerView, ScalePlan, Traffic
@@ -21,6 +23,7 @@ from pdplugins.policies.dopd.forecast import Corrected, Forecaster, Predictor, b
 from pdplugins.policies.dopd.hold import Hold
 from pdplugins.policies.dopd.literal import algorithm_2
 from pdplugins.policies.dopd.load import LARGEST, Load, LoadForecast, Spread, in_flight, queued, unusable
+from pdplugins.policies.dopd.memory import Memory
 from pdplugins.policies.dopd.outlook import Outlook
 from pdplugins.policies.dopd.ratio import (
     added_s,
@@ -30,7 +33,8 @@ from pdplugins.policies.dopd.ratio import (
     pd_ratio,
 )
 from pdplugins.policies.dopd.staffing import Backlog, Service, prefill_workers
-from pdplugins.policies.dopd.trend import Trend, averaged, counted
+from pdplugins.policies.dopd.trend import SAMPLE, Trend, averaged, counted
+from pdplugins.policies.dopd.windows import Windows
 from pdplugins.policies.dopd.worth import Worth
 
 LITERAL_CORRECTION = 2.0
@@ -39,6 +43,8 @@ LEARNING_S = 7200.0
 """Memory of what was learned about bursts, in seconds. It should outlast the hour until the next burst."""
 IDLE_S = 300.0
 """Seconds without a request after which one worker of each role is enough, or the hold if that is longer."""
+FIRST_S = 1.0
+"""Seconds between two questions until the first plan. Workers that are requested earlier serve earlier."""
 MOST_WORKERS = 1e6
 """Larger numbers of workers are cut to this. The GPU budget cuts them further anyway."""
 
@@ -79,23 +85,26 @@ class DopdPlanner:
         memory = math.ceil(LEARNING_S / settings.interval_s)
         trend = settings.predictor == "trend" and not settings.paper_literal
         inner = Trend(steps, counted(settings.interval_s)) if trend else self._forecaster()
+        self._steps, self._spread = steps, Spread(settings.length_cv2, memory)
         self._rate = Outlook(inner, steps, settings.interval_s, memory, settings.miss)
         amount = inner if settings.paper_literal else self._rate
-        self._load = LoadForecast(self._forecaster, amount, Spread(settings.length_cv2, memory))
+        sample = SAMPLE if trend else 1.0
+        self._load = LoadForecast(self._forecaster, amount, self._spread, sample)
+        self._windows = Windows(settings.interval_s)
         self._backlog = Backlog(self._horizon_s)
         self._prefill_hold, self._decode_hold = (Hold(settings.hold_s) for _ in Role)
         self._busy_s: float | None = None
         self._idle_s = max(settings.hold_s, IDLE_S)
         self._pools = (1, 1)
         self._signals: Mapping[str, float] = {}
-        self._started = False
+        self._started = self._planned = False
 
     def _forecaster(self) -> Forecaster:
         settings = self._settings
         literal = settings.paper_literal
         predictor: Predictor = "arima" if literal else settings.predictor
         if predictor == "trend":
-            return Trend(1, averaged)  # lengths have levels, but hardly trends
+            return Trend(1, averaged, slopes=False)  # lengths have levels, but hardly trends
         memory = self._horizon_s / settings.interval_s
         inner = build_forecaster(predictor, history=settings.history, memory=memory)
         limit = LITERAL_CORRECTION if literal else settings.correction_limit
@@ -107,9 +116,37 @@ class DopdPlanner:
         return self._settings.interval_s
 
     @property
+    def next_s(self) -> float:
+        """Seconds until it wants to be asked again: sooner than `interval_s` as long as it has planned nothing."""
+        soon = not self._planned and not self._settings.paper_literal
+        return min(FIRST_S, self.interval_s) if soon else self.interval_s
+
+    @property
     def signals(self) -> Mapping[str, float]:
         """The numbers behind the last plan."""
         return self._signals
+
+    def memory(self) -> dict[str, Any]:
+        """Return what was learned about lengths and bursts."""
+        return Memory(
+            interval_s=self.interval_s,
+            steps=self._steps,
+            rate=self._rate.memory(),
+            means=self._load.memory(),
+            spread=self._spread.learned,
+        ).model_dump(mode="json")
+
+    def recall(self, memory: Mapping[str, Any]) -> None:
+        """Begin with what an earlier run learned. Raises ValueError where it is not of these settings, or malformed."""
+        known = Memory.model_validate(memory)
+        if (known.interval_s, known.steps) != (self.interval_s, self._steps):
+            raise ValueError(
+                f"it is of forecasts {known.steps} windows of {known.interval_s:g} s ahead, not {self._steps} of "
+                f"{self.interval_s:g} s"
+            )
+        self._rate.recall(known.rate)
+        self._load.recall(known.means)
+        self._spread.learned = known.spread
 
     def plan(self, view: PlannerView) -> ScalePlan:
         """Return the pools wanted from now on, or the last ones when the metrics are unusable."""
@@ -125,6 +162,29 @@ class DopdPlanner:
             return self._keep("no traffic metrics")
         if (why := unusable(traffic)) is not None:
             return self._keep(why)
+        if self._settings.paper_literal:
+            return self._whole(view, traffic)
+        so_far = self._windows.add(traffic)
+        return self._whole(view, so_far) if self._windows.take(so_far) else self._early(view, so_far)
+
+    def _early(self, view: PlannerView, so_far: Traffic) -> ScalePlan:
+        """Answer within an interval: before the first plan, with what it would be if the interval ended now.
+
+        Only more workers count, and only where one standard error fewer requests would need them too.
+        """
+        if self._planned:
+            return self._keep("the interval is not over")
+        guess = copy.deepcopy(self, {id(self._deployment): self._deployment})
+        fewer = max(so_far.requests - math.sqrt(so_far.requests), 0.0)
+        plan = guess._whole(view, replace(so_far, requests=fewer))
+        pools = fit_pools(self._deployment, max(plan.prefill, self._pools[0]), max(plan.decode, self._pools[1]))
+        if pools == self._pools:
+            return self._keep("the first interval is not over")
+        self._pools, self._planned = pools, True
+        return replace(plan, prefill=pools[0], decode=pools[1])
+
+    def _whole(self, view: PlannerView, traffic: Traffic) -> ScalePlan:
+        """Plan at the end of an interval."""
         literal = self._settings.paper_literal
         self._load.observe(traffic, in_flight(view, traffic) if literal else traffic.rate)
         load = self._load.forecast()
@@ -136,6 +196,7 @@ class DopdPlanner:
             return self._keep("no request lengths yet")
         else:
             demand = self._literal(load) if literal else self._balanced(view, traffic, load)
+        self._planned = True
         return self._within_limits(view, demand)
 
     def _start(self, view: PlannerView) -> None:
@@ -172,10 +233,8 @@ class DopdPlanner:
         return Demand(found.prefill, found.decode, signals, why)
 
     def _balanced(self, view: PlannerView, traffic: Traffic, load: Load) -> Demand:
-        sigmas, slo = self._settings.rate_sigmas, self._deployment.slo
-        expected = load.amount + sigmas * self._rate.error
-        later = max(expected, self._rate.bound(load.amount))
-        soon = later if math.isnan(self._rate.now) else max(self._rate.now, 0.0) + sigmas * self._rate.error
+        slo, later = self._deployment.slo, self._rate.bound(load.amount)
+        soon = later if math.isnan(self._rate.now) else max(self._rate.now, 0.0)
         remote, perf, tp = load.remote(), self._deployment.perf, self._deployment.prefill_tp
         service = Service.of(lambda tokens: perf.prefill_s(tokens, tp), remote.tokens, remote.cv2, slo.ttft_s)
         batch = self._batch(load)
@@ -183,7 +242,7 @@ class DopdPlanner:
         # A worker that is there stays as long as it is needed now, but one is only added for what comes when it serves.
         prefill = _kept(
             max(
-                self._prefill_workers(expected * remote.share, service),
+                self._prefill_workers(load.amount * remote.share, service),
                 self._prefill_workers(later * remote.share, service, learned=False),
             )
             + queue / self._horizon_s,

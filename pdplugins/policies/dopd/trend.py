@@ -25,6 +25,8 @@ DOUBT = 4.0
 """A slope whose square is below so many times its variance counts as none; a clearer one is taken for most of it."""
 OUTLIER = 9.0
 """Squared error over its variance beyond which a jump, and no noise, is assumed when the dispersion is learned."""
+SAMPLE = 20.0
+"""Requests over which a length is averaged before it counts as one value: the mean of fewer says too little."""
 PRIOR, MEMORY = 4.0, 100.0
 """Weight of the first dispersion, 1, in values, and number of values over which it is averaged later."""
 
@@ -46,16 +48,16 @@ class Trend:
 
     :param steps: windows from a forecast to the value that it is for.
     :param noise: least variance of one value where this mean is expected: `counted` or `averaged`.
+    :param slopes: fit lines; else levels only.
     """
 
-    def __init__(self, steps: int, noise: Callable[[float], float]) -> None:
+    def __init__(self, steps: int, noise: Callable[[float], float], *, slopes: bool = True) -> None:
         self._steps, self._noise = steps, noise
+        self._level_only = LEVEL_ONLY if slopes else LENGTHS[-1]
         self._values: deque[float] = deque(maxlen=LENGTHS[-1])
         self._learned = PRIOR
         self.line = Line(math.nan, 0.0)
         """The current fit."""
-        self.error = 0.0
-        """How far the level may be above the fit."""
         self.dispersion = 1.0
         """Variance of the values over their least variance, at least 1."""
 
@@ -66,6 +68,10 @@ class Trend:
         self._values.append(value)
         self._learn()
         self.line = self._longest()
+
+    def recall(self, dispersion: float) -> None:
+        """Begin with the dispersion of an earlier run."""
+        self.dispersion, self._learned = dispersion, MEMORY
 
     def forecast(self) -> float:
         """Return the rate expected `steps` windows ahead; NaN while nothing was observed."""
@@ -94,12 +100,12 @@ class Trend:
             recent = values[-length:]
             mean = sum(recent) / length
             noise = self.dispersion * self._noise(mean)
-            line, weight = (Line(mean, 0.0), 1 / length) if length <= LEVEL_ONLY else _fitted(recent, mean, noise)
+            line, weight = (Line(mean, 0.0), 1 / length) if length <= self._level_only else _fitted(recent, mean, noise)
             margin = WIDTH * math.sqrt(noise * weight)
             low, high = max(low, line.level - margin), min(high, line.level + margin)
             if math.isnan(line.level) or low > high:
                 break
-            found, self.error = line, max(high - line.level, 0.0)
+            found = line
         return found
 
 
@@ -109,8 +115,8 @@ def counted(interval_s: float) -> Callable[[float], float]:
 
 
 def averaged(value: float) -> float:
-    """Return the variance of the mean length of fifty requests whose lengths have a coefficient of variation of 1."""
-    return max(value * value, 1e-12) / 50
+    """Return the variance of a mean of `SAMPLE` lengths whose coefficient of variation is 1."""
+    return max(value * value, 1e-12) / SAMPLE
 
 
 def _fitted(values: list[float], mean: float, noise: float) -> tuple[Line, float]:

@@ -176,6 +176,54 @@ def test_a_worker_is_requested_for_what_comes_when_it_serves_and_kept_for_what_c
     assert down.signals["forecast_rate"] < 66
 
 
+def test_a_pool_stays_large_enough_for_what_came_until_it_is_known_whether_it_comes_back() -> None:
+    """Two busy windows, then little."""
+    made = plans(planner(), [*steady(12, count=2), *steady(1, count=70)])
+    assert {plan.prefill for plan in made[2:40]} == {made[1].prefill}
+    assert made[-1].prefill < made[1].prefill
+
+
+def asked(subject: DopdPlanner, count: int, requests: float, osl: float | None = 200.0) -> list[ScalePlan]:
+    """Ask every second, with a pool of 2P1D."""
+    window = Traffic(1.0, requests, 1000.0, osl)
+    return [subject.plan(PlannerView(at + 1.0, window, Pool(2), Pool(1))) for at in range(count)]
+
+
+def test_the_first_plan_comes_as_soon_as_the_traffic_says_so() -> None:
+    subject = planner()
+    assert subject.next_s == 1.0 < subject.interval_s
+    assert asked(subject, 1, requests=40.0)[0].prefill > 3
+    assert subject.next_s == subject.interval_s, "asked at its interval from then on"
+
+
+def test_a_few_requests_are_no_reason_to_be_early() -> None:
+    subject = planner()
+    made = asked(subject, 5, requests=1.0)
+    assert [(plan.prefill, plan.decode) for plan in made[:4]] == [(2, 1)] * 4
+    assert "not over" in made[0].reason
+    assert subject.next_s == subject.interval_s, "the interval is over, and planned for as such"
+
+
+def test_without_lengths_it_goes_on_asking_and_plans_when_the_first_request_ends() -> None:
+    subject = planner()
+    assert {plan.prefill for plan in asked(subject, 7, requests=40.0, osl=None)} == {2}
+    assert subject.next_s == 1.0
+    assert asked(subject, 1, requests=40.0)[0].prefill > 3
+
+
+def test_an_early_plan_is_not_taken_back_at_the_end_of_the_interval() -> None:
+    """Nor are its requests counted twice: the whole window has those of its five seconds."""
+    subject = planner()
+    early = asked(subject, 1, requests=40.0)[0]
+    later = subject.plan(PlannerView(6.0, Traffic(5.0, 200.0, 1000.0, 200.0), Pool(2), Pool(1)))
+    assert later.prefill >= early.prefill
+    assert later.signals["forecast_rate"] == pytest.approx(40.0)
+
+
+def test_algorithm_2_as_printed_is_asked_at_its_interval_only() -> None:
+    assert planner(paper_literal=True).next_s == 5.0
+
+
 def test_algorithm_2_as_printed_scales_down_at_zero_traffic_too() -> None:
     subject = planner(paper_literal=True)
     flowing = [Traffic(5.0, 100, 1000, 200, ttft_s=0.3, tpot_s=0.04)] * 60
