@@ -179,8 +179,9 @@ def test_a_worker_is_requested_for_what_comes_when_it_serves_and_kept_for_what_c
 def test_a_pool_stays_large_enough_for_what_came_until_it_is_known_whether_it_comes_back() -> None:
     """Two busy windows, then little."""
     made = plans(planner(), [*steady(12, count=2), *steady(1, count=70)])
-    assert {plan.prefill for plan in made[2:40]} == {made[1].prefill}
-    assert made[-1].prefill < made[1].prefill
+    busy, unsure = made[1].prefill, [plan.prefill for plan in made[2:40]]
+    assert min(unsure) >= busy - 1, "the queue of that time is gone, and needs no worker"
+    assert made[-1].prefill < busy - 1
 
 
 def asked(subject: DopdPlanner, count: int, requests: float, osl: float | None = 200.0) -> list[ScalePlan]:
