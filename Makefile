@@ -19,13 +19,14 @@ $(VENV)/.installed: pyproject.toml hatch_build.py $(KERNEL)
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || { echo "make: $(PYTHON) has no venv module (Debian: apt-get install python3.11-venv)" >&2; exit 2; }
 	$(BIN)/pip install --quiet --upgrade pip
 	$(BIN)/pip install --quiet --editable '.[dev,docs]'
+	@command -v npm >/dev/null && npm ci --silent --prefix tests/report || echo "make: without npm the pages are not tested in a browser"
 	@touch $@
 
 serve: setup  ## Run the main job: a Dynamo stack scaled by DOPD (SERVE_ARGS="--trace demo" replays a load that drifts)
 	$(BIN)/dynamo serve --planner dopd $(SERVE_ARGS)
 
-# Three processes for two cores run the tests of different files at once: many wait for servers and programs.
-PYTEST := $(BIN)/python -m pytest -n 3 --dist loadgroup
+# Four processes for two cores run the tests of different files at once: many wait for servers and programs.
+PYTEST := $(BIN)/python -m pytest -n 4 --dist loadgroup
 
 lint: setup  ## Run the linters and the type checker
 	$(BIN)/ruff check
@@ -98,4 +99,4 @@ bench-%: setup  # Those of one name: make bench-arrow, bench-planners, bench-fid
 	$(RESULTS) run --only '$**' $(if $(TRACES),--traces "$(TRACES)") $(RESULTS_ARGS)
 
 clean:  ## Remove .venv and every cache
-	rm -rf $(VENV) $(SGLANG_VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache dist build
+	rm -rf $(VENV) $(SGLANG_VENV) tests/report/node_modules .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache dist build

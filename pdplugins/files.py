@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
+from typing import TextIO
 
 from pdplugins.errors import ConfigError
 
@@ -62,12 +63,19 @@ def write_whole(path: Path, text: str, mode: int = 0o666) -> None:
 
     :param mode: of the file, less what the user's umask takes away.
     """
+    with whole_text(path, mode) as file:
+        file.write(text)
+
+
+@contextmanager
+def whole_text(path: Path, mode: int = 0o666) -> Iterator[TextIO]:
+    """Yield a file to write text to, in pieces: it is there completely or not at all, as with `write_whole`."""
     path = _target(path)
     with whole(path) as scratch:
         ours = os.O_NOFOLLOW if scratch != path else 0  # a link of that name is someone else's
         handle = os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | ours, mode)
         with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
+            yield file
 
 
 def _target(path: Path) -> Path:

@@ -65,6 +65,10 @@ class GatewayConfig(BaseModel):
     # --- connections and requests
     max_connections: Count = Field(10_000, description="connections of all clients")
     max_connections_per_client: Count = Field(4_000, description="connections from one address")
+    key_rate: float = Field(
+        0.0, ge=0, allow_inf_nan=False, description="requests a second of one API key whose line says no rate; 0: any"
+    )
+    key_burst: Count = Field(10, description="requests of one API key that may come at once")
     max_requests: Count = Field(4_000, description="requests that are waiting or being served")
     max_waiting: Count = Field(2_000, description="requests that wait: in the flow queue, for a worker, for a retry")
     max_sessions: Count = Field(20_000, description="sessions that are remembered")
@@ -89,3 +93,7 @@ class GatewayConfig(BaseModel):
         True, description="a prefill worker gets a session's history from the worker that has it, or computes it again"
     )
     access_log: bool = Field(False, description="log a line for each request")
+    access_log_json: bool = Field(False, description="log each request as a JSON object on stdout")
+    shadow: bool = Field(
+        False, description="the router decides and logs, and is not followed: requests go to the least loaded workers"
+    )

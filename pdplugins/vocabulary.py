@@ -9,6 +9,7 @@ from typing import Any
 
 from pdplugins import config, extras
 from pdplugins.registry import BUNDLE, default_registry
+from pdplugins.report import address
 from pdplugins.workloads import traces
 
 RENAMED: dict[str, dict[str, str]] = {
@@ -18,10 +19,16 @@ RENAMED: dict[str, dict[str, str]] = {
 """By command: options of before, which still work, and what they are called now."""
 INITIAL = re.compile(r"(\d+)[pP](\d+)[dD]")
 """The pools of ``pdplugins replay --initial``, which are ``--prefill`` and ``--decode`` now."""
+VALUES = {"--dashboard": address.DEFAULT}
+"""Options that may stand alone, and what they mean then."""
 EXAMPLES: dict[str, tuple[str, str]] = {
     "advise": (
         "pdplugins advise --trace azure-like --rate 10 --gpus 8",
         "pdplugins advise --isl 1200 --osl 200 --rate 8 --gpu h100 --model llama-3.1-70b-fp8 --save-dir advice",
+    ),
+    "backtest": (
+        "pdplugins backtest --prometheus http://127.0.0.1:9090 --from -2h --to now --html backtest.html",
+        "pdplugins backtest dopd arrow --access-log requests.jsonl --prefill 3 --decode 1 --ttft 1",
     ),
     "bench decisions": (
         "pdplugins bench decisions",
@@ -74,7 +81,7 @@ EXAMPLES: dict[str, tuple[str, str]] = {
 
 
 def modern(words: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Return a command line with the names of today, and a hint for each name of before."""
+    """Return a command line with the names of today and all values, and a hint for each name of before."""
     command = next((word for word in words if not word.startswith("-")), "")
     renamed, found, hints = RENAMED.get(command, {}), list[str](), list[str]()
     waiting = list(words)
@@ -89,6 +96,8 @@ def modern(words: Sequence[str]) -> tuple[list[str], list[str]]:
                 hints.append("--initial 3P1D is --prefill 3 --decode 1 now")
                 found += ["--prefill", pools[1], "--decode", pools[2]]
                 continue
+        if option in VALUES and not equals and (not waiting or waiting[0].startswith("-")):
+            equals, value = "=", VALUES[option]
         found.append(f"{option}{equals}{value}")
     return found, hints
 

@@ -18,6 +18,7 @@ from pdplugins import doctor, extras
 from pdplugins.hosts import seams
 from pdplugins.registry import Registry
 from pdplugins.sim import kernel
+from tests.refusals import refusal
 
 HOST: dict[str, Any] = {
     "host": "pdplugins",
@@ -82,6 +83,28 @@ def test_a_seam_that_has_changed_fails_with_what_is_there_now(kind: str, seam: d
     assert result.state == "fail"
     assert result.fix == "pdplugins needs it to test; use pdplugins 0.1.0"
     assert re.search(detail, result.detail), result
+
+
+def test_a_module_of_a_host_that_lacks_a_package_names_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And not the module itself, as if the host had none such."""
+    (tmp_path / "a_host").mkdir()
+    (tmp_path / "a_host" / "__init__.py").touch()
+    (tmp_path / "a_host" / "inner.py").write_text("import a_package_of_others\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    found = check("symbol", name="a_host.inner.Thing")
+    assert (found.state, found.detail) == ("fail", "imports a_package_of_others, which is not installed")
+    assert "no attribute" in check("symbol", name="a_host.outer.Thing").detail
+
+
+@pytest.mark.parametrize(("version", "runs"), [("1.4.2", True), ("1.4.9", True), ("1.5.1", False), ("1.6.1", False)])
+def test_another_version_of_a_host_is_refused_before_anything_starts(
+    version: str, runs: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(seams.importlib.metadata, "version", lambda _: version)
+    said = refusal(lambda: seams.need_version("dynamo", "serve"))
+    assert (said == "") is runs
+    if not runs:
+        assert said.startswith(f"serve: made for ai-dynamo >=1.4.2,<1.5, and {version} is installed; pip install 'ai-")
 
 
 def test_a_missing_dependency_says_how_to_get_it() -> None:

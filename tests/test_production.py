@@ -22,6 +22,8 @@ from prometheus_client import CollectorRegistry, start_http_server
 
 from pdplugins import cli
 from pdplugins.config import parse
+from pdplugins.contracts.request import Slo
+from pdplugins.contracts.router import Ending, Outcome
 from pdplugins.gateway.metrics import GatewayMetrics
 from pdplugins.registry import default_registry
 from pdplugins.runtime.metrics import Metrics
@@ -110,8 +112,11 @@ def test_promtool_takes_the_rules(words: tuple[str, ...]) -> None:
 def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """A real Prometheus with our rules, which has scraped metrics of a gateway and of every kind of policy."""
     folder, program = tmp_path_factory.mktemp("prometheus"), tool("prometheus", "prometheus")
-    gateway = GatewayMetrics()
+    gateway = GatewayMetrics(slo=Slo(2.0, 0.08))
     gateway.requests.labels("ok").inc()
+    gateway.ttft.observe(0.3)
+    gateway.itl.observe(0.02, 4)
+    gateway.ended(Outcome(Ending.FINISHED, 5, 0.3, 0.02), 0.38, 100)
     every = CollectorRegistry()
     every.register(gateway.registry)  # type: ignore[arg-type]  # a registry collects, too
     for kind in metrics_page.Kind:
@@ -165,6 +170,15 @@ def test_a_real_prometheus_answers_every_query(prometheus: str) -> None:
     loaded = {rule["name"]: rule["health"] for group in groups for rule in group["rules"]}
     assert set(loaded) == {rule["alert"] for rule in rules()}
     assert "err" not in loaded.values()
+
+
+@pytest.mark.moderate
+def test_a_real_prometheus_has_every_metric_of_the_gateway(prometheus: str) -> None:
+    for one in metrics_page.groups()["gateway"]:
+        for name in one.series if not one.labels else ():
+            assert asked(prometheus, name), name
+    assert asked(prometheus, 'pdplugins_gateway_ttft_seconds_bucket{le="2.0"}')[0]["value"][1] == "1"
+    assert asked(prometheus, 'pdplugins_gateway_itl_seconds_bucket{le="0.02"}')[0]["value"][1] == "4"
 
 
 @pytest.fixture(scope="module")

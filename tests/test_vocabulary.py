@@ -22,11 +22,12 @@ from pdplugins.workloads import traces
 SHARED = {
     "simulate": "--trace --rate --clip-s --gpus --prefill --decode --ttft --tpot --set --json --html --records --seed",
     "compare": "--trace --rate --clip-s --gpus --prefill --decode --ttft --tpot --set --json --html --seed",
-    "replay": "--trace --clip-s --gpus --prefill --decode --ttft --tpot --set --json",
-    "serve": "--trace --clip-s --gpus --prefill --decode --ttft --tpot --set --json",
+    "replay": "--trace --clip-s --gpus --prefill --decode --ttft --tpot --set --json --html",
+    "serve": "--trace --clip-s --gpus --prefill --decode --ttft --tpot --set --json --html",
     "bound": "--trace --rate --clip-s --gpus --ttft --tpot --set --json",
     "plan": "--trace --rate --clip-s --gpus --ttft --tpot --set --json --html --seed",
     "advise": "--trace --rate --clip-s --gpus --ttft --tpot --json --html --seed",
+    "backtest": "--gpus --prefill --decode --ttft --tpot --set --json --html --seed",
     "bench decisions": "--json --seed",
 }
 """By command: the options that are called the same everywhere."""
@@ -88,6 +89,9 @@ def test_every_command_of_the_vocabulary_has_examples(commands: dict[str, Any]) 
         ("serve --replay demo --report out.json", "serve --trace demo --json out.json", 2),
         ("simulate dopd --duration 60", "simulate dopd --duration 60", 0),
         ("--version", "--version", 0),
+        ("serve --dashboard", "serve --dashboard=127.0.0.1:8090", 0),
+        ("gateway --dashboard --port 0", "gateway --dashboard=127.0.0.1:8090 --port 0", 0),
+        ("gateway --dashboard 9000 --dashboard=[::1]:9", "gateway --dashboard 9000 --dashboard=[::1]:9", 0),
     ],
 )
 def test_names_of_before_work_and_say_what_they_are_called_now(words: str, now: str, hints: int) -> None:

@@ -5,8 +5,8 @@ worker. TPOT: a multiple (`TPOT_FACTORS`) of the step of a worker that decodes o
 
 Traffic: requests of a recorded trace, in their order, with Poisson arrivals. The first half of a trace is tuned on, the
 second half is shown. A seed chooses where in the half a run begins, and the arrivals. A run lasts as long at all rates:
-at least `RESIDENCES` times as long as a request, or a session, may stay within its objectives. What arrives in the
-first of these times is not counted: until then the decode batches still grow.
+at least `RESIDENCES` times as long as a request, or a session, may stay within its objectives, or `SETTLE_S`. What
+arrives in the first of these times is not counted: until then the decode batches still grow.
 """
 
 from __future__ import annotations
@@ -35,6 +35,8 @@ TPOT_FACTORS = {"loose": 6.0, "middle": 3.0, "strict": 1.5}
 PER_WORKER = 100
 """Least requests of a run at capacity, for each worker."""
 RESIDENCES = 2.0
+SETTLE_S = 10.0
+"""At least as long nothing is counted: policies that watch the traffic must have seen some."""
 CONTEXT = 65_536
 """Longest prompt plus output."""
 LONG = 12_288
@@ -181,7 +183,11 @@ class Cell:
 
     def lasts_s(self, rate: float) -> float:
         """Return how long a run lasts on hardware that serves `rate` requests a second."""
-        return float(f"{max(PER_WORKER * self.on.workers / rate, RESIDENCES * self.stays_s()):.4g}")
+        return float(f"{max(PER_WORKER * self.on.workers / rate, RESIDENCES * self.settles_s()):.4g}")
+
+    def settles_s(self) -> float:
+        """Return from when on what arrives is counted."""
+        return max(self.stays_s(), SETTLE_S)
 
     def guess(self) -> float:
         """Return the requests a second that fusion's programme says are served at most: where searches begin."""

@@ -117,7 +117,7 @@ class Trial:
 
     def _run(self, rate: float, seed: int) -> Run:
         cell, duration_s = self.cell, self.duration_s
-        return measured(self.config, cell.traffic(rate, duration_s, seed), (cell.stays_s(), duration_s))
+        return measured(self.config, cell.traffic(rate, duration_s, seed), (cell.settles_s(), duration_s))
 
     def reaches(self, rate: float, seed: int) -> bool:
         """Tell whether it serves this rate."""

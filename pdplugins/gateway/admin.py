@@ -99,6 +99,7 @@ class Admin:
         return web.Response(text=json.dumps({"roles": roles}), content_type="application/json")
 
     async def _show_metrics(self, request: web.Request) -> web.Response:
+        self._metrics.clear_loads()  # of workers that have gone
         for backend in self._backends.all:
             view = backend.view
             load = {name: value for name in LOAD_FIELDS if (value := getattr(view.load, name)) is not None}

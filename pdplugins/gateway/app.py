@@ -11,31 +11,41 @@ from typing import Any
 
 import aiohttp
 from aiohttp import web
+from aiohttp.web_log import AccessLogger
 
 from pdplugins.config import Config
+from pdplugins.contracts.request import Slo
 from pdplugins.errors import HostError, one_line
 from pdplugins.gateway.access.access import Access
 from pdplugins.gateway.access.gate import Gate
+from pdplugins.gateway.access.rates import KeyRates
 from pdplugins.gateway.access.tls import Site
+from pdplugins.gateway.account import JsonAccessLogger
 from pdplugins.gateway.admin import Admin
 from pdplugins.gateway.admission import Admission
 from pdplugins.gateway.backends import Backends, WorkerOption
 from pdplugins.gateway.clients import Clients
+from pdplugins.gateway.dashboard import Board, WatchedJournal
 from pdplugins.gateway.descriptors import connections_within
+from pdplugins.gateway.discovery import Discovery, Source
 from pdplugins.gateway.endpoints import Endpoints
 from pdplugins.gateway.engine import Engine
 from pdplugins.gateway.engines.sglang.engine import SglangEngine
 from pdplugins.gateway.http import name_server
 from pdplugins.gateway.logs import ACCESS_FORMAT, ACCESS_LOG, HTTP_LOG
 from pdplugins.gateway.metrics import GatewayMetrics
+from pdplugins.gateway.peers import Peers
 from pdplugins.gateway.policies import GatewayPolicies
 from pdplugins.gateway.queue import AdmissionQueue
 from pdplugins.gateway.routing import Routing
 from pdplugins.gateway.serving import Serving
+from pdplugins.gateway.share import Share
 from pdplugins.gateway.terms import Asking
+from pdplugins.gateway.tracing import Tracing
 from pdplugins.gateway.watchers import keep
 from pdplugins.registry import Registry
 from pdplugins.runtime.assembly import build_deployment
+from pdplugins.runtime.decision import Journal
 from pdplugins.runtime.flow import SafeFlow
 
 ADMIN_CONNECTIONS = 64
@@ -54,27 +64,39 @@ class Gateway:
     """One gateway. Call `start` before and `stop` after use; `url` is its address, `admin_url` that for operators.
 
     :param decision_log: where a sample of what router and flow policy decide is logged; None for nowhere.
+    :param sources: where more workers are found while it runs.
+    :param tracing: makes spans of requests; None: there are none.
+    :param share: that of this process where several serve the same port.
     :param access: its keys, certificates and listeners; the default has no keys and no certificates.
 
     Raises ConfigError when the config's profile or policies, a worker's address, or the log cannot be used.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - the parts of a gateway
         self,
         config: Config,
         workers: Sequence[WorkerOption],
+        *,
         registry: Registry | None = None,
         metrics: GatewayMetrics | None = None,
         decision_log: Path | None = None,
         access: Access | None = None,
+        sources: Sequence[Source] = (),
+        tracing: Tracing | None = None,
+        share: Share | None = None,
     ) -> None:
         self.settings = config.gateway
         self.access = access or Access()
-        self.metrics = metrics or GatewayMetrics()
+        self.metrics = metrics or GatewayMetrics(slo=Slo(config.slo.ttft_s, config.slo.tpot_s))
         self._dual = config.sglang.dual_role
+        self._sources = sources
+        self._tracing = tracing
+        self._share = share
+        self._alone: Callable[[], None] = lambda: None
+        replicas = config.deployment.prefill.replicas
         self.backends = Backends(
             workers,
-            prefill=min(config.deployment.prefill.replicas, max(len(workers) - 1, 0)),
+            prefill=replicas if sources else min(replicas, max(len(workers) - 1, 0)),
             settings=self.settings,
             metrics=self.metrics,
             keys=self.access.worker_keys,
@@ -88,14 +110,21 @@ class Gateway:
         self.policies = GatewayPolicies(config, deployment, registry, self.metrics, decision_log)
         self._asking = Asking(config.terms)
         self._ttft_s = deployment.slo.ttft_s
-        journal = self.policies.journal
-        self.routing = Routing(self.policies.router, deployment, self.backends, self.metrics, journal)
+        self.board = None if self.access.dashboard is None else Board(config, self.access.dashboard)
+        self._journal: Journal = self.policies.journal
+        if self.board is not None:
+            self._journal = WatchedJournal(self._journal, self.board)
+        self.routing = Routing(
+            self.policies.router, deployment, self.backends, self.metrics, self._journal, shadow=self.settings.shadow
+        )
         self._watchers: list[asyncio.Task[None]] = []
         self.url = ""
         self.admin_url = ""
 
     async def start(self, host: str = "127.0.0.1", port: int = 0) -> None:
         """Serve. Raises HostError when a port is taken."""
+        if self.board is not None:
+            await self.board.start()
         self.access.warn(host, [backend.url for backend in self.backends.all])
         connector = aiohttp.TCPConnector(  # SGLang closes idle connections after 5 s
             limit=0, keepalive_timeout=4, ssl=self.access.worker_ca
@@ -108,34 +137,50 @@ class Gateway:
         )
         queue = self._build_queue()
         self.serving = Serving(self.routing, self.backends, self.engine, self.admission, self.metrics, queue)
+        longest_s = self.settings.timeout_s + self.settings.drain_s
+        self._discovery = Discovery(self._sources, self.backends, self.engine, self.metrics, longest_s)
+        fixed = [*self.backends.all]
+        if self._share is not None:
+            self._alone = Peers(self._share, self.serving.sessions, self.metrics).start()
         try:
+            await self._discovery.look()
             await self.look()
         except asyncio.CancelledError:  # told to stop while it starts
+            await self._discovery.close()
             await self._session.close()
+            if self.board is not None:
+                await self.board.stop()
             raise
         works: list[Callable[[], Awaitable[None]]] = [self.clients.watch, self._operators.watch]
         works += [self.policies.share_signals, self.routing.plan_ahead]
-        works += [functools.partial(self.backends.watch, backend, self.engine) for backend in self.backends.all]
+        works += [functools.partial(self.backends.watch, backend, self.engine) for backend in fixed]
+        if self._sources:
+            works.append(self._discovery.run)
         if queue is not None:
             works.append(queue.run)
+        if (board := self.board) is not None:
+            self.serving.on_end = board.heard
+            self.backends.labels.tell(board, lambda error: self.metrics.fault("gateway_error", error, error))
+            works.append(functools.partial(board.watch, self))
         if self.access.api_keys is not None:
             works.append(self.access.api_keys.watch)
         self._watchers = [asyncio.create_task(keep(work, self.metrics)) for work in works]
-        gate = Gate(self.metrics, self.access.api_keys)
+        rates = KeyRates(self.settings.key_rate, self.settings.key_burst)
+        gate = Gate(self.metrics, self.access.api_keys, rates=rates)
         endpoints = Endpoints(
-            self.serving, self.engine, self.admission, self.clients, gate, self._session, self._asking
+            self.serving, self.engine, self.admission, self.clients, gate, self._session, self._asking, self._tracing
         )
         admin_gate = Gate(self.metrics, self.access.admin_keys, admin=True)
         admin = Admin(self.backends, self.metrics, admin_gate, self._operators)
         self._runner = await self._set_up(endpoints.app(), self.clients)
         self._admin = await self._set_up(admin.app(), self._operators)
-        self.url = await self._listen(self._runner, host, port)
+        self.url = await self._listen(self._runner, host, port, shared=self._share is not None)
         self.admin_url = await self._listen(self._admin, self.access.admin_host, self.access.admin_port)
 
-    async def _listen(self, runner: web.AppRunner, host: str, port: int) -> str:
+    async def _listen(self, runner: web.AppRunner, host: str, port: int, *, shared: bool = False) -> str:
         """Listen, and return the URL. Raises HostError when the port is taken; then nothing runs any more."""
         tls = None if self.access.tls is None else self.access.tls.context
-        site = Site(runner, host, port, tls, self.settings.head_s)
+        site = Site(runner, host, port, tls, self.settings.head_s, shared=shared)
         try:
             await site.start()
         except (OSError, UnicodeError) as error:
@@ -149,7 +194,8 @@ class Gateway:
         app.on_response_prepare.append(name_server)
         runner = web.AppRunner(
             app,
-            access_log=ACCESS_LOG if self.settings.access_log else None,
+            access_log=ACCESS_LOG if self.settings.access_log or self.settings.access_log_json else None,
+            access_log_class=JsonAccessLogger if self.settings.access_log_json else AccessLogger,
             access_log_format=ACCESS_FORMAT,
             logger=HTTP_LOG,
             handler_cancellation=True,
@@ -169,8 +215,7 @@ class Gateway:
     def _build_queue(self) -> AdmissionQueue | None:
         if self.policies.flow is None:
             return None
-        most, journal = self.settings.max_waiting, self.policies.journal
-        flow = SafeFlow(self.policies.flow, most_waiting=most, journal=journal)
+        flow = SafeFlow(self.policies.flow, most_waiting=self.settings.max_waiting, journal=self._journal)
         return AdmissionQueue(flow, self.backends, self.metrics, self._ttft_s)
 
     async def look(self) -> None:
@@ -195,10 +240,16 @@ class Gateway:
         await self._emptied(cut_s / 3)
         await self._runner.cleanup()
         await self._admin.cleanup()
+        if self.board is not None:
+            await self.board.stop()
         for watcher in self._watchers:
             watcher.cancel()
         await asyncio.gather(*self._watchers, return_exceptions=True)
+        await self._discovery.close()
         await self.engine.close(cut_s / 3)
+        self._alone()
+        if self._tracing is not None:
+            await self._tracing.stop(cut_s / 3)
         await self._session.close()
         self.policies.close()
 

@@ -122,8 +122,34 @@ class Backends(Workers[Backend]):
             for option, role in zip(options, roles, strict=False)
         ]
         super().__init__(self.all, settings, metrics)
+        self._prefill = prefill
+        self._keys = keys
         if len(self.by_id) < len(self.all):
             raise ConfigError("--worker: two workers have the same address; give each one once")
+
+    # --- workers that come and go ----------------------------------------------------------------------------------
+
+    def knows(self, option: WorkerOption) -> bool:
+        """Tell whether a worker of this address is there."""
+        return urlsplit(option.url).netloc in self.by_id
+
+    def take(self, option: WorkerOption) -> Backend:
+        """Take in a worker that has been found; `watch` has to poll it."""
+        labelled = sum(backend.view.role is Role.PREFILL for backend in self.all)
+        role = Role.PREFILL if labelled < self._prefill else Role.DECODE
+        backend = Backend(option, option.role or role, self._keys.of(option.url))
+        self.all.append(backend)
+        self.add(backend)
+        return backend
+
+    def leave(self, backend: Backend) -> None:
+        """Send a worker that is to go nothing more. What it has begun it may end; then `forget` it."""
+        log.info("%s is found no more", backend.id)
+        self.all.remove(backend)
+        if backend.alive:
+            backend.alive = False
+            self.labels.went(backend.id)
+            self.refresh()
 
     # --- watching ------------------------------------------------------------------------------------------------
 

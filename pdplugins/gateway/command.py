@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,8 +14,12 @@ from pdplugins import config as configs
 from pdplugins.config import Config
 from pdplugins.errors import ConfigError
 from pdplugins.gateway.access.worker_keys import KEY
+from pdplugins.gateway.share import own_share
+from pdplugins.gateway.supervisor import supervise
 from pdplugins.limits import GatewayConfig
 from pdplugins.processes.addresses import MOST_PORT
+from pdplugins.processes.child import die_with
+from pdplugins.report.address import HELP, HELP_PUBLIC, Address
 from pdplugins.settings import parse_setting, put
 
 DEFAULTS = GatewayConfig()
@@ -30,6 +35,14 @@ def gateway(  # noqa: PLR0913 - one argument for each option
             "kind: dual | prefill | decode | unified where the server does not say it.",
         ),
     ] = None,
+    discover: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="SOURCE[,role=R]",
+            help="Find SGLang servers while the gateway runs: file:PATH, dns:HOST:PORT or "
+            "kubernetes:[NAMESPACE/]SERVICE[:PORT]; may be repeated.",
+        ),
+    ] = None,
     launch: Annotated[
         str | None,
         typer.Option(
@@ -41,6 +54,9 @@ def gateway(  # noqa: PLR0913 - one argument for each option
     config: Annotated[str, typer.Option(help="A config file, or the name of a shipped one.")] = "stock-least-loaded",
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 picks one.")] = 8000,
+    processes: Annotated[
+        int, typer.Option(min=1, help="Processes that serve the port; each has an admin port of its own.")
+    ] = 1,
     admin_host: Annotated[
         str, typer.Option(help="Address of /workers and /metrics; beyond this machine they want an admin key.")
     ] = "127.0.0.1",
@@ -60,6 +76,8 @@ def gateway(  # noqa: PLR0913 - one argument for each option
         Path | None, typer.Option(help="Further authorities for workers' certificates, in PEM, besides the system's.")
     ] = None,
     launch_s: Annotated[float, typer.Option(min=1, help="Longest time until launched servers serve.")] = 1800.0,
+    dashboard: Annotated[str | None, typer.Option(metavar="[HOST:]PORT", help=HELP)] = None,
+    dashboard_public: Annotated[bool, typer.Option("--dashboard-public", help=HELP_PUBLIC)] = False,
     log_dir: Annotated[Path | None, typer.Option(help="Logs of launched servers; else a temporary folder.")] = None,
     decision_log: Annotated[
         Path | None, typer.Option(help="Log a sample of the decisions of router and flow policy here.")
@@ -88,6 +106,13 @@ def gateway(  # noqa: PLR0913 - one argument for each option
         typer.Option("--transfer-history/--recompute-history", help="How prefill workers get a session's history."),
     ] = None,
     access_log: Annotated[bool | None, typer.Option("--access-log", help="Log a line for each request.")] = None,
+    otlp: Annotated[
+        str | None, typer.Option(metavar="URL", help="Send traces there, such as http://127.0.0.1:4318/v1/traces.")
+    ] = None,
+    shadow: Annotated[
+        bool | None,
+        typer.Option("--shadow", help="Let the router decide and log, and place by least load."),
+    ] = None,
     settings: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="KEY=VALUE", help="Any key of the config's section gateway: docs/limits.md."),
@@ -102,13 +127,17 @@ def gateway(  # noqa: PLR0913 - one argument for each option
         "poll_s": poll_s,
         "transfer_history": transfer_history,
         "access_log": access_log,
+        "shadow": shadow,
     }
-    if not worker and launch is None:
-        raise ConfigError("gateway: name SGLang servers with --worker URL, or start some with --launch MODEL")
+    if not worker and not discover and launch is None:
+        raise ConfigError(
+            "gateway: name SGLang servers with --worker URL, or start some with --launch MODEL, or find them with "
+            "--discover SOURCE"
+        )
     if not host:
         raise ConfigError("--host: say which address; 127.0.0.1 is this machine only, 0.0.0.0 every address")
     from pdplugins.gateway.access.access import read_access  # noqa: PLC0415 - aiohttp takes a while to import
-    from pdplugins.gateway.process import Started, run  # noqa: PLC0415
+    from pdplugins.gateway.process import Sought, Started, run  # noqa: PLC0415
 
     path = configs.find(config)
     changed = changed_limits(configs.load(path), given, settings or ())
@@ -119,13 +148,26 @@ def gateway(  # noqa: PLR0913 - one argument for each option
         tls_cert=tls_cert,
         tls_key=tls_key,
         admin_host=admin_host,
+        dashboard=Address.read(dashboard, public=dashboard_public),
         admin_port=admin_port if admin_port is not None else port + 1 if 0 < port < MOST_PORT else 0,
     )
+    share = own_share() if processes > 1 else None
+    if processes > 1 and share is None:
+        if dashboard is not None:
+            raise ConfigError("--dashboard: it shows one process; use it without --processes")
+        if launch is not None:
+            raise ConfigError("--processes: start the servers by hand and name them with --worker, or use one process")
+        raise typer.Exit(supervise(processes, host, port))
+    if share is not None:
+        access = replace(access, admin_port=access.admin_port and access.admin_port + share.index)
+        decision_log = decision_log and decision_log.with_stem(f"{decision_log.stem}-{share.index + 1}")
+        die_with(share.supervisor)
     started = None
     if launch is not None:
         logs = log_dir or Path(tempfile.mkdtemp(prefix="pdplugins-gateway-"))  # this user's only, and no one's link
         started = Started(launch, path, logs, launch_s)
-    run(changed, worker or [], started, access, host, port, decision_log)
+    sought = Sought(worker or (), discover or (), started)
+    run(changed, sought, access, host, port, decision_log, otlp, share)
 
 
 def gateway_key(

@@ -16,6 +16,7 @@ from aiohttp.typedefs import Handler
 
 from pdplugins.gateway import openapi
 from pdplugins.gateway.access.gate import JSON, Gate
+from pdplugins.gateway.account import ACCOUNT, Account
 from pdplugins.gateway.admission import Admission, overloaded
 from pdplugins.gateway.bodies import read_body
 from pdplugins.gateway.clients import Clients, too_many_connections
@@ -26,6 +27,7 @@ from pdplugins.gateway.reading import TooLongError, read_whole
 from pdplugins.gateway.replies import Reply, failure
 from pdplugins.gateway.serving import Serving
 from pdplugins.gateway.terms import Asking
+from pdplugins.gateway.tracing import Tracing
 from pdplugins.limits import MIB
 
 log = logging.getLogger("pdplugins.gateway")
@@ -43,6 +45,7 @@ class Endpoints:
     :param gate: the checks of every request.
     :param session: for requests that any worker may answer.
     :param asking: what requests may ask for themselves.
+    :param tracing: makes a span of each request; None: there are none.
     """
 
     serving: Serving
@@ -52,6 +55,7 @@ class Endpoints:
     gate: Gate
     session: aiohttp.ClientSession
     asking: Asking
+    tracing: Tracing | None = None
 
     def app(self) -> web.Application:
         """Return them all as one application."""
@@ -117,7 +121,7 @@ class Endpoints:
         reply = Reply(request)
         outcome = "cancelled"
         metrics = self.serving.metrics
-        metrics.in_flight.inc()
+        self._begin(request)
         try:
             outcome = await self._answered(request, reply)
         except GatewayError as error:
@@ -140,11 +144,23 @@ class Endpoints:
             metrics.fault("gateway_error", error, error)
             await reply.fail(GatewayError(500, f"gateway: {type(error).__name__}"))
         finally:
-            metrics.in_flight.dec()
-            metrics.requests.labels(outcome).inc()
+            self._end(request, outcome)
         if reply.response is None:
             raise ConnectionResetError
         return reply.response
+
+    def _begin(self, request: web.Request) -> None:
+        self.serving.metrics.in_flight.inc()
+        if self.tracing is not None:
+            self.tracing.begin(request)
+
+    def _end(self, request: web.Request, outcome: str) -> None:
+        self.serving.metrics.in_flight.dec()
+        self.serving.metrics.requests.labels(outcome).inc()
+        if (account := request.get(ACCOUNT)) is not None:
+            account.outcome = outcome
+        if self.tracing is not None:
+            self.tracing.end(request, outcome, account)
 
     async def _answered(self, request: web.Request, reply: Reply) -> str:
         self.admission.enter()
@@ -153,9 +169,12 @@ class Endpoints:
             body = await read_body(request, self.admission)
             session = request.headers.get("x-session-id")
             headers = self._forwarded(request)
+            if self.tracing is not None:
+                headers |= self.tracing.headers(request)
             call = self.engine.parse(request.path, body, secrets.token_hex(16), session, headers)
             call.terms = self.asking.terms(request.headers, call.asks)
-            await self.serving.serve(call, reply)
+            request[ACCOUNT] = account = Account(call.rid, call.model, call.stream)
+            await self.serving.serve(call, reply, account)
         except ShortageError as error:
             self.serving.metrics.fault("out_of_descriptors", error.why)
             raise

@@ -93,6 +93,11 @@ class Call(Splittable, Protocol):
         ...
 
     @property
+    def model(self) -> str | None:
+        """The model that the client names."""
+        ...
+
+    @property
     def session(self) -> str | None:
         """The conversation that it belongs to."""
         ...
@@ -251,8 +256,11 @@ class Executor(Protocol[CallT, AnswerT]):
         """Return the prompt of `call` as the server's tokenizer splits it. Raises WorkerFailedError or RefusedError."""
         ...
 
-    def relay(self, call: CallT, client: Any, on_first: Callable[[], None]) -> Relay[AnswerT]:
-        """Return the relay that passes the answer of `call` on. :param on_first: is called before each first token."""
+    def relay(self, call: CallT, client: Any, on_tokens: Callable[[int], None]) -> Relay[AnswerT]:
+        """Return the relay that passes the answer of `call` on.
+
+        :param on_tokens: is called with the number of new tokens, before the client gets them.
+        """
         ...
 
     def splittable(self, call: CallT, client: Any, first: Any) -> tuple[CallT, Any]:

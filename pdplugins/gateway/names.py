@@ -6,9 +6,11 @@ import hashlib
 import secrets
 
 from pdplugins.gateway.errors import GatewayError
+from pdplugins.gateway.share import own_share
 
-_KEY = secrets.token_bytes(16)
-"""Another one in each process, so that a log does not tell who a user is."""
+_SHARE = own_share()
+_KEY = secrets.token_bytes(16) if _SHARE is None else bytes.fromhex(_SHARE.key)
+"""Another one in each gateway, so that a log does not tell who a user is."""
 
 
 def hashed(name: str) -> str:

@@ -17,13 +17,18 @@ import uvloop
 from rich.console import Console
 
 from pdplugins.config import Config
+from pdplugins.contracts.request import Slo
 from pdplugins.gateway.access.access import Access
+from pdplugins.gateway.account import log_to_stdout
 from pdplugins.gateway.app import Gateway
 from pdplugins.gateway.backends import WorkerOption
 from pdplugins.gateway.descriptors import connections_within, raise_limit
+from pdplugins.gateway.discovery import parse_source
 from pdplugins.gateway.engines.sglang.launch import Launch, plan
 from pdplugins.gateway.engines.sglang.servers import Servers, Times
 from pdplugins.gateway.metrics import GatewayMetrics
+from pdplugins.gateway.share import Share
+from pdplugins.gateway.tracing import build_tracing
 from pdplugins.processes.ending import on_stop
 from pdplugins.processes.garbage import settle
 from pdplugins.redaction import redact_logs
@@ -35,6 +40,18 @@ SERVERS_SHARE = 0.4
 EXIT_SHARE = 0.05
 CUT_OFF_S = 3.0
 """So long after the time of a stop a process is cut off that has not ended: a policy may never return."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sought:
+    """Where the servers of a gateway are."""
+
+    given: Sequence[str]
+    """As after ``--worker``."""
+    discover: Sequence[str] = ()
+    """Where more are found, as after ``--discover``."""
+    started: Started | None = None
+    """What is to be known of those that the gateway starts; None: it starts none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,32 +88,49 @@ class Ending:
 
 def run(
     config: Config,
-    workers: Sequence[str],
-    started: Started | None,
+    sought: Sought,
     access: Access,
     host: str,
     port: int,
     decision_log: Path | None = None,
+    otlp: str | None = None,
+    share: Share | None = None,
 ) -> None:
     """Serve until SIGINT or SIGTERM; each further one skips a wait. Raises ConfigError or HostError."""
-    options = [*map(WorkerOption.parse, workers)]
+    options = [*map(WorkerOption.parse, sought.given)]
+    sources = [*map(parse_source, sought.discover)]
+    tracing = None if otlp is None else build_tracing(otlp)
     logging.basicConfig(level=logging.INFO)
     redact_logs(logging.root.handlers, "%(asctime)s %(name)s %(levelname)s %(message)s")
+    if config.gateway.access_log_json:
+        log_to_stdout()
     descriptors = raise_limit()
     if (most := connections_within(descriptors)) < config.gateway.max_connections:
         log.info("%d open files are enough for %d connections of clients; see ulimit -n", descriptors, most)
-    metrics = GatewayMetrics()
-    servers = None if started is None else _servers(config, started, access, metrics)
+    metrics = GatewayMetrics(slo=Slo(config.slo.ttft_s, config.slo.tpot_s))
+    servers = None if sought.started is None else _servers(config, sought.started, access, metrics)
     options += servers.options if servers else ()
     ending = Ending(config.gateway.drain_s)
 
     async def serve() -> None:
-        gateway = Gateway(config, options, metrics=metrics, decision_log=decision_log, access=access)
+        gateway = Gateway(
+            config,
+            options,
+            metrics=metrics,
+            decision_log=decision_log,
+            access=access,
+            sources=sources,
+            tracing=tracing,
+            share=share,
+        )
         async with AsyncExitStack() as stack:
             await _begin(stack, gateway, servers, ending, host, port)
             typer.echo(
-                f"gateway on {gateway.url}, {_policies(config)}, {len(options)} workers: {gateway.admin_url}/workers"
+                f"gateway on {gateway.url}{_which(share)}, {_policies(config)}, {len(gateway.backends.all)} workers: "
+                f"{gateway.admin_url}/workers"
             )
+            if gateway.board is not None:
+                typer.echo(f"dashboard on {gateway.board.url}")
             if access.reloads:
                 asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, access.reload)
             settle()
@@ -135,9 +169,14 @@ async def _until_signal(serve: Coroutine[None, None, None], ending: Ending) -> N
         await task
 
 
+def _which(share: Share | None) -> str:
+    return "" if share is None else f" (process {share.index + 1} of {share.count})"
+
+
 def _policies(config: Config) -> str:
     picked = [f"{key} {choice.name}" for key in ("bundle", "router", "flow") if (choice := getattr(config, key))]
-    return ", ".join(picked) or "router least-loaded"
+    said = ", ".join(picked) or "router least-loaded"
+    return f"{said} in shadow: the least loaded workers are taken" if config.gateway.shadow else said
 
 
 def _servers(config: Config, started: Started, access: Access, metrics: GatewayMetrics) -> Servers:

@@ -37,6 +37,11 @@ class AdmissionQueue:
         self._changed = asyncio.Event()
         backends.listen(self._changed.set)
 
+    @property
+    def length(self) -> int:
+        """Requests that wait."""
+        return len(self._flow)
+
     async def admit(self, request: Request) -> None:
         """Return once `request` may go on. Raises FlowRefusedError.
 

@@ -20,6 +20,7 @@ from pdplugins.gateway.admission import overloaded
 from pdplugins.gateway.errors import GatewayError
 from pdplugins.gateway.metrics import GatewayMetrics
 from pdplugins.gateway.primitive import Deviation, Execution, NobodyServesError, Splittable, alone, can_serve, resolve
+from pdplugins.gateway.shadow import ShadowRouter
 from pdplugins.gateway.workers import Workers
 from pdplugins.policies.stock.routers import LeastLoaded, RouterSettings
 from pdplugins.runtime.decision import Fault, Journal
@@ -34,6 +35,7 @@ class Routing:
     """Asks the router; without one, the least loaded workers are taken.
 
     :param late: whether every worker that prefills can do so before it is known who decodes.
+    :param shadow: the router decides and is not followed; requests go as without one.
     """
 
     def __init__(
@@ -45,6 +47,7 @@ class Routing:
         journal: Journal | None = None,
         *,
         late: bool = False,
+        shadow: bool = False,
     ) -> None:
         self._own = LeastLoaded(RouterSettings.model_validate({}), deployment)
         self._deployment = deployment
@@ -52,6 +55,8 @@ class Routing:
         self._metrics = metrics
         self._journal = journal
         self._late = late
+        self._shadowing = shadow
+        self._shadow: ShadowRouter | None = None
         self._asked: set[str] = set()
         """Requests that the router has been asked for and that have not ended."""
         self.use(router or self._own)
@@ -59,7 +64,12 @@ class Routing:
     def use(self, router: Router) -> None:
         """Ask `router` from now on."""
         self.router = router
-        self._safe = safe = SafeRouter(router, self._deployment, journal=self._journal)
+        if self._shadowing:
+            self._shadow = ShadowRouter(router, self._deployment, self._backends, self._metrics, self._journal)
+            self._safe = SafeRouter(self._own, self._deployment)
+            safe = self._shadow.safe
+        else:
+            self._safe = safe = SafeRouter(router, self._deployment, journal=self._journal)
         if implements(router, HearsRoles):
             more: Any = router
             self._backends.labels.tell(
@@ -83,8 +93,15 @@ class Routing:
         placement = self._safe.on_arrival(request, workers, now_s, self._backends.ready_ids)
         if failed and {placement.first, placement.second} & set(failed):
             placement = self._own.on_arrival(request, _without(failed, workers), now_s)
+        if self._shadow is not None:
+            self._shadow.arrive(request, placement, workers, now_s)
         self._after_decision()
         return self._execution(placement, request, call)
+
+    def begun(self, request: Request) -> None:
+        """Note that the client of a request gets its first token."""
+        if self._shadow is not None:
+            self._shadow.prefilled(request)
 
     def prefilled(self, request: Request, first: str, split: int, call: Splittable) -> Execution:
         """Find who decodes a request whose prefill on `first` is done; that worker may have gone meanwhile."""
@@ -99,6 +116,8 @@ class Routing:
         """Let the router do what no request should wait for, for as long as this runs."""
         while True:
             self._safe.plan_ahead(self._backends.now_ready(), monotonic())
+            if self._shadow is not None:
+                self._shadow.plan_ahead()
             self._after_decision()
             await asyncio.sleep(PACE_S)
 
@@ -107,6 +126,8 @@ class Routing:
         if request.id in self._asked:
             self._asked.discard(request.id)
             self._safe.on_ended(request, outcome)
+            if self._shadow is not None:
+                self._shadow.ended(request, outcome)
 
     def _workers(self) -> tuple[WorkerView, ...]:
         workers = self._backends.now_ready()
@@ -116,7 +137,8 @@ class Routing:
 
     def _after_decision(self) -> None:
         """Show the pools of an elastic router, and do what it proposes for the roles of workers."""
-        if (pools := self._safe.pools) is not None:
+        deciding = self._safe if self._shadow is None else self._shadow.safe
+        if (pools := deciding.pools) is not None:
             for role, size in zip(Role, pools, strict=True):
                 self._metrics.pools.labels(role).set(size)
         if self._safe.moves_roles:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+from collections.abc import Callable
 from typing import Any
 
 from pdplugins.contracts.router import Ending, Outcome
+from pdplugins.gateway.account import Account
 from pdplugins.gateway.admission import Admission, overloaded
 from pdplugins.gateway.engine import Call, Executor, Started
 from pdplugins.gateway.errors import FlowRefusedError
@@ -43,12 +45,15 @@ class Serving:
         self.lengths = Lengths()
         self.retries = RetryBudget(self.settings)
         self.admission = admission
+        self.on_end: Callable[[Outcome], None] | None = None
+        """Hears how each request ended."""
         self._ids: set[str] = set()
 
-    async def serve(self, call: Call, client: Started) -> None:
+    async def serve(self, call: Call, client: Started, account: Account | None = None) -> None:
         """Answer one request. Raises GatewayError, RefusedError, or TimeoutError when its time is over.
 
-        The router, where it was asked, and the flow policy hear of its end exactly once, whatever it is.
+        The router, where it was asked, and the flow policy hear of its end exactly once, whatever it is; so does
+        `account`, where there is one.
         """
         self.routing.check(call)
         name = call.rid if call.rid not in self._ids else secrets.token_hex(16)  # clients may give a name twice
@@ -74,9 +79,14 @@ class Serving:
         finally:
             self._ids.discard(name)
             outcome = Outcome(ending, task.output_tokens, *task.latencies())
+            self.metrics.ended(outcome, task.age_s, task.prompt_tokens)
+            if account is not None:
+                account.end(outcome, task.prompt_tokens, task.workers)
             self.routing.ended(task.arrival, outcome)
             if self.queue is not None:
                 self.queue.ended(task.arrival, outcome)
+            if self.on_end is not None:
+                self.on_end(outcome)
 
     async def worker_there(self) -> None:
         """Return once the workers can serve a request. Raises GatewayError when that takes too long."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 
@@ -33,6 +34,8 @@ class Sessions:
     def __init__(self, most: int) -> None:
         self._most = most
         self._sessions: OrderedDict[str, Session] = OrderedDict()
+        self.on_change: Callable[[str, Session], None] | None = None
+        """Is called with the name of a session that has had another round."""
 
     def __len__(self) -> int:
         return len(self._sessions)
@@ -44,7 +47,20 @@ class Sessions:
     def remember(self, name: str) -> Session:
         """Return the session called `name`, a new one when there is none."""
         session = self._sessions.setdefault(name, Session())
+        self._touch(name)
+        return session
+
+    def changed(self, name: str, session: Session) -> None:
+        """Note that a session has had another round here."""
+        if self.on_change is not None:
+            self.on_change(name, session)
+
+    def put(self, name: str, session: Session) -> None:
+        """Take in a session that has had another round elsewhere."""
+        self._sessions[name] = session
+        self._touch(name)
+
+    def _touch(self, name: str) -> None:
         self._sessions.move_to_end(name)
         if len(self._sessions) > self._most:
             self._sessions.popitem(last=False)
-        return session

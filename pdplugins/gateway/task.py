@@ -44,21 +44,30 @@ class RequestTask:
         self._call = call
         self._client = client
         self._arrived_s = monotonic()
-        self._relay = serving.executor.relay(call, client, self._first_token)
+        self._relay = serving.executor.relay(call, client, self._tokens)
         self._asked: tuple[Call, Started, Relay[Any]] | None = None
         """The request as the client asked it, where it is asked in another form."""
         self._blocks = blocks_of(call)
-        self._prompt = serving.lengths.prompt_tokens(call)
+        self._prompt = self.prompt_tokens = serving.lengths.prompt_tokens(call)
         self._session: Session | None = serving.sessions.find(call.session)
         self._ids: list[int] | None = None
         self._failed: tuple[str, ...] = ()
         """Workers that have failed it, the most suspect of the last failure first."""
         self._first_s: float | None = None
-        """When the client got its first token."""
+        """When its client got the first token of its stream."""
+        self._last_s = 0.0
+        """When its client got the last tokens so far."""
         self._whole_tokens: int | None = None
         """Output tokens of the answer, once it is whole."""
+        self.workers: tuple[str, ...] = ()
+        """Who is to serve it, as the last placement says: who prefills, then who decodes."""
         self.arrival = self._request(0)
         """The request as it came."""
+
+    @property
+    def age_s(self) -> float:
+        """Seconds since it came."""
+        return monotonic() - self._arrived_s
 
     @property
     def output_tokens(self) -> int:
@@ -66,8 +75,8 @@ class RequestTask:
         return self._relay.delivered_tokens if self._whole_tokens is None else self._whole_tokens
 
     def latencies(self) -> tuple[float | None, float | None]:
-        """Return TTFT and TPOT of an answer that ends now, in seconds; None where its client cannot have seen them."""
-        if self._first_s is None or not self._call.stream:
+        """Return TTFT and TPOT of an answer that ends now, in seconds; None for what came in one piece."""
+        if self._first_s is None:
             return None, None
         gaps = (self._whole_tokens or 0) - 1
         return self._first_s - self._arrived_s, (monotonic() - self._first_s) / gaps if gaps > 0 else None
@@ -138,6 +147,7 @@ class RequestTask:
         """Ask the router."""
         request = self._request(len(self._relay.ids))
         execution = self._all.routing.arrive(request, self._call, self._failed)
+        self.workers = tuple(filter(None, dict.fromkeys((execution.first, execution.second))))
         if execution.primitive is Primitive.HEAD:
             self._make_splittable(self._backend(execution.first))
         new_tokens = max(request.prompt_tokens - request.history_tokens, 1)
@@ -149,7 +159,7 @@ class RequestTask:
         if call is not self._call:
             self._asked = self._call, self._client, self._relay
             self._call, self._client = call, client
-            self._relay = self._all.executor.relay(call, client, self._first_token)
+            self._relay = self._all.executor.relay(call, client, self._tokens)
 
     async def _resumed(self, attempt: Attempt) -> Attempt:
         """Go on from the tokens that the client has got from other workers: they are part of the prompt now."""
@@ -295,16 +305,23 @@ class RequestTask:
     def _count(self, primitive: str) -> None:
         self._all.metrics.primitives.labels(primitive).inc()
 
-    def _first_token(self) -> None:
-        if not self._relay.ids:
-            self._first_s = monotonic()
-            self._all.metrics.ttft.observe(monotonic() - self._arrived_s)
+    def _tokens(self, count: int) -> None:
+        """Note new tokens of a stream; those that come together share the time since the last ones."""
+        now_s, metrics = monotonic(), self._all.metrics
+        if self._first_s is None:
+            self._first_s = now_s
+            metrics.ttft.observe(now_s - self._arrived_s)
+            self._all.routing.begun(self.arrival)
+        else:
+            metrics.itl.observe((now_s - self._last_s) / count, count)
+        self._last_s = now_s
 
     def _finish(self, request: Request, first: Worker, second: Worker, output: int) -> None:
         """Learn from an answer that is whole."""
         self._whole_tokens = output
         if (prompt := self._relay.usage("prompt_tokens")) is not None and not self._relay.ids:
             self._all.lengths.learn(self._call, prompt)
+            self.prompt_tokens = prompt
         for backend in {first, second}:
             backend.view.cached_blocks.add(self._blocks, backend.view.kv_capacity_tokens)
         if (name := self._call.session) is not None:
@@ -314,6 +331,7 @@ class RequestTask:
             session.tokens = request.prompt_tokens + output
             session.held[first.id] = request.prompt_tokens
             session.held[second.id] = session.tokens
+            self._all.sessions.changed(name, session)
 
 
 def _given_up(error: WorkerFailedError, attempts: int) -> GatewayError:

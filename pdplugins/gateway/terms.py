@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -14,6 +15,9 @@ from pdplugins.limits import TermsConfig
 HEADERS = {name: f"x-pdplugins-{name.replace('_', '-')}" for name in ("priority", "weight", "ttft_ms", "tpot_ms")}
 """Headers by the name that the field has in a body, inside of the object `FIELD`."""
 FIELD = "pdplugins"
+CARRIED = re.compile(r"~(-?\d{1,3})~(\d{1,9}(?:\.\d{1,9})?)~(\d{0,9})~(\d{0,9})(?:_\d+)?$")
+"""Terms behind the name of a request on an engine: priority, weight, and its objectives in ms, which may be missing.
+SGLang counts the requests of a batch behind that."""
 
 
 class Asking:
@@ -45,6 +49,38 @@ class Asking:
             tenant_weight=config.tenants.get(tenant or "", 1.0),
         )
         return None if terms == Terms() else terms
+
+
+def carried(terms: Terms | None, waited_s: float) -> str:
+    """Return what the name of a request on an engine ends with, so that the engine's own queue knows its terms.
+
+    :param waited_s: what is gone of its TTFT before it comes to the engine.
+    """
+    if terms is None:
+        return ""
+    ttft_ms = None if terms.ttft_s is None else round(1e3 * max(terms.ttft_s - waited_s, 0.0))
+    tpot_ms = None if terms.tpot_s is None else round(1e3 * terms.tpot_s)
+    ends = ("" if ms is None else str(ms) for ms in (ttft_ms, tpot_ms))
+    return "~".join(("", str(terms.priority), f"{terms.weight:.9f}".rstrip("0").rstrip("."), *ends))
+
+
+def carried_by(name: str, config: TermsConfig) -> Terms | None:
+    """Return the terms that the name of a request carries, within what the operator allows; None where it has none.
+
+    Its TTFT may be shorter than what a client may ask for: a part of it has gone by.
+    """
+    if "~" not in name or config == TermsConfig() or (found := CARRIED.search(name)) is None:
+        return None
+    priority, weight, ttft_ms, tpot_ms = found.groups()
+    most, heaviest = config.most_priority, config.most_weight
+    ttft_s = None if not ttft_ms or config.ttft_s is None else min(int(ttft_ms) / 1e3, config.ttft_s[1])
+    terms = Terms(
+        priority=round(_within(int(priority), (-most, most))),
+        weight=_within(float(weight), (1 / heaviest, heaviest)),
+        ttft_s=ttft_s,
+        tpot_s=_objective(float(tpot_ms) if tpot_ms else None, config.tpot_s),
+    )
+    return None if terms == Terms() else terms
 
 
 def _number(name: str, value: object) -> float:

@@ -14,6 +14,7 @@ import mmap
 import os
 import subprocess
 import sys
+import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -21,6 +22,9 @@ from pkgutil import resolve_name
 from typing import Any, Literal
 
 from packaging.specifiers import SpecifierSet
+
+from pdplugins.errors import HostError
+from pdplugins.resources import data_dir
 
 HELP_TIMEOUT_S = 60.0
 
@@ -72,6 +76,21 @@ def examine_host(manifest: Mapping[str, Any]) -> Iterator[Check]:
             yield _seam(f"{kind} {seam['name']}", {"fix": why, **seam}, check)
 
 
+def need_version(host: str, what: str) -> None:
+    """Raise HostError where another version of a host is installed than `what` was made for; nothing without any."""
+    manifest = tomllib.loads((data_dir("hooks") / f"{host}.toml").read_text(encoding="utf-8"))
+    distribution, versions = manifest["distribution"], manifest["versions"]
+    try:
+        version = importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return
+    if not SpecifierSet(versions).contains(version, prereleases=True):
+        raise HostError(
+            f"{what}: made for {distribution} {versions}, and {version} is installed; pip install "
+            f"'{distribution}{versions}'. 'pdplugins doctor' says what differs"
+        )
+
+
 def _seam(name: str, seam: Mapping[str, Any], check: Callable[[Mapping[str, Any]], object]) -> Check:
     try:
         check(seam)
@@ -90,8 +109,21 @@ def parameters(target: Any) -> list[str]:
     return [name for name in inspect.signature(target).parameters if name != "self"]
 
 
+def _resolved(name: str) -> Any:
+    """Return what a dotted name stands for. A module of a host that lacks a package of others says which one."""
+    parts = name.split(".")
+    for end in range(1, len(parts) + 1):
+        try:
+            importlib.import_module(".".join(parts[:end]))
+        except ModuleNotFoundError as error:
+            if error.name and not name.startswith(error.name):
+                raise _FailedError(f"imports {error.name}, which is not installed") from None
+            break
+    return resolve_name(name)
+
+
 def _symbol(seam: Mapping[str, Any]) -> None:
-    target = resolve_name(seam["name"])
+    target = _resolved(seam["name"])
     if (wanted := seam.get("takes")) is not None and (missing := set(wanted) - set(parameters(target))):
         raise _FailedError(f"takes {', '.join(parameters(target))}; no longer {', '.join(sorted(missing))}")
     if (wanted := seam.get("has")) is not None and (missing := {n for n in wanted if not hasattr(target, n)}):

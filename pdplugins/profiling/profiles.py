@@ -17,7 +17,6 @@ from pdplugins.perf.profile import Profile, read_profile
 from pdplugins.perf.roofline import Roofline
 from pdplugins.perf.shapes import Shape, find_shape
 from pdplugins.perf.table import TableModel
-from pdplugins.profiling import endpoint as measuring
 from pdplugins.profiling import kernels, options
 from pdplugins.profiling import show as showing
 from pdplugins.profiling.from_kernels import from_kernels
@@ -210,6 +209,8 @@ def from_endpoint(  # noqa: PLR0913 - the options of a command
     target, model_shape = find_gpu(gpu), find_shape(shape or model)
     draft.check_new(out, force)
     axes = {"prompts": prompts, "concurrency": concurrency, "contexts": contexts}
+    from pdplugins.profiling import endpoint as measuring  # noqa: PLC0415 - aiohttp takes a fifth of every start
+
     grid = measuring.Grid(*(options.axis(name, text) for name, text in axes.items()))
     found = asyncio.run(measuring.measure(url.rstrip("/").removesuffix("/v1"), model, grid, repeats, seed))
     transfer = options.transfer(transfer_ms, transfer_gb_per_s, transfer_source)

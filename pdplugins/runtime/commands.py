@@ -25,11 +25,19 @@ def explain(
     request: Annotated[str | None, typer.Option(metavar="ID", help="Show what was decided for this request.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     verify: Annotated[bool, typer.Option(help="Replay the log: say whether decisions come out the same.")] = False,
+    shadow: Annotated[
+        bool, typer.Option("--shadow", help="Say what policies that nobody followed would have gained.")
+    ] = False,
 ) -> None:
     """Show what policies saw, what they decided and why."""
     from pdplugins.runtime import explain as explaining  # noqa: PLC0415 - only this command needs it
-    from pdplugins.runtime import replaying  # noqa: PLC0415
+    from pdplugins.runtime import replaying, shadows  # noqa: PLC0415
 
+    if shadow:
+        lines = [json.dumps(shadows.as_data(log), indent=1)] if as_json else shadows.shadowed(log)
+        for line in lines:
+            typer.echo(line)
+        return
     choose = explaining.Choose(every, tuple(kind or ()), request)
     if as_json:
         typer.echo(json.dumps(explaining.as_data(log, choose), indent=1))

@@ -41,6 +41,7 @@ class DecisionLog:
     :param config: what the policies were built from; replaying needs it.
     :param initial: the planner's plan before its first decision; None without a planner.
     :param clock: wall-clock seconds since the epoch.
+    :param shadow: nobody follows what is decided.
     :param most_bytes: size at which the file becomes ``FILE.1``; the two together hold twice as much at most.
     """
 
@@ -52,6 +53,8 @@ class DecisionLog:
         initial: ScalePlan | None = None,
         clock: Callable[[], float] = time.time,
         most_bytes: int = MOST_BYTES,
+        *,
+        shadow: bool = False,
     ) -> None:
         self._path = path
         self._clock = clock
@@ -66,6 +69,7 @@ class DecisionLog:
             "config": config.model_dump(mode="json"),
             "deployment": _limits(deployment),
             "initial": None if initial is None else asdict(initial),
+            **({"shadow": True} if shadow else {}),
         }
         try:
             path.parent.mkdir(parents=True, exist_ok=True)

@@ -146,7 +146,8 @@ def _headline(number: int, run: Run) -> str:
     kinds = [kind for kind in Kind if run.kind(kind)] or [Kind.PLANNER]
     names = [f"{kind.replace('_', ' ')} {_name(header['config'], kind)}" for kind in kinds]
     return (
-        f"run {number}, {header['at']}: {', '.join(names)} of pdplugins {header['pdplugins']}; "
+        f"run {number}, {header['at']}: {', '.join(names)} of pdplugins {header['pdplugins']}"
+        f"{' in shadow' if header.get('shadow') else ''}; "
         f"{limits['gpu_budget']} GPUs, prefill TP {limits['prefill_tp']}, decode TP {limits['decode_tp']}; "
         f"TTFT {limits['slo']['ttft_s']:g} s, TPOT {limits['slo']['tpot_s']:g} s"
     )

@@ -160,18 +160,20 @@ def build_journal(
     decision_log: Path | None = None,
     metrics: Iterable[Metrics] = (),
     capped: bool = True,
+    shadow: bool = False,
 ) -> StandardJournal:
     """Build the journal of one process. Raises ConfigError when the decision log cannot be written.
 
     :param initial: the planner's plan before its first decision, where this process has a planner.
     :param decision_log: where to log decisions, None for nowhere. One process writes one file.
     :param capped: keep no more than ``decision_log.most_per_s`` lines a second; a simulation has no need of that.
+    :param shadow: nobody follows what the policies of this process decide.
     """
     wanted = config.decision_log
     log = None
     if decision_log is not None:
         whole = _with_defaults(config, registry)
-        log = DecisionLog(decision_log, whole, deployment, initial, most_bytes=wanted.most_mb * 2**20)
+        log = DecisionLog(decision_log, whole, deployment, initial, most_bytes=wanted.most_mb * 2**20, shadow=shadow)
     return StandardJournal(log, metrics, sampling=Sampling(wanted.sample, wanted.most_per_s if capped else sys.maxsize))
 
 

@@ -36,7 +36,11 @@ def seen_data(kind: Kind, seen: Mapping[str, Any], answer: object) -> dict[str, 
         return {name: exact(value) for name, value in seen.items() if name != "before"}
     data = {name: plain(value) for name, value in seen.items() if name != "workers"}
     if (workers := seen.get("workers")) is not None:
-        data["workers"] = _candidates(workers, seen.get("request"), answer) if kind is Kind.ROUTER else len(workers)
+        data["workers"] = (
+            _candidates(workers, seen.get("request"), (answer, seen.get("followed")))
+            if kind is Kind.ROUTER
+            else len(workers)
+        )
     return data
 
 
@@ -118,9 +122,11 @@ def _batch_view(view: BatchView) -> dict[str, Any]:
     }
 
 
-def _candidates(workers: Iterable[WorkerView], request: Request | None, answer: object) -> list[dict[str, Any]]:
-    """Return the loads of the workers, first those that the placement names, so that they are never left out."""
-    named = {getattr(answer, "first", None), getattr(answer, "second", None)}
+def _candidates(
+    workers: Iterable[WorkerView], request: Request | None, placements: Iterable[object]
+) -> list[dict[str, Any]]:
+    """Return the loads of the workers, first those that placements name, so that they are never left out."""
+    named = {getattr(placement, name, None) for placement in placements for name in ("first", "second")}
     ordered = sorted(workers, key=lambda worker: worker.id not in named)
     return [_worker(worker, request) for worker in ordered[:MOST_ITEMS]]
 

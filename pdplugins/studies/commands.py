@@ -1,4 +1,4 @@
-"""Adds ``pdplugins simulate``, ``compare``, ``bound`` and ``advise``."""
+"""Adds ``pdplugins simulate``, ``compare``, ``bound``, ``advise`` and ``backtest``."""
 
 from __future__ import annotations
 
@@ -11,11 +11,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from pdplugins import hookimpl
+from pdplugins.errors import ConfigError
 from pdplugins.files import check_outputs
 from pdplugins.studies.advise.commands import advise
+from pdplugins.studies.backtest.commands import backtest
 
 if TYPE_CHECKING:
-    from pdplugins.sim.report.ranking import Run
+    from pdplugins.report.ranking import Run
     from pdplugins.sim.run.compare import Plan
     from pdplugins.sim.run.options import Overrides
     from pdplugins.workloads.transform import Transform
@@ -44,6 +46,9 @@ DecisionLog = Annotated[Path | None, typer.Option(metavar="OUT", help="Log what 
 LookBack = Annotated[
     bool, typer.Option("--hindsight/--no-hindsight", help="Say what fixed pools would have done (takes a second).")
 ]
+Stream = Annotated[
+    bool, typer.Option("--stream", help="Hold no trace and no records in memory: for runs of millions of requests.")
+]
 Jobs = Annotated[int | None, typer.Option(min=1, help="Runs at the same time; as many as there are cores.")]
 
 
@@ -54,6 +59,7 @@ def pd_register_commands(app: typer.Typer) -> None:
     app.command()(compare)
     app.command()(bound)
     app.command()(advise)
+    app.command()(backtest)
 
 
 def simulate(  # noqa: PLR0913 - the options of a command
@@ -78,6 +84,7 @@ def simulate(  # noqa: PLR0913 - the options of a command
     records: Records = None,
     decision_log: DecisionLog = None,
     look_back: LookBack = True,
+    stream: Stream = False,
 ) -> None:
     """Simulate a trace on the workers and policies of a config."""
     from pdplugins.sim.report import recordfile  # noqa: PLC0415
@@ -92,6 +99,16 @@ def simulate(  # noqa: PLR0913 - the options of a command
         recordfile.check(records)
     changes = Transform.of(rate=rate, clip_s=clip_s, max_requests=max_requests, max_context_tokens=max_context)
     overrides = Overrides(gpus, profile, prefill, decode, [*(settings or ()), *objectives(ttft, tpot)])
+    if stream:
+        if report is not None or bound or decision_log is not None:
+            raise ConfigError(
+                "--stream keeps nothing that --html, --bound or --decision-log could show; leave them out"
+            )
+        run = _streamed(config, overrides, trace, changes, seed, records)
+        if out is not None:
+            run.result.write(out)
+        _finish([run], None)
+        return
     plan = _plan([config], trace, changes, seed, report is not None, overrides)
     with progress([config]) as shares:
         run, outcome = runs.run_one(plan, config, lambda share: shares([share]), decision_log)
@@ -215,6 +232,31 @@ def _plan(names: Sequence[str], trace: str, changes: Transform, seed: int, watch
     )
 
 
+def _streamed(
+    config: str, overrides: Overrides, trace: str, changes: Transform, seed: int, records: Path | None
+) -> Run:
+    """Simulate without keeping the trace or the records. Raises ConfigError or TraceError."""
+    from pdplugins.provenance import command_line  # noqa: PLC0415
+    from pdplugins.sim.report.ranking import Run  # noqa: PLC0415
+    from pdplugins.sim.run.options import configured  # noqa: PLC0415
+    from pdplugins.sim.stream import run  # noqa: PLC0415
+    from pdplugins.terminal import progress  # noqa: PLC0415
+    from pdplugins.workloads import lazy  # noqa: PLC0415 - a command loads what it needs when it runs
+
+    ends_s = changes.clip_s or float("inf")
+    with progress([config]) as shares:
+        result = run.simulate(
+            configured(config, overrides),
+            lazy.changed(lazy.requests(trace), changes),
+            trace_name=Path(trace).name,
+            command=command_line(),
+            seed=seed,
+            progress=lambda now_s: shares([min(now_s / ends_s, 1.0)]),
+            records=records,
+        )
+    return Run(config, result, None)
+
+
 def objectives(ttft: float | None, tpot: float | None) -> Iterator[str]:
     """Yield the settings that --ttft and --tpot stand for."""
     for key, value in (("ttft_s", ttft), ("tpot_s", tpot)):
@@ -231,14 +273,19 @@ def _with_regret(runs: list[Run], plan: Plan, wanted: bool) -> list[Run]:
 
 
 def _finish(runs: Sequence[Run], report: Path | None, more: Callable[[], Iterable[str]] = list) -> None:
-    """Show the runs, write their report, say `more`, and exit with code 130 when they were interrupted."""
-    from pdplugins.sim.report import page, terminal  # noqa: PLC0415
+    """Show the runs, say `more`, write their report, and exit with code 130 when they were interrupted."""
+    from pdplugins.files import write_whole  # noqa: PLC0415
+    from pdplugins.report.runs import page  # noqa: PLC0415
+    from pdplugins.sim.report import terminal  # noqa: PLC0415
 
-    if report is not None and runs:
-        page.write(runs, report)
-    if runs:
-        terminal.show(runs)
-    if any(run.result.interrupted for run in runs):
+    if not runs:
         raise typer.Exit(130)
-    for line in more():
+    terminal.show(runs)
+    interrupted = any(run.result.interrupted for run in runs)
+    said = [] if interrupted else list(more())
+    for line in said:
         typer.echo(line)
+    if report is not None:
+        write_whole(report, page(runs, said))
+    if interrupted:
+        raise typer.Exit(130)

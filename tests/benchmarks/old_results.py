@@ -3,8 +3,7 @@
 OLD = {
     "arena-reporting",
     "fusion-ablation",
-    "fusion-price",
-    "fusion-rates",
     "fusion-sensitivity",
-    "fusion-systems",
+    "live-routers",
+    "soak",
 }

@@ -167,8 +167,9 @@ def test_who_is_stopped_half_way_keeps_what_had_ended_and_goes_on(repository: Pa
     (repository / "traces/trace.csv").touch()
     words = [sys.executable, "benchmarks/results.py", "run", "--traces", "traces"]
     running = subprocess.Popen(
-        words, cwd=repository, env=environment(repository), stderr=subprocess.PIPE, text=True, start_new_session=True
-    )
+        words, cwd=repository, env=environment(repository), stderr=subprocess.PIPE, text=True, start_new_session=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),  # noqa: PLW1509 - a shell's background job ignores it
+    )  # fmt: skip
     while not (repository / "slow.started").exists():
         assert running.poll() is None
         time.sleep(0.01)

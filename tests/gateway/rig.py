@@ -17,6 +17,8 @@ from pdplugins.config import Config, parse
 from pdplugins.gateway.access.access import Access
 from pdplugins.gateway.app import Gateway
 from pdplugins.gateway.backends import WorkerOption
+from pdplugins.gateway.discovery import Source
+from pdplugins.gateway.tracing import Tracing
 from pdplugins.limits import GatewayConfig
 from pdplugins.types import Flow, Placement
 from tests.gateway.fake import FakeWorker, Rooms
@@ -151,10 +153,13 @@ async def over(
     roles: Sequence[str] = (),
     access: Access | None = None,
     trusts: ssl.SSLContext | bool = True,
+    sources: Sequence[Source] = (),
+    tracing: Tracing | None = None,
 ) -> AsyncIterator[Stand]:
     """A gateway over these workers and a client; afterwards nothing may be left, and the workers are stopped.
 
     :param roles: labels of the workers at start; the gateway's own where there are none.
+    :param sources: where it finds workers; then it is given none.
     :param trusts: what the client checks the gateway's certificate with.
     """
     before = asyncio.all_tasks()
@@ -163,7 +168,8 @@ async def over(
     cfg = (cfg or config(dual=any(worker.mode == "dual" for worker in workers))).model_copy(
         update={"gateway": settings}
     )
-    gateway = Gateway(cfg, options, decision_log=decision_log, access=access)
+    given = [] if sources else options
+    gateway = Gateway(cfg, given, decision_log=decision_log, access=access, sources=sources, tracing=tracing)
     gateway.policies.flow = gateway.policies.flow if flow is None else flow
     await gateway.start()
     try:

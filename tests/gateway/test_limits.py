@@ -33,6 +33,8 @@ ACTS = {
     "drain_s": "test_process::test_a_stop_cuts_what_is_left_in_time_with_an_error_event",
     "max_connections": "test_limits_act::test_clients_of_many_addresses_have_a_limit_together",
     "max_connections_per_client": "test_clients::test_one_connection_too_many_is_told_so",
+    "key_rate": "access/test_rates::test_a_key_has_its_rate_and_others_have_theirs",
+    "key_burst": "access/test_rates::test_a_key_has_its_rate_and_others_have_theirs",
     "max_requests": "test_retries::test_requests_beyond_the_limit_are_refused_before_anything_is_read",
     "max_waiting": "test_lost_workers::test_the_wait_for_a_worker_is_bounded_in_time_and_number",
     "max_sessions": "test_names::test_sessions_are_bounded_and_the_least_recent_goes_first",
@@ -49,6 +51,8 @@ ACTS = {
     "max_backoff_s": "test_retries::test_pauses_double_up_to_a_bound",
     "transfer_history": "test_routers::test_a_prefill_worker_gets_the_history_that_the_decode_worker_has",
     "access_log": "test_process::test_an_access_log_has_a_line_for_each_request",
+    "access_log_json": "test_account::test_each_request_is_a_json_object",
+    "shadow": "test_shadow::test_a_router_in_shadow_decides_and_is_told_and_nobody_follows_it",
     "app.LONGEST_LINE": "test_limits_act::test_the_head_of_a_request_has_a_limit",
     "app.MOST_HEADERS": "test_limits_act::test_the_head_of_a_request_has_a_limit",
     "app.LINGER_S": "test_bodies::test_a_body_is_refused_by_what_its_head_says_of_its_length",
@@ -76,7 +80,7 @@ def test_each_limit_has_a_test_that_meets_it() -> None:
     assert list(ACTS) == rows
     for name in set(ACTS.values()):
         module, _, test = name.partition("::")
-        assert f"def {test}(" in Path(__file__).with_name(f"{module}.py").read_text(), name
+        assert f"def {test}(" in (Path(__file__).parent / f"{module}.py").read_text(), name
 
 
 def shown(value: object) -> str:

@@ -49,6 +49,22 @@ def test_the_command_serves_and_stops(tmp_path: Path) -> None:
     asyncio.run(run())
 
 
+def test_the_dashboard_of_the_command_listens_here_only_and_ends_with_it(tmp_path: Path) -> None:
+    async def run() -> None:
+        workers = await start("unified")
+        async with running(workers, tmp_path, "--dashboard", "0") as gateway, aiohttp.ClientSession() as client:
+            assert await settled(lambda: "dashboard on http://127.0.0.1:" in gateway.said)
+            url = gateway.said.partition("dashboard on ")[2].split()[0]
+            assert beyond_this_machine([gateway.child.pid]) == set()
+            async with client.get(url) as answer:
+                assert workers[0].url.rpartition("/")[2] in await answer.text()
+            assert (await gateway.end())[0] == 0
+            with pytest.raises(aiohttp.ClientConnectionError):
+                await client.get(url)
+
+    asyncio.run(run())
+
+
 def test_few_descriptors_are_raised_and_connections_fit_into_them(tmp_path: Path) -> None:
     """Three hundred idle connections, where 42 are allowed: those that ask are served."""
 

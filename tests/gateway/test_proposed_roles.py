@@ -67,6 +67,10 @@ def test_the_daemon_sees_roles_and_loads_and_proposes() -> None:
             gateway = Gateway(it.gateway.admin_url)
             await asyncio.to_thread(gateway.look)
             assert (await it.post("/generate", ask()))[0] == 200
+            whole = await asyncio.to_thread(gateway.look)
+            assert whole.traffic is not None
+            assert (whole.traffic.requests, whole.traffic.ttft_s) == (1, None), "an answer in one piece has no TTFT"
+            await it.stream("/generate", ask())
             seen = await asyncio.to_thread(gateway.look)
             assert seen.roles == {ids[0]: Role.PREFILL, ids[1]: Role.DECODE, ids[2]: Role.DECODE}
             assert seen.traffic is not None

@@ -6,12 +6,14 @@ import asyncio
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from pdplugins.config import parse
 from pdplugins.errors import ConfigError
 from pdplugins.gateway.engines.sglang.protocol import without
 from pdplugins.gateway.errors import GatewayError
-from pdplugins.gateway.terms import FIELD, Asking
+from pdplugins.gateway.terms import FIELD, Asking, carried, carried_by
 from pdplugins.limits import TermsConfig
 from pdplugins.types import FlowDecision, Go, Hold, Outcome, Request, Terms, Waiting, WorkerView
 from tests.gateway.fake import settled
@@ -78,6 +80,41 @@ def test_bounds_the_wrong_way_round_are_a_mistake_of_the_operator() -> None:
         parse({"terms": {"ttft_s": [2.0, 1.0]}})
 
 
+@given(
+    st.builds(
+        Terms,
+        priority=st.integers(-2, 2),
+        weight=st.floats(0.25, 4),
+        ttft_s=st.none() | st.floats(0.5, 10),
+        tpot_s=st.none() | st.floats(0.02, 0.2),
+    ),
+    st.sampled_from(["", "_0", "_17"]),
+)
+def test_terms_go_with_the_name_of_a_request(terms: Terms, of_a_batch: str) -> None:
+    config = TermsConfig(**ALLOWED)
+    told = carried_by("ab12" + carried(terms, 0.0) + of_a_batch, config) or Terms()
+    assert (told.priority, told.weight) == (terms.priority, pytest.approx(terms.weight))
+    for mine, its in ((told.ttft_s, terms.ttft_s), (told.tpot_s, terms.tpot_s)):
+        assert mine == (None if its is None else pytest.approx(its, abs=6e-4))
+
+
+def test_what_a_name_asks_for_is_clamped_and_its_time_goes_by() -> None:
+    config = TermsConfig(**ALLOWED)
+    assert carried_by("x~9~100~999999~1", config) == Terms(2, 4.0, 10.0, 0.02)
+    assert carried_by("x" + carried(Terms(ttft_s=2.0), 1.5), config) == Terms(ttft_s=0.5)
+    assert carried_by("x" + carried(Terms(ttft_s=2.0), 99.0), config) == Terms(ttft_s=0.0)
+    assert carried_by("x~9~100~999999~1", TermsConfig()) is None
+    assert carried(None, 1.0) == ""
+
+
+@given(st.text(alphabet="~-_.0123456789abc", max_size=40))
+def test_any_other_name_asks_for_nothing_or_within_bounds(name: str) -> None:
+    told = carried_by(name, TermsConfig(**ALLOWED)) or Terms()
+    assert abs(told.priority) <= 2
+    assert 0.25 <= told.weight <= 4
+    assert told.ttft_s is None or 0 <= told.ttft_s <= 10
+
+
 class Noting:
     """A flow policy that notes what comes, lets everything go on at once, and hears how it ends."""
 
@@ -100,7 +137,7 @@ class Noting:
         self.endings.append(outcome)
 
 
-def test_policies_see_the_terms_and_workers_do_not() -> None:
+def test_policies_see_the_terms_and_workers_get_their_numbers_with_the_name() -> None:
     """The deadline is the request's own, and policies hear what its client saw of a stream."""
     cfg = config(dual=True).model_copy(update={"terms": TermsConfig(**ALLOWED, tenant_header="x-tenant")})
 
@@ -121,6 +158,12 @@ def test_policies_see_the_terms_and_workers_do_not() -> None:
             seen = [body for worker in it.workers for body in worker.seen]
             assert seen
             assert not any("pdplugins" in body for body in seen)
+            for body in seen:
+                told = carried_by(body["rid"], cfg.terms)
+                assert told is not None
+                assert (told.priority, told.weight, told.tpot_s) == (1, 3.0, None)
+                assert told.ttft_s is not None
+                assert 0 <= told.ttft_s <= 0.9, "what is left of it"
             assert await settled(lambda: bool(flow.endings))
             (outcome,) = flow.endings
             assert outcome.ttft_s is not None

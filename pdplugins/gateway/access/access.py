@@ -13,6 +13,7 @@ from pdplugins.gateway.access.api_keys import ApiKeys
 from pdplugins.gateway.access.tls import ServerTls, worker_tls
 from pdplugins.gateway.access.worker_keys import NO_KEYS, WorkerKeys, read_worker_keys
 from pdplugins.processes.addresses import check_url, is_loopback
+from pdplugins.report.address import Address
 
 log = logging.getLogger("pdplugins.gateway")
 
@@ -25,6 +26,7 @@ class Access:
     :param api_keys: of clients; None takes everyone's requests.
     :param tls: of both listeners; None for plain HTTP.
     :param admin_host: where ``/workers`` and ``/metrics`` are served; port 0 takes a free one.
+    :param dashboard: where browsers see what goes on.
     """
 
     worker_keys: WorkerKeys = NO_KEYS
@@ -33,6 +35,7 @@ class Access:
     tls: ServerTls | None = None
     admin_host: str = "127.0.0.1"
     admin_port: int = 0
+    dashboard: Address | None = None
 
     def __post_init__(self) -> None:
         """Raise ConfigError for an admin listener that anyone may ask."""
@@ -96,6 +99,7 @@ def read_access(
     tls_key: Path | None,
     admin_host: str,
     admin_port: int,
+    dashboard: Address | None = None,
 ) -> Access:
     """Read all files that the options name. Raises ConfigError."""
     if (tls_cert is None) != (tls_key is None):
@@ -107,4 +111,5 @@ def read_access(
         tls=ServerTls(tls_cert, tls_key) if tls_cert is not None and tls_key is not None else None,
         admin_host=admin_host,
         admin_port=admin_port,
+        dashboard=dashboard,
     )

@@ -1,7 +1,8 @@
 """The keys of clients. Only their hashes are kept, in a file that is read again when it changes.
 
-Each line is ``NAME sha256:HEX``, or ``NAME sha256:HEX admin`` for a key that the admin listener takes. Keys are made by
-`new_key`, from 256 random bits, so that a plain hash is enough: nobody tries that many.
+Each line is ``NAME sha256:HEX``, then perhaps ``admin`` for a key that the admin listener takes, and ``rate=N`` for the
+requests that it may make in a second. Keys are made by `new_key`, from 256 random bits, so that a plain hash is enough:
+nobody tries that many.
 """
 
 from __future__ import annotations
@@ -25,7 +26,9 @@ MOST_KEYS = 1000
 MOST_BYTES = 2**18
 LOOK_S = 1.0
 """Pause between two looks whether the file has changed."""
-_LINE = re.compile(r"(?P<name>[\w.@-]{1,64})\s+sha256:(?P<hash>[0-9a-f]{64})(?P<admin>\s+admin)?")
+_LINE = re.compile(
+    r"(?P<name>[\w.@-]{1,64})\s+sha256:(?P<hash>[0-9a-f]{64})(?P<admin>\s+admin)?(?:\s+rate=(?P<rate>\d{1,9}(?:\.\d{1,6})?))?"
+)
 _BEARER = re.compile(r"(?i)bearer +(\S+)")
 
 
@@ -36,6 +39,8 @@ class ApiKey:
     name: str
     hash: bytes
     admin: bool = False
+    rate: float | None = None
+    """Requests a second; None for what holds for all keys, 0 for any number."""
 
     def __str__(self) -> str:
         return f"{self.name} sha256:{self.hash.hex()}{' admin' if self.admin else ''}"
@@ -98,7 +103,8 @@ def read_keys(path: Path) -> tuple[ApiKey, ...]:
             continue
         if (match := _LINE.fullmatch(line)) is None:
             raise ConfigError(f"--api-keys {path}, line {number}: write NAME sha256:HEX, or let 'gateway-key' write it")
-        keys[match["name"]] = ApiKey(match["name"], bytes.fromhex(match["hash"]), bool(match["admin"]))
+        rate = None if match["rate"] is None else float(match["rate"])
+        keys[match["name"]] = ApiKey(match["name"], bytes.fromhex(match["hash"]), bool(match["admin"]), rate)
     if len(keys) > MOST_KEYS or len(raw) > MOST_BYTES:
         raise ConfigError(f"--api-keys {path}: more than {MOST_KEYS} keys; use a proxy that knows your users")
     return tuple(keys.values())

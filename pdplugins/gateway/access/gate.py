@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from aiohttp import web
 
 from pdplugins.gateway.access.api_keys import ApiKeys
+from pdplugins.gateway.access.rates import KeyRates
+from pdplugins.gateway.account import KEY_NAME
 from pdplugins.gateway.errors import GatewayError
 from pdplugins.gateway.metrics import GatewayMetrics
 
@@ -32,11 +34,13 @@ class Gate:
 
     :param keys: whose requests it takes; None takes everyone's.
     :param admin: it takes keys for admins only.
+    :param rates: how many requests each key may make; None: any number.
     """
 
     metrics: GatewayMetrics
     keys: ApiKeys | None = None
     admin: bool = False
+    rates: KeyRates | None = None
 
     def check(self, request: web.BaseRequest) -> None:
         """Raise GatewayError for a request that may not pass."""
@@ -56,3 +60,10 @@ class Gate:
         if self.admin and not key.admin:
             self.metrics.fault("unauthorized", f"{request.remote} came with {key.name}, which is no admin key")
             raise GatewayError(403, "this key is not for admins")
+        request[KEY_NAME] = key.name
+        if self.rates is not None:
+            try:
+                self.rates.take(key)
+            except GatewayError:
+                self.metrics.overload("key_rate")
+                raise

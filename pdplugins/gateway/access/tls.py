@@ -51,15 +51,24 @@ class Site(web.BaseSite):
     """A listener of a gateway. aiohttp's own has no deadline for TLS handshakes, before whose end nobody is a client.
 
     :param handshake_s: that deadline.
+    :param shared: other processes listen on the same port.
     """
 
     def __init__(
-        self, runner: web.BaseRunner, host: str, port: int, tls: ssl.SSLContext | None, handshake_s: float
+        self,
+        runner: web.BaseRunner,
+        host: str,
+        port: int,
+        tls: ssl.SSLContext | None,
+        handshake_s: float,
+        *,
+        shared: bool = False,
     ) -> None:
         super().__init__(runner, ssl_context=tls, backlog=BACKLOG)
         self._host = host
         self._port = port
         self._handshake_s = handshake_s
+        self._shared = shared
 
     @property
     def name(self) -> str:
@@ -79,6 +88,7 @@ class Site(web.BaseSite):
             self._port,
             ssl=self._ssl_context,
             backlog=BACKLOG,
+            reuse_port=self._shared or None,
             ssl_handshake_timeout=self._handshake_s if self._ssl_context else None,
         )
         self._host, self._port = listening.sockets[0].getsockname()[:2]

@@ -50,6 +50,9 @@ def planner(  # noqa: PLR0913 - the options of a command
         int | None, typer.Option(min=0, max=65535, help="Serve Prometheus metrics on this port.")
     ] = None,
     metrics_host: Annotated[str, typer.Option(help="Address of the metrics.")] = "127.0.0.1",
+    shadow: Annotated[
+        bool, typer.Option("--shadow", help="Decide and log, and leave Dynamo its own behaviour.")
+    ] = False,
 ) -> None:
     """Run a planner in its own process, as an external gRPC plugin of a running Dynamo planner."""
     token = read_secret(token_file, "--token-file", TOKEN)
@@ -70,5 +73,6 @@ def planner(  # noqa: PLR0913 - the options of a command
             decision_log=decision_log,
             metrics_port=metrics_port,
             metrics_host=metrics_host,
+            shadow=shadow,
         )
     )

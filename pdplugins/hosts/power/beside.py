@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -22,7 +23,8 @@ from pdplugins.processes.addresses import check_url
 TIMEOUT_S = 2.0
 MOST_BYTES = 2**24
 LOAD_FIELDS = ("queued_requests", "queued_tokens", "running_requests", "running_tokens")
-TTFT = "pdplugins_gateway_ttft_seconds"
+TTFT_SUM, TTFT_COUNT = "pdplugins_gateway_ttft_seconds_sum", "pdplugins_gateway_ttft_seconds_count"
+ENDED = "pdplugins_gateway_requests_total"
 _OPENER = build_opener(ProxyHandler({}))  # pages of this machine or network, whatever proxy the environment names
 
 
@@ -64,10 +66,10 @@ class Gateway:
         self._url = url.rstrip("/")
         self._key = key
         self._clock = clock
-        self._before: tuple[float, float, float] | None = None
+        self._before: tuple[float, Counter[str]] | None = None
 
     def look(self) -> Seen:
-        """Ask for the workers and for the TTFT since the last look."""
+        """Ask for the workers, and for the requests and the TTFT of streams since the last look."""
         workers = json.loads(self._ask("/workers"))
         alive = [one for one in workers if one["alive"]]
         roles = {str(one["id"]): Role(one["role"]) for one in alive}
@@ -82,19 +84,18 @@ class Gateway:
         return ask(self._url + path, body, self._key)
 
     def _traffic(self, page: str) -> Traffic | None:
-        names = (f"{TTFT}_sum", f"{TTFT}_count")
-        lines = [line for line in page.splitlines() if line.startswith(names)]
-        totals = {
-            sample.name: sample.value
-            for family in text_string_to_metric_families("\n".join(lines) + "\n")
-            for sample in family.samples
-        }
-        now_s, total_s, count = self._clock(), totals[names[0]], totals[names[1]]
-        before, self._before = self._before, (now_s, total_s, count)
-        if before is None or count < before[2] or now_s <= before[0]:
+        lines = [line for line in page.splitlines() if line.startswith((TTFT_SUM, TTFT_COUNT, ENDED))]
+        totals: Counter[str] = Counter()
+        for family in text_string_to_metric_families("\n".join(lines) + "\n"):
+            for sample in family.samples:
+                totals[sample.name] += sample.value  # type: ignore[assignment]
+        now_s = self._clock()
+        before, self._before = self._before, (now_s, totals)
+        if before is None or totals[TTFT_COUNT] < before[1][TTFT_COUNT] or now_s <= before[0]:
             return None
-        begun = count - before[2]
-        return Traffic(now_s - before[0], begun, ttft_s=(total_s - before[1]) / begun if begun else None)
+        since, streams = before[1], totals[TTFT_COUNT] - before[1][TTFT_COUNT]
+        ttft_s = (totals[TTFT_SUM] - since[TTFT_SUM]) / streams if streams else None
+        return Traffic(now_s - before[0], max(totals[ENDED] - since[ENDED], 0), ttft_s=ttft_s)
 
 
 def ask(url: str, body: dict[str, Any] | None = None, key: str | None = None) -> str:

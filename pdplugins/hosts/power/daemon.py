@@ -90,7 +90,8 @@ def run(options: Options) -> None:
         metrics, policy_metrics = NodeMetrics(registry), Metrics(Kind.POWER, registry)
         if options.metrics_port is not None:
             stack.callback(policy_metrics.serve(options.metrics_port, options.metrics_host))
-        journal = build_journal(config, deployment, decision_log=options.decision_log, metrics=[policy_metrics])
+        log_to, shadow = options.decision_log, options.shadow
+        journal = build_journal(config, deployment, decision_log=log_to, metrics=[policy_metrics], shadow=shadow)
         stack.callback(journal.close)
         node = assembly.build_node(config, equipment, saved)
         watch, roles = build_beside(config, seats, build_controller(config, deployment).interval_s)

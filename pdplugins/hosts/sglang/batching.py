@@ -15,13 +15,15 @@ from typing import Any
 
 from pdplugins.contracts.batching import BatchPlan, BatchScheduler, BatchView, QueuedPrefill
 from pdplugins.contracts.kinds import Kind
-from pdplugins.contracts.request import Request
+from pdplugins.contracts.request import Request, Terms
 from pdplugins.hosts.sglang.hooking import Hook
 from pdplugins.hosts.sglang.names import SCHEDULER
 from pdplugins.hosts.sglang.prompts import done_tokens
 from pdplugins.hosts.sglang.steps import no_prefill
 from pdplugins.runtime.batching import SafeBatchScheduler
 from pdplugins.runtime.faults import Tally
+
+Asked = Callable[[str], Terms | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,14 +41,21 @@ class BatchHooks:
 
     :param build: makes one scheduler; the queue of each role has its own.
     :param clock: seconds, the clock of SGLang's own time stamps.
+    :param asked: what a request asks for itself, by its name; None where it asks for nothing.
     """
 
-    def __init__(self, build: Callable[[], BatchScheduler], clock: Callable[[], float] = time.perf_counter) -> None:
+    def __init__(
+        self,
+        build: Callable[[], BatchScheduler],
+        clock: Callable[[], float] = time.perf_counter,
+        asked: Asked = lambda name: None,
+    ) -> None:
         tally = Tally(Kind.BATCH_SCHEDULER)
         self._schedulers: defaultdict[str, SafeBatchScheduler] = defaultdict(
             lambda: SafeBatchScheduler(build(), tally=tally)
         )
         self._clock = clock
+        self._asked = asked
         self._launched: deque[Launched | None] = deque()
         self._completed_s = 0.0
         self._ask_at_s = 0.0
@@ -61,7 +70,7 @@ class BatchHooks:
 
     def new_prefill(self, original: Callable[..., Any], scheduler: Any, running_batch: Any) -> Any:
         """Compose the prefill of the next step within the policy's plan."""
-        view = view_of(scheduler, running_batch)
+        view = view_of(scheduler, running_batch, self._asked)
         now_s = self._clock()
         if not view.queue:
             return original(scheduler, running_batch)
@@ -101,20 +110,21 @@ class BatchHooks:
         return done
 
 
-def view_of(scheduler: Any, running_batch: Any) -> BatchView:
+def view_of(scheduler: Any, running_batch: Any, asked: Asked) -> BatchView:
     """Return what a batch scheduler sees of the engine, the prompt in the middle of its chunks first."""
     chunked = scheduler.chunked_req
-    started = () if chunked is None else (queued(chunked, done_tokens(chunked)),)
-    waiting = (queued(request, request.num_matched_prefix_tokens) for request in scheduler.waiting_queue)
+    started = () if chunked is None else (queued(chunked, done_tokens(chunked), asked),)
+    waiting = (queued(request, request.num_matched_prefix_tokens, asked) for request in scheduler.waiting_queue)
     running = running_batch.reqs
     return BatchView((*started, *waiting), len(running), sum(request.seqlen for request in running))
 
 
-def queued(request: Any, done: int) -> QueuedPrefill:
+def queued(request: Any, done: int, asked: Asked) -> QueuedPrefill:
     """Return a request of SGLang as one that waits for prefill, `done` tokens of it being in the KV cache."""
     queued_s = request.time_stats.wait_queue_entry_time
     remaining = max(request.seqlen - done, 1)
-    return QueuedPrefill(Request(request.rid, queued_s, request.seqlen), remaining, queued_s, done)
+    seen = Request(request.rid, queued_s, request.seqlen, terms=asked(request.rid))
+    return QueuedPrefill(seen, remaining, queued_s, done)
 
 
 @contextmanager

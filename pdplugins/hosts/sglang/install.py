@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import logging
+from functools import partial
 
 from pdplugins.config import Config, find, load
 from pdplugins.errors import PdpluginsError
+from pdplugins.gateway.terms import carried_by
 from pdplugins.hosts.sglang import nixl
 from pdplugins.hosts.sglang.batching import BatchHooks
 from pdplugins.hosts.sglang.dual import DualRole
@@ -33,7 +35,7 @@ def install(name: str) -> None:
             return
         hooks: dict[str, Hook] = {}
         if (build := _policies(config).batch_scheduler()) is not None:
-            hooks = BatchHooks(build).hooks()
+            hooks = BatchHooks(build, asked=partial(carried_by, config=config.terms)).hooks()
         if config.sglang.dual_role:
             nixl.pause_progress_threads(config.sglang.nixl_poll_us)
             clock = nixl.pause_transfer_threads(config.sglang.nixl_poll_us)

@@ -95,7 +95,7 @@ def frontier(
     :param slow: how many times as long prefill and decode take than the profile says, under a power cap for example.
     """
     whole = max(int(lengths.isl), 1)
-    alone_s = costs.prefill_s(whole) * costs.ratio(decodes=False) * slow[0]
+    alone_s = costs.share_s(whole) * costs.ratio(decodes=False) * slow[0]
     points = [
         (decodes / step_s, tokens / step_s)
         for decodes in _sizes(min(max_batch, int(kv_tokens / lengths.context)))

@@ -39,7 +39,7 @@ class FusionSettings(BaseModel):
     )
     learning_rate: float = Field(0.1, gt=0, le=1, description="weight of a measured step against what is known")
     composition: bool = Field(True, description="choose how many workers prefill only; else roles stay as they are")
-    interval_s: float = Field(5.0, gt=0, description="seconds between two solutions of the programme")
+    interval_s: float = Field(2.0, gt=0, description="seconds between two solutions of the programme")
     dwell_s: float = Field(10.0, ge=0, description="seconds that a composition stays at least")
     gain: float = Field(
         0.03, ge=0, description="capacity that fewer prefill-only workers, or the present number, may cost"

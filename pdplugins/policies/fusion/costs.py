@@ -65,6 +65,13 @@ class Costs:
         more_s = max(steps.attending(left, done) - whole * self._chunk_attending_s, 0.0)
         return whole * self._chunk_s + more_s + (steps.prefill([(rest, 0)]) if rest else 0.0)
 
+    def share_s(self, tokens: int) -> float:
+        """Return the seconds of one prompt of which many wait: as many share a step as fit."""
+        together = self.chunk // tokens
+        return (
+            self._table.steps.prefill([(tokens, 0)] * together) / together if together > 1 else self.prefill_s(tokens)
+        )
+
     def measured(self, modelled_s: float, took_s: float, *, decodes: bool) -> None:
         """Learn from a step how long such steps take. A time that is not positive and finite is skipped."""
         if math.isfinite(took_s) and took_s > 0 and modelled_s > 0:

@@ -9,7 +9,9 @@ from pdplugins.contracts.request import Request
 MOST_OPEN = 4096
 """Requests whose order is remembered."""
 FADE = 0.01
-"""Weight of one request in the means."""
+"""Weight of one request in the means; more at first, so that all requests so far weigh the same."""
+PRIOR = 4
+"""Outputs that the prior counts for."""
 
 
 class MeanLengths:
@@ -22,6 +24,8 @@ class MeanLengths:
         self.isl: float | None = None
         """Prompt tokens that must be computed; None while nothing came."""
         self.osl = float(prior_tokens)
+        self._prompts = 0
+        self._outputs = PRIOR
         self._open: OrderedDict[str, int | None] = OrderedDict()
         """Requests in the order they went on, each with its output once it has ended."""
 
@@ -30,7 +34,8 @@ class MeanLengths:
         if request.id in self._open:
             return
         tokens = float(max(request.prompt_tokens - request.history_tokens, 1))
-        self.isl = tokens if self.isl is None else self.isl + FADE * (tokens - self.isl)
+        self._prompts += 1
+        self.isl = tokens if self.isl is None else self.isl + _weight(self._prompts) * (tokens - self.isl)
         self._open[request.id] = None
         if len(self._open) > MOST_OPEN:
             self._open.popitem(last=False)
@@ -50,4 +55,9 @@ class MeanLengths:
         while self._open and (tokens := next(iter(self._open.values()))) is not None:
             self._open.popitem(last=False)
             if tokens >= 0:
-                self.osl += FADE * (tokens - self.osl)
+                self._outputs += 1
+                self.osl += _weight(self._outputs) * (tokens - self.osl)
+
+
+def _weight(number: int) -> float:
+    return max(1 / number, FADE)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import importlib.util
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from pdplugins.errors import ConfigError
-from pdplugins.files import STDOUT, whole, write_whole
+from pdplugins.files import STDOUT, whole, whole_text
 from pdplugins.sim.core.records import Record
 
 
@@ -21,16 +22,26 @@ def check(path: Path) -> None:
         raise ConfigError(f"--records {path}: Parquet needs pyarrow; pip install pyarrow, or write .jsonl")
 
 
-def write(records: Iterable[Record], path: Path) -> None:
+def write(records: Sequence[Record], path: Path) -> None:
     """Write one line for each request, in the order in which they ended: the fields of `Record`."""
-    if path.suffix == ".parquet":
+    with writer(path) as add:
+        add(records)
+
+
+@contextmanager
+def writer(path: Path | None) -> Iterator[Callable[[Sequence[Record]], None]]:
+    """Yield a function that adds records to the file. It is whole at the end of the block, or not there."""
+    if path is None:
+        yield lambda records: None
+    elif path.suffix == ".parquet":
         from pyarrow import Table, parquet  # type: ignore[import-not-found, unused-ignore]  # noqa: PLC0415 - the user's
 
-        rows = [record._asdict() for record in records]
-        with whole(path) as scratch:
-            parquet.write_table(Table.from_pylist(rows, _schema()), scratch)
+        schema = _schema()
+        with whole(path) as scratch, parquet.ParquetWriter(scratch, schema) as table:
+            yield lambda records: table.write_table(Table.from_pylist([it._asdict() for it in records], schema))
     else:
-        write_whole(path, "".join(json.dumps(record._asdict()) + "\n" for record in records))
+        with whole_text(path) as file:
+            yield lambda records: file.writelines(json.dumps(record._asdict()) + "\n" for record in records)
 
 
 def _schema() -> Any:

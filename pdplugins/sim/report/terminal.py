@@ -10,8 +10,8 @@ from rich.table import Table
 
 from pdplugins import verdict
 from pdplugins.contracts.request import Slo
+from pdplugins.report.ranking import Run, best_of, columns, unlike
 from pdplugins.results import Result, Spread
-from pdplugins.sim.report.ranking import Run, best_of, columns, unlike
 from pdplugins.terminal import console
 
 ANY_WIDTH = 10_000

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from pdplugins.config import Config
+from pdplugins.report.ranking import Run, best_of
 from pdplugins.sim.core.sampler import Sampler
 from pdplugins.sim.core.settings import RunOutcome
 from pdplugins.sim.report.misses import missed_of
-from pdplugins.sim.report.ranking import Run, best_of
 from pdplugins.sim.report.series import series_of
 from pdplugins.sim.run.simulate import simulate
 from pdplugins.workloads.trace import TraceRequest

@@ -44,12 +44,12 @@ def plan(  # noqa: PLR0913 - the options of a command
     write_config: Annotated[Path | None, typer.Option(metavar="OUT", help="Write the best plan as a config.")] = None,
 ) -> None:
     """Plan tensor-parallel sizes and replicas of both phases for a trace."""
-    from pdplugins.files import check_outputs, whole, write_whole  # noqa: PLC0415
+    from pdplugins.files import check_outputs, write_whole  # noqa: PLC0415
     from pdplugins.provenance import command_line, record  # noqa: PLC0415
     from pdplugins.sim.run.options import Overrides, configured  # noqa: PLC0415
     from pdplugins.studies.commands import objectives  # noqa: PLC0415
     from pdplugins.studies.deployment.plan import plan_deployment, with_plan  # noqa: PLC0415
-    from pdplugins.studies.deployment.report import as_yaml, show, write_html  # noqa: PLC0415
+    from pdplugins.studies.deployment.report import as_yaml, page, show  # noqa: PLC0415
     from pdplugins.terminal import progress  # noqa: PLC0415
     from pdplugins.workloads import traces  # noqa: PLC0415 - a command loads what it needs when it runs
     from pdplugins.workloads.transform import Transform  # noqa: PLC0415
@@ -71,11 +71,11 @@ def plan(  # noqa: PLR0913 - the options of a command
             progress=lambda *done: shares(done),
         )
     best = planned.judged[0]
+    made = record("simulated", seed=seed)
     if out is not None:
-        write_whole(out, json.dumps(record("simulated", seed=seed) | planned.as_data(top), indent=1) + "\n")
+        write_whole(out, json.dumps(made | planned.as_data(top), indent=1) + "\n")
     if html is not None:
-        with whole(html) as scratch:
-            write_html(planned, top, scratch)
+        write_whole(html, page(planned, top, parsed, {"trace": trace, **made}))
     if write_config is not None:
         write_whole(write_config, as_yaml(with_plan(parsed, best.plan, gpus), best, command))
     show(planned, top)

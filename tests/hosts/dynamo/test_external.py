@@ -42,9 +42,11 @@ async def plugin(
     token: str = "s3cret-token",  # noqa: S107
     listen: str = "127.0.0.1:0",
     checks: Any = None,
+    *,
+    shadow: bool = False,
 ) -> AsyncIterator[asyncio.Task[None]]:
     """Our plugin, in the test's own loop."""
-    service = external.ProposeService(lambda: proposer.Proposer(build_safe_planner(config)), checks)
+    service = external.ProposeService(lambda: proposer.Proposer(build_safe_planner(config), shadow=shadow), checks)
     stop = asyncio.Event()
     task = asyncio.create_task(external.serve(service, listen=listen, gateway=gateway, token=token, stop=stop))
     try:
@@ -75,6 +77,19 @@ def test_it_waits_for_the_gateway_registers_and_its_answer_wins(
             assert [await planner.tick(rate) for rate in (25, 45, 0)] == [(3, 2), (5, 3), (1, 1)]
             await planner.until(lambda: ours.last_heartbeat_at > 0)
         assert planner.plugin() is None  # it said good-bye
+        await planner.stop()
+
+    asyncio.run(story())
+
+
+def test_in_shadow_it_accepts_what_dynamo_decides(config: Config, gateway: str, stock_with_gateway: Make) -> None:
+    async def story() -> None:
+        planner = stock_with_gateway()
+        await planner.start()
+        async with plugin(config, gateway, shadow=True):
+            await planner.until(planner.plugin)
+            before = planner.pools
+            assert [await planner.tick(rate) for rate in (25, 45)] == [before] * 2
         await planner.stop()
 
     asyncio.run(story())

@@ -18,6 +18,7 @@ from pdplugins.config import parse
 from pdplugins.runtime.decision_reader import read
 from pdplugins.runtime.planner import build_safe_planner
 from pdplugins.runtime.replaying import verify
+from pdplugins.runtime.shadows import as_data
 
 Start = Callable[..., Any]
 pytestmark = pytest.mark.dynamo
@@ -59,6 +60,25 @@ def test_before_its_first_good_decision_dynamo_decides(stock: Start, config_data
     planner.pools = (2, 2)
     assert planner.tick(99) == (2, 2)
     assert planner.tick(25) == (3, 2)
+
+
+def test_in_shadow_it_decides_and_logs_and_dynamo_decides(
+    stock: Start, config_data: dict[str, Any], tmp_path: Path
+) -> None:
+    log = tmp_path / "d.jsonl"
+    planner = stock({"config": config_data, "decision_log": str(log), "shadow": True})
+    planner.pools = (2, 2)
+    assert [planner.tick(rate) for rate in (25, 45)] == [(2, 2), (2, 2)]
+    (run,) = read(log)
+    assert run.header["shadow"] is True
+    assert [(entry.plan.prefill, entry.plan.decode) for entry in run.entries] == [(3, 2), (5, 3)]
+    assert [entry.view and (entry.view.prefill.ready, entry.view.prefill.starting) for entry in run.entries] == [
+        (2, 0),
+        (2, 0),
+    ]
+    told = as_data(log)[0]["planner"]
+    assert told["agrees"] == 0
+    assert told["shadow_workers_h"] > told["followed_workers_h"]
 
 
 def test_traffic_that_stays_away_holds(stock: Start, config_data: dict[str, Any], tmp_path: Path) -> None:

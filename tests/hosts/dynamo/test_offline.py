@@ -160,9 +160,9 @@ def test_the_gpu_budget_holds(trace: list[TraceRequest]) -> None:
         "dyn-load:load",
         "dyn-load:sla",
         "dyn-sla",
-        "dyn-sla:arima",
+        pytest.param("dyn-sla:arima", marks=pytest.mark.long),
         "dyn-sla:kalman",
-        "dyn-sla:prophet",
+        pytest.param("dyn-sla:prophet", marks=pytest.mark.long),
         "dyn-sla+load",
     ],
 )
@@ -251,8 +251,9 @@ def call(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
 
 @pytest.mark.dynamo
 def test_the_command_writes_one_result(monkeypatch, tmp_path: Path, capsys) -> None:
-    out, log = tmp_path / "out.json", tmp_path / "decisions.jsonl"
+    out, log, html = (tmp_path / name for name in ("out.json", "decisions.jsonl", "out.html"))
     options = ["--clip-s", "60", "--set", "paper_literal=true", "--json", str(out), "--decision-log", str(log)]
+    options += ["--html", str(html)]
     assert call(monkeypatch, "--trace", "synthetic", *options) == 0
     result = Result.model_validate_json(out.read_text())
     assert (result.kind, result.seed) == ("simulated", None)
@@ -262,6 +263,11 @@ def test_the_command_writes_one_result(monkeypatch, tmp_path: Path, capsys) -> N
     assert result.versions["ai-dynamo"].startswith("1.4.")
     assert result.speed.requests_per_s
     assert decision_reader.read(log)[0].entries
+    page = html.read_text()
+    assert f"<h1>dopd: {result.metrics.slo_attainment:.2%} of {result.requests.total} requests inside" in page
+    assert (
+        page.index("Inside both SLOs") < page.index("requests without a first token") < page.index("Workers that are")
+    )
     assert "SLO attainment" in capsys.readouterr().out
 
 

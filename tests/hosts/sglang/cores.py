@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import os
 import subprocess
 import sys
@@ -13,6 +12,9 @@ from pathlib import Path
 
 RESTS = 1 / 3
 """What a server may take that has nothing to run, of what a thread that spins takes in the same seconds."""
+CROWDED = 0.5
+"""Of a core: where a thread that spins gets less, what others need weighs more, and less of a pause shows."""
+RESTS_CROWDED = 2 / 3
 Threads = dict[tuple[str, int, int], int]
 """Ticks of CPU time by name, process and id of each thread."""
 
@@ -23,11 +25,15 @@ def rests(session: int, looks: int = 10) -> bool:
     On a machine without a free core the thread that spins gets little, so one look of several is enough: a server that
     polls without a pause takes as much as that thread at each of them.
     """
-    return any(busy_share(session) < RESTS for _ in range(looks))
+    for _ in range(looks):
+        taken, control = cores_taken(session)
+        if taken < control * (RESTS if control > CROWDED else RESTS_CROWDED):
+            return True
+    return False
 
 
-def busy_share(session: int, over_s: float = 2.0) -> float:
-    """CPU time that the processes of a session take, by what a thread that spins takes in the same seconds."""
+def cores_taken(session: int, over_s: float = 2.0) -> tuple[float, float]:
+    """Cores that the processes of a session take, and those that a thread that spins takes in the same seconds."""
     with subprocess.Popen([sys.executable, "-c", "while True: pass"], start_new_session=True) as spins:
         try:
             before = [threads(one) for one in (session, spins.pid)]
@@ -36,7 +42,7 @@ def busy_share(session: int, over_s: float = 2.0) -> float:
         finally:
             spins.kill()
     taken, control = (sum(shares(*both, over_s).values()) for both in zip(before, after, strict=True))
-    return taken / control if control else math.inf
+    return taken, control
 
 
 def busiest(session: int, over_s: float = 1.0) -> list[str]:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from pdplugins.hosts.sglang.batching import BatchHooks, view_of
-from pdplugins.types import BatchPlan, BatchView
+from pdplugins.types import BatchPlan, BatchView, Terms
 
 
 def req(rid: str, tokens: int, *, cached: int = 0, queued_s: float = 1.0) -> Any:
@@ -105,13 +105,23 @@ def test_the_policy_sees_the_chunk_in_progress_first_and_what_is_done_of_it() ->
     engine = Engine(Policy(BatchPlan({})), req("a", 10, cached=4, queued_s=3.0))
     engine.chunked_req = req("big", 1000, cached=600)
     engine.running.reqs = [req("d", 50), req("e", 60)]
-    view = view_of(engine, engine.running)
+    view = view_of(engine, engine.running, lambda name: None)
     assert [(one.request.id, one.remaining_tokens, one.done_tokens) for one in view.queue] == [
         ("big", 400, 600),
         ("a", 6, 4),
     ]
     assert (view.decode_requests, view.decode_context_tokens) == (2, 110)
     assert view.queue[1].queued_s == 3.0
+
+
+def test_the_policy_sees_what_a_request_asks_for_itself() -> None:
+    asked = {"a": Terms(priority=1, ttft_s=0.5), "big": Terms(weight=2.0)}
+    engine = Engine(Policy(BatchPlan({})), req("a", 10), req("b", 10))
+    engine.hooks = BatchHooks(lambda: engine.policy, lambda: 10.0, asked.get)
+    engine.chunked_req = req("big", 1000, cached=600)
+    engine.step()
+    (view,) = engine.policy.views
+    assert {one.request.id: one.request.terms for one in view.queue} == {**asked, "b": None}
 
 
 def test_an_empty_plan_is_a_decode_step() -> None:

@@ -1,4 +1,4 @@
-"""What a step without decodes prefills."""
+"""What a step without decodes prefills, and which lengths the programme is solved for."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from pdplugins.config import parse
 from pdplugins.policies.fusion.config import FusionSettings
 from pdplugins.policies.fusion.costs import Costs
 from pdplugins.runtime.assembly import build_deployment
+
+POOLS = {role: {"replicas": 1, "tp": 8} for role in ("prefill", "decode")}
 
 
 @pytest.mark.parametrize(
@@ -22,3 +24,11 @@ def test_chunks_are_what_the_profile_prefills_fastest(profile: str, tp: int, tok
     assert Costs(FusionSettings(), deployment).chunk == tokens
     assert Costs(FusionSettings(step_tokens=1000), deployment).chunk == 1000
     assert Costs(FusionSettings(prefill_only_tokens=512), deployment).chunk == 512
+
+
+def test_prompts_that_share_a_step_cost_less_than_alone() -> None:
+    """What the programme counts on: under load a step without decodes is full."""
+    deployment = build_deployment(parse({"deployment": {"profile": "h200/deepseek-r1", "gpu_budget": 16, **POOLS}}))
+    costs = Costs(FusionSettings(), deployment)
+    assert costs.share_s(1024) < 0.8 * costs.prefill_s(1024)
+    assert costs.share_s(16_384) == costs.prefill_s(16_384)

@@ -37,6 +37,16 @@ def test_an_answer_that_never_ends_does_not_stop_the_learning() -> None:
     assert lengths.osl > 400.0
 
 
+def test_the_prior_is_forgotten_after_some_answers() -> None:
+    lengths = MeanLengths(256)
+    for number in range(40):
+        one = request(str(number), prompt_tokens=100)
+        lengths.began(one)
+        lengths.ended(one, 28)
+    assert lengths.isl == 100
+    assert lengths.osl == pytest.approx((4 * 256 + 40 * 28) / 44)
+
+
 def test_history_is_not_computed_again() -> None:
     lengths = MeanLengths(100)
     lengths.began(request("a", 1000, history_tokens=900))

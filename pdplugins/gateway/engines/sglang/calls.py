@@ -99,6 +99,12 @@ class Call:
         return sampling.keys() <= SPLITTABLE_SAMPLING and sampling.get("n", 1) == 1 and _only(self.fields, SPLITTABLE)
 
     @property
+    def model(self) -> str | None:
+        """The model that the client names."""
+        model = self.fields.get("model")
+        return model if isinstance(model, str) else None
+
+    @property
     def messages(self) -> bytes:
         """The messages of a chat, as its body has them; nothing for anything else."""
         raw = self.fields.raw("messages") if isinstance(self.fields, Fields) else None

@@ -93,9 +93,9 @@ class SglangEngine:
         except ValueError as error:
             raise WorkerFailedError(backend.id, f"{protocol.TOKENIZE}: {error}") from None
 
-    def relay(self, call: Call, client: Client, on_first: Callable[[], None]) -> Relay:
+    def relay(self, call: Call, client: Client, on_tokens: Callable[[int], None]) -> Relay:
         """Return the relay that passes the answer of `call` on."""
-        return Relay(call, client, on_first)
+        return Relay(call, client, on_tokens)
 
     def splittable(self, call: Call, client: Client, first: Backend) -> tuple[Call, Client]:
         """Return a plain completion as a request to ``/generate``, whose answers tell token ids; others unchanged."""

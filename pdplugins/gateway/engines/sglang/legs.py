@@ -3,8 +3,9 @@
 What one server does for a request is a leg. Each leg is entered in the books of its server, and ends with the request:
 a leg that has not come to its end is closed and aborted.
 
-SGLang aborts every request whose name begins with the one it is told. So each leg has a random name, all of one length;
-a name that the client has chosen could be the beginning of another one.
+SGLang aborts every request whose name begins with the one it is told. So the name of each leg begins with random bytes;
+a name that the client has chosen could be the beginning of another one. What the request may ask for itself stands
+behind them, for the batch scheduler inside the server.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from pdplugins.gateway.engines.sglang import protocol
 from pdplugins.gateway.engines.sglang.calls import Call
 from pdplugins.gateway.engines.sglang.upstream import Answer, Upstream
 from pdplugins.gateway.errors import RefusedError, WorkerFailedError
+from pdplugins.gateway.terms import carried
 from pdplugins.limits import GatewayConfig
 
 
@@ -36,7 +38,7 @@ class Legs:
     async def local(self, backend: Backend, work: Work[Call]) -> AsyncIterator[Answer]:
         """Let one worker do all of it."""
         load = backend.view.load
-        rid = secrets.token_hex(16)
+        rid = _name(work)
         body = protocol.splice(work.body, {"rid": rid})
         took_s: float | None = None
         load.prefill_starts(work.new_tokens, work.prompt_tokens - work.new_tokens)
@@ -57,7 +59,7 @@ class Legs:
         """Prefill on one worker and decode on another, which gets the KV cache: the same body to both, at once."""
         room = secrets.randbelow(protocol.MAX_ROOM)  # SGLang's bootstrap room: it ties the legs of a pair together
         fields = protocol.bootstrap(prefill.host, prefill.bootstrap_port, room, work.call.batch)
-        rid = secrets.token_hex(16)
+        rid = _name(work)
         body = protocol.splice(work.body, {**fields, "rid": rid})
         load = decode.view.load
         load.decode_starts(work.prompt_tokens)  # it reserves KV cache for the context from now on
@@ -85,13 +87,14 @@ class Legs:
         """Compute the KV cache of `ids` on `source` and leave it in the prefix cache of `target`."""
         fields = protocol.prefix_fields(ids, work.call.fields)
         call = Call(protocol.GENERATE, protocol.dumps(fields), fields, work.call.rid, None, work.call.headers)
+        call.terms = work.call.terms
         new = max(len(ids) - (work.prompt_tokens - work.new_tokens), 0)
         async with self.pair(source, target, Work(call, call.body, len(ids), new, work.arrived_s)):
             pass
 
     async def warm(self, backend: Backend, work: Work[Call]) -> None:
         """Compute the KV cache of a prompt on a backend, for a later pair or for itself; its one token is not used."""
-        rid = secrets.token_hex(16)
+        rid = _name(work)
         await self._prefill(backend, work, protocol.splice(work.body, {"rid": rid}), rid)
 
     @staticmethod
@@ -148,6 +151,10 @@ class Legs:
             return reply
         finally:
             load.prefill_ends(work.new_tokens, took_s, work.prompt_tokens - work.new_tokens)
+
+
+def _name(work: Work[Call]) -> str:
+    return secrets.token_hex(16) + carried(work.call.terms, monotonic() - work.arrived_s)
 
 
 def _silence(backend: Backend, what: str, seconds: float) -> WorkerFailedError:

@@ -35,10 +35,10 @@ PROMPT_LOGPROBS = ("input_token_logprobs", "input_top_logprobs", "input_token_id
 class Relay:
     """Passes one answer on, and remembers what the client has got, so that another worker can go on from there."""
 
-    def __init__(self, call: Call, client: Client, on_first: Callable[[], None]) -> None:
+    def __init__(self, call: Call, client: Client, on_tokens: Callable[[int], None]) -> None:
         self._call = call
         self._client = client
-        self._on_first = on_first
+        self._on_tokens = on_tokens
         self._incremental = False
         self._answer: Answer | None = None
         self._part: list[bytes] = []
@@ -68,7 +68,7 @@ class Relay:
         self._answer = answer
         self._incremental = answer.backend.incremental and answer.stream and self._call.path == GENERATE
         self._part = []
-        kept = 0
+        kept = told = 0
         rewrite = head or bool(self.ids) or self._merges(answer)
         own, given = answer.rid.encode(), dumps(self._call.rid)[1:-1]
         while piece := (await answer.piece()).replace(own, given):
@@ -79,8 +79,9 @@ class Relay:
                     raise WorkerFailedError(answer.backend.id, "an answer that does not end")
             elif piece != DONE_EVENT:
                 self._part[-1] = piece
-            if not self._client.started:
-                self._on_first()
+            if answer.tokens > told:
+                self._on_tokens(answer.tokens - told)
+                told = answer.tokens
             if rewrite:
                 piece = self._rewritten(piece, head=head)
             await self._pass_on(answer, piece, hold=head and not self._ends())

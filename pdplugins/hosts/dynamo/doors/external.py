@@ -26,12 +26,11 @@ from pdplugins.contracts.kinds import Kind
 from pdplugins.errors import ConfigError, HostError
 from pdplugins.hosts.dynamo.doors.frontend import FrontendMetrics
 from pdplugins.hosts.dynamo.doors.guard import Guard, Network
-from pdplugins.hosts.dynamo.doors.proposer import Proposer
+from pdplugins.hosts.dynamo.doors.proposer import Proposer, door_planner
 from pdplugins.processes.addresses import host_and_port, is_loopback
 from pdplugins.processes.ending import on_stop
 from pdplugins.redaction import redact_logs
 from pdplugins.runtime.metrics import Metrics, process_metrics
-from pdplugins.runtime.planner import build_safe_planner
 from pdplugins.runtime.signals import build_board
 
 log = logging.getLogger("pdplugins.dynamo")
@@ -293,6 +292,7 @@ class Options:
     decision_log: Path | None = None
     metrics_port: int | None = None
     metrics_host: str = "127.0.0.1"
+    shadow: bool = False
 
 
 def run(options: Options) -> None:
@@ -310,12 +310,12 @@ def run(options: Options) -> None:
 
     def build() -> Proposer:
         chosen = load(find(options.config))
-        planner = build_safe_planner(chosen, decision_log=options.decision_log, metrics=metrics)
+        planner = door_planner(chosen, options.decision_log, shadow=options.shadow)
         frontend = FrontendMetrics(options.frontend_url, options.model) if options.frontend_url else None
-        return Proposer(planner, frontend=frontend, board=build_board(chosen))
+        return Proposer(planner, frontend=frontend, board=build_board(chosen), shadow=options.shadow)
 
     def say(endpoint: str) -> None:
-        log.info("planner of %s answers at %s", options.config, endpoint)
+        log.info("planner of %s%s answers at %s", options.config, " in shadow" if options.shadow else "", endpoint)
 
     service = ProposeService(build, Guard(options.key, options.allow_from))
     serving = serve(

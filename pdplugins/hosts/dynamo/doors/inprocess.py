@@ -40,9 +40,9 @@ from pdplugins.config import Config, find, load, parse
 from pdplugins.contracts.kinds import Kind
 from pdplugins.errors import ConfigError
 from pdplugins.hosts.dynamo.doors.frontend import FrontendMetrics
-from pdplugins.hosts.dynamo.doors.proposer import Proposer
+from pdplugins.hosts.dynamo.doors.proposer import Proposer, door_planner
 from pdplugins.runtime.metrics import process_metrics
-from pdplugins.runtime.planner import SafePlanner, build_safe_planner
+from pdplugins.runtime.planner import SafePlanner
 from pdplugins.runtime.signals import SignalBoard, build_board
 
 
@@ -55,11 +55,12 @@ class PdPlanner(Proposer):
     :param metrics_host: the address that they are served on.
     :param frontend_url: read traffic, TTFT and TPOT from this frontend instead of from Prometheus.
     :param model: count only this model's requests at the frontend.
+    :param shadow: decide and log, and leave Dynamo its own behaviour.
     :param planner: in place of `config` and `decision_log`, a safe planner that a program in this process has built.
     :param board: where that planner hears and tells signals.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - the kwargs of a YAML entry
         self,
         config: str | dict[str, Any] | None = None,
         *,
@@ -68,16 +69,17 @@ class PdPlanner(Proposer):
         metrics_host: str = "127.0.0.1",
         frontend_url: str | None = None,
         model: str | None = None,
+        shadow: bool = False,
         planner: SafePlanner | None = None,
         board: SignalBoard | None = None,
     ) -> None:
         if planner is None:
             chosen = _config(config)
             log = Path(decision_log) if decision_log else None
-            planner = build_safe_planner(chosen, decision_log=log, metrics=process_metrics(Kind.PLANNER))
+            planner = door_planner(chosen, log, shadow=shadow)
             board = build_board(chosen)
         frontend = FrontendMetrics(frontend_url, model) if frontend_url else None
-        super().__init__(planner, frontend=frontend, board=board)
+        super().__init__(planner, frontend=frontend, board=board, shadow=shadow)
         if metrics_port is not None:
             process_metrics(Kind.PLANNER).serve(metrics_port, metrics_host)
 

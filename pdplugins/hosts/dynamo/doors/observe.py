@@ -31,11 +31,12 @@ def tick_time_s(context: Any) -> float | None:
         return None
 
 
-def planner_view(context: Any, now_s: float, traffic: Traffic | None, wanted: ScalePlan) -> PlannerView:
+def planner_view(context: Any, now_s: float, traffic: Traffic | None, wanted: ScalePlan | None) -> PlannerView:
     """Build a view from one tick of Dynamo's planner.
 
     :param traffic: from `context_traffic`, or from a better source.
     :param wanted: the last plan, or the pools at start; Dynamo tells *that* workers start or stop, but not how many.
+        None where Dynamo does not follow our plans.
     """
     workers = _optional(_optional(context, "observations"), "workers")
     prefill, decode_ = _all_loads(context)
@@ -91,12 +92,12 @@ def _optional(message: Any, name: str) -> Any:
     return None if has is not None and not has(name) else getattr(message, name)
 
 
-def _pool(workers: Any, role: Role, wanted: ScalePlan, loads: tuple[WorkerLoad, ...]) -> Pool:
+def _pool(workers: Any, role: Role, wanted: ScalePlan | None, loads: tuple[WorkerLoad, ...]) -> Pool:
     ready = _optional(workers, f"ready_{role}")
     if ready is None:
         raise ValueError(f"Dynamo did not say how many {role} workers are ready; does the plugin's needs list name it?")
     expected = _optional(workers, f"expected_{role}")
-    if expected is None and _optional(workers, f"{role}_scaling_in_progress"):
+    if expected is None and wanted is not None and _optional(workers, f"{role}_scaling_in_progress"):
         expected = getattr(wanted, role)
     coming = (ready if expected is None else expected) - ready
     return Pool(ready=ready, starting=max(0, coming), draining=max(0, -coming), loads=loads)

@@ -6,22 +6,43 @@ import logging
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
+from pdplugins.config import Config
 from pdplugins.contracts.kinds import Kind
 from pdplugins.contracts.planner import ScalePlan, Traffic
 from pdplugins.hosts.dynamo.doors.frontend import FrontendMetrics
 from pdplugins.hosts.dynamo.doors.observe import NEEDS, NEEDS_TRAFFIC, context_traffic, planner_view, tick_time_s
 from pdplugins.hosts.dynamo.fetching import in_thread
 from pdplugins.runtime import signals
+from pdplugins.runtime.assembly import build_deployment
 from pdplugins.runtime.decision import Decision
-from pdplugins.runtime.planner import SafePlanner
+from pdplugins.runtime.journal import build_journal
+from pdplugins.runtime.metrics import process_metrics
+from pdplugins.runtime.planner import SafePlanner, build_safe_planner, initial_plan
 from pdplugins.runtime.signals import SignalBoard
 
 log = logging.getLogger("pdplugins.dynamo")
 
 CADENCE_TOLERANCE = 0.25
 """How far, relative to the planner's interval, the time between two ticks may be off before a warning."""
+
+
+def door_planner(config: Config, decision_log: Path | None, *, shadow: bool) -> SafePlanner:
+    """Build the planner of a door, with the metrics of this process. Raises ConfigError.
+
+    :param shadow: nobody follows it, and its log says so.
+    """
+    journal = build_journal(
+        config,
+        build_deployment(config),
+        initial=initial_plan(config),
+        decision_log=decision_log,
+        metrics=[process_metrics(Kind.PLANNER)],
+        shadow=shadow,
+    )
+    return build_safe_planner(config, journal=journal)
 
 
 class Proposer:
@@ -31,6 +52,7 @@ class Proposer:
         Prometheus server.
     :param clock: seconds since the epoch, for hosts whose tick does not tell the time.
     :param board: carries signals between the planner and the other parts of its bundle; None: nobody listens.
+    :param shadow: decide and log, and leave Dynamo its own behaviour.
     """
 
     def __init__(
@@ -40,11 +62,13 @@ class Proposer:
         frontend: FrontendMetrics | None = None,
         clock: Callable[[], float] = time.time,
         board: SignalBoard | None = None,
+        shadow: bool = False,
     ) -> None:
         self._planner = planner
         self._frontend = frontend
         self._clock = clock
         self._board = board or SignalBoard()
+        self._shadow = shadow
         self._ticks_s: list[float] = []
 
     @property
@@ -69,10 +93,10 @@ class Proposer:
                 await in_thread(self._frontend.collect)
 
     async def propose(self, context: Any) -> Decision[ScalePlan] | None:
-        """Decide one tick. None, before the first good decision, leaves Dynamo its own behaviour."""
+        """Decide one tick. None, in shadow and before the first good decision, leaves Dynamo its own behaviour."""
         try:
             traffic = await self._traffic(context)
-            view = planner_view(context, self._now_s(context), traffic, self._planner.last)
+            view = planner_view(context, self._now_s(context), traffic, None if self._shadow else self._planner.last)
         except Exception as error:  # whatever the host says, its planner loop goes on
             decision = self._planner.hold(f"{type(error).__name__}: {error}", error)
         else:
@@ -80,7 +104,7 @@ class Proposer:
             signals.hear(parts, self._board, view.now_s)
             decision = self._planner.decide(view)
             signals.tell(parts, self._board, view.now_s)
-        return decision if self._planner.decided else None
+        return decision if self._planner.decided and not self._shadow else None
 
     async def _traffic(self, context: Any) -> Traffic | None:
         if self._frontend is None:

@@ -18,7 +18,9 @@ from pdplugins.hosts.dynamo.local.options import (
     pick_config,
     pick_port,
 )
+from pdplugins.hosts.seams import need_version
 from pdplugins.provenance import command_line
+from pdplugins.report.address import HELP, HELP_PUBLIC, Address
 from pdplugins.runtime.assembly import build_deployment
 from pdplugins.settings import Setting, parse_setting
 
@@ -69,6 +71,9 @@ def serve(  # noqa: PLR0913 - the options of a command
     report: Annotated[
         Path | None, typer.Option("--json", metavar="OUT", help="Write the result of the replay there.")
     ] = None,
+    page: Annotated[
+        Path | None, typer.Option("--html", metavar="OUT", help="Write a report of the replay that opens offline.")
+    ] = None,
     status: Annotated[
         Literal["rich", "plain", "json-lines"] | None,
         typer.Option(help="How to show what goes on: rich on a terminal, else plain."),
@@ -77,6 +82,8 @@ def serve(  # noqa: PLR0913 - the options of a command
     metrics_port: Annotated[
         int | None, typer.Option(min=0, max=65535, help="Serve Prometheus metrics on this port; 0 picks one.")
     ] = None,
+    dashboard: Annotated[str | None, typer.Option(metavar="[HOST:]PORT", help=HELP)] = None,
+    dashboard_public: Annotated[bool, typer.Option("--dashboard-public", help=HELP_PUBLIC)] = False,
     log_dir: Annotated[Path | None, typer.Option(help="Keep every process's log there; else temporary.")] = None,
 ) -> None:
     """Run Dynamo on this machine, scaled by a planner: frontend, prefill and decode workers, an OpenAI endpoint.
@@ -87,6 +94,7 @@ def serve(  # noqa: PLR0913 - the options of a command
     given = [Setting(path, value) for path, value in asked if value is not None]
     check_engine(engine)
     check_writable("--json", report)
+    check_writable("--html", page)
     check_writable("--decision-log", decision_log)
     options = Options(
         config=pick_config(
@@ -100,9 +108,10 @@ def serve(  # noqa: PLR0913 - the options of a command
         decision_log=decision_log,
         metrics_port=None if metrics_port is None else pick_port("127.0.0.1", metrics_port, "--metrics-port"),
         log_dir=log_dir,
-        replay=live_replay(replay, duration, speed, report),
+        replay=live_replay(replay, duration, speed, report, page),
         command=command_line("dynamo"),
         hindsight=context.obj,
+        dashboard=Address.read(dashboard, public=dashboard_public),
         routed=router is not None,
     )
     if options.routed:
@@ -110,6 +119,7 @@ def serve(  # noqa: PLR0913 - the options of a command
     undriven = not_driven(options.config, routed=options.routed)
     for line in undriven if config is not None else ():  # the user's own choices, not our defaults
         typer.echo(f"dynamo: {line}", err=True)
+    need_version("dynamo", "serve")
     # This brings Dynamo in; --help and every error above do without.
     from pdplugins.hosts.dynamo.local.launch import launch  # noqa: PLC0415
 

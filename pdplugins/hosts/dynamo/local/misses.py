@@ -19,15 +19,16 @@ Hindsight = Callable[[Config, Sequence[TraceRequest], float], list[str]]
 """Says what fixed pools would have done with some requests, against a run that held so many GPUs on the average."""
 
 
-def lines(records: Sequence[RequestRecord], result: Result, deployment: Deployment, startup_s: float) -> list[str]:
-    """Say what a replay missed, why and when.
+def missed(
+    records: Sequence[RequestRecord], result: Result, deployment: Deployment, startup_s: float
+) -> verdict.Missed:
+    """Split what a replay missed.
 
     :param startup_s: seconds that a worker took from the decision until it served.
     """
     changes = [(change.at_s, change.prefill + change.decode) for change in result.scaling]
     starting = list(verdict.starting_spells(changes, startup_s))
-    found = verdict.missed(_times(records, deployment), deployment.slo, starting)
-    return verdict.lines(found, deployment.slo)
+    return verdict.missed(_times(records, deployment), deployment.slo, starting)
 
 
 def _times(records: Sequence[RequestRecord], deployment: Deployment) -> verdict.Times:

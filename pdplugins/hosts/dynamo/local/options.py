@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from pdplugins.config import Choice, Config, find, load, parse, shipped
+from pdplugins.config import Choice, Config, find, load, parse, settings_of, shipped
 from pdplugins.contracts.deployment import Deployment
 from pdplugins.contracts.kinds import Kind
 from pdplugins.contracts.roles import MovesRoles
@@ -20,6 +20,8 @@ from pdplugins.hosts.dynamo.local.misses import Hindsight
 from pdplugins.hosts.dynamo.mocker import Engines
 from pdplugins.processes.ports import free_ports
 from pdplugins.registry import BUNDLE, default_registry
+from pdplugins.report.address import Address
+from pdplugins.runtime.assembly import build_deployment
 from pdplugins.runtime.faults import implements
 from pdplugins.runtime.policies import build_policies
 from pdplugins.settings import Setting, put
@@ -43,6 +45,8 @@ class LiveReplay:
     report: Path | None
     requests: Sequence[TraceRequest]
     """What the client sends: clipped, and at that speed."""
+    page: Path | None = None
+    """Where the report for people goes."""
 
     @property
     def total(self) -> int:
@@ -69,6 +73,8 @@ class Options:
     """The command line, for the report."""
     hindsight: Hindsight | None = None
     """What says how fixed pools would have done; None where there is no simulator."""
+    dashboard: Address | None = None
+    """Where browsers see what goes on."""
     routed: bool = False
     """Whether requests go through our router, and not where Dynamo's frontend sends them."""
 
@@ -105,20 +111,21 @@ def pick_config(
     are. Raises ConfigError when there is no such file or plugin, or when nothing names a planner.
     """
     if planner is not None:
-        default_registry().get("planner", planner)
+        default_registry().policy(Kind.PLANNER, planner)
     config = load(find(path)) if path else _config_of(planner, router)
-    if planner is not None and (config.planner is None or config.planner.name != planner):
-        config = config.model_copy(update={"planner": Choice(name=planner)})
+    if planner is not None:
+        config = _with_planner(config, planner)
     if router is not None:
         config = _with_router(config, router)
-    if config.planner is None and router is None:
-        names = ", ".join(default_registry().names("planner"))
-        raise ConfigError(f"serve: no planner; add --planner NAME ({names}) or 'planner: NAME' to the config file")
     if settings:
         data = config.model_dump(mode="json")
         for setting in settings:
             put(data, setting)
         config = parse(data, "serve")
+    config = _planned(config)
+    if config.planner is None and router is None:
+        names = ", ".join(default_registry().names("planner"))
+        raise ConfigError(f"serve: no planner; add --planner NAME ({names}) or 'planner: NAME' to the config file")
     pools = config.deployment
     changes: dict[str, object] = {"startup_s": startup_s}
     if prefill is not None:
@@ -131,6 +138,32 @@ def pick_config(
         counts = {"prefill": pools.prefill.replicas, "decode": pools.decode.replicas}
         update["planner"] = Choice.model_validate({"name": "static", **counts})
     return Engines().told(config.model_copy(update=update))
+
+
+def _with_planner(config: Config, planner: str) -> Config:
+    """Return `config` with that planner. Its own settings of it stay; a bundle is told to scale."""
+    if config.planner is not None and config.planner.name == planner:
+        return config
+    if default_registry().policy(Kind.PLANNER, planner).kind != BUNDLE:
+        return config.model_copy(update={"planner": Choice(name=planner)})
+    if config.bundle is not None and config.bundle.name == planner:
+        return config.model_copy(update={"bundle": _scaling(config.bundle), "planner": Choice(name=planner)})
+    return config.model_copy(update={"planner": _scaling(Choice(name=planner))})
+
+
+def _scaling(bundle: Choice) -> Choice:
+    """Return a bundle with its planner: where its settings have `scale`, it has one only with that."""
+    if "scale" not in type(settings_of(BUNDLE, bundle)).model_fields:
+        return bundle
+    return Choice.model_validate({**bundle.model_dump(), "scale": True})
+
+
+def _planned(config: Config) -> Config:
+    """Return `config` with the planner of its bundle by name, where that has one."""
+    if config.planner is not None or config.bundle is None:
+        return config
+    planner = build_policies(config, build_deployment(config)).planner()
+    return config if planner is None else config.model_copy(update={"planner": Choice(name=config.bundle.name)})
 
 
 def _with_router(config: Config, router: str) -> Config:
@@ -193,20 +226,23 @@ def check_engine(engine: str) -> None:
     raise ConfigError(f"--engine {engine}: unknown engine; choose from {', '.join(ENGINES)}")
 
 
-def live_replay(trace: str | None, duration_s: float | None, speed: float, report: Path | None) -> LiveReplay | None:
+def live_replay(
+    trace: str | None, duration_s: float | None, speed: float, report: Path | None, page: Path | None = None
+) -> LiveReplay | None:
     """Return what ``--replay`` and its options mean; None without a trace.
 
     Raises ConfigError for options that do not go together, TraceError for the trace.
     """
     if trace is None:
-        for name, given in (("--clip-s", duration_s is not None), ("--speed", speed != 1), ("--json", report)):
-            if given:
+        given = {"--clip-s": duration_s, "--speed": speed if speed != 1 else None, "--json": report, "--html": page}
+        for name, value in given.items():
+            if value is not None:
                 raise ConfigError(f"{name} is about a replay; add --trace TRACE")
         return None
     requests = traces.read(Path(trace))
     if duration_s is not None:
         requests = transform.clip(requests, duration_s)
-    return LiveReplay(Path(trace), duration_s, speed, report, transform.scale(requests, speed))
+    return LiveReplay(Path(trace), duration_s, speed, report, transform.scale(requests, speed), page)
 
 
 def check_writable(option: str, path: Path | None) -> None:

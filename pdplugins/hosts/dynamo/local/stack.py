@@ -14,13 +14,16 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from pdplugins import verdict
 from pdplugins.contracts.kinds import Kind
 from pdplugins.contracts.workers import Role
 from pdplugins.errors import HostError
+from pdplugins.files import write_whole
 from pdplugins.hosts.dynamo.fetching import fetch, in_thread
 from pdplugins.hosts.dynamo.local import misses, planning, screen
 from pdplugins.hosts.dynamo.local.broker import Broker
 from pdplugins.hosts.dynamo.local.connector import LocalProcessConnector
+from pdplugins.hosts.dynamo.local.dashboard import Board
 from pdplugins.hosts.dynamo.local.engine import Mocker
 from pdplugins.hosts.dynamo.local.fleet import SHOWN, Fleet, Limits
 from pdplugins.hosts.dynamo.local.load import Load
@@ -32,6 +35,9 @@ from pdplugins.hosts.dynamo.local.routing import RouterProcess, sharing
 from pdplugins.hosts.dynamo.local.status import PoolStatus, Snapshot, make_view
 from pdplugins.processes.ending import end_within, on_stop
 from pdplugins.processes.process import Process, stop_all
+from pdplugins.report.ranking import Run
+from pdplugins.report.runs import page
+from pdplugins.report.series import series_of_records
 from pdplugins.results import Scaling
 from pdplugins.runtime.assembly import build_deployment
 from pdplugins.runtime.metrics import process_metrics as planner_metrics
@@ -79,6 +85,8 @@ class Stack:
             metrics=process_metrics(),
         )
         self._load = Load(options.replay, options, folder, logs) if options.replay else None
+        where = options.dashboard
+        self._board = None if where is None else Board(options, deployment.slo, where)
         self._view = make_view(options.status, deployment.slo)
         self._started_s = time.monotonic()
         self._answers = False
@@ -127,6 +135,8 @@ class Stack:
 
     async def _work(self) -> int:
         self._view.say("starting", screen.starting(self._options))
+        if self._board is not None:
+            await self._board.start()
         if self._options.metrics_port is not None:
             planner_metrics(Kind.PLANNER).serve(self._options.metrics_port)
         self._engine.prepare()
@@ -142,6 +152,8 @@ class Stack:
             self._processes.append(self._load.prepare(self._engine.environment()))
         await self._answering()
         text = screen.ready(self._options, self._deployment, self._policy.interval_s, self._logs)
+        if self._board is not None:
+            text = f"{text}\nDashboard: {self._board.url}"
         self._view.say("ready", text, **self._facts())
         self._background(self._every(SHOW_S, self._show))
         self._background(self._take_pulse())
@@ -228,12 +240,15 @@ class Stack:
         self._view.say(
             "finished", screen.finished(result, report), **result.model_dump(include={"requests", "metrics"})
         )
-        startup_s = self._options.config.deployment.startup_s
-        said = misses.lines(load.records, result, self._deployment, startup_s)
-        said += await asyncio.to_thread(
-            misses.looking_back, self._options.hindsight, self._options.config, load.requests, result
-        )
+        config, slo = self._options.config, self._deployment.slo
+        missed = misses.missed(load.records, result, self._deployment, config.deployment.startup_s)
+        looked = await asyncio.to_thread(misses.looking_back, self._options.hindsight, config, load.requests, result)
+        said = [*verdict.lines(missed, slo), *looked]
         self._view.say("verdict", "\n".join(said), lines=said)
+        if self._options.replay is not None and self._options.replay.page is not None:
+            series = series_of_records(load.records, slo, result.scaling)
+            name = config.planner.name if config.planner else "no planner"
+            write_whole(self._options.replay.page, page([Run(name, result, series, missed)], looked))
 
     async def _take_pulse(self) -> None:
         """Show what clients feel, for as long as the frontend answers."""
@@ -277,13 +292,17 @@ class Stack:
             "model": options.model,
             "logs": str(self._logs),
             "metrics_port": options.metrics_port,
+            "dashboard": None if self._board is None else self._board.url,
             "router_metrics_port": None if self._router is None else self._router.metrics_port,
         }
 
     def _show(self) -> None:
         if self._load is not None:
             self._load.follow()
-        self._view.show(self._snapshot())
+        snapshot = self._snapshot()
+        self._view.show(snapshot)
+        if self._board is not None:
+            self._board.show(snapshot)
 
     def _snapshot(self) -> Snapshot:
         plan = self._policy.last if self._policy.decided else None
@@ -319,6 +338,8 @@ class Stack:
         workers = self._fleet.close()
         if self._router is not None:
             self._processes += self._router.close()
+        if self._board is not None:
+            await self._board.stop()
         for process in self._processes:
             process.forget()
         await asyncio.gather(

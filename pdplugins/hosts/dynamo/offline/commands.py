@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from pdplugins.files import check_outputs
+from pdplugins.files import check_outputs, write_whole
 from pdplugins.interrupt import ctrl_c
 from pdplugins.settings import Setting, parse_setting, put
 
@@ -40,6 +40,7 @@ def replay(  # noqa: PLR0913 - the options of a command
     ] = "dopd",
     trace: Annotated[Path, typer.Option(help="A trace or workload, see docs/workloads.md.")],
     out: Annotated[Path | None, typer.Option("--json", metavar="OUT", help="Write the result there.")] = None,
+    html: Annotated[Path | None, typer.Option(metavar="OUT", help="Write a report that opens offline.")] = None,
     config: Annotated[str | None, typer.Option(help="Config file, or the name of a shipped one.")] = None,
     settings: Annotated[
         list[str] | None,
@@ -69,6 +70,7 @@ def replay(  # noqa: PLR0913 - the options of a command
 ) -> None:
     """Replay a trace in Dynamo's offline simulator with a planner in its loop, and report what clients would feel."""
     from pdplugins.hosts.dynamo.mocker import Engines  # noqa: PLC0415
+    from pdplugins.hosts.dynamo.offline.page import page  # noqa: PLC0415
     from pdplugins.hosts.dynamo.offline.run import Plan  # noqa: PLC0415
     from pdplugins.hosts.dynamo.offline.run import replay as run  # noqa: PLC0415
     from pdplugins.provenance import command_line  # noqa: PLC0415
@@ -87,22 +89,30 @@ def replay(  # noqa: PLR0913 - the options of a command
     }
     engines = Engines(kv_blocks, router)
     plan = Plan(planner, configured(config, given), _planner_settings(settings or ()), engines, decision_log)
-    check_outputs(out)
+    check_outputs(out, html)
     requests = transform.since(traces.read(trace), skip)
     if clip_s is not None:
         requests = transform.clip(requests, clip_s)
     requests = transform.scale(requests, speed)
+    rows: list[tuple[float | None, ...]] = []
     last_s = max(requests[-1].arrival_s, 1.0) if requests else 1.0
     try:
         with progress([f"{planner} on {trace.name}"]) as shares, ctrl_c() as pressed:
             result = run(
-                plan, requests, trace_name=trace.name, command=command_line(), progress=_beat(pressed, shares, last_s)
+                plan,
+                requests,
+                trace_name=trace.name,
+                command=command_line(),
+                progress=_beat(pressed, shares, last_s),
+                seen=rows.extend,
             )
     except KeyboardInterrupt:
         typer.echo("pdplugins: replay interrupted, nothing written", err=True)
         raise typer.Exit(130) from None
     if out is not None:
         result.write(out)
+    if html is not None:
+        write_whole(html, page(result, rows))
     _show(result, out)
 
 

@@ -18,6 +18,19 @@ def rows(path: Path) -> Iterator[Mapping[str, Any]]:
         yield from map(json.loads, file)
 
 
+def requests(per_request: Path) -> list[tuple[float | None, ...]]:
+    """Return (arrival, prompt tokens, output tokens, TTFT, TPOT) of each request of a run; None without an answer."""
+    return [
+        (
+            row["arrival_time_ms"] / 1e3,
+            row["input_length"],
+            row["output_length"],
+            *((row["ttft_ms"] / 1e3, row_tpot_s(row)) if row["terminal_status"] == "completed" else (None, None)),
+        )
+        for row in rows(per_request)
+    ]
+
+
 def metrics(report: Mapping[str, Any], per_request: Path, deployment: Deployment) -> tuple[Requests, Metrics]:
     """Compute the metrics of one run.
 

@@ -93,12 +93,14 @@ def replay(
     trace_name: str,
     command: str,
     progress: Callable[[float], None] | None = None,
+    seen: Callable[[list[tuple[float | None, ...]]], None] | None = None,
 ) -> Result:
     """Run `trace` and summarise it. Raises ConfigError, TraceError, KeyboardInterrupt.
 
     :param trace_name: what the result calls the trace.
     :param command: the command line that does the same.
     :param progress: called with the virtual time in seconds at every tick.
+    :param seen: called once with what `report.requests` says of each request.
     """
     if not trace:
         raise TraceError(f"{trace_name}: no request to replay; --duration may be too short")
@@ -116,6 +118,8 @@ def replay(
         report = run(scratch / "trace.jsonl", watched, *start, scratch / "requests.jsonl")
         wall_s = time.perf_counter() - began
         requests, metrics = reports.metrics(report, scratch / "requests.jsonl", deployment)
+        if seen is not None:
+            seen(reports.requests(scratch / "requests.jsonl"))
     return Result(
         kind="simulated",
         requests=requests,

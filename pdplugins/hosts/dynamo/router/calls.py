@@ -22,9 +22,8 @@ class PreprocessedCall:
 
     path = ""
     headers: Mapping[str, str] = {}
-    asks: Mapping[str, Any] = {}
-    """Dynamo's frontend hands no headers on, and no fields of the body that it does not know."""
-    terms: Terms | None = None
+    model: str | None = None
+    """Dynamo's frontend has chosen this router by it."""
     stream = True
     messages = b""
     batch = None
@@ -42,6 +41,9 @@ class PreprocessedCall:
         self.context = context
         self.prompt: list[int] = ids
         self.rid: str = context.id()
+        self.asks: Mapping[str, Any] = {"priority": _mapping(body, "routing").get("priority")}
+        """Dynamo's frontend takes no fields of the body that it does not know."""
+        self.terms: Terms | None = None
         self.prefilled: dict[str, Any] = {}
         """What the worker that has prefilled it said for the one that decodes, by the worker's id."""
         stop = _mapping(body, "stop_conditions")
@@ -52,6 +54,11 @@ class PreprocessedCall:
         self.continuable = self.one_answer and sampling.get("guided_decoding") is None
         name = _mapping(body, "agent_context").get("session_id")
         self.session = hashed(name) if isinstance(name, str) and name else None
+
+    @property
+    def asking_headers(self) -> Mapping[str, str]:
+        """What the client's headers `x-dynamo-meta-NAME` say, under `x-name`: Dynamo's frontend hands on no others."""
+        return {f"x-{name}": value for name, value in self.context.metadata.items()}
 
     def limited(self, tokens: int) -> dict[str, Any]:
         """Return the request for at most `tokens` of the answer."""

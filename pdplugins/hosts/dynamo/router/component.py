@@ -26,6 +26,7 @@ from pdplugins.gateway.policies import GatewayPolicies
 from pdplugins.gateway.queue import AdmissionQueue
 from pdplugins.gateway.routing import Routing
 from pdplugins.gateway.serving import Serving
+from pdplugins.gateway.terms import Asking
 from pdplugins.gateway.watchers import keep
 from pdplugins.hosts.dynamo.router.calls import PreprocessedCall
 from pdplugins.hosts.dynamo.router.legs import Legs
@@ -59,7 +60,7 @@ class RouterComponent:
         namespace: str = NAMESPACE,
     ) -> None:
         self.settings = config.gateway
-        self.metrics = GatewayMetrics(PREFIX)
+        self.metrics = GatewayMetrics(PREFIX, deployment.slo)
         self.policies = GatewayPolicies(config, deployment, registry, self.metrics, decision_log)
         self.workers = DynamoWorkers(
             places(both=config.any_role, namespace=namespace),
@@ -69,6 +70,8 @@ class RouterComponent:
             tp={Role.PREFILL: deployment.prefill_tp, Role.DECODE: deployment.decode_tp},
         )
         self.admission = Admission(self.settings, self.metrics)
+        tenant = config.terms.tenant_header
+        self._asking = Asking(config.terms.model_copy(update={"tenant_header": tenant and tenant.lower()}))
         self._deployment = deployment
         self._watchers: list[asyncio.Task[None]] = []
         self.use(self.policies.router, self.policies.flow)
@@ -81,7 +84,10 @@ class RouterComponent:
         if flow is not None:
             safe = SafeFlow(flow, most_waiting=self.settings.max_waiting, journal=journal)
             self._queue = AdmissionQueue(safe, self.workers, metrics, self._deployment.slo.ttft_s)
-        self._routing = routing = Routing(router, self._deployment, self.workers, metrics, journal, late=True)
+        shadow = self.settings.shadow
+        self._routing = routing = Routing(
+            router, self._deployment, self.workers, metrics, journal, late=True, shadow=shadow
+        )
         self._serving = Serving(routing, self.workers, Legs(self.settings), self.admission, metrics, self._queue)
 
     async def start(self, runtime: Any) -> None:
@@ -137,7 +143,9 @@ class RouterComponent:
         try:
             self.admission.enter()
             try:
-                await self._serving.serve(PreprocessedCall(request, context), answers)
+                call = PreprocessedCall(request, context)
+                call.terms = self._asking.terms(call.asking_headers, call.asks)
+                await self._serving.serve(call, answers)
             finally:
                 self.admission.leave()
             outcome = "ok"

@@ -83,9 +83,9 @@ class Legs:
         """Return the prompt, which comes as token ids."""
         return call.prompt
 
-    def relay(self, call: PreprocessedCall, client: Answers, on_first: Callable[[], None]) -> Relay:
+    def relay(self, call: PreprocessedCall, client: Answers, on_tokens: Callable[[int], None]) -> Relay:
         """Return the relay that passes the answer of `call` on."""
-        return Relay(client, on_first)
+        return Relay(client, on_tokens)
 
     def splittable(
         self, call: PreprocessedCall, client: Answers, first: DynamoWorker

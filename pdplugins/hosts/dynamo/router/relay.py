@@ -55,9 +55,9 @@ class Answers:
 class Relay:
     """A `pdplugins.gateway.engine.Relay`: passes chunks on, and remembers the token ids that the client has got."""
 
-    def __init__(self, client: Answers, on_first: Callable[[], None]) -> None:
+    def __init__(self, client: Answers, on_tokens: Callable[[int], None]) -> None:
         self._client = client
-        self._on_first = on_first
+        self._on_tokens = on_tokens
         self._said: list[int] = []
         self.ids: list[int] = []
         """Tokens of the workers before."""
@@ -75,11 +75,9 @@ class Relay:
     async def run(self, answer: Answer, *, head: bool = False) -> bool:
         """Pass on what a worker says, to its end."""
         self._said = said = []
-        started = self._client.started
         async for chunk in answer:
-            if not started and chunk["token_ids"]:
-                started = True
-                self._on_first()
+            if chunk["token_ids"]:
+                self._on_tokens(len(chunk["token_ids"]))
             said += chunk["token_ids"]
             self._client.send(chunk)
         return True

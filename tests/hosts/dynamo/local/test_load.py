@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from pdplugins import verdict
 from pdplugins.config import Config
 from pdplugins.errors import HostError
 from pdplugins.hosts.dynamo.local import misses
@@ -124,7 +125,7 @@ def test_the_verdict_is_of_the_records(load: Load, tmp_path: Path) -> None:
     scaling = [Scaling(at_s=0.0, prefill=1, decode=1), Scaling(at_s=0.5, prefill=2, decode=1)]
     result = load.result(gpu_hours=7 * 4 / 3600, wall_s=8.0, scaling=scaling)
     deployment = build_deployment(CONFIG)
-    said = misses.lines(load.records, result, deployment, startup_s=2.0)
+    said = verdict.lines(misses.missed(load.records, result, deployment, startup_s=2.0), deployment.slo)
     assert said[0].startswith("Missed: 66.7 % of requests")
     held = []
 

@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from pdplugins.cli import dynamo_app
-from pdplugins.config import find, load
+from pdplugins.config import bundle_settings, find, load
 from pdplugins.errors import ConfigError, HostError, PdpluginsError, TraceError
 from pdplugins.hosts.dynamo.local.options import (
     Options,
@@ -24,6 +24,7 @@ from pdplugins.hosts.dynamo.local.options import (
 )
 from pdplugins.runtime.assembly import build_deployment
 from pdplugins.runtime.planner import build_safe_planner
+from pdplugins.runtime.policies import build_policies
 from pdplugins.settings import Setting
 
 
@@ -85,15 +86,16 @@ def test_a_port_in_use_is_refused_before_anything_starts() -> None:
         ((None, 10.0, 1.0, None), ConfigError, "--clip-s is about a replay; add --trace"),
         ((None, None, 2.0, None), ConfigError, "--speed is about a replay"),
         ((None, None, 1.0, Path("r.json")), ConfigError, "--json is about a replay"),
+        ((None, None, 1.0, None, Path("r.html")), ConfigError, "--html is about a replay"),
         (("no/such.csv", None, 1.0, None), TraceError, "no such trace"),
     ],
 )
 def test_a_replay_that_makes_no_sense_is_refused(
-    options: tuple[str | None, float | None, float, Path | None], error: type[PdpluginsError], message: str
+    options: tuple[object, ...], error: type[PdpluginsError], message: str
 ) -> None:
     """One line that says what to do."""
     with pytest.raises(error, match=message) as raised:
-        live_replay(*options)
+        live_replay(*options)  # type: ignore[arg-type]
     assert "\n" not in str(raised.value)
 
 
@@ -177,6 +179,28 @@ def test_a_router_brings_its_config_and_needs_no_planner(router: str) -> None:
         pools = {"prefill": config.deployment.prefill.replicas, "decode": 1}
         assert (config.planner.name, config.planner.settings) == ("static", pools)
     assert build_safe_planner(pick_config("threshold", None, None, None, 2.0, router)).interval_s > 0
+
+
+@pytest.mark.parametrize(("path", "router"), [(None, "fusion"), (None, None), ("arrow", "arrow"), ("own", "fusion")])
+def test_the_planner_of_a_bundle_scales(tmp_path: Path, path: str | None, router: str | None) -> None:
+    """With its router from one set of settings, or beside another one; a file's settings of it stay."""
+    own = tmp_path / "mine.yaml"
+    own.write_text("bundle: {name: fusion, hold_s: 60}\nsimulation: {flip: label}\n")
+    config = pick_config("fusion", str(own) if path == "own" else path, None, None, 2.0, router)
+    policies = build_policies(config, build_deployment(config))
+    assert type(policies.planner()).__name__ == "FusionPlanner"
+    assert policies.router() is not None
+    settings = bundle_settings(config, "fusion").model_dump()
+    assert (settings["scale"], settings["hold_s"]) == (True, 60.0 if path == "own" else 300.0)
+
+
+def test_a_bundle_that_scales_keeps_its_planner_beside_its_router(tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    for scale, planner in (("true", "fusion"), ("false", "static")):
+        path.write_text(f"bundle: {{name: fusion, scale: {scale}}}\nsimulation: {{flip: label}}\n")
+        picked = pick_config(None, str(path), None, None, 2.0, "fusion").planner
+        assert picked is not None
+        assert picked.name == planner
 
 
 def checked(path: str, router: str) -> None:

@@ -47,7 +47,7 @@ def alive(pid: int) -> bool:
 
 def test_serve_answers_and_sigterm_leaves_nothing(serve: Callable[..., Serve]) -> None:
     """After SIGTERM the launcher ends by itself, and there is no process, no registration and no port."""
-    stack = serve("--port", "0", "--metrics-port", "0")
+    stack = serve("--port", "0", "--metrics-port", "0", "--dashboard", "0")
     ready = stack.ready()
     answer = chat(ready["url"], ready["model"])
     assert answer["usage"]["completion_tokens"] == 5
@@ -55,6 +55,8 @@ def test_serve_answers_and_sigterm_leaves_nothing(serve: Callable[..., Serve]) -
     metrics = page(f"http://127.0.0.1:{ready['metrics_port']}/metrics")
     assert 'pdplugins_local_workers{phase="ready",role="decode"} 1.0' in metrics
     assert "pdplugins_planner_target_replicas" in metrics
+    shown = page(ready["dashboard"])
+    assert shown.index("<h1>dopd: ") < shown.index("Inside the objectives") < shown.index("prefill-1")
     pids = stack.descendants()
     assert len(pids) == 3  # frontend and two workers; the planner runs in the launcher
     assert len(listening([stack.process.pid, *pids])) >= 6
@@ -137,6 +139,28 @@ def test_a_router_serves_dies_and_serves_again(serve: Callable[..., Serve], tmp_
     assert decisions.with_suffix(".router.jsonl").stat().st_size > 0
 
 
+@pytest.mark.slow
+def test_planner_and_router_of_one_bundle_serve_a_stack(serve: Callable[..., Serve], tmp_path: Path) -> None:
+    """Its flow policy lets requests go on, its router places them, and its planner plans for the pool that they use."""
+    decisions = tmp_path / "decisions.jsonl"
+    stack = serve("--planner", "fusion", "--router", "fusion", "--port", "0", "--decision-log", str(decisions))
+    ready = stack.ready()
+    for _ in range(3):
+        assert chat(ready["url"], ready["model"])["usage"]["completion_tokens"] == 5
+    served = page(f"http://127.0.0.1:{ready['router_metrics_port']}/metrics")
+    assert 'pdplugins_dynamo_router_requests_total{outcome="ok"} 3.0' in served
+    assert "pdplugins_dynamo_router_wait_seconds_count 3.0" in served
+    assert 'faults_total{kind="router_' not in served
+    assert 'faults_total{kind="flow_' not in served
+
+    def plans() -> list[dict[str, Any]]:
+        return [line for line in map(json.loads, decisions.read_text().splitlines()) if line.get("kind") == "planner"]
+
+    stack.wait(lambda: decisions.exists() and plans())
+    assert json.loads(decisions.read_text().splitlines()[0])["planner"] == "fusion"
+    assert stack.signal(signal.SIGTERM) == 0
+
+
 def test_a_failing_start_leaves_nothing(serve: Callable[..., Serve]) -> None:
     """A frontend that cannot start is one line, exit code 2, and no process stays."""
     stack = serve("--port", "0", "--host", "203.0.113.1")
@@ -156,6 +180,7 @@ def test_replay_scales_both_roles_up_and_down_without_a_failure(
     config = quick_config(gpu_budget=12, hold_s=5)
     stack = serve(
         *("--config", config, "--port", "0", "--trace", str(trace), "--json", str(report)),
+        *("--html", str(tmp_path / "report.html")),
         *("--decision-log", str(decisions)),
     )
     assert stack.finish() == 0, stack.errors()
@@ -176,6 +201,8 @@ def test_replay_scales_both_roles_up_and_down_without_a_failure(
     (verdict,) = stack.events("verdict")
     assert any("In hindsight (simulated)" in line for line in verdict["lines"])
     assert any("on the average; fixed pools of" in line for line in verdict["lines"])
+    page = (tmp_path / "report.html").read_text()
+    assert page.index("<h1>dopd: ") < page.index("In hindsight") < page.index("Workers that are wanted")
 
 
 @pytest.mark.long

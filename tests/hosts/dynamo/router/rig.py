@@ -13,7 +13,7 @@ import signal
 import subprocess
 import urllib.request
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from time import monotonic
@@ -267,14 +267,20 @@ class Rig:
         self._serving_odd = asyncio.create_task(serve())
 
     async def ask(
-        self, tokens: int = 100, osl: int = 5, *, session: str | None = None, **fields: Any
+        self,
+        tokens: int = 100,
+        osl: int = 5,
+        *,
+        session: str | None = None,
+        headers: Mapping[str, str] | None = None,
+        **fields: Any,
     ) -> tuple[int, dict[str, Any]]:
         """Send a completion of a prompt of so many tokens; return status and answer."""
         seed = fields.pop("seed", 0)
         prompt = [300 + (7 * n + seed) % 500 for n in range(tokens)]
         body = {"model": MODEL, "prompt": prompt, "max_tokens": osl, "ignore_eos": True, **fields}
-        headers = {} if session is None else {"x-dynamo-session-id": session}
-        async with self.client.post(f"{self.url}/v1/completions", json=body, headers=headers) as answer:
+        sent = {**(headers or {}), **({} if session is None else {"x-dynamo-session-id": session})}
+        async with self.client.post(f"{self.url}/v1/completions", json=body, headers=sent) as answer:
             return answer.status, await answer.json(content_type=None)
 
     async def chat(self, tokens: int, osl: int, *, stream: bool) -> tuple[int, bytes]:

@@ -17,8 +17,9 @@ PREFILLED = {"token_ids": [7], "disaggregated_params": "there"}
 class Leg:
     """Dynamo's context of one request, or of one leg of it."""
 
-    def __init__(self, name: str = "r") -> None:
+    def __init__(self, name: str = "r", **metadata: str) -> None:
         self.name = name
+        self.metadata = metadata
         self.stopped = False
         self.legs: list[Leg] = []
         self._left: asyncio.Future[bool] | None = None

@@ -11,9 +11,10 @@ import pytest
 from pdplugins.config import find, load
 from pdplugins.hosts.dynamo.router.component import RouterComponent
 from pdplugins.hosts.dynamo.router.places import places
+from pdplugins.limits import TermsConfig
 from pdplugins.runtime.assembly import build_deployment
-from pdplugins.testing.scripted import FixedRouter
-from pdplugins.types import Role
+from pdplugins.testing.scripted import FixedRouter, RecordingRouter
+from pdplugins.types import Role, Terms
 from tests.hosts.dynamo.router.scripted import LAST, PREFILLED, TOKEN, Flipping, Leg, Registry
 
 ANSWERS = {Role.PREFILL: (PREFILLED, LAST), Role.DECODE: (TOKEN, TOKEN, LAST)}
@@ -23,8 +24,9 @@ REQUEST = {"token_ids": [1] * 40, "stop_conditions": {"max_tokens": 2}}
 class Stand:
     """A router over two prefill and two decode workers, which do both phases."""
 
-    def __init__(self, router: Any, **answers: Any) -> None:
+    def __init__(self, router: Any, terms: dict[str, Any] | None = None, **answers: Any) -> None:
         config = load(find("arrow"))
+        config = config.model_copy(update={"terms": TermsConfig.model_validate(terms or {})})
         self.component = RouterComponent(config, build_deployment(config))
         self.component.use(router, None)
         self.registries = {
@@ -45,8 +47,8 @@ class Stand:
         """Legs of a phase, by instance."""
         return Counter(to for place, one in self.registries.items() if place.phase is phase for to in one.to)
 
-    async def ask(self, context: Leg | None = None) -> list[Any]:
-        return [chunk async for chunk in self.component.generate(REQUEST, context or Leg())]
+    async def ask(self, context: Leg | None = None, **fields: Any) -> list[Any]:
+        return [chunk async for chunk in self.component.generate(REQUEST | fields, context or Leg())]
 
 
 def test_a_thousand_requests_with_flips_under_load_lose_nothing() -> None:
@@ -72,6 +74,25 @@ def test_a_thousand_requests_with_flips_under_load_lose_nothing() -> None:
     asyncio.run(run())
     assert router.flips > 100
     assert router.late == 0
+
+
+def test_router_and_flow_see_what_a_request_asks_for_itself() -> None:
+    router = RecordingRouter()
+    asks = {"pdplugins-ttft-ms": "700", "tenant": "gold", "pdplugins-priority": "1"}
+
+    async def run() -> None:
+        stand = Stand(router, terms={"most_priority": 2, "ttft_s": [0.5, 10], "tenant_header": "X-Tenant"})
+        await stand.ask(Leg(**asks))
+        await stand.ask(Leg(), routing={"priority": 9})
+        await stand.ask(Leg())
+
+    asyncio.run(run())
+    own, urgent, plain = (asked.request.terms for asked in router.asked)
+    assert own is not None
+    assert own.tenant is not None
+    assert (own.priority, own.ttft_s) == (1, 0.7)
+    assert urgent == Terms(priority=2)
+    assert plain is None
 
 
 @pytest.mark.parametrize("silent", list(Role))

@@ -168,6 +168,6 @@ def test_an_odd_answer_goes_on_elsewhere(rig: Rig, answer: list[Any]) -> None:
             return component
 
     component = rig.run(run())
-    assert component.metrics.faults["worker_failed"] == 1
+    assert component.metrics.faults["worker_failed"] >= 1
     got = sum(chunk == TOKEN for chunk in answer)
     assert component.metrics.faults["resumed"] == (1 if got else 0)

@@ -33,7 +33,7 @@ class Stand:
         self.work = Work(call, call.body, 50, 50, 0.0)
         self.executor = Legs(QUICK)
         self.answers = Answers()
-        self.relay = Relay(self.answers, lambda: None)
+        self.relay = Relay(self.answers, lambda _: None)
 
     @property
     def legs(self) -> list[Leg]:

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from pdplugins.hosts.dynamo.router.component import RouterComponent
+from pdplugins.limits import TermsConfig
 from pdplugins.testing.scripted import FixedRouter, RecordingRouter
-from pdplugins.types import Placement, Role
+from pdplugins.types import Placement, Role, Terms
 from tests.hosts.dynamo.router.rig import Rig, WorkerProcess, settings, until
 from tests.hosts.dynamo.router.scripted import Flipping
 
@@ -79,6 +80,27 @@ def test_the_pair_that_a_router_chose_serves(rig: Rig, name: str) -> None:
     rig.run(run())
 
 
+def test_a_router_in_shadow_is_asked_and_not_followed(rig: Rig) -> None:
+    """It names one worker for everything; the other one of each pair serves, too."""
+    names = [f"{rig.namespace(2, 2, both=True)}-{role}-1" for role in Role]
+
+    async def run() -> RouterComponent:
+        router = FixedRouter(names[0], names[0])
+        async with rig.routed(
+            settings("arrow", any_role=True, shadow=True), 2, 2, router=router, own=True
+        ) as component:
+            workers = rig.workers(2, 2, both=True)
+            before = counted(workers)
+            assert [(await rig.ask(200 + n, 4, seed=n))[0] for n in range(4)] == [200] * 4
+            after = counted(workers)
+            assert (after[Role.DECODE] - before[Role.DECODE])[names[0]] == 0
+            return component
+
+    component = rig.run(run())
+    shadow = component.metrics.registry.get_sample_value
+    assert shadow("pdplugins_dynamo_router_shadow_total", {"placement": "other"}) == 4
+
+
 def test_a_session_names_the_worker_that_has_its_kv_cache(rig: Rig) -> None:
     """And how many tokens of the next prompt that worker has; another session, or none, has neither."""
     router = RecordingRouter()
@@ -95,6 +117,35 @@ def test_a_session_names_the_worker_that_has_its_kv_cache(rig: Rig) -> None:
     assert [request.bound_worker for request in (first, other, none)] == [None] * 3
     assert again.bound_worker is not None
     assert again.history_tokens == 599
+
+
+def test_a_request_gets_what_it_asks_for_itself_through_the_frontend(rig: Rig) -> None:
+    """By the headers that Dynamo's frontend hands on, and by its own hint; within what the operator allows."""
+    router = RecordingRouter()
+    allowed = TermsConfig(
+        most_priority=2, most_weight=4, ttft_s=(0.5, 10), tpot_s=(0.02, 0.2), tenant_header="X-Tenant"
+    )
+    asks = {"ttft-ms": "100", "tpot-ms": "50", "weight": "3"}
+    headers = {f"x-dynamo-meta-pdplugins-{name}": value for name, value in asks.items()}
+    hint = {"agent_hints": {"priority": 7}}
+
+    async def run() -> None:
+        config = settings("arrow", any_role=True).model_copy(update={"terms": allowed})
+        async with rig.routed(config, 2, 2, router=router, own=True):
+            assert (await rig.ask(100, 5))[0] == 200
+            tenant = {"x-dynamo-meta-tenant": "gold"}
+            assert (await rig.ask(100, 5, headers=headers | tenant, nvext=hint))[0] == 200
+            assert (await rig.ask(100, 5, headers={"x-dynamo-request-priority": "1"}))[0] == 200
+            no_number = {"x-dynamo-meta-pdplugins-weight": "much"}
+            assert (await rig.ask(100, 5, headers=no_number))[0] == 500, "what the frontend makes of our 400"
+
+    rig.run(run())
+    plain, own, urgent = (asked.request.terms for asked in router.asked)
+    assert plain is None
+    assert own is not None
+    assert (own.priority, own.weight, own.ttft_s, own.tpot_s) == (2, 3.0, 0.5, 0.05)
+    assert own.tenant not in {None, "gold"}
+    assert urgent == Terms(priority=1)
 
 
 def test_a_split_is_replaced_by_prefill_and_decode_and_said_once(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:

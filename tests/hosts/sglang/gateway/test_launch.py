@@ -326,8 +326,9 @@ def test_logs_are_in_a_folder_that_only_this_user_may_enter(tmp_path: Path, monk
     """Its name cannot be known before, so nobody can plant a link there."""
     made = []
 
-    def run(config: Any, workers: Any, started: process.Started, *rest: Any) -> None:
-        made.append(started.logs)
+    def run(config: Any, sought: process.Sought, *rest: Any) -> None:
+        assert sought.started is not None
+        made.append(sought.started.logs)
 
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.setattr(process, "run", run)

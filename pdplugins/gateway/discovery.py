@@ -1,0 +1,258 @@
+"""Finds workers while the gateway runs: in a file, behind a DNS name, or at the endpoints of a Kubernetes service."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import socket
+import ssl
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from time import monotonic
+from typing import Any, Protocol
+
+import aiohttp
+import msgspec
+
+from pdplugins.errors import ConfigError, one_line, shown
+from pdplugins.gateway.backends import Backend, Backends, WorkerOption
+from pdplugins.gateway.engine import Engine
+from pdplugins.gateway.errors import said
+from pdplugins.gateway.metrics import GatewayMetrics
+from pdplugins.gateway.reading import read_whole
+from pdplugins.processes.addresses import host_and_port
+
+log = logging.getLogger("pdplugins.gateway")
+
+EVERY_S = 2.0
+"""Pause between two looks."""
+LOOK_S = 5.0
+"""How long one look at one source may take."""
+MOST_WORKERS = 1024
+"""Workers of one source."""
+MOST_BYTES = 2**24
+"""Of a file, or of an answer of Kubernetes."""
+ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
+"""Where a pod has the token of its service account."""
+FORMS = "file:PATH, dns:HOST:PORT or kubernetes:[NAMESPACE/]SERVICE[:PORT]"
+
+
+class Source(Protocol):
+    """Where workers are found."""
+
+    async def look(self) -> list[WorkerOption]:
+        """Return the workers of now. Raises OSError, ValueError, ConfigError or aiohttp.ClientError."""
+        ...
+
+
+@dataclass(frozen=True)
+class FileSource:
+    """A file with a worker on each line, as after ``--worker``; lines that begin with # say nothing."""
+
+    path: Path
+
+    async def look(self) -> list[WorkerOption]:
+        """Read the file."""
+        with self.path.open("rb") as file:
+            lines = file.read(MOST_BYTES).decode(errors="replace").splitlines()
+        words = (line.strip() for line in lines)
+        return [WorkerOption.parse(word) for word in words if word and not word.startswith("#")]
+
+
+@dataclass(frozen=True)
+class DnsSource:
+    """All addresses of a name, such as those of a headless service. `options` are those of every worker."""
+
+    host: str
+    port: int
+    options: str = ""
+
+    async def look(self) -> list[WorkerOption]:
+        """Resolve the name."""
+        loop = asyncio.get_running_loop()
+        found = await loop.getaddrinfo(self.host, self.port, type=socket.SOCK_STREAM)
+        return [_worker(str(address[0]), self.port, self.options) for *_, address in found]
+
+
+@dataclass(frozen=True)
+class KubernetesSource:
+    """The endpoints of a service, those that end left out. The pod's account must be allowed to list EndpointSlices.
+
+    :param port: None for the port of the service that is called ``http``, or its first one.
+    """
+
+    service: str
+    namespace: str
+    port: int | None = None
+    options: str = ""
+    url: str = ""
+    account: Path = ACCOUNT
+
+    async def look(self) -> list[WorkerOption]:
+        """Ask Kubernetes. The token is read each time, since it changes."""
+        path = f"/apis/discovery.k8s.io/v1/namespaces/{self.namespace}/endpointslices"
+        headers = {"Authorization": f"Bearer {(self.account / 'token').read_text().strip()}"}
+        tls = ssl.create_default_context(cafile=self.account / "ca.crt") if self.url.startswith("https") else True
+        query = {"labelSelector": f"kubernetes.io/service-name={self.service}"}
+        async with (
+            aiohttp.ClientSession(headers=headers) as session,
+            session.get(self.url + path, params=query, ssl=tls) as answer,
+        ):
+            body = await read_whole(answer.content.readany, MOST_BYTES)
+            if answer.status != 200:
+                raise OSError(
+                    f"Kubernetes answers with {answer.status}: {one_line(body[:200].decode(errors='replace'))}"
+                )
+        slices = msgspec.json.decode(body, type=_Slices).items
+        return [
+            _worker(address, self._port(one), self.options)
+            for one in slices
+            for endpoint in one.endpoints or ()
+            if not endpoint.conditions.terminating
+            for address in endpoint.addresses[:1]  # they are all of the same pod
+        ]
+
+    def _port(self, one: _Slice) -> int:
+        if self.port is not None:
+            return self.port
+        ports = {port.name: port.port for port in reversed(one.ports or ()) if port.port}
+        if not ports:
+            raise ValueError(f"service {self.service} has no port; name it: kubernetes:{self.service}:PORT")
+        return ports.get("http") or [*ports.values()][-1]
+
+
+class _Conditions(msgspec.Struct):
+    terminating: bool | None = None
+
+
+class _Endpoint(msgspec.Struct):
+    addresses: list[str]
+    conditions: _Conditions = msgspec.field(default_factory=_Conditions)
+
+
+class _Port(msgspec.Struct):
+    name: str | None = None
+    port: int | None = None
+
+
+class _Slice(msgspec.Struct):
+    endpoints: list[_Endpoint] | None = None
+    ports: list[_Port] | None = None
+
+
+class _Slices(msgspec.Struct):
+    items: list[_Slice]
+
+
+def parse_source(text: str) -> Source:
+    """Read one ``--discover``. Raises ConfigError."""
+    kind, _, rest = text.partition(":")
+    where, comma, options = rest.partition(",")
+    options = comma + options
+    WorkerOption.parse(f"http://host:1{options}")
+    if kind == "file" and where:
+        if options:
+            raise ConfigError(f"--discover {shown(text)}: each line of the file has its own options")
+        if not os.access(where, os.R_OK):
+            raise ConfigError(f"--discover {shown(text)}: cannot be read; write a worker on each line of it")
+        return FileSource(Path(where))
+    if kind == "dns" and where:
+        host, port = host_and_port(where, "--discover dns")
+        return DnsSource(host, port, options)
+    if kind == "kubernetes" and where:
+        return _kubernetes(where, options)
+    raise ConfigError(f"--discover {shown(text)}: write {FORMS}, and ,role=R or ,kind=K after it")
+
+
+def _kubernetes(where: str, options: str) -> KubernetesSource:
+    namespace, slash, name = where.rpartition("/")
+    service, colon, port = name.partition(":")
+    host = os.environ.get("KUBERNETES_SERVICE_HOST")
+    if host is None or not (ACCOUNT / "token").is_file():
+        raise ConfigError("--discover kubernetes: this is no pod with a service account; use dns: or file:")
+    if colon and not (port.isascii() and port.isdigit()):
+        raise ConfigError(f"--discover kubernetes:{shown(where)}: the port is no number")
+    own = namespace if slash else (ACCOUNT / "namespace").read_text().strip()
+    host = f"[{host}]" if ":" in host else host
+    url = f"https://{host}:{os.environ.get('KUBERNETES_SERVICE_PORT', '443')}"
+    return KubernetesSource(service, own, int(port) if colon else None, options, url)
+
+
+def _worker(host: str, port: int, options: str) -> WorkerOption:
+    return WorkerOption.parse(f"http://{f'[{host}]' if ':' in host else host}:{port}{options}")
+
+
+@dataclass
+class Discovery:
+    """Takes in the workers that sources find, and lets go of those that they find no more.
+
+    A source that fails keeps the workers that it found last: each one is polled anyway. One that is gone gets no new
+    requests, and may end those that it has.
+
+    :param forget_s: so long after a worker has gone no request names it any more.
+    """
+
+    sources: Sequence[Source]
+    backends: Backends
+    engine: Engine[Any, Any]
+    metrics: GatewayMetrics
+    forget_s: float
+    _found: dict[int, dict[str, WorkerOption]] = field(default_factory=dict)
+    _ours: dict[str, tuple[Backend, asyncio.Task[None]]] = field(default_factory=dict)
+    _gone: dict[str, tuple[float, Backend]] = field(default_factory=dict)
+
+    async def run(self) -> None:
+        """Look again and again, for as long as the gateway runs."""
+        while True:
+            await asyncio.sleep(EVERY_S)
+            await self.look()
+
+    async def close(self) -> None:
+        """Poll nobody any more."""
+        tasks = [task for _, task in self._ours.values()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def look(self) -> None:
+        """Ask all sources once, and poll the workers that were found."""
+        for index, source in enumerate(self.sources):
+            try:
+                async with asyncio.timeout(LOOK_S):
+                    self._found[index] = _bounded(await source.look())
+            except Exception as error:
+                self.metrics.fault("discovery", f"{type(source).__name__}: {said(error)}; the workers before stay")
+        wanted = {url: option for found in self._found.values() for url, option in found.items()}
+        for url in self._ours.keys() - wanted.keys():
+            self._leave(url)
+        self._forget()
+        for url in wanted.keys() - self._ours.keys():
+            if (backend := self._taken(wanted[url])) is not None:
+                self._ours[url] = backend, asyncio.create_task(self.backends.watch(backend, self.engine))
+
+    def _taken(self, option: WorkerOption) -> Backend | None:
+        """Take in a worker, or one that comes back; None for one that is there by another way."""
+        if (back := self._gone.pop(option.url, None)) is not None:
+            self.backends.all.append(back[1])
+            return back[1]
+        return None if self.backends.knows(option) else self.backends.take(option)
+
+    def _leave(self, url: str) -> None:
+        backend, task = self._ours.pop(url)
+        task.cancel()
+        self.backends.leave(backend)
+        self._gone[url] = monotonic() + self.forget_s, backend
+
+    def _forget(self) -> None:
+        now_s = monotonic()
+        for url in [url for url, (until_s, _) in self._gone.items() if until_s <= now_s]:
+            self.backends.forget(self._gone.pop(url)[1])
+
+
+def _bounded(found: list[WorkerOption]) -> dict[str, WorkerOption]:
+    """Return workers by URL. Raises ValueError when they are too many."""
+    if len(found) > MOST_WORKERS:
+        raise ValueError(f"{len(found)} workers; {MOST_WORKERS} are the most")
+    return {option.url: option for option in found}

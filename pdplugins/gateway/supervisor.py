@@ -1,0 +1,114 @@
+"""Several gateway processes on one port: starts them, starts one anew that dies, and ends them together."""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from types import FrameType
+
+from pdplugins.errors import ConfigError, HostError, one_line
+from pdplugins.gateway.share import Share
+
+log = logging.getLogger("pdplugins.gateway")
+
+MOST_PROCESSES = 64
+YOUNG_S = 10.0
+"""A process that ends by itself so soon was started wrongly, and is not started again."""
+PAUSE_S = 0.1
+"""Pause between two looks at the processes."""
+AGAIN_S = 1.0
+"""Pause before a process that died is started again."""
+PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+class Supervisor:
+    """The processes of one gateway.
+
+    :param words: the command line of each of them.
+    """
+
+    def __init__(self, words: Sequence[str], count: int) -> None:
+        self._words = list(words)
+        self._folder = Path(tempfile.mkdtemp(prefix="pdplugins-peers-"))  # this user's only
+        key = secrets.token_hex(16)
+        self._shares = [Share(index, count, self._folder, os.getpid(), key) for index in range(count)]
+        self._running: dict[int, tuple[subprocess.Popen[bytes], float]] = {}
+        self._stops = False
+        self._code = 0
+
+    def run(self) -> int:
+        """Serve until a signal ends all of them. Return the exit code: the first one that is not 0."""
+        for number in PASSED_ON:
+            signal.signal(number, self._pass_on)
+        try:
+            for share in self._shares:
+                self._start(share)
+            while self._running:
+                for share in self._shares:
+                    self._look(share)
+                time.sleep(PAUSE_S)
+        finally:
+            shutil.rmtree(self._folder, ignore_errors=True)
+        return self._code
+
+    def _start(self, share: Share) -> None:
+        # Of a group of its own: a Ctrl-C of the terminal comes once, from here.
+        process = subprocess.Popen(self._words, env=os.environ | share.environment(), start_new_session=True)
+        self._running[share.index] = process, time.monotonic()
+
+    def _look(self, share: Share) -> None:
+        """Start a process again that has died."""
+        if share.index not in self._running:
+            return
+        process, began_s = self._running[share.index]
+        if (code := process.poll()) is None:
+            return
+        del self._running[share.index]
+        if self._stops or time.monotonic() - began_s < YOUNG_S:
+            self._code = self._code or (code if code >= 0 else 128 - code)
+            if not self._stops:
+                self._pass_on(signal.SIGTERM, None)
+            return
+        log.warning("process %d of %d died with code %d and starts anew", share.index + 1, share.count, code)
+        time.sleep(AGAIN_S)
+        if not self._stops:
+            self._start(share)
+
+    def _pass_on(self, number: int, frame: FrameType | None) -> None:
+        self._stops = self._stops or number != signal.SIGHUP
+        for process, _ in self._running.values():
+            process.send_signal(number)
+
+
+def supervise(count: int, host: str, port: int) -> int:
+    """Run this process's own command line in `count` processes; return the exit code. Raises ConfigError, HostError."""
+    if not 1 < count <= MOST_PROCESSES:
+        raise ConfigError(f"--processes {count}: from 2 to {MOST_PROCESSES}")
+    if not port:
+        raise ConfigError("--processes: they share a port; name it with --port")
+    _check_free(host, port)
+    logging.basicConfig(level=logging.INFO)
+    return Supervisor([sys.executable, *sys.argv], count).run()
+
+
+def _check_free(host: str, port: int) -> None:
+    """Raise HostError when somebody else listens: processes of one user may share a port without knowing."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind, protocol) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(address)
+            probe.listen()
+    except (OSError, UnicodeError) as error:
+        why = one_line(getattr(error, "strerror", None) or error)
+        raise HostError(f"gateway: cannot listen on {host}:{port} ({why}); choose another port") from None

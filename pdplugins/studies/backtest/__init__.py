@@ -1,0 +1,1 @@
+"""What a planner would have given on traffic that has been: ``pdplugins backtest``."""

@@ -1,0 +1,190 @@
+"""The traffic of a log with a line of JSON for each request: exactly as it was.
+
+Two kinds are read, also compressed (``.gz``): the request trace of Dynamo's frontend (``DYN_REQUEST_TRACE=1``), and
+objects with these fields, under any of their usual names. Only the first three are needed.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import math
+import zlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pdplugins import metrics
+from pdplugins.contracts.request import Slo
+from pdplugins.errors import TraceError, one_line
+from pdplugins.results import Spread
+from pdplugins.studies.backtest.recording import SPELLS, Felt, Inside, Recording
+from pdplugins.workloads import rows
+from pdplugins.workloads.trace import TraceRequest
+
+TIME = {"time": 1.0, "timestamp": 1.0, "ts": 1.0, "arrival_s": 1.0, "request_received_ms": 1e-3}
+"""Names of the arrival, each with its unit in seconds; a text is a time in ISO 8601."""
+ISL = ("isl_tokens", "input_tokens", "prompt_tokens", "input_length")
+OSL = ("osl_tokens", "output_tokens", "completion_tokens", "output_length")
+TTFT = {"ttft_s": 1.0, "ttft_ms": 1e-3}
+ITL = {"itl_s": 1.0, "tpot_s": 1.0, "avg_itl_ms": 1e-3, "itl_ms": 1e-3, "tpot_ms": 1e-3}
+DYNAMO = "dynamo.request.trace.v1"
+MOST_LINES = 1_000_000
+LONGEST = 2**20
+"""Characters of the longest line."""
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One request of the log."""
+
+    at_s: float
+    isl_tokens: int
+    osl_tokens: int
+    ttft_s: float | None
+    itl_s: float | None
+
+
+def read(path: Path, slo: Slo, start_s: float | None = None, end_s: float | None = None) -> Recording:
+    """Return the traffic of a log between two Unix times. Raises TraceError with line and field for what is missing."""
+    if not path.is_file():
+        raise TraceError(f"--access-log {path}: no such file; give a log with a line of JSON for each request")
+    found = sorted(
+        (one for one in _lines(path) if (start_s or -math.inf) <= one.at_s < (end_s or math.inf)),
+        key=lambda one: one.at_s,
+    )
+    if len(found) < 2:
+        raise TraceError(f"{path}: {len(found)} requests with an answer at that time; a backtest needs two at least")
+    began_s = start_s if start_s is not None else found[0].at_s
+    duration_s = max((end_s if end_s is not None else found[-1].at_s) - began_s, 1e-3)
+    return Recording(
+        name=path.name,
+        requests=[TraceRequest(round(one.at_s - began_s, 6), one.isl_tokens, one.osl_tokens) for one in found],
+        duration_s=duration_s,
+        ttft=_spread([one.ttft_s for one in found]),
+        itl=_spread([one.itl_s for one in found]),
+        inside=_inside(found, slo),
+        felt=tuple(_felt(found, began_s, duration_s)),
+        pools=(),
+        notes=("arrivals and lengths are those of the log; requests without an answer are left out",),
+        per_request=True,
+    )
+
+
+def _spread(values: list[float | None]) -> Spread:
+    return Spread.of([value for value in values if value is not None])
+
+
+def _inside(found: list[Line], slo: Slo) -> Inside | None:
+    timed = [(one.ttft_s, one.itl_s or 0.0) for one in found if one.ttft_s is not None]
+    if len(timed) < len(found):
+        return None
+    ttft_s, itl_s = np.array(timed, dtype=float).T
+    share = float(metrics.inside(ttft_s, itl_s, slo).mean())
+    return Inside(share, share)
+
+
+def _felt(found: list[Line], began_s: float, duration_s: float) -> Iterator[Felt]:
+    for index in range(SPELLS):
+        start_s, end_s = (duration_s * part / SPELLS for part in (index, index + 1))
+        part = [one for one in found if start_s <= one.at_s - began_s < end_s]
+        ttft = [one.ttft_s for one in part if one.ttft_s is not None]
+        gaps = [(one.itl_s, one.osl_tokens - 1) for one in part if one.itl_s is not None and one.osl_tokens > 1]
+        weight = sum(count for _, count in gaps)
+        yield Felt(
+            start_s,
+            end_s,
+            len(part),
+            sum(ttft) / len(ttft) if ttft else None,
+            sum(itl_s * count for itl_s, count in gaps) / weight if weight else None,
+        )
+
+
+# --- lines ------------------------------------------------------------------------------------------------------------
+
+
+def _lines(path: Path) -> Iterator[Line]:
+    for number, text in _texts(path):
+        if number > MOST_LINES or len(text) > LONGEST:
+            raise TraceError(f"{path}: line {number}: longer than {LONGEST} characters, or than {MOST_LINES} lines")
+        if text.isspace():
+            continue
+        try:
+            row = json.loads(text)
+        except (ValueError, RecursionError):
+            row = None
+        if not isinstance(row, dict):
+            raise TraceError(
+                f"{path}: line {number}: {one_line(text, 40)!r} is no JSON object. A log as text, such as that of "
+                "'pdplugins gateway --access-log', lacks the fields isl_tokens and osl_tokens, the lengths"
+            )
+        if (fields := _fields(path, number, row)) is not None and (one := _line(path, number, fields)) is not None:
+            yield one
+
+
+def _texts(path: Path) -> Iterator[tuple[int, str]]:
+    if path.suffix != ".gz":
+        yield from rows.lines(path)
+        return
+    try:
+        with gzip.open(path, "rt", encoding="utf-8") as file:
+            yield from enumerate(file, start=1)
+    except (OSError, EOFError, UnicodeDecodeError, zlib.error) as error:
+        raise TraceError(f"{path}: {one_line(error)}; give a log of JSON lines, plain or in gzip") from None
+
+
+def _fields(path: Path, number: int, row: dict[str, Any]) -> dict[str, Any] | None:
+    """Return the fields of a request; None for a line that is of none, or of one without an answer."""
+    row = row["event"] if isinstance(row.get("event"), dict) else row
+    if row.get("schema") == DYNAMO:
+        if row.get("event_type") != "request_end":
+            return None
+        request = row.get("request")
+        if not isinstance(request, dict):
+            raise rows.malformed(path, number, "request", request, "an object")
+        replay = request.get("replay")
+        row = {**(replay if isinstance(replay, dict) else {}), **request}
+    failed = isinstance(row.get("status"), int) and row["status"] >= 400
+    return None if failed or row.get("error") else row
+
+
+def _line(path: Path, number: int, row: Mapping[str, Any]) -> Line | None:
+    """Return a request; None for one that has no output."""
+    isl, osl = (_tokens(path, number, row, names) for names in (ISL, OSL))
+    if not isl or not osl:
+        return None
+    return Line(
+        _time_s(path, number, row), isl, osl, _seconds(path, number, row, TTFT), _seconds(path, number, row, ITL)
+    )
+
+
+def _tokens(path: Path, number: int, row: Mapping[str, Any], names: tuple[str, ...]) -> int:
+    name = next((name for name in names if row.get(name) is not None), None)
+    if name is None:
+        raise TraceError(f"{path}: line {number}: field {names[0]} is missing (or {', '.join(names[1:])})")
+    return rows.tokens(path, number, name, row[name], least=0)
+
+
+def _time_s(path: Path, number: int, row: Mapping[str, Any]) -> float:
+    for name, unit in TIME.items():
+        value = row.get(name)
+        if isinstance(value, str):
+            try:
+                at = datetime.fromisoformat(value)
+            except ValueError:
+                raise rows.malformed(path, number, name, value, "a time in ISO 8601") from None
+            return (at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp()
+        if value is not None:
+            return unit * rows.real(path, number, name, value)
+    raise TraceError(f"{path}: line {number}: field time is missing (or {', '.join(list(TIME)[1:])})")
+
+
+def _seconds(path: Path, number: int, row: Mapping[str, Any], names: Mapping[str, float]) -> float | None:
+    for name, unit in names.items():
+        if row.get(name) is not None:
+            return unit * rows.real(path, number, name, row[name])
+    return None

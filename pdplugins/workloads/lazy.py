@@ -1,0 +1,86 @@
+"""Reads or generates a trace request by request, for runs that are too long to hold in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import fields
+from itertools import islice, takewhile
+from operator import attrgetter
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from pdplugins.config import first_error
+from pdplugins.errors import ConfigError, TraceError
+from pdplugins.registry import Registry, default_registry
+from pdplugins.resources import data_dir
+from pdplugins.workloads import traces
+from pdplugins.workloads.trace import TraceRequest
+from pdplugins.workloads.transform import Transform, limit
+
+_REST = attrgetter(*(field.name for field in fields(TraceRequest)[1:]))
+"""All but the time of arrival, in the order of the fields."""
+
+
+def requests(trace: Path | str, registry: Registry | None = None) -> Iterator[TraceRequest]:
+    """Yield what `traces.read` returns, one by one. How much is held at once is up to the workload.
+
+    JSON lines are read line by line, and a synthetic workload is generated phase by phase. An Azure trace is held as
+    three columns. Raises what `traces.read` raises, and TraceError for a mix, which has to be sorted, and where a
+    request comes before the one ahead of it.
+    """
+    registry = registry or default_registry()
+    name, settings, path = _described(Path(trace), registry)
+    registration = registry.get("workload", name)
+    try:
+        checked = registration.settings.model_validate(settings)
+    except ValidationError as error:
+        raise ConfigError(f"{trace}: workload {name}: {first_error(error, registration.settings)}") from None
+    return _from_zero(registration.factory(checked, path), str(trace), name)
+
+
+def changed(requests: Iterable[TraceRequest], changes: Transform) -> Iterator[TraceRequest]:
+    """Yield the changed trace, as `Transform.apply` returns it. Raises ConfigError for a mean rate."""
+    if changes.rate is not None:
+        raise ConfigError("--stream --rate: only a whole trace has a mean rate; set the rate of the workload instead")
+    clip_s, longest = changes.clip_s, changes.max_context_tokens
+    if clip_s is not None:
+        requests = takewhile(lambda request: request.arrival_s < clip_s, requests)
+    kept = islice(requests, changes.max_requests)
+    return kept if longest is None else (limit([request], longest)[0] for request in kept)
+
+
+def _described(path: Path, registry: Registry) -> tuple[str, dict[str, Any], Path]:
+    """Return the workload that a user means, its settings, and the file that it reads."""
+    named = None if path.exists() else traces._NAMED.fullmatch(str(path))
+    if named is not None and named[1] in traces.shipped():
+        path = data_dir("configs") / f"workloads/{named[1]}.yaml"
+        data = traces._over(traces._yaml(path), traces._inline(named[1], named[2]))
+    elif named is not None and named[1] in registry.names("workload"):
+        return named[1], traces._inline(named[1], named[2]), path
+    elif path.suffix in {".yaml", ".yml"}:
+        data = traces._yaml(path)
+    else:
+        return traces._guess(path, registry), {}, path
+    if "mix" in data:
+        raise TraceError(f"{path}: a mix is sorted as a whole; run it without --stream")
+    settings = dict(data)
+    name, file = str(settings.pop("workload", "synthetic")), settings.pop("path", None)
+    return name, settings, path if file is None else traces._beside(path, str(file))
+
+
+def _from_zero(requests: Iterable[TraceRequest], where: str, name: str) -> Iterator[TraceRequest]:
+    """Yield the requests with the first one at 0."""
+    start_s: float | None = None
+    latest_s = 0.0
+    for number, request in enumerate(requests):
+        if start_s is None:
+            start_s = request.arrival_s
+        at_s = round(request.arrival_s - start_s, 6)
+        if at_s < latest_s:
+            raise TraceError(f"{where}: request {number + 1} comes before the one ahead of it; run without --stream")
+        latest_s = at_s
+        yield TraceRequest(at_s, *_REST(request))  # a tenth of the run would go into `replace`
+    if start_s is None:
+        raise TraceError(f"{where}: no request in it; expected at least one line of {name}")

@@ -1,0 +1,238 @@
+"""Several gateway processes on one port, which know each other's sessions."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import aiohttp
+import pytest
+
+from pdplugins.errors import ConfigError, HostError
+from pdplugins.gateway import supervisor
+from pdplugins.gateway.metrics import GatewayMetrics
+from pdplugins.gateway.peers import MOST_UNSENT, Peers
+from pdplugins.gateway.sessions import Session, Sessions
+from pdplugins.gateway.share import Share
+from pdplugins.gateway.supervisor import supervise
+from pdplugins.processes.ports import free_ports
+from tests.gateway.fake import FakeWorker, Rooms, settled
+from tests.gateway.rig import ask
+
+STICKY = "deployment: {decode: {tp: 1}}\nrouter: {name: least-loaded, sticky: true}\n"
+
+
+@asynccontextmanager
+async def two(workers: list[FakeWorker], folder: Path) -> AsyncIterator[tuple[subprocess.Popen[bytes], int, Path]]:
+    """Two processes, with a router that keeps sessions where they are; their supervisor, port and log."""
+    (folder / "config.yaml").write_text(STICKY)
+    port, *_ = free_ports(3)
+    command = [str(Path(sys.executable).with_name("pdplugins")), "gateway", "--processes", "2", "--port", str(port)]
+    command += ["--config", str(folder / "config.yaml"), "--poll-s", "0.05", "--admin-port", "0"]
+    for worker in workers:
+        command += ["--worker", worker.url]
+    log = folder / "log"
+    with log.open("w") as out:
+        env = os.environ | {"PYTHONUNBUFFERED": "1"}
+        child = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, env=env)
+    try:
+        assert await settled(lambda: log.read_text().count("gateway on") == 2 or child.poll() is not None), log
+        assert child.poll() is None, log.read_text()
+        yield child, port, log
+    finally:
+        if child.poll() is None:
+            child.terminate()
+            await asyncio.to_thread(child.wait, 60)
+        for worker in workers:
+            await worker.stop()
+
+
+async def asked(port: int, session: str) -> int:
+    """Ask on a connection of its own, which the kernel may give to any of the processes."""
+    async with (
+        aiohttp.ClientSession(connector=aiohttp.TCPConnector(force_close=True)) as client,
+        client.post(f"http://127.0.0.1:{port}/generate", json=ask(session_id=session)) as answer,
+    ):
+        await answer.read()
+        return answer.status
+
+
+async def counted(log: Path) -> list[float]:
+    """Requests of each process that runs, by its own metrics."""
+    counts = []
+    async with aiohttp.ClientSession() as client:
+        for url in re.findall(r"(http://[\d.:]+)/workers", log.read_text()):
+            try:
+                async with client.get(url + "/metrics") as answer:
+                    page = await answer.text()
+            except aiohttp.ClientError:
+                continue
+            found = re.search(r'requests_total\{outcome="ok"\} ([\d.]+)', page)
+            counts.append(float(found[1]) if found else 0.0)
+    return counts
+
+
+@pytest.mark.moderate
+def test_a_session_stays_where_it_is_whichever_process_is_asked(tmp_path: Path) -> None:
+    async def run() -> None:
+        rooms = Rooms()
+        modes = ("prefill", "decode", "decode", "decode")
+        workers = [await FakeWorker(mode, rooms, 9000 + n).start() for n, mode in enumerate(modes)]
+        async with two(workers, tmp_path) as (child, port, log):
+            for session in range(20):
+                assert await asked(port, f"session {session}") == 200
+                before = [len(worker.seen) for worker in workers[1:]]
+                for _ in range(4):
+                    assert await asked(port, f"session {session}") == 200
+                rounds = [len(worker.seen) - n for worker, n in zip(workers[1:], before, strict=True)]
+                assert sorted(rounds) == [0, 0, 4], f"session {session}"
+            assert min(await counted(log)) > 0, "both have served"
+            assert all(worker.seen for worker in workers)
+            child.send_signal(signal.SIGTERM)
+            assert await asyncio.to_thread(child.wait, 60) == 0
+
+    asyncio.run(run())
+
+
+@pytest.mark.moderate
+def test_the_last_process_ends_with_the_supervisor(tmp_path: Path) -> None:
+    async def run() -> None:
+        workers = [await FakeWorker("unified", Rooms(), 9000).start()]
+        async with two(workers, tmp_path) as (child, port, _):
+            child.kill()
+            await asyncio.to_thread(child.wait, 60)
+
+            def free() -> bool:
+                with socket.socket() as probe:
+                    return probe.connect_ex(("127.0.0.1", port)) != 0
+
+            assert await settled(free)
+
+    asyncio.run(run())
+
+
+def peers(folder: Path, count: int) -> list[tuple[Peers, Sessions, GatewayMetrics]]:
+    made = []
+    for index in range(count):
+        sessions, metrics = Sessions(10), GatewayMetrics()
+        made.append((Peers(Share(index, count, folder, 0, "00" * 16), sessions, metrics), sessions, metrics))
+    return made
+
+
+def overloads(metrics: GatewayMetrics) -> float:
+    return metrics.registry.get_sample_value("pdplugins_gateway_overloads_total", {"of": "peers"}) or 0.0
+
+
+@pytest.mark.moderate
+def test_every_other_process_hears_of_a_session(tmp_path: Path) -> None:
+    async def run() -> None:
+        made = peers(tmp_path, 3)
+        ends = [one.start() for one, *_ in made]
+        session = made[0][1].remember("a")
+        session.bound_worker, session.tokens, session.prefix, session.held = "w", 12, (1, -(2**62)), {"w": 12, "v": 3}
+        made[0][1].changed("a", session)
+        for _, sessions, _ in made[1:]:
+            assert await settled(lambda sessions=sessions: sessions.find("a") == session)
+        for number in range(30):
+            made[0][1].changed(str(number), Session())
+        assert await settled(lambda: made[1][1].find("29"))
+        assert len(made[1][1]) == 10, "as many as are remembered"
+        for end in ends:
+            end()
+
+    asyncio.run(run())
+
+
+@pytest.mark.moderate
+def test_one_that_is_away_or_behind_or_told_nonsense_keeps_nobody(tmp_path: Path) -> None:
+    async def run() -> None:
+        (first, sessions, metrics), (second, others, heard) = peers(tmp_path, 2)
+        for number in range(MOST_UNSENT + 2000):  # nobody hears; the kernel keeps a few
+            sessions.changed(str(number), Session("w"))
+        assert overloads(metrics) > 0
+        end = second.start()
+        assert await settled(lambda: others.find(str(MOST_UNSENT + 1999)))
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as stranger:
+            assert await settled(lambda: len(others) == 10)
+            stranger.sendto(b"nonsense", str(tmp_path / "1"))
+        assert await settled(lambda: heard.faults["gateway_error"] == 1)
+        end()
+        before = overloads(metrics)
+        sessions.changed("late", Session("w"))
+        assert overloads(metrics) == before + 1
+        first.start()()
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    ("count", "port", "why"), [(1, 8000, "from 2"), (65, 8000, "to 64"), (2, 0, "name it with --port")]
+)
+def test_processes_that_cannot_share_are_refused(count: int, port: int, why: str) -> None:
+    with pytest.raises(ConfigError, match=why):
+        supervise(count, "127.0.0.1", port)
+
+
+def test_a_port_that_another_gateway_shares_is_taken() -> None:
+    with socket.socket() as other:
+        other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        with pytest.raises(HostError, match="choose another port"):
+            supervise(2, "127.0.0.1", other.getsockname()[1])
+
+
+def script(folder: Path, body: str) -> list[str]:
+    """A process that notes its starts in `folder`, and then does as it is told."""
+    path = folder / "script.py"
+    path.write_text(
+        "import json, os, pathlib, sys, time\n"
+        "index = json.loads(os.environ['PDPLUGINS_PEERS'])['index']\n"
+        "noted = pathlib.Path(sys.argv[1]) / str(index)\n"
+        "noted.write_text((noted.read_text() if noted.exists() else '') + 'x')\n" + body
+    )
+    return [sys.executable, str(path), str(folder)]
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervisor, "AGAIN_S", 0.0)
+    monkeypatch.setattr(supervisor, "PAUSE_S", 0.01)
+    monkeypatch.setattr(signal, "signal", lambda *_: None)  # pytest's own stay
+
+
+@pytest.mark.moderate
+@pytest.mark.usefixtures("quick")
+def test_a_process_that_cannot_start_ends_all(tmp_path: Path) -> None:
+    body = "while not noted.with_name('1').exists(): time.sleep(0.01)\nif index == 0: sys.exit(3)\ntime.sleep(60)\n"
+    words = script(tmp_path, body)
+    assert supervisor.Supervisor(words, 2).run() == 3
+    assert [(tmp_path / name).read_text() for name in ("0", "1")] == ["x", "x"]
+
+
+@pytest.mark.moderate
+@pytest.mark.usefixtures("quick")
+def test_a_process_that_dies_later_starts_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Here every death is a later one; after three starts of the first process the other one ends the test."""
+    monkeypatch.setattr(supervisor, "YOUNG_S", 0.0)
+    body = "if index == 0: sys.exit(1)\nother = noted.with_name('0')\n"
+    body += "while not other.exists() or len(other.read_text()) < 3: time.sleep(0.01)\n"
+    began = supervisor.Supervisor(script(tmp_path, body), 2)
+    look = began._look
+
+    def watched(share: Share) -> None:
+        look(share)
+        if (tmp_path / "0").exists() and len((tmp_path / "0").read_text()) >= 3:
+            began._stops = True
+
+    monkeypatch.setattr(began, "_look", watched)
+    began.run()
+    assert len((tmp_path / "0").read_text()) >= 3

@@ -1,0 +1,140 @@
+"""Logs of requests: what is read, and which field is named where it is missing."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from pdplugins.contracts.request import Slo
+from pdplugins.errors import TraceError
+from pdplugins.studies.backtest.accesslog import read
+from pdplugins.studies.commands import pd_register_commands
+
+SLO = Slo(1.0, 0.05)
+START_S = 1_770_000_000.0
+app = typer.Typer()
+pd_register_commands(app)
+
+
+def plain(second: float, **fields: Any) -> dict[str, Any]:
+    times = {"time": START_S + second, "ttft_s": 0.2, "itl_s": 0.02}
+    return {**times, "prompt_tokens": 100, "completion_tokens": 11, "status": 200, **fields}
+
+
+def dynamo(second: float, **fields: Any) -> dict[str, Any]:
+    """A line of Dynamo's request trace."""
+    request = {
+        **{"request_received_ms": 1e3 * (START_S + second), "output_tokens": 11, "ttft_ms": 200.0, "avg_itl_ms": 20.0},
+        "replay": {"trace_block_size": 64, "input_length": 100, "input_sequence_hashes": [1, 2]},
+        **fields,
+    }
+    event = {"schema": "dynamo.request.trace.v1", "event_type": "request_end", "request": request}
+    return {"timestamp": 7, "event": event}
+
+
+def log(folder: Path, lines: list[Any], name: str = "log.jsonl") -> Path:
+    path = folder / name
+    text = "".join(line if isinstance(line, str) else json.dumps(line) + "\n" for line in lines)
+    path.write_bytes(gzip.compress(text.encode()) if name.endswith(".gz") else text.encode())
+    return path
+
+
+@pytest.mark.parametrize("line", [plain, dynamo])
+@pytest.mark.parametrize("name", ["log.jsonl", "log.jsonl.gz"])
+def test_every_format_gives_the_same_traffic(tmp_path: Path, line: Any, name: str) -> None:
+    found = read(log(tmp_path, [line(5.0), line(0.0), "\n", line(2.5)], name), SLO)
+    assert [(one.arrival_s, one.isl_tokens, one.osl_tokens) for one in found.requests] == [
+        (0.0, 100, 11),
+        (2.5, 100, 11),
+        (5.0, 100, 11),
+    ]
+    assert found.ttft.mean == pytest.approx(0.2)
+    assert found.itl.mean == pytest.approx(0.02)
+    assert found.inside is not None
+    assert (found.inside.low, found.inside.high) == (1.0, 1.0)
+    assert found.duration_s == 5.0
+
+
+RECORDED = (
+    '{"timestamp":7143,"event":{"schema":"dynamo.request.trace.v1","event_type":"request_end","event_time_unix_ms":1795389743'
+    '286,"request":{"request_id":"f3f28953","output_tokens":1,"request_received_ms":1795389743226,"replay":{"trace_block_size"'
+    ':64,"input_length":32,"input_sequence_hashes":[13506808488491206453]}}}}\n'
+)
+"""A line that the frontend of Dynamo 1.4.2 has written: it does not tell the times of the answer."""
+
+
+def test_what_a_frontend_has_written_is_read(tmp_path: Path) -> None:
+    found = read(log(tmp_path, [RECORDED, RECORDED.replace("743226", "745226")], "trace.jsonl.gz"), SLO)
+    assert [(one.arrival_s, one.isl_tokens, one.osl_tokens) for one in found.requests] == [(0.0, 32, 1), (2.0, 32, 1)]
+    assert (found.ttft.mean, found.inside) == (None, None)
+
+
+def test_only_the_time_that_is_asked_for_counts(tmp_path: Path) -> None:
+    path = log(tmp_path, [plain(second) for second in range(10)])
+    found = read(path, SLO, START_S + 2, START_S + 6)
+    assert [one.arrival_s for one in found.requests] == [0.0, 1.0, 2.0, 3.0]
+    assert found.duration_s == 4.0
+
+
+def test_times_are_those_of_iso_8601_too(tmp_path: Path) -> None:
+    times = ("2026-05-04T12:00:00Z", "2026-05-04T14:00:01.5+02:00", "2026-05-04T12:00:03")
+    found = read(log(tmp_path, [plain(0.0, time=time) for time in times]), SLO)
+    assert [one.arrival_s for one in found.requests] == [0.0, 1.5, 3.0]
+
+
+def test_what_has_no_answer_is_left_out_and_what_has_no_times_is_not_judged(tmp_path: Path) -> None:
+    lines = [plain(0.0), plain(1.0, status=503), plain(2.0, completion_tokens=0), plain(3.0, error="gone"), plain(4.0)]
+    other = dynamo(5.0)
+    other["event"]["event_type"] = "tool_start"
+    assert len(read(log(tmp_path, [*lines, other]), SLO).requests) == 2
+    bare = [plain(0.0), plain(1.0, ttft_s=None)]
+    found = read(log(tmp_path, bare), SLO)
+    assert found.inside is None
+    assert found.ttft.mean == pytest.approx(0.2)
+
+
+@pytest.mark.parametrize(
+    ("line", "why"),
+    [
+        ({"time": 1.0, "prompt_tokens": 5}, "line 2: field osl_tokens is missing"),
+        ({"time": 1.0, "completion_tokens": 5}, "line 2: field isl_tokens is missing"),
+        ({"prompt_tokens": 5, "completion_tokens": 5}, "line 2: field time is missing"),
+        (plain(0.0, time="noon"), "'noon' is not a time in ISO 8601"),
+        (plain(0.0, prompt_tokens=-1), "column prompt_tokens: '-1' is not a whole number"),
+        (plain(0.0, ttft_s="soon"), "column ttft_s: 'soon' is not a number"),
+        ('127.0.0.1 "POST /v1/completions HTTP/1.1" 200 512 B 0.5 s\n', "lacks the fields isl_tokens and osl_tokens"),
+        ("[" * 100_000 + "\n", "is no JSON object"),
+        ("x" * (2**20 + 1) + "\n", "longer than 1048576 characters"),
+    ],
+)
+def test_what_is_missing_or_wrong_is_named(tmp_path: Path, line: Any, why: str) -> None:
+    with pytest.raises(TraceError, match=why):
+        read(log(tmp_path, [plain(0.0), line]), SLO)
+
+
+def test_a_broken_archive_and_an_empty_log_are_refused(tmp_path: Path) -> None:
+    whole = log(tmp_path, [plain(second) for second in range(100)], "log.gz").read_bytes()
+    (tmp_path / "cut.gz").write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(TraceError, match="plain or in gzip"):
+        read(tmp_path / "cut.gz", SLO)
+    with pytest.raises(TraceError, match="no such file; give a log with a line of JSON"):
+        read(tmp_path / "gone.jsonl", SLO)
+    with pytest.raises(TraceError, match="0 requests with an answer"):
+        read(log(tmp_path, ["\n"]), SLO)
+
+
+@pytest.mark.moderate
+def test_the_command_takes_a_log(tmp_path: Path) -> None:
+    path = log(tmp_path, [plain(0.4 * number) for number in range(200)])
+    words = ["backtest", "--access-log", str(path), "--prefill", "2", "--decode", "1", "--jobs", "1", "--gpus", "4"]
+    done = CliRunner().invoke(app, words)
+    assert done.exception is None
+    assert "Recorded: 200 requests of log.jsonl in 80 s" in done.stdout
+    assert "fixed 2P1D" in done.stdout
+    assert "100.0 % inside both SLOs" in done.stdout
