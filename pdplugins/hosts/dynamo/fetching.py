@@ -28,7 +28,11 @@ T = TypeVar("T")
 
 
 class PageError(OSError):
-    """A page that cannot be read, though a server answered."""
+    """A page that cannot be read, though a server answered; `status` is that of an answer that is not 200."""
+
+    def __init__(self, what: str, status: int | None = None) -> None:
+        super().__init__(what)
+        self.status = status
 
 
 @contextmanager
@@ -55,7 +59,7 @@ def fetch(url: str, within_s: float = TIMEOUT_S) -> str:
             response = HTTPResponse(_Timed(connection, until_s), method="GET")  # type: ignore[arg-type]
             response.begin()
             if response.status != 200:
-                raise PageError(f"{url} answered with status {response.status}")
+                raise PageError(f"{url} answered with status {response.status}", response.status)
             body = response.read(MOST_BYTES + 1)
         if response.length and len(body) <= MOST_BYTES:
             raise PageError(f"{url} broke off before the end of the page")

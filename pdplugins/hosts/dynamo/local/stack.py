@@ -19,7 +19,8 @@ from pdplugins.contracts.kinds import Kind
 from pdplugins.contracts.workers import Role
 from pdplugins.errors import HostError
 from pdplugins.files import write_whole
-from pdplugins.hosts.dynamo.fetching import fetch, in_thread
+from pdplugins.hosts.dynamo.answering import answers
+from pdplugins.hosts.dynamo.fetching import in_thread
 from pdplugins.hosts.dynamo.local import misses, planning, screen
 from pdplugins.hosts.dynamo.local.broker import Broker
 from pdplugins.hosts.dynamo.local.connector import LocalProcessConnector
@@ -178,7 +179,7 @@ class Stack:
 
     async def _answering(self) -> None:
         """Return when a request would be answered. Raises HostError when that takes too long."""
-        url = f"{self._options.url}/v1/models"
+        asked = partial(answers, self._options.url, self._options.model)
         while not self._answers:
             if self._elapsed_s() > START_S:
                 raise HostError(
@@ -188,7 +189,7 @@ class Stack:
             await asyncio.sleep(0.1)
             if all(self._fleet.count(role, Life.READY) for role in Role):
                 with suppress(OSError):
-                    self._answers = self._options.model in await in_thread(partial(fetch, url))
+                    self._answers = await in_thread(asked)
 
     async def _start_planner(self) -> None:
         os.environ.update(self._engine.runtime_environment())

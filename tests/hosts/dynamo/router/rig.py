@@ -14,7 +14,7 @@ import subprocess
 import urllib.request
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from time import monotonic
 from typing import Any, TypeVar
@@ -23,6 +23,8 @@ import aiohttp
 from prometheus_client.parser import text_string_to_metric_families
 
 from pdplugins.config import Config, find, load
+from pdplugins.hosts.dynamo.answering import answers
+from pdplugins.hosts.dynamo.fetching import in_thread
 from pdplugins.hosts.dynamo.local.broker import Broker
 from pdplugins.hosts.dynamo.local.engine import Mocker
 from pdplugins.hosts.dynamo.router.__main__ import register
@@ -35,31 +37,38 @@ from pdplugins.types import Deployment, Role
 MODEL = "tiny"
 PATIENCE_S = 60.0
 """A guard against what hangs."""
-QUICK = {"first_token_s": 3.0, "rest_s": 0.5, "worker_wait_s": 20.0}
-"""Deadlines of the router in these tests."""
+DEADLINES = {"first_token_s": 30.0, "rest_s": 0.5, "worker_wait_s": 20.0}
+"""Of the router in these tests. A machine that is busy gives no token for seconds, and no test wants to see that."""
 KV_BLOCKS = 128
 """KV cache of a worker: 8192 tokens."""
 T = TypeVar("T")
 
 
-async def until(what: Callable[[], Any], why: str = "") -> Any:
-    """Return what `what` returns once that is true."""
+async def until(what: Callable[[], Any], why: str | Callable[[], str] = "") -> Any:
+    """Return what `what` returns once that is true. `why` says what is missing then; a function of it is asked late."""
     deadline_s = monotonic() + PATIENCE_S
     while not (seen := what()):
-        assert monotonic() < deadline_s, f"not within {PATIENCE_S} s: {why}"
+        assert monotonic() < deadline_s, f"not within {PATIENCE_S} s: {why() if callable(why) else why}"
         await asyncio.sleep(0.02)
     return seen
 
 
+def seen(component: RouterComponent) -> dict[str, Any]:
+    """What a router knows of its workers: which instances each client lists, and who is ready."""
+    workers = component.workers
+    listed = {f"{place.path} {place.phase}": client.instance_ids() for place, client in workers._clients.items()}
+    return {"listed": listed, "ready": [worker.id for worker in workers.ready], "known": list(workers._known)}
+
+
 def settings(name: str, *, any_role: bool, **gateway: Any) -> Config:
-    """A shipped config, with workers that do one phase or both, and quick deadlines."""
+    """A shipped config, with workers that do one phase or both, and these deadlines."""
     config = load(find(name))
     flip = "label" if any_role else "drain"
     return config.model_copy(
         update={
             "simulation": config.simulation.model_copy(update={"flip": flip}),
             "sglang": config.sglang.model_copy(update={"dual_role": False}),
-            "gateway": config.gateway.model_copy(update=QUICK | gateway),
+            "gateway": config.gateway.model_copy(update=DEADLINES | gateway),
         }
     )
 
@@ -149,16 +158,14 @@ class Rig:
         self._serving = asyncio.create_task(serve())
         self.client = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(PATIENCE_S))
         deadline_s = monotonic() + PATIENCE_S
-        while not await self._lists_the_model():
+        while not await in_thread(self._answers):
             assert monotonic() < deadline_s, (self.folder / "frontend.log").read_text()[-2000:]
             await asyncio.sleep(0.05)
 
-    async def _lists_the_model(self) -> bool:
-        try:
-            async with self.client.get(f"{self.url}/v1/models") as answer:
-                return MODEL in await answer.text()
-        except aiohttp.ClientError:
-            return False
+    def _answers(self) -> bool:
+        with suppress(OSError):
+            return answers(self.url, MODEL)
+        return False
 
     async def _generate(self, request: Any, context: Any) -> AsyncIterator[Any]:
         assert self._router is not None
@@ -217,7 +224,9 @@ class Rig:
         self._router = component
         try:
             wanted = prefill + decode + more
-            await until(lambda: len(component.workers.ready) == wanted, f"{wanted} workers")
+            await until(
+                lambda: len(component.workers.ready) == wanted, lambda: f"{wanted} workers of {seen(component)}"
+            )
             yield component
             await until(lambda: not component.admission.requests, "the router is idle")
         finally:

@@ -48,7 +48,7 @@ def test_nothing_is_lost_when_a_worker_dies_under_load_and_another_one_comes_in_
 
 def test_a_worker_that_hangs_loses_its_requests_and_comes_back(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
     """They wait `first_token_s` for it, and no longer; it gets work again when it has rested."""
-    config = settings("dopd", any_role=False, rest_s=1.0)
+    config = settings("dopd", any_role=False, rest_s=1.0, first_token_s=3.0)
     names = [f"{rig.namespace(2, 2, both=False)}-{role}-2" for role in Role]  # others are killed above
 
     async def run() -> None:
