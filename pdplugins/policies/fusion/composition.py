@@ -31,12 +31,15 @@ class Lengths:
     """Mean tokens of one request."""
 
     isl: float
+    """Of the prompt that must be computed."""
     osl: float
+    history: float = 0.0
+    """Of the prompt that a KV cache has already: earlier rounds of a session."""
 
     @property
     def context(self) -> float:
         """Mean context while it decodes."""
-        return self.isl + self.osl / 2
+        return self.history + self.isl + self.osl / 2
 
 
 @dataclass(frozen=True, slots=True)
