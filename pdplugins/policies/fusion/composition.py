@@ -140,7 +140,9 @@ def _steps(
         return
     yield 0, alone_s
     for tokens in MIXED_TOKENS if mixes else ():
-        step_s = alone_s + prefill_slow * costs.added_s(tokens, history + (whole // 2 if tokens < whole else 0), decodes)
+        step_s = alone_s + prefill_slow * costs.added_s(
+            tokens, history + (whole // 2 if tokens < whole else 0), decodes
+        )
         if step_s > costs.step_s:
             return
         yield tokens, step_s
