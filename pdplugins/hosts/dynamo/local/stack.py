@@ -178,8 +178,8 @@ class Stack:
         while not self._answers:
             if self._elapsed_s() > self._engine.start_s:
                 raise HostError(
-                    f"the endpoint does not answer after {self._engine.start_s:.0f} s; look into the logs in {self._logs}, and give "
-                    "the machine less else to do if they show no error"
+                    f"the endpoint does not answer after {self._engine.start_s:.0f} s; look into the logs in "
+                    f"{self._logs}, and give the machine less else to do if they show no error"
                 )
             await asyncio.sleep(0.1)
             if all(self._fleet.count(role, Life.READY) for role in Role):
