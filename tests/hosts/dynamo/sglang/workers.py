@@ -1,4 +1,4 @@
-"""Real SGLang on a CPU behind Dynamo: how its workers run, what they serve, and what a plain server says to the same."""
+"""Real SGLang on a CPU behind Dynamo: how its workers run, what they serve, and what a plain server says to it."""
 
 from __future__ import annotations
 
