@@ -18,7 +18,7 @@ from tests.hosts.dynamo.sglang.workers import Ask, SglangRig
 pytestmark = [pytest.mark.sglang, pytest.mark.timeout(900)]
 
 AT_ONCE = 8
-TURNS = ("local", "pair", "push", "head")
+TURNS = ("local", "pair", "push", "head", "warm")
 
 
 class Swapping:
@@ -28,14 +28,21 @@ class Swapping:
         self.asked = 0
 
     def on_arrival(self, request: Request, workers: Sequence[WorkerView], now_s: float) -> Placement:
-        first, second = sorted(worker.id for worker in workers)[:: 1 if self.asked % 2 else -1]
+        first, *others = sorted(worker.id for worker in workers)[:: 1 if self.asked % 2 else -1]
         turn = TURNS[self.asked // 2 % len(TURNS)]
         self.asked += 1
         prompt = request.prompt_tokens
-        if turn == "local":
+        if turn == "local" or not others:
             return Placement(first, first, prompt)
-        split = {"pair": prompt, "push": prompt // 2, "head": prompt + 2}[turn]
-        return Placement(first, second, split)
+        split = {"push": prompt // 2, "head": prompt + 2}.get(turn, prompt)
+        return Placement(first, None if turn == "warm" else others[0], split)
+
+    def on_prefill_done(
+        self, request: Request, placement: Placement, workers: Sequence[WorkerView], now_s: float
+    ) -> Placement:
+        """Let the other worker decode, where there is one."""
+        others = [worker.id for worker in workers if worker.id != placement.first]
+        return Placement(placement.first, next(iter(others), placement.first), placement.split)
 
 
 async def equal(rig: SglangRig, plain: Server, asks: Sequence[Ask]) -> None:
@@ -54,7 +61,7 @@ async def equal(rig: SglangRig, plain: Server, asks: Sequence[Ask]) -> None:
 
 
 def test_every_placement_with_roles_swapped_on_every_request(sglang_rig: SglangRig, plain: Server) -> None:
-    """Local, a pair, a split within the prompt and one within the answer, in both directions."""
+    """Local, a pair, splits within prompt and answer, and a pair that is open until the prompt is computed."""
 
     async def run() -> Counter[str]:
         router = Swapping()
@@ -66,9 +73,9 @@ def test_every_placement_with_roles_swapped_on_every_request(sglang_rig: SglangR
             return Counter({turn: int(component.metrics.primitives.labels(turn)._value.get()) for turn in TURNS})
 
     counts = sglang_rig.run(run())
-    assert counts["local"] == counts["pair"] == 20
-    assert counts["push"] >= 18, "the rest are prompts of one token"
-    assert counts["head"] > 10, "the rest are answers of one token, which a pair gives"
+    assert counts["pair"] == counts["push"] == counts["warm"] == 16
+    assert counts["local"] + counts["head"] == 32
+    assert counts["head"] > 8, "the others are answers that end before the split"
 
 
 @pytest.mark.parametrize("name", ["arrow", "ampd", "dynaserve", "dopd", "fusion"])
