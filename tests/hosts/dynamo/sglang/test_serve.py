@@ -28,7 +28,7 @@ def stack(model: Path, tmp_path: Path) -> Iterator[Serve]:
     engine = ["--engine", "sglang", "--model-path", str(model), "--engine-python", str(workers.program(tmp_path))]
     options = ["--planner", "static", "--router", "arrow", "--prefill", "1", "--decode", "1", "--port", "0"]
     args = [*engine, *options, "--engine-args", shlex.join(workers.OPTIONS), "--log-dir", str(tmp_path / "logs")]
-    serve = Serve(args, tmp_path / "temp", {}, patience_s=servers.START_S)
+    serve = Serve(args, tmp_path / "temp", {}, patience_s=2 * servers.START_S)
     yield serve
     serve.close()
 
