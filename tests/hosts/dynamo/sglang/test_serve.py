@@ -13,13 +13,12 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from benchmarks.rig import servers
 from benchmarks.rig.servers import Server
 from tests.hosts.dynamo.local.serve import Serve
 from tests.hosts.dynamo.sglang import workers
 from tests.hosts.dynamo.sglang.workers import Ask
 
-pytestmark = [pytest.mark.sglang, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.sglang, pytest.mark.timeout(1500)]
 
 
 @pytest.fixture
@@ -28,7 +27,7 @@ def stack(model: Path, tmp_path: Path) -> Iterator[Serve]:
     engine = ["--engine", "sglang", "--model-path", str(model), "--engine-python", str(workers.program(tmp_path))]
     options = ["--planner", "static", "--router", "arrow", "--prefill", "1", "--decode", "1", "--port", "0"]
     args = [*engine, *options, "--engine-args", shlex.join(workers.OPTIONS), "--log-dir", str(tmp_path / "logs")]
-    serve = Serve(args, tmp_path / "temp", {}, patience_s=2 * servers.START_S)
+    serve = Serve(args, tmp_path / "temp", {}, patience_s=workers.START_S)
     yield serve
     serve.close()
 

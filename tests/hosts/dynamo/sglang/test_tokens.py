@@ -15,7 +15,7 @@ from pdplugins.types import Placement, Request, WorkerView
 from tests.hosts.dynamo.router.rig import settings, until
 from tests.hosts.dynamo.sglang.workers import Ask, SglangRig
 
-pytestmark = [pytest.mark.sglang, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.sglang, pytest.mark.timeout(1500)]
 
 AT_ONCE = 8
 TURNS = ("local", "pair", "push", "head", "warm")
