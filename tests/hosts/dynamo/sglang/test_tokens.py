@@ -102,14 +102,16 @@ def test_a_worker_that_is_killed_under_load_loses_no_request(sglang_rig: SglangR
 
     async def run() -> Counter[str]:
         rng = random.Random(9)
-        config = settings("arrow", any_role=True, first_token_s=60.0)
+        # Its registration lasts for ten seconds more, in which it may be tried again.
+        config = settings("arrow", any_role=True, first_token_s=60.0, retries=8, retry_reserve=100)
         asks = [Ask(rng.choices(range(4, 400), k=150), 300, stream=True) for _ in range(16)]
         async with sglang_rig.routed(config, 1, 1, router=Swapping(), own=True) as component:
             work = asyncio.create_task(equal(sglang_rig, plain, asks))
             await until(lambda: component.admission.requests >= AT_ONCE // 2, "requests are under way")
             sglang_rig.workers(1, 1, both=True)["dynamo-prefill-1"].signal(signal.SIGKILL)
             await work
-            assert [view.id for view in component.workers.now_ready()] == ["dynamo-decode-1"]
+            left = ["dynamo-decode-1"]
+            await until(lambda: [view.id for view in component.workers.now_ready()] == left, "it is known to be gone")
             return Counter(component.metrics.faults)
 
     assert sglang_rig.run(run())["worker_failed"] > 0
