@@ -57,7 +57,7 @@ test-sglang: $(SGLANG_VENV)/.installed  ## Run real SGLang servers on the CPU: e
 	$(SGLANG_PYTEST) tests/hosts/sglang --ignore $(CLIENT_TESTS)
 
 # The launcher and the router run in .venv, SGLang's workers in the other environment, as on a host with GPUs.
-test-dynamo-sglang: setup $(SGLANG_VENV)/.installed  ## Run Dynamo with real SGLang workers on the CPU behind every router (four minutes on two quiet cores)
+test-dynamo-sglang: setup $(SGLANG_VENV)/.installed  ## Run Dynamo with real SGLang workers on the CPU behind every router (five minutes on two busy cores)
 	HATCH_BUILD_NO_HOOKS=true $(SGLANG_PIP) --editable .
 	PDPLUGINS_SGLANG_PYTHON=$(CURDIR)/$(SGLANG_VENV)/bin/python PDPLUGINS_SGLANG_TREES=$(CURDIR)/$(SGLANG_VENV)/sglang-$(firstword $(SGLANG_VERSIONS)) \
 		$(BIN)/python -m pytest -m sglang -v --tb=native --durations=10 --session-timeout=1200 tests/hosts/dynamo/sglang
