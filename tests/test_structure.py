@@ -1,4 +1,4 @@
-"""The suite itself: who may import whom."""
+"""The suite itself: who may import whom, and what runs together."""
 
 from __future__ import annotations
 
@@ -73,3 +73,9 @@ def test_benchmarks_import_nothing_from_tests() -> None:
         if name.split(".")[0] in ("tests", "conftest", "pytest")
     ]
     assert wrong == []
+
+
+def test_the_tests_of_a_group_run_in_one_process(request: pytest.FixtureRequest) -> None:
+    """Else each process starts servers of its own. pytest-xdist reads the group from the end of the test's name."""
+    if request.config.getoption("dist", "no") != "no" or hasattr(request.config, "workerinput"):
+        assert request.node.nodeid.endswith(f"@{__file__}")

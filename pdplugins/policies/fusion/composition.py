@@ -31,12 +31,15 @@ class Lengths:
     """Mean tokens of one request."""
 
     isl: float
+    """Of the prompt that must be computed."""
     osl: float
+    history: float = 0.0
+    """Of the prompt that a KV cache has already: earlier rounds of a session."""
 
     @property
     def context(self) -> float:
         """Mean context while it decodes."""
-        return self.isl + self.osl / 2
+        return self.history + self.isl + self.osl / 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,12 +97,12 @@ def frontier(
     :param mixes: whether a worker that decodes may prefill as well.
     :param slow: how many times as long prefill and decode take than the profile says, under a power cap for example.
     """
-    whole = max(int(lengths.isl), 1)
-    alone_s = costs.share_s(whole) * costs.ratio(decodes=False) * slow[0]
+    whole, history = max(int(lengths.isl), 1), int(lengths.history)
+    alone_s = costs.share_s(whole, history) * costs.ratio(decodes=False) * slow[0]
     points = [
         (decodes / step_s, tokens / step_s)
         for decodes in _sizes(min(max_batch, int(kv_tokens / lengths.context)))
-        for tokens, step_s in _steps(costs, decodes, lengths.context, whole, mixes, slow)
+        for tokens, step_s in _steps(costs, decodes, lengths.context, whole, history, mixes, slow)
     ]
     return Frontier(lengths, whole / max(alone_s, 1e-9), hull(points))
 
@@ -128,7 +131,7 @@ def _sizes(most: int) -> list[int]:
 
 
 def _steps(
-    costs: Costs, decodes: int, context: float, whole: int, mixes: bool, slow: tuple[float, float]
+    costs: Costs, decodes: int, context: float, whole: int, history: int, mixes: bool, slow: tuple[float, float]
 ) -> Iterable[tuple[int, float]]:
     """Yield prompt tokens and seconds of the steps with `decodes` decodes that keep the TPOT SLO."""
     prefill_slow, decode_slow = (costs.ratio(decodes=True) * phase for phase in slow)
@@ -137,7 +140,9 @@ def _steps(
         return
     yield 0, alone_s
     for tokens in MIXED_TOKENS if mixes else ():
-        step_s = alone_s + prefill_slow * costs.added_s(tokens, whole // 2 if tokens < whole else 0, decodes)
+        step_s = alone_s + prefill_slow * costs.added_s(
+            tokens, history + (whole // 2 if tokens < whole else 0), decodes
+        )
         if step_s > costs.step_s:
             return
         yield tokens, step_s

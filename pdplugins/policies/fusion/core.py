@@ -76,26 +76,28 @@ class Core:
         """Return what workers can do, within the budget of watts if there is one."""
         budget_w, table = self.settings.power_budget_w, self.deployment.perf.power()
         if budget_w is None or table is None:
-            return self.frontier(isl, osl, kv_capacity_tokens)
+            return self.frontier(isl, osl, kv_capacity_tokens, history=self.lengths.history)
         kv_tokens, most = self.settings.kv_share * kv_capacity_tokens, self.deployment.max_batch
-        lengths = Lengths(isl, osl)
+        lengths = Lengths(isl, osl, self.lengths.history)
 
         def under(prefill: float, decode: float) -> Frontier:
             return frontier(self.costs, lengths, kv_tokens, most, slow=(prefill, decode))
 
         return powered(table, under, self.deployment.decode_tp, budget_w)
 
-    def frontier(self, isl: float, osl: float, kv_capacity_tokens: float, *, mixes: bool = True) -> Frontier:
+    def frontier(
+        self, isl: float, osl: float, kv_capacity_tokens: float, *, mixes: bool = True, history: float = 0.0
+    ) -> Frontier:
         """Return what workers can do for requests of these mean lengths."""
         kv_tokens, most = self.settings.kv_share * kv_capacity_tokens, self.deployment.max_batch
-        return frontier(self.costs, Lengths(isl, osl), kv_tokens, most, mixes=mixes)
+        return frontier(self.costs, Lengths(isl, osl, history), kv_tokens, most, mixes=mixes)
 
     def decode_places(self, workers: Sequence[WorkerView]) -> int:
         """Return how many requests the workers that decode can have within the TPOT SLO and their KV cache."""
         if workers is not self._counted:
             self._counted, self._cell = workers, -1
             self._caches = Counter(worker.kv_capacity_tokens for worker in workers if worker.role is Role.DECODE)
-        context = max((self.lengths.isl or 0.0) + self.lengths.osl / 2, 1.0)
+        context = max(self.lengths.history + (self.lengths.isl or 0.0) + self.lengths.osl / 2, 1.0)
         if (cell := int(context) // CONTEXT_CELL) != self._cell:
             self._cell, share = cell, self.settings.kv_share
             within = self.costs.most_decodes(context, self.deployment.max_batch)

@@ -65,12 +65,17 @@ class Costs:
         more_s = max(steps.attending(left, done) - whole * self._chunk_attending_s, 0.0)
         return whole * self._chunk_s + more_s + (steps.prefill([(rest, 0)]) if rest else 0.0)
 
-    def share_s(self, tokens: int) -> float:
-        """Return the seconds of one prompt of which many wait: as many share a step as fit."""
+    def share_s(self, tokens: int, done: int = 0) -> float:
+        """Return the seconds of the rest of one prompt, of which many wait: as many share a step as fit.
+
+        :param done: tokens before them, which are fetched from the worker that has them.
+        """
         together = self.chunk // tokens
-        return (
-            self._table.steps.prefill([(tokens, 0)] * together) / together if together > 1 else self.prefill_s(tokens)
-        )
+        if together > 1:
+            own_s = self._table.steps.prefill([(tokens, done)] * together) / together
+        else:
+            own_s = self.prefill_s(done + tokens, done)
+        return own_s + self.transfer_s(done) if done else own_s
 
     def measured(self, modelled_s: float, took_s: float, *, decodes: bool) -> None:
         """Learn from a step how long such steps take. A time that is not positive and finite is skipped."""

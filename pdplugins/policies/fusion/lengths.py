@@ -23,6 +23,8 @@ class MeanLengths:
     def __init__(self, prior_tokens: int) -> None:
         self.isl: float | None = None
         """Prompt tokens that must be computed; None while nothing came."""
+        self.history = 0.0
+        """Prompt tokens that the rounds of sessions have in a KV cache already."""
         self.osl = float(prior_tokens)
         self._prompts = 0
         self._outputs = PRIOR
@@ -35,7 +37,9 @@ class MeanLengths:
             return
         tokens = float(max(request.prompt_tokens - request.history_tokens, 1))
         self._prompts += 1
-        self.isl = tokens if self.isl is None else self.isl + _weight(self._prompts) * (tokens - self.isl)
+        weight = _weight(self._prompts)
+        self.isl = tokens if self.isl is None else self.isl + weight * (tokens - self.isl)
+        self.history += weight * (request.prompt_tokens - tokens - self.history)
         self._open[request.id] = None
         if len(self._open) > MOST_OPEN:
             self._open.popitem(last=False)

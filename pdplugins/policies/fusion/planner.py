@@ -99,7 +99,8 @@ class FusionPlanner:
         deployment = self._deployment
         isl = max(load.isl_tokens * (1 - load.hit_rate), 1.0)
         capacity = deployment.kv_tokens or deployment.perf.kv_capacity_tokens(deployment.decode_tp)
-        does = self._core.frontier(isl, load.osl_tokens, capacity, mixes=self._mixes)
+        cached = max(load.isl_tokens - isl, 0.0)
+        does = self._core.frontier(isl, load.osl_tokens, capacity, mixes=self._mixes, history=cached)
         if self._mixes:
             return does
         return replace(does, prefill=isl / max(deployment.perf.prefill_s(isl, deployment.prefill_tp), 1e-9))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -86,3 +87,17 @@ def test_a_tighter_slo_serves_less(core: Callable[..., Core]) -> None:
 def test_less_kv_cache_serves_less(core: Callable[..., Core]) -> None:
     large, small = (core().frontier(2000.0, 500.0, tokens) for tokens in (200_000, 8_000))
     assert 0 < small.rate(0, 4) < large.rate(0, 4)
+
+
+def test_decodes_read_the_history_of_a_session_too(core: Callable[..., Core]) -> None:
+    """A round with a history decodes as slowly as a request that computes all of that context."""
+    round_, whole = core().frontier(200.0, 500.0, 50_000, history=3800.0), core().frontier(4000.0, 500.0, 50_000)
+    assert round_.lengths.context == whole.lengths.context
+    assert round_.mixed[-1][0] == whole.mixed[-1][0]
+
+
+def test_a_history_costs_those_that_prefill_only(core: Callable[..., Core]) -> None:
+    """They fetch it. So fewer workers prefill only than where as much is computed and nothing is fetched."""
+    new, later = (core().frontier(500.0, 50.0, 200_000, history=history) for history in (0.0, 8000.0))
+    assert later.prefill < 0.8 * new.prefill
+    assert later.best(8) < replace(later, prefill=new.prefill).best(8)

@@ -32,3 +32,11 @@ def test_prompts_that_share_a_step_cost_less_than_alone() -> None:
     costs = Costs(FusionSettings(), deployment)
     assert costs.share_s(1024) < 0.8 * costs.prefill_s(1024)
     assert costs.share_s(16_384) == costs.prefill_s(16_384)
+
+
+def test_a_history_is_fetched_and_attended_over() -> None:
+    deployment = build_deployment(parse({"deployment": {"profile": "h200/deepseek-r1", "gpu_budget": 16, **POOLS}}))
+    costs = Costs(FusionSettings(), deployment)
+    for tokens in (100, 16_384):
+        fetched = costs.share_s(tokens) + deployment.perf.transfer_s(20_000)
+        assert fetched < costs.share_s(tokens, 20_000) < fetched + costs.prefill_s(20_000)

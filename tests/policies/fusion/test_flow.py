@@ -14,8 +14,11 @@ from pdplugins.types import Ending, FlowDecision, Go, Hold, Outcome, Refuse, Wai
 Cores = Callable[..., Core]
 
 
-def arrive(flow: FusionFlow, name: str, tokens: int, now_s: float = 0.0, ttft_s: float = 2.0) -> None:
-    flow.on_arrival(Waiting(request(name, tokens, now_s), now_s, now_s + ttft_s), now_s)
+def arrive(
+    flow: FusionFlow, name: str, tokens: int, now_s: float = 0.0, ttft_s: float = 2.0, history_tokens: int = 0
+) -> None:
+    asked = request(name, tokens, now_s, history_tokens=history_tokens)
+    flow.on_arrival(Waiting(asked, now_s, now_s + ttft_s), now_s)
 
 
 def ask(flow: FusionFlow, workers: tuple[Worker, ...], now_s: float = 0.0) -> list[FlowDecision]:
@@ -85,6 +88,15 @@ def test_a_full_pool_holds_however_idle_its_prefill_is(core: Cores) -> None:
     assert 0 < len(gone) < 40
     flow.on_ended(request("0", 500), Outcome(Ending.FINISHED, 10))
     assert isinstance(flow.next(workers, 0.0), Go)
+
+
+@pytest.mark.parametrize("history_tokens", [0, 1900])
+def test_a_history_takes_a_place_to_decode_as_large_as_any_context(core: Cores, history_tokens: int) -> None:
+    """17,000 tokens may be planned with: 8 requests of 2,000 tokens, whether these are computed here or not."""
+    flow = FusionFlow(core(prior_tokens=100))
+    for index in range(20):
+        arrive(flow, str(index), 2000, history_tokens=history_tokens)
+    assert len(gone(ask(flow, fleet(1, 1, kv_capacity_tokens=20_000)))) == 8
 
 
 def test_a_decode_worker_at_its_tpot_limit_starts_nothing(core: Cores) -> None:

@@ -50,7 +50,9 @@ def test_the_prior_is_forgotten_after_some_answers() -> None:
 def test_history_is_not_computed_again() -> None:
     lengths = MeanLengths(100)
     lengths.began(request("a", 1000, history_tokens=900))
-    assert lengths.isl == 100.0
+    assert (lengths.isl, lengths.history) == (100.0, 900.0)
+    lengths.began(request("b", 500))
+    assert (lengths.isl, lengths.history) == (300.0, 450.0)
 
 
 @pytest.mark.parametrize(("done", "ratio"), [(1.0, 1.0), (0.5, 0.5), (0.0, LEAST_RATIO), (3.0, 1.0)])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -57,6 +58,20 @@ def test_long_answers_need_no_prefill_worker(bundle: Bundles) -> None:
     prefill, decode = planned(planner(bundle), 20.0, isl_tokens=200.0, osl_tokens=1500.0)
     assert prefill == 0
     assert decode >= 2
+
+
+def test_cached_tokens_are_context_all_the_same(bundle: Bundles) -> None:
+    """A cache hit saves prefill. Decodes read it as any context, so they need more workers than a short prompt's."""
+
+    def workers(isl_tokens: float, hit_rate: float) -> int:
+        scales = planner(bundle)
+        for tick in range(24):
+            view = planner_view(5.0 * tick, 5.0, isl_tokens=isl_tokens, osl_tokens=300.0)
+            assert view.traffic is not None
+            plan = scales.plan(replace(view, traffic=replace(view.traffic, prefix_hit_rate=hit_rate)))
+        return plan.prefill + plan.decode
+
+    assert workers(20_000.0, 0.98) > workers(400.0, 0.0)
 
 
 def test_a_pool_shrinks_after_its_hold(bundle: Bundles) -> None:
