@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 SERVE_ARGS ?=
 
-.PHONY: help setup serve lint check test test-long test-sglang test-clients docs wheels fuzz chaos results clean
+.PHONY: help setup serve lint check test test-long test-sglang test-dynamo-sglang test-clients docs wheels fuzz chaos results clean
 
 help:  ## Show this text
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -55,6 +55,12 @@ CLIENT_TESTS := tests/hosts/sglang/gateway/test_clients.py
 test-sglang: $(SGLANG_VENV)/.installed  ## Run real SGLang servers on the CPU: every path equal to a unified server (22 minutes on two quiet cores)
 	HATCH_BUILD_NO_HOOKS=true $(SGLANG_PIP) --editable .
 	$(SGLANG_PYTEST) tests/hosts/sglang --ignore $(CLIENT_TESTS)
+
+# The launcher and the router run in .venv, SGLang's workers in the other environment, as on a host with GPUs.
+test-dynamo-sglang: setup $(SGLANG_VENV)/.installed  ## Run Dynamo with real SGLang workers on the CPU behind every router (five minutes on two busy cores)
+	HATCH_BUILD_NO_HOOKS=true $(SGLANG_PIP) --editable .
+	PDPLUGINS_SGLANG_PYTHON=$(CURDIR)/$(SGLANG_VENV)/bin/python PDPLUGINS_SGLANG_TREES=$(CURDIR)/$(SGLANG_VENV)/sglang-$(firstword $(SGLANG_VERSIONS)) \
+		$(BIN)/python -m pytest -m sglang -v --tb=native --durations=10 --session-timeout=1200 tests/hosts/dynamo/sglang
 
 test-clients: $(SGLANG_VENV)/.installed  ## Compare OpenAI's and LangChain's clients through every router with a unified server (CLIENTS_ARGS=--write-pages)
 	HATCH_BUILD_NO_HOOKS=true $(SGLANG_PIP) --editable .

@@ -131,7 +131,8 @@ def main() -> None:
             "these GPU-hours, which start at full size; dopd starts with 1P1D, and a worker takes 30 s to start",
             "Llama-3.1-70B FP8 on H100, TTFT 2 s, TPOT 0.08 s, log-normal lengths of mean 1,080 and 220 tokens, dopd's "
             "own router and batch scheduler, also for the fixed pools",
-            "bursts of 12 s overload the decode worker too, for which the planner learns no bursts: it stays below",
+            "both bursts: the learned bound keeps pools that serve them, from a warm pool for more GPU-hours than "
+            "fixed pools of that attainment",
         ],
     )  # fmt: skip
 

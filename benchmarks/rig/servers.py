@@ -8,6 +8,7 @@ import os
 import random
 import signal
 import subprocess
+import sys
 import time
 import urllib.request
 from collections.abc import Mapping, Sequence
@@ -68,6 +69,23 @@ def version_of(tree: Path) -> str:
     return next(tree.glob("sglang-*.dist-info")).name.removeprefix("sglang-").removesuffix(".dist-info")
 
 
+def on_cpu(tree: Path) -> dict[str, str]:
+    """Return the environment in which this version of SGLang runs on a CPU."""
+    return {
+        "PYTHONPATH": f"{HERE / 'stubs'}{os.pathsep}{tree}",
+        "SGLANG_USE_CPU_ENGINE": "1",
+        "SGLANG_CPU_OMP_THREADS_BIND": "0",
+        "OMP_NUM_THREADS": "1",
+        "HF_HUB_OFFLINE": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+        "TORCH_COMPILE_DISABLE": "1",  # it takes longer than all that it would speed up here
+        # With overlap scheduling, SGLang's early send makes a CUDA event.
+        "SGLANG_DISAGG_PREFILL_EARLY_SEND_CACHED_PREFIX": "0",
+        # A busy machine is late twice in a row (SGLang's default) when nobody is dead.
+        "SGLANG_DISAGGREGATION_HEARTBEAT_MAX_FAILURE": "5",
+    }
+
+
 @dataclass
 class Server:
     """One SGLang server."""
@@ -79,6 +97,8 @@ class Server:
     config: Path | None = None
     env: Mapping[str, str] = field(default_factory=dict)
     tokens: int = 16384
+    program: str = sys.executable
+    """The Python that has SGLang."""
 
     def __post_init__(self) -> None:
         self.port, self.bootstrap_port = free_ports(2)
@@ -102,25 +122,13 @@ class Server:
             if version_of(self.tree) != "0.5.16":  # its default registers host memory with CUDA
                 options += ["--disaggregation-decode-retraction-backup", "cpu_tensor"]
         env = {name: value for name, value in os.environ.items() if not name.startswith(("PDPLUGINS", "SGLANG"))}
-        env |= {
-            "PYTHONPATH": f"{HERE / 'stubs'}{os.pathsep}{self.tree}",
-            "SGLANG_USE_CPU_ENGINE": "1",
-            "SGLANG_CPU_OMP_THREADS_BIND": "0",
-            "OMP_NUM_THREADS": "1",
-            "HF_HUB_OFFLINE": "1",
-            "TOKENIZERS_PARALLELISM": "false",
-            "TORCH_COMPILE_DISABLE": "1",  # it takes longer than all that it would speed up here
-            # With overlap scheduling, SGLang's early send makes a CUDA event.
-            "SGLANG_DISAGG_PREFILL_EARLY_SEND_CACHED_PREFIX": "0",
-            # A busy machine is late twice in a row (SGLang's default) when nobody is dead.
-            "SGLANG_DISAGGREGATION_HEARTBEAT_MAX_FAILURE": "5",
-        }
+        env |= on_cpu(self.tree)
         if self.config is not None:
             env["PDPLUGINS_CONFIG"] = str(self.config)
         self.log.parent.mkdir(parents=True, exist_ok=True)
         with self.log.open("w") as out:
             self.process = subprocess.Popen(
-                python("sglang.launch_server", *options),
+                python("sglang.launch_server", *options, executable=self.program),
                 env=env | dict(self.env),
                 stdout=out,
                 stderr=subprocess.STDOUT,

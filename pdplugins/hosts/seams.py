@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import importlib
 import importlib.metadata
+import importlib.util
 import inspect
 import mmap
 import os
@@ -71,6 +72,8 @@ def examine_host(manifest: Mapping[str, Any]) -> Iterator[Check]:
     for kind, check in SEAMS.items():
         for seam in manifest.get(kind, ()):
             if not SpecifierSet(seam.get("only", "")).contains(version, prereleases=True):
+                continue
+            if (needed := seam.get("needs")) is not None and importlib.util.find_spec(needed) is None:
                 continue
             why = f"pdplugins needs it to {seam['why']}; use {distribution} {', '.join(manifest['tested'])}"
             yield _seam(f"{kind} {seam['name']}", {"fix": why, **seam}, check)

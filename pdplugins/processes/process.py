@@ -22,13 +22,14 @@ LAST_LINES = 3
 TAIL_BYTES = 10_000
 
 
-def python(module: str, *arguments: str, delay_s: float = 0.0) -> list[str]:
+def python(module: str, *arguments: str, delay_s: float = 0.0, executable: str = sys.executable) -> list[str]:
     """Return the command that runs a Python module in a process that dies with this one.
 
     :param delay_s: seconds that the process waits before it runs the module.
+    :param executable: the Python that runs it, which has pdplugins too.
     """
     wrapper = "pdplugins.processes.child"
-    return [sys.executable, "-m", wrapper, str(os.getpid()), str(delay_s), module, *arguments]
+    return [executable, "-m", wrapper, str(os.getpid()), str(delay_s), module, *arguments]
 
 
 class Process:

@@ -59,3 +59,7 @@ class _Submodules(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 
 sys.meta_path.append(_Submodules())
+
+# Dynamo's workers import SGLang's server of multimodal encoders, and go on without it after an ImportError only. Here
+# it would be an AttributeError: an operator of PyTorch that this stub does not bring.
+sys.modules.setdefault("sglang.srt.disaggregation.encode_server", None)

@@ -18,6 +18,8 @@ from pdplugins.hosts.dynamo.local.options import (
     pick_config,
     pick_port,
 )
+from pdplugins.hosts.dynamo.local.sglang_engine import check_python
+from pdplugins.hosts.dynamo.local.sglang_options import sglang_spec
 from pdplugins.hosts.seams import need_version
 from pdplugins.provenance import command_line
 from pdplugins.report.address import HELP, HELP_PUBLIC, Address
@@ -38,7 +40,20 @@ def serve(  # noqa: PLR0913 - the options of a command
     config: Annotated[
         str | None, typer.Option(help="Config file, or a shipped one's name; else that of the router or planner.")
     ] = None,
-    engine: Annotated[str, typer.Option(help="Engine of the workers. Dynamo's mocker needs no GPU.")] = "mocker",
+    engine: Annotated[
+        str, typer.Option(help="Engine of the workers: mocker, Dynamo's, which needs no GPU, or sglang.")
+    ] = "mocker",
+    model_path: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="Model of SGLang's workers; its name is the folder's.")
+    ] = None,
+    engine_python: Annotated[
+        str | None,
+        typer.Option(metavar="PYTHON", help="Python that has SGLang, ai-dynamo and pdplugins; else this one."),
+    ] = None,
+    engine_args: Annotated[
+        str | None,
+        typer.Option(metavar="OPTIONS", help="Further options of each of SGLang's workers, in one argument."),
+    ] = None,
     prefill: Annotated[int | None, typer.Option(min=1, help="Prefill workers at start; else the config's.")] = None,
     decode: Annotated[int | None, typer.Option(min=1, help="Decode workers at start; else the config's.")] = None,
     gpus: Annotated[int | None, typer.Option(min=2, help="GPUs of all workers; else the config's.")] = None,
@@ -93,12 +108,20 @@ def serve(  # noqa: PLR0913 - the options of a command
     asked = (("deployment", "gpu_budget"), gpus), (("slo", "ttft_s"), ttft), (("slo", "tpot_s"), tpot)
     given = [Setting(path, value) for path, value in asked if value is not None]
     check_engine(engine)
+    sglang = sglang_spec(engine, model_path, engine_python, engine_args)
     check_writable("--json", report)
     check_writable("--html", page)
     check_writable("--decision-log", decision_log)
     options = Options(
         config=pick_config(
-            planner, config, prefill, decode, startup, router, settings=[*map(parse_setting, settings or ()), *given]
+            planner,
+            config,
+            prefill,
+            decode,
+            startup,
+            router,
+            settings=[*map(parse_setting, settings or ()), *given],
+            engine=engine,
         ),
         engine=engine,
         host=host,
@@ -112,14 +135,17 @@ def serve(  # noqa: PLR0913 - the options of a command
         command=command_line("dynamo"),
         hindsight=context.obj,
         dashboard=Address.read(dashboard, public=dashboard_public),
+        sglang=sglang,
         routed=router is not None,
     )
     if options.routed:
         check_router(options.config, build_deployment(options.config))
-    undriven = not_driven(options.config, routed=options.routed)
+    undriven = not_driven(options.config, routed=options.routed, engine=engine)
     for line in undriven if config is not None else ():  # the user's own choices, not our defaults
         typer.echo(f"dynamo: {line}", err=True)
     need_version("dynamo", "serve")
+    if sglang is not None:
+        check_python(sglang.python)
     # This brings Dynamo in; --help and every error above do without.
     from pdplugins.hosts.dynamo.local.launch import launch  # noqa: PLC0415
 

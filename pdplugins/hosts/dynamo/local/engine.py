@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import site
+from abc import ABC, abstractmethod
 from pathlib import Path
 
 from pdplugins.contracts.deployment import Deployment
@@ -12,6 +13,7 @@ from pdplugins.contracts.workers import Role
 from pdplugins.hosts.dynamo.local.model_dir import write_model
 from pdplugins.hosts.dynamo.local.unified import unified_command
 from pdplugins.hosts.dynamo.mocker import Engines, engine_args
+from pdplugins.hosts.dynamo.router.engines import MOCKER, EngineKind
 from pdplugins.hosts.dynamo.router.places import FRONT, NAMESPACE
 from pdplugins.perf.npz import export_npz
 from pdplugins.processes.addresses import without_proxy
@@ -21,18 +23,23 @@ MIGRATIONS = 3
 """How many other workers a request may go on at when its own dies."""
 
 
-class Mocker:
-    """Dynamo's mocker engines, timed by the profile: the frontend's and the workers' commands.
+class Engine(ABC):
+    """One kind of engine: the commands of the frontend and of the workers.
 
-    :param folder: of the stack; the model, the timing table and the discovery files live in it.
-    :param delay_s: how long a worker waits before it starts its engine, to take as long as one with a GPU.
+    :param folder: of the stack; what processes share and the discovery files live in it.
+    :param model: the name by which clients call the model.
+    :param delay_s: how long a worker waits before it starts its engine.
     :param broker_url: of the broker of the workers' events.
     """
 
-    def __init__(self, folder: Path, model: str, deployment: Deployment, delay_s: float, broker_url: str) -> None:
+    kind: EngineKind
+    """How the router speaks with the workers."""
+    start_s: float
+    """How long a worker may take until it serves, and the endpoint until it answers."""
+
+    def __init__(self, folder: Path, model: str, delay_s: float, broker_url: str) -> None:
         self._folder = folder
         self._model = model
-        self._deployment = deployment
         self._delay_s = delay_s
         self._broker_url = broker_url
 
@@ -45,15 +52,6 @@ class Mocker:
         """Write every file that the processes read."""
         self.discovery.mkdir()
         (self._folder / "home").mkdir()
-        write_model(self._folder / "model")
-        deployment, table = self._deployment, self._folder / "timing.npz"
-        export_npz(deployment.perf, table, deployment.prefill_tp, deployment.decode_tp)
-        for role in Role:
-            arguments = engine_args(role, Engines(), deployment, table)
-            # The mocker registers before its simulated start-up is over and lets requests wait; a real engine
-            # registers after. So the start-up is a delay before the process runs the engine.
-            del arguments["startup_time"]
-            self._engine_file(role).write_text(json.dumps(arguments), encoding="utf-8")
 
     def frontend(self, host: str, port: int, *, routed: bool) -> list[str]:
         """Return the command of Dynamo's frontend. With `routed` it knows our router, and no worker."""
@@ -62,22 +60,22 @@ class Mocker:
             return python("dynamo.frontend", *where, "--namespace", FRONT)
         return python("dynamo.frontend", *where, "--router-mode", "round-robin", "--migration-limit", str(MIGRATIONS))
 
+    @abstractmethod
     def worker(self, role: Role, *, at_once: bool, both: bool = False) -> list[str]:
         """Return the command of one worker, which does `both` phases or that of its role.
 
-        `at_once` leaves out the start-up time that a real engine would need.
+        `at_once` leaves out the delay before its engine starts.
         """
-        delay_s = 0.0 if at_once else self._delay_s
-        if both:
-            files = {each: self._engine_file(each) for each in Role}
-            return unified_command(role, self.model_options, files, delay_s)
-        mode = ("--disaggregation-mode", role.value, "--extra-engine-args", str(self._engine_file(role)))
-        return python("dynamo.mocker", *self.model_options, *mode, delay_s=delay_s)
 
     @property
     def model_options(self) -> tuple[str, ...]:
         """What every program here is told of the model."""
-        return "--model-path", str(self._folder / "model"), "--model-name", self._model
+        return "--model-path", str(self.model_folder), "--model-name", self._model
+
+    @property
+    @abstractmethod
+    def model_folder(self) -> Path:
+        """Where the model is, or at least its tokenizer."""
 
     def environment(self, worker: str | None = None) -> dict[str, str]:
         """Return the environment of a process; `worker` is the name of the worker it is to be.
@@ -94,6 +92,10 @@ class Mocker:
             "TMPDIR": str(self._folder),  # Dynamo's logging leaves files behind
         }
         return inherited | self.runtime_environment() | own | ({"DYN_STABLE_ROUTING_ID": worker} if worker else {})
+
+    def worker_environment(self, worker: str, *, both: bool) -> dict[str, str]:
+        """Return the environment of the worker of that name."""
+        return self.environment(worker)
 
     def runtime_environment(self) -> dict[str, str]:
         """Return what makes Dynamo need nothing but this machine: no etcd, no NATS, no model hub."""
@@ -118,6 +120,47 @@ class Mocker:
             "TRANSFORMERS_OFFLINE": "1",
             "TRANSFORMERS_VERBOSITY": "error",
         }
+
+
+class Mocker(Engine):
+    """Dynamo's mocker engines, timed by the profile. The delay makes a start take as long as one with a GPU."""
+
+    kind = MOCKER
+    start_s = 120.0  # a crowded small machine is slow
+
+    def __init__(self, folder: Path, model: str, deployment: Deployment, delay_s: float, broker_url: str) -> None:
+        super().__init__(folder, model, delay_s, broker_url)
+        self._deployment = deployment
+
+    @property
+    def model_folder(self) -> Path:
+        """Where the tokenizer is; a mocker has no weights."""
+        return self._folder / "model"
+
+    def prepare(self) -> None:
+        """Write every file that the processes read."""
+        super().prepare()
+        write_model(self.model_folder)
+        deployment, table = self._deployment, self._folder / "timing.npz"
+        export_npz(deployment.perf, table, deployment.prefill_tp, deployment.decode_tp)
+        for role in Role:
+            arguments = engine_args(role, Engines(), deployment, table)
+            # The mocker registers before its simulated start-up is over and lets requests wait; a real engine
+            # registers after. So the start-up is a delay before the process runs the engine.
+            del arguments["startup_time"]
+            self._engine_file(role).write_text(json.dumps(arguments), encoding="utf-8")
+
+    def worker(self, role: Role, *, at_once: bool, both: bool = False) -> list[str]:
+        """Return the command of one worker, which does `both` phases or that of its role.
+
+        `at_once` leaves out the start-up time that a real engine would need.
+        """
+        delay_s = 0.0 if at_once else self._delay_s
+        if both:
+            files = {each: self._engine_file(each) for each in Role}
+            return unified_command(role, self.model_options, files, delay_s)
+        mode = ("--disaggregation-mode", role.value, "--extra-engine-args", str(self._engine_file(role)))
+        return python("dynamo.mocker", *self.model_options, *mode, delay_s=delay_s)
 
     def _engine_file(self, role: Role) -> Path:
         return self._folder / f"{role}.json"

@@ -17,6 +17,7 @@ from pdplugins.contracts.roles import MovesRoles
 from pdplugins.errors import ConfigError, HostError, one_line
 from pdplugins.files import STDOUT
 from pdplugins.hosts.dynamo.local.misses import Hindsight
+from pdplugins.hosts.dynamo.local.sglang_options import SglangSpec
 from pdplugins.hosts.dynamo.mocker import Engines
 from pdplugins.processes.ports import free_ports
 from pdplugins.registry import BUNDLE, default_registry
@@ -28,7 +29,7 @@ from pdplugins.settings import Setting, put
 from pdplugins.workloads import traces, transform
 from pdplugins.workloads.trace import TraceRequest
 
-ENGINES = ("mocker",)
+ENGINES = ("mocker", "sglang")
 _KNOWN_ENGINES = ("mocker", "sglang", "vllm", "trtllm")
 
 Status = Literal["rich", "plain", "json-lines"]
@@ -75,6 +76,8 @@ class Options:
     """What says how fixed pools would have done; None where there is no simulator."""
     dashboard: Address | None = None
     """Where browsers see what goes on."""
+    sglang: SglangSpec | None = None
+    """What the workers run where the engine is SGLang."""
     routed: bool = False
     """Whether requests go through our router, and not where Dynamo's frontend sends them."""
 
@@ -91,7 +94,9 @@ class Options:
 
     @property
     def model(self) -> str:
-        """Name of the served model: that of the profile, ``<gpu>/<model>`` or the path of a ``.json`` file."""
+        """Name of the served model: that of its folder, else of the profile, ``<gpu>/<model>`` or a ``.json`` file."""
+        if self.sglang is not None:
+            return self.sglang.model.name
         return self.config.deployment.profile.rpartition("/")[2].removesuffix(".json")
 
 
@@ -104,6 +109,7 @@ def pick_config(
     router: str | None = None,
     *,
     settings: Sequence[Setting] = (),
+    engine: str = "mocker",
 ) -> Config:
     """Load the config that the options mean, with the options on top.
 
@@ -137,7 +143,8 @@ def pick_config(
     if router is not None and config.planner in (None, Choice(name="static")):
         counts = {"prefill": pools.prefill.replicas, "decode": pools.decode.replicas}
         update["planner"] = Choice.model_validate({"name": "static", **counts})
-    return Engines().told(config.model_copy(update=update))
+    config = config.model_copy(update=update)
+    return config if engine == "sglang" else Engines().told(config)  # SGLang's say what KV cache they have
 
 
 def _with_planner(config: Config, planner: str) -> Config:
@@ -193,17 +200,19 @@ def check_router(config: Config, deployment: Deployment) -> None:
         )
 
 
-def not_driven(config: Config, *, routed: bool = False) -> list[str]:
+def not_driven(config: Config, *, routed: bool = False, engine: str = "mocker") -> list[str]:
     """Return a line for each choice of `config` that this host leaves to Dynamo: one config file serves every host.
 
     :param routed: whether our router is in the path of requests.
+    :param engine: of the workers; in SGLang's our plugin runs the batch scheduler.
     """
     lines = []
     if not routed:
         chosen = ((kind, config.choice(kind)) for kind in (Kind.ROUTER, Kind.FLOW))
         why = "Dynamo's own routing is used; --router NAME changes that"
         lines += [f"{kind} {choice.name}: {why}" for kind, choice in chosen if choice]
-    chosen = ((kind, config.choice(kind)) for kind in (Kind.BATCH_SCHEDULER, Kind.POWER))
+    left = (Kind.POWER,) if engine == "sglang" else (Kind.BATCH_SCHEDULER, Kind.POWER)
+    chosen = ((kind, config.choice(kind)) for kind in left)
     return lines + [
         f"{kind} {c.name}: not driven by the local launcher; Dynamo's own is used" for kind, c in chosen if c
     ]

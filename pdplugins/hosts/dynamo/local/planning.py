@@ -31,7 +31,7 @@ def planner_settings(options: Options, policy: SafePlanner) -> dict[str, Any]:
         # The launcher brings its own environment; the factory that this names is not used.
         "environment": "virtual",
         "namespace": NAMESPACE,
-        "backend": "mocker",
+        "backend": options.engine,
         "mode": "disagg",
         "model_name": options.model,
         "optimization_target": "sla",
@@ -113,7 +113,7 @@ def _planner(runtime: Any, config: Any, connect: Connect) -> Any:
             await self._install_benchmark_fpms()
 
     provider = RuntimeFpmProvider(
-        require_prefill=True, require_decode=True, backend="mocker", model_name=config.model_name, runtime=runtime
+        require_prefill=True, require_decode=True, backend=config.backend, model_name=config.model_name, runtime=runtime
     )
     connector = connect(provider)
     environment = PlannerEnvironmentImpl(

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from pdplugins.config import Config
-from pdplugins.hosts.dynamo.local.engine import Mocker
+from pdplugins.hosts.dynamo.local.engine import Engine
 from pdplugins.hosts.dynamo.local.options import Options
 from pdplugins.hosts.dynamo.local.registrations import Registrations
 from pdplugins.processes.ports import free_ports
@@ -46,7 +46,7 @@ class RouterProcess:
     def __init__(
         self,
         options: Options,
-        engine: Mocker,
+        engine: Engine,
         registrations: Registrations,
         logs: Path,
         fail: Callable[[str], None],
@@ -68,7 +68,7 @@ class RouterProcess:
         """Write its config, and start it."""
         path = folder / "router.yaml"
         path.write_text(json.dumps(self._options.config.model_dump(mode="json")), encoding="utf-8")
-        arguments = ["--config", str(path), *self._engine.model_options]
+        arguments = ["--config", str(path), "--engine", self._engine.kind.name, *self._engine.model_options]
         if (decisions := self._options.decision_log) is not None:  # that of the planner, and of its process only
             arguments += ["--decision-log", str(decisions.with_suffix(f".{NAME}{decisions.suffix}").absolute())]
         self._command = python("pdplugins.hosts.dynamo.router", *arguments)

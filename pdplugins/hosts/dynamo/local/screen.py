@@ -21,7 +21,7 @@ def ready(options: Options, deployment: Deployment, interval_s: float, logs: Pat
     body = f'{{"model": "{options.model}", "messages": [{{"role": "user", "content": "Hello"}}], "max_tokens": 16}}'
     rows = {
         "endpoint": f"{options.url}/v1",
-        "model": f"{options.model} ({options.engine} engines timed by the profile {pools.profile}; no GPU is used)",
+        "model": f"{options.model} ({_engines(options)})",
         "workers": f"{pools.prefill.replicas} prefill (TP {deployment.prefill_tp}) and {pools.decode.replicas} decode "
         f"(TP {deployment.decode_tp}) at start; at most {deployment.gpu_budget} GPUs",
         "planner": f"{planner}, every {interval_s:g} s, for TTFT {slo.ttft_s:g} s and TPOT {slo.tpot_s:g} s",
@@ -44,6 +44,14 @@ def ready(options: Options, deployment: Deployment, interval_s: float, logs: Pat
         "Ctrl-C stops everything.",
     )
     return "\n".join(("Serving.", *lines, *curl))
+
+
+def _engines(options: Options) -> str:
+    """Say what computes."""
+    profile = options.config.deployment.profile
+    if options.sglang is not None:
+        return f"SGLang engines of {options.sglang.model}; policies plan with the profile {profile}"
+    return f"{options.engine} engines timed by the profile {profile}; no GPU is used"
 
 
 def finished(result: Result, report: Path | None) -> str:

@@ -25,7 +25,7 @@ from pdplugins.hosts.dynamo.local import misses, planning, screen
 from pdplugins.hosts.dynamo.local.broker import Broker
 from pdplugins.hosts.dynamo.local.connector import LocalProcessConnector
 from pdplugins.hosts.dynamo.local.dashboard import Board
-from pdplugins.hosts.dynamo.local.engine import Mocker
+from pdplugins.hosts.dynamo.local.engines import make_engine
 from pdplugins.hosts.dynamo.local.fleet import SHOWN, Fleet, Limits
 from pdplugins.hosts.dynamo.local.load import Load
 from pdplugins.hosts.dynamo.local.metrics import process_metrics
@@ -47,10 +47,6 @@ from pdplugins.runtime.roster import Life
 
 log = logging.getLogger("pdplugins.local")
 
-START_S = 120.0
-"""How long the endpoint may take until it answers."""
-READY_S = 120.0
-"""How long a worker's engine may take until it serves; a crowded small machine is slow."""
 GRACE_S = 3.0
 """How long processes may take to end when everything stops."""
 STOP_S = 10.0
@@ -74,7 +70,7 @@ class Stack:
         self._logs = logs
         self._gpus = {Role.PREFILL: deployment.prefill_tp, Role.DECODE: deployment.decode_tp}
         self._broker = Broker()
-        self._engine = Mocker(folder, options.model, deployment, options.delay_s, self._broker.url)
+        self._engine = make_engine(options, folder, deployment, self._broker.url)
         registrations = Registrations(self._engine.discovery)
         self._router = RouterProcess(options, self._engine, registrations, logs, self._fail) if options.routed else None
         self._fleet = Fleet(
@@ -82,7 +78,7 @@ class Stack:
             registrations,
             gpus=self._gpus,
             gpu_budget=deployment.gpu_budget,
-            limits=Limits(ready_s=READY_S + options.delay_s),
+            limits=Limits(ready_s=self._engine.start_s + options.delay_s),
             metrics=process_metrics(),
         )
         self._load = Load(options.replay, options, folder, logs) if options.replay else None
@@ -171,7 +167,7 @@ class Stack:
 
     def _start_worker(self, role: Role, name: str, on_exit: Callable[[Process], None]) -> Process:
         command = self._engine.worker(role, at_once=not self._answers, both=self._options.both)
-        env = self._engine.environment(name)
+        env = self._engine.worker_environment(name, both=self._options.both)
         return Process.start(name, command, env=env, log=self._logs / f"{name}.log", on_exit=on_exit)
 
     def _frontend_ended(self, process: Process) -> None:
@@ -181,10 +177,10 @@ class Stack:
         """Return when a request would be answered. Raises HostError when that takes too long."""
         asked = partial(answers, self._options.url, self._options.model)
         while not self._answers:
-            if self._elapsed_s() > START_S:
+            if self._elapsed_s() > self._engine.start_s:
                 raise HostError(
-                    f"the endpoint does not answer after {START_S:.0f} s; look into the logs in {self._logs}, and give "
-                    "the machine less else to do if they show no error"
+                    f"the endpoint does not answer after {self._engine.start_s:.0f} s; look into the logs in "
+                    f"{self._logs}, and give the machine less else to do if they show no error"
                 )
             await asyncio.sleep(0.1)
             if all(self._fleet.count(role, Life.READY) for role in Role):

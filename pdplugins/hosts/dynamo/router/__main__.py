@@ -11,6 +11,7 @@ from typing import Any
 
 from pdplugins.config import load
 from pdplugins.hosts.dynamo.router.component import RouterComponent
+from pdplugins.hosts.dynamo.router.engines import KINDS, MOCKER
 from pdplugins.hosts.dynamo.router.places import ROUTER, STATE
 from pdplugins.processes.ending import end_within
 from pdplugins.processes.garbage import settle
@@ -27,6 +28,7 @@ def options() -> argparse.Namespace:
     parser.add_argument("--config", type=Path, required=True, help="the config file with the policies")
     parser.add_argument("--model-path", required=True, help="folder of the model: the frontend reads its tokenizer")
     parser.add_argument("--model-name", required=True, help="the model that clients name")
+    parser.add_argument("--engine", choices=KINDS, default=MOCKER.name, help="engine of the workers")
     parser.add_argument("--decision-log", type=Path, help="file to append decisions to")
     return parser.parse_args()
 
@@ -50,7 +52,8 @@ async def serve(given: argparse.Namespace) -> None:
     from dynamo.runtime import DistributedRuntime  # noqa: PLC0415 - as above
 
     config = load(given.config)
-    component = RouterComponent(config, build_deployment(config), decision_log=given.decision_log)
+    kind = KINDS[given.engine]
+    component = RouterComponent(config, build_deployment(config), decision_log=given.decision_log, kind=kind)
     loop = asyncio.get_running_loop()
     runtime = DistributedRuntime(loop, "file", "tcp", event_plane="zmq")
     await component.start(runtime)

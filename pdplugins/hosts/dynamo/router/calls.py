@@ -9,6 +9,8 @@ from pdplugins.contracts.request import Terms
 from pdplugins.gateway.errors import GatewayError
 from pdplugins.gateway.names import hashed
 
+OF_OUTPUT = ("presence_penalty", "frequency_penalty", "repetition_penalty")
+"""Sampling options that look at the tokens of the answer so far, which are part of the prompt for whoever goes on."""
 MOST_TOKENS = 2**31
 """Token counts beyond this one are no request."""
 
@@ -18,6 +20,8 @@ class PreprocessedCall:
 
     :param body: Dynamo's ``PreprocessedRequest`` as plain data.
     :param context: Dynamo's context of the request.
+    :param splits: whether engines move KV cache while both compute: then one may go on at any token of another one, and
+        no two can give several answers.
     """
 
     path = ""
@@ -27,13 +31,10 @@ class PreprocessedCall:
     stream = True
     messages = b""
     batch = None
-    whole = None
-    splits_in_decode = False
-    """No engine goes on at a token of the answer from another one's KV cache."""
     logprobs = False
     """Those of the prompt are not asked of the worker that prefills."""
 
-    def __init__(self, body: Any, context: Any) -> None:
+    def __init__(self, body: Any, context: Any, *, splits: bool = False) -> None:
         ids = body.get("token_ids") if isinstance(body, dict) else None
         if not isinstance(ids, list) or not ids:
             raise GatewayError(400, "the request has no token ids: this model takes prompts as tokens only")
@@ -52,6 +53,10 @@ class PreprocessedCall:
         self.pinned_tokens = self.max_tokens if stop.get("ignore_eos") else None
         self.one_answer = (sampling.get("n") or 1) == 1
         self.continuable = self.one_answer and sampling.get("guided_decoding") is None
+        self.splits_in_decode = splits and self.continuable and not any(map(sampling.get, OF_OUTPUT))
+        """Whether another worker can go on in the middle of its answer, with the same tokens as the first."""
+        self.whole = "n" if splits and not self.one_answer else None
+        """The field for which one worker has to serve all of it."""
         name = _mapping(body, "agent_context").get("session_id")
         self.session = hashed(name) if isinstance(name, str) and name else None
 

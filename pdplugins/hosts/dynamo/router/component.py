@@ -28,9 +28,11 @@ from pdplugins.gateway.routing import Routing
 from pdplugins.gateway.serving import Serving
 from pdplugins.gateway.terms import Asking
 from pdplugins.gateway.watchers import keep
+from pdplugins.hosts.dynamo.router.bootstrapped import Bootstrapped
 from pdplugins.hosts.dynamo.router.calls import PreprocessedCall
-from pdplugins.hosts.dynamo.router.legs import Legs
-from pdplugins.hosts.dynamo.router.places import NAMESPACE, places
+from pdplugins.hosts.dynamo.router.engines import MOCKER, EngineKind
+from pdplugins.hosts.dynamo.router.handed_over import HandedOver
+from pdplugins.hosts.dynamo.router.places import NAMESPACE
 from pdplugins.hosts.dynamo.router.relay import Answers
 from pdplugins.hosts.dynamo.router.workers import DynamoWorkers
 from pdplugins.registry import Registry
@@ -46,6 +48,7 @@ class RouterComponent:
 
     :param decision_log: where a sample of what router and flow policy decide is logged; None for nowhere.
     :param namespace: that of the workers.
+    :param kind: of their engines.
 
     Raises ConfigError when the config's policies, or the log, cannot be used.
     """
@@ -58,16 +61,19 @@ class RouterComponent:
         registry: Registry | None = None,
         decision_log: Path | None = None,
         namespace: str = NAMESPACE,
+        kind: EngineKind = MOCKER,
     ) -> None:
+        self._kind = kind
         self.settings = config.gateway
         self.metrics = GatewayMetrics(PREFIX, deployment.slo)
         self.policies = GatewayPolicies(config, deployment, registry, self.metrics, decision_log)
         self.workers = DynamoWorkers(
-            places(both=config.any_role, namespace=namespace),
+            kind,
             self.settings,
             self.metrics,
             both=config.any_role,
             tp={Role.PREFILL: deployment.prefill_tp, Role.DECODE: deployment.decode_tp},
+            namespace=namespace,
         )
         self.admission = Admission(self.settings, self.metrics)
         tenant = config.terms.tenant_header
@@ -86,9 +92,10 @@ class RouterComponent:
             self._queue = AdmissionQueue(safe, self.workers, metrics, self._deployment.slo.ttft_s)
         shadow = self.settings.shadow
         self._routing = routing = Routing(
-            router, self._deployment, self.workers, metrics, journal, late=True, shadow=shadow
+            router, self._deployment, self.workers, metrics, journal, late=self._kind.hands_over, shadow=shadow
         )
-        self._serving = Serving(routing, self.workers, Legs(self.settings), self.admission, metrics, self._queue)
+        self._legs = (HandedOver if self._kind.hands_over else Bootstrapped)(self.settings)
+        self._serving = Serving(routing, self.workers, self._legs, self.admission, metrics, self._queue)
 
     async def start(self, runtime: Any) -> None:
         """Find the workers, and keep looking."""
@@ -108,6 +115,7 @@ class RouterComponent:
         for watcher in self._watchers:
             watcher.cancel()
         await asyncio.gather(*self._watchers, return_exceptions=True)
+        await self._legs.close()
         self.workers.stop()
         self.policies.close()
 
@@ -143,7 +151,7 @@ class RouterComponent:
         try:
             self.admission.enter()
             try:
-                call = PreprocessedCall(request, context)
+                call = PreprocessedCall(request, context, splits=self._kind.splits)
                 call.terms = self._asking.terms(call.asking_headers, call.asks)
                 await self._serving.serve(call, answers)
             finally:

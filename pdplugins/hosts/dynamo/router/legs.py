@@ -1,8 +1,6 @@
 """What Dynamo's workers do for one request: prefill it, and decode what has been prefilled.
 
-The worker that prefills answers with ``disaggregated_params``; the one that decodes gets them and reads the KV cache.
-So who decodes may be decided once prefill is done. A worker that does both phases serves a request alone in the same
-way, with itself.
+What one worker does for a request is a leg. `handed_over` and `bootstrapped` say which legs a request is made of.
 
 Each leg has a context of its own, so that it can be stopped without the request: it is stopped whenever the request no
 longer needs it, be it that the client left, another worker failed, or it took too long.
@@ -12,8 +10,8 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from time import monotonic
 from typing import Any
 
@@ -72,10 +70,11 @@ class Answer:
 
 
 class Legs:
-    """A `pdplugins.gateway.engine.Executor` of Dynamo's workers."""
+    """What every `pdplugins.gateway.engine.Executor` of Dynamo's workers does alike."""
 
     def __init__(self, settings: GatewayConfig) -> None:
         self._settings = settings
+        self._background: set[asyncio.Task[None]] = set()
 
     # --- requests and answers ------------------------------------------------------------------------------------
 
@@ -85,7 +84,7 @@ class Legs:
 
     def relay(self, call: PreprocessedCall, client: Answers, on_tokens: Callable[[int], None]) -> Relay:
         """Return the relay that passes the answer of `call` on."""
-        return Relay(client, on_tokens)
+        return Relay(client, on_tokens, call.max_tokens)
 
     def splittable(
         self, call: PreprocessedCall, client: Answers, first: DynamoWorker
@@ -93,65 +92,24 @@ class Legs:
         """Return the request as it is: its answer tells token ids."""
         return call, client
 
-    # --- legs ----------------------------------------------------------------------------------------------------
+    # --- what legs are made of -------------------------------------------------------------------------------------
 
-    def local(self, worker: DynamoWorker, work: Work[PreprocessedCall]) -> AbstractAsyncContextManager[Answer]:
-        """Let one worker do both phases."""
-        return self.pair(worker, worker, work)
+    def _in_background(self, task: asyncio.Task[None]) -> None:
+        """Let a leg come to its end by itself. It has its own deadline, and nobody asks how it ended."""
 
-    @asynccontextmanager
-    async def pair(
-        self, prefill: DynamoWorker, decode: DynamoWorker, work: Work[PreprocessedCall]
-    ) -> AsyncIterator[Answer]:
-        """Prefill on one worker, unless it has been done, and decode on the other one."""
-        load = decode.view.load
-        load.decode_starts(work.prompt_tokens)
-        decode.enters()
-        answer: Answer | None = None
-        try:
-            if prefill.id not in work.call.prefilled:
-                await self.warm(prefill, work)
-            handed = {"disaggregated_params": work.call.prefilled.pop(prefill.id), "prompt_tokens_details": None}
-            async with self._chunks(decode, Role.DECODE, {**work.body, "prefill_result": handed}, work) as chunks:
-                first = await self._first(decode, chunks)
-                answer = Answer(decode, chunks, first, self._settings.silence_s)
-                yield answer
-        finally:
-            load.decode_ends(work.prompt_tokens + (answer.tokens if answer is not None else 0))
-            decode.leaves()
+        def ended(task: asyncio.Task[None]) -> None:
+            self._background.discard(task)
+            if not task.cancelled():
+                task.exception()
 
-    async def push(
-        self, source: DynamoWorker, target: DynamoWorker, ids: Sequence[int], work: Work[PreprocessedCall]
-    ) -> None:
-        """Never called: no worker says that it splits."""
-        raise WorkerFailedError(target.id, "Dynamo's engines do not go on from a part of a prompt")
+        self._background.add(task)
+        task.add_done_callback(ended)
 
-    async def warm(self, worker: DynamoWorker, work: Work[PreprocessedCall]) -> None:
-        """Prefill, and keep what the worker that will decode needs."""
-        load, history = worker.view.load, work.prompt_tokens - work.new_tokens
-        body = work.body if work.body is not work.call.body else work.call.prefill_only()
-        if body["stop_conditions"].get("max_tokens") != 1:  # the rest of an answer that another worker began
-            body = {**body, "stop_conditions": {**body["stop_conditions"], "max_tokens": 1}}
-        took_s: float | None = None
-        load.prefill_starts(work.new_tokens, history)
-        worker.enters()
-        try:
-            async with self._chunks(worker, Role.PREFILL, body, work) as chunks:
-                chunk: dict[str, Any] | None = await self._first(worker, chunks)
-                handed = None
-                while chunk is not None:
-                    handed = chunk.get("disaggregated_params") or handed
-                    async with worker.waits.within(self._settings.first_token_s):
-                        chunk = await next_of(worker, chunks, whole=handed is not None)
-            if handed is None:
-                raise WorkerFailedError(worker.id, "it prefilled, and did not say where the KV cache is")
-            work.call.prefilled[worker.id] = handed
-            took_s = monotonic() - work.arrived_s
-        except TimeoutError:
-            raise self._silent(worker) from None
-        finally:
-            load.prefill_ends(work.new_tokens, took_s, history)
-            worker.leaves()
+    async def close(self) -> None:
+        """End what goes on in the background."""
+        for task in self._background:
+            task.cancel()
+        await asyncio.gather(*self._background, return_exceptions=True)
 
     @asynccontextmanager
     async def _chunks(
@@ -208,6 +166,8 @@ async def next_of(worker: DynamoWorker, chunks: AsyncIterator[Any], *, whole: bo
     reason = chunk.get("finish_reason")
     if isinstance(reason, dict) and "error" in reason:
         raise failure(worker, str(reason["error"]), told=True)
+    if reason == "cancelled":  # not by us: nobody reads an answer that we have stopped
+        raise WorkerFailedError(worker.id, "it gave the request up", told=True)
     return chunk
 
 

@@ -45,8 +45,3 @@ def first(role: Role, namespace: str = NAMESPACE) -> Place:
 def other(phase: Role, namespace: str = NAMESPACE) -> Place:
     """Return where workers serve `phase` that is not that of their role."""
     return Place(f"{namespace}.{SECOND}", phase.value, phase, None)
-
-
-def places(*, both: bool, namespace: str = NAMESPACE) -> tuple[Place, ...]:
-    """Return where workers register that keep their role, or that do `both` phases."""
-    return tuple(place(role, namespace) for place in ((first, other) if both else (first,)) for role in Role)

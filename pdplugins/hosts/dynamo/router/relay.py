@@ -11,6 +11,10 @@ if TYPE_CHECKING:
     from pdplugins.hosts.dynamo.router.legs import Answer
 
 
+AT_THE_END = ("finish_reason", "stop_reason", "completion_usage")
+"""What the last chunk of an answer has."""
+
+
 class Answers:
     """Where the chunks of one request go: the frontend takes them from there."""
 
@@ -52,12 +56,21 @@ class Answers:
             raise self._error
 
 
-class Relay:
-    """A `pdplugins.gateway.engine.Relay`: passes chunks on, and remembers the token ids that the client has got."""
+def _begun(chunk: dict[str, Any]) -> dict[str, Any]:
+    """Return the last chunk of a part as one that is followed by others."""
+    return {name: value for name, value in chunk.items() if name not in AT_THE_END}
 
-    def __init__(self, client: Answers, on_tokens: Callable[[int], None]) -> None:
+
+class Relay:
+    """A `pdplugins.gateway.engine.Relay`: passes chunks on, and remembers the token ids that the client has got.
+
+    :param most: output tokens that the client allows; None when the model's context is the only limit.
+    """
+
+    def __init__(self, client: Answers, on_tokens: Callable[[int], None], most: int | None = None) -> None:
         self._client = client
         self._on_tokens = on_tokens
+        self._most = most
         self._said: list[int] = []
         self.ids: list[int] = []
         """Tokens of the workers before."""
@@ -73,14 +86,30 @@ class Relay:
         return len(self.ids) + len(self._said)
 
     async def run(self, answer: Answer, *, head: bool = False) -> bool:
-        """Pass on what a worker says, to its end."""
+        """Pass on what a worker says. With `head` another one goes on. Return whether the answer is whole."""
         self._said = said = []
+        whole = True
         async for chunk in answer:
             if chunk["token_ids"]:
                 self._on_tokens(len(chunk["token_ids"]))
             said += chunk["token_ids"]
-            self._client.send(chunk)
-        return True
+            whole = not (head and chunk.get("finish_reason") == "length" and not self._full)
+            self._client.send(self._counted(chunk) if whole else _begun(chunk))
+        return whole
+
+    @property
+    def _full(self) -> bool:
+        """Whether the client has got all that it allows."""
+        return self._most is not None and self.delivered_tokens >= self._most
+
+    def _counted(self, chunk: dict[str, Any]) -> dict[str, Any]:
+        """Return a chunk as if one worker had said all so far: who goes on counts earlier tokens to the prompt."""
+        usage, before = chunk.get("completion_usage"), len(self.ids)
+        if not before or not isinstance(usage, dict):
+            return chunk
+        moved = {"prompt_tokens": -before, "completion_tokens": before}
+        counted = {name: usage[name] + more for name, more in moved.items() if type(usage.get(name)) is int}
+        return chunk | {"completion_usage": usage | counted}
 
     async def close(self) -> bool:
         """A stream that broke off cannot be closed here."""

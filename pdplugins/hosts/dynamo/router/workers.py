@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from functools import reduce
 from time import monotonic
 from typing import Any
@@ -18,7 +18,8 @@ from pdplugins.contracts.workers import Capabilities, Role
 from pdplugins.gateway.metrics import GatewayMetrics
 from pdplugins.gateway.workers import Worker, Workers
 from pdplugins.hosts.dynamo.loads import ForwardPass, from_message
-from pdplugins.hosts.dynamo.router.places import Place
+from pdplugins.hosts.dynamo.router.engines import EngineKind
+from pdplugins.hosts.dynamo.router.places import NAMESPACE, Place
 from pdplugins.limits import GatewayConfig
 
 log = logging.getLogger("pdplugins.router")
@@ -38,6 +39,8 @@ class DynamoWorker(Worker):
         super().__init__(name, role)
         self.instance = instance
         self.clients = clients
+        self.bootstrap: tuple[str, int] | None = None
+        """Host and port at which others arrange transfers of KV cache with it, where its engine has such an address."""
         self.gone_since_s = 0.0
         self._own = 0
         self._most = [0, 0]
@@ -45,13 +48,14 @@ class DynamoWorker(Worker):
         self._reports: tuple[bytes, ...] = ()
         self._reported_s = 0.0
 
-    def introduce(self, card: Mapping[str, Any], tp: int) -> None:
+    def introduce(self, card: Mapping[str, Any], tp: int, capabilities: Capabilities) -> None:
         """Take in its model card. Raises KeyError, TypeError or ValueError for an odd one."""
+        if address := card["runtime_config"].get("disaggregated_endpoint"):
+            self.bootstrap = str(address["bootstrap_host"]), int(address["bootstrap_port"])
         blocks = int(card["runtime_config"]["total_kv_blocks"])
         self.view.kv_capacity_tokens = blocks * int(card["kv_cache_block_size"])
         self.view.tp = tp
-        both = len(self.clients) == len(Role)
-        self.view.capabilities = Capabilities(frozenset(self.clients), alone=both, splits=False)
+        self.view.capabilities = capabilities
 
     def enters(self) -> None:
         """Note that one of our requests is here from now on."""
@@ -91,24 +95,28 @@ class DynamoWorker(Worker):
 
 
 class DynamoWorkers(Workers[DynamoWorker]):
-    """The workers at `places`. Call `start` before use, and keep `watch` running.
+    """The workers of one kind of engine. Call `start` before use, and keep `watch` running.
 
-    :param both: whether each worker serves both phases: it is not there before it has registered for both.
+    :param both: whether each worker serves both phases.
     :param tp: GPUs of one worker of each role.
     """
 
     def __init__(
         self,
-        places: Iterable[Place],
+        kind: EngineKind,
         settings: GatewayConfig,
         metrics: GatewayMetrics,
         *,
         both: bool,
         tp: Mapping[Role, int],
+        namespace: str = NAMESPACE,
     ) -> None:
         super().__init__((), settings, metrics)
-        self._places = tuple(places)
+        self._kind = kind
+        self._places = kind.places(both=both, namespace=namespace)
         self._both = both
+        self._endpoints = len(Role) if both and kind.two_endpoints else 1
+        """At so many a worker registers; it is not there before."""
         self._tp = tp
         self._clients: dict[Place, Any] = {}
         self._subscribers: dict[str, Any] = {}
@@ -150,7 +158,7 @@ class DynamoWorkers(Workers[DynamoWorker]):
         cards: dict[str, dict[str, str]] = {}
         for instance, places in found.items():
             worker = self._known.get(instance)
-            if worker is None and (len(places) == len(Role) or not self._both):
+            if worker is None and len(places) == self._endpoints:
                 worker = self._introduced(instance, places, cards)
             if worker is not None and not worker.alive and worker.resting_until_s <= now_s:
                 log.info("%s is there: it serves %s", worker.id, " and ".join(sorted(worker.clients)))
@@ -173,14 +181,19 @@ class DynamoWorkers(Workers[DynamoWorker]):
             name = str(card["runtime_config"].get("stable_routing_id") or f"{instance:x}")
             if (before := self.by_id.get(name)) is not None and before.instance in self._known:
                 name = f"{instance:x}"  # another one has this name
-            worker = DynamoWorker(name, role, instance, {place.phase: self._clients[place] for place in places})
-            worker.introduce(card, self._tp[role])
+            worker = DynamoWorker(name, role, instance, self._by_phase(places))
+            worker.introduce(card, self._tp[role], self._kind.capabilities(role, both=self._both))
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             self._metrics.fault("odd_card", f"{instance:x}: {error!r}", error)
             return None
         self.add(worker)
         self._known[instance] = worker
         return worker
+
+    def _by_phase(self, places: list[Place]) -> dict[Role, Any]:
+        """Return the client of each phase that a worker serves: one endpoint may serve both."""
+        clients = {place.phase: self._clients[place] for place in places}
+        return dict.fromkeys(Role, *clients.values()) if self._both and len(clients) == 1 else clients
 
     def _vanished(self, worker: DynamoWorker, now_s: float) -> None:
         worker.gone_since_s = now_s

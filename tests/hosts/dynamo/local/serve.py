@@ -32,8 +32,11 @@ PATIENCE_S = 120.0
 class Serve:
     """One ``dynamo serve`` process, its JSON lines and everything it started."""
 
-    def __init__(self, arguments: list[str], temp: Path, environment: Mapping[str, str]) -> None:
+    def __init__(
+        self, arguments: list[str], temp: Path, environment: Mapping[str, str], patience_s: float = PATIENCE_S
+    ) -> None:
         self.temp = temp
+        self._patience_s = patience_s
         self.lines: list[dict[str, Any]] = []
         # Started where a file of the user's has the name of a package that the host imports.
         folder = temp.with_name(f"{temp.name}-cwd")
@@ -60,10 +63,10 @@ class Serve:
 
     def wait(self, what: Callable[[], Any]) -> Any:
         """Return what `what` returns once that is true; fail when it takes too long or the process ends."""
-        deadline = time.monotonic() + PATIENCE_S
+        deadline = time.monotonic() + self._patience_s
         while not (seen := what()):
             assert self.process.poll() is None, f"dynamo serve ended: {self.errors()}"
-            assert time.monotonic() < deadline, f"not within {PATIENCE_S} s; last line: {self.lines[-1:]}"
+            assert time.monotonic() < deadline, f"not within {self._patience_s} s; last line: {self.lines[-1:]}"
             time.sleep(0.05)
         return seen
 

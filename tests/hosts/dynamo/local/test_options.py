@@ -63,7 +63,7 @@ def test_a_config_without_a_planner_is_refused(tmp_path: Path) -> None:
         pick_config(None, str(path), None, None, 2.0)
 
 
-@pytest.mark.parametrize("engine", ["sglang", "vllm", "abacus"])
+@pytest.mark.parametrize("engine", ["trtllm", "vllm", "abacus"])
 def test_an_engine_that_cannot_be_started_is_refused(engine: str) -> None:
     """With the ones that can."""
     with pytest.raises(ConfigError, match=f"--engine {engine}: .*mocker"):

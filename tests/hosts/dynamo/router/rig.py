@@ -26,7 +26,7 @@ from pdplugins.config import Config, find, load
 from pdplugins.hosts.dynamo.answering import answers
 from pdplugins.hosts.dynamo.fetching import in_thread
 from pdplugins.hosts.dynamo.local.broker import Broker
-from pdplugins.hosts.dynamo.local.engine import Mocker
+from pdplugins.hosts.dynamo.local.engine import Engine, Mocker
 from pdplugins.hosts.dynamo.router.__main__ import register
 from pdplugins.hosts.dynamo.router.component import RouterComponent
 from pdplugins.hosts.dynamo.router.places import FRONT, first
@@ -111,16 +111,14 @@ class Rig:
         self.folder = folder
         self.loop = asyncio.new_event_loop()
         self.deployment: Deployment = build_deployment(settings("arrow", any_role=True))
-        self._mocker = Mocker(folder, MODEL, self.deployment, 0.0, Broker().url)
-        self._mocker.prepare()
-        self._shrink()
+        self.engine = self.make_engine(Broker().url)
         self._workers: dict[str, dict[str, WorkerProcess]] = {}
         self._router: RouterComponent | None = None
         self.url = f"http://127.0.0.1:{free_ports(1)[0]}"
         port = int(self.url.rpartition(":")[2])
         self._frontend = subprocess.Popen(
-            self._mocker.frontend("127.0.0.1", port, routed=True),
-            env=self._mocker.environment(),
+            self.engine.frontend("127.0.0.1", port, routed=True),
+            env=self.engine.environment(),
             stdout=(folder / "frontend.log").open("ab"),
             stderr=subprocess.STDOUT,
         )
@@ -131,18 +129,21 @@ class Rig:
     def environment(self) -> Iterator[None]:
         """What a runtime of Dynamo reads when it is made."""
         saved = dict(os.environ)
-        os.environ.update(self._mocker.runtime_environment())
+        os.environ.update(self.engine.runtime_environment())
         try:
             yield
         finally:
             os.environ.clear()
             os.environ.update(saved)
 
-    def _shrink(self) -> None:
-        """Give each worker a KV cache that a test can fill."""
+    def make_engine(self, broker_url: str) -> Engine:
+        """Mocker engines, each with a KV cache that a test can fill."""
+        engine = Mocker(self.folder, MODEL, self.deployment, 0.0, broker_url)
+        engine.prepare()
         for role in Role:
             path = self.folder / f"{role}.json"
             path.write_text(json.dumps(json.loads(path.read_text()) | {"num_gpu_blocks": KV_BLOCKS}))
+        return engine
 
     async def _start(self) -> None:
         from dynamo.runtime import DistributedRuntime  # noqa: PLC0415 - may be missing
@@ -150,7 +151,7 @@ class Rig:
         self.runtime = DistributedRuntime(asyncio.get_running_loop(), "file", "tcp", event_plane="zmq")
         self._odd: dict[str, list[Any]] = {}
         endpoint = self.runtime.endpoint(f"{FRONT}.router.route")  # endpoints of one process have different names
-        await register(endpoint, str(self.folder / "model"), MODEL)
+        await register(endpoint, str(self.engine.model_folder), MODEL)
 
         async def serve() -> None:
             await endpoint.serve_endpoint(self._generate)
@@ -188,13 +189,12 @@ class Rig:
                     there[name] = self.worker(name, role, namespace, both=both)
         return there
 
-    @staticmethod
-    def namespace(prefill: int, decode: int, *, both: bool) -> str:
+    def namespace(self, prefill: int, decode: int, *, both: bool) -> str:
         return f"{'both' if both else 'stock'}{prefill}{decode}"
 
     def worker(self, name: str, role: Role, namespace: str, *, both: bool) -> WorkerProcess:
-        command = self._mocker.worker(role, at_once=True, both=both)
-        environment = self._mocker.environment(name) | {"DYN_NAMESPACE": namespace}
+        command = self.engine.worker(role, at_once=True, both=both)
+        environment = self.engine.worker_environment(name, both=both) | {"DYN_NAMESPACE": namespace}
         return WorkerProcess(name, command, environment, self.folder / f"{name}.log")
 
     # --- the router ----------------------------------------------------------------------------------------------
@@ -217,7 +217,7 @@ class Rig:
         """
         namespace = self.namespace(prefill, decode, both=config.any_role)
         self.workers(prefill, decode, both=config.any_role)
-        component = RouterComponent(config, self.deployment, namespace=namespace)
+        component = RouterComponent(config, self.deployment, namespace=namespace, kind=self.engine.kind)
         if own:
             component.use(router, flow)
         await component.start(self.runtime)

@@ -10,7 +10,7 @@ import pytest
 
 from pdplugins.config import find, load
 from pdplugins.hosts.dynamo.router.component import RouterComponent
-from pdplugins.hosts.dynamo.router.places import places
+from pdplugins.hosts.dynamo.router.engines import MOCKER
 from pdplugins.limits import TermsConfig
 from pdplugins.runtime.assembly import build_deployment
 from pdplugins.testing.scripted import FixedRouter, RecordingRouter
@@ -30,7 +30,7 @@ class Stand:
         self.component = RouterComponent(config, build_deployment(config))
         self.component.use(router, None)
         self.registries = {
-            place: Registry(*answers.get(place.phase, ANSWERS[place.phase])) for place in places(both=True)
+            place: Registry(*answers.get(place.phase, ANSWERS[place.phase])) for place in MOCKER.places(both=True)
         }
         workers = self.component.workers
         workers._clients = dict(self.registries)

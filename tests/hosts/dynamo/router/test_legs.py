@@ -10,7 +10,7 @@ import pytest
 from pdplugins.gateway.engine import Work
 from pdplugins.gateway.errors import RefusedError, WorkerFailedError
 from pdplugins.hosts.dynamo.router.calls import PreprocessedCall
-from pdplugins.hosts.dynamo.router.legs import Legs
+from pdplugins.hosts.dynamo.router.handed_over import HandedOver
 from pdplugins.hosts.dynamo.router.relay import Answers, Relay
 from pdplugins.hosts.dynamo.router.workers import DynamoWorker
 from pdplugins.limits import GatewayConfig
@@ -31,7 +31,7 @@ class Stand:
         body = {"token_ids": [1] * 50, "stop_conditions": {"max_tokens": 2}}
         call = PreprocessedCall(body, self.context)
         self.work = Work(call, call.body, 50, 50, 0.0)
-        self.executor = Legs(QUICK)
+        self.executor = HandedOver(QUICK)
         self.answers = Answers()
         self.relay = Relay(self.answers, lambda _: None)
 

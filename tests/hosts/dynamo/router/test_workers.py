@@ -13,7 +13,8 @@ from pdplugins.gateway.errors import GatewayError
 from pdplugins.gateway.metrics import GatewayMetrics
 from pdplugins.hosts.dynamo.router import workers as module
 from pdplugins.hosts.dynamo.router.calls import PreprocessedCall
-from pdplugins.hosts.dynamo.router.places import other, places
+from pdplugins.hosts.dynamo.router.engines import MOCKER
+from pdplugins.hosts.dynamo.router.places import other
 from pdplugins.hosts.dynamo.router.workers import DynamoWorker, DynamoWorkers
 from pdplugins.limits import GatewayConfig
 from pdplugins.types import Role
@@ -24,7 +25,7 @@ CARD = {"kv_cache_block_size": 64, "runtime_config": {"total_kv_blocks": 100}}
 
 def worker(*phases: Role) -> DynamoWorker:
     one = DynamoWorker("w", Role.DECODE, 1, dict.fromkeys(phases or (Role.DECODE,)))
-    one.introduce(CARD, 2)
+    one.introduce(CARD, 2, MOCKER.capabilities(Role.DECODE, both=len(phases) > 1))
     return one
 
 
@@ -99,15 +100,15 @@ def test_a_worker_can_do_what_it_serves() -> None:
 def test_endpoints_of_one_process_have_different_names() -> None:
     """Dynamo tells them apart by nothing else."""
     for role, phase in ((Role.PREFILL, Role.DECODE), (Role.DECODE, Role.PREFILL)):
-        mine = next(place for place in places(both=True) if place.role is role)
+        mine = next(place for place in MOCKER.places(both=True) if place.role is role)
         assert mine.name != other(phase).name
-    assert {place.role for place in places(both=False)} == set(Role)
+    assert {place.role for place in MOCKER.places(both=False)} == set(Role)
 
 
 def discovered(*, both: bool) -> tuple[DynamoWorkers, dict[tuple[Role, bool], Registry]]:
     """Workers that look at registries: of the phase of a role, and whether it is that of the workers' role."""
-    here = places(both=both)
-    found = DynamoWorkers(here, GatewayConfig(rest_s=0.5), GatewayMetrics(), both=both, tp=dict.fromkeys(Role, 2))
+    here = MOCKER.places(both=both)
+    found = DynamoWorkers(MOCKER, GatewayConfig(rest_s=0.5), GatewayMetrics(), both=both, tp=dict.fromkeys(Role, 2))
     registries = {(place.phase, place.role is not None): Registry() for place in here}
     found._clients = {place: registries[place.phase, place.role is not None] for place in here}
     found._subscribers = {place.component: registries[place.phase, place.role is not None] for place in here}
