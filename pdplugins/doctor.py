@@ -55,7 +55,7 @@ def examine(config: str, port: int, hooks: Path | None = None) -> list[Check]:
             manifest["required"] = False
         found = list(examine_host(manifest))
         checks.extend(found)
-        if manifest["host"] == "sglang":
+        if manifest["host"] == "sglang" and _is_here(manifest["distribution"]):
             checks.extend(_sglang_features(config, found))
     return checks
 
@@ -103,6 +103,14 @@ def _sglang_features(name: str, found: list[Check]) -> Iterator[Check]:
     except PdpluginsError:
         return
     yield from features(config, found)
+
+
+def _is_here(distribution: str) -> bool:
+    try:
+        importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return False
+    return True
 
 
 def _port(port: int) -> Check:

@@ -39,7 +39,7 @@ EXAMPLES: dict[str, tuple[str, str]] = {
         "pdplugins bound dopd --trace trace.csv --ttft 1 --tpot 0.05 --json bound.json",
     ),
     "compare": (
-        "pdplugins compare dopd fusion stock-colocated --trace demo --html report.html",
+        "pdplugins compare dopd fusion stock-colocated --trace demo --set deployment.startup_s=2 --html report.html",
         "pdplugins compare arrow my-config.yaml --trace trace.csv --rate 12 --gpus 16",
     ),
     "config": ("pdplugins config dopd", "pdplugins config --schema"),

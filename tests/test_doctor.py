@@ -171,6 +171,21 @@ def test_a_feature_of_sglang_that_would_be_refused_is_told(tmp_path: Path, stric
     assert detail.startswith(f"refused, a server {does}")
 
 
+def test_without_sglang_one_line_says_that_it_is_not_needed(tmp_path: Path) -> None:
+    lines = (
+        'host = "sglang"',
+        'distribution = "no-such-host"',
+        'versions = ">=1"',
+        'tested = ["1"]',
+        "required = false",
+    )
+    (tmp_path / "sglang.toml").write_text("\n".join(lines))
+    found = [check for check in doctor.examine("dopd", 0, tmp_path) if check.name.startswith("sglang")]
+    assert [(check.state, check.detail) for check in found] == [
+        ("warn", "no no-such-host here, which is fine unless you use sglang")
+    ]
+
+
 def feature_of(config: Path, hooks: Path) -> tuple[str, str]:
     """What doctor says of the feature that `config` asks for."""
     checks = doctor.examine(str(config), 0, hooks)

@@ -90,9 +90,10 @@ def test_the_flow_policy_refuses_what_comes_too_late(installed: dict[str, str], 
 
 
 def test_the_bundle_scales_by_what_its_flow_policy_holds(installed: dict[str, str], tmp_path: Path) -> None:
-    more = ("--trace", "azure-like", "--rate", "20", "--clip-s", "60")
+    more = ("--trace", "azure-like", "--rate", "10", "--clip-s", "120")
     result = simulated(installed, tmp_path, "backlog.yaml", *more)
     assert result["requests"]["failed"] == 0
+    assert result["metrics"]["slo_attainment"] > 0.8
     assert any("requests wait" in change["reason"] for change in result["scaling"])
     assert max(change["decode"] for change in result["scaling"]) > 1
 

@@ -6,7 +6,6 @@ runs beside it), the flow policy tells the length of its queue as a signal, and 
 
 from collections import deque
 from collections.abc import Mapping
-from math import ceil
 
 from pydantic import BaseModel, Field
 
@@ -86,12 +85,11 @@ class BacklogFlow:
 
 
 class BacklogPlanner:
-    """Wants as many more decode workers as would take what waits, and one prefill worker for every two of them."""
+    """Wants one more decode worker, and two more prefill workers, at every look that finds requests waiting."""
 
     def __init__(self, core: Core, settings: BacklogSettings, deployment: Deployment) -> None:
         self.interval_s = settings.interval_s
         self._core = core
-        self._per_worker = settings.per_worker
         self._deployment = deployment
 
     def on_signals(self, signals: Mapping[str, float], now_s: float) -> None:
@@ -99,11 +97,11 @@ class BacklogPlanner:
         self._core.heard_requests = signals.get(SIGNAL, 0.0)
 
     def plan(self, view: PlannerView) -> ScalePlan:
-        """Add workers for the backlog; take one away when nothing waits and nothing runs."""
+        """Add workers while requests wait; take some away when nothing waits and nothing runs."""
         backlog = self._core.backlog_requests
         idle = backlog == 0 and view.decode.running_requests == 0
-        decode = max(view.decode.coming + ceil(backlog / self._per_worker) - idle, 1)
-        plan = ScalePlan(max(decode // 2, 1), decode, f"{backlog:g} requests wait", {SIGNAL: backlog})
+        decode = max(view.decode.coming + (backlog > 0) - idle, 1)
+        plan = ScalePlan(2 * decode, decode, f"{backlog:g} requests wait", {SIGNAL: backlog})
         if self._deployment.gpus(plan.prefill, plan.decode) <= self._deployment.gpu_budget:
             return plan
         return ScalePlan(view.prefill.coming, view.decode.coming, f"{backlog:g} requests wait; no GPU is left")

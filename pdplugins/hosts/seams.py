@@ -63,7 +63,9 @@ def examine_host(manifest: Mapping[str, Any]) -> Iterator[Check]:
     try:
         version = importlib.metadata.version(distribution)
     except importlib.metadata.PackageNotFoundError:
-        yield Check(name, "fail" if manifest.get("required", True) else "warn", f"no {distribution} here", fix)
+        required = manifest.get("required", True)
+        detail = f"no {distribution} here" + ("" if required else f", which is fine unless you use {manifest['host']}")
+        yield Check(name, "fail" if required else "warn", detail, fix)
         return
     inside = SpecifierSet(versions).contains(version, prereleases=True)
     yield Check(name, "ok" if inside else "fail", f"{distribution} {version}", fix)
