@@ -68,7 +68,7 @@ class FusionFlow:
             return HOLD
         if self._refuses and (late := self._queue.first_late()) is not None:
             return self._refused(late)
-        if self._released and not self._has_place(workers, looked_at):
+        if self._released and not self._has_place(workers, looked_at, job):
             return Hold(now_s + self._ahead_s)
         why = self._queue.why(job, now_s)
         self._queue.start(job)
@@ -99,15 +99,26 @@ class FusionFlow:
         """Return the prefill speed of these workers, in idle workers, beside what they decode."""
         return sum(self._costs.beside(*decodes_of(worker)) for worker in workers) / self._costs.alone
 
-    def _has_place(self, workers: tuple[WorkerView, ...], looked_at: Sequence[WorkerView]) -> bool:
-        return len(self._released) < self._core.decode_places(workers) and any(map(self._can_start, looked_at))
+    def _has_place(self, workers: tuple[WorkerView, ...], looked_at: Sequence[WorkerView], job: Job) -> bool:
+        if len(self._released) >= self._core.decode_places(workers):
+            return False
+        only_in_time = any(worker.role is Role.PREFILL for worker in looked_at)
+        return any(self._can_start(worker, job, only_in_time=only_in_time) for worker in looked_at)
 
-    def _can_start(self, worker: WorkerView) -> bool:
+    def _can_start(self, worker: WorkerView, job: Job, *, only_in_time: bool) -> bool:
+        """Return whether a worker has little waiting and a place to decode.
+
+        :param only_in_time: whether a worker that decodes counts only where the prompt takes no longer than its TTFT.
+            Else the router would put it into the queue of one that only prefills: it waits here for that one.
+        """
         decodes, context = decodes_of(worker)
-        if ahead_tokens(worker) > self._ahead_s * self._costs.beside(decodes, context):
+        rate = self._costs.beside(decodes, context)
+        if ahead_tokens(worker) > self._ahead_s * rate:
             return False
         if worker.role is Role.PREFILL:
             return True
-        return decodes < self._core.deployment.max_batch and (
-            not decodes or self._costs.decode_s(decodes + 1, context / decodes) <= self._costs.step_s
+        return (
+            (not only_in_time or job.cost_s * self._costs.alone <= rate * (job.due_s - job.since_s))
+            and decodes < self._core.deployment.max_batch
+            and (not decodes or self._costs.decode_s(decodes + 1, context / decodes) <= self._costs.step_s)
         )

@@ -9,7 +9,7 @@ import pytest
 from pdplugins.policies.fusion.core import Core
 from pdplugins.policies.fusion.flow import FusionFlow
 from pdplugins.testing import Worker, fleet, request, worker
-from pdplugins.types import Ending, FlowDecision, Go, Hold, Outcome, Refuse, Waiting
+from pdplugins.types import Ending, FlowDecision, Go, Hold, Outcome, Refuse, Role, Waiting
 
 Cores = Callable[..., Core]
 
@@ -105,6 +105,20 @@ def test_a_decode_worker_at_its_tpot_limit_starts_nothing(core: Cores) -> None:
         arrive(flow, name, 100)
     full = busy(2, queued_tokens=0.0, decode_requests=400.0, decode_tokens=800_000.0)
     assert len(ask(flow, full)) == 2
+
+
+@pytest.mark.parametrize(("decodes", "prefill_workers", "goes"), [(100.0, 1, False), (100.0, 0, True), (4.0, 1, True)])
+def test_a_prompt_does_not_join_a_queue_because_a_worker_is_free_on_which_it_would_be_late(
+    core: Cores, decodes: float, prefill_workers: int, goes: bool
+) -> None:
+    """Beside many decodes its prefill takes longer than its TTFT. So it would join the prefill-only worker's queue."""
+    flow = FusionFlow(core(tpot_share=0.5))
+    decoding = busy(1, queued_tokens=0.0, decode_requests=decodes, decode_tokens=decodes * 1000)
+    queued = tuple(worker(f"p{index}", Role.PREFILL, queued_tokens=50_000.0) for index in range(prefill_workers))
+    for name in "ab":
+        arrive(flow, name, 5000)
+    assert gone(ask(flow, (*queued, *busy(1)))) == ["a"], "the first one goes on, as nothing else would wake the host"
+    assert isinstance(flow.next((*queued, *decoding), 0.0), Go) == goes
 
 
 @pytest.mark.parametrize("overload", ["wait", "refuse"])
