@@ -303,14 +303,10 @@ def load(path: Path, registry: Registry | None = None) -> Config:
     try:
         data = read_yaml(path)
     except OSError as error:
-        by_name = path.parent == data_dir("configs")
-        what = (
-            f"{one_line(path.stem)}: no such file or shipped config"
-            if by_name
-            else f"{one_line(path)}: {error.strerror}"
-        )
         hint = meant(path.stem, shipped())
-        raise ConfigError(f"{what}{hint} (shipped configs are {', '.join(shipped())})") from None
+        raise ConfigError(
+            f"{one_line(path)}: {error.strerror}; shipped configs are {', '.join(shipped())}{hint}"
+        ) from None
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from None
     return parse(data, str(path), registry)

@@ -38,8 +38,8 @@ def test_config_prints_every_default() -> None:
 @pytest.mark.parametrize(
     ("program", "arguments", "message"),
     [
-        ("pdplugins", ["config", "dpod"], "dpod: no such file or shipped config; did you mean dopd? ("),
-        ("pdplugins", ["replay", "--planner", "dpod", "--trace", "synthetic"], "did you mean dopd?"),
+        ("pdplugins", ["config", "nothing"], "nothing.yaml: No such file"),
+        ("pdplugins", ["replay", "--planner", "nobody", "--trace", "synthetic"], "planner"),
         ("pdplugins", ["replay", "--planner", "dopd", "--trace", "nowhere.csv"], "nowhere.csv"),
         ("dynamo", ["serve", "--planner", "nobody"], "planner: there is no 'nobody'; choose from"),
         ("dynamo", ["serve", "--planner", "dopd", "--engine", "abacus"], "mocker"),
