@@ -249,10 +249,6 @@ class Config(_Section):
     slo: SloConfig = SloConfig()
     deployment: DeploymentConfig = DeploymentConfig()
     planner: Choice | None = Field(None, description="how many workers of each role")
-    planner_memory: Path | None = Field(
-        None,
-        description="file in which the planner keeps what it learned, for its next start; nothing is kept if absent",
-    )
     router: Choice | None = Field(None, description="where each request runs; the host's own when absent")
     batch_scheduler: Choice | None = Field(None, description="what an instance runs next; the host's own when absent")
     flow: Choice | None = Field(None, description="what waits before the workers; nothing waits when absent")

@@ -6,7 +6,7 @@ from pdplugins.contracts.deployment import Deployment
 from pdplugins.contracts.flow import Flow, FlowDecision, Go, Hold, Refuse, Waiting
 from pdplugins.contracts.numbers import is_number
 from pdplugins.contracts.perf import PerfModel
-from pdplugins.contracts.planner import AsksSooner, Planner, PlannerView, Remembers, ScalePlan, Traffic
+from pdplugins.contracts.planner import Planner, PlannerView, ScalePlan, Traffic
 from pdplugins.contracts.power import (
     Device,
     DeviceError,
@@ -37,7 +37,6 @@ from pdplugins.perf.plain import PlainPerf
 from pdplugins.workloads.trace import Round, TraceRequest
 
 __all__ = [
-    "AsksSooner",
     "BatchPlan",
     "BatchScheduler",
     "BatchView",
@@ -78,7 +77,6 @@ __all__ = [
     "Reading",
     "Refuse",
     "Register",
-    "Remembers",
     "Request",
     "Role",
     "RoleChange",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol, runtime_checkable
+from typing import Protocol
 
 from pdplugins.contracts.workers import Pool
 
@@ -78,30 +78,4 @@ class Planner(Protocol):
 
     def plan(self, view: PlannerView) -> ScalePlan:
         """Return the pools wanted from now on. It may keep state, but must be a pure function of all views so far."""
-        ...
-
-
-@runtime_checkable
-class AsksSooner(Protocol):
-    """A planner that wants to be asked before its interval is over, such as for its first plan. Hosts may do so."""
-
-    @property
-    def next_s(self) -> float:
-        """Seconds until it wants to be asked again, at most its interval."""
-        ...
-
-
-@runtime_checkable
-class Remembers(Protocol):
-    """A planner whose next run can begin with what this one learned."""
-
-    def memory(self) -> Mapping[str, Any]:
-        """Return what it learned, as what JSON can hold, of bounded size."""
-        ...
-
-    def recall(self, memory: Mapping[str, Any]) -> None:
-        """Begin with what `memory` of an earlier run returned. Raises ValueError where it does not fit; then, nothing.
-
-        The text may have been changed by anyone since.
-        """
         ...

@@ -16,23 +16,19 @@ from pathlib import Path
 from pdplugins.config import Config
 from pdplugins.contracts.deployment import Deployment
 from pdplugins.contracts.kinds import Kind
-from pdplugins.contracts.planner import AsksSooner, Planner, PlannerView, ScalePlan
+from pdplugins.contracts.planner import Planner, PlannerView, ScalePlan
 from pdplugins.contracts.workers import Pool
 from pdplugins.policies._common import fit_pools
 from pdplugins.registry import Registry
 from pdplugins.runtime.assembly import build_deployment, build_planner
 from pdplugins.runtime.decision import Decision, Fault, Journal
-from pdplugins.runtime.faults import SafePolicy, implements, interval_of, one_line, raised
+from pdplugins.runtime.faults import SafePolicy, interval_of, one_line, raised
 from pdplugins.runtime.journal import build_journal
-from pdplugins.runtime.memory import PlannerMemory, remembering
 from pdplugins.runtime.metrics import Metrics
 from pdplugins.runtime.policies import Policies
 
 STALE_INTERVALS = 3.0
 """Planner intervals without traffic metrics after which the last plan holds."""
-
-SOONEST_S = 0.1
-"""Least seconds between two calls of a planner."""
 
 
 class SafePlanner(SafePolicy):
@@ -40,7 +36,6 @@ class SafePlanner(SafePolicy):
 
     :param initial: the workers there are before the first decision; what holds until then.
     :param clock: measures how long a step takes, in seconds. Decisions never depend on it.
-    :param memory: keeps on disk what the planner learned.
     """
 
     def __init__(
@@ -51,7 +46,6 @@ class SafePlanner(SafePolicy):
         initial: ScalePlan,
         journal: Journal | None = None,
         clock: Callable[[], float] = time.perf_counter,
-        memory: PlannerMemory | None = None,
     ) -> None:
         super().__init__(Kind.PLANNER, journal, None)
         self.policy = planner
@@ -60,22 +54,10 @@ class SafePlanner(SafePolicy):
         self.deployment = deployment
         self._journal = journal
         self._clock = clock
-        self._memory = memory
         self._last = initial
         self._decided = False
         self._asked_s: float | None = None
         self._traffic_s: float | None = None
-
-    @property
-    def next_s(self) -> float:
-        """Seconds until the policy wants to be asked again: its interval, or less where it says so. Never raises."""
-        if not implements(self.policy, AsksSooner):
-            return self.interval_s
-        try:
-            next_s = float(self.policy.next_s)  # type: ignore[attr-defined]
-        except Exception:  # then the interval counts
-            return self.interval_s
-        return min(max(next_s, SOONEST_S), self.interval_s) if math.isfinite(next_s) else self.interval_s
 
     @property
     def last(self) -> ScalePlan:
@@ -111,8 +93,6 @@ class SafePlanner(SafePolicy):
         if fault is not None:
             self.tally.fault(fault, fitted.reason)
         self._decided = True
-        if self._memory is not None:
-            self._memory.keep(view.now_s)
         return self._answer(Decision(Kind.PLANNER, fitted, fault, step_s), view)
 
     def hold(self, why: str, error: Exception | None = None) -> Decision[ScalePlan]:
@@ -120,9 +100,7 @@ class SafePlanner(SafePolicy):
         return self._hold(Fault.OBSERVATION, why, error=error)
 
     def close(self) -> None:
-        """Close the journal, and keep what was learned."""
-        if self._memory is not None and self._decided:
-            self._memory.save()
+        """Close the journal."""
         if self._journal is not None:
             self._journal.close()
 
@@ -178,7 +156,6 @@ def build_safe_planner(
     metrics: Metrics | None = None,
     policies: Policies | None = None,
     journal: Journal | None = None,
-    remember: bool = True,
 ) -> SafePlanner:
     """Build the planner that `config` picks, made safe, starting from the config's own pools.
 
@@ -186,7 +163,6 @@ def build_safe_planner(
 
     :param policies: those of this process, where it has other policies of `config` than the planner too.
     :param journal: that of this process, where it has one already; then `decision_log` and `metrics` are not used.
-    :param remember: use the `planner_memory` of `config`.
     """
     deployment = build_deployment(config, registry)
     planner = build_planner(config, deployment, registry, policies)
@@ -194,9 +170,7 @@ def build_safe_planner(
     if journal is None:
         shown = [metrics] if metrics else []
         journal = build_journal(config, deployment, registry, initial=initial, decision_log=decision_log, metrics=shown)
-    chosen = config.planner or config.bundle
-    memory = remembering(config.planner_memory if remember else None, chosen.name if chosen else "", planner)
-    return SafePlanner(planner, deployment, initial=initial, journal=journal, memory=memory)
+    return SafePlanner(planner, deployment, initial=initial, journal=journal)
 
 
 def initial_plan(config: Config) -> ScalePlan:

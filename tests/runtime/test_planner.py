@@ -54,35 +54,6 @@ def safe(deployment: Deployment, *answers: object, **options: Any) -> SafePlanne
     return SafePlanner(Answers(*answers), deployment, initial=START, **options)
 
 
-class Sooner(Answers):
-    """A policy that says when it wants to be asked next."""
-
-    def __init__(self, next_s: object) -> None:
-        super().__init__()
-        self._next_s = next_s
-
-    @property
-    def next_s(self) -> Any:
-        if isinstance(self._next_s, Exception):
-            raise self._next_s
-        return self._next_s
-
-
-@pytest.mark.parametrize(
-    ("wanted", "asked_s"),
-    [(1.0, 1.0), (99.0, 5.0), (0.0, 0.1), (-3, 0.1), (math.nan, 5.0), ("x", 5.0), (None, 5.0), (ValueError(), 5.0)],
-    ids=str,
-)
-def test_a_policy_may_be_asked_sooner_but_neither_at_once_nor_later(
-    deployment: Deployment, wanted: object, asked_s: float
-) -> None:
-    assert SafePlanner(Sooner(wanted), deployment, initial=START).next_s == asked_s
-
-
-def test_a_policy_that_says_nothing_is_asked_at_its_interval(deployment: Deployment) -> None:
-    assert safe(deployment).next_s == 5.0
-
-
 def test_a_good_plan_passes_unchanged(deployment: Deployment, see: See) -> None:
     plan = ScalePlan(3, 2, "more load", {"forecast_rate": 2.0})
     decision = safe(deployment, plan).decide(see(0))

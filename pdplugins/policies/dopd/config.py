@@ -14,11 +14,12 @@ class DopdSettings(BaseModel):
 
     paper_literal: bool = Field(False, description="Algorithm 2 as printed: ARIMA, correction factor, nothing else")
     interval_s: float = Field(5.0, gt=0, description="T: seconds between two plans; the paper does not tell its own")
-    predictor: Predictor = Field("trend", description="forecaster of ISL, OSL and request rate; the paper's is arima")
+    predictor: Predictor = Field("kalman", description="forecaster of ISL, OSL and request rate; the paper's is arima")
     history: int = Field(600, ge=30, description="windows of history that arima is fitted to")
     correction_limit: float = Field(1.0, ge=1, description="bound of the correction factor; 1 turns it off")
-    wait_share: float = Field(0.3, gt=0, description="mean wait for prefill that is planned for, in TTFT SLOs (Eq. 10)")
+    wait_share: float = Field(0.5, gt=0, description="mean wait for prefill that is planned for, in TTFT SLOs (Eq. 10)")
     spare: float = Field(1.0, ge=0, description="prefill workers beyond that, because workers do not share a queue")
+    rate_sigmas: float = Field(1.0, ge=0, description="standard errors of the request rate that are planned for")
     length_cv2: float = Field(
         1.0,
         ge=0,
@@ -27,10 +28,11 @@ class DopdSettings(BaseModel):
     decode_sigmas: float = Field(
         2.0, ge=0, description="decode capacity beyond the mean concurrency, in standard deviations"
     )
-    miss: float = Field(0.1, gt=0, lt=1, description="share of the windows whose load may exceed the learned bound")
-    learn_bursts: bool = Field(True, description="learn how clumped arrivals are")
+    learn_bursts: bool = Field(True, description="learn how large bursts are and whether a level lasts a start-up")
     drain_backlog: bool = Field(True, description="add the workers that clear a queue within one start-up")
-    hold_s: float = Field(30.0, ge=0, description="seconds that a smaller pool must have been enough for")
+    hold_s: float = Field(
+        300.0, ge=0, description="seconds that a smaller pool must have been enough for, at most: less where load lasts"
+    )
 
 
 class DopdRouterSettings(BaseModel):

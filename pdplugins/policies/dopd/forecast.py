@@ -7,9 +7,10 @@ Its forecast is finite once it has seen one finite value. No data makes it raise
 from __future__ import annotations
 
 import math
+from collections import deque
 from typing import Literal, Protocol
 
-Predictor = Literal["trend", "last-value", "kalman", "arima"]
+Predictor = Literal["last-value", "kalman", "arima"]
 
 
 class Forecaster(Protocol):
@@ -65,6 +66,59 @@ class Kalman:
     def forecast(self) -> float:
         """Return the level."""
         return self._level
+
+
+class Reverting:
+    """Pulls a forecast towards the long-run mean, as far as past levels did not last.
+
+    A worker serves only one start-up time after it was requested. So it matters how much of a level is left by then.
+    That is the slope of values on the forecasts made `steps` earlier. It lies between 0, for bursts that are over by
+    then, and 1, for levels that last.
+
+    :param inner: the forecaster of the level.
+    :param steps: steps from a forecast to the value that it is for.
+    :param memory: steps after which the weight of an observation has faded to 1 / e.
+    """
+
+    PRIOR_STEPS = 0.5
+    """Weight of the initial assumption that levels last, in squared mean levels."""
+
+    def __init__(self, inner: Forecaster, steps: int, memory: float) -> None:
+        self._inner, self._steps = inner, steps
+        self._keep = math.exp(-1 / memory)
+        self._pending: deque[float] = deque()
+        self._mean = self._weight = 0.0
+        self._covariance = self._variance = 0.0
+
+    @property
+    def mean(self) -> float:
+        """The long-run mean."""
+        return self._mean
+
+    @property
+    def persistence(self) -> float:
+        """Share of a deviation from the mean that is expected to last, 0 to 1."""
+        prior = self.PRIOR_STEPS * self._mean * self._mean
+        if self._variance + prior <= 0:
+            return 1.0
+        return min(max((self._covariance + prior) / (self._variance + prior), 0.0), 1.0)
+
+    def observe(self, value: float) -> None:
+        """Take in the next value, and learn from the forecast that was made for it."""
+        if not math.isfinite(value):
+            return
+        self._inner.observe(value)
+        self._weight = self._keep * self._weight + 1
+        self._mean += (value - self._mean) / self._weight
+        self._pending.append(self._inner.forecast())
+        if len(self._pending) > self._steps:
+            deviation = self._pending.popleft() - self._mean
+            self._covariance = self._keep * self._covariance + deviation * (value - self._mean)
+            self._variance = self._keep * self._variance + deviation * deviation
+
+    def forecast(self) -> float:
+        """Return the forecast for `steps` ahead; NaN while nothing was observed."""
+        return self._mean + self.persistence * (self._inner.forecast() - self._mean)
 
 
 class Corrected:
@@ -137,7 +191,7 @@ def build_forecaster(predictor: Predictor, *, history: int = 600, memory: float 
     match predictor:
         case "last-value":
             return LastValue()
-        case "kalman" | "trend":  # only counts have a known noise: what else `trend` forecasts, kalman does
+        case "kalman":
             return Kalman(gain=1 - math.exp(-1 / memory))
         case "arima":
             # Imported only where it is used, because statsmodels takes more than a second to import.

@@ -6,19 +6,29 @@ from collections import deque
 
 
 class Hold:
-    """Lets a pool shrink only to the largest size wanted in the last seconds. A pool may grow at once."""
+    """Lets a pool shrink only to the largest size wanted in the last seconds. A pool may grow at once.
 
-    def __init__(self, seconds: float) -> None:
-        self._seconds = seconds
+    Where levels of the load last, a forecast that falls can be trusted, and a short hold is enough.
+
+    :param longest_s: the hold where nothing is known of the load, or its levels do not last.
+    :param shortest_s: the hold where they last.
+    """
+
+    def __init__(self, longest_s: float, shortest_s: float) -> None:
+        self._longest_s, self._shortest_s = longest_s, min(longest_s, shortest_s)
         self._wanted: deque[tuple[float, int]] = deque()
 
-    def __call__(self, wanted: int, now_s: float) -> int:
-        """Return the workers to keep at `now_s` when `wanted` are wanted."""
+    def __call__(self, wanted: int, now_s: float, lasting: float = 0.0) -> int:
+        """Return the workers to keep at `now_s` when `wanted` are wanted.
+
+        :param lasting: share of a deviation of the load that lasts, 0 to 1.
+        """
         # A later size that is at least as large replaces earlier ones, so sizes in the queue fall from left to right.
         while self._wanted and self._wanted[-1][1] <= wanted:
             self._wanted.pop()
         self._wanted.append((now_s, wanted))
-        while now_s - self._wanted[0][0] > self._seconds:
+        seconds = self._longest_s - lasting * (self._longest_s - self._shortest_s)
+        while now_s - self._wanted[0][0] > seconds:
             self._wanted.popleft()
         return self._wanted[0][1]
 

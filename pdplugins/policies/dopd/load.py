@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from pdplugins.contracts.numbers import is_number
@@ -82,15 +82,6 @@ class Spread:
         self._square = self._keep * self._square + max(count * mean * mean - variance, 0.0)
 
     @property
-    def learned(self) -> tuple[float, float, float]:
-        """What was learned. Another spread may begin with it."""
-        return self._requests, self._variance, self._square
-
-    @learned.setter
-    def learned(self, learned: tuple[float, float, float]) -> None:
-        self._requests, self._variance, self._square = learned
-
-    @property
     def cv2(self) -> float:
         """Squared coefficient of variation."""
         if self._square <= 0:
@@ -99,65 +90,33 @@ class Spread:
         return (self._variance + weight * self._prior) / (self._square + weight)
 
 
-class Sampled:
-    """A series of means over requests. A mean of few requests says little, so windows are gathered.
-
-    :param sample: requests that one value of the series is averaged over, at least.
-    """
-
-    def __init__(self, series: Lasting, sample: float) -> None:
-        self.series = series
-        self._sample = sample
-        self._requests = self._total = 0.0
-
-    def observe(self, value: float, requests: float) -> None:
-        """Take in the mean of a window with so many requests."""
-        self._requests += requests
-        self._total += value * requests
-        if self._requests >= self._sample:
-            self.series.observe(self._total / self._requests)
-            self._requests = self._total = 0.0
-
-    def forecast(self) -> float:
-        """Return the mean to expect: that of the requests so far while they are few, NaN before the first."""
-        known = self.series.forecast()
-        return self._total / self._requests if math.isnan(known) and self._requests else known
-
-
 class LoadForecast:
     """Forecasts every series of the traffic independently.
 
     :param build: makes the forecaster of one series.
     :param amount: forecaster of the request rate, or of the requests in flight.
-    :param sample: requests that one value of the other series is averaged over, at least.
     """
 
-    def __init__(
-        self, build: Callable[[], Forecaster], amount: Forecaster, spread: Spread, sample: float = 1.0
-    ) -> None:
+    def __init__(self, build: Callable[[], Forecaster], amount: Forecaster, spread: Spread) -> None:
         names = ("ISL", "OSL", "local share", "local prompt", "prefix hit rate")
-        self._amount = Lasting(amount)
-        self._means = {name: Sampled(Lasting(build()), sample) for name in names}
+        self._series = {"load": Lasting(amount), **{name: Lasting(build()) for name in names}}
         self._spread = spread
 
     def observe(self, traffic: Traffic, amount: float) -> None:
         """Take in one window; what it does not report is skipped."""
         lengths = {"ISL": traffic.isl_tokens, "OSL": traffic.osl_tokens}
         others = {
-            "local share": traffic.local_share, "local prompt": traffic.local_prefill_tokens,
+            "load": amount, "local share": traffic.local_share, "local prompt": traffic.local_prefill_tokens,
             "prefix hit rate": traffic.prefix_hit_rate,
         }  # fmt: skip
-        if is_number(amount):
-            self._amount.observe(min(amount, LARGEST))
-        requests = max(min(traffic.requests, LARGEST), 1.0)  # those that finished arrived earlier
         for name, value in (lengths | others).items():
             if is_number(value) and (value > 0 or name in others):
-                self._means[name].observe(min(value, LARGEST), requests)
+                self._series[name].observe(min(value, LARGEST))
         self._spread.observe(traffic)
 
     def forecast(self) -> Load | None:
         """Return the load to plan for; None until load and lengths have a value. What no host tells is 0."""
-        of = {"load": self._amount.forecast(), **{name: mean.forecast() for name, mean in self._means.items()}}
+        of = {name: series.forecast() for name, series in self._series.items()}
         if any(math.isnan(of[name]) for name in ("load", "ISL", "OSL")):
             return None
         share, hit_rate = (min(_known(of[name]), 1.0) for name in ("local share", "prefix hit rate"))
@@ -165,30 +124,15 @@ class LoadForecast:
         local = min(_known(of["local prompt"]), isl)
         return Load(isl, osl, min(of["load"], LARGEST), self._spread.cv2, share, local, hit_rate)
 
-    def memory(self) -> dict[str, float]:
-        """Return the forecasts of the means, for the next run."""
-        known = {name: mean.forecast() for name, mean in self._means.items()}
-        return {name: value for name, value in known.items() if not math.isnan(value)}
-
-    def recall(self, means: Mapping[str, float]) -> None:
-        """Begin with the means of an earlier run; series that are not known here are left out."""
-        for name, value in means.items():
-            if name in self._means:
-                self._means[name].series.observe(value)
-
     @property
     def failures(self) -> Mapping[str, str]:
         """By series: the last error that its forecaster raised."""
-        return {name: series.error for name, series in self._all() if series.failures}
+        return {name: series.error for name, series in self._series.items() if series.failures}
 
     @property
     def failed(self) -> int:
         """How often a forecaster raised."""
-        return sum(series.failures for _, series in self._all())
-
-    def _all(self) -> Iterator[tuple[str, Lasting]]:
-        yield "load", self._amount
-        yield from ((name, mean.series) for name, mean in self._means.items())
+        return sum(series.failures for series in self._series.values())
 
 
 def _known(value: float) -> float:

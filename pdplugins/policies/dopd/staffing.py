@@ -11,6 +11,7 @@ Work is measured in busy workers: seconds of prefill that arrive per second.
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -51,6 +52,43 @@ class Service:
         return cls(mean, capped, squared / mean)
 
 
+class Dispersion:
+    """Learns D from the errors of work forecasts. Bursts have a larger D than Poisson arrivals.
+
+    :param steps: steps from a forecast to the window that it is for.
+    :param interval_s: seconds of a step.
+    :param memory_s: age in seconds at which the weight of an error has faded to 1 / e.
+    """
+
+    PRIOR_STEPS = 12
+    """Weight of the Poisson assumption at the start, in steps of mean load: one minute at the default interval."""
+
+    def __init__(self, steps: int, interval_s: float, memory_s: float) -> None:
+        self._pending: deque[float] = deque()
+        self._steps, self._interval_s = steps, interval_s
+        self._keep = math.exp(-interval_s / memory_s)
+        self._variance = self._work = 0.0
+        self.peak = 0.0
+        """The most work of a window, fading with its age."""
+
+    def learn(self, work: float, forecast: float, service: Service) -> None:
+        """Compare `work` of the last window with the forecast made for it, and remember the new forecast."""
+        self.peak = max(work, self._keep * self.peak)
+        self._pending.append(forecast)
+        if len(self._pending) <= self._steps:
+            return
+        expected = self._pending.popleft()
+        error = (work - expected) * service.capped_mean_s / service.mean_s
+        self._variance = self._keep * self._variance + error * error * self._interval_s
+        self._work = self._keep * self._work + expected
+
+    def seconds(self, service: Service, mean_work: float) -> float:
+        """Return D; never below the Poisson value."""
+        prior = self.PRIOR_STEPS * max(mean_work, 1e-3)
+        poisson = service.poisson_dispersion_s
+        return max(poisson, (self._variance + prior * poisson) / (self._work + prior))
+
+
 class Backlog:
     """Waiting prefill work, estimated from arrivals and ready workers, because few hosts report their whole queues.
 
@@ -70,6 +108,16 @@ class Backlog:
         estimate_s = self._work_s + arrived_s - ready * window_s
         self._work_s = max(min(estimate_s, ready * self._memory_s), reported_s, 0.0)
         return self._work_s
+
+
+def capped_workers(work: float, peak: float, service: Service, dispersion_s: float, wait_s: float) -> float:
+    """Return the number of workers for `work` with a learned dispersion, at most those that serve `peak` as it is.
+
+    Kingman's formula holds for many small bursts. For a few large ones it asks for more workers than the largest burst
+    keeps busy.
+    """
+    enough = prefill_workers(max(peak, work), service.poisson_dispersion_s, wait_s)
+    return min(prefill_workers(work, dispersion_s, wait_s), enough)
 
 
 def prefill_workers(work: float, dispersion_s: float, wait_s: float) -> float:

@@ -42,7 +42,7 @@ class FusionPlanner:
         self._mixes = deployment.any_role and deployment.prefill_tp == deployment.decode_tp
         self._horizon_s = max(deployment.startup_s, core.settings.interval_s)
         self._load = LoadForecast(self._forecaster, self._forecaster(), Spread(0.0, 1.0))
-        self._holds = Hold(core.settings.hold_s), Hold(core.settings.hold_s)
+        self._holds = Hold(core.settings.hold_s, core.settings.hold_s), Hold(core.settings.hold_s, core.settings.hold_s)
         self._pools: Pools | None = None
         self._signals: Mapping[str, float] = {}
 

@@ -6,7 +6,7 @@ from time import perf_counter_ns
 from typing import TYPE_CHECKING
 
 from pdplugins.contracts.kinds import Kind
-from pdplugins.contracts.planner import AsksSooner, Planner, PlannerView
+from pdplugins.contracts.planner import Planner, PlannerView
 from pdplugins.contracts.roles import RoleMove
 from pdplugins.contracts.workers import Role
 from pdplugins.results import Scaling
@@ -71,11 +71,6 @@ class PlannerLoop(Loop):
         super().__init__(planner.interval_s, fleet, dispatcher, clock)
         self._window = dispatcher.watched()
         self._planner = planner
-
-    def _arm(self) -> None:
-        if isinstance(self._planner, AsksSooner):
-            self._interval_s = self._planner.next_s
-        super()._arm()
 
     def tick(self) -> None:
         """Ask how many workers of each role there should be, and propose them."""

@@ -59,11 +59,7 @@ def simulate(
     deployment = build_deployment(config)
     policies = build_policies(config, deployment)
     journal = _journal(config, deployment, policies, decision_log)
-    planner = (
-        None
-        if policies.planner() is None
-        else build_safe_planner(config, policies=policies, journal=journal, remember=False)
-    )
+    planner = None if policies.planner() is None else build_safe_planner(config, policies=policies, journal=journal)
     simulation = _simulation(config, deployment, policies, planner, sampler, journal)
     began = time.perf_counter()
     try:

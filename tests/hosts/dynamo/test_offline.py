@@ -25,7 +25,7 @@ from pdplugins.hosts.dynamo.offline.scaling import OfflineScaling, Watched
 from pdplugins.results import Result
 from pdplugins.runtime import decision_reader
 from pdplugins.runtime.assembly import build_deployment
-from pdplugins.runtime.planner import SafePlanner, build_safe_planner
+from pdplugins.runtime.planner import SafePlanner
 from pdplugins.types import PlannerView, Role, ScalePlan, TraceRequest
 from pdplugins.workloads.arrivals import Mmpp
 from pdplugins.workloads.jsonl import write_mooncake
@@ -406,13 +406,6 @@ def test_the_load_is_told_by_phase_and_the_hit_rate_where_there_were_admissions(
     unknown = door.view(snapshot(traffic={**told, "hit_rate_count": 0})).traffic
     assert unknown is not None
     assert unknown.prefix_hit_rate is None
-
-
-def test_dopd_is_asked_every_second_until_its_first_plan() -> None:
-    chosen = configured(None).model_copy(update={"planner": Choice(name="dopd")})
-    door = OfflineScaling(build_safe_planner(chosen))
-    assert door.initial_tick_ms() == 1000.0
-    assert door.on_tick(snapshot(now_ms=1000.0))["next_tick_ms"] == 2000.0
 
 
 def test_a_snapshot_that_cannot_be_read_holds_the_last_plan(door: OfflineScaling) -> None:

@@ -15,8 +15,6 @@ from pdplugins.workloads.synthetic import SyntheticSettings, synthetic
 CYCLE_S, LOW, HIGH, PARTS = 1500.0, 0.5, 9.0, 10
 MARGIN = 0.05
 """By how much DOPD must do better, as a share of the requests."""
-THRIFTY = {"name": "dopd", "wait_share": 0.5}
-"""As shipped, DOPD serves nearly all of this load, and fixed pools of as many GPU-hours cannot be far below that."""
 
 
 def drifting(seed: int) -> list[TraceRequest]:
@@ -62,7 +60,7 @@ def fixed_at(trace: list[TraceRequest], gpu_hours: float) -> float:
 @pytest.mark.parametrize("seed", [1, 2])
 def test_load_that_drifts_is_served_better_than_by_any_fixed_pools_of_as_many_gpu_hours(seed: int) -> None:
     trace = drifting(seed)
-    attainment, gpu_hours = served(trace, 1, 1, planner=THRIFTY)
+    attainment, gpu_hours = served(trace, 1, 1, planner="dopd")
     assert attainment > fixed_at(trace, gpu_hours) + MARGIN
 
 
@@ -70,5 +68,5 @@ def test_load_that_drifts_is_served_better_than_by_any_fixed_pools_of_as_many_gp
 def test_a_planner_that_never_scales_in_does_not_pass_for_one_that_does() -> None:
     """The comparison can fail: pools that only grow cost what the largest fixed pools cost, for the same attainment."""
     trace = drifting(1)
-    attainment, gpu_hours = served(trace, 1, 1, planner={**THRIFTY, "hold_s": 1e6})
+    attainment, gpu_hours = served(trace, 1, 1, planner={"name": "dopd", "hold_s": 1e6})
     assert attainment < fixed_at(trace, gpu_hours) + MARGIN

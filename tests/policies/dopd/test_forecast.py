@@ -17,6 +17,7 @@ from pdplugins.policies.dopd.forecast import (
     Lasting,
     LastValue,
     Predictor,
+    Reverting,
     build_forecaster,
 )
 
@@ -141,6 +142,25 @@ def test_the_memory_of_the_kalman_filter_is_where_a_level_counts_for_one_in_e() 
     kalman = fed(build_forecaster("kalman", memory=6), [0.0] * 300)
     fed(kalman, [1.0] * 6)
     assert kalman.forecast() == pytest.approx(1 - math.exp(-1), abs=0.02)
+
+
+def test_levels_that_last_are_believed_and_bursts_are_not() -> None:
+    slow = [10.0 + 8.0 * ((i // 60) % 2) for i in range(600)]
+    bursts = [60.0 if i % 12 == 0 else 0.0 for i in range(600)]
+    lasting = fed(Reverting(build_forecaster("kalman", memory=3), steps=4, memory=1000), slow)
+    bursty = fed(Reverting(build_forecaster("kalman", memory=3), steps=4, memory=1000), bursts)
+    assert isinstance(lasting, Reverting)
+    assert isinstance(bursty, Reverting)
+    assert lasting.persistence > 0.7
+    assert bursty.persistence < 0.3
+    assert bursty.forecast() == pytest.approx(bursty.mean, rel=0.5)
+
+
+def test_without_experience_a_level_is_taken_to_last() -> None:
+    fresh = fed(Reverting(LastValue(), steps=7, memory=100), [5.0, 9.0])
+    assert isinstance(fresh, Reverting)
+    assert fresh.persistence == 1.0
+    assert fresh.forecast() == 9.0
 
 
 class Broken:

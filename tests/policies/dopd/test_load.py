@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pdplugins.policies.dopd.forecast import LastValue
-from pdplugins.policies.dopd.load import Load, LoadForecast, Spread
+from pdplugins.policies.dopd.load import Load, Spread
 from pdplugins.types import Traffic
 
 
@@ -61,31 +60,3 @@ def test_what_is_left_for_prefill_workers_has_the_moments_of_the_remote_prompts(
 
 def test_cached_tokens_are_not_computed() -> None:
     assert Load(1000.0, 1.0, 1.0, hit_rate=0.25).remote().tokens == 750.0
-
-
-def forecast_of(sample: float, *windows: Traffic) -> LoadForecast:
-    made = LoadForecast(LastValue, LastValue(), Spread(1.0, 100.0), sample)
-    for traffic in windows:
-        made.observe(traffic, traffic.rate)
-    return made
-
-
-def test_the_length_of_one_odd_request_does_not_replace_that_of_many() -> None:
-    """A request of 800 tokens that finishes while none arrives, after thirty of 20."""
-    many, odd = Traffic(5.0, 30.0, 1000.0, 20.0), Traffic(5.0, 0.0, None, 800.0)
-    load = forecast_of(20.0, many, odd, odd).forecast()
-    assert load is not None
-    assert load.osl_tokens == 20.0
-    assert load.amount == 0.0, "rates count window by window"
-
-
-def test_few_requests_are_gathered_and_weighed_by_their_number() -> None:
-    load = forecast_of(20.0, Traffic(5.0, 15.0, 100.0, 10.0), Traffic(5.0, 5.0, 500.0, 50.0)).forecast()
-    assert load is not None
-    assert (load.isl_tokens, load.osl_tokens) == (200.0, 20.0)
-
-
-def test_the_first_requests_count_however_few_they_are() -> None:
-    load = forecast_of(20.0, Traffic(5.0, 2.0, 100.0, 10.0), Traffic(5.0, 1.0, 400.0, 10.0)).forecast()
-    assert load is not None
-    assert load.isl_tokens == 200.0

@@ -56,7 +56,7 @@ streams = st.lists(st.tuples(traffics, pools, pools), min_size=1, max_size=40).m
     lambda rows: [PlannerView(5.0 * (i + 1), *row) for i, row in enumerate(rows)]
 )
 choices = st.fixed_dictionaries(
-    {"predictor": st.sampled_from(["trend", "last-value", "kalman", "arima"]), "paper_literal": st.booleans()}
+    {"predictor": st.sampled_from(["last-value", "kalman", "arima"]), "paper_literal": st.booleans()}
 )
 
 
@@ -152,77 +152,16 @@ def test_constant_load_settles(rate: float, isl: float, osl: float, predictor: s
     assert len({(plan.prefill, plan.decode) for plan in after}) == 1
 
 
-@pytest.mark.parametrize("predictor", ["trend", "last-value", "kalman", "arima"])
-def test_at_zero_traffic_one_worker_of_each_role_is_left(predictor: str) -> None:
+@pytest.mark.parametrize("predictor", ["last-value", "kalman", "arima"])
+def test_at_zero_traffic_one_worker_of_each_role_is_left_after_the_hold(predictor: str) -> None:
     subject = planner(predictor=predictor, hold_s=60.0)
     busy = plans(subject, steady(8.0))[-1]
     assert busy.prefill > 1
-    idle = plans(subject, [Traffic(5.0, 0)] * 70, after_s=300.0)
+    idle = plans(subject, [Traffic(5.0, 0)] * 20, after_s=300.0)
     assert (idle[-1].prefill, idle[-1].decode) == (1, 1)
-    assert idle[-1].reason == "1P1D: no request for 300 s"
+    assert idle[-1].reason == "1P1D: no request for 60 s"
     first_down = next(i for i, plan in enumerate(idle) if plan.prefill < busy.prefill)
     assert 5.0 * (first_down + 1) >= 60.0
-
-
-def test_a_worker_is_requested_for_what_comes_when_it_serves_and_kept_for_what_comes_now() -> None:
-    roomy = replace(DEPLOYMENT, gpu_budget=200)
-    rising, falling = ([Traffic(5.0, 5 * rate, 1000, 200) for rate in rates] for rates in (
-        [5 + i / 1.5 for i in range(96)], [131 - i / 1.5 for i in range(96)]))  # fmt: skip
-    level = plans(planner(roomy), [Traffic(5.0, 5 * 68, 1000, 200)] * 96)[-1]
-    up, down = plans(planner(roomy), rising)[-1], plans(planner(roomy), falling)[-1]
-    assert up.prefill > level.prefill, "68 requests a second now, and more in a start-up"
-    assert up.signals["planned_rate"] > 70
-    assert down.prefill >= level.prefill, "as many as are needed now, although fewer are in a start-up"
-    assert down.signals["forecast_rate"] < 66
-
-
-def test_a_pool_stays_large_enough_for_what_came_until_it_is_known_whether_it_comes_back() -> None:
-    """Two busy windows, then little."""
-    made = plans(planner(), [*steady(12, count=2), *steady(1, count=70)])
-    busy, unsure = made[1].prefill, [plan.prefill for plan in made[2:40]]
-    assert min(unsure) >= busy - 1, "the queue of that time is gone, and needs no worker"
-    assert made[-1].prefill < busy - 1
-
-
-def asked(subject: DopdPlanner, count: int, requests: float, osl: float | None = 200.0) -> list[ScalePlan]:
-    """Ask every second, with a pool of 2P1D."""
-    window = Traffic(1.0, requests, 1000.0, osl)
-    return [subject.plan(PlannerView(at + 1.0, window, Pool(2), Pool(1))) for at in range(count)]
-
-
-def test_the_first_plan_comes_as_soon_as_the_traffic_says_so() -> None:
-    subject = planner()
-    assert subject.next_s == 1.0 < subject.interval_s
-    assert asked(subject, 1, requests=40.0)[0].prefill > 3
-    assert subject.next_s == subject.interval_s, "asked at its interval from then on"
-
-
-def test_a_few_requests_are_no_reason_to_be_early() -> None:
-    subject = planner()
-    made = asked(subject, 5, requests=1.0)
-    assert [(plan.prefill, plan.decode) for plan in made[:4]] == [(2, 1)] * 4
-    assert "not over" in made[0].reason
-    assert subject.next_s == subject.interval_s, "the interval is over, and planned for as such"
-
-
-def test_without_lengths_it_goes_on_asking_and_plans_when_the_first_request_ends() -> None:
-    subject = planner()
-    assert {plan.prefill for plan in asked(subject, 7, requests=40.0, osl=None)} == {2}
-    assert subject.next_s == 1.0
-    assert asked(subject, 1, requests=40.0)[0].prefill > 3
-
-
-def test_an_early_plan_is_not_taken_back_at_the_end_of_the_interval() -> None:
-    """Nor are its requests counted twice: the whole window has those of its five seconds."""
-    subject = planner()
-    early = asked(subject, 1, requests=40.0)[0]
-    later = subject.plan(PlannerView(6.0, Traffic(5.0, 200.0, 1000.0, 200.0), Pool(2), Pool(1)))
-    assert later.prefill >= early.prefill
-    assert later.signals["forecast_rate"] == pytest.approx(40.0)
-
-
-def test_algorithm_2_as_printed_is_asked_at_its_interval_only() -> None:
-    assert planner(paper_literal=True).next_s == 5.0
 
 
 def test_algorithm_2_as_printed_scales_down_at_zero_traffic_too() -> None:
@@ -418,13 +357,3 @@ def test_a_step_with_every_series_refitted_over_600_points_is_under_50_ms() -> N
         subject.plan(PlannerView(3005.0 + 5 * index, jump, Pool(1), Pool(1)))
         took_s.append(time.process_time() - started)
     assert sorted(took_s)[len(took_s) // 2] < 0.05
-
-
-def test_a_change_says_what_it_is_worth() -> None:
-    grown = plans(planner(), steady(16.0, count=1))[0]
-    unchanged, planned = (grown.signals[f"expected_attainment{end}"] for end in ("_unchanged", ""))
-    assert unchanged < planned <= 1
-    assert f"{planned:.1%} are expected in time, {unchanged:.1%} with " in grown.reason
-    settled = plans(planner(), steady(8.0))[-1]
-    assert settled.signals["expected_attainment"] == settled.signals["expected_attainment_unchanged"] > 0.95
-    assert "expected in time" not in settled.reason

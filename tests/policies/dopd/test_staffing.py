@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pdplugins.policies.dopd.staffing import Backlog, Service, prefill_workers, upper_rate
+from pdplugins.policies.dopd.staffing import Backlog, Dispersion, Service, capped_workers, prefill_workers, upper_rate
 
 QUADRATIC = Service.of(lambda tokens: tokens * tokens / 1e6, 1000, cv2=1.0, cap_s=1e9)
 
@@ -34,10 +34,42 @@ def test_the_pool_waits_what_eq_10_says(work: float, dispersion_s: float, wait_s
     assert rho / (1 - rho) * dispersion_s / 2 == pytest.approx(wait_s)
 
 
+def test_no_pool_is_larger_than_what_serves_the_largest_burst() -> None:
+    service = Service.of(lambda tokens: tokens / 5000, 1000, cv2=1.0, cap_s=2.0)
+    poisson_s = service.poisson_dispersion_s
+    for_peak = prefill_workers(4.0, poisson_s, 1.0)
+    assert capped_workers(1.0, 4.0, service, 40.0, 1.0) == for_peak < prefill_workers(1.0, 40.0, 1.0)
+    assert capped_workers(1.0, 4.0, service, poisson_s, 1.0) == prefill_workers(1.0, poisson_s, 1.0)
+    assert capped_workers(5.0, 4.0, service, 40.0, 1.0) == prefill_workers(5.0, poisson_s, 1.0)
+
+
+def test_the_largest_burst_fades() -> None:
+    dispersion = Dispersion(steps=1, interval_s=5.0, memory_s=100.0)
+    for work in [8.0, *[1.0] * 20]:
+        dispersion.learn(work, 1.0, QUADRATIC)
+    assert dispersion.peak == pytest.approx(8 / 2.71828, rel=0.01)
+
+
 def test_a_rate_seen_for_longer_is_known_better() -> None:
     assert upper_rate(10, 1000, 1) < upper_rate(10, 30, 1) < upper_rate(10, 5, 1)
     assert upper_rate(10, 30, 0) == 10
     assert upper_rate(0, 30, 1) == pytest.approx(1 / 30)
+
+
+def learned(work: list[float], service: Service, forecast: float) -> float:
+    dispersion = Dispersion(steps=2, interval_s=5.0, memory_s=7200.0)
+    for arrived in work:
+        dispersion.learn(arrived, forecast, service)
+    return dispersion.seconds(service, forecast)
+
+
+def test_bursts_have_a_larger_dispersion_than_independent_arrivals() -> None:
+    service = Service.of(lambda tokens: tokens / 5000, 1000, cv2=1.0, cap_s=2.0)
+    calm = learned([1.0] * 300, service, forecast=1.0)
+    bursty = learned([10.0 if i % 10 == 0 else 0.0 for i in range(300)], service, forecast=1.0)
+    assert calm == pytest.approx(service.poisson_dispersion_s)
+    # Variance 9 per second over 5 s of mean work 1, and twelve steps of the Poisson value.
+    assert bursty == pytest.approx(45, rel=0.1)
 
 
 def test_a_queue_is_followed_from_arrivals_and_workers() -> None:

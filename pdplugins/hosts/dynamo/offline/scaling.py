@@ -45,8 +45,8 @@ class OfflineScaling:
         """Why the last targets were given."""
 
     def initial_tick_ms(self) -> float:
-        """Return the time of the first decision."""
-        return self._planner.next_s * 1e3
+        """Return the time of the first decision: one planner interval after the start."""
+        return self._planner.interval_s * 1e3
 
     def on_tick(self, snapshot: Snapshot) -> Targets:
         """Answer one tick. A snapshot that cannot be read holds the last good plan."""
@@ -60,7 +60,7 @@ class OfflineScaling:
         return {
             "target_prefill": decision.answer.prefill,
             "target_decode": decision.answer.decode,
-            "next_tick_ms": snapshot["now_ms"] + self._planner.next_s * 1e3,
+            "next_tick_ms": snapshot["now_ms"] + self._planner.interval_s * 1e3,
         }
 
     def view(self, snapshot: Snapshot) -> PlannerView:
