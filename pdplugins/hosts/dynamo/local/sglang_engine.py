@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-import subprocess
 from pathlib import Path
 
 from pdplugins.config import Config
 from pdplugins.contracts.workers import Role
-from pdplugins.errors import HostError, one_line
 from pdplugins.hosts.dynamo.local.engine import Engine
 from pdplugins.hosts.dynamo.local.sglang_options import SglangSpec
 from pdplugins.hosts.dynamo.router.engines import SGLANG
@@ -19,9 +17,6 @@ from pdplugins.resources import CONFIG_VARIABLE
 
 DUAL = ("--disaggregation-mode", "decode", "--disaggregation-decode-enable-radix-cache")
 """Of a worker that does both phases: the plugin adds the other roles to a decode worker."""
-NEEDED = ("sglang", "dynamo.sglang", "pdplugins")
-"""Modules of the Python that runs the workers."""
-LOOK_S = 60.0
 TIMEOUTS = ("SGLANG_DISAGGREGATION_BOOTSTRAP_TIMEOUT", "SGLANG_DISAGGREGATION_WAITING_TIMEOUT")
 """How long a leg waits for the other one. Dynamo's worker cannot abort a leg that has not begun to answer."""
 
@@ -79,20 +74,3 @@ class Sglang(Engine):
 
     def _config_file(self, *, both: bool) -> Path:
         return self._folder / ("dual.yaml" if both else "stock.yaml")
-
-
-def check_python(path: str) -> None:
-    """Raise HostError when the Python at `path` cannot run the workers."""
-    look = f"import importlib.util as u\nfor name in {NEEDED!r}:\n    u.find_spec(name) or print(name)"
-    try:
-        done = subprocess.run([path, "-c", look], capture_output=True, text=True, timeout=LOOK_S, check=False)
-    except (OSError, subprocess.SubprocessError) as error:
-        raise HostError(f"--engine-python {path}: cannot run ({one_line(error)}); name a Python with SGLang") from None
-    missing = done.stdout.split()
-    if "dynamo.sglang" not in missing and done.returncode:  # it has no package dynamo to look into
-        missing.append("dynamo.sglang")
-    if missing:
-        raise HostError(
-            f"--engine sglang: {path} has no {', no '.join(missing)}; install sglang, ai-dynamo==1.4.2 and pdplugins "
-            "there, or name another Python with --engine-python"
-        )
