@@ -82,7 +82,7 @@ def test_nothing_is_shown_equal_without_anything_to_compare(published: manifest.
 
 
 @pytest.mark.dynamo
-@pytest.mark.moderate
+@pytest.mark.long
 def test_runs_of_dynamos_replay_are_made_again_by_their_own_command(published: manifest.Data) -> None:
     command = "pdplugins replay --planner static:1P1D --trace synthetic --duration 20"
     first = equality._replayed("x", {"label": "static", "command": command, "metrics": {}}, None)

@@ -226,7 +226,7 @@ def test_old_loads_are_a_second_old() -> None:
     assert all(9 <= now - then <= 12 for now, then in enumerate(seen[12:], start=12))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_one_cell_is_made_of_real_runs(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cells, "PER_WORKER", 15)
     memory = search.Memory()

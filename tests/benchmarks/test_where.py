@@ -113,7 +113,7 @@ def first(tried: dict[str, cells.Config]) -> dict[str, cells.Config]:
     return dict(list(tried.items())[:1])
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_one_place_is_made_of_real_runs(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cells, "PER_WORKER", 10)
     monkeypatch.setattr(cells, "SETTLE_S", 2.0)

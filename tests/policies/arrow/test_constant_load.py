@@ -80,7 +80,7 @@ def attainment(result: Result) -> float:
     return result.metrics.slo_attainment or 0.0
 
 
-@pytest.mark.moderate
+@pytest.mark.long
 @pytest.mark.parametrize("name", CASES)
 def test_the_capacities_of_this_file_are_those_of_the_best_split(name: str) -> None:
     """So that the shares below mean what they say, whatever becomes of profiles and simulator."""
