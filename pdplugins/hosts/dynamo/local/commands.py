@@ -18,7 +18,8 @@ from pdplugins.hosts.dynamo.local.options import (
     pick_config,
     pick_port,
 )
-from pdplugins.hosts.dynamo.local.sglang_options import check_python, sglang_spec
+from pdplugins.hosts.dynamo.local.sglang_options import sglang_spec
+from pdplugins.hosts.dynamo.local.sglang_python import check_python
 from pdplugins.hosts.seams import need_version
 from pdplugins.provenance import command_line
 from pdplugins.report.address import HELP, HELP_PUBLIC, Address

@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import shlex
-import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from pdplugins.errors import ConfigError, HostError, one_line
+from pdplugins.errors import ConfigError
 
 OURS = (
     *("--model-path", "--model", "--served-model-name", "--host", "--endpoint"),
     *("--disaggregation-mode", "--disaggregation-bootstrap-port", "--disaggregation-transfer-backend"),
 )
 """Options that the launcher sets."""
-NEEDED = ("sglang", "dynamo.sglang", "pdplugins")
-"""Modules of the Python that runs the workers."""
-LOOK_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,20 +47,3 @@ def sglang_spec(engine: str, model: Path | None, python: str | None, arguments: 
     if taken := sorted({word.partition("=")[0] for word in words} & set(OURS)):
         raise ConfigError(f"--engine-args: leave out {', '.join(taken)}; the launcher sets it for each worker")
     return SglangSpec(model.absolute(), python or sys.executable, words)
-
-
-def check_python(path: str) -> None:
-    """Raise HostError when the Python at `path` cannot run the workers."""
-    look = f"import importlib.util as u\nfor name in {NEEDED!r}:\n    u.find_spec(name) or print(name)"
-    try:
-        done = subprocess.run([path, "-c", look], capture_output=True, text=True, timeout=LOOK_S, check=False)
-    except (OSError, subprocess.SubprocessError) as error:
-        raise HostError(f"--engine-python {path}: cannot run ({one_line(error)}); name a Python with SGLang") from None
-    missing = done.stdout.split()
-    if "dynamo.sglang" not in missing and done.returncode:  # it has no package dynamo to look into
-        missing.append("dynamo.sglang")
-    if missing:
-        raise HostError(
-            f"--engine sglang: {path} has no {', no '.join(missing)}; install sglang, ai-dynamo==1.4.2 and pdplugins "
-            "there, or name another Python with --engine-python"
-        )

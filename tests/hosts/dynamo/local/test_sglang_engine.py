@@ -14,7 +14,8 @@ from pdplugins.config import find, load
 from pdplugins.errors import ConfigError, HostError
 from pdplugins.hosts.dynamo.local.options import not_driven, pick_config
 from pdplugins.hosts.dynamo.local.sglang_engine import Sglang
-from pdplugins.hosts.dynamo.local.sglang_options import SglangSpec, check_python, sglang_spec
+from pdplugins.hosts.dynamo.local.sglang_options import SglangSpec, sglang_spec
+from pdplugins.hosts.dynamo.local.sglang_python import check_python
 from pdplugins.types import Role
 
 
