@@ -70,7 +70,10 @@ def test_a_worker_that_hangs_loses_its_requests_and_comes_back(rig: Rig, caplog:
 
 
 def test_a_client_that_leaves_stops_both_legs(rig: Rig) -> None:
-    """By the workers' own counts of what they have in flight: while it prefills, and while it decodes."""
+    """By the workers' own counts of what they have in flight: while it prefills, and while it decodes.
+
+    The prompts fit into the KV cache together: a mocker hangs when requests that wait for KV cache are cancelled.
+    """
     config = settings("dopd", any_role=False)
     names = [f"{rig.namespace(2, 2, both=False)}-{role}-2" for role in Role]
 
@@ -78,7 +81,7 @@ def test_a_client_that_leaves_stops_both_legs(rig: Rig) -> None:
         async with rig.routed(config, 2, 2, router=FixedRouter(*names), own=True) as component:
             workers = [rig.workers(2, 2, both=False)[name] for name in names]
             for worker, osl in zip(workers, (5, 2000), strict=True):
-                asking = [asyncio.create_task(rig.ask(4000, osl, seed=n)) for n in range(4)]
+                asking = [asyncio.create_task(rig.ask(1500, osl, seed=n)) for n in range(4)]
                 await until(lambda worker=worker: worker.served("inflight_requests").total(), "requests are served")
                 for task in asking:
                     task.cancel()
