@@ -26,7 +26,9 @@ serve: setup  ## Run the main job: a Dynamo stack scaled by DOPD (SERVE_ARGS="--
 	$(BIN)/dynamo serve --planner dopd $(SERVE_ARGS)
 
 # Four processes for two cores run the tests of different files at once: many wait for servers and programs.
-PYTEST := $(BIN)/python -m pytest -n 4 --dist loadgroup
+# The fast tests wait for nothing: each process more costs them the seconds in which it imports everything.
+GROUPED := $(BIN)/python -m pytest --dist loadgroup
+PYTEST := $(GROUPED) -n 4
 
 lint: setup  ## Run the linters and the type checker
 	$(BIN)/ruff check
@@ -35,7 +37,7 @@ lint: setup  ## Run the linters and the type checker
 	$(BIN)/lint-imports
 
 check: lint  ## For the working day: the linters, the types and the fast tests (under a minute on two cores)
-	HYPOTHESIS_PROFILE=quick $(PYTEST) -q -m "not dynamo and not sglang and not long and not slow and not moderate"
+	HYPOTHESIS_PROFILE=quick $(GROUPED) -n 2 -q -m "not dynamo and not sglang and not long and not slow and not moderate"
 
 test: lint  ## Run the linters, the type checker and all tests; those of the simulator on both kernels
 	$(PYTEST)
