@@ -320,3 +320,23 @@ def test_a_stream_in_any_pieces_comes_as_whole_events(lines: list[bytes], data: 
     assert all(piece.endswith(protocol.EVENT_END) for piece in got)
     assert said.startswith(b"".join(got))
     assert got or protocol.EVENT_END not in said or b"error" in said
+
+
+def test_a_first_token_has_no_time_since_the_one_before_it() -> None:
+    """Else the mean time between the tokens of short answers is too short, and a power controller believes it."""
+    noted: list[tuple[int, float | None]] = []
+    load = SimpleNamespace(tokens=lambda count, gap_s, now_s: noted.append((count, gap_s)))
+    backend = SimpleNamespace(id="w", view=SimpleNamespace(load=load))
+    answer = Answer(backend, Pieces([b"data: {}\n\n", b"data: {}\n\ndata: {}\n\n"]), "rid", 1000)  # type: ignore[arg-type]
+
+    async def read() -> None:
+        await answer.begin()
+        await answer.piece()
+        await asyncio.sleep(0.1)
+        await answer.piece()
+
+    asyncio.run(read())
+    (first, no_gap_s), (more, gap_s) = noted
+    assert (first, no_gap_s, more) == (1, None, 2)
+    assert gap_s is not None
+    assert gap_s >= 0.05

@@ -27,6 +27,8 @@ from pdplugins.sim.core.power import PowerCurve, power_curve
 from pdplugins.types import Role
 
 STEP_TOKENS, MOST_BATCH, KV_TOKENS = 8192, 256, 1_300_000
+LATE_S = 0.05
+"""Steps that follow each other make up for so much of what the process was late."""
 TOKEN = b'data: {"id":"r","choices":[{"index":0,"finish_reason":null,"text":"x"}]}\n\n'
 
 
@@ -76,17 +78,17 @@ class Engine:
 
     async def run(self) -> None:
         """Step for ever."""
-        ends_s = 0.0
+        ends_s = time.monotonic()
         while True:
             if not self.waiting and not self.running:
                 self._gpu.demand_w = self._curve.idle_w
                 self._work.clear()
                 await self._work.wait()
-                ends_s = 0.0
+                ends_s = time.monotonic()
             batch = self.running[:MOST_BATCH]
             chunks = self._chunks(STEP_TOKENS - len(batch))
             self._gpu.demand_w = self._curve.prefill_w if chunks else self._curve.decode_w
-            ends_s = max(ends_s, time.monotonic() - 0.05) + self._takes_s(batch, [chunk for _, chunk in chunks])
+            ends_s = max(ends_s, time.monotonic() - LATE_S) + self._takes_s(batch, [chunk for _, chunk in chunks])
             await asyncio.sleep(max(ends_s - time.monotonic(), 0))
             for leg, (new, _) in chunks:
                 leg.computed += new

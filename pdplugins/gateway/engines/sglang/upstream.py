@@ -55,7 +55,8 @@ class Answer:
         """Of all of it, or of one event of a stream."""
         self._first = b""
         self._rest = b""
-        self._last_s = monotonic()
+        self._last_s: float | None = None
+        """When the last tokens came."""
 
     async def begin(self) -> None:
         """Wait for its beginning: the first events, or all of it. Raises WorkerFailedError."""
@@ -113,7 +114,8 @@ class Answer:
             self.ended = True
             events -= 1
         if events:
-            self.backend.view.load.tokens(events, (now_s - self._last_s) / events, now_s)
+            gap_s = None if self._last_s is None else (now_s - self._last_s) / events
+            self.backend.view.load.tokens(events, gap_s, now_s)
             self.tokens += events
         self._last_s = now_s
 
