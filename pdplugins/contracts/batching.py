@@ -29,6 +29,8 @@ class BatchView:
     decode_requests: int
     decode_context_tokens: int
     """Sum of the contexts of all running decodes."""
+    decode_tpots_s: tuple[float, ...] = ()
+    """TPOT of each running decode that has one of its own, in any order; that of the others is the deployment's."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from pdplugins.contracts.deployment import Deployment
 from pdplugins.contracts.request import Request
@@ -42,6 +42,20 @@ def largest_within(limit_s: float, most: int, time_s: Callable[[int], float]) ->
     :param time_s: seconds as a function of the number; it must not fall.
     """
     return bisect_right(range(1, most + 1), limit_s, key=time_s)
+
+
+def tightest_tpot_s(own: Collection[float], decodes: int, usual_s: float, least_s: float) -> float:
+    """Return the tightest TPOT, in seconds, of requests that decode on one worker.
+
+    One below `least_s` does not count: nothing keeps it any more, and it would only keep prompts waiting.
+
+    :param own: TPOT of each request that has one of its own.
+    :param decodes: number of all requests that decode.
+    :param usual_s: TPOT of the others.
+    :param least_s: TPOT that they have with no prefill beside them.
+    """
+    kept = [tpot_s for tpot_s in own if tpot_s >= least_s]
+    return min(kept) if kept and len(own) >= decodes else min([*kept, usual_s])
 
 
 def by_role(router: str, workers: Sequence[WorkerView]) -> dict[Role, tuple[WorkerView, ...]]:

@@ -113,12 +113,14 @@ def _request(request: Request) -> dict[str, Any]:
 
 
 def _batch_view(view: BatchView) -> dict[str, Any]:
+    own = {"own_tpot_s": plain(min(view.decode_tpots_s))} if view.decode_tpots_s else {}
     return {
         "queue": len(view.queue),
         "queued_tokens": sum(item.remaining_tokens for item in view.queue),
         "first": [_fields(item) for item in view.queue[:8]],
         "decode_requests": view.decode_requests,
         "decode_context_tokens": view.decode_context_tokens,
+        **own,
     }
 
 

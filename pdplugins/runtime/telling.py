@@ -67,6 +67,8 @@ def _batch(entry: Entry) -> Told:
         f"{view.get('queue', 0)} queued ({view.get('queued_tokens', 0)} tokens), "
         f"{view.get('decode_requests', 0)} decode ({view.get('decode_context_tokens', 0)} tokens of context)"
     )
+    if "own_tpot_s" in view:
+        seen += f", tightest own TPOT {view['own_tpot_s']:g} s"
     if entry.answer is None:
         return f"batch scheduler  none, the engine goes its own way{_why(entry)}", [("saw", seen)]
     tokens = entry.answer.get("prefill_tokens") or {}

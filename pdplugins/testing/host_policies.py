@@ -139,11 +139,14 @@ class WholePrompts:
         self.plans: list[Mapping[str, int]] = []
         self.stepped: list[float] = []
         """Seconds of each step that it heard of."""
+        self.own_tpots: list[tuple[float, ...]] = []
+        """What the decodes of each step asked for themselves, s."""
 
     def next_batch(self, view: BatchView, now_s: float) -> BatchPlan:
         """Take the first prompt of the queue."""
         plan = {waiting.request.id: waiting.remaining_tokens for waiting in view.queue[:1]}
         self.plans.append(plan)
+        self.own_tpots.append(view.decode_tpots_s)
         return BatchPlan(plan)
 
     def on_step(self, view: BatchView, plan: BatchPlan, took_s: float) -> None:

@@ -165,3 +165,18 @@ class RequestTests(HostTests):
         planned = Counter(tokens for scheduler in made for plan in scheduler.plans for tokens in plan.values())
         assert planned == Counter(job.prompt_tokens for job in FEW)
         assert sum(len(scheduler.stepped) for scheduler in made) >= len(FEW)
+
+    @fills(Seam.OWN_TPOTS)
+    def test_the_batch_scheduler_sees_the_tpot_that_decodes_ask_for_themselves(self) -> None:
+        """One worker does all of it: while the first request decodes, the others prefill."""
+        made: list[WholePrompts] = []
+
+        def make() -> WholePrompts:
+            made.append(WholePrompts())
+            return made[-1]
+
+        strict, *others = (replace(job, output_tokens=100) for job in FEW)
+        jobs = (replace(strict, tpot_s=0.03), *others)
+        served = self.run(Scenario(jobs, batch=make, prefill=0, decode=1, any_role=True))
+        assert served.endings == (Ending.FINISHED,) * len(FEW)
+        assert {own for scheduler in made for own in scheduler.own_tpots} == {(), (0.03,)}

@@ -107,7 +107,8 @@ class Observations:
             done = choose.choice([None, 0, choose.randint(0, request.prompt_tokens - 1)])
             queue.append(QueuedPrefill(request, request.prompt_tokens - (done or 0), choose.uniform(0, 10), done))
         decodes = choose.choice([0, choose.randint(1, 300)])
-        return BatchView(tuple(queue), decodes, choose.randint(0, 10**6) if decodes else 0)
+        own = tuple(self.number(1.0) for _ in range(choose.choice([0, 0, choose.randint(0, decodes)])))
+        return BatchView(tuple(queue), decodes, choose.randint(0, 10**6) if decodes else 0, own)
 
     def gpus(self, count: int) -> tuple[GpuView, ...]:
         """Return the GPUs of a node: one of each phase at least."""

@@ -34,6 +34,7 @@ class Seam(StrEnum):
     HOLDS = "lets requests wait where the flow policy holds, and asks again when one has ended"
     REFUSES = "refuses what the flow policy refuses"
     BATCHES = "asks a batch scheduler what each worker runs next, and tells it of each step"
+    OWN_TPOTS = "tells a batch scheduler the TPOT of each running decode that has one of its own"
     PLANNER_VIEW = "tells the planner the workers that are ready and the traffic"
     PLANNER_POOLS = "starts and stops workers as the planner wants"
     PLANNER_FAULTS = "keeps its workers when a planner raises or answers nonsense, and counts it"
@@ -60,6 +61,8 @@ class Job:
     """Seconds after which its client goes away, while it is served."""
     fails: bool = False
     """Whether the host makes it fail, in whichever way it can."""
+    tpot_s: float | None = None
+    """TPOT that it asks for itself."""
 
 
 @dataclass(frozen=True)

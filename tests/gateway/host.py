@@ -17,6 +17,7 @@ POWER = "the gateway has no power controller: it does not see GPUs"
 NOT_FILLED = {
     Seam.LOAD_BY_PHASE: "no server says how many prompt tokens its current step has",
     Seam.BATCHES: ENGINES,
+    Seam.OWN_TPOTS: ENGINES,
     Seam.PLANNER_VIEW: PLANNER,
     Seam.PLANNER_POOLS: PLANNER,
     Seam.PLANNER_FAULTS: PLANNER,

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pdplugins import testing
-from pdplugins.policies._common import SplitMix64, cached_tokens, cheapest, fit_pools, largest_within
+from pdplugins.policies._common import SplitMix64, cached_tokens, cheapest, fit_pools, largest_within, tightest_tpot_s
 from pdplugins.testing import request, worker
 from pdplugins.types import Deployment, Round, TraceRequest, WorkerView
 
@@ -102,3 +102,11 @@ def test_blocks_are_counted_only_where_they_could_make_up_for_the_load() -> None
     idle, *busy = [worker(f"p{n}", queued_tokens=5000 * bool(n), cached_blocks=Asked({7})) for n in range(100)]
     assert cheapest(request(prompt_tokens=600, blocks=(7,)), [idle, *busy], queued, 1.0, 512) is idle
     assert Asked.times == 1
+
+
+def test_the_tightest_tpot_is_that_of_the_requests_that_decode() -> None:
+    assert tightest_tpot_s((0.05, 0.03), 5, 0.08, 0.01) == 0.03
+    assert tightest_tpot_s((0.2,), 5, 0.08, 0.01) == 0.08, "the other four have the deployment's"
+    assert tightest_tpot_s((0.2, 0.1), 2, 0.08, 0.01) == 0.1
+    assert tightest_tpot_s((0.005, 0.06), 5, 0.08, 0.01) == 0.06, "nobody keeps 5 ms"
+    assert tightest_tpot_s((0.005,), 1, 0.08, 0.01) == 0.08

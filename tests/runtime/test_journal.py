@@ -23,6 +23,7 @@ from pdplugins.runtime.journal import Sampling, StandardJournal
 from pdplugins.runtime.metrics import Metrics
 from pdplugins.runtime.records import MOST_ITEMS, MOST_TEXT, WHOLE
 from pdplugins.runtime.router import SafeRouter
+from pdplugins.runtime.telling import told
 from pdplugins.types import (
     BatchPlan,
     BatchView,
@@ -281,3 +282,12 @@ def test_a_decision_that_is_not_kept_costs_a_small_part_of_one_that_is(
     assert skipped_s - bare_s < (kept_s - bare_s) / 10
     assert read(tmp_path / "skips")[0].entries == []
     assert len(read(tmp_path / "keeps")[0].entries) == 5 * 2000
+
+
+def test_a_batch_schedulers_line_says_the_tightest_tpot_that_decodes_ask_for(journal: Open) -> None:
+    writing, kept = journal(sampling=Sampling(every=1))
+    seen = BatchView((QueuedPrefill(REQUEST, 10, 0.0),), 3, 900, (0.05, 0.03))
+    writing.decided(Decision(Kind.BATCH_SCHEDULER, BatchPlan({})), {"view": seen, "now_s": 1.0})
+    (entry,) = kept()
+    assert entry.seen["view"]["own_tpot_s"] == 0.03
+    assert told(entry)[1][0][1].endswith("3 decode (900 tokens of context), tightest own TPOT 0.03 s")

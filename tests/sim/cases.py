@@ -14,7 +14,7 @@ from pdplugins.sim.core.power import PowerCurve
 from pdplugins.sim.core.settings import RunOutcome, SimSettings
 from pdplugins.sim.core.simulation import Simulation
 from pdplugins.sim.core.views import LiveView
-from pdplugins.types import Deployment, Role, Round, Slo
+from pdplugins.types import Deployment, Role, Round, Slo, Terms
 from tests.sim.anyone import AnyFlow, AnyPlanner, AnyPower, AnyRouter, AnyScheduler
 from tests.sim.models import SLOW, BentModel
 from tests.sim.reference import PlainEngine, PlainView
@@ -45,6 +45,7 @@ REQUESTS = st.fixed_dictionaries(
         "cancel": st.none() | st.none() | st.floats(0.01, 3),
         "blocks": st.integers(0, 3),
         "rounds": st.just([]) | ROUNDS,
+        "terms": st.none() | st.none() | st.builds(Terms, tpot_s=st.sampled_from([None, 0.01, 0.02])),
     }
 )
 
@@ -71,8 +72,11 @@ def cases(draw: st.DrawFn) -> dict[str, Any]:
         isl = max(request["isl"], 64 * len(blocks))
         session = f"s{number}" if rounds else None
         workload.append(
-            Arrival(now, isl, request["osl"], blocks, session, 0, rounds, None if rounds else request["cancel"])
-        )
+            Arrival(
+                now, isl, request["osl"], blocks, session, 0, rounds, None if rounds else request["cancel"],
+                request["terms"],
+            )
+        )  # fmt: skip
     engine = EngineSettings(
         order=draw(st.sampled_from(["decode_first", "prefill_first"])),
         step_tokens=draw(st.sampled_from([128, 700, 8192])),

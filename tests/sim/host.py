@@ -13,7 +13,7 @@ from pdplugins.sim.core.settings import SimSettings
 from pdplugins.sim.core.simulation import Simulation
 from pdplugins.testing import RecordingRouter, deployment
 from pdplugins.testing.hosts import Job, Scenario, Served
-from pdplugins.types import Ending, ScalePlan
+from pdplugins.types import Ending, ScalePlan, Terms
 from tests.sim.models import BentModel
 
 DOOMED_TOKENS = 10**6
@@ -22,7 +22,8 @@ DOOMED_TOKENS = 10**6
 
 def arrival(job: Job) -> Arrival:
     tokens = DOOMED_TOKENS if job.fails else job.prompt_tokens
-    return Arrival(job.arrival_s, tokens, job.output_tokens, cancel_after_s=job.leaves_after_s)
+    terms = None if job.tpot_s is None else Terms(tpot_s=job.tpot_s)
+    return Arrival(job.arrival_s, tokens, job.output_tokens, cancel_after_s=job.leaves_after_s, terms=terms)
 
 
 def ending(error: str | None) -> Ending:

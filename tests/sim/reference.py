@@ -138,7 +138,9 @@ class PlainEngine:
 
     @property
     def batch(self) -> Any:
-        return SimpleNamespace(size=len(self.running), context=sum(flight.context for flight in self.running))
+        own_tpots = {flight.index: flight.tpot_s for flight in self.running if flight.tpot_s}
+        context = sum(flight.context for flight in self.running)
+        return SimpleNamespace(size=len(self.running), context=context, own_tpots=own_tpots)
 
     def free_tokens(self) -> int:
         return int(self.kv.free)

@@ -99,7 +99,11 @@ class SmallHost:
         self.end(request, job)
 
     def step(self, batch: BatchScheduler, request: Request) -> None:
-        view = BatchView((QueuedPrefill(request, request.prompt_tokens, request.arrival_s),), 0, 0)
+        # As if all that came before were still decoding.
+        before = self.scenario.jobs[: len(self.requests) - 1]
+        own = () if "hides own TPOTs" in self.defects else tuple(job.tpot_s for job in before if job.tpot_s is not None)
+        queue = (QueuedPrefill(request, request.prompt_tokens, request.arrival_s),)
+        view = BatchView(queue, len(before), sum(job.prompt_tokens for job in before), own)
         plan = batch.next_batch(view, request.arrival_s)
         if "hides steps" not in self.defects:
             batch.on_step(view, plan, 0.01)
@@ -195,6 +199,7 @@ DEFECTS = {
     "does not ask the flow policy": "test_what_the_flow_policy_holds_waits_and_is_placed_when_it_goes",
     "serves what is refused": "test_what_the_flow_policy_refuses_is_refused",
     "hides steps": "test_the_batch_scheduler_composes_the_steps_and_hears_of_them",
+    "hides own TPOTs": "test_the_batch_scheduler_sees_the_tpot_that_decodes_ask_for_themselves",
     "hides traffic": "test_the_planner_sees_the_workers_and_the_traffic",
     "never stops workers": "test_the_pools_follow_the_planner",
     "does not count bad plans": "test_a_bad_planner_changes_no_worker_and_is_counted",

@@ -116,7 +116,9 @@ def view_of(scheduler: Any, running_batch: Any, asked: Asked) -> BatchView:
     started = () if chunked is None else (queued(chunked, done_tokens(chunked), asked),)
     waiting = (queued(request, request.num_matched_prefix_tokens, asked) for request in scheduler.waiting_queue)
     running = running_batch.reqs
-    return BatchView((*started, *waiting), len(running), sum(request.seqlen for request in running))
+    terms = (asked(request.rid) for request in running)
+    tpots = tuple(one.tpot_s for one in terms if one is not None and one.tpot_s is not None)
+    return BatchView((*started, *waiting), len(running), sum(request.seqlen for request in running), tpots)
 
 
 def queued(request: Any, done: int, asked: Asked) -> QueuedPrefill:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from functools import partial
+from functools import lru_cache, partial
 
 from pdplugins.config import Config, find, load
 from pdplugins.errors import PdpluginsError
@@ -16,6 +16,9 @@ from pdplugins.runtime.assembly import build_deployment
 from pdplugins.runtime.policies import Policies, build_policies
 
 log = logging.getLogger(__name__)
+
+MOST_KNOWN = 4096
+"""Requests whose terms are remembered: each one that decodes is looked at before every step."""
 
 
 def install(name: str) -> None:
@@ -35,7 +38,8 @@ def install(name: str) -> None:
             return
         hooks: dict[str, Hook] = {}
         if (build := _policies(config).batch_scheduler()) is not None:
-            hooks = BatchHooks(build, asked=partial(carried_by, config=config.terms)).hooks()
+            asked = lru_cache(MOST_KNOWN)(partial(carried_by, config=config.terms))
+            hooks = BatchHooks(build, asked=asked).hooks()
         if config.sglang.dual_role:
             nixl.pause_progress_threads(config.sglang.nixl_poll_us)
             clock = nixl.pause_transfer_threads(config.sglang.nixl_poll_us)

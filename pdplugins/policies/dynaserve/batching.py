@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from pdplugins.contracts.batching import BatchPlan, BatchView, QueuedPrefill
 from pdplugins.contracts.deployment import Deployment
+from pdplugins.policies._common import tightest_tpot_s
 from pdplugins.policies.dynaserve.config import DynaServeBatchSettings
 from pdplugins.policies.dynaserve.steps import adder
 from pdplugins.policies.dynaserve.table import ProfileTable
@@ -18,7 +19,9 @@ class DynaServeBatchScheduler:
     """Keeps each step of one instance within the TBT SLO."""
 
     def __init__(self, settings: DynaServeBatchSettings, deployment: Deployment) -> None:
-        self._slo_s = (settings.tbt_slo_s or deployment.slo.tpot_s) * (1 - settings.headroom)
+        self._tpot_s = settings.tbt_slo_s or deployment.slo.tpot_s
+        self._share = 1 - settings.headroom
+        self._slo_s = self._tpot_s * self._share
         self._most = settings.step_tokens
         self._alone = min(settings.prefill_only_tokens, settings.step_tokens)
         self._table = ProfileTable(deployment, settings.learning_rate)
@@ -33,6 +36,9 @@ class DynaServeBatchScheduler:
     def begin(self, view: BatchView) -> tuple[Step, int]:
         """Return a step with the decodes of `view`, and the prompt tokens that may join it."""
         step = Step(self._table, view, self._slo_s)
+        if own := view.decode_tpots_s:
+            alone_s = step.predicted_s() / self._share
+            step.slo_s = self._share * tightest_tpot_s(own, step.dnum, self._tpot_s, alone_s)
         waiting = sum([prefill.remaining_tokens for prefill in view.queue])
         step.covered = done_tokens(view.queue[0])
         budget = step.max_prefill_allowed(step.covered, min(waiting, self._most))
@@ -72,11 +78,12 @@ class DynaServeBatchScheduler:
 class Step:
     """One step while it is composed."""
 
-    __slots__ = ("_modelled_s", "_slo_s", "_table", "alone", "chunks", "covered", "ctx", "dnum", "plen")
+    __slots__ = ("_modelled_s", "_table", "alone", "chunks", "covered", "ctx", "dnum", "plen", "slo_s")
 
     def __init__(self, table: ProfileTable, view: BatchView, slo_s: float) -> None:
         self._table = table
-        self._slo_s = slo_s
+        self.slo_s = slo_s
+        """Seconds that the step may take."""
         self.dnum = max(view.decode_requests, 0)
         self.ctx = max(view.decode_context_tokens, 0) / self.dnum if self.dnum else 0.0
         self.plen = 0
@@ -123,7 +130,7 @@ class Step:
         """
         if most <= 0:
             return 0
-        table, plen, before_s, slo_s = self._table, self.plen, self._modelled_s, self._slo_s
+        table, plen, before_s, slo_s = self._table, self.plen, self._modelled_s, self.slo_s
         ratio, added = table.ratios(self.ctx, self.dnum), adder(table.steps, done, plen, self.dnum)
 
         def late_s(tokens: int) -> float:
@@ -147,7 +154,7 @@ class Step:
 
     def keep_slo(self) -> None:
         """Drop the last chunks while the whole step would miss the SLO, which happens where a profile is concave."""
-        while len(self.chunks) > 1 and self.predicted_s() > self._slo_s:
+        while len(self.chunks) > 1 and self.predicted_s() > self.slo_s:
             _, tokens, added_s = self.chunks.pop()
             self.plen -= tokens
             self._modelled_s -= added_s

@@ -79,4 +79,4 @@ class FusionBatchScheduler:
 
     def _speed(self, step: Step, budget: int) -> float:
         """Return the share of an idle worker's prefill that a step of `budget` tokens leaves beside its decodes."""
-        return min(max(budget, 1) / self._costs.step_s / self._costs.alone, 1.0) if step.dnum else 1.0
+        return min(max(budget, 1) / step.slo_s / self._costs.alone, 1.0) if step.dnum else 1.0

@@ -12,9 +12,10 @@ from pdplugins.contracts.router import Ending, Outcome
 from pdplugins.contracts.workers import Role, WorkerView
 from pdplugins.policies.fusion.composition import Frontier, Lengths, frontier
 from pdplugins.policies.fusion.config import FusionSettings
-from pdplugins.policies.fusion.costs import Costs
+from pdplugins.policies.fusion.costs import Costs, decodes_of
 from pdplugins.policies.fusion.feedback import Feedback
 from pdplugins.policies.fusion.lengths import MeanLengths
+from pdplugins.policies.fusion.residents import Residents
 from pdplugins.policies.fusion.watts import Powered, powered
 from pdplugins.policies.rapid.controller import Caps
 
@@ -31,6 +32,7 @@ class Core:
         self.costs = Costs(settings, deployment)
         self.lengths = MeanLengths(settings.prior_tokens)
         self.feedback = Feedback(deployment.slo)
+        self.residents = Residents()
         self.capacity = 0.0
         """Requests a second that the pool serves at most, by the programme; 0 before its first solution."""
         self.wanted: int | None = None
@@ -65,8 +67,19 @@ class Core:
         self._next_s = now_s + max(settings.interval_s, 0.0 if self.wanted == present else settings.dwell_s)
         return self.wanted
 
+    def own_tpot_s(self, worker: WorkerView, decodes: int, context: int) -> float | None:
+        """Return the tightest TPOT of a worker's `decodes` requests of `context` in all; None for the deployment's."""
+        own = self.residents.on(worker.id)
+        return self.costs.tightest_s(own, decodes, context) if own else None
+
+    def beside(self, worker: WorkerView) -> float:
+        """Return the prompt tokens a second that a worker prefills beside what it decodes."""
+        decodes, context = decodes_of(worker)
+        return self.costs.beside(decodes, context, self.own_tpot_s(worker, decodes, context))
+
     def ended(self, request: Request, outcome: Outcome) -> None:
         """Learn length and latencies of an answer. A second call for the same request changes nothing."""
+        self.residents.left(request.id)
         if self.lengths.knows(request):
             self.feedback.heard(request, outcome)
         finished = outcome.ending is Ending.FINISHED

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 
 from pdplugins.contracts.batching import BatchView
 from pdplugins.contracts.deployment import Deployment
 from pdplugins.contracts.workers import WorkerView
-from pdplugins.policies._common import largest_within
+from pdplugins.policies._common import largest_within, tightest_tpot_s
 from pdplugins.policies.dynaserve.batching import Step
 from pdplugins.policies.dynaserve.steps import Grid
 from pdplugins.policies.dynaserve.table import BOUND, ProfileTable
@@ -23,6 +24,8 @@ CHUNKS = (2048, 4096, 8192, 16384)
 """Prompt tokens of a step without decodes that are tried."""
 LARGEST = 1e9
 """Larger loads are no loads: an engine that reports one is taken for an idle one."""
+MOST_TPOT_S = 1e3
+"""A larger TPOT of a request of its own asks for nothing."""
 LEAST_RATE = 1e-3
 """Tokens a second of a worker whose decodes leave nothing of the step."""
 
@@ -31,7 +34,8 @@ class Costs:
     """Costs on one worker that does both phases."""
 
     def __init__(self, settings: FusionSettings, deployment: Deployment) -> None:
-        self.step_s = deployment.slo.tpot_s * settings.tpot_share
+        self._tpot_s, self._tpot_share = deployment.slo.tpot_s, settings.tpot_share
+        self.step_s = self._tpot_s * self._tpot_share
         self.transfer_s = deployment.perf.transfer_s
         self._table = ProfileTable(deployment, settings.learning_rate)
         self._most = settings.step_tokens
@@ -41,7 +45,7 @@ class Costs:
         self._chunk_attending_s = self._table.steps.attending(self.chunk, 0)
         self.whole_s = Grid(lambda tokens: self.prefill_s(int(tokens)))
         """Seconds of a prompt of which nothing is done: `prefill_s`, cheap enough for each of a hundred prompts."""
-        self._rates: dict[tuple[int, int], float] = {}
+        self._rates: dict[tuple[int, ...], float] = {}
         self._ratios = {True: 1.0, False: 1.0}
         """Measured over modelled time of steps, with decodes and without."""
         self.alone = self.beside(0, 0)
@@ -99,20 +103,35 @@ class Costs:
         """Return the largest number of decodes whose step keeps the TPOT SLO; at least one."""
         return max(largest_within(self.step_s, most, lambda n: self.decode_s(n, mean_context)), 1)
 
-    def beside(self, decodes: int, context: int) -> float:
-        """Return the prompt tokens a second that a worker prefills beside `decodes` requests of `context` in all."""
-        key = -(-decodes // BATCH_CELL), context // max(decodes, 1) // CONTEXT_CELL
+    def tightest_s(self, own: Collection[float], decodes: int, context: int) -> float:
+        """Return the tightest TPOT of `decodes` requests of `context` in all, of which `own` is what some ask for."""
+        alone_s = self.decode_s(decodes, context / decodes) if decodes else 0.0
+        return tightest_tpot_s(own, decodes, self._tpot_s, alone_s / self._tpot_share)
+
+    def limit_s(self, tpot_s: float | None) -> float:
+        """Return the seconds that a step may take beside this TPOT; None for that of the deployment."""
+        return self.step_s if tpot_s is None else tpot_s * self._tpot_share
+
+    def beside(self, decodes: int, context: int, tpot_s: float | None = None) -> float:
+        """Return the prompt tokens a second that a worker prefills beside `decodes` requests of `context` in all.
+
+        :param tpot_s: their tightest TPOT, which is rounded down to milliseconds; None for that of the deployment.
+        """
+        key: tuple[int, ...] = -(-decodes // BATCH_CELL), context // max(decodes, 1) // CONTEXT_CELL
+        if tpot_s is not None:
+            key = *key, int(min(tpot_s, MOST_TPOT_S) * 1e3)
+            tpot_s = key[2] / 1e3
         if (rate := self._rates.get(key)) is None:
             if len(self._rates) >= MOST_CELLS:
                 self._rates.clear()
-            rate = self._rates[key] = self._beside(key[0] * BATCH_CELL, key[1] * CONTEXT_CELL)
+            rate = self._rates[key] = self._beside(key[0] * BATCH_CELL, key[1] * CONTEXT_CELL, self.limit_s(tpot_s))
         return rate
 
-    def _beside(self, decodes: int, mean_context: int) -> float:
+    def _beside(self, decodes: int, mean_context: int, step_s: float) -> float:
         if not decodes:
             return self.chunk / max(self.prefill_s(self.chunk), 1e-9)
-        step = Step(self._table, BatchView((), decodes, decodes * mean_context), self.step_s)
-        return max(step.max_prefill_allowed(self.chunk // 2, self._most) / self.step_s, LEAST_RATE)
+        step = Step(self._table, BatchView((), decodes, decodes * mean_context), step_s)
+        return max(step.max_prefill_allowed(self.chunk // 2, self._most) / max(step_s, 1e-9), LEAST_RATE)
 
 
 def decodes_of(worker: WorkerView) -> tuple[int, int]:

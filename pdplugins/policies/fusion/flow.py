@@ -97,7 +97,7 @@ class FusionFlow:
 
     def _predicted(self, workers: Sequence[WorkerView]) -> float:
         """Return the prefill speed of these workers, in idle workers, beside what they decode."""
-        return sum(self._costs.beside(*decodes_of(worker)) for worker in workers) / self._costs.alone
+        return sum(self._core.beside(worker) for worker in workers) / self._costs.alone
 
     def _has_place(self, workers: tuple[WorkerView, ...], looked_at: Sequence[WorkerView], job: Job) -> bool:
         if len(self._released) >= self._core.decode_places(workers):
@@ -112,7 +112,8 @@ class FusionFlow:
             Else the router would put it into the queue of one that only prefills: it waits here for that one.
         """
         decodes, context = decodes_of(worker)
-        rate = self._costs.beside(decodes, context)
+        own_s = self._core.own_tpot_s(worker, decodes, context)
+        rate = self._costs.beside(decodes, context, own_s)
         if ahead_tokens(worker) > self._ahead_s * rate:
             return False
         if worker.role is Role.PREFILL:
@@ -120,5 +121,5 @@ class FusionFlow:
         return (
             (not only_in_time or job.cost_s * self._costs.alone <= rate * (job.due_s - job.since_s))
             and decodes < self._core.deployment.max_batch
-            and (not decodes or self._costs.decode_s(decodes + 1, context / decodes) <= self._costs.step_s)
+            and (not decodes or self._costs.decode_s(decodes + 1, context / decodes) <= self._costs.limit_s(own_s))
         )

@@ -76,6 +76,12 @@ class FusionRouter:
         check_ready("fusion", workers)
         self._core.lengths.began(request)
         self._look(workers)
+        placement = self._soonest(request, workers)
+        if placement.second is not None:
+            self._core.residents.placed(request, placement.second)
+        return placement
+
+    def _soonest(self, request: Request, workers: tuple[WorkerView, ...]) -> Placement:
         away, local = self._soonest_away(request), self._soonest_local(request)
         if local is not None and (away is None or local[0] <= away[0]):
             than = "" if away is None else f", {away[0]:.2f} s by way of {away[1].id}"
@@ -105,6 +111,7 @@ class FusionRouter:
         check_ready("fusion", workers)
         self._look(workers)
         best = self._least_crowded(request, workers)
+        self._core.residents.placed(request, best.id)
         return Placement(placement.first, best.id, request.prompt_tokens, "least context")
 
     def on_ended(self, request: Request, outcome: Outcome) -> None:
@@ -133,7 +140,7 @@ class FusionRouter:
         """Return the soonest first token by way of a worker that only prefills."""
         best: Soonest | None = None
         for worker in self._turns["prefill"].of(self._prefill):
-            wait_s = ahead_tokens(worker) / self._costs.beside(*decodes_of(worker))
+            wait_s = ahead_tokens(worker) / self._core.beside(worker)
             if best is None or wait_s < best[0]:
                 best = wait_s, worker
         if best is None:
@@ -148,7 +155,8 @@ class FusionRouter:
         for worker in self._candidates(request):
             decodes, context = decodes_of(worker)
             tokens = ahead_tokens(worker) + request.prompt_tokens - self._known(request, worker)
-            wait_s = tokens / self._costs.beside(decodes, context) * self._harm(worker)
+            own_s = self._core.own_tpot_s(worker, decodes, context)
+            wait_s = tokens / self._costs.beside(decodes, context, own_s) * self._harm(worker, own_s)
             wait_s += self._full_s(request, worker, decodes)
             if best is None or wait_s < best[0]:
                 best = wait_s, worker
@@ -168,10 +176,13 @@ class FusionRouter:
             history = max(history, cached_tokens(request, worker, self._core.settings.block_tokens))
         return min(history, request.prompt_tokens)
 
-    def _harm(self, worker: WorkerView) -> float:
-        """Return how many times its time a prompt counts on a worker whose decodes are slower than they may be."""
-        tbt_s = worker.load.recent_tbt_s
-        return tbt_s / self._tpot_s if tbt_s is not None and self._tpot_s < tbt_s <= MOST_TBT_S else 1.0
+    def _harm(self, worker: WorkerView, own_s: float | None) -> float:
+        """Return how many times its time a prompt counts on a worker whose decodes are slower than they may be.
+
+        :param own_s: their tightest TPOT; None for that of the deployment.
+        """
+        tbt_s, tpot_s = worker.load.recent_tbt_s, self._tpot_s if own_s is None else own_s
+        return tbt_s / tpot_s if tbt_s is not None and tpot_s < tbt_s <= MOST_TBT_S else 1.0
 
     def _full_s(self, request: Request, worker: WorkerView, decodes: int) -> float:
         """Return what is added to the wait for a worker that has no place for one more decode."""

@@ -116,7 +116,8 @@ def batch_view(engine: Engine) -> BatchView:
         for flight in (*engine.prefilling, *engine.queue)
         if flight.request is not None
     )
-    return BatchView(waiting, engine.batch.size, engine.batch.context)
+    batch = engine.batch
+    return BatchView(waiting, batch.size, batch.context, tuple(batch.own_tpots.values()))
 
 
 def _follow(plan: BatchPlan, engine: Engine) -> list[Flight]:

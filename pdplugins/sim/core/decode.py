@@ -20,7 +20,7 @@ class DecodeBatch:
 
     __slots__ = (
         "_gap_steps", "_gap_times", "_leaves", "_members", "_new", "_past", "before", "context", "first_leave", "gaps",
-        "last", "size", "steps", "time",
+        "last", "own_tpots", "size", "steps", "time",
     )  # fmt: skip
 
     def __init__(self, gaps: Gaps) -> None:
@@ -42,6 +42,8 @@ class DecodeBatch:
         self._members: dict[int, Flight] = {}
         """Members by order of joining, in that order."""
         self._new: list[Flight] = []
+        self.own_tpots: dict[int, float] = {}
+        """TPOT of each member that has one of its own, by order of joining, s."""
         self.gaps = gaps
         # Only gaps that are larger than all later ones, and their steps. So the largest gap since step s is the first
         # one here from step s on.
@@ -63,6 +65,8 @@ class DecodeBatch:
             self.first_leave = leave
         self._members[order] = flight
         self._new.append(flight)
+        if flight.tpot_s:
+            self.own_tpots[order] = flight.tpot_s
 
     def advance(self, line: Line, steps: int, end: int) -> None:
         """Make `steps` decode-only steps, the last of which ends at `end`."""
@@ -146,6 +150,8 @@ class DecodeBatch:
         self.size -= 1
         members, leaves = self._members, self._leaves
         del members[flight.order]
+        if flight.tpot_s:
+            del self.own_tpots[flight.order]
         while leaves and leaves[0] & (1 << ORDER_BITS) - 1 not in members:
             heappop(leaves)
         self.first_leave = leaves[0] >> ORDER_BITS if leaves else NEVER

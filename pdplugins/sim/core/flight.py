@@ -80,7 +80,7 @@ class Flight:
         "arrival", "arrived", "block_hits", "cached", "chunk", "done", "emitted", "engine", "error", "expected",
         "first", "first_token", "gap", "history", "id", "index", "isl", "kv", "landing", "last_token", "leave",
         "may_be_cached", "names", "order", "osl", "pins", "placement", "queued", "request", "reserved", "retries",
-        "second", "sent", "since", "sink", "state", "stop", "target", "transfer", "waits",
+        "second", "sent", "since", "sink", "state", "stop", "target", "tpot_s", "transfer", "waits",
     )  # fmt: skip
 
     def __init__(self, index: int, arrival: Arrival, arrived: int) -> None:  # noqa: PLR0915 - one line a field
@@ -92,6 +92,9 @@ class Flight:
         self.osl = arrival.osl_tokens
         self.emitted = 0
         """Output tokens so far. Tokens from a decode batch are counted when the request leaves it."""
+        own = None if arrival.terms is None else arrival.terms.tpot_s
+        self.tpot_s = 0.0 if own is None else own
+        """Its own TPOT; 0 for that of the deployment."""
         self.stop = 0
         """Output tokens after which the part on the current engine ends; 0 when it ends inside the prompt."""
         self.done = 0

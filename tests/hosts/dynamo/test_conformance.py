@@ -59,4 +59,5 @@ class TestRouter(HostConformance):
 
 def test_planners_and_the_router_share_no_seam() -> None:
     assert set(scenarios.PLANNERS_LACK) | set(routed.NOT_FILLED) == set(Seam)
-    assert set(scenarios.NOT_FILLED) == {Seam.BATCHES, Seam.PLANNER_ROLES, Seam.POWER_ROLES, Seam.POWER_CAPS}
+    moves = {Seam.PLANNER_ROLES, Seam.POWER_ROLES, Seam.POWER_CAPS}
+    assert set(scenarios.NOT_FILLED) == {Seam.BATCHES, Seam.OWN_TPOTS, *moves}

@@ -204,3 +204,13 @@ def test_a_step_after_idling_counts_from_its_launch() -> None:
     run(engine, one, 90.0)
     complete(engine, one, 90.3)
     assert policy.steps[-1][2] == pytest.approx(0.3)
+
+
+def test_the_policy_sees_the_tpot_that_running_requests_ask_for_themselves() -> None:
+    asked = {"d": Terms(tpot_s=0.03), "e": Terms(priority=1)}
+    engine = Engine(Policy(BatchPlan({})), req("a", 10))
+    engine.hooks = BatchHooks(lambda: engine.policy, lambda: 10.0, asked.get)
+    engine.running.reqs = [req("d", 50), req("e", 60), req("f", 70)]
+    engine.step()
+    (view,) = engine.policy.views
+    assert (view.decode_requests, view.decode_tpots_s) == (3, (0.03,))

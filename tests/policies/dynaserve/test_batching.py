@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -166,3 +167,21 @@ def test_a_search_reads_the_time_of_each_chunk_as_the_step_does(
     steps = grid_steps(model, 1)
     added = adder(steps, earlier, tokens, batch)
     assert [added(new) for new in chunks] == [steps.added(new, earlier, tokens, batch) for new in chunks]
+
+
+def test_a_step_is_as_long_as_the_tightest_tpot_of_its_decodes_allows() -> None:
+    """The deployment's is 0.1 s."""
+    model, steps = Model(), []
+    for own in ((), (0.05, 0.08), (0.2,), (0.2,) * 8, (1e-4,)):
+        seen = replace(view(queued("a", 5000), decodes=8), decode_tpots_s=own)
+        steps.append(whole_step_s(model, scheduler(deployment_of(model)).next_batch(seen, 0.0), seen))
+    usual_s, strict_s, loose_s, patient_s, impossible_s = steps
+    assert 0.04 < strict_s <= 0.05 < usual_s <= 0.1
+    assert (loose_s, impossible_s) == (usual_s, usual_s)
+    assert 0.1 < patient_s <= 0.2
+
+
+def test_a_tpot_of_its_own_keeps_its_headroom() -> None:
+    model, seen = Model(), replace(view(queued("a", 5000), decodes=8), decode_tpots_s=(0.05,))
+    plan = scheduler(deployment_of(model), headroom=0.2).next_batch(seen, 0.0)
+    assert 0.03 < whole_step_s(model, plan, seen) <= 0.04

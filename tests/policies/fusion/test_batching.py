@@ -91,3 +91,14 @@ def test_a_prompt_in_the_middle_of_its_chunks_keeps_its_place(bundle: Bundles) -
         served.append(first(plan))
         left -= plan.prefill_tokens["first"]
     assert set(served) == {"first"}
+
+
+def test_a_step_keeps_the_tightest_tpot_of_its_decodes(bundle: Bundles) -> None:
+    """20 ms for the weights, and 0.1 ms a token: 40 ms leave less than 200 tokens, the deployment's 80 ms more."""
+    queue = queued("a", 5000), queued("b", 5000)
+    for waiting in (queue, queue[:1]):
+        usual, strict = (
+            sum(scheduler(bundle).next_batch(BatchView(waiting, 10, 10_000, own), 0.0).prefill_tokens.values())
+            for own in ((), (0.04,))
+        )
+        assert 0 < strict < 200 < usual

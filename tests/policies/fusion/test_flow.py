@@ -9,7 +9,7 @@ import pytest
 from pdplugins.policies.fusion.core import Core
 from pdplugins.policies.fusion.flow import FusionFlow
 from pdplugins.testing import Worker, fleet, request, worker
-from pdplugins.types import Ending, FlowDecision, Go, Hold, Outcome, Refuse, Role, Waiting
+from pdplugins.types import Ending, FlowDecision, Go, Hold, Outcome, Refuse, Role, Terms, Waiting
 
 Cores = Callable[..., Core]
 
@@ -173,3 +173,16 @@ def test_the_turn_of_the_oldest_says_so(core: Cores) -> None:
         arrive(flow, name, 30_000 if name == "old" else 2000)
     reasons = [one.reason for one in ask(flow, fleet(0, 4), 1.0) if isinstance(one, Go)]
     assert any("turn of the oldest, which has waited 1.00 s" in reason for reason in reasons)
+
+
+def test_what_a_strict_tpot_leaves_of_a_step_is_what_a_worker_can_start(core: Cores) -> None:
+    """600 tokens wait, which two steps of 76 ms prefill, and two of 28 ms do not: the weights alone take 20."""
+    shared = core()
+    flow, workers = FusionFlow(shared), fleet(0, 1, decode_requests=10.0, decode_tokens=10_000.0, queued_tokens=600.0)
+    for name in "abc":
+        arrive(flow, name, 500)
+    assert gone([flow.next(workers, 0.0), flow.next(workers, 0.0)]) == ["a", "b"]
+    shared.residents.placed(request("strict", 500, terms=Terms(tpot_s=0.03)), "d0")
+    assert isinstance(flow.next(workers, 0.0), Hold)
+    shared.residents.left("strict")
+    assert gone([flow.next(workers, 0.0)]) == ["c"]

@@ -8,10 +8,11 @@ from time import thread_time_ns
 import pytest
 
 from pdplugins.policies.fusion.core import Core
+from pdplugins.policies.fusion.residents import MOST_KNOWN, Residents
 from pdplugins.policies.fusion.router import FusionRouter
 from pdplugins.profiling.decisions import BAR_LOOP_US, loop_ns
 from pdplugins.testing import Worker, fleet, request, worker
-from pdplugins.types import Capabilities, Ending, Outcome, Role
+from pdplugins.types import Capabilities, Ending, Outcome, Request, Role, Terms
 
 Cores = Callable[..., Core]
 FIXED = {"composition": False}
@@ -185,3 +186,37 @@ def test_roles_stay_where_another_part_has_them(core: Cores, settings: dict[str,
     router = FusionRouter(core(prior_tokens=10, **settings))
     arrivals(router, fleet(0, 8), 20_000, 10, 3.0)
     assert router.take_role_moves() == ()
+
+
+def strict(name: str, tokens: int = 1000) -> Request:
+    return request(name, tokens, terms=Terms(tpot_s=0.03))
+
+
+def test_a_prompt_goes_where_it_disturbs_no_request_with_a_strict_tpot(core: Cores) -> None:
+    """On d0 a request decodes that asks for 30 ms, which leaves prompts little of each step. d1 has more to do."""
+    loads = {"decode_requests": 5.0, "decode_tokens": 5000.0, "recent_tbt_s": 0.05}
+    workers = worker("d0", **loads), worker("d1", **loads, queued_tokens=500.0)
+    router, asked = FusionRouter(core(**FIXED)), strict("strict")
+    assert place(router, workers) == ("d0", "d0")
+    assert router.on_arrival(asked, workers, 0.0).second == "d0"
+    assert place(router, workers) == ("d1", "d1")
+    router.on_ended(asked, Outcome(Ending.FINISHED, 5))
+    assert place(router, workers) == ("d0", "d0")
+
+
+def test_a_request_counts_where_its_decode_is_bound(core: Cores) -> None:
+    busy = {"decode_requests": 100.0, "decode_tokens": 100_000.0, "queued_tokens": 50_000.0}
+    workers = worker("p0"), worker("d0", **busy)
+    shared, asked = core(**FIXED), strict("strict")
+    router = FusionRouter(shared)
+    placement = router.on_arrival(asked, workers, 0.0)
+    assert (placement.second, list(shared.residents.on("d0"))) == (None, [])
+    router.on_prefill_done(asked, placement, workers, 0.0)
+    assert list(shared.residents.on("d0")) == [0.03]
+
+
+def test_a_host_that_tells_of_no_end_fills_no_memory() -> None:
+    residents = Residents()
+    for index in range(3 * MOST_KNOWN):
+        residents.placed(strict(str(index)), f"d{index % 3}")
+    assert sum(len(residents.on(f"d{index}")) for index in range(3)) == MOST_KNOWN

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from pdplugins.config import find, load, parse
 from pdplugins.results import Result
 from pdplugins.runtime.explain import Choose, explain
 from pdplugins.sim.run.simulate import simulate
-from pdplugins.types import TraceRequest
+from pdplugins.types import Terms, TraceRequest
 
 COLOCATED = {"router": {"name": "least-loaded", "colocated": True}, "batch_scheduler": "dynaserve", "bundle": None}
 """Co-location with steps of the size that the TPOT SLO leaves: the strongest of what is stock here."""
@@ -137,3 +138,22 @@ def test_the_planner_gives_back_what_a_quiet_hour_does_not_need() -> None:
     fixed = run(trace)
     assert attainment(scaled) > 0.95
     assert scaled.metrics.gpu_hours < 0.8 * fixed.metrics.gpu_hours
+
+
+def tpots(trace: list[TraceRequest], **changes: Any) -> dict[str, float]:
+    """Return the TPOT of each request by its place in the trace, s."""
+    data = load(find("fusion")).model_dump(mode="json") | changes
+    outcome = simulate(parse(data), trace, trace_name="chats", command="test", seed=0)[1]
+    return {record.id: record.tpot_s for record in outcome.records if record.tpot_s is not None}
+
+
+@pytest.mark.parametrize("changes", [{}, COLOCATED], ids=["fusion", "dynaserve"])
+def test_a_request_with_a_strict_tpot_of_its_own_is_kept_in_it_while_others_prefill(changes: dict[str, Any]) -> None:
+    """Every tenth asks for 35 ms where the deployment promises 80. Unasked, most are served slower."""
+    usual = [replace(request, osl_tokens=max(request.osl_tokens, 50)) for request in chats(20.0, 300)]
+    trace = [replace(one, terms=Terms(tpot_s=0.035)) if index % 10 == 0 else one for index, one in enumerate(usual)]
+    before, after = tpots(usual, **changes), tpots(trace, **changes)
+    strict = [str(index) for index in range(0, len(trace), 10)]
+    assert sum(before[name] > 0.035 for name in strict) > len(strict) / 2
+    assert [name for name in strict if after[name] > 0.035] == []
+    assert len(after) == len(trace), "and the others are served too"

@@ -15,6 +15,7 @@ BATCHES = "Dynamo's engines compose their batches; no scheduler of ours is asked
 POWER = "no power controller of ours runs beside Dynamo"
 NOT_FILLED = {
     Seam.BATCHES: BATCHES,
+    Seam.OWN_TPOTS: BATCHES,
     Seam.PLANNER_VIEW: PLANNER,
     Seam.PLANNER_POOLS: PLANNER,
     Seam.PLANNER_FAULTS: PLANNER,
