@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 from dataclasses import dataclass, replace
+from functools import partial
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +13,7 @@ from pdplugins.contracts.request import Request
 from pdplugins.gateway.admission import RETRY_AFTER_S
 from pdplugins.gateway.engine import Call, Relay, Started, Work
 from pdplugins.gateway.errors import GatewayError, RefusedError, WorkerFailedError
+from pdplugins.gateway.latencies import Latencies
 from pdplugins.gateway.primitive import Execution, Primitive
 from pdplugins.gateway.prompts import blocks_of
 from pdplugins.gateway.retry import pause_s
@@ -44,7 +46,6 @@ class RequestTask:
         self._call = call
         self._client = client
         self._arrived_s = monotonic()
-        self._relay = serving.executor.relay(call, client, self._tokens)
         self._asked: tuple[Call, Started, Relay[Any]] | None = None
         """The request as the client asked it, where it is asked in another form."""
         self._blocks = blocks_of(call)
@@ -53,16 +54,14 @@ class RequestTask:
         self._ids: list[int] | None = None
         self._failed: tuple[str, ...] = ()
         """Workers that have failed it, the most suspect of the last failure first."""
-        self._first_s: float | None = None
-        """When its client got the first token of its stream."""
-        self._last_s = 0.0
-        """When its client got the last tokens so far."""
         self._whole_tokens: int | None = None
         """Output tokens of the answer, once it is whole."""
         self.workers: tuple[str, ...] = ()
         """Who is to serve it, as the last placement says: who prefills, then who decodes."""
         self.arrival = self._request(0)
         """The request as it came."""
+        self._latencies = Latencies(serving.metrics, self._arrived_s, partial(serving.routing.begun, self.arrival))
+        self._relay = serving.executor.relay(call, client, self._latencies.tokens)
 
     @property
     def age_s(self) -> float:
@@ -76,10 +75,7 @@ class RequestTask:
 
     def latencies(self) -> tuple[float | None, float | None]:
         """Return TTFT and TPOT of an answer that ends now, in seconds; None for what came in one piece."""
-        if self._first_s is None:
-            return None, None
-        gaps = (self._whole_tokens or 0) - 1
-        return self._first_s - self._arrived_s, (monotonic() - self._first_s) / gaps if gaps > 0 else None
+        return self._latencies.ended(self._whole_tokens)
 
     async def run(self) -> None:
         """Try until it is answered, or nothing is left to try."""
@@ -159,7 +155,7 @@ class RequestTask:
         if call is not self._call:
             self._asked = self._call, self._client, self._relay
             self._call, self._client = call, client
-            self._relay = self._all.executor.relay(call, client, self._tokens)
+            self._relay = self._all.executor.relay(call, client, self._latencies.tokens)
 
     async def _resumed(self, attempt: Attempt) -> Attempt:
         """Go on from the tokens that the client has got from other workers: they are part of the prompt now."""
@@ -304,17 +300,6 @@ class RequestTask:
 
     def _count(self, primitive: str) -> None:
         self._all.metrics.primitives.labels(primitive).inc()
-
-    def _tokens(self, count: int) -> None:
-        """Note new tokens of a stream; those that come together share the time since the last ones."""
-        now_s, metrics = monotonic(), self._all.metrics
-        if self._first_s is None:
-            self._first_s = now_s
-            metrics.ttft.observe(now_s - self._arrived_s)
-            self._all.routing.begun(self.arrival)
-        else:
-            metrics.itl.observe((now_s - self._last_s) / count, count)
-        self._last_s = now_s
 
     def _finish(self, request: Request, first: Worker, second: Worker, output: int) -> None:
         """Learn from an answer that is whole."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import weakref
 from collections import Counter
 from typing import Any
 
@@ -74,6 +76,32 @@ def test_a_thousand_requests_with_flips_under_load_lose_nothing() -> None:
     asyncio.run(run())
     assert router.flips > 100
     assert router.late == 0
+
+
+class Prompt(list[int]):
+    """A prompt that a weak reference may point to."""
+
+
+def test_a_request_that_has_ended_waits_for_no_garbage_collection() -> None:
+    """Python collects once in hundreds of requests, and each has some ten KiB of token ids."""
+
+    async def run() -> None:
+        stand = Stand(FixedRouter("w0", "w1"))
+        prompt = Prompt(range(40))
+        left = weakref.ref(prompt)
+        await stand.ask(token_ids=prompt)
+        for registry in stand.registries.values():
+            registry.sent.clear()
+        del prompt
+        await asyncio.sleep(0)
+        assert left() is None
+
+    gc.collect()
+    gc.disable()
+    try:
+        asyncio.run(run())
+    finally:
+        gc.enable()
 
 
 def test_router_and_flow_see_what_a_request_asks_for_itself() -> None:
