@@ -71,9 +71,8 @@ def write_whole(path: Path, text: str, mode: int = 0o666) -> None:
 def whole_text(path: Path, mode: int = 0o666) -> Iterator[TextIO]:
     """Yield a file to write text to, in pieces: it is there completely or not at all, as with `write_whole`."""
     path = _target(path)
-    with whole(path) as scratch:
-        with os.fdopen(_opened(scratch, path, mode), "w", encoding="utf-8") as file:
-            yield file
+    with whole(path) as scratch, os.fdopen(_opened(scratch, path, mode), "w", encoding="utf-8") as file:
+        yield file
 
 
 def _opened(scratch: Path, path: Path, mode: int) -> int:

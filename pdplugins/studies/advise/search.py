@@ -25,7 +25,7 @@ DRAWS = 5
 STUDENT_T = 2.776
 """Of 95 % with `DRAWS` draws."""
 HOPELESS, BEHIND = 0.5, 0.1
-"""What attains so much less than the best is not tried on more requests after all settings, nor on all of the traffic."""
+"""What attains so much less than the best is not tried on the second part of the traffic, nor on all of it."""
 NEAR = 0.005
 """A system may miss the target by so much on a part of the traffic and still be tried with fewer GPUs."""
 
