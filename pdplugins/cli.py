@@ -15,10 +15,11 @@ from typer.main import get_command
 
 from pdplugins import __version__, extras, schema
 from pdplugins.config import find, load, resolved
-from pdplugins.errors import ConfigError, PdpluginsError, one_line, shown
+from pdplugins.errors import ConfigError, PdpluginsError, one_line, question_first, shown
 from pdplugins.files import results_alone
 from pdplugins.hosts.dynamo.local.commands import serve
 from pdplugins.registry import Registry, default_registry
+from pdplugins.resources import data_dir
 from pdplugins.terminal import console
 from pdplugins.vocabulary import modern, prepare, writes_to_stdout
 
@@ -175,5 +176,6 @@ def _misused(error: Any, name: str) -> None:
 
 def _fail(name: str, error: object) -> None:
     """Print an error that the user can fix, in one line, and exit with code 2."""
-    sys.stderr.write(f"{name}: {one_line(error, MOST_ERROR)}\n")
+    said = one_line(error, MOST_ERROR).replace(f"{data_dir('configs')}/", "")  # users named a config, not its place
+    sys.stderr.write(f"{name}: {question_first(said)}\n")
     sys.exit(2)

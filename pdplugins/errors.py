@@ -10,6 +10,7 @@ MOST_SHOWN = 80
 """Characters of a value that are shown."""
 MOST_TOLD = 250
 """Characters of the detail that another library tells."""
+_MEANT = "; did you mean "
 
 
 class PdpluginsError(Exception):
@@ -51,7 +52,17 @@ def shown(value: object) -> str:
 def meant(name: str, known: Iterable[str]) -> str:
     """Return a question for the nearest of the `known` names, to end an error with; nothing where none is near."""
     near = difflib.get_close_matches(str(name)[:MOST_SHOWN], list(known), n=1)
-    return f"; did you mean {near[0]}?" if near else ""
+    return f"{_MEANT}{near[0]}?" if near else ""
+
+
+def question_first(message: str) -> str:
+    """Return an error with the question of `meant`, if it ends with one, right after what is wrong.
+
+    Before the long list of what there is, readers see it.
+    """
+    told, _, name = message.rpartition(_MEANT)
+    what, _, rest = told.partition("; ")
+    return f"{what}{_MEANT}{name} Else: {rest}" if rest and name.endswith("?") else message
 
 
 class _Short(Repr):

@@ -71,11 +71,15 @@ def write_whole(path: Path, text: str, mode: int = 0o666) -> None:
 def whole_text(path: Path, mode: int = 0o666) -> Iterator[TextIO]:
     """Yield a file to write text to, in pieces: it is there completely or not at all, as with `write_whole`."""
     path = _target(path)
-    with whole(path) as scratch:
-        ours = os.O_NOFOLLOW if scratch != path else 0  # a link of that name is someone else's
-        handle = os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | ours, mode)
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            yield file
+    with whole(path) as scratch, os.fdopen(_opened(scratch, path, mode), "w", encoding="utf-8") as file:
+        yield file
+
+
+def _opened(scratch: Path, path: Path, mode: int) -> int:
+    if scratch == DEVICE:  # opened by its name, a file behind it (``>> FILE``) would lose what it has
+        return os.dup(1)
+    ours = os.O_NOFOLLOW if scratch != path else 0  # a link of that name is someone else's
+    return os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | ours, mode)
 
 
 def _target(path: Path) -> Path:

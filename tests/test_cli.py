@@ -56,6 +56,24 @@ def test_bad_input_is_one_line_and_exit_code_2(program: str, arguments: list[str
     assert done.stdout == ""
 
 
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["simulate", "dopd", "--trace", "dmeo"], "dmeo: no such trace; did you mean demo? Else: published traces"),
+        (["simulate", "dpod"], "dpod.yaml: No such file or directory; did you mean dopd? Else: shipped configs are"),
+        (
+            ["simulate", "dopd", "--set", "router=randm"],
+            "dopd: router: there is no 'randm'; did you mean random? Else:",
+        ),
+    ],
+)
+def test_what_was_probably_meant_comes_before_what_else_there_is(arguments: list[str], said: str) -> None:
+    done = run("pdplugins", *arguments)
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"pdplugins: {said}")
+    assert done.stderr.count("\n") == 1
+
+
 WORKER = ("gateway", "--worker", "http://127.0.0.1:1")
 
 

@@ -6,6 +6,7 @@ import pkgutil
 import re
 from collections.abc import Iterator
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -107,3 +108,15 @@ def exists(name: str) -> bool:
 )
 def test_a_name_that_is_gone_is_found(text: str, gone: list[str]) -> None:
     assert sorted(set(missing(text))) == gone
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_table_has_a_head(page: str) -> None:
+    """A blank line within a table makes bars of what is below it."""
+    lines = (ROOT / page).read_text(encoding="utf-8").splitlines()
+    begins = [
+        number
+        for number, (before, line) in enumerate(pairwise(["", *lines]), 1)
+        if line.startswith("|") and not before.startswith("|")
+    ]
+    assert [number for number in begins if not re.fullmatch(r"[|: -]+", "".join(lines[number : number + 1]))] == []

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -41,6 +43,16 @@ def test_an_error_keeps_the_old_file_and_leaves_nothing_beside_it(tmp_path: Path
     assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {"old.json": "old"}
     write_whole(old, "new")
     assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {"old.json": "new"}
+
+
+def test_a_file_behind_standard_output_keeps_what_it_has(tmp_path: Path) -> None:
+    """As with ``pdplugins simulate … --json - >> results``."""
+    code = "from pathlib import Path; from pdplugins.files import write_whole; write_whole(Path('-'), 'new')"
+    log = tmp_path / "results"
+    log.write_text("old ")
+    with log.open("a") as file:
+        subprocess.run([sys.executable, "-c", code], stdout=file, check=True)
+    assert log.read_text() == "old new"
 
 
 def test_a_device_is_written_to_and_not_replaced() -> None:

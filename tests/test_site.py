@@ -78,3 +78,13 @@ def test_the_tests_that_pages_name_exist() -> None:
             tree = ast.parse((ROOT / path).read_text(encoding="utf-8"))
             found = {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)}
             assert name in found, f"{page.name}: {path} has no {name}"
+
+
+def test_each_request_of_users_that_is_met_names_what_tests_it() -> None:
+    rows = [line.split(" | ") for line in (ROOT / "docs/requests.md").read_text(encoding="utf-8").splitlines()]
+    answers = [(asked, answer, tested) for asked, answer, tested in (row for row in rows if len(row) == 3)]
+    met = [row for row in answers if row[1].startswith(("solved", "partly", "answered"))]
+    assert len(met) > 30
+    for asked, answer, tested in answers:
+        said = answer.startswith(("here", "not solved")) or "`tests/" in tested or "benchmarks/" in tested
+        assert said or "advise.md" in tested, f"{asked}: no test is named"

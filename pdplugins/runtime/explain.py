@@ -8,12 +8,16 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from pdplugins.config import DecisionLogConfig
 from pdplugins.contracts.kinds import Kind
 from pdplugins.contracts.planner import ScalePlan
 from pdplugins.errors import printable
 from pdplugins.runtime.decision_reader import Entry, Run, read, reading
 from pdplugins.runtime.records import WHOLE, cut
 from pdplugins.runtime.telling import pools_text, told
+
+SHOWN_IDS = 3
+"""Ids of requests that are shown as examples of what a log has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +60,38 @@ def explain(path: Path, choose: Choose = Choose()) -> Iterator[str]:
                 lines = list(_told(entry, first_s))
             yield from map(printable, lines)
         with reading(run.where):
-            lines = list(_summary(run))
+            lines = [*_summary(run), *missing(run, choose)]
         yield from map(printable, lines)
+
+
+def missing(run: Run, choose: Choose) -> Iterator[str]:
+    """Say why `run` has no decision about the request that was asked for; nothing where it has one, or none was."""
+    if choose.request is None or any(True for _ in choose.entries(run)):
+        return
+    ids = list(dict.fromkeys(name for entry in run.entries if (name := _request_of(entry))))
+    kept = DecisionLogConfig.model_validate(run.header["config"].get("decision_log", {}))
+    said = f"nothing here about request {choose.request}: "
+    if not ids:
+        yield f"{said}this log has no router, flow policy or batch scheduler that decided about a request"
+    elif kept.sample > 1:
+        yield (
+            f"{said}of such decisions the log keeps one in {kept.sample}, as of {', '.join(ids[:SHOWN_IDS])}; to keep "
+            "all, put decision_log: {sample: 1} into the config (pdplugins simulate: --set decision_log.sample=1) and "
+            "run again"
+        )
+    else:
+        yield (
+            f"{said}ids are as in {', '.join(ids[:SHOWN_IDS])}; where clients are served, the log keeps at most "
+            f"{kept.most_per_s} lines a second (decision_log.most_per_s)"
+        )
+
+
+def _request_of(entry: Entry) -> str | None:
+    """Return the id of the request that a router or a flow policy decided about."""
+    with reading(entry.where):
+        if entry.kind is Kind.ROUTER:
+            return str(entry.seen["request"]["id"])
+        return (entry.answer or {}).get("request_id") if entry.kind is Kind.FLOW else None
 
 
 def _told(entry: Entry, first_s: float) -> Iterator[str]:
@@ -75,11 +109,18 @@ def _now_s(entry: Entry) -> float | None:
 
 
 def as_data(path: Path, choose: Choose = Choose()) -> list[dict[str, Any]]:
-    """Return the runs of the log at `path` as plain data. Raises ConfigError for a line that is none of a log."""
-    return [
-        {"header": _plain(dict(run.header), run.where), "decisions": [_entry_data(e) for e in choose.entries(run)]}
-        for run in read(path)
-    ]
+    """Return the runs of the log at `path` as plain data. Raises ConfigError for a line that is none of a log.
+
+    Where a request was asked for that a run has no decision about, ``missing`` says why.
+    """
+    return [_run_data(run, choose) for run in read(path)]
+
+
+def _run_data(run: Run, choose: Choose) -> dict[str, Any]:
+    data = {"header": _plain(dict(run.header), run.where), "decisions": [_entry_data(e) for e in choose.entries(run)]}
+    with reading(run.where):
+        why = list(missing(run, choose))
+    return data | ({"missing": why[0]} if why else {})
 
 
 def changes(run: Run) -> set[int]:

@@ -23,7 +23,10 @@ if TYPE_CHECKING:
     from pdplugins.workloads.transform import Transform
 
 CONFIG = "A config file, or the name of a shipped one."
-Trace = Annotated[str, typer.Option(help="Trace or workload file, a shipped workload, or 'synthetic'.")]
+SYNTHETIC = "synthetic"
+Trace = Annotated[
+    str | None, typer.Option(help=f"Trace or workload file, or a workload by its name; else '{SYNTHETIC}'.")
+]
 Rate = Annotated[float | None, typer.Option(help="Mean arrivals/s: arrival times are scaled to it.")]
 ClipS = Annotated[float | None, typer.Option(help="Only what arrives in the first seconds, at that rate.")]
 MaxRequests = Annotated[int | None, typer.Option(help="Only the first requests or sessions.")]
@@ -65,7 +68,7 @@ def pd_register_commands(app: typer.Typer) -> None:
 def simulate(  # noqa: PLR0913 - the options of a command
     config: Annotated[str, typer.Argument(metavar="CONFIG", help=CONFIG)],
     *,
-    trace: Trace = "synthetic",
+    trace: Trace = None,
     rate: Rate = None,
     clip_s: ClipS = None,
     max_requests: MaxRequests = None,
@@ -124,7 +127,7 @@ def simulate(  # noqa: PLR0913 - the options of a command
 def compare(  # noqa: PLR0913 - the options of a command
     configs: Annotated[list[str], typer.Argument(metavar="CONFIG...", help=CONFIG)],
     *,
-    trace: Trace = "synthetic",
+    trace: Trace = None,
     rate: Rate = None,
     clip_s: ClipS = None,
     max_requests: MaxRequests = None,
@@ -168,7 +171,7 @@ def bound(  # noqa: PLR0913 - the options of a command
         str | None, typer.Argument(metavar="[CONFIG]", help="Where GPUs, profile and SLO are from.")
     ] = None,
     *,
-    trace: Trace = "synthetic",
+    trace: Trace = None,
     rate: Rate = None,
     clip_s: ClipS = None,
     max_requests: MaxRequests = None,
@@ -200,9 +203,10 @@ def bound(  # noqa: PLR0913 - the options of a command
     asked = [*map(parse_setting, settings or ()), *(one for one in given if one.value is not None)]
     checked = changed(Config() if config is None else named(config), config or "bound", asked)
     changes = Transform.of(rate=rate, clip_s=clip_s, max_requests=max_requests, max_context_tokens=max_context)
-    best = bound_of(checked, changes.apply(read(trace)))
+    load = _load(trace)
+    best = bound_of(checked, changes.apply(read(load)))
     if out is not None:
-        run = {"trace": Path(trace).name, "rate": rate, "profile": checked.deployment.profile}
+        run = {"trace": Path(load).name, "rate": rate, "profile": checked.deployment.profile}
         made = {"slo": checked.slo.model_dump(), "run": run, "commit": commit(), "command": command_line()}
         write_whole(out, json.dumps({"kind": "bound", **best.model_dump(), **made}, indent=1) + "\n")
     fewest = best.fewest_gpu_hours
@@ -214,17 +218,35 @@ def bound(  # noqa: PLR0913 - the options of a command
     )
 
 
-def _plan(names: Sequence[str], trace: str, changes: Transform, seed: int, watch: bool, overrides: Overrides) -> Plan:
-    """Read the configs and the trace. Raises ConfigError or TraceError."""
+def _load(trace: str | None) -> str:
+    """Return what --trace names. Without it that is a built-in load, which is said on standard error."""
+    if trace is not None:
+        return trace
+    from pdplugins.workloads.traces import shipped  # noqa: PLC0415 - a command loads what it needs when it runs
+
+    typer.echo(
+        f"no --trace: the load is '{SYNTHETIC}', 300 s of bursty made-up requests (pdplugins trace info {SYNTHETIC}); "
+        f"give yours with --trace FILE, or take another: {', '.join(shipped())}",
+        err=True,
+    )
+    return SYNTHETIC
+
+
+def _plan(
+    names: Sequence[str], trace: str | None, changes: Transform, seed: int, watch: bool, overrides: Overrides
+) -> Plan:
+    """Read the configs, then the trace. Raises ConfigError or TraceError."""
     from pdplugins.provenance import command_line  # noqa: PLC0415
     from pdplugins.sim.run.compare import Plan  # noqa: PLC0415
     from pdplugins.sim.run.options import configured  # noqa: PLC0415
     from pdplugins.workloads import traces  # noqa: PLC0415
 
+    configs = {name: configured(name, overrides) for name in names}
+    load = _load(trace)
     return Plan(
-        configs={name: configured(name, overrides) for name in names},
-        trace=changes.apply(traces.read(trace)),
-        trace_name=Path(trace).name,
+        configs=configs,
+        trace=changes.apply(traces.read(load)),
+        trace_name=Path(load).name,
         command=command_line(),
         seed=seed,
         watch=watch,
@@ -233,7 +255,7 @@ def _plan(names: Sequence[str], trace: str, changes: Transform, seed: int, watch
 
 
 def _streamed(
-    config: str, overrides: Overrides, trace: str, changes: Transform, seed: int, records: Path | None
+    config: str, overrides: Overrides, trace: str | None, changes: Transform, seed: int, records: Path | None
 ) -> Run:
     """Simulate without keeping the trace or the records. Raises ConfigError or TraceError."""
     from pdplugins.provenance import command_line  # noqa: PLC0415
@@ -243,12 +265,13 @@ def _streamed(
     from pdplugins.terminal import progress  # noqa: PLC0415
     from pdplugins.workloads import lazy  # noqa: PLC0415 - a command loads what it needs when it runs
 
-    ends_s = changes.clip_s or float("inf")
+    checked = configured(config, overrides)
+    load, ends_s = _load(trace), changes.clip_s or float("inf")
     with progress([config]) as shares:
         result = run.simulate(
-            configured(config, overrides),
-            lazy.changed(lazy.requests(trace), changes),
-            trace_name=Path(trace).name,
+            checked,
+            lazy.changed(lazy.requests(load), changes),
+            trace_name=Path(load).name,
             command=command_line(),
             seed=seed,
             progress=lambda now_s: shares([min(now_s / ends_s, 1.0)]),

@@ -239,7 +239,21 @@ def test_all_that_was_decided_for_one_request_can_be_picked(mixed: Path) -> None
     assert "batch scheduler  prefill r7 512" in output
     assert "3P 2D" not in output
     assert "r8" not in output.replace("flow  refuse r8", "")
-    assert "→" not in cli(str(mixed), "--request", "r9")[1]
+
+
+def test_why_a_request_has_no_line_is_said(mixed: Path, log: Path, tmp_path: Path) -> None:
+    assert "nothing here about request" not in cli(str(mixed), "--request", "r7")[1]
+    all_kept = cli(str(mixed), "--request", "r9")[1]
+    assert "→" not in all_kept
+    assert "nothing here about request r9: ids are as in r8, r7; where clients are served" in all_kept
+    sampled = tmp_path / "sampled.jsonl"
+    sampled.write_text(mixed.read_text().replace('"sample":1,', '"sample":100,'))
+    said = cli(str(sampled), "--request", "r9")[1]
+    assert "keeps one in 100, as of r8, r7; to keep all, put decision_log: {sample: 1} into the config" in said
+    assert "has no router" in cli(str(log), "--request", "r9")[1]
+    (run,) = json.loads(cli(str(sampled), "--request", "r9", "--json")[1])
+    assert run["missing"] in said
+    assert "missing" not in json.loads(cli(str(sampled), "--json")[1])[0]
 
 
 def test_json_holds_all_kinds(mixed: Path) -> None:

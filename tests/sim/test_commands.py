@@ -231,3 +231,17 @@ def test_numbers_of_workers_come_last() -> None:
     config = configured("stock-round-robin", Overrides(gpus=16, decode=1, settings=("deployment.startup_s=5",)))
     deployment = config.deployment
     assert (deployment.prefill.replicas, deployment.decode.replicas, deployment.startup_s) == (6, 1, 5.0)
+
+
+def test_the_load_of_a_run_without_a_trace_is_said_on_standard_error(app: typer.Typer, trace: Path) -> None:
+    for words in (
+        ("simulate", "dopd", "--no-hindsight"),
+        ("compare", "dopd"),
+        ("bound",),
+        ("simulate", "dopd", "--stream"),
+    ):
+        said = run(app, *words, "--clip-s", "5")
+        assert said.stderr.startswith("no --trace: the load is 'synthetic', 300 s of bursty made-up requests")
+        assert "no --trace" not in said.stdout
+        assert "no --trace" not in run(app, *words, "--clip-s", "5", "--trace", trace).stderr
+    assert "no --trace" not in run(app, "simulate", "dpod").stderr  # first what is wrong

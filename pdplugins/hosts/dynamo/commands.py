@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from functools import wraps
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from pdplugins import hookimpl
-from pdplugins.hosts.dynamo.offline.commands import replay
+from pdplugins.config import DeploymentConfig
+from pdplugins.hosts.dynamo.offline import commands as offline
 from pdplugins.processes.keys import read_secret
 
 TOKEN = "PDPLUGINS_TOKEN"  # noqa: S105 - the name of a variable
@@ -20,6 +22,14 @@ def pd_register_commands(app: typer.Typer) -> None:
     """Add the commands."""
     app.command()(planner)
     app.command()(replay)
+
+
+@wraps(offline.replay)
+def replay(**given: Any) -> None:
+    """Replay with the GPUs that every command has. Benchmarks of planners make their configs below this, with more."""
+    if given["config"] is None and given["gpus"] is None:
+        given["gpus"] = DeploymentConfig().gpu_budget
+    offline.replay(**given)
 
 
 def planner(  # noqa: PLR0913 - the options of a command

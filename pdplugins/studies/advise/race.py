@@ -28,6 +28,8 @@ class Score:
     """How a candidate did on one trace."""
 
     candidate: Candidate
+    trace: str
+    """The name of the trace."""
     requests: int
     attainment: float
     gpus: float
@@ -120,6 +122,7 @@ def _simulated(candidate: Candidate, trace: str, seed: int) -> Score | LeftOut:
         return LeftOut(candidate, str(error))
     return Score(
         candidate=candidate,
+        trace=trace,
         requests=result.requests.total,
         attainment=result.metrics.slo_attainment or 0.0,
         gpus=3600 * result.metrics.gpu_hours / max(result.speed.duration_s, 1e-9),

@@ -1,6 +1,6 @@
 """Finds what to run: successive halving over all settings, then fewer GPUs, then all of the traffic and other draws.
 
-Every system keeps its best settings to the end, so that each is judged at its best; what is thrown out are settings.
+Every system is judged at its best settings, and on fewer requests the further it is behind the best of all.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from statistics import mean, stdev
 
 from pdplugins.errors import ConfigError
 from pdplugins.studies.advise.candidates import COLOCATED, SPLIT, Candidate, Question, systems
-from pdplugins.studies.advise.race import LeftOut, Race, Score, race
+from pdplugins.studies.advise.race import Job, LeftOut, Race, Score, race
 from pdplugins.studies.advise.traffic import Traffic, part_of
 
 STAGES = ("all settings", "the best settings", "fewer GPUs", "all traffic", "other draws")
@@ -24,6 +24,8 @@ FINALISTS = 4
 DRAWS = 5
 STUDENT_T = 2.776
 """Of 95 % with `DRAWS` draws."""
+HOPELESS, BEHIND = 0.5, 0.1
+"""What attains so much less than the best is not tried on the second part of the traffic, nor on all of it."""
 NEAR = 0.005
 """A system may miss the target by so much on a part of the traffic and still be tried with fewer GPUs."""
 
@@ -111,13 +113,16 @@ class _Search:
         self._race, self._progress = running, progress
         self._systems = systems(asked)
         self._settings = 0
-        self._drawn: dict[tuple[str, str, int], tuple[Score, ...]] = {}
+        self._done: dict[tuple[tuple[str, str, int], str], Score] = {}
 
     def run(self) -> Advice:
         kept = self._first()
-        second = self._scores(1, [(one.candidate, "second") for one in kept])
+        most = max(one.attainment for one in kept)
+        # what scales may only have started too small for so few requests
+        hopeless = [one for one in kept if one.attainment <= most - HOPELESS and not one.candidate.scales]
+        second = self._scores(1, [(one.candidate, "second") for one in kept if one not in hopeless])
         fewer = self._fewer(kept, second)
-        tried = [*second, *fewer]
+        tried = [*second, *fewer, *hopeless]
         finalists = self._finalists(tried)
         best = self._confirmed(finalists)
         other = self._other(best, tried, finalists)
@@ -154,7 +159,7 @@ class _Search:
         found: list[Score] = []
         for gpus in range(self._asked.gpus - 1, 1, -1):
             cells = [cell for cell in self._all(gpus) if _shape(cell) in alive]
-            scores = self._scores(2, [(cell, "second") for cell in cells])
+            scores = self._scores(None, [(cell, "second") for cell in cells])  # the bar counts GPUs
             alive -= {_shape(one.candidate) for one in scores}
             alive |= {_shape(one.candidate) for one in scores if self._goes_on(one)}
             found += scores
@@ -170,10 +175,12 @@ class _Search:
     def _finalists(self, tried: Sequence[Score]) -> list[Score]:
         """Run the best candidates on all of the traffic, with the best scaler, co-location and split among them."""
         ordered = sorted(tried, key=self._worth)
+        most = max(one.attainment for one in ordered)
+        near = [one for one in ordered if one.attainment >= min(self._target, most - BEHIND)]
         always = [
             next((one for one in ordered if one.candidate.system == name), None) for name in (COLOCATED, SPLIT)
         ] + [next((one for one in ordered if one.candidate.scales), None)]
-        chosen = {one.candidate.key: one.candidate for one in [*_apart(ordered)[:FINALISTS], *filter(None, always)]}
+        chosen = {one.candidate.key: one.candidate for one in [*_apart(near)[:FINALISTS], *filter(None, always)]}
         return sorted(self._scores(3, [(one, "whole") for one in chosen.values()]), key=self._worth)
 
     def _confirmed(self, finalists: Sequence[Score]) -> Score:
@@ -188,10 +195,7 @@ class _Search:
         return finalists[max(found, key=lambda index: found[index])]
 
     def _draws(self, candidate: Candidate) -> tuple[Score, ...]:
-        if candidate.key not in self._drawn:
-            jobs = [(candidate, f"draw {number}") for number in range(1, DRAWS + 1)]
-            self._drawn[candidate.key] = tuple(self._scores(4, jobs))
-        return self._drawn[candidate.key]
+        return tuple(self._scores(4, [(candidate, f"draw {number}") for number in range(1, DRAWS + 1)]))
 
     def _other(self, best: Score, tried: Sequence[Score], finalists: Sequence[Score]) -> Score:
         """Return what the best is compared with, on all of the traffic."""
@@ -202,10 +206,9 @@ class _Search:
         else:
             cells = [one.candidate for one in tried if (one.candidate.system, one.candidate.gpus) == (COLOCATED, gpus)]
             cells = cells or [cell for cell in self._all(gpus) if cell.system == COLOCATED]
-            cells = [self._best_of(COLOCATED, self._race.run([(cell, "second") for cell in cells]))[0].candidate]
-        known = {one.candidate.key: one for one in finalists}
+            cells = [self._best_of(COLOCATED, self._scores(None, [(cell, "second") for cell in cells]))[0].candidate]
         candidate = cells[0] if cells else finalists[-1].candidate
-        return known.get(candidate.key) or self._race.run([(candidate, "whole")])[0]
+        return self._scores(None, [(candidate, "whole")])[0]
 
     def _worth(self, score: Score) -> tuple[bool, float, float, int, float]:
         """Order scores: what reaches the target with the fewest GPUs comes first, and of equals the simplest."""
@@ -220,9 +223,20 @@ class _Search:
     def _names(self, scores: Iterable[Score]) -> list[str]:
         return list(dict.fromkeys(score.candidate.system for score in scores))
 
-    def _scores(self, stage: int, jobs: Sequence[tuple[Candidate, str]]) -> list[Score]:
-        moves = stage != 2  # the bar of that stage counts GPUs
-        return self._race.run(jobs, (lambda done, total: self._step(stage, done / max(total, 1))) if moves else _still)
+    def _scores(self, stage: int | None, jobs: Sequence[Job]) -> list[Score]:
+        """Return the score of each job that can run; what has run before is not run again.
+
+        :param stage: whose bar moves meanwhile; None for no bar.
+        """
+
+        def done(runs: int, total: int) -> None:
+            if stage is not None:
+                self._step(stage, runs / total)
+
+        new = [(one, trace) for one, trace in jobs if (one.key, trace) not in self._done]
+        if new:
+            self._done |= {(score.candidate.key, score.trace): score for score in self._race.run(new, done)}
+        return [score for one, trace in jobs if (score := self._done.get((one.key, trace))) is not None]
 
     def _step(self, stage: int, share: float) -> None:
         self._progress([1.0] * stage + [share] + [0.0] * (len(STAGES) - stage - 1))
@@ -230,10 +244,6 @@ class _Search:
 
 def _shape(candidate: Candidate) -> tuple[str, str]:
     return candidate.system, candidate.shape
-
-
-def _still(*_: int) -> None:
-    """Leave the bar where it is."""
 
 
 def _sizes_apart(ordered: Sequence[Score]) -> list[Score]:

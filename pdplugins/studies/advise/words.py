@@ -34,7 +34,8 @@ def verdict(advice: Advice) -> list[str]:
     gpus = f"{best.gpus:.1f} GPUs on the average" if best.candidate.scales else f"{best.candidate.gpus} GPUs"
     said = [
         f"Run {best.candidate.name}, on {gpus}: "
-        f"{percent(best.attainment)} of requests inside TTFT {slo.ttft_s:g} s and TPOT {1e3 * slo.tpot_s:g} ms."
+        f"{percent(best.attainment)} of {best.requests} requests inside TTFT {slo.ttft_s:g} s and "
+        f"TPOT {1e3 * slo.tpot_s:g} ms."
     ]
     if not advice.reached:
         said.append(
@@ -54,14 +55,22 @@ def verdict(advice: Advice) -> list[str]:
 
 
 def _gain(advice: Advice) -> str:
-    gain, other = advice.gain, advice.other
+    """Say what the other attains on the same traffic, and the gain over the draws: two sets of figures, each named."""
+    gain, best, other = advice.gain, advice.best, advice.other
     held = f"{other.gpus:.1f}" if other.candidate.scales else f"{other.candidate.gpus}"
     plain = "Plain co-location with tuned chunks" if other.candidate.system == COLOCATED else "The best of the others"
     return (
-        f"{plain} ({other.candidate.name}, {held} GPUs) attains {percent(other.attainment)}: "
-        f"{points(gain.mean)} points for {advice.best.candidate.system} "
-        f"(95 % interval {points(gain.low)} to {points(gain.high)} over {DRAWS} {advice.traffic.how})."
+        f"{plain} ({other.candidate.name}, {held} GPUs) attains {percent(other.attainment)} of the same, "
+        f"{_apart(best.attainment, other.attainment)}; over the {DRAWS} {advice.traffic.how} "
+        f"{best.candidate.system} gains {points(gain.mean)} (95 % interval {points(gain.low)} to {points(gain.high)})."
     )
+
+
+def _apart(ours: float, theirs: float) -> str:
+    """Say how far two shares are apart, as they are printed."""
+    printed = [float(percent(share).removesuffix(" %")) for share in (ours, theirs)]
+    difference = printed[1] - printed[0]
+    return f"{abs(difference):.1f} points {'more' if difference > 0 else 'less'}"
 
 
 def _sure(advice: Advice) -> str:
@@ -81,10 +90,10 @@ def _misses(score: Score) -> str:
 
 
 def fewest(advice: Advice) -> list[str]:
-    """Say with how few GPUs each system attains the target, in the order of that number."""
+    """Say with how few GPUs each system attains the target, in the order of that number; it agrees with the verdict."""
     need: dict[str, float] = {}
     for one in advice.scores():
-        if one.attainment >= advice.target:
+        if _holds(advice, one):
             system = one.candidate.system
             need[system] = min(need.get(system, float("inf")), one.gpus)
     if not need:
@@ -93,6 +102,19 @@ def fewest(advice: Advice) -> list[str]:
     never = [name for name in advice.names() if name not in need]
     line = f"Fewest GPUs for {percent(advice.target)}: " + ", ".join(parts)
     return [line + (f"; not within {advice.asked.gpus}: {', '.join(never)}" if never else "")]
+
+
+def _holds(advice: Advice, one: Score) -> bool:
+    """Tell whether a score attains the target, as far as is known.
+
+    Most were tried on a part of the traffic only. Where a finalist attains less on all of it, nothing counts that its
+    system attained on the part with as few GPUs; nor does what has fewer GPUs than what is advised.
+    """
+    if not advice.reached or one.attainment < advice.target or one.gpus < advice.best.gpus - 0.05:
+        return False
+    mine = [done for done in advice.finalists if done.candidate.system == one.candidate.system]
+    known = any(done.candidate.key == one.candidate.key for done in mine)
+    return known or all(done.attainment >= advice.target or done.gpus < one.gpus - 0.05 for done in mine)
 
 
 def front(scores: Sequence[Score]) -> list[Score]:

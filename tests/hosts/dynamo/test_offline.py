@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from pdplugins import cli
-from pdplugins.config import Choice, Config
+from pdplugins.config import Choice, Config, DeploymentConfig
 from pdplugins.hosts.dynamo.mocker import Engines, bind, engine_args, quiet
 from pdplugins.hosts.dynamo.offline.commands import configured
 from pdplugins.hosts.dynamo.offline.run import Plan, replay, resolve, with_pools
@@ -259,7 +259,7 @@ def test_the_command_writes_one_result(monkeypatch, tmp_path: Path, capsys) -> N
     assert (result.kind, result.seed) == ("simulated", None)
     assert result.command.startswith("pdplugins replay --trace synthetic")
     assert result.config["planner"]["paper_literal"] is True
-    assert result.config["deployment"]["gpu_budget"] == 64
+    assert result.config["deployment"]["gpu_budget"] == DeploymentConfig().gpu_budget == 8
     assert result.versions["ai-dynamo"].startswith("1.4.")
     assert result.speed.requests_per_s
     assert decision_reader.read(log)[0].entries
@@ -290,7 +290,8 @@ def test_the_command_writes_one_result(monkeypatch, tmp_path: Path, capsys) -> N
             "Dynamo's planner refuses it: Value error, ttft_ms must",
         ),
         (["--planner", "static:1P1D", "--decision-log", "x"], "--decision-log"),
-        (["--planner", "static:60P4D"], "gpu_budget is 64"),
+        (["--planner", "static:7P1D"], "gpu_budget is 8"),
+        (["--planner", "static:7P2D", "--gpus", "10"], "gpu_budget is 10"),
         (["--set", "paper_literal"], "write it as key=value"),
         (["--set", "paper=1"], "unknown key 'paper'; valid keys here are"),
         (["--json", "no/such/folder/out.json"], "there is no folder"),

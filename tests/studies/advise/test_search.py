@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import re
+from collections import defaultdict
+from dataclasses import replace
 from itertools import pairwise
+from typing import Any
 
 import pytest
 
 from pdplugins.errors import ConfigError
 from pdplugins.studies.advise.candidates import COLOCATED
 from pdplugins.studies.advise.page import page
+from pdplugins.studies.advise.race import Job, Race, Score
 from pdplugins.studies.advise.search import Advice, Interval
 from pdplugins.studies.advise.words import fewest, front, picture, verdict
 from tests.studies.advise.questions import small_advice
@@ -88,3 +93,50 @@ def test_the_page_has_the_verdict_first_and_needs_nothing_else(heavy: Advice) ->
 def test_a_request_that_no_worker_holds_is_refused() -> None:
     with pytest.raises(ConfigError, match="holds the longest request, 9000000 tokens"):
         small_advice(longest_tokens=9_000_000)
+
+
+def test_the_figures_of_the_verdict_agree_with_each_other(light: Advice, heavy: Advice) -> None:
+    for found in (light, heavy):
+        said = "\n".join(verdict(found))
+        ours, theirs, apart, how = re.findall(
+            r"([\d.]+) % of \d+ requests.* attains ([\d.]+) % of the same, ([\d.]+) points (more|less); over",
+            said,
+            re.S,
+        )[0]
+        assert (float(theirs) - float(ours)) * (1 if how == "more" else -1) == pytest.approx(float(apart), abs=0.05)
+        assert f"gains {100 * found.gain.mean:+.1f} (95 % interval" in said
+
+
+def test_no_system_is_said_to_attain_the_target_with_less_than_what_is_advised(light: Advice) -> None:
+    """Only a finalist was tried on all of the traffic: what it attained on a part of it counts no more."""
+    best = light.best
+    light = replace(light, other=best)
+    hopeful = replace(light.tried[0], gpus=best.gpus - 1, attainment=1.0)
+    assert fewest(replace(light, tried=(hopeful,), finalists=(best,))) == [f"Fewest GPUs for 95.0 %: {COLOCATED} 2"]
+    failed = replace(best, attainment=0.5, gpus=3.0, candidate=replace(best.candidate, system="arrow"))
+    hopeful = replace(failed, attainment=1.0, candidate=replace(failed.candidate, label="another"))
+    assert fewest(replace(light, tried=(hopeful,), finalists=(best, failed)))[0].endswith("not within 3: arrow")
+    assert fewest(replace(light, target=1.1)) == []
+
+
+def test_nothing_runs_twice_and_what_is_hopeless_runs_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    ran: list[tuple[tuple[str, str, int], str]] = []
+    scores: dict[str, list[Score]] = defaultdict(list)
+    simulated = Race.run
+
+    def run(race: Race, jobs: list[Job], *more: Any) -> list[Score]:
+        ran.extend((candidate.key, trace) for candidate, trace in jobs)
+        found = simulated(race, jobs, *more)
+        for one in found:
+            scores[one.trace].append(one)
+        return found
+
+    monkeypatch.setattr(Race, "run", run)
+    found = small_advice(rate=60.0, ttft_s=0.1)
+    assert len(ran) == len(set(ran))
+    most = max(one.attainment for one in scores["first"])
+    hopeless = {one.candidate.key for one in scores["first"] if one.attainment <= most - 0.5}
+    scalers = {one.candidate.key for one in scores["first"] if one.candidate.scales}
+    assert hopeless - scalers
+    assert not (hopeless - scalers) & {key for key, trace in ran if trace == "second"}
+    assert {one.candidate.system for one in found.tried} == {one.candidate.system for one in scores["first"]}

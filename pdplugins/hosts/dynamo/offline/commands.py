@@ -26,7 +26,7 @@ _DEFAULTS: dict[tuple[str, ...], Any] = {
     ("deployment", "decode", "tp"): 2,
     ("deployment", "decode", "replicas"): 1,
 }
-"""What holds without ``--config``."""
+"""What holds without a config file; the command itself has fewer GPUs, as all commands do."""
 
 
 def replay(  # noqa: PLR0913 - the options of a command
@@ -58,7 +58,7 @@ def replay(  # noqa: PLR0913 - the options of a command
     tpot: Annotated[float | None, typer.Option(help="SLO of the time per output token, s (0.08).")] = None,
     prefill: Annotated[int | None, typer.Option(min=1, help="Prefill workers at start (1).")] = None,
     decode: Annotated[int | None, typer.Option(min=1, help="Decode workers at start (1).")] = None,
-    gpus: Annotated[int | None, typer.Option(min=2, help="GPUs of all workers together (64).")] = None,
+    gpus: Annotated[int | None, typer.Option(min=2, help="GPUs of all workers together (8).")] = None,
     router: Annotated[Literal["round_robin", "kv_router"], typer.Option(help="Dynamo's router.")] = "round_robin",
     kv_blocks: Annotated[
         int | None, typer.Option(min=1, help="KV blocks of 64 tokens of a worker (what the profile holds).")
@@ -178,7 +178,7 @@ def _show(result: Result, out: Path | None) -> None:
 
 
 def _terms(config: Mapping[str, Any]) -> str:
-    """Say the terms of the run, since the defaults of this command are not those of a config file."""
+    """Say the terms of the run: many of them are defaults."""
     deployment, slo = config["deployment"], config["slo"]
     return (
         f"at most {deployment['gpu_budget']} GPUs; {deployment['startup_s']:g} s until a new worker serves; "
