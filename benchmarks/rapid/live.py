@@ -283,7 +283,7 @@ def stamp(text: str) -> float:
 
 
 def told(row: dict[str, Any]) -> dict[str, Any]:
-    """Return a printed row with what a reader asks of it: the slowest moves in seconds, and the difference in points."""
+    """Return a printed row with its slowest moves in seconds, and with what live and simulated are apart in points."""
     watts, roles = ([at for key in keys for at in row[key] if at is not None] for keys in (WATTS, ROLES))
     apart = 100 * (row["attainment"] - row["simulated"])
     return row | {"watts_s": max(watts, default=0.0), "roles_s": max(roles, default=0.0), "apart_points": apart}
