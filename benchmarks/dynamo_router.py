@@ -2,14 +2,20 @@
 
     python benchmarks/dynamo_router.py [--rounds 5] [--turns 300] [--result dynamo-router]
 
-Two prefill and two decode mocker workers answer as fast as they can. One frontend routes to them itself, in turn; the
-other one sends everything through our router, which does the same (`round-robin`).
+Two prefill and two decode mocker workers answer as fast as they can. There are three ways to them:
 
-* Pairs, for the added latency of one request at a time: the two ways take turns, request by request, with two tokens of
+* native: a frontend routes to them itself, in turn;
+* ours: a frontend sends everything through our router, which does the same (`round-robin`);
+* picked: a sketch of what would cost less. The client asks a picker of ours which workers to take, and names them to a
+  native frontend: no token passes Python (`rig/picker.py`). The client's own time for that is in the figures.
+
+What is measured:
+
+* Pairs, for the added latency of one request at a time: the ways take turns, request by request, with two tokens of
   output; the figure is the median of the differences within a turn, with its 95 % confidence interval.
-* Rounds, for requests/s and CPU at 32 at once: each round measures both ways at each output length, one right after the
+* Rounds, for requests/s and CPU at 32 at once: each round measures all ways at each output length, one right after the
   other, and they take turns in going first. The ratio is the median over rounds. CPU is user plus system time of the
-  frontend and of the router, per request.
+  frontend and of the router or picker, per request.
 """
 
 from __future__ import annotations
@@ -50,6 +56,9 @@ MOST_REQUESTS, LEAST_REQUESTS = 600, 64
 AT_ONCE = 32
 WORKERS = 2
 """Of each role."""
+WAYS = ("native", "ours", "picked")
+PICKER = Path(__file__).parent / "rig" / "picker.py"
+HEADERS = ("x-dynamo-prefill-instance-id", "x-dynamo-worker-instance-id")
 FASTER = 1e6
 """Than the profile says: the engines' own time is no part of this."""
 
@@ -64,7 +73,8 @@ class Way:
         """Send one request; return the seconds to its first bytes where it streams, else to its end."""
         body = {"model": MODEL, "prompt": prompt, "max_tokens": tokens, "ignore_eos": True, "stream": stream}
         began = time.perf_counter()
-        async with session.post(f"{self.url}/v1/completions", json=body) as answer:
+        headers = await self._headers(session)
+        async with session.post(f"{self.url}/v1/completions", json=body, headers=headers) as answer:
             first = await answer.content.readany()
             took = time.perf_counter() - began
             assert answer.status == 200, first
@@ -72,12 +82,26 @@ class Way:
                 pass
         return took
 
+    async def _headers(self, session: aiohttp.ClientSession) -> dict[str, str]:
+        return {}
+
     def cpu_s(self) -> dict[str, float]:
         return {process.name: cpu_s(process.pid) for process in self._processes}
 
 
+class Picked(Way):
+    """A frontend that is told by each request which workers shall serve it."""
+
+    picker_url: str
+
+    async def _headers(self, session: aiohttp.ClientSession) -> dict[str, str]:
+        async with session.get(self.picker_url) as answer:
+            assert answer.status == 200, "no workers yet"
+            return {name: answer.headers[name] for name in HEADERS}
+
+
 class Stand:
-    """The workers and both ways to them."""
+    """The workers and all ways to them."""
 
     def __init__(self, folder: Path) -> None:
         config = load(find("dopd"))
@@ -102,13 +126,18 @@ class Stand:
             for number in range(WORKERS):
                 self._start(f"{role}-{number + 1}", self._mocker.worker(role, at_once=True))
         ways = []
-        for name, routed in (("native", False), ("ours", True)):
+        for name in WAYS:
             port = free_port()
-            processes = [self._start(f"frontend-{name}", self._mocker.frontend(HOST, port, routed=routed))]
-            if routed:
+            processes = [self._start(f"frontend-{name}", self._mocker.frontend(HOST, port, routed=name == "ours"))]
+            way = (Picked if name == "picked" else Way)(name, f"http://{HOST}:{port}", processes)
+            if name == "ours":
                 options = ("--config", str(self._folder / "router.yaml"), *self._mocker.model_options)
                 processes.append(self._start("router", python("pdplugins.hosts.dynamo.router", *options)))
-            ways.append(Way(name, f"http://{HOST}:{port}", processes))
+            elif isinstance(way, Picked):
+                port = free_port()
+                processes.append(self._start("picker", [sys.executable, str(PICKER), str(port)]))
+                way.picker_url = f"http://{HOST}:{port}/pick"
+            ways.append(way)
         return ways
 
     async def stop(self) -> None:
@@ -143,19 +172,28 @@ async def up(way: Way, session: aiohttp.ClientSession) -> None:
     raise TimeoutError(way.url)
 
 
+def in_turn(ways: list[Way], turn: int) -> list[Way]:
+    """Return the ways in the order of this turn: another one goes first each time."""
+    begin = turn % len(ways)
+    return ways[begin:] + ways[:begin]
+
+
 async def paired(ways: list[Way], turns: int, prompt_tokens: int, *, stream: bool) -> dict[str, Any]:
-    """Return the latency of the native way in ms, and what ours adds, with its confidence interval."""
+    """Return the latency of the native way in ms, and what the others add, with the confidence interval."""
     native: list[float] = []
-    added: list[float] = []
+    added: dict[str, list[float]] = {name: [] for name in WAYS[1:]}
     async with aiohttp.ClientSession() as session:
         for turn in range(turns):
             took = {}
-            for way in ways if turn % 2 else reversed(ways):
+            for way in in_turn(ways, turn):
                 prompt = make_prompts(1, prompt_tokens)[0]
                 took[way.name] = 1e3 * await way.ask(session, prompt, 2, stream=stream)
             native.append(took["native"])
-            added.append(took["ours"] - took["native"])
-    told = dict(zip(("added_p50_ms", "low", "high"), interval(added), strict=True))
+            for name, more in added.items():
+                more.append(took[name] - took["native"])
+    told = {
+        name: dict(zip(("added_p50_ms", "low", "high"), interval(more), strict=True)) for name, more in added.items()
+    }
     return {"stream": stream, "turns": turns, "native_p50_ms": round(statistics.median(native), 3), **told}
 
 
@@ -186,20 +224,21 @@ async def compare(args: argparse.Namespace) -> dict[str, Any]:
             pairs = [await paired(ways, args.turns, args.prompt_tokens, stream=stream) for stream in (True, False)]
             for turn in range(args.rounds):
                 for outputs in OUTPUTS:
-                    for way in ways if turn % 2 else reversed(ways):
+                    for way in in_turn(ways, turn):
                         row = await measure(way, outputs, args.prompt_tokens)
                         rows.setdefault((outputs, way.name), []).append(row)
     return {"pairs": pairs, "tables": [summary(rows, outputs) for outputs in OUTPUTS]}
 
 
 def summary(rows: dict[tuple[int, str], list[dict[str, float]]], outputs: int) -> dict[str, Any]:
-    """Return the medians over rounds, and that of the ratio within a round."""
+    """Return the medians over rounds, and that of the ratio to the native way within a round."""
     table: dict[str, Any] = {"output_tokens": outputs, "rounds": len(rows[outputs, "ours"])}
-    for name in ("native", "ours"):
+    for name in WAYS:
         mine = rows[outputs, name]
         table[name] = {key: round(statistics.median(row[key] for row in mine), 3) for key in mine[0]}
-    both = zip(rows[outputs, "ours"], rows[outputs, "native"], strict=True)
-    return table | {"rps_ratio": round(statistics.median(ours["rps"] / native["rps"] for ours, native in both), 3)}
+        both = zip(mine, rows[outputs, "native"], strict=True)
+        table[name]["rps_ratio"] = round(statistics.median(one["rps"] / native["rps"] for one, native in both), 3)
+    return table
 
 
 def main() -> None:

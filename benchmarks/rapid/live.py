@@ -3,7 +3,8 @@
 The workload has two phases, prompts and then answers. Each system runs live and in the simulator. Decode steps are made
 longer and answers shorter by the same factor, so that the load is the same and a Python gateway carries its tokens.
 
-usage: PYTHONPATH=.:benchmarks python benchmarks/rapid/live.py [--only-simulated] both 5:650:516 ...
+usage: PYTHONPATH=.:benchmarks python benchmarks/rapid/live.py [--seed N] [--only-simulated] both 5:650:516 ... >> FILE
+       PYTHONPATH=.:benchmarks python benchmarks/rapid/live.py --rows FILE --result rapid-live
 """
 
 from __future__ import annotations
@@ -46,6 +47,7 @@ NOTES = (
     f"profile mi300x/llama-3.1-8b (modelled), decode steps {FACTOR:g} times as long and answers as many times shorter",
     "attainment: live; simulated: the same config and requests in the simulator",
 )
+WATTS, ROLES = ("lowered_s", "raised_s"), ("flips_s",)
 CLI = "from pdplugins.cli import main; main()"
 
 
@@ -280,6 +282,13 @@ def stamp(text: str) -> float:
     return calendar.timegm(time.strptime(text[:19], "%Y-%m-%dT%H:%M:%S")) + float(text[19:-1])
 
 
+def told(row: dict[str, Any]) -> dict[str, Any]:
+    """Return a printed row with its slowest moves in seconds, and with what live and simulated are apart in points."""
+    watts, roles = ([at for key in keys for at in row[key] if at is not None] for keys in (WATTS, ROLES))
+    apart = 100 * (row["attainment"] - row["simulated"])
+    return row | {"watts_s": max(watts, default=0.0), "roles_s": max(roles, default=0.0), "apart_points": apart}
+
+
 def main() -> None:
     """Run the systems that are named, live and simulated."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -290,7 +299,7 @@ def main() -> None:
     parser.add_argument("systems", nargs="*", help="both, gpus, power, or PREFILL:PREFILL_W:DECODE_W")
     options = parser.parse_args()
     if options.result:
-        rows = [json.loads(line) for line in options.rows.read_text().splitlines()]
+        rows = [told(json.loads(line)) for line in options.rows.read_text().splitlines()]
         facts = record("measured", seed=options.seed, command=command(), took_part=("aiohttp", "nvidia-ml-py"))
         manifest.write(options.result, {**facts, "notes": NOTES, "rows": rows})
         return

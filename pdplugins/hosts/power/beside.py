@@ -73,7 +73,7 @@ class Gateway:
         workers = json.loads(self._ask("/workers"))
         alive = [one for one in workers if one["alive"]]
         roles = {str(one["id"]): Role(one["role"]) for one in alive}
-        loads = {role: tuple(_load(one) for one in alive if roles[one["id"]] is role) for role in Role}
+        loads = {role: tuple(_load(one, role) for one in alive if roles[one["id"]] is role) for role in Role}
         return Seen(self._traffic(self._ask("/metrics")), roles, loads)
 
     def move(self, worker: str, role: Role, reason: str) -> None:
@@ -113,12 +113,20 @@ def ask(url: str, body: dict[str, Any] | None = None, key: str | None = None) ->
         raise OSError(f"{url} answered with status {error.code}: {said}") from None
 
 
-def _load(worker: Mapping[str, Any]) -> WorkerLoad:
+def _load(worker: Mapping[str, Any], role: Role) -> WorkerLoad:
     load = worker["load"]
-    numbers = {name: float(load[name] or 0.0) for name in LOAD_FIELDS}
+    queued, queued_tokens, running, running_tokens = (float(load[name] or 0.0) for name in LOAD_FIELDS)
+    if role is Role.PREFILL and queued:
+        # To the gateway a prompt is queued until its first token. One of them is computed, and does not wait.
+        one = queued_tokens / queued
+        queued, running = queued - 1, running + 1
+        queued_tokens, running_tokens = queued_tokens - one, running_tokens + one
     return WorkerLoad(
         str(worker["id"]),
-        **numbers,
+        queued_requests=queued,
+        queued_tokens=queued_tokens,
+        running_requests=running,
+        running_tokens=running_tokens,
         recent_ttft_s=load["recent_ttft_s"],
         recent_tbt_s=load["recent_tbt_s"],
     )

@@ -65,6 +65,11 @@ SETUPS = [
 ROOMY = [SETUPS[1], SETUPS[2]]
 """One of each version whose KV cache is large and whose requests are not retracted."""
 STOCK = [Setup(version, "stock", stock=True) for version in VERSIONS]
+FUSED = [
+    Setup(version, "fusion", {"slo": {"ttft_s": 2.0, "tpot_s": 0.05}, "bundle": {"name": "fusion"}}, MIXED)
+    for version in VERSIONS
+]
+"""Dual-role instances of which all parts are fusion's, within the engine and before it."""
 
 
 def on(*setups: Setup) -> pytest.MarkDecorator:
