@@ -10,7 +10,7 @@ import pytest
 
 from tests.gateway.rig import config
 from tests.hosts.sglang import setups
-from tests.hosts.sglang.gateway.test_real import ask, stand
+from tests.hosts.sglang.gateway.stands import ask, stand
 from tests.hosts.sglang.paths import FILTER, GREEDY, prompt_of, seeded
 from tests.hosts.sglang.setups import CHUNK, Bench
 
