@@ -2,6 +2,7 @@
 
 OLD = {
     "arena-reporting",
+    "fidelity-silicon",
     "fusion-ablation",
     "fusion-sensitivity",
     "live-routers",
