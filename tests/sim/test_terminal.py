@@ -20,7 +20,7 @@ def test_a_comparison_is_readable_in_any_width(columns: int, monkeypatch: pytest
         plugin.pd_register_commands(app)
     done = CliRunner().invoke(app, ["compare", "stock-random", "stock-cache-aware", "dopd", "--max-requests", "30"])
     assert done.exit_code == 0, done.output
-    lines = done.output.splitlines()
+    lines = done.stdout.splitlines()
     assert max(map(len, lines)) <= columns
-    assert "…" not in done.output
+    assert "…" not in done.stdout
     assert re.search(r"SLO\s+att", " ".join(lines))
