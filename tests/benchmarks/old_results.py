@@ -6,5 +6,4 @@ OLD = {
     "fusion-ablation",
     "fusion-sensitivity",
     "live-routers",
-    "soak",
 }
