@@ -2,10 +2,12 @@
 
     python benchmarks/dynamo_router.py [--rounds 5] [--turns 300] [--result dynamo-router]
 
-Two prefill and two decode mocker workers answer as fast as they can. There are three ways to them:
+Two prefill and two decode mocker workers answer as fast as they can. There are four ways to them:
 
 * native: a frontend routes to them itself, in turn;
 * ours: a frontend sends everything through our router, which does the same (`round-robin`);
+* bare: the same, but the router does nothing except to pass on what it gets (`rig/bare.py`). What it costs is the
+  price of Python and of Dynamo's binding, which no router in Python can go below;
 * picked: a sketch of what would cost less. The client asks a picker of ours which workers to take, and names them to a
   native frontend: no token passes Python (`rig/picker.py`). The client's own time for that is in the figures.
 
@@ -56,8 +58,8 @@ MOST_REQUESTS, LEAST_REQUESTS = 600, 64
 AT_ONCE = 32
 WORKERS = 2
 """Of each role."""
-WAYS = ("native", "ours", "picked")
-PICKER = Path(__file__).parent / "rig" / "picker.py"
+WAYS = ("native", "ours", "bare", "picked")
+RIG = Path(__file__).parent / "rig"
 HEADERS = ("x-dynamo-prefill-instance-id", "x-dynamo-worker-instance-id")
 FASTER = 1e6
 """Than the profile says: the engines' own time is no part of this."""
@@ -128,14 +130,19 @@ class Stand:
         ways = []
         for name in WAYS:
             port = free_port()
-            processes = [self._start(f"frontend-{name}", self._mocker.frontend(HOST, port, routed=name == "ours"))]
+            frontend = self._mocker.frontend(HOST, port, routed=name == "ours")
+            options = ("--namespace", name) if name == "bare" else ()  # where it knows that router, and no worker
+            processes = [self._start(f"frontend-{name}", [*frontend, *options])]
             way = (Picked if name == "picked" else Way)(name, f"http://{HOST}:{port}", processes)
             if name == "ours":
                 options = ("--config", str(self._folder / "router.yaml"), *self._mocker.model_options)
                 processes.append(self._start("router", python("pdplugins.hosts.dynamo.router", *options)))
+            elif name == "bare":
+                options = ("bare", str(self._mocker.model_folder), MODEL)
+                processes.append(self._start("bare", [sys.executable, str(RIG / "bare.py"), *options]))
             elif isinstance(way, Picked):
                 port = free_port()
-                processes.append(self._start("picker", [sys.executable, str(PICKER), str(port)]))
+                processes.append(self._start("picker", [sys.executable, str(RIG / "picker.py"), str(port)]))
                 way.picker_url = f"http://{HOST}:{port}/pick"
             ways.append(way)
         return ways

@@ -7,6 +7,8 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable
 from typing import TYPE_CHECKING, Any
 
+from pdplugins.hosts.dynamo.router.chunks import take
+
 if TYPE_CHECKING:
     from pdplugins.hosts.dynamo.router.legs import Answer
 
@@ -47,7 +49,7 @@ class Answers:
         """Yield the chunks as they come. Raises what the request ended with."""
         while True:
             while self._chunks:
-                yield self._chunks.popleft()
+                yield take(self._chunks)
             if self.ended:
                 break
             self._wake = asyncio.get_running_loop().create_future()
