@@ -65,15 +65,17 @@ NEAR = 0.10
 """A prediction within this share is one."""
 GOOD, PATIENCE_S = 20, 180.0
 """So many requests are answered one after the other before a cell begins."""
+LATER = "a mocker worker that serves a request alone hands it over to itself: the first token comes a decode step later"
 OWN_COST = "the router is a process of its own in Python: every request and chunk passes it"
 FASTER = "a mocker worker that does both phases computes them at the same time, so it is faster than one GPU"
 WHY = {
     "dynamo kv": "the frontend weighs overlap and load by a cost of its own; cache-aware is only near it",
     "arrow": f"{FASTER}; {OWN_COST}",
     "ampd": f"{FASTER}; {OWN_COST}",
-    "dynaserve": f"no mocker engine serves a part of a phase, so prefill and decode are split instead; {OWN_COST}",
-    "dopd": f"a stock decode worker does not prefill, so ultra-short prompts go to a prefill worker; {OWN_COST}",
-    "fusion": f"{FASTER}; {OWN_COST}",
+    "dynaserve": f"no mocker engine serves a part of a phase, so prefill and decode are split instead; {LATER}",
+    "dopd": "a stock decode worker does not prefill, so ultra-short prompts go to a prefill worker",
+    "dynamo power-of-two": "two random workers are compared, and Dynamo's dice are not the simulator's",
+    "fusion": f"{FASTER}; {LATER}",
 }
 """Known reasons for a difference from the simulator, by way."""
 

@@ -5,5 +5,4 @@ OLD = {
     "fidelity-silicon",
     "fusion-ablation",
     "fusion-sensitivity",
-    "live-routers",
 }
