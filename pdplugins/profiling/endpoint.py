@@ -30,6 +30,8 @@ WINDOW_TOKENS = 32
 """Fewest tokens of each stream in the measured window."""
 SETTLE_TOKENS = 8
 """Tokens of each stream that are skipped before the window, because steps are uneven after a stream joins."""
+KEPT_S = 2.0
+"""How long an idle connection is kept. SGLang closes one after 5 s, and may do so just as a request is sent."""
 FAR_SHARE = 0.1
 """If the measured context misses the wanted one by more than this share, the profile has a note on it."""
 
@@ -98,8 +100,9 @@ class Endpoint:
 async def measure(url: str, model: str, grid: Grid, repeats: int, seed: int) -> Measured:
     """Measure all points of `grid`. Raises EndpointError when the endpoint cannot serve them."""
     timeout = aiohttp.ClientTimeout(total=None, sock_read=600)
+    connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=KEPT_S)
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
-    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), timeout=timeout) as session:
+    async with aiohttp.ClientSession(connector=connector, timeout=timeout) as session:
         endpoint = Endpoint(session, url, model, seed)
         with Progress(*columns, transient=True) as bar:
             steps = 1 + len(grid.prompts) + len(grid.batches) * len(grid.contexts)
