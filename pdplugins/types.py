@@ -6,7 +6,7 @@ from pdplugins.contracts.deployment import Deployment
 from pdplugins.contracts.flow import Flow, FlowDecision, Go, Hold, Refuse, Waiting
 from pdplugins.contracts.numbers import is_number
 from pdplugins.contracts.perf import PerfModel
-from pdplugins.contracts.planner import Planner, PlannerView, ScalePlan, Traffic
+from pdplugins.contracts.planner import Eager, Planner, PlannerView, Remembers, ScalePlan, Traffic
 from pdplugins.contracts.power import (
     Device,
     DeviceError,
@@ -46,6 +46,7 @@ __all__ = [
     "Device",
     "DeviceError",
     "DeviceFault",
+    "Eager",
     "ElasticRouter",
     "Ending",
     "FallsBack",
@@ -77,6 +78,7 @@ __all__ = [
     "Reading",
     "Refuse",
     "Register",
+    "Remembers",
     "Request",
     "Role",
     "RoleChange",

@@ -22,6 +22,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import manifest
 import pages
 from rich.progress import track
 from rivals import STOCK
@@ -87,6 +88,13 @@ def chosen(options: argparse.Namespace) -> tuple[str, Mapping[str, Any]]:
             scores.setdefault(json.dumps([name, settings]), []).append(score(rows, row))
     name, settings = json.loads(best(scores))
     return name, settings
+
+
+def cell(folder: str) -> dict[str, list[Row]]:
+    """Return a published row, computed again; ``equality.py`` calls it."""
+    one = Cell(Workload("steady", SHOWN), SEEDS[SHOWN][0], "30 s", "round_robin", "replay", Path(folder))
+    name, settings = manifest.read("arena-reporting")["stock"]
+    return {"arena-reporting": [pages.line(summary(one, [one.run(it) for it in trials(one, [(name, settings)], {})]))]}
 
 
 def told(cell: Cell, rows: Sequence[Row]) -> Iterator[str]:

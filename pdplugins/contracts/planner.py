@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from pdplugins.contracts.workers import Pool
 
@@ -78,4 +78,33 @@ class Planner(Protocol):
 
     def plan(self, view: PlannerView) -> ScalePlan:
         """Return the pools wanted from now on. It may keep state, but must be a pure function of all views so far."""
+        ...
+
+
+@runtime_checkable
+class Eager(Protocol):
+    """A planner that may want to be asked before its interval is over, as at a cold start. Not every host does that."""
+
+    def wait_s(self, view: PlannerView) -> float | None:
+        """Return after how many seconds the host should look again: 0 to be asked now, None not before the next tick.
+
+        The traffic in `view` is all that came since the planner was last asked, or the host started; None when nothing
+        can have come yet. It must not change what the planner answers later: hosts look as often as they can.
+        """
+        ...
+
+
+@runtime_checkable
+class Remembers(Protocol):
+    """A planner that can go on with what it learned in an earlier run."""
+
+    def state(self) -> Mapping[str, Any]:
+        """Return what it learned, as plain data for JSON."""
+        ...
+
+    def resume(self, state: Any, age_s: float) -> None:
+        """Begin with what an earlier run learned. Raises ValueError when `state` is no such; then nothing has changed.
+
+        :param age_s: seconds since it was kept.
+        """
         ...

@@ -12,23 +12,27 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 from pdplugins.config import Config
 from pdplugins.contracts.deployment import Deployment
 from pdplugins.contracts.kinds import Kind
-from pdplugins.contracts.planner import Planner, PlannerView, ScalePlan
+from pdplugins.contracts.planner import Eager, Planner, PlannerView, ScalePlan
 from pdplugins.contracts.workers import Pool
 from pdplugins.policies._common import fit_pools
 from pdplugins.registry import Registry
 from pdplugins.runtime.assembly import build_deployment, build_planner
 from pdplugins.runtime.decision import Decision, Fault, Journal
-from pdplugins.runtime.faults import SafePolicy, interval_of, one_line, raised
+from pdplugins.runtime.faults import SafePolicy, implements, interval_of, one_line, raised
 from pdplugins.runtime.journal import build_journal
 from pdplugins.runtime.metrics import Metrics
 from pdplugins.runtime.policies import Policies
+from pdplugins.runtime.state import StateFile
 
 STALE_INTERVALS = 3.0
 """Planner intervals without traffic metrics after which the last plan holds."""
+SHORTEST_WAIT_S = 0.1
+"""A planner that is eager is looked at no more often than this, in seconds."""
 
 
 class SafePlanner(SafePolicy):
@@ -36,6 +40,7 @@ class SafePlanner(SafePolicy):
 
     :param initial: the workers there are before the first decision; what holds until then.
     :param clock: measures how long a step takes, in seconds. Decisions never depend on it.
+    :param state: where what the policy learns is kept for the next run.
     """
 
     def __init__(
@@ -46,14 +51,18 @@ class SafePlanner(SafePolicy):
         initial: ScalePlan,
         journal: Journal | None = None,
         clock: Callable[[], float] = time.perf_counter,
+        state: StateFile | None = None,
     ) -> None:
         super().__init__(Kind.PLANNER, journal, None)
         self.policy = planner
         self.interval_s = interval_of(planner)
         """Seconds between two calls of `plan`."""
+        self.eager = implements(planner, Eager)
+        """Whether `wait_s` may ever be finite."""
         self.deployment = deployment
         self._journal = journal
         self._clock = clock
+        self._state = state
         self._last = initial
         self._decided = False
         self._asked_s: float | None = None
@@ -93,14 +102,38 @@ class SafePlanner(SafePolicy):
         if fault is not None:
             self.tally.fault(fault, fitted.reason)
         self._decided = True
+        if self._state is not None:
+            self._state.beat()
         return self._answer(Decision(Kind.PLANNER, fitted, fault, step_s), view)
+
+    def wait_s(self, view: PlannerView) -> float:
+        """Return the seconds after which to look again whether the policy wants to be asked before its tick.
+
+        0: now. Infinity: it can wait. Never raises. See :class:`pdplugins.contracts.planner.Eager`.
+        """
+        if not self.eager or any(not math.isfinite(value) for _, value in _numbers(view)):
+            return math.inf
+        policy: Any = self.policy
+        try:
+            wanted = policy.wait_s(view)
+            wait_s = math.inf if wanted is None else float(wanted)
+        except Exception as error:  # a policy that fails must not stop serving
+            self.tally.fault(Fault.POLICY_ERROR, raised(self.policy, error), error)
+            return math.inf
+        if not wait_s >= 0:
+            self.tally.fault(Fault.UNSAFE_ANSWER, f"wait_s is {wait_s}")
+            return math.inf
+        # Twice at the same time it is not asked: that would not end where it always wants to be.
+        return 0.0 if wait_s == 0 and view.now_s != self._asked_s else max(wait_s, SHORTEST_WAIT_S)
 
     def hold(self, why: str, error: Exception | None = None) -> Decision[ScalePlan]:
         """Return the last good plan, because the door could not read the host's observations."""
         return self._hold(Fault.OBSERVATION, why, error=error)
 
     def close(self) -> None:
-        """Close the journal."""
+        """Close the journal, and keep what was learned."""
+        if self._state is not None:
+            self._state.save()
         if self._journal is not None:
             self._journal.close()
 
@@ -156,6 +189,7 @@ def build_safe_planner(
     metrics: Metrics | None = None,
     policies: Policies | None = None,
     journal: Journal | None = None,
+    state: Path | None = None,
 ) -> SafePlanner:
     """Build the planner that `config` picks, made safe, starting from the config's own pools.
 
@@ -163,6 +197,7 @@ def build_safe_planner(
 
     :param policies: those of this process, where it has other policies of `config` than the planner too.
     :param journal: that of this process, where it has one already; then `decision_log` and `metrics` are not used.
+    :param state: file from which what an earlier run has learned is read, and to which it is written.
     """
     deployment = build_deployment(config, registry)
     planner = build_planner(config, deployment, registry, policies)
@@ -170,7 +205,9 @@ def build_safe_planner(
     if journal is None:
         shown = [metrics] if metrics else []
         journal = build_journal(config, deployment, registry, initial=initial, decision_log=decision_log, metrics=shown)
-    return SafePlanner(planner, deployment, initial=initial, journal=journal)
+    name = config.planner.name if config.planner else config.bundle.name if config.bundle else ""
+    kept = None if state is None else StateFile(state, name, planner)
+    return SafePlanner(planner, deployment, initial=initial, journal=journal, state=kept)
 
 
 def initial_plan(config: Config) -> ScalePlan:

@@ -11,6 +11,9 @@ from pdplugins.contracts.power import GpuView, PowerPlan
 from pdplugins.contracts.workers import Pool
 from pdplugins.runtime.decision_reader import Entry
 
+EXPECTED, UNCHANGED = "expected_attainment", "expected_attainment_unchanged"
+"""Signals of planners: the attainment that they expect with their plan, and with the pools before."""
+
 Told = tuple[str, list[tuple[str, str]]]
 
 
@@ -29,7 +32,15 @@ def _planner(entry: Entry) -> Told:
     if (view := entry.view) is None:
         return first, []
     pools = f"{_pool('prefill', view.prefill)}; {_pool('decode', view.decode)}"
-    return first, [("saw", _traffic(view.traffic)), ("", pools)]
+    return first, [*_worth(entry.plan), ("saw", _traffic(view.traffic)), ("", pools)]
+
+
+def _worth(plan: ScalePlan) -> list[tuple[str, str]]:
+    """Tell what a change of the pools was expected to be worth, where the planner says that."""
+    expected, unchanged = (plan.signals.get(name) for name in (EXPECTED, UNCHANGED))
+    if expected is None or unchanged is None or expected == unchanged:
+        return []
+    return [("worth", f"{expected:.1%} of the requests expected inside the SLO, {unchanged:.1%} without the change")]
 
 
 def _router(entry: Entry) -> Told:

@@ -61,6 +61,31 @@ class PoolsPlanner:
         return ScalePlan(prefill, decode, "script")
 
 
+class EagerPlanner:
+    """Wants to be asked as soon as so many requests have come since it was asked, until it has planned once.
+
+    :param requests: how many.
+    :param look_s: seconds between two looks.
+    """
+
+    def __init__(self, requests: float, *, look_s: float = 0.5, interval_s: float = 5.0) -> None:
+        self.interval_s = interval_s
+        self.views: list[PlannerView] = []
+        self._requests, self._look_s = requests, look_s
+
+    def wait_s(self, view: PlannerView) -> float | None:
+        """See :class:`pdplugins.contracts.planner.Eager`."""
+        if self.views:
+            return None
+        come = view.traffic.requests if view.traffic else 0.0
+        return 0.0 if come >= self._requests else self._look_s
+
+    def plan(self, view: PlannerView) -> ScalePlan:
+        """Note what was seen, and want two workers of each role."""
+        self.views.append(view)
+        return ScalePlan(2, 2, "eager")
+
+
 class FixedRouter:
     """Places every request the same.
 

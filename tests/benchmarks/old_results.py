@@ -1,7 +1,6 @@
 """Results that are known to be older than the code they measure: to be made again. The tests pass them over."""
 
 OLD = {
-    "arena-reporting",
     "fidelity-silicon",
     "fusion-ablation",
     "fusion-sensitivity",

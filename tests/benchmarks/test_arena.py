@@ -155,3 +155,14 @@ def test_everybody_runs_in_dynamos_replay(cell: Cell, place: str) -> None:
         metrics = replayed.run(trial)["metrics"]
         assert metrics["slo_attainment"] > 0.5
         assert metrics["gpu_hours"] > 0
+
+
+def test_the_verdict_names_the_cells_that_are_lost() -> None:
+    import pages  # noqa: PLC0415 - draws with matplotlib
+
+    won = {"family": "ramp", "place": "30 s", "above": 12.0, "stock_above": 3.0}
+    lost = {"family": "steps", "place": "180 s", "above": -4.0, "stock_above": -1.5}
+    said = pages.verdict([won, lost])
+    assert "front of fixed pools in 1 of 2 cells; it is in steps (180 s, -4.0)" in said
+    assert "in 1; it is in steps (180 s, -2.5)" in said
+    assert "it is in none." in pages.verdict([won])

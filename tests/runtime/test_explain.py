@@ -7,6 +7,7 @@ import math
 import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -412,3 +413,23 @@ def test_a_log_with_any_bytes_changed_is_told_or_an_error_in_one_line(mixed: Pat
     end = data.draw(st.integers(begin, min(begin + 200, len(raw))))
     mixed.write_bytes(raw[:begin] + data.draw(st.binary(max_size=8)) + raw[end:])
     assert "\n" not in refusal(lambda: explaining.as_data(mixed, explaining.Choose(every=True)))
+
+
+def test_a_change_of_the_pools_says_what_it_was_worth(tmp_path: Path, config_data: dict[str, Any], see: See) -> None:
+    """DOPD expects an attainment of its plan and of the pools before; decisions that change nothing say nothing."""
+    config = configs.parse(config_data | {"planner": "dopd"})
+    planner = build_safe_planner(config, decision_log=tmp_path / "d.jsonl")
+    for tick, rate in enumerate([2, 2, 12, 12, 12]):
+        planner.plan(see(100.0 + 5 * tick, rate))
+    planner.close()
+    code, output = cli(str(tmp_path / "d.jsonl"), "--all")
+    assert code == 0
+    (run,) = read(tmp_path / "d.jsonl")
+    pools = [(1, 1), *((entry.plan.prefill, entry.plan.decode) for entry in run.entries)]
+    changed = sum(before != after for before, after in pairwise(pools))
+    worth = [line for line in output.splitlines() if line.split()[:1] == ["worth"]]
+    assert len(worth) == changed > 0
+    assert re.fullmatch(
+        r" +worth  [\d.]+% of the requests expected inside the SLO, [\d.]+% without the change", worth[0]
+    )
+    assert cli(str(tmp_path / "d.jsonl"), "--verify")[0] == 0

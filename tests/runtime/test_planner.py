@@ -21,7 +21,7 @@ from pdplugins.runtime.decision_reader import read
 from pdplugins.runtime.faults import LOG_EVERY
 from pdplugins.runtime.journal import StandardJournal
 from pdplugins.runtime.metrics import Metrics
-from pdplugins.runtime.planner import SafePlanner, build_safe_planner, fit_budget
+from pdplugins.runtime.planner import SHORTEST_WAIT_S, SafePlanner, build_safe_planner, fit_budget
 from pdplugins.types import Deployment, PlannerView, Pool, ScalePlan, Slo, Traffic, WorkerLoad
 from tests.runtime.hostile import Script, errors, junk, numbers
 
@@ -298,3 +298,54 @@ def test_its_log_holds_the_planners_defaults_too(config: Any, tmp_path: Path) ->
     build_safe_planner(config, decision_log=tmp_path / "d").close()
     (run,) = read(tmp_path / "d")
     assert run.header["config"]["planner"] == {"name": "scripted", "per_worker": 10, "interval_s": 5, "fail_at": -1}
+
+
+class Waits(Answers):
+    """A policy that is eager: it gives the next of a list of waits too."""
+
+    def __init__(self, *waits: object) -> None:
+        super().__init__()
+        self.waits = list(waits)
+
+    def wait_s(self, view: PlannerView) -> Any:
+        wait_s = self.waits.pop(0)
+        if isinstance(wait_s, BaseException):
+            raise wait_s
+        return wait_s
+
+
+def test_an_eager_planner_says_when_to_look_again(deployment: Deployment, see: See) -> None:
+    planner = SafePlanner(Waits(0.0, 2, None, 0.001), deployment, initial=START)
+    assert planner.eager
+    assert [planner.wait_s(see(at)) for at in range(4)] == [0.0, 2.0, math.inf, SHORTEST_WAIT_S]
+    assert not planner.faults
+    assert safe(deployment).wait_s(see(0)) == math.inf
+    assert not safe(deployment).eager
+
+
+@pytest.mark.parametrize(
+    ("wait_s", "fault"),
+    [(ValueError("no"), Fault.POLICY_ERROR), ("soon", Fault.POLICY_ERROR)]
+    + [(bad, Fault.UNSAFE_ANSWER) for bad in (-1.0, math.nan)],
+)
+def test_a_planner_that_says_nonsense_waits_for_its_interval(
+    deployment: Deployment, see: See, wait_s: object, fault: Fault
+) -> None:
+    planner = SafePlanner(Waits(wait_s), deployment, initial=START)
+    assert planner.wait_s(see(0)) == math.inf
+    assert planner.faults[fault] == 1
+
+
+def test_a_planner_is_not_asked_twice_at_the_same_time(deployment: Deployment, see: See) -> None:
+    """One that always wants to be asked would keep its host busy for ever."""
+    policy = Waits(0, 0)
+    policy.answers = [ScalePlan(1, 1, "")]
+    planner = SafePlanner(policy, deployment, initial=START)
+    planner.plan(see(5))
+    assert planner.wait_s(see(5)) == SHORTEST_WAIT_S
+    assert planner.wait_s(see(6)) == 0.0
+
+
+def test_metrics_that_are_no_numbers_are_not_shown_to_an_eager_planner(deployment: Deployment, see: See) -> None:
+    planner = SafePlanner(Waits(), deployment, initial=START)
+    assert planner.wait_s(replace(see(0), now_s=math.nan)) == math.inf

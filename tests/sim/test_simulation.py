@@ -14,11 +14,13 @@ import pytest
 
 from pdplugins.config import parse
 from pdplugins.policies.stock import routers
+from pdplugins.runtime.planner import SafePlanner
 from pdplugins.sim.core.engine_settings import EngineSettings
 from pdplugins.sim.core.flight import Arrival
 from pdplugins.sim.core.settings import SimSettings
 from pdplugins.sim.kernel import COMPILED
 from pdplugins.sim.run.simulate import simulate
+from pdplugins.testing.scripted import EagerPlanner
 from pdplugins.types import (
     BatchPlan,
     BatchView,
@@ -325,3 +327,31 @@ def test_a_window_without_answers_says_so() -> None:
     run(To("p0", "p0"), Arrival(150.0, 10, 10), planner=watching)
     (first, *_) = watching.traffic
     assert (first.requests, first.local_share, first.prefix_hit_rate, first.isl_sq_tokens) == (0, None, None, None)
+
+
+def test_an_eager_planner_is_asked_as_soon_as_the_traffic_says_so() -> None:
+    """Then its interval begins anew; nothing that came is lost or seen twice."""
+    planner = EagerPlanner(20)
+    safe = SafePlanner(planner, DEPLOYMENT, initial=ScalePlan(1, 1, "start"))
+    work = [Arrival(0.05 + 0.1 * n, 100, 20) for n in range(200)]
+    outcome = run(routers.LeastLoaded(routers.RouterSettings(), DEPLOYMENT), *work, planner=safe)
+    assert [round(view.now_s, 9) for view in planner.views[:3]] == [2.0, 7.0, 12.0]
+    assert [view.traffic.window_s for view in planner.views[:3]] == [2.0, 5.0, 5.0]
+    assert [view.traffic.requests for view in planner.views[:3]] == [20, 50, 50]
+    assert outcome.scaling[0].at_s == 2.0
+
+
+def test_a_planner_that_is_eager_and_sees_too_little_is_asked_at_its_tick_as_ever() -> None:
+    patient, eager = EagerPlanner(0), EagerPlanner(1000, look_s=0.3)
+    work = [Arrival(0.1 * n, 100, 20) for n in range(200)]
+    for planner in (patient, SafePlanner(eager, DEPLOYMENT, initial=ScalePlan(1, 1, "start"))):
+        run(routers.LeastLoaded(routers.RouterSettings(), DEPLOYMENT), *work, planner=planner)
+    assert eager.views == patient.views
+
+
+def test_a_planner_that_knows_what_it_wants_is_asked_before_the_first_request() -> None:
+    planner = EagerPlanner(0)
+    safe = SafePlanner(planner, DEPLOYMENT, initial=ScalePlan(1, 1, "start"))
+    run(To("p0", "d0"), Arrival(3.0, 100, 20), Arrival(9.0, 100, 20), planner=safe)
+    assert [view.now_s for view in planner.views[:2]] == [0.0, 5.0]
+    assert planner.views[0].traffic is None

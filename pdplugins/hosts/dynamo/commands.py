@@ -56,6 +56,7 @@ def planner(  # noqa: PLR0913 - the options of a command
     frontend_url: Annotated[str | None, typer.Option(help="Read traffic, TTFT and TPOT from this frontend.")] = None,
     model: Annotated[str | None, typer.Option(help="Count only this model at the frontend.")] = None,
     decision_log: Annotated[Path | None, typer.Option(help="File to append decisions to.")] = None,
+    state: Annotated[Path | None, typer.Option(help="Keep what the planner learned there, for the next run.")] = None,
     metrics_port: Annotated[
         int | None, typer.Option(min=0, max=65535, help="Serve Prometheus metrics on this port.")
     ] = None,
@@ -81,6 +82,7 @@ def planner(  # noqa: PLR0913 - the options of a command
             frontend_url=frontend_url,
             model=model,
             decision_log=decision_log,
+            state=state,
             metrics_port=metrics_port,
             metrics_host=metrics_host,
             shadow=shadow,

@@ -103,6 +103,21 @@ class Reverting:
             return 1.0
         return min(max((self._covariance + prior) / (self._variance + prior), 0.0), 1.0)
 
+    @property
+    def learned(self) -> dict[str, float]:
+        """What it knows beside the level."""
+        return {
+            "mean": self._mean,
+            "weight": self._weight,
+            "covariance": self._covariance,
+            "variance": self._variance,
+        }
+
+    def resume(self, mean: float, weight: float, covariance: float, variance: float) -> None:
+        """Go on with what an earlier run has learned."""
+        self._mean, self._weight = mean, weight
+        self._covariance, self._variance = covariance, variance
+
     def observe(self, value: float) -> None:
         """Take in the next value, and learn from the forecast that was made for it."""
         if not math.isfinite(value):

@@ -70,6 +70,15 @@ class Spread:
         self._prior, self._keep = prior, math.exp(-1 / memory)
         self._requests = self._variance = self._square = 0.0
 
+    @property
+    def learned(self) -> dict[str, float]:
+        """What it knows."""
+        return {"requests": self._requests, "variance": self._variance, "square": self._square}
+
+    def resume(self, requests: float, variance: float, square: float) -> None:
+        """Go on with what an earlier run has learned."""
+        self._requests, self._variance, self._square = requests, variance, square
+
     def observe(self, traffic: Traffic) -> None:
         """Take in one window. It must have two requests at least, and both moments of their lengths."""
         count, mean, square = min(traffic.requests, LARGEST), traffic.isl_tokens, traffic.isl_sq_tokens
@@ -114,15 +123,36 @@ class LoadForecast:
                 self._series[name].observe(min(value, LARGEST))
         self._spread.observe(traffic)
 
-    def forecast(self) -> Load | None:
-        """Return the load to plan for; None until load and lengths have a value. What no host tells is 0."""
+    def forecast(self, *, without_osl: bool = False) -> Load | None:
+        """Return the load to plan for; None until load and lengths have a value. What no host tells is 0.
+
+        :param without_osl: take outputs of one token where none has ended yet: prefill can be sized without them.
+        """
         of = {name: series.forecast() for name, series in self._series.items()}
+        if without_osl and math.isnan(of["OSL"]):
+            of["OSL"] = 1.0
         if any(math.isnan(of[name]) for name in ("load", "ISL", "OSL")):
             return None
         share, hit_rate = (min(_known(of[name]), 1.0) for name in ("local share", "prefix hit rate"))
         isl, osl = (min(max(of[name], 1.0), LARGEST) for name in ("ISL", "OSL"))
         local = min(_known(of["local prompt"]), isl)
         return Load(isl, osl, min(of["load"], LARGEST), self._spread.cv2, share, local, hit_rate)
+
+    @property
+    def levels(self) -> dict[str, float]:
+        """By series: its forecast, where it has one."""
+        of = {name: series.forecast() for name, series in self._series.items()}
+        return {name: min(value, LARGEST) for name, value in of.items() if math.isfinite(value)}
+
+    def resume(self, levels: Mapping[str, float]) -> None:
+        """Begin with the levels of an earlier run; each counts as one window."""
+        for name in self._series.keys() & levels.keys():
+            self._series[name].observe(levels[name])
+
+    @property
+    def complete(self) -> bool:
+        """Whether both lengths are known."""
+        return not any(math.isnan(self._series[name].forecast()) for name in ("ISL", "OSL"))
 
     @property
     def failures(self) -> Mapping[str, str]:
@@ -164,6 +194,14 @@ def in_flight(view: PlannerView, traffic: Traffic) -> float:
 def queued(pool: Pool) -> float:
     """Return the waiting requests of all workers that report a number."""
     return sum(load.queued_requests for load in pool.loads if is_number(load.queued_requests))
+
+
+def waiting_tokens(pool: Pool, least: float) -> float | None:
+    """Return the mean prompt tokens of what waits; None where that is fewer than `least` requests."""
+    waiting = [load for load in pool.loads if is_number(load.queued_requests) and is_number(load.queued_tokens)]
+    count = sum(load.queued_requests for load in waiting)
+    tokens = sum(load.queued_tokens for load in waiting)
+    return tokens / count if count >= least and tokens > 0 else None
 
 
 def _counted(pool: Pool) -> float:

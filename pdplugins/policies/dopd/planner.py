@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 from pdplugins.contracts.deployment import Deployment
+from pdplugins.contracts.numbers import is_number
 from pdplugins.contracts.planner import PlannerView, ScalePlan, Traffic
 from pdplugins.contracts.workers import Role
 from pdplugins.errors import ConfigError
@@ -20,7 +22,17 @@ from pdplugins.policies.dopd.config import DopdSettings
 from pdplugins.policies.dopd.forecast import Corrected, Forecaster, Predictor, Reverting, build_forecaster
 from pdplugins.policies.dopd.hold import Hold
 from pdplugins.policies.dopd.literal import algorithm_2
-from pdplugins.policies.dopd.load import LARGEST, Load, LoadForecast, Spread, in_flight, queued, unusable
+from pdplugins.policies.dopd.load import (
+    LARGEST,
+    Load,
+    LoadForecast,
+    Spread,
+    in_flight,
+    queued,
+    unusable,
+    waiting_tokens,
+)
+from pdplugins.policies.dopd.memory import LEVEL_S, Made, Memory
 from pdplugins.policies.dopd.ratio import (
     added_s,
     concurrency_within_tpot,
@@ -29,11 +41,16 @@ from pdplugins.policies.dopd.ratio import (
     pd_ratio,
 )
 from pdplugins.policies.dopd.staffing import Backlog, Dispersion, Service, capped_workers, upper_rate
+from pdplugins.policies.dopd.worth import Outlook
 
 LITERAL_CORRECTION = 2.0
 """Bound of the correction factor in `paper_literal`. The paper has none, but a window without requests needs one."""
 LEARNING_S = 7200.0
 """Memory of what was learned about bursts, in seconds. It should outlast the hour until the next burst."""
+ENOUGH_REQUESTS = 25
+"""At a cold start the first plan waits for so many requests: then the rate has a standard error of 20 %."""
+LOOK_S = 0.5
+"""Seconds between two looks at whether they have come."""
 MOST_WORKERS = 1e6
 """Larger numbers of workers are cut to this. The GPU budget cuts them further anyway."""
 
@@ -46,6 +63,8 @@ class Demand:
     decode: int
     signals: dict[str, float]
     why: str
+    outlook: Outlook | None = None
+    """What to expect of pools; None where nothing is forecast."""
 
 
 class DopdPlanner:
@@ -66,7 +85,8 @@ class DopdPlanner:
         self._rate = Reverting(self._forecaster(), steps, memory)
         bursts = settings.learn_bursts and not settings.paper_literal
         amount = self._rate if bursts else self._forecaster()
-        self._load = LoadForecast(self._forecaster, amount, Spread(settings.length_cv2, memory))
+        self._spread = Spread(settings.length_cv2, memory)
+        self._load = LoadForecast(self._forecaster, amount, self._spread)
         self._dispersion = Dispersion(steps, settings.interval_s, LEARNING_S)
         self._backlog = Backlog(self._horizon_s)
         self._prefill_hold, self._decode_hold = (Hold(settings.hold_s, self._horizon_s) for _ in Role)
@@ -74,6 +94,10 @@ class DopdPlanner:
         self._pools = (1, 1)
         self._signals: Mapping[str, float] = {}
         self._started_s = math.nan
+        self._began_cold: bool | None = None
+        """Whether the host had one worker of each role at the first plan that followed from traffic."""
+        self._sized = False
+        """Whether both pools followed from a forecast yet."""
 
     def _forecaster(self) -> Forecaster:
         settings = self._settings
@@ -100,17 +124,70 @@ class DopdPlanner:
         self._signals = plan.signals
         return plan
 
+    def state(self) -> dict[str, Any]:
+        """Return what it learned. See :class:`pdplugins.contracts.planner.Remembers`."""
+        return Memory.model_validate(
+            {
+                "made": Made.by(self._deployment, self.interval_s),
+                "levels": self._load.levels,
+                "rate": self._rate.learned,
+                "lengths": self._spread.learned,
+                "bursts": self._dispersion.learned,
+            }
+        ).model_dump()
+
+    def resume(self, state: Any, age_s: float) -> None:
+        """Begin with what an earlier run learned. Raises ValueError where that is another deployment's, or no state."""
+        kept = Memory.model_validate(state)
+        if kept.made != (made := Made.by(self._deployment, self.interval_s)):
+            raise ValueError(f"it is of another deployment: {kept.made}, now {made}")
+        self._load.resume({name: value for name, value in kept.levels.items() if name != "load" or age_s <= LEVEL_S})
+        self._rate.resume(**kept.rate.model_dump())
+        self._spread.resume(**kept.lengths.model_dump())
+        self._dispersion.resume(**kept.bursts.model_dump())
+
+    def wait_s(self, view: PlannerView) -> float | None:
+        """Return 0 where the first plan can be made before the tick, and how long to wait for that.
+
+        Only from one worker of each role: pools that somebody chose are good for an interval. See
+        :class:`pdplugins.contracts.planner.Eager`.
+        """
+        traffic = view.traffic
+        if not self._cold(view):
+            return None
+        if self._resumed(view) is not None:
+            return 0.0
+        if traffic is None or unusable(traffic) is not None or traffic.requests < ENOUGH_REQUESTS:
+            return LOOK_S
+        # Prefill is sized first; decode when an answer has ended, as nobody knows earlier how long answers are.
+        tokens = traffic.osl_tokens if self._began_cold else _prompts(view, traffic).isl_tokens
+        return 0.0 if is_number(tokens) and tokens > 0 else LOOK_S
+
+    def _cold(self, view: PlannerView) -> bool:
+        """Return whether it began with one worker of each role, and has not sized both pools yet."""
+        if self._sized or self._settings.paper_literal:
+            return False
+        if self._began_cold is None:
+            return max(view.prefill.coming, view.decode.coming) <= 1
+        return self._began_cold
+
     def _plan(self, view: PlannerView) -> ScalePlan:
         if math.isnan(self._started_s):
             self._start(view)
         traffic = view.traffic
+        # A server is often there before its first client, whose absence says nothing of the load.
+        few = traffic is None or traffic.requests < ENOUGH_REQUESTS
+        if few and (resumed := self._resumed(view)) is not None:
+            return self._first(view, resumed)
         if traffic is None:
             return self._keep("no traffic metrics")
         if (why := unusable(traffic)) is not None:
             return self._keep(why)
-        literal = self._settings.paper_literal
+        literal, cold = self._settings.paper_literal, self._cold(view)
+        if cold:
+            traffic = _prompts(view, traffic)
         self._load.observe(traffic, in_flight(view, traffic) if literal else traffic.rate)
-        load = self._load.forecast()
+        load = self._load.forecast(without_osl=cold)
         if not literal and self._idle(view, traffic):
             demand = Demand(1, 1, {}, f"no request for {self._settings.hold_s:.0f} s")
             self._prefill_hold.forget()
@@ -119,7 +196,18 @@ class DopdPlanner:
             return self._keep("no request lengths yet")
         else:
             demand = self._literal(load) if literal else self._balanced(view, traffic, load)
+            self._began_cold, self._sized = cold, self._load.complete
         return self._within_limits(view, demand)
+
+    def _resumed(self, view: PlannerView) -> Load | None:
+        """Return the load that an earlier run has left, until a plan followed from it."""
+        return self._load.forecast() if self._began_cold is None and self._cold(view) else None
+
+    def _first(self, view: PlannerView, load: Load) -> ScalePlan:
+        """Plan for the load of an earlier run."""
+        self._began_cold = self._sized = True
+        demand = self._balanced(view, None, load)
+        return self._within_limits(view, replace(demand, why=f"as in the last run, {demand.why}"))
 
     def _start(self, view: PlannerView) -> None:
         """Take the host's pools as the first plan, and as wanted, so that no pool shrinks before the load is known."""
@@ -154,14 +242,14 @@ class DopdPlanner:
         )
         return Demand(found.prefill, found.decode, signals, why)
 
-    def _balanced(self, view: PlannerView, traffic: Traffic, load: Load) -> Demand:
+    def _balanced(self, view: PlannerView, traffic: Traffic | None, load: Load) -> Demand:
         rate = upper_rate(load.amount, self._horizon_s, self._settings.rate_sigmas)
         remote, perf, tp = load.remote(), self._deployment.perf, self._deployment.prefill_tp
         service = Service.of(
             lambda tokens: perf.prefill_s(tokens, tp), remote.tokens, remote.cv2, self._deployment.slo.ttft_s
         )
         prefill, signals = self._prefill_demand(view, traffic, rate, remote.share, service)
-        decode, concurrency, cc_d, step_s = self._decode_demand(load, rate)
+        decode, concurrency, cc_d, step_s, local = self._decode_demand(load, rate)
         signals |= {
             "forecast_isl_tokens": load.isl_tokens,
             "forecast_osl_tokens": load.osl_tokens,
@@ -177,38 +265,46 @@ class DopdPlanner:
             f"{load.amount:.2f} req/s of {load.isl_tokens:.0f}/{load.osl_tokens:.0f} tokens keep "
             f"{signals['prefill_work']:.2f} prefill workers and {concurrency / cc_d:.2f} decode workers busy"
         )
+        if not self._load.complete:
+            why += ", decode follows when an answer has ended"
         if load.local_share > 0:
             why += f", {100 * load.local_share:.0f} % prefill locally"
         if signals["backlog_s"] > 0:
             why += f", {signals['backlog_s']:.1f} s of prefill wait"
-        return Demand(prefill, decode, signals, why)
+        outlook = Outlook(
+            self._deployment.slo.ttft_s, self._horizon_s, signals["prefill_work"], service,
+            signals["burst_dispersion_s"], signals["backlog_s"], remote.share,
+            busy=concurrency / cc_d + local, busy_deviation=math.sqrt(concurrency * (1 + load.cv2)) / cc_d,
+        )  # fmt: skip
+        return Demand(prefill, decode, signals, why, outlook)
 
     def _prefill_demand(
-        self, view: PlannerView, traffic: Traffic, rate: float, share: float, service: Service
+        self, view: PlannerView, traffic: Traffic | None, rate: float, share: float, service: Service
     ) -> tuple[int, dict[str, float]]:
         """Return the workers for `share` of the requests, each of which takes a `service`, and the numbers behind."""
         settings, ttft_s = self._settings, self._deployment.slo.ttft_s
         request_s = share * service.mean_s
         work = rate * request_s
-        self._dispersion.learn(min(traffic.rate, LARGEST) * request_s, work, service)
+        if traffic is not None:
+            self._dispersion.learn(min(traffic.rate, LARGEST) * request_s, work, service)
         dispersion_s = service.poisson_dispersion_s
         if settings.learn_bursts:
             dispersion_s = self._dispersion.seconds(service, self._rate.mean * request_s)
         wait_s = settings.wait_share * ttft_s
         needed = capped_workers(work, self._dispersion.peak, service, dispersion_s, wait_s) + settings.spare
-        arrived_s = min(traffic.requests, LARGEST) * request_s
+        arrived_s, window_s = (min(traffic.requests, LARGEST) * request_s, traffic.window_s) if traffic else (0.0, 0.0)
         reported_s = min(queued(view.prefill), LARGEST) * service.mean_s
-        backlog_s = self._backlog.update(arrived_s, view.prefill.ready, traffic.window_s, reported_s)
+        backlog_s = self._backlog.update(arrived_s, view.prefill.ready, window_s, reported_s)
         if settings.drain_backlog:
             # Backlog that the ready workers clear within the TTFT SLO needs no further workers.
             needed += max(backlog_s - view.prefill.ready * ttft_s, 0.0) / self._horizon_s
         signals = {"prefill_work": work, "burst_dispersion_s": dispersion_s, "backlog_s": backlog_s}
         return _whole(needed), signals
 
-    def _decode_demand(self, load: Load, rate: float) -> tuple[int, float, float, float]:
-        """Return workers, concurrency, and cc_d with its step time: Little's law at the full batch, as in Eq. 15.
+    def _decode_demand(self, load: Load, rate: float) -> tuple[int, float, float, float, float]:
+        """Return workers, concurrency, cc_d with its step time, and the workers that local prompts keep busy.
 
-        Prompts that prefill on decode workers take their share of the workers' time on top.
+        Little's law at the full batch, as in Eq. 15. Prompts that prefill on decode workers take their time on top.
         """
         settings, deployment = self._settings, self._deployment
         perf, slo, tp = deployment.perf, deployment.slo, deployment.decode_tp
@@ -221,7 +317,7 @@ class DopdPlanner:
         concurrency = rate * load.osl_tokens * step_s
         spread = settings.decode_sigmas * math.sqrt(concurrency * (1 + load.cv2))
         local = rate * load.local_share * added_s(perf, load.local_tokens, tp) if load.local_share else 0.0
-        return _whole((concurrency + spread) / cc_d + local), concurrency, cc_d, step_s
+        return _whole((concurrency + spread) / cc_d + local), concurrency, cc_d, step_s, local
 
     def _within_limits(self, view: PlannerView, demand: Demand) -> ScalePlan:
         wish = demand.prefill, demand.decode
@@ -233,7 +329,8 @@ class DopdPlanner:
                 self._prefill_hold(demand.prefill, view.now_s, lasting),
                 self._decode_hold(demand.decode, view.now_s, lasting),
             )
-        prefill, decode = self._pools = fit_pools(self._deployment, *wish)
+        before, (prefill, decode) = self._pools, fit_pools(self._deployment, *wish)
+        self._pools = prefill, decode
         reason = f"{prefill}P{decode}D: {demand.why}"
         if wish != (demand.prefill, demand.decode):
             reason += f"; {wish[0]}P{wish[1]}D was wanted a short time ago"
@@ -243,12 +340,24 @@ class DopdPlanner:
         if "prefill_work" in signals:
             signals["prefill_utilisation"] = signals["prefill_work"] / prefill
             signals["decode_utilisation"] = signals["forecast_concurrency"] / signals["cc_d"] / decode
+        if demand.outlook is not None:
+            signals["expected_attainment"] = demand.outlook.attainment(prefill, decode)
+            signals["expected_attainment_unchanged"] = demand.outlook.attainment(*before)
         for name, error in self._load.failures.items():
             reason += f"; the {name} forecaster failed ({error}), its last value is used"
         return ScalePlan(prefill, decode, " ".join(reason.split()), self._faults(signals))
 
     def _faults(self, signals: dict[str, float]) -> dict[str, float]:
         return signals | {"forecast_failures": float(self._load.failed)}
+
+
+def _prompts(view: PlannerView, traffic: Traffic) -> Traffic:
+    """Return `traffic` with the prompt length of what waits, where that is much.
+
+    Many hosts tell the lengths of requests that ended, and of those there are few while one worker has all the work.
+    """
+    tokens = waiting_tokens(view.prefill, ENOUGH_REQUESTS)
+    return traffic if tokens is None else replace(traffic, isl_tokens=tokens, isl_sq_tokens=None)
 
 
 def _whole(workers: float) -> int:

@@ -35,6 +35,8 @@ class Service:
     """E[min(S, cap)]."""
     poisson_dispersion_s: float
     """E[min(S, cap)^2] / E[S]: the value of D when requests arrive independently."""
+    times: tuple[tuple[float, float], ...] = ()
+    """(weight, S) of short to long prompts; the weights add up to 1."""
 
     @classmethod
     def of(cls, prefill_s: Callable[[float], float], isl_tokens: float, cv2: float, cap_s: float) -> Service:
@@ -45,11 +47,14 @@ class Service:
         """
         sigma = math.sqrt(math.log1p(cv2))
         mean = capped = squared = 0.0
-        for deviations, weight in _LOG_NORMAL:
-            time_s = prefill_s(isl_tokens * math.exp(sigma * deviations - sigma * sigma / 2))
+        times = tuple(
+            (weight, prefill_s(isl_tokens * math.exp(sigma * deviations - sigma * sigma / 2)))
+            for deviations, weight in _LOG_NORMAL
+        )
+        for weight, time_s in times:
             short_s = min(time_s, cap_s)
             mean, capped, squared = mean + weight * time_s, capped + weight * short_s, squared + weight * short_s**2
-        return cls(mean, capped, squared / mean)
+        return cls(mean, capped, squared / mean, times)
 
 
 class Dispersion:
@@ -70,6 +75,15 @@ class Dispersion:
         self._variance = self._work = 0.0
         self.peak = 0.0
         """The most work of a window, fading with its age."""
+
+    @property
+    def learned(self) -> dict[str, float]:
+        """What it knows."""
+        return {"variance": self._variance, "work": self._work, "peak": self.peak}
+
+    def resume(self, variance: float, work: float, peak: float) -> None:
+        """Go on with what an earlier run has learned."""
+        self._variance, self._work, self.peak = variance, work, peak
 
     def learn(self, work: float, forecast: float, service: Service) -> None:
         """Compare `work` of the last window with the forecast made for it, and remember the new forecast."""

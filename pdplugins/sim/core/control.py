@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from time import perf_counter_ns
 from typing import TYPE_CHECKING
 
 from pdplugins.contracts.kinds import Kind
-from pdplugins.contracts.planner import Planner, PlannerView
+from pdplugins.contracts.planner import Planner, PlannerView, Traffic
 from pdplugins.contracts.roles import RoleMove
 from pdplugins.contracts.workers import Role
 from pdplugins.results import Scaling
+from pdplugins.runtime.planner import SafePlanner
 from pdplugins.runtime.power import SafePowerController
 from pdplugins.runtime.router import SafeRouter
 from pdplugins.sim.core.clock import seconds, ticks
@@ -53,10 +55,13 @@ class Loop:
         raise NotImplementedError
 
     def _view(self, window: Window, window_s: float) -> PlannerView:
-        fleet, now = self._fleet, self._dispatcher.events.now
-        for worker in fleet.workers.values():
+        for worker in self._fleet.workers.values():
             worker.engine.note_first_tokens()
-        return PlannerView(seconds(now), window.close(now, window_s), fleet.pool(Role.PREFILL), fleet.pool(Role.DECODE))
+        return self._seen(window.close(self._dispatcher.events.now, window_s))
+
+    def _seen(self, traffic: Traffic | None) -> PlannerView:
+        fleet = self._fleet
+        return PlannerView(fleet.now_s, traffic, fleet.pool(Role.PREFILL), fleet.pool(Role.DECODE))
 
     def _note(self, reason: str) -> None:
         fleet, roster = self._fleet, self._fleet.roster
@@ -71,10 +76,34 @@ class PlannerLoop(Loop):
         super().__init__(planner.interval_s, fleet, dispatcher, clock)
         self._window = dispatcher.watched()
         self._planner = planner
+        self._asked = 0
+        """When it was last asked, in ticks."""
+
+    def _arm(self) -> None:
+        self._asked = self._dispatcher.events.now
+        self._look(None)
+
+    def _look(self, _: object) -> None:
+        """Ask when the interval is over, or before that where the planner wants it; else look again later."""
+        events = self._dispatcher.events
+        due = self._asked + ticks(self._interval_s)
+        if events.now >= due or not (wait_s := self._wait_s()):
+            self._again(None)
+        else:
+            events.call_at(due if math.isinf(wait_s) else min(due, events.now + ticks(wait_s)), self._look)
+
+    def _wait_s(self) -> float:
+        if not isinstance(self._planner, SafePlanner) or not self._planner.eager:
+            return math.inf
+        now = self._dispatcher.events.now
+        traffic = self._window.so_far(now, seconds(now - self._asked)) if now > self._asked else None
+        return self._planner.wait_s(self._seen(traffic))
 
     def tick(self) -> None:
         """Ask how many workers of each role there should be, and propose them."""
-        view = self._view(self._window, self._interval_s)
+        since = self._dispatcher.events.now - self._asked
+        whole = since == ticks(self._interval_s)
+        view = self._view(self._window, self._interval_s if whole else seconds(since)) if since else self._seen(None)
         began = perf_counter_ns()
         plan = self._planner.plan(view)
         self._clock.add("planner", perf_counter_ns() - began)

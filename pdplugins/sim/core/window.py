@@ -85,9 +85,15 @@ class Window:
 
     def close(self, now: int, window_s: float) -> Traffic:
         """Return the traffic of the last `window_s` seconds and begin a new window, which also gets what ends `now`."""
-        ttfts = [t - flight.arrived for t, flight in self._first_tokens if t < now and t == flight.first_token]
+        traffic = self.so_far(now, window_s)
         self._first_tokens = [entry for entry in self._first_tokens if entry[0] >= now]
-        traffic = Traffic(
+        self._begin()
+        return traffic
+
+    def so_far(self, now: int, window_s: float) -> Traffic:
+        """Return the traffic of the last `window_s` seconds; the window goes on."""
+        ttfts = [t - flight.arrived for t, flight in self._first_tokens if t < now and t == flight.first_token]
+        return Traffic(
             window_s,
             self._requests,
             isl_tokens=_mean(self._isl, self._requests),
@@ -100,8 +106,6 @@ class Window:
             prefix_hit_rate=_mean(self._cached, self._ended_isl),
             local_prefill_tokens=_mean(self._local_prefill, self._local),
         )
-        self._begin()
-        return traffic
 
 
 def _mean(total: float, count: int) -> float | None:

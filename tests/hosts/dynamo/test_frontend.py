@@ -145,3 +145,13 @@ def test_a_frontend_that_does_not_answer_loses_no_requests() -> None:
     traffic = metrics.collect()
     assert traffic is not None
     assert (traffic.window_s, traffic.requests) == (10.0, 20.0)
+
+
+def test_a_look_at_the_traffic_so_far_lets_the_window_go_on() -> None:
+    metrics = frontend(page(10, 8), page(20, 9), page(30, 18))
+    assert metrics.so_far() is None, "the first look begins the window"
+    early, whole = metrics.so_far(), metrics.collect()
+    assert early is not None
+    assert whole is not None
+    assert (early.window_s, early.requests) == (5.0, 10.0)
+    assert (whole.window_s, whole.requests, whole.osl_tokens) == (10.0, 20.0, 100.0)

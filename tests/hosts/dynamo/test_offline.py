@@ -26,6 +26,7 @@ from pdplugins.results import Result
 from pdplugins.runtime import decision_reader
 from pdplugins.runtime.assembly import build_deployment
 from pdplugins.runtime.planner import SafePlanner
+from pdplugins.testing.scripted import EagerPlanner
 from pdplugins.types import PlannerView, Role, ScalePlan, TraceRequest
 from pdplugins.workloads.arrivals import Mmpp
 from pdplugins.workloads.jsonl import write_mooncake
@@ -421,3 +422,43 @@ def test_a_planner_of_the_file_keeps_its_settings() -> None:
     assert resolve("dopd", config).planner == Choice(name="dopd", interval_s=7)
     assert resolve("dopd", config, {"interval_s": 9}).planner == Choice(name="dopd", interval_s=9)
     assert resolve("static:2P1D", config).planner is None
+
+
+def test_an_eager_planner_is_asked_as_soon_as_the_traffic_says_so() -> None:
+    """Until then the windows between two looks add up."""
+    planner = EagerPlanner(20)
+    safe = SafePlanner(planner, build_deployment(configured(None)), initial=ScalePlan(1, 1, "start"))
+    door = OfflineScaling(safe)
+    assert door.initial_tick_ms() == 500.0
+    window: dict[str, Any] = {**snapshot()["traffic"], "duration_s": 0.5}  # type: ignore[dict-item]
+    first = {**window, "num_req": 12, "shape_count": 1, "avg_isl": 100.0, "avg_osl": 10.0}
+    then = {**window, "num_req": 9, "shape_count": 3, "avg_isl": 300.0, "avg_osl": 50.0}
+    look = door.on_tick(snapshot(now_ms=500.0, traffic=first))
+    assert look == {"target_prefill": None, "target_decode": None, "next_tick_ms": 1000.0}
+    asked = door.on_tick(snapshot(now_ms=1000.0, traffic=then))
+    assert asked == {"target_prefill": 2, "target_decode": 2, "next_tick_ms": 6000.0}
+    (view,) = planner.views
+    assert view.traffic is not None
+    assert (view.traffic.window_s, view.traffic.requests) == (1.0, 21.0)
+    assert (view.traffic.isl_tokens, view.traffic.osl_tokens) == (250.0, 40.0)
+    assert view.traffic.ttft_s is None
+    door.on_tick(snapshot(now_ms=6000.0, traffic={**window, "duration_s": 5.0, "num_req": 3}))
+    assert planner.views[1].traffic is not None
+    assert planner.views[1].traffic.requests == 3.0
+
+
+def test_an_eager_planner_that_sees_too_little_is_asked_at_its_tick() -> None:
+    planner = EagerPlanner(20, look_s=2.0)
+    safe = SafePlanner(planner, build_deployment(configured(None)), initial=ScalePlan(1, 1, "start"))
+    door = OfflineScaling(safe)
+    looks = [door.on_tick(snapshot(now_ms=at))["next_tick_ms"] for at in (2000.0, 4000.0, 5000.0)]
+    assert looks == [4000.0, 5000.0, 10_000.0]
+    assert len(planner.views) == 1
+
+
+def test_from_one_worker_of_each_role_dopd_plans_before_its_first_tick(trace: list[TraceRequest]) -> None:
+    """From pools that somebody chose it does not, whatever comes."""
+    from_one = with_pools(configured(None), 1, 1)
+    busy = [replace(request, arrival_s=request.arrival_s / 8) for request in trace]
+    assert run("dopd", busy, config=from_one).scaling[0].at_s < 5
+    assert run("dopd", busy, config=with_pools(from_one, 2, 1)).scaling[0].at_s >= 5

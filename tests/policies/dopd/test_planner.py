@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 from hypothesis import example, given, settings
@@ -357,3 +358,67 @@ def test_a_step_with_every_series_refitted_over_600_points_is_under_50_ms() -> N
         subject.plan(PlannerView(3005.0 + 5 * index, jump, Pool(1), Pool(1)))
         took_s.append(time.process_time() - started)
     assert sorted(took_s)[len(took_s) // 2] < 0.05
+
+
+def test_at_a_cold_start_the_first_plan_waits_for_enough_requests_and_their_length() -> None:
+    """25 requests tell the rate to a fifth. Then, and before that, it looks twice a second."""
+    subject = planner()
+    few, enough = Traffic(1.0, 24, 1000, 200), Traffic(1.0, 25, 1000, 200)
+    looks = [None, few, replace(enough, isl_tokens=None), replace(enough, osl_tokens=None), enough]
+    assert [subject.wait_s(cold_view(seen)) for seen in looks] == [0.5, 0.5, 0.5, 0.0, 0.0]
+    plan = subject.plan(cold_view(enough))
+    assert plan.prefill > 1
+    assert subject.wait_s(cold_view(enough)) is None, "the first plan is made: now the interval counts"
+
+
+@pytest.mark.parametrize("pools", [(2, 1), (1, 2)])
+def test_pools_that_somebody_chose_are_good_for_an_interval(pools: tuple[int, int]) -> None:
+    view = PlannerView(1.0, Traffic(1.0, 100, 1000, 200), Pool(pools[0]), Pool(pools[1]))
+    assert planner().wait_s(view) is None
+    assert planner(paper_literal=True).wait_s(cold_view(view.traffic)) is None
+
+
+def test_a_tick_without_traffic_does_not_end_a_cold_start() -> None:
+    """Servers are often there before their first client."""
+    subject = planner()
+    subject.plan(PlannerView(5.0, Traffic(5.0, 0), Pool(1), Pool(1)))
+    assert subject.wait_s(cold_view(Traffic(1.0, 25, 1000, 200), 6.0)) == 0.0
+
+
+@given(traffics)
+def test_whatever_traffic_looks_like_the_wait_is_none_or_short(traffic: Traffic | None) -> None:
+    assert planner().wait_s(cold_view(traffic)) in (None, 0.0, 0.5)
+
+
+def cold_view(traffic: Traffic | None, now_s: float = 1.0) -> PlannerView:
+    return PlannerView(now_s, traffic, Pool(1), Pool(1))
+
+
+def test_each_plan_says_what_it_is_worth_beside_the_pools_before() -> None:
+    subject = planner()
+    calm = plans(subject, steady(2.0))[-1]
+    assert calm.signals["expected_attainment"] == calm.signals["expected_attainment_unchanged"] > 0.95
+    grown = plans(subject, steady(40.0, count=12), after_s=300.0)
+    assert grown[-1].prefill > calm.prefill
+    for before, after in pairwise([calm, *grown]):
+        if after.prefill > before.prefill:
+            assert after.signals["expected_attainment"] > after.signals["expected_attainment_unchanged"]
+
+
+def test_a_cold_start_sizes_prefill_by_what_waits_and_decode_when_an_answer_has_ended() -> None:
+    """Hosts tell the lengths of what ended, and while one worker has all the work that is little."""
+    subject = planner()
+    waiting = Pool(1, loads=(WorkerLoad("p0", 40, 40 * 2000.0, 1, 2000.0),))
+    start = PlannerView(1.0, Traffic(1.0, 40), waiting, Pool(1))
+    assert subject.wait_s(start) == 0.0
+    first = subject.plan(start)
+    assert first.signals["forecast_isl_tokens"] == 2000
+    assert first.prefill > 5
+    assert first.decode == 1
+    assert "decode follows" in first.reason
+    later = PlannerView(2.0, Traffic(1.0, 40), Pool(1, first.prefill - 1), Pool(1))
+    assert subject.wait_s(later) == 0.5, "no answer has ended"
+    ended = replace(later, traffic=Traffic(1.0, 40, 2000, 500))
+    assert subject.wait_s(ended) == 0.0
+    assert subject.plan(ended).decode > 1
+    assert subject.wait_s(ended) is None

@@ -290,6 +290,7 @@ class Options:
     frontend_url: str | None = None
     model: str | None = None
     decision_log: Path | None = None
+    state: Path | None = None
     metrics_port: int | None = None
     metrics_host: str = "127.0.0.1"
     shadow: bool = False
@@ -310,7 +311,7 @@ def run(options: Options) -> None:
 
     def build() -> Proposer:
         chosen = load(find(options.config))
-        planner = door_planner(chosen, options.decision_log, shadow=options.shadow)
+        planner = door_planner(chosen, options.decision_log, shadow=options.shadow, state=options.state)
         frontend = FrontendMetrics(options.frontend_url, options.model) if options.frontend_url else None
         return Proposer(planner, frontend=frontend, board=build_board(chosen), shadow=options.shadow)
 

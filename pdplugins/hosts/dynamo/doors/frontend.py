@@ -55,6 +55,13 @@ class FrontendMetrics:
         with fetching.reading(self._url):
             return self._collected()
 
+    def so_far(self) -> Traffic | None:
+        """Return what `collect` would, and let the window go on. Raises OSError as that does."""
+        before = self._before
+        traffic = self.collect()
+        self._before = before or self._before
+        return traffic
+
     def _collected(self) -> Traffic | None:
         found, now_s = samples(self._fetch(self._url), (REQUESTS, QUEUED, *HISTOGRAMS), self._model), self._clock()
         requests = sum(sample.value for sample in found if sample.name == REQUESTS)

@@ -56,7 +56,8 @@ class PdPlanner(Proposer):
     :param frontend_url: read traffic, TTFT and TPOT from this frontend instead of from Prometheus.
     :param model: count only this model's requests at the frontend.
     :param shadow: decide and log, and leave Dynamo its own behaviour.
-    :param planner: in place of `config` and `decision_log`, a safe planner that a program in this process has built.
+    :param state: file in which what the planner learned is kept for the next run.
+    :param planner: in place of `config`, `decision_log` and `state`, a safe planner built in this process.
     :param board: where that planner hears and tells signals.
     """
 
@@ -70,13 +71,14 @@ class PdPlanner(Proposer):
         frontend_url: str | None = None,
         model: str | None = None,
         shadow: bool = False,
+        state: str | None = None,
         planner: SafePlanner | None = None,
         board: SignalBoard | None = None,
     ) -> None:
         if planner is None:
             chosen = _config(config)
             log = Path(decision_log) if decision_log else None
-            planner = door_planner(chosen, log, shadow=shadow)
+            planner = door_planner(chosen, log, shadow=shadow, state=Path(state) if state else None)
             board = build_board(chosen)
         frontend = FrontendMetrics(frontend_url, model) if frontend_url else None
         super().__init__(planner, frontend=frontend, board=board, shadow=shadow)

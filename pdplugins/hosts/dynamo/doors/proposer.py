@@ -29,10 +29,11 @@ CADENCE_TOLERANCE = 0.25
 """How far, relative to the planner's interval, the time between two ticks may be off before a warning."""
 
 
-def door_planner(config: Config, decision_log: Path | None, *, shadow: bool) -> SafePlanner:
+def door_planner(config: Config, decision_log: Path | None, *, shadow: bool, state: Path | None = None) -> SafePlanner:
     """Build the planner of a door, with the metrics of this process. Raises ConfigError.
 
     :param shadow: nobody follows it, and its log says so.
+    :param state: where what it learned is kept for the next run.
     """
     journal = build_journal(
         config,
@@ -42,7 +43,7 @@ def door_planner(config: Config, decision_log: Path | None, *, shadow: bool) -> 
         metrics=[process_metrics(Kind.PLANNER)],
         shadow=shadow,
     )
-    return build_safe_planner(config, journal=journal)
+    return build_safe_planner(config, journal=journal, state=state)
 
 
 class Proposer:

@@ -94,6 +94,7 @@ def serve(  # noqa: PLR0913 - the options of a command
         typer.Option(help="How to show what goes on: rich on a terminal, else plain."),
     ] = None,
     decision_log: Annotated[Path | None, typer.Option(help="File to append decisions to: pdplugins explain.")] = None,
+    state: Annotated[Path | None, typer.Option(help="Keep what the planner learned there, for the next run.")] = None,
     metrics_port: Annotated[
         int | None, typer.Option(min=0, max=65535, help="Serve Prometheus metrics on this port; 0 picks one.")
     ] = None,
@@ -112,6 +113,7 @@ def serve(  # noqa: PLR0913 - the options of a command
     check_writable("--json", report)
     check_writable("--html", page)
     check_writable("--decision-log", decision_log)
+    check_writable("--state", state)
     options = Options(
         config=pick_config(
             planner,
@@ -137,6 +139,7 @@ def serve(  # noqa: PLR0913 - the options of a command
         dashboard=Address.read(dashboard, public=dashboard_public),
         sglang=sglang,
         routed=router is not None,
+        state=state,
     )
     if options.routed:
         check_router(options.config, build_deployment(options.config))

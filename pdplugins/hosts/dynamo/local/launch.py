@@ -32,7 +32,7 @@ def launch(options: Options) -> int:
     Raises HostError when the stack does not start or one of its indispensable processes ends.
     """
     metrics = process_metrics(Kind.PLANNER)
-    policy = build_safe_planner(options.config, decision_log=options.decision_log, metrics=metrics)
+    policy = build_safe_planner(options.config, decision_log=options.decision_log, metrics=metrics, state=options.state)
     sweep(PREFIX)
     try:
         with own_folder(PREFIX) as folder:

@@ -80,6 +80,8 @@ class Options:
     """What the workers run where the engine is SGLang."""
     routed: bool = False
     """Whether requests go through our router, and not where Dynamo's frontend sends them."""
+    state: Path | None = None
+    """Where what the planner learned is kept for the next run."""
 
     @property
     def url(self) -> str:

@@ -5,10 +5,17 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Callable
+import time
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from functools import partial
 from typing import Any
 
+from pdplugins.contracts.planner import PlannerView, Traffic
+from pdplugins.contracts.workers import Pool
 from pdplugins.errors import HostError
+from pdplugins.hosts.dynamo.doors.frontend import FrontendMetrics
+from pdplugins.hosts.dynamo.fetching import in_thread
 from pdplugins.hosts.dynamo.local.connector import LocalProcessConnector
 from pdplugins.hosts.dynamo.local.options import Options
 from pdplugins.hosts.dynamo.router.places import NAMESPACE
@@ -49,11 +56,11 @@ def planner_settings(options: Options, policy: SafePlanner) -> dict[str, Any]:
         "live_dashboard_port": 0,
         "metric_reporting_prometheus_port": 0,  # on every address; the stack serves them on this machine only
         "scheduling": {"scale_interval_seconds": scale_s},
-        "plugin_registration": {"in_process_plugins": [_plugin(options, policy, scale_s)]},
+        "plugin_registration": {"in_process_plugins": [_plugin(options, policy)]},
     }
 
 
-def _plugin(options: Options, policy: SafePlanner, interval_s: float) -> dict[str, Any]:
+def _plugin(options: Options, policy: SafePlanner) -> dict[str, Any]:
     return {
         "module": "pdplugins.hosts.dynamo.doors.inprocess",
         "class": "PdPlanner",
@@ -61,7 +68,7 @@ def _plugin(options: Options, policy: SafePlanner, interval_s: float) -> dict[st
         "plugin_type": "propose",
         "priority": 1,
         "hold_policy": "HOLD_LAST",
-        "execution_interval_seconds": interval_s,
+        "execution_interval_seconds": 0.0,  # at every tick, also at one that the policy asked for early
         "needs": ["observations.fpm", "observations.workers"],
         "kwargs": {
             "planner": policy,
@@ -92,7 +99,7 @@ async def start_planner(runtime: Any, options: Options, policy: SafePlanner, con
 
     try:
         config = PlannerConfig.model_validate(planner_settings(options, policy))
-        planner = _planner(runtime, config, connect)
+        planner = _planner(runtime, config, connect, partial(until_due, policy, options))
         await planner._async_init()
     except Exception as error:  # whatever Dynamo raises, it did not start
         log.exception("Dynamo's planner did not start")
@@ -100,7 +107,26 @@ async def start_planner(runtime: Any, options: Options, policy: SafePlanner, con
     return planner
 
 
-def _planner(runtime: Any, config: Any, connect: Connect) -> Any:
+async def until_due(policy: SafePlanner, options: Options) -> bool:
+    """Return True when `policy` is to be asked: it wants to, or its interval is over. False where it is not eager."""
+    looks, began_s, traffic = FrontendMetrics(options.url, options.model), time.monotonic(), None
+    while True:
+        wait_s = policy.wait_s(_seen(policy, traffic))
+        left_s = policy.interval_s - (time.monotonic() - began_s)
+        if math.isinf(wait_s):
+            return False
+        if wait_s <= 0 or left_s <= 0:
+            return True
+        with suppress(OSError):  # the frontend is busy; the next look sees more
+            traffic = await in_thread(looks.so_far)
+        await asyncio.sleep(min(wait_s, left_s))
+
+
+def _seen(policy: SafePlanner, traffic: Traffic | None) -> PlannerView:
+    return PlannerView(time.time(), traffic, Pool(policy.last.prefill), Pool(policy.last.decode))
+
+
+def _planner(runtime: Any, config: Any, connect: Connect, due: Callable[[], Awaitable[bool]]) -> Any:
     from dynamo.planner.core.adapters import DisaggPlanner  # noqa: PLC0415
     from dynamo.planner.environment.base import PlannerEnvironmentImpl  # noqa: PLC0415
     from dynamo.planner.environment.metrics_provider.runtime_provider import RuntimeFpmProvider  # noqa: PLC0415
@@ -111,6 +137,13 @@ def _planner(runtime: Any, config: Any, connect: Connect) -> Any:
 
         async def _bootstrap_regression(self) -> None:
             await self._install_benchmark_fpms()
+
+        async def run(self) -> None:
+            """Tick when our policy is eager, and go on at its interval when it is not."""
+            engine = self._ensure_engine()
+            while await due():
+                await self._run_one_tick(engine, engine.initial_tick(time.time()))
+            await super().run()
 
     provider = RuntimeFpmProvider(
         require_prefill=True, require_decode=True, backend=config.backend, model_name=config.model_name, runtime=runtime

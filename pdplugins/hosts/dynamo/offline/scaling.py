@@ -21,6 +21,15 @@ from pdplugins.runtime.planner import SafePlanner
 
 Snapshot = Mapping[str, Any]
 Targets = dict[str, Any]
+AT_ONCE_MS = 1.0
+"""The earliest tick."""
+MEANS = {
+    "shape_count": ("avg_isl", "avg_osl"),
+    "ttft_count": ("avg_ttft_ms",),
+    "itl_count": ("avg_itl_ms",),
+    "hit_rate_count": ("avg_kv_hit_rate",),
+}
+"""What a window of Dynamo's counts, and the means over it."""
 
 
 class ScalingPolicy(Protocol):
@@ -40,23 +49,36 @@ class OfflineScaling:
 
     def __init__(self, planner: SafePlanner) -> None:
         self._planner = planner
+        self._asked_s = 0.0
+        self._windows: list[Snapshot] = []
+        """The traffic that it was not asked about yet."""
         self._loads: dict[Role, dict[str, WorkerLoad]] = {Role.PREFILL: {}, Role.DECODE: {}}
         self.reason = ""
         """Why the last targets were given."""
 
     def initial_tick_ms(self) -> float:
-        """Return the time of the first decision: one planner interval after the start."""
-        return self._planner.interval_s * 1e3
+        """Return the time of the first look: one planner interval after the start, or earlier where it is eager."""
+        pools = Pool(self._planner.last.prefill), Pool(self._planner.last.decode)
+        wait_s = self._planner.wait_s(PlannerView(0.0, None, *pools))
+        return max(min(wait_s, self._planner.interval_s) * 1e3, AT_ONCE_MS)
 
     def on_tick(self, snapshot: Snapshot) -> Targets:
         """Answer one tick. A snapshot that cannot be read holds the last good plan."""
+        now_s = snapshot["now_ms"] / 1e3
+        due_s = self._asked_s + self._planner.interval_s
         try:
             view = self.view(snapshot)
+            early = self._planner.eager and now_s < due_s - AT_ONCE_MS / 1e3
+            if early and (wait_s := self._planner.wait_s(view)):
+                self._windows = self._since(snapshot)
+                next_s = min(now_s + wait_s, due_s)
+                return {"target_prefill": None, "target_decode": None, "next_tick_ms": next_s * 1e3}
         except (KeyError, TypeError, ValueError) as error:
             decision = self._planner.hold(f"replay snapshot: {type(error).__name__}: {error}", error)
         else:
             decision = self._planner.decide(view)
         self.reason = decision.answer.reason
+        self._asked_s, self._windows = now_s, []
         return {
             "target_prefill": decision.answer.prefill,
             "target_decode": decision.answer.decode,
@@ -64,13 +86,20 @@ class OfflineScaling:
         }
 
     def view(self, snapshot: Snapshot) -> PlannerView:
-        """Return what the snapshot says. Remembers the load that a worker reported last, as Dynamo's planner does."""
+        """Return what the snapshot says, with the traffic since the planner was asked.
+
+        Remembers the load that a worker reported last, as Dynamo's planner does.
+        """
         return PlannerView(
             now_s=snapshot["now_ms"] / 1e3,
-            traffic=_traffic(snapshot.get("traffic")),
+            traffic=_read(together(windows)) if (windows := self._since(snapshot)) else None,
             prefill=self._pool(Role.PREFILL, snapshot),
             decode=self._pool(Role.DECODE, snapshot),
         )
+
+    def _since(self, snapshot: Snapshot) -> list[Snapshot]:
+        window = snapshot.get("traffic")
+        return [*self._windows, *([window] if window and window["duration_s"] > 0 else [])]
 
     def _pool(self, role: Role, snapshot: Snapshot) -> Pool:
         active = [str(worker) for worker in snapshot[f"active_{role}_ids"]]
@@ -86,14 +115,29 @@ class OfflineScaling:
         )
 
 
-def _traffic(window: Snapshot | None) -> Traffic | None:
-    """Read the window since the last tick. Means over no sample come as 0 and are unknown.
+def together(windows: Sequence[Snapshot]) -> Snapshot:
+    """Return what was seen in all of `windows`, of which there is at least one."""
+    if len(windows) == 1:
+        return windows[0]
+    whole: dict[str, float] = {}
+    for window in windows:
+        for name in ("duration_s", "num_req"):
+            whole[name] = whole.get(name, 0.0) + window[name]
+        for count, means in MEANS.items():
+            before, new = whole.get(count, 0), window.get(count, 0)
+            whole[count] = before + new
+            for mean in means:
+                total = before * whole.get(mean, 0.0) + (new * window[mean] if new else 0.0)
+                whole[mean] = total / whole[count] if whole[count] else 0.0
+    return whole
+
+
+def _read(window: Snapshot) -> Traffic:
+    """Read a window. Means over no sample come as 0 and are unknown.
 
     ``num_req`` counts arrivals; the mean lengths are those of the requests that finished (``shape_count``), which lag
     behind when there is a queue.
     """
-    if not window or window["duration_s"] <= 0:
-        return None
     finished, first_tokens, decoded = (window[f"{name}_count"] > 0 for name in ("shape", "ttft", "itl"))
     return Traffic(
         window_s=window["duration_s"],

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
 from pathlib import Path
 
 import pytest
@@ -9,9 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pdplugins.config import Choice
+from pdplugins.hosts.dynamo.doors.frontend import FrontendMetrics
 from pdplugins.hosts.dynamo.local.options import Options, pick_config
-from pdplugins.hosts.dynamo.local.planning import planner_settings, whole_interval
-from pdplugins.runtime.planner import build_safe_planner
+from pdplugins.hosts.dynamo.local.planning import planner_settings, until_due, whole_interval
+from pdplugins.runtime.assembly import build_deployment
+from pdplugins.runtime.planner import SafePlanner, build_safe_planner
+from pdplugins.testing.scripted import EagerPlanner, PoolsPlanner
+from pdplugins.types import ScalePlan, Traffic
 
 
 @pytest.fixture
@@ -42,7 +48,8 @@ def test_the_real_planner_accepts_the_config(options: Options, interval_s: float
     (plugin,) = config.plugin_registration.in_process_plugins
     assert plugin.class_ == "PdPlanner"
     assert plugin.priority == 1
-    assert plugin.execution_interval_seconds == config.scheduling.scale_interval_seconds == interval_s
+    assert plugin.execution_interval_seconds == 0, "at every tick, also at an early one"
+    assert config.scheduling.scale_interval_seconds == interval_s
     assert plugin.kwargs["planner"] is policy
     assert plugin.kwargs["frontend_url"] == "http://127.0.0.1:8000"
     assert config.throughput_adjustment_interval_seconds >= 50_000
@@ -63,3 +70,41 @@ def test_a_stack_on_all_interfaces_is_reached_by_loopback(options: Options) -> N
     from dataclasses import replace  # noqa: PLC0415
 
     assert replace(options, host="0.0.0.0").url == "http://127.0.0.1:8000"  # noqa: S104
+
+
+@pytest.fixture
+def frontend(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Stand for a frontend that has seen so many requests, look by look."""
+    seen: list[float] = []
+
+    def so_far(self: FrontendMetrics) -> Traffic:
+        if not seen:
+            raise OSError("it does not answer")
+        return Traffic(0.1, seen.pop(0), 100.0, 10.0)
+
+    monkeypatch.setattr(FrontendMetrics, "so_far", so_far)
+    return seen
+
+
+def eager(options: Options, planner: object) -> SafePlanner:
+    deployment = build_deployment(options.config)
+    return SafePlanner(planner, deployment, initial=ScalePlan(1, 1, "start"))  # type: ignore[arg-type]
+
+
+def test_an_eager_planner_is_due_as_soon_as_the_traffic_says_so(options: Options, frontend: list[float]) -> None:
+    frontend += [0.0, 10.0, 30.0]
+    policy = eager(options, EagerPlanner(20, look_s=0.1, interval_s=60.0))
+    assert asyncio.run(until_due(policy, options))
+    assert not frontend
+
+
+def test_an_eager_planner_is_due_when_its_interval_is_over(options: Options, frontend: list[float]) -> None:
+    """Also where the frontend does not answer."""
+    policy = eager(options, EagerPlanner(20, look_s=0.1, interval_s=0.3))
+    began_s = time.monotonic()
+    assert asyncio.run(until_due(policy, options))
+    assert 0.3 <= time.monotonic() - began_s < 5
+
+
+def test_a_planner_that_is_not_eager_keeps_to_the_ticks_of_dynamo(options: Options) -> None:
+    assert not asyncio.run(until_due(eager(options, PoolsPlanner((0.0, 1, 1))), options))

@@ -1,0 +1,78 @@
+"""What the planner keeps for its next run: the levels of its forecasts, and what it learned of bursts and lengths."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from pdplugins.contracts.deployment import Deployment
+from pdplugins.policies.dopd.load import LARGEST
+
+LEVEL_S = 3600.0
+"""A request rate that is older than this, in seconds, says nothing of now. Lengths and bursts change more slowly."""
+SAMPLE_TOKENS = 1000
+"""A prompt whose prefill time tells one profile from another."""
+
+Amount = Annotated[float, Field(ge=0, le=LARGEST)]
+Moment = Annotated[float, Field(ge=-(LARGEST**2), le=LARGEST**2)]
+Square = Annotated[float, Field(ge=0, le=LARGEST**3)]
+
+
+class _Kept(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+class Made(_Kept):
+    """What the numbers depend on. A run that differs in any of it begins anew."""
+
+    interval_s: float
+    startup_s: float
+    prefill_tp: int
+    prefill_s: float
+
+    @classmethod
+    def by(cls, deployment: Deployment, interval_s: float) -> Made:
+        """Describe a planner."""
+        prefill_s = deployment.perf.prefill_s(SAMPLE_TOKENS, deployment.prefill_tp)
+        return cls(
+            interval_s=interval_s,
+            startup_s=deployment.startup_s,
+            prefill_tp=deployment.prefill_tp,
+            prefill_s=round(prefill_s, 9),
+        )
+
+
+class Rate(_Kept):
+    """See :class:`pdplugins.policies.dopd.forecast.Reverting`."""
+
+    mean: Amount
+    weight: Amount
+    covariance: Moment
+    variance: Square
+
+
+class Lengths(_Kept):
+    """See :class:`pdplugins.policies.dopd.load.Spread`."""
+
+    requests: Square
+    variance: Square
+    square: Square
+
+
+class Bursts(_Kept):
+    """See :class:`pdplugins.policies.dopd.staffing.Dispersion`."""
+
+    variance: Square
+    work: Square
+    peak: Square
+
+
+class Memory(_Kept):
+    """All of it."""
+
+    made: Made
+    levels: dict[str, Amount] = Field(max_length=16)
+    rate: Rate
+    lengths: Lengths
+    bursts: Bursts

@@ -1,0 +1,80 @@
+"""What a planner has learned, kept in a file for the next run. Whatever is wrong with it, the run begins anew."""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from pdplugins import files
+from pdplugins.contracts.planner import Remembers
+from pdplugins.errors import one_line
+
+log = logging.getLogger("pdplugins.planner")
+
+SCHEMA = 1
+EVERY_S = 60.0
+"""Seconds between two times that it is written. It is written at the end too."""
+MOST_BYTES = 2**16
+"""Size of the largest file that is read."""
+OLDEST_S = 86_400.0
+"""What is older is not used."""
+
+
+class StateFile:
+    """The file of one planner. Only one process may have it.
+
+    :param name: of the planner in the config.
+    :param clock: seconds since the epoch.
+    """
+
+    def __init__(self, path: Path, name: str, planner: object, clock: Callable[[], float] = time.time) -> None:
+        files.check_outputs(path)
+        self._path, self._name, self._clock = path, name, clock
+        self._planner = planner if isinstance(planner, Remembers) else None
+        self._saved_s = clock()
+        if self._planner is None:
+            log.warning("%s: planner %s keeps nothing from one run to the next", path, name)
+        elif path.exists():
+            self._resume(self._planner)
+
+    def _resume(self, planner: Remembers) -> None:
+        try:
+            planner.resume(*self._read())
+        except Exception as error:  # anyone may have written the file
+            log.warning("%s: not used, the planner begins anew (%s)", self._path, one_line(error, 200))
+        else:
+            log.info("%s: the planner goes on from there", self._path)
+
+    def _read(self) -> tuple[Any, float]:
+        """Return what was kept, and its age in seconds. Raises anything."""
+        with self._path.open("rb") as file:
+            text = file.read(MOST_BYTES + 1)
+        if len(text) > MOST_BYTES:
+            raise ValueError(f"larger than {MOST_BYTES} bytes")
+        data = json.loads(text)
+        if (data["schema"], data["planner"]) != (SCHEMA, self._name):
+            raise ValueError(f"schema {data['schema']} of planner {data['planner']}, not {SCHEMA} of {self._name}")
+        age_s = self._clock() - float(data["at_s"])
+        if not 0 <= age_s <= OLDEST_S:
+            raise ValueError(f"written {age_s:.0f} s ago; used for {OLDEST_S:.0f} s")
+        return data["state"], age_s
+
+    def beat(self) -> None:
+        """Write the file when it is time to. Never raises."""
+        if self._clock() - self._saved_s >= EVERY_S:
+            self.save()
+
+    def save(self) -> None:
+        """Write the file. Never raises."""
+        if self._planner is None:
+            return
+        self._saved_s = self._clock()
+        try:
+            data = {"schema": SCHEMA, "planner": self._name, "at_s": self._saved_s, "state": self._planner.state()}
+            files.write_whole(self._path, json.dumps(data, allow_nan=False, indent=1) + "\n", 0o600)
+        except Exception as error:  # of the planner, or of the file system; serving goes on
+            log.warning("%s: not written (%s)", self._path, one_line(error, 200))
