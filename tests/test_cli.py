@@ -65,6 +65,16 @@ def test_bad_input_is_one_line_and_exit_code_2(program: str, arguments: list[str
             ["simulate", "dopd", "--set", "router=randm"],
             "dopd: router: there is no 'randm'; did you mean random? Else:",
         ),
+        (["replay", "--planner", "dpod", "--trace", "demo"], "planner: there is no 'dpod'; did you mean dopd? Else:"),
+        (
+            ["replay", "--planner", "dyn-sla:kalmn", "--trace", "demo"],
+            "planner dyn-sla: there is no 'kalmn'; did you mean kalman? Else:",
+        ),
+        (["gateway", "--config", "fusoin"], "fusoin.yaml: No such file or directory; did you mean fusion? Else:"),
+        (
+            ["advise", "--trace", "demo", "--gpu", "H1000"],
+            "profile: there is no 'H1000/llama-3.1-70b-fp8'; did you mean",
+        ),
     ],
 )
 def test_what_was_probably_meant_comes_before_what_else_there_is(arguments: list[str], said: str) -> None:

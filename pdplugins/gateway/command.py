@@ -129,6 +129,8 @@ def gateway(  # noqa: PLR0913 - one argument for each option
         "access_log": access_log,
         "shadow": shadow,
     }
+    path = configs.find(config)
+    chosen = configs.load(path)
     if not worker and not discover and launch is None:
         raise ConfigError(
             "gateway: name SGLang servers with --worker URL, or start some with --launch MODEL, or find them with "
@@ -139,8 +141,7 @@ def gateway(  # noqa: PLR0913 - one argument for each option
     from pdplugins.gateway.access.access import read_access  # noqa: PLC0415 - aiohttp takes a while to import
     from pdplugins.gateway.process import Sought, Started, run  # noqa: PLC0415
 
-    path = configs.find(config)
-    changed = changed_limits(configs.load(path), given, settings or ())
+    changed = changed_limits(chosen, given, settings or ())
     access = read_access(
         worker_key_file=worker_key_file,
         worker_ca=worker_ca,

@@ -14,7 +14,7 @@ from typing import Any
 from pdplugins.config import Choice, Config, settings_of
 from pdplugins.contracts.deployment import Deployment
 from pdplugins.contracts.workers import Role
-from pdplugins.errors import ConfigError, TraceError
+from pdplugins.errors import ConfigError, TraceError, meant, shown
 from pdplugins.hosts.dynamo.mocker import Engines, bind, quiet
 from pdplugins.hosts.dynamo.offline import report as reports
 from pdplugins.hosts.dynamo.offline import stock
@@ -68,8 +68,9 @@ def resolve(planner: str, config: Config, settings: Mapping[str, Any] | None = N
         return with_pools(without, *pools(variant)) if variant else without
     ours = default_registry().names("planner")
     if planner not in ours:
-        choices = ", ".join([*ours, "static:3P1D", *stock.NAMES])
-        raise ConfigError(f"--planner {planner}: there is none; choose from {choices}")
+        known = [*ours, "static:3P1D", *stock.NAMES]
+        choices, hint = ", ".join(known), meant(name, known)
+        raise ConfigError(f"planner: there is no {shown(planner)}; choose from {choices}{hint}")
     kept = config.planner.settings if config.planner and config.planner.name == planner else {}
     choice = Choice(name=planner, **{**kept, **(settings or {})})
     settings_of("planner", choice, "--set" if settings else "config")

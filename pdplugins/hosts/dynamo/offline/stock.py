@@ -14,7 +14,7 @@ from pydantic import ValidationError
 
 from pdplugins.contracts.deployment import Deployment
 from pdplugins.contracts.workers import Role
-from pdplugins.errors import ConfigError
+from pdplugins.errors import ConfigError, meant, shown
 from pdplugins.hosts.dynamo.mocker import BATCHED_TOKENS, BLOCK_TOKENS, Engines
 from pdplugins.hosts.dynamo.offline.scaling import ScalingPolicy
 
@@ -94,7 +94,8 @@ def _scaling(name: str, variant: str) -> dict[str, Any]:
 
 def _one_of(name: str, variant: str, choices: tuple[str, ...]) -> str:
     if variant not in choices:
-        raise ConfigError(f"--planner {name}:{variant}: there is no such variant; choose from {', '.join(choices)}")
+        hint = meant(variant, choices)
+        raise ConfigError(f"planner {name}: there is no {shown(variant)}; choose from {', '.join(choices)}{hint}")
     return variant
 
 
