@@ -8,7 +8,7 @@ from itertools import product
 from typing import Any
 
 from pdplugins import extras
-from pdplugins.config import Config, find, load, parse
+from pdplugins.config import Config, SimulationConfig, find, load, parse
 from pdplugins.contracts.kinds import Kind
 from pdplugins.contracts.perf import PerfModel
 from pdplugins.contracts.workers import Role
@@ -67,6 +67,16 @@ class Candidate:
     def name(self) -> str:
         """Return what it is called in tables and progress."""
         return f"{self.system}, {self.label}"
+
+    @property
+    def effort(self) -> int:
+        """Return how much there is to run.
+
+        0 is co-location as engines start, 1 with another chunk, 2 a fixed split, 3 whatever decides by itself.
+        """
+        if self.system == COLOCATED:
+            return int(self.config.simulation.step_tokens != SimulationConfig().step_tokens)
+        return 2 if self.system == SPLIT else 3
 
     @property
     def key(self) -> tuple[str, str, int]:

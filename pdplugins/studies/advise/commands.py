@@ -152,6 +152,7 @@ def _as_data(found: Advice, seed: int) -> dict[str, Any]:
         "target": found.target,
         "reached": found.reached,
         "best": _row(found.best),
+        "instead_of": found.instead_of and _row(found.instead_of),
         "other": _row(found.other),
         "attainment": {"mean": attainment.mean, "low": attainment.low, "high": attainment.high},
         "gain": {"mean": gain.mean, "low": gain.low, "high": gain.high},

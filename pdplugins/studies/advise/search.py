@@ -11,7 +11,7 @@ from math import ceil, sqrt
 from statistics import mean, stdev
 
 from pdplugins.errors import ConfigError
-from pdplugins.studies.advise.candidates import COLOCATED, SPLIT, Candidate, Question, systems
+from pdplugins.studies.advise.candidates import COLOCATED, Candidate, Question, systems
 from pdplugins.studies.advise.race import Job, LeftOut, Race, Score, race
 from pdplugins.studies.advise.traffic import Traffic, part_of
 
@@ -28,6 +28,8 @@ HOPELESS, BEHIND = 0.5, 0.1
 """What attains so much less than the best is not tried on the second part of the traffic, nor on all of it."""
 NEAR = 0.005
 """A system may miss the target by so much on a part of the traffic and still be tried with fewer GPUs."""
+EQUAL_GPUS = 0.05
+"""GPUs held on the average that differ by less are equal."""
 
 Progress = Callable[[Sequence[float]], None]
 
@@ -63,6 +65,8 @@ class Advice:
     other_draws: tuple[Score, ...]
     finalists: tuple[Score, ...]
     """On all of the traffic, the best there first."""
+    instead_of: Score | None
+    """What attains most, where a simpler one that is as good within the error is advised; else None."""
     tried: tuple[Score, ...]
     """The best settings of every system, on a part of the traffic, with all GPUs and with fewer."""
     settings: int
@@ -124,8 +128,10 @@ class _Search:
         fewer = self._fewer(kept, second)
         tried = [*second, *fewer, *hopeless]
         finalists = self._finalists(tried)
-        best = self._confirmed(finalists)
-        other = self._other(best, tried, finalists)
+        most_attained = self._confirmed(finalists)
+        best = self._simplest(most_attained, finalists)
+        instead_of = None if best is most_attained else most_attained
+        other = self._other(best, instead_of, tried, finalists)
         return Advice(
             asked=self._asked,
             traffic=self._traffic,
@@ -135,6 +141,7 @@ class _Search:
             best_draws=self._draws(best.candidate),
             other_draws=self._draws(other.candidate),
             finalists=tuple(finalists),
+            instead_of=instead_of,
             tried=tuple(tried),
             settings=self._settings,
             left_out=tuple(self._race.left_out),
@@ -150,7 +157,9 @@ class _Search:
             )
         self._settings = len(cells)
         scores = self._scores(0, [(cell, "first") for cell in cells])
-        return [one for name in self._names(scores) for one in _sizes_apart(self._best_of(name, scores))[:KEPT]]
+        kept = [one for name in self._names(scores) for one in _sizes_apart(self._best_of(name, scores))[:KEPT]]
+        stock = next((one for one in self._best_of(COLOCATED, scores) if not one.candidate.effort), None)
+        return kept if stock is None or stock in kept else [stock, *kept]
 
     def _fewer(self, kept: Sequence[Score], second: Sequence[Score]) -> list[Score]:
         """Take GPUs away from fixed pools, for as long as settings of their shape attain about the target."""
@@ -177,9 +186,8 @@ class _Search:
         ordered = sorted(tried, key=self._worth)
         most = max(one.attainment for one in ordered)
         near = [one for one in ordered if one.attainment >= min(self._target, most - BEHIND)]
-        always = [
-            next((one for one in ordered if one.candidate.system == name), None) for name in (COLOCATED, SPLIT)
-        ] + [next((one for one in ordered if one.candidate.scales), None)]
+        always = [next((one for one in ordered if one.candidate.effort == effort), None) for effort in range(3)]
+        always.append(next((one for one in ordered if one.candidate.scales), None))
         chosen = {one.candidate.key: one.candidate for one in [*_apart(near)[:FINALISTS], *filter(None, always)]}
         return sorted(self._scores(3, [(one, "whole") for one in chosen.values()]), key=self._worth)
 
@@ -189,19 +197,42 @@ class _Search:
         for index, one in enumerate(finalists):
             if found and one.attainment < self._target:
                 break
-            found[index] = mean(score.attainment for score in self._draws(one.candidate))
+            found[index] = _mean(self._draws(one.candidate))
             if found[index] >= self._target:
                 return one
         return finalists[max(found, key=lambda index: found[index])]
 
+    def _simplest(self, most: Score, finalists: Sequence[Score]) -> Score:
+        """Return the simplest finalist that is as good as `most` within the error.
+
+        Where `most` attains the target, on the draws too, so does that one, on no more GPUs.
+        """
+        for one in sorted(finalists, key=lambda one: (one.candidate.effort, self._worth(one))):
+            if one.candidate.effort >= most.candidate.effort:
+                break
+            if most.attainment >= self._target > one.attainment or one.attainment < most.attainment - BEHIND:
+                continue
+            if most.attainment >= self._target and one.gpus > most.gpus + EQUAL_GPUS:
+                continue
+            draws, best_draws = self._draws(one.candidate), self._draws(most.candidate)
+            missed = _mean(best_draws) >= self._target > _mean(draws)
+            if not missed and as_good(draws, best_draws):
+                return one
+        return most
+
     def _draws(self, candidate: Candidate) -> tuple[Score, ...]:
         return tuple(self._scores(4, [(candidate, f"draw {number}") for number in range(1, DRAWS + 1)]))
 
-    def _other(self, best: Score, tried: Sequence[Score], finalists: Sequence[Score]) -> Score:
+    def _other(
+        self, best: Score, instead_of: Score | None, tried: Sequence[Score], finalists: Sequence[Score]
+    ) -> Score:
         """Return what the best is compared with, on all of the traffic."""
+        plain = best.candidate.system == COLOCATED
+        if plain and instead_of is not None and instead_of.candidate.system != COLOCATED:
+            return instead_of
         gpus = best.candidate.gpus if not best.candidate.scales else min(ceil(best.gpus), self._asked.gpus)
-        if best.candidate.system == COLOCATED:
-            at = [one for one in tried if one.candidate.system != COLOCATED and one.gpus <= best.gpus + 0.05]
+        if plain:
+            at = [one for one in tried if one.candidate.system != COLOCATED and one.gpus <= best.gpus + EQUAL_GPUS]
             cells = [min(at, key=lambda one: (-one.attainment, one.strain)).candidate] if at else []
         else:
             cells = [one.candidate for one in tried if (one.candidate.system, one.candidate.gpus) == (COLOCATED, gpus)]
@@ -240,6 +271,25 @@ class _Search:
 
     def _step(self, stage: int, share: float) -> None:
         self._progress([1.0] * stage + [share] + [0.0] * (len(STAGES) - stage - 1))
+
+
+def as_good(simpler: Sequence[Score], most: Sequence[Score]) -> bool:
+    """Return whether what attains most gains nothing for certain: zero is in the interval of the gain, draw by draw.
+
+    As simulated, or with all times longer or all shorter by the simulator's known error. That is an error of the GPU's
+    profile, so both have it together.
+    """
+    pairs = list(zip(most, simpler, strict=True))
+    worlds = (
+        [ours.attainment - theirs.attainment for ours, theirs in pairs],
+        [ours.missed.low - theirs.missed.low for ours, theirs in pairs],
+        [ours.missed.high - theirs.missed.high for ours, theirs in pairs],
+    )
+    return any(Interval.of(gains).low <= 0 for gains in worlds)
+
+
+def _mean(draws: Sequence[Score]) -> float:
+    return mean(score.attainment for score in draws)
 
 
 def _shape(candidate: Candidate) -> tuple[str, str]:

@@ -38,8 +38,12 @@ def verdict(advice: Advice) -> list[str]:
         f"TPOT {1e3 * slo.tpot_s:g} ms."
     ]
     if not advice.reached:
+        most = "; this attains most" if advice.instead_of is None else ""
+        said.append(f"Nothing that was tried attains {percent(advice.target)} on {advice.asked.gpus} GPUs{most}.")
+    if advice.instead_of is not None:
         said.append(
-            f"Nothing that was tried attains {percent(advice.target)} on {advice.asked.gpus} GPUs; this attains most."
+            f"{advice.instead_of.candidate.name} attains {percent(advice.instead_of.attainment)}: "
+            f"{best.candidate.system} is as good within the error, and simpler."
         )
     interval = advice.attainment
     said += [
