@@ -14,7 +14,7 @@ from pdplugins import config as configs
 from pdplugins.config import Config
 from pdplugins.errors import ConfigError
 from pdplugins.gateway.access.worker_keys import KEY
-from pdplugins.gateway.share import own_share
+from pdplugins.gateway.share import own_share, part_of
 from pdplugins.gateway.supervisor import supervise
 from pdplugins.limits import GatewayConfig
 from pdplugins.processes.addresses import MOST_PORT
@@ -158,8 +158,10 @@ def gateway(  # noqa: PLR0913 - one argument for each option
             raise ConfigError("--dashboard: it shows one process; use it without --processes")
         if launch is not None:
             raise ConfigError("--processes: start the servers by hand and name them with --worker, or use one process")
+        part_of(changed, processes - 1, processes)
         raise typer.Exit(supervise(processes, host, port))
     if share is not None:
+        changed = part_of(changed, share.index, share.count)
         access = replace(access, admin_port=access.admin_port and access.admin_port + share.index)
         decision_log = decision_log and decision_log.with_stem(f"{decision_log.stem}-{share.index + 1}")
         die_with(share.supervisor)

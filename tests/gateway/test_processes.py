@@ -12,16 +12,18 @@ import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 import pytest
 
+from pdplugins.config import parse
 from pdplugins.errors import ConfigError, HostError
 from pdplugins.gateway import supervisor
 from pdplugins.gateway.metrics import GatewayMetrics
 from pdplugins.gateway.peers import MOST_UNSENT, Peers
 from pdplugins.gateway.sessions import Session, Sessions
-from pdplugins.gateway.share import Share
+from pdplugins.gateway.share import DIVIDED, Share, part_of
 from pdplugins.gateway.supervisor import supervise
 from pdplugins.processes.ports import free_ports
 from tests.gateway.fake import FakeWorker, Rooms, settled
@@ -31,9 +33,11 @@ STICKY = "deployment: {decode: {tp: 1}}\nrouter: {name: least-loaded, sticky: tr
 
 
 @asynccontextmanager
-async def two(workers: list[FakeWorker], folder: Path) -> AsyncIterator[tuple[subprocess.Popen[bytes], int, Path]]:
-    """Two processes, with a router that keeps sessions where they are; their supervisor, port and log."""
-    (folder / "config.yaml").write_text(STICKY)
+async def two(
+    workers: list[FakeWorker], folder: Path, config: str = STICKY
+) -> AsyncIterator[tuple[subprocess.Popen[bytes], int, Path]]:
+    """Two processes; their supervisor, port and log."""
+    (folder / "config.yaml").write_text(config)
     port, *_ = free_ports(3)
     command = [str(Path(sys.executable).with_name("pdplugins")), "gateway", "--processes", "2", "--port", str(port)]
     command += ["--config", str(folder / "config.yaml"), "--poll-s", "0.05", "--admin-port", "0"]
@@ -100,6 +104,58 @@ def test_a_session_stays_where_it_is_whichever_process_is_asked(tmp_path: Path) 
             assert await asyncio.to_thread(child.wait, 60) == 0
 
     asyncio.run(run())
+
+
+QUEUE = "deployment: {decode: {tp: 1}}\nflow: {name: fcfs, per_worker: 4}\ngateway: {max_waiting: 6}\n"
+
+
+@pytest.mark.moderate
+def test_the_queues_of_all_processes_together_keep_the_limits(tmp_path: Path) -> None:
+    async def run() -> None:
+        worker = await FakeWorker("unified", Rooms(), 9000, token_s=0.2).start()
+        most = 0
+
+        async def watch() -> None:
+            nonlocal most
+            while True:
+                most = max(most, len(worker.running))
+                await asyncio.sleep(0.01)
+
+        async with two([worker], tmp_path, QUEUE) as (_, port, log):
+            watching = asyncio.create_task(watch())
+            statuses = await asyncio.gather(*(asked(port, f"session {n}") for n in range(40)))
+            watching.cancel()
+            assert min(await counted(log)) > 0, "both have served"
+        assert most == 4, "requests in service"
+        assert statuses.count(200) == 4 + 6, "in service and waiting"
+        assert statuses.count(503) == 30
+
+    asyncio.run(run())
+
+
+def test_the_parts_of_all_processes_add_up_to_the_limits() -> None:
+    whole = parse({"gateway": {"max_waiting": 7, "max_requests": 9}, "flow": {"name": "fcfs", "per_worker": 5}})
+    parts = [part_of(whole, index, 3) for index in range(3)]
+    for name in DIVIDED:
+        assert sum(getattr(part.gateway, name) for part in parts) == getattr(whole.gateway, name), name
+    assert [part.flow and part.flow.settings for part in parts] == [{"per_worker": n} for n in (2, 2, 1)]
+    assert part_of(whole, 0, 1) == whole
+    other = parse({"flow": {"name": "fcfs"}})
+    assert part_of(other, 0, 3).flow == other.flow
+    assert part_of(parse({}), 0, 3).flow is None
+
+
+@pytest.mark.parametrize(
+    ("config", "why"),
+    [
+        ({"gateway": {"max_waiting": 3}}, "max_waiting is 3, less than one for each"),
+        ({"flow": {"name": "fcfs", "per_worker": 3}}, "per_worker is 3, less than one for each"),
+        ({"gateway": {"max_bodies_mib": 15}}, "max_bodies_mib has no room for a body in each; raise it to 16"),
+    ],
+)
+def test_limits_that_cannot_be_divided_are_refused(config: dict[str, Any], why: str) -> None:
+    with pytest.raises(ConfigError, match=f"^--processes 4: {why}"):
+        part_of(parse(config), 3, 4)
 
 
 @pytest.mark.moderate
