@@ -24,8 +24,14 @@ FINALISTS = 4
 DRAWS = 5
 STUDENT_T = 2.776
 """Of 95 % with `DRAWS` draws."""
-HOPELESS, BEHIND = 0.5, 0.1
-"""What attains so much less than the best is not tried on the second part of the traffic, nor on all of it."""
+HOPELESS = 0.5
+"""What attains less than this share of what the best attains is not tried on the second part of the traffic.
+
+Where the best attains less than this share of the target, a part of the traffic stands for all of it: queues grow
+for as long as a run lasts, which costs the square of its length, and nobody would run any of it.
+"""
+BEHIND = 0.1
+"""What attains so much less than the best is not tried on all of the traffic."""
 NEAR = 0.005
 """A system may miss the target by so much on a part of the traffic and still be tried with fewer GPUs."""
 EQUAL_GPUS = 0.05
@@ -105,7 +111,7 @@ def advise(
 ) -> Advice:
     """Search for the cheapest way to attain `target`, or for the best one if none does. Raises ConfigError."""
     traces = {"first": part_of(traffic.requests, FIRST), "second": part_of(traffic.requests, SECOND)}
-    traces |= {"whole": part_of(traffic.requests, WHOLE)}
+    traces |= {"whole": part_of(traffic.requests, WHOLE), "overload": part_of(traffic.requests, DRAW)}
     traces |= {f"draw {number}": part_of(traffic.draw(number), DRAW) for number in range(1, DRAWS + 1)}
     with race(traces, jobs, seed) as running:
         return _Search(asked, traffic, target, running, progress).run()
@@ -117,13 +123,15 @@ class _Search:
         self._race, self._progress = running, progress
         self._systems = systems(asked)
         self._settings = 0
+        self._whole = "whole"
+        """The trace that finalists run on."""
         self._done: dict[tuple[tuple[str, str, int], str], Score] = {}
 
     def run(self) -> Advice:
         kept = self._first()
         most = max(one.attainment for one in kept)
         # what scales may only have started too small for so few requests
-        hopeless = [one for one in kept if one.attainment <= most - HOPELESS and not one.candidate.scales]
+        hopeless = [one for one in kept if one.attainment < HOPELESS * most and not one.candidate.scales]
         second = self._scores(1, [(one.candidate, "second") for one in kept if one not in hopeless])
         fewer = self._fewer(kept, second)
         tried = [*second, *fewer, *hopeless]
@@ -185,11 +193,13 @@ class _Search:
         """Run the best candidates on all of the traffic, with the best scaler, co-location and split among them."""
         ordered = sorted(tried, key=self._worth)
         most = max(one.attainment for one in ordered)
+        if most < HOPELESS * self._target:
+            self._whole = "overload"
         near = [one for one in ordered if one.attainment >= min(self._target, most - BEHIND)]
         always = [next((one for one in ordered if one.candidate.effort == effort), None) for effort in range(3)]
         always.append(next((one for one in ordered if one.candidate.scales), None))
         chosen = {one.candidate.key: one.candidate for one in [*_apart(near)[:FINALISTS], *filter(None, always)]}
-        return sorted(self._scores(3, [(one, "whole") for one in chosen.values()]), key=self._worth)
+        return sorted(self._scores(3, [(one, self._whole) for one in chosen.values()]), key=self._worth)
 
     def _confirmed(self, finalists: Sequence[Score]) -> Score:
         """Return the best that attains the target on other draws too; else the one that attains most on them."""
@@ -239,7 +249,7 @@ class _Search:
             cells = cells or [cell for cell in self._all(gpus) if cell.system == COLOCATED]
             cells = [self._best_of(COLOCATED, self._scores(None, [(cell, "second") for cell in cells]))[0].candidate]
         candidate = cells[0] if cells else finalists[-1].candidate
-        return self._scores(None, [(candidate, "whole")])[0]
+        return self._scores(None, [(candidate, self._whole)])[0]
 
     def _worth(self, score: Score) -> tuple[bool, float, float, int, float]:
         """Order scores: what reaches the target with the fewest GPUs comes first, and of equals the simplest."""

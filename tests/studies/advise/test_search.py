@@ -43,7 +43,7 @@ def test_light_traffic_gets_the_fewest_gpus_and_the_simplest_system(light: Advic
 def test_under_overload_it_says_that_nothing_reaches_the_target(heavy: Advice) -> None:
     assert not heavy.reached
     most = max(one.attainment for one in heavy.finalists)
-    assert heavy.best.attainment == pytest.approx(most, abs=0.001)
+    assert (heavy.instead_of or heavy.best).attainment == pytest.approx(most, abs=0.001)
     assert "Nothing that was tried attains" in "\n".join(verdict(heavy))
     assert fewest(heavy) == []
 
@@ -135,7 +135,7 @@ def test_nothing_runs_twice_and_what_is_hopeless_runs_once(monkeypatch: pytest.M
     found = small_advice(rate=60.0, ttft_s=0.1)
     assert len(ran) == len(set(ran))
     most = max(one.attainment for one in scores["first"])
-    hopeless = {one.candidate.key for one in scores["first"] if one.attainment <= most - 0.5}
+    hopeless = {one.candidate.key for one in scores["first"] if one.attainment < most / 2}
     scalers = {one.candidate.key for one in scores["first"] if one.candidate.scales}
     assert hopeless - scalers
     assert not (hopeless - scalers) & {key for key, trace in ran if trace == "second"}

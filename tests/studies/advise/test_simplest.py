@@ -1,4 +1,4 @@
-"""Among systems that are equal within the error, the simplest is advised."""
+"""Among systems that are equal within the error, the simplest is advised; overload of everything runs shorter."""
 
 from __future__ import annotations
 
@@ -105,3 +105,11 @@ def test_as_good_looks_at_pairs_of_draws(monkeypatch: pytest.MonkeyPatch) -> Non
     drifting = (0.1, 0.3, 0.5, 0.7, 0.9)
     assert not as_good(draws(*drifting), draws(*(share + 0.01 for share in drifting)))
     assert as_good(draws(*drifting), draws(0.15, 0.25, 0.55, 0.65, 0.95))
+
+
+@pytest.mark.parametrize(("share", "trace"), [(0.47, "overload"), (0.48, "whole")])
+def test_a_part_of_the_traffic_does_where_nothing_attains_half_of_the_target(
+    monkeypatch: pytest.MonkeyPatch, share: float, trace: str
+) -> None:
+    found = advised(monkeypatch, lambda *_: (share, share, share), target=0.95)
+    assert {one.trace for one in [*found.finalists, found.other]} == {trace}
