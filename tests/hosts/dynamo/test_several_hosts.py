@@ -74,6 +74,6 @@ def test_cut_links_cost_nobody_what_can_still_be_reached(hosts: None, tmp_path: 
     facts = json.loads(done.stdout)
     assert [cut["cut"] for cut in facts["cuts"]] == ["worker", "router", "etcd"]
     for cut in facts["cuts"]:
-        print(
-            cut["cut"], "cut for", cut["lasted_s"], "s, all back", cut["back_s"], "s after the healing", cut["clients"]
+        sys.stdout.write(
+            f"{cut['cut']} cut for {cut['lasted_s']} s, all back after {cut['back_s']} s: {cut['clients']}\n"
         )
