@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 SERVE_ARGS ?=
 
-.PHONY: help setup serve lint check test test-long test-sglang test-dynamo-sglang test-clients docs wheels fuzz chaos results clean
+.PHONY: help setup serve lint check test test-long test-sglang test-dynamo-sglang test-clients docs wheels fuzz chaos soak results clean
 
 help:  ## Show this text
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -96,6 +96,11 @@ chaos: setup  ## Bring faults about for half an hour: a gateway, and dynamo serv
 
 chaos-%:  # One of them: make chaos-gateway, chaos-dynamo_serve
 	CHAOS_S=$(CHAOS_S) CHAOS_SEED=$(CHAOS_SEED) $(BIN)/python -m pytest -v --tb=short --show-capture=no tests/chaos/test_$*.py
+
+SOAK_S ?= 300
+
+soak: setup  ## Run dynamo serve under load for five minutes, a kill each minute: no request is lost, nothing grows (SOAK_S seconds)
+	$(BIN)/python benchmarks/soak.py --seconds $(SOAK_S)
 
 RESULTS := $(BIN)/python benchmarks/results.py
 RESULTS_ARGS ?=

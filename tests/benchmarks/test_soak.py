@@ -30,14 +30,25 @@ def test_memory_that_grows_after_the_warm_up_is_found(slope: float, grows: bool)
     assert found["slope_mib_per_h"] == pytest.approx(slope, abs=3.0)
 
 
+def quiet_moments(of: str, counts: list[float]) -> list[dict[str, dict[str, float]]]:
+    """Two moments with little, within the warm-up, and then what is held of one thing."""
+    warm = {"router": {**HELD, "files": 10.0, "tasks": 1.0}}
+    return [warm, warm, *({"router": {**HELD, of: count}} for count in counts)]
+
+
 @pytest.mark.parametrize(("of", "more", "grows"), [("files", 4, False), ("files", 30, True), ("tasks", 30, True)])
 def test_what_is_held_without_requests_may_not_grow(of: str, more: int, grows: bool) -> None:
-    quiet = [{"router": {**HELD, "files": 10.0, "tasks": 1.0}}, *[{"router": HELD}] * 3]
-    quiet.append({"router": {**HELD, of: HELD[of] + more}})
-    found = {row["of"]: row for row in soak.held(quiet)}
+    counts = [HELD[of] + more * step / 4 for step in range(5)]
+    found = {row["of"]: row for row in soak.held(quiet_moments(of, counts))}
     assert set(found) == set(soak.SPARE)
     assert found[of]["grows"] is grows
     assert found[of]["first"] == HELD[of], "the first moment after the warm-up counts"
+
+
+@pytest.mark.parametrize("counts", [[40.0, 52.0, 40.0, 41.0, 54.0], [40.0, 40.0, 40.0, 70.0]])
+def test_what_swings_with_the_pools_is_no_growth(counts: list[float]) -> None:
+    assert not any(row["grows"] for row in soak.held(quiet_moments("files", counts)))
+    assert not any(row["grows"] for row in soak.held(quiet_moments("files", counts)[-1:]))
 
 
 def test_a_request_is_lost_where_it_fails_away_from_a_kill() -> None:

@@ -53,7 +53,9 @@ def planner(  # noqa: PLR0913 - the options of a command
     allow_from: Annotated[
         list[str] | None, typer.Option(metavar="ADDRESS[/BITS]", help="Who may call; may be repeated.")
     ] = None,
-    frontend_url: Annotated[str | None, typer.Option(help="Read traffic, TTFT and TPOT from this frontend.")] = None,
+    frontend_url: Annotated[
+        str | None, typer.Option(metavar="URL[,URL…]", help="Read traffic, TTFT and TPOT from these frontends.")
+    ] = None,
     model: Annotated[str | None, typer.Option(help="Count only this model at the frontend.")] = None,
     decision_log: Annotated[Path | None, typer.Option(help="File to append decisions to.")] = None,
     state: Annotated[Path | None, typer.Option(help="Keep what the planner learned there, for the next run.")] = None,

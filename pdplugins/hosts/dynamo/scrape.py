@@ -41,6 +41,13 @@ class Histogram:
         bounds = tuple((bound, count - then.get(bound, 0.0)) for bound, count in self.bounds)
         return Histogram(self.count - before.count, self.total - before.total, bounds)
 
+    def plus(self, other: Histogram) -> Histogram:
+        """Return the samples of both."""
+        bounds = dict(self.bounds)
+        for bound, count in other.bounds:
+            bounds[bound] = bounds.get(bound, 0.0) + count
+        return Histogram(self.count + other.count, self.total + other.total, tuple(sorted(bounds.items())))
+
     @property
     def mean(self) -> float | None:
         """Mean of the samples; None without samples."""

@@ -155,3 +155,47 @@ def test_a_look_at_the_traffic_so_far_lets_the_window_go_on() -> None:
     assert whole is not None
     assert (early.window_s, early.requests) == (5.0, 10.0)
     assert (whole.window_s, whole.requests, whole.osl_tokens) == (10.0, 20.0, 100.0)
+
+
+def two_frontends(pages: dict[str, list[str | OSError]], times: list[float]) -> FrontendMetrics:
+    """Frontends at ``one`` and ``two``, which answer with these pages or not; the clock is the same for both."""
+    now_s = iter([time for time in times for _ in pages])
+
+    def fetch(url: str) -> str:
+        text = pages[url.removeprefix("http://").removesuffix("/metrics")].pop(0)
+        if isinstance(text, OSError):
+            next(now_s)
+            raise text
+        return text
+
+    return FrontendMetrics("http://one/, http://two", fetch=fetch, clock=lambda: next(now_s))
+
+
+def test_several_frontends_are_one_traffic() -> None:
+    longer = page(70, 0) + buckets("input_sequence_tokens", {"+Inf": 30}, 60_000)
+    metrics = two_frontends({"one": [page(10, 8), page(30, 18)], "two": [IDLE, longer]}, [0.0, 5.0])
+    assert metrics.collect() is None
+    traffic = metrics.collect()
+    assert traffic is not None
+    assert (traffic.window_s, traffic.requests) == (5.0, 90.0)
+    assert traffic.isl_tokens == (10 * 1000 + 60_000) / 40
+
+
+def test_a_frontend_that_cannot_be_reached_leaves_the_others_traffic() -> None:
+    gone = OSError("no route")
+    metrics = two_frontends(
+        {"one": [page(10, 8), page(30, 18), page(50, 38)], "two": [page(0, 0), gone, page(40, 40)]}, [0.0, 5.0, 10.0]
+    )
+    metrics.collect()
+    traffic = metrics.collect()
+    assert traffic is not None
+    assert traffic.requests == 20.0
+    traffic = metrics.collect()
+    assert traffic is not None
+    assert (traffic.window_s, traffic.requests) == (5.0, 20.0 + 40.0 * 5.0 / 10.0), "its rate, over its longer window"
+
+
+def test_of_several_frontends_one_has_to_answer() -> None:
+    metrics = two_frontends({"one": [OSError("no route")], "two": [OSError("refused")]}, [0.0])
+    with pytest.raises(OSError, match="no route"):
+        metrics.collect()

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import reduce
+from typing import NamedTuple
 
 from pdplugins.contracts.planner import Traffic
 from pdplugins.hosts.dynamo import fetching
@@ -21,9 +24,9 @@ HISTOGRAMS = (ISL, OSL, TTFT, ITL, CACHED)
 
 
 class FrontendMetrics:
-    """Turns the frontend's running totals into the traffic between two calls of `collect`.
+    """Turns the running totals of frontends into the traffic between two calls of `collect`.
 
-    :param url: of the frontend, for example ``http://127.0.0.1:8000``.
+    :param url: of the frontend, for example ``http://127.0.0.1:8000``; of several, with commas between them.
     :param model: count only this model; all models when None.
 
     Raises ConfigError when `url` is none.
@@ -37,52 +40,109 @@ class FrontendMetrics:
         fetch: Callable[[str], str] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        check_url(url, "frontend_url")
-        self._url = url.rstrip("/") + "/metrics"
-        self._model = model.lower() if model else None  # the frontend lower-cases its label
-        self._fetch = fetch or fetching.fetch
-        self._clock = clock
-        self._before: tuple[float, float, Mapping[str, Histogram]] | None = None
-        self.queued_requests = 0.0
+        self._url = url
+        urls = [one.strip().rstrip("/") for one in url.split(",")]
+        for one in urls:
+            check_url(one, "frontend_url")
+        label = model.lower() if model else None  # the frontend lower-cases it
+        self._pages = [_Page(f"{one}/metrics", label, fetch or fetching.fetch, clock) for one in urls]
+
+    @property
+    def queued_requests(self) -> float:
         """Requests that waited for their first token when `collect` was last called."""
+        return sum(page.queued_requests for page in self._pages)
 
     def collect(self) -> Traffic | None:
         """Return the traffic since the last call; None at the first one, and after the frontend restarted.
 
-        Raises OSError when the frontend does not answer in time, or with something else than a page of metrics. The
-        window then goes on to the next call that it answers.
+        Of several frontends those count that answer: what cannot be reached here may be cut off from clients too.
+        Raises OSError when none answers in time, or with something else than a page of metrics. The window of a
+        frontend then goes on to the next call that it answers.
         """
+        found: list[_Since] = []
+        failed: list[OSError] = []
+        for read in self._read():
+            try:
+                since = read()
+            except OSError as error:
+                failed.append(error)
+            else:
+                found += () if since is None else (since,)
+        if len(failed) == len(self._pages):
+            raise failed[0]
         with fetching.reading(self._url):
-            return self._collected()
+            return _traffic(found) if found else None
 
     def so_far(self) -> Traffic | None:
         """Return what `collect` would, and let the window go on. Raises OSError as that does."""
-        before = self._before
+        before = [page.before for page in self._pages]
         traffic = self.collect()
-        self._before = before or self._before
+        for page, then in zip(self._pages, before, strict=True):
+            page.before = then or page.before
         return traffic
 
-    def _collected(self) -> Traffic | None:
+    def _read(self) -> list[Callable[[], _Since | None]]:
+        """Return what gives the traffic of each page, or raises; all are fetched at the same time."""
+        if len(self._pages) == 1:
+            return [self._pages[0].since]
+        with ThreadPoolExecutor(len(self._pages)) as pool:
+            return [pool.submit(page.since).result for page in self._pages]
+
+
+class _Since(NamedTuple):
+    """What one frontend has counted since its page was last read."""
+
+    window_s: float
+    requests: float
+    totals: Mapping[str, Histogram]
+
+
+class _Page:
+    """The page of one frontend."""
+
+    def __init__(self, url: str, model: str | None, fetch: Callable[[str], str], clock: Callable[[], float]) -> None:
+        self._url = url
+        self._model = model
+        self._fetch = fetch
+        self._clock = clock
+        self.before: tuple[float, float, Mapping[str, Histogram]] | None = None
+        """When it was last read, and what it said of requests and their lengths and times."""
+        self.queued_requests = 0.0
+
+    def since(self) -> _Since | None:
+        """Return what has come since the last call; None at the first one, and after a restart. Raises OSError."""
+        self.queued_requests = 0.0
+        with fetching.reading(self._url):
+            return self._since()
+
+    def _since(self) -> _Since | None:
         found, now_s = samples(self._fetch(self._url), (REQUESTS, QUEUED, *HISTOGRAMS), self._model), self._clock()
         requests = sum(sample.value for sample in found if sample.name == REQUESTS)
         self.queued_requests = sum(sample.value for sample in found if sample.name == QUEUED)
         totals = {name: histogram(found, name) for name in HISTOGRAMS}
-        before, self._before = self._before, (now_s, requests, totals)
+        before, self.before = self.before, (now_s, requests, totals)
         if before is None or now_s <= before[0] or requests < before[1]:
             return None
         since = {name: totals[name].since(before[2][name]) for name in HISTOGRAMS}
-        return Traffic(
-            window_s=now_s - before[0],
-            requests=requests - before[1],
-            isl_tokens=since[ISL].mean,
-            osl_tokens=since[OSL].mean,
-            ttft_s=since[TTFT].mean,
-            tpot_s=since[ITL].mean,
-            isl_sq_tokens=since[ISL].mean_square,
-            osl_sq_tokens=since[OSL].mean_square,
-            local_share=None,  # the frontend does not say which worker answered
-            prefix_hit_rate=_share(since[CACHED].mean, since[ISL].mean),
-        )
+        return _Since(now_s - before[0], requests - before[1], since)
+
+
+def _traffic(found: Sequence[_Since]) -> Traffic:
+    """Return the traffic of all frontends: their rates add up, also where one was not read for longer than others."""
+    window_s = min(one.window_s for one in found)
+    since = {name: reduce(Histogram.plus, (one.totals[name] for one in found)) for name in HISTOGRAMS}
+    return Traffic(
+        window_s=window_s,
+        requests=sum(one.requests * (window_s / one.window_s) for one in found),
+        isl_tokens=since[ISL].mean,
+        osl_tokens=since[OSL].mean,
+        ttft_s=since[TTFT].mean,
+        tpot_s=since[ITL].mean,
+        isl_sq_tokens=since[ISL].mean_square,
+        osl_sq_tokens=since[OSL].mean_square,
+        local_share=None,  # the frontend does not say which worker answered
+        prefix_hit_rate=_share(since[CACHED].mean, since[ISL].mean),
+    )
 
 
 def _share(cached_tokens: float | None, isl_tokens: float | None) -> float | None:

@@ -53,7 +53,8 @@ class PdPlanner(Proposer):
     :param decision_log: file to append decisions to.
     :param metrics_port: serve our metrics there; without it they are on the planner's own metrics port.
     :param metrics_host: the address that they are served on.
-    :param frontend_url: read traffic, TTFT and TPOT from this frontend instead of from Prometheus.
+    :param frontend_url: read traffic, TTFT and TPOT from this frontend, or from several with commas between them,
+        instead of from Prometheus.
     :param model: count only this model's requests at the frontend.
     :param shadow: decide and log, and leave Dynamo its own behaviour.
     :param state: file in which what the planner learned is kept for the next run.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import math
 import time
@@ -165,10 +164,3 @@ def import_planner() -> None:
     import dynamo.planner.plugins.orchestrator.engine_adapter  # noqa: F401, PLC0415
 
     import pdplugins.hosts.dynamo.doors.inprocess  # noqa: F401, PLC0415
-
-
-def make_runtime() -> Any:
-    """Return Dynamo's runtime on this event loop, configured by the environment of this process."""
-    from dynamo.runtime import DistributedRuntime  # noqa: PLC0415
-
-    return DistributedRuntime(asyncio.get_running_loop(), "file", "tcp", event_plane="zmq")

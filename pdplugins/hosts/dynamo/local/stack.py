@@ -34,6 +34,7 @@ from pdplugins.hosts.dynamo.local.pulse import Pulse, PulseTaker
 from pdplugins.hosts.dynamo.local.registrations import Registrations
 from pdplugins.hosts.dynamo.local.routing import RouterProcess, sharing
 from pdplugins.hosts.dynamo.local.status import PoolStatus, Snapshot, make_view
+from pdplugins.hosts.dynamo.runtime import make_runtime
 from pdplugins.processes.ending import end_within, on_stop
 from pdplugins.processes.process import Process, stop_all
 from pdplugins.report.ranking import Run
@@ -190,7 +191,7 @@ class Stack:
     async def _start_planner(self) -> None:
         os.environ.update(self._engine.runtime_environment())
         await asyncio.to_thread(planning.import_planner)  # takes seconds; no worker waits for it
-        self._runtime = planning.make_runtime()
+        self._runtime = make_runtime()
         planner = await planning.start_planner(self._runtime, self._options, self._policy, self._connect)
         self._planner = "running"
         self._background(self._plan(planner))

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import os
 import signal
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from pdplugins.contracts.workers import Role
-from pdplugins.hosts.dynamo.router.places import NAMESPACE, Place, first, other
+from pdplugins.hosts.dynamo.router.places import Place, first, other
+from pdplugins.hosts.dynamo.runtime import make_runtime, namespace
 from pdplugins.processes.process import python
 from pdplugins.runtime.roles import OTHER
 
@@ -68,14 +68,11 @@ async def engine(runtime: Any, given: argparse.Namespace, place: Place) -> Any:
 
 async def serve(given: argparse.Namespace) -> None:
     """Serve both phases until SIGTERM; then finish what is in flight."""
-    from dynamo.runtime import DistributedRuntime  # noqa: PLC0415
-
     loop = asyncio.get_running_loop()
-    runtime = DistributedRuntime(loop, "file", "tcp", event_plane="zmq")
-    namespace = os.environ.get("DYN_NAMESPACE", NAMESPACE)
+    runtime = make_runtime()
     engines = [
-        await engine(runtime, given, first(given.role, namespace)),
-        await engine(runtime, given, other(OTHER[given.role], namespace)),
+        await engine(runtime, given, first(given.role, namespace())),
+        await engine(runtime, given, other(OTHER[given.role], namespace())),
     ]
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, runtime.shutdown)

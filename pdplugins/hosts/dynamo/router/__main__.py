@@ -13,6 +13,7 @@ from pdplugins.config import load
 from pdplugins.hosts.dynamo.router.component import RouterComponent
 from pdplugins.hosts.dynamo.router.engines import KINDS, MOCKER
 from pdplugins.hosts.dynamo.router.places import ROUTER, STATE
+from pdplugins.hosts.dynamo.runtime import make_runtime, namespace
 from pdplugins.processes.ending import end_within
 from pdplugins.processes.garbage import settle
 from pdplugins.redaction import redact_logs
@@ -49,13 +50,13 @@ async def register(endpoint: Any, path: str, name: str) -> None:
 
 async def serve(given: argparse.Namespace) -> None:
     """Serve until SIGTERM or SIGINT; then finish what is in flight."""
-    from dynamo.runtime import DistributedRuntime  # noqa: PLC0415 - as above
-
     config = load(given.config)
     kind = KINDS[given.engine]
-    component = RouterComponent(config, build_deployment(config), decision_log=given.decision_log, kind=kind)
+    component = RouterComponent(
+        config, build_deployment(config), decision_log=given.decision_log, namespace=namespace(), kind=kind
+    )
     loop = asyncio.get_running_loop()
-    runtime = DistributedRuntime(loop, "file", "tcp", event_plane="zmq")
+    runtime = make_runtime()
     await component.start(runtime)
     endpoint = runtime.endpoint(ROUTER)
     endpoint.metrics.register_prometheus_expfmt_callback(component.exposition)
