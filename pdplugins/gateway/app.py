@@ -46,7 +46,6 @@ from pdplugins.gateway.watchers import keep
 from pdplugins.registry import Registry
 from pdplugins.runtime.assembly import build_deployment
 from pdplugins.runtime.decision import Journal
-from pdplugins.runtime.flow import SafeFlow
 
 ADMIN_CONNECTIONS = 64
 """Connections of operators."""
@@ -215,8 +214,14 @@ class Gateway:
     def _build_queue(self) -> AdmissionQueue | None:
         if self.policies.flow is None:
             return None
-        flow = SafeFlow(self.policies.flow, most_waiting=self.settings.max_waiting, journal=self._journal)
-        return AdmissionQueue(flow, self.backends, self.metrics, self._ttft_s)
+        return AdmissionQueue(
+            self.policies.flow,
+            self.backends,
+            self.metrics,
+            self._ttft_s,
+            most_waiting=self.settings.max_waiting,
+            journal=self._journal,
+        )
 
     async def look(self) -> None:
         """Ask the workers that answer now what they are. The others are polled later."""

@@ -6,15 +6,17 @@ The router places a request when it goes on, not when it comes (late binding).
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from time import monotonic
 from typing import Any
 
-from pdplugins.contracts.flow import Hold, Refuse, Waiting
+from pdplugins.contracts.flow import Flow, Hold, Refuse, Waiting
 from pdplugins.contracts.request import Request
 from pdplugins.contracts.router import Outcome
 from pdplugins.gateway.errors import FlowRefusedError
 from pdplugins.gateway.metrics import GatewayMetrics
 from pdplugins.gateway.workers import Workers
+from pdplugins.runtime.decision import Journal
 from pdplugins.runtime.flow import SafeFlow
 
 RETRY_S = 1.0
@@ -25,17 +27,30 @@ class AdmissionQueue:
     """The queue of one gateway. `run` asks the flow policy for as long as the gateway serves.
 
     :param ttft_s: the TTFT objective: a request is due so long after it came.
+    :param most_waiting: requests that may wait for a place; what comes on top is refused.
     """
 
-    def __init__(self, flow: SafeFlow, backends: Workers[Any], metrics: GatewayMetrics, ttft_s: float) -> None:
-        self._flow = flow
+    def __init__(
+        self,
+        flow: Flow,
+        backends: Workers[Any],
+        metrics: GatewayMetrics,
+        ttft_s: float,
+        *,
+        most_waiting: int,
+        journal: Journal | None = None,
+    ) -> None:
+        self._flow = SafeFlow(flow, most_waiting=most_waiting, journal=journal)
+        self._most_waiting = most_waiting
         self._backends = backends
         self._metrics = metrics
         self._ttft_s = ttft_s
         self._waiting: dict[str, asyncio.Future[Refuse | None]] = {}
         self._in_service: set[str] = set()
         self._changed = asyncio.Event()
-        backends.listen(self._changed.set)
+        self._asked = asyncio.Event()
+        """Clear while the policy has not been asked since the last change."""
+        backends.listen(self._change)
 
     @property
     def length(self) -> int:
@@ -45,8 +60,11 @@ class AdmissionQueue:
     async def admit(self, request: Request) -> None:
         """Return once `request` may go on. Raises FlowRefusedError.
 
-        Cancelled, it leaves the queue.
+        Cancelled, it leaves the queue. In a burst, requests that will go on at once still fill it: they do not wait,
+        so before it refuses one the queue lets them go.
         """
+        if len(self._flow) >= self._most_waiting:
+            await self._asked.wait()
         now_s = monotonic()
         own_s = request.terms and request.terms.ttft_s
         waiting = Waiting(request, now_s, request.arrival_s + (own_s or self._ttft_s))
@@ -54,7 +72,7 @@ class AdmissionQueue:
             raise self._error(refusal)
         future = self._waiting[request.id] = asyncio.get_running_loop().create_future()
         self._metrics.waiting.set(len(self._flow))
-        self._changed.set()
+        self._change()
         try:
             refusal = await future
         finally:
@@ -69,22 +87,28 @@ class AdmissionQueue:
         """Tell the flow policy how a request ended, whether or not it went on."""
         self._in_service.discard(request.id)
         self._flow.ended(request, outcome)
-        self._changed.set()
+        self._change()
 
     async def run(self) -> None:
         """Ask the flow policy whenever something has changed, or at the time that it has named."""
         while True:
+            self._changed.clear()
             try:
                 until_s = await self._ask()
             except Exception as error:  # a fault of the gateway: what waits must not wait for ever
                 self._metrics.fault("gateway_error", error, error)
                 until_s = monotonic() + RETRY_S
-            try:
+            self._asked.set()
+            if self._changed.is_set():
+                self._asked.clear()
+            with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(None if until_s is None else max(until_s - monotonic(), 0.0)):
                     await self._changed.wait()
-            except TimeoutError:
-                continue
-            self._changed.clear()
+
+    def _change(self) -> None:
+        """Have the policy asked in the next turn of the event loop."""
+        self._changed.set()
+        self._asked.clear()
 
     async def _ask(self) -> float | None:
         """Let go on, and refuse, what the policy says; return when it wants to be asked again."""

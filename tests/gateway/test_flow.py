@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import Callable
+from time import monotonic
 from typing import Any
 
 import aiohttp
 import pytest
 
-from pdplugins.types import FlowDecision, Go, Hold, Refuse, Waiting, WorkerView
+from pdplugins.types import FlowDecision, Go, Hold, Refuse, Request, Waiting, WorkerView
 from tests.gateway.fake import answer_of, settled
 from tests.gateway.rig import PROMPT, Fixed, Stand, ask, config, fast, stand
 
@@ -134,6 +135,22 @@ def test_a_full_queue_refuses_whatever_the_policy_says() -> None:
                 assert (answer.status, answer.headers["Retry-After"]) == (503, "1")
             assert await asyncio.gather(*tasks) == [answer_of(PROMPT, 9)] * 2
             assert sorted(flow.endings) == [("a", "finished", 9), ("b", "finished", 9), ("c", "refused", 0)]
+
+    asyncio.run(run())
+
+
+def test_a_burst_fills_the_places_in_service_and_the_queue() -> None:
+    """What goes on at once does not wait. If it counted, a burst would find the queue full too soon."""
+
+    async def run() -> None:
+        async with stand("dual", "dual", flow=Steered(most=2), settings=fast(max_waiting=3)) as it:
+            queue = it.gateway.serving.queue
+            assert queue is not None
+            burst = [asyncio.create_task(queue.admit(Request(f"r{n}", monotonic(), 10))) for n in range(12)]
+            assert await settled(lambda: sum(task.done() for task in burst) == 12 - 3)
+            assert sum(task.done() and task.exception() is None for task in burst) == 2
+            for task in burst:
+                task.cancel()
 
     asyncio.run(run())
 

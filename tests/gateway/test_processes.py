@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -59,11 +60,13 @@ async def two(
             await worker.stop()
 
 
-async def asked(port: int, session: str) -> int:
+async def asked(port: int, session: str, count: int = 9) -> int:
     """Ask on a connection of its own, which the kernel may give to any of the processes."""
     async with (
         aiohttp.ClientSession(connector=aiohttp.TCPConnector(force_close=True)) as client,
-        client.post(f"http://127.0.0.1:{port}/generate", json=ask(session_id=session)) as answer,
+        client.post(
+            f"http://127.0.0.1:{port}/generate", json=ask(count=count, stream=True, session_id=session)
+        ) as answer,
     ):
         await answer.read()
         return answer.status
@@ -113,22 +116,18 @@ QUEUE = "deployment: {decode: {tp: 1}}\nflow: {name: fcfs, per_worker: 4}\ngatew
 def test_the_queues_of_all_processes_together_keep_the_limits(tmp_path: Path) -> None:
     async def run() -> None:
         worker = await FakeWorker("unified", Rooms(), 9000, token_s=0.2).start()
-        most = 0
-
-        async def watch() -> None:
-            nonlocal most
-            while True:
-                most = max(most, len(worker.running))
-                await asyncio.sleep(0.01)
-
         async with two([worker], tmp_path, QUEUE) as (_, port, log):
-            watching = asyncio.create_task(watch())
-            statuses = await asyncio.gather(*(asked(port, f"session {n}") for n in range(40)))
-            watching.cancel()
+            asking = {asyncio.create_task(asked(port, f"session {n}", count=300)) for n in range(40)}
+
+            def ended() -> list[int]:
+                return [task.result() for task in asking if task.done()]
+
+            assert await settled(lambda: len(ended()) == 30), "all are refused for which there is no room"
+            assert await settled(lambda: len(worker.running) == 4), "requests in service"
+            worker.token_s = 0
+            await asyncio.wait(asking)
             assert min(await counted(log)) > 0, "both have served"
-        assert most == 4, "requests in service"
-        assert statuses.count(200) == 4 + 6, "in service and waiting"
-        assert statuses.count(503) == 30
+        assert Counter(ended()) == {503: 30, 200: 4 + 6}, "in service and waiting"
 
     asyncio.run(run())
 

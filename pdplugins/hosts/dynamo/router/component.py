@@ -36,7 +36,6 @@ from pdplugins.hosts.dynamo.router.places import NAMESPACE
 from pdplugins.hosts.dynamo.router.relay import Answers
 from pdplugins.hosts.dynamo.router.workers import DynamoWorkers
 from pdplugins.registry import Registry
-from pdplugins.runtime.flow import SafeFlow
 
 PREFIX = "pdplugins_dynamo_router_"
 CUT_S = 1.0
@@ -88,8 +87,10 @@ class RouterComponent:
         self.policies.router, self.policies.flow = router, flow
         self._queue: AdmissionQueue | None = None
         if flow is not None:
-            safe = SafeFlow(flow, most_waiting=self.settings.max_waiting, journal=journal)
-            self._queue = AdmissionQueue(safe, self.workers, metrics, self._deployment.slo.ttft_s)
+            ttft_s, most_waiting = self._deployment.slo.ttft_s, self.settings.max_waiting
+            self._queue = AdmissionQueue(
+                flow, self.workers, metrics, ttft_s, most_waiting=most_waiting, journal=journal
+            )
         shadow = self.settings.shadow
         self._routing = routing = Routing(
             router, self._deployment, self.workers, metrics, journal, late=self._kind.hands_over, shadow=shadow
