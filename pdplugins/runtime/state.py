@@ -11,7 +11,7 @@ from typing import Any
 
 from pdplugins import files
 from pdplugins.contracts.planner import Remembers
-from pdplugins.errors import one_line
+from pdplugins.errors import ConfigError, one_line
 
 log = logging.getLogger("pdplugins.planner")
 
@@ -25,7 +25,7 @@ OLDEST_S = 86_400.0
 
 
 class StateFile:
-    """The file of one planner. Only one process may have it.
+    """The file of one planner. Only one process may have it. Raises ConfigError where `path` cannot be such a file.
 
     :param name: of the planner in the config.
     :param clock: seconds since the epoch.
@@ -33,6 +33,8 @@ class StateFile:
 
     def __init__(self, path: Path, name: str, planner: object, clock: Callable[[], float] = time.time) -> None:
         files.check_outputs(path)
+        if path.exists() and not path.is_file():
+            raise ConfigError(f"{path}: is no regular file; name one that is, or a new one")
         self._path, self._name, self._clock = path, name, clock
         self._planner = planner if isinstance(planner, Remembers) else None
         self._saved_s = clock()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import stat
 from collections.abc import Callable
 from dataclasses import replace
@@ -153,3 +154,10 @@ def test_a_planner_that_remembers_nothing_says_so(
 def test_a_file_that_cannot_be_written_is_said_before_the_run(build: Built, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="there is no folder"):
         build(tmp_path / "none" / "state.json")
+
+
+def test_a_pipe_is_no_file(build: Built, tmp_path: Path) -> None:
+    """To open one would wait for its writer."""
+    os.mkfifo(tmp_path / "state.json")
+    with pytest.raises(ConfigError, match="no regular file"):
+        build()
