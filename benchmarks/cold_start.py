@@ -3,8 +3,9 @@
     python benchmarks/cold_start.py --traces DIR [--rounds 3] [--minutes 2] [--result cold-start]
 
 `dynamo serve` starts one prefill and one decode worker of `configs/dopd.yaml`, and replays the trace as it comes, from
-its first request. A worker that the planner adds serves after `STARTUP_S`. For each minute: the share of the requests
-that arrived in it and met both SLOs. The prediction is the simulator's for the same requests, config and start-up.
+its first request. A worker that the planner adds serves after `STARTUP_S`. For each minute, of the requests that
+arrived in it: the share that met both SLOs, and the mean TTFT. The prediction is the simulator's for the same requests,
+config and start-up.
 """
 
 from __future__ import annotations
@@ -39,17 +40,20 @@ MINUTE_S = 60.0
 COLD = ("--planner", "dopd", "--prefill", "1", "--decode", "1", "--startup", str(STARTUP_S))
 CONFIG = pick_config("dopd", None, 1, 1, STARTUP_S)
 SLO = Slo(CONFIG.slo.ttft_s, CONFIG.slo.tpot_s)
-Good = tuple[float, bool]
-"""When a request arrived, and whether it met both SLOs."""
+Felt = tuple[float, bool, float | None]
+"""When a request arrived, whether it met both SLOs, and its TTFT in seconds; None where no token came."""
 
 
-def by_minute(requests: Iterable[Good], minutes: int) -> list[dict[str, Any]]:
-    """Count the requests that arrived in each minute, and those of them that met both SLOs."""
+def by_minute(requests: Iterable[Felt], minutes: int) -> list[dict[str, Any]]:
+    """Return for each minute what the requests that arrived in it felt."""
     found = list(requests)
     rows = []
     for number in range(minutes):
-        good = [good for arrival_s, good in found if number <= arrival_s / MINUTE_S < number + 1]
-        rows.append({"minute": number + 1, "requests": len(good), "attainment": attainment(sum(good), len(good))})
+        here = [(good, ttft_s) for arrival_s, good, ttft_s in found if number <= arrival_s / MINUTE_S < number + 1]
+        ttft_s = [ttft_s for _, ttft_s in here if ttft_s is not None]
+        share = attainment(sum(good for good, _ in here), len(here))
+        mean_ms = round(1e3 * statistics.fmean(ttft_s), 1) if ttft_s else None
+        rows.append({"minute": number + 1, "requests": len(here), "attainment": share, "ttft_ms": mean_ms})
     return rows
 
 
@@ -62,8 +66,11 @@ def predicted(trace: Path, minutes: int) -> dict[str, Any]:
     """Return what the simulator says of the run."""
     requests = transform.clip(traces.read(trace), minutes * MINUTE_S)
     result, outcome = simulate(CONFIG, requests, trace_name=trace.name, command="cold", seed=0)
-    good = [(one.arrival_s, one.error is None and bool(inside(one.ttft_s, one.tpot_s, SLO))) for one in outcome.records]
-    return {"minutes": by_minute(good, minutes), "pools": changes(result.scaling)}
+    felt = [
+        (one.arrival_s, one.error is None and bool(inside(one.ttft_s, one.tpot_s, SLO)), one.ttft_s)
+        for one in outcome.records
+    ]
+    return {"minutes": by_minute(felt, minutes), "pools": changes(result.scaling)}
 
 
 def measured(trace: Path, minutes: int) -> dict[str, Any]:
@@ -84,11 +91,11 @@ def measured(trace: Path, minutes: int) -> dict[str, Any]:
                 process.wait()
         if process.returncode or not records.exists():
             sys.exit((folder / "log").read_text(errors="replace")[-3000:])
-        good = [(one.arrival_s, one.inside(SLO)) for one in read(records)]
+        felt = [(one.arrival_s, one.inside(SLO), one.ttft_s if one.ok else None) for one in read(records)]
         result = json.loads(report.read_text())
-    assert len(good) == result["requests"]["total"]
+    assert len(felt) == result["requests"]["total"]
     scaling = [Scaling.model_validate(one) for one in result["scaling"]]
-    return {"minutes": by_minute(good, minutes), "pools": changes(scaling), "failed": result["requests"]["failed"]}
+    return {"minutes": by_minute(felt, minutes), "pools": changes(scaling), "failed": result["requests"]["failed"]}
 
 
 def keep(folder: Path, records: Path) -> None:
@@ -113,9 +120,12 @@ def summary(runs: Sequence[dict[str, Any]], prediction: dict[str, Any]) -> list[
     """Return a row for each minute: the median, least and most of the rounds, and the prediction."""
     rows = []
     for number, simulated in enumerate(prediction["minutes"]):
-        live = [run["minutes"][number]["attainment"] for run in runs]
-        spread = {"live": statistics.median(live), "least": min(live), "most": max(live)}
-        rows.append({**simulated, "attainment": {**spread, "simulated": simulated["attainment"]}})
+        row = dict(simulated)
+        for key in ("attainment", "ttft_ms"):
+            live = [run["minutes"][number][key] for run in runs]
+            spread = {"live": statistics.median(live), "least": min(live), "most": max(live)}
+            row[key] = {**spread, "simulated": simulated[key]}
+        rows.append(row)
     return rows
 
 

@@ -10,22 +10,27 @@ import cold_start
 
 
 def test_requests_count_in_the_minute_in_which_they_arrive() -> None:
-    found = [(0.0, True), (59.9, False), (60.0, True), (119.0, True), (120.0, False)]
+    found = [(0.0, True, 0.2), (59.9, False, None), (60.0, True, 0.1), (119.0, True, 0.3), (120.0, False, 9.0)]
     assert cold_start.by_minute(found, 2) == [
-        {"minute": 1, "requests": 2, "attainment": 0.5},
-        {"minute": 2, "requests": 2, "attainment": 1.0},
+        {"minute": 1, "requests": 2, "attainment": 0.5, "ttft_ms": 200.0},
+        {"minute": 2, "requests": 2, "attainment": 1.0, "ttft_ms": 200.0},
     ]
 
 
 def test_a_row_has_the_rounds_and_the_prediction() -> None:
     def run(*shares: float) -> dict[str, object]:
-        rows = [{"minute": number, "requests": 4, "attainment": share} for number, share in enumerate(shares, 1)]
-        return {"minutes": rows}
+        return {
+            "minutes": [
+                {"minute": number, "requests": 4, "attainment": share, "ttft_ms": 100 * share}
+                for number, share in enumerate(shares, 1)
+            ]
+        }
 
     rows = cold_start.summary([run(0.5, 1.0), run(1.0, 1.0), run(0.75, 0.5)], run(0.9, 0.8))
     assert [row["minute"] for row in rows] == [1, 2]
     assert rows[0]["attainment"] == {"live": 0.75, "least": 0.5, "most": 1.0, "simulated": 0.9}
     assert rows[1]["attainment"] == {"live": 1.0, "least": 0.5, "most": 1.0, "simulated": 0.8}
+    assert rows[1]["ttft_ms"] == {"live": 100.0, "least": 50.0, "most": 100.0, "simulated": 80.0}
 
 
 def test_what_the_client_wrote_is_there_when_the_stack_has_gone(tmp_path: Path) -> None:
@@ -51,6 +56,8 @@ def test_the_prediction_begins_with_one_worker_of_each_role(tmp_path: Path) -> N
     rows = [f"2023-11-16 18:15:{second:02}.0000000,400,10" for second in range(59)]
     trace.write_text("\n".join(["TIMESTAMP,ContextTokens,GeneratedTokens", *rows]) + "\n")
     found = cold_start.predicted(trace, 1)
-    assert found["minutes"] == [{"minute": 1, "requests": 59, "attainment": 1.0}]
+    (row,) = found["minutes"]
+    assert (row["requests"], row["attainment"]) == (59, 1.0)
+    assert 0 < row["ttft_ms"] < 1000
     pools = cold_start.CONFIG.deployment
     assert (pools.prefill.replicas, pools.decode.replicas, pools.startup_s) == (1, 1, 2.0)
