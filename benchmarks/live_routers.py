@@ -1,6 +1,6 @@
 """Every router on live mocker workers, Dynamo's own modes and ours, and what the simulator says of the same run.
 
-    python benchmarks/live_routers.py run --cells FILE [--rounds 3] [--most 4] [--only 'arrow' …]
+    python benchmarks/live_routers.py run --cells FILE [--rounds 3] [--rate 4] [--most 4] [--only 'arrow' …]
     python benchmarks/live_routers.py report --cells FILE [--result live-routers]
 
 One cell is one router in one round: two prefill and two decode workers (or four that do both) start, the same
@@ -20,6 +20,7 @@ import asyncio
 import fnmatch
 import json
 import os
+import resource
 import statistics
 import sys
 import tempfile
@@ -32,7 +33,7 @@ from typing import Any
 import aiohttp
 import manifest
 import uvloop
-from gateway import free_port
+from gateway import cpu_s, free_port
 
 from pdplugins.config import Config, find, load, parse
 from pdplugins.contracts.request import Slo
@@ -125,6 +126,8 @@ class Stand:
         self._mocker = Mocker(folder, MODEL, build_deployment(self._config), 0.0, Broker().url)
         self._mocker.prepare()
         self._processes: list[Process] = []
+        self.cores: dict[str, float] = {}
+        """CPU cores that each process kept busy in the mean while it replayed."""
 
     def _start(self, name: str, command: list[str]) -> Process:
         environment = self._mocker.environment(name)
@@ -171,8 +174,12 @@ class Stand:
         trace, out = self._folder / "trace.jsonl", self._folder / "requests.jsonl"
         jsonl.write(requests, trace)
         where = ("--url", self.url, "--model", MODEL, "--trace", str(trace), "--seed", str(seed), "--out", str(out))
+        before, began_s, client_s = self._cpu_s(), time.monotonic(), ended_s()
         client = self._start("client", python("pdplugins.workloads.client", *where))
         await client.exited.wait()
+        took_s, after = time.monotonic() - began_s, self._cpu_s()
+        spent = {"client": ended_s() - client_s, **{name: after[name] - before[name] for name in before}}
+        self.cores = {name: round(used_s / took_s, 3) for name, used_s in spent.items()}
         rows = [json.loads(line) for line in out.read_text().splitlines()]
         keys = ("arrival_s", "isl_tokens", "osl_tokens", "error")
         return [
@@ -181,8 +188,17 @@ class Stand:
             if "request" in row
         ]
 
+    def _cpu_s(self) -> dict[str, float]:
+        return {process.name: cpu_s(process.pid) for process in self._processes if process.returncode is None}
+
     async def stop(self) -> None:
         await stop_all(self._processes, 5.0)
+
+
+def ended_s() -> float:
+    """Return the CPU seconds of the processes of this one that have ended."""
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
 
 
 async def measured(way: Way, requests: list[TraceRequest], seed: int) -> dict[str, Any]:
@@ -207,6 +223,7 @@ async def measured(way: Way, requests: list[TraceRequest], seed: int) -> dict[st
         "ttft_p90_ms": milliseconds(times.ttft_s.p90),
         "itl_ms": milliseconds(times.tbt_s.mean),
         "attainment": times.slo_attainment,
+        "cores": stand.cores,
     }
 
 
@@ -285,7 +302,10 @@ def report(args: argparse.Namespace) -> None:
 
 
 def summary(way: Way, cells: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """Yield the row of a router: medians over its rounds, and of the ratio within each."""
+    """Yield the row of a router: medians over its rounds, and of the ratio within each.
+
+    `cores` is what all processes of a cell kept busy in the mean, the client's included: less than the machine has.
+    """
     if not cells:
         return
     row: dict[str, Any] = {
@@ -300,6 +320,9 @@ def summary(way: Way, cells: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
             "simulated": round(statistics.median(simulated for _, simulated in both), 2),
             "ratio": round(statistics.median(live / simulated for live, simulated in both), 3),
         }
+    cores = [cell["live"]["cores"] for cell in cells]
+    row["cores"] = round(statistics.median(sum(each.values()) for each in cores), 2)
+    row["router_cores"] = round(statistics.median(each.get("router", 0.0) for each in cores), 2)
     near = all(abs(row[key]["ratio"] - 1) <= NEAR for key in ("ttft_ms", "itl_ms"))
     yield row | {"near": near, "why": "" if near else WHY.get(way.name, "" if way.native else OWN_COST)}
 

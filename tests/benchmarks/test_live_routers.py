@@ -63,6 +63,7 @@ def test_cells_that_are_there_are_not_measured_again(tmp_path: Path, monkeypatch
             "ttft_p90_ms": 1.0,
             "itl_ms": 1.0,
             "attainment": 1.0,
+            "cores": {},
         }
 
     monkeypatch.setattr(live_routers, "measured", measured)
@@ -80,7 +81,8 @@ def test_cells_that_are_there_are_not_measured_again(tmp_path: Path, monkeypatch
 
 def cell(live: float, simulated: float) -> dict[str, Any]:
     times = dict.fromkeys(("ttft_ms", "ttft_p90_ms", "itl_ms"), live)
-    return {"live": {**times, "failed": 0}, "simulated": dict.fromkeys(times, simulated)}
+    cores = {"client": 0.1, "router": 0.5 + live / 1000}
+    return {"live": {**times, "failed": 0, "cores": cores}, "simulated": dict.fromkeys(times, simulated)}
 
 
 @pytest.mark.parametrize(("live", "near"), [(105.0, True), (95.0, True), (115.0, False), (85.0, False)])
@@ -90,3 +92,4 @@ def test_what_is_not_near_has_a_reason(live: float, near: bool) -> None:
     assert row["near"] is near
     assert bool(row["why"]) is not near
     assert row["ttft_ms"]["ratio"] == pytest.approx(live / 100)
+    assert (row["router_cores"], row["cores"]) == pytest.approx((0.5 + live / 1000, 0.6 + live / 1000), abs=0.006)

@@ -154,6 +154,7 @@ class RouterComponent:
             try:
                 call = PreprocessedCall(request, context, splits=self._kind.splits)
                 call.terms = self._asking.terms(call.asking_headers, call.asks)
+                self.workers.heed(call)
                 await self._serving.serve(call, answers)
             finally:
                 self.admission.leave()

@@ -9,16 +9,21 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import os
 from collections.abc import Callable, Mapping
 from functools import reduce
 from time import monotonic
 from typing import Any
 
 from pdplugins.contracts.workers import Capabilities, Role
+from pdplugins.gateway.books import BLOCK_TOKENS
 from pdplugins.gateway.metrics import GatewayMetrics
+from pdplugins.gateway.prompts import blocks_of
 from pdplugins.gateway.workers import Worker, Workers
 from pdplugins.hosts.dynamo.loads import ForwardPass, from_message
+from pdplugins.hosts.dynamo.router.calls import PreprocessedCall
 from pdplugins.hosts.dynamo.router.engines import EngineKind
+from pdplugins.hosts.dynamo.router.kv_events import KvEvents
 from pdplugins.hosts.dynamo.router.places import NAMESPACE, Place
 from pdplugins.limits import GatewayConfig
 
@@ -42,6 +47,8 @@ class DynamoWorker(Worker):
         self.bootstrap: tuple[str, int] | None = None
         """Host and port at which others arrange transfers of KV cache with it, where its engine has such an address."""
         self.gone_since_s = 0.0
+        self.block_tokens = 1
+        """Tokens of one block of its KV cache."""
         self._own = 0
         self._most = [0, 0]
         """Most of our requests that were here at once, before the last look and since."""
@@ -53,7 +60,10 @@ class DynamoWorker(Worker):
         if address := card["runtime_config"].get("disaggregated_endpoint"):
             self.bootstrap = str(address["bootstrap_host"]), int(address["bootstrap_port"])
         blocks = int(card["runtime_config"]["total_kv_blocks"])
-        self.view.kv_capacity_tokens = blocks * int(card["kv_cache_block_size"])
+        if (size := int(card["kv_cache_block_size"])) < 1:
+            raise ValueError(f"blocks of {size} tokens")
+        self.block_tokens = size
+        self.view.kv_capacity_tokens = blocks * self.block_tokens
         self.view.tp = tp
         self.view.capabilities = capabilities
 
@@ -121,6 +131,7 @@ class DynamoWorkers(Workers[DynamoWorker]):
         self._clients: dict[Place, Any] = {}
         self._subscribers: dict[str, Any] = {}
         self._known: dict[int, DynamoWorker] = {}
+        self._kv_events = KvEvents(metrics)
 
     async def start(self, runtime: Any) -> None:
         """Begin to watch discovery and the engines' reports."""
@@ -134,11 +145,24 @@ class DynamoWorkers(Workers[DynamoWorker]):
             if place.component not in self._subscribers:
                 subscriber = self._subscribers[place.component] = FpmEventSubscriber(endpoint)
                 subscriber.start_tracking()
+        self._kv_events.start(os.environ.get("DYN_ZMQ_BROKER_URL"), (place.path for place in self._places))
 
     def stop(self) -> None:
         """End the subscriptions."""
         for subscriber in self._subscribers.values():
             subscriber.shutdown()
+        self._kv_events.close()
+
+    def heed(self, call: PreprocessedCall) -> None:
+        """Note which prefix blocks of a prompt workers say that they have cached, whoever sent them there."""
+        if len(call.prompt) < BLOCK_TOKENS:
+            return
+        for size in {worker.block_tokens for worker in self._known.values()}:
+            for instance, tokens in self._kv_events.cached(call.prompt, size).items():
+                worker = self._known.get(instance)
+                if worker is not None and worker.block_tokens == size and tokens >= BLOCK_TOKENS:
+                    blocks = blocks_of(call)[: tokens // BLOCK_TOKENS]
+                    worker.view.cached_blocks.add(blocks, worker.view.kv_capacity_tokens)
 
     async def watch(self) -> None:
         """Look again and again."""
@@ -165,6 +189,12 @@ class DynamoWorkers(Workers[DynamoWorker]):
                 worker.view.used_kv_tokens = 0
                 self.came(worker)
         self._report()
+        self._kv_events.hear(
+            {
+                instance: worker.view.kv_capacity_tokens // worker.block_tokens
+                for instance, worker in self._known.items()
+            }
+        )
         self._forget(now_s)
 
     def _introduced(self, instance: int, places: list[Place], cards: dict[str, dict[str, str]]) -> DynamoWorker | None:
@@ -197,6 +227,7 @@ class DynamoWorkers(Workers[DynamoWorker]):
 
     def _vanished(self, worker: DynamoWorker, now_s: float) -> None:
         worker.gone_since_s = now_s
+        self._kv_events.forget(worker.instance)
         self.lost(worker, "it is not registered any more")
 
     def _report(self) -> None:

@@ -220,7 +220,8 @@ class Rig:
         component = RouterComponent(config, self.deployment, namespace=namespace, kind=self.engine.kind)
         if own:
             component.use(router, flow)
-        await component.start(self.runtime)
+        with self.environment():
+            await component.start(self.runtime)
         self._router = component
         try:
             wanted = prefill + decode + more

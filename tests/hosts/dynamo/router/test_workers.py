@@ -211,7 +211,9 @@ def test_a_worker_that_has_gone_is_forgotten_after_a_while(clock: list[float]) -
     asyncio.run(run())
 
 
-@pytest.mark.parametrize("card", [{"runtime_config": None}, {"runtime_config": {}}, {"kv_cache_block_size": "x"}])
+@pytest.mark.parametrize(
+    "card", [{"runtime_config": None}, {"runtime_config": {}}, {"kv_cache_block_size": "x"}, {"kv_cache_block_size": 0}]
+)
 def test_an_odd_card_is_counted_and_the_others_serve(card: dict[str, Any]) -> None:
     found, registries = discovered(both=False)
     registries[Role.DECODE, True].joins(7, "odd", **card)
