@@ -69,17 +69,18 @@ GOOD, PATIENCE_S = 20, 180.0
 LATER = "a mocker worker that serves a request alone hands it over to itself: the first token comes a decode step later"
 OWN_COST = "the router is a process of its own in Python: every request and chunk passes it"
 FASTER = "a mocker worker that does both phases computes them at the same time, so it is faster than one GPU"
+UNKNOWN = "the reason is not known"
 DICE = "the live dice are not the simulator's"
 WHY = {
     "dynamo kv": "the frontend weighs overlap and load by a cost of its own; cache-aware is only near it",
-    "arrow": f"{FASTER}; {OWN_COST}",
+    "arrow": UNKNOWN,
     "ampd": f"{FASTER}; {OWN_COST}",
     "dynaserve": f"no mocker engine serves a part of a phase, so prefill and decode are split instead; {LATER}",
     "dopd": "a stock decode worker does not prefill, so ultra-short prompts go to a prefill worker",
     "dynamo power-of-two": f"two random workers are compared, and {DICE}",
     "stock random": f"workers are drawn, and {DICE}",
-    "stock cache-aware": "in one round of two; the reason is not known",
-    "fusion": f"{FASTER}; {LATER}",
+    "stock cache-aware": f"in one round of two; {UNKNOWN}",
+    "fusion": f"ITL: {FASTER}; TTFT: {UNKNOWN}",
 }
 """Known reasons for a difference from the simulator, by way."""
 
