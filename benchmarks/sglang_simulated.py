@@ -33,8 +33,9 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from contextlib import asynccontextmanager, suppress
+from dataclasses import asdict, dataclass
+from glob import glob
 from pathlib import Path
 from typing import Any
 
@@ -112,6 +113,17 @@ def started(place: Place, layout: Layout) -> list[Server]:
 
 
 # --- what the simulator is told ---------------------------------------------------------------------------------------
+
+
+def cpu_s(pair: Sequence[Server]) -> tuple[float, float]:
+    """Return the seconds that the threads of servers have run, and that they waited for a core although they could."""
+    sessions, run, waited = {server.process.pid for server in pair}, 0, 0
+    for path in map(Path, glob("/proc/[0-9]*/task/*/schedstat")):
+        with suppress(OSError):  # it has ended meanwhile
+            if os.getsid(int(path.parts[2])) in sessions:
+                mine = path.read_text().split()
+                run, waited = run + int(mine[0]), waited + int(mine[1])
+    return run / 1e9, waited / 1e9
 
 
 async def ttft_s(url: str, tokens: int) -> float:
@@ -206,6 +218,20 @@ class Idle:
 # --- runs -------------------------------------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True)
+class Run:
+    """One run of a layout."""
+
+    asks: list[Ask]
+    heard: list[Heard]
+    waited: float
+    """Share of the time in which the threads of its servers could have run that they waited for a core."""
+
+    def means(self) -> dict[str, float]:
+        """Return what clients heard."""
+        return means([one.ttft_s for one in self.heard], [one.tpot_s for one in self.heard])
+
+
 class Stand:
     """All layouts; the servers of one run at a time."""
 
@@ -266,10 +292,14 @@ class Stand:
         async with self._running(name) as url:
             return await load.saturate(url, seconds, AT_ONCE, seed=NAMES.index(name))
 
-    async def offered(self, name: str, asks: list[Ask], seed: int) -> list[Heard]:
-        """Return what clients of a layout heard."""
+    async def offered(self, name: str, asks: list[Ask], seed: int) -> Run:
+        """Return what clients of a layout heard, and how long its servers waited for a core."""
         async with self._running(name) as url:
-            return await load.offer(url, asks, PATIENCE, seed)
+            before = cpu_s(self._sides[name].pair)
+            heard = await load.offer(url, asks, PATIENCE, seed)
+            after = cpu_s(self._sides[name].pair)
+        run_s, waited_s = (now - then for now, then in zip(after, before, strict=True))
+        return Run(asks, heard, waited_s / (run_s + waited_s))
 
     def stop(self) -> None:
         """End all of it."""
@@ -309,13 +339,12 @@ async def compare(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
         capacities = {name: round(await stand.capacity(name, args.seconds), 3) for name in args.layouts}
         say(f"capacities: {capacities}")
         runs = await rounds(args, stand, capacities)
+        cells = [{"layout": name, "share": share, "runs": [*map(asdict, all_)]} for (name, share), all_ in runs.items()]
+        (folder / "runs.json").write_text(json.dumps(cells))
         rows = [row(name, share, cells, stand.configs[name]) for (name, share), cells in runs.items()]
     finally:
         stand.stop()
     return {"sglang": tree.name, "idle": idle, "capacity": capacities, "bars": BARS, "rows": rows}
-
-
-Run = tuple[list[Ask], list[Heard]]
 
 
 async def rounds(
@@ -328,24 +357,24 @@ async def rounds(
         for share in args.shares:
             for name, capacity in capacities.items():
                 asks = load.poisson(share * capacity, args.seconds, args.seed + number)
-                heard = await stand.offered(name, asks, next(fresh))
-                runs.setdefault((name, share), []).append((asks, heard))
-                say(f"{name} at {share}: {means([one.ttft_s for one in heard], [one.tpot_s for one in heard])}")
+                runs.setdefault((name, share), []).append(await stand.offered(name, asks, next(fresh)))
+                say(f"{name} at {share}: {runs[name, share][-1].means()}")
     return runs
 
 
 def row(name: str, share: float, runs: list[Run], config: Path) -> dict[str, Any]:
     """Return the medians over rounds of the means of a run, measured and predicted, and by how much they differ."""
-    live = [means([one.ttft_s for one in heard], [one.tpot_s for one in heard]) for _, heard in runs]
-    simulated = [predicted(config, asks) for asks, _ in runs]
+    live, simulated = [run.means() for run in runs], [predicted(config, run.asks) for run in runs]
     found: dict[str, Any] = {"layout": name, "share": share, "requests": sum(one["requests"] for one in live)}
-    found["failed"] = sum(len(asks) for asks, _ in runs) - found["requests"]
+    found["failed"] = sum(len(run.asks) for run in runs) - found["requests"]
+    found["waited"] = round(statistics.median(run.waited for run in runs), 4)
     for what in BARS:
         both = [(one[f"{what}_ms"], two[f"{what}_ms"]) for one, two in zip(live, simulated, strict=True)]
         found[what] = {
             "live_ms": statistics.median(one for one, _ in both),
             "simulated_ms": statistics.median(two for _, two in both),
             "off": round(statistics.median(two / one - 1 for one, two in both), 4),
+            "off_rounds": [round(two / one - 1, 4) for one, two in both],
         }
     say(json.dumps(found))
     return found
@@ -359,7 +388,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=25, help="of traffic, for each layout at each rate in a round")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--logs", type=Path, help="keep the logs in this folder")
+    parser.add_argument("--logs", type=Path, help="keep logs, profiles and every request in this folder")
     parser.add_argument("--result", help="write results/RESULT.json")
     args = parser.parse_args()
     before = os.getloadavg()[0]

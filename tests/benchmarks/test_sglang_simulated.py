@@ -61,7 +61,8 @@ def test_a_row_says_by_how_much_the_prediction_is_off(tmp_path: Path) -> None:
     asks = [Ask(0.0, 256, 8), Ask(1.0, 256, 8)]
     said = sglang_simulated.predicted(config, asks)
     heard = [sglang_simulated.Heard(ask, 2 * said["ttft_ms"] / 1e3, said["tpot_ms"] / 1e3) for ask in asks]
-    row = sglang_simulated.row("unified", 0.3, [(asks, [*heard[:1], sglang_simulated.Heard(asks[1])])], config)
-    assert (row["requests"], row["failed"]) == (1, 1)
+    run = sglang_simulated.Run(asks, [heard[0], sglang_simulated.Heard(asks[1])], waited=0.1)
+    row = sglang_simulated.row("unified", 0.3, [run], config)
+    assert (row["requests"], row["failed"], row["waited"]) == (1, 1, 0.1)
     assert row["ttft"]["off"] == pytest.approx(-0.5, abs=0.01)
     assert row["tpot"]["off"] == pytest.approx(0, abs=0.01)
