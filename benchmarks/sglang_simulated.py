@@ -35,7 +35,6 @@ import tempfile
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import asdict, dataclass
-from glob import glob
 from pathlib import Path
 from typing import Any
 
@@ -118,7 +117,7 @@ def started(place: Place, layout: Layout) -> list[Server]:
 def cpu_s(pair: Sequence[Server]) -> tuple[float, float]:
     """Return the seconds that the threads of servers have run, and that they waited for a core although they could."""
     sessions, run, waited = {server.process.pid for server in pair}, 0, 0
-    for path in map(Path, glob("/proc/[0-9]*/task/*/schedstat")):
+    for path in Path("/proc").glob("[0-9]*/task/*/schedstat"):
         with suppress(OSError):  # it has ended meanwhile
             if os.getsid(int(path.parts[2])) in sessions:
                 mine = path.read_text().split()
