@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import aiohttp
+import numpy as np
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from pdplugins.errors import PdpluginsError
@@ -77,8 +78,8 @@ class Endpoint:
         self._seed = seed
         self._index = itertools.count()
 
-    async def stream(self, isl_tokens: int, osl_tokens: int) -> tuple[float, client.Answer]:
-        """Run one request to its end. Return when it was sent, and the answer."""
+    async def stream(self, isl_tokens: int, osl_tokens: int) -> tuple[float, list[float]]:
+        """Run one request to its end. Return when it was sent, and when each token came."""
         request = TraceRequest(arrival_s=0.0, isl_tokens=isl_tokens, osl_tokens=osl_tokens)
         data = client.body(client.prompt(request, next(self._index), self._seed), osl_tokens, self._model)
         answer, sent_s = client.Answer(), time.perf_counter()
@@ -92,9 +93,22 @@ class Endpoint:
                     answer.feed(piece, time.perf_counter())
         except (aiohttp.ClientError, TimeoutError) as error:
             raise EndpointError(f"{self._url}: {error or 'no answer'}; is the endpoint up?") from None
-        if answer.error or len(answer.token_times_s) < min(osl_tokens, 2):
+        if answer.error or not answer.token_times_s:
             raise EndpointError(f"{self._url}: {answer.error or 'the stream ended without tokens'}")
-        return sent_s, answer
+        return sent_s, _each_token(answer.token_times_s, osl_tokens)
+
+
+def _each_token(times_s: list[float], tokens: int) -> list[float]:
+    """Return when each of `tokens` tokens came, from the times of the events that brought them.
+
+    An engine that is faster than its HTTP server sends several tokens in one event (SGLang). The event does not say how
+    many, so they are spread evenly.
+    """
+    if len(times_s) >= tokens:
+        return times_s
+    events = np.arange(len(times_s))
+    spread: list[float] = np.interp(np.linspace(0, events[-1], tokens), events, times_s).tolist()
+    return spread
 
 
 async def measure(url: str, model: str, grid: Grid, repeats: int, seed: int) -> Measured:
@@ -140,8 +154,8 @@ async def _ttft(endpoint: Endpoint, tokens: int, repeats: int) -> float:
     """Return the median TTFT of prompts of `tokens` tokens, one at a time."""
     found = []
     for _ in range(repeats):
-        sent_s, answer = await endpoint.stream(tokens, 2)
-        found.append(answer.token_times_s[0] - sent_s)
+        sent_s, times_s = await endpoint.stream(tokens, 2)
+        found.append(times_s[0] - sent_s)
     return statistics.median(found)
 
 
@@ -153,7 +167,7 @@ async def _decode(endpoint: Endpoint, batch: int, context: int, prefill: Curve) 
         isl = max(context - spread_tokens // 2 - SETTLE_TOKENS - WINDOW_TOKENS // 2, 1)
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(endpoint.stream(isl, osl)) for _ in range(batch)]
-        times = [task.result()[1].token_times_s for task in tasks]
+        times = [task.result()[1] for task in tasks]
         cell = _window(times, isl)
         if cell is not None:
             return cell

@@ -30,8 +30,8 @@ from pdplugins.errors import PdpluginsError
 from pdplugins.workloads import jsonl, traces, transform
 from pdplugins.workloads.trace import TraceRequest
 
-_TOKEN_IDS = (300, 2300)
-"""Range of the ids in a prompt. They are plain tokens in every vocabulary, including the launcher's tiny one."""
+_TOKEN_IDS = (300, 500)
+"""Range of the ids in a prompt. They are plain tokens in every vocabulary, however small."""
 _SILENCE_S = 600.0
 """A stream without data for this long has failed."""
 _EVENT_END = b"\n\n"

@@ -67,6 +67,37 @@ def test_a_server_of_known_times_is_measured_as_it_is() -> None:
         assert true_ms - 1 < ms < 3 * true_ms + 50  # a busy machine is late, never early
 
 
+def test_tokens_that_share_an_event_are_counted_each() -> None:
+    """SGLang sends what it has when its HTTP server comes round to it: at times all tokens of a short answer."""
+    step_s = 0.02
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        tokens = (await request.json())["max_tokens"]
+        response = web.StreamResponse()
+        await response.prepare(request)
+        for sent in range(0, tokens, 2):
+            await asyncio.sleep(2 * step_s)
+            text = "x" * min(2, tokens - sent)
+            await response.write(f'data: {{"choices":[{{"text":"{text}"}}]}}\n\n'.encode())
+        await response.write(b"data: [DONE]\n\n")
+        return response
+
+    found = run(answer, Grid((1, 10), (1, 2), (100, 200)))
+    for ms in (ms for row in found.decode["raw_ms"] for ms in row):
+        assert 1e3 * step_s - 1 < ms < 1.5 * 1e3 * step_s
+
+
+def test_a_stream_without_tokens_is_one_line() -> None:
+    async def answer(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse()
+        await response.prepare(request)
+        await response.write(b"data: [DONE]\n\n")
+        return response
+
+    with pytest.raises(EndpointError, match="the stream ended without tokens"):
+        run(answer, Grid((10, 20), (1, 2), (10, 20)))
+
+
 def test_a_server_that_refuses_is_one_line() -> None:
     async def refuse(_: web.Request) -> web.StreamResponse:
         return web.json_response({"error": "no such model"}, status=404)

@@ -45,6 +45,11 @@ def ending(count: int) -> bytes:
 STREAM = token("a") + token('"finish_reason":"x') + token("\n\ndata: [DONE]") + ending(3)
 
 
+def test_prompts_are_of_tokens_that_a_small_vocabulary_has() -> None:
+    """An engine refuses an id beyond its vocabulary, or ends. The model of our own tests has 512 tokens."""
+    assert max(prompt(TraceRequest(0.0, 5000, 1), 0, 0)) < 512
+
+
 @given(st.lists(st.integers(0, len(STREAM)), max_size=12))
 def test_tokens_are_counted_however_the_stream_is_cut(cuts: list[int]) -> None:
     """TCP cuts where it likes, and a token may look like the protocol."""

@@ -1,0 +1,68 @@
+"""What the simulator is told of real SGLang servers gives back what was measured of them while they were idle."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import sglang_simulated
+import yaml
+from sglang_simulated import ENDS, LAYOUTS, PROMPTS, Idle
+
+from benchmarks.rig.load import Ask
+
+TTFT_MS = (21.4, 32.4, 44.4, 66.6, 130.6, 292.8, 471.8)
+"""Of `PROMPTS`, from one server."""
+STEPS_MS = [[6.3, 7.3, 8.2], [7.0, 8.2, 9.5], [8.6, 10.8, 13.0], [11.2, 14.1, 17.2], [13.9, 21.5, 33.2]]
+GATEWAY_S = 0.002
+TRANSFER_S = (0.008, 5e-5)
+
+
+def idle() -> Idle:
+    head = {
+        "schema": 1, "gpu": "CPU", "model": "random Llama", "kind": "measured",
+        "provenance": {"source": "a test", "command": "none"},
+        "bandwidth": {"bytes_per_s": 1e10, "utilisation": 1.0, "source": "assumed"},
+        "scale": {"prefill": 1.0, "decode": 1.0, "source": "a test"},
+        "prefill": {"1": {"tokens": list(PROMPTS), "raw_ms": list(TTFT_MS)}},
+        "decode": {
+            "1": {
+                "batch": list(sglang_simulated.BATCHES), "context_tokens": list(sglang_simulated.CONTEXTS),
+                "raw_ms": STEPS_MS,
+            }
+        },
+    }  # fmt: skip
+    unified = [TTFT_MS[PROMPTS.index(tokens)] / 1e3 + GATEWAY_S for tokens in ENDS]
+    return Idle(
+        head, unified, [s + TRANSFER_S[0] + tokens * TRANSFER_S[1] for s, tokens in zip(unified, ENDS, strict=True)]
+    )
+
+
+@pytest.mark.parametrize("tokens", PROMPTS)
+@pytest.mark.parametrize("layout", LAYOUTS[:2], ids=lambda layout: layout.name)
+def test_a_lone_request_takes_what_was_measured(layout: sglang_simulated.Layout, tokens: int, tmp_path: Path) -> None:
+    """Of prompts of any number of chunks: what each chunk takes at least is not counted twice."""
+    found, profile, config = idle(), tmp_path / "engine.json", tmp_path / "config.yaml"
+    profile.write_text(json.dumps(found.profile()))
+    config.write_text(yaml.safe_dump(layout.config(profile, found.outside_s)))
+    said = sglang_simulated.predicted(config, [Ask(0.0, tokens, 8)])
+    wanted_ms = TTFT_MS[PROMPTS.index(tokens)] + 1e3 * GATEWAY_S
+    if layout.name == "PD":
+        wanted_ms += 1e3 * (TRANSFER_S[0] + tokens * TRANSFER_S[1])
+    assert said["ttft_ms"] == pytest.approx(wanted_ms, rel=0.03)
+    assert STEPS_MS[0][0] - 0.2 < said["tpot_ms"] < 10.5
+
+
+def test_a_row_says_by_how_much_the_prediction_is_off(tmp_path: Path) -> None:
+    found, profile, config = idle(), tmp_path / "engine.json", tmp_path / "config.yaml"
+    profile.write_text(json.dumps(found.profile()))
+    config.write_text(yaml.safe_dump(LAYOUTS[0].config(profile, found.outside_s)))
+    asks = [Ask(0.0, 256, 8), Ask(1.0, 256, 8)]
+    said = sglang_simulated.predicted(config, asks)
+    heard = [sglang_simulated.Heard(ask, 2 * said["ttft_ms"] / 1e3, said["tpot_ms"] / 1e3) for ask in asks]
+    run = sglang_simulated.Run(asks, [heard[0], sglang_simulated.Heard(asks[1])], waited=0.1)
+    row = sglang_simulated.row("unified", 0.3, [run], config)
+    assert (row["requests"], row["failed"], row["waited"]) == (1, 1, 0.1)
+    assert row["ttft"]["off"] == pytest.approx(-0.5, abs=0.01)
+    assert row["tpot"]["off"] == pytest.approx(0, abs=0.01)
