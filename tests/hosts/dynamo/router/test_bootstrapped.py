@@ -168,13 +168,15 @@ def test_the_beginning_of_an_answer_has_no_end_and_the_rest_counts_it() -> None:
         begun = Transport({"token_ids": [1, 2], "finish_reason": "length", "completion_usage": usage})
         rest = Transport({"token_ids": [3], "finish_reason": "length", "completion_usage": usage})
         stand = Stand(begun, rest)
+        heard = aiter(stand.answers)
         async with stand.legs.local(stand.first, stand.work) as answer:
             assert not await stand.relay.run(answer, head=True)
+        first = await anext(heard)  # before the rest comes, which would be joined to it
         stand.relay.fold()
         async with stand.legs.local(stand.second, stand.work) as answer:
             assert await stand.relay.run(answer)
         stand.answers.end(None)
-        return [chunk async for chunk in stand.answers]
+        return [first, *[chunk async for chunk in heard]]
 
     first, last = asyncio.run(run())
     assert first == {"token_ids": [1, 2]}
