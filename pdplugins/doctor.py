@@ -21,7 +21,8 @@ from pdplugins.errors import PdpluginsError
 from pdplugins.hosts.seams import Check, examine_host
 from pdplugins.hosts.sglang.checks import features
 from pdplugins.resources import data_dir
-from pdplugins.runtime.assembly import build_deployment, build_planner
+from pdplugins.runtime.assembly import build_deployment
+from pdplugins.runtime.policies import build_policies
 from pdplugins.sim import kernel
 
 
@@ -79,11 +80,13 @@ def _python() -> Check:
 
 
 def _config(name: str) -> Check:
-    """The config, its profile and its planner."""
+    """The config, its profile and the policies that it picks."""
     try:
         config = load(find(name))
         deployment = build_deployment(config)
-        build_planner(config, deployment)
+        picked = build_policies(config, deployment)
+        for build in (picked.planner, picked.router, picked.flow, picked.batch_scheduler, picked.power):
+            build()
     except PdpluginsError as error:
         return Check(f"config {name}", "fail", str(error), "correct the file, or name a shipped config")
     tp = f"prefill TP {deployment.prefill_tp}, decode TP {deployment.decode_tp}"

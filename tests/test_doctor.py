@@ -157,6 +157,19 @@ def test_a_bad_config_or_profile_fails_and_a_taken_port_warns(
     assert f"warn  port {port}: Address already in use; fix: choose another with --port" in output
 
 
+@pytest.mark.parametrize(
+    ("picked", "state"),
+    [("sglang: {dual_role: true}", "ok"), ("router: arrow", "ok"), ("router: {name: arrow, ttft_share: -1}", "fail")],
+)
+def test_a_config_needs_no_planner_but_what_it_picks_must_be_right(tmp_path: Path, picked: str, state: str) -> None:
+    """A gateway and SGLang servers have none."""
+    config = tmp_path / "c.yaml"
+    config.write_text(picked)
+    _, output = run("--config", str(config), "--json")
+    found = {check["name"]: check["state"] for check in json.loads(output)}
+    assert found[f"config {config}"] == state
+
+
 @pytest.mark.parametrize(("strict", "does"), [(True, "will not start"), (False, "serves stock")])
 def test_a_feature_of_sglang_that_would_be_refused_is_told(tmp_path: Path, strict: bool, does: str) -> None:
     config = tmp_path / "dual.yaml"
