@@ -9,9 +9,10 @@ chats, up to 64 MiB as it comes, which takes hours to fill at this rate and look
 
 * No request is lost. One that was on the killed worker and is served by another one counts as served; one that fails
   within `AT_A_KILL_S` of a kill is counted apart.
-* After the warm-up (a quarter of the time), launcher, router and frontend do not grow: neither in memory, over all
-  samples, nor, without requests in flight, in open files, threads and asyncio tasks, over the quiet moments: both by
-  the low end of the slope's 95 % confidence interval (Theil and Sen), so that what swings with the pools is no growth.
+* After the warm-up (a quarter of the time; half of five minutes), launcher, router and frontend do not grow: neither in
+  memory, over all samples, nor, without requests in flight, in open files, threads and asyncio tasks, over the quiet
+  moments: both by the low end of the slope's 95 % confidence interval (Theil and Sen), so that what swings with the
+  pools is no growth.
 """
 
 from __future__ import annotations
@@ -60,7 +61,9 @@ DEADLINE_S, COMES_BACK = 60.0, 20
 AT_A_KILL_S = 10.0
 LAST_WORDS = 20_000
 """Characters of the router's log that are shown where a request has failed."""
-SAMPLE_S, WARM = 2.0, 0.25
+SAMPLE_S = 2.0
+WARM, WARM_S = 0.25, 150.0
+"""Share of the run that is warm-up; in a short one so many seconds, but at most half of it."""
 GROWTH_MIB_PER_H, GROWTH_MIB = 32.0, 12.0
 """Memory grows where the low end of the slope's interval is above the first, and all that came above the second."""
 SPARE = {"files": 8, "threads": 4, "tasks": 8}
@@ -372,9 +375,15 @@ def spread(values: list[float]) -> dict[str, float]:
     return {"median": statistics.median(values), "longest": max(values)} if values else {}
 
 
+def warm(seconds: float) -> float:
+    """Return the share of a run of so many seconds that is warm-up."""
+    return max(WARM, min(WARM_S / seconds, 0.5))
+
+
 def memory(rows: list[dict[str, Any]], name: str, seconds: float) -> dict[str, Any]:
     """Return the slope of a process' memory after the warm-up, with its interval."""
-    mine = [(row["at_s"], row["rss_mib"]) for row in rows if row["process"] == name and row["at_s"] >= WARM * seconds]
+    begin_s = warm(seconds) * seconds
+    mine = [(row["at_s"], row["rss_mib"]) for row in rows if row["process"] == name and row["at_s"] >= begin_s]
     times, sizes = zip(*mine, strict=True)
     slope, _, low, high = (3600 * float(one) for one in theilslopes(sizes, times))
     whole = slope / 3600 * (times[-1] - times[0])
