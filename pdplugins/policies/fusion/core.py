@@ -79,13 +79,12 @@ class Core:
         """Learn from the loads of workers that only decode how long their steps take."""
         elapsed_s, self._looked_s = now_s - self._looked_s, now_s
         for worker in workers:
-            load = worker.load
-            tbt_s = load.recent_tbt_s
-            if tbt_s and tbt_s > 0 and load.prefill_tokens == 0 and not load.queued_tokens:
-                decodes, context = decodes_of(worker)
-                if decodes:
-                    modelled_s = self.costs.decode_s(decodes, context / decodes)
-                    self.drift.measured(worker.id, modelled_s, tbt_s, max(elapsed_s / tbt_s, 1.0))
+            load, (decodes, context) = worker.load, decodes_of(worker)
+            if load.prefill_tokens != 0 or load.queued_tokens:
+                self.drift.mixes(worker.id, now_s)
+            elif self.drift.only_decodes(worker.id, now_s) and decodes and (tbt_s := load.recent_tbt_s or 0.0) > 0:
+                modelled_s = self.costs.decode_s(decodes, context / decodes)
+                self.drift.measured(worker.id, modelled_s, tbt_s, max(elapsed_s / tbt_s, 1.0))
 
     def own_tpot_s(self, worker: WorkerView, decodes: int, context: int) -> float | None:
         """Return the tightest TPOT of a worker's `decodes` requests of `context` in all; None for the deployment's."""

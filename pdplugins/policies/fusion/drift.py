@@ -26,6 +26,8 @@ BOUND = 4.0
 LEAST = 1 / GRAIN
 MOST_KNOWN = 4096
 """Requests whose place is remembered; a host that tells of no end must not fill the memory."""
+WINDOW_S = 10.0
+"""Hosts may report means of so long: only of a worker without prompts for that long are they those of decodes."""
 LEAST_LOOK = 32
 """Steps of all workers between two looks at what is typical; in a large pool as many as there are workers."""
 
@@ -59,6 +61,10 @@ class Drift:
         self._workers: dict[str, Timed] = {}
         self._places: dict[str, str] = {}
         """The worker of each request."""
+        self._mixed_s: dict[str, float] = {}
+        """When each worker had prompts last, or was seen first."""
+        self._here = False
+        """Whether engines are in this process: their loads are then those of the step in progress."""
         self._next = LEAST_LOOK
 
     def of(self, worker: str) -> float:
@@ -90,9 +96,19 @@ class Drift:
 
     def whose(self, requests: Iterable[str]) -> str | None:
         """Return the worker whose engine prefills these requests; None where this process has not placed them."""
-        return next((self._places[name] for name in requests if name in self._places), None)
+        worker = next((self._places[name] for name in requests if name in self._places), None)
+        self._here |= worker is not None
+        return worker
+
+    def mixes(self, worker: str, now_s: float) -> None:
+        """Note that a worker has prompts."""
+        self._mixed_s[worker] = now_s
+
+    def only_decodes(self, worker: str, now_s: float) -> bool:
+        """Return whether what a worker without prompts reports is the time of steps that only decode."""
+        return now_s - self._mixed_s.setdefault(worker, now_s) >= (0.0 if self._here else WINDOW_S)
 
     def keep(self, workers: Set[str]) -> None:
         """Forget all other workers."""
-        if not self._workers.keys() <= workers:
-            self._workers = {name: timed for name, timed in self._workers.items() if name in workers}
+        self._workers = {name: timed for name, timed in self._workers.items() if name in workers}
+        self._mixed_s = {name: now_s for name, now_s in self._mixed_s.items() if name in workers}

@@ -81,6 +81,7 @@ class FusionRouter:
         placement = self._soonest(request, workers)
         if placement.second is not None:
             self._core.residents.placed(request, placement.second)
+        self._core.drift.mixes(placement.first, now_s)
         if placement.second in (None, placement.first):
             self._core.drift.placed(request.id, placement.first)
         return placement

@@ -111,8 +111,10 @@ def test_one_too_slow_to_decode_within_the_slo_prefills_only(core: Cores) -> Non
 
 
 def test_the_time_between_tokens_of_a_worker_that_only_decodes_is_measured(core: Cores) -> None:
-    """Its engine's steps are told to nobody, or in another process."""
-    shared = core()
+    """Its engine's steps are told to nobody, or in another process. Other hosts report means of some seconds."""
+    shared, far = core(), core()
+    shared.drift.placed("r", "d0")
+    shared.drift.whose(["r"])
     alone_s = shared.costs.decode_s(20, 1000.0)
     loads = {"decode_requests": 20.0, "decode_tokens": 20_000.0}
     workers = (
@@ -122,10 +124,16 @@ def test_the_time_between_tokens_of_a_worker_that_only_decodes_is_measured(core:
         worker("d3"),
     )
     for now_s in range(1, 10):
-        shared.look(workers, float(now_s))
+        for each in (shared, far):
+            each.look(workers, float(now_s))
     assert shared.drift.of("d0") > 1.8
-    assert "d1" not in shared.drift._workers
-    assert "d2" not in shared.drift._workers
+    assert {shared.drift.of(name) for name in ("d1", "d2")} == {shared.drift.typical}
+    assert far.drift.of("d0") == 1.0
+    for now_s in range(10, 20):
+        far.look(workers, float(now_s))
+    assert far.drift.of("d0") > 1.8
+    far.drift.mixes("d0", 20.0)
+    assert not far.drift.only_decodes("d0", 21.0)
 
 
 def test_places_to_decode_are_those_of_the_real_steps(core: Cores) -> None:
