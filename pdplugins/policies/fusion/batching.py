@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from pdplugins.contracts.batching import BatchPlan, BatchView, QueuedPrefill
 from pdplugins.policies.dynaserve.batching import DynaServeBatchScheduler, Step, done_tokens
 from pdplugins.policies.dynaserve.config import DynaServeBatchSettings
@@ -20,16 +22,15 @@ class FusionBatchScheduler:
 
     def __init__(self, core: Core) -> None:
         settings, deployment = core.settings, core.deployment
-        self._steps = DynaServeBatchScheduler(
-            DynaServeBatchSettings(
-                headroom=1 - settings.tpot_share, step_tokens=settings.step_tokens,
-                prefill_only_tokens=core.costs.chunk, learning_rate=settings.learning_rate,
-            ),
-            deployment,
-        )  # fmt: skip
-        self.fallback = self._steps
+        self._core = core
+        self._sizes: dict[float, DynaServeBatchScheduler] = {}
+        """What sizes steps, by how many times as long as the profile says they take."""
+        self.fallback = self._sized(1.0)
         """Composes steps when this raises: as large as the TPOT SLO allows, first come, first served."""
         self._costs = core.costs
+        self._drift = core.drift
+        self._worker = ""
+        """Whose engine this is, once that is known."""
         self._ttft_share = settings.ttft_share
         self._ttft_s = deployment.slo.ttft_s * settings.ttft_share
         turn_s = TURN_TOKENS / core.costs.alone
@@ -37,17 +38,37 @@ class FusionBatchScheduler:
 
     def next_batch(self, view: BatchView, now_s: float) -> BatchPlan:
         """Compose the next step."""
+        slow = self._drift.of(self._worker)
+        steps, view = self._sized(slow), scaled(view, slow)
         if len(view.queue) < 2:
-            return self._steps.next_batch(view, now_s)
-        step, budget = self._steps.begin(view)
+            return steps.next_batch(view, now_s)
+        step, budget = steps.begin(view)
         order = self._ordered(view, budget, self._speed(step, budget), now_s)
-        plan = self._steps.fill(step, order, budget)
+        plan = steps.fill(step, order, budget)
         return BatchPlan(plan.prefill_tokens, reason=f"{self._queue.late} of {len(view.queue)} are late")
 
     def on_step(self, view: BatchView, plan: BatchPlan, took_s: float) -> None:
         """Learn from a step."""
-        modelled_s = self._steps.learn(view, plan, took_s)
-        self._costs.measured(modelled_s, took_s, decodes=view.decode_requests > 0)
+        self._worker = self._drift.whose(plan.prefill_tokens) or self._worker
+        slow = self._drift.of(self._worker)
+        modelled_s = self._sized(slow).learn(view, plan, took_s / slow)
+        self._costs.measured(modelled_s * slow, took_s, decodes=view.decode_requests > 0)
+        if self._worker:
+            self._drift.measured(self._worker, modelled_s, took_s)
+
+    def _sized(self, slow: float) -> DynaServeBatchScheduler:
+        """Return what sizes steps that take `slow` times as long: by the profile's times, within a tighter SLO."""
+        if (steps := self._sizes.get(slow)) is None:
+            settings, deployment = self._core.settings, self._core.deployment
+            steps = self._sizes[slow] = DynaServeBatchScheduler(
+                DynaServeBatchSettings(
+                    headroom=1 - settings.tpot_share, step_tokens=settings.step_tokens,
+                    prefill_only_tokens=self._core.costs.chunk, learning_rate=settings.learning_rate,
+                    tbt_slo_s=deployment.slo.tpot_s / slow,
+                ),
+                deployment,
+            )  # fmt: skip
+        return steps
 
     def _ordered(self, view: BatchView, budget: int, speed: float, now_s: float) -> list[QueuedPrefill]:
         """Return whose turn it is in a step of `budget` tokens."""
@@ -71,6 +92,7 @@ class FusionBatchScheduler:
     def _job(self, prefill: QueuedPrefill) -> Job:
         request, done, left = prefill.request, done_tokens(prefill), prefill.remaining_tokens
         cost_s = self._costs.prefill_s(done + left, done) if done else self._costs.whole_s(max(left, 0))
+        cost_s *= self._drift.of(self._worker)
         terms, since_s = request.terms, request.arrival_s
         if terms is None:
             return Job(since_s + self._ttft_s, since_s, request.id, cost_s)
@@ -80,3 +102,10 @@ class FusionBatchScheduler:
     def _speed(self, step: Step, budget: int) -> float:
         """Return the share of an idle worker's prefill that a step of `budget` tokens leaves beside its decodes."""
         return min(max(budget, 1) / step.slo_s / self._costs.alone, 1.0) if step.dnum else 1.0
+
+
+def scaled(view: BatchView, slow: float) -> BatchView:
+    """Return the view of an engine whose steps take `slow` times as long, in times of the profile."""
+    if slow == 1 or not view.decode_tpots_s:
+        return view
+    return replace(view, decode_tpots_s=tuple(tpot_s / slow for tpot_s in view.decode_tpots_s))

@@ -13,6 +13,7 @@ from pdplugins.contracts.workers import Role, WorkerView
 from pdplugins.policies.fusion.composition import Frontier, Lengths, frontier
 from pdplugins.policies.fusion.config import FusionSettings
 from pdplugins.policies.fusion.costs import Costs, decodes_of
+from pdplugins.policies.fusion.drift import BAND, Drift
 from pdplugins.policies.fusion.feedback import Feedback
 from pdplugins.policies.fusion.lengths import MeanLengths
 from pdplugins.policies.fusion.residents import Residents
@@ -21,6 +22,7 @@ from pdplugins.policies.rapid.controller import Caps
 
 CONTEXT_CELL = 64
 """Decode places are counted anew when the mean context changes by so many tokens."""
+NEVER = (-1, 0.0)
 
 
 class Core:
@@ -33,6 +35,7 @@ class Core:
         self.lengths = MeanLengths(settings.prior_tokens)
         self.feedback = Feedback(deployment.slo)
         self.residents = Residents()
+        self.drift = Drift()
         self.capacity = 0.0
         """Requests a second that the pool serves at most, by the programme; 0 before its first solution."""
         self.wanted: int | None = None
@@ -42,30 +45,46 @@ class Core:
         self.caps: Caps | None = None
         """Power caps of the last solution; None without a budget of watts."""
         self._next_s = -math.inf
+        self._prior = self.lengths.prior
+        self._looked_s = 0.0
         self._counted: Sequence[WorkerView] | None = None
         self._caches: Mapping[int, int] = {}
         """Number of decode workers by the size of their KV cache."""
-        self._cell = -1
+        self._cell = NEVER
         self._places = 0
 
-    def compose(self, workers: int, present: int, kv_capacity_tokens: int, now_s: float) -> int | None:
+    def compose(self, workers: int, present: int, kv_capacity_tokens: int, now_s: float, least: int = 0) -> int | None:
         """Return how many workers should prefill only, when it is time to solve the programme anew; else None.
 
         :param workers: number of all workers.
         :param present: number of those that prefill only now.
         :param kv_capacity_tokens: KV cache of the smallest worker.
+        :param least: number of those that are too slow to decode.
         """
         settings = self.settings
         if not settings.composition or settings.scale or self.lengths.isl is None or workers < 2:
             return None
-        if now_s < self._next_s:
+        if now_s < self._next_s and self.lengths.prior == self._prior:
             return None
+        self._prior = self.lengths.prior
         does = self._programme(self.lengths.isl, max(self.lengths.osl, 1.0), kv_capacity_tokens)
-        self.wanted = self._corrected(does, self._choose(does, workers, present), workers)
+        wanted = self._corrected(does, self._choose(does, workers, present), workers)
+        self.wanted = max(wanted, min(least, workers - 1))
         if isinstance(does, Powered):
             self.caps = does.at(self.wanted, workers - self.wanted)[1]
         self._next_s = now_s + max(settings.interval_s, 0.0 if self.wanted == present else settings.dwell_s)
         return self.wanted
+
+    def look(self, workers: Sequence[WorkerView], now_s: float) -> None:
+        """Learn from the loads of workers that only decode how long their steps take."""
+        elapsed_s, self._looked_s = now_s - self._looked_s, now_s
+        for worker in workers:
+            load, (decodes, context) = worker.load, decodes_of(worker)
+            if load.prefill_tokens != 0 or load.queued_tokens:
+                self.drift.mixes(worker.id, now_s)
+            elif self.drift.only_decodes(worker.id, now_s) and decodes and (tbt_s := load.recent_tbt_s or 0.0) > 0:
+                modelled_s = self.costs.decode_s(decodes, context / decodes)
+                self.drift.measured(worker.id, modelled_s, tbt_s, max(elapsed_s / tbt_s, 1.0))
 
     def own_tpot_s(self, worker: WorkerView, decodes: int, context: int) -> float | None:
         """Return the tightest TPOT of a worker's `decodes` requests of `context` in all; None for the deployment's."""
@@ -75,11 +94,31 @@ class Core:
     def beside(self, worker: WorkerView) -> float:
         """Return the prompt tokens a second that a worker prefills beside what it decodes."""
         decodes, context = decodes_of(worker)
-        return self.costs.beside(decodes, context, self.own_tpot_s(worker, decodes, context))
+        own_s = self.own_tpot_s(worker, decodes, context)
+        return self.costs.beside(decodes, context, own_s, self.drift.of(worker.id))
+
+    @property
+    def alone(self) -> float:
+        """Prompt tokens a second of a typical worker that only prefills."""
+        return self.costs.alone / self.drift.typical
+
+    def fits(self, worker: WorkerView, decodes: int, context: int) -> bool:
+        """Return whether one more decode keeps the TPOT SLO on a worker; of one as fast as others it is not asked."""
+        slow = self.drift.of(worker.id)
+        if slow <= self.drift.typical * (1 + BAND):
+            return True
+        mean = context / decodes if decodes else self.context
+        return slow * self.costs.decode_s(decodes + 1, mean) <= self.costs.step_s
+
+    @property
+    def context(self) -> float:
+        """Mean context of a request that decodes, in tokens."""
+        return max(self.lengths.history + (self.lengths.isl or 0.0) + self.lengths.osl / 2, 1.0)
 
     def ended(self, request: Request, outcome: Outcome) -> None:
         """Learn length and latencies of an answer. A second call for the same request changes nothing."""
         self.residents.left(request.id)
+        self.drift.left(request.id)
         if self.lengths.knows(request):
             self.feedback.heard(request, outcome)
         finished = outcome.ending is Ending.FINISHED
@@ -91,10 +130,10 @@ class Core:
         if budget_w is None or table is None:
             return self.frontier(isl, osl, kv_capacity_tokens, history=self.lengths.history)
         kv_tokens, most = self.settings.kv_share * kv_capacity_tokens, self.deployment.max_batch
-        lengths = Lengths(isl, osl, self.lengths.history)
+        lengths, typical = Lengths(isl, osl, self.lengths.history), self.drift.typical
 
         def under(prefill: float, decode: float) -> Frontier:
-            return frontier(self.costs, lengths, kv_tokens, most, slow=(prefill, decode))
+            return frontier(self.costs, lengths, kv_tokens, most, slow=(prefill * typical, decode * typical))
 
         return powered(table, under, self.deployment.decode_tp, budget_w)
 
@@ -103,17 +142,18 @@ class Core:
     ) -> Frontier:
         """Return what workers can do for requests of these mean lengths."""
         kv_tokens, most = self.settings.kv_share * kv_capacity_tokens, self.deployment.max_batch
-        return frontier(self.costs, Lengths(isl, osl, history), kv_tokens, most, mixes=mixes)
+        slow = self.drift.typical, self.drift.typical
+        return frontier(self.costs, Lengths(isl, osl, history), kv_tokens, most, mixes=mixes, slow=slow)
 
     def decode_places(self, workers: Sequence[WorkerView]) -> int:
         """Return how many requests the workers that decode can have within the TPOT SLO and their KV cache."""
         if workers is not self._counted:
-            self._counted, self._cell = workers, -1
+            self._counted, self._cell = workers, NEVER
             self._caches = Counter(worker.kv_capacity_tokens for worker in workers if worker.role is Role.DECODE)
-        context = max(self.lengths.history + (self.lengths.isl or 0.0) + self.lengths.osl / 2, 1.0)
-        if (cell := int(context) // CONTEXT_CELL) != self._cell:
+        context, slow = self.context, self.drift.typical
+        if (cell := (int(context) // CONTEXT_CELL, slow)) != self._cell:
             self._cell, share = cell, self.settings.kv_share
-            within = self.costs.most_decodes(context, self.deployment.max_batch)
+            within = self.costs.most_decodes(context, self.deployment.max_batch, slow)
             self._places = sum(
                 count * int(min(within, share * tokens / context)) for tokens, count in self._caches.items()
             )

@@ -26,6 +26,8 @@ LARGEST = 1e9
 """Larger loads are no loads: an engine that reports one is taken for an idle one."""
 MOST_TPOT_S = 1e3
 """A larger TPOT of a request of its own asks for nothing."""
+USUAL = -1
+"""Stands for the TPOT of the deployment."""
 LEAST_RATE = 1e-3
 """Tokens a second of a worker whose decodes leave nothing of the step."""
 
@@ -45,7 +47,7 @@ class Costs:
         self._chunk_attending_s = self._table.steps.attending(self.chunk, 0)
         self.whole_s = Grid(lambda tokens: self.prefill_s(int(tokens)))
         """Seconds of a prompt of which nothing is done: `prefill_s`, cheap enough for each of a hundred prompts."""
-        self._rates: dict[tuple[int, ...], float] = {}
+        self._rates: dict[tuple[int, int, int, float], float] = {}
         self._ratios = {True: 1.0, False: 1.0}
         """Measured over modelled time of steps, with decodes and without."""
         self.alone = self.beside(0, 0)
@@ -99,9 +101,9 @@ class Costs:
         """Return the seconds of a step that only decodes."""
         return self._table.decode_s(decodes, mean_context)
 
-    def most_decodes(self, mean_context: float, most: int) -> int:
-        """Return the largest number of decodes whose step keeps the TPOT SLO; at least one."""
-        return max(largest_within(self.step_s, most, lambda n: self.decode_s(n, mean_context)), 1)
+    def most_decodes(self, mean_context: float, most: int, slow: float = 1.0) -> int:
+        """Return the largest number of decodes whose step, `slow` times as long, keeps the TPOT SLO; at least one."""
+        return max(largest_within(self.step_s / slow, most, lambda n: self.decode_s(n, mean_context)), 1)
 
     def tightest_s(self, own: Collection[float], decodes: int, context: int) -> float:
         """Return the tightest TPOT of `decodes` requests of `context` in all, of which `own` is what some ask for."""
@@ -112,19 +114,21 @@ class Costs:
         """Return the seconds that a step may take beside this TPOT; None for that of the deployment."""
         return self.step_s if tpot_s is None else tpot_s * self._tpot_share
 
-    def beside(self, decodes: int, context: int, tpot_s: float | None = None) -> float:
+    def beside(self, decodes: int, context: int, tpot_s: float | None = None, slow: float = 1.0) -> float:
         """Return the prompt tokens a second that a worker prefills beside `decodes` requests of `context` in all.
 
         :param tpot_s: their tightest TPOT, which is rounded down to milliseconds; None for that of the deployment.
+        :param slow: how many times as long as the profile says the worker's steps take. So many more tokens a second
+            would fit into a TPOT that is so much longer.
         """
-        key: tuple[int, ...] = -(-decodes // BATCH_CELL), context // max(decodes, 1) // CONTEXT_CELL
-        if tpot_s is not None:
-            key = *key, int(min(tpot_s, MOST_TPOT_S) * 1e3)
-            tpot_s = key[2] / 1e3
+        batch, cell = -(-decodes // BATCH_CELL), context // max(decodes, 1) // CONTEXT_CELL
+        ms = USUAL if tpot_s is None else int(min(tpot_s, MOST_TPOT_S) * 1e3)
+        key = batch, cell, ms, slow
         if (rate := self._rates.get(key)) is None:
             if len(self._rates) >= MOST_CELLS:
                 self._rates.clear()
-            rate = self._rates[key] = self._beside(key[0] * BATCH_CELL, key[1] * CONTEXT_CELL, self.limit_s(tpot_s))
+            step_s = self.limit_s(None if ms == USUAL else ms / 1e3) / slow
+            rate = self._rates[key] = self._beside(batch * BATCH_CELL, cell * CONTEXT_CELL, step_s) / slow
         return rate
 
     def _beside(self, decodes: int, mean_context: int, step_s: float) -> float:

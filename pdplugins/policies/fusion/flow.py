@@ -49,7 +49,7 @@ class FusionFlow:
     def on_arrival(self, waiting: Waiting, now_s: float) -> None:
         """Take in a request."""
         request = waiting.request
-        cost_s = self._costs.prefill_s(request.prompt_tokens, request.history_tokens)
+        cost_s = self._costs.prefill_s(request.prompt_tokens, request.history_tokens) * self._core.drift.typical
         due_s = waiting.since_s + (waiting.due_s - waiting.since_s) * self._core.settings.ttft_share
         self._released.discard(request.id)
         self._requests[request.id] = request
@@ -97,7 +97,7 @@ class FusionFlow:
 
     def _predicted(self, workers: Sequence[WorkerView]) -> float:
         """Return the prefill speed of these workers, in idle workers, beside what they decode."""
-        return sum(self._core.beside(worker) for worker in workers) / self._costs.alone
+        return sum(self._core.beside(worker) for worker in workers) / self._core.alone
 
     def _has_place(self, workers: tuple[WorkerView, ...], looked_at: Sequence[WorkerView], job: Job) -> bool:
         if len(self._released) >= self._core.decode_places(workers):
@@ -113,13 +113,15 @@ class FusionFlow:
         """
         decodes, context = decodes_of(worker)
         own_s = self._core.own_tpot_s(worker, decodes, context)
-        rate = self._costs.beside(decodes, context, own_s)
+        slow = self._core.drift.of(worker.id)
+        rate = self._costs.beside(decodes, context, own_s, slow)
         if ahead_tokens(worker) > self._ahead_s * rate:
             return False
         if worker.role is Role.PREFILL:
             return True
+        limit_s = self._costs.limit_s(own_s) / slow
         return (
-            (not only_in_time or job.cost_s * self._costs.alone <= rate * (job.due_s - job.since_s))
+            (not only_in_time or job.cost_s * self._core.alone <= rate * (job.due_s - job.since_s))
             and decodes < self._core.deployment.max_batch
-            and (not decodes or self._costs.decode_s(decodes + 1, context / decodes) <= self._costs.limit_s(own_s))
+            and (not decodes or self._costs.decode_s(decodes + 1, context / decodes) <= limit_s)
         )

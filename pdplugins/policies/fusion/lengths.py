@@ -12,6 +12,10 @@ FADE = 0.01
 """Weight of one request in the means; more at first, so that all requests so far weigh the same."""
 PRIOR = 4
 """Outputs that the prior counts for."""
+JUDGED = 16
+"""Outputs after which the prior is judged."""
+FAR = 1.5
+"""A prior that makes the mean context so many times too long, or too short, counts no longer."""
 
 
 class MeanLengths:
@@ -25,7 +29,7 @@ class MeanLengths:
         """Prompt tokens that must be computed; None while nothing came."""
         self.history = 0.0
         """Prompt tokens that the rounds of sessions have in a KV cache already."""
-        self.osl = float(prior_tokens)
+        self.osl = self.prior = float(prior_tokens)
         self._prompts = 0
         self._outputs = PRIOR
         self._open: OrderedDict[str, int | None] = OrderedDict()
@@ -61,6 +65,18 @@ class MeanLengths:
             if tokens >= 0:
                 self._outputs += 1
                 self.osl += _weight(self._outputs) * (tokens - self.osl)
+                if self._outputs == PRIOR + JUDGED:
+                    self._judge()
+
+    def _judge(self) -> None:
+        """Take the mean without the prior, where that is far from it."""
+        mean = max((self._outputs * self.osl - PRIOR * self.prior) / JUDGED, 1.0)
+        guessed, seen = self._context(self.prior), self._context(mean)
+        if not seen / FAR <= guessed <= seen * FAR:
+            self.osl = self.prior = mean
+
+    def _context(self, osl: float) -> float:
+        return self.history + (self.isl or 0.0) + osl / 2
 
 
 def _weight(number: int) -> float:

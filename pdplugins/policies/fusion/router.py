@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 
 from pdplugins.contracts.request import Request
 from pdplugins.contracts.roles import RoleMove
@@ -67,9 +67,11 @@ class FusionRouter:
     def plan_ahead(self, workers: tuple[WorkerView, ...], now_s: float) -> None:
         """Solve the programme when it is time, and note the roles that follow."""
         self._look(workers)
-        wanted = self._core.compose(len(workers), len(self._prefill), self._kv_capacity_tokens, now_s)
+        self._core.look(workers, now_s)
+        present, unfit = len(self._prefill), self._unfit(workers)
+        wanted = self._core.compose(len(workers), present, self._kv_capacity_tokens, now_s, len(unfit))
         if wanted is not None:
-            self._moves = tuple(self._changes(wanted))
+            self._moves = tuple(self._changes(wanted, unfit))
 
     def on_arrival(self, request: Request, workers: tuple[WorkerView, ...], now_s: float) -> Placement:
         """Place a request where its first token is predicted soonest."""
@@ -79,6 +81,9 @@ class FusionRouter:
         placement = self._soonest(request, workers)
         if placement.second is not None:
             self._core.residents.placed(request, placement.second)
+        self._core.drift.mixes(placement.first, now_s)
+        if placement.second in (None, placement.first):
+            self._core.drift.placed(request.id, placement.first)
         return placement
 
     def _soonest(self, request: Request, workers: tuple[WorkerView, ...]) -> Placement:
@@ -112,6 +117,7 @@ class FusionRouter:
         self._look(workers)
         best = self._least_crowded(request, workers)
         self._core.residents.placed(request, best.id)
+        self._core.drift.placed(request.id, best.id)
         return Placement(placement.first, best.id, request.prompt_tokens, "least context")
 
     def on_ended(self, request: Request, outcome: Outcome) -> None:
@@ -126,15 +132,24 @@ class FusionRouter:
             self._alone = tuple(worker for worker in self._mixed if (worker.capabilities or ANYTHING).alone)
             self._by_id = {worker.id: worker for worker in self._alone}
             self._kv_capacity_tokens = min(worker.kv_capacity_tokens for worker in workers)
+            self._core.drift.keep({worker.id for worker in workers})
 
-    def _changes(self, wanted: int) -> Sequence[RoleMove]:
-        reason = f"{wanted} workers prefill only"
-        extra = len(self._prefill) - wanted
-        if extra > 0:
-            least_queued = sorted(self._prefill, key=ahead_tokens)[:extra]
-            return [RoleMove(worker.id, Role.DECODE, reason) for worker in least_queued]
-        least_decoding = sorted(self._mixed, key=lambda worker: decodes_of(worker)[1])[:-extra]
-        return [RoleMove(worker.id, Role.PREFILL, reason) for worker in least_decoding]
+    def _unfit(self, workers: tuple[WorkerView, ...]) -> set[str]:
+        """Return the ids of the workers that are too slow to decode even one request within the TPOT SLO."""
+        return {worker.id for worker in workers if not self._core.fits(worker, 0, 0)}
+
+    def _changes(self, wanted: int, unfit: Container[str]) -> Sequence[RoleMove]:
+        """Return the moves to `wanted` prefill-only workers. Those that are `unfit` to decode are the first of them."""
+        reason, extra = f"{wanted} workers prefill only", len(self._prefill) - wanted
+        leave = sorted(self._prefill, key=lambda worker: (worker.id in unfit, ahead_tokens(worker)))
+        join = sorted(self._mixed, key=lambda worker: (worker.id not in unfit, decodes_of(worker)[1]))
+        leaving, joining = max(extra, 0), max(-extra, 0)
+        fit = sum(worker.id not in unfit for worker in leave[leaving:])
+        swapped = min(fit, sum(worker.id in unfit for worker in join[joining:]))
+        return [
+            *(RoleMove(worker.id, Role.DECODE, reason) for worker in leave[: leaving + swapped]),
+            *(RoleMove(worker.id, Role.PREFILL, reason) for worker in join[: joining + swapped]),
+        ]
 
     def _soonest_away(self, request: Request) -> Soonest | None:
         """Return the soonest first token by way of a worker that only prefills."""
@@ -147,6 +162,7 @@ class FusionRouter:
             return None
         wait_s, worker = best
         own_s = self._costs.prefill_s(request.prompt_tokens, self._known(request, worker))
+        own_s *= self._core.drift.of(worker.id)
         return wait_s + own_s + self._costs.transfer_s(request.prompt_tokens), worker
 
     def _soonest_local(self, request: Request) -> Soonest | None:
@@ -156,8 +172,8 @@ class FusionRouter:
             decodes, context = decodes_of(worker)
             tokens = ahead_tokens(worker) + request.prompt_tokens - self._known(request, worker)
             own_s = self._core.own_tpot_s(worker, decodes, context)
-            wait_s = tokens / self._costs.beside(decodes, context, own_s) * self._harm(worker, own_s)
-            wait_s += self._full_s(request, worker, decodes)
+            rate = self._costs.beside(decodes, context, own_s, self._core.drift.of(worker.id))
+            wait_s = tokens / rate * self._harm(worker, own_s) + self._full_s(request, worker, decodes, context)
             if best is None or wait_s < best[0]:
                 best = wait_s, worker
         return best
@@ -184,11 +200,12 @@ class FusionRouter:
         tbt_s, tpot_s = worker.load.recent_tbt_s, self._tpot_s if own_s is None else own_s
         return tbt_s / tpot_s if tbt_s is not None and tpot_s < tbt_s <= MOST_TBT_S else 1.0
 
-    def _full_s(self, request: Request, worker: WorkerView, decodes: int) -> float:
+    def _full_s(self, request: Request, worker: WorkerView, decodes: int, context: int) -> float:
         """Return what is added to the wait for a worker that has no place for one more decode."""
         free = worker.free_kv_tokens
         full = free is not None and free < request.prompt_tokens + self._core.lengths.osl
-        return FULL_S if full or decodes >= self._core.deployment.max_batch else 0.0
+        full = full or decodes >= self._core.deployment.max_batch or not self._core.fits(worker, decodes, context)
+        return FULL_S if full else 0.0
 
     def _least_crowded(self, request: Request, workers: tuple[WorkerView, ...]) -> WorkerView:
         """Return the worker with the least context that has a place for one more decode."""
@@ -196,4 +213,5 @@ class FusionRouter:
 
     def _crowding(self, request: Request, worker: WorkerView) -> float:
         decodes, context = decodes_of(worker)
-        return context + FULL_S * self._full_s(request, worker, decodes)
+        full_s = self._full_s(request, worker, decodes, context)
+        return context * self._core.drift.of(worker.id) + FULL_S * full_s

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pdplugins.policies.fusion.lengths import MOST_OPEN, MeanLengths
+from pdplugins.policies.fusion.lengths import JUDGED, MOST_OPEN, MeanLengths
 from pdplugins.policies.fusion.pace import LEAST_RATIO, Pace
 from pdplugins.testing import request
 
@@ -40,11 +40,20 @@ def test_an_answer_that_never_ends_does_not_stop_the_learning() -> None:
 def test_the_prior_is_forgotten_after_some_answers() -> None:
     lengths = MeanLengths(256)
     for number in range(40):
-        one = request(str(number), prompt_tokens=100)
+        one = request(str(number), prompt_tokens=1000)
         lengths.began(one)
         lengths.ended(one, 28)
-    assert lengths.isl == 100
+    assert lengths.isl == 1000
     assert lengths.osl == pytest.approx((4 * 256 + 40 * 28) / 44)
+
+
+def test_a_prior_that_makes_contexts_half_as_long_again_counts_no_longer() -> None:
+    lengths = MeanLengths(4096)
+    for number in range(JUDGED):
+        one = request(str(number), prompt_tokens=1000)
+        lengths.began(one)
+        lengths.ended(one, 200)
+    assert lengths.osl == lengths.prior == pytest.approx(200)
 
 
 def test_history_is_not_computed_again() -> None:
