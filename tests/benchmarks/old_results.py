@@ -2,6 +2,4 @@
 
 OLD = {
     "fidelity-silicon",
-    "fusion-ablation",
-    "fusion-sensitivity",
 }
