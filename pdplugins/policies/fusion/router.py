@@ -170,7 +170,7 @@ class FusionRouter:
         best: Soonest | None = None
         for worker in self._candidates(request):
             decodes, context = decodes_of(worker)
-            tokens = ahead_tokens(worker) + request.prompt_tokens - self._known(request, worker)
+            tokens = ahead_tokens(worker) + self._costs.tokens(request.prompt_tokens, self._known(request, worker))
             own_s = self._core.own_tpot_s(worker, decodes, context)
             rate = self._costs.beside(decodes, context, own_s, self._core.drift.of(worker.id))
             wait_s = tokens / rate * self._harm(worker, own_s) + self._full_s(request, worker, decodes, context)
