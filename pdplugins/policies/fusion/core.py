@@ -95,7 +95,8 @@ class Core:
 
     def beside(self, worker: WorkerView) -> float:
         """Return the prompt tokens a second that a worker prefills beside what it decodes now."""
-        return self._speed(worker, *self.present.decodes(worker))
+        decodes, context = self.present.decodes(worker)
+        return self._speed(worker, decodes, context)
 
     def _speed(self, worker: WorkerView, decodes: int, context: int) -> float:
         own_s = self.own_tpot_s(worker, decodes, context)

@@ -60,7 +60,7 @@ class FusionFlow:
         """Let the next request go on if a worker can start it."""
         if not workers:
             return HOLD
-        self._present.now_s = now_s
+        self._present.at(workers, now_s)
         looked_at = self._turns.of(workers)
         self._speed = self._pace.speed(self._predicted(looked_at) * len(workers) / len(looked_at), now_s)
         job = self._queue.first(now_s + self._ahead_s, self._speed)

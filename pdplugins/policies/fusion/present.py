@@ -10,7 +10,7 @@ that a request has ended, is known when it happens. A load without a time is one
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from collections.abc import Callable, Set
+from collections.abc import Callable, Sequence, Set
 from enum import Enum, auto
 from typing import NamedTuple
 
@@ -157,19 +157,30 @@ class Present:
         self.now_s = 0.0
         """Time of the latest call of the policy."""
         self.follows = False
-        """Whether any load was of some time ago. Until then there is nothing to remember."""
+        """Whether any load may be of some time ago. Until then there is nothing to remember."""
+        self.decodes: Callable[[WorkerView], tuple[int, int]] = decodes_of
+        """Returns how many requests decode on a worker, and their context in all, as far as the host says."""
+        self.ahead: Callable[[WorkerView], float] = ahead_tokens
+        """Returns the prompt tokens that wait or run on a worker."""
         self._speed = speed
+        self._looked: Sequence[WorkerView] | None = None
         self._workers: dict[str, Followed] = {}
         self._places: OrderedDict[str, tuple[str, int]] = OrderedDict()
         """Worker and prompt of each request."""
 
-    def decodes(self, worker: WorkerView) -> tuple[int, int]:
-        """Return how many requests decode on a worker, and their context in all, as far as the host says."""
+    def at(self, workers: Sequence[WorkerView], now_s: float) -> None:
+        """Take the time of now, and look once at each tuple of workers whether their loads may be of another time."""
+        self.now_s = now_s
+        if workers is not self._looked:
+            self._looked = workers
+            self.follows = any(hasattr(worker.load, "reported_s") for worker in workers)
+            self.decodes, self.ahead = (self._decodes, self._ahead) if self.follows else (decodes_of, ahead_tokens)
+
+    def _decodes(self, worker: WorkerView) -> tuple[int, int]:
         followed = self._followed(worker)
         return decodes_of(worker) if followed is None else (int(followed.decodes), int(followed.context))
 
-    def ahead(self, worker: WorkerView) -> float:
-        """Return the prompt tokens that wait or run on a worker."""
+    def _ahead(self, worker: WorkerView) -> float:
         followed = self._followed(worker)
         return ahead_tokens(worker) if followed is None else max(followed.ahead, 0.0)
 
@@ -218,7 +229,6 @@ class Present:
         reported_s: float | None = getattr(worker.load, "reported_s", None)
         if reported_s is None or not -LARGEST < reported_s <= self.now_s:
             return None
-        self.follows = True
         if (followed := self._workers.get(worker.id)) is None:
             followed = self._workers[worker.id] = Followed()
         followed.to(worker, reported_s, self.now_s, self._speed)

@@ -67,7 +67,7 @@ class FusionRouter:
 
     def plan_ahead(self, workers: tuple[WorkerView, ...], now_s: float) -> None:
         """Solve the programme when it is time, and note the roles that follow."""
-        self._present.now_s = now_s
+        self._present.at(workers, now_s)
         self._look(workers)
         self._core.look(workers, now_s)
         present, unfit = len(self._prefill), self._unfit(workers)
@@ -79,7 +79,7 @@ class FusionRouter:
         """Place a request where its first token is predicted soonest."""
         check_ready("fusion", workers)
         self._core.lengths.began(request, now_s)
-        self._present.now_s = now_s
+        self._present.at(workers, now_s)
         self._look(workers)
         placement = self._soonest(request, workers)
         if self._present.follows:
@@ -120,7 +120,7 @@ class FusionRouter:
         """Bind the decode to the worker that has the most to spare."""
         check_ready("fusion", workers)
         self._look(workers)
-        self._present.now_s = now_s
+        self._present.at(workers, now_s)
         best = self._least_crowded(request, workers)
         self._present.bound(request, placement.first, best.id)
         self._core.residents.placed(request, best.id)

@@ -33,7 +33,7 @@ def old(name: str, reported_s: float | None = 0.0, **load: float) -> Worker:
 def present(now_s: float = 0.0) -> Present:
     """Return what follows workers that prefill a thousand tokens a second."""
     it = Present(lambda *_: RATE)
-    it.now_s = now_s
+    it.at((old("d0"), old("p0")), now_s)
     return it
 
 
@@ -43,13 +43,15 @@ def here(name: str) -> Placement:
 
 def test_a_load_without_a_time_is_one_of_now() -> None:
     it, now = present(5.0), worker("d0", queued_tokens=700.0, decode_requests=3.0, decode_tokens=900.0)
+    assert (it.ahead(now), it.decodes(now), it.follows) == (700.0, (3, 900), True)
+    it.at((now,), 5.0)
     assert (it.ahead(now), it.decodes(now), it.follows) == (700.0, (3, 900), False)
 
 
 @pytest.mark.parametrize("reported_s", [None, math.nan, math.inf, -math.inf, 6.0])
 def test_a_time_that_is_none_or_not_past_says_nothing(reported_s: float | None) -> None:
     it, odd = present(5.0), old("d0", reported_s, queued_tokens=700.0)
-    assert (it.ahead(odd), it.follows) == (700.0, False)
+    assert it.ahead(odd) == 700.0
 
 
 def test_what_was_queued_is_worked_off_and_then_decodes_here() -> None:
