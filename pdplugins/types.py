@@ -2,6 +2,7 @@
 
 from pdplugins.contracts.batching import BatchPlan, BatchScheduler, BatchView, FallsBackToBatches, QueuedPrefill
 from pdplugins.contracts.bundle import Bundle
+from pdplugins.contracts.dated import DatedLoad
 from pdplugins.contracts.deployment import Deployment
 from pdplugins.contracts.flow import Flow, FlowDecision, Go, Hold, Refuse, Waiting
 from pdplugins.contracts.numbers import is_number
@@ -42,6 +43,7 @@ __all__ = [
     "BatchView",
     "Bundle",
     "Capabilities",
+    "DatedLoad",
     "Deployment",
     "Device",
     "DeviceError",

@@ -101,7 +101,8 @@ def show(yards: list[Yard], seeds: int) -> None:
             "lead is over all cells and rates.",
             "Co-location has its best chunk and uses no profile, so only old loads and the slow worker touch it. "
             "Fusion is never told an output length; here its first guess is wrong too.",
-            "Old loads: routers and flow policies see reports of a second ago, without what they have sent since.",
+            "Old loads: routers and flow policies see reports of a second ago, without what they have sent since. The "
+            "reports say when they were made, which only fusion uses.",
         ),
     )  # fmt: skip
 

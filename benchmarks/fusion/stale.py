@@ -26,11 +26,18 @@ Workers = tuple[WorkerView, ...]
 
 
 @dataclass(frozen=True, slots=True)
+class OldLoad(WorkerLoad):
+    """A load that does not change, and says when it was reported."""
+
+    reported_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class OldView:
     """A worker with the load of a past report. Its role, and what its cache holds, are those of now."""
 
     now: WorkerView
-    load: WorkerLoad
+    load: OldLoad
     free_kv_tokens: int | None
 
     @property
@@ -68,16 +75,16 @@ class Reports:
         """Return the workers as the newest report of at least `AGE_S` ago shows them; the first one before that."""
         kept = self._kept
         if not kept or now_s - kept[-1][0] >= EVERY_S or {view.id for view in kept[-1][1]} != {it.id for it in workers}:
-            kept.append((now_s, tuple(OldView(it, frozen(it), it.free_kv_tokens) for it in workers)))
+            kept.append((now_s, tuple(OldView(it, frozen(it, now_s), it.free_kv_tokens) for it in workers)))
         while len(kept) > 1 and kept[1][0] <= now_s - AGE_S:
             kept.popleft()
         return kept[0][1]
 
 
-def frozen(worker: WorkerView) -> WorkerLoad:
-    """Return a load that does not change."""
+def frozen(worker: WorkerView, now_s: float) -> OldLoad:
+    """Return the load of now, as a report of now."""
     names = WorkerLoad.__dataclass_fields__
-    return WorkerLoad(**{name: getattr(worker.load, name) for name in names})
+    return OldLoad(**{name: getattr(worker.load, name) for name in names}, reported_s=now_s)
 
 
 class OldRouter:
@@ -98,6 +105,14 @@ class OldRouter:
 
     def __getattr__(self, name: str) -> object:
         return getattr(self._router, name)
+
+
+class OldPlanningRouter(OldRouter):
+    """A router that also plans ahead on old loads."""
+
+    def plan_ahead(self, workers: Workers, now_s: float) -> None:
+        """Solve the programme."""
+        self._router.plan_ahead(self._reports.of(workers, now_s), now_s)  # type: ignore[attr-defined]
 
 
 class OldFlow:
@@ -136,7 +151,7 @@ def old_fusion(settings: FusionSettings, deployment: Deployment) -> Bundle:
     assert router is not None
     assert flow is not None
     return Bundle(
-        router=lambda: OldRouter(router(), reports),  # type: ignore[arg-type, return-value]
+        router=lambda: OldPlanningRouter(router(), reports),  # type: ignore[arg-type, return-value]
         flow=lambda: OldFlow(flow(), reports),
         batch_scheduler=parts.batch_scheduler,
     )

@@ -64,6 +64,21 @@ class LoggingRouter(RecordingRouter):
         return super().on_arrival(request, workers, now_s)
 
 
+class CountingRouter(RecordingRouter):
+    """A router that counts how often loads of now show nothing, while requests that it placed go on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.hidden = 0
+
+    def on_arrival(self, request: Request, workers: tuple[WorkerView, ...], now_s: float) -> Placement:
+        """Place a request."""
+        loads, goes_on = [worker.load for worker in workers], len(self.asked) > len(self.ended)
+        shown = sum(load.queued_requests + load.running_requests for load in loads)
+        self.hidden += goes_on and not shown and any(getattr(load, "reported_s", None) is None for load in loads)
+        return super().on_arrival(request, workers, now_s)
+
+
 class OneByOne:
     """A flow policy that lets one request go when the one before has ended, and writes down what happens."""
 

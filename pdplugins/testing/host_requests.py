@@ -10,6 +10,7 @@ from pdplugins.contracts.request import Request
 from pdplugins.contracts.router import Ending, Outcome
 from pdplugins.contracts.workers import Role
 from pdplugins.testing.host_policies import (
+    CountingRouter,
     EverySecond,
     LoggingRouter,
     OneByOne,
@@ -62,6 +63,13 @@ class RequestTests(HostTests):
         names = "decode_requests", "decode_tokens", "prefill_tokens", "prefill_history_tokens"
         told = [tuple(getattr(load, name) for name in names) for load in loads]
         assert not [one for one in told if None in one]
+
+    @fills(Seam.PLACED_LOADS)
+    def test_loads_have_what_was_placed_or_say_of_which_time_they_are(self) -> None:
+        """Else a router gives all requests to the worker that was the least loaded when it was asked."""
+        router = CountingRouter()
+        self.run(Scenario((Job(output_tokens=200),) * 4, router))
+        assert not router.hidden
 
     @fills(Seam.SAME_TUPLE)
     def test_the_same_tuple_is_passed_while_nothing_changes(self) -> None:

@@ -25,6 +25,7 @@ class Seam(StrEnum):
     FREE_KV = "says the free KV tokens of each worker"
     CAPABILITIES = "says what each worker can do"
     LOAD_BY_PHASE = "says the load of each worker by phase"
+    PLACED_LOADS = "shows in its loads what was placed, or says of which time they are"
     SAME_TUPLE = "passes the same tuple of workers as long as nothing has changed"
     FINISHED = "tells a router of each request that finished, once, with its length"
     FAILED = "tells a router of each request that failed, once"

@@ -16,6 +16,7 @@ from pdplugins.policies.fusion.costs import Costs, decodes_of
 from pdplugins.policies.fusion.drift import BAND, Drift
 from pdplugins.policies.fusion.feedback import Feedback
 from pdplugins.policies.fusion.lengths import MeanLengths
+from pdplugins.policies.fusion.present import Present
 from pdplugins.policies.fusion.residents import Residents
 from pdplugins.policies.fusion.watts import Powered, powered
 from pdplugins.policies.rapid.controller import Caps
@@ -36,6 +37,7 @@ class Core:
         self.feedback = Feedback(deployment.slo)
         self.residents = Residents()
         self.drift = Drift()
+        self.present = Present(self._speed)
         self.capacity = 0.0
         """Requests a second that the pool serves at most, by the programme; 0 before its first solution."""
         self.wanted: int | None = None
@@ -92,8 +94,11 @@ class Core:
         return self.costs.tightest_s(own, decodes, context) if own else None
 
     def beside(self, worker: WorkerView) -> float:
-        """Return the prompt tokens a second that a worker prefills beside what it decodes."""
-        decodes, context = decodes_of(worker)
+        """Return the prompt tokens a second that a worker prefills beside what it decodes now."""
+        decodes, context = self.present.decodes(worker)
+        return self._speed(worker, decodes, context)
+
+    def _speed(self, worker: WorkerView, decodes: int, context: int) -> float:
         own_s = self.own_tpot_s(worker, decodes, context)
         return self.costs.beside(decodes, context, own_s, self.drift.of(worker.id))
 
@@ -118,11 +123,12 @@ class Core:
     def ended(self, request: Request, outcome: Outcome) -> None:
         """Learn length and latencies of an answer. A second call for the same request changes nothing."""
         self.residents.left(request.id)
+        self.present.left(request.id, outcome.output_tokens)
         self.drift.left(request.id)
         if self.lengths.knows(request):
             self.feedback.heard(request, outcome)
         finished = outcome.ending is Ending.FINISHED
-        self.lengths.ended(request, outcome.output_tokens if finished else None)
+        self.lengths.ended(request, outcome.output_tokens if finished else None, outcome.tpot_s, self.present.now_s)
 
     def _programme(self, isl: float, osl: float, kv_capacity_tokens: float) -> Frontier | Powered:
         """Return what workers can do, within the budget of watts if there is one."""

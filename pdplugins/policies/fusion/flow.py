@@ -10,7 +10,6 @@ from pdplugins.contracts.router import Outcome
 from pdplugins.contracts.workers import Role, WorkerView
 from pdplugins.policies.fusion.choices import Turns
 from pdplugins.policies.fusion.core import Core
-from pdplugins.policies.fusion.costs import ahead_tokens, decodes_of
 from pdplugins.policies.fusion.deadlines import DeadlineQueue
 from pdplugins.policies.fusion.pace import Pace
 from pdplugins.policies.fusion.sacrifice import Job
@@ -27,6 +26,7 @@ class FusionFlow:
         settings = core.settings
         self._core = core
         self._costs = core.costs
+        self._present = core.present
         self._queue = DeadlineQueue(settings.oldest_share)
         self._pace = Pace()
         self._speed = 1.0
@@ -60,6 +60,7 @@ class FusionFlow:
         """Let the next request go on if a worker can start it."""
         if not workers:
             return HOLD
+        self._present.at(workers, now_s)
         looked_at = self._turns.of(workers)
         self._speed = self._pace.speed(self._predicted(looked_at) * len(workers) / len(looked_at), now_s)
         job = self._queue.first(now_s + self._ahead_s, self._speed)
@@ -75,7 +76,7 @@ class FusionFlow:
         self._pace.started(job.cost_s)
         self._released.add(job.key)
         self._core.longest_wait_s = max(self._core.longest_wait_s, now_s - job.since_s)
-        self._core.lengths.began(self._requests.pop(job.key))
+        self._core.lengths.began(self._requests.pop(job.key), now_s)
         return Go(job.key, why)
 
     def on_left(self, request_id: str) -> None:
@@ -111,11 +112,11 @@ class FusionFlow:
         :param only_in_time: whether a worker that decodes counts only where the prompt takes no longer than its TTFT.
             Else the router would put it into the queue of one that only prefills: it waits here for that one.
         """
-        decodes, context = decodes_of(worker)
+        decodes, context = self._present.decodes(worker)
         own_s = self._core.own_tpot_s(worker, decodes, context)
         slow = self._core.drift.of(worker.id)
         rate = self._costs.beside(decodes, context, own_s, slow)
-        if ahead_tokens(worker) > self._ahead_s * rate:
+        if self._present.ahead(worker) > self._ahead_s * rate:
             return False
         if worker.role is Role.PREFILL:
             return True

@@ -11,7 +11,6 @@ from pdplugins.contracts.workers import ANYTHING, Role, WorkerView
 from pdplugins.policies._common import cached_tokens, check_ready
 from pdplugins.policies.fusion.choices import Turns
 from pdplugins.policies.fusion.core import Core
-from pdplugins.policies.fusion.costs import ahead_tokens, decodes_of
 from pdplugins.policies.stock.routers import LeastLoaded, RouterSettings
 
 FULL_S = 1e3
@@ -28,10 +27,12 @@ class FusionRouter:
     def __init__(self, core: Core) -> None:
         self._core = core
         self._costs = core.costs
+        self._present = core.present
         self._tpot_s = core.deployment.slo.tpot_s
         self.fallback = LeastLoaded(RouterSettings(colocated=True), core.deployment)
         """Places requests when this raises: whole requests on the least loaded worker."""
         self._workers: tuple[WorkerView, ...] | None = None
+        self._named: Mapping[str, WorkerView] = {}
         self._prefill: tuple[WorkerView, ...] = ()
         self._mixed: tuple[WorkerView, ...] = ()
         self._alone: tuple[WorkerView, ...] = ()
@@ -66,6 +67,7 @@ class FusionRouter:
 
     def plan_ahead(self, workers: tuple[WorkerView, ...], now_s: float) -> None:
         """Solve the programme when it is time, and note the roles that follow."""
+        self._present.at(workers, now_s)
         self._look(workers)
         self._core.look(workers, now_s)
         present, unfit = len(self._prefill), self._unfit(workers)
@@ -76,9 +78,12 @@ class FusionRouter:
     def on_arrival(self, request: Request, workers: tuple[WorkerView, ...], now_s: float) -> Placement:
         """Place a request where its first token is predicted soonest."""
         check_ready("fusion", workers)
-        self._core.lengths.began(request)
+        self._core.lengths.began(request, now_s)
+        self._present.at(workers, now_s)
         self._look(workers)
         placement = self._soonest(request, workers)
+        if self._present.follows:
+            self._present.placed(request, placement, self._known(request, self._named[placement.first]))
         if placement.second is not None:
             self._core.residents.placed(request, placement.second)
         self._core.drift.mixes(placement.first, now_s)
@@ -115,7 +120,9 @@ class FusionRouter:
         """Bind the decode to the worker that has the most to spare."""
         check_ready("fusion", workers)
         self._look(workers)
+        self._present.at(workers, now_s)
         best = self._least_crowded(request, workers)
+        self._present.bound(request, placement.first, best.id)
         self._core.residents.placed(request, best.id)
         self._core.drift.placed(request.id, best.id)
         return Placement(placement.first, best.id, request.prompt_tokens, "least context")
@@ -132,7 +139,9 @@ class FusionRouter:
             self._alone = tuple(worker for worker in self._mixed if (worker.capabilities or ANYTHING).alone)
             self._by_id = {worker.id: worker for worker in self._alone}
             self._kv_capacity_tokens = min(worker.kv_capacity_tokens for worker in workers)
-            self._core.drift.keep({worker.id for worker in workers})
+            self._named = {worker.id: worker for worker in workers}
+            self._core.drift.keep(self._named.keys())
+            self._present.keep(self._named.keys())
 
     def _unfit(self, workers: tuple[WorkerView, ...]) -> set[str]:
         """Return the ids of the workers that are too slow to decode even one request within the TPOT SLO."""
@@ -141,8 +150,8 @@ class FusionRouter:
     def _changes(self, wanted: int, unfit: Container[str]) -> Sequence[RoleMove]:
         """Return the moves to `wanted` prefill-only workers. Those that are `unfit` to decode are the first of them."""
         reason, extra = f"{wanted} workers prefill only", len(self._prefill) - wanted
-        leave = sorted(self._prefill, key=lambda worker: (worker.id in unfit, ahead_tokens(worker)))
-        join = sorted(self._mixed, key=lambda worker: (worker.id not in unfit, decodes_of(worker)[1]))
+        leave = sorted(self._prefill, key=lambda worker: (worker.id in unfit, self._present.ahead(worker)))
+        join = sorted(self._mixed, key=lambda worker: (worker.id not in unfit, self._present.decodes(worker)[1]))
         leaving, joining = max(extra, 0), max(-extra, 0)
         fit = sum(worker.id not in unfit for worker in leave[leaving:])
         swapped = min(fit, sum(worker.id in unfit for worker in join[joining:]))
@@ -155,7 +164,7 @@ class FusionRouter:
         """Return the soonest first token by way of a worker that only prefills."""
         best: Soonest | None = None
         for worker in self._turns["prefill"].of(self._prefill):
-            wait_s = ahead_tokens(worker) / self._core.beside(worker)
+            wait_s = self._present.ahead(worker) / self._core.beside(worker)
             if best is None or wait_s < best[0]:
                 best = wait_s, worker
         if best is None:
@@ -169,8 +178,9 @@ class FusionRouter:
         """Return the soonest first token on a worker that also decodes."""
         best: Soonest | None = None
         for worker in self._candidates(request):
-            decodes, context = decodes_of(worker)
-            tokens = ahead_tokens(worker) + request.prompt_tokens - self._known(request, worker)
+            decodes, context = self._present.decodes(worker)
+            tokens = self._costs.tokens(request.prompt_tokens, self._known(request, worker))
+            tokens += self._present.ahead(worker)
             own_s = self._core.own_tpot_s(worker, decodes, context)
             rate = self._costs.beside(decodes, context, own_s, self._core.drift.of(worker.id))
             wait_s = tokens / rate * self._harm(worker, own_s) + self._full_s(request, worker, decodes, context)
@@ -212,6 +222,6 @@ class FusionRouter:
         return min(self._turns["mixed"].of(self._mixed or workers), key=lambda worker: self._crowding(request, worker))
 
     def _crowding(self, request: Request, worker: WorkerView) -> float:
-        decodes, context = decodes_of(worker)
+        decodes, context = self._present.decodes(worker)
         full_s = self._full_s(request, worker, decodes, context)
         return context * self._core.drift.of(worker.id) + FULL_S * full_s

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pdplugins.policies.fusion.lengths import JUDGED, MOST_OPEN, MeanLengths
+from pdplugins.policies.fusion.lengths import EARLY, JUDGED, MOST_OPEN, FirstAnswers, MeanLengths
 from pdplugins.policies.fusion.pace import LEAST_RATIO, Pace
 from pdplugins.testing import request
 
@@ -54,6 +54,45 @@ def test_a_prior_that_makes_contexts_half_as_long_again_counts_no_longer() -> No
         lengths.began(one)
         lengths.ended(one, 200)
     assert lengths.osl == lengths.prior == pytest.approx(200)
+
+
+def test_a_prior_that_is_far_too_long_is_dropped_after_the_first_answers_though_longer_ones_go_on() -> None:
+    """Nothing counts in order here: the first request still goes on."""
+    lengths = MeanLengths(4096)
+    for number in range(12):
+        lengths.began(request(str(number), 1000), 0.0)
+    for number in range(1, EARLY):
+        lengths.ended(request(str(number)), 100, 0.02, 2.0)
+    assert lengths.osl == 4096
+    lengths.ended(request(str(EARLY)), 100, 0.02, 2.0)
+    assert lengths.osl == lengths.prior == pytest.approx((EARLY * 100 + (12 - EARLY) * 100) / EARLY)
+
+
+@pytest.mark.parametrize(
+    ("prior", "tokens", "tpot_s", "now_s"),
+    [
+        pytest.param(256, 28, 0.02, 1.0, id="not so long"),
+        pytest.param(4096, 100, 0.02, 500.0, id="the others go on for as long as it says"),
+        pytest.param(4096, 100, None, 2.0, id="nobody saw how fast"),
+        pytest.param(4096, None, 0.02, 2.0, id="none has finished"),
+    ],
+)
+def test_a_prior_that_the_first_answers_do_not_contradict_stays(
+    prior: int, tokens: int | None, tpot_s: float | None, now_s: float
+) -> None:
+    lengths = MeanLengths(prior)
+    for number in range(12):
+        lengths.began(request(str(number), 1000), 0.0)
+    for number in range(1, 11):
+        lengths.ended(request(str(number)), tokens, tpot_s, now_s)
+    assert lengths.osl == lengths.prior == prior
+
+
+def test_first_answers_do_not_fill_the_memory() -> None:
+    first = FirstAnswers()
+    for number in range(2 * MOST_OPEN):
+        first.began(str(number), 0.0)
+    assert len(first._begun_s) == MOST_OPEN
 
 
 def test_history_is_not_computed_again() -> None:
