@@ -221,3 +221,13 @@ def changed(experiment: Experiment, data: Data) -> list[str]:
     known = [entry for entry in (data.get("code"), data.get("shown_equal", {}).get("code")) if entry]
     since = [[part for part in now if entry.get(part) != now[part]] for entry in known] or [list(now)]
     return min(since, key=len)
+
+
+def check_only(result: str, *parts: str) -> None:
+    """Raise PdpluginsError where code other than `parts` and the script has changed since a result was made.
+
+    Then what others of it show may be taken over while what runs `parts` is made again.
+    """
+    others = [part for part in changed(experiment_of(result), read(result)) if part not in (SCRIPT, *parts)]
+    if others:
+        raise PdpluginsError(f"result {result}: {', '.join(others)} changed since it was made; make all of it again")

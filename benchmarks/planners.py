@@ -2,6 +2,7 @@
 
     python benchmarks/planners.py --traces DIR                run everything, write results/ and README.md
     python benchmarks/planners.py --traces DIR --minutes 7    stop after that long; call it again to go on
+    python benchmarks/planners.py --traces DIR --dopd-alone   after a change of DOPD: the others as in the last results
 
 The first third of each trace is for tuning: every setting of a grid runs on it. The rest is reported: fixed pools, all
 planners as shipped, and the settings that were best on the first third. README.md beside this file says more.
@@ -27,6 +28,7 @@ import planners_report
 from measure import command
 from planners_report import RESULTS
 
+from pdplugins.errors import PdpluginsError
 from pdplugins.hosts.dynamo.mocker import Engines, Router
 from pdplugins.hosts.dynamo.offline.commands import configured
 from pdplugins.hosts.dynamo.offline.run import Plan, pools, replay, with_pools
@@ -200,6 +202,11 @@ class Cells:
             self._file.unlink(missing_ok=True)
         self._known: dict[tuple[str, str], Row] = {(cell["part"], cell["row"]["label"]): cell["row"] for cell in kept}
 
+    def take(self, last: Row) -> None:
+        """Take over the runs of Dynamo's planners and fixed pools from the last result."""
+        for part, rows_ in (("tuning", last["tuning"]), ("rest", last["runs"])):
+            self._known |= {(part, row["label"]): row for row in rows_ if not row["label"].startswith("dopd")}
+
     def of(self, part: str, label: str, compute: Callable[[], Row]) -> Row:
         """Return a run, from the file or computed. Raises OutOfTimeError."""
         if (part, label) not in self._known:
@@ -236,8 +243,11 @@ def replayed(it: Run, trace: Trace, router: Router, requests: Sequence[TraceRequ
     return {"label": it.label, "group": it.group, "changes": changes, **result.model_dump(mode="json")}
 
 
-def measure(trace: Trace, path: Path, router: Router, until: float) -> None:
-    """Run everything on one trace behind one router, unless the result is up to date. Raises OutOfTimeError."""
+def measure(trace: Trace, path: Path, router: Router, until: float, *, alone: bool = False) -> None:
+    """Run everything on one trace behind one router, unless the result is up to date. Raises OutOfTimeError.
+
+    :param alone: run DOPD's planner only. Raises PdpluginsError where the others' code has changed.
+    """
     name = trace.name(router)
     old = manifest.read(name) if (RESULTS / f"{name}.json").exists() else None
     if old and not manifest.flaws(old) and not manifest.changed(manifest.experiment_of(name), old):
@@ -245,6 +255,9 @@ def measure(trace: Trace, path: Path, router: Router, until: float) -> None:
         return
     split_s, first, rest = parts(path)
     cells = Cells(name, until)
+    if alone:
+        manifest.check_only(name, "dopd")
+        cells.take(manifest.read(name))
 
     def tune(it: Run) -> Row:
         row = replayed(it, trace, router, first, ["--clip-s", str(split_s)])
@@ -282,6 +295,7 @@ def main() -> int:
     parser.add_argument("--traces", type=Path, default=os.environ.get("TRACES"), help="folder that holds the traces")
     parser.add_argument("--only", nargs="*", choices=[t.key for t in TRACES], help="these traces")
     parser.add_argument("--routers", nargs="*", choices=ROUTERS, default=ROUTERS, help="these routers of Dynamo's")
+    parser.add_argument("--dopd-alone", action="store_true", help="take all others from the last results")
     parser.add_argument("--minutes", type=float, default=float("inf"), help="stop then; go on when called again")
     options = parser.parse_args()
     if options.traces is None or not Path(options.traces).is_dir():
@@ -297,10 +311,13 @@ def main() -> int:
         for router in options.routers:
             print(f"{trace.key}, {router}:", flush=True)
             try:
-                measure(trace, path, router, until)
+                measure(trace, path, router, until, alone=options.dopd_alone)
             except OutOfTimeError:
                 print("stopped: the time is over; call it again to go on")
                 return 75
+            except PdpluginsError as error:
+                print(f"planners.py: {error}", file=sys.stderr)
+                return 2
     planners_report.write()
     return 0
 

@@ -90,6 +90,13 @@ def chosen(options: argparse.Namespace) -> tuple[str, Mapping[str, Any]]:
     return name, settings
 
 
+def last_chosen() -> tuple[str, Mapping[str, Any]]:
+    """Return the setting of Dynamo's planner that was chosen last. Raises PdpluginsError where its code has changed."""
+    manifest.check_only("arena-reporting", "dopd")
+    name, settings = manifest.read("arena-reporting")["stock"]
+    return name, settings
+
+
 def cell(folder: str) -> dict[str, list[Row]]:
     """Return a published row, computed again; ``equality.py`` calls it."""
     one = Cell(Workload("steady", SHOWN), SEEDS[SHOWN][0], "30 s", "round_robin", "replay", Path(folder))
@@ -144,6 +151,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--host", choices=("replay", "sim"), default="replay", help="Dynamo's replay, or our simulator")
     parser.add_argument("--groups", nargs="+", default=[], help="only fixed, stock, dopd, clairvoyant")
     parser.add_argument("--set", nargs="+", default=[], metavar="KEY=VALUE", help="settings of dopd")
+    parser.add_argument("--chosen-before", action="store_true", help="Dynamo's planner with the setting chosen last")
     parser.add_argument("--publish", action="store_true", help="write the result and the page")
     parser.add_argument("--jobs", type=int, default=1, help="processes")
     parser.add_argument("--minutes", type=float, default=float("inf"), help="stop then; go on when called again")
@@ -161,7 +169,9 @@ def main() -> int:
     options = arguments()
     rivals = options.host == "replay" and (not options.groups or "stock" in options.groups)
     try:
-        stock = [chosen(options)] if rivals and options.half == SHOWN else STOCK
+        stock = STOCK
+        if rivals and options.half == SHOWN:
+            stock = [last_chosen() if options.chosen_before else chosen(options)]
         found = run_all(cells(options, options.half), options, stock)
     except OutOfTimeError:
         print("stopped: the time is over; call it again to go on")

@@ -80,16 +80,6 @@ def examined(cell: Cell, seeds: Sequence[int], memory: Memory) -> Found:
     return Found(cell, capacities, {name: one.setting for name, one in chosen.items()}, shown, bounds)
 
 
-def check_others() -> None:
-    """Raise PdpluginsError where code that the others run has changed since the last result."""
-    last = manifest.read(RESULT)
-    code = last.get("shown_equal", last)["code"]
-    now = manifest.experiment_of(RESULT).code()
-    changed = [part for part in now if part not in (manifest.SCRIPT, FUSION) and now[part] != code.get(part)]
-    if changed:
-        raise PdpluginsError(f"{', '.join(changed)} changed since {RESULT} was made; run without --fusion-alone")
-
-
 def with_fusion(cell: Cell, memory: Memory) -> Found:
     """Run fusion on one cell. The others are as in the last result: the mean of their seeds at each rate."""
     last = next(row for row in manifest.read(RESULT)["cells"] if row["cell"] == cell.name)
@@ -196,7 +186,7 @@ def main() -> int:
     found = []
     try:
         if options.fusion_alone:
-            check_others()
+            manifest.check_only(RESULT, FUSION)
         for cell in cells(options.traces.resolve(), options.only):
             alone = options.fusion_alone
             found.append(with_fusion(cell, memory) if alone else examined(cell, SHOWN[: options.seeds], memory))
