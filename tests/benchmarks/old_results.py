@@ -2,4 +2,5 @@
 
 OLD = {
     "fidelity-silicon",
+    "fusion-ablation",
 }
