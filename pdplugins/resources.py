@@ -1,4 +1,4 @@
-"""The folders of packaged data, and the environment variable that names a config for SGLang's processes.
+"""The folders of packaged data, and the environment variables that SGLang's processes read.
 
 In a checkout the data is next to the package, and in an installation it is inside the package.
 """
@@ -7,6 +7,8 @@ from pathlib import Path
 
 CONFIG_VARIABLE = "PDPLUGINS_CONFIG"
 """Names a config file, or a shipped config, for SGLang's processes. Without this variable SGLang runs unchanged."""
+DECISION_LOG_VARIABLE = "PDPLUGINS_DECISION_LOG"
+"""Names the file in which SGLang's processes log what their batch scheduler decides; each adds its process id."""
 
 _PACKAGE = Path(__file__).resolve().parent
 

@@ -16,8 +16,8 @@ NOTES = (
     "and in brackets the points of `dopd` above it; *for the same*: what that front costs at the attainment of `dopd`. "
     "Points of Dynamo's planner are those above the front at its own GPU-hours.",
     f"Everything is the half that was not tuned on: the `{SHOWN}` member of each family in [traffic.py](traffic.py), "
-    f"with odd random seeds. The `{TUNED}` members with even seeds chose the setting of Dynamo's planner; the defaults "
-    "of `dopd` are older than the arena.",
+    f"with odd random seeds. The `{TUNED}` members with even seeds chose the setting of Dynamo's planner, and how "
+    "`dopd` follows rises; its other defaults are older than the arena.",
     f"A smooth trace has the requests of the recorded one and its rates over {SMOOTH_S:.0f} s, with Poisson arrivals.",
     "The clairvoyant scaler knows the whole trace and requests each worker one start-up before it is needed: the front "
     "of five plans. *Share*: how much of the GPU-hours that it saves over fixed pools `dopd` saves, at its attainment.",

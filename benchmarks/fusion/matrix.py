@@ -2,8 +2,11 @@
 """Fusion against the five plugins and the best tuned stock configurations, from half to three times capacity.
 
     python benchmarks/fusion/matrix.py --traces DIR [--only h100 middle] [--seeds 1] [--minutes 4]
+    python benchmarks/fusion/matrix.py --traces DIR --fusion-alone
 
-It goes on where it was stopped, also after `--minutes`. The tables are written when all cells are done.
+It goes on where it was stopped, also after `--minutes`. The tables are written when all cells are done. After a change
+of fusion, `--fusion-alone` runs nothing else: all others stay as they are in the last result, while their code is the
+same.
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from statistics import fmean
 
+import manifest
 import pictures
 import search
 import tables
@@ -33,12 +37,13 @@ from cells import (
     Cell,
 )
 from experiment import publish
-from search import HOPELESS, SHARES, Memory, OutOfTimeError, Seen, Trial
-from systems import STOCK, systems
-from tables import Found
+from search import HOPELESS, SHARES, Memory, OutOfTimeError, Run, Seen, Trial
+from systems import STOCK, fusion, systems
+from tables import FUSION, Found
 
 from pdplugins.errors import PdpluginsError
 
+RESULT = "fusion-systems"
 FEWER = {"h200": ("middle", "loose")}
 """Hardware that is not run with every objective: a mixture of experts takes as long as two others."""
 
@@ -73,6 +78,32 @@ def examined(cell: Cell, seeds: Sequence[int], memory: Memory) -> Found:
         if seed == seeds[0]:
             bounds.append(search.bounds(cell, capacity, seed, memory))
     return Found(cell, capacities, {name: one.setting for name, one in chosen.items()}, shown, bounds)
+
+
+def check_others() -> None:
+    """Raise PdpluginsError where code that the others run has changed since the last result."""
+    last = manifest.read(RESULT)
+    code = last.get("shown_equal", last)["code"]
+    now = manifest.experiment_of(RESULT).code()
+    changed = [part for part in now if part not in (manifest.SCRIPT, FUSION) and now[part] != code.get(part)]
+    if changed:
+        raise PdpluginsError(f"{', '.join(changed)} changed since {RESULT} was made; run without --fusion-alone")
+
+
+def with_fusion(cell: Cell, memory: Memory) -> Found:
+    """Run fusion on one cell. The others are as in the last result: the mean of their seeds at each rate."""
+    last = next(row for row in manifest.read(RESULT)["cells"] if row["cell"] == cell.name)
+    shown: dict[str, list[Seen]] = {FUSION: []}
+    for name, figures in last["systems"].items():
+        columns = [figures[key] for key in tables.FIGURES]
+        points = [dict(zip(tables.FIGURES, point, strict=True)) for point in zip(*columns, strict=True)]
+        runs = tuple(Run(whole=float("nan"), **point) for point in points)
+        shown[name] = [] if name == FUSION else [Seen(runs, highest) for highest in figures["highest"]]
+    for seed, capacity in zip(SHOWN, last["capacities"], strict=True):
+        trial = Trial(cell, fusion(cell), cell.lasts_s(capacity), memory, search.policies(FUSION))
+        shown[FUSION].append(search.seen(trial, capacity, seed))
+    settings = {name: figures["setting"] for name, figures in last["systems"].items()}
+    return Found(cell, last["capacities"], settings, shown, last["bounds"])
 
 
 def told(found: Found) -> Iterator[str]:
@@ -158,13 +189,17 @@ def main() -> int:
     parser.add_argument(
         "--seeds", type=int, default=len(SHOWN), help="the first so many; nothing is published with less"
     )
+    parser.add_argument("--fusion-alone", action="store_true", help="take the others from the last result")
     parser.add_argument("--minutes", type=float, default=float("inf"), help="stop then; go on when called again")
     options = parser.parse_args()
     memory = Memory(search.MEMORY, time.monotonic() + 60 * options.minutes)
     found = []
     try:
+        if options.fusion_alone:
+            check_others()
         for cell in cells(options.traces.resolve(), options.only):
-            found.append(examined(cell, SHOWN[: options.seeds], memory))
+            alone = options.fusion_alone
+            found.append(with_fusion(cell, memory) if alone else examined(cell, SHOWN[: options.seeds], memory))
             print("\n".join(told(found[-1])), flush=True)
     except OutOfTimeError:
         print("stopped: the time is over; call it again to go on")

@@ -13,6 +13,8 @@ from systems import STOCK
 
 Row = dict[str, Any]
 FUSION = "fusion"
+FIGURES = ("attainment", "by_tokens", "ttft_p99_s", "ttft_worst_s", "watts")
+"""Of `search.Run`: those that are kept of every system."""
 LOST = 0.005
 """Attainment by which fusion may be below the best of all others before a cell counts as lost."""
 BEYOND = (2.0, 3.0)
@@ -202,10 +204,7 @@ def details(found: Sequence[Found]) -> list[Row]:
                 name: {
                     "setting": one.settings[name],
                     "highest": [digits(seen.highest) for seen in seen_of],
-                    **{
-                        key: [digits(one.mean(name, share, key)) for share in SHARES]
-                        for key in ("attainment", "by_tokens", "ttft_p99_s", "ttft_worst_s", "watts")
-                    },
+                    **{key: [digits(one.mean(name, share, key)) for share in SHARES] for key in FIGURES},
                 }
                 for name, seen_of in one.shown.items()
                 if seen_of

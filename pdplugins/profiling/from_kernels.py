@@ -44,6 +44,12 @@ def from_kernels(  # noqa: PLR0913 - the options of a command
     ] = None,
     experts: Annotated[str, typer.Option(help="Load of experts in the tables: power_law or balanced.")] = "power_law",
     imbalance: Annotated[float, typer.Option(min=1, help="Factor on the times of experts.")] = 1.0,
+    shared_beside: Annotated[
+        bool, typer.Option("--shared-beside", help="Decode steps compute shared experts beside the others.")
+    ] = False,
+    rails: Annotated[
+        int, typer.Option(min=1, help="Network adapters of a server that collectives over servers use at once.")
+    ] = 1,
     draft_tokens: Annotated[int, typer.Option(min=0, help="Speculative decoding: tokens guessed in a step.")] = 0,
     acceptance: Annotated[float, typer.Option(min=0, max=1, help="Probability that a guess is right.")] = 0.8,
     python: Annotated[str, typer.Option(help="Interpreter that has aiconfigurator.")] = sys.executable,
@@ -75,6 +81,8 @@ def from_kernels(  # noqa: PLR0913 - the options of a command
         python=python,
         modes=layouts.read_modes(precision or []),
         experts=experts,
+        shared_beside=shared_beside,
+        rails=rails,
         draft_tokens=draft_tokens,
         acceptance=acceptance,
     )

@@ -82,6 +82,10 @@ class Wanted:
     """Number formats instead of the model's own: gemm, moe, kvcache, fmha."""
     experts: str = "power_law"
     """How work is spread over experts in the tables: ``power_law`` or ``balanced``."""
+    shared_beside: bool = False
+    """Shared experts compute beside the others in decode steps, on a stream of their own, instead of before them."""
+    rails: int = 1
+    """Network adapters of a server over which a collective of several servers runs at once."""
     draft_tokens: int = 0
     """Tokens that are guessed in each step by layers of the model's own (multi-token prediction)."""
     acceptance: float = 0.0
@@ -113,6 +117,8 @@ def ask(wanted: Wanted) -> dict[str, Any]:
             "version": wanted.version,
             "modes": dict(wanted.modes),
             "experts": wanted.experts,
+            "shared_beside": wanted.shared_beside,
+            "rails": wanted.rails,
             "layouts": [asdict(layout) for layout in wanted.layouts],
             "tokens": TOKENS,
             "batches": LONG_BATCHES,

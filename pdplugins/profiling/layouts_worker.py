@@ -26,6 +26,7 @@ def answer(asked: dict[str, Any]) -> dict[str, Any]:
     database = perf_database.get_database(system=system, backend=backend, version=tables)
     if database is None:
         raise ValueError(f"no tables of {backend} {tables}")
+    database.system_spec["node"]["inter_node_bw"] *= asked["rails"]  # the tables count one adapter for a whole ring
     workers = [Worker(asked, layout, database) for layout in asked["layouts"]]
     return {
         "tool": f"aiconfigurator {version('aiconfigurator')}",
@@ -55,6 +56,7 @@ class Worker:
             **modes,
         }
         self._asked = asked["model"], asked["backend"]
+        self._beside = asked["shared_beside"]
         self.note: str | None = None
         self.model = self._made(layout["expert_tensor"], layout["expert"])
         if layout["expert"] > 1 and not self._has_experts():
@@ -118,10 +120,13 @@ class Worker:
 
     def _generation(self, batch: int, context: int) -> tuple[float, float, float]:
         own = ceil(batch / (self._ranks * self._stages))
-        return self._sum(self.model.generation_ops, own, own, context)
+        return self._sum(self.model.generation_ops, own, own, context, beside=self._beside)
 
-    def _sum(self, operations: Any, tokens: int, batch: int, length: int) -> tuple[float, float, float]:
-        total, attention, experts = 0.0, 0.0, 0.0
+    def _sum(
+        self, operations: Any, tokens: int, batch: int, length: int, *, beside: bool = False
+    ) -> tuple[float, float, float]:
+        """Return the time without attention, of attention, and of experts, beside which shared ones may hide."""
+        total, attention, experts, shared = 0.0, 0.0, 0.0, 0.0
         for operation in operations:
             name = operation._name
             asked = {"batch_size": batch, "beam_width": 1, "s": length, "prefix": 0, "model_name": ""}
@@ -129,6 +134,9 @@ class Worker:
             total += ms
             attention += ms if name.endswith("_attention") else 0.0
             experts += ms if name.endswith("_moe") else 0.0
+            shared += ms if "_shared_" in name else 0.0
+        if beside:
+            total -= min(shared, experts)
         return total - attention, attention, experts
 
 

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import stat
 import sys
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+from unittest.mock import MagicMock, patch
 
 import numpy as np
 import pytest
@@ -13,6 +17,7 @@ from typer.testing import CliRunner
 from pdplugins.errors import ConfigError
 from pdplugins.perf.profile import read_profile
 from pdplugins.perf.table import TableModel
+from pdplugins.profiling import layouts_worker
 from pdplugins.profiling.layouts import Degrees, read_modes
 from pdplugins.profiling.profiles import profile
 from pdplugins.profiling.thin import error, thinned
@@ -22,6 +27,7 @@ pytestmark = pytest.mark.moderate
 FAKE = """#!{python}
 import json, sys
 asked = json.load(sys.stdin)
+assert asked["rails"] in (1, 8) and asked["shared_beside"] == (asked["rails"] == 8)
 tokens, batches, contexts = asked["tokens"], asked["batches"], asked["contexts"]
 found = [
     {{
@@ -59,7 +65,19 @@ def run(*arguments: str | Path) -> None:
 def test_layouts_become_one_file(tmp_path: Path, fake: Path) -> None:
     out = tmp_path / "mine.json"
     layouts = ("--layout", "tp8", "--layout", "dp16+ep16")
-    more = ("--precision", "kvcache=float16", "--imbalance", "1.5", "--draft-tokens", "1", "--acceptance", "0.5")
+    more = (
+        "--shared-beside",
+        "--rails",
+        "8",
+        "--precision",
+        "kvcache=float16",
+        "--imbalance",
+        "1.5",
+        "--draft-tokens",
+        "1",
+        "--acceptance",
+        "0.5",
+    )
     run(*layouts, *more, "--out", out, "--python", fake)
     made = read_profile(out)
     perf = TableModel(made)
@@ -72,6 +90,49 @@ def test_layouts_become_one_file(tmp_path: Path, fake: Path) -> None:
     assert made.precision["kvcache"] == "float16"
     assert len(made.prefill[8].tokens) < 15, "a table keeps the knots that it needs"
     assert "--python" not in made.provenance.command
+
+
+def worker(*, beside: bool, rails: int) -> dict[str, Any]:
+    """Ask the worker about an aiconfigurator that knows three kernels and an all-reduce."""
+    kernels = {"generation_moe": 5.0, "generation_shared_ffn1_gemm": 2.0, "generation_attention": 1.0}
+    database = SimpleNamespace(system_spec={"node": {"inter_node_bw": 50e9}})
+
+    def query(name: str, database: Any, **_: Any) -> float:
+        return kernels.get(name) or 9.0 * 50e9 / database.system_spec["node"]["inter_node_bw"]
+
+    operations = [
+        SimpleNamespace(_name=name, query=partial(query, name), get_weights=float) for name in (*kernels, "all_reduce")
+    ]
+    model = MagicMock(generation_ops=operations, context_ops=operations, model_family="DEEPSEEK", _num_layers=1)
+    model.config.kvcache_quant_mode.value.memory, model.config.tp_size = 1, 8
+    sdk = MagicMock()
+    sdk.get_database.return_value, sdk.get_model.return_value = database, model
+    layout = {"tensor": 8, "attention_data": 1, "pipeline": 1, "expert": 1, "expert_tensor": 8}
+    asked = {"system": "s", "backend": "b", "version": "1", "model": "m", "modes": {}, "experts": "power_law"}
+    asked |= {
+        "layouts": [layout],
+        "tokens": [1],
+        "batches": [1],
+        "contexts": [1],
+        "shared_beside": beside,
+        "rails": rails,
+    }
+    with (
+        patch.object(layouts_worker, "_sdk", return_value=sdk),
+        patch.object(layouts_worker, "version", return_value="0"),
+    ):
+        (found,) = layouts_worker.answer(asked)["layouts"]
+    return cast("dict[str, Any]", found)
+
+
+def test_shared_experts_hide_beside_the_others_in_decode_steps_alone() -> None:
+    serial, beside = (worker(beside=beside, rails=1) for beside in (False, True))
+    assert (serial["decode_dense"], beside["decode_dense"]) == ([16.0], [14.0])
+    assert serial["dense"] == beside["dense"] == [16.0]
+
+
+def test_a_ring_over_servers_uses_all_of_their_adapters() -> None:
+    assert worker(beside=False, rails=9)["decode_dense"] == [5.0 + 2.0 + 1.0]
 
 
 def test_two_layouts_of_as_many_gpus_need_two_files(tmp_path: Path, fake: Path) -> None:

@@ -21,6 +21,7 @@ from pdplugins.hosts.sglang.names import SCHEDULER
 from pdplugins.hosts.sglang.prompts import done_tokens
 from pdplugins.hosts.sglang.steps import no_prefill
 from pdplugins.runtime.batching import SafeBatchScheduler
+from pdplugins.runtime.decision import Journal
 from pdplugins.runtime.faults import Tally
 
 Asked = Callable[[str], Terms | None]
@@ -42,6 +43,7 @@ class BatchHooks:
     :param build: makes one scheduler; the queue of each role has its own.
     :param clock: seconds, the clock of SGLang's own time stamps.
     :param asked: what a request asks for itself, by its name; None where it asks for nothing.
+    :param journal: opens where decisions are written, at the first step; None for nowhere.
     """
 
     def __init__(
@@ -49,10 +51,11 @@ class BatchHooks:
         build: Callable[[], BatchScheduler],
         clock: Callable[[], float] = time.perf_counter,
         asked: Asked = lambda name: None,
+        journal: Callable[[], Journal | None] = lambda: None,
     ) -> None:
         tally = Tally(Kind.BATCH_SCHEDULER)
         self._schedulers: defaultdict[str, SafeBatchScheduler] = defaultdict(
-            lambda: SafeBatchScheduler(build(), tally=tally)
+            lambda: SafeBatchScheduler(build(), journal=journal(), tally=tally)
         )
         self._clock = clock
         self._asked = asked

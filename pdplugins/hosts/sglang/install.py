@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import logging
-from functools import lru_cache, partial
+import os
+from collections.abc import Callable
+from functools import cache, lru_cache, partial
+from pathlib import Path
 
 from pdplugins.config import Config, find, load
 from pdplugins.errors import PdpluginsError
+from pdplugins.files import check_outputs
 from pdplugins.gateway.terms import carried_by
 from pdplugins.hosts.sglang import nixl
 from pdplugins.hosts.sglang.batching import BatchHooks
 from pdplugins.hosts.sglang.dual import DualRole
 from pdplugins.hosts.sglang.hooking import Hook, HookInstaller, broken_seams, chained
+from pdplugins.resources import DECISION_LOG_VARIABLE
 from pdplugins.runtime.assembly import build_deployment
+from pdplugins.runtime.journal import StandardJournal, build_journal
 from pdplugins.runtime.policies import Policies, build_policies
 
 log = logging.getLogger(__name__)
@@ -39,7 +45,7 @@ def install(name: str) -> None:
         hooks: dict[str, Hook] = {}
         if (build := _policies(config).batch_scheduler()) is not None:
             asked = lru_cache(MOST_KNOWN)(partial(carried_by, config=config.terms))
-            hooks = BatchHooks(build, asked=asked).hooks()
+            hooks = BatchHooks(build, asked=asked, journal=journal_of(config)).hooks()
         if config.sglang.dual_role:
             nixl.pause_progress_threads(config.sglang.nixl_poll_us)
             clock = nixl.pause_transfer_threads(config.sglang.nixl_poll_us)
@@ -57,6 +63,29 @@ def wanted(config: Config) -> list[str]:
     scheduler = config.batch_scheduler or (config.bundle if _bundle_schedules(config) else None)
     names = {"dual_role": config.sglang.dual_role, f"batch_scheduler {scheduler and scheduler.name}": scheduler}
     return [name for name, on in names.items() if on]
+
+
+def journal_of(config: Config) -> Callable[[], StandardJournal | None]:
+    """Return what opens the decision log of this process. Raises ConfigError where none can be written there.
+
+    It opens at the first step: of SGLang's processes only those that run an engine take any.
+    """
+    name = os.environ.get(DECISION_LOG_VARIABLE)
+    path = Path(name) if name else None
+    check_outputs(path)
+
+    @cache
+    def opened() -> StandardJournal | None:
+        if path is None:
+            return None
+        try:
+            own = path.with_stem(f"{path.stem}-{os.getpid()}")
+            return build_journal(config, build_deployment(config), decision_log=own)
+        except PdpluginsError as error:
+            log.warning("pdplugins: %s; serving goes on without it", error)
+            return None
+
+    return opened
 
 
 def _bundle_schedules(config: Config) -> bool:

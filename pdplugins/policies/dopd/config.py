@@ -28,6 +28,9 @@ class DopdSettings(BaseModel):
     decode_sigmas: float = Field(
         2.0, ge=0, description="decode capacity beyond the mean concurrency, in standard deviations"
     )
+    follow_rises: bool = Field(
+        True, description="tell a rise of the request rate from the noise of arrivals, and follow it at once"
+    )
     learn_bursts: bool = Field(True, description="learn how large bursts are and whether a level lasts a start-up")
     drain_backlog: bool = Field(True, description="add the workers that clear a queue within one start-up")
     hold_s: float = Field(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from dataclasses import dataclass
 from typing import Literal, Protocol
 
 Predictor = Literal["last-value", "kalman", "arima"]
@@ -75,20 +76,27 @@ class Reverting:
     That is the slope of values on the forecasts made `steps` earlier. It lies between 0, for bursts that are over by
     then, and 1, for levels that last.
 
+    Deviations that the noise of arrivals explains say nothing of how long a high level lasts. They would pull every one
+    down to the mean, so they are left out there. A low level is trusted less, as a late worker costs more than an idle
+    one: there all deviations count, and in `persistence` too.
+
     :param inner: the forecaster of the level.
     :param steps: steps from a forecast to the value that it is for.
     :param memory: steps after which the weight of an observation has faded to 1 / e.
+    :param counted_s: seconds over which `inner` counts arrivals; infinite where no deviation is noise.
     """
 
     PRIOR_STEPS = 0.5
     """Weight of the initial assumption that levels last, in squared mean levels."""
+    SIGMAS = 3.0
+    """Standard errors of a count of independent arrivals from which on a deviation is no noise."""
 
-    def __init__(self, inner: Forecaster, steps: int, memory: float) -> None:
-        self._inner, self._steps = inner, steps
+    def __init__(self, inner: Forecaster, steps: int, memory: float, counted_s: float = math.inf) -> None:
+        self._inner, self._steps, self._counted_s = inner, steps, counted_s
         self._keep = math.exp(-1 / memory)
         self._pending: deque[float] = deque()
         self._mean = self._weight = 0.0
-        self._covariance = self._variance = 0.0
+        self._all, self._clear = _Slope(), _Slope()
 
     @property
     def mean(self) -> float:
@@ -97,11 +105,8 @@ class Reverting:
 
     @property
     def persistence(self) -> float:
-        """Share of a deviation from the mean that is expected to last, 0 to 1."""
-        prior = self.PRIOR_STEPS * self._mean * self._mean
-        if self._variance + prior <= 0:
-            return 1.0
-        return min(max((self._covariance + prior) / (self._variance + prior), 0.0), 1.0)
+        """Share of a deviation from the mean that is expected to last, 0 to 1; noise counts."""
+        return self._all.within(self.PRIOR_STEPS * self._mean * self._mean)
 
     @property
     def learned(self) -> dict[str, float]:
@@ -109,14 +114,24 @@ class Reverting:
         return {
             "mean": self._mean,
             "weight": self._weight,
-            "covariance": self._covariance,
-            "variance": self._variance,
+            "covariance": self._all.covariance,
+            "variance": self._all.variance,
+            "clear_covariance": self._clear.covariance,
+            "clear_variance": self._clear.variance,
         }
 
-    def resume(self, mean: float, weight: float, covariance: float, variance: float) -> None:
+    def resume(
+        self,
+        mean: float,
+        weight: float,
+        covariance: float,
+        variance: float,
+        clear_covariance: float,
+        clear_variance: float,
+    ) -> None:
         """Go on with what an earlier run has learned."""
         self._mean, self._weight = mean, weight
-        self._covariance, self._variance = covariance, variance
+        self._all, self._clear = _Slope(covariance, variance), _Slope(clear_covariance, clear_variance)
 
     def observe(self, value: float) -> None:
         """Take in the next value, and learn from the forecast that was made for it."""
@@ -128,12 +143,34 @@ class Reverting:
         self._pending.append(self._inner.forecast())
         if len(self._pending) > self._steps:
             deviation = self._pending.popleft() - self._mean
-            self._covariance = self._keep * self._covariance + deviation * (value - self._mean)
-            self._variance = self._keep * self._variance + deviation * deviation
+            self._all.learn(deviation, value - self._mean, self._keep)
+            if abs(deviation) >= self.SIGMAS * math.sqrt(max(self._mean, 0.0) / self._counted_s):
+                self._clear.learn(deviation, value - self._mean, self._keep)
 
     def forecast(self) -> float:
         """Return the forecast for `steps` ahead; NaN while nothing was observed."""
-        return self._mean + self.persistence * (self._inner.forecast() - self._mean)
+        level, prior = self._inner.forecast(), self.PRIOR_STEPS * self._mean * self._mean
+        lasting = (self._clear if level > self._mean else self._all).within(prior)
+        return self._mean + lasting * (level - self._mean)
+
+
+@dataclass(slots=True)
+class _Slope:
+    """The slope of one series on another, both about their mean."""
+
+    covariance: float = 0.0
+    variance: float = 0.0
+
+    def learn(self, x: float, y: float, keep: float) -> None:
+        """Take in a pair, after the older ones have faded by `keep`."""
+        self.covariance = keep * self.covariance + x * y
+        self.variance = keep * self.variance + x * x
+
+    def within(self, prior: float) -> float:
+        """Return it, 0 to 1, where `prior` is the variance of earlier pairs with a slope of 1."""
+        if self.variance + prior <= 0:
+            return 1.0
+        return min(max((self.covariance + prior) / (self.variance + prior), 0.0), 1.0)
 
 
 class Corrected:

@@ -50,6 +50,8 @@ class Rate(_Kept):
     weight: Amount
     covariance: Moment
     variance: Square
+    clear_covariance: Moment = 0.0
+    clear_variance: Square = 0.0
 
 
 class Lengths(_Kept):

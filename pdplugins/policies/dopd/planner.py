@@ -40,6 +40,7 @@ from pdplugins.policies.dopd.ratio import (
     mean_context_tokens,
     pd_ratio,
 )
+from pdplugins.policies.dopd.rising import Rising
 from pdplugins.policies.dopd.staffing import Backlog, Dispersion, Service, capped_workers, upper_rate
 from pdplugins.policies.dopd.worth import Outlook
 
@@ -82,9 +83,12 @@ class DopdPlanner:
         self._horizon_s = max(deployment.startup_s, settings.interval_s)
         steps = max(round((deployment.startup_s + settings.interval_s) / settings.interval_s), 1)
         memory = LEARNING_S / settings.interval_s
-        self._rate = Reverting(self._forecaster(), steps, memory)
+        rate, counted_s = self._forecaster(), math.inf
+        if settings.follow_rises and not settings.paper_literal:
+            rate, counted_s = Rising(rate, steps, settings.interval_s, self._horizon_s), self._horizon_s
+        self._rate = Reverting(rate, steps, memory, counted_s)
         bursts = settings.learn_bursts and not settings.paper_literal
-        amount = self._rate if bursts else self._forecaster()
+        amount = self._rate if bursts else rate
         self._spread = Spread(settings.length_cv2, memory)
         self._load = LoadForecast(self._forecaster, amount, self._spread)
         self._dispersion = Dispersion(steps, settings.interval_s, LEARNING_S)

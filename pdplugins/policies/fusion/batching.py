@@ -1,4 +1,8 @@
-"""The engine's queue: as much prefill as the TPOT SLO leaves, for what can still be in time first."""
+"""The engine's queue: as much prefill as the TPOT SLO leaves, for what can still be in time first.
+
+An engine has the whole TTFT SLO. The pool plans with a share of it, and the rest is for what cannot be foreseen: a
+prompt that runs into it is still in time.
+"""
 
 from __future__ import annotations
 
@@ -31,8 +35,7 @@ class FusionBatchScheduler:
         self._drift = core.drift
         self._worker = ""
         """Whose engine this is, once that is known."""
-        self._ttft_share = settings.ttft_share
-        self._ttft_s = deployment.slo.ttft_s * settings.ttft_share
+        self._ttft_s = deployment.slo.ttft_s
         turn_s = TURN_TOKENS / core.costs.alone
         self._queue = DeadlineQueue(settings.oldest_share, REORDER, turn_s)
 
@@ -96,7 +99,7 @@ class FusionBatchScheduler:
         terms, since_s = request.terms, request.arrival_s
         if terms is None:
             return Job(since_s + self._ttft_s, since_s, request.id, cost_s)
-        ttft_s = self._ttft_s if terms.ttft_s is None else terms.ttft_s * self._ttft_share
+        ttft_s = self._ttft_s if terms.ttft_s is None else terms.ttft_s
         return self._queue.asked(Job(since_s + ttft_s, since_s, request.id, cost_s), terms)
 
     def _speed(self, step: Step, budget: int) -> float:

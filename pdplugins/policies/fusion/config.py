@@ -13,7 +13,9 @@ class FusionSettings(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     tpot_share: float = Field(0.95, gt=0, le=1, description="share of the TPOT SLO that a step of an engine may take")
-    ttft_share: float = Field(0.9, gt=0, le=1, description="share of the TTFT SLO within which prompts are planned")
+    ttft_share: float = Field(
+        0.9, gt=0, le=1, description="share of the TTFT SLO within which the pool plans; engines have all of it"
+    )
     oldest_share: float = Field(
         0.1, ge=0, lt=1, description="share of the prefill work that goes to the oldest request, in time or not"
     )

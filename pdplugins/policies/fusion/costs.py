@@ -71,6 +71,14 @@ class Costs:
         more_s = max(steps.attending(left, done) - whole * self._chunk_attending_s, 0.0)
         return whole * self._chunk_s + more_s + (steps.prefill([(rest, 0)]) if rest else 0.0)
 
+    def tokens(self, prompt: int, done: int) -> float:
+        """Return the prompt tokens that take as long as the rest of a prompt: attention makes those of long ones dear.
+
+        What fits into one step counts as it is: beside decodes its step costs nothing more.
+        """
+        left = prompt - done
+        return left if left <= self.chunk else self.prefill_s(prompt, done) * self.alone
+
     def share_s(self, tokens: int, done: int = 0) -> float:
         """Return the seconds of the rest of one prompt, of which many wait: as many share a step as fit.
 

@@ -179,7 +179,8 @@ class FusionRouter:
         best: Soonest | None = None
         for worker in self._candidates(request):
             decodes, context = self._present.decodes(worker)
-            tokens = self._present.ahead(worker) + request.prompt_tokens - self._known(request, worker)
+            tokens = self._costs.tokens(request.prompt_tokens, self._known(request, worker))
+            tokens += self._present.ahead(worker)
             own_s = self._core.own_tpot_s(worker, decodes, context)
             rate = self._costs.beside(decodes, context, own_s, self._core.drift.of(worker.id))
             wait_s = tokens / rate * self._harm(worker, own_s) + self._full_s(request, worker, decodes, context)

@@ -16,7 +16,7 @@ from functools import cache
 
 from pdplugins.resources import data_dir
 
-MTP_ADDED = ("trtllm", "1.1.0rc2.post2", "2026-01-14")
+MTP_ADDED = ("trtllm", "1.1.0rc2.post2", date(2026, 1, 14))
 """Engine, version and day of the run that added MTP to one pool, TensorRT-LLM on H200."""
 MARGIN_DAYS = 1
 """A run ends within a day of the commit that started it."""
@@ -42,7 +42,7 @@ class LackingError(Exception):
 
 def guesses_of(raw: dict[str, str], layout: str) -> int:
     """Return the guessed tokens of a row in one pool: its script takes one with data-parallel attention, else three."""
-    if (raw.get("backend", ""), raw.get("backend_version", ""), _day(raw)) != MTP_ADDED:
+    if (raw.get("backend", ""), raw.get("backend_version", ""), day_of(raw)) != MTP_ADDED:
         return 0
     return 1 if layout.startswith("dp") else 3
 
@@ -50,7 +50,7 @@ def guesses_of(raw: dict[str, str], layout: str) -> int:
 def pools_of(raw: dict[str, str], system: str, clients: int) -> Pools:
     """Return the pools of a disaggregated row. Raises LackingError when none or several deployments agree with it."""
     key = (system, raw.get("backend", ""), raw.get("backend_version", ""), raw.get("isl"), raw.get("osl"), str(clients))
-    day, found = date.fromisoformat(_day(raw) or "1970-01-01"), set()
+    day, found = day_of(raw) or date.min, set()
     for entry in _deployments().get(key, ()):
         first, last = date.fromisoformat(entry["first_day"]), date.fromisoformat(entry["last_day"])
         if (first - day).days > MARGIN_DAYS or (day - last).days > MARGIN_DAYS:
@@ -86,6 +86,10 @@ def _deployments() -> dict[tuple[str | None, ...], list[dict[str, str]]]:
     return found
 
 
-def _day(raw: dict[str, str]) -> str:
-    found = re.search(r"measured=(\d{4}-\d\d-\d\d)", raw.get("silicon_data_source", ""))
-    return found[1] if found else ""
+def day_of(raw: dict[str, str]) -> date | None:
+    """Return the day on which a row was measured; None where it does not say."""
+    found = re.search(r"measured=(\d{4})-(\d\d)-(\d\d)", raw.get("silicon_data_source", ""))
+    try:
+        return date(int(found[1]), int(found[2]), int(found[3])) if found else None
+    except ValueError:
+        return None

@@ -11,12 +11,13 @@ import csv
 import re
 from collections import defaultdict
 from dataclasses import dataclass
+from datetime import date
 from hashlib import sha256
 from math import isfinite
 from pathlib import Path
 
 from pdplugins.errors import ConfigError
-from pdplugins.studies.measured.published import LackingError, Pools, guesses_of, pools_of
+from pdplugins.studies.measured.published import LackingError, Pools, day_of, guesses_of, pools_of
 
 MODELS = {
     "deepseek-ai/DeepSeek-V3": "deepseek-r1",
@@ -25,6 +26,10 @@ MODELS = {
     "openai/gpt-oss-120b": "gpt-oss-120b",
 }
 """Mixtures of experts that aiconfigurator has kernel tables for. DeepSeek V3 and R1 are of one shape."""
+LAYERS = {"deepseek-r1": 61, "qwen3-235b-a22b-fp8": 94, "gpt-oss-120b": 36}
+"""By model: layers of its `config.json`."""
+WARMS_UP = date(2026, 1, 21)
+"""From this day on InferenceMAX's client sends two requests for each client before it measures."""
 DENSE = re.compile(r"Llama-3\.1|Qwen3-32B")
 UNCOVERED = {
     "moonshotai/Kimi-K2.5": "no tables of attention with 64 latent heads, nor of INT4 experts of its size",
@@ -59,11 +64,18 @@ class Row:
     """Whether the coefficients are fitted on it; the others are reported on."""
     ttft_s: float
     tpot_s: float
+    day: date | None = None
+    """When it was measured, where the row says so."""
 
     @property
     def mode(self) -> str:
         """``disaggregated`` or ``aggregated``."""
         return "aggregated" if self.pools.prefill is None else "disaggregated"
+
+    @property
+    def warm(self) -> bool:
+        """Whether requests came before the measured ones, so that no kernel was compiled in their time."""
+        return not self.inference_max or (self.day is not None and self.day >= WARMS_UP)
 
     @property
     def source(self) -> str:
@@ -133,6 +145,7 @@ def _row(raw: dict[str, str]) -> Row:
         fitted=half(raw["silicon_ttft_ms"], raw["silicon_tpot_ms"]),
         ttft_s=_ms(raw, "silicon_ttft_ms") / 1e3,
         tpot_s=_ms(raw, "silicon_tpot_ms") / 1e3,
+        day=day_of(raw),
     )
 
 

@@ -16,12 +16,13 @@ from pdplugins.perf.profile import Profile, Scale, Speculation, Transfer, read_p
 from pdplugins.perf.table import TableModel
 from pdplugins.policies.stock.routers import RoundRobin, RouterSettings
 from pdplugins.resources import data_dir
-from pdplugins.sim.core.engine_settings import EngineSettings
 from pdplugins.sim.core.fleet import Hardware
 from pdplugins.sim.core.flight import Arrival
 from pdplugins.sim.core.settings import SimSettings
 from pdplugins.sim.core.simulation import Simulation
-from pdplugins.studies.measured.rows import Row
+from pdplugins.studies.measured.engines import GRAPHS_WITH_PROMPTS, balance_of, engine_of, group_tokens, groups_of
+from pdplugins.studies.measured.rows import LAYERS, Row
+from pdplugins.studies.measured.steps import PromptSteps
 from pdplugins.workloads.trace import Round
 
 ANY = Slo(1.0, 1.0)
@@ -31,17 +32,16 @@ SHORTEST = 0.8
 """InferenceMAX draws every length between this share of the nominal one and it; aiconfigurator's runner draws none."""
 LINK_BYTES_PER_S = 50e9
 """KV transfer: 400 Gb/s of RDMA for each GPU of a worker."""
-MOST_BATCH = 4096
 
 
 @dataclass(frozen=True, slots=True)
 class Coefficients:
     """The fitted numbers, the same for every row."""
 
-    prefill: float = 1.0
-    """Factor on the time of prompts."""
-    decode: float = 1.0
-    """Factor on the time of decode steps."""
+    kernels: float = 1.0
+    """Factor on the times of the kernel tables, of prompts and of decode steps."""
+    launch_ms: float = 1.0
+    """Milliseconds to launch the kernels of one layer, in engines that do so in each step with prompts."""
     acceptance: float = 0.7
     """Probability that a guessed token is right, if those before it were."""
     request_ms: float = 50.0
@@ -53,12 +53,20 @@ class Coefficients:
         """Return these with the default for each that the engines of `row` know nothing of."""
         none = Coefficients()
         return Coefficients(
-            self.prefill,
-            self.decode,
+            self.kernels,
+            none.launch_ms if row.engine in GRAPHS_WITH_PROMPTS else self.launch_ms,
             self.acceptance if row.pools.draft_tokens else none.acceptance,
             none.request_ms,
             none.handoff_ms if row.pools.prefill is None else self.handoff_ms,
         )
+
+
+EFFECTS = {
+    "launches": "steps with prompts wait for their launches",
+    "groups": "one prompt takes a step as long as one in every group",
+    "balance": "prompts wait until every group has one",
+}
+"""What is simulated beyond kernel tables and queues, so that a report can leave out each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,68 +87,56 @@ def refusal(row: Row) -> str | None:
     for _, layout in filter(None, (row.pools.prefill, row.pools.decode)):
         if not profile_path(row, layout).is_file():
             return f"{row.mode}, {row.source}: no kernel tables for {layout}"
-        perf, gpus = _perf(profile_path(row, layout), Coefficients(), 0)
+        perf, gpus = _perf(row, layout, Coefficients(), "")
         if row.isl_tokens + row.osl_tokens >= 0.99 * perf.kv_capacity_tokens(gpus):
             return f"{row.mode}, {row.source}: one request needs more KV cache than there is with {layout}"
     return None
 
 
-def simulate(row: Row, coefficients: Coefficients, seed: int = 0) -> Felt:
-    """Return the latencies that the clients of `row` see in the simulator: means over their requests."""
-    inside = _simulate(row, coefficients.inside(row), seed)
+def touches(effect: str, row: Row) -> bool:
+    """Return whether one of `EFFECTS` has a part in `row`."""
+    if effect == "launches":
+        return row.engine not in GRAPHS_WITH_PROMPTS
+    if effect == "balance":
+        return balance_of(row) is not None
+    _, layout = row.pools.prefill or row.pools.decode
+    return groups_of(layout) > 1
+
+
+def simulate(row: Row, coefficients: Coefficients, seed: int = 0, without: str = "") -> Felt:
+    """Return the latencies that the clients of `row` see in the simulator: means over their requests.
+
+    :param without: one of `EFFECTS` that is left out.
+    """
+    inside = _simulate(row, coefficients.inside(row), seed, without)
     return Felt(inside.ttft_s + coefficients.request_ms / 1e3, inside.tpot_s)
 
 
 @cache
-def _simulate(row: Row, coefficients: Coefficients, seed: int) -> Felt:
+def _simulate(row: Row, coefficients: Coefficients, seed: int, without: str) -> Felt:
     number, layout = row.pools.decode
-    decode = Hardware(*_perf(profile_path(row, layout), coefficients, row.pools.draft_tokens))
-    first = (number, decode)
+    decode = Hardware(*_perf(row, layout, coefficients, without))
+    first, prefills = decode, number
     if row.pools.prefill is not None:
         prefills, layout = row.pools.prefill
-        first = (prefills, Hardware(*_perf(profile_path(row, layout), coefficients, 0)))
+        first = Hardware(*_perf(row, layout, coefficients, without))
     two = row.pools.prefill is not None
     settings = SimSettings(
-        prefill=first[0],
+        prefill=prefills,
         decode=number if two else 0,
-        engine=_engine(row, decode),
-        hardware={Role.PREFILL: first[1], Role.DECODE: decode},
+        engine=engine_of(row, decode.perf, decode.tp),
+        hardware={Role.PREFILL: first, Role.DECODE: decode},
         first_token="transfer",  # noqa: S106 - no password
     )
-    budget = first[0] * first[1].tp + number * decode.tp
-    deployment = Deployment(ANY, first[1].perf, budget, first[1].tp, decode.tp, 0.0, settings.engine.max_batch)
+    budget = prefills * first.tp + number * decode.tp
+    deployment = Deployment(ANY, first.perf, budget, first.tp, decode.tp, 0.0, settings.engine.max_batch)
     router = RoundRobin(RouterSettings(colocated=not two), deployment)
-    outcome = Simulation(deployment, settings, router).run(_clients(row, seed))
+    simulation = Simulation(
+        deployment, settings, router, batch_scheduler=None if without == "balance" else balance_of(row)
+    )
+    outcome = simulation.run(_clients(row, seed))
     answered = [record for record in outcome.records if record.error is None]
     return Felt(fmean([r.ttft_s or 0.0 for r in answered]), fmean([r.tpot_s or 0.0 for r in answered]))
-
-
-def _engine(row: Row, decode: Hardware) -> EngineSettings:
-    """Return how the engine of a row batches, as the tool that measured it sets it up."""
-    whole = row.engine == "trtllm"
-    batch = min(row.clients, row.pools.decode_batch or MOST_BATCH)
-    if whole:  # GUARANTEED_NO_EVICT: a request is admitted with free KV capacity for its whole answer
-        held = decode.perf.kv_capacity_tokens(decode.tp) // (row.isl_tokens + row.osl_tokens)
-        batch = min(batch, max(held, 1))
-    return EngineSettings(
-        order="prefill_first" if row.engine == "sglang" and row.inference_max else "decode_first",
-        step_tokens=_step_tokens(row),
-        whole_prompts=whole,
-        max_batch=batch,
-    )
-
-
-def _step_tokens(row: Row) -> int:
-    if not row.inference_max:  # aiconfigurator's generator
-        return row.isl_tokens + 1500 + (0 if row.engine == "sglang" else row.clients)
-    if row.engine == "vllm":
-        return 8192
-    if row.engine == "sglang":
-        return 32_768
-    if row.model == "gpt-oss-120b":
-        return 20_000
-    ranks = 8 if row.pools.decode[1].startswith("dp") and row.pools.prefill is None else 1
-    return max(row.clients + row.isl_tokens + 64, 8192) * ranks
 
 
 @cache
@@ -149,13 +145,13 @@ def _profile(path: Path) -> Profile:
 
 
 @cache
-def _perf(path: Path, coefficients: Coefficients, guesses: int) -> tuple[TableModel, int]:
-    """Return the step times of one layout with the coefficients applied, and its GPUs."""
-    profile = _profile(path)
+def _perf(row: Row, layout: str, coefficients: Coefficients, without: str) -> tuple[TableModel, int]:
+    """Return the step times of one layout of a row's engine with the coefficients applied, and its GPUs."""
+    profile = _profile(profile_path(row, layout))
     (gpus,) = profile.decode
-    layers = 61 if guesses else 1
+    layers, guesses = LAYERS[row.model], row.pools.draft_tokens
     changes = {
-        "scale": Scale(prefill=coefficients.prefill, decode=coefficients.decode, source="fitted"),
+        "scale": Scale(prefill=coefficients.kernels, decode=coefficients.kernels, source="fitted"),
         "transfer": Transfer(
             latency_s=coefficients.handoff_ms / 1e3, bytes_per_s=LINK_BYTES_PER_S * gpus, source="see LINK_BYTES_PER_S"
         ),
@@ -163,13 +159,18 @@ def _perf(path: Path, coefficients: Coefficients, guesses: int) -> tuple[TableMo
         if not guesses
         else Speculation(draft_tokens=guesses, acceptance=coefficients.acceptance, draft_share=1 / layers),
     }
-    return TableModel(profile.model_copy(update=changes)), gpus
+    launch_s, least_tokens, groups = 0.0, 0.0, groups_of(layout)
+    if without != "launches" and touches("launches", row):
+        launch_s = layers * coefficients.launch_ms / 1e3
+    if without != "groups" and groups > 1:
+        least_tokens = groups * min((1 + _shortest(row)) / 2 * row.isl_tokens, group_tokens(row))
+    return PromptSteps(profile.model_copy(update=changes), launch_s, least_tokens), gpus
 
 
 def _clients(row: Row, seed: int) -> Iterator[Arrival]:
     """Yield the first request of every client, which carries the client's later requests."""
     rng = random.Random(f"{seed} {row.id}")  # noqa: S311 - lengths of prompts
-    shortest = SHORTEST if row.inference_max else 1.0
+    shortest = _shortest(row)
 
     def length(tokens: int) -> int:
         return max(rng.randint(round(shortest * tokens), tokens), 1)
@@ -178,3 +179,7 @@ def _clients(row: Row, seed: int) -> Iterator[Arrival]:
         lengths = [(length(row.isl_tokens), length(row.osl_tokens)) for _ in range(REQUESTS)]
         later = tuple(Round(0.0, isl, osl, history_tokens=0) for isl, osl in lengths[1:])
         yield Arrival(0.0, *lengths[0], rounds=later)
+
+
+def _shortest(row: Row) -> float:
+    return SHORTEST if row.inference_max else 1.0

@@ -14,6 +14,7 @@ import yaml
 
 from benchmarks.rig import servers
 from benchmarks.rig.servers import Server
+from pdplugins.resources import DECISION_LOG_VARIABLE
 from tests.hosts.sglang.cores import busiest
 
 CHUNK = 256
@@ -65,8 +66,11 @@ SETUPS = [
 ROOMY = [SETUPS[1], SETUPS[2]]
 """One of each version whose KV cache is large and whose requests are not retracted."""
 STOCK = [Setup(version, "stock", stock=True) for version in VERSIONS]
+ALL_LOGGED = {"decision_log": {"sample": 1}}
 FUSED = [
-    Setup(version, "fusion", {"slo": {"ttft_s": 2.0, "tpot_s": 0.05}, "bundle": {"name": "fusion"}}, MIXED)
+    Setup(
+        version, "fusion", {"slo": {"ttft_s": 2.0, "tpot_s": 0.05}, "bundle": {"name": "fusion"}, **ALL_LOGGED}, MIXED
+    )
     for version in VERSIONS
 ]
 """Dual-role instances of which all parts are fusion's, within the engine and before it."""
@@ -89,6 +93,11 @@ class Bench:
     @property
     def pair(self) -> tuple[Server, Server]:
         return self.a, self.b
+
+    def decision_logs(self) -> list[Path]:
+        """Return what the engines of both log, one for each process that has decided."""
+        named = (Path(server.env[DECISION_LOG_VARIABLE]) for server in self.pair)
+        return [log for path in named for log in path.parent.glob(f"{path.stem}-*{path.suffix}")]
 
     def note_busy(self) -> None:
         """Warn of threads that keep a core busy although nothing has been asked for lately."""
@@ -162,8 +171,9 @@ class Pool:
         config = self._folder / f"{setup}.yaml"
         config.write_text(yaml.safe_dump({**DUAL, **setup.config}))
         options = [*servers.DUAL, *setup.options]
-        more = {"config": config, "env": setup.env, "tokens": setup.tokens}
-        return [self._server(setup, name, options, **more) for name in names]
+        more = {"config": config, "tokens": setup.tokens}
+        logs = {name: {DECISION_LOG_VARIABLE: str(self._folder / f"{setup}-{name}.jsonl")} for name in names}
+        return [self._server(setup, name, options, env={**setup.env, **logs[name]}, **more) for name in names]
 
     def _stock(self, setup: Setup) -> list[Server]:
         return [self._server(setup, role, [*servers.STOCK, role, *setup.options]) for role in ("prefill", "decode")]

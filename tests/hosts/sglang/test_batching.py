@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
 
+from pdplugins.config import Config
+from pdplugins.errors import ConfigError
 from pdplugins.hosts.sglang.batching import BatchHooks, view_of
+from pdplugins.hosts.sglang.install import journal_of
+from pdplugins.resources import DECISION_LOG_VARIABLE
+from pdplugins.runtime.explain import Choose, explain
 from pdplugins.types import BatchPlan, BatchView, Terms
 
 
@@ -122,6 +129,36 @@ def test_the_policy_sees_what_a_request_asks_for_itself() -> None:
     engine.step()
     (view,) = engine.policy.views
     assert {one.request.id: one.request.terms for one in view.queue} == {**asked, "b": None}
+
+
+def test_what_was_decided_is_logged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a file for each process, opened at its first step; `explain` then says why a request was prefilled when."""
+    monkeypatch.setenv(DECISION_LOG_VARIABLE, str(tmp_path / "engine.jsonl"))
+    config = Config.model_validate({"batch_scheduler": "dynaserve", "decision_log": {"sample": 1}})
+    engine = Engine(Policy(BatchPlan({"a": 10}, reason="it is the oldest")), req("a", 10))
+    engine.hooks = BatchHooks(lambda: engine.policy, lambda: 10.0, journal=journal_of(config))
+    assert list(tmp_path.iterdir()) == []
+    engine.step()
+    (log,) = tmp_path.iterdir()
+    assert log.name == f"engine-{os.getpid()}.jsonl"
+    told = "\n".join(explain(log, Choose(request="a")))
+    assert "batch scheduler  prefill a 10" in told
+    assert "it is the oldest" in told
+
+
+def test_an_engine_that_cannot_log_serves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder that is missing is told at the start; one that goes away later is no reason to stop."""
+    folder = tmp_path / "logs"
+    monkeypatch.setenv(DECISION_LOG_VARIABLE, str(folder / "engine.jsonl"))
+    config = Config.model_validate({"batch_scheduler": "dynaserve"})
+    with pytest.raises(ConfigError, match="create it first"):
+        journal_of(config)
+    folder.mkdir()
+    journal = journal_of(config)
+    (folder / f"engine-{os.getpid()}.jsonl").mkdir()
+    engine = Engine(Policy(BatchPlan({"a": 10})), req("a", 10))
+    engine.hooks = BatchHooks(lambda: engine.policy, lambda: 10.0, journal=journal)
+    assert engine.step() == "composed"
 
 
 def test_an_empty_plan_is_a_decode_step() -> None:

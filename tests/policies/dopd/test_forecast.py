@@ -156,6 +156,27 @@ def test_levels_that_last_are_believed_and_bursts_are_not() -> None:
     assert bursty.forecast() == pytest.approx(bursty.mean, rel=0.5)
 
 
+def test_a_fluctuation_that_noise_explains_pulls_no_forecast_to_the_mean() -> None:
+    """Counts of ten requests a second in 5 s are off by 1.4; the deviations of their levels do not last."""
+    noise = [10.0 + 1.4 * (-1) ** (i // 3) for i in range(600)]
+    counts, amounts = (Reverting(LastValue(), 7, 1000, seconds) for seconds in (30.0, math.inf))
+    for series in (counts, amounts):
+        fed(series, [*noise, 25.0])
+    assert counts.forecast() == pytest.approx(25.0)
+    assert amounts.forecast() < 23.0
+    assert counts.persistence == amounts.persistence < 0.9
+
+
+def test_what_a_forecast_has_learned_can_be_resumed() -> None:
+    slow = [10.0 + 8.0 * ((i // 60) % 2) for i in range(600)]
+    first, second = (Reverting(LastValue(), 4, 1000, 30.0) for _ in range(2))
+    fed(first, slow)
+    second.resume(**first.learned)
+    fed(second, slow[-1:])
+    assert second.persistence == pytest.approx(first.persistence, abs=0.01)
+    assert second.forecast() == pytest.approx(first.forecast(), abs=0.1)
+
+
 def test_without_experience_a_level_is_taken_to_last() -> None:
     fresh = fed(Reverting(LastValue(), steps=7, memory=100), [5.0, 9.0])
     assert isinstance(fresh, Reverting)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import random
 import time
 from dataclasses import replace
 from itertools import pairwise
@@ -326,6 +327,27 @@ def test_bursts_are_learned_as_headroom() -> None:
     even_plan, bursty_plan = plans(even, spread)[-1], plans(bursty, bursts)[-1]
     assert bursty_plan.signals["burst_dispersion_s"] > 3 * even_plan.signals["burst_dispersion_s"]
     assert bursty_plan.prefill > even_plan.prefill
+
+
+def test_a_step_of_the_load_is_planned_for_after_two_windows() -> None:
+    stepped = [*steady(4.0), *steady(14.0, count=2)]
+    followed, before = (plans(planner(follow_rises=follow), stepped)[-1] for follow in (True, False))
+    assert followed.signals["forecast_rate"] > 12 > before.signals["forecast_rate"]
+    assert followed.prefill > before.prefill
+
+
+def test_noise_does_not_pull_a_forecast_to_the_mean() -> None:
+    """After an hour of even load, a level that is there for a minute is planned for."""
+    draw = random.Random(3)
+    noise = [Traffic(5.0, draw.randint(33, 47), 1000, 200) for _ in range(720)]
+    clear, pulled = (plans(planner(follow_rises=follow), [*noise, *steady(13.0, count=12)]) for follow in (True, False))
+    assert clear[-1].signals["forecast_rate"] > 12 > pulled[-1].signals["forecast_rate"]
+
+
+def test_rises_are_not_followed_in_the_printed_version() -> None:
+    stepped = [*steady(4.0), *steady(14.0, count=2)]
+    one, other = (plans(planner(follow_rises=follow, paper_literal=True), stepped) for follow in (True, False))
+    assert one == other
 
 
 def test_a_smaller_pool_must_have_been_enough_for_the_whole_hold() -> None:

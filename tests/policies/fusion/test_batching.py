@@ -7,7 +7,7 @@ from typing import Any
 
 from pdplugins.contracts.bundle import Bundle
 from pdplugins.testing import request
-from pdplugins.types import BatchPlan, BatchScheduler, BatchView, QueuedPrefill, Terms
+from pdplugins.types import BatchPlan, BatchScheduler, BatchView, Deployment, QueuedPrefill, Terms
 
 Bundles = Callable[..., Bundle]
 
@@ -29,6 +29,13 @@ def first(plan: BatchPlan) -> str:
 def test_a_prompt_that_cannot_be_in_time_lets_others_pass(bundle: Bundles) -> None:
     view = BatchView((queued("late", 4000, -9.0), queued("timely", 4000)), 10, 10_000)
     assert first(scheduler(bundle).next_batch(view, 0.0)) == "timely"
+
+
+def test_an_engine_has_the_whole_objective(bundle: Bundles, made_for: Deployment) -> None:
+    """The pool planned with 0.9 of it: what the rest is for must not be given up in the engine."""
+    began_s = 0.95 * made_for.slo.ttft_s
+    view = BatchView((queued("nearly late", 200, -began_s), queued("timely", 4000)), 10, 10_000)
+    assert first(scheduler(bundle).next_batch(view, 0.0)) == "nearly late"
 
 
 def test_the_earliest_deadline_is_first(bundle: Bundles) -> None:

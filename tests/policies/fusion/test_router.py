@@ -7,11 +7,13 @@ from time import thread_time_ns
 
 import pytest
 
+from pdplugins.policies.fusion.config import FusionSettings
 from pdplugins.policies.fusion.core import Core
 from pdplugins.policies.fusion.residents import MOST_KNOWN, Residents
 from pdplugins.policies.fusion.router import FusionRouter
 from pdplugins.profiling.decisions import BAR_LOOP_US, loop_ns
-from pdplugins.testing import Worker, fleet, request, worker
+from pdplugins.runtime.assembly import load_profile
+from pdplugins.testing import Worker, deployment, fleet, request, worker
 from pdplugins.types import Capabilities, Ending, Outcome, Request, Role, Terms
 
 Cores = Callable[..., Core]
@@ -36,6 +38,14 @@ def test_an_idle_pool_serves_where_no_transfer_is_needed(core: Cores) -> None:
 def test_prefill_goes_away_where_decodes_leave_too_little_of_the_step(core: Cores) -> None:
     crowded = worker("d0", decode_requests=200.0, decode_tokens=300_000.0)
     assert place(FusionRouter(core(**FIXED)), (worker("p0"), crowded), 4000) == ("p0", "d0")
+
+
+def test_a_long_prompt_counts_what_attention_costs() -> None:
+    """By its tokens it would be done sooner beside a few decodes; its attention takes as long again as they do."""
+    core = Core(FusionSettings(composition=False), deployment(load_profile("a100/qwen2.5-14b"), any_role=True))
+    busy, idle = worker("d0", decode_requests=2.0, decode_tokens=2000.0), worker("p0", queued_tokens=9000.0)
+    assert place(FusionRouter(core), (idle, busy), 4000)[0] == "d0"
+    assert place(FusionRouter(core), (idle, busy), 60_000)[0] == "p0"
 
 
 def test_a_queue_is_time(core: Cores) -> None:

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from datetime import date
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
 from pdplugins.studies.measured import report
+from pdplugins.studies.measured.engines import group_tokens
 from pdplugins.studies.measured.published import Pools
 from pdplugins.studies.measured.rows import Row
-from pdplugins.studies.measured.simulate import Coefficients, refusal, simulate
+from pdplugins.studies.measured.simulate import EFFECTS, Coefficients, refusal, simulate
 from pdplugins.studies.validate.commands import validate
 
 pytestmark = pytest.mark.moderate
@@ -30,6 +32,7 @@ ONE = Row(
     fitted=True,
     ttft_s=0.3,
     tpot_s=0.012,
+    day=date(2026, 2, 1),
 )
 TWO = replace(ONE, id="two", pools=Pools((1, "tp8+ep8"), (2, "dp8+ep8"), 0))
 
@@ -48,6 +51,46 @@ def test_guesses_shorten_an_answer_by_as_much_as_is_accepted() -> None:
     assert simulate(TWO, Coefficients(acceptance=0.3)) == simulate(TWO, Coefficients(acceptance=0.9))
 
 
+def test_a_prompt_alone_takes_as_long_as_one_in_every_group() -> None:
+    groups = replace(TWO, pools=Pools((1, "dp8+ep8"), (1, "tp8+ep8"), 0), inference_max=False, clients=1)
+    alone, together = (simulate(replace(groups, clients=clients), Coefficients()) for clients in (1, 8))
+    assert together.ttft_s < 1.5 * alone.ttft_s  # the rest is attention and the transfers
+    assert simulate(groups, Coefficients(), without="groups").ttft_s < alone.ttft_s - 0.1
+
+
+def test_prompts_wait_until_every_group_has_one() -> None:
+    apart = replace(ONE, pools=Pools(None, (1, "dp8+ep8"), 0), clients=16, osl_tokens=256)
+    waits, starts = (simulate(apart, Coefficients(), without=effect) for effect in ("", "balance"))
+    assert waits.ttft_s > 1.2 * starts.ttft_s
+    assert waits.tpot_s < starts.tpot_s  # one long step for all groups, instead of one for each
+    assert simulate(ONE, Coefficients()) == simulate(ONE, Coefficients(), without="balance")
+
+
+def test_a_short_prompt_waits_for_its_launches_but_not_in_vllm() -> None:
+    short = replace(ONE, isl_tokens=64, clients=1, inference_max=False)
+    quick, slow = (simulate(short, Coefficients(launch_ms=ms)).ttft_s for ms in (1.0, 2.0))
+    assert slow == pytest.approx(quick + 0.061)  # 61 layers
+    graphs = replace(short, model="gpt-oss-120b", engine="vllm", pools=Pools(None, (1, "tp8"), 0))
+    assert simulate(graphs, Coefficients(launch_ms=9.0)) == simulate(graphs, Coefficients())
+
+
+def test_the_tokens_of_a_step_are_those_of_the_day() -> None:
+    early, late = (replace(ONE, day=day) for day in (date(2025, 12, 15), date(2026, 1, 28)))
+    guessing = replace(late, pools=replace(ONE.pools, draft_tokens=3), clients=32)
+    assert [group_tokens(row) for row in (early, late, guessing)] == [1152, 8192, 1216]
+
+
+def test_a_report_says_what_each_effect_mends() -> None:
+    apart = replace(ONE, id="apart", pools=Pools(None, (1, "dp8+ep8"), 0), clients=8)
+    felt = report.predict([ONE, apart], Coefficients(), 0)
+    true = [replace(row, ttft_s=one.ttft_s, tpot_s=one.tpot_s) for row, one in zip((ONE, apart), felt, strict=True)]
+    rows = [true[0], replace(true[1], fitted=False)]
+    effects = {one["effect"]: one for one in report.report(rows, 0)["effects"]}
+    assert effects.keys() == set(EFFECTS.values())
+    assert effects[EFFECTS["groups"]]["rows"] == 1
+    assert effects[EFFECTS["groups"]]["ttft_without"] > effects[EFFECTS["groups"]]["ttft_with"]
+
+
 def test_every_coefficient_matters_to_the_rows_that_it_is_for() -> None:
     assert Coefficients(acceptance=0.4, request_ms=7, handoff_ms=9).inside(ONE) == Coefficients()
     assert Coefficients(handoff_ms=9).inside(TWO) == Coefficients(handoff_ms=9)
@@ -62,7 +105,7 @@ def test_a_layout_without_tables_is_refused() -> None:
 
 
 def test_the_fit_finds_the_coefficients_that_made_the_rows() -> None:
-    true = Coefficients(prefill=1.2, decode=1.1, acceptance=0.6, request_ms=30.0, handoff_ms=80.0)
+    true = Coefficients(kernels=1.2, launch_ms=2.0, acceptance=0.6, request_ms=30.0, handoff_ms=80.0)
     guessing = replace(TWO, id="three", pools=replace(TWO.pools, draft_tokens=3))
     rows = [replace(row, clients=clients) for row in (ONE, TWO, guessing) for clients in (1, 4, 16)]
     felt = report.predict(rows, true, 0)
@@ -72,6 +115,15 @@ def test_the_fit_finds_the_coefficients_that_made_the_rows() -> None:
     assert [one.tpot_s for one in again] == pytest.approx([one.tpot_s for one in felt], rel=0.02)
     assert [one.ttft_s for one in again] == pytest.approx([one.ttft_s for one in felt], rel=0.05)
     assert found.acceptance == pytest.approx(0.6, abs=0.05)
+
+
+def test_a_ttft_that_holds_compilation_does_not_count_in_the_fit() -> None:
+    cold = [replace(ONE, day=date(2025, 12, 15), clients=clients) for clients in (1, 4)]
+    felt = [simulate(row, Coefficients(), 0) for row in cold]
+    slow = [replace(row, ttft_s=9.0, tpot_s=one.tpot_s) for row, one in zip(cold, felt, strict=True)]
+    assert [row.warm for row in (*slow, ONE, replace(slow[0], inference_max=False))] == [False, False, True, True]
+    found = report.fit(slow, 0)
+    assert (found.request_ms, found.kernels) == (Coefficients().request_ms, pytest.approx(1.0, abs=0.01))
 
 
 def test_the_command_reports_on_the_half_that_was_not_fitted(tmp_path: Path) -> None:
@@ -91,5 +143,5 @@ def test_the_command_reports_on_the_half_that_was_not_fitted(tmp_path: Path) -> 
     assert 0 < found["rows"] == len(found["points"]) < 6
     assert list(found["skipped"]) == ["deepseek-ai/GPT-9: no profile covers this model"]
     assert found["lacking"] == [{"why": "deepseek-ai/GPT-9: no profile covers this model", "rows": 1}]
-    assert found["coefficients"].keys() == {"prefill", "decode", "acceptance", "request_ms", "handoff_ms"}
+    assert found["coefficients"].keys() == {"kernels", "launch_ms", "acceptance", "request_ms", "handoff_ms"}
     assert plot.read_text().startswith("<?xml")

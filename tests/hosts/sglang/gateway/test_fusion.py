@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from pdplugins.runtime.decision_reader import read
+from pdplugins.runtime.explain import Choose, explain
 from tests.gateway.rig import config
 from tests.hosts.sglang import setups
 from tests.hosts.sglang.gateway.stands import ask, stand
@@ -34,7 +36,7 @@ def requests() -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("bench", setups.FUSED, ids=str, indirect=True)
 def test_two_hundred_mixed_requests_have_the_tokens_of_a_unified_server(bench: Bench) -> None:
-    """With 32 in flight. Two such servers are best co-located, which fusion finds by itself."""
+    """With 32 in flight. Two such servers are best co-located, which fusion finds by itself; its engines log why."""
 
     async def run() -> None:
         async with stand(bench, config("fusion", bundle={"name": "fusion"}, slo=SLO)) as it:
@@ -53,3 +55,7 @@ def test_two_hundred_mixed_requests_have_the_tokens_of_a_unified_server(bench: B
     asyncio.run(run())
     for server in bench.pair:
         assert "policy_error" not in server.log.read_text(errors="replace")
+    logged = [(log, entry) for log in bench.decision_logs() for process in read(log) for entry in process.entries]
+    assert {entry.fault for _, entry in logged} == {None}
+    log, request = next((log, name) for log, entry in logged for name in entry.answer["prefill_tokens"])
+    assert f"prefill {request} " in "\n".join(explain(log, Choose(request=request)))
