@@ -16,4 +16,5 @@ OLD = {
     "planners-mooncake-conversation-kv_router",
     "where",
     "fidelity-silicon",
+    "fusion-ablation",
 }
