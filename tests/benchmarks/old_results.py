@@ -2,6 +2,7 @@
 
 OLD = {
     "fidelity-silicon",
+    # Of DOPD's forecasts, which changed since, fusion uses none here: it does not scale.
     "fusion-ablation",
     "fusion-sensitivity",
 }
