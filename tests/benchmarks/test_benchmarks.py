@@ -54,7 +54,8 @@ def test_every_run_is_of_the_one_schema_and_says_how_it_was_made(key: str) -> No
         assert result.kind == "simulated"
         assert result.command.startswith("pdplugins replay --planner ")
         assert result.versions["ai-dynamo"].startswith("1.4.")
-        assert result.commit == data["commit"], "each file is of one commit"
+        assert result.commit == data["commit"] or not run["label"].startswith("dopd"), "DOPD's runs are of one commit"
+    assert len({run["commit"] for run in data["runs"]} - {data["commit"]}) <= 1, "others may be older, of one commit"
 
 
 @pytest.mark.parametrize("key", report.TITLES)
