@@ -15,8 +15,6 @@ from importlib.metadata import version
 from math import ceil
 from typing import Any
 
-logging.disable(logging.WARNING)
-
 
 def answer(asked: dict[str, Any]) -> dict[str, Any]:
     """Return the parts of the steps of each layout, in milliseconds, and what its weights and KV cache take."""
@@ -146,6 +144,7 @@ def _sdk(name: str) -> Any:
 
 def main() -> None:
     """Answer the request on standard input."""
+    logging.disable(logging.WARNING)
     asked = json.load(sys.stdin)
     try:
         found = answer(asked)
