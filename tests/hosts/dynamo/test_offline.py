@@ -18,6 +18,7 @@ import pytest
 
 from pdplugins import cli
 from pdplugins.config import Choice, Config, DeploymentConfig
+from pdplugins.errors import HostError
 from pdplugins.hosts.dynamo.mocker import Engines, bind, engine_args, quiet
 from pdplugins.hosts.dynamo.offline.commands import configured
 from pdplugins.hosts.dynamo.offline.run import Plan, replay, resolve, with_pools
@@ -88,6 +89,15 @@ def scripted(trace: list[TraceRequest], tmp_path: Path) -> Callable[..., Watched
 def test_static_pools_may_come_from_the_options() -> None:
     found = resolve("static", configured(None, {("deployment", "prefill", "replicas"): 3}))
     assert (found.deployment.prefill.replicas, found.deployment.decode.replicas, found.planner) == (3, 1, None)
+
+
+@pytest.mark.dynamo
+def test_a_replay_that_does_not_end_is_ended(trace: list[TraceRequest], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pdplugins.hosts.dynamo.offline.run.MOST_AFTER_S", -10.0)
+    for planner in ("dopd", "static:1P1D"):
+        plan = Plan(planner, configured(None))
+        with pytest.raises(HostError, match="has lost one; run it again"):
+            replay(plan, trace, trace_name="t", command="")
 
 
 @pytest.mark.dynamo

@@ -10,11 +10,13 @@ Dynamo calls ``initial_tick_ms()`` once and ``on_tick(snapshot)`` at every tick,
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from pdplugins.contracts.planner import PlannerView, Traffic
 from pdplugins.contracts.workers import Pool, Role, WorkerLoad
+from pdplugins.errors import HostError
 from pdplugins.hosts.dynamo.loads import from_snapshot, worker_load
 from pdplugins.results import Scaling
 from pdplugins.runtime.planner import SafePlanner
@@ -168,11 +170,17 @@ class Fixed:
 
 
 class Watched:
-    """Passes ticks on to a policy; keeps what it changed and tells the virtual time to `progress`."""
+    """Passes ticks on to a policy; keeps what it changed and tells the virtual time to `progress`.
 
-    def __init__(self, policy: ScalingPolicy, progress: Callable[[float], None] | None = None) -> None:
+    :param until_s: virtual time in seconds from which a tick raises HostError, for a replay that never ends.
+    """
+
+    def __init__(
+        self, policy: ScalingPolicy, progress: Callable[[float], None] | None = None, until_s: float = math.inf
+    ) -> None:
         self._policy = policy
         self._progress = progress
+        self._until_s = until_s
         self._changes: list[Scaling] = []
 
     @property
@@ -186,6 +194,11 @@ class Watched:
 
     def on_tick(self, snapshot: Snapshot) -> Targets:
         """Answer one tick."""
+        if snapshot["now_ms"] / 1e3 > self._until_s:
+            raise HostError(
+                "replay: days after the last request Dynamo's replay has not ended, so it has lost one; run it again, "
+                "or with --router round_robin"
+            )
         targets = self._policy.on_tick(snapshot)
         pools = snapshot["non_draining_prefill_count"], snapshot["non_draining_decode_count"]
         wanted = tuple(
