@@ -68,7 +68,7 @@ def missing(run: Run, choose: Choose) -> Iterator[str]:
     """Say why `run` has no decision about the request that was asked for; nothing where it has one, or none was."""
     if choose.request is None or any(True for _ in choose.entries(run)):
         return
-    ids = list(dict.fromkeys(name for entry in run.entries if (name := _request_of(entry))))
+    ids = list(dict.fromkeys(name for entry in run.entries for name in _requests_of(entry)))
     kept = DecisionLogConfig.model_validate(run.header["config"].get("decision_log", {}))
     said = f"nothing here about request {choose.request}: "
     if not ids:
@@ -86,12 +86,15 @@ def missing(run: Run, choose: Choose) -> Iterator[str]:
         )
 
 
-def _request_of(entry: Entry) -> str | None:
-    """Return the id of the request that a router or a flow policy decided about."""
+def _requests_of(entry: Entry) -> list[str]:
+    """Return the ids of the requests that a router, a flow policy or a batch scheduler decided about."""
     with reading(entry.where):
+        answer = entry.answer or {}
         if entry.kind is Kind.ROUTER:
-            return str(entry.seen["request"]["id"])
-        return (entry.answer or {}).get("request_id") if entry.kind is Kind.FLOW else None
+            return [str(entry.seen["request"]["id"])]
+        if entry.kind is Kind.BATCH_SCHEDULER:
+            return [str(name) for name in answer.get("prefill_tokens") or ()]
+        return [name] if entry.kind is Kind.FLOW and (name := answer.get("request_id")) else []
 
 
 def _told(entry: Entry, first_s: float) -> Iterator[str]:

@@ -71,16 +71,18 @@ def journal_of(config: Config) -> Callable[[], StandardJournal | None]:
     It opens at the first step: of SGLang's processes only those that run an engine take any.
     """
     name = os.environ.get(DECISION_LOG_VARIABLE)
-    path = Path(name) if name else None
-    check_outputs(path)
+    if not name:
+        return lambda: None
+
+    def own() -> Path:
+        return Path(name).with_stem(f"{Path(name).stem}-{os.getpid()}")
+
+    check_outputs(own())  # many processes start at once, and each tries a file of its own
 
     @cache
     def opened() -> StandardJournal | None:
-        if path is None:
-            return None
         try:
-            own = path.with_stem(f"{path.stem}-{os.getpid()}")
-            return build_journal(config, build_deployment(config), decision_log=own)
+            return build_journal(config, build_deployment(config), decision_log=own())
         except PdpluginsError as error:
             log.warning("pdplugins: %s; serving goes on without it", error)
             return None

@@ -144,6 +144,14 @@ def test_what_was_decided_is_logged(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     told = "\n".join(explain(log, Choose(request="a")))
     assert "batch scheduler  prefill a 10" in told
     assert "it is the oldest" in told
+    assert "nothing here about request b: ids are as in a" in "\n".join(explain(log, Choose(request="b")))
+
+
+def test_processes_that_start_at_once_do_not_try_the_same_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The file under which another process tries whether it can write is in the way of nobody else."""
+    monkeypatch.setenv(DECISION_LOG_VARIABLE, str(tmp_path / "engine.jsonl"))
+    (tmp_path / ".engine.part.jsonl").mkdir()
+    journal_of(Config.model_validate({"batch_scheduler": "dynaserve"}))
 
 
 def test_an_engine_that_cannot_log_serves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
