@@ -187,6 +187,7 @@ def main() -> int:
     try:
         if options.fusion_alone:
             manifest.check_only(RESULT, FUSION)
+            options.seeds = len(SHOWN)
         for cell in cells(options.traces.resolve(), options.only):
             alone = options.fusion_alone
             found.append(with_fusion(cell, memory) if alone else examined(cell, SHOWN[: options.seeds], memory))
@@ -197,7 +198,7 @@ def main() -> int:
     except PdpluginsError as error:
         print(f"matrix.py: {error}", file=sys.stderr)
         return 2
-    if not options.only:
+    if not options.only and options.seeds == len(SHOWN):
         publish_all(found, options.seeds)
     return 0
 
