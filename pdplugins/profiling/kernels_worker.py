@@ -11,8 +11,6 @@ import sys
 from importlib.metadata import version
 from typing import Any
 
-logging.disable(logging.WARNING)
-
 
 def answer(asked: dict[str, Any]) -> dict[str, Any]:
     """Return the parts of the steps for each requested TP size, in milliseconds."""
@@ -57,6 +55,7 @@ def _sdk(name: str) -> Any:
 
 def main() -> None:
     """Answer the request on standard input."""
+    logging.disable(logging.WARNING)
     asked = json.load(sys.stdin)
     try:
         found = answer(asked)
