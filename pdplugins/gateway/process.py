@@ -8,7 +8,7 @@ import logging
 import signal
 from collections.abc import Coroutine, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from time import monotonic
 
@@ -108,7 +108,7 @@ def run(
     if (most := connections_within(descriptors)) < config.gateway.max_connections:
         log.info("%d open files are enough for %d connections of clients; see ulimit -n", descriptors, most)
     metrics = GatewayMetrics(slo=Slo(config.slo.ttft_s, config.slo.tpot_s))
-    servers = None if sought.started is None else _servers(config, sought.started, access, metrics)
+    servers = None if sought.started is None else _servers(config, sought, sought.started, access, metrics)
     options += servers.options if servers else ()
     ending = Ending(config.gateway.drain_s)
 
@@ -179,9 +179,9 @@ def _policies(config: Config) -> str:
     return f"{said} in shadow: the least loaded workers are taken" if config.gateway.shadow else said
 
 
-def _servers(config: Config, started: Started, access: Access, metrics: GatewayMetrics) -> Servers:
+def _servers(config: Config, sought: Sought, started: Started, access: Access, metrics: GatewayMetrics) -> Servers:
     """Return the servers that are to be started. Raises ConfigError or HostError."""
-    launch = Launch.parse(started.launch)
+    launch = replace(Launch.parse(started.launch), alone=not sought.given and not sought.discover)
     return Servers(
         plan(config, launch),
         launch,

@@ -40,6 +40,8 @@ class Launch:
     options: tuple[str, ...] = ()
     gpus: int = 1
     """GPUs of one server: its tensor-parallel times its pipeline-parallel size."""
+    alone: bool = True
+    """The gateway has no other servers, with which these would exchange KV cache."""
 
     @classmethod
     def parse(cls, text: str) -> Launch:

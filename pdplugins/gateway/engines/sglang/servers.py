@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
+import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,7 @@ from pdplugins.errors import HostError
 from pdplugins.gateway.access.worker_keys import NO_KEYS, WorkerKeys
 from pdplugins.gateway.backends import WorkerOption
 from pdplugins.gateway.engines.sglang.launch import Launch, Spec
+from pdplugins.gateway.engines.sglang.ranks import TRANSFERS_HERE, ranks_here
 from pdplugins.gateway.metrics import GatewayMetrics
 from pdplugins.processes.process import Process, stop_all
 
@@ -66,6 +68,7 @@ class Servers:
         self._launch = launch
         self._config = config
         self._dual = dual
+        self._meetings = tempfile.TemporaryDirectory(prefix="pdplugins-ranks-")
         self._logs = logs
         self._metrics = metrics
         self._times = times
@@ -134,15 +137,18 @@ class Servers:
         for process in self._processes.values():
             process.forget()
         await stop_all(self._processes.values(), within_s)
+        self._meetings.cleanup()
 
     def _start(self, spec: Spec) -> None:
         self._restarts.pop(spec.name, None)
         command = spec.command(self._launch, dual=self._dual)
+        transfers = TRANSFERS_HERE if self._launch.alone else {}
+        defaults = transfers | ranks_here(spec.name, Path(self._meetings.name), self._launch.options)
         try:
             self._processes[spec.name] = Process.start(
                 spec.name,
                 command,
-                env=spec.environment(self._config, self._keys.of(spec.url)),
+                env=defaults | spec.environment(self._config, self._keys.of(spec.url)),
                 log=self._logs / f"{spec.name}.log",
                 on_exit=lambda process: self._ended(spec, process),
             )

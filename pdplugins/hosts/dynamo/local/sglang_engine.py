@@ -7,6 +7,7 @@ from pathlib import Path
 
 from pdplugins.config import Config
 from pdplugins.contracts.workers import Role
+from pdplugins.gateway.engines.sglang.ranks import TRANSFERS_HERE, ranks_here
 from pdplugins.hosts.dynamo.local.engine import Engine
 from pdplugins.hosts.dynamo.local.sglang_options import SglangSpec
 from pdplugins.hosts.dynamo.router.engines import SGLANG
@@ -66,11 +67,9 @@ class Sglang(Engine):
     def worker_environment(self, worker: str, *, both: bool) -> dict[str, str]:
         """Return the environment of a worker."""
         patience = dict.fromkeys(TIMEOUTS, f"{self._config.gateway.first_token_s:.0f}")
-        ours = {
-            "SGLANG_HOST_IP": "127.0.0.1",  # where workers listen for each other
-            CONFIG_VARIABLE: str(self._config_file(both=both)),
-        }
-        return patience | super().worker_environment(worker, both=both) | ours
+        defaults = patience | TRANSFERS_HERE | ranks_here(worker, self._folder, self._spec.arguments)
+        ours = {CONFIG_VARIABLE: str(self._config_file(both=both))}
+        return defaults | super().worker_environment(worker, both=both) | ours
 
     def _config_file(self, *, both: bool) -> Path:
         return self._folder / ("dual.yaml" if both else "stock.yaml")

@@ -29,6 +29,16 @@ PATIENCE_S = 120.0
 """A guard against a stack that hangs: what a slow machine may take for any of its steps."""
 
 
+def below(pid: int) -> list[int]:
+    """Process ids of everything that runs below a process."""
+    tree = subprocess.run(["ps", "-eo", "pid=,ppid="], capture_output=True, text=True, check=True).stdout
+    parents = [tuple(map(int, line.split())) for line in tree.splitlines()]
+    found = [pid]
+    for above in found:  # which grows meanwhile
+        found += [child for child, parent in parents if parent == above]
+    return found[1:]
+
+
 class Serve:
     """One ``dynamo serve`` process, its JSON lines and everything it started."""
 
@@ -83,9 +93,7 @@ class Serve:
 
     def descendants(self) -> list[int]:
         """Process ids of everything that runs below the launcher."""
-        tree = subprocess.run(["ps", "-eo", "pid=,ppid="], capture_output=True, text=True, check=True).stdout
-        parents = [tuple(map(int, line.split())) for line in tree.splitlines()]
-        return [pid for pid, parent in parents if parent == self.process.pid]
+        return below(self.process.pid)
 
     def signal(self, number: signal.Signals) -> int:
         """Send a signal and return the launcher's exit code: `HUNG` where its own deadline had to end it."""

@@ -12,6 +12,7 @@ import pytest
 
 from pdplugins.config import find, load
 from pdplugins.errors import ConfigError, HostError
+from pdplugins.gateway.engines.sglang.ranks import STORE
 from pdplugins.hosts.dynamo.local.options import not_driven, pick_config
 from pdplugins.hosts.dynamo.local.sglang_engine import Sglang
 from pdplugins.hosts.dynamo.local.sglang_options import SglangSpec, sglang_spec
@@ -74,6 +75,24 @@ def test_workers_listen_on_this_machine_only(engine: Sglang) -> None:
     command = engine.worker(Role.DECODE, at_once=True, both=True)
     assert command[command.index("--host") + 1] == "127.0.0.1"
     assert engine.worker_environment("decode-1", both=True)["SGLANG_HOST_IP"] == "127.0.0.1"
+
+
+def test_the_ranks_of_a_worker_meet_in_a_file_of_their_own(engine: Sglang, monkeypatch: pytest.MonkeyPatch) -> None:
+    """PyTorch's other store listens on every address. Who asks for another way gets it."""
+    stores = [engine.worker_environment("decode-1", both=both)[STORE] for both in (False, True)]
+    assert len(set(stores)) == 2
+    assert all(store.startswith("file:///") for store in stores)
+    monkeypatch.setenv(STORE, "env://")
+    assert engine.worker_environment("decode-1", both=True)[STORE] == "env://"
+
+
+@pytest.mark.parametrize("option", ["--nnodes=2", "--dist-init-addr=10.0.0.1:5000", "--dp-size=2", "--dp"])
+def test_ranks_on_several_hosts_or_in_several_groups_do_not(tmp_path: Path, model: Path, option: str) -> None:
+    spec = SglangSpec(model, "/opt/python", (option,))
+    engine = Sglang(tmp_path, "m", load(find("arrow")), 0.0, "", spec)
+    environment = engine.worker_environment("decode-1", both=True)
+    assert STORE not in environment
+    assert ("GLOO_SOCKET_IFNAME" in environment) == option.startswith("--dp")
 
 
 @pytest.mark.parametrize(

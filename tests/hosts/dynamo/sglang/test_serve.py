@@ -17,6 +17,7 @@ from benchmarks.rig.servers import Server
 from tests.hosts.dynamo.local.serve import Serve
 from tests.hosts.dynamo.sglang import workers
 from tests.hosts.dynamo.sglang.workers import Ask
+from tests.sockets import beyond_this_machine
 
 pytestmark = [pytest.mark.sglang, pytest.mark.timeout(1500)]
 
@@ -36,6 +37,7 @@ def test_it_serves_and_replaces_a_worker_that_dies_under_load(stack: Serve, plai
     """No request is lost, and none gets other tokens than from a plain server."""
     ready = stack.ready()
     assert "SGLang engines of" in ready["text"]
+    assert beyond_this_machine([stack.process.pid, *stack.descendants()]) == set()
     rng = random.Random(3)
     asks = [Ask(rng.choices(workers.VOCABULARY, k=150), 300, stream=True) for _ in range(12)]
 

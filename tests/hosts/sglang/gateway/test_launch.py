@@ -31,6 +31,7 @@ from pdplugins.gateway.access import api_keys
 from pdplugins.gateway.access.worker_keys import NONE
 from pdplugins.gateway.engines.sglang import servers as servers_module
 from pdplugins.gateway.engines.sglang.launch import Launch, plan
+from pdplugins.gateway.engines.sglang.ranks import STORE, TRANSFERS_HERE
 from pdplugins.gateway.engines.sglang.servers import Servers, Times
 from pdplugins.gateway.metrics import GatewayMetrics
 from tests.gateway.fake import settled
@@ -148,7 +149,10 @@ def test_the_command_starts_servers_serves_over_them_and_stops_them(run: Callabl
         assert after(server, "--disaggregation-mode") == role
         assert after(server, "--model-path") == "tiny"
         assert server["argv"][-2:] == ["--max-total-tokens", "5"]
-        assert server["env"] == {"CUDA_VISIBLE_DEVICES": "", "PDPLUGINS_CONFIG": str(tmp_path / "config.yaml")}
+        env = server["env"]
+        assert env.pop(STORE).startswith("file:///")
+        ours = {"CUDA_VISIBLE_DEVICES": "", "PDPLUGINS_CONFIG": str(tmp_path / "config.yaml")}
+        assert env == {**ours, **TRANSFERS_HERE, "GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
     assert it.stop(signal.SIGTERM) == 0
     assert len(it.pids) == 2
     assert all(map(gone, it.pids))
@@ -173,6 +177,15 @@ def test_servers_of_a_dual_role_config_take_every_role(run: Callable[..., Run]) 
         assert "--disaggregation-decode-enable-radix-cache" in server["argv"]
     assert it.stop(signal.SIGINT) == 0
     assert all(map(gone, it.pids))
+
+
+def test_servers_beside_others_may_exchange_kv_cache_over_the_network(run: Callable[..., Run]) -> None:
+    it = run("tiny", "--worker", "http://127.0.0.1:1", environment={"GLOO_SOCKET_IFNAME": "eth7"})
+    it.url()
+    env = it.started("prefill-1")[0]["env"]
+    assert {env[name] for name in TRANSFERS_HERE} == {None}
+    assert env["GLOO_SOCKET_IFNAME"] == "eth7", "who says so gets it"
+    assert it.stop(signal.SIGINT) == 0
 
 
 def test_a_server_that_dies_at_its_start_is_one_clear_line_and_no_server_stays(run: Callable[..., Run]) -> None:
@@ -206,7 +219,13 @@ async def servers(folder: Path, launch: str, **more: Any) -> AsyncIterator[tuple
     wanted = Launch.parse(launch)
     times = Times(**{"ready_s": DEADLINE_S, **more})
     mine = Servers(
-        plan(load(path), wanted), wanted, path, dual=False, logs=folder / "logs", metrics=metrics, times=times
+        plan(load(path), wanted),
+        wanted,
+        path,
+        dual=False,
+        logs=folder / "logs",
+        metrics=metrics,
+        times=times,
     )
     try:
         yield mine, metrics
@@ -229,6 +248,7 @@ def test_a_server_that_dies_later_starts_anew_with_another_bootstrap_port(
             assert after(one, "--port") == after(other, "--port")
             ports = {after(server, "--disaggregation-bootstrap-port") for server in (one, other)}
             assert len(ports) == 2
+            assert one["env"][STORE] != other["env"][STORE]
             assert b'server_events_total{event="died",server="decode-1"} 1.0' in generate_latest(metrics.registry)
 
     asyncio.run(work())

@@ -11,7 +11,10 @@ import time
 
 from aiohttp import web
 
-VARIABLES = ("CUDA_VISIBLE_DEVICES", "PDPLUGINS_CONFIG")
+VARIABLES = (
+    *("CUDA_VISIBLE_DEVICES", "PDPLUGINS_CONFIG", "SGLANG_DISTRIBUTED_INIT_METHOD_OVERRIDE", "SGLANG_HOST_IP"),
+    *("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "UCX_NET_DEVICES"),
+)
 
 
 def allowed(args: argparse.Namespace, request: web.Request) -> bool:
