@@ -144,7 +144,8 @@ class RequestTests(HostTests):
         """The client is told, and no router sees it."""
         router = RecordingRouter()
         served = self.run(Scenario(FEW, router, flow=EverySecond()))
-        assert served.endings == (Ending.FINISHED, Ending.REFUSED) * (len(FEW) // 2)
+        half = len(FEW) // 2  # which ones: a live host may see requests that come close together in another order
+        assert Counter(served.endings) == {Ending.FINISHED: half, Ending.REFUSED: half}
         assert len(router.asked) == len(FEW) // 2
 
     @fills(Seam.ZERO_OF_A_ROLE)
