@@ -59,7 +59,7 @@ def test_nothing_remains_of_a_script_that_is_killed(hosts: None, tmp_path: Path)
 
 @pytest.mark.dynamo
 @pytest.mark.long
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(300)
 def test_cut_links_cost_nobody_what_can_still_be_reached(hosts: None, tmp_path: Path) -> None:
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
@@ -67,12 +67,12 @@ def test_cut_links_cost_nobody_what_can_still_be_reached(hosts: None, tmp_path: 
         env=env,
         capture_output=True,
         text=True,
-        timeout=220,
+        timeout=280,
         check=False,
     )
     assert done.returncode == 0, done.stderr[-4000:]
     facts = json.loads(done.stdout)
-    assert [cut["cut"] for cut in facts["cuts"]] == ["worker", "router", "etcd"]
+    assert [cut["cut"] for cut in facts["cuts"]] == ["worker", "router", "router, briefly", "etcd"]
     for cut in facts["cuts"]:
         sys.stdout.write(
             f"{cut['cut']} cut for {cut['lasted_s']} s, all back after {cut['back_s']} s: {cut['clients']}\n"

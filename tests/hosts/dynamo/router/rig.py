@@ -13,8 +13,8 @@ import signal
 import subprocess
 import urllib.request
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
-from contextlib import asynccontextmanager, contextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from time import monotonic
 from typing import Any, TypeVar
@@ -105,7 +105,11 @@ class WorkerProcess:
 
 
 class Rig:
-    """See the module."""
+    """See the module.
+
+    What a runtime of Dynamo reads from the environment stays set for as long as the runtime lives. Its threads read it
+    at any time, and getenv(3) may end the process while another thread adds or removes variables.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -122,19 +126,9 @@ class Rig:
             stdout=(folder / "frontend.log").open("ab"),
             stderr=subprocess.STDOUT,
         )
-        with self.environment():
-            self.run(self._start())
-
-    @contextmanager
-    def environment(self) -> Iterator[None]:
-        """What a runtime of Dynamo reads when it is made."""
-        saved = dict(os.environ)
+        self._before = {name: os.environ.get(name) for name in self.engine.runtime_environment()}
         os.environ.update(self.engine.runtime_environment())
-        try:
-            yield
-        finally:
-            os.environ.clear()
-            os.environ.update(saved)
+        self.run(self._start())
 
     def make_engine(self, broker_url: str) -> Engine:
         """Mocker engines, each with a KV cache that a test can fill."""
@@ -220,8 +214,7 @@ class Rig:
         component = RouterComponent(config, self.deployment, namespace=namespace, kind=self.engine.kind)
         if own:
             component.use(router, flow)
-        with self.environment():
-            await component.start(self.runtime)
+        await component.start(self.runtime)
         self._router = component
         try:
             wanted = prefill + decode + more
@@ -239,15 +232,14 @@ class Rig:
         endpoint = self.runtime.endpoint(first(Role.DECODE, namespace).path)
         known = namespace in self._odd
         self._odd[namespace] = answer
-        with self.environment():  # it says where the worker listens, which is read when the worker is registered
-            if known:
-                await endpoint.register_endpoint_instance()
-            else:
-                await self._start_odd(endpoint, namespace)
-            try:
-                yield
-            finally:
-                await endpoint.unregister_endpoint_instance()
+        if known:
+            await endpoint.register_endpoint_instance()
+        else:
+            await self._start_odd(endpoint, namespace)
+        try:
+            yield
+        finally:
+            await endpoint.unregister_endpoint_instance()
 
     async def _start_odd(self, endpoint: Any, namespace: str) -> None:
         from dynamo.llm import ModelInput, ModelRuntimeConfig, ModelType, WorkerType, register_model  # noqa: PLC0415
@@ -315,3 +307,8 @@ class Rig:
             self._frontend.kill()
             self._frontend.wait()
             self.loop.close()
+            for name, value in self._before.items():
+                if value is None:
+                    del os.environ[name]
+                else:
+                    os.environ[name] = value
