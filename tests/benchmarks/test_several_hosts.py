@@ -12,6 +12,7 @@ WELL = {"served": 50, "slow": 0, "lost": 0, "last_hit_s": 0.0, "last_lost_s": 0.
 CUT = {
     "cut": "worker",
     "host": "three",
+    "lasted_s": 26.0,
     "back_s": 5.0,
     "clients": {"one": {"cut": WELL, "healed": WELL}, "two": {"cut": WELL, "healed": WELL}},
     "plans_meanwhile": 10,
@@ -25,7 +26,7 @@ FACTS = {
     "gpus_of_one": 2,
     "most_gpus": 12,
     "decisions": [(0, 2, 2), (1, 3, 3)],
-    "cuts": [CUT, CUT | {"cut": "router", "host": "two"}],
+    "cuts": [CUT, CUT | {"cut": "router", "host": "two"}, CUT | {"cut": "etcd", "host": "one", "lasted_s": 8.0}],
 }
 """What a run comes to where all is well."""
 
@@ -54,6 +55,7 @@ def test_what_is_decided_too_much_is_noticed(changes: dict[str, Any], said: str)
         ({"registered_twice": ["decode-3"]}, "twice"),
         ({"plans_meanwhile": 0}, "planner"),
         ({"started_again": {"planner": 1}}, "planner"),
+        ({"lasted_s": 8.0, "started_again": {"router-two": 1}}, "shorter than the lease"),
     ],
 )
 def test_what_is_wrong_at_one_cut_is_noticed(changes: dict[str, Any], said: str) -> None:
@@ -71,6 +73,8 @@ def test_what_is_wrong_at_one_cut_is_noticed(changes: dict[str, Any], said: str)
         (1, "two", "cut", {"served": 0}, True),
         (1, "two", "healed", {"lost": 9, "last_lost_s": 14.0}, False),
         (1, "two", "healed", {"lost": 9, "last_lost_s": 16.0}, True),
+        (2, "one", "cut", {"lost": 1, "last_lost_s": 1.0}, True),
+        (2, "two", "healed", {"lost": 1, "last_lost_s": 1.0}, True),
     ],
 )
 def test_requests_may_be_lost_only_where_the_link_is_cut_or_just_then(
