@@ -79,10 +79,12 @@ def test_cells_that_are_there_are_not_measured_again(tmp_path: Path, monkeypatch
     assert all(cell["simulated"]["ttft_ms"] > 0 for cell in cells)
 
 
-def cell(live: float, simulated: float) -> dict[str, Any]:
+def cell(live: float, simulated: float, as_slow: float | None = None) -> dict[str, Any]:
     times = dict.fromkeys(("ttft_ms", "ttft_p90_ms", "itl_ms"), live)
     cores = {"client": 0.1, "router": 0.5 + live / 1000}
-    return {"live": {**times, "failed": 0, "cores": cores}, "simulated": dict.fromkeys(times, simulated)}
+    told = dict.fromkeys(times, simulated)
+    slow = {"slower": 1.02, "as_slow": {"ttft_ms": as_slow or simulated}}
+    return {"live": {**times, "failed": 0, "cores": cores}, "simulated": told, **slow}
 
 
 @pytest.mark.parametrize(("live", "near"), [(105.0, True), (95.0, True), (115.0, False), (85.0, False)])
@@ -93,3 +95,24 @@ def test_what_is_not_near_has_a_reason(live: float, near: bool) -> None:
     assert bool(row["why"]) is not near
     assert row["ttft_ms"]["ratio"] == pytest.approx(live / 100)
     assert (row["router_cores"], row["cores"]) == pytest.approx((0.5 + live / 1000, 0.6 + live / 1000), abs=0.006)
+
+
+def test_a_ttft_that_slower_steps_explain_is_told_from_one_that_they_do_not() -> None:
+    way = next(way for way in live_routers.WAYS if way.name == "arrow")
+    for as_slow, explained in ((110.0, True), (101.0, False)):
+        one = cell(115.0, 100.0, as_slow)
+        one["live"]["itl_ms"] = 102.0
+        (row,) = live_routers.summary(way, [one])
+        assert not row["near"]
+        assert (row["why"] == live_routers.SLOWER) is explained
+
+
+def test_slower_steps_make_queues_longer_than_that() -> None:
+    """The rest is the same load: without queues, times grow by the factor itself."""
+    way = next(way for way in live_routers.WAYS if way.name == "stock round-robin")
+    for rate, queues in ((0.2, False), (12.0, True)):
+        args = argparse.Namespace(rate=rate, clip_s=20.0 if queues else 200.0, trace="azure-like", seed=1)
+        requests = live_routers.traffic(args, 0)
+        told, slower = (live_routers.predicted(way, requests, 1, factor) for factor in (1.0, 1.02))
+        assert slower["itl_ms"] / told["itl_ms"] == pytest.approx(1.02, abs=0.01)
+        assert (slower["ttft_ms"] / told["ttft_ms"] > 1.04) == queues
