@@ -382,9 +382,9 @@ def resolved(checked: Config) -> dict[str, Any]:
 
 
 def find(name: str) -> Path:
-    """Return the config file called `name`: a path, or the name of a shipped one."""
+    """Return the config file called `name`: a path, or the name of a shipped one, also beside a folder of that name."""
     path = Path(name)
-    return path if path.suffix in {".yaml", ".yml"} or _exists(path) else data_dir("configs") / f"{name}.yaml"
+    return path if path.suffix in {".yaml", ".yml"} or _is_there(path) else data_dir("configs") / f"{name}.yaml"
 
 
 def named(name: str) -> Config:
@@ -400,9 +400,9 @@ def named(name: str) -> Config:
     return load(find(name))
 
 
-def _exists(path: Path) -> bool:
+def _is_there(path: Path) -> bool:
     try:
-        return path.exists()
+        return path.exists() and not path.is_dir()
     except OSError:  # a name that is too long, or a folder that may not be read
         return False
 

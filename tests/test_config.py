@@ -84,6 +84,16 @@ def test_a_shipped_config_is_found_by_its_name() -> None:
     assert config.find("dopd").is_file()
 
 
+def test_a_folder_with_the_name_of_a_shipped_config_does_not_hide_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "dopd").mkdir()
+    (tmp_path / "mine").write_text("planner: static")
+    monkeypatch.chdir(tmp_path)
+    assert config.find("dopd").is_file()
+    assert config.find("mine") == Path("mine")
+
+
 SECTIONS = st.sampled_from([*config.Config.model_fields, "x"])
 INNER = st.sampled_from(["name", "gpu_budget", "profile", "prefill", "tp", "ttft_s", "max_body_mib", "interval_s", "x"])
 VALUES = st.recursive(

@@ -53,7 +53,7 @@ def changed(requests: Iterable[TraceRequest], changes: Transform) -> Iterator[Tr
 
 def _described(path: Path, registry: Registry) -> tuple[str, dict[str, Any], Path]:
     """Return the workload that a user means, its settings, and the file that it reads."""
-    named = None if path.exists() else traces._NAMED.fullmatch(str(path))
+    named = None if traces.is_there(path) else traces._NAMED.fullmatch(str(path))
     if named is not None and named[1] in traces.shipped():
         path = data_dir("configs") / f"workloads/{named[1]}.yaml"
         data = traces._over(traces._yaml(path), traces._inline(named[1], named[2]))

@@ -60,12 +60,17 @@ def read(path: Path | str, workload: str | None = None, registry: Registry | Non
     """
     registry = registry or default_registry()
     path = Path(path)
-    if workload is None and not path.exists():
+    if workload is None and not is_there(path):
         if (found := _by_name(str(path), registry)) is not None:
             return found
     elif workload is None and path.suffix in {".yaml", ".yml"}:
         return _from_data(_yaml(path), path, registry)
     return _run(workload or _guess(path, registry), {}, path, str(path), registry)
+
+
+def is_there(path: Path) -> bool:
+    """Tell whether a trace is at `path`: a folder is one only where ServeGen's files are in it."""
+    return path.exists() and (not path.is_dir() or servegen.is_servegen(path))
 
 
 def shipped() -> list[str]:

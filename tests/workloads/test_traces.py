@@ -14,7 +14,7 @@ from pdplugins import hookimpl
 from pdplugins.errors import ConfigError, TraceError
 from pdplugins.registry import Plugin, default_registry
 from pdplugins.types import TraceRequest
-from pdplugins.workloads import azure, jsonl, plugin, traces
+from pdplugins.workloads import azure, jsonl, lazy, plugin, traces
 
 AZURE = """TIMESTAMP,ContextTokens,GeneratedTokens
 2023-11-16 18:17:03.9799600,4808,10
@@ -199,3 +199,13 @@ def test_a_mix_that_is_part_of_itself_is_refused(tmp_path: Path) -> None:
     (tmp_path / "b.yaml").write_text("mix: [{trace: a.yaml}]")
     with pytest.raises(TraceError, match="is the mix itself"):
         traces.read(tmp_path / "a.yaml")
+
+
+def test_a_folder_with_the_name_of_a_workload_does_not_hide_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "demo").mkdir()
+    (tmp_path / "other").mkdir()
+    monkeypatch.chdir(tmp_path)
+    assert traces.read("demo")
+    assert next(lazy.requests("demo"))
+    with pytest.raises(TraceError, match="other: Is a directory"):
+        traces.read("other")

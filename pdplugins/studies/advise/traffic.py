@@ -54,7 +54,7 @@ class Traffic:
 def named(trace: str, changes: Transform) -> Traffic:
     """Return the traffic that ``--trace`` names. Raises ConfigError or TraceError."""
     requests = changes.apply(traces.read(trace))
-    if not Path(trace).exists():
+    if not traces.is_there(Path(trace)):
         try:
             traces.read(_seeded(trace, 1))
         except ConfigError:  # a mix, or a plugin's generator without a seed
