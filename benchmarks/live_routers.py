@@ -43,7 +43,7 @@ from pdplugins.contracts.workers import Role
 from pdplugins.hosts.dynamo.local.broker import Broker
 from pdplugins.hosts.dynamo.local.engine import Mocker
 from pdplugins.hosts.dynamo.local.registrations import Registrations
-from pdplugins.hosts.dynamo.mocker import Engines
+from pdplugins.hosts.dynamo.mocker import BATCHED_TOKENS, Engines
 from pdplugins.processes.process import Process, python, stop_all
 from pdplugins.provenance import command_line, record
 from pdplugins.results import RequestRecord, summarise
@@ -64,6 +64,8 @@ NATIVE = {
 OURS = ("arrow", "ampd", "dynaserve", "dopd", "fusion")
 STOCK = ("round-robin", "power-of-two", "least-loaded", "cache-aware", "random")
 POOLS = {"replicas": 2, "tp": 2}
+ENGINES = {"step_tokens": BATCHED_TOKENS, "order": "decode_first", "overlap": False}
+"""What a config may say otherwise of the engines, and mockers do like this whatever it says."""
 NEAR = 0.10
 """A prediction within this share is one."""
 GOOD, PATIENCE_S = 20, 180.0
@@ -71,19 +73,17 @@ GOOD, PATIENCE_S = 20, 180.0
 LATER = "a mocker worker that serves a request alone hands it over to itself: the first token comes a decode step later"
 OWN_COST = "the router is a process of its own in Python: every request and chunk passes it"
 FASTER = "a mocker worker that does both phases computes them at the same time, so it is faster than one GPU"
-UNKNOWN = "the reason is not known"
+COMPOSED = "two live workers prefill only, where all simulated ones do both (the router's decision log)"
 SLOWER = "steps take longer than the mockers are told, which queues multiply"
 DICE = "the live dice are not the simulator's"
 WHY = {
     "dynamo kv": "the frontend weighs overlap and load by a cost of its own; cache-aware is only near it",
-    "arrow": UNKNOWN,
     "ampd": f"{FASTER}; {OWN_COST}",
     "dynaserve": f"no mocker engine serves a part of a phase, so prefill and decode are split instead; {LATER}",
     "dopd": "a stock decode worker does not prefill, so ultra-short prompts go to a prefill worker",
     "dynamo power-of-two": f"two random workers are compared, and {DICE}",
     "stock random": f"workers are drawn, and {DICE}",
-    "stock cache-aware": UNKNOWN,
-    "fusion": f"ITL: {FASTER}; TTFT: {UNKNOWN}",
+    "fusion": f"ITL: {FASTER}; TTFT: {COMPOSED}",
 }
 """Known reasons for a difference from the simulator, by way."""
 
@@ -104,6 +104,7 @@ class Way:
         elif self.router not in OURS:
             data["router"] = {"name": NATIVE[self.router] if self.native else self.router}
         data |= dict.fromkeys(("planner", "bundle", "batch_scheduler", "power"))
+        data["simulation"] |= ENGINES
         data["deployment"] |= {"gpu_budget": 8, "prefill": POOLS, "decode": POOLS}
         return Engines().told(parse(data, self.name))
 
@@ -274,11 +275,8 @@ def run(args: argparse.Namespace) -> None:
     for turn, way in missing[: args.most]:
         before, began_s = os.getloadavg()[0], time.monotonic()
         requests = traffic(args, turn)
-        live = uvloop.run(measured(way, requests, args.seed + turn))
-        told = predicted(way, requests, args.seed + turn)
-        slower = live["itl_ms"] / told["itl_ms"]
-        cell = {"way": way.name, "round": turn, "commit": facts["commit"], "live": live, "simulated": told}
-        cell |= {"slower": round(slower, 4), "as_slow": predicted(way, requests, args.seed + turn, slower)}
+        cell = {"way": way.name, "round": turn, "live": uvloop.run(measured(way, requests, args.seed + turn))}
+        cell["commit"] = facts["commit"]
         cell |= {
             "load": [round(before, 1), round(os.getloadavg()[0], 1)],
             "wall_s": round(time.monotonic() - began_s, 1),
@@ -296,8 +294,17 @@ def rotated(ways: list[Way], turn: int) -> list[Way]:
     return ways[start:] + ways[:start]
 
 
+def simulated(way: Way, cell: dict[str, Any]) -> dict[str, Any]:
+    """Return what the simulator says of a cell, and what it says where steps are as much longer as the ITL was."""
+    requests, seed = traffic(argparse.Namespace(**cell), cell["round"]), cell["seed"] + cell["round"]
+    told = predicted(way, requests, seed)
+    slower = max(cell["live"]["itl_ms"] / told["itl_ms"], 1.0)
+    return {"simulated": told, "slower": round(slower, 4), "as_slow": predicted(way, requests, seed, slower)}
+
+
 def report(args: argparse.Namespace) -> None:
-    cells = read_cells(args.cells)
+    ways = {way.name: way for way in WAYS}
+    cells = [cell | simulated(ways[cell["way"]], cell) for cell in read_cells(args.cells)]
     rows = [row for way in WAYS for row in summary(way, [cell for cell in cells if cell["way"] == way.name])]
     commits = sorted({cell["commit"] for cell in cells})
     facts = record(
