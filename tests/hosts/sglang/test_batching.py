@@ -151,7 +151,9 @@ def test_processes_that_start_at_once_do_not_try_the_same_file(tmp_path: Path, m
     """The file under which another process tries whether it can write is in the way of nobody else."""
     monkeypatch.setenv(DECISION_LOG_VARIABLE, str(tmp_path / "engine.jsonl"))
     (tmp_path / ".engine.part.jsonl").mkdir()
-    journal_of(Config.model_validate({"batch_scheduler": "dynaserve"}))
+    opened = journal_of(Config.model_validate({"batch_scheduler": "dynaserve"}))
+    assert [path.name for path in tmp_path.iterdir()] == [".engine.part.jsonl"], "nothing of the try stays"
+    assert opened() is not None
 
 
 def test_an_engine_that_cannot_log_serves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
