@@ -44,7 +44,8 @@ test: lint  ## Run the linters, the type checker and all tests; those of the sim
 	HYPOTHESIS_PROFILE=quick $(PYTEST) -q --pure tests/sim
 
 test-long: setup  ## Run the tests that take minutes
-	$(PYTEST) -m long
+	$(PYTEST) -m "long and not alone"
+	$(BIN)/python -m pytest -m alone
 
 SGLANG_VENV := .venv-sglang
 SGLANG_VERSIONS := 0.5.16 0.5.23

@@ -361,6 +361,8 @@ async def go_through(cluster: Cluster, clients: Sequence[Client], cut: Cut) -> d
     back_s = await until(lambda: cluster.settled, READY_S, f"after the cut of {cut.of}")
     await asyncio.sleep(AFTER_S)
     end_s = time.monotonic() - SLOW_S
+    # The planner may have asked for one worker more or less just now.
+    await until(lambda: cluster.settled, READY_S, f"the last plan after the cut of {cut.of}")
     return {
         "cut": cut.of,
         "host": cut.host,

@@ -59,6 +59,7 @@ def test_nothing_remains_of_a_script_that_is_killed(hosts: None, tmp_path: Path)
 
 @pytest.mark.dynamo
 @pytest.mark.long
+@pytest.mark.alone
 @pytest.mark.timeout(300)
 def test_cut_links_cost_nobody_what_can_still_be_reached(hosts: None, tmp_path: Path) -> None:
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
