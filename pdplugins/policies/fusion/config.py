@@ -12,7 +12,7 @@ class FusionSettings(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
-    tpot_share: float = Field(0.95, gt=0, le=1, description="share of the TPOT SLO that a step of an engine may take")
+    tpot_share: float = Field(0.98, gt=0, le=1, description="share of the TPOT SLO that a step of an engine may take")
     ttft_share: float = Field(
         0.9, gt=0, le=1, description="share of the TTFT SLO within which the pool plans; engines have all of it"
     )
