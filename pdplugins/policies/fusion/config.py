@@ -25,7 +25,8 @@ class FusionSettings(BaseModel):
     ahead_steps: float = Field(
         2.0,
         gt=0,
-        description="prefill work that a worker may have queued, in steps: it must not run dry between two calls",
+        description="prefill work that a worker may have queued, in steps within the TPOT SLO; one that prefills only "
+        "may have a full step of its own",
     )
     kv_share: float = Field(
         0.85,

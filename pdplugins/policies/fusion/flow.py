@@ -63,13 +63,14 @@ class FusionFlow:
         self._present.at(workers, now_s)
         looked_at = self._turns.of(workers)
         self._speed = self._pace.speed(self._predicted(looked_at) * len(workers) / len(looked_at), now_s)
-        job = self._queue.first(now_s + self._ahead_s, self._speed)
+        only_prefills = any(worker.role is Role.PREFILL for worker in looked_at)
+        job = self._queue.first(now_s + self._starts_in_s(only_prefills), self._speed)
         if job is None:
             self._pace.idle()
             return HOLD
         if self._refuses and (late := self._queue.first_late()) is not None:
             return self._refused(late)
-        if self._released and not self._has_place(workers, looked_at, job):
+        if self._released and not self._has_place(workers, looked_at, job, only_prefills):
             return Hold(now_s + self._ahead_s)
         why = self._queue.why(job, now_s)
         self._queue.start(job)
@@ -100,11 +101,17 @@ class FusionFlow:
         """Return the prefill speed of these workers, in idle workers, beside what they decode."""
         return sum(self._core.beside(worker) for worker in workers) / self._core.alone
 
-    def _has_place(self, workers: tuple[WorkerView, ...], looked_at: Sequence[WorkerView], job: Job) -> bool:
+    def _starts_in_s(self, only_prefills: bool) -> float:
+        """Return how long what goes on now may wait in a worker's queue."""
+        step_s = self._costs.chunk / self._core.alone if only_prefills else 0.0
+        return max(self._ahead_s, step_s)
+
+    def _has_place(
+        self, workers: tuple[WorkerView, ...], looked_at: Sequence[WorkerView], job: Job, only_prefills: bool
+    ) -> bool:
         if len(self._released) >= self._core.decode_places(workers):
             return False
-        only_in_time = any(worker.role is Role.PREFILL for worker in looked_at)
-        return any(self._can_start(worker, job, only_in_time=only_in_time) for worker in looked_at)
+        return any(self._can_start(worker, job, only_in_time=only_prefills) for worker in looked_at)
 
     def _can_start(self, worker: WorkerView, job: Job, *, only_in_time: bool) -> bool:
         """Return whether a worker has little waiting and a place to decode.
@@ -116,10 +123,12 @@ class FusionFlow:
         own_s = self._core.own_tpot_s(worker, decodes, context)
         slow = self._core.drift.of(worker.id)
         rate = self._costs.beside(decodes, context, own_s, slow)
-        if self._present.ahead(worker) > self._ahead_s * rate:
-            return False
+        ahead = self._present.ahead(worker)
         if worker.role is Role.PREFILL:
-            return True
+            # Less than a full step would waste it: mixtures of experts read most weights whatever the step has.
+            return ahead <= max(self._ahead_s * rate, self._costs.chunk)
+        if ahead > self._ahead_s * rate:
+            return False
         limit_s = self._costs.limit_s(own_s) / slow
         return (
             (not only_in_time or job.cost_s * self._core.alone <= rate * (job.due_s - job.since_s))

@@ -186,3 +186,28 @@ def test_what_a_strict_tpot_leaves_of_a_step_is_what_a_worker_can_start(core: Co
     assert isinstance(flow.next(workers, 0.0), Hold)
     shared.residents.left("strict")
     assert gone([flow.next(workers, 0.0)]) == ["c"]
+
+
+def test_a_worker_that_only_prefills_may_have_a_full_step_waiting(core: Cores) -> None:
+    shared = core(ahead_steps=0.01)
+    chunk = shared.costs.chunk
+
+    def goes_on(queued_tokens: float) -> list[str]:
+        flow = FusionFlow(shared)
+        for name in "ab":
+            arrive(flow, name, 1000)
+        prefill = worker("p0", Role.PREFILL, queued_tokens=queued_tokens)
+        return gone(ask(flow, (prefill, *busy(1))))
+
+    assert goes_on(chunk - 1.0) == ["a", "b"]
+    assert goes_on(chunk + 1.0) == ["a"], "the first one goes on, as nothing else would wake the host"
+
+
+def test_a_deadline_counts_the_step_that_may_wait_on_a_worker_that_only_prefills(core: Cores) -> None:
+    shared = core(ahead_steps=0.01)
+    step_s = shared.costs.chunk / shared.alone
+    flow = FusionFlow(shared)
+    arrive(flow, "soon", 100, ttft_s=step_s)
+    arrive(flow, "later", 100, ttft_s=10.0)
+    assert gone([flow.next(fleet(1, 1), 0.0)]) == ["later"]
+    assert gone([flow.next(fleet(0, 1), 0.0)]) == ["soon"]
