@@ -102,7 +102,11 @@ class FusionFlow:
         return sum(self._core.beside(worker) for worker in workers) / self._core.alone
 
     def _starts_in_s(self, only_prefills: bool) -> float:
-        """Return how long what goes on now may wait in a worker's queue."""
+        """Return how long what goes on now may wait in a worker's queue.
+
+        On one that prefills only that is a full step. With less queued its steps would not be full, and mixtures of
+        experts read most weights whatever a step has.
+        """
         step_s = self._costs.chunk / self._core.alone if only_prefills else 0.0
         return max(self._ahead_s, step_s)
 
@@ -123,12 +127,10 @@ class FusionFlow:
         own_s = self._core.own_tpot_s(worker, decodes, context)
         slow = self._core.drift.of(worker.id)
         rate = self._costs.beside(decodes, context, own_s, slow)
-        ahead = self._present.ahead(worker)
-        if worker.role is Role.PREFILL:
-            # Less than a full step would waste it: mixtures of experts read most weights whatever the step has.
-            return ahead <= max(self._ahead_s * rate, self._costs.chunk)
-        if ahead > self._ahead_s * rate:
+        if self._present.ahead(worker) > rate * self._starts_in_s(worker.role is Role.PREFILL):
             return False
+        if worker.role is Role.PREFILL:
+            return True
         limit_s = self._costs.limit_s(own_s) / slow
         return (
             (not only_in_time or job.cost_s * self._core.alone <= rate * (job.due_s - job.since_s))

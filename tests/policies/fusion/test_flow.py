@@ -211,3 +211,18 @@ def test_a_deadline_counts_the_step_that_may_wait_on_a_worker_that_only_prefills
     arrive(flow, "later", 100, ttft_s=10.0)
     assert gone([flow.next(fleet(1, 1), 0.0)]) == ["later"]
     assert gone([flow.next(fleet(0, 1), 0.0)]) == ["soon"]
+
+
+def test_a_slow_worker_that_only_prefills_has_no_more_time_of_work_waiting(core: Cores) -> None:
+    """One that has just changed its role still decodes: what a full step is for others takes it far longer."""
+    shared = core(ahead_steps=0.01)
+
+    def goes_on(**load: float) -> list[str]:
+        flow = FusionFlow(shared)
+        for name in "ab":
+            arrive(flow, name, 1000)
+        prefill = worker("p0", Role.PREFILL, queued_tokens=shared.costs.chunk - 1.0, **load)
+        return gone(ask(flow, (prefill, *busy(1))))
+
+    assert goes_on() == ["a", "b"]
+    assert goes_on(decode_requests=8.0, decode_tokens=8000.0) == ["a"]
