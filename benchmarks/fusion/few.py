@@ -10,10 +10,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 
+import manifest
 import search
 from cells import SHOWN, Cell, Config
-from search import Memory, OutOfTimeError, Seen, Trial, Tuned
+from matrix import RESULT
+from search import Memory, OutOfTimeError, Seen, Trial
 from systems import stock
+from tables import FUSION
 
 from pdplugins.errors import PdpluginsError
 
@@ -30,10 +33,10 @@ FEW = (
 
 @dataclass(frozen=True)
 class Yard:
-    """One cell with the stock configurations tuned for it, and its capacity with each seed."""
+    """One cell with the stock configurations that the matrix tuned for it, and its capacity with each seed."""
 
     cell: Cell
-    stock: dict[str, Tuned]
+    stock: dict[str, Config]
     capacities: list[float]
     memory: Memory
 
@@ -47,14 +50,15 @@ class Yard:
 
 
 def yards(folder: Path, seeds: int, memory: Memory) -> list[Yard]:
-    """Return the few cells that some stock configuration serves."""
+    """Return the few cells. Raises PdpluginsError where the matrix is older than the code of its stock systems."""
+    manifest.check_only(RESULT, FUSION)
+    last = {row["cell"]: row for row in manifest.read(RESULT)["cells"]}
     found = []
     for names in FEW:
         cell = Cell(*names, folder)
-        tuned = {name: search.tuned(cell, name, tried, memory) for name, tried in stock(cell).items()}
-        capacities = [search.capacity(cell, tuned, seed, memory) for seed in SHOWN[:seeds]]
-        if all(capacities):
-            found.append(Yard(cell, tuned, capacities, memory))
+        row = last[cell.name]
+        tuned = {name: tried[row["systems"][name]["setting"]] for name, tried in stock(cell).items()}
+        found.append(Yard(cell, tuned, row["capacities"][:seeds], memory))
     return found
 
 

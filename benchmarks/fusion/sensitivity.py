@@ -62,7 +62,7 @@ def one_slow(config: Config) -> Config:
 
 def deceits(yard: Yard) -> Iterator[tuple[str, Config, Config]]:
     """Yield each deceit, fusion under it, and the co-located configuration under it."""
-    ours, theirs = fusion(yard.cell), yard.stock[STOCK[0]].config
+    ours, theirs = fusion(yard.cell), yard.stock[STOCK[0]]
     yield "none", ours, theirs
     yield f"profile: steps take {1 + WRONG:g} times what they take", believes(ours, 1 + WRONG), theirs
     yield f"profile: steps take {1 - WRONG:g} times what they take", believes(ours, 1 - WRONG), theirs

@@ -13,6 +13,7 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks" / "fusion"))
 import ablation
 import cells
 import few
+import manifest
 import matrix
 import pictures
 import search
@@ -191,7 +192,7 @@ def test_only_what_arrives_in_the_window_is_counted(folder: Path) -> None:
 def test_what_is_switched_off_or_deceived_still_has_the_same_gpus(folder: Path) -> None:
     one = cell(folder)
     theirs = systems.stock(one)[systems.STOCK[0]]["512 tokens"]
-    yard = few.Yard(one, {systems.STOCK[0]: search.Tuned("", theirs, 1.0)}, [10.0], search.Memory())
+    yard = few.Yard(one, {systems.STOCK[0]: theirs}, [10.0], search.Memory())
     stale.add()
     configs = [*ablation.variants(one).values()]
     configs += [config for _, *pair in sensitivity.deceits(yard) for config in pair]
@@ -237,3 +238,23 @@ def test_one_cell_is_made_of_real_runs(folder: Path, monkeypatch: pytest.MonkeyP
     row = tables.rates([one])[0]
     assert row["capacity, req/s"] == one.capacity
     assert next(matrix.told(one)).startswith("h100 conversation middle: ")
+
+
+def test_studies_on_a_few_cells_have_the_stock_and_the_capacities_of_the_matrix(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(few, "FEW", (("h100", "conversation", "middle"),))
+    monkeypatch.setattr(manifest, "check_only", lambda *of: None)
+    row = next(row for row in manifest.read("fusion-systems")["cells"] if row["cell"] == "h100 conversation middle")
+    (yard,) = few.yards(folder, 2, search.Memory())
+    assert yard.capacities == row["capacities"][:2]
+    for name, tried in systems.stock(yard.cell).items():
+        assert yard.stock[name] == tried[row["systems"][name]["setting"]]
+
+
+def test_studies_on_a_few_cells_need_a_matrix_of_the_present_stock(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(manifest, "changed", lambda *of: ["simulator", "fusion"])
+    with pytest.raises(PdpluginsError, match="simulator changed since it was made"):
+        few.yards(folder, 1, search.Memory())
