@@ -2,6 +2,9 @@
 
 OLD = {
     "fidelity-silicon",
+    # Since then fusion's steps are a bit longer, and its prefill-only workers have full steps waiting. What the map
+    # says of co-location and splits does not depend on it.
+    "where",
     # Of DOPD's forecasts, which changed since, fusion uses none here: it does not scale.
     "fusion-ablation",
     "fusion-sensitivity",
