@@ -24,7 +24,7 @@ from pdplugins.gateway.engine import Engine
 from pdplugins.gateway.errors import GatewayError, RefusedError, ShortageError, WorkerFailedError
 from pdplugins.gateway.primitive import can_serve
 from pdplugins.gateway.reading import TooLongError, read_whole
-from pdplugins.gateway.replies import Reply, failure
+from pdplugins.gateway.replies import Reply, failure, finish
 from pdplugins.gateway.serving import Serving
 from pdplugins.gateway.terms import Asking
 from pdplugins.gateway.tracing import Tracing
@@ -104,10 +104,7 @@ class Endpoints:
                     except Exception as error:  # a fault of the gateway must not look like one of the client
                         metrics.fault("gateway_error", error, error)
                         response = failure(GatewayError(500, f"gateway: {type(error).__name__}"))
-                if admission.closed and not response.prepared:
-                    response.force_close()
-                await response.prepare(request)
-                await response.write_eof()
+                await finish(response, request, admission)
             finally:
                 clients.ended(request)
             return response
@@ -118,7 +115,7 @@ class Endpoints:
 
     async def _answer(self, request: web.Request) -> web.StreamResponse:
         """Answer a request, whatever happens, and count how it ended."""
-        reply = Reply(request)
+        reply = Reply(request, self.admission)
         outcome = "cancelled"
         metrics = self.serving.metrics
         self._begin(request)

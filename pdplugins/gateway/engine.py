@@ -195,7 +195,7 @@ class Client(Started, Protocol):
         """Send a part of a stream."""
         ...
 
-    def whole(self, body: bytes, content_type: str) -> None:
+    async def whole(self, body: bytes, content_type: str) -> None:
         """Answer with one body."""
         ...
 

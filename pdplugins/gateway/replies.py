@@ -6,6 +6,7 @@ import json
 
 from aiohttp import web
 
+from pdplugins.gateway.admission import Admission
 from pdplugins.gateway.errors import GatewayError, RefusedError
 from pdplugins.redaction import redacted
 
@@ -13,8 +14,9 @@ from pdplugins.redaction import redacted
 class Reply:
     """The response to one client: nothing yet, a stream, or one body."""
 
-    def __init__(self, request: web.BaseRequest) -> None:
+    def __init__(self, request: web.BaseRequest, admission: Admission) -> None:
         self._request = request
+        self._admission = admission
         self.response: web.StreamResponse | None = None
 
     @property
@@ -30,14 +32,15 @@ class Reply:
             await self.response.prepare(self._request)
         await self.response.write(data)
 
-    def whole(self, body: bytes, content_type: str, status: int = 200) -> None:
-        """Answer with one body."""
+    async def whole(self, body: bytes, content_type: str, status: int = 200) -> None:
+        """Answer with one body, at once: the books can wait, the client should not."""
         self.response = web.Response(body=body, status=status, headers={"Content-Type": content_type})
+        await finish(self.response, self._request, self._admission)
 
     async def refuse(self, error: RefusedError) -> None:
         """Pass on the refusal of a worker."""
         if self.response is None:
-            self.whole(_redacted(error.body), error.content_type, error.status)
+            await self.whole(_redacted(error.body), error.content_type, error.status)
         else:
             await self.fail(GatewayError(error.status, error.body.decode(errors="replace")))
 
@@ -45,13 +48,21 @@ class Reply:
         """Tell the client what went wrong, in its stream where that has begun."""
         if self.response is None or not self.response.prepared:
             self.response = failure(error)
-        else:
+        elif not isinstance(self.response, web.Response):  # nothing follows a whole answer
             await self.send(b"data: " + _object(error) + b"\n\ndata: [DONE]\n\n", "")
 
 
 def _redacted(body: bytes) -> bytes:
     """Return what a worker said of a request, without a key that it may repeat."""
     return redacted(body.decode("utf-8", "surrogateescape")).encode("utf-8", "surrogateescape")
+
+
+async def finish(response: web.StreamResponse, request: web.BaseRequest, admission: Admission) -> None:
+    """Send an answer, or what is left of it; where the gateway stops, it is the last one on its connection."""
+    if admission.closed and not response.prepared:
+        response.force_close()
+    await response.prepare(request)
+    await response.write_eof()
 
 
 def failure(error: GatewayError) -> web.Response:

@@ -400,7 +400,7 @@ def test_books_are_right_also_when_a_request_is_cancelled_twice() -> None:
             it.route(Fixed())
             call = parse("/generate", json.dumps(ask(count=100)).encode(), "twice")
             for turns in range(6):
-                serving = asyncio.create_task(it.gateway.serving.serve(call, Reply(None)))
+                serving = asyncio.create_task(it.gateway.serving.serve(call, Reply(None, it.gateway.admission)))
                 assert await settled(lambda: any(worker.running for worker in it.workers))
                 serving.cancel()
                 for _ in range(turns):

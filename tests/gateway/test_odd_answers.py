@@ -243,7 +243,7 @@ class Client:
     async def send(self, data: bytes, content_type: str) -> None:
         self.said.append(data)
 
-    def whole(self, body: bytes, content_type: str) -> None:
+    async def whole(self, body: bytes, content_type: str) -> None:
         self.said.append(body)
 
 
@@ -268,7 +268,7 @@ def test_any_event_is_read_or_is_a_fault_of_its_worker(said: Any) -> None:
         assert client.said[-1].endswith(b"data: [DONE]\n\n")
     except RefusedError:  # a stream that begins with an error is a refusal
         assert isinstance(said["error"], dict)
-    reply.whole(event, "")
+    asyncio.run(reply.whole(event, ""))
 
 
 @pytest.mark.parametrize("data", [b"\n\n", b"\n\n\n\n", b": comment\n\n", b"data:\n\n"])

@@ -49,14 +49,14 @@ class CompletionsReply:
             raise RefusedError(HTTPStatus.BAD_REQUEST, data, content_type)
         await self._reply.send(b"".join(self._event(event) for event in every), content_type)
 
-    def whole(self, body: bytes, content_type: str) -> None:
+    async def whole(self, body: bytes, content_type: str) -> None:
         """Answer with one body."""
         said = parsed(body)
         if said is not None and "output_ids" in said:
             weights = {name: value for name, value in (said.get("meta_info") or {}).items() if name in WEIGHTS}
             choices = [self._choice(said, said.get("text") or "")]
             body = dumps({**self._frame, "choices": choices, "usage": self._usage, "metadata": weights})
-        self._reply.whole(body, content_type)
+        await self._reply.whole(body, content_type)
 
     def _event(self, event: bytes) -> bytes:
         if event == DONE:

@@ -107,7 +107,7 @@ class Legs:
             if aside.done():
                 aside.result()
             answer = await first
-            if logprobs or not answer.stream:
+            if logprobs:
                 answer.prefill_reply = await aside
         except WorkerFailedError as error:
             error.of_pair(prefill.id, decode.id)

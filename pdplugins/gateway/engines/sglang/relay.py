@@ -92,7 +92,7 @@ class Relay:
             if piece:
                 await self._client.send(piece, answer.content_type)
         elif not hold:
-            self._client.whole(piece, answer.content_type)
+            await self._client.whole(piece, answer.content_type)
 
     async def close(self) -> bool:
         """End a stream of which only the end mark is missing. Return whether that was so."""

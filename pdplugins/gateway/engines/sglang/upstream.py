@@ -47,7 +47,7 @@ class Answer:
         self.stream = is_stream(response)
         self.content_type = response.content_type
         self.prefill_reply = b""
-        """What the prefill worker answered, where there was another one; of a stream only where it tells logprobs."""
+        """What the prefill worker answered, where there was another one and the client wants logprobs."""
         self.ended = not self.stream
         """Whether all of it has come."""
         self.tokens = 0
