@@ -5,6 +5,4 @@ OLD = {
     # Since then fusion's steps are a bit longer, and its prefill-only workers have full steps waiting. What the map
     # says of co-location and splits does not depend on it.
     "where",
-    # The same, and before that engines gave up prompts that ran into the pool's reserve of the TTFT SLO.
-    "fusion-ablation",
 }
