@@ -41,7 +41,7 @@ from pdplugins.policies.dopd.ratio import (
     pd_ratio,
 )
 from pdplugins.policies.dopd.rising import Rising
-from pdplugins.policies.dopd.staffing import Backlog, Dispersion, Service, capped_workers, upper_rate
+from pdplugins.policies.dopd.staffing import Backlog, Dispersion, Service, capped_workers, spare_workers, upper_rate
 from pdplugins.policies.dopd.worth import Outlook
 
 LITERAL_CORRECTION = 2.0
@@ -93,6 +93,7 @@ class DopdPlanner:
         self._load = LoadForecast(self._forecaster, amount, self._spread)
         self._dispersion = Dispersion(steps, settings.interval_s, LEARNING_S)
         self._backlog = Backlog(self._horizon_s)
+        self._spare = spare_workers(settings.spare, self._horizon_s)
         self._prefill_hold, self._decode_hold = (Hold(settings.hold_s, self._horizon_s) for _ in Role)
         self._busy_s: float | None = None
         self._pools = (1, 1)
@@ -295,7 +296,7 @@ class DopdPlanner:
         if settings.learn_bursts:
             dispersion_s = self._dispersion.seconds(service, self._rate.mean * request_s)
         wait_s = settings.wait_share * ttft_s
-        needed = capped_workers(work, self._dispersion.peak, service, dispersion_s, wait_s) + settings.spare
+        needed = capped_workers(work, self._dispersion.peak, service, dispersion_s, wait_s) + self._spare
         arrived_s, window_s = (min(traffic.requests, LARGEST) * request_s, traffic.window_s) if traffic else (0.0, 0.0)
         reported_s = min(queued(view.prefill), LARGEST) * service.mean_s
         backlog_s = self._backlog.update(arrived_s, view.prefill.ready, window_s, reported_s)

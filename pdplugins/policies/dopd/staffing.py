@@ -15,6 +15,8 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
+SHORT_LEAD_S = 30.0
+"""Up to this start-up, in seconds, the setting `spare` counts as it is."""
 _LOG_NORMAL = (
     (-2.8569700, 0.0112574),
     (-1.3556262, 0.2220759),
@@ -137,6 +139,19 @@ def capped_workers(work: float, peak: float, service: Service, dispersion_s: flo
 def prefill_workers(work: float, dispersion_s: float, wait_s: float) -> float:
     """Return the number of workers with which `work` waits `wait_s` on average: Eq. 10 solved for n."""
     return work + work * dispersion_s / (2 * wait_s)
+
+
+def spare_workers(spare: float, lead_s: float) -> float:
+    """Return the workers that are kept beyond what the forecast needs.
+
+    Workers do not share a queue, so even a sure forecast needs some. Until more workers serve, a load drifts about as a
+    random walk does. So they grow with the square root of that time, as a safety stock does with its lead time (Silver,
+    Pyke and Thomas, 2017, Section 6.6).
+
+    :param spare: workers for a lead time of up to `SHORT_LEAD_S`.
+    :param lead_s: seconds from a plan to the workers that it asks for.
+    """
+    return spare * math.sqrt(max(lead_s / SHORT_LEAD_S, 1.0))
 
 
 def upper_rate(rate: float, observed_s: float, sigmas: float) -> float:

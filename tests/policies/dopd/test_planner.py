@@ -341,7 +341,22 @@ def test_noise_does_not_pull_a_forecast_to_the_mean() -> None:
     draw = random.Random(3)
     noise = [Traffic(5.0, draw.randint(33, 47), 1000, 200) for _ in range(720)]
     clear, pulled = (plans(planner(follow_rises=follow), [*noise, *steady(13.0, count=12)]) for follow in (True, False))
-    assert clear[-1].signals["forecast_rate"] > 12 > pulled[-1].signals["forecast_rate"]
+    assert clear[-1].signals["forecast_rate"] > 12.25 > pulled[-1].signals["forecast_rate"]
+
+
+def test_a_first_rise_is_believed_while_the_workers_for_it_start() -> None:
+    """Nothing has told yet whether high levels last; that there was none before does not tell it."""
+    slow = replace(DEPLOYMENT, startup_s=180.0)
+    made = plans(planner(slow), [*steady(4.0, count=80), *steady(14.0, count=36)])[-34:]
+    assert min(plan.signals["forecast_rate"] for plan in made) > 12
+
+
+def test_more_workers_are_spared_where_a_start_up_takes_long() -> None:
+    short, usual, long = (
+        plans(planner(replace(DEPLOYMENT, startup_s=startup_s), rate_sigmas=0.0), steady(4.0, count=120))[-1]
+        for startup_s in (5.0, 30.0, 270.0)
+    )
+    assert short.prefill == usual.prefill == long.prefill - 2
 
 
 def test_rises_are_not_followed_in_the_printed_version() -> None:
