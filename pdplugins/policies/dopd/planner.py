@@ -295,7 +295,7 @@ class DopdPlanner:
         dispersion_s = service.poisson_dispersion_s
         if settings.learn_bursts:
             dispersion_s = self._dispersion.seconds(service, self._rate.mean * request_s)
-        wait_s = settings.wait_share * ttft_s
+        wait_s = settings.wait_share * service.slack_s
         needed = capped_workers(work, self._dispersion.peak, service, dispersion_s, wait_s) + self._spare
         arrived_s, window_s = (min(traffic.requests, LARGEST) * request_s, traffic.window_s) if traffic else (0.0, 0.0)
         reported_s = min(queued(view.prefill), LARGEST) * service.mean_s

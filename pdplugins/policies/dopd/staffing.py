@@ -15,6 +15,8 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
+LEAST_SLACK = 0.1
+"""Share of the TTFT SLO that may at least be waited: prompts that hardly meet it are not worth the whole budget."""
 SHORT_LEAD_S = 30.0
 """Up to this start-up, in seconds, the setting `spare` counts as it is."""
 _LOG_NORMAL = (
@@ -37,6 +39,8 @@ class Service:
     """E[min(S, cap)]."""
     poisson_dispersion_s: float
     """E[min(S, cap)^2] / E[S]: the value of D when requests arrive independently."""
+    slack_s: float
+    """E[cap - S | S < cap]: how long prompts that can meet the TTFT SLO may wait. The cap where none can."""
     times: tuple[tuple[float, float], ...] = ()
     """(weight, S) of short to long prompts; the weights add up to 1."""
 
@@ -48,7 +52,7 @@ class Service:
             headroom.
         """
         sigma = math.sqrt(math.log1p(cv2))
-        mean = capped = squared = 0.0
+        mean = capped = squared = slack = able = 0.0
         times = tuple(
             (weight, prefill_s(isl_tokens * math.exp(sigma * deviations - sigma * sigma / 2)))
             for deviations, weight in _LOG_NORMAL
@@ -56,7 +60,10 @@ class Service:
         for weight, time_s in times:
             short_s = min(time_s, cap_s)
             mean, capped, squared = mean + weight * time_s, capped + weight * short_s, squared + weight * short_s**2
-        return cls(mean, capped, squared / mean, times)
+            if time_s < cap_s:
+                slack, able = slack + weight * (cap_s - time_s), able + weight
+        left_s = max(slack / able, LEAST_SLACK * cap_s) if able > 0 else cap_s
+        return cls(mean, capped, squared / mean, left_s, times)
 
 
 class Dispersion:

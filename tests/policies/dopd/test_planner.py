@@ -351,6 +351,15 @@ def test_a_first_rise_is_believed_while_the_workers_for_it_start() -> None:
     assert min(plan.signals["forecast_rate"] for plan in made) > 12
 
 
+def test_prompts_that_leave_little_of_the_slo_hardly_wait() -> None:
+    """A prefill of 1.6 s leaves 0.4 s of the two: half of that is planned for, not half of the SLO."""
+    calm = planner(wait_share=0.5, rate_sigmas=0.0, length_cv2=0.0, learn_bursts=False, spare=0.0)
+    plan = plans(calm, steady(1.0, isl=6800, osl=20))[-1]
+    work_s = plan.signals["prefill_work"]  # of the one request a second
+    assert 1.5 < work_s < 1.7
+    assert plan.prefill == math.ceil(work_s + work_s * work_s / (2 * 0.5 * (2.0 - work_s)))
+
+
 def test_more_workers_are_spared_where_a_start_up_takes_long() -> None:
     short, usual, long = (
         plans(planner(replace(DEPLOYMENT, startup_s=startup_s), rate_sigmas=0.0), steady(4.0, count=120))[-1]
