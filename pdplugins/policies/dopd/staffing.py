@@ -15,6 +15,8 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
+MOST_WORKERS = 1e6
+"""Larger numbers of workers are cut to this. The GPU budget cuts them further anyway."""
 LEAST_SLACK = 0.1
 """Share of the TTFT SLO that may at least be waited: prompts that hardly meet it are not worth the whole budget."""
 SHORT_LEAD_S = 30.0
@@ -165,3 +167,8 @@ def upper_rate(rate: float, observed_s: float, sigmas: float) -> float:
     """Return the rate `sigmas` standard errors above `rate`, observed for `observed_s` seconds (Wilson's bound)."""
     extra = sigmas * sigmas / 2 + sigmas * math.sqrt(rate * observed_s + sigmas * sigmas / 4)
     return rate + extra / observed_s
+
+
+def whole_workers(workers: float) -> int:
+    """Return the whole workers that are enough, at least one."""
+    return max(math.ceil(min(workers, MOST_WORKERS)), 1)

@@ -244,6 +244,17 @@ def test_a_binding_budget_keeps_the_ratio_of_eq_15() -> None:
     assert share[0] == pytest.approx(share[1], abs=0.25)
 
 
+def test_a_binding_budget_cuts_headroom_before_busy_workers() -> None:
+    """Prompts that take most of the TTFT SLO want many workers; the decode workers that are busy stay."""
+    tight = planner(replace(DEPLOYMENT, gpu_budget=30), wait_share=0.1)
+    made = plans(tight, steady(6.0, isl=6800, osl=800))
+    work, busy = (made[-1].signals[name] for name in ("prefill_work", "forecast_concurrency"))
+    assert made[-1].prefill >= work
+    assert made[-1].decode >= busy / made[-1].signals["cc_d"]
+    assert "exceeds 30 GPUs" in made[-1].reason
+    assert len({(plan.prefill, plan.decode) for plan in made[30:]}) == 1
+
+
 def test_the_reason_and_the_signals_tell_the_numbers() -> None:
     plan = plans(planner(), steady(8.0))[-1]
     assert plan.signals["forecast_isl_tokens"] == pytest.approx(1000, rel=0.01)
