@@ -223,6 +223,10 @@ def changed(experiment: Experiment, data: Data) -> list[str]:
     return min(since, key=len)
 
 
+DOPD = ("dopd", "configs/dopd.yaml")
+"""What only DOPD's own runs depend on, as long as no more than the planner section of its config has changed."""
+
+
 def check_only(result: str, *parts: str) -> None:
     """Raise PdpluginsError where code other than `parts` and the script has changed since a result was made.
 

@@ -256,7 +256,7 @@ def measure(trace: Trace, path: Path, router: Router, until: float, *, alone: bo
     split_s, first, rest = parts(path)
     cells = Cells(name, until)
     if alone:
-        manifest.check_only(name, "dopd")
+        manifest.check_only(name, *manifest.DOPD)
         cells.take(manifest.read(name))
 
     def tune(it: Run) -> Row:

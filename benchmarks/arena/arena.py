@@ -92,7 +92,7 @@ def chosen(options: argparse.Namespace) -> tuple[str, Mapping[str, Any]]:
 
 def last_chosen() -> tuple[str, Mapping[str, Any]]:
     """Return the setting of Dynamo's planner that was chosen last. Raises PdpluginsError where its code has changed."""
-    manifest.check_only("arena-reporting", "dopd")
+    manifest.check_only("arena-reporting", *manifest.DOPD)
     name, settings = manifest.read("arena-reporting")["stock"]
     return name, settings
 

@@ -36,6 +36,35 @@ def fit_pools(deployment: Deployment, prefill: int, decode: int) -> tuple[int, i
     return max(((min(prefill, p), d) for d, p in fits), key=served, default=(1, 1))
 
 
+def fit_headroom(deployment: Deployment, wish: tuple[int, int], busy: tuple[int, int]) -> tuple[int, int]:
+    """Return the wanted pools, prefill and decode, cut to the GPU budget: first what exceeds the busy workers.
+
+    Pools that shrank in proportion would take from decode workers that all are busy, where most of the wish is headroom
+    for prefill. Both phases get nearly the same share of their headroom. Where not even the busy workers fit, these
+    are cut in proportion, as :func:`fit_pools` does.
+
+    :param busy: workers of each pool that the load keeps busy, rounded up.
+    """
+    budget, prefill_tp, decode_tp = deployment.gpu_budget, deployment.prefill_tp, deployment.decode_tp
+    if deployment.gpus(*wish) <= budget:
+        return wish
+    least = min(max(busy[0], 1), wish[0]), min(max(busy[1], 1), wish[1])
+    left = budget - deployment.gpus(*least)
+    if left <= 0:
+        return fit_pools(deployment, *least)
+    more = wish[0] - least[0], wish[1] - least[1]
+    even = more[1] * left / deployment.gpus(*more)
+
+    def granted(headroom: tuple[int, int]) -> tuple[float, int]:
+        shares = (got / wanted for got, wanted in zip(headroom, more, strict=True) if wanted)
+        return min(shares), -deployment.gpus(*headroom)
+
+    # As in `fit_pools`, a little less than the even share for decode may free a GPU for prefill.
+    decodes = range(max(int(even) - math.ceil(prefill_tp / decode_tp), 0), min(math.ceil(even), left // decode_tp) + 1)
+    prefill, decode = max(((min(more[0], (left - d * decode_tp) // prefill_tp), d) for d in decodes), key=granted)
+    return least[0] + prefill, least[1] + decode
+
+
 def largest_within(limit_s: float, most: int, time_s: Callable[[int], float]) -> int:
     """Return the largest number from 1 to `most` whose time is at most `limit_s`; 0 where there is none.
 

@@ -8,7 +8,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pdplugins import testing
-from pdplugins.policies._common import SplitMix64, cached_tokens, cheapest, fit_pools, largest_within, tightest_tpot_s
+from pdplugins.policies._common import (
+    SplitMix64,
+    cached_tokens,
+    cheapest,
+    fit_headroom,
+    fit_pools,
+    largest_within,
+    tightest_tpot_s,
+)
 from pdplugins.testing import request, worker
 from pdplugins.types import Deployment, Round, TraceRequest, WorkerView
 
@@ -41,6 +49,39 @@ def test_no_other_pools_within_the_budget_serve_more(wish: tuple[int, int], tps:
         for d in range(1, wish[1] + 1):
             if here.gpus(p, d) <= here.gpu_budget:
                 assert min(p / wish[0], d / wish[1]) <= share
+
+
+@given(
+    wish=st.tuples(st.integers(1, 40), st.integers(1, 40)),
+    busy=st.tuples(st.integers(0, 40), st.integers(0, 40)),
+    tps=st.tuples(st.sampled_from([1, 2, 4]), st.sampled_from([1, 2, 4, 8])),
+    spare=st.integers(0, 60),
+)
+def test_headroom_is_cut_before_busy_workers_and_in_equal_shares(
+    wish: tuple[int, int], busy: tuple[int, int], tps: tuple[int, int], spare: int
+) -> None:
+    here = deployment(tps[0] + tps[1] + spare, *tps)
+    least = min(max(busy[0], 1), wish[0]), min(max(busy[1], 1), wish[1])
+    found = fit_headroom(here, wish, busy)
+    assert here.gpus(*found) <= here.gpu_budget
+    if here.gpus(*least) >= here.gpu_budget:
+        assert found == fit_pools(here, *least)
+        return
+
+    def share(p: int, d: int) -> float:
+        pairs = zip((p, d), least, wish, strict=True)
+        return min([(got - low) / (high - low) for got, low, high in pairs if high > low], default=1.0)
+
+    every = ((p, d) for p in range(least[0], wish[0] + 1) for d in range(least[1], wish[1] + 1))
+    best = max(share(p, d) for p, d in every if here.gpus(p, d) <= here.gpu_budget)
+    assert all(low <= got <= high for got, low, high in zip(found, least, wish, strict=True))
+    assert share(*found) == best
+
+
+def test_decode_workers_that_are_busy_outlive_a_large_headroom_for_prefill() -> None:
+    here = deployment(64, 2, 2)
+    assert fit_pools(here, 60, 6) == (29, 3)
+    assert fit_headroom(here, (60, 6), (15, 5)) == (26, 6)
 
 
 def test_a_budget_for_less_than_one_worker_of_each_role_still_leaves_one_of_each() -> None:

@@ -17,8 +17,16 @@ class DopdSettings(BaseModel):
     predictor: Predictor = Field("kalman", description="forecaster of ISL, OSL and request rate; the paper's is arima")
     history: int = Field(600, ge=30, description="windows of history that arima is fitted to")
     correction_limit: float = Field(1.0, ge=1, description="bound of the correction factor; 1 turns it off")
-    wait_share: float = Field(0.5, gt=0, description="mean wait for prefill that is planned for, in TTFT SLOs (Eq. 10)")
-    spare: float = Field(1.0, ge=0, description="prefill workers beyond that, because workers do not share a queue")
+    wait_share: float = Field(
+        0.55,
+        gt=0,
+        description="mean wait for prefill that is planned for (Eq. 10), as a share of what it leaves of the TTFT SLO",
+    )
+    spare: float = Field(
+        1.0,
+        ge=0,
+        description="prefill workers beyond that: workers do not share a queue; more where a start-up takes over 30 s",
+    )
     rate_sigmas: float = Field(1.0, ge=0, description="standard errors of the request rate that are planned for")
     length_cv2: float = Field(
         1.0,

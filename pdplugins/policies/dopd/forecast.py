@@ -77,8 +77,9 @@ class Reverting:
     then, and 1, for levels that last.
 
     Deviations that the noise of arrivals explains say nothing of how long a high level lasts. They would pull every one
-    down to the mean, so they are left out there. A low level is trusted less, as a late worker costs more than an idle
-    one: there all deviations count, and in `persistence` too.
+    down to the mean, so they are left out there. There the mean is that of the time of the forecast: below today's, the
+    forecasts before a first rise would say that its level does not last. A low level is trusted less, as a late worker
+    costs more than an idle one: all deviations count, from today's mean, and in `persistence` too.
 
     :param inner: the forecaster of the level.
     :param steps: steps from a forecast to the value that it is for.
@@ -94,7 +95,7 @@ class Reverting:
     def __init__(self, inner: Forecaster, steps: int, memory: float, counted_s: float = math.inf) -> None:
         self._inner, self._steps, self._counted_s = inner, steps, counted_s
         self._keep = math.exp(-1 / memory)
-        self._pending: deque[float] = deque()
+        self._pending: deque[tuple[float, float]] = deque()
         self._mean = self._weight = 0.0
         self._all, self._clear = _Slope(), _Slope()
 
@@ -140,12 +141,12 @@ class Reverting:
         self._inner.observe(value)
         self._weight = self._keep * self._weight + 1
         self._mean += (value - self._mean) / self._weight
-        self._pending.append(self._inner.forecast())
+        self._pending.append((self._inner.forecast(), self._mean))
         if len(self._pending) > self._steps:
-            deviation = self._pending.popleft() - self._mean
-            self._all.learn(deviation, value - self._mean, self._keep)
-            if abs(deviation) >= self.SIGMAS * math.sqrt(max(self._mean, 0.0) / self._counted_s):
-                self._clear.learn(deviation, value - self._mean, self._keep)
+            expected, mean = self._pending.popleft()
+            self._all.learn(expected - self._mean, value - self._mean, self._keep)
+            if abs(expected - mean) >= self.SIGMAS * math.sqrt(max(mean, 0.0) / self._counted_s):
+                self._clear.learn(expected - mean, value - mean, self._keep)
 
     def forecast(self) -> float:
         """Return the forecast for `steps` ahead; NaN while nothing was observed."""

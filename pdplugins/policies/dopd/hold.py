@@ -35,3 +35,19 @@ class Hold:
     def forget(self) -> None:
         """Let the pool shrink at once."""
         self._wanted.clear()
+
+
+class Holds:
+    """One hold for each pool. See :class:`Hold`."""
+
+    def __init__(self, longest_s: float, shortest_s: float) -> None:
+        self._prefill, self._decode = Hold(longest_s, shortest_s), Hold(longest_s, shortest_s)
+
+    def __call__(self, wanted: tuple[int, int], now_s: float, lasting: float = 0.0) -> tuple[int, int]:
+        """Return the prefill and decode workers to keep."""
+        return self._prefill(wanted[0], now_s, lasting), self._decode(wanted[1], now_s, lasting)
+
+    def forget(self) -> None:
+        """Let both pools shrink at once."""
+        self._prefill.forget()
+        self._decode.forget()

@@ -15,12 +15,11 @@ from typing import Any
 from pdplugins.contracts.deployment import Deployment
 from pdplugins.contracts.numbers import is_number
 from pdplugins.contracts.planner import PlannerView, ScalePlan, Traffic
-from pdplugins.contracts.workers import Role
 from pdplugins.errors import ConfigError
-from pdplugins.policies._common import fit_pools
+from pdplugins.policies._common import fit_headroom, fit_pools
 from pdplugins.policies.dopd.config import DopdSettings
 from pdplugins.policies.dopd.forecast import Corrected, Forecaster, Predictor, Reverting, build_forecaster
-from pdplugins.policies.dopd.hold import Hold
+from pdplugins.policies.dopd.hold import Holds
 from pdplugins.policies.dopd.literal import algorithm_2
 from pdplugins.policies.dopd.load import (
     LARGEST,
@@ -41,7 +40,15 @@ from pdplugins.policies.dopd.ratio import (
     pd_ratio,
 )
 from pdplugins.policies.dopd.rising import Rising
-from pdplugins.policies.dopd.staffing import Backlog, Dispersion, Service, capped_workers, upper_rate
+from pdplugins.policies.dopd.staffing import (
+    Backlog,
+    Dispersion,
+    Service,
+    capped_workers,
+    spare_workers,
+    upper_rate,
+    whole_workers,
+)
 from pdplugins.policies.dopd.worth import Outlook
 
 LITERAL_CORRECTION = 2.0
@@ -52,8 +59,6 @@ ENOUGH_REQUESTS = 25
 """At a cold start the first plan waits for so many requests: then the rate has a standard error of 20 %."""
 LOOK_S = 0.5
 """Seconds between two looks at whether they have come."""
-MOST_WORKERS = 1e6
-"""Larger numbers of workers are cut to this. The GPU budget cuts them further anyway."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +98,8 @@ class DopdPlanner:
         self._load = LoadForecast(self._forecaster, amount, self._spread)
         self._dispersion = Dispersion(steps, settings.interval_s, LEARNING_S)
         self._backlog = Backlog(self._horizon_s)
-        self._prefill_hold, self._decode_hold = (Hold(settings.hold_s, self._horizon_s) for _ in Role)
+        self._spare = spare_workers(settings.spare, self._horizon_s)
+        self._wanted, self._needed = (Holds(settings.hold_s, self._horizon_s) for _ in range(2))
         self._busy_s: float | None = None
         self._pools = (1, 1)
         self._signals: Mapping[str, float] = {}
@@ -194,8 +200,8 @@ class DopdPlanner:
         load = self._load.forecast(without_osl=cold)
         if not literal and self._idle(view, traffic):
             demand = Demand(1, 1, {}, f"no request for {self._settings.hold_s:.0f} s")
-            self._prefill_hold.forget()
-            self._decode_hold.forget()
+            self._wanted.forget()
+            self._needed.forget()
         elif load is None:
             return self._keep("no request lengths yet")
         else:
@@ -216,8 +222,7 @@ class DopdPlanner:
     def _start(self, view: PlannerView) -> None:
         """Take the host's pools as the first plan, and as wanted, so that no pool shrinks before the load is known."""
         pools = max(view.prefill.coming, 1), max(view.decode.coming, 1)
-        self._prefill_hold(pools[0], view.now_s)
-        self._decode_hold(pools[1], view.now_s)
+        self._wanted(pools, view.now_s)
         self._pools = fit_pools(self._deployment, *pools)
         self._started_s = view.now_s
 
@@ -294,8 +299,8 @@ class DopdPlanner:
         dispersion_s = service.poisson_dispersion_s
         if settings.learn_bursts:
             dispersion_s = self._dispersion.seconds(service, self._rate.mean * request_s)
-        wait_s = settings.wait_share * ttft_s
-        needed = capped_workers(work, self._dispersion.peak, service, dispersion_s, wait_s) + settings.spare
+        wait_s = settings.wait_share * service.slack_s
+        needed = capped_workers(work, self._dispersion.peak, service, dispersion_s, wait_s) + self._spare
         arrived_s, window_s = (min(traffic.requests, LARGEST) * request_s, traffic.window_s) if traffic else (0.0, 0.0)
         reported_s = min(queued(view.prefill), LARGEST) * service.mean_s
         backlog_s = self._backlog.update(arrived_s, view.prefill.ready, window_s, reported_s)
@@ -303,7 +308,7 @@ class DopdPlanner:
             # Backlog that the ready workers clear within the TTFT SLO needs no further workers.
             needed += max(backlog_s - view.prefill.ready * ttft_s, 0.0) / self._horizon_s
         signals = {"prefill_work": work, "burst_dispersion_s": dispersion_s, "backlog_s": backlog_s}
-        return _whole(needed), signals
+        return whole_workers(needed), signals
 
     def _decode_demand(self, load: Load, rate: float) -> tuple[int, float, float, float, float]:
         """Return workers, concurrency, cc_d with its step time, and the workers that local prompts keep busy.
@@ -321,19 +326,20 @@ class DopdPlanner:
         concurrency = rate * load.osl_tokens * step_s
         spread = settings.decode_sigmas * math.sqrt(concurrency * (1 + load.cv2))
         local = rate * load.local_share * added_s(perf, load.local_tokens, tp) if load.local_share else 0.0
-        return _whole((concurrency + spread) / cc_d + local), concurrency, cc_d, step_s, local
+        return whole_workers((concurrency + spread) / cc_d + local), concurrency, cc_d, step_s, local
 
     def _within_limits(self, view: PlannerView, demand: Demand) -> ScalePlan:
         wish = demand.prefill, demand.decode
-        if not self._settings.paper_literal:
+        before, outlook = self._pools, demand.outlook
+        if self._settings.paper_literal:
+            prefill, decode = fit_pools(self._deployment, *wish)
+        else:
             # Whether levels last is learned for `hold_s` before it counts.
             learned = self._settings.learn_bursts and view.now_s - self._started_s > self._settings.hold_s
             lasting = self._rate.persistence if learned else 0.0
-            wish = (
-                self._prefill_hold(demand.prefill, view.now_s, lasting),
-                self._decode_hold(demand.decode, view.now_s, lasting),
-            )
-        before, (prefill, decode) = self._pools, fit_pools(self._deployment, *wish)
+            wish = self._wanted(wish, view.now_s, lasting)
+            busy = self._needed(outlook.pools if outlook else (1, 1), view.now_s, lasting)
+            prefill, decode = fit_headroom(self._deployment, wish, busy)
         self._pools = prefill, decode
         reason = f"{prefill}P{decode}D: {demand.why}"
         if wish != (demand.prefill, demand.decode):
@@ -344,9 +350,9 @@ class DopdPlanner:
         if "prefill_work" in signals:
             signals["prefill_utilisation"] = signals["prefill_work"] / prefill
             signals["decode_utilisation"] = signals["forecast_concurrency"] / signals["cc_d"] / decode
-        if demand.outlook is not None:
-            signals["expected_attainment"] = demand.outlook.attainment(prefill, decode)
-            signals["expected_attainment_unchanged"] = demand.outlook.attainment(*before)
+        if outlook is not None:
+            signals["expected_attainment"] = outlook.attainment(prefill, decode)
+            signals["expected_attainment_unchanged"] = outlook.attainment(*before)
         for name, error in self._load.failures.items():
             reason += f"; the {name} forecaster failed ({error}), its last value is used"
         return ScalePlan(prefill, decode, " ".join(reason.split()), self._faults(signals))
@@ -362,7 +368,3 @@ def _prompts(view: PlannerView, traffic: Traffic) -> Traffic:
     """
     tokens = waiting_tokens(view.prefill, ENOUGH_REQUESTS)
     return traffic if tokens is None else replace(traffic, isl_tokens=tokens, isl_sq_tokens=None)
-
-
-def _whole(workers: float) -> int:
-    return max(math.ceil(min(workers, MOST_WORKERS)), 1)

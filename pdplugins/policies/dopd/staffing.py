@@ -15,6 +15,12 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
+MOST_WORKERS = 1e6
+"""Larger numbers of workers are cut to this. The GPU budget cuts them further anyway."""
+LEAST_SLACK = 0.1
+"""Share of the TTFT SLO that may at least be waited: prompts that hardly meet it are not worth the whole budget."""
+SHORT_LEAD_S = 30.0
+"""Up to this start-up, in seconds, the setting `spare` counts as it is."""
 _LOG_NORMAL = (
     (-2.8569700, 0.0112574),
     (-1.3556262, 0.2220759),
@@ -35,6 +41,8 @@ class Service:
     """E[min(S, cap)]."""
     poisson_dispersion_s: float
     """E[min(S, cap)^2] / E[S]: the value of D when requests arrive independently."""
+    slack_s: float
+    """E[cap - S | S < cap]: how long prompts that can meet the TTFT SLO may wait. The cap where none can."""
     times: tuple[tuple[float, float], ...] = ()
     """(weight, S) of short to long prompts; the weights add up to 1."""
 
@@ -46,7 +54,7 @@ class Service:
             headroom.
         """
         sigma = math.sqrt(math.log1p(cv2))
-        mean = capped = squared = 0.0
+        mean = capped = squared = slack = able = 0.0
         times = tuple(
             (weight, prefill_s(isl_tokens * math.exp(sigma * deviations - sigma * sigma / 2)))
             for deviations, weight in _LOG_NORMAL
@@ -54,7 +62,10 @@ class Service:
         for weight, time_s in times:
             short_s = min(time_s, cap_s)
             mean, capped, squared = mean + weight * time_s, capped + weight * short_s, squared + weight * short_s**2
-        return cls(mean, capped, squared / mean, times)
+            if time_s < cap_s:
+                slack, able = slack + weight * (cap_s - time_s), able + weight
+        left_s = max(slack / able, LEAST_SLACK * cap_s) if able > 0 else cap_s
+        return cls(mean, capped, squared / mean, left_s, times)
 
 
 class Dispersion:
@@ -139,7 +150,25 @@ def prefill_workers(work: float, dispersion_s: float, wait_s: float) -> float:
     return work + work * dispersion_s / (2 * wait_s)
 
 
+def spare_workers(spare: float, lead_s: float) -> float:
+    """Return the workers that are kept beyond what the forecast needs.
+
+    Workers do not share a queue, so even a sure forecast needs some. Until more workers serve, a load drifts about as a
+    random walk does. So they grow with the square root of that time, as a safety stock does with its lead time (Silver,
+    Pyke and Thomas, 2017, Section 6.6).
+
+    :param spare: workers for a lead time of up to `SHORT_LEAD_S`.
+    :param lead_s: seconds from a plan to the workers that it asks for.
+    """
+    return spare * math.sqrt(max(lead_s / SHORT_LEAD_S, 1.0))
+
+
 def upper_rate(rate: float, observed_s: float, sigmas: float) -> float:
     """Return the rate `sigmas` standard errors above `rate`, observed for `observed_s` seconds (Wilson's bound)."""
     extra = sigmas * sigmas / 2 + sigmas * math.sqrt(rate * observed_s + sigmas * sigmas / 4)
     return rate + extra / observed_s
+
+
+def whole_workers(workers: float) -> int:
+    """Return the whole workers that are enough, at least one."""
+    return max(math.ceil(min(workers, MOST_WORKERS)), 1)

@@ -9,7 +9,7 @@ import math
 from dataclasses import dataclass
 from statistics import NormalDist
 
-from pdplugins.policies.dopd.staffing import Service
+from pdplugins.policies.dopd.staffing import Service, whole_workers
 
 PARTS = 8
 """Moments of the time ahead at which the queue is looked at."""
@@ -36,6 +36,11 @@ class Outlook:
     """Decode workers that the mean concurrency fills, and those that local prompts keep busy."""
     busy_deviation: float
     """Standard deviation of these."""
+
+    @property
+    def pools(self) -> tuple[int, int]:
+        """The prefill and decode workers that the load keeps busy, rounded up."""
+        return whole_workers(self.work), whole_workers(self.busy)
 
     def attainment(self, prefill: int, decode: int) -> float:
         """Return the share of requests that pools of this size would serve inside both objectives, 0 to 1."""

@@ -244,6 +244,17 @@ def test_a_binding_budget_keeps_the_ratio_of_eq_15() -> None:
     assert share[0] == pytest.approx(share[1], abs=0.25)
 
 
+def test_a_binding_budget_cuts_headroom_before_busy_workers() -> None:
+    """Prompts that take most of the TTFT SLO want many workers; the decode workers that are busy stay."""
+    tight = planner(replace(DEPLOYMENT, gpu_budget=30), wait_share=0.1)
+    made = plans(tight, steady(6.0, isl=6800, osl=800))
+    work, busy = (made[-1].signals[name] for name in ("prefill_work", "forecast_concurrency"))
+    assert made[-1].prefill >= work
+    assert made[-1].decode >= busy / made[-1].signals["cc_d"]
+    assert "exceeds 30 GPUs" in made[-1].reason
+    assert len({(plan.prefill, plan.decode) for plan in made[30:]}) == 1
+
+
 def test_the_reason_and_the_signals_tell_the_numbers() -> None:
     plan = plans(planner(), steady(8.0))[-1]
     assert plan.signals["forecast_isl_tokens"] == pytest.approx(1000, rel=0.01)
@@ -341,7 +352,31 @@ def test_noise_does_not_pull_a_forecast_to_the_mean() -> None:
     draw = random.Random(3)
     noise = [Traffic(5.0, draw.randint(33, 47), 1000, 200) for _ in range(720)]
     clear, pulled = (plans(planner(follow_rises=follow), [*noise, *steady(13.0, count=12)]) for follow in (True, False))
-    assert clear[-1].signals["forecast_rate"] > 12 > pulled[-1].signals["forecast_rate"]
+    assert clear[-1].signals["forecast_rate"] > 12.25 > pulled[-1].signals["forecast_rate"]
+
+
+def test_a_first_rise_is_believed_while_the_workers_for_it_start() -> None:
+    """Nothing has told yet whether high levels last; that there was none before does not tell it."""
+    slow = replace(DEPLOYMENT, startup_s=180.0)
+    made = plans(planner(slow), [*steady(4.0, count=80), *steady(14.0, count=36)])[-34:]
+    assert min(plan.signals["forecast_rate"] for plan in made) > 12
+
+
+def test_prompts_that_leave_little_of_the_slo_hardly_wait() -> None:
+    """A prefill of 1.6 s leaves 0.4 s of the two: half of that is planned for, not half of the SLO."""
+    calm = planner(wait_share=0.5, rate_sigmas=0.0, length_cv2=0.0, learn_bursts=False, spare=0.0)
+    plan = plans(calm, steady(1.0, isl=6800, osl=20))[-1]
+    work_s = plan.signals["prefill_work"]  # of the one request a second
+    assert 1.5 < work_s < 1.7
+    assert plan.prefill == math.ceil(work_s + work_s * work_s / (2 * 0.5 * (2.0 - work_s)))
+
+
+def test_more_workers_are_spared_where_a_start_up_takes_long() -> None:
+    short, usual, long = (
+        plans(planner(replace(DEPLOYMENT, startup_s=startup_s), rate_sigmas=0.0), steady(4.0, count=120))[-1]
+        for startup_s in (5.0, 30.0, 270.0)
+    )
+    assert short.prefill == usual.prefill == long.prefill - 2
 
 
 def test_rises_are_not_followed_in_the_printed_version() -> None:

@@ -6,7 +6,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pdplugins.policies.dopd.staffing import Backlog, Dispersion, Service, capped_workers, prefill_workers, upper_rate
+from pdplugins.policies.dopd.staffing import (
+    LEAST_SLACK,
+    Backlog,
+    Dispersion,
+    Service,
+    capped_workers,
+    prefill_workers,
+    upper_rate,
+)
 
 QUADRATIC = Service.of(lambda tokens: tokens * tokens / 1e6, 1000, cv2=1.0, cap_s=1e9)
 
@@ -26,6 +34,23 @@ def test_prompts_that_miss_the_slo_anyway_ask_for_no_headroom() -> None:
     capped = Service.of(lambda tokens: tokens * tokens / 1e6, 1000, cv2=1.0, cap_s=1.0)
     assert capped.mean_s == QUADRATIC.mean_s
     assert capped.poisson_dispersion_s < QUADRATIC.poisson_dispersion_s
+
+
+@pytest.mark.parametrize(
+    ("tokens", "slack_s"),
+    [(1000, 1.8), (5000, 1.0), (9990, LEAST_SLACK * 2.0), (20_000, 2.0)],
+    ids=["short", "long", "hardly in time", "never in time"],
+)
+def test_prompts_may_wait_for_what_their_own_prefill_leaves_of_the_slo(tokens: int, slack_s: float) -> None:
+    service = Service.of(lambda tokens: tokens / 5000, tokens, cv2=0.0, cap_s=2.0)
+    assert service.slack_s == pytest.approx(slack_s)
+
+
+def test_only_prompts_that_can_meet_the_slo_count_for_the_wait() -> None:
+    service = Service.of(lambda tokens: tokens / 5000, 5000, cv2=1.0, cap_s=2.0)
+    able = [(weight, 2.0 - time_s) for weight, time_s in service.times if time_s < 2.0]
+    assert 0 < len(able) < len(service.times)
+    assert service.slack_s == pytest.approx(sum(weight * left for weight, left in able) / sum(w for w, _ in able))
 
 
 @given(work=st.floats(0.1, 50), dispersion_s=st.floats(0.01, 5), wait_s=st.floats(0.05, 5))
