@@ -9,7 +9,6 @@ conversation so far also has ``history_length``. A request may also have what it
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -73,8 +72,8 @@ def _terms(path: Path, number: int, row: dict[str, Any]) -> Terms | None:
         return None
 
     def real(name: str, least: float) -> float:
-        wanted, value = f"a number from {least:g} up", given.get(name, 1.0)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value < math.inf:
+        wanted, value = f"a number from {least:g} up, of at most {rows.LARGEST:g}", given.get(name, 1.0)
+        if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value <= rows.LARGEST:
             raise rows.malformed(path, number, name, value, wanted)
         return float(value)
 
@@ -101,9 +100,10 @@ def _round(path: Path, number: int, column: str, row: Any) -> Round:
 
 
 def _seconds(path: Path, number: int, column: str, ms: object) -> float:
+    wanted = f"a number of milliseconds from 0 to {rows.LARGEST:g}"
     if isinstance(ms, bool) or not isinstance(ms, int | float):
-        raise rows.malformed(path, number, column, ms, "a number of milliseconds from 0 up")
-    return rows.real(path, number, column, ms, "a number of milliseconds from 0 up") / 1e3
+        raise rows.malformed(path, number, column, ms, wanted)
+    return rows.real(path, number, column, ms, wanted) / 1e3
 
 
 def write(requests: Iterable[TraceRequest], path: Path) -> None:

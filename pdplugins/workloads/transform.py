@@ -18,7 +18,7 @@ class Transform(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
-    rate: float | None = Field(None, gt=0, description="mean arrivals/s to scale the times to")
+    rate: float | None = Field(None, ge=1e-6, le=1e9, description="mean arrivals/s to scale the times to")
     clip_s: float | None = Field(None, gt=0, description="keep what arrives in the first seconds, at that rate")
     max_requests: int | None = Field(None, ge=1, description="keep that many requests; a session counts as one")
     max_context_tokens: int | None = Field(None, ge=2, description="longest prompt plus output")

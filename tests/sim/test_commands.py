@@ -149,7 +149,7 @@ def test_regret_is_the_distance_from_the_bound(app: typer.Typer, trace: Path, tm
         (["simulate", "dopd", "--trace", "nowhere.csv"], "nowhere.csv"),
         (["simulate", "dopd", "--json", "no/such/folder.json"], "there is no folder"),
         (["simulate", "dopd", "--records", "r.txt"], ".jsonl or .parquet"),
-        (["simulate", "dopd", "--rate", "0"], "rate: Input should be greater than 0"),
+        (["simulate", "dopd", "--rate", "0"], "rate: Input should be greater than or equal to 0.000001"),
         (["simulate", "dopd", "--gpus", "2"], "dopd: deployment"),
         (["simulate", "dopd", "--prefill", "9"], "dopd: deployment"),
         (["simulate", "dopd", "--set", "planner"], "key=value"),
