@@ -165,6 +165,15 @@ def test_bad_input_is_one_line(app: typer.Typer, arguments: list[str], message: 
     assert "\n" not in str(done.exception)
 
 
+@pytest.mark.parametrize("command", ["simulate dopd", "compare dopd", "bound dopd", "advise", "backtest"])
+def test_more_gpus_than_there_are_anywhere_are_refused_before_anything_is_counted(
+    app: typer.Typer, command: str
+) -> None:
+    done = run(app, *command.split(), "--gpus", "9" * 21)
+    assert done.exit_code == 2
+    assert "less than or equal to 65536" in done.output
+
+
 def test_parquet_says_what_the_lines_say(app: typer.Typer, tmp_path: Path) -> None:
     """With the same columns, also where nobody had an answer, or nobody an error."""
     parquet = pytest.importorskip("pyarrow.parquet")
