@@ -27,7 +27,11 @@ def check_outputs(*paths: Path | None) -> None:
     for path in filter(None, paths):
         if path == STDOUT:
             continue
-        if not path.resolve().parent.is_dir():
+        try:
+            folder = path.resolve().parent
+        except (OSError, RuntimeError):  # older Pythons raise a RuntimeError
+            raise ConfigError(f"{path}: a link that leads to itself; give a path that can be written") from None
+        if not folder.is_dir():
             raise ConfigError(f"{path}: there is no folder {path.parent}; create it first")
         if path.is_dir():
             raise ConfigError(f"{path}: is a folder; name a file in it")
@@ -51,6 +55,8 @@ def whole(path: Path) -> Iterator[Path]:
         yield scratch
         if scratch != path:
             scratch.replace(path)
+    except BrokenPipeError:  # who read our standard output has had enough
+        raise
     except OSError as error:
         raise _unwritable(path, error) from None
     finally:

@@ -46,7 +46,7 @@ Bound = Annotated[bool, typer.Option("--bound", help="Compute what no policy can
 Json = Annotated[Path | None, typer.Option("--json", metavar="OUT", help="Write the metrics there.")]
 Html = Annotated[Path | None, typer.Option("--html", metavar="OUT", help="Write a report that opens offline.")]
 Records = Annotated[Path | None, typer.Option(metavar="OUT", help="Write a line for each request, .jsonl or .parquet.")]
-DecisionLog = Annotated[Path | None, typer.Option(metavar="OUT", help="Log what policies decide: pdplugins explain.")]
+DecisionLog = Annotated[Path | None, typer.Option(metavar="FILE", help="Log what policies decide: pdplugins explain.")]
 LookBack = Annotated[
     bool, typer.Option("--hindsight/--no-hindsight", help="Say what fixed pools would have done (takes a second).")
 ]
