@@ -137,6 +137,8 @@ def main() -> None:
         default_registry().add_commands(app)
     except PdpluginsError as error:
         _fail("pdplugins", error)
+    except KeyboardInterrupt:  # plugins take half a second to load
+        sys.exit(130)
     _run(app, "pdplugins")
 
 
@@ -156,7 +158,7 @@ def _run(application: typer.Typer, name: str) -> None:
             sys.exit(command(args=words, prog_name=name, standalone_mode=False))
     except PdpluginsError as error:
         _fail(name, error)
-    except typer.Abort:
+    except (typer.Abort, KeyboardInterrupt):
         sys.exit(130)
     except MemoryError:
         _fail(name, "not enough memory for this; a shorter trace (--clip-s, --max-requests) needs less")

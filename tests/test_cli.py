@@ -162,3 +162,15 @@ def test_too_little_memory_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: 
         cli._run(cli.app, "pdplugins")
     assert ended.value.code == 2
     assert capsys.readouterr().err.startswith("pdplugins: not enough memory for this; a shorter trace")
+
+
+@pytest.mark.parametrize("where", ["default_registry", "prepare"])
+def test_ctrl_c_before_a_command_begins_is_no_traceback(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli, where, interrupted)
+    monkeypatch.setattr(sys, "argv", ["pdplugins", "plugins"])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    assert ended.value.code == 130
