@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import sys
 from collections.abc import Iterator
@@ -81,6 +82,23 @@ def whole_text(path: Path, mode: int = 0o666) -> Iterator[TextIO]:
         yield file
 
 
+@contextmanager
+def held(folder: Path) -> Iterator[None]:
+    """Wait until no other process holds `folder`, and hold it: for what reads a file, changes it and writes it again.
+
+    Raises ConfigError where there is no such folder.
+    """
+    try:
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    except OSError as error:
+        raise _unwritable(folder, error) from None
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
 def _opened(scratch: Path, path: Path, mode: int) -> int:
     if scratch == DEVICE:  # opened by its name, a file behind it (``>> FILE``) would lose what it has
         return os.dup(1)
@@ -93,9 +111,12 @@ def _target(path: Path) -> Path:
 
 
 def _scratch(path: Path) -> Path:
-    """Return a temporary name next to `path`, with its suffix. A pipe or device (``/dev/stdout``) is used directly."""
+    """Return a temporary name next to `path`, with its suffix. A pipe or device (``/dev/stdout``) is used directly.
+
+    Every process has its own, so that two that write the same file do not write into each other.
+    """
     special = path == DEVICE or (path.exists() and not path.is_file())
-    return path if special else path.with_name(f".{path.stem}.part{path.suffix}")
+    return path if special else path.with_name(f".{path.stem}.{os.getpid()}.part{path.suffix}")
 
 
 def _unwritable(path: Path, error: OSError) -> ConfigError:

@@ -82,3 +82,15 @@ def test_a_reader_that_has_had_enough_of_standard_output_is_no_error_to_report()
         said = done.stderr.read()
     assert "BrokenPipeError" in said
     assert "ConfigError" not in said
+
+
+def test_two_processes_that_write_the_same_file_do_not_meet(tmp_path: Path) -> None:
+    """Each file is whole, whoever comes last, and nobody's work is lost because another one looked or ended."""
+    out = tmp_path / "out.json"
+    code = "import sys; from pathlib import Path; from pdplugins.files import check_outputs, write_whole\n"
+    code += "path = Path(sys.argv[1])\n"
+    code += "for _ in range(200): check_outputs(path); write_whole(path, sys.argv[2] * 50_000)"
+    writers = [subprocess.Popen([sys.executable, "-c", code, str(out), letter]) for letter in "ab"]
+    assert [writer.wait(60) for writer in writers] == [0, 0]
+    assert out.read_text() in ("a" * 50_000, "b" * 50_000)
+    assert [path.name for path in tmp_path.iterdir()] == ["out.json"]
