@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from pdplugins.workloads.trace import Round, TraceRequest
 TERMS = ("priority", "weight", "ttft", "tpot", "tenant", "tenant_weight")
 """Fields of what a request asks for itself, see `pdplugins.types.Terms`. Objectives are in ms."""
 LEAST_MS, LEAST_WEIGHT = 1e-3, 1e-6
+MOST_BLOCK = 2**62
 BLOCK_TOKENS = 512
 """Tokens of one prefix block of a Mooncake trace."""
 
@@ -154,6 +155,12 @@ def write_mooncake(requests: Iterable[TraceRequest], path: Path) -> None:
             "the trace has sessions, whose rounds wait for answers; Dynamo's offline replay takes single requests "
             "only: use pdplugins simulate or dynamo serve --trace"
         )
+    numbers: dict[int, int] = {}
+    if any(not 0 <= block < MOST_BLOCK for request in kept for block in request.blocks):
+        for request in kept:  # Dynamo reads no others; only which are equal counts
+            for block in request.blocks:
+                numbers.setdefault(block, len(numbers))
+        kept = [replace(request, blocks=tuple(numbers[block] for block in request.blocks)) for request in kept]
     fresh = _counter(1 + max((block for request in kept for block in request.blocks), default=-1))
     with whole(path) as scratch, scratch.open("w", encoding="utf-8") as file:
         for request in kept:

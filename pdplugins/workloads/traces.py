@@ -24,7 +24,7 @@ from pdplugins.safe_yaml import read_yaml
 from pdplugins.settings import parse_setting, put, split_settings
 from pdplugins.workloads import azure, rows, servegen, sessions
 from pdplugins.workloads.trace import TraceRequest
-from pdplugins.workloads.transform import Transform, merge
+from pdplugins.workloads.transform import Transform, check_span, merge
 
 _COLUMNS = {
     "azure-csv": azure.COLUMNS,
@@ -155,7 +155,9 @@ def _run(name: str, settings: dict[str, Any], path: Path, where: str, registry: 
     requests = list(registration.factory(checked, path))
     if not requests:
         raise TraceError(f"{where}: no request in it; expected at least one line of {name}")
-    return from_zero(requests)
+    ordered = from_zero(requests)
+    check_span(ordered[-1].arrival_s, where)
+    return ordered
 
 
 def _guess(path: Path, registry: Registry) -> str:

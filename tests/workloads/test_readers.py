@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from pdplugins.errors import ConfigError, TraceError
 from pdplugins.registry import NoSettings
 from pdplugins.types import Round, Terms, TraceRequest
-from pdplugins.workloads import jsonl, rows, traces
+from pdplugins.workloads import jsonl, lazy, rows, traces
+from pdplugins.workloads.transform import Transform
 from tests.refusals import refusal
 
 AGENTIC = """session,sub_agent,round,t_s,type,model,input_tokens,output_tokens,shared_prefix,session_cached_tokens
@@ -337,3 +338,30 @@ def test_a_name_that_no_file_can_have_is_one_that_is_not_there(tmp_path: Path) -
     workload = write(tmp_path, f"workload: vidur-csv\npath: {'a' * 5000}\n", "load.yaml")
     with pytest.raises(TraceError, match="File name too long"):
         traces.read(workload)
+
+
+@pytest.mark.parametrize("rate", [None, 1e-4])
+def test_a_trace_that_is_years_long_has_a_wrong_time_in_it(tmp_path: Path, rate: float | None) -> None:
+    lines = [
+        f'{{"timestamp": {at}, "input_length": 1, "output_length": 1}}\n' for at in (0, 9e12 if rate is None else 9)
+    ]
+    path = write(tmp_path, "".join(lines * 2000), "t.jsonl")
+    with pytest.raises(TraceError, match=r"days from its first arrival to its last, and 366 are the most"):
+        Transform.of(rate=rate).apply(traces.read(path))
+    if rate is None:
+        unsorted = write(tmp_path, "".join(sorted(lines * 2)), "u.jsonl")
+        with pytest.raises(TraceError, match="366 are the most"):
+            list(lazy.requests(unsorted))
+
+
+def test_dynamos_replay_gets_numbers_for_hashes_that_it_cannot_read(tmp_path: Path) -> None:
+    kept = [
+        TraceRequest(0, 1024, 1, blocks=(-5, 10**40)),
+        TraceRequest(1, 1500, 1, blocks=(-5, 7)),
+        TraceRequest(2, 9, 1),
+    ]
+    jsonl.write_mooncake(kept, tmp_path / "t.jsonl")
+    ids = [json.loads(line)["hash_ids"] for line in (tmp_path / "t.jsonl").read_text().splitlines()]
+    assert ids == [[0, 1], [0, 2], [3]]
+    jsonl.write_mooncake([TraceRequest(0, 1024, 1, blocks=(5, 10**18))], tmp_path / "t.jsonl")
+    assert json.loads((tmp_path / "t.jsonl").read_text())["hash_ids"] == [5, 10**18]
