@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import sys
 from collections.abc import Callable, Sequence
@@ -35,6 +36,8 @@ _SETTINGS: dict[str, Any] = {
 }
 app = typer.Typer(**_SETTINGS)
 dynamo_app = typer.Typer(**_SETTINGS)
+DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+"""What a file refuses to be written with. Files that commands open are told by their name; what has none is stdout."""
 MOST_ERROR = 2000
 """Characters of an error. The message itself keeps short what users gave; this is for what slips through."""
 
@@ -134,6 +137,8 @@ def main() -> None:
         default_registry().add_commands(app)
     except PdpluginsError as error:
         _fail("pdplugins", error)
+    except KeyboardInterrupt:  # plugins take half a second to load
+        sys.exit(130)
     _run(app, "pdplugins")
 
 
@@ -153,13 +158,17 @@ def _run(application: typer.Typer, name: str) -> None:
             sys.exit(command(args=words, prog_name=name, standalone_mode=False))
     except PdpluginsError as error:
         _fail(name, error)
-    except typer.Abort:
+    except (typer.Abort, KeyboardInterrupt):
         sys.exit(130)
+    except MemoryError:
+        _fail(name, "not enough memory for this; a shorter trace (--clip-s, --max-requests) needs less")
     except ModuleNotFoundError as error:
         if (advice := extras.advice(error.name or "")) is None:
             raise
         _fail(name, advice)
     except Exception as error:
+        if isinstance(error, OSError) and error.errno in DISK_ERRORS and error.filename is None:
+            _fail(name, f"standard output: {error.strerror}; send it to where there is room")
         if not hasattr(error, "format_message"):
             raise
         _misused(error, name)

@@ -16,7 +16,11 @@ from pdplugins.registry import BUNDLE, Registration, Registry, default_registry
 from pdplugins.resources import data_dir
 from pdplugins.safe_yaml import read_yaml
 
-Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+LONGEST_S = 1e9
+"""The longest time, thirty years: clocks can tell it, also that of the simulator."""
+MOST_GPUS = 2**16
+Seconds = Annotated[float, Field(gt=0, le=LONGEST_S, allow_inf_nan=False)]
+Pause = Annotated[float, Field(ge=0, le=LONGEST_S, allow_inf_nan=False)]
 Watts = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 MOST_NAME = 250
 """Characters of the longest name or path."""
@@ -52,8 +56,8 @@ class DeploymentConfig(_Section):
     profile: str = Field(
         "h100/llama-3.1-70b-fp8", max_length=MOST_NAME, description="performance profile, <gpu>/<model>"
     )
-    gpu_budget: int = Field(8, ge=2, description="GPUs that all workers may use together")
-    startup_s: float = Field(30.0, ge=0, description="seconds until a new worker serves")
+    gpu_budget: int = Field(8, ge=2, le=MOST_GPUS, description="GPUs that all workers may use together")
+    startup_s: Pause = Field(30.0, description="seconds until a new worker serves")
     max_batch: int = Field(256, ge=1, description="largest decode batch of a worker (its CUDA graphs)")
     kv_tokens: int | None = Field(
         None, ge=1, description="KV cache of a decode worker that its engine states; else Eq. 11"
@@ -68,7 +72,7 @@ class ExtraWorkers(_Section):
     """More workers at start, on GPUs of another kind."""
 
     role: Role
-    count: int = Field(1, ge=1)
+    count: int = Field(1, ge=1, le=MOST_GPUS)
     tp: int = Field(1, ge=1, description="GPUs per worker")
     profile: str | None = Field(
         None, max_length=MOST_NAME, description="their performance profile; the deployment's when absent"
@@ -78,7 +82,7 @@ class ExtraWorkers(_Section):
 class Death(_Section):
     """A worker that dies. The simulator calls workers p0, p1, ... and d0, d1, ... in the order of their start."""
 
-    at_s: float = Field(ge=0, allow_inf_nan=False)
+    at_s: Pause
     worker: str = Field(max_length=MOST_NAME)
 
 
@@ -98,9 +102,7 @@ class SimulationConfig(_Section):
         1.0, gt=0, allow_inf_nan=False, description="factor on the time that prefill adds to a step with decodes"
     )
     kv_tokens: int | None = Field(None, ge=2, description="KV cache of every worker; what its profile says when absent")
-    frontend_s: float = Field(
-        0.0, ge=0, allow_inf_nan=False, description="work of a frontend on each request, one after the other"
-    )
+    frontend_s: Pause = Field(0.0, description="work of a frontend on each request, one after the other")
     first_token: Literal["prefill", "transfer", "decode"] = Field(
         "decode", description="who gives the first token of a request that decodes on another worker, and when"
     )
@@ -111,7 +113,7 @@ class SimulationConfig(_Section):
     flip: Literal["drain", "label"] = Field(
         "drain", description="a worker drains before it changes its role, or only its label changes"
     )
-    flip_s: float = Field(0.0, ge=0, allow_inf_nan=False, description="time that a drained worker needs for the change")
+    flip_s: Pause = Field(0.0, description="time that a drained worker needs for the change")
     drain_deadline_s: Seconds | None = Field(
         None, description="a change of role whose worker has not drained by then is rolled back"
     )
@@ -215,7 +217,7 @@ class NodeConfig(_Section):
     )
     drain_s: Seconds = Field(60.0, description="time in which a worker must drain, else it keeps its role")
     stale_s: Seconds = Field(5.0, description="age from which what the host told last counts no more")
-    settle_s: float = Field(0.3, ge=0, allow_inf_nan=False, description="from a new cap until the draw below it counts")
+    settle_s: Pause = Field(0.3, description="from a new cap until the draw below it counts")
     obey_s: Seconds = Field(3.0, description="time in which the draw must follow a lower cap, else all is rolled back")
     rest_s: Seconds = Field(5.0, description="pause after a change that failed")
     call_s: Seconds = Field(1.0, description="time of a driver call after which the GPU counts as hung")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import sys
 from collections.abc import Iterator
@@ -27,7 +28,11 @@ def check_outputs(*paths: Path | None) -> None:
     for path in filter(None, paths):
         if path == STDOUT:
             continue
-        if not path.resolve().parent.is_dir():
+        try:
+            folder = path.resolve().parent
+        except (OSError, RuntimeError):  # older Pythons raise a RuntimeError
+            raise ConfigError(f"{path}: a link that leads to itself; give a path that can be written") from None
+        if not folder.is_dir():
             raise ConfigError(f"{path}: there is no folder {path.parent}; create it first")
         if path.is_dir():
             raise ConfigError(f"{path}: is a folder; name a file in it")
@@ -51,6 +56,8 @@ def whole(path: Path) -> Iterator[Path]:
         yield scratch
         if scratch != path:
             scratch.replace(path)
+    except BrokenPipeError:  # who read our standard output has had enough
+        raise
     except OSError as error:
         raise _unwritable(path, error) from None
     finally:
@@ -75,6 +82,23 @@ def whole_text(path: Path, mode: int = 0o666) -> Iterator[TextIO]:
         yield file
 
 
+@contextmanager
+def held(folder: Path) -> Iterator[None]:
+    """Wait until no other process holds `folder`, and hold it: for what reads a file, changes it and writes it again.
+
+    Raises ConfigError where there is no such folder.
+    """
+    try:
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    except OSError as error:
+        raise _unwritable(folder, error) from None
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
 def _opened(scratch: Path, path: Path, mode: int) -> int:
     if scratch == DEVICE:  # opened by its name, a file behind it (``>> FILE``) would lose what it has
         return os.dup(1)
@@ -87,9 +111,12 @@ def _target(path: Path) -> Path:
 
 
 def _scratch(path: Path) -> Path:
-    """Return a temporary name next to `path`, with its suffix. A pipe or device (``/dev/stdout``) is used directly."""
+    """Return a temporary name next to `path`, with its suffix. A pipe or device (``/dev/stdout``) is used directly.
+
+    Every process has its own, so that two that write the same file do not write into each other.
+    """
     special = path == DEVICE or (path.exists() and not path.is_file())
-    return path if special else path.with_name(f".{path.stem}.part{path.suffix}")
+    return path if special else path.with_name(f".{path.stem}.{os.getpid()}.part{path.suffix}")
 
 
 def _unwritable(path: Path, error: OSError) -> ConfigError:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import typer
@@ -138,3 +139,38 @@ def test_help_shows_the_commands(program: str) -> None:
 
 def test_version_is_told() -> None:
     assert run("pdplugins", "--version").stdout == f"pdplugins {__version__}\n"
+
+
+@pytest.mark.parametrize("arguments", [["plugins"], ["config", "--schema"], ["config", "dopd"]])
+def test_a_full_disk_behind_standard_output_is_one_line(arguments: list[str]) -> None:
+    code = "from pdplugins.cli import main; main()"
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [sys.executable, "-c", code, *arguments], stdout=full, stderr=subprocess.PIPE, text=True, check=False
+        )
+    assert done.stderr == "pdplugins: standard output: No space left on device; send it to where there is room\n"
+    assert done.returncode == 2
+
+
+def test_too_little_memory_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def fails(*_: object, **__: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(cli, "default_registry", fails)
+    monkeypatch.setattr(sys, "argv", ["pdplugins", "plugins"])
+    with pytest.raises(SystemExit) as ended:
+        cli._run(cli.app, "pdplugins")
+    assert ended.value.code == 2
+    assert capsys.readouterr().err.startswith("pdplugins: not enough memory for this; a shorter trace")
+
+
+@pytest.mark.parametrize("where", ["default_registry", "prepare"])
+def test_ctrl_c_before_a_command_begins_is_no_traceback(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli, where, interrupted)
+    monkeypatch.setattr(sys, "argv", ["pdplugins", "plugins"])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    assert ended.value.code == 130

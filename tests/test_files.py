@@ -59,3 +59,38 @@ def test_a_device_is_written_to_and_not_replaced() -> None:
     check_outputs(Path("/dev/null"))
     write_whole(Path("/dev/null"), "text")
     assert Path("/dev/null").is_char_device()
+
+
+def test_a_link_that_leads_to_itself_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "a").symlink_to(tmp_path / "b")
+    (tmp_path / "b").symlink_to(tmp_path / "a")
+    with pytest.raises(ConfigError, match="a link that leads to itself; give a path that can be written"):
+        check_outputs(tmp_path / "a")
+
+
+def test_a_reader_that_has_had_enough_of_standard_output_is_no_error_to_report() -> None:
+    code = (
+        "from pathlib import Path; from pdplugins.files import write_whole; write_whole(Path('-'), 'line\\n' * 10**6)"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as done:
+        assert done.stdout is not None
+        assert done.stderr is not None
+        assert done.stdout.readline() == "line\n"
+        done.stdout.close()
+        said = done.stderr.read()
+    assert "BrokenPipeError" in said
+    assert "ConfigError" not in said
+
+
+def test_two_processes_that_write_the_same_file_do_not_meet(tmp_path: Path) -> None:
+    """Each file is whole, whoever comes last, and nobody's work is lost because another one looked or ended."""
+    out = tmp_path / "out.json"
+    code = "import sys; from pathlib import Path; from pdplugins.files import check_outputs, write_whole\n"
+    code += "path = Path(sys.argv[1])\n"
+    code += "for _ in range(200): check_outputs(path); write_whole(path, sys.argv[2] * 50_000)"
+    writers = [subprocess.Popen([sys.executable, "-c", code, str(out), letter]) for letter in "ab"]
+    assert [writer.wait(60) for writer in writers] == [0, 0]
+    assert out.read_text() in ("a" * 50_000, "b" * 50_000)
+    assert [path.name for path in tmp_path.iterdir()] == ["out.json"]

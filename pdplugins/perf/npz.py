@@ -77,7 +77,7 @@ def _load(path: Path) -> Mapping[str, Any]:
     try:
         with np.load(path) as file:
             return dict(file)
-    except (OSError, ValueError, BadZipFile, TypeError) as error:
+    except (OSError, EOFError, ValueError, BadZipFile, TypeError) as error:
         reason = getattr(error, "strerror", None) or "it is no .npz file"
         raise ConfigError(f"{path}: {reason}; give the mocker's .npz or the folder of Dynamo's profiler") from None
 

@@ -17,8 +17,11 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from pdplugins.config import first_error
 from pdplugins.errors import ConfigError
 
-Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-Factor = Annotated[float, Field(ge=1, allow_inf_nan=False)]
+SMALLEST, LARGEST = 1e-9, 1e18
+"""Bounds of all figures. What is computed of them is a number that clocks and counts can hold."""
+Positive = Annotated[float, Field(ge=SMALLEST, le=LARGEST, allow_inf_nan=False)]
+Natural = Annotated[float, Field(ge=0, le=LARGEST, allow_inf_nan=False)]
+Factor = Annotated[float, Field(ge=1, le=LARGEST, allow_inf_nan=False)]
 Degree = Annotated[int, Field(ge=1)]
 Share = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
 Axis = Annotated[tuple[Positive, ...], Field(min_length=2)]
@@ -59,7 +62,7 @@ class Memory(_Part):
     """The memory figures that bound the KV cache of a worker: DOPD Eq. 11 and 13."""
 
     gpu_bytes: Positive = Field(description="M_gpu: memory of one GPU")
-    reserved_bytes: float = Field(ge=0, description="M': memory per GPU for neither weights nor KV cache")
+    reserved_bytes: Natural = Field(description="M': memory per GPU for neither weights nor KV cache")
     model_bytes: Positive = Field(description="M_model: weights, over all GPUs of a worker")
     kv_bytes_per_token: Positive = Field(description="M_token: KV cache of one token, over all layers and KV heads")
     window: Window | None = Field(None, description="layers that keep only the last tokens; not in kv_bytes_per_token")
@@ -97,7 +100,7 @@ class Speculation(_Part):
 
     draft_tokens: Degree = Field(description="tokens that are guessed in each step")
     acceptance: Share = Field(description="probability that a guessed token is right, if those before it were")
-    draft_share: float = Field(ge=0, allow_inf_nan=False, description="time of a guess over the time of a step")
+    draft_share: Natural = Field(description="time of a guess over the time of a step")
 
     @property
     def tokens_per_step(self) -> float:
@@ -121,7 +124,7 @@ class Bandwidth(_Part):
 class Transfer(_Part):
     """KV transfer from a prefill to a decode worker: latency + bytes / rate."""
 
-    latency_s: float = Field(ge=0, description="fixed part")
+    latency_s: Natural = Field(description="fixed part")
     bytes_per_s: Positive
     source: str
 
@@ -131,7 +134,7 @@ class Scale(_Part):
 
     prefill: Positive = Field(description="factor on prefill and dense times")
     decode: Positive = Field(description="factor on decode times")
-    step_ms: float = Field(0.0, ge=0, allow_inf_nan=False, description="added once to every step, of any kind")
+    step_ms: Natural = Field(0.0, description="added once to every step, of any kind")
     expert_imbalance: Factor = Field(
         1.0, description="factor on the times of experts: the most loaded GPU over that of the tables"
     )
@@ -182,7 +185,7 @@ class Power(_Part):
     cap_w: Annotated[tuple[Positive, ...], Field(min_length=1)] = Field(description="caps, ascending; the last is none")
     prefill_slow: tuple[Factor, ...] = Field(description="time of a prefill step over its time without a cap")
     decode_slow: tuple[Factor, ...] = Field(description="the same for a decode step")
-    settle_s: float = Field(ge=0, allow_inf_nan=False, description="from setting a cap until the device keeps it")
+    settle_s: Natural = Field(description="from setting a cap until the device keeps it")
     idle_w: Positive
     prefill_w: Positive = Field(description="draw of prefill without a cap")
     decode_w: Positive = Field(description="draw of decode without a cap")

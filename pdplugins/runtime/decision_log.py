@@ -56,6 +56,8 @@ class DecisionLog:
         *,
         shadow: bool = False,
     ) -> None:
+        if path == Path("-"):
+            raise ConfigError("decision log -: it is appended to a file, and moved when it is full; name a file")
         self._path = path
         self._clock = clock
         self._most_bytes = most_bytes

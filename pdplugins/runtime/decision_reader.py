@@ -111,6 +111,8 @@ def reading(where: str) -> Iterator[None]:
 
 def read(path: Path) -> list[Run]:
     """Read every run of a decision log and of its old part. Raises ConfigError, naming the line, when it is not one."""
+    if path.is_dir():
+        raise ConfigError(f"{path}: is a folder; name a decision log in it")
     older = old_part(path)
     runs = _read_part(older) if older.is_file() else []
     for run in _read_part(path):

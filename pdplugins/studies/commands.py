@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from pdplugins import hookimpl
+from pdplugins.config import MOST_GPUS
 from pdplugins.errors import ConfigError
 from pdplugins.files import check_outputs
 from pdplugins.studies.advise.commands import advise
@@ -31,7 +32,7 @@ Rate = Annotated[float | None, typer.Option(help="Mean arrivals/s: arrival times
 ClipS = Annotated[float | None, typer.Option(help="Only what arrives in the first seconds, at that rate.")]
 MaxRequests = Annotated[int | None, typer.Option(help="Only the first requests or sessions.")]
 MaxContext = Annotated[int | None, typer.Option(help="Longest prompt plus output, tokens.")]
-Gpus = Annotated[int | None, typer.Option(min=2, help="GPUs of all workers; each pool keeps its share.")]
+Gpus = Annotated[int | None, typer.Option(min=2, max=MOST_GPUS, help="GPUs of all workers; each pool keeps its share.")]
 Profile = Annotated[str | None, typer.Option(help="Performance profile, <gpu>/<model>.")]
 Prefill = Annotated[int | None, typer.Option(min=1, help="Prefill workers at start.")]
 Decode = Annotated[int | None, typer.Option(min=1, help="Decode workers at start.")]
@@ -45,7 +46,7 @@ Bound = Annotated[bool, typer.Option("--bound", help="Compute what no policy can
 Json = Annotated[Path | None, typer.Option("--json", metavar="OUT", help="Write the metrics there.")]
 Html = Annotated[Path | None, typer.Option("--html", metavar="OUT", help="Write a report that opens offline.")]
 Records = Annotated[Path | None, typer.Option(metavar="OUT", help="Write a line for each request, .jsonl or .parquet.")]
-DecisionLog = Annotated[Path | None, typer.Option(metavar="OUT", help="Log what policies decide: pdplugins explain.")]
+DecisionLog = Annotated[Path | None, typer.Option(metavar="FILE", help="Log what policies decide: pdplugins explain.")]
 LookBack = Annotated[
     bool, typer.Option("--hindsight/--no-hindsight", help="Say what fixed pools would have done (takes a second).")
 ]
@@ -176,7 +177,7 @@ def bound(  # noqa: PLR0913 - the options of a command
     clip_s: ClipS = None,
     max_requests: MaxRequests = None,
     max_context: MaxContext = None,
-    gpus: Annotated[int | None, typer.Option(min=2, help="GPUs of all workers together.")] = None,
+    gpus: Annotated[int | None, typer.Option(min=2, max=MOST_GPUS, help="GPUs of all workers together.")] = None,
     profile: Profile = None,
     ttft: Ttft = None,
     tpot: Tpot = None,

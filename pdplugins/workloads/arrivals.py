@@ -8,10 +8,16 @@ from typing import Annotated, Literal
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
+from pdplugins.errors import TraceError
 from pdplugins.workloads.draws import Draw, Fixed, Floats
+from pdplugins.workloads.rows import LARGEST
 
-Rate = Annotated[float, Field(gt=0, description="mean requests per second")]
-Spell = Annotated[float, Field(gt=0)]
+LOWEST_RATE, SHORTEST_SPELL_S = 1e-6, 1e-3
+MOST = 10**8
+"""Arrivals of one process; more do not fit into memory."""
+MOST_SPELLS = 10**6
+Rate = Annotated[float, Field(ge=LOWEST_RATE, le=LARGEST, description="mean requests per second")]
+Spell = Annotated[float, Field(ge=SHORTEST_SPELL_S, le=LARGEST)]
 
 
 class _Process(BaseModel):
@@ -56,7 +62,7 @@ class Gamma(_Renewal):
     """Gamma gaps. A coefficient of variation `cv` of 1 is Poisson, more is burstier, and less is more regular."""
 
     kind: Literal["gamma"] = "gamma"
-    cv: float = Field(gt=0, description="standard deviation of the gaps over their mean")
+    cv: float = Field(ge=1e-6, le=1e6, description="standard deviation of the gaps over their mean")
 
     def _gaps_s(self, rng: np.random.Generator, count: int) -> Floats:
         return rng.gamma(1 / self.cv**2, self.cv**2 / self.rate, count)
@@ -69,8 +75,8 @@ class Mmpp(_Process):
     """
 
     kind: Literal["mmpp"] = "mmpp"
-    rate: float = Field(4.0, gt=0, description="requests per second while calm")
-    burst_rate: float = Field(20.0, gt=0, description="requests per second in a burst")
+    rate: Rate = Field(4.0, description="requests per second while calm")
+    burst_rate: Rate = Field(20.0, description="requests per second in a burst")
     calm_s: Spell = Field(40.0, description="mean length of a calm spell")
     burst_s: Spell = Field(20.0, description="mean length of a burst")
 
@@ -80,7 +86,9 @@ class Mmpp(_Process):
         spells: list[Floats] = []
         while now_s < duration_s and found < requests:
             length_s = rng.exponential(self.burst_s if bursting else self.calm_s)
-            count = rng.poisson((self.burst_rate if bursting else self.rate) * length_s)
+            expected = (self.burst_rate if bursting else self.rate) * length_s
+            check_size(found + expected, len(spells))
+            count = rng.poisson(expected)
             spells.append(now_s + np.sort(rng.uniform(0, length_s, count)))
             now_s, bursting, found = now_s + length_s, not bursting, found + count
         return cut(np.concatenate(spells), duration_s, requests)
@@ -90,12 +98,13 @@ class Ramp(_Process):
     """Poisson arrivals whose rate goes from `rate` to `to_rate` in a straight line over the phase's duration."""
 
     kind: Literal["ramp"] = "ramp"
-    rate: float = Field(ge=0, description="requests per second at the start")
-    to_rate: float = Field(ge=0, description="requests per second at the end")
+    rate: float = Field(ge=0, le=LARGEST, description="requests per second at the start")
+    to_rate: float = Field(ge=0, le=LARGEST, description="requests per second at the end")
 
     def times_s(self, rng: np.random.Generator, duration_s: float, requests: float) -> Floats:
         """Return the arrivals: unit-rate arrivals, moved by the inverse of the expected count so far."""
         expected = duration_s * (self.rate + self.to_rate) / 2
+        check_size(expected)
         so_far = np.sort(rng.uniform(0, expected, rng.poisson(expected)))
         bend = 2 * (self.to_rate - self.rate) / duration_s
         root = np.sqrt(np.maximum(self.rate**2 + bend * so_far, 0))
@@ -112,6 +121,7 @@ class Closed(_Process):
 
     def times_s(self, rng: np.random.Generator, duration_s: float, requests: float) -> Floats:
         """Return the starts of the clients."""
+        check_size(self.clients * self.requests_each)
         return np.zeros(self.clients)
 
 
@@ -123,7 +133,9 @@ def renewal(gaps_s: Callable[[int], Floats], rate: float, duration_s: float, req
     """Return the times of a process with gaps drawn by `gaps_s(count)`, whose mean is 1/rate."""
     now_s, found = 0.0, 0
     pieces: list[Floats] = [np.empty(0)]
+    check_size(min(requests, duration_s * rate))
     while now_s < duration_s and found < requests:
+        check_size(found, len(pieces))
         wanted = min(requests - found, (duration_s - now_s) * rate * 1.05 + 100)
         pieces.append(now_s + np.cumsum(gaps_s(int(min(wanted, 1_000_000)))))
         now_s, found = float(pieces[-1][-1]), found + len(pieces[-1])
@@ -134,3 +146,11 @@ def cut(times_s: Floats, duration_s: float, requests: float) -> Floats:
     """Return the times below `duration_s`, at most `requests` of them."""
     inside = times_s[: np.searchsorted(times_s, duration_s)]
     return inside if requests == float("inf") else inside[: int(requests)]
+
+
+def check_size(arrivals: float, spells: int = 0) -> None:
+    """Raise TraceError for a workload that is too large to generate."""
+    if arrivals > MOST or spells > MOST_SPELLS:
+        raise TraceError(
+            f"a workload of more than {MOST:,} requests or {MOST_SPELLS:,} spells; make it shorter, or its rate lower"
+        )

@@ -3,29 +3,37 @@
 from __future__ import annotations
 
 import math
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+
+from pdplugins.workloads.rows import LARGEST, MAX_TOKENS
 
 Floats = NDArray[np.float64]
-Real = Annotated[float, Field(ge=0)]
+Real = Annotated[float, Field(ge=0, le=LARGEST)]
 
 
 class _Draw(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     low: Real = Field(0.0, description="smallest value; smaller draws become it")
-    high: float | None = Field(None, gt=0, description="largest value; larger draws become it")
+    high: float | None = Field(None, gt=0, le=LARGEST, description="largest value; larger draws become it")
+
+    @model_validator(mode="after")
+    def _in_order(self) -> Self:
+        if self.high is not None and self.low > self.high:
+            raise ValueError(f"low is {self.low:g}, above high, which is {self.high:g}; give the smaller one as low")
+        return self
 
     def draw(self, rng: np.random.Generator, count: int) -> Floats:
         """Return `count` values."""
-        return np.clip(self._raw(rng, count), self.low, self.high)
+        return np.clip(self._raw(rng, count), self.low, LARGEST if self.high is None else self.high)
 
     def tokens(self, rng: np.random.Generator, count: int) -> list[int]:
-        """Return `count` whole numbers from 1 up."""
-        drawn: list[int] = np.maximum(np.rint(self.draw(rng, count)), 1).astype(np.int64).tolist()
+        """Return `count` whole numbers from 1 to `MAX_TOKENS`."""
+        drawn: list[int] = np.clip(np.rint(self.draw(rng, count)), 1, MAX_TOKENS).astype(np.int64).tolist()
         return drawn
 
     def _raw(self, rng: np.random.Generator, count: int) -> Floats:
@@ -57,7 +65,7 @@ class Lognormal(_Draw):
     """Log-normal; `sigma` is the standard deviation of the logarithm."""
 
     kind: Literal["lognormal"] = "lognormal"
-    median: float = Field(gt=0)
+    median: float = Field(gt=0, le=LARGEST)
     sigma: Real
 
     def _raw(self, rng: np.random.Generator, count: int) -> Floats:
@@ -69,7 +77,7 @@ class Uniform(_Draw):
 
     kind: Literal["uniform"] = "uniform"
     low: Real
-    high: float = Field(gt=0)
+    high: float = Field(gt=0, le=LARGEST)
 
     def _raw(self, rng: np.random.Generator, count: int) -> Floats:
         return rng.uniform(self.low, self.high, count)

@@ -9,9 +9,8 @@ conversation so far also has ``history_length``. A request may also have what it
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +24,7 @@ from pdplugins.workloads.trace import Round, TraceRequest
 TERMS = ("priority", "weight", "ttft", "tpot", "tenant", "tenant_weight")
 """Fields of what a request asks for itself, see `pdplugins.types.Terms`. Objectives are in ms."""
 LEAST_MS, LEAST_WEIGHT = 1e-3, 1e-6
+MOST_BLOCK = 2**62
 BLOCK_TOKENS = 512
 """Tokens of one prefix block of a Mooncake trace."""
 
@@ -73,8 +73,8 @@ def _terms(path: Path, number: int, row: dict[str, Any]) -> Terms | None:
         return None
 
     def real(name: str, least: float) -> float:
-        wanted, value = f"a number from {least:g} up", given.get(name, 1.0)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value < math.inf:
+        wanted, value = f"a number from {least:g} up, of at most {rows.LARGEST:g}", given.get(name, 1.0)
+        if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value <= rows.LARGEST:
             raise rows.malformed(path, number, name, value, wanted)
         return float(value)
 
@@ -101,9 +101,10 @@ def _round(path: Path, number: int, column: str, row: Any) -> Round:
 
 
 def _seconds(path: Path, number: int, column: str, ms: object) -> float:
+    wanted = f"a number of milliseconds from 0 to {rows.LARGEST:g}"
     if isinstance(ms, bool) or not isinstance(ms, int | float):
-        raise rows.malformed(path, number, column, ms, "a number of milliseconds from 0 up")
-    return rows.real(path, number, column, ms, "a number of milliseconds from 0 up") / 1e3
+        raise rows.malformed(path, number, column, ms, wanted)
+    return rows.real(path, number, column, ms, wanted) / 1e3
 
 
 def write(requests: Iterable[TraceRequest], path: Path) -> None:
@@ -154,6 +155,12 @@ def write_mooncake(requests: Iterable[TraceRequest], path: Path) -> None:
             "the trace has sessions, whose rounds wait for answers; Dynamo's offline replay takes single requests "
             "only: use pdplugins simulate or dynamo serve --trace"
         )
+    numbers: dict[int, int] = {}
+    if any(not 0 <= block < MOST_BLOCK for request in kept for block in request.blocks):
+        for request in kept:  # Dynamo reads no others; only which are equal counts
+            for block in request.blocks:
+                numbers.setdefault(block, len(numbers))
+        kept = [replace(request, blocks=tuple(numbers[block] for block in request.blocks)) for request in kept]
     fresh = _counter(1 + max((block for request in kept for block in request.blocks), default=-1))
     with whole(path) as scratch, scratch.open("w", encoding="utf-8") as file:
         for request in kept:

@@ -17,7 +17,7 @@ from pdplugins.registry import Registry, default_registry
 from pdplugins.resources import data_dir
 from pdplugins.workloads import traces
 from pdplugins.workloads.trace import TraceRequest
-from pdplugins.workloads.transform import Transform, limit
+from pdplugins.workloads.transform import LONGEST_S, Transform, check_span, limit
 
 _REST = attrgetter(*(field.name for field in fields(TraceRequest)[1:]))
 """All but the time of arrival, in the order of the fields."""
@@ -80,6 +80,8 @@ def _from_zero(requests: Iterable[TraceRequest], where: str, name: str) -> Itera
         at_s = round(request.arrival_s - start_s, 6)
         if at_s < latest_s:
             raise TraceError(f"{where}: request {number + 1} comes before the one ahead of it; run without --stream")
+        if at_s > LONGEST_S:
+            check_span(at_s, where)
         latest_s = at_s
         yield TraceRequest(at_s, *_REST(request))  # a tenth of the run would go into `replace`
     if start_s is None:

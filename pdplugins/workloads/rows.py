@@ -17,13 +17,26 @@ PUBLISHED = (
     "no file"
 )
 MAX_TOKENS = 10_000_000
+LARGEST = 1e15
+"""The largest other number: in milliseconds thirty thousand years, which clocks of hosts can still tell."""
+LONGEST_LINE = 2**26
+"""Characters of the longest line."""
 
 
 def lines(path: Path) -> Iterator[tuple[int, str]]:
     """Yield (line number, line), and turn errors of the file system into TraceError."""
     try:
+        if path.exists() and not (path.is_file() or path.is_dir()):
+            raise TraceError(
+                f"{path}: a pipe or a device, and a trace is read more than once; write it to a file first"
+            )
         with path.open(encoding="utf-8-sig", newline="") as file:
-            yield from enumerate(file, start=1)
+            for number, line in enumerate(iter(lambda: file.readline(LONGEST_LINE), ""), start=1):
+                if len(line) == LONGEST_LINE:
+                    raise TraceError(
+                        f"{path}: line {number}: longer than {LONGEST_LINE} characters; is it the right file?"
+                    )
+                yield number, line
     except FileNotFoundError:
         known = sorted(one.stem for one in data_dir("configs").glob("workloads/*.yaml"))
         hint = meant(str(path).partition(":")[0], known)
@@ -45,7 +58,10 @@ def cells(path: Path, wanted: Sequence[str], what: str) -> Iterator[tuple[int, l
     for number, line in rows:
         if not line.strip():
             continue
-        row = next(csv.reader([line]))
+        try:
+            row = next(csv.reader([line]))
+        except csv.Error as error:
+            raise TraceError(f"{path}: line {number}, column 1: not CSV ({error}); fix or drop the line") from None
         if len(row) < len(columns):
             raise malformed(path, number, columns[len(row)], line.strip(), "present")
         yield number, [row[index].strip() for index in where]
@@ -62,13 +78,13 @@ def tokens(path: Path, number: int, column: str, value: object, least: int = 1) 
     return count
 
 
-def real(path: Path, number: int, column: str, value: object, what: str = "a number from 0 up") -> float:
-    """Return `value` as a number from 0 up. Raises TraceError when it is none."""
+def real(path: Path, number: int, column: str, value: object, what: str = f"a number from 0 to {LARGEST:g}") -> float:
+    """Return `value` as a number from 0 to `LARGEST`. Raises TraceError when it is none."""
     try:
         found = float(value) if type(value) in (int, float, str) else -1.0  # type: ignore[arg-type]
-    except ValueError:
+    except (ValueError, OverflowError):
         found = -1.0
-    if not 0 <= found < float("inf"):
+    if not 0 <= found <= LARGEST:
         raise malformed(path, number, column, value, what)
     return found
 

@@ -12,6 +12,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
 from pdplugins.workloads import rows
+from pdplugins.workloads.arrivals import Rate
 from pdplugins.workloads.draws import Draw, Exponential
 from pdplugins.workloads.trace import Round, TraceRequest
 
@@ -29,7 +30,7 @@ class _Drawn(BaseModel):
 class AgenticSettings(_Drawn):
     """How the sessions of an agentic trace arrive."""
 
-    rate: float = Field(0.1, gt=0, description="sessions per second")
+    rate: Rate = Field(0.1, description="sessions per second")
     sessions: int | None = Field(None, ge=1, description="keep the first so many sessions")
     max_gap_s: float = Field(600.0, ge=0, description="longer pauses between two rounds become this")
 
@@ -37,7 +38,7 @@ class AgenticSettings(_Drawn):
 class TauBenchSettings(_Drawn):
     """How the sessions of a tau-bench file arrive, and how long its tools and users take."""
 
-    rate: float = Field(0.5, gt=0, description="sessions per second")
+    rate: Rate = Field(0.5, description="sessions per second")
     sessions: int | None = Field(None, ge=1, description="keep the first so many sessions")
     gap_s: Draw = Field(Exponential(mean=5.0), description="seconds between an answer and the next round")
 
@@ -45,7 +46,7 @@ class TauBenchSettings(_Drawn):
 class VidurSettings(_Drawn):
     """How the requests of a list of lengths arrive."""
 
-    rate: float = Field(4.0, gt=0, description="requests per second")
+    rate: Rate = Field(4.0, description="requests per second")
 
 
 def agentic_csv(settings: AgenticSettings, path: Path) -> Iterator[TraceRequest]:

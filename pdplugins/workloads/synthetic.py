@@ -14,8 +14,9 @@ from typing import Any
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from pdplugins.workloads.arrivals import Arrivals, Closed, Mmpp, Ramp
+from pdplugins.workloads.arrivals import MOST, Arrivals, Closed, Mmpp, Ramp, check_size
 from pdplugins.workloads.draws import Draw, Lognormal
+from pdplugins.workloads.rows import LARGEST, MAX_TOKENS
 from pdplugins.workloads.trace import Round, TraceRequest
 
 DURATION_S = 300.0
@@ -38,8 +39,8 @@ class Sessions(_Section):
 class Phase(_Section):
     """Traffic of one kind."""
 
-    duration_s: float | None = Field(None, gt=0, description="seconds; 300 when `requests` is absent too")
-    requests: int | None = Field(None, ge=1, description="requests, or sessions")
+    duration_s: float | None = Field(None, gt=0, le=LARGEST, description="seconds; 300 when `requests` is absent too")
+    requests: int | None = Field(None, ge=1, le=MOST, description="requests, or sessions")
     arrivals: Arrivals = Field(Mmpp(), description="constant, poisson, gamma, mmpp, ramp or closed")
     isl_tokens: Draw = Field(Lognormal(median=1200, sigma=0.6, high=16384), description="prompt length")
     osl_tokens: Draw = Field(Lognormal(median=180, sigma=0.6, high=16384), description="output length")
@@ -52,8 +53,8 @@ class Phase(_Section):
             raise ValueError("a ramp needs duration_s")
         if isinstance(self.arrivals, Closed) and self.sessions is not None:
             raise ValueError("closed arrivals have rounds of their own; leave out sessions")
-        if any(min(pair) < 1 for pair in self.pairs):
-            raise ValueError("pairs: every length is at least 1")
+        if any(min(pair) < 1 or max(pair) > MAX_TOKENS for pair in self.pairs):
+            raise ValueError(f"pairs: every length is at least 1, and at most {MAX_TOKENS}")
         return self
 
 
@@ -112,7 +113,9 @@ def _later(phase: Phase, rng: np.random.Generator, count: int) -> Iterator[tuple
             isl, osl = _lengths(phase, rng, each)
             yield _rounds(phase.arrivals.think_s.draw(rng, each).tolist(), isl, osl, 0)
     elif (sessions := phase.sessions) is not None:
-        for each in sessions.rounds.tokens(rng, count):
+        counts = sessions.rounds.tokens(rng, count)
+        check_size(sum(counts))
+        for each in counts:
             new = sessions.new_tokens.tokens(rng, each - 1)
             osl = (sessions.osl_tokens or phase.osl_tokens).tokens(rng, each - 1)
             yield _rounds(sessions.gap_s.draw(rng, each - 1).tolist(), new, osl, None)

@@ -24,7 +24,7 @@ from pdplugins.safe_yaml import read_yaml
 from pdplugins.settings import parse_setting, put, split_settings
 from pdplugins.workloads import azure, rows, servegen, sessions
 from pdplugins.workloads.trace import TraceRequest
-from pdplugins.workloads.transform import Transform, merge
+from pdplugins.workloads.transform import Transform, check_span, merge
 
 _COLUMNS = {
     "azure-csv": azure.COLUMNS,
@@ -70,7 +70,10 @@ def read(path: Path | str, workload: str | None = None, registry: Registry | Non
 
 def is_there(path: Path) -> bool:
     """Tell whether a trace is at `path`: a folder is one only where ServeGen's files are in it."""
-    return path.exists() and (not path.is_dir() or servegen.is_servegen(path))
+    try:
+        return path.exists() and (not path.is_dir() or servegen.is_servegen(path))
+    except OSError:  # a name that is too long, or a folder that may not be read
+        return False
 
 
 def shipped() -> list[str]:
@@ -140,7 +143,7 @@ def _from_data(data: dict[str, Any], where: Path, registry: Registry) -> list[Tr
 
 def _beside(where: Path, name: str) -> Path:
     near = where.parent / name
-    return near if near.exists() else Path(name)
+    return near if is_there(near) else Path(name)
 
 
 def _run(name: str, settings: dict[str, Any], path: Path, where: str, registry: Registry) -> list[TraceRequest]:
@@ -152,12 +155,14 @@ def _run(name: str, settings: dict[str, Any], path: Path, where: str, registry: 
     requests = list(registration.factory(checked, path))
     if not requests:
         raise TraceError(f"{where}: no request in it; expected at least one line of {name}")
-    return from_zero(requests)
+    ordered = from_zero(requests)
+    check_span(ordered[-1].arrival_s, where)
+    return ordered
 
 
 def _guess(path: Path, registry: Registry) -> str:
     """Return the workload that reads `path`: by its first line for the formats above, else one that accepts it."""
-    if path.exists() and servegen.is_servegen(path):
+    if is_there(path) and servegen.is_servegen(path):
         return "servegen"
     first = next((line for _, line in rows.lines(path) if line.strip()), "")
     if first.lstrip().startswith("{"):

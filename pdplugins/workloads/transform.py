@@ -12,13 +12,25 @@ from pdplugins.config import first_error
 from pdplugins.errors import ConfigError, TraceError
 from pdplugins.workloads.trace import TraceRequest
 
+LONGEST_S = 366 * 86_400
+"""The longest trace. One that is longer has a wrong time in it, or a wrong unit, and takes hosts days or all memory."""
+
+
+def check_span(span_s: float, where: str) -> None:
+    """Raise TraceError for a trace that is too long. `where` names it."""
+    if not span_s <= LONGEST_S:
+        raise TraceError(
+            f"{where}: {span_s / 86_400:.0f} days from its first arrival to its last, and {LONGEST_S // 86_400} are "
+            "the most; are all its times in the same unit, and the rate what you mean?"
+        )
+
 
 class Transform(BaseModel):
     """Changes to a trace, in the order of the fields. Gaps inside sessions keep their values."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
-    rate: float | None = Field(None, gt=0, description="mean arrivals/s to scale the times to")
+    rate: float | None = Field(None, ge=1e-6, le=1e9, description="mean arrivals/s to scale the times to")
     clip_s: float | None = Field(None, gt=0, description="keep what arrives in the first seconds, at that rate")
     max_requests: int | None = Field(None, ge=1, description="keep that many requests; a session counts as one")
     max_context_tokens: int | None = Field(None, ge=2, description="longest prompt plus output")
@@ -57,6 +69,8 @@ def scale(requests: Sequence[TraceRequest], speed: float) -> list[TraceRequest]:
     """Divide arrival times by `speed`. Lengths, and gaps inside sessions, stay as they are."""
     if not speed > 0:
         raise TraceError(f"speed is {speed}; it must be above 0 (2 means twice as fast)")
+    if requests:
+        check_span(requests[-1].arrival_s / speed, f"the trace at {speed:g} times its speed")
     return [replace(request, arrival_s=request.arrival_s / speed) for request in requests]
 
 

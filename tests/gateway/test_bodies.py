@@ -46,6 +46,7 @@ BAD = {
     "UTF-16": ("{}".encode("utf-16"), 400, "the body is not JSON"),
     "BOM": (b"\xef\xbb\xbf{}", 400, "the body is not JSON"),
     "not UTF-8": (b'{"text": "\xff"}', 400, "text is not JSON"),
+    "a name that is not UTF-8": (b'{"text": "a", "pdplugins": {}, "\xff": 1}', 400, "the body is not JSON"),
     "more after the end": (b'{"text": "a"} x', 400, "the body is not JSON"),
     "65 deep": (deep(65), 400, "the body is nested more than 64 deep"),
     "65 objects": (deep(65, b"{}"), 400, "the body is nested more than 64 deep"),

@@ -340,3 +340,27 @@ def test_a_first_token_has_no_time_since_the_one_before_it() -> None:
     assert (first, no_gap_s, more) == (1, None, 2)
     assert gap_s is not None
     assert gap_s >= 0.05
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(("status", "body"), [(200, b""), (204, b""), (302, b'{"moved": true}'), (206, b'{"part": 1}')])
+def test_an_answer_that_is_none_is_asked_for_elsewhere(status: int, body: bytes, stream: bool) -> None:
+    """A proxy before a worker may redirect, or have nothing to say; that is no answer to anyone's request."""
+
+    async def run() -> None:
+        async with stand("unified", settings=patient(rest_s=0.01, retries=1)) as it:
+            (worker,) = it.workers
+            worker.says["/generate"], worker.said_status["/generate"] = body, status
+            worker.said_type = "text/event-stream" if stream else "application/json"
+            for times, expected in ((1, 200), (2, 502)):
+                worker.faults.times = times
+                assert await settled(it.gateway.backends.now_ready)
+                async with it.client.post(it.gateway.url + "/generate", json=ask(stream=stream)) as answer:
+                    said = await answer.read()
+                assert answer.status == expected, said
+                assert b"Internal Server Error" not in said
+            assert it.faults["gateway_error"] == 0
+            assert it.faults["worker_failed"] == 3
+            assert await settled(it.idle)
+
+    asyncio.run(run())

@@ -7,6 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from pdplugins.errors import ConfigError
+from pdplugins.perf import npz
 from pdplugins.perf.npz import export_npz
 from pdplugins.perf.profile import read_profile
 from pdplugins.perf.table import TableModel
@@ -51,3 +53,9 @@ def test_dynamo_knows_the_file_as_its_own_format(tmp_path: Path, perf: TableMode
     path = tmp_path / "times.npz"
     export_npz(perf, path, 1, 2)
     assert is_mocker_format_npz(path)
+
+
+def test_an_empty_file_is_no_npz(tmp_path: Path) -> None:
+    (tmp_path / "empty.npz").touch()
+    with pytest.raises(ConfigError, match=r"empty.npz: it is no \.npz file"):
+        npz._load(tmp_path / "empty.npz")

@@ -70,7 +70,11 @@ def test_the_modelled_profile_records_what_it_was_scaled_by() -> None:
     [
         ("schema", 2, "schema"),
         ("colour", "red", "unknown key 'colour'; valid keys here are bandwidth"),
-        ("memory.gpu_bytes", -1, r"memory\.gpu_bytes: .*greater than 0"),
+        ("memory.gpu_bytes", -1, r"memory\.gpu_bytes: .*greater than or equal to 0"),
+        ("memory.gpu_bytes", 1e308, r"memory\.gpu_bytes: .*less than or equal to"),
+        ("memory.kv_bytes_per_token", 1e-308, r"memory\.kv_bytes_per_token: .*greater than or equal to"),
+        ("transfer.latency_s", 1e308, r"transfer\.latency_s: .*less than or equal to"),
+        ("scale.prefill", 1e308, r"scale\.prefill: .*less than or equal to"),
         ("memory.kv_bytes_per_token", None, r"memory\.kv_bytes_per_token: Field required"),
         ("bandwidth.utilisation", 1.5, r"bandwidth\.utilisation"),
         ("prefill.1.tokens", [100, 90, 700, 1200, 1700], r"prefill\.1: .*tokens must ascend"),

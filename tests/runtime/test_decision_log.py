@@ -217,3 +217,12 @@ def test_logs_of_schema_1_are_read_and_replayed(tmp_path: Path, config: Config, 
     assert (first.kind, first.number, first.plan.prefill) == (Kind.PLANNER, 1, 3)
     assert (second.number, second.fault, second.plan.reason) == (2, "unsafe_answer", "hold, unsafe_answer: no plan")
     assert verified(tmp_path / "d") == (True, ["run 1: 2 decisions, the same again"])
+
+
+def test_standard_output_is_no_decision_log(
+    tmp_path: Path, config: Config, deployment: Deployment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match="moved when it is full; name a file"):
+        DecisionLog(Path("-"), config, deployment)
+    assert list(tmp_path.iterdir()) == []

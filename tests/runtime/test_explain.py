@@ -433,3 +433,9 @@ def test_a_change_of_the_pools_says_what_it_was_worth(tmp_path: Path, config_dat
         r" +worth  [\d.]+% of the requests expected inside the SLO, [\d.]+% without the change", worth[0]
     )
     assert cli(str(tmp_path / "d.jsonl"), "--verify")[0] == 0
+
+
+@pytest.mark.parametrize("name", [".", "/", ".."])
+def test_a_folder_is_no_log(name: str) -> None:
+    with pytest.raises(ConfigError, match="is a folder; name a decision log in it"):
+        read(Path(name))

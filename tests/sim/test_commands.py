@@ -149,7 +149,7 @@ def test_regret_is_the_distance_from_the_bound(app: typer.Typer, trace: Path, tm
         (["simulate", "dopd", "--trace", "nowhere.csv"], "nowhere.csv"),
         (["simulate", "dopd", "--json", "no/such/folder.json"], "there is no folder"),
         (["simulate", "dopd", "--records", "r.txt"], ".jsonl or .parquet"),
-        (["simulate", "dopd", "--rate", "0"], "rate: Input should be greater than 0"),
+        (["simulate", "dopd", "--rate", "0"], "rate: Input should be greater than or equal to 0.000001"),
         (["simulate", "dopd", "--gpus", "2"], "dopd: deployment"),
         (["simulate", "dopd", "--prefill", "9"], "dopd: deployment"),
         (["simulate", "dopd", "--set", "planner"], "key=value"),
@@ -163,6 +163,15 @@ def test_bad_input_is_one_line(app: typer.Typer, arguments: list[str], message: 
     assert isinstance(done.exception, PdpluginsError), done.output
     assert message in str(done.exception)
     assert "\n" not in str(done.exception)
+
+
+@pytest.mark.parametrize("command", ["simulate dopd", "compare dopd", "bound dopd", "advise", "backtest"])
+def test_more_gpus_than_there_are_anywhere_are_refused_before_anything_is_counted(
+    app: typer.Typer, command: str
+) -> None:
+    done = run(app, *command.split(), "--gpus", "9" * 21)
+    assert done.exit_code == 2
+    assert "less than or equal to 65536" in done.output
 
 
 def test_parquet_says_what_the_lines_say(app: typer.Typer, tmp_path: Path) -> None:

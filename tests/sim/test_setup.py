@@ -141,3 +141,16 @@ def test_every_key_is_explained() -> None:
     page = (Path(__file__).parents[2] / "docs/simulator.md").read_text()
     assert [key for key in SimulationConfig.model_fields if f"`{key}`" not in page] == []
     assert all(field.description for field in SimulationConfig.model_fields.values())
+
+
+@pytest.mark.parametrize(
+    "own", [{}, {"extra": [{"role": "prefill", "tp": 1, "profile": "h100/llama-70b-fp8-dopd-table-1"}]}]
+)
+def test_a_profile_without_times_of_both_phases_of_a_worker_is_refused(own: dict[str, object]) -> None:
+    """A shipped one has the paper's table and nothing else: prefill of one GPU, decode of two."""
+    measured = {} if own else {"profile": "h100/llama-70b-fp8-dopd-table-1"}
+    config = parse({"deployment": measured, "simulation": own})
+    with pytest.raises(
+        ConfigError, match=r"has TP 1 in one phase only, and a simulated worker may do both; it has no size"
+    ):
+        sim_settings(config, build_deployment(config))

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from pdplugins.errors import ConfigError, TraceError
 from pdplugins.registry import NoSettings
 from pdplugins.types import Round, Terms, TraceRequest
-from pdplugins.workloads import jsonl, traces
+from pdplugins.workloads import jsonl, lazy, rows, traces
+from pdplugins.workloads.transform import Transform
 from tests.refusals import refusal
 
 AGENTIC = """session,sub_agent,round,t_s,type,model,input_tokens,output_tokens,shared_prefix,session_cached_tokens
@@ -275,10 +276,92 @@ def test_any_file_is_a_trace_or_an_error_in_one_line(
 @pytest.mark.moderate
 @given(ROWS, st.binary(max_size=40) | VALUES.map(json.dumps).map(str.encode))
 def test_any_servegen_folder_is_a_trace_or_an_error_in_one_line(
-    tmp_path_factory: pytest.TempPathFactory, rows: str, lengths: bytes
+    tmp_path_factory: pytest.TempPathFactory, windows: str, lengths: bytes
 ) -> None:
     folder = tmp_path_factory.getbasetemp() / "chunks"
     folder.mkdir(exist_ok=True)
-    (folder / "chunk-0-trace.csv").write_text(rows)
+    (folder / "chunk-0-trace.csv").write_text(windows)
     (folder / "chunk-0-dataset.json").write_bytes(lengths)
     assert "\n" not in refusal(lambda: traces.read(folder, "servegen"))
+
+
+# --- what nobody means ---
+
+
+@pytest.mark.parametrize(
+    ("field", "said"),
+    [
+        (
+            '"timestamp": ' + "9" * 400,
+            "line 2, column timestamp: '9+' is not a number of milliseconds from 0 to 1e\\+15",
+        ),
+        ('"timestamp": 1e300', "line 2, column timestamp: '1e\\+300' is not a number of milliseconds"),
+        (
+            '"timestamp": 0, "rounds": [{"gap": 1e300, "new_length": 1, "output_length": 1}]',
+            r"line 2, column rounds\[0\].gap: '1e\+300' is not a number of milliseconds",
+        ),
+        (
+            '"timestamp": 0, "weight": ' + "9" * 400,
+            "line 2, column weight: '9+' is not a number from 1e-06 up, of at most",
+        ),
+    ],
+)
+def test_times_that_no_clock_can_tell_are_named(tmp_path: Path, field: str, said: str) -> None:
+    lengths = '"input_length": 1, "output_length": 1'
+    with pytest.raises(TraceError, match=said):
+        traces.read(write(tmp_path, f'{{"timestamp": 0, {lengths}}}\n{{{lengths}, {field}}}\n'))
+
+
+def test_a_cell_that_is_too_long_for_csv_is_named(tmp_path: Path) -> None:
+    path = write(tmp_path, VIDUR + "1" * 200_000 + ",1,1,1\n")
+    with pytest.raises(TraceError, match=r"line 4, column 1: not CSV .*; fix or drop the line"):
+        traces.read(path)
+
+
+def test_a_line_without_end_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rows, "LONGEST_LINE", 1000)
+    with pytest.raises(TraceError, match="line 1: longer than 1000 characters; is it the right file"):
+        traces.read(write(tmp_path, "x" * 5000))
+
+
+@pytest.mark.parametrize("workload", [None, "azure-csv"])
+def test_a_pipe_is_refused_unread_because_a_trace_is_read_more_than_once(tmp_path: Path, workload: str | None) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for path in (tmp_path / "pipe", Path("/dev/zero")):
+        with pytest.raises(TraceError, match=f"{path}: a pipe or a device, .*; write it to a file first"):
+            traces.read(path, workload)
+
+
+def test_a_name_that_no_file_can_have_is_one_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(TraceError, match="File name too long"):
+        traces.read("a" * 5000)
+    workload = write(tmp_path, f"workload: vidur-csv\npath: {'a' * 5000}\n", "load.yaml")
+    with pytest.raises(TraceError, match="File name too long"):
+        traces.read(workload)
+
+
+@pytest.mark.parametrize("rate", [None, 1e-4])
+def test_a_trace_that_is_years_long_has_a_wrong_time_in_it(tmp_path: Path, rate: float | None) -> None:
+    lines = [
+        f'{{"timestamp": {at}, "input_length": 1, "output_length": 1}}\n' for at in (0, 9e12 if rate is None else 9)
+    ]
+    path = write(tmp_path, "".join(lines * 2000), "t.jsonl")
+    with pytest.raises(TraceError, match=r"days from its first arrival to its last, and 366 are the most"):
+        Transform.of(rate=rate).apply(traces.read(path))
+    if rate is None:
+        unsorted = write(tmp_path, "".join(sorted(lines * 2)), "u.jsonl")
+        with pytest.raises(TraceError, match="366 are the most"):
+            list(lazy.requests(unsorted))
+
+
+def test_dynamos_replay_gets_numbers_for_hashes_that_it_cannot_read(tmp_path: Path) -> None:
+    kept = [
+        TraceRequest(0, 1024, 1, blocks=(-5, 10**40)),
+        TraceRequest(1, 1500, 1, blocks=(-5, 7)),
+        TraceRequest(2, 9, 1),
+    ]
+    jsonl.write_mooncake(kept, tmp_path / "t.jsonl")
+    ids = [json.loads(line)["hash_ids"] for line in (tmp_path / "t.jsonl").read_text().splitlines()]
+    assert ids == [[0, 1], [0, 2], [3]]
+    jsonl.write_mooncake([TraceRequest(0, 1024, 1, blocks=(5, 10**18))], tmp_path / "t.jsonl")
+    assert json.loads((tmp_path / "t.jsonl").read_text())["hash_ids"] == [5, 10**18]

@@ -13,7 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from pdplugins.errors import TraceError
 from pdplugins.types import TraceRequest
+from pdplugins.workloads.rows import LARGEST, MAX_TOKENS
 from pdplugins.workloads.synthetic import SyntheticSettings, synthetic
 
 
@@ -145,3 +147,43 @@ def test_sessions_repeat_the_conversation_so_far_after_a_gap() -> None:
 def test_a_setting_that_cannot_be_is_refused(wrong: dict[str, Any], said: str) -> None:
     with pytest.raises(ValidationError, match=said):
         make(**wrong)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"duration_s": 1e12},
+        {"duration_s": 1e9, "arrivals": {"kind": "poisson", "rate": 4}},
+        {"duration_s": 10, "arrivals": {"kind": "ramp", "rate": 1, "to_rate": 1e9}},
+        {"arrivals": {"kind": "closed", "clients": 2, "requests_each": 10**9}},
+        {"requests": 100, "arrivals": {"kind": "mmpp", "rate": 1e12}},
+        {"requests": 1000, "sessions": {"rounds": 10**7, "gap_s": 1, "new_tokens": 5}},
+    ],
+)
+def test_what_is_too_large_for_any_memory_is_refused_before_it_is_drawn(settings: dict[str, Any]) -> None:
+    with pytest.raises(TraceError, match=r"a workload of more than 100,000,000 requests .*; make it shorter"):
+        make(**settings)
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"requests": 10**10}, "less than or equal to 100000000"),
+        ({"arrivals": {"kind": "poisson", "rate": 1e-300}}, "greater than or equal to 0.000001"),
+        ({"arrivals": {"kind": "gamma", "rate": 4, "cv": 1e-300}}, "greater than or equal to 0.000001"),
+        ({"arrivals": {"kind": "mmpp", "calm_s": 1e-9}}, "greater than or equal to 0.001"),
+        ({"isl_tokens": {"kind": "uniform", "low": 5, "high": 1}}, "low is 5, above high, which is 1"),
+        ({"isl_tokens": 1e300}, "less than or equal to"),
+        ({"pairs": [[1, 10**30]]}, "at least 1, and at most 10000000"),
+    ],
+)
+def test_numbers_that_nobody_means_are_refused(settings: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValidationError, match=said):
+        make(**settings)
+
+
+def test_draws_without_a_bound_are_lengths_and_times_all_the_same() -> None:
+    wild = {"kind": "lognormal", "median": 1e9, "sigma": 100}
+    made = make(requests=200, isl_tokens=wild, osl_tokens=wild, sessions={"rounds": 2, "gap_s": wild, "new_tokens": 1})
+    assert all(1 <= request.isl_tokens <= MAX_TOKENS and 1 <= request.osl_tokens <= MAX_TOKENS for request in made)
+    assert all(0 <= later.gap_s <= LARGEST for request in made for later in request.rounds)

@@ -17,7 +17,7 @@ from hashlib import sha256
 from pathlib import Path
 
 from pdplugins.errors import ConfigError, shown
-from pdplugins.files import write_whole
+from pdplugins.files import held, write_whole
 
 log = logging.getLogger("pdplugins.gateway")
 
@@ -112,6 +112,11 @@ def read_keys(path: Path) -> tuple[ApiKey, ...]:
 
 def new_key(path: Path, name: str, *, admin: bool) -> str:
     """Make a key called `name`, add its hash to the file, and return it. It is nowhere else. Raises ConfigError."""
+    with held(path.parent):
+        return _added(path, name, admin=admin)
+
+
+def _added(path: Path, name: str, *, admin: bool) -> str:
     keys = read_keys(path) if path.exists() else ()
     if _LINE.fullmatch(f"{name} sha256:{'0' * 64}") is None:
         raise ConfigError(f"gateway-key: {shown(name)} is no name; use up to 64 letters, digits and . _ @ -")

@@ -30,8 +30,11 @@ def local_prompt_tokens(perf: PerfModel, tp: int) -> int:
 
     Such a prompt prefills on a decode worker in less time than its KV transfer takes. And its prefill is negligible:
     it adds to a step at most the time of a step without tokens, in which the GPU only reads the weights. Without this
-    second bound, nearly every prompt would count as ultra-short where the link is slow.
+    second bound, nearly every prompt would count as ultra-short where the link is slow. Where the profile does not
+    say how long such a worker prefills, no prompt is.
     """
+    if tp not in perf.tp_sizes(Role.PREFILL):
+        return 0
     weights_s = perf.prefill_s(0, tp)
 
     def late_s(tokens: int) -> float:

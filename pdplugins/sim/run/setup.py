@@ -16,10 +16,16 @@ from pdplugins.sim.core.settings import SimSettings
 def sim_settings(config: Config, deployment: Deployment) -> SimSettings:
     """Return the simulation settings of `config`.
 
-    Raises ConfigError if a profile lacks a tensor-parallel size, if the workers at start exceed the GPU budget, or if a
-    worker is to die that can never exist.
+    Raises ConfigError if a profile lacks a tensor-parallel size in either phase, if the workers at start exceed the GPU
+    budget, or if a worker is to die that can never exist.
     """
     pools, wanted = config.deployment, config.simulation
+    for role, own, tp in (
+        (Role.PREFILL, wanted.prefill_profile, deployment.prefill_tp),
+        (Role.DECODE, wanted.decode_profile, deployment.decode_tp),
+    ):
+        if own is None:
+            _check_phases(f"deployment.{role}.tp", pools.profile, deployment.perf, tp)
     extra = _extra(config, deployment)
     used = deployment.gpus(pools.prefill.replicas, pools.decode.replicas) + sum(gpus.tp for _, gpus in extra)
     if used > deployment.gpu_budget:
@@ -104,4 +110,18 @@ def _profile(key: str, name: str, role: Role, tp: int) -> PerfModel:
     if tp not in perf.tp_sizes(role):
         sizes = ", ".join(map(str, perf.tp_sizes(role)))
         raise ConfigError(f"simulation.{key}: profile {name} has no TP {tp} for {role}; it has {sizes}")
+    _check_phases(f"simulation.{key}", name, perf, tp)
     return perf
+
+
+def sizes_of_both(perf: PerfModel) -> list[int]:
+    """Return the tensor-parallel sizes that a model knows in both phases: a simulated worker may do either."""
+    return sorted(set(perf.tp_sizes(Role.PREFILL)) & set(perf.tp_sizes(Role.DECODE)))
+
+
+def _check_phases(key: str, name: str, perf: PerfModel, tp: int) -> None:
+    if tp not in (sizes := sizes_of_both(perf)):
+        known = f"take one of TP {', '.join(map(str, sizes))}" if sizes else "it has no size with both: take another"
+        raise ConfigError(
+            f"{key}: profile {name} has TP {tp} in one phase only, and a simulated worker may do both; {known}"
+        )

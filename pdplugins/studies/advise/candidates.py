@@ -15,6 +15,7 @@ from pdplugins.contracts.workers import Role
 from pdplugins.registry import BUNDLE, Registration, default_registry
 from pdplugins.runtime.assembly import load_profile
 from pdplugins.settings import Setting, put
+from pdplugins.sim.run.setup import sizes_of_both
 
 CHUNKS = (256, 512, 1024, 2048, 8192)
 """Tokens of a step that co-location is tuned over."""
@@ -42,7 +43,8 @@ class Question:
 
     def sizes(self, perf: PerfModel, role: Role, gpus: int) -> list[int]:
         """Return the tensor-parallel sizes whose workers fit and hold the longest request."""
-        return [tp for tp in perf.tp_sizes(role) if tp <= gpus and perf.kv_capacity_tokens(tp) > self.longest_tokens]
+        known = set(perf.tp_sizes(role)) & set(sizes_of_both(perf))
+        return sorted(tp for tp in known if tp <= gpus and perf.kv_capacity_tokens(tp) > self.longest_tokens)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from pdplugins.config import MOST_GPUS
 from pdplugins.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ def advise(  # noqa: PLR0913 - the options of a command
     model: Annotated[str | None, typer.Option(help="Model of a profile, as in llama-3.1-70b-fp8.")] = None,
     gpu: Annotated[str | None, typer.Option(help="GPU of a profile, as in h100.")] = None,
     profile: Annotated[str | None, typer.Option(help=f"Or both, or a file: <gpu>/<model> ({PROFILE}).")] = None,
-    gpus: Annotated[int, typer.Option(min=2, help="GPUs that there are.")] = 8,
+    gpus: Annotated[int, typer.Option(min=2, max=MOST_GPUS, help="GPUs that there are.")] = 8,
     ttft: Annotated[float, typer.Option(min=0.001, help="SLO of the time to first token, s.")] = 2.0,
     tpot: Annotated[float, typer.Option(min=0.0001, help="SLO of the time per output token, s.")] = 0.08,
     target: Annotated[

@@ -160,8 +160,9 @@ class _Search:
         cells = self._all(self._asked.gpus)
         if not any(cell.system == COLOCATED for cell in cells):
             raise ConfigError(
-                f"advise: no worker of {self._asked.profile} within {self._asked.gpus} GPUs holds the longest request, "
-                f"{self._asked.longest_tokens} tokens; take more GPUs, or shorten requests with --max-context"
+                f"advise: no worker of {self._asked.profile} within {self._asked.gpus} GPUs has times of both phases "
+                f"and holds the longest request, {self._asked.longest_tokens} tokens; take more GPUs, or shorten "
+                "requests with --max-context"
             )
         self._settings = len(cells)
         scores = self._scores(0, [(cell, "first") for cell in cells])

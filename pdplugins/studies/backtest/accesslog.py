@@ -36,6 +36,8 @@ DYNAMO = "dynamo.request.trace.v1"
 MOST_LINES = 1_000_000
 LONGEST = 2**20
 """Characters of the longest line."""
+MOST_DAYS = 31
+DAY_S = 86_400
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +63,11 @@ def read(path: Path, slo: Slo, start_s: float | None = None, end_s: float | None
         raise TraceError(f"{path}: {len(found)} requests with an answer at that time; a backtest needs two at least")
     began_s = start_s if start_s is not None else found[0].at_s
     duration_s = max((end_s if end_s is not None else found[-1].at_s) - began_s, 1e-3)
+    if duration_s > MOST_DAYS * DAY_S:
+        raise TraceError(
+            f"{path}: {duration_s / DAY_S:.0f} days, and a backtest takes {MOST_DAYS}; choose a part with --from and "
+            "--to, or mend the times if they are no Unix seconds"
+        )
     return Recording(
         name=path.name,
         requests=[TraceRequest(round(one.at_s - began_s, 6), one.isl_tokens, one.osl_tokens) for one in found],
@@ -132,7 +139,7 @@ def _texts(path: Path) -> Iterator[tuple[int, str]]:
         return
     try:
         with gzip.open(path, "rt", encoding="utf-8") as file:
-            yield from enumerate(file, start=1)
+            yield from enumerate(iter(lambda: file.readline(LONGEST + 1), ""), start=1)
     except (OSError, EOFError, UnicodeDecodeError, zlib.error) as error:
         raise TraceError(f"{path}: {one_line(error)}; give a log of JSON lines, plain or in gzip") from None
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from pdplugins.config import MOST_GPUS
 from pdplugins.errors import ConfigError, shown
 
 if TYPE_CHECKING:
@@ -60,7 +61,9 @@ def backtest(  # noqa: PLR0913 - the options of a command
         str,
         typer.Option(help="Router of what ran; round-robin is Dynamo's default, cache-aware like its KV mode."),
     ] = "round-robin",
-    gpus: Annotated[int | None, typer.Option(min=2, help="GPUs that all workers may use; else the config's.")] = None,
+    gpus: Annotated[
+        int | None, typer.Option(min=2, max=MOST_GPUS, help="GPUs that all workers may use; else the config's.")
+    ] = None,
     profile: Annotated[str | None, typer.Option(help="Performance profile, <gpu>/<model>; else the config's.")] = None,
     prefill: Annotated[int | None, typer.Option(min=1, help="Prefill workers that ran, if no metric says it.")] = None,
     decode: Annotated[int | None, typer.Option(min=1, help="And decode workers.")] = None,

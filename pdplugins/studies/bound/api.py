@@ -61,7 +61,10 @@ def bound_of(config: Config, trace: Sequence[TraceRequest]) -> Bound:
     gpus = deployment.gpu_budget
     kinds = [kind for kind in kinds_of(config) if kind.tp <= gpus and kind.kv_tokens > 1]
     if not kinds:
-        raise ConfigError(f"bound: no worker of profile {deployment.profile} fits {gpus} GPUs; raise the budget")
+        raise ConfigError(
+            f"bound: no worker of profile {deployment.profile} with times of both phases fits {gpus} GPUs; "
+            "raise the budget or take another profile"
+        )
     slo = Slo(config.slo.ttft_s, config.slo.tpot_s)
     block_tokens = config.simulation.block_tokens
     return bound(trace, Machine(kinds, slo, gpus, deployment.max_batch, deployment.startup_s, block_tokens))

@@ -28,6 +28,7 @@ from pdplugins.sim.core.fleet import Hardware
 from pdplugins.sim.core.records import Record
 from pdplugins.sim.core.settings import SimSettings
 from pdplugins.sim.core.simulation import Simulation
+from pdplugins.sim.run.setup import sizes_of_both
 from pdplugins.sim.run.simulate import arrival
 from pdplugins.studies.deployment.ideal import Ideal, PartlyLocal
 from pdplugins.workloads.trace import TraceRequest
@@ -90,7 +91,8 @@ class Profiler:
         """Return the tensor-parallel sizes that can hold the longest prompt and answer of the trace."""
         perf = self.deployment.perf
         longest = max(prompt + output for one in self.trace for _, prompt, output in one.turns())
-        return [tp for tp in perf.tp_sizes(role) if perf.kv_capacity_tokens(tp) > longest]
+        known = set(perf.tp_sizes(role)) & set(sizes_of_both(perf))
+        return sorted(tp for tp in known if perf.kv_capacity_tokens(tp) > longest)
 
     def points(self) -> int:
         """Return how many simulations `curves` runs."""

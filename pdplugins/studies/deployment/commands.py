@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from pdplugins import hookimpl
+from pdplugins.config import MOST_GPUS
 from pdplugins.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ def plan(  # noqa: PLR0913 - the options of a command
     config: Annotated[str, typer.Argument(metavar="CONFIG", help="A config file, or the name of a shipped one.")],
     *,
     trace: Annotated[str, typer.Option(help="Trace or workload file, a shipped workload, or 'synthetic'.")],
-    gpus: Annotated[int, typer.Option(min=2, help="GPUs of all workers together.")],
+    gpus: Annotated[int, typer.Option(min=2, max=MOST_GPUS, help="GPUs of all workers together.")],
     rate: Annotated[float | None, typer.Option(help="Mean sessions/s: arrival times are scaled to it.")] = None,
     top: Annotated[int, typer.Option(min=1, max=20, help="Plans to show.")] = 3,
     objective: Annotated[str, typer.Option(help="P95 to minimise: 'slo' (over its SLO) or 'latency' (s).")] = "slo",

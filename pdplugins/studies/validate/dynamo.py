@@ -26,6 +26,7 @@ from scipy.optimize import isotonic_regression
 
 from pdplugins.contracts.deployment import Deployment
 from pdplugins.contracts.workers import Role
+from pdplugins.errors import ConfigError
 from pdplugins.hosts.dynamo.mocker import KV_BYTES_PER_TOKEN, KV_GB_PER_S, Engines, engine_args, quiet
 from pdplugins.hosts.dynamo.offline.report import rows
 from pdplugins.perf.npz import export_npz
@@ -177,7 +178,13 @@ def _theirs(
         router_mode="round_robin",
         report_jsonl_path=str(per_request),
     )
-    return report, [row["ttft_ms"] / 1e3 for row in rows(per_request)]
+    ttft_ms = [row["ttft_ms"] for row in rows(per_request)]
+    if lost := ttft_ms.count(None):
+        raise ConfigError(
+            f"validate dynamo: Dynamo's replay answers {len(ttft_ms) - lost} of {len(ttft_ms)} requests; "
+            "leave out those that fit no worker, or take --requests from before them"
+        )
+    return report, [one / 1e3 for one in ttft_ms]
 
 
 def shaped(

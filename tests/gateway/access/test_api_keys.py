@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 from functools import partial
 from hashlib import sha256
 from pathlib import Path
@@ -158,3 +160,12 @@ def test_any_file_of_keys_is_read_or_an_error_in_one_line(
     path.write_bytes(content)
     for read in (read_keys, read_worker_keys):
         assert "\n" not in refusal(partial(read, path))
+
+
+def test_keys_that_are_made_at_the_same_time_are_all_kept(tmp_path: Path) -> None:
+    path = tmp_path / "keys"
+    code = "import sys; from pathlib import Path; from pdplugins.gateway.access.api_keys import new_key; "
+    code += "[new_key(Path(sys.argv[1]), f'{sys.argv[2]}-{i}', admin=False) for i in range(20)]"
+    makers = [subprocess.Popen([sys.executable, "-c", code, str(path), name]) for name in ("a", "b", "c")]
+    assert [maker.wait(60) for maker in makers] == [0, 0, 0]
+    assert {key.name for key in read_keys(path)} == {f"{name}-{i}" for name in "abc" for i in range(20)}

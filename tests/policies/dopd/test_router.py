@@ -52,6 +52,11 @@ def test_on_the_papers_timings_a_prompt_of_100_tokens_is_ultra_short_and_200_is_
     assert TABLE_1.prefill_s(limit + 1, 1) - alone_s > TABLE_1.transfer_s(limit + 1)
 
 
+def test_where_nobody_knows_how_long_a_decode_worker_prefills_no_prompt_stays_there() -> None:
+    assert local_prompt_tokens(TABLE_1, 2) == 0
+    assert DopdRouter(DopdRouterSettings(), deployment(TABLE_1, decode_tp=2)).local_tokens == 0
+
+
 def test_a_slow_link_does_not_make_every_prompt_ultra_short() -> None:
     """A token of OPT-30B has 1.4 MB of KV cache: moving 2,000 tokens takes longer than to prefill them on 4 GPUs."""
     opt = profile("opt-30b")

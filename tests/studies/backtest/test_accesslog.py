@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -138,3 +139,25 @@ def test_the_command_takes_a_log(tmp_path: Path) -> None:
     assert "Recorded: 200 requests of log.jsonl in 80 s" in done.stdout
     assert "fixed 2P1D" in done.stdout
     assert "100.0 % inside both SLOs" in done.stdout
+
+
+@pytest.mark.parametrize("line", [plain(1e9), dynamo(1e9), plain(0, time="0001-01-01T00:00:00")])
+def test_a_time_that_makes_the_log_years_long_is_refused_before_years_are_simulated(tmp_path: Path, line: Any) -> None:
+    path = log(tmp_path, [plain(0), plain(1), line])
+    with pytest.raises(TraceError, match=r"log.jsonl: \d+ days, and a backtest takes 31; choose a part with --from"):
+        read(path, SLO)
+    assert len(read(path, SLO, START_S, START_S + 5).requests) == 2
+
+
+def test_a_compressed_line_without_end_is_not_unpacked(tmp_path: Path) -> None:
+    path = tmp_path / "log.jsonl.gz"
+    with gzip.open(path, "wb") as file:
+        for _ in range(64):
+            file.write(b"a" * 2**20)
+    tracemalloc.start()
+    try:
+        with pytest.raises(TraceError, match="line 1: longer than 1048576 characters"):
+            read(path, SLO)
+        assert tracemalloc.get_traced_memory()[1] < 16 * 2**20
+    finally:
+        tracemalloc.stop()

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from pdplugins.errors import ConfigError
 from pdplugins.studies.validate import dynamo
 from pdplugins.studies.validate.commands import validate
 from pdplugins.types import TraceRequest
@@ -45,3 +46,13 @@ def test_both_give_the_same_latencies_within_five_percent(options: list[str], tm
     assert found["answered"] == {"dynamo": 120, "pdplugins": 120}
     assert found["largest_abs_error"] < 0.05
     assert ("itl_s" in found) is (options[-1] != "--one-token")
+
+
+@pytest.mark.dynamo
+def test_requests_that_dynamo_does_not_answer_are_told(tmp_path: Path) -> None:
+    pytest.importorskip("dynamo.mocker")
+    trace = tmp_path / "trace.jsonl"
+    write_mooncake([*requests()[:3], TraceRequest(9.0, 1_000_000, 1_000_000)], trace)
+    done = CliRunner().invoke(validate, ["dynamo", "--trace", str(trace)])
+    assert isinstance(done.exception, ConfigError), done.output
+    assert "Dynamo's replay answers 3 of 4 requests" in str(done.exception)

@@ -215,7 +215,10 @@ def parse(
     fields = Fields(body, limits.max_json_depth)
     asks = {name: fields.get(name) for name in ("priority", FIELD)}
     if FIELD in fields:
-        body = without(body, FIELD)
+        try:
+            body = without(body, FIELD)
+        except ValueError:  # a name that is no UTF-8
+            raise GatewayError(400, "the body is not JSON") from None
         fields = Fields(body, limits.max_json_depth)
     if own := fields.ours():
         body = splice(body, dict.fromkeys(own))

@@ -7,6 +7,7 @@ import contextlib
 import re
 import ssl
 from collections.abc import Coroutine, Mapping
+from http import HTTPStatus
 from time import monotonic
 from typing import Any
 
@@ -64,6 +65,8 @@ class Answer:
             self._first = await self._events("the stream ended before the first token")
         else:
             self._first = await read_all(self.backend, self.response, self.most_bytes)
+            if not self._first:
+                raise WorkerFailedError(self.backend.id, "an empty answer")
 
     async def piece(self) -> bytes:
         """Return the next whole events, or the whole answer; nothing at the end.
@@ -151,6 +154,9 @@ class Upstream:
             raise WorkerFailedError(backend.id, f"status {response.status}: it refuses our key")
         if response.status >= 400:
             await self._refused(backend, response)
+        if response.status != HTTPStatus.OK:  # a redirect, or an answer without a body
+            response.close()
+            raise WorkerFailedError(backend.id, f"status {response.status}")
         return response
 
     async def begin(self, backend: Backend, response: Response, rid: str, *, stream: bool) -> Answer:

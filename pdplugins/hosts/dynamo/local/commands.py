@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 
 import typer
 
+from pdplugins.config import MOST_GPUS
 from pdplugins.hosts.dynamo.local.options import (
     Options,
     check_engine,
@@ -56,7 +57,9 @@ def serve(  # noqa: PLR0913 - the options of a command
     ] = None,
     prefill: Annotated[int | None, typer.Option(min=1, help="Prefill workers at start; else the config's.")] = None,
     decode: Annotated[int | None, typer.Option(min=1, help="Decode workers at start; else the config's.")] = None,
-    gpus: Annotated[int | None, typer.Option(min=2, help="GPUs of all workers; else the config's.")] = None,
+    gpus: Annotated[
+        int | None, typer.Option(min=2, max=MOST_GPUS, help="GPUs of all workers; else the config's.")
+    ] = None,
     ttft: Annotated[float | None, typer.Option(help="SLO of the time to first token, s; else the config's.")] = None,
     tpot: Annotated[float | None, typer.Option(help="SLO of the time per output token, s; else the config's.")] = None,
     settings: Annotated[

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from pdplugins.config import MOST_GPUS
 from pdplugins.files import check_outputs, write_whole
 from pdplugins.interrupt import ctrl_c
 from pdplugins.settings import Setting, parse_setting, put
@@ -58,7 +59,7 @@ def replay(  # noqa: PLR0913 - the options of a command
     tpot: Annotated[float | None, typer.Option(help="SLO of the time per output token, s (0.08).")] = None,
     prefill: Annotated[int | None, typer.Option(min=1, help="Prefill workers at start (1).")] = None,
     decode: Annotated[int | None, typer.Option(min=1, help="Decode workers at start (1).")] = None,
-    gpus: Annotated[int | None, typer.Option(min=2, help="GPUs of all workers together (8).")] = None,
+    gpus: Annotated[int | None, typer.Option(min=2, max=MOST_GPUS, help="GPUs of all workers together (8).")] = None,
     router: Annotated[Literal["round_robin", "kv_router"], typer.Option(help="Dynamo's router.")] = "round_robin",
     kv_blocks: Annotated[
         int | None, typer.Option(min=1, help="KV blocks of 64 tokens of a worker (what the profile holds).")

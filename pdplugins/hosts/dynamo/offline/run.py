@@ -107,7 +107,7 @@ def replay(
     :param seen: called once with what `report.requests` says of each request.
     """
     if not trace:
-        raise TraceError(f"{trace_name}: no request to replay; --duration may be too short")
+        raise TraceError(f"{trace_name}: no request to replay; --skip or --clip-s leaves none")
     quiet()
     config = plan.engines.told(resolve(plan.planner, plan.config, plan.settings))
     deployment = build_deployment(config)
