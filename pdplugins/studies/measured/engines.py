@@ -16,6 +16,11 @@ MOST_BATCH = 4096
 FLOOR_SINCE = date(2026, 1, 22)
 """From this day on InferenceMAX gives TensorRT-LLM on H200 at least `FLOOR_TOKENS` a step, without guesses."""
 FLOOR_TOKENS = 8192
+PREFILL_TOKENS = {("h100", 1024): 2048, ("h100", 8192): 8224, ("h200", 1024): 8192, ("h200", 8192): 16_640}
+"""By GPU and prompt: `max_num_tokens` of TensorRT-LLM's prefill workers, of each group if attention is data-parallel.
+
+InferenceMAX's deployments of two pools name recipes of srt-slurm (github.com/NVIDIA/srt-slurm, recipes/trtllm).
+"""
 GRAPHS_WITH_PROMPTS = frozenset({"vllm"})
 """Engines that replay CUDA graphs for pieces of steps with prompts; the others launch each kernel of such a step."""
 
@@ -63,8 +68,8 @@ def group_tokens(row: Row) -> int:
         return 32_768
     if row.model == "gpt-oss-120b":
         return 20_000
-    if row.pools.prefill is not None:  # not published; what the same scripts give to one pool
-        return max(row.clients + row.isl_tokens + 64, FLOOR_TOKENS)
+    if row.pools.prefill is not None:
+        return PREFILL_TOKENS[row.system, row.isl_tokens]
     batch = row.clients
     if guesses := row.pools.draft_tokens:
         batch = (guesses + 1) * max(row.clients // groups_of(row.pools.decode[1]), 1)

@@ -18,6 +18,8 @@ from pdplugins.resources import data_dir
 
 MTP_ADDED = ("trtllm", "1.1.0rc2.post2", date(2026, 1, 14))
 """Engine, version and day of the run that added MTP to one pool, TensorRT-LLM on H200."""
+LAYOUTS_RECORDED = date(2025, 11, 3)
+"""From this day on the layout of a TensorRT-LLM worker is an input of its script, and InferenceMAX records it."""
 MARGIN_DAYS = 1
 """A run ends within a day of the commit that started it."""
 
@@ -45,6 +47,20 @@ def guesses_of(raw: dict[str, str], layout: str) -> int:
     if (raw.get("backend", ""), raw.get("backend_version", ""), day_of(raw)) != MTP_ADDED:
         return 0
     return 1 if layout.startswith("dp") else 3
+
+
+def layout_of(raw: dict[str, str], clients: int) -> str | None:
+    """Return the layout that the script of a row's day sets, and the row does not record; None where it records it.
+
+    Until `LAYOUTS_RECORDED` the scripts of TensorRT-LLM gave each GPU experts of its own, and DeepSeek R1 data-parallel
+    attention from a number of clients on. The rows have neither.
+    """
+    day, gpus = day_of(raw), raw.get("tp_size", "")
+    if raw.get("backend") != "trtllm" or day is None or day >= LAYOUTS_RECORDED:
+        return None
+    if "DeepSeek" in raw.get("model_path", "") and clients > (32 if raw.get("isl") == "8192" else 64):
+        return f"dp{gpus}+ep{gpus}"
+    return "tp1" if gpus == "1" else f"tp{gpus}+ep{gpus}"
 
 
 def pools_of(raw: dict[str, str], system: str, clients: int) -> Pools:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, astuple
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -18,9 +18,11 @@ from pdplugins.studies.validate.fitting import Errors
 Floats = NDArray[np.float64]
 BARS = np.array([0.18, 0.08])
 """Errors of TTFT and TPOT that weigh the same in the fit: the bars over all rows."""
-STEPS = np.array([0.05, 0.3, 0.05, 10.0, 50.0])
+FITTED = ("kernels", "launch_ms", "request_ms", "handoff_ms", "compile_s")
+"""The coefficients that are fitted. The acceptance of guesses stays at its default."""
+STEPS = np.array([0.05, 0.3, 10.0, 50.0, 1.0])
 """Changes of the coefficients for the finite differences of the fit."""
-BOUNDS = (np.array([0.7, 0.0, 0.3, 0.0, 0.0]), np.array([2.0, 10.0, 0.95, 1000.0, 1000.0]))
+BOUNDS = (np.array([0.7, 0.0, 0.0, 0.0, 0.0]), np.array([2.0, 10.0, 1000.0, 1000.0, 20.0]))
 ROUNDS = 2
 SOFT = 0.5
 """Errors, in units of their bar, from which on the fit counts them less than squared."""
@@ -43,17 +45,17 @@ def fit(rows: Sequence[Row], seed: int) -> Coefficients:
     """Return the coefficients that bring the simulator closest to `rows`.
 
     A Gauss-Newton fit: logarithms of the predictions are linearised in the coefficients, and the sum of soft absolute
-    errors is minimised, so outliers count little. A TTFT that holds the compilation of kernels, which is not simulated,
-    does not count. Raises ConfigError without rows.
+    errors is minimised, so outliers count little. The TTFT of a row without a warm-up does not count, unless the
+    compilation that it holds is simulated. Raises ConfigError without rows.
     """
     if not rows:
         raise ConfigError("validate measured: no row to fit the coefficients on; give a file with more rows")
     want = _logs([Felt(row.ttft_s, row.tpot_s) for row in rows])
-    counts = np.array([[row.warm, True] for row in rows])
-    found = np.array(astuple(Coefficients()))
+    counts = np.array([[row.warm or row.compiles, True] for row in rows])
+    found = np.array([getattr(Coefficients(), name) for name in FITTED])
 
     def logs(values: Floats) -> Floats:
-        return _logs(predict(rows, Coefficients(*(float(value) for value in values)), seed))
+        return _logs(predict(rows, _coefficients(values), seed))
 
     for _ in range(ROUNDS):
         here = logs(found)
@@ -67,7 +69,11 @@ def fit(rows: Sequence[Row], seed: int) -> Coefficients:
         still = np.clip(np.zeros(len(found)), low + 1e-6, high - 1e-6)
         best = least_squares(residuals, still, bounds=(low, high), loss="soft_l1", f_scale=SOFT, x_scale=STEPS)
         found = found + best.x
-    return Coefficients(*(round(float(value), 4) for value in found))
+    return _coefficients(found.round(4))
+
+
+def _coefficients(values: Floats) -> Coefficients:
+    return Coefficients(**{name: float(value) for name, value in zip(FITTED, values, strict=True)})
 
 
 def predict(rows: Sequence[Row], coefficients: Coefficients, seed: int) -> list[Felt]:

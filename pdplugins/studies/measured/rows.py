@@ -17,7 +17,7 @@ from math import isfinite
 from pathlib import Path
 
 from pdplugins.errors import ConfigError
-from pdplugins.studies.measured.published import LackingError, Pools, day_of, guesses_of, pools_of
+from pdplugins.studies.measured.published import LackingError, Pools, day_of, guesses_of, layout_of, pools_of
 
 MODELS = {
     "deepseek-ai/DeepSeek-V3": "deepseek-r1",
@@ -78,6 +78,14 @@ class Row:
         return not self.inference_max or (self.day is not None and self.day >= WARMS_UP)
 
     @property
+    def compiles(self) -> bool:
+        """Whether kernels were compiled in the time of the measured requests, and every client's first one waited.
+
+        TensorRT-LLM compiles block-FP8 GEMMs when it first meets their shape (DeepGEMM), unless a warm-up did.
+        """
+        return not self.warm and self.engine == "trtllm" and self.model == "deepseek-r1"
+
+    @property
     def source(self) -> str:
         """Model, system and engine."""
         return f"{self.system}/{self.model}-{self.engine}"
@@ -131,7 +139,8 @@ def _row(raw: dict[str, str]) -> Row:
     if raw.get("mode") == "disagg":
         pools = pools_of(raw, system, clients)
     else:
-        pools = Pools(None, (1, layout := _layout(raw, inference_max)), guesses_of(raw, layout))
+        layout = (layout_of(raw, clients) if inference_max else None) or _layout(raw, inference_max)
+        pools = Pools(None, (1, layout), guesses_of(raw, layout))
     return Row(
         id=raw.get("id", ""),
         model=MODELS[path],

@@ -82,6 +82,26 @@ def test_layouts_as_rows_write_them(tmp_path: Path, degrees: tuple[str, ...], la
     assert only(tmp_path, **dict(zip(names, degrees, strict=True))).pools.decode[1] == layout
 
 
+@pytest.mark.parametrize(
+    ("changes", "layout"),
+    [
+        ({}, "tp8+ep8"),
+        ({"clients": "128"}, "dp8+ep8"),
+        ({"clients": "64", "isl": "8192"}, "dp8+ep8"),
+        ({"clients": "64", "isl": "8192", "model_path": "openai/gpt-oss-120b"}, "tp8+ep8"),
+        ({"tp_size": "1", "moe_tp_size": "1", "model_path": "openai/gpt-oss-120b"}, "tp1"),
+        ({"day": "2025-11-03"}, "tp8"),
+        ({"backend": "sglang"}, "tp8"),
+    ],
+)
+def test_until_layouts_are_recorded_the_script_of_the_day_has_them(
+    tmp_path: Path, changes: dict[str, str], layout: str
+) -> None:
+    asked = {"clients": "16", "day": "2025-11-02", "moe_tp_size": "8", "moe_ep_size": "1"} | changes
+    source = f"source_file=a.csv; silicon_concurrency={asked.pop('clients')}; measured={asked.pop('day')}"
+    assert only(tmp_path, silicon_data_source=source, **asked).pools.decode[1] == layout
+
+
 def test_aiconfigurators_own_runner_multiplies_degrees_of_its_own(tmp_path: Path) -> None:
     own = {"silicon_data_source": "silicon_concurrency=16", "tp_size": "4", "moe_tp_size": "2", "moe_ep_size": "2"}
     row = only(tmp_path, **own)
