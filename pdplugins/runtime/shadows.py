@@ -18,7 +18,6 @@ from pdplugins.config import parse
 from pdplugins.contracts.deployment import Deployment
 from pdplugins.contracts.kinds import Kind
 from pdplugins.errors import ConfigError, printable
-from pdplugins.registry import Registry
 from pdplugins.runtime.assembly import build_deployment
 from pdplugins.runtime.decision_reader import Entry, Run, read, reading
 from pdplugins.runtime.estimates import PlacementEstimate, attainment
@@ -57,9 +56,9 @@ class Pools:
     shadow_attainment: float | None
 
 
-def shadowed(path: Path, registry: Registry | None = None) -> Iterator[str]:
+def shadowed(path: Path) -> Iterator[str]:
     """Yield readable lines about each run of the log at `path`. Raises ConfigError for a log without such decisions."""
-    for number, (run, deployment, placed, pools) in enumerate(_runs(path, registry), 1):
+    for number, (run, deployment, placed, pools) in enumerate(_runs(path), 1):
         said = "nobody followed it" if run.header.get("shadow") else "not marked as a run in shadow"
         yield printable(f"run {number}, {run.header['at']}: {said}; profile {_profile(run)}")
         if placed:
@@ -68,7 +67,7 @@ def shadowed(path: Path, registry: Registry | None = None) -> Iterator[str]:
             yield from _planner_lines(pools)
 
 
-def as_data(path: Path, registry: Registry | None = None) -> list[dict[str, Any]]:
+def as_data(path: Path) -> list[dict[str, Any]]:
     """Return the same as plain data, with every request. Raises as `shadowed`."""
     return [
         {
@@ -77,15 +76,15 @@ def as_data(path: Path, registry: Registry | None = None) -> list[dict[str, Any]
             "router": [asdict(one) for one in placed],
             "planner": None if pools is None else asdict(pools),
         }
-        for run, _, placed, pools in _runs(path, registry)
+        for run, _, placed, pools in _runs(path)
     ]
 
 
-def _runs(path: Path, registry: Registry | None) -> list[tuple[Run, Deployment, list[Placed], Pools | None]]:
+def _runs(path: Path) -> list[tuple[Run, Deployment, list[Placed], Pools | None]]:
     found = []
     for run in read(path):
         with reading(run.where):
-            deployment = build_deployment(parse(run.header["config"], "config in the log's header", registry), registry)
+            deployment = build_deployment(parse(run.header["config"], "config in the log's header"))
         placed, pools = placements(run, deployment), pools_of(run, deployment)
         if placed or pools is not None:
             found.append((run, deployment, placed, pools))
