@@ -59,8 +59,8 @@ class Pools:
 def shadowed(path: Path) -> Iterator[str]:
     """Yield readable lines about each run of the log at `path`. Raises ConfigError for a log without such decisions."""
     for number, (run, deployment, placed, pools) in enumerate(_runs(path), 1):
-        said = "nobody followed it" if run.header.get("shadow") else "not marked as a run in shadow"
-        yield printable(f"run {number}, {run.header['at']}: {said}; profile {_profile(run)}")
+        status = "nobody followed it" if run.header.get("shadow") else "not marked as a run in shadow"
+        yield printable(f"run {number}, {run.header['at']}: {status}; profile {_profile(run)}")
         if placed:
             yield from map(printable, _router_lines(placed, deployment))
         if pools is not None:
@@ -73,7 +73,7 @@ def as_data(path: Path) -> list[dict[str, Any]]:
         {
             "at": run.header["at"],
             "shadow": bool(run.header.get("shadow")),
-            "router": [asdict(one) for one in placed],
+            "router": [asdict(request) for request in placed],
             "planner": None if pools is None else asdict(pools),
         }
         for run, _, placed, pools in _runs(path)
@@ -105,8 +105,8 @@ def placements(run: Run, deployment: Deployment) -> list[Placed]:
     found: dict[str, Placed] = {}
     for entry in run.kind(Kind.ROUTER):
         with reading(entry.where):
-            if (one := _placed(entry, estimate)) is not None:
-                found[one.request] = one
+            if (request := _placed(entry, estimate)) is not None:
+                found[request.request] = request
     return [*found.values()]
 
 
@@ -131,9 +131,9 @@ def _key(placement: Mapping[str, Any]) -> tuple[str, str, int]:
 
 
 def _router_lines(placed: Sequence[Placed], deployment: Deployment) -> Iterator[str]:
-    same = sum(one.followed == one.shadow for one in placed)
-    first = sum(one.followed[0] == one.shadow[0] for one in placed)
-    second = sum(one.followed[1] == one.shadow[1] for one in placed)
+    same = sum(request.followed == request.shadow for request in placed)
+    first = sum(request.followed[0] == request.shadow[0] for request in placed)
+    second = sum(request.followed[1] == request.shadow[1] for request in placed)
     count = len(placed)
     yield (
         f"router: {count:,} requests in the log; placed the same {same / count:.1%}, prefill on the same worker "
@@ -148,17 +148,17 @@ def _router_lines(placed: Sequence[Placed], deployment: Deployment) -> Iterator[
             yield f"  {f'{name.upper()} {label}, ms':<22}{numbers}"
         kept = [mean(time <= objective_s for time in times) for times in (before, after)]
         yield f"  {f'{name.upper()} ≤ {objective_s:g} s':<22}{kept[0]:>10.1%}{kept[1]:>10.1%}"
-    for one in sorted(placed, key=_gain)[:LARGEST]:
-        if _gain(one):
+    for request in sorted(placed, key=_gain)[:LARGEST]:
+        if _gain(request):
             yield (
-                f"  {one.request}: {_text(one.followed)} → {_text(one.shadow)}, "
-                f"TTFT {(one.shadow_ttft_s - one.followed_ttft_s) * 1e3:+.1f} ms, "
-                f"TPOT {(one.shadow_tpot_s - one.followed_tpot_s) * 1e3:+.2f} ms"
+                f"  {request.request}: {_text(request.followed)} → {_text(request.shadow)}, "
+                f"TTFT {(request.shadow_ttft_s - request.followed_ttft_s) * 1e3:+.1f} ms, "
+                f"TPOT {(request.shadow_tpot_s - request.followed_tpot_s) * 1e3:+.2f} ms"
             )
 
 
 def _times(placed: Sequence[Placed], name: str) -> tuple[list[float], list[float]]:
-    before, after = ([getattr(one, f"{side}_{name}_s") for one in placed] for side in ("followed", "shadow"))
+    before, after = ([getattr(request, f"{side}_{name}_s") for request in placed] for side in ("followed", "shadow"))
     return before, after
 
 
@@ -174,8 +174,8 @@ def _difference(gains_s: Sequence[float]) -> str:
     return f"{middle:+.1f} ({middle - wide:+.1f} to {middle + wide:+.1f})"
 
 
-def _gain(one: Placed) -> float:
-    return -abs(one.shadow_ttft_s - one.followed_ttft_s)
+def _gain(request: Placed) -> float:
+    return -abs(request.shadow_ttft_s - request.followed_ttft_s)
 
 
 def _text(placement: tuple[str, str, int]) -> str:

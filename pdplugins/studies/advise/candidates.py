@@ -234,14 +234,19 @@ def systems(asked: Question) -> list[System]:
 
 def _others() -> Iterator[System]:
     """Yield the policies that other packages have registered, each with its default settings."""
-    for one in default_registry().registrations():
-        if one.plugin.distribution in extras.DISTRIBUTIONS:
+    for registration in default_registry().registrations():
+        if registration.plugin.distribution in extras.DISTRIBUTIONS:
             continue
-        if one.kind == Kind.PLANNER:
-            yield System(one.name, _picked(one), warm, scales=True)
-        elif one.kind in (Kind.ROUTER, BUNDLE):
-            yield System(one.name, _picked(one), alike, always={"simulation.flip": "label", "sglang.dual_role": True})
+        if registration.kind == Kind.PLANNER:
+            yield System(registration.name, _picked(registration), warm, scales=True)
+        elif registration.kind in (Kind.ROUTER, BUNDLE):
+            yield System(
+                registration.name,
+                _picked(registration),
+                alike,
+                always={"simulation.flip": "label", "sglang.dual_role": True},
+            )
 
 
-def _picked(one: Registration) -> Callable[[], Config]:
-    return lambda: parse({one.kind: {"name": one.name}}, one.name)
+def _picked(registration: Registration) -> Callable[[], Config]:
+    return lambda: parse({registration.kind: {"name": registration.name}}, registration.name)

@@ -43,12 +43,12 @@ class Traffic:
     @property
     def longest_tokens(self) -> int:
         """Return the longest prompt plus output."""
-        return max(prompt + output for one in self.requests for _, prompt, output in one.turns())
+        return max(prompt + output for request in self.requests for _, prompt, output in request.turns())
 
     @property
     def repeats(self) -> bool:
         """Return whether prompts repeat what came before, so that caches matter to a router."""
-        return any(one.rounds or one.blocks for one in self.requests)
+        return any(request.rounds or request.blocks for request in self.requests)
 
 
 def named(trace: str, changes: Transform) -> Traffic:
@@ -105,7 +105,8 @@ def part_of(requests: Requests, most: int) -> Requests:
         first = int((index + 0.5) * len(requests) / WINDOWS) - length // 2
         stretch = requests[first : first + length + 1]
         kept += [
-            replace(one, arrival_s=round(start_s + one.arrival_s - stretch[0].arrival_s, 6)) for one in stretch[:-1]
+            replace(request, arrival_s=round(start_s + request.arrival_s - stretch[0].arrival_s, 6))
+            for request in stretch[:-1]
         ]
         start_s += stretch[-1].arrival_s - stretch[0].arrival_s
     return kept
@@ -118,16 +119,16 @@ def shuffled(requests: Sequence[TraceRequest], number: int) -> Requests:
     """
     rng = np.random.default_rng(number)
     blocks: list[Requests] = [[] for _ in range(int(requests[-1].arrival_s // BLOCK_S) + 1)]
-    for one in requests:
-        blocks[int(one.arrival_s // BLOCK_S)].append(one)
+    for request in requests:
+        blocks[int(request.arrival_s // BLOCK_S)].append(request)
     drawn: Requests = []
     for index in range(len(blocks)):
         chosen = int(np.clip(index + rng.integers(-REACH, REACH + 1), 0, len(blocks) - 1))
         shift_s = (index - chosen) * BLOCK_S
-        drawn += [_moved(one, shift_s, index) for one in blocks[chosen]]
+        drawn += [_moved(request, shift_s, index) for request in blocks[chosen]]
     return traces.from_zero(drawn) if drawn else list(requests)
 
 
-def _moved(one: TraceRequest, shift_s: float, index: int) -> TraceRequest:
-    session = None if one.session is None else f"{index}.{one.session}"
-    return replace(one, arrival_s=max(one.arrival_s + shift_s, 0.0), session=session)
+def _moved(request: TraceRequest, shift_s: float, index: int) -> TraceRequest:
+    session = None if request.session is None else f"{index}.{request.session}"
+    return replace(request, arrival_s=max(request.arrival_s + shift_s, 0.0), session=session)
