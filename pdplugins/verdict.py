@@ -16,7 +16,7 @@ from pdplugins.contracts.request import Slo
 TTFT_ERROR, TPOT_ERROR = 0.147, 0.065
 """Median error of the simulator's TTFT and TPOT against measured engines (docs/fidelity.md), as shares."""
 SPELLS = 20
-"""A run is looked at in so many parts of equal length, to say when it went wrong."""
+"""Parts of equal length in which a run is looked at, to say when it went wrong."""
 
 Array = np.ndarray[Any, Any]
 

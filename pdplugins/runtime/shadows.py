@@ -25,7 +25,7 @@ from pdplugins.runtime.estimates import PlacementEstimate, attainment
 LARGEST = 5
 """Requests that are shown by name: those with the largest differences."""
 LONGEST_GAP = 10.0
-"""A decision holds for so many usual intervals at most; what is longer is time in which nobody looked."""
+"""Longest time that a decision counts for, in usual intervals between decisions; in a longer gap nobody decided."""
 
 
 @dataclass(frozen=True, slots=True)

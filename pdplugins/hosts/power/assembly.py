@@ -20,7 +20,7 @@ from pdplugins.registry import default_registry
 T = TypeVar("T")
 
 FIRST_CALLS = 10
-"""A driver that has just been loaded takes longer: so many times ``node.call_s`` for its list of devices."""
+"""Patience with the first calls to a driver, in multiples of ``node.call_s``: one that was just loaded is slow."""
 
 
 @dataclass(frozen=True, slots=True)

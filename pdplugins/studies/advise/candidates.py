@@ -47,7 +47,7 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """One system with settings, on so many GPUs."""
+    """One system with its settings and its GPUs."""
 
     system: str
     label: str
@@ -167,7 +167,7 @@ class System:
     """Whether it has a power budget, which goes with the GPUs."""
 
     def cells(self, asked: Question, gpus: int, rank: int) -> Iterator[Candidate]:
-        """Yield every cell on so many GPUs. Raises ConfigError."""
+        """Yield every cell on `gpus` GPUs. Raises ConfigError."""
         perf, base = load_profile(asked.profile), self.base()
         if self.watts and perf.power() is None:
             return

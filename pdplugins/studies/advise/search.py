@@ -23,7 +23,7 @@ KEPT = 3
 FINALISTS = 4
 DRAWS = 5
 STUDENT_T = 2.776
-"""Of 95 % with `DRAWS` draws."""
+"""Student's t of a 95 % interval with `DRAWS` draws."""
 HOPELESS = 0.5
 """What attains less than this share of what the best attains is not tried on the second part of the traffic.
 
@@ -31,9 +31,9 @@ Where the best attains less than this share of the target, a part of the traffic
 for as long as a run lasts, which costs the square of its length, and nobody would run any of it.
 """
 BEHIND = 0.1
-"""What attains so much less than the best is not tried on all of the traffic."""
+"""Attainment behind the best beyond which a setting is not tried on all of the traffic."""
 NEAR = 0.005
-"""A system may miss the target by so much on a part of the traffic and still be tried with fewer GPUs."""
+"""Attainment that a system may lack on a part of the traffic and still be tried with fewer GPUs."""
 EQUAL_GPUS = 0.05
 """GPUs held on the average that differ by less are equal."""
 

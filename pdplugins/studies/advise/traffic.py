@@ -15,11 +15,11 @@ from pdplugins.workloads.transform import Transform
 
 Requests = list[TraceRequest]
 WINDOWS = 4
-"""A part of a trace is cut out of so many places, evenly spread."""
+"""Places of a trace that a part of it is cut out of, evenly spread."""
 BLOCK_S, REACH = 60.0, 2
-"""A trace from a file is drawn anew in blocks of so many seconds, each from at most so many blocks away."""
+"""Length of the blocks in which a trace from a file is drawn anew, and from how many blocks away one may come."""
 DURATION_S, MOST = 3600.0, 30_000
-"""Traffic that is given by its lengths and its rate lasts an hour, or until so many requests have come."""
+"""Traffic that is given by its lengths and its rate ends after this time or this number of requests."""
 SPREAD = 0.6
 """Sigma of log-normal lengths, where only their means are given."""
 

@@ -40,10 +40,13 @@ POOLS = (
     'pdplugins_local_workers{{role="{role}",phase="ready",{match}}}',
 )
 """Who may say how many workers there were, the first that does: prefill and decode."""
-SCRAPES, LEAST_STEP_S, STEPS = 4, 5.0, 240
-"""A step has so many scrapes at least, so that a rate in it is one; without being told otherwise, there are `STEPS`."""
+SCRAPES = 4
+"""Fewest scrapes in a step, so that there is a rate in it."""
+LEAST_STEP_S = 5.0
+STEPS = 240
+"""Steps of a recording, unless a step is asked for or would be too short."""
 LOOK_S = 300.0
-"""How often there were scrapes is counted within so long, or a little longer where that is needed."""
+"""Shortest time in which scrapes are counted, to learn how often there are any."""
 MOST_REQUESTS = 1_000_000
 CACHED_SHARE = 0.02
 """A larger share of prompts out of caches is worth a note."""
