@@ -64,8 +64,8 @@ def test_only_changes_of_pools_are_kept() -> None:
     assert changes(pools) == (Pools(0, 1, 1), Pools(10, 2, 1), Pools(20, 1, 1))
 
 
-def recording(pools: tuple[Pools, ...], rate: float = 4.0) -> Recording:
-    return Recording("test", traffic(rate, 300.0), 300.0, Spread(), Spread(), None, (), pools, ())
+def recording(pools: tuple[Pools, ...]) -> Recording:
+    return Recording("test", traffic(4.0, 300.0), 300.0, Spread(), Spread(), None, (), pools, ())
 
 
 def test_workers_are_asked_for_before_they_were_there() -> None:
