@@ -185,6 +185,6 @@ def _misused(error: Any, name: str) -> None:
 
 def _fail(name: str, error: object) -> None:
     """Print an error that the user can fix, in one line, and exit with code 2."""
-    said = one_line(error, MOST_ERROR).replace(f"{data_dir('configs')}/", "")  # users named a config, not its place
-    sys.stderr.write(f"{name}: {question_first(said)}\n")
+    message = one_line(error, MOST_ERROR).replace(f"{data_dir('configs')}/", "")  # users named a config, not its place
+    sys.stderr.write(f"{name}: {question_first(message)}\n")
     sys.exit(2)

@@ -66,15 +66,19 @@ def text(schema: Schema) -> str:
 
 def _named(registry: Registry, kind: str) -> dict[str, type[BaseModel]]:
     """Return the settings of everything that is registered as `kind`, by name."""
-    return {one.name: one.settings for one in registry.registrations() if one.kind == kind}
+    return {
+        registration.name: registration.settings
+        for registration in registry.registrations()
+        if registration.kind == kind
+    }
 
 
 def _choice(plugins: dict[str, type[BaseModel]], shared: Schema, kind: str) -> Schema:
     """Put the settings of each plugin into `shared`; return what a key's value must match beside its forms."""
     for name, settings in plugins.items():
-        one = _settings(settings, shared, f"{kind}.{name}.")
-        one["properties"] = {"name": {"const": name}, **one.get("properties", {})}
-        shared[f"{kind}.{name}"] = one
+        definition = _settings(settings, shared, f"{kind}.{name}.")
+        definition["properties"] = {"name": {"const": name}, **definition.get("properties", {})}
+        shared[f"{kind}.{name}"] = definition
     return {"allOf": [_when("name", name, f"{kind}.{name}") for name in plugins]}
 
 
@@ -97,14 +101,14 @@ def _ref(definition: str) -> Schema:
 def _settings(model: type[BaseModel], shared: Schema, prefix: str) -> Schema:
     """Return the schema of a settings model. What it refers to goes into `shared`, each name behind `prefix`."""
     schema: Schema = model.model_json_schema(ref_template=f"{_REFERENCE}{prefix}{{model}}")
-    shared |= {prefix + name: _numbers(one) for name, one in schema.pop("$defs", {}).items()}
+    shared |= {prefix + name: _numbers(definition) for name, definition in schema.pop("$defs", {}).items()}
     return _less(_numbers(schema), "title")
 
 
 def _numbers(node: Any) -> Any:
     """Return a schema in which a bare number stands for a distribution that is always this number."""
     if isinstance(node, list):
-        return [_numbers(one) for one in node]
+        return [_numbers(item) for item in node]
     if not isinstance(node, dict):
         return node
     walked = {key: _numbers(value) for key, value in node.items()}

@@ -16,7 +16,7 @@ from pdplugins.contracts.request import Slo
 TTFT_ERROR, TPOT_ERROR = 0.147, 0.065
 """Median error of the simulator's TTFT and TPOT against measured engines (docs/fidelity.md), as shares."""
 SPELLS = 20
-"""A run is looked at in so many parts of equal length, to say when it went wrong."""
+"""Parts of equal length in which a run is looked at, to say when it went wrong."""
 
 Array = np.ndarray[Any, Any]
 
@@ -160,15 +160,15 @@ def lines(found: Missed, slo: Slo) -> list[str]:
         (found.both, "both"),
         (found.failed, "failed"),
     )
-    split = ", ".join(f"{share(count, found.total)} {what}" for count, what in parts if count)
+    split = ", ".join(f"{share(count, found.total)} {title}" for count, title in parts if count)
     why = "; ".join(f"{share(count, found.total)} {cause}" for cause, count in found.causes.items())
-    said = [f"Missed: {share(found.count, found.total)} of requests ({split})", f"Why: {why}"]
+    sentences = [f"Missed: {share(found.count, found.total)} of requests ({split})", f"Why: {why}"]
     if (spell := found.worst) is not None:
-        said.append(
+        sentences.append(
             f"When: most between {spell.start_s:.0f} and {spell.end_s:.0f} s, "
             f"{spell.missed} of {spell.total} requests that came then"
         )
-    return said
+    return sentences
 
 
 def shortly(found: Missed) -> str:

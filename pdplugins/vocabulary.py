@@ -136,9 +136,9 @@ def _configs() -> list[str]:
 def _others() -> Iterator[str]:
     """Yield the policies of other packages, which stand for a config."""
     kinds = {*config.CHOICES, BUNDLE}
-    for one in default_registry().registrations():
-        if one.kind in kinds and one.plugin.distribution not in extras.DISTRIBUTIONS:
-            yield one.name
+    for registration in default_registry().registrations():
+        if registration.kind in kinds and registration.plugin.distribution not in extras.DISTRIBUTIONS:
+            yield registration.name
 
 
 COMPLETIONS: dict[str, Callable[[], list[str]]] = {

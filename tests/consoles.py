@@ -66,13 +66,13 @@ def run(command: str, folder: Path) -> list[str]:
     return done.stdout.splitlines()
 
 
-def differences(shown: Sequence[str], printed: Sequence[str], tolerance: float = TOLERANCE) -> list[str]:
+def differences(shown: Sequence[str], printed: Sequence[str]) -> list[str]:
     """Return the lines of a page that a command does not print, each with what it prints instead."""
     found, left = [], iter(printed)
     for line in shown:
         for candidate in left:
             if same_words(line, candidate):
-                if not close(line, candidate, tolerance):
+                if not close(line, candidate):
                     found.append(f"{line.strip()}\n  is {candidate.strip()}")
                 break
         else:
@@ -86,16 +86,16 @@ def same_words(shown: str, printed: str) -> bool:
     return _match(shown, printed) is not None
 
 
-def close(shown: str, printed: str, tolerance: float) -> bool:
+def close(shown: str, printed: str) -> bool:
     """Tell whether the numbers of two lines with the same words agree."""
     found = _match(shown, printed)
     assert found is not None
     pairs = zip(NUMBER.findall(_plain(shown)), found.groups(), strict=True)
-    return all(_near(float(a.replace(",", "")), float(b.replace(",", "")), tolerance, _step(a)) for a, b in pairs)
+    return all(_near(float(a.replace(",", "")), float(b.replace(",", "")), _step(a)) for a, b in pairs)
 
 
-def _near(shown: float, printed: float, tolerance: float, step: float) -> bool:
-    return abs(shown - printed) <= max(tolerance * abs(shown), 1.01 * step)
+def _near(shown: float, printed: float, step: float) -> bool:
+    return abs(shown - printed) <= max(TOLERANCE * abs(shown), 1.01 * step)
 
 
 def _step(number: str) -> float:

@@ -32,7 +32,7 @@ _timers: list[threading.Timer] = []
 
 
 def end_within(seconds: float) -> None:
-    """End this process after so many seconds, if it has not ended by then. Only the first call counts."""
+    """End this process after `seconds`, if it has not ended by then. Only the first call counts."""
     if not _timers:
         _timers.append(timer := threading.Timer(seconds, _end, [seconds]))
         timer.daemon = True

@@ -94,5 +94,4 @@ def from_kernels(  # noqa: PLR0913 - the options of a command
     written = options.head(target.name, model, "modelled", source, [*notes, *(note or [])])
     written |= {"bandwidth": draft.bandwidth_part(target), "scale": scale}
     written |= {"transfer": options.transfer(transfer_ms, transfer_gb_per_s, transfer_source)}
-    draft.write(written | parts | options.power(power), out, force)
-    typer.echo(f"wrote {out}")
+    options.write(written | parts | options.power(power), out, force)

@@ -69,8 +69,6 @@ def ask(wanted: Wanted, knots: Knots) -> Found:
             **asdict(knots),
         }
         answer = run(wanted.python, asked)
-    if "missing" in answer:
-        raise ConfigError(f"--python {wanted.python}: it has no {answer['missing']}; run {INSTALL}")
     if "error" in answer:
         raise ConfigError(f"aiconfigurator: {wanted.model} on {wanted.gpu.aiconfigurator}: {answer['error']}")
     source = f"{answer['tool']}, {wanted.gpu.aiconfigurator}, {wanted.backend} {answer['version']} kernel tables"
@@ -78,7 +76,7 @@ def ask(wanted: Wanted, knots: Knots) -> Found:
 
 
 def run(python: str, asked: Mapping[str, Any], worker: Path = WORKER) -> dict[str, Any]:
-    """Return the answer of a `worker` program. Raises ConfigError when there is none."""
+    """Return the answer of a `worker` program. Raises ConfigError when there is none, or aiconfigurator is missing."""
     try:
         done = subprocess.run(
             [python, str(worker)], input=json.dumps(asked), capture_output=True, text=True, check=False
@@ -89,6 +87,8 @@ def run(python: str, asked: Mapping[str, Any], worker: Path = WORKER) -> dict[st
     except ValueError:
         last = (done.stderr.strip() or "it said nothing").splitlines()[-1]
         raise ConfigError(f"--python {python}: aiconfigurator failed: {last}") from None
+    if "missing" in answer:
+        raise ConfigError(f"--python {python}: it has no {answer['missing']}; run {INSTALL}")
     return answer
 
 

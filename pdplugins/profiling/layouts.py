@@ -125,8 +125,6 @@ def ask(wanted: Wanted) -> dict[str, Any]:
             "contexts": CONTEXTS,
         }
         answer = kernels.run(wanted.python, asked, WORKER)
-    if "missing" in answer:
-        raise ConfigError(f"--python {wanted.python}: it has no {answer['missing']}; run {kernels.INSTALL}")
     if "error" in answer:
         reason = str(answer["error"]).splitlines()[0]
         raise ConfigError(f"aiconfigurator: {wanted.model} on {system}, {wanted.backend}: {reason}")

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from pdplugins.errors import ConfigError
+from pdplugins.perf import draft
 from pdplugins.perf.gpus import GPUS
 from pdplugins.perf.profile import Power
 from pdplugins.provenance import command_line
@@ -42,6 +43,12 @@ def head(gpu: str, model: str, kind: str, source: str, notes: list[str]) -> dict
     command = command_line(words=[word for word in words if word != "--force"])
     provenance = {"source": source, "command": command, "notes": notes}
     return {"schema": 1, "gpu": gpu, "model": model, "kind": kind, "provenance": provenance}
+
+
+def write(data: dict[str, Any], out: Path, force: bool) -> None:
+    """Check a profile, write it and say so. Raises ConfigError for one that is wrong, or where `out` exists."""
+    draft.write(data, out, force)
+    typer.echo(f"wrote {out}")
 
 
 def transfer(latency_ms: float, gb_per_s: float, source: str) -> dict[str, Any]:

@@ -101,7 +101,7 @@ def from_aiconfigurator(  # noqa: PLR0913 - the options of a command
         measured = read_profile(reference)
         rest = measured.model_dump(mode="json", include={"memory", "bandwidth", "transfer"})
         written |= {"gpu": measured.gpu, **rest, "scale": kernels.factors(measured, wanted)}
-    _write(written | draft.tables_by_tp(parts, knots) | options.power(power), out, force)
+    options.write(written | draft.tables_by_tp(parts, knots) | options.power(power), out, force)
 
 
 @profile.command()
@@ -134,7 +134,7 @@ def roofline(  # noqa: PLR0913 - the options of a command
     written = options.head(target.name, model, "modelled", f"roofline: {shares}", note or [])
     written |= _machine(shape, target, options.transfer(transfer_ms, transfer_gb_per_s, transfer_source))
     written |= {"scale": options.scale(scale_prefill, scale_decode, step_ms, scale_source)}
-    _write(written | draft.tables_by_tp(parts, knots) | options.power(power), out, force)
+    options.write(written | draft.tables_by_tp(parts, knots) | options.power(power), out, force)
 
 
 @profile.command("from-npz")
@@ -172,7 +172,7 @@ def from_npz(  # noqa: PLR0913 - the options of a command
     written |= _machine(shape, target, options.transfer(transfer_ms, transfer_gb_per_s, transfer_source))
     written |= {"memory": memory, "scale": options.scale()}
     written |= {"prefill": {str(prefill_tp): tables.prefill}, "decode": {str(decode_tp): tables.decode}}
-    _write(written, out, force)
+    options.write(written, out, force)
 
 
 @profile.command("from-endpoint")
@@ -220,7 +220,7 @@ def from_endpoint(  # noqa: PLR0913 - the options of a command
     written = options.head(target.name, model, "measured", f"endpoint {url}", [*found.notes, *(note or [])])
     written |= _machine(model_shape, target, transfer) | {"scale": options.scale()}
     written |= {"prefill": {str(prefill_tp): found.prefill}, "decode": {str(decode_tp): found.decode}}
-    _write(written, out, force)
+    options.write(written, out, force)
 
 
 @profile.command("export-npz")
@@ -269,8 +269,3 @@ def _find(name: str) -> Profile:
 
 def _machine(shape: Shape, gpu: Gpu, transfer: dict[str, Any]) -> dict[str, Any]:
     return {"memory": draft.memory_part(shape, gpu), "bandwidth": draft.bandwidth_part(gpu), "transfer": transfer}
-
-
-def _write(data: dict[str, Any], out: Path, force: bool) -> None:
-    draft.write(data, out, force)
-    typer.echo(f"wrote {out}")

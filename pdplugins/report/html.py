@@ -47,4 +47,4 @@ def _attribute(key: str, value: Any) -> str:
 
 def _printable(text: str) -> str:
     """Replace characters that no page may hold, and those that turn the direction of the text after them."""
-    return "".join(one if one.isprintable() or one in "\n\t" else "\ufffd" for one in text)
+    return "".join(character if character.isprintable() or character in "\n\t" else "\ufffd" for character in text)

@@ -70,12 +70,12 @@ def main(page: Page) -> Html:
         [element("p", line.strip()) for line in page.lines],
         [element("p", line, class_="warn") for line in page.warnings],
         numbers(page.facts),
-        [_section(one) for one in page.sections],
+        [_section(section) for section in page.sections],
     )
 
 
-def _section(one: Section) -> Html:
-    return element("section", element("h2", one.title), one.content, id=one.id, aria_label=one.title)
+def _section(section: Section) -> Html:
+    return element("section", element("h2", section.title), section.content, id=section.id, aria_label=section.title)
 
 
 def numbers(facts: Mapping[str, object]) -> Html:
@@ -116,7 +116,7 @@ def table(caption: str, head: Sequence[str], rows: Iterable[Sequence[object]], *
 def origin(facts: Mapping[str, object]) -> Html:
     """Return the table of what a page was made from. A value may be a mapping itself, as versions are."""
     rows = (
-        (name, ", ".join(f"{key} {one}" for key, one in value.items()) if isinstance(value, Mapping) else value)
+        (name, ", ".join(f"{key} {item}" for key, item in value.items()) if isinstance(value, Mapping) else value)
         for name, value in facts.items()
     )
     return table("Where this comes from", ["setting", "value"], rows, prose=True)
@@ -125,8 +125,8 @@ def origin(facts: Mapping[str, object]) -> Html:
 def shares(rows: Iterable[tuple[object, float | None, str]]) -> Html:
     """Return a bar for each (name, share, what is written beside it); longer is more."""
     items = (
-        element("li", element("span", name), element("b", said), _bar(share or 0.0, index))
-        for index, (name, share, said) in enumerate(rows)
+        element("li", element("span", name), element("b", label), _bar(share or 0.0, index))
+        for index, (name, share, label) in enumerate(rows)
     )
     return element("ul", items, class_="bars")
 

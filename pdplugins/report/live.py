@@ -102,7 +102,9 @@ class Live:
     def _decided(self, now_s: float) -> Html:
         if not self._decisions:
             return element("p", "None yet.")
-        rows = [(_ago(now_s - one.at_s), one.what, one.why) for one in reversed(list(self._decisions))]
+        rows = [
+            (_ago(now_s - decision.at_s), decision.what, decision.why) for decision in reversed(list(self._decisions))
+        ]
         return table("The last decisions, the latest first", ["when", "what", "why"], rows, prose=True)
 
 

@@ -76,7 +76,7 @@ def _facts(run: Run) -> dict[str, object]:
     requests = run.result.requests
     counts = {"requests": f"{requests.total:,}", "failed": requests.failed}
     names = {"SLO att. %": "SLO attainment %", "P99 s": "TTFT P99 s", "P99 ms": "TPOT P99 ms"}
-    return {names.get(one.title, one.title): one.text(run.result) for one in columns([run])} | counts
+    return {names.get(column.title, column.title): column.text(run.result) for column in columns([run])} | counts
 
 
 def _sections(runs: Sequence[Run], slo: Slo) -> Iterator[Section]:

@@ -143,10 +143,10 @@ def _waiting(requests: Requests) -> Gauge:
 def _wanted(scaling: Sequence[Scaling], last_s: float) -> Gauge:
     changes = [*scaling, scaling[-1].model_copy(update={"at_s": max(last_s, scaling[-1].at_s)})]
     pools: dict[str, Values] = {
-        "prefill": [float(one.prefill) for one in changes],
-        "decode": [float(one.decode) for one in changes],
+        "prefill": [float(change.prefill) for change in changes],
+        "decode": [float(change.decode) for change in changes],
     }
-    return Gauge(WANTED, "workers", [one.at_s for one in changes], pools)
+    return Gauge(WANTED, "workers", [change.at_s for change in changes], pools)
 
 
 def _by_bin(bins: Array, count: int, values: Array, reduce: Callable[[Array], float]) -> Values:

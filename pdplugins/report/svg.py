@@ -75,8 +75,8 @@ class Axis:
 
     def at(self, value: float) -> float:
         """Return where a value lies."""
-        place: Callable[[float], float] = math.log if self.log else float
-        share = (place(value) - place(self.low)) / (place(self.high) - place(self.low))
+        scaled: Callable[[float], float] = math.log if self.log else float
+        share = (scaled(value) - scaled(self.low)) / (scaled(self.high) - scaled(self.low))
         return self.start + share * (self.end - self.start)
 
     def ticks(self) -> list[float]:
@@ -152,8 +152,8 @@ def _in_words(chart: Chart, line: Line) -> str:
 
 def _grid(chart: Chart, across: Axis, up: Axis) -> Iterator[Html]:
     for y in up.ticks():
-        at = f"{up.at(y):.1f}"
-        yield element("line", x1=LEFT, x2=WIDTH - RIGHT, y1=at, y2=at, stroke="var(--line)")
+        y_px = f"{up.at(y):.1f}"
+        yield element("line", x1=LEFT, x2=WIDTH - RIGHT, y1=y_px, y2=y_px, stroke="var(--line)")
         yield element("text", number(y), x=LEFT - 6, y=f"{up.at(y) + 4:.1f}", text_anchor="end")
     for x in across.ticks():
         yield element("text", number(x), x=f"{across.at(x):.1f}", y=HEIGHT - BOTTOM + 15, text_anchor="middle")
@@ -169,18 +169,18 @@ def _drawn(chart: Chart, line: Line, across: Axis, up: Axis, most: int) -> Itera
             yield element("circle", title, cx=at_x, cy=at_y, r=5, fill=colour(line.colour), fill_opacity=".85")
         return
     kept = held(points) if chart.step else points
-    at = [(across.at(x), up.at(y)) for x, y in thinned(kept, most)]
-    path = _path(at, chart.step)
+    pixels = [(across.at(x), up.at(y)) for x, y in thinned(kept, most)]
+    path = _path(pixels, chart.step)
     if chart.area:
         bottom = up.at(up.low)
-        closed = f"{path}L{at[-1][0]:.1f} {bottom:.1f}L{at[0][0]:.1f} {bottom:.1f}Z"
+        closed = f"{path}L{pixels[-1][0]:.1f} {bottom:.1f}L{pixels[0][0]:.1f} {bottom:.1f}Z"
         yield element("path", d=closed, fill=colour(line.colour), opacity=".14")
     dashes = "5 3" if line.dash else None
     yield element("path", d=path, fill="none", stroke=colour(line.colour), stroke_width="1.8", stroke_dasharray=dashes)
 
 
-def _path(at: Sequence[Point], step: bool) -> str:
-    (x, y), *rest = at
+def _path(pixels: Sequence[Point], step: bool) -> str:
+    (x, y), *rest = pixels
     if step:
         return f"M{x:.1f} {y:.1f}" + "".join(f"H{x:.1f}V{y:.1f}" for x, y in rest)
     return f"M{x:.1f} {y:.1f}" + "".join(f"L{x:.1f} {y:.1f}" for x, y in rest)
@@ -189,14 +189,18 @@ def _path(at: Sequence[Point], step: bool) -> str:
 def _marks(chart: Chart, across: Axis, up: Axis) -> Iterator[Html]:
     for mark in chart.marks:
         if mark.y is not None:
-            at = up.at(mark.y)
-            ends = {"x1": LEFT, "x2": WIDTH - RIGHT, "y1": f"{at:.1f}", "y2": f"{at:.1f}"}
-            words = {"x": WIDTH - RIGHT, "y": f"{max(at - 4, TOP + 10):.1f}", "text_anchor": "end"}
+            y_px = up.at(mark.y)
+            ends = {"x1": LEFT, "x2": WIDTH - RIGHT, "y1": f"{y_px:.1f}", "y2": f"{y_px:.1f}"}
+            words = {"x": WIDTH - RIGHT, "y": f"{max(y_px - 4, TOP + 10):.1f}", "text_anchor": "end"}
         else:
-            at = across.at(mark.x or 0.0)
-            ends = {"x1": f"{at:.1f}", "x2": f"{at:.1f}", "y1": TOP, "y2": HEIGHT - BOTTOM}
-            near = at > WIDTH - 60
-            words = {"x": f"{at + (-4 if near else 4):.1f}", "y": TOP + 10, "text_anchor": "end" if near else "start"}
+            x_px = across.at(mark.x or 0.0)
+            ends = {"x1": f"{x_px:.1f}", "x2": f"{x_px:.1f}", "y1": TOP, "y2": HEIGHT - BOTTOM}
+            near = x_px > WIDTH - 60
+            words = {
+                "x": f"{x_px + (-4 if near else 4):.1f}",
+                "y": TOP + 10,
+                "text_anchor": "end" if near else "start",
+            }
         yield element("line", **ends, stroke="var(--warn)", stroke_dasharray="3 3")
         yield element("text", mark.label, **words)
 

@@ -70,18 +70,18 @@ def missing(run: Run, choose: Choose) -> Iterator[str]:
         return
     ids = list(dict.fromkeys(name for entry in run.entries for name in _requests_of(entry)))
     kept = DecisionLogConfig.model_validate(run.header["config"].get("decision_log", {}))
-    said = f"nothing here about request {choose.request}: "
+    intro = f"nothing here about request {choose.request}: "
     if not ids:
-        yield f"{said}this log has no router, flow policy or batch scheduler that decided about a request"
+        yield f"{intro}this log has no router, flow policy or batch scheduler that decided about a request"
     elif kept.sample > 1:
         yield (
-            f"{said}of such decisions the log keeps one in {kept.sample}, as of {', '.join(ids[:SHOWN_IDS])}; to keep "
+            f"{intro}of such decisions the log keeps one in {kept.sample}, as of {', '.join(ids[:SHOWN_IDS])}; to keep "
             "all, put decision_log: {sample: 1} into the config (pdplugins simulate: --set decision_log.sample=1) and "
             "run again"
         )
     else:
         yield (
-            f"{said}ids are as in {', '.join(ids[:SHOWN_IDS])}; where clients are served, the log keeps at most "
+            f"{intro}ids are as in {', '.join(ids[:SHOWN_IDS])}; where clients are served, the log keeps at most "
             f"{kept.most_per_s} lines a second (decision_log.most_per_s)"
         )
 

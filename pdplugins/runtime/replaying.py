@@ -17,7 +17,6 @@ from pdplugins.contracts.deployment import Deployment
 from pdplugins.contracts.kinds import Kind
 from pdplugins.contracts.planner import ScalePlan
 from pdplugins.errors import ConfigError
-from pdplugins.registry import Registry
 from pdplugins.runtime.assembly import build_deployment
 from pdplugins.runtime.decision_reader import Entry, Run, read, reading
 from pdplugins.runtime.planner import SafePlanner
@@ -52,12 +51,12 @@ def verified(path: Path) -> tuple[bool, list[str]]:
     return True, lines
 
 
-def verify(run: Run, kind: Kind = Kind.PLANNER, registry: Registry | None = None) -> Difference | None:
+def verify(run: Run, kind: Kind = Kind.PLANNER) -> Difference | None:
     """Replay what one kind of policy saw through a policy built from the run's header; return the first difference."""
     with reading(run.where):
-        config = parse(run.header["config"], "config in the log's header", registry)
-        deployment = build_deployment(config, registry)
-        replayed = _REPLAY[kind](run, build_policies(config, deployment, registry), deployment)
+        config = parse(run.header["config"], "config in the log's header")
+        deployment = build_deployment(config)
+        replayed = _REPLAY[kind](run, build_policies(config, deployment), deployment)
         for entry in run.kind(kind):
             with reading(entry.where):
                 answer = next(replayed)

@@ -18,7 +18,6 @@ from pdplugins.config import parse
 from pdplugins.contracts.deployment import Deployment
 from pdplugins.contracts.kinds import Kind
 from pdplugins.errors import ConfigError, printable
-from pdplugins.registry import Registry
 from pdplugins.runtime.assembly import build_deployment
 from pdplugins.runtime.decision_reader import Entry, Run, read, reading
 from pdplugins.runtime.estimates import PlacementEstimate, attainment
@@ -26,7 +25,7 @@ from pdplugins.runtime.estimates import PlacementEstimate, attainment
 LARGEST = 5
 """Requests that are shown by name: those with the largest differences."""
 LONGEST_GAP = 10.0
-"""A decision holds for so many usual intervals at most; what is longer is time in which nobody looked."""
+"""Longest time that a decision counts for, in usual intervals between decisions; in a longer gap nobody decided."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,35 +56,35 @@ class Pools:
     shadow_attainment: float | None
 
 
-def shadowed(path: Path, registry: Registry | None = None) -> Iterator[str]:
+def shadowed(path: Path) -> Iterator[str]:
     """Yield readable lines about each run of the log at `path`. Raises ConfigError for a log without such decisions."""
-    for number, (run, deployment, placed, pools) in enumerate(_runs(path, registry), 1):
-        said = "nobody followed it" if run.header.get("shadow") else "not marked as a run in shadow"
-        yield printable(f"run {number}, {run.header['at']}: {said}; profile {_profile(run)}")
+    for number, (run, deployment, placed, pools) in enumerate(_runs(path), 1):
+        status = "nobody followed it" if run.header.get("shadow") else "not marked as a run in shadow"
+        yield printable(f"run {number}, {run.header['at']}: {status}; profile {_profile(run)}")
         if placed:
             yield from map(printable, _router_lines(placed, deployment))
         if pools is not None:
             yield from _planner_lines(pools)
 
 
-def as_data(path: Path, registry: Registry | None = None) -> list[dict[str, Any]]:
+def as_data(path: Path) -> list[dict[str, Any]]:
     """Return the same as plain data, with every request. Raises as `shadowed`."""
     return [
         {
             "at": run.header["at"],
             "shadow": bool(run.header.get("shadow")),
-            "router": [asdict(one) for one in placed],
+            "router": [asdict(request) for request in placed],
             "planner": None if pools is None else asdict(pools),
         }
-        for run, _, placed, pools in _runs(path, registry)
+        for run, _, placed, pools in _runs(path)
     ]
 
 
-def _runs(path: Path, registry: Registry | None) -> list[tuple[Run, Deployment, list[Placed], Pools | None]]:
+def _runs(path: Path) -> list[tuple[Run, Deployment, list[Placed], Pools | None]]:
     found = []
     for run in read(path):
         with reading(run.where):
-            deployment = build_deployment(parse(run.header["config"], "config in the log's header", registry), registry)
+            deployment = build_deployment(parse(run.header["config"], "config in the log's header"))
         placed, pools = placements(run, deployment), pools_of(run, deployment)
         if placed or pools is not None:
             found.append((run, deployment, placed, pools))
@@ -106,8 +105,8 @@ def placements(run: Run, deployment: Deployment) -> list[Placed]:
     found: dict[str, Placed] = {}
     for entry in run.kind(Kind.ROUTER):
         with reading(entry.where):
-            if (one := _placed(entry, estimate)) is not None:
-                found[one.request] = one
+            if (request := _placed(entry, estimate)) is not None:
+                found[request.request] = request
     return [*found.values()]
 
 
@@ -132,9 +131,9 @@ def _key(placement: Mapping[str, Any]) -> tuple[str, str, int]:
 
 
 def _router_lines(placed: Sequence[Placed], deployment: Deployment) -> Iterator[str]:
-    same = sum(one.followed == one.shadow for one in placed)
-    first = sum(one.followed[0] == one.shadow[0] for one in placed)
-    second = sum(one.followed[1] == one.shadow[1] for one in placed)
+    same = sum(request.followed == request.shadow for request in placed)
+    first = sum(request.followed[0] == request.shadow[0] for request in placed)
+    second = sum(request.followed[1] == request.shadow[1] for request in placed)
     count = len(placed)
     yield (
         f"router: {count:,} requests in the log; placed the same {same / count:.1%}, prefill on the same worker "
@@ -149,17 +148,17 @@ def _router_lines(placed: Sequence[Placed], deployment: Deployment) -> Iterator[
             yield f"  {f'{name.upper()} {label}, ms':<22}{numbers}"
         kept = [mean(time <= objective_s for time in times) for times in (before, after)]
         yield f"  {f'{name.upper()} ≤ {objective_s:g} s':<22}{kept[0]:>10.1%}{kept[1]:>10.1%}"
-    for one in sorted(placed, key=_gain)[:LARGEST]:
-        if _gain(one):
+    for request in sorted(placed, key=_gain)[:LARGEST]:
+        if _gain(request):
             yield (
-                f"  {one.request}: {_text(one.followed)} → {_text(one.shadow)}, "
-                f"TTFT {(one.shadow_ttft_s - one.followed_ttft_s) * 1e3:+.1f} ms, "
-                f"TPOT {(one.shadow_tpot_s - one.followed_tpot_s) * 1e3:+.2f} ms"
+                f"  {request.request}: {_text(request.followed)} → {_text(request.shadow)}, "
+                f"TTFT {(request.shadow_ttft_s - request.followed_ttft_s) * 1e3:+.1f} ms, "
+                f"TPOT {(request.shadow_tpot_s - request.followed_tpot_s) * 1e3:+.2f} ms"
             )
 
 
 def _times(placed: Sequence[Placed], name: str) -> tuple[list[float], list[float]]:
-    before, after = ([getattr(one, f"{side}_{name}_s") for one in placed] for side in ("followed", "shadow"))
+    before, after = ([getattr(request, f"{side}_{name}_s") for request in placed] for side in ("followed", "shadow"))
     return before, after
 
 
@@ -175,8 +174,8 @@ def _difference(gains_s: Sequence[float]) -> str:
     return f"{middle:+.1f} ({middle - wide:+.1f} to {middle + wide:+.1f})"
 
 
-def _gain(one: Placed) -> float:
-    return -abs(one.shadow_ttft_s - one.followed_ttft_s)
+def _gain(request: Placed) -> float:
+    return -abs(request.shadow_ttft_s - request.followed_ttft_s)
 
 
 def _text(placement: tuple[str, str, int]) -> str:

@@ -83,10 +83,10 @@ def _batch(entry: Entry) -> Told:
     if entry.answer is None:
         return f"batch scheduler  none, the engine goes its own way{_why(entry)}", [("saw", seen)]
     tokens = entry.answer.get("prefill_tokens") or {}
-    what = ", ".join(f"{name} {count}" for name, count in list(tokens.items())[:8]) or "decode only"
+    chunks = ", ".join(f"{name} {count}" for name, count in list(tokens.items())[:8]) or "decode only"
     more = f" and {len(tokens) - 8} more" if len(tokens) > 8 else ""
     wait = f", may wait {entry.answer['wait_s']:g} s" if entry.answer.get("wait_s") else ""
-    return f"batch scheduler  prefill {what}{more}{wait}{_why(entry)}", [("saw", seen)]
+    return f"batch scheduler  prefill {chunks}{more}{wait}{_why(entry)}", [("saw", seen)]
 
 
 def _power(entry: Entry) -> Told:

@@ -201,7 +201,7 @@ def bound(  # noqa: PLR0913 - the options of a command
         Setting(("slo", "ttft_s"), ttft),
         Setting(("slo", "tpot_s"), tpot),
     )
-    asked = [*map(parse_setting, settings or ()), *(one for one in given if one.value is not None)]
+    asked = [*map(parse_setting, settings or ()), *(setting for setting in given if setting.value is not None)]
     checked = changed(Config() if config is None else named(config), config or "bound", asked)
     changes = Transform.of(rate=rate, clip_s=clip_s, max_requests=max_requests, max_context_tokens=max_context)
     load = _load(trace)

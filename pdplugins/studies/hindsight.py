@@ -44,12 +44,12 @@ class _Pools:
             tpot_s=config.slo.tpot_s,
             startup_s=pools.startup_s,
             longest_tokens=0,
-            repeats=any(one.rounds or one.blocks for one in requests),
+            repeats=any(request.rounds or request.blocks for request in requests),
         )
         deployment = build_deployment(config)  # resolves tp: auto
         self._sizes = deployment.prefill_tp, deployment.decode_tp
         self._known: dict[int, tuple[float, str] | None] = {}
-        self._split = next(one for one in systems(self._asked) if one.name == SPLIT)
+        self._split = next(system for system in systems(self._asked) if system.name == SPLIT)
 
     def best(self, gpus: int) -> tuple[float, str] | None:
         """Return what the best split of at most `gpus` attains, and the split; None where no split fits."""

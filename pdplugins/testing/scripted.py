@@ -62,9 +62,9 @@ class PoolsPlanner:
 
 
 class EagerPlanner:
-    """Wants to be asked as soon as so many requests have come since it was asked, until it has planned once.
+    """Wants to be asked when `requests` have come since it was last asked, until it has planned once.
 
-    :param requests: how many.
+    :param requests: how many must come.
     :param look_s: seconds between two looks.
     """
 

@@ -113,8 +113,8 @@ class Host:
         """Names of all workers so far."""
         return self.__dict__.setdefault("_names", [])
 
-    def stages(self, worker: str | None = None) -> list[Stage]:
-        return [change.stage for change in self.heard if worker in (None, change.worker)]
+    def stages(self) -> list[Stage]:
+        return [change.stage for change in self.heard]
 
     def roles_of(self) -> dict[str, Role]:
         return {name: member.role for name, member in self.roster.members.items()}

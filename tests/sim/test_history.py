@@ -13,8 +13,8 @@ from tests.sim.runs import MODEL, To, run
 AT_ONCE = SimSettings(first_token="prefill")
 
 
-def session(start_s: float, name: str, first: int = 4000, new: int = 100) -> Arrival:
-    return Arrival(start_s, first, 10, session=name, rounds=(Round(1.0, new, 5),))
+def session(start_s: float, name: str, first: int = 4000) -> Arrival:
+    return Arrival(start_s, first, 10, session=name, rounds=(Round(1.0, 100, 5),))
 
 
 def chunk_s(history: int, new: int) -> float:

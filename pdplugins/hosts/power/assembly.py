@@ -15,12 +15,12 @@ from pdplugins.errors import ConfigError, HostError, one_line
 from pdplugins.power.calls import Call, DeviceThreads
 from pdplugins.power.node import Patience, PowerNode
 from pdplugins.power.saved import SavedCaps
-from pdplugins.registry import Registry, default_registry
+from pdplugins.registry import default_registry
 
 T = TypeVar("T")
 
 FIRST_CALLS = 10
-"""A driver that has just been loaded takes longer: so many times ``node.call_s`` for its list of devices."""
+"""Patience with the first calls to a driver, in multiples of ``node.call_s``: one that was just loaded is slow."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,10 +42,10 @@ class Equipment:
     threads: DeviceThreads
 
 
-def equip(wanted: NodeConfig, registry: Registry | None = None) -> Equipment:
+def equip(wanted: NodeConfig) -> Equipment:
     """Find the devices that take part. Raises HostError without a driver, ConfigError when a GPU is not there."""
-    registration = (registry or default_registry()).get("power_backend", wanted.backend.name)
-    settings = settings_of("power_backend", wanted.backend, registry=registry)
+    registration = default_registry().get("power_backend", wanted.backend.name)
+    settings = settings_of("power_backend", wanted.backend)
     threads = DeviceThreads()
     within_s = FIRST_CALLS * wanted.call_s
     backend: PowerBackend = finished(threads("", lambda: registration.factory(settings)), within_s)
@@ -75,9 +75,9 @@ def patience(wanted: NodeConfig) -> Patience:
     return Patience(wanted.settle_s, wanted.obey_s, wanted.rest_s, wanted.call_s, wanted.poll_s, wanted.tolerance_w)
 
 
-def budget_w(config: Config, registry: Registry | None = None) -> float:
+def budget_w(config: Config) -> float:
     """Return the budget of the node. Raises ConfigError when nobody names one, or the policy's is larger."""
-    own = _policy_setting(config, "budget_w", registry)
+    own = _policy_setting(config, "budget_w")
     if config.node.budget_w is None:
         if own is None:
             raise ConfigError("node.budget_w: say how many watts the caps of all GPUs may sum to")
@@ -89,9 +89,9 @@ def budget_w(config: Config, registry: Registry | None = None) -> float:
     return config.node.budget_w
 
 
-def check_limits(config: Config, devices: tuple[Device, ...], registry: Registry | None = None) -> None:
+def check_limits(config: Config, devices: tuple[Device, ...]) -> None:
     """Raise ConfigError when the policy may ask for caps that a device does not take."""
-    least, most = (_policy_setting(config, name, registry) for name in ("min_w", "max_w"))
+    least, most = (_policy_setting(config, name) for name in ("min_w", "max_w"))
     for device in devices:
         low_w, high_w = max(device.min_w, config.node.floor_w), device.max_w
         for name, watts, fits in (
@@ -104,10 +104,10 @@ def check_limits(config: Config, devices: tuple[Device, ...], registry: Registry
                     f"{high_w:g} W; change {name}"
                 )
     least_w = sum(max(device.min_w, config.node.floor_w) for device in devices)
-    if least_w > budget_w(config, registry):
+    if least_w > budget_w(config):
         raise ConfigError(
             f"node: {len(devices)} GPUs draw {least_w:g} W at their lowest caps, the budget is "
-            f"{budget_w(config, registry):g} W; raise budget_w or leave GPUs out of node.gpus"
+            f"{budget_w(config):g} W; raise budget_w or leave GPUs out of node.gpus"
         )
 
 
@@ -170,9 +170,9 @@ def _name(config: Config) -> str:
     return config.power.name if config.power is not None else "?"
 
 
-def _policy_setting(config: Config, name: str, registry: Registry | None) -> float | None:
+def _policy_setting(config: Config, name: str) -> float | None:
     """Return a number that the settings of the power policy have under a name; None where they have none."""
     if config.power is None:
         return None
-    value = getattr(settings_of(Kind.POWER, config.power, registry=registry), name, None)
+    value = getattr(settings_of(Kind.POWER, config.power), name, None)
     return float(value) if isinstance(value, int | float) else None

@@ -6,7 +6,7 @@ import json
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 from urllib.error import HTTPError
@@ -50,22 +50,13 @@ class Host(Protocol):
         ...
 
 
-class Nobody:
-    """Nobody tells anything: caps and roles stay as the policy has them at start."""
-
-    def look(self) -> Seen:
-        """Return nothing."""
-        return Seen(None, {}, {})
-
-
 class Gateway:
     """A gateway of this package, by its admin listener."""
 
-    def __init__(self, url: str, key: str | None = None, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, url: str, key: str | None = None) -> None:
         check_url(url, "node.url")
         self._url = url.rstrip("/")
         self._key = key
-        self._clock = clock
         self._before: tuple[float, Counter[str]] | None = None
 
     def look(self) -> Seen:
@@ -89,7 +80,7 @@ class Gateway:
         for family in text_string_to_metric_families("\n".join(lines) + "\n"):
             for sample in family.samples:
                 totals[sample.name] += sample.value  # type: ignore[assignment]
-        now_s = self._clock()
+        now_s = time.monotonic()
         before, self._before = self._before, (now_s, totals)
         if before is None or totals[TTFT_COUNT] < before[1][TTFT_COUNT] or now_s <= before[0]:
             return None

@@ -21,7 +21,7 @@ log = logging.getLogger("pdplugins.power")
 
 NOTHING = Seen(None, {}, {})
 LOG_EVERY = 100
-"""After the first decision of a kind that is not followed, one in so many is logged."""
+"""Decisions of a kind that are not followed, of which one is logged after the first."""
 
 
 class PowerLoop:

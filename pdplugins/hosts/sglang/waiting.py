@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 SHARE = 0.02
-"""A pause is at most this share of the time waited so far: so much later what comes in a pause is seen at worst."""
+"""Longest pause as a share of the time waited so far, which is how much later news is seen at worst."""
 LONGEST_S = 0.01
 POLLED_S = 0.001
 """A socket can be waited for in whole milliseconds: shorter pauses are slept."""

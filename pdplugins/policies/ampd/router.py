@@ -17,7 +17,7 @@ from pdplugins.policies.ampd.costs import Costs, known
 RECENT_ANSWERS = 200
 """Number of latest answers that the mean output length is taken over."""
 ESTIMATED_WORKERS = 16
-"""Up to so many prefill workers of one degree, Eq. 2 is computed for each."""
+"""Prefill workers of one degree up to which Eq. 2 is computed for each."""
 FIRST_OUTPUT_TOKENS = 100.0
 """Assumed mean output length until the first answer has ended."""
 

@@ -56,7 +56,7 @@ LITERAL_CORRECTION = 2.0
 LEARNING_S = 7200.0
 """Memory of what was learned about bursts, in seconds. It should outlast the hour until the next burst."""
 ENOUGH_REQUESTS = 25
-"""At a cold start the first plan waits for so many requests: then the rate has a standard error of 20 %."""
+"""Requests that the first plan after a cold start waits for: then the rate has a standard error of 20 %."""
 LOOK_S = 0.5
 """Seconds between two looks at whether they have come."""
 

@@ -16,17 +16,17 @@ from pdplugins.policies.dopd.forecast import Forecaster
 LENGTHS = (1, 2, 4, 8, 16, 32, 64, 128)
 """Windows that are tried, in ascending order."""
 LEVEL_ONLY = 2
-"""Up to so many windows the mean is taken; a line would be too noisy."""
+"""Windows up to which the mean is taken: a line through so few would be too noisy."""
 WIDTH = 2.5
 """Half the width of the intervals, in standard errors."""
 BAD_FIT = 3.0
-"""A line is refused when its residuals are larger than noise by so many standard errors, as those over a step are."""
+"""Standard errors by which the residuals of a line may exceed noise; a line over a step exceeds it by more."""
 DOUBT = 4.0
-"""A slope whose square is below so many times its variance counts as none; a clearer one is taken for most of it."""
+"""A slope is shrunk by this multiple of its variance over its square: to nothing where that is 1 or more."""
 RISE = 4.0
 """Standard errors of the mean rate of a start-up by which a level must exceed the usual one."""
 MOST = 1.4
-"""A line is followed up to so many times its level."""
+"""Largest ratio of a line's forecast to its level."""
 OUTLIER = 9.0
 """Squared error over its variance beyond which a jump, and no noise, is assumed when the dispersion is learned."""
 PRIOR, MEMORY = 4.0, 100.0
@@ -80,7 +80,7 @@ class Rising:
         return max(self._line.at(self._steps), usual) if self._line.level > usual + explained else usual
 
     def _noise(self, rate: float, seconds: float) -> float:
-        """Return the variance of the rate that is counted in so many seconds; never below that of one request."""
+        """Return the variance of the rate that is counted in `seconds`; never below that of one request."""
         return self.dispersion * max(rate, 1 / seconds) / seconds
 
     def _learn(self) -> None:

@@ -22,7 +22,7 @@ from pdplugins.policies.fusion.watts import Powered, powered
 from pdplugins.policies.rapid.controller import Caps
 
 CONTEXT_CELL = 64
-"""Decode places are counted anew when the mean context changes by so many tokens."""
+"""Change of the mean context, in tokens, after which decode places are counted anew."""
 NEVER = (-1, 0.0)
 
 

@@ -20,14 +20,14 @@ BAND = 1 / 16
 GRAIN = 32
 """Other ratios are multiples of one over this, so that what is computed from them can be remembered."""
 MOST_STEPS = 32.0
-"""One reading counts for at most so many."""
+"""Most steps that one reading counts for."""
 BOUND = 4.0
 """Largest ratio of one step that counts."""
 LEAST = 1 / GRAIN
 MOST_KNOWN = 4096
 """Requests whose place is remembered; a host that tells of no end must not fill the memory."""
 WINDOW_S = 10.0
-"""Hosts may report means of so long: only of a worker without prompts for that long are they those of decodes."""
+"""Seconds that a host's mean may cover: it is one of decodes only on a worker that had no prompts for that long."""
 LEAST_LOOK = 32
 """Steps of all workers between two looks at what is typical; in a large pool as many as there are workers."""
 
@@ -43,7 +43,7 @@ class Timed:
         self.steps = self.modelled_s = self.took_s = 0.0
 
     def add(self, modelled_s: float, took_s: float, steps: float, typical: float) -> None:
-        """Learn from so many steps that are alike."""
+        """Learn from `steps` steps that are alike."""
         kept, took_s = KEPT**steps, min(max(took_s, modelled_s / BOUND), modelled_s * BOUND)
         self.steps = kept * self.steps + steps
         self.modelled_s = kept * self.modelled_s + steps * modelled_s
@@ -73,7 +73,7 @@ class Drift:
         return self.typical if timed is None else timed.ratio
 
     def measured(self, worker: str, modelled_s: float, took_s: float, steps: float = 1.0) -> None:
-        """Learn from a step of a worker, or from so many alike. A time that is not positive and finite is skipped."""
+        """Learn from `steps` equal steps of a worker. A time that is not positive and finite is skipped."""
         if not (math.isfinite(took_s) and took_s > 0 and modelled_s > 0):
             return
         if (timed := self._workers.get(worker)) is None:

@@ -18,7 +18,7 @@ JUDGED = 16
 EARLY = 8
 """Answers after which it is looked whether the prior is far too long."""
 FAR = 1.5
-"""A prior that makes the mean context so many times too long, or too short, counts no longer."""
+"""Factor by which a prior may make the mean context too long or too short and still count."""
 
 
 class MeanLengths:

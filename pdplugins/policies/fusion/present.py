@@ -29,7 +29,7 @@ REPORTED = ""
 """Name of what waited when a report was made, all in one."""
 
 Speed = Callable[[WorkerView, int, int], float]
-"""Prompt tokens a second of a worker beside so many decodes with so much context in all."""
+"""Returns the prompt tokens a second of a worker beside decodes: how many, and their context in all, in tokens."""
 
 
 class What(Enum):

@@ -49,7 +49,7 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """One system with settings, on so many GPUs."""
+    """One system with its settings and its GPUs."""
 
     system: str
     label: str
@@ -169,7 +169,7 @@ class System:
     """Whether it has a power budget, which goes with the GPUs."""
 
     def cells(self, asked: Question, gpus: int, rank: int) -> Iterator[Candidate]:
-        """Yield every cell on so many GPUs. Raises ConfigError."""
+        """Yield every cell on `gpus` GPUs. Raises ConfigError."""
         perf, base = load_profile(asked.profile), self.base()
         if self.watts and perf.power() is None:
             return
@@ -236,14 +236,19 @@ def systems(asked: Question) -> list[System]:
 
 def _others() -> Iterator[System]:
     """Yield the policies that other packages have registered, each with its default settings."""
-    for one in default_registry().registrations():
-        if one.plugin.distribution in extras.DISTRIBUTIONS:
+    for registration in default_registry().registrations():
+        if registration.plugin.distribution in extras.DISTRIBUTIONS:
             continue
-        if one.kind == Kind.PLANNER:
-            yield System(one.name, _picked(one), warm, scales=True)
-        elif one.kind in (Kind.ROUTER, BUNDLE):
-            yield System(one.name, _picked(one), alike, always={"simulation.flip": "label", "sglang.dual_role": True})
+        if registration.kind == Kind.PLANNER:
+            yield System(registration.name, _picked(registration), warm, scales=True)
+        elif registration.kind in (Kind.ROUTER, BUNDLE):
+            yield System(
+                registration.name,
+                _picked(registration),
+                alike,
+                always={"simulation.flip": "label", "sglang.dual_role": True},
+            )
 
 
-def _picked(one: Registration) -> Callable[[], Config]:
-    return lambda: parse({one.kind: {"name": one.name}}, one.name)
+def _picked(registration: Registration) -> Callable[[], Config]:
+    return lambda: parse({registration.kind: {"name": registration.name}}, registration.name)

@@ -157,26 +157,26 @@ def _as_data(found: Advice, seed: int) -> dict[str, Any]:
         "other": _row(found.other),
         "attainment": {"mean": attainment.mean, "low": attainment.low, "high": attainment.high},
         "gain": {"mean": gain.mean, "low": gain.low, "high": gain.high},
-        "finalists": [_row(one) for one in found.finalists],
-        "tried": [_row(one) for one in found.tried],
-        "left_out": [{"what": one.candidate.name, "why": one.why} for one in found.left_out],
+        "finalists": [_row(score) for score in found.finalists],
+        "tried": [_row(score) for score in found.tried],
+        "left_out": [{"what": left.candidate.name, "why": left.why} for left in found.left_out],
     }
 
 
-def _row(one: Score) -> dict[str, Any]:
+def _row(score: Score) -> dict[str, Any]:
     return {
-        "system": one.candidate.system,
-        "settings": one.candidate.label,
-        "gpu_budget": one.candidate.gpus,
-        "gpus": one.gpus,
-        "requests": one.requests,
-        "slo_attainment": one.attainment,
-        "within_error": [one.missed.low, one.missed.high],
+        "system": score.candidate.system,
+        "settings": score.candidate.label,
+        "gpu_budget": score.candidate.gpus,
+        "gpus": score.gpus,
+        "requests": score.requests,
+        "slo_attainment": score.attainment,
+        "within_error": [score.missed.low, score.missed.high],
         "missed": {
-            "ttft": one.missed.ttft,
-            "tpot": one.missed.tpot,
-            "both": one.missed.both,
-            "failed": one.missed.failed,
+            "ttft": score.missed.ttft,
+            "tpot": score.missed.tpot,
+            "both": score.missed.both,
+            "failed": score.missed.failed,
         },
-        "causes": one.missed.causes,
+        "causes": score.missed.causes,
     }

@@ -21,18 +21,18 @@ def page(advice: Advice, command: str, commit: str) -> str:
 
 
 def _sections(advice: Advice, command: str, commit: str) -> Iterator[Section]:
-    bars = ((one.candidate.name, one.attainment, percent(one.attainment)) for one in advice.finalists)
+    bars = ((score.candidate.name, score.attainment, percent(score.attainment)) for score in advice.finalists)
     yield Section("SLO attainment on all of the traffic", shares(bars))
     yield Section("What GPUs buy", element("div", figure(_picture(advice)), class_="wide"))
     yield Section("On all of the traffic", _table("The finalists", advice.finalists))
-    tried = sorted(advice.tried, key=lambda one: (one.candidate.rank, -one.gpus, -one.attainment))
+    tried = sorted(advice.tried, key=lambda score: (score.candidate.rank, -score.gpus, -score.attainment))
     settings = element("p", f"{advice.settings} settings were simulated. {_left_out(advice)}")
     yield Section("On a part of it", together((_table("The best settings of every system", tried), settings)))
     yield Section("Settings and origin", _origin(advice, command, commit))
 
 
 def _left_out(advice: Advice) -> str:
-    names = sorted({f"{one.candidate.system} ({one.why})" for one in advice.left_out})
+    names = sorted({f"{left.candidate.system} ({left.why})" for left in advice.left_out})
     return "Left out: " + "; ".join(names) + "." if names else ""
 
 
@@ -40,30 +40,32 @@ def _picture(advice: Advice) -> Chart:
     """Return what each setting attains with how many GPUs; the dashed line is what nothing else beats."""
     scores = advice.scores()
     best = front(scores)
-    lines = [Line("nothing else attains more", [one.gpus for one in best], [_y(one) for one in best], 5, dash=True)]
+    lines = [
+        Line("nothing else attains more", [score.gpus for score in best], [_y(score) for score in best], 5, dash=True)
+    ]
     for index, name in enumerate(advice.names()):
-        own = [one for one in scores if one.candidate.system == name]
-        titles = [f"{one.candidate.name}: {percent(one.attainment)} with {one.gpus:.1f} GPUs" for one in own]
-        lines.append(Line(name, [one.gpus for one in own], [_y(one) for one in own], index, dots=titles))
+        own = [score for score in scores if score.candidate.system == name]
+        titles = [f"{score.candidate.name}: {percent(score.attainment)} with {score.gpus:.1f} GPUs" for score in own]
+        lines.append(Line(name, [score.gpus for score in own], [_y(score) for score in own], index, dots=titles))
     target = [Mark("target", y=100 * advice.target)]
     return Chart("SLO attainment over GPUs", "%", lines, x="GPUs held, on the average", marks=target, top=100)
 
 
-def _y(one: Score) -> float:
-    return 100 * one.attainment
+def _y(score: Score) -> float:
+    return 100 * score.attainment
 
 
 def _table(caption: str, scores: Iterable[Score]) -> Html:
     rows = (
         (
-            one.candidate.name,
-            f"{one.gpus:.1f}",
-            percent(one.attainment),
-            f"{percent(one.missed.low)} to {percent(one.missed.high)}",
-            f"{one.goodput:.2f}",
-            f"{one.strain:.2f}",
+            score.candidate.name,
+            f"{score.gpus:.1f}",
+            percent(score.attainment),
+            f"{percent(score.missed.low)} to {percent(score.missed.high)}",
+            f"{score.goodput:.2f}",
+            f"{score.strain:.2f}",
         )
-        for one in scores
+        for score in scores
     )
     return table(caption, COLUMNS, rows)
 

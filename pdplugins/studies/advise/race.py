@@ -75,9 +75,9 @@ class Race:
         except KeyboardInterrupt:
             self._stop.value = 1
             raise
-        found = [future.result() for future in futures]
-        self.left_out += [one for one in found if isinstance(one, LeftOut)]
-        return [one for one in found if isinstance(one, Score)]
+        results = [future.result() for future in futures]
+        self.left_out += [result for result in results if isinstance(result, LeftOut)]
+        return [result for result in results if isinstance(result, Score)]
 
 
 @contextmanager

@@ -23,7 +23,7 @@ KEPT = 3
 FINALISTS = 4
 DRAWS = 5
 STUDENT_T = 2.776
-"""Of 95 % with `DRAWS` draws."""
+"""Student's t of a 95 % interval with `DRAWS` draws."""
 HOPELESS = 0.5
 """What attains less than this share of what the best attains is not tried on the second part of the traffic.
 
@@ -31,9 +31,9 @@ Where the best attains less than this share of the target, a part of the traffic
 for as long as a run lasts, which costs the square of its length, and nobody would run any of it.
 """
 BEHIND = 0.1
-"""What attains so much less than the best is not tried on all of the traffic."""
+"""Attainment behind the best beyond which a setting is not tried on all of the traffic."""
 NEAR = 0.005
-"""A system may miss the target by so much on a part of the traffic and still be tried with fewer GPUs."""
+"""Attainment that a system may lack on a part of the traffic and still be tried with fewer GPUs."""
 EQUAL_GPUS = 0.05
 """GPUs held on the average that differ by less are equal."""
 
@@ -98,11 +98,11 @@ class Advice:
 
     def scores(self) -> list[Score]:
         """Return the score of everything that was kept, each on the most traffic that it was tried on."""
-        return list({one.candidate.key: one for one in (*self.tried, *self.finalists, self.other)}.values())
+        return list({score.candidate.key: score for score in (*self.tried, *self.finalists, self.other)}.values())
 
     def names(self) -> list[str]:
         """Return the systems, the simplest first."""
-        ranks = {one.candidate.system: one.candidate.rank for one in self.scores()}
+        ranks = {score.candidate.system: score.candidate.rank for score in self.scores()}
         return sorted(ranks, key=lambda name: ranks[name])
 
 
@@ -129,10 +129,10 @@ class _Search:
 
     def run(self) -> Advice:
         kept = self._first()
-        most = max(one.attainment for one in kept)
+        most = max(score.attainment for score in kept)
         # what scales may only have started too small for so few requests
-        hopeless = [one for one in kept if one.attainment < HOPELESS * most and not one.candidate.scales]
-        second = self._scores(1, [(one.candidate, "second") for one in kept if one not in hopeless])
+        hopeless = [score for score in kept if score.attainment < HOPELESS * most and not score.candidate.scales]
+        second = self._scores(1, [(score.candidate, "second") for score in kept if score not in hopeless])
         fewer = self._fewer(kept, second)
         tried = [*second, *fewer, *hopeless]
         finalists = self._finalists(tried)
@@ -166,20 +166,20 @@ class _Search:
             )
         self._settings = len(cells)
         scores = self._scores(0, [(cell, "first") for cell in cells])
-        kept = [one for name in self._names(scores) for one in _sizes_apart(self._best_of(name, scores))[:KEPT]]
-        stock = next((one for one in self._best_of(COLOCATED, scores) if not one.candidate.effort), None)
+        kept = [score for name in self._names(scores) for score in _sizes_apart(self._best_of(name, scores))[:KEPT]]
+        stock = next((score for score in self._best_of(COLOCATED, scores) if not score.candidate.effort), None)
         return kept if stock is None or stock in kept else [stock, *kept]
 
     def _fewer(self, kept: Sequence[Score], second: Sequence[Score]) -> list[Score]:
         """Take GPUs away from fixed pools, for as long as settings of their shape attain about the target."""
-        scores = [one for one in [*kept, *second] if not one.candidate.scales]
-        alive = {_shape(one.candidate) for one in scores if self._goes_on(one)}
+        scores = [score for score in [*kept, *second] if not score.candidate.scales]
+        alive = {_shape(score.candidate) for score in scores if self._goes_on(score)}
         found: list[Score] = []
         for gpus in range(self._asked.gpus - 1, 1, -1):
             cells = [cell for cell in self._all(gpus) if _shape(cell) in alive]
             scores = self._scores(None, [(cell, "second") for cell in cells])  # the bar counts GPUs
-            alive -= {_shape(one.candidate) for one in scores}
-            alive |= {_shape(one.candidate) for one in scores if self._goes_on(one)}
+            alive -= {_shape(score.candidate) for score in scores}
+            alive |= {_shape(score.candidate) for score in scores if self._goes_on(score)}
             found += scores
             self._step(2, 1 - (gpus - 2) / max(self._asked.gpus - 2, 1))
         return found
@@ -188,29 +188,29 @@ class _Search:
         return score.attainment >= self._target - NEAR
 
     def _all(self, gpus: int) -> list[Candidate]:
-        return [cell for rank, one in enumerate(self._systems) for cell in one.cells(self._asked, gpus, rank)]
+        return [cell for rank, system in enumerate(self._systems) for cell in system.cells(self._asked, gpus, rank)]
 
     def _finalists(self, tried: Sequence[Score]) -> list[Score]:
         """Run the best candidates on all of the traffic, with the best scaler, co-location and split among them."""
         ordered = sorted(tried, key=self._worth)
-        most = max(one.attainment for one in ordered)
+        most = max(score.attainment for score in ordered)
         if most < HOPELESS * self._target:
             self._whole = "overload"
-        near = [one for one in ordered if one.attainment >= min(self._target, most - BEHIND)]
-        always = [next((one for one in ordered if one.candidate.effort == effort), None) for effort in range(3)]
-        always.append(next((one for one in ordered if one.candidate.scales), None))
-        chosen = {one.candidate.key: one.candidate for one in [*_apart(near)[:FINALISTS], *filter(None, always)]}
-        return sorted(self._scores(3, [(one, self._whole) for one in chosen.values()]), key=self._worth)
+        near = [score for score in ordered if score.attainment >= min(self._target, most - BEHIND)]
+        always = [next((score for score in ordered if score.candidate.effort == effort), None) for effort in range(3)]
+        always.append(next((score for score in ordered if score.candidate.scales), None))
+        chosen = {score.candidate.key: score.candidate for score in [*_apart(near)[:FINALISTS], *filter(None, always)]}
+        return sorted(self._scores(3, [(candidate, self._whole) for candidate in chosen.values()]), key=self._worth)
 
     def _confirmed(self, finalists: Sequence[Score]) -> Score:
         """Return the best that attains the target on other draws too; else the one that attains most on them."""
         found: dict[int, float] = {}
-        for index, one in enumerate(finalists):
-            if found and one.attainment < self._target:
+        for index, score in enumerate(finalists):
+            if found and score.attainment < self._target:
                 break
-            found[index] = _mean(self._draws(one.candidate))
+            found[index] = _mean(self._draws(score.candidate))
             if found[index] >= self._target:
-                return one
+                return score
         return finalists[max(found, key=lambda index: found[index])]
 
     def _simplest(self, most: Score, finalists: Sequence[Score]) -> Score:
@@ -218,17 +218,17 @@ class _Search:
 
         Where `most` attains the target, on the draws too, so does that one, on no more GPUs.
         """
-        for one in sorted(finalists, key=lambda one: (one.candidate.effort, self._worth(one))):
-            if one.candidate.effort >= most.candidate.effort:
+        for score in sorted(finalists, key=lambda score: (score.candidate.effort, self._worth(score))):
+            if score.candidate.effort >= most.candidate.effort:
                 break
-            if most.attainment >= self._target > one.attainment or one.attainment < most.attainment - BEHIND:
+            if most.attainment >= self._target > score.attainment or score.attainment < most.attainment - BEHIND:
                 continue
-            if most.attainment >= self._target and one.gpus > most.gpus + EQUAL_GPUS:
+            if most.attainment >= self._target and score.gpus > most.gpus + EQUAL_GPUS:
                 continue
-            draws, best_draws = self._draws(one.candidate), self._draws(most.candidate)
+            draws, best_draws = self._draws(score.candidate), self._draws(most.candidate)
             missed = _mean(best_draws) >= self._target > _mean(draws)
             if not missed and as_good(draws, best_draws):
-                return one
+                return score
         return most
 
     def _draws(self, candidate: Candidate) -> tuple[Score, ...]:
@@ -243,10 +243,16 @@ class _Search:
             return instead_of
         gpus = best.candidate.gpus if not best.candidate.scales else min(ceil(best.gpus), self._asked.gpus)
         if plain:
-            at = [one for one in tried if one.candidate.system != COLOCATED and one.gpus <= best.gpus + EQUAL_GPUS]
-            cells = [min(at, key=lambda one: (-one.attainment, one.strain)).candidate] if at else []
+            rivals = [
+                score for score in tried if score.candidate.system != COLOCATED and score.gpus <= best.gpus + EQUAL_GPUS
+            ]
+            cells = [min(rivals, key=lambda score: (-score.attainment, score.strain)).candidate] if rivals else []
         else:
-            cells = [one.candidate for one in tried if (one.candidate.system, one.candidate.gpus) == (COLOCATED, gpus)]
+            cells = [
+                score.candidate
+                for score in tried
+                if (score.candidate.system, score.candidate.gpus) == (COLOCATED, gpus)
+            ]
             cells = cells or [cell for cell in self._all(gpus) if cell.system == COLOCATED]
             cells = [self._best_of(COLOCATED, self._scores(None, [(cell, "second") for cell in cells]))[0].candidate]
         candidate = cells[0] if cells else finalists[-1].candidate
@@ -260,7 +266,7 @@ class _Search:
 
     def _best_of(self, system: str, scores: Iterable[Score]) -> list[Score]:
         mine = [score for score in scores if score.candidate.system == system]
-        return sorted(mine, key=lambda one: (-round(one.attainment, 3), round(one.gpus, 1), one.strain))
+        return sorted(mine, key=lambda score: (-round(score.attainment, 3), round(score.gpus, 1), score.strain))
 
     def _names(self, scores: Iterable[Score]) -> list[str]:
         return list(dict.fromkeys(score.candidate.system for score in scores))
@@ -275,10 +281,10 @@ class _Search:
             if stage is not None:
                 self._step(stage, runs / total)
 
-        new = [(one, trace) for one, trace in jobs if (one.key, trace) not in self._done]
+        new = [(candidate, trace) for candidate, trace in jobs if (candidate.key, trace) not in self._done]
         if new:
             self._done |= {(score.candidate.key, score.trace): score for score in self._race.run(new, done)}
-        return [score for one, trace in jobs if (score := self._done.get((one.key, trace))) is not None]
+        return [score for candidate, trace in jobs if (score := self._done.get((candidate.key, trace))) is not None]
 
     def _step(self, stage: int, share: float) -> None:
         self._progress([1.0] * stage + [share] + [0.0] * (len(STAGES) - stage - 1))
@@ -310,14 +316,14 @@ def _shape(candidate: Candidate) -> tuple[str, str]:
 def _sizes_apart(ordered: Sequence[Score]) -> list[Score]:
     """Return the best score of each pair of worker sizes: large workers can not get along with fewer GPUs."""
     seen: dict[str, Score] = {}
-    for one in ordered:
-        seen.setdefault(one.candidate.sizes, one)
+    for score in ordered:
+        seen.setdefault(score.candidate.sizes, score)
     return list(seen.values())
 
 
 def _apart(ordered: Sequence[Score]) -> list[Score]:
     """Return the best score of each system and number of GPUs, in order."""
     seen: dict[tuple[str, int], Score] = {}
-    for one in ordered:
-        seen.setdefault((one.candidate.system, one.candidate.gpus), one)
+    for score in ordered:
+        seen.setdefault((score.candidate.system, score.candidate.gpus), score)
     return list(seen.values())

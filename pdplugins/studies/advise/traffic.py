@@ -15,11 +15,11 @@ from pdplugins.workloads.transform import Transform
 
 Requests = list[TraceRequest]
 WINDOWS = 4
-"""A part of a trace is cut out of so many places, evenly spread."""
+"""Places of a trace that a part of it is cut out of, evenly spread."""
 BLOCK_S, REACH = 60.0, 2
-"""A trace from a file is drawn anew in blocks of so many seconds, each from at most so many blocks away."""
+"""Length of the blocks in which a trace from a file is drawn anew, and from how many blocks away one may come."""
 DURATION_S, MOST = 3600.0, 30_000
-"""Traffic that is given by its lengths and its rate lasts an hour, or until so many requests have come."""
+"""Traffic that is given by its lengths and its rate ends after this time or this number of requests."""
 SPREAD = 0.6
 """Sigma of log-normal lengths, where only their means are given."""
 
@@ -43,12 +43,12 @@ class Traffic:
     @property
     def longest_tokens(self) -> int:
         """Return the longest prompt plus output."""
-        return max(prompt + output for one in self.requests for _, prompt, output in one.turns())
+        return max(prompt + output for request in self.requests for _, prompt, output in request.turns())
 
     @property
     def repeats(self) -> bool:
         """Return whether prompts repeat what came before, so that caches matter to a router."""
-        return any(one.rounds or one.blocks for one in self.requests)
+        return any(request.rounds or request.blocks for request in self.requests)
 
 
 def named(trace: str, changes: Transform) -> Traffic:
@@ -105,7 +105,8 @@ def part_of(requests: Requests, most: int) -> Requests:
         first = int((index + 0.5) * len(requests) / WINDOWS) - length // 2
         stretch = requests[first : first + length + 1]
         kept += [
-            replace(one, arrival_s=round(start_s + one.arrival_s - stretch[0].arrival_s, 6)) for one in stretch[:-1]
+            replace(request, arrival_s=round(start_s + request.arrival_s - stretch[0].arrival_s, 6))
+            for request in stretch[:-1]
         ]
         start_s += stretch[-1].arrival_s - stretch[0].arrival_s
     return kept
@@ -118,16 +119,16 @@ def shuffled(requests: Sequence[TraceRequest], number: int) -> Requests:
     """
     rng = np.random.default_rng(number)
     blocks: list[Requests] = [[] for _ in range(int(requests[-1].arrival_s // BLOCK_S) + 1)]
-    for one in requests:
-        blocks[int(one.arrival_s // BLOCK_S)].append(one)
+    for request in requests:
+        blocks[int(request.arrival_s // BLOCK_S)].append(request)
     drawn: Requests = []
     for index in range(len(blocks)):
         chosen = int(np.clip(index + rng.integers(-REACH, REACH + 1), 0, len(blocks) - 1))
         shift_s = (index - chosen) * BLOCK_S
-        drawn += [_moved(one, shift_s, index) for one in blocks[chosen]]
+        drawn += [_moved(request, shift_s, index) for request in blocks[chosen]]
     return traces.from_zero(drawn) if drawn else list(requests)
 
 
-def _moved(one: TraceRequest, shift_s: float, index: int) -> TraceRequest:
-    session = None if one.session is None else f"{index}.{one.session}"
-    return replace(one, arrival_s=max(one.arrival_s + shift_s, 0.0), session=session)
+def _moved(request: TraceRequest, shift_s: float, index: int) -> TraceRequest:
+    session = None if request.session is None else f"{index}.{request.session}"
+    return replace(request, arrival_s=max(request.arrival_s + shift_s, 0.0), session=session)

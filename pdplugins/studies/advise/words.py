@@ -32,21 +32,21 @@ def verdict(advice: Advice) -> list[str]:
     """Return the answer in a few lines: what to run, what it gains, how sure that is, and why."""
     best, other, slo = advice.best, advice.other, Slo(advice.asked.ttft_s, advice.asked.tpot_s)
     gpus = f"{best.gpus:.1f} GPUs on the average" if best.candidate.scales else f"{best.candidate.gpus} GPUs"
-    said = [
+    lines = [
         f"Run {best.candidate.name}, on {gpus}: "
         f"{percent(best.attainment)} of {best.requests} requests inside TTFT {slo.ttft_s:g} s and "
         f"TPOT {1e3 * slo.tpot_s:g} ms."
     ]
     if not advice.reached:
         most = "; this attains most" if advice.instead_of is None else ""
-        said.append(f"Nothing that was tried attains {percent(advice.target)} on {advice.asked.gpus} GPUs{most}.")
+        lines.append(f"Nothing that was tried attains {percent(advice.target)} on {advice.asked.gpus} GPUs{most}.")
     if advice.instead_of is not None:
-        said.append(
+        lines.append(
             f"{advice.instead_of.candidate.name} attains {percent(advice.instead_of.attainment)}: "
             f"{best.candidate.system} is as good within the error, and simpler."
         )
     interval = advice.attainment
-    said += [
+    lines += [
         f"  over {DRAWS} {advice.traffic.how}: {percent(interval.mean)} "
         f"(95 % interval {percent(interval.low)} to {percent(interval.high)})",
         f"  if the simulator's times are off by their known error (TTFT {TTFT_ERROR:.1%}, TPOT {TPOT_ERROR:.1%}): "
@@ -55,7 +55,7 @@ def verdict(advice: Advice) -> list[str]:
         f"  {_sure(advice)}",
         f"Why: {DOES.get(best.candidate.system, 'a plugin of another package')}.",
     ]
-    return [*said, *(f"  {line}" for line in (_misses(best), _misses(other)))]
+    return [*lines, *(f"  {line}" for line in (_misses(best), _misses(other)))]
 
 
 def _gain(advice: Advice) -> str:
@@ -96,10 +96,10 @@ def _misses(score: Score) -> str:
 def fewest(advice: Advice) -> list[str]:
     """Say with how few GPUs each system attains the target, in the order of that number; it agrees with the verdict."""
     need: dict[str, float] = {}
-    for one in advice.scores():
-        if _holds(advice, one):
-            system = one.candidate.system
-            need[system] = min(need.get(system, float("inf")), one.gpus)
+    for score in advice.scores():
+        if _holds(advice, score):
+            system = score.candidate.system
+            need[system] = min(need.get(system, float("inf")), score.gpus)
     if not need:
         return []
     parts = [f"{name} {gpus:.1f}".replace(".0", "") for name, gpus in sorted(need.items(), key=lambda item: item[1])]
@@ -108,25 +108,25 @@ def fewest(advice: Advice) -> list[str]:
     return [line + (f"; not within {advice.asked.gpus}: {', '.join(never)}" if never else "")]
 
 
-def _holds(advice: Advice, one: Score) -> bool:
+def _holds(advice: Advice, score: Score) -> bool:
     """Tell whether a score attains the target, as far as is known.
 
     Most were tried on a part of the traffic only. Where a finalist attains less on all of it, nothing counts that its
     system attained on the part with as few GPUs; nor does what has fewer GPUs than what is advised.
     """
-    if not advice.reached or one.attainment < advice.target or one.gpus < advice.best.gpus - 0.05:
+    if not advice.reached or score.attainment < advice.target or score.gpus < advice.best.gpus - 0.05:
         return False
-    mine = [done for done in advice.finalists if done.candidate.system == one.candidate.system]
-    known = any(done.candidate.key == one.candidate.key for done in mine)
-    return known or all(done.attainment >= advice.target or done.gpus < one.gpus - 0.05 for done in mine)
+    mine = [finalist for finalist in advice.finalists if finalist.candidate.system == score.candidate.system]
+    known = any(finalist.candidate.key == score.candidate.key for finalist in mine)
+    return known or all(finalist.attainment >= advice.target or finalist.gpus < score.gpus - 0.05 for finalist in mine)
 
 
 def front(scores: Sequence[Score]) -> list[Score]:
     """Return the scores that no other beats in both attainment and GPUs, by GPUs."""
     found: list[Score] = []
-    for one in sorted(scores, key=lambda one: (round(one.gpus, 1), -one.attainment)):
-        if not found or one.attainment > found[-1].attainment:
-            found.append(one)
+    for score in sorted(scores, key=lambda score: (round(score.gpus, 1), -score.attainment)):
+        if not found or score.attainment > found[-1].attainment:
+            found.append(score)
     return found
 
 
@@ -135,13 +135,14 @@ def picture(advice: Advice) -> Iterator[str]:
     names = advice.names()
     letters = dict(zip(names, LETTERS, strict=False))
     scores = advice.scores()
-    on_front = {id(one) for one in front(scores)}
+    on_front = {id(score) for score in front(scores)}
     grid = [[" "] * WIDTH for _ in range(HEIGHT)]
-    for one in sorted(scores, key=lambda one: (id(one) in on_front, -one.candidate.rank)):  # the simplest on top
-        column = round(one.gpus / advice.asked.gpus * (WIDTH - 1))
-        row = round((1 - one.attainment) * (HEIGHT - 1))
-        letter = letters.get(one.candidate.system, "?")
-        grid[row][min(column, WIDTH - 1)] = letter if id(one) in on_front else letter.lower()
+    simplest_last = sorted(scores, key=lambda score: (id(score) in on_front, -score.candidate.rank))
+    for score in simplest_last:  # so that it is drawn on top
+        column = round(score.gpus / advice.asked.gpus * (WIDTH - 1))
+        row = round((1 - score.attainment) * (HEIGHT - 1))
+        letter = letters.get(score.candidate.system, "?")
+        grid[row][min(column, WIDTH - 1)] = letter if id(score) in on_front else letter.lower()
     for index, cells in enumerate(grid):
         mark = {0: "100 %", (HEIGHT - 1) // 2: " 50 %", HEIGHT - 1: "  0 %"}.get(index, "     ")
         yield f"{mark} |{''.join(cells).rstrip()}"

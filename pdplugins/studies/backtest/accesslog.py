@@ -22,7 +22,7 @@ from pdplugins import metrics
 from pdplugins.contracts.request import Slo
 from pdplugins.errors import TraceError, one_line
 from pdplugins.results import Spread
-from pdplugins.studies.backtest.recording import SPELLS, Felt, Inside, Recording
+from pdplugins.studies.backtest.recording import PARTS, AttainmentBounds, Latencies, Recording
 from pdplugins.workloads import rows
 from pdplugins.workloads.trace import TraceRequest
 
@@ -55,14 +55,14 @@ def read(path: Path, slo: Slo, start_s: float | None = None, end_s: float | None
     """Return the traffic of a log between two Unix times. Raises TraceError with line and field for what is missing."""
     if not path.is_file():
         raise TraceError(f"--access-log {path}: no such file; give a log with a line of JSON for each request")
-    found = sorted(
-        (one for one in _lines(path) if (start_s or -math.inf) <= one.at_s < (end_s or math.inf)),
-        key=lambda one: one.at_s,
+    lines = sorted(
+        (line for line in _lines(path) if (start_s or -math.inf) <= line.at_s < (end_s or math.inf)),
+        key=lambda line: line.at_s,
     )
-    if len(found) < 2:
-        raise TraceError(f"{path}: {len(found)} requests with an answer at that time; a backtest needs two at least")
-    began_s = start_s if start_s is not None else found[0].at_s
-    duration_s = max((end_s if end_s is not None else found[-1].at_s) - began_s, 1e-3)
+    if len(lines) < 2:
+        raise TraceError(f"{path}: {len(lines)} requests with an answer at that time; a backtest needs two at least")
+    began_s = start_s if start_s is not None else lines[0].at_s
+    duration_s = max((end_s if end_s is not None else lines[-1].at_s) - began_s, 1e-3)
     if duration_s > MOST_DAYS * DAY_S:
         raise TraceError(
             f"{path}: {duration_s / DAY_S:.0f} days, and a backtest takes {MOST_DAYS}; choose a part with --from and "
@@ -70,12 +70,12 @@ def read(path: Path, slo: Slo, start_s: float | None = None, end_s: float | None
         )
     return Recording(
         name=path.name,
-        requests=[TraceRequest(round(one.at_s - began_s, 6), one.isl_tokens, one.osl_tokens) for one in found],
+        requests=[TraceRequest(round(line.at_s - began_s, 6), line.isl_tokens, line.osl_tokens) for line in lines],
         duration_s=duration_s,
-        ttft=_spread([one.ttft_s for one in found]),
-        itl=_spread([one.itl_s for one in found]),
-        inside=_inside(found, slo),
-        felt=tuple(_felt(found, began_s, duration_s)),
+        ttft=_spread([line.ttft_s for line in lines]),
+        itl=_spread([line.itl_s for line in lines]),
+        attainment=_attainment(lines, slo),
+        by_part=tuple(_by_part(lines, began_s, duration_s)),
         pools=(),
         notes=("arrivals and lengths are those of the log; requests without an answer are left out",),
         per_request=True,
@@ -86,23 +86,23 @@ def _spread(values: list[float | None]) -> Spread:
     return Spread.of([value for value in values if value is not None])
 
 
-def _inside(found: list[Line], slo: Slo) -> Inside | None:
-    timed = [(one.ttft_s, one.itl_s or 0.0) for one in found if one.ttft_s is not None]
-    if len(timed) < len(found):
+def _attainment(lines: list[Line], slo: Slo) -> AttainmentBounds | None:
+    timed = [(line.ttft_s, line.itl_s or 0.0) for line in lines if line.ttft_s is not None]
+    if len(timed) < len(lines):
         return None
     ttft_s, itl_s = np.array(timed, dtype=float).T
     share = float(metrics.inside(ttft_s, itl_s, slo).mean())
-    return Inside(share, share)
+    return AttainmentBounds(share, share)
 
 
-def _felt(found: list[Line], began_s: float, duration_s: float) -> Iterator[Felt]:
-    for index in range(SPELLS):
-        start_s, end_s = (duration_s * part / SPELLS for part in (index, index + 1))
-        part = [one for one in found if start_s <= one.at_s - began_s < end_s]
-        ttft = [one.ttft_s for one in part if one.ttft_s is not None]
-        gaps = [(one.itl_s, one.osl_tokens - 1) for one in part if one.itl_s is not None and one.osl_tokens > 1]
+def _by_part(lines: list[Line], began_s: float, duration_s: float) -> Iterator[Latencies]:
+    for index in range(PARTS):
+        start_s, end_s = (duration_s * part / PARTS for part in (index, index + 1))
+        part = [line for line in lines if start_s <= line.at_s - began_s < end_s]
+        ttft = [line.ttft_s for line in part if line.ttft_s is not None]
+        gaps = [(line.itl_s, line.osl_tokens - 1) for line in part if line.itl_s is not None and line.osl_tokens > 1]
         weight = sum(count for _, count in gaps)
-        yield Felt(
+        yield Latencies(
             start_s,
             end_s,
             len(part),
@@ -129,8 +129,8 @@ def _lines(path: Path) -> Iterator[Line]:
                 f"{path}: line {number}: {one_line(text, 40)!r} is no JSON object. A log as text, such as that of "
                 "'pdplugins gateway --access-log', lacks the fields isl_tokens and osl_tokens, the lengths"
             )
-        if (fields := _fields(path, number, row)) is not None and (one := _line(path, number, fields)) is not None:
-            yield one
+        if (fields := _fields(path, number, row)) is not None and (line := _line(path, number, fields)) is not None:
+            yield line
 
 
 def _texts(path: Path) -> Iterator[tuple[int, str]]:
@@ -181,10 +181,10 @@ def _time_s(path: Path, number: int, row: Mapping[str, Any]) -> float:
         value = row.get(name)
         if isinstance(value, str):
             try:
-                at = datetime.fromisoformat(value)
+                moment = datetime.fromisoformat(value)
             except ValueError:
                 raise rows.malformed(path, number, name, value, "a time in ISO 8601") from None
-            return (at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp()
+            return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
         if value is not None:
             return unit * rows.real(path, number, name, value)
     raise TraceError(f"{path}: line {number}: field time is missing (or {', '.join(list(TIME)[1:])})")

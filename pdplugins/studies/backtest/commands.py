@@ -19,7 +19,7 @@ from pdplugins.errors import ConfigError, shown
 
 if TYPE_CHECKING:
     from pdplugins.config import Config
-    from pdplugins.studies.backtest.frontend import Asked
+    from pdplugins.studies.backtest.frontend import Selection
     from pdplugins.studies.backtest.prometheus import Prometheus
     from pdplugins.studies.backtest.recording import Recording
     from pdplugins.studies.backtest.runs import Backtest
@@ -99,16 +99,16 @@ def backtest(  # noqa: PLR0913 - the options of a command
     chosen = {name: configured(name, overrides) for name in configs or ["dopd"]}
     first = next(iter(chosen.values()))
     only_prometheus = (step_s, model, match, token_file, ca)
-    if access_log is not None and any(one is not None for one in only_prometheus):
+    if access_log is not None and any(value is not None for value in only_prometheus):
         raise ConfigError("--step-s, --model, --match, --token-file and --ca are about --prometheus")
     try:
         with progress(STAGES) as shares:
             if access_log is not None:
                 recording = _logged(access_log, since, until, first)
             else:
-                asked = _asked(since, until, step_s, model, match)
+                selection = _selection(since, until, step_s, model, match)
                 server = Prometheus(str(prometheus), token_file=token_file, authorities=ca, timeout_s=timeout_s)
-                recording = _recorded(server, asked, first, seed, lambda share: shares([share]))
+                recording = _recorded(server, selection, first, seed, lambda share: shares([share]))
             recording = _with_pools(recording, prefill, decode)
             found = runs.backtest(
                 recording,
@@ -137,30 +137,32 @@ def moment(text: str, option: str, now_s: float) -> float:
     try:
         if re.fullmatch(r"\d+(\.\d+)?", text):
             return float(text)
-        at = datetime.fromisoformat(text)
-        return (at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp()
+        moment = datetime.fromisoformat(text)
+        return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
     except (ValueError, OverflowError):
         raise ConfigError(
             f"{option} {shown(text)}: no time; write 2026-05-04T12:00:00Z, Unix seconds, now, or -90m before it"
         ) from None
 
 
-def _asked(
+def _selection(
     since: str | None, until: str | None, step_s: float | None, model: str | None, match: list[str] | None
-) -> Asked:
-    from pdplugins.studies.backtest.frontend import Asked  # noqa: PLC0415
+) -> Selection:
+    from pdplugins.studies.backtest.frontend import Selection  # noqa: PLC0415
 
     now_s = time.time()
     end_s = moment(until or "now", "--to", now_s)
     start_s = moment(since, "--from", now_s) if since is not None else end_s - UNITS_S["h"]
-    return Asked(start_s, end_s, step_s, model, tuple(match or ()))
+    return Selection(start_s, end_s, step_s, model, tuple(match or ()))
 
 
-def _recorded(server: Prometheus, asked: Asked, config: Config, seed: int, done: Callable[[float], None]) -> Recording:
+def _recorded(
+    server: Prometheus, selection: Selection, config: Config, seed: int, done: Callable[[float], None]
+) -> Recording:
     from pdplugins.contracts.request import Slo  # noqa: PLC0415
     from pdplugins.studies.backtest import frontend  # noqa: PLC0415
 
-    return frontend.record(server, asked, Slo(config.slo.ttft_s, config.slo.tpot_s), seed, done)
+    return frontend.record(server, selection, Slo(config.slo.ttft_s, config.slo.tpot_s), seed, done)
 
 
 def _logged(path: Path, since: str | None, until: str | None, config: Config) -> Recording:
@@ -191,7 +193,7 @@ def _show(found: Backtest) -> None:
 
     for line in words.verdict(found):
         typer.echo(line)
-    for titles, rows in ((page.BESIDE, page.beside_cells(found)), (page.ROWS, page.row_cells(found))):
+    for titles, rows in ((page.TIMES, page.time_cells(found)), (page.ROWS, page.row_cells(found))):
         if rows:
             table = Table(*titles, box=None, header_style="bold")
             for row in rows:

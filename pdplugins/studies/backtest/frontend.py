@@ -21,7 +21,16 @@ from pdplugins.errors import ConfigError, TraceError, one_line
 from pdplugins.hosts.dynamo.doors.frontend import CACHED, HISTOGRAMS, ISL, ITL, OSL, REQUESTS, TTFT
 from pdplugins.hosts.dynamo.scrape import Histogram
 from pdplugins.studies.backtest.prometheus import MOST_STEPS, Prometheus, Series, Span
-from pdplugins.studies.backtest.recording import SPELLS, Felt, Inside, Pools, Recording, changes, spread, total
+from pdplugins.studies.backtest.recording import (
+    PARTS,
+    AttainmentBounds,
+    Latencies,
+    Pools,
+    Recording,
+    changes,
+    spread,
+    total,
+)
 from pdplugins.workloads.rows import MAX_TOKENS
 from pdplugins.workloads.trace import TraceRequest
 
@@ -31,10 +40,13 @@ POOLS = (
     'pdplugins_local_workers{{role="{role}",phase="ready",{match}}}',
 )
 """Who may say how many workers there were, the first that does: prefill and decode."""
-SCRAPES, LEAST_STEP_S, STEPS = 4, 5.0, 240
-"""A step has so many scrapes at least, so that a rate in it is one; without being told otherwise, there are `STEPS`."""
+SCRAPES = 4
+"""Fewest scrapes in a step, so that there is a rate in it."""
+LEAST_STEP_S = 5.0
+STEPS = 240
+"""Steps of a recording, unless a step is asked for or would be too short."""
 LOOK_S = 300.0
-"""How often there were scrapes is counted within so long, or a little longer where that is needed."""
+"""Shortest time in which scrapes are counted, to learn how often there are any."""
 MOST_REQUESTS = 1_000_000
 CACHED_SHARE = 0.02
 """A larger share of prompts out of caches is worth a note."""
@@ -47,8 +59,8 @@ Done = Callable[[float], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """What of the metrics of a Prometheus is meant."""
+class Selection:
+    """Which metrics of a Prometheus are meant."""
 
     start_s: float
     """Unix time."""
@@ -70,15 +82,15 @@ class Window:
     histograms: Mapping[str, Histogram]
 
 
-def record(server: Prometheus, asked: Asked, slo: Slo, seed: int, done: Done = lambda _: None) -> Recording:
+def record(server: Prometheus, selection: Selection, slo: Slo, seed: int, done: Done = lambda _: None) -> Recording:
     """Ask `server` for the traffic, and rebuild it. Raises HostError, ConfigError, and TraceError without traffic."""
-    match = _matchers(asked.match)
-    span = _span(server, asked, match)
-    model = _model(server, asked, match, span)
+    match = _matchers(selection.match)
+    span = _span(server, selection, match)
+    model = _model(server, selection, match, span)
     match = [*match, f"model={_quoted(model)}"]
     found = server.ask(_queries(match, span.step_s), span, lambda share: done(0.9 * share))
     windows = _windows(found, span)
-    pools = _pools(server, _matchers(asked.match), span)
+    pools = _pools(server, _matchers(selection.match), span)
     done(1.0)
     requests, notes = _rebuilt(windows, span.step_s, seed)
     return Recording(
@@ -87,8 +99,8 @@ def record(server: Prometheus, asked: Asked, slo: Slo, seed: int, done: Done = l
         duration_s=span.steps * span.step_s,
         ttft=spread(_all(windows, TTFT)),
         itl=spread(_all(windows, ITL)),
-        inside=_inside(windows, slo),
-        felt=tuple(_felt(windows, span)),
+        attainment=_attainment(windows, slo),
+        by_part=tuple(_by_part(windows, span)),
         pools=pools,
         notes=(
             f"arrivals and lengths are drawn within steps of {span.step_s:.3g} s, from their histograms: bursts within "
@@ -105,10 +117,10 @@ def record(server: Prometheus, asked: Asked, slo: Slo, seed: int, done: Done = l
 def _matchers(match: Sequence[str]) -> list[str]:
     """Return the labels as PromQL has them. Raises ConfigError."""
     found = []
-    for one in match:
-        name, equals, value = one.partition("=")
+    for label in match:
+        name, equals, value = label.partition("=")
         if not equals or not LABEL.fullmatch(name):
-            raise ConfigError(f"--match {one_line(one)}: write LABEL=VALUE, for example namespace=prod")
+            raise ConfigError(f"--match {one_line(label)}: write LABEL=VALUE, for example namespace=prod")
         found.append(f"{name}={_quoted(value)}")
     return found
 
@@ -122,13 +134,13 @@ def _duration(time_s: float) -> str:
     return f"{1e3 * time_s:.0f}ms"
 
 
-def _span(server: Prometheus, asked: Asked, match: Sequence[str]) -> Span:
+def _span(server: Prometheus, selection: Selection, match: Sequence[str]) -> Span:
     """Return the range in steps that have enough scrapes. Raises ConfigError or TraceError."""
-    length_s = asked.end_s - asked.start_s
+    length_s = selection.end_s - selection.start_s
     if length_s <= 0:
         raise ConfigError("--from, --to: the time ends before it begins")
-    scrape_s = _scrape_s(server, asked, match)
-    step_s = asked.step_s or _step_s(length_s, scrape_s)
+    scrape_s = _scrape_s(server, selection, match)
+    step_s = selection.step_s or _step_s(length_s, scrape_s)
     if step_s < 2 * scrape_s:
         raise ConfigError(
             f"--step-s {step_s:g}: metrics are recorded every {scrape_s:.3g} s; a step needs two at least, better "
@@ -139,7 +151,7 @@ def _span(server: Prometheus, asked: Asked, match: Sequence[str]) -> Span:
             f"--from, --to: {length_s:.0f} s in steps of {step_s:g} s are not 2 to {MOST_STEPS} of them; choose "
             "others, or another --step-s"
         )
-    return Span(asked.start_s, asked.end_s, step_s)
+    return Span(selection.start_s, selection.end_s, step_s)
 
 
 def _step_s(length_s: float, scrape_s: float) -> float:
@@ -148,13 +160,13 @@ def _step_s(length_s: float, scrape_s: float) -> float:
     return math.floor(1e3 * length_s / max(math.floor(length_s / least_s), 1)) / 1e3
 
 
-def _scrape_s(server: Prometheus, asked: Asked, match: Sequence[str]) -> float:
+def _scrape_s(server: Prometheus, selection: Selection, match: Sequence[str]) -> float:
     """Return the seconds between two scrapes. Raises TraceError where nothing was recorded."""
-    length_s = asked.end_s - asked.start_s
+    length_s = selection.end_s - selection.start_s
     length_s = min(max(LOOK_S, length_s / STEPS), length_s)
     query = f"max(count_over_time({REQUESTS}{{{','.join(match)}}}[{_duration(length_s)}]))"
-    pieces = max(int((asked.end_s - asked.start_s) / length_s), 1)
-    found = server.ask({"scrapes": query}, Span(asked.start_s, asked.start_s + pieces * length_s, length_s))
+    pieces = max(int((selection.end_s - selection.start_s) / length_s), 1)
+    found = server.ask({"scrapes": query}, Span(selection.start_s, selection.start_s + pieces * length_s, length_s))
     counts = [value for series in found["scrapes"] for _, value in series.points if value > 1]
     if not counts:
         raise TraceError(
@@ -164,15 +176,17 @@ def _scrape_s(server: Prometheus, asked: Asked, match: Sequence[str]) -> float:
     return length_s / (max(counts) - 1)
 
 
-def _model(server: Prometheus, asked: Asked, match: Sequence[str], span: Span) -> str:
+def _model(server: Prometheus, selection: Selection, match: Sequence[str], span: Span) -> str:
     """Return the model that is meant. Raises ConfigError where that is not clear."""
     whole = Span(span.start_s, span.start_s + span.steps * span.step_s, span.steps * span.step_s)
     query = f"sum by (model) (increase({REQUESTS}{{{','.join(match)}}}[{_duration(whole.step_s)}]))"
     found = server.ask({"models": query}, whole)["models"]
     names = sorted({series.labels.get("model", "") for series in found})
-    wanted = asked.model.lower() if asked.model else None  # the frontend lower-cases its label
+    wanted = selection.model.lower() if selection.model else None  # the frontend lower-cases its label
     if wanted is not None and wanted not in names:
-        raise ConfigError(f"--model {one_line(asked.model)}: not recorded at that time; there is {', '.join(names)}")
+        raise ConfigError(
+            f"--model {one_line(selection.model)}: not recorded at that time; there is {', '.join(names)}"
+        )
     if wanted is None and len(names) > 1:
         raise ConfigError(f"--model: say which of {', '.join(names)}; a backtest is of one")
     return wanted or names[0]
@@ -192,14 +206,14 @@ def _queries(match: Sequence[str], step_s: float) -> dict[str, str]:
 def _pools(server: Prometheus, match: Sequence[str], span: Span) -> tuple[Pools, ...]:
     """Return the workers that there were, from who says it; nothing where nobody does."""
     labels = ",".join(match)
-    for one in POOLS:
-        found = server.ask({role: f"sum({one.format(role=role, match=labels)})" for role in Role}, span)
+    for template in POOLS:
+        found = server.ask({role: f"sum({template.format(role=role, match=labels)})" for role in Role}, span)
         prefill, decode = (dict(found[role][0].points) if found[role] else {} for role in Role)
-        told = [
+        seen = [
             Pools(at_s - span.start_s, round(prefill[at_s]), round(decode[at_s]))
             for at_s in sorted(prefill.keys() & decode.keys())
         ]
-        if kept := [one for one in told if min(one.prefill, one.decode) > 0]:  # without one, nothing is served
+        if kept := [pools for pools in seen if min(pools.prefill, pools.decode) > 0]:  # without one, nothing is served
             return changes([replace(kept[0], at_s=0.0), *kept])
     return ()
 
@@ -208,15 +222,15 @@ def _pools(server: Prometheus, match: Sequence[str], span: Span) -> tuple[Pools,
 
 
 def _windows(found: Mapping[str, Sequence[Series]], span: Span) -> list[Window]:
-    def at(series: Series) -> dict[int, float]:
+    def by_window(series: Series) -> dict[int, float]:
         return {round((at_s - span.start_s) / span.step_s): max(value, 0.0) for at_s, value in series.points}
 
     def single(name: str) -> dict[int, float]:
-        return at(found[name][0]) if found[name] else {}
+        return by_window(found[name][0]) if found[name] else {}
 
     requests = single(REQUESTS)
     counts = {name: (single(f"{name}_count"), single(f"{name}_sum")) for name in HISTOGRAMS}
-    buckets = {name: [(_bound(one), at(one)) for one in found[f"{name}_bucket"]] for name in HISTOGRAMS}
+    buckets = {name: [(_bound(series), by_window(series)) for series in found[f"{name}_bucket"]] for name in HISTOGRAMS}
     windows = []
     for index in range(1, span.steps + 1):
         histograms = {
@@ -242,7 +256,7 @@ def _all(windows: Sequence[Window], name: str) -> Histogram:
     return total([window.histograms[name] for window in windows])
 
 
-def _inside(windows: Sequence[Window], slo: Slo) -> Inside | None:
+def _attainment(windows: Sequence[Window], slo: Slo) -> AttainmentBounds | None:
     """Bound the share inside both objectives, which are recorded apart: by Fréchet's bounds.
 
     The ITL is that of gaps, not of requests, so the share is an estimate even where both bounds are equal.
@@ -251,14 +265,14 @@ def _inside(windows: Sequence[Window], slo: Slo) -> Inside | None:
     itl = _all(windows, ITL).share_below(slo.tpot_s)
     if ttft is None or itl is None:
         return None
-    return Inside(max(ttft + itl - 1.0, 0.0), min(ttft, itl))
+    return AttainmentBounds(max(ttft + itl - 1.0, 0.0), min(ttft, itl))
 
 
-def _felt(windows: Sequence[Window], span: Span) -> Iterator[Felt]:
-    parts = min(SPELLS, len(windows))
+def _by_part(windows: Sequence[Window], span: Span) -> Iterator[Latencies]:
+    parts = min(PARTS, len(windows))
     for number in range(parts):
         part = windows[number * len(windows) // parts : (number + 1) * len(windows) // parts]
-        yield Felt(
+        yield Latencies(
             start_s=part[0].start_s,
             end_s=part[-1].start_s + span.step_s,
             requests=round(sum(window.requests for window in part)),
@@ -289,8 +303,8 @@ def _rebuilt(windows: Sequence[Window], step_s: float, seed: int) -> tuple[list[
         )
     rng = np.random.default_rng(seed)
     whole = {name: _all(windows, name) for name in (ISL, OSL)}
-    for name, one in whole.items():
-        if one.mean is None:
+    for name, histogram in whole.items():
+        if histogram.mean is None:
             raise TraceError(f"--prometheus: {name} was not recorded at that time; a backtest needs the lengths")
     requests: list[TraceRequest] = []
     for window, count in zip(windows, counts, strict=True):
@@ -300,7 +314,7 @@ def _rebuilt(windows: Sequence[Window], step_s: float, seed: int) -> tuple[list[
             TraceRequest(round(float(at_s), 6), int(prompt), int(output))
             for at_s, prompt, output in zip(times_s, isl, osl, strict=True)
         ]
-    bare = [name for name, one in whole.items() if not one.bounds]
+    bare = [name for name, histogram in whole.items() if not histogram.bounds]
     return requests, [f"{name} has no buckets; lengths are log-normal around its means" for name in bare]
 
 

@@ -10,7 +10,7 @@ from pdplugins.report.svg import Chart, Line, figure
 from pdplugins.runtime.assembly import build_deployment
 from pdplugins.studies.advise.words import percent
 from pdplugins.studies.backtest.runs import Backtest
-from pdplugins.studies.backtest.words import beside, by_time, percents, verdict
+from pdplugins.studies.backtest.words import by_time, compared, percents, verdict
 
 
 def page(found: Backtest, command: str, commit: str) -> str:
@@ -20,10 +20,10 @@ def page(found: Backtest, command: str, commit: str) -> str:
 
 
 def _sections(found: Backtest, command: str, commit: str) -> Iterator[Section]:
-    bars = ((one.name, one.attainment, percent(one.attainment)) for one in found.rows)
+    bars = ((trial.name, trial.attainment, percent(trial.attainment)) for trial in found.rows)
     yield Section("SLO attainment, simulated", shares(bars))
     yield Section("What would have been", table("Recorded, and all that was tried", ROWS, row_cells(found)))
-    yield Section("Recorded, and simulated as it ran", element("div", _pictures(found), _beside(found)))
+    yield Section("Recorded, and simulated as it ran", element("div", _pictures(found), _times_table(found)))
     yield Section(
         "Settings and origin", element("div", paragraphs(found.recording.notes), _origin(found, command, commit))
     )
@@ -41,14 +41,16 @@ def share(value: float | None) -> str:
     return "-" if value is None else f"{100 * value:+.0f} %"
 
 
-BESIDE = ("time", "recorded", "simulated", "difference")
+TIMES = ("time", "recorded", "simulated", "difference")
 ROWS = ("what runs", "pools", "SLO attainment", "GPU-hours", "GPUs", "TTFT mean", "TTFT p99", "ITL mean", "TPOT p99")
 
 
-def beside_cells(found: Backtest) -> list[tuple[str, ...]]:
+def time_cells(found: Backtest) -> list[tuple[str, ...]]:
     """Return the cells of the table of recorded and simulated times."""
-    rows = beside(found)
-    return [(one.name, seconds(one.recorded_s), seconds(one.simulated_s), share(one.off)) for one in rows]
+    times = compared(found)
+    return [
+        (time.name, seconds(time.recorded_s), seconds(time.simulated_s), share(time.relative_error)) for time in times
+    ]
 
 
 def row_cells(found: Backtest) -> list[tuple[str, ...]]:
@@ -57,17 +59,17 @@ def row_cells(found: Backtest) -> list[tuple[str, ...]]:
         _recorded(found),
         *(
             (
-                one.name,
-                one.pools,
-                percent(one.attainment),
-                f"{one.metrics.gpu_hours:.3f}",
-                f"{one.gpus:.1f}",
-                seconds(one.metrics.ttft_s.mean),
-                seconds(one.metrics.ttft_s.p99),
-                seconds(one.metrics.tbt_s.mean),
-                seconds(one.metrics.tpot_s.p99),
+                trial.name,
+                trial.pools,
+                percent(trial.attainment),
+                f"{trial.metrics.gpu_hours:.3f}",
+                f"{trial.gpus:.1f}",
+                seconds(trial.metrics.ttft_s.mean),
+                seconds(trial.metrics.ttft_s.p99),
+                seconds(trial.metrics.tbt_s.mean),
+                seconds(trial.metrics.tpot_s.p99),
             )
-            for one in found.rows
+            for trial in found.rows
         ),
     ]
 
@@ -75,11 +77,11 @@ def row_cells(found: Backtest) -> list[tuple[str, ...]]:
 def _recorded(found: Backtest) -> tuple[str, ...]:
     recording, sizes = found.recording, build_deployment(found.config)
     gpu_s = recording.gpu_s(sizes.prefill_tp, sizes.decode_tp) if recording.pools else None
-    inside = recording.inside
+    bounds = recording.attainment
     return (
         "recorded",
         "" if not recording.pools else ("" if len(recording.pools) == 1 else "from ") + str(recording.pools[0]),
-        "-" if inside is None else percents(inside),
+        "-" if bounds is None else percents(bounds),
         "-" if gpu_s is None else f"{gpu_s / 3600:.3f}",
         "-" if gpu_s is None else f"{gpu_s / recording.duration_s:.1f}",
         seconds(recording.ttft.mean),
@@ -89,11 +91,11 @@ def _recorded(found: Backtest) -> tuple[str, ...]:
     )
 
 
-def _beside(found: Backtest) -> Html:
-    cells = beside_cells(found)
+def _times_table(found: Backtest) -> Html:
+    cells = time_cells(found)
     if not cells:
         return element("p", "Which workers there were is not recorded.")
-    return table("Times as recorded and as simulated", BESIDE, cells)
+    return table("Times as recorded and as simulated", TIMES, cells)
 
 
 def _origin(found: Backtest, command: str, commit: str) -> Html:
@@ -114,8 +116,8 @@ def _pictures(found: Backtest) -> Html:
             name,
             unit,
             [
-                Line("recorded", at_s, [_times(getattr(one, key), scale) for one, _ in parts], 0),
-                Line("simulated", at_s, [_times(getattr(two, key), scale) for _, two in parts], 1),
+                Line("recorded", at_s, [_scaled(getattr(recorded, key), scale) for recorded, _ in parts], 0),
+                Line("simulated", at_s, [_scaled(getattr(simulated, key), scale) for _, simulated in parts], 1),
             ],
         )
         for name, unit, key, scale in (
@@ -126,5 +128,5 @@ def _pictures(found: Backtest) -> Html:
     return element("div", [figure(chart) for chart in charts], class_="charts")
 
 
-def _times(value: float | None, factor: float) -> float | None:
+def _scaled(value: float | None, factor: float) -> float | None:
     return None if value is None else value * factor

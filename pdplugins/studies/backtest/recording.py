@@ -9,8 +9,8 @@ from pdplugins.hosts.dynamo.scrape import Histogram
 from pdplugins.results import Spread
 from pdplugins.workloads.trace import TraceRequest
 
-SPELLS = 12
-"""A recording is compared with its simulation in so many parts of equal length."""
+PARTS = 12
+"""Parts of equal length in which a recording is compared with its simulation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,8 +27,8 @@ class Pools:
 
 
 @dataclass(frozen=True, slots=True)
-class Felt:
-    """What clients felt in a part of the recording; None where nothing says it."""
+class Latencies:
+    """Mean latencies of the requests that came in a part of the recording; None where nothing says them."""
 
     start_s: float
     end_s: float
@@ -40,8 +40,8 @@ class Felt:
 
 
 @dataclass(frozen=True, slots=True)
-class Inside:
-    """The share of requests inside the objectives: exact where both bounds are equal."""
+class AttainmentBounds:
+    """Bounds on the share of requests inside both objectives: it is exact where they are equal."""
 
     low: float
     high: float
@@ -57,8 +57,8 @@ class Recording:
     duration_s: float
     ttft: Spread
     itl: Spread
-    inside: Inside | None
-    felt: tuple[Felt, ...]
+    attainment: AttainmentBounds | None
+    by_part: tuple[Latencies, ...]
     pools: tuple[Pools, ...]
     """Ascending; empty where nothing says it."""
     notes: tuple[str, ...]
@@ -68,19 +68,19 @@ class Recording:
 
     def gpu_s(self, prefill_tp: int, decode_tp: int) -> float:
         """Return the GPU-seconds that its workers held."""
-        ends = [*(one.at_s for one in self.pools[1:]), self.duration_s]
+        ends = [*(pools.at_s for pools in self.pools[1:]), self.duration_s]
         return sum(
-            (one.prefill * prefill_tp + one.decode * decode_tp) * (end_s - one.at_s)
-            for one, end_s in zip(self.pools, ends, strict=True)
+            (pools.prefill * prefill_tp + pools.decode * decode_tp) * (end_s - pools.at_s)
+            for pools, end_s in zip(self.pools, ends, strict=True)
         )
 
 
-def changes(pools: Sequence[Pools]) -> tuple[Pools, ...]:
+def changes(history: Sequence[Pools]) -> tuple[Pools, ...]:
     """Return only those that differ from the ones before."""
     kept: list[Pools] = []
-    for one in pools:
-        if not kept or (one.prefill, one.decode) != (kept[-1].prefill, kept[-1].decode):
-            kept.append(one)
+    for pools in history:
+        if not kept or (pools.prefill, pools.decode) != (kept[-1].prefill, kept[-1].decode):
+            kept.append(pools)
     return tuple(kept)
 
 

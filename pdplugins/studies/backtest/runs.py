@@ -21,7 +21,7 @@ from pdplugins.sim.run.compare import Plan, run_all
 from pdplugins.sim.run.setup import sim_settings
 from pdplugins.sim.run.simulate import arrival, seeded, summarise
 from pdplugins.studies.advise.traffic import part_of
-from pdplugins.studies.backtest.recording import Felt, Pools, Recording
+from pdplugins.studies.backtest.recording import Latencies, Pools, Recording
 from pdplugins.verdict import Missed
 from pdplugins.workloads.trace import TraceRequest
 
@@ -36,7 +36,7 @@ Done = Callable[[Sequence[float]], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Tried:
+class Trial:
     """One way to serve the recording, simulated."""
 
     name: str
@@ -66,15 +66,15 @@ class Backtest:
     config: Config
     """Where profile, objectives and sizes of workers are from."""
     router: str
-    ran: Tried | None
+    ran: Trial | None
     """None where it is not known which workers there were."""
-    ran_felt: tuple[Felt, ...]
-    fixed: tuple[Tried, ...]
+    ran_by_part: tuple[Latencies, ...]
+    fixed: tuple[Trial, ...]
     """The best split of each number of GPUs, the fewest first."""
-    planned: tuple[Tried, ...]
+    planned: tuple[Trial, ...]
 
     @property
-    def rows(self) -> list[Tried]:
+    def rows(self) -> list[Trial]:
         """Return everything that was tried."""
         return [*([self.ran] if self.ran is not None else []), *self.planned, *self.fixed]
 
@@ -104,12 +104,12 @@ def backtest(
 
         return told
 
-    ran, felt = _as_it_ran(recording, base, seed) if recording.pools else (None, ())
+    ran, by_part = _as_it_ran(recording, base, seed) if recording.pools else (None, ())
     stage(0)([1.0])
     fixed = _sweep(recording, base, seed, jobs, stage(1), stage(2))
     started = {name: _started(config, recording.pools, router) for name, config in configs.items()}
     planned = _runs(started, recording.requests, recording.name, seed, jobs, stage(3))
-    return Backtest(recording, base, router, ran, felt, tuple(fixed), tuple(planned))
+    return Backtest(recording, base, router, ran, by_part, tuple(fixed), tuple(planned))
 
 
 def _fixed(config: Config, router: str) -> Config:
@@ -136,7 +136,7 @@ def _started(config: Config, pools: Sequence[Pools], router: str) -> Config:
 # --- what ran ---------------------------------------------------------------------------------------------------------
 
 
-class Recorded:
+class RecordedPools:
     """A planner that wants what there was: workers are asked for as long before as they take to start."""
 
     interval_s = TICK_S
@@ -150,21 +150,25 @@ class Recorded:
         role_counts = [
             max(
                 [getattr(self._at(view.now_s), role)]
-                + [getattr(one, role) for one in self._pools if view.now_s < one.at_s <= view.now_s + self._startup_s]
+                + [
+                    getattr(pools, role)
+                    for pools in self._pools
+                    if view.now_s < pools.at_s <= view.now_s + self._startup_s
+                ]
             )
             for role in ("prefill", "decode")
         ]
         return ScalePlan(role_counts[0], role_counts[1], "as recorded")
 
     def _at(self, now_s: float) -> Pools:
-        return next((one for one in reversed(self._pools) if one.at_s <= now_s), self._pools[0])
+        return next((pools for pools in reversed(self._pools) if pools.at_s <= now_s), self._pools[0])
 
 
-def _as_it_ran(recording: Recording, base: Config, seed: int) -> tuple[Tried, tuple[Felt, ...]]:
+def _as_it_ran(recording: Recording, base: Config, seed: int) -> tuple[Trial, tuple[Latencies, ...]]:
     """Simulate the workers that there were. Raises ConfigError where the simulator has none such."""
     pools = recording.pools
     sizes = build_deployment(base)
-    most = max(sizes.gpus(one.prefill, one.decode) for one in pools)
+    most = max(sizes.gpus(held.prefill, held.decode) for held in pools)
     data = base.model_dump(mode="json")
     data["deployment"]["gpu_budget"] = max(2 * most, sizes.gpu_budget)  # old workers drain while new ones start
     data["deployment"]["prefill"]["replicas"] = pools[0].prefill
@@ -174,25 +178,25 @@ def _as_it_ran(recording: Recording, base: Config, seed: int) -> tuple[Tried, tu
     outcome = _simulation(config, deployment, pools).run(map(arrival, recording.requests), lambda _: None)
     requests, metrics = summarise(outcome, deployment.slo)
     words = str(pools[0]) if len(pools) == 1 else f"from {pools[0]}"
-    ran = Tried(RECORDED, words, requests, metrics, outcome.duration_s, missed_of(outcome, config))
-    return ran, tuple(_felt(outcome.records, recording.felt))
+    ran = Trial(RECORDED, words, requests, metrics, outcome.duration_s, missed_of(outcome, config))
+    return ran, tuple(_by_part(outcome.records, recording.by_part))
 
 
 def _simulation(config: Config, deployment: Deployment, pools: Sequence[Pools]) -> Simulation:
     router = build_policies(config, deployment).router()
     assert router is not None  # noqa: S101 - the config names one
-    planner = None if len(pools) == 1 else Recorded(pools, deployment.startup_s)
+    planner = None if len(pools) == 1 else RecordedPools(pools, deployment.startup_s)
     return Simulation(deployment, sim_settings(config, deployment), router, planner=planner)
 
 
-def _felt(records: Sequence[Record], recorded: Sequence[Felt]) -> Iterator[Felt]:
-    """Yield what the simulated clients felt in the parts of the recording, by when their requests came."""
+def _by_part(records: Sequence[Record], recorded: Sequence[Latencies]) -> Iterator[Latencies]:
+    """Yield the latencies of the simulated requests that came in each part of the recording."""
     good = [(r.arrival_s, r.ttft_s, r.tpot_s, r.osl_tokens - 1) for r in records if r.error is None]
     table = np.array(good, dtype=float).reshape(len(good), 4)
     for part in recorded:
         rows = table[(table[:, 0] >= part.start_s) & (table[:, 0] < part.end_s)]
         gaps = float(rows[:, 3].sum())
-        yield Felt(
+        yield Latencies(
             part.start_s,
             part.end_s,
             len(rows),
@@ -206,13 +210,13 @@ def _felt(records: Sequence[Record], recorded: Sequence[Felt]) -> Iterator[Felt]
 
 def _runs(
     configs: Mapping[str, Config], requests: Sequence[TraceRequest], trace: str, seed: int, jobs: int, done: Done
-) -> list[Tried]:
+) -> list[Trial]:
     """Simulate each config. Raises KeyboardInterrupt after Ctrl-C."""
     runs = run_all(Plan(dict(configs), requests, trace, "backtest", seed), jobs, done)
     if len(runs) < len(configs) or any(run.result.interrupted for run in runs):
         raise KeyboardInterrupt
     return [
-        Tried(
+        Trial(
             name=run.name,
             pools=_pools_of(configs[run.name]),
             requests=run.result.requests,
@@ -231,15 +235,15 @@ def _pools_of(config: Config) -> str:
     return f"{start}{pools.prefill.replicas}P{pools.decode.replicas}D"
 
 
-def _sweep(recording: Recording, base: Config, seed: int, jobs: int, first: Done, second: Done) -> list[Tried]:
+def _sweep(recording: Recording, base: Config, seed: int, jobs: int, first: Done, second: Done) -> list[Trial]:
     """Return the best split for each of a few numbers of GPUs."""
     cells = {f"fixed {prefill}P{decode}D": _with(base, prefill, decode) for prefill, decode in _splits(base)}
     part = part_of(recording.requests, PART)
     tried = _runs(cells, part, recording.name, seed, jobs, first)
-    best: dict[int, Tried] = {}
-    for one in sorted(tried, key=lambda one: (one.attainment, -(one.metrics.ttft_s.p99 or np.inf))):
-        pools = cells[one.name].deployment
-        best[build_deployment(base).gpus(pools.prefill.replicas, pools.decode.replicas)] = one
+    best: dict[int, Trial] = {}
+    for trial in sorted(tried, key=lambda trial: (trial.attainment, -(trial.metrics.ttft_s.p99 or np.inf))):
+        pools = cells[trial.name].deployment
+        best[build_deployment(base).gpus(pools.prefill.replicas, pools.decode.replicas)] = trial
     sizes = sorted(best)
     kept = sorted({sizes[round(place)] for place in np.linspace(0, len(sizes) - 1, min(MOST_SIZES, len(sizes)))})
     return _runs(

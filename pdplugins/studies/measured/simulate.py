@@ -27,7 +27,7 @@ from pdplugins.workloads.trace import Round
 
 ANY = Slo(1.0, 1.0)
 REQUESTS = 10
-"""Requests of each client, one after the other: both measuring tools send so many."""
+"""Requests that each client sends, one after the other, with both measuring tools."""
 SHORTEST = 0.8
 """InferenceMAX draws every length between this share of the nominal one and it; aiconfigurator's runner draws none."""
 LINK_BYTES_PER_S = 50e9

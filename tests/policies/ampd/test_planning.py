@@ -15,11 +15,11 @@ from pdplugins.policies.ampd.planning import SHARES, Group, Option, best_plans
 from pdplugins.types import Role
 
 
-def options(gpus: int, work: dict[Role, float], degrees: tuple[int, ...] = (1, 2, 4), step: int = 1) -> list[Option]:
+def options(gpus: int, work: dict[Role, float], degrees: tuple[int, ...] = (1, 2, 4)) -> list[Option]:
     """P95 of an M/M/1 queue for each replica: a degree n serves n^0.9 requests a second."""
     found = []
     for role, degree, share in product(Role, degrees, range(1, SHARES + 1)):
-        for replicas in range(1, gpus // degree + 1, step):
+        for replicas in range(1, gpus // degree + 1):
             rate, load = degree**0.9, work[role] * share / SHARES / replicas
             p95 = 3.0 / (rate - load) if load < 0.99 * rate else 3.0 / rate * (100 + load)
             found.append(Option(Group(role, degree, replicas), share, p95))

@@ -31,8 +31,8 @@ def fed(forecaster: Forecaster, values: list[float]) -> Forecaster:
     return forecaster
 
 
-def noisy(count: int, level: float = 50.0, persistence: float = 0.7, seed: int = 0) -> list[float]:
-    draw, values, value = random.Random(seed), [], level
+def noisy(count: int, level: float = 50.0, persistence: float = 0.7) -> list[float]:
+    draw, values, value = random.Random(0), [], level
     for _ in range(count):
         value = level + persistence * (value - level) + draw.gauss(0, 1)
         values.append(value)

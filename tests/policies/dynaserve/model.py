@@ -33,8 +33,8 @@ class DenseModel(Model):
         return WEIGHTS_S + TOKEN_S * tokens
 
 
-def deployment_of(perf: LinearModel, tbt_s: float = 0.1) -> Deployment:
-    return testing.deployment(perf, tpot_s=tbt_s)
+def deployment_of(perf: LinearModel) -> Deployment:
+    return testing.deployment(perf, tpot_s=0.1)
 
 
 def worker(

@@ -198,8 +198,8 @@ def test_roles_stay_where_another_part_has_them(core: Cores, settings: dict[str,
     assert router.take_role_moves() == ()
 
 
-def strict(name: str, tokens: int = 1000) -> Request:
-    return request(name, tokens, terms=Terms(tpot_s=0.03))
+def strict(name: str) -> Request:
+    return request(name, 1000, terms=Terms(tpot_s=0.03))
 
 
 def test_a_prompt_goes_where_it_disturbs_no_request_with_a_strict_tpot(core: Cores) -> None:

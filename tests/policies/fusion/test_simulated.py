@@ -20,8 +20,8 @@ COLOCATED = {"router": {"name": "least-loaded", "colocated": True}, "batch_sched
 """Co-location with steps of the size that the TPOT SLO leaves: the strongest of what is stock here."""
 
 
-def chats(rate: float, count: int, seed: int = 0) -> list[TraceRequest]:
-    rng, now_s, trace = random.Random(seed), 0.0, []
+def chats(rate: float, count: int) -> list[TraceRequest]:
+    rng, now_s, trace = random.Random(0), 0.0, []
     for _ in range(count):
         now_s += rng.expovariate(rate)
         isl, osl = rng.lognormvariate(6.6, 1.0), rng.lognormvariate(5.0, 0.8)

@@ -57,8 +57,8 @@ def test_every_format_gives_the_same_traffic(tmp_path: Path, line: Any, name: st
     ]
     assert found.ttft.mean == pytest.approx(0.2)
     assert found.itl.mean == pytest.approx(0.02)
-    assert found.inside is not None
-    assert (found.inside.low, found.inside.high) == (1.0, 1.0)
+    assert found.attainment is not None
+    assert (found.attainment.low, found.attainment.high) == (1.0, 1.0)
     assert found.duration_s == 5.0
 
 
@@ -73,7 +73,7 @@ RECORDED = (
 def test_what_a_frontend_has_written_is_read(tmp_path: Path) -> None:
     found = read(log(tmp_path, [RECORDED, RECORDED.replace("743226", "745226")], "trace.jsonl.gz"), SLO)
     assert [(one.arrival_s, one.isl_tokens, one.osl_tokens) for one in found.requests] == [(0.0, 32, 1), (2.0, 32, 1)]
-    assert (found.ttft.mean, found.inside) == (None, None)
+    assert (found.ttft.mean, found.attainment) == (None, None)
 
 
 def test_only_the_time_that_is_asked_for_counts(tmp_path: Path) -> None:
@@ -96,7 +96,7 @@ def test_what_has_no_answer_is_left_out_and_what_has_no_times_is_not_judged(tmp_
     assert len(read(log(tmp_path, [*lines, other]), SLO).requests) == 2
     bare = [plain(0.0), plain(1.0, ttft_s=None)]
     found = read(log(tmp_path, bare), SLO)
-    assert found.inside is None
+    assert found.attainment is None
     assert found.ttft.mean == pytest.approx(0.2)
 
 

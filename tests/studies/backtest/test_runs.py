@@ -64,12 +64,12 @@ def test_only_changes_of_pools_are_kept() -> None:
     assert changes(pools) == (Pools(0, 1, 1), Pools(10, 2, 1), Pools(20, 1, 1))
 
 
-def recording(pools: tuple[Pools, ...], rate: float = 4.0) -> Recording:
-    return Recording("test", traffic(rate, 300.0), 300.0, Spread(), Spread(), None, (), pools, ())
+def recording(pools: tuple[Pools, ...]) -> Recording:
+    return Recording("test", traffic(4.0, 300.0), 300.0, Spread(), Spread(), None, (), pools, ())
 
 
 def test_workers_are_asked_for_before_they_were_there() -> None:
-    planner = runs.Recorded((Pools(0, 1, 1), Pools(100, 3, 1), Pools(200, 1, 2)), 30.0)
+    planner = runs.RecordedPools((Pools(0, 1, 1), Pools(100, 3, 1), Pools(200, 1, 2)), 30.0)
 
     def wanted(now_s: float) -> tuple[int, int]:
         plan = planner.plan(PlannerView(now_s, None, Pool(1), Pool(1)))

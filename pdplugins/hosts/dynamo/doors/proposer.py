@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -51,7 +50,6 @@ class Proposer:
 
     :param frontend: where to read traffic, TTFT and TPOT; the plugin context has no TTFT, and its traffic needs a
         Prometheus server.
-    :param clock: seconds since the epoch, for hosts whose tick does not tell the time.
     :param board: carries signals between the planner and the other parts of its bundle; None: nobody listens.
     :param shadow: decide and log, and leave Dynamo its own behaviour.
     """
@@ -61,13 +59,11 @@ class Proposer:
         planner: SafePlanner,
         *,
         frontend: FrontendMetrics | None = None,
-        clock: Callable[[], float] = time.time,
         board: SignalBoard | None = None,
         shadow: bool = False,
     ) -> None:
         self._planner = planner
         self._frontend = frontend
-        self._clock = clock
         self._board = board or SignalBoard()
         self._shadow = shadow
         self._ticks_s: list[float] = []
@@ -114,7 +110,7 @@ class Proposer:
 
     def _now_s(self, context: Any) -> float:
         tick_s = tick_time_s(context)
-        now_s = self._clock() if tick_s is None else tick_s
+        now_s = time.time() if tick_s is None else tick_s
         if len(self._ticks_s) < 2:
             self._ticks_s.append(now_s)
             self._check_cadence()

@@ -16,7 +16,7 @@ from pdplugins.workloads.trace import TraceRequest
 log = logging.getLogger("pdplugins.local")
 
 Hindsight = Callable[[Config, Sequence[TraceRequest], float], list[str]]
-"""Says what fixed pools would have done with some requests, against a run that held so many GPUs on the average."""
+"""Says what fixed pools would have done with some requests, against a run that held that many GPUs on the average."""
 
 
 def missed(

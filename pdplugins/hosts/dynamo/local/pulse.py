@@ -27,7 +27,7 @@ EVERY_S = 2.0
 WINDOW = 15
 """How many looks back the means go."""
 SILENT_S = 60.0
-"""A frontend that has not answered for so long hangs."""
+"""Time without an answer after which a frontend hangs."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 
 STALE_S = 30.0
-"""A worker that has not touched its files for so long hangs. Dynamo removes them after ten seconds, where any of its
+"""Time without touching its files after which a worker hangs. Dynamo removes them after ten seconds, where any of its
 processes still does."""
 
 

@@ -20,7 +20,7 @@ log = logging.getLogger("pdplugins.local.router")
 
 NAME = "router"
 LEAST_S = 10.0
-"""A router that has lived for so long is started again at once when it dies."""
+"""Lifetime from which a router that dies is started again at once."""
 PAUSE_S = 1.0
 """Until another one is started in place of one that has lived shorter."""
 MOST_FAILURES = 3

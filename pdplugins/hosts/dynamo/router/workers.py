@@ -30,11 +30,11 @@ from pdplugins.limits import GatewayConfig
 log = logging.getLogger("pdplugins.router")
 
 LOOK_S = 0.1
-"""Pause between two looks at discovery and at the engines' reports: a new worker gets work after about so long."""
+"""Pause between two looks at discovery and the engines' reports: about the time until a new worker gets work."""
 SILENT_S = 1.0
-"""An engine that has reported no step for so long is idle: it reports nothing between two requests."""
+"""Time without a reported step after which an engine is idle: it reports nothing between two requests."""
 FORGET_S = 3600.0
-"""A worker that has not been there for so long is forgotten; no request can name it any more."""
+"""Time after which a worker that is gone is forgotten; no request can name it any more."""
 
 
 class DynamoWorker(Worker):
@@ -126,7 +126,7 @@ class DynamoWorkers(Workers[DynamoWorker]):
         self._places = kind.places(both=both, namespace=namespace)
         self._both = both
         self._endpoints = len(Role) if both and kind.two_endpoints else 1
-        """At so many a worker registers; it is not there before."""
+        """Endpoints that a worker registers; it is there once it has all of them."""
         self._tp = tp
         self._clients: dict[Place, Any] = {}
         self._subscribers: dict[str, Any] = {}
