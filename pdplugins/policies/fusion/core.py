@@ -24,6 +24,9 @@ from pdplugins.policies.rapid.controller import Caps
 CONTEXT_CELL = 64
 """Decode places are counted anew when the mean context changes by so many tokens."""
 NEVER = (-1, 0.0)
+RESERVE = 1.1
+"""Output that composition plans with, over the mean. Where places to decode are short, all requests wait for one; where
+prefill is short, the longest prompts do. So an answer that is taken for too long costs less than one for too short."""
 
 
 class Core:
@@ -69,7 +72,7 @@ class Core:
         if now_s < self._next_s and self.lengths.prior == self._prior:
             return None
         self._prior = self.lengths.prior
-        does = self._programme(self.lengths.isl, max(self.lengths.osl, 1.0), kv_capacity_tokens)
+        does = self._programme(self.lengths.isl, RESERVE * max(self.lengths.osl, 1.0), kv_capacity_tokens)
         wanted = self._corrected(does, self._choose(does, workers, present), workers)
         self.wanted = max(wanted, min(least, workers - 1))
         if isinstance(does, Powered):

@@ -120,3 +120,12 @@ def test_fewer_workers_prefill_only_where_places_to_decode_are_what_is_short(cor
     shared.lengths.isl, shared.lengths.osl = 1000.0, 50.0
     assert shared.frontier(1000.0, 50.0, 50_000).best(8) == 4
     assert shared.compose(8, 4, 50_000, 0.0) == 3
+
+
+def test_composition_plans_with_longer_answers_than_the_mean(core: Callable[..., Core]) -> None:
+    """Places to decode that are short delay all requests, so it does not choose a number that is just enough."""
+    shared = core()
+    shared.lengths.isl, shared.lengths.osl = 3000.0, 100.0
+    just_enough = shared.frontier(3000.0, 100.0, 60_000, held_s=shared.held_s(3000.0))
+    assert just_enough.best(8, shared.settings.gain) == 1
+    assert shared.compose(8, 7, 60_000, 0.0) == 0
