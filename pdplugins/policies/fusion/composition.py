@@ -8,6 +8,9 @@ SLO. It spends workers on columns so that the request rate is as large as possib
 Co-location and every split into prefill and decode workers are points of it. There are two products, prefilled and
 decoded tokens, so the columns that are worth anything are the upper hull of the points (b / t, M / t), and the optimum
 lies on an edge of it. No solver is needed: the hull is made once, and each number of workers is one look at it.
+
+A request has its place to decode from when it goes on, so some places are those of requests that are not prefilled yet.
+By Little's law `b` places decode `b / (t + held / OSL)` tokens a second, where `held` seconds go by before the first.
 """
 
 from __future__ import annotations
@@ -90,17 +93,19 @@ def frontier(
     *,
     mixes: bool = True,
     slow: tuple[float, float] = (1.0, 1.0),
+    held_s: float = 0.0,
 ) -> Frontier:
     """Return what workers can do within the TPOT SLO.
 
     :param kv_tokens: KV cache of one worker that may be planned with.
     :param mixes: whether a worker that decodes may prefill as well.
     :param slow: how many times as long prefill and decode take than the profile says, under a power cap for example.
+    :param held_s: how long a request has a place to decode before it decodes.
     """
     whole, history = max(int(lengths.isl), 1), int(lengths.history)
     alone_s = costs.share_s(whole, history) * costs.ratio(decodes=False) * slow[0]
     points = [
-        (decodes / step_s, tokens / step_s)
+        (decodes / (step_s + held_s / lengths.osl), tokens / step_s)
         for decodes in _sizes(min(max_batch, int(kv_tokens / lengths.context)))
         for tokens, step_s in _steps(costs, decodes, lengths.context, whole, history, mixes, slow)
     ]

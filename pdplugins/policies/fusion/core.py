@@ -24,6 +24,9 @@ from pdplugins.policies.rapid.controller import Caps
 CONTEXT_CELL = 64
 """Change of the mean context, in tokens, after which decode places are counted anew."""
 NEVER = (-1, 0.0)
+RESERVE = 1.1
+"""Output that composition plans with, over the mean. Where places to decode are short, all requests wait for one; where
+prefill is short, the longest prompts do. So an answer that is taken for too long costs less than one for too short."""
 
 
 class Core:
@@ -69,7 +72,7 @@ class Core:
         if now_s < self._next_s and self.lengths.prior == self._prior:
             return None
         self._prior = self.lengths.prior
-        does = self._programme(self.lengths.isl, max(self.lengths.osl, 1.0), kv_capacity_tokens)
+        does = self._programme(self.lengths.isl, RESERVE * max(self.lengths.osl, 1.0), kv_capacity_tokens)
         wanted = self._corrected(does, self._choose(does, workers, present), workers)
         self.wanted = max(wanted, min(least, workers - 1))
         if isinstance(does, Powered):
@@ -133,23 +136,38 @@ class Core:
     def _programme(self, isl: float, osl: float, kv_capacity_tokens: float) -> Frontier | Powered:
         """Return what workers can do, within the budget of watts if there is one."""
         budget_w, table = self.settings.power_budget_w, self.deployment.perf.power()
+        held_s = self.held_s(isl)
         if budget_w is None or table is None:
-            return self.frontier(isl, osl, kv_capacity_tokens, history=self.lengths.history)
+            return self.frontier(isl, osl, kv_capacity_tokens, history=self.lengths.history, held_s=held_s)
         kv_tokens, most = self.settings.kv_share * kv_capacity_tokens, self.deployment.max_batch
         lengths, typical = Lengths(isl, osl, self.lengths.history), self.drift.typical
 
         def under(prefill: float, decode: float) -> Frontier:
-            return frontier(self.costs, lengths, kv_tokens, most, slow=(prefill * typical, decode * typical))
+            slow = prefill * typical, decode * typical
+            return frontier(self.costs, lengths, kv_tokens, most, slow=slow, held_s=held_s)
 
         return powered(table, under, self.deployment.decode_tp, budget_w)
 
+    def held_s(self, isl: float) -> float:
+        """Return how long a request has its place before it decodes: behind the prefill that may wait, and its own."""
+        own_s = self.costs.share_s(max(int(isl), 1), int(self.lengths.history))
+        return (self.settings.ahead_steps * self.costs.step_s + own_s) * self.drift.typical
+
     def frontier(
-        self, isl: float, osl: float, kv_capacity_tokens: float, *, mixes: bool = True, history: float = 0.0
+        self,
+        isl: float,
+        osl: float,
+        kv_capacity_tokens: float,
+        *,
+        mixes: bool = True,
+        history: float = 0.0,
+        held_s: float = 0.0,
     ) -> Frontier:
         """Return what workers can do for requests of these mean lengths."""
         kv_tokens, most = self.settings.kv_share * kv_capacity_tokens, self.deployment.max_batch
         slow = self.drift.typical, self.drift.typical
-        return frontier(self.costs, Lengths(isl, osl, history), kv_tokens, most, mixes=mixes, slow=slow)
+        lengths = Lengths(isl, osl, history)
+        return frontier(self.costs, lengths, kv_tokens, most, mixes=mixes, slow=slow, held_s=held_s)
 
     def decode_places(self, workers: Sequence[WorkerView]) -> int:
         """Return how many requests the workers that decode can have within the TPOT SLO and their KV cache."""

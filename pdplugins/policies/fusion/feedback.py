@@ -20,6 +20,12 @@ class Feedback:
         self._slo = slo
         self.ttft_missed = 0.0
         self.tpot_missed = 0.0
+        self.full = 0.0
+        """Share of the times lately that a request was held for a place to decode, and not for prefill."""
+
+    def held(self, *, full: bool) -> None:
+        """Learn from a request that cannot go on whether all places to decode are taken."""
+        self.full += WEIGHT * (full - self.full)
 
     def heard(self, request: Request, outcome: Outcome) -> None:
         """Learn from a request that has ended. One that did not finish, or whose host saw no latency, says nothing."""
@@ -35,9 +41,12 @@ class Feedback:
 
     @property
     def asks(self) -> int:
-        """How many more workers should prefill only: 1 where TTFT is missed, -1 where TPOT is, 0 where neither says."""
+        """How many more workers should prefill only: 1 where TTFT is missed, -1 where TPOT is, 0 where neither says.
+
+        A TTFT is missed for places to decode as well: then one more that prefills only would leave even fewer.
+        """
         if self.ttft_missed > max(MISSED, APART * self.tpot_missed):
-            return 1
+            return -1 if self.full > 0.5 else 1
         if self.tpot_missed > max(MISSED, APART * self.ttft_missed):
             return -1
         return 0

@@ -113,9 +113,11 @@ class FusionFlow:
     def _has_place(
         self, workers: tuple[WorkerView, ...], looked_at: Sequence[WorkerView], job: Job, only_prefills: bool
     ) -> bool:
-        if len(self._released) >= self._core.decode_places(workers):
-            return False
-        return any(self._can_start(worker, job, only_in_time=only_prefills) for worker in looked_at)
+        full = len(self._released) >= self._core.decode_places(workers)
+        has = not full and any(self._can_start(worker, job, only_in_time=only_prefills) for worker in looked_at)
+        if not has:
+            self._core.feedback.held(full=full)
+        return has
 
     def _can_start(self, worker: WorkerView, job: Job, *, only_in_time: bool) -> bool:
         """Return whether a worker has little waiting and a place to decode.

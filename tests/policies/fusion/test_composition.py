@@ -101,3 +101,31 @@ def test_a_history_costs_those_that_prefill_only(core: Callable[..., Core]) -> N
     new, later = (core().frontier(500.0, 50.0, 200_000, history=history) for history in (0.0, 8000.0))
     assert later.prefill < 0.8 * new.prefill
     assert later.best(8) < replace(later, prefill=new.prefill).best(8)
+
+
+def test_places_of_requests_that_wait_for_their_prefill_do_not_decode(core: Callable[..., Core]) -> None:
+    """A request has its place for `held + OSL * t` seconds, of which it decodes in the last ones: Little's law."""
+    shared = core()
+    all_decode, some_wait = (shared.frontier(1000.0, 50.0, 50_000, held_s=held_s) for held_s in (0.0, 0.3))
+    places = int(0.85 * 50_000 / all_decode.lengths.context)
+    step_s = shared.costs.decode_s(places, all_decode.lengths.context)
+    assert all_decode.mixed[-1][0] == pytest.approx(places / step_s)
+    assert some_wait.mixed[-1][0] == pytest.approx(places / (step_s + 0.3 / 50.0))
+    assert some_wait.prefill == all_decode.prefill
+
+
+def test_fewer_workers_prefill_only_where_places_to_decode_are_what_is_short(core: Callable[..., Core]) -> None:
+    """Were all places full of decodes, four of eight would; then the others' places hold too many that wait."""
+    shared = core(gain=0.0)
+    shared.lengths.isl, shared.lengths.osl = 1000.0, 50.0
+    assert shared.frontier(1000.0, 50.0, 50_000).best(8) == 4
+    assert shared.compose(8, 4, 50_000, 0.0) == 3
+
+
+def test_composition_plans_with_longer_answers_than_the_mean(core: Callable[..., Core]) -> None:
+    """Places to decode that are short delay all requests, so it does not choose a number that is just enough."""
+    shared = core()
+    shared.lengths.isl, shared.lengths.osl = 3000.0, 100.0
+    just_enough = shared.frontier(3000.0, 100.0, 60_000, held_s=shared.held_s(3000.0))
+    assert just_enough.best(8, shared.settings.gain) == 1
+    assert shared.compose(8, 7, 60_000, 0.0) == 0

@@ -7,10 +7,11 @@ from collections.abc import Callable
 
 import pytest
 
-from pdplugins.policies.fusion.core import Core
+from pdplugins.policies.fusion.core import RESERVE, Core
+from pdplugins.policies.fusion.flow import FusionFlow
 from pdplugins.policies.fusion.router import FusionRouter
 from pdplugins.testing import fleet, request
-from pdplugins.types import Ending, Outcome, Terms
+from pdplugins.types import Ending, Go, Outcome, Terms, Waiting
 
 Cores = Callable[..., Core]
 
@@ -28,6 +29,22 @@ def test_the_objective_that_is_missed_asks_for_a_worker(core: Cores, ttft_s: flo
     shared = core()
     served(shared, ttft_s, tpot_s)
     assert shared.feedback.asks == asks
+
+
+def test_a_ttft_missed_for_places_to_decode_asks_for_one_that_decodes(core: Cores) -> None:
+    """One more that prefills only would leave even fewer places."""
+    shared = core()
+    flow, now_s = FusionFlow(shared), 0.0
+    served(shared, 9.0, 0.01)
+    for index in range(1000):
+        asked = request(str(index), 100)
+        flow.on_arrival(Waiting(asked, now_s, now_s + 2.0), now_s)
+    assert shared.feedback.asks == 1
+    while isinstance(flow.next(fleet(0, 1), now_s), Go):
+        pass
+    for _ in range(100):
+        flow.next(fleet(0, 1), now_s)
+    assert shared.feedback.asks == -1
 
 
 def test_a_request_is_measured_by_its_own_objectives(core: Cores) -> None:
@@ -67,7 +84,8 @@ def test_it_does_not_move_where_that_would_cost_capacity(core: Cores) -> None:
     served(shared, 9.0, 0.01)
     assert shared.feedback.asks == 1
     shared.compose(12, 0, 200_000, 0.0)
-    does = shared.frontier(shared.lengths.isl or 0.0, shared.lengths.osl, 200_000)
+    isl = shared.lengths.isl or 0.0
+    does = shared.frontier(isl, RESERVE * shared.lengths.osl, 200_000, held_s=shared.held_s(isl))
     assert shared.wanted is not None
     assert does.rate(shared.wanted, 12 - shared.wanted) == pytest.approx(shared.capacity)
 
