@@ -5,6 +5,9 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections.abc import Callable, Collection, Sequence
+from typing import Annotated
+
+from pydantic import Field
 
 from pdplugins.contracts.deployment import Deployment
 from pdplugins.contracts.request import Request
@@ -12,6 +15,9 @@ from pdplugins.contracts.workers import Role, WorkerView
 from pdplugins.errors import ConfigError
 
 WORD = 0xFFFFFFFFFFFFFFFF
+
+Interval = Annotated[float, Field(ge=0.01, le=86_400, allow_inf_nan=False)]
+"""Seconds between two looks of a policy: no host looks more often than a hundred times a second."""
 
 
 def fit_pools(deployment: Deployment, prefill: int, decode: int) -> tuple[int, int]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from pdplugins.policies._common import Interval
 from pdplugins.policies.dopd.forecast import Predictor
 
 
@@ -13,7 +14,7 @@ class DopdSettings(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     paper_literal: bool = Field(False, description="Algorithm 2 as printed: ARIMA, correction factor, nothing else")
-    interval_s: float = Field(5.0, gt=0, description="T: seconds between two plans; the paper does not tell its own")
+    interval_s: Interval = Field(5.0, description="T: seconds between two plans; the paper does not tell its own")
     predictor: Predictor = Field("kalman", description="forecaster of ISL, OSL and request rate; the paper's is arima")
     history: int = Field(600, ge=30, description="windows of history that arima is fitted to")
     correction_limit: float = Field(1.0, ge=1, description="bound of the correction factor; 1 turns it off")
@@ -67,5 +68,5 @@ class DopdBatchSettings(BaseModel):
         None, ge=1, description="length from which a prompt runs at once; else the forecast ISL"
     )
     predictor: Predictor = Field("kalman", description="forecaster of the ISL; the paper's is arima")
-    interval_s: float = Field(5.0, gt=0, description="seconds of one window of the forecast")
+    interval_s: Interval = Field(5.0, description="seconds of one window of the forecast")
     timeout_share: float = Field(1.0, gt=0, le=1, description="alpha of Eq. 18: timeout over the mean wait W_q")

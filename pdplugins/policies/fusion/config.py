@@ -6,6 +6,8 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from pdplugins.policies._common import Interval
+
 
 class FusionSettings(BaseModel):
     """Settings of the bundle ``fusion`` and of each of its parts."""
@@ -42,7 +44,7 @@ class FusionSettings(BaseModel):
     )
     learning_rate: float = Field(0.1, gt=0, le=1, description="weight of a measured step against what is known")
     composition: bool = Field(True, description="choose how many workers prefill only; else roles stay as they are")
-    interval_s: float = Field(2.0, gt=0, description="seconds between two solutions of the programme")
+    interval_s: Interval = Field(2.0, description="seconds between two solutions of the programme")
     dwell_s: float = Field(10.0, ge=0, description="seconds that a composition stays at least")
     gain: float = Field(
         0.03, ge=0, description="capacity that fewer prefill-only workers, or the present number, may cost"

@@ -6,6 +6,8 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from pdplugins.policies._common import Interval
+
 
 class RapidSettings(BaseModel):
     """Settings of the power controller ``rapid``. The defaults are the paper's node: eight MI300X within 4800 W."""
@@ -27,7 +29,7 @@ class RapidSettings(BaseModel):
     )
     cooldown_s: float = Field(0.5, ge=0, description="COOLDOWN: seconds between a move of power and the next move")
     gpu_cooldown_s: float = Field(3.0, ge=0, description="seconds between a move of a GPU and the next move")
-    interval_s: float = Field(0.5, gt=0, description="MIN_TIME: seconds between two looks")
+    interval_s: Interval = Field(0.5, description="MIN_TIME: seconds between two looks")
     recent_s: float = Field(2.0, gt=0, description="seconds over which TTFT and token intervals are averaged")
 
     @model_validator(mode="after")

@@ -7,6 +7,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from pdplugins.contracts.deployment import Deployment
 from pdplugins.contracts.planner import PlannerView, ScalePlan
 from pdplugins.errors import ConfigError
+from pdplugins.policies._common import Interval
 
 
 class StaticSettings(BaseModel):
@@ -16,7 +17,7 @@ class StaticSettings(BaseModel):
 
     prefill: int = Field(1, ge=1, description="prefill workers")
     decode: int = Field(1, ge=1, description="decode workers")
-    interval_s: float = Field(5.0, gt=0, allow_inf_nan=False, description="seconds between two looks")
+    interval_s: Interval = Field(5.0, description="seconds between two looks")
 
 
 class StaticPlanner:

@@ -15,7 +15,7 @@ from pdplugins.contracts.deployment import Deployment
 from pdplugins.contracts.numbers import is_number
 from pdplugins.contracts.planner import PlannerView, ScalePlan, Traffic
 from pdplugins.contracts.workers import Pool
-from pdplugins.policies._common import fit_pools
+from pdplugins.policies._common import Interval, fit_pools
 
 
 class ThresholdSettings(BaseModel):
@@ -23,7 +23,7 @@ class ThresholdSettings(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    interval_s: float = Field(5.0, gt=0, allow_inf_nan=False, description="seconds between two looks")
+    interval_s: Interval = Field(5.0, description="seconds between two looks")
     up: float = Field(0.8, gt=0, allow_inf_nan=False, description="utilisation above which a pool grows")
     down: float = Field(0.5, ge=0, allow_inf_nan=False, description="utilisation below which a pool shrinks")
     target: float = Field(0.65, gt=0, allow_inf_nan=False, description="utilisation that the new pool should have")
