@@ -83,15 +83,15 @@ def whole_text(path: Path, mode: int = 0o666) -> Iterator[TextIO]:
 
 
 @contextmanager
-def held(folder: Path) -> Iterator[None]:
-    """Wait until no other process holds `folder`, and hold it: for what reads a file, changes it and writes it again.
+def held(path: Path) -> Iterator[None]:
+    """Wait until no other process changes files of this folder: for what reads `path`, changes it and writes it again.
 
     Raises ConfigError where there is no such folder.
     """
     try:
-        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        descriptor = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
     except OSError as error:
-        raise _unwritable(folder, error) from None
+        raise _unwritable(path, error) from None
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield

@@ -112,7 +112,7 @@ def read_keys(path: Path) -> tuple[ApiKey, ...]:
 
 def new_key(path: Path, name: str, *, admin: bool) -> str:
     """Make a key called `name`, add its hash to the file, and return it. It is nowhere else. Raises ConfigError."""
-    with held(path.parent):
+    with held(path):
         return _added(path, name, admin=admin)
 
 
