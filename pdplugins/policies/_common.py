@@ -17,7 +17,7 @@ from pdplugins.errors import ConfigError
 WORD = 0xFFFFFFFFFFFFFFFF
 
 Interval = Annotated[float, Field(ge=0.01, le=1e9, allow_inf_nan=False)]
-"""Seconds between two looks of a policy: at most a hundred a second, and at least one in thirty years, which is never."""
+"""Seconds between two looks of a policy: at most a hundred looks a second, at least one in thirty years."""
 
 
 def fit_pools(deployment: Deployment, prefill: int, decode: int) -> tuple[int, int]:
