@@ -29,10 +29,10 @@ def _bench() -> typer.Typer:
 
 def decisions(
     *,
-    workers: Annotated[list[int], typer.Option(min=4, help="Sizes of the fleet; may be given again.")] = [64, 4096],  # noqa: B006
+    workers: Annotated[list[int], typer.Option(min=4, help="Number of workers; may be repeated.")] = [64, 4096],  # noqa: B006
     calls: Annotated[int, typer.Option(min=10, help="Decisions that are timed for each policy and size.")] = 1000,
-    rounds: Annotated[int, typer.Option(min=1, help="How often each decision is made; the least time counts.")] = 3,
-    seed: Annotated[int, typer.Option(min=0, help="Of the lengths and loads.")] = 0,
+    rounds: Annotated[int, typer.Option(min=1, help="Repetitions of each decision; the shortest time counts.")] = 3,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the lengths and loads.")] = 0,
     out: Annotated[Path | None, typer.Option("--json", metavar="OUT", help="Write the rows there.")] = None,
 ) -> None:
     """Time one decision of every router, flow policy, batch scheduler, planner and power controller installed.

@@ -26,7 +26,7 @@ def explain(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     verify: Annotated[bool, typer.Option(help="Replay the log: say whether decisions come out the same.")] = False,
     shadow: Annotated[
-        bool, typer.Option("--shadow", help="Say what policies that nobody followed would have gained.")
+        bool, typer.Option("--shadow", help="Estimate what policies in shadow would have gained.")
     ] = False,
 ) -> None:
     """Show what policies saw, what they decided and why."""

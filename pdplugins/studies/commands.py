@@ -48,12 +48,12 @@ Html = Annotated[Path | None, typer.Option("--html", metavar="OUT", help="Write 
 Records = Annotated[Path | None, typer.Option(metavar="OUT", help="Write a line for each request, .jsonl or .parquet.")]
 DecisionLog = Annotated[Path | None, typer.Option(metavar="FILE", help="Log what policies decide: pdplugins explain.")]
 LookBack = Annotated[
-    bool, typer.Option("--hindsight/--no-hindsight", help="Say what fixed pools would have done (takes a second).")
+    bool, typer.Option("--hindsight/--no-hindsight", help="Say what fixed pools would have attained (takes a second).")
 ]
 Stream = Annotated[
     bool, typer.Option("--stream", help="Hold no trace and no records in memory: for runs of millions of requests.")
 ]
-Jobs = Annotated[int | None, typer.Option(min=1, help="Runs at the same time; as many as there are cores.")]
+Jobs = Annotated[int | None, typer.Option(min=1, help="Runs at the same time; default: one per core.")]
 
 
 @hookimpl
@@ -169,7 +169,7 @@ def compare(  # noqa: PLR0913 - the options of a command
 
 def bound(  # noqa: PLR0913 - the options of a command
     config: Annotated[
-        str | None, typer.Argument(metavar="[CONFIG]", help="Where GPUs, profile and SLO are from.")
+        str | None, typer.Argument(metavar="[CONFIG]", help="Config that gives GPUs, profile and SLO.")
     ] = None,
     *,
     trace: Trace = None,

@@ -36,10 +36,10 @@ def planner(  # noqa: PLR0913 - the options of a command
     *,
     config: Annotated[str, typer.Option(help="A config file, or the name of a shipped one.")] = "dopd",
     listen: Annotated[
-        str, typer.Option(metavar="HOST:PORT", help="Where the planner calls us; or unix:///PATH, a socket.")
+        str, typer.Option(metavar="HOST:PORT", help="Address at which the planner calls us; or unix:///PATH, a socket.")
     ] = "127.0.0.1:9099",
     advertise: Annotated[
-        str | None, typer.Option(metavar="HOST:PORT", help="How the planner reaches us, if not by --listen.")
+        str | None, typer.Option(metavar="HOST:PORT", help="Address for the planner, if not that of --listen.")
     ] = None,
     gateway: Annotated[
         str | None, typer.Option(help="The planner's gateway, unix:///PATH or grpc://HOST:PORT, to register with.")

@@ -24,8 +24,8 @@ CHANGE_S = 30.0
 """Longest time of one change of caps."""
 
 ConfigName = Annotated[str | None, typer.Option("--config", help="Take the section node of this config.")]
-Backend = Annotated[str | None, typer.Option(help="Who speaks with the GPUs: nvml, amdsmi, simulated.")]
-State = Annotated[Path | None, typer.Option(help="Folder of the lock and of the caps from before.")]
+Backend = Annotated[str | None, typer.Option(help="Driver library of the GPUs: nvml, amdsmi, simulated.")]
+State = Annotated[Path | None, typer.Option(help="Folder for the lock and the original caps.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 

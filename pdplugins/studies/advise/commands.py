@@ -30,7 +30,7 @@ def advise(  # noqa: PLR0913 - the options of a command
     isl: Annotated[
         float | None, typer.Option(min=1, help="Instead of a trace: mean prompt tokens of an hour of Poisson arrivals.")
     ] = None,
-    osl: Annotated[float | None, typer.Option(min=1, help="And mean output tokens.")] = None,
+    osl: Annotated[float | None, typer.Option(min=1, help="With --isl: mean output tokens.")] = None,
     rate: Annotated[
         float | None, typer.Option(help="Mean arrivals/s; arrival times of a trace are scaled to it.")
     ] = None,
@@ -39,17 +39,17 @@ def advise(  # noqa: PLR0913 - the options of a command
     max_context: Annotated[int | None, typer.Option(help="Longest prompt plus output, tokens.")] = None,
     model: Annotated[str | None, typer.Option(help="Model of a profile, as in llama-3.1-70b-fp8.")] = None,
     gpu: Annotated[str | None, typer.Option(help="GPU of a profile, as in h100.")] = None,
-    profile: Annotated[str | None, typer.Option(help=f"Or both, or a file: <gpu>/<model> ({PROFILE}).")] = None,
-    gpus: Annotated[int, typer.Option(min=2, max=MOST_GPUS, help="GPUs that there are.")] = 8,
+    profile: Annotated[str | None, typer.Option(help=f"Instead: <gpu>/<model>, or a file ({PROFILE}).")] = None,
+    gpus: Annotated[int, typer.Option(min=2, max=MOST_GPUS, help="GPUs that you have.")] = 8,
     ttft: Annotated[float, typer.Option(min=0.001, help="SLO of the time to first token, s.")] = 2.0,
     tpot: Annotated[float, typer.Option(min=0.0001, help="SLO of the time per output token, s.")] = 0.08,
     target: Annotated[
-        float, typer.Option(min=0.01, max=1, help="SLO attainment wanted: the cheapest that has it is advised.")
+        float, typer.Option(min=0.01, max=1, help="SLO attainment to reach with the fewest GPUs.")
     ] = 0.99,
     startup: Annotated[float, typer.Option(min=0, help="Seconds until a worker that a planner adds serves.")] = 30.0,
     seed: Annotated[int, typer.Option(min=0, help="Seed of every random choice.")] = 0,
-    jobs: Annotated[int | None, typer.Option(min=1, help="Runs at the same time; as many as there are cores.")] = None,
-    out: Annotated[Path | None, typer.Option("--json", metavar="OUT", help="Write all that was found there.")] = None,
+    jobs: Annotated[int | None, typer.Option(min=1, help="Runs at the same time; default: one per core.")] = None,
+    out: Annotated[Path | None, typer.Option("--json", metavar="OUT", help="Write all results there.")] = None,
     html: Annotated[Path | None, typer.Option(metavar="OUT", help="Write a report that opens offline.")] = None,
     save_dir: Annotated[
         Path | None,

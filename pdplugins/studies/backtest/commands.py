@@ -31,7 +31,7 @@ UNITS_S = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 def backtest(  # noqa: PLR0913 - the options of a command
     configs: Annotated[
-        list[str] | None, typer.Argument(metavar="[CONFIG...]", help="What to try: config files or names; dopd.")
+        list[str] | None, typer.Argument(metavar="[CONFIG...]", help="Configs to try, files or names; else dopd.")
     ] = None,
     *,
     prometheus: Annotated[
@@ -45,9 +45,9 @@ def backtest(  # noqa: PLR0913 - the options of a command
     ] = None,
     until: Annotated[str | None, typer.Option("--to", metavar="TIME", help="Now, unless given.")] = None,
     step_s: Annotated[
-        float | None, typer.Option("--step-s", min=1, help="Seconds in which arrivals are counted; what scrapes allow.")
+        float | None, typer.Option("--step-s", min=1, help="Seconds of one step of arrivals; default: by the scrapes.")
     ] = None,
-    model: Annotated[str | None, typer.Option(help="Model, where the frontend serves several.")] = None,
+    model: Annotated[str | None, typer.Option(help="Model to read, if the frontend serves several.")] = None,
     match: Annotated[
         list[str] | None,
         typer.Option(metavar="LABEL=VALUE", help="Label of the deployment's metrics; may be repeated."),
@@ -59,7 +59,7 @@ def backtest(  # noqa: PLR0913 - the options of a command
     timeout_s: Annotated[float, typer.Option("--timeout-s", min=0.1, max=600, help="For each query.")] = 30.0,
     router: Annotated[
         str,
-        typer.Option(help="Router of what ran; round-robin is Dynamo's default, cache-aware like its KV mode."),
+        typer.Option(help="Router that ran; round-robin is Dynamo's default, cache-aware like its KV mode."),
     ] = "round-robin",
     gpus: Annotated[
         int | None, typer.Option(min=2, max=MOST_GPUS, help="GPUs that all workers may use; else the config's.")
@@ -73,8 +73,8 @@ def backtest(  # noqa: PLR0913 - the options of a command
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="A key of the config and a value in YAML.")
     ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Seed of every random choice.")] = 0,
-    jobs: Annotated[int | None, typer.Option(min=1, help="Runs at the same time; as many as there are cores.")] = None,
-    out: Annotated[Path | None, typer.Option("--json", metavar="OUT", help="Write all that was found there.")] = None,
+    jobs: Annotated[int | None, typer.Option(min=1, help="Runs at the same time; default: one per core.")] = None,
+    out: Annotated[Path | None, typer.Option("--json", metavar="OUT", help="Write all results there.")] = None,
     html: Annotated[Path | None, typer.Option(metavar="OUT", help="Write a report that opens offline.")] = None,
 ) -> None:
     """Say what a planner, and fixed pools, would have given on traffic that has been recorded.

@@ -102,7 +102,7 @@ def measured(
 def dynamo(
     *,
     trace: Annotated[Path, typer.Option(help="Azure CSV or Mooncake JSONL.")],
-    requests: Annotated[int | None, typer.Option(min=2, help="The first so many requests of it.")] = None,
+    requests: Annotated[int | None, typer.Option(min=2, help="Only this many requests of it.")] = None,
     rate: Annotated[float | None, typer.Option(min=1e-3, help="Mean requests/s; arrival times are scaled.")] = None,
     prefill: Annotated[int, typer.Option(min=1, help="Prefill workers.")] = 8,
     decode: Annotated[int, typer.Option(min=1, help="Decode workers.")] = 2,

@@ -94,7 +94,7 @@ def serve(  # noqa: PLR0913 - the options of a command
     ] = None,
     status: Annotated[
         Literal["rich", "plain", "json-lines"] | None,
-        typer.Option(help="How to show what goes on: rich on a terminal, else plain."),
+        typer.Option(help="How to show progress: rich on a terminal, else plain."),
     ] = None,
     decision_log: Annotated[Path | None, typer.Option(help="File to append decisions to: pdplugins explain.")] = None,
     state: Annotated[Path | None, typer.Option(help="Keep what the planner learned there, for the next run.")] = None,
