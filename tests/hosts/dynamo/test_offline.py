@@ -282,11 +282,27 @@ def test_the_command_writes_one_result(monkeypatch, tmp_path: Path, capsys) -> N
     assert "SLO attainment" in capsys.readouterr().out
 
 
+@pytest.mark.dynamo
+@pytest.mark.parametrize(
+    ("planner", "said"),
+    [
+        ("dopd", "Dynamo's kv_router; the config's router and batch scheduler run only in pdplugins simulate"),
+        ("static", "Dynamo's kv_router\n"),
+        ("dyn-load", "Dynamo's kv_router\n"),
+    ],
+)
+def test_the_screen_says_which_policies_of_the_config_had_no_say(monkeypatch, capsys, planner: str, said: str) -> None:
+    """Else nothing says why `pdplugins simulate dopd` attains more on the same trace."""
+    assert call(monkeypatch, "--trace", "demo", "--planner", planner, "--router", "kv_router", "--clip-s", "20") == 0
+    assert said in "\n".join(line.rstrip() for line in capsys.readouterr().out.splitlines())
+
+
 @pytest.mark.moderate
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
         (["--planner", "dopt"], "choose from dopd"),
+        (["--planner", "fusion"], "use pdplugins simulate fusion, or dynamo serve --planner fusion --router fusion"),
         (["--planner", "static:3P"], "write for example 3P1D"),
         (["--planner", "static:0P1D"], "at least one worker"),
         (["--planner", "dyn-load:fast"], "choose from throughput, latency, load, sla"),
