@@ -23,6 +23,7 @@ from pdplugins.runtime.records import WHOLE
 SCHEMAS = (1, SCHEMA)
 MOST_LINE_BYTES = 2**24
 """Longest line. What a planner sees of a thousand workers takes a quarter of a megabyte."""
+_NAME_ONE = "name a decision log, as --decision-log FILE writes it"
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +123,7 @@ def read(path: Path) -> list[Run]:
         else:
             runs.append(run)
     if not runs:
-        raise ConfigError(f"{path}: no run in it; name a decision log, written with decision_log")
+        raise ConfigError(f"{path}: no run in it; {_NAME_ONE}")
     return runs
 
 
@@ -148,7 +149,7 @@ def _read_part(path: Path) -> list[Run]:
             runs.append(Run(_header(data, where), where=where))
             torn = None
         elif torn or not runs:
-            raise ConfigError(f"{path}:{torn or number}: not a line of a decision log")
+            raise ConfigError(f"{path}:{torn or number}: not a line of a decision log; {_NAME_ONE}")
         else:
             with reading(where):
                 runs[-1].entries.append(_entry(data, runs[-1], where))
@@ -164,7 +165,7 @@ def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
                     raise ConfigError(f"{path}:{number}: longer than any line of a decision log")
                 yield number, line
     except OSError as error:
-        raise ConfigError(f"{path}: {error.strerror}; name a decision log, written with decision_log") from None
+        raise ConfigError(f"{path}: {error.strerror}; {_NAME_ONE}") from None
 
 
 def _header(data: dict[str, Any], where: str) -> dict[str, Any]:

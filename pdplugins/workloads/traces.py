@@ -173,7 +173,7 @@ def _guess(path: Path, registry: Registry) -> str:
     for name in names:
         if name not in _BUILT_IN and _accepts(registry, name, path):
             return name
-    raise TraceError(f"{path}: line 1: not a trace format known here ({', '.join(names)}); {rows.PUBLISHED}")
+    raise TraceError(f"{path}: line 1: empty, or not a trace format known here ({', '.join(names)}); {rows.PUBLISHED}")
 
 
 def _csv_format(header: str) -> str | None:

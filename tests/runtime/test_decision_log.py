@@ -113,7 +113,7 @@ def test_a_line_torn_by_a_crash_costs_only_itself(tmp_path: Path, config: Config
         ('{"schema": 99}\n', ":1: schema 99; this pdplugins reads schemas 1 and 2"),
         ('{"schema": 1}\n{"at": 1}\n', r":2: not a line of a decision log \(KeyError: 'view'\)"),
         ('{"schema": 1}\nxx\n{"at": 1}\n', ":2: not a line of a decision log"),
-        ('{"at": 1}\n', ":1: not a line of a decision log"),
+        ('{"at": 1}\n', ":1: not a line of a decision log; name a decision log, as --decision-log FILE writes it"),
     ],
 )
 def test_what_is_not_a_log_is_said_in_one_line(tmp_path: Path, text: str, message: str) -> None:

@@ -68,7 +68,8 @@ def test_requests_come_out_in_order_of_arrival(tmp_path: Path) -> None:
         (MOONCAKE + '{"timestamp": 0, "input_length": 1.5, "output_length": 1}', "line 4, column input_length"),
         (MOONCAKE + '{"timestamp": 0, "input_length": 1, "output_length": 1, "hash_ids": "a"}', "column hash_ids"),
         (MOONCAKE + "[1]", "line 4, column 1: '[1]' is not a JSON object"),
-        ("when,what\n1,2\n", "line 1: not a trace format known here (agentic-csv, azure-csv, mooncake-jsonl, servegen"),
+        ("when,what\n1,2\n", "not a trace format known here (agentic-csv, azure-csv, mooncake-jsonl, servegen"),
+        ("", "line 1: empty, or not a trace format known here"),
         ("TIMESTAMP,ContextTokens,GeneratedTokens\n", "no request in it"),
     ],
 )

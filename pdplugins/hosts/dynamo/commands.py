@@ -9,12 +9,17 @@ from typing import Annotated, Any
 import typer
 
 from pdplugins import hookimpl
-from pdplugins.config import DeploymentConfig
+from pdplugins.config import Config, DeploymentConfig
+from pdplugins.errors import ConfigError
 from pdplugins.hosts.dynamo.offline import commands as offline
 from pdplugins.processes.keys import read_secret
+from pdplugins.registry import default_registry
+from pdplugins.terminal import console
 
 TOKEN = "PDPLUGINS_TOKEN"  # noqa: S105 - the name of a variable
 KEY = "PDPLUGINS_PLANNER_KEY"
+_NOT_REPLAYED = ("flow", "router", "batch_scheduler", "power")
+"""Policies of a config that Dynamo's offline replay does not run: it has its own router and its own engines."""
 
 
 @hookimpl
@@ -29,7 +34,26 @@ def replay(**given: Any) -> None:
     """Replay with the GPUs that every command has. Benchmarks of planners make their configs below this, with more."""
     if given["config"] is None and given["gpus"] is None:
         given["gpus"] = DeploymentConfig().gpu_budget
+    planner = given["planner"]
+    if planner in default_registry().names("bundle"):
+        raise ConfigError(
+            f"planner: {planner} is a bundle, whose planner needs its own router, and a replay runs Dynamo's; use "
+            f"pdplugins simulate {planner}, or dynamo serve --planner {planner} --router {planner}"
+        )
     offline.replay(**given)
+    if planner != "static" and planner in default_registry().names("planner"):
+        _say_what_did_not_run(offline.configured(given["config"]), given["router"])
+
+
+def _say_what_did_not_run(config: Config, router: str) -> None:
+    """Say which policies of the config had no part in a replay: with them `pdplugins simulate` mostly attains more."""
+    unused = [key.replace("_", " ") for key in _NOT_REPLAYED if getattr(config, key) is not None]
+    if unused:
+        console().print(
+            f"Dynamo's {router} placed the requests. The config's {' and '.join(unused)} did not run: pdplugins simulate "
+            "runs them too, so its figures differ.",
+            soft_wrap=True,
+        )
 
 
 def planner(  # noqa: PLR0913 - the options of a command

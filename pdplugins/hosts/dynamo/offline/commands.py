@@ -11,7 +11,6 @@ import typer
 from pdplugins.config import MOST_GPUS
 from pdplugins.files import check_outputs, write_whole
 from pdplugins.interrupt import ctrl_c
-from pdplugins.registry import default_registry
 from pdplugins.settings import Setting, parse_setting, put
 
 if TYPE_CHECKING:
@@ -29,8 +28,6 @@ _DEFAULTS: dict[tuple[str, ...], Any] = {
     ("deployment", "decode", "replicas"): 1,
 }
 """What holds without a config file; the command itself has fewer GPUs, as all commands do."""
-_ONLY_SIMULATED = ("flow", "router", "batch_scheduler", "power")
-"""Policies of a config that Dynamo's offline replay cannot run: it has its own router and its own engines."""
 
 
 def replay(  # noqa: PLR0913 - the options of a command
@@ -166,7 +163,6 @@ def _show(result: Result, out: Path | None) -> None:
     for name, value in (
         ("planner", f"{result.config['run']['planner']} (simulated)"),
         ("on", _terms(result.config)),
-        ("router", _routed(result.config)),
         ("requests", f"{result.requests.total} in {result.speed.duration_s:.0f} s{failed}"),
         ("SLO attainment", attainment),
         ("goodput", f"{metrics.goodput_requests_per_s:.2f} requests/s, {metrics.goodput_tokens_per_s:.0f} tokens/s"),
@@ -189,16 +185,6 @@ def _terms(config: Mapping[str, Any]) -> str:
         f"at most {deployment['gpu_budget']} GPUs; {deployment['startup_s']:g} s until a new worker serves; "
         f"TTFT {slo['ttft_s']:g} s, TPOT {slo['tpot_s']:g} s"
     )
-
-
-def _routed(config: Mapping[str, Any]) -> str:
-    """Say who routed, and which parts of the config had no say: `pdplugins simulate` with the same config runs them."""
-    of_config = config["planner"] is not None and config["planner"]["name"] in default_registry().names("planner")
-    unused = [key.replace("_", " ") for key in _ONLY_SIMULATED if config[key] is not None] if of_config else []
-    routed = f"Dynamo's {config['run']['router']}"
-    if not unused:
-        return routed
-    return f"{routed}; the config's {' and '.join(unused)} run only in pdplugins simulate, whose figures differ"
 
 
 def _spread(spread: Spread) -> str:

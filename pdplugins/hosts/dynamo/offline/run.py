@@ -70,11 +70,6 @@ def resolve(planner: str, config: Config, settings: Mapping[str, Any] | None = N
             raise ConfigError(f"--set {next(iter(settings))}: {planner} has no settings; use it with another planner")
         return with_pools(without, *pools(variant)) if variant else without
     ours = default_registry().names("planner")
-    if planner in default_registry().names("bundle"):
-        raise ConfigError(
-            f"planner: {planner} is a bundle, whose planner needs its own router, and a replay runs Dynamo's; use "
-            f"pdplugins simulate {planner}, or dynamo serve --planner {planner} --router {planner}"
-        )
     if planner not in ours:
         known = [*ours, "static:3P1D", *stock.NAMES]
         choices, hint = ", ".join(known), meant(name, known)
