@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from functools import wraps
 from pathlib import Path
 from typing import Annotated, Any
@@ -50,8 +52,8 @@ def _say_what_did_not_run(config: Config, router: str) -> None:
     unused = [key.replace("_", " ") for key in _NOT_REPLAYED if getattr(config, key) is not None]
     if unused:
         console().print(
-            f"Dynamo's {router} placed the requests. The config's {' and '.join(unused)} did not run: pdplugins simulate "
-            "runs them too, so its figures differ.",
+            f"Dynamo's {router} placed the requests. The config's {' and '.join(unused)} did not run: "
+            "pdplugins simulate runs them too, so its figures differ.",
             soft_wrap=True,
         )
 
@@ -94,6 +96,8 @@ def planner(  # noqa: PLR0913 - the options of a command
     """Run a planner in its own process, as an external gRPC plugin of a running Dynamo planner."""
     token = read_secret(token_file, "--token-file", TOKEN)
     key = read_secret(key_file, "--key-file", KEY)
+    if not sys.stderr.isatty():
+        os.environ.setdefault("DYN_SDK_DISABLE_ANSI_LOGGING", "1")  # no colours in a file
     from pdplugins.hosts.dynamo.doors import external, guard  # noqa: PLC0415 - imports Dynamo
 
     external.run(

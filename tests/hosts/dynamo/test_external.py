@@ -382,3 +382,29 @@ def test_killed_it_leaves_the_planner_holding_and_a_new_process_takes_over(
     runs = read(tmp_path / "d.jsonl")
     assert len(runs) == 2
     assert [verify(run) for run in runs] == [None, None]
+
+
+def alone(*options: str) -> subprocess.Popen[str]:
+    """Start `pdplugins planner` with its standard error going to us."""
+    words = ["planner", "--listen", "127.0.0.1:0", *options]
+    code = "from pdplugins.cli import main; main()"
+    return subprocess.Popen([sys.executable, "-c", code, *words], stderr=subprocess.PIPE, text=True)
+
+
+def test_a_gateway_that_cannot_be_is_refused_before_anything_listens() -> None:
+    process = alone("--gateway", "foo")
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 2
+    assert said == "pdplugins: --gateway foo: give unix:///path/to/registry.sock or grpc://host:port\n"
+
+
+def test_a_log_that_goes_to_a_file_has_no_colours() -> None:
+    process = alone()
+    try:
+        assert process.stderr is not None
+        first = process.stderr.readline()
+    finally:
+        process.kill()
+        process.communicate()
+    assert "planner of dopd answers at grpc://127.0.0.1:" in first
+    assert "\x1b" not in first

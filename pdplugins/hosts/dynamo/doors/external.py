@@ -306,7 +306,10 @@ def run(options: Options) -> None:
             f"--listen {options.listen}: whoever reaches it may ask and reset this planner; say who may call with "
             "--allow-from or --key-file, or listen on loopback or a Unix socket"
         )
-    if (gateway := options.gateway) and options.token and beyond_loopback(gateway):
+    gateway = options.gateway
+    if gateway:
+        _target(gateway)  # before anything listens
+    if gateway and options.token and beyond_loopback(gateway):
         log.warning("the token goes to %s in plain text: Dynamo's gateway has no TLS, a service mesh has", gateway)
 
     def build() -> Proposer:
