@@ -62,6 +62,7 @@ def test_the_page_of_metrics_is_what_the_code_exports() -> None:
     """`python -m tools.metrics_page` writes it again."""
     text = metrics_page.PAGE.read_text(encoding="utf-8")
     assert metrics_page.written(text) == text
+    assert re.search(r"\| [a-z][A-Z]{2}", text) is None, "an abbreviation keeps its capitals"
 
 
 def test_no_page_names_a_metric_that_nobody_exports() -> None:

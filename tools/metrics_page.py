@@ -87,11 +87,16 @@ def names() -> set[str]:
 
 def table(group: list[Exported]) -> str:
     """Return the rows of one group."""
-    rows = ["| metric | type | labels | |", "|---|---|---|---|"]
+    rows = ["| metric | type | labels | what it counts or shows |", "|---|---|---|---|"]
     for one in group:
         labels = ", ".join(f"`{label}`" for label in one.labels)
-        rows.append(f"| `{one.name}` | {one.kind} | {labels} | {one.text[0].lower() + one.text[1:]} |")
+        rows.append(f"| `{one.name}` | {one.kind} | {labels} | {_in_a_row(one.text)} |")
     return "\n".join(rows) + "\n"
+
+
+def _in_a_row(text: str) -> str:
+    """Return a text that begins small, unless it begins with an abbreviation."""
+    return text if text[:2].isupper() else text[0].lower() + text[1:]
 
 
 def shown() -> dict[str, list[Exported]]:
