@@ -37,7 +37,7 @@ def doctor(
     config: Annotated[str, typer.Option(help="A config file, or the name of a shipped one.")] = "dopd",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port that the frontend would take.")] = 8000,
 ) -> None:
-    """Check this machine, the hosts' versions and every seam that pdplugins relies on; print a fix for what fails."""
+    """Check this machine and all that pdplugins uses of Dynamo and SGLang; print a fix for what fails."""
     checks = examine(config, port)
     if as_json:
         typer.echo(json.dumps([check.as_data() for check in checks], indent=1))

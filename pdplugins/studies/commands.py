@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from pdplugins.sim.run.options import Overrides
     from pdplugins.workloads.transform import Transform
 
-CONFIG = "A config file, or the name of a shipped one."
+CONFIG = "A config file, or the name of a shipped one, such as dopd."
 SYNTHETIC = "synthetic"
 Trace = Annotated[
     str | None, typer.Option(help=f"Trace or workload file, or a workload by its name; else '{SYNTHETIC}'.")
@@ -38,7 +38,9 @@ Prefill = Annotated[int | None, typer.Option(min=1, help="Prefill workers at sta
 Decode = Annotated[int | None, typer.Option(min=1, help="Decode workers at start.")]
 Ttft = Annotated[float | None, typer.Option(help="SLO of the time to first token, s.")]
 Tpot = Annotated[float | None, typer.Option(help="SLO of the time per output token, s.")]
-Seed = Annotated[int, typer.Option(min=0, help="Seed of every random choice.")]
+Seed = Annotated[
+    int, typer.Option(min=0, help="Seed of the policies' random choices; a workload has its own: --trace demo:seed=2.")
+]
 Set = Annotated[
     list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="A key of the config and a value in YAML.")
 ]

@@ -62,19 +62,23 @@ def planner(  # noqa: PLR0913 - the options of a command
     *,
     config: Annotated[str, typer.Option(help="A config file, or the name of a shipped one.")] = "dopd",
     listen: Annotated[
-        str, typer.Option(metavar="HOST:PORT", help="Address at which the planner calls us; or unix:///PATH, a socket.")
+        str,
+        typer.Option(
+            metavar="HOST:PORT", help="Address at which Dynamo's planner calls us; or unix:///PATH, a socket."
+        ),
     ] = "127.0.0.1:9099",
     advertise: Annotated[
-        str | None, typer.Option(metavar="HOST:PORT", help="Address for the planner, if not that of --listen.")
+        str | None, typer.Option(metavar="HOST:PORT", help="Address told to Dynamo's planner, if not that of --listen.")
     ] = None,
     gateway: Annotated[
-        str | None, typer.Option(help="The planner's gateway, unix:///PATH or grpc://HOST:PORT, to register with.")
+        str | None,
+        typer.Option(help="Register there: the gateway of Dynamo's planner, unix:///PATH or grpc://HOST:PORT."),
     ] = None,
     token_file: Annotated[
-        Path | None, typer.Option(help=f"One of the planner's static_secrets, by which it knows us; else {TOKEN}.")
+        Path | None, typer.Option(help=f"File with the token by which Dynamo's planner knows this one; else {TOKEN}.")
     ] = None,
     key_file: Annotated[
-        Path | None, typer.Option(help=f"Key that calls must carry, for a mesh that adds it; else {KEY}.")
+        Path | None, typer.Option(help=f"File with the key that calls must carry, where a mesh adds it; else {KEY}.")
     ] = None,
     allow_from: Annotated[
         list[str] | None, typer.Option(metavar="ADDRESS[/BITS]", help="Who may call; may be repeated.")
@@ -90,7 +94,7 @@ def planner(  # noqa: PLR0913 - the options of a command
     ] = None,
     metrics_host: Annotated[str, typer.Option(help="Address of the metrics.")] = "127.0.0.1",
     shadow: Annotated[
-        bool, typer.Option("--shadow", help="Decide and log, and leave Dynamo its own behaviour.")
+        bool, typer.Option("--shadow", help="Decide and log; Dynamo goes on as without this planner.")
     ] = False,
 ) -> None:
     """Run a planner in its own process, as an external gRPC plugin of a running Dynamo planner."""

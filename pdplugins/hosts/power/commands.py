@@ -18,7 +18,10 @@ from pdplugins.hosts.power import assembly, daemon
 from pdplugins.power.node import PowerNode
 from pdplugins.power.saved import SavedCaps, saved_caps
 
-app = typer.Typer(no_args_is_help=True, help="Watts of the GPUs of this node: docs/power.md says what to mind first.")
+app = typer.Typer(
+    no_args_is_help=True,
+    help="Keep the GPUs of this node within a power budget. Read docs/power.md first: it names the dangers.",
+)
 
 CHANGE_S = 30.0
 """Longest time of one change of caps."""

@@ -59,7 +59,7 @@ def advise(  # noqa: PLR0913 - the options of a command
         str | None, typer.Option(metavar="MODEL", help="Path or Hugging Face name of the model, for --save-dir.")
     ] = None,
 ) -> None:
-    """Say what to run for a traffic, with how many GPUs, what it gains over plain co-location, and why.
+    """Say what to run for your traffic, with how many GPUs, what it gains over plain co-location, and why.
 
     Tries co-location with tuned chunks, static splits, tensor-parallel sizes and every plugin in the simulator.
     """
