@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from pdplugins import hookimpl
-from pdplugins.config import Config, DeploymentConfig
+from pdplugins.config import DeploymentConfig, named
 from pdplugins.errors import ConfigError
 from pdplugins.hosts.dynamo.offline import commands as offline
 from pdplugins.processes.keys import read_secret
@@ -44,16 +44,17 @@ def replay(**given: Any) -> None:
         )
     offline.replay(**given)
     if planner != "static" and planner in default_registry().names("planner"):
-        _say_what_did_not_run(offline.configured(given["config"]), given["router"])
+        _say_what_did_not_run(given["config"] or planner, given["router"])
 
 
-def _say_what_did_not_run(config: Config, router: str) -> None:
+def _say_what_did_not_run(name: str, router: str) -> None:
     """Say which policies of the config had no part in a replay: with them `pdplugins simulate` mostly attains more."""
+    config = named(name)
     unused = [key.replace("_", " ") for key in _NOT_REPLAYED if getattr(config, key) is not None]
     if unused:
         console().print(
             f"Dynamo's {router} placed the requests. The config's {' and '.join(unused)} did not run: "
-            "pdplugins simulate runs them too, so its figures differ.",
+            f"pdplugins simulate {name} runs them too, so its figures differ.",
             soft_wrap=True,
         )
 
