@@ -385,10 +385,13 @@ def test_killed_it_leaves_the_planner_holding_and_a_new_process_takes_over(
 
 
 def alone(*options: str) -> subprocess.Popen[str]:
-    """Start `pdplugins planner` with its standard error going to us."""
+    """Start `pdplugins planner` with its standard error going to us, whatever the environment says of logs."""
     words = ["planner", "--listen", "127.0.0.1:0", *options]
     code = "from pdplugins.cli import main; main()"
-    return subprocess.Popen([sys.executable, "-c", code, *words], stderr=subprocess.PIPE, text=True)
+    env = {key: value for key, value in os.environ.items() if key != "DYN_SDK_DISABLE_ANSI_LOGGING"}
+    return subprocess.Popen(
+        [sys.executable, "-c", code, *words], stderr=subprocess.PIPE, text=True, env={**env, "DYN_LOG": "info"}
+    )
 
 
 def test_a_gateway_that_cannot_be_is_refused_before_anything_listens() -> None:
