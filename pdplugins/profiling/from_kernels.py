@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -50,6 +51,9 @@ def from_kernels(  # noqa: PLR0913 - the options of a command
     rails: Annotated[
         int, typer.Option(min=1, help="Network adapters of a server that collectives over servers use at once.")
     ] = 1,
+    decode_of: Annotated[
+        Path | None, typer.Option(help="Profile of the same layouts that decode steps are taken from.")
+    ] = None,
     draft_tokens: Annotated[int, typer.Option(min=0, help="Speculative decoding: tokens guessed in a step.")] = 0,
     acceptance: Annotated[float, typer.Option(min=0, max=1, help="Probability that a guess is right.")] = 0.8,
     python: Annotated[str, typer.Option(help="Interpreter that has aiconfigurator.")] = sys.executable,
@@ -91,6 +95,8 @@ def from_kernels(  # noqa: PLR0913 - the options of a command
         scale["expert_imbalance"] = imbalance
     draft.check_new(out, force)
     source, notes, parts = layouts.profile_parts(wanted)
+    if decode_of is not None:
+        source, parts = layouts.with_decode_of(decode_of, source, parts)
     written = options.head(target.name, model, "modelled", source, [*notes, *(note or [])])
     written |= {"bandwidth": draft.bandwidth_part(target), "scale": scale}
     written |= {"transfer": options.transfer(transfer_ms, transfer_gb_per_s, transfer_source)}

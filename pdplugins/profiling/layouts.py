@@ -18,6 +18,7 @@ import numpy as np
 from pdplugins.errors import ConfigError
 from pdplugins.perf.draft import BATCHES, RESERVED_SHARE, never_falling
 from pdplugins.perf.gpus import Gpu
+from pdplugins.perf.profile import read_profile
 from pdplugins.profiling import kernels
 from pdplugins.profiling.thin import thinned
 
@@ -165,6 +166,24 @@ def profile_parts(wanted: Wanted) -> tuple[str, list[str], dict[str, Any]]:
         },
     }
     return source, notes, {name: part for name, part in written.items() if part}
+
+
+def with_decode_of(path: Path, source: str, parts: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+    """Return the source and the parts of a profile whose decode steps are those of the profile at `path`.
+
+    Tables of one version may lack the kernels of an engine that another has. Raises ConfigError for other layouts.
+    """
+    other = read_profile(path).model_dump(mode="json", exclude_none=True)
+    if (found := other["layouts"].keys()) != parts["layouts"].keys():
+        raise ConfigError(
+            f"--decode-of {path}: it has layouts of {', '.join(found)} GPUs; give one of the same layouts"
+        )
+    taken: dict[str, Any] = {**parts, "decode": other["decode"]}
+    if "experts" in parts and "experts" in other:
+        taken["experts"] = {
+            gpus: {**parts["experts"][gpus], "decode": other["experts"][gpus]["decode"]} for gpus in found
+        }
+    return f"{source}; decode steps: {other['provenance']['source']}", taken
 
 
 def _memory(found: Mapping[str, Any], gpu: Gpu) -> dict[str, Any]:

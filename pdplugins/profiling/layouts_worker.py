@@ -128,10 +128,11 @@ class Worker:
         for operation in operations:
             name = operation._name
             asked = {"batch_size": batch, "beam_width": 1, "s": length, "prefix": 0, "model_name": ""}
-            ms = float(operation.query(self._database, x=batch if "logits" in name else tokens, **asked))
+            query = getattr(operation, "query", None) or operation._engine_query  # aiconfigurator 0.12 renamed it
+            ms = float(query(self._database, x=batch if "logits" in name else tokens, **asked))
             total += ms
             attention += ms if name.endswith("_attention") else 0.0
-            experts += ms if name.endswith("_moe") else 0.0
+            experts += ms if name.endswith(("_moe", "_moe_overlap")) else 0.0
             shared += ms if "_shared_" in name else 0.0
         if beside:
             total -= min(shared, experts)

@@ -92,16 +92,18 @@ def test_layouts_become_one_file(tmp_path: Path, fake: Path) -> None:
     assert "--python" not in made.provenance.command
 
 
-def worker(*, beside: bool, rails: int) -> dict[str, Any]:
+def worker(*, beside: bool, rails: int, query_name: str = "query") -> dict[str, Any]:
     """Ask the worker about an aiconfigurator that knows three kernels and an all-reduce."""
-    kernels = {"generation_moe": 5.0, "generation_shared_ffn1_gemm": 2.0, "generation_attention": 1.0}
+    overlapped = {"generation_moe_overlap": 4.0} if query_name != "query" else {}
+    kernels = overlapped | {"generation_moe": 5.0, "generation_shared_ffn1_gemm": 2.0, "generation_attention": 1.0}
     database = SimpleNamespace(system_spec={"node": {"inter_node_bw": 50e9}})
 
     def query(name: str, database: Any, **_: Any) -> float:
         return kernels.get(name) or 9.0 * 50e9 / database.system_spec["node"]["inter_node_bw"]
 
     operations = [
-        SimpleNamespace(_name=name, query=partial(query, name), get_weights=float) for name in (*kernels, "all_reduce")
+        SimpleNamespace(_name=name, get_weights=float, **{query_name: partial(query, name)})
+        for name in (*kernels, "all_reduce")
     ]
     model = MagicMock(generation_ops=operations, context_ops=operations, model_family="DEEPSEEK", _num_layers=1)
     model.config.kvcache_quant_mode.value.memory, model.config.tp_size = 1, 8
@@ -129,6 +131,34 @@ def test_shared_experts_hide_beside_the_others_in_decode_steps_alone() -> None:
     serial, beside = (worker(beside=beside, rails=1) for beside in (False, True))
     assert (serial["decode_dense"], beside["decode_dense"]) == ([16.0], [14.0])
     assert serial["dense"] == beside["dense"] == [16.0]
+
+
+def test_the_newer_aiconfigurator_is_asked_by_its_own_name() -> None:
+    found = worker(beside=False, rails=1, query_name="_engine_query")
+    assert (found["decode_dense"], found["decode_experts"]) == ([20.0], [9.0])
+
+
+def test_decode_steps_come_from_another_profile(tmp_path: Path, fake: Path) -> None:
+    newer = tmp_path / "newer"
+    newer.write_text(
+        fake.read_text().replace("8 + 0.01 * b", "20 + 0.01 * b").replace("4 + 0.005 * b", "9 + 0.005 * b")
+    )
+    newer.chmod(fake.stat().st_mode)
+    decode, mixed, plain = (tmp_path / f"{name}.json" for name in ("decode", "mixed", "plain"))
+    run("--layout", "tp8", "--out", decode, "--python", newer)
+    run("--layout", "tp8", "--out", plain, "--python", fake)
+    run("--layout", "tp8", "--out", mixed, "--python", fake, "--decode-of", decode)
+    taken, own, other = (read_profile(path) for path in (mixed, plain, decode))
+    assert (taken.decode, taken.experts[8].decode) == (other.decode, other.experts[8].decode)
+    assert (taken.prefill, taken.dense, taken.experts[8].prefill) == (own.prefill, own.dense, own.experts[8].prefill)
+    assert taken.provenance.source == f"{own.provenance.source}; decode steps: {other.provenance.source}"
+
+
+def test_decode_steps_of_other_layouts_are_refused(tmp_path: Path, fake: Path) -> None:
+    four, eight = tmp_path / "four.json", tmp_path / "eight.json"
+    run("--layout", "tp4", "--out", four, "--python", fake)
+    with pytest.raises(ConfigError, match=r"--decode-of .*has layouts of 4 GPUs"):
+        run("--layout", "tp8", "--out", eight, "--python", fake, "--decode-of", four)
 
 
 def test_a_ring_over_servers_uses_all_of_their_adapters() -> None:

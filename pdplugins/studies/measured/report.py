@@ -20,9 +20,9 @@ BARS = np.array([0.18, 0.08])
 """Errors of TTFT and TPOT that weigh the same in the fit: the bars over all rows."""
 FITTED = ("kernels", "launch_ms", "request_ms", "handoff_ms", "compile_s")
 """The coefficients that are fitted. The acceptance of guesses stays at its default."""
-STEPS = np.array([0.05, 0.3, 10.0, 50.0, 1.0])
+STEPS = np.array([0.05, 0.15, 10.0, 50.0, 1.0])
 """Changes of the coefficients for the finite differences of the fit."""
-BOUNDS = (np.array([0.7, 0.0, 0.0, 0.0, 0.0]), np.array([2.0, 10.0, 1000.0, 1000.0, 20.0]))
+BOUNDS = (np.array([0.7, 0.0, 0.0, 0.0, 0.0]), np.array([2.0, 5.0, 1000.0, 1000.0, 20.0]))
 ROUNDS = 2
 SOFT = 0.5
 """Errors, in units of their bar, from which on the fit counts them less than squared."""

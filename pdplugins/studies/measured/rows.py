@@ -28,6 +28,12 @@ MODELS = {
 """Mixtures of experts that aiconfigurator has kernel tables for. DeepSeek V3 and R1 are of one shape."""
 LAYERS = {"deepseek-r1": 61, "qwen3-235b-a22b-fp8": 94, "gpt-oss-120b": 36}
 """By model: layers of its `config.json`."""
+MATRICES = {"deepseek-r1": 6, "qwen3-235b-a22b-fp8": 2, "gpt-oss-120b": 2}
+"""By model: weight matrices of a layer outside its router and its routed experts, as engines fuse them.
+
+Attention has two, QKV and output. DeepSeek's has four: down to both latents, up from each of them, and output; its
+shared expert, or the MLP of its first three layers, has two more.
+"""
 WARMS_UP = date(2026, 1, 21)
 """From this day on InferenceMAX's client sends two requests for each client before it measures."""
 DENSE = re.compile(r"Llama-3\.1|Qwen3-32B")

@@ -21,7 +21,7 @@ from pdplugins.sim.core.flight import Arrival
 from pdplugins.sim.core.settings import SimSettings
 from pdplugins.sim.core.simulation import Simulation
 from pdplugins.studies.measured.engines import GRAPHS_WITH_PROMPTS, balance_of, engine_of, group_tokens, groups_of
-from pdplugins.studies.measured.rows import LAYERS, Row
+from pdplugins.studies.measured.rows import LAYERS, MATRICES, Row
 from pdplugins.studies.measured.steps import PromptSteps
 from pdplugins.workloads.trace import Round
 
@@ -40,8 +40,8 @@ class Coefficients:
 
     kernels: float = 1.0
     """Factor on the times of the kernel tables, of prompts and of decode steps."""
-    launch_ms: float = 1.0
-    """Milliseconds to launch the kernels of one layer, in engines that do so in each step with prompts."""
+    launch_ms: float = 0.5
+    """Milliseconds to launch what belongs to one of `MATRICES`, in engines that do so in each step with prompts."""
     acceptance: float = 0.7
     """Probability that a guessed token is right, if those before it were. Not fitted."""
     request_ms: float = 50.0
@@ -65,7 +65,7 @@ class Coefficients:
 
 EFFECTS = {
     "launches": "steps with prompts wait for their launches",
-    "groups": "one prompt takes a step as long as one in every group",
+    "groups": "a prompt takes a step as long as one in every group, but for its experts in two pools",
     "balance": "prompts wait until every group has one",
     "compilation": "the first request of each client waits until block-FP8 kernels are compiled",
 }
@@ -167,10 +167,11 @@ def _perf(row: Row, layout: str, coefficients: Coefficients, without: str) -> tu
     }
     launch_s, least_tokens, groups = 0.0, 0.0, groups_of(layout)
     if without != "launches" and touches("launches", row):
-        launch_s = layers * coefficients.launch_ms / 1e3
+        launch_s = layers * MATRICES[row.model] * coefficients.launch_ms / 1e3
     if without != "groups" and groups > 1:
         least_tokens = groups * min((1 + _shortest(row)) / 2 * row.isl_tokens, group_tokens(row))
-    return PromptSteps(profile.model_copy(update=changes), launch_s, least_tokens), gpus
+    own_experts = row.pools.prefill is not None
+    return PromptSteps(profile.model_copy(update=changes), launch_s, least_tokens, own_experts=own_experts), gpus
 
 
 def _clients(row: Row, seed: int) -> Iterator[Arrival]:

@@ -10,11 +10,13 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from pdplugins.perf.profile import read_profile
 from pdplugins.studies.measured import report
 from pdplugins.studies.measured.engines import group_tokens
 from pdplugins.studies.measured.published import Pools
-from pdplugins.studies.measured.rows import Row
-from pdplugins.studies.measured.simulate import EFFECTS, Coefficients, refusal, simulate
+from pdplugins.studies.measured.rows import LAYERS, Row
+from pdplugins.studies.measured.simulate import EFFECTS, Coefficients, profile_path, refusal, simulate
+from pdplugins.studies.measured.steps import PromptSteps
 from pdplugins.studies.validate.commands import validate
 
 pytestmark = pytest.mark.moderate
@@ -52,10 +54,36 @@ def test_guesses_shorten_an_answer_by_as_much_as_is_accepted() -> None:
 
 
 def test_a_prompt_alone_takes_as_long_as_one_in_every_group() -> None:
-    groups = replace(TWO, pools=Pools((1, "dp8+ep8"), (1, "tp8+ep8"), 0), inference_max=False, clients=1)
-    alone, together = (simulate(replace(groups, clients=clients), Coefficients()) for clients in (1, 8))
-    assert together.ttft_s < 1.5 * alone.ttft_s  # the rest is attention and the transfers
-    assert simulate(groups, Coefficients(), without="groups").ttft_s < alone.ttft_s - 0.1
+    groups = replace(ONE, pools=Pools(None, (1, "dp8+ep8"), 0), inference_max=False, clients=1)
+    quick = Coefficients(launch_ms=0.0)
+    alone, together = (simulate(replace(groups, clients=clients), quick) for clients in (1, 8))
+    assert together.ttft_s < 2 * alone.ttft_s  # the first starts alone, and the other seven together
+    assert simulate(groups, quick, without="groups").ttft_s < alone.ttft_s - 0.1
+
+
+def test_experts_of_a_prefill_worker_count_only_the_tokens_that_there_are() -> None:
+    alone = replace(TWO, pools=Pools((1, "dp8+ep8"), (1, "tp8+ep8"), 0), clients=1)
+    profile = read_profile(profile_path(alone, "dp8+ep8"))
+    whole, own = (PromptSteps(profile, 0.0, 8192.0, own_experts=own) for own in (False, True))
+    assert own.dense_s(1024, 8) < whole.dense_s(1024, 8) - 0.05
+    assert own.dense_s(8192, 8) == whole.dense_s(8192, 8)
+    padded = replace(alone, pools=Pools(None, (1, "dp8+ep8"), 0))
+    quick = Coefficients(launch_ms=0.0, handoff_ms=0.0)
+    assert simulate(alone, quick).ttft_s < simulate(padded, quick).ttft_s
+
+
+def test_a_layer_of_deepseek_takes_three_times_the_launches_of_the_others() -> None:
+    times = {
+        model: simulate(
+            replace(ONE, model=model, system=system, pools=Pools(None, (1, "tp8+ep8"), 0), isl_tokens=64, clients=1),
+            Coefficients(launch_ms=9.0),
+        ).ttft_s
+        - Coefficients().request_ms / 1e3
+        for model, system in (("deepseek-r1", "h200"), ("qwen3-235b-a22b-fp8", "h100"), ("gpt-oss-120b", "h200"))
+    }
+    layers = {model: seconds / LAYERS[model] for model, seconds in times.items()}
+    assert layers["deepseek-r1"] == pytest.approx(3 * layers["qwen3-235b-a22b-fp8"], rel=0.01)
+    assert layers["gpt-oss-120b"] == pytest.approx(layers["qwen3-235b-a22b-fp8"], rel=0.01)
 
 
 def test_prompts_wait_until_every_group_has_one() -> None:
@@ -69,7 +97,7 @@ def test_prompts_wait_until_every_group_has_one() -> None:
 def test_a_short_prompt_waits_for_its_launches_but_not_in_vllm() -> None:
     short = replace(ONE, isl_tokens=64, clients=1, inference_max=False)
     quick, slow = (simulate(short, Coefficients(launch_ms=ms)).ttft_s for ms in (1.0, 2.0))
-    assert slow == pytest.approx(quick + 0.061)  # 61 layers
+    assert slow == pytest.approx(quick + 0.366)  # 61 layers of six matrices
     graphs = replace(short, model="gpt-oss-120b", engine="vllm", pools=Pools(None, (1, "tp8"), 0))
     assert simulate(graphs, Coefficients(launch_ms=9.0)) == simulate(graphs, Coefficients())
 
@@ -111,7 +139,7 @@ def test_a_layout_without_tables_is_refused() -> None:
 
 
 def test_the_fit_finds_the_coefficients_that_made_the_rows() -> None:
-    true = Coefficients(kernels=1.2, launch_ms=2.0, request_ms=30.0, handoff_ms=80.0, compile_s=4.0)
+    true = Coefficients(kernels=1.2, launch_ms=0.4, request_ms=30.0, handoff_ms=80.0, compile_s=4.0)
     cold = replace(ONE, id="cold", day=date(2025, 12, 15))
     rows = [replace(row, clients=clients) for row in (ONE, TWO, cold) for clients in (1, 4, 16)]
     felt = report.predict(rows, true, 0)
