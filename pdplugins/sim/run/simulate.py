@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from pdplugins.config import CHOICES, Choice, Config, in_bundle, resolved, settings_of
+from pdplugins.config import Choice, Config, in_bundle, resolved, settings_of
 from pdplugins.contracts.deployment import Deployment
 from pdplugins.contracts.kinds import Kind
 from pdplugins.contracts.planner import Planner
@@ -115,7 +115,7 @@ def seeded(config: Config, seed: int) -> Config:
     If several keys pick parts of one bundle, only keys with settings get the seed, because all settings of a bundle
     must be equal.
     """
-    chosen = {key: choice for key in CHOICES if (choice := getattr(config, key)) is not None}
+    chosen = config.chosen
     if config.router is None and config.bundle is None:
         chosen[Kind.ROUTER] = STOCK_ROUTER
     bundled = {key: choice.name for key, choice in chosen.items() if in_bundle(key, choice)}
