@@ -120,25 +120,29 @@ class SafePolicy(Generic[P]):
     def _asked(self, decide: Callable[[], object]) -> tuple[object, Fault | None, int]:
         """Ask the policy for a decision: return its answer, the fault where it raised, and the nanoseconds it took."""
         answer, fault = None, None
-        began = self._clock()
+        clock, tally = self._clock, self.tally
+        began = clock()
         try:
             answer = decide()
         except Exception as error:
             fault = self._failed(error)
-        took = self._clock() - began
-        self.tally.calls += 1
-        self.tally.ns += took
+        took = clock() - began
+        tally.calls += 1
+        tally.ns += took
         return answer, fault, took
 
     def _told(self, hear: Callable[[], None]) -> bool:
         """Tell the policy something; return whether it took that in."""
-        heard = False
-        began = self._clock()
-        with self._guarded:
+        clock = self._clock
+        began = clock()
+        try:
             hear()
-            heard = True
-        self.tally.ns += self._clock() - began
-        return heard
+        except Exception as error:
+            self._failed(error)
+            return False
+        finally:
+            self.tally.ns += clock() - began
+        return True
 
     def _failed(self, error: Exception) -> Fault:
         self.tally.fault(Fault.POLICY_ERROR, raised(self.policy, error), error)
