@@ -15,7 +15,7 @@ from pydantic import BaseModel
 
 from pdplugins.config import CHOICES, Config
 from pdplugins.registry import BUNDLE, Registry
-from pdplugins.workloads.traces import Mix
+from pdplugins.workloads.sources import Mix
 
 Schema = dict[str, Any]
 DIALECT = "https://json-schema.org/draft/2020-12/schema"

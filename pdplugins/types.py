@@ -6,7 +6,7 @@ from pdplugins.contracts.dated import DatedLoad
 from pdplugins.contracts.deployment import Deployment
 from pdplugins.contracts.flow import Flow, FlowDecision, Go, Hold, Refuse, Waiting
 from pdplugins.contracts.numbers import is_number
-from pdplugins.contracts.perf import PerfModel
+from pdplugins.contracts.perf import PerfModel, PowerTable
 from pdplugins.contracts.planner import Eager, Planner, PlannerView, Remembers, ScalePlan, Traffic
 from pdplugins.contracts.power import (
     Device,
@@ -76,6 +76,7 @@ __all__ = [
     "PowerBackend",
     "PowerController",
     "PowerPlan",
+    "PowerTable",
     "QueuedPrefill",
     "Reading",
     "Refuse",

@@ -10,7 +10,7 @@ from typing import Any
 from pdplugins import config, extras
 from pdplugins.registry import BUNDLE, default_registry
 from pdplugins.report import address
-from pdplugins.workloads import traces
+from pdplugins.workloads import sources
 
 RENAMED: dict[str, dict[str, str]] = {
     "replay": {"--gpu-budget": "--gpus", "--duration": "--clip-s"},
@@ -146,7 +146,7 @@ COMPLETIONS: dict[str, Callable[[], list[str]]] = {
     "configs": _configs,
     "profile": lambda: default_registry().names("profile"),
     "planner": lambda: default_registry().names("planner"),
-    "trace": lambda: [*traces.shipped(), *default_registry().names("workload")],
-    "replay": lambda: [*traces.shipped(), *default_registry().names("workload")],
+    "trace": lambda: [*sources.shipped(), *default_registry().names("workload")],
+    "replay": lambda: [*sources.shipped(), *default_registry().names("workload")],
 }
 """By name of a parameter: what it may be."""

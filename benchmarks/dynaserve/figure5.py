@@ -12,8 +12,8 @@ from pdplugins.config import Config, parse
 from pdplugins.runtime.assembly import build_deployment
 from pdplugins.runtime.policies import build_policies
 from pdplugins.sim.core.simulation import Simulation
+from pdplugins.sim.run.running import arrival
 from pdplugins.sim.run.setup import sim_settings
-from pdplugins.sim.run.simulate import arrival
 from pdplugins.types import Placement, Request, Router, WorkerView
 
 SPLITS = (512, 768, 896, *range(1024, 1985, 64))

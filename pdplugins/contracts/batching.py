@@ -15,6 +15,7 @@ class QueuedPrefill:
 
     request: Request
     remaining_tokens: int
+    """Tokens of its prompt that still have to be computed."""
     queued_s: float
     """Time at which it joined the queue."""
     done_tokens: int | None = None
@@ -26,7 +27,9 @@ class BatchView:
     """The state of one instance just before its next step."""
 
     queue: tuple[QueuedPrefill, ...]
+    """The requests that wait, in the engine's order."""
     decode_requests: int
+    """Requests that decode."""
     decode_context_tokens: int
     """Sum of the contexts of all running decodes."""
     decode_tpots_s: tuple[float, ...] = ()
@@ -55,7 +58,10 @@ class FallsBackToBatches(Protocol):
 
 
 class BatchScheduler(Protocol):
-    """Decides what one instance runs in its next step."""
+    """Decides what one instance runs in its next step.
+
+    Where it raises, or answers with what cannot be followed, its own fallback composes that step, else the engine.
+    """
 
     def next_batch(self, view: BatchView, now_s: float) -> BatchPlan:
         """Compose the next step."""

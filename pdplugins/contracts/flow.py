@@ -40,6 +40,7 @@ class Refuse:
 
     request_id: str
     retry_after_s: float
+    """Seconds after which the client may come again."""
     reason: str = ""
 
 
@@ -55,7 +56,10 @@ FlowDecision = Go | Refuse | Hold
 
 
 class Flow(Protocol):
-    """Orders the waiting requests. Every call costs at most O(log n) for n waiting requests."""
+    """Orders the waiting requests. Every call costs at most O(log n) for n waiting requests.
+
+    Where it raises, or answers with what cannot be followed, the request that came first goes on.
+    """
 
     def on_arrival(self, waiting: Waiting, now_s: float) -> None:
         """Take in a request that waits from now on."""

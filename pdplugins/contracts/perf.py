@@ -51,7 +51,7 @@ class PerfModel(Protocol):
 
     Every model answers the first six methods. The others return None where the model does not know the answer. A model
     that inherits from `pdplugins.types.PlainPerf` returns None from all of them unless it overrides them. Whether a
-    method returns None may depend only on `tp`.
+    method returns None may depend only on `tp`. Callers ask only for sizes that `tp_sizes` names.
     """
 
     def prefill_s(self, tokens: float, tp: int) -> float:

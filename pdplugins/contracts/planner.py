@@ -14,6 +14,7 @@ class Traffic:
     """The traffic since the planner was last asked, and the latencies that clients saw."""
 
     window_s: float
+    """Seconds that these numbers cover."""
     requests: float
     """Requests that arrived in the window."""
     isl_tokens: float | None = None
@@ -21,7 +22,9 @@ class Traffic:
     osl_tokens: float | None = None
     """Mean output sequence length; None when no request finished."""
     ttft_s: float | None = None
+    """Mean time to first token; None when there was none, or the host does not see it."""
     tpot_s: float | None = None
+    """Mean time per output token after the first; None likewise."""
     isl_sq_tokens: float | None = None
     """Mean of the square of the input sequence length; with `isl_tokens` it gives the variance."""
     osl_sq_tokens: float | None = None
@@ -51,17 +54,23 @@ class PlannerView:
     """Everything a planner may use for one decision."""
 
     now_s: float
+    """The host's clock. It never goes back, and where it begins means nothing."""
     traffic: Traffic | None
+    """None where the host has no metrics of this window."""
     prefill: Pool
+    """The workers whose role is prefill."""
     decode: Pool
+    """Those whose role is decode."""
 
 
 @dataclass(frozen=True, slots=True)
 class ScalePlan:
-    """How many workers of each role there should be."""
+    """How many workers of each role there should be. Hosts cut a plan that needs more GPUs than the budget."""
 
     prefill: int
+    """Workers; at least one, unless workers of the other role do both phases (`Deployment.any_role`)."""
     decode: int
+    """Likewise."""
     reason: str
     """One readable line for the log: what the planner saw, and what follows from it."""
     signals: Mapping[str, float] = field(default_factory=dict)
@@ -69,7 +78,10 @@ class ScalePlan:
 
 
 class Planner(Protocol):
-    """Decides how many workers of each role there should be. Hosts call it at intervals."""
+    """Decides how many workers of each role there should be. Hosts call it at intervals.
+
+    While it raises, or answers with what cannot be followed, the last good plan holds.
+    """
 
     @property
     def interval_s(self) -> float:

@@ -17,9 +17,13 @@ class GpuView:
     """One GPU of the node."""
 
     index: int
+    """Its number in this node, which plans name it by."""
     role: Role
+    """The role of the worker that it belongs to."""
     draw_w: float
+    """Watts that it draws now; NaN where the host does not know."""
     cap_w: float
+    """Watts that it may draw."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +31,9 @@ class Flip:
     """A wish that one GPU changes its role after it has drained."""
 
     gpu: int
+    """Its `GpuView.index`."""
     role: Role
+    """The role that it should have."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,12 +41,16 @@ class PowerPlan:
     """The caps that the GPUs should have, and the roles that should change."""
 
     caps_w: Mapping[int, float]
+    """Watts by `GpuView.index`. A GPU that is left out keeps its cap."""
     flips: tuple[Flip, ...] = ()
     reason: str = ""
 
 
 class PowerController(Protocol):
-    """Moves watts and roles between the GPUs of one node, within the node's budget."""
+    """Moves watts and roles between the GPUs of one node, within the node's budget.
+
+    Where it raises, or its caps sum to more than the budget, all caps and roles stay as they are.
+    """
 
     @property
     def interval_s(self) -> float:
@@ -74,7 +84,9 @@ class Reading:
     """What one device says of its power now."""
 
     draw_w: float
+    """Watts that it draws."""
     cap_w: float
+    """Watts that it may draw."""
     energy_j: float | None = None
     """Joules since the driver was loaded; None where the device does not count them."""
 

@@ -19,9 +19,13 @@ class Placement:
     """
 
     first: str
+    """`WorkerView.id` of the worker that begins."""
     second: str | None
+    """That of the one that goes on."""
     split: int
+    """Tokens of prompt plus output."""
     reason: str = ""
+    """One readable line for the log."""
 
 
 class Router(Protocol):
@@ -29,6 +33,9 @@ class Router(Protocol):
 
     `workers` are the workers that take new work. Hosts pass the same tuple object as long as neither the workers nor
     their roles have changed, so a router may cache what it derives from it. The loads change all the time.
+
+    Where a router raises, or names a worker that takes no work, its own fallback places that request, else the least
+    loaded workers get it.
     """
 
     def on_arrival(self, request: Request, workers: tuple[WorkerView, ...], now_s: float) -> Placement:

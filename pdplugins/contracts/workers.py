@@ -36,10 +36,13 @@ class WorkerLoad:
     """The latest report of one engine on its queue and its batch."""
 
     worker: str
+    """Its `WorkerView.id`."""
     queued_requests: float = 0.0
+    """Requests that wait: for prefill (prefill role), or preempted ones (decode role)."""
     queued_tokens: float = 0.0
     """Prompt tokens that wait for prefill (prefill role), or context tokens of preempted requests (decode role)."""
     running_requests: float = 0.0
+    """Requests in the current step."""
     running_tokens: float = 0.0
     """Prompt tokens in the current prefill step, or context tokens in the current decode step."""
     recent_ttft_s: float | None = None
@@ -133,8 +136,11 @@ class Pool:
     """The workers of one role."""
 
     ready: int
+    """Workers that take new work."""
     starting: int = 0
+    """Workers that start, change to this role, or wait for GPUs."""
     draining: int = 0
+    """Workers that finish their requests and take no new ones."""
     loads: tuple[WorkerLoad, ...] = ()
     """Loads of the workers that reported. There are fewer than `ready` when some did not report."""
 

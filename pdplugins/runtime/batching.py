@@ -8,77 +8,55 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Mapping
-from time import perf_counter_ns
 
 from pdplugins.contracts.batching import BatchPlan, BatchScheduler, BatchView, FallsBackToBatches
 from pdplugins.contracts.kinds import Kind
-from pdplugins.runtime.decision import Decision, Fault, Journal
-from pdplugins.runtime.faults import SafePolicy, Tally, fallback_of, one_line, raised
+from pdplugins.runtime.decision import Decision, Journal
+from pdplugins.runtime.faults import Guard, SafePolicy, Tally, fallback_of, one_line
 
 
-class SafeBatchScheduler(SafePolicy):
+class SafeBatchScheduler(SafePolicy[BatchScheduler]):
     """A batch scheduler that never raises. A plan may name requests that do not wait any more: hosts skip these.
 
-    :param tally: counts; its own when None. The schedulers of several engines may share one.
+    The schedulers of several engines may share a `tally`.
     """
 
-    __slots__ = ("_fallback", "_journal", "policy")
+    __slots__ = ("_fallback",)
 
     def __init__(
         self, scheduler: BatchScheduler, *, journal: Journal | None = None, tally: Tally | None = None
     ) -> None:
-        super().__init__(Kind.BATCH_SCHEDULER, journal, tally)
-        self.policy = scheduler
+        super().__init__(Kind.BATCH_SCHEDULER, scheduler, journal, tally)
         self._fallback: BatchScheduler | None = fallback_of(scheduler, FallsBackToBatches, "next_batch")
-        self._journal = journal
 
     def next_batch(self, view: BatchView, now_s: float) -> BatchPlan | None:
         """Return the plan for the next step; None when the engine must compose it by itself. Never raises."""
-        tally = self.tally
-        tally.calls += 1
-        plan, fault = None, None
-        began = perf_counter_ns()
-        try:
-            answer: object = self.policy.next_batch(view, now_s)
-        except Exception as error:  # a policy that fails must not stop serving
-            took = perf_counter_ns() - began
-            fault = Fault.POLICY_ERROR
-            tally.fault(fault, raised(self.policy, error), error)
+        plan: BatchPlan | None = None
+        answer, fault, took = self._asked(lambda: self.policy.next_batch(view, now_s))
+        if fault is not None:
             plan = self._simpler(view, now_s)
         else:
-            took = perf_counter_ns() - began
             try:
                 plan = _checked(answer)
             except Exception as error:
-                fault = Fault.UNSAFE_ANSWER
-                tally.fault(fault, f"{type(self.policy).__name__}: {one_line(error)}")
-        tally.ns += took
+                fault = self._unsafe(f"{type(self.policy).__name__}: {one_line(error)}")
         journal = self._journal
-        if journal is not None and (fault is not None or not journal.skips(tally.kind, took * 1e-9)):
+        if journal is not None and (fault is not None or not journal.skips(Kind.BATCH_SCHEDULER, took * 1e-9)):
             seen = {"view": view, "now_s": now_s}
             journal.decided(Decision(Kind.BATCH_SCHEDULER, plan, fault, took / 1e9), seen)
         return plan
 
     def _simpler(self, view: BatchView, now_s: float) -> BatchPlan | None:
         """Return the plan of the policy's own fallback; None where it has none, or that fails too."""
-        if self._fallback is None:
-            return None
-        try:
-            return _checked(self._fallback.next_batch(view, now_s))
-        except Exception as error:
-            self.tally.fault(Fault.POLICY_ERROR, raised(self._fallback, error), error)
-            return None
+        if self._fallback is not None:
+            with Guard(self._fallback, self.tally):
+                return _checked(self._fallback.next_batch(view, now_s))
+        return None
 
     def on_step(self, view: BatchView, plan: BatchPlan, took_s: float) -> None:
         """Let the policy learn from a step that has completed. Never raises."""
-        tally = self.tally
-        tally.calls += 1
-        began = perf_counter_ns()
-        try:
-            self.policy.on_step(view, plan, took_s)
-        except Exception as error:
-            tally.fault(Fault.POLICY_ERROR, raised(self.policy, error), error)
-        tally.ns += perf_counter_ns() - began
+        self.tally.calls += 1
+        self._told(lambda: self.policy.on_step(view, plan, took_s))
 
 
 def _checked(plan: object) -> BatchPlan:

@@ -5,7 +5,10 @@ from __future__ import annotations
 import logging
 import math
 from collections import Counter
-from typing import Any, Protocol
+from collections.abc import Callable
+from time import perf_counter_ns
+from types import TracebackType
+from typing import Any, Generic, Protocol, TypeVar
 
 from pdplugins.contracts.kinds import Kind
 from pdplugins.errors import PluginError
@@ -52,13 +55,52 @@ class HasInterval(Protocol):
     def interval_s(self) -> float: ...  # noqa: D102 - see Planner
 
 
-class SafePolicy:
-    """What the safe wrappers of all kinds of policy have in common."""
+class Guard:
+    """``with guard:`` lets no exception of a policy out: it is counted, and what is left of the block is not done."""
 
-    __slots__ = ("tally",)
+    __slots__ = ("_policy", "_tally")
 
-    def __init__(self, kind: Kind, journal: Journal | None, tally: Tally | None) -> None:
+    def __init__(self, policy: object, tally: Tally) -> None:
+        self._policy = policy
+        self._tally = tally
+
+    def __enter__(self) -> None:
+        """Begin what may raise."""
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool:
+        if not isinstance(error, Exception):
+            return False
+        self._tally.fault(Fault.POLICY_ERROR, raised(self._policy, error), error)
+        return True
+
+
+P = TypeVar("P")
+
+
+class SafePolicy(Generic[P]):
+    """What the safe wrappers of all kinds of policy have in common: a policy that fails must not stop serving.
+
+    :param tally: counts; its own when None.
+    :param clock: measures how long the policy takes, in nanoseconds. Decisions never depend on it.
+    """
+
+    __slots__ = ("_clock", "_guarded", "_journal", "policy", "tally")
+
+    def __init__(
+        self,
+        kind: Kind,
+        policy: P,
+        journal: Journal | None,
+        tally: Tally | None,
+        clock: Callable[[], int] = perf_counter_ns,
+    ) -> None:
+        self.policy = policy
         self.tally = tally or Tally(kind, journal)
+        self._guarded = Guard(policy, self.tally)
+        self._journal = journal
+        self._clock = clock
 
     @property
     def faults(self) -> Counter[Fault]:
@@ -74,6 +116,41 @@ class SafePolicy:
     def ns(self) -> int:
         """Nanoseconds that the policy took."""
         return self.tally.ns
+
+    def _asked(self, decide: Callable[[], object]) -> tuple[object, Fault | None, int]:
+        """Ask the policy for a decision: return its answer, the fault where it raised, and the nanoseconds it took."""
+        answer, fault = None, None
+        clock, tally = self._clock, self.tally
+        began = clock()
+        try:
+            answer = decide()
+        except Exception as error:
+            fault = self._failed(error)
+        took = clock() - began
+        tally.calls += 1
+        tally.ns += took
+        return answer, fault, took
+
+    def _told(self, hear: Callable[[], None]) -> bool:
+        """Tell the policy something; return whether it took that in."""
+        clock = self._clock
+        began = clock()
+        try:
+            hear()
+        except Exception as error:
+            self._failed(error)
+            return False
+        finally:
+            self.tally.ns += clock() - began
+        return True
+
+    def _failed(self, error: Exception) -> Fault:
+        self.tally.fault(Fault.POLICY_ERROR, raised(self.policy, error), error)
+        return Fault.POLICY_ERROR
+
+    def _unsafe(self, why: str) -> Fault:
+        self.tally.fault(Fault.UNSAFE_ANSWER, why)
+        return Fault.UNSAFE_ANSWER
 
 
 def raised(policy: object, error: Exception) -> str:

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
-from collections.abc import Callable
-from time import perf_counter_ns
 from typing import Any
 
 from pdplugins.contracts.flow import Flow, FlowDecision, Go, Hold, Refuse, Waiting
@@ -18,7 +16,7 @@ from pdplugins.contracts.request import Request
 from pdplugins.contracts.router import HearsOutcomes, Outcome
 from pdplugins.contracts.workers import WorkerView
 from pdplugins.runtime.decision import Decision, Fault, Journal
-from pdplugins.runtime.faults import SafePolicy, Tally, implements, one_line, raised
+from pdplugins.runtime.faults import SafePolicy, Tally, implements, one_line
 
 LEAST_RETRY_S = 1.0
 MOST_RETRY_S = 3600.0
@@ -30,27 +28,24 @@ MOST_HOLD_S = 3600.0
 HOLD = Hold()
 
 
-class SafeFlow(SafePolicy):
+class SafeFlow(SafePolicy[Flow]):
     """A flow policy that never raises and loses nothing. Every call costs O(1), beside the policy's own cost.
 
     The host calls `next` until the answer is `Hold`. Each `Go` and `Refuse` takes one request out of the queue, so that
     ends after at most as many calls as requests wait.
 
     :param most_waiting: requests that may wait; what comes on top is refused, whatever the policy says.
-    :param tally: counts; its own when None.
     """
 
-    __slots__ = ("_journal", "_learner", "_most_waiting", "_unheard", "_waiting", "policy")
+    __slots__ = ("_learner", "_most_waiting", "_unheard", "_waiting")
 
     def __init__(
         self, flow: Flow, *, most_waiting: int, journal: Journal | None = None, tally: Tally | None = None
     ) -> None:
-        super().__init__(Kind.FLOW, journal, tally)
-        self.policy = flow
+        super().__init__(Kind.FLOW, flow, journal, tally)
         more: Any = flow
         self._learner: HearsOutcomes | None = more if implements(more, HearsOutcomes) else None
         self._most_waiting = most_waiting
-        self._journal = journal
         self._waiting: OrderedDict[str, Waiting] = OrderedDict()
         self._unheard: OrderedDict[str, None] = OrderedDict()
         """Waiting requests that the policy does not have, because it failed when they came: they go on at once."""
@@ -84,23 +79,12 @@ class SafeFlow(SafePolicy):
             return HOLD
         if self._unheard and workers:
             return self._first(next(iter(self._unheard)), workers, now_s, in_service, Fault.POLICY_ERROR, 0)
-        tally = self.tally
-        tally.calls += 1
-        fault: Fault | None
-        began = perf_counter_ns()
-        try:
-            answer: object = self.policy.next(workers, now_s)
-        except Exception as error:  # a policy that fails must not stop serving
-            took = perf_counter_ns() - began
-            tally.fault(Fault.POLICY_ERROR, raised(self.policy, error), error)
-            decision, fault = None, Fault.POLICY_ERROR
-        else:
-            took = perf_counter_ns() - began
+        decision: FlowDecision | None = None
+        answer, fault, took = self._asked(lambda: self.policy.next(workers, now_s))
+        if fault is None:
             decision, why = self._followed(answer, now_s, bool(workers), in_service)
-            fault = None if why is None else Fault.UNSAFE_ANSWER
             if why is not None:
-                tally.fault(Fault.UNSAFE_ANSWER, f"{type(self.policy).__name__}: {why}")
-        tally.ns += took
+                fault = self._unsafe(f"{type(self.policy).__name__}: {why}")
         if decision is None:
             return self._first(next(iter(self._waiting)), workers, now_s, in_service, fault, took)
         return self._decided(decision, fault, took, workers, now_s, in_service)
@@ -177,18 +161,6 @@ class SafeFlow(SafePolicy):
             return self._decided(HOLD, fault, took_ns, workers, now_s, in_service)
         self.left(request_id)
         return self._decided(Go(request_id), fault, took_ns, workers, now_s, in_service)
-
-    def _told(self, tell: Callable[[], None]) -> bool:
-        """Tell the policy something; return whether it took that in."""
-        began = perf_counter_ns()
-        try:
-            tell()
-        except Exception as error:
-            self.tally.fault(Fault.POLICY_ERROR, raised(self.policy, error), error)
-            return False
-        finally:
-            self.tally.ns += perf_counter_ns() - began
-        return True
 
     def _turned_away(self, waiting: Waiting, now_s: float, why: str) -> Refuse:
         refusal = Refuse(waiting.request.id, LEAST_RETRY_S, why)

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pdplugins.config import CHOICES, Config, with_defaults
+from pdplugins.config import Config, with_defaults
 from pdplugins.contracts.deployment import Deployment
 from pdplugins.contracts.flow import Refuse
 from pdplugins.contracts.kinds import Kind
@@ -179,5 +179,5 @@ def build_journal(
 
 def _with_defaults(config: Config, registry: Registry | None) -> Config:
     """Fill in the defaults of all choices, so that a log replays the same when a later version has others."""
-    chosen = {key: choice for key in CHOICES if (choice := getattr(config, key)) is not None}
-    return config.model_copy(update={k: with_defaults(config, k, choice, registry) for k, choice in chosen.items()})
+    whole = {key: with_defaults(config, key, choice, registry) for key, choice in config.chosen.items()}
+    return config.model_copy(update=whole)

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import math
 import operator
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import fields
 from pathlib import Path
+from time import perf_counter_ns
 from typing import Any
 
 from pdplugins.config import Config
@@ -35,11 +35,10 @@ SHORTEST_WAIT_S = 0.1
 """A planner that is eager is looked at no more often than this, in seconds."""
 
 
-class SafePlanner(SafePolicy):
+class SafePlanner(SafePolicy[Planner]):
     """A planner that never raises and never answers with an unsafe plan. Not for use by two threads at once.
 
     :param initial: the workers there are before the first decision; what holds until then.
-    :param clock: measures how long a step takes, in seconds. Decisions never depend on it.
     :param state: where what the policy learns is kept for the next run.
     """
 
@@ -50,18 +49,15 @@ class SafePlanner(SafePolicy):
         *,
         initial: ScalePlan,
         journal: Journal | None = None,
-        clock: Callable[[], float] = time.perf_counter,
+        clock: Callable[[], int] = perf_counter_ns,
         state: StateFile | None = None,
     ) -> None:
-        super().__init__(Kind.PLANNER, journal, None)
-        self.policy = planner
+        super().__init__(Kind.PLANNER, planner, journal, None, clock)
         self.interval_s = interval_of(planner)
         """Seconds between two calls of `plan`."""
         self.eager = implements(planner, Eager)
         """Whether `wait_s` may ever be finite."""
         self.deployment = deployment
-        self._journal = journal
-        self._clock = clock
         self._state = state
         self._last = initial
         self._decided = False
@@ -89,7 +85,7 @@ class SafePlanner(SafePolicy):
         started = self._clock()
         try:
             plan: object = self.policy.plan(view)
-        except Exception as error:  # a policy that fails must not stop serving
+        except Exception as error:
             step_s = self._took(started)
             return self._hold(Fault.POLICY_ERROR, raised(self.policy, error), view=view, step_s=step_s, error=error)
         step_s = self._took(started)
@@ -114,14 +110,12 @@ class SafePlanner(SafePolicy):
         if not self.eager or any(not math.isfinite(value) for _, value in _numbers(view)):
             return math.inf
         policy: Any = self.policy
-        try:
+        wait_s = math.inf
+        with self._guarded:
             wanted = policy.wait_s(view)
             wait_s = math.inf if wanted is None else float(wanted)
-        except Exception as error:  # a policy that fails must not stop serving
-            self.tally.fault(Fault.POLICY_ERROR, raised(self.policy, error), error)
-            return math.inf
         if not wait_s >= 0:
-            self.tally.fault(Fault.UNSAFE_ANSWER, f"wait_s is {wait_s}")
+            self._unsafe(f"wait_s is {wait_s}")
             return math.inf
         # Twice at the same time it is not asked: that would not end where it always wants to be.
         return 0.0 if wait_s == 0 and view.now_s != self._asked_s else max(wait_s, SHORTEST_WAIT_S)
@@ -137,12 +131,12 @@ class SafePlanner(SafePolicy):
         if self._journal is not None:
             self._journal.close()
 
-    def _took(self, started: float) -> float:
+    def _took(self, started: int) -> float:
         """Return the seconds since `started`, and count them."""
-        step_s = self._clock() - started
+        took = self._clock() - started
         self.tally.calls += 1
-        self.tally.ns += round(step_s * 1e9)
-        return step_s
+        self.tally.ns += took
+        return took / 1e9
 
     def _unusable(self, view: PlannerView) -> tuple[Fault, str] | None:
         for name, value in _numbers(view):

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from time import perf_counter_ns
 
 from pdplugins.contracts.deployment import Deployment
 from pdplugins.contracts.kinds import Kind
@@ -15,20 +14,19 @@ from pdplugins.contracts.planner import PlannerView
 from pdplugins.contracts.power import Flip, GpuView, PowerController, PowerPlan
 from pdplugins.contracts.workers import Role
 from pdplugins.runtime.decision import Decision, Fault, Journal
-from pdplugins.runtime.faults import SafePolicy, Tally, interval_of, one_line, raised
+from pdplugins.runtime.faults import SafePolicy, Tally, interval_of, one_line
 
 WATT_TOLERANCE = 1e-6
 """Share of the budget by which the caps may exceed it: what rounding of sums adds."""
 
 
-class SafePowerController(SafePolicy):
+class SafePowerController(SafePolicy[PowerController]):
     """A power controller that never raises, and whose plans keep the node's budget and a GPU of each role.
 
     :param budget_w: what all caps may sum to; None when that is unknown.
-    :param tally: counts; its own when None.
     """
 
-    __slots__ = ("_any_role", "_budget_w", "_journal", "interval_s", "policy")
+    __slots__ = ("_any_role", "_budget_w", "interval_s")
 
     def __init__(
         self,
@@ -39,30 +37,18 @@ class SafePowerController(SafePolicy):
         journal: Journal | None = None,
         tally: Tally | None = None,
     ) -> None:
-        super().__init__(Kind.POWER, journal, tally)
-        self.policy = controller
+        super().__init__(Kind.POWER, controller, journal, tally)
         self.interval_s = interval_of(controller)
         """Seconds between two calls of `control`."""
         self._any_role = deployment.any_role
         self._budget_w = budget_w
-        self._journal = journal
 
     def control(self, gpus: tuple[GpuView, ...], view: PlannerView) -> PowerPlan | None:
         """Return the caps and flips wanted from now on; None where everything stays as it is. Never raises."""
-        tally = self.tally
-        tally.calls += 1
-        plan, fault = None, None
-        began = perf_counter_ns()
-        try:
-            answer: object = self.policy.control(gpus, view)
-        except Exception as error:  # a policy that fails must not stop serving
-            took = perf_counter_ns() - began
-            fault = Fault.POLICY_ERROR
-            tally.fault(fault, raised(self.policy, error), error)
-        else:
-            took = perf_counter_ns() - began
+        plan: PowerPlan | None = None
+        answer, fault, took = self._asked(lambda: self.policy.control(gpus, view))
+        if fault is None:
             plan, fault = self._followed(answer, gpus)
-        tally.ns += took
         if self._journal is not None:
             seen = {"gpus": gpus, "view": view, "budget_w": self._budget_w}
             self._journal.decided(Decision(Kind.POWER, plan, fault, took / 1e9), seen)
@@ -75,8 +61,7 @@ class SafePowerController(SafePolicy):
             if not self._any_role:
                 _keep_roles(plan, gpus)
         except Exception as error:
-            self.tally.fault(Fault.UNSAFE_ANSWER, f"{type(self.policy).__name__}: {one_line(error)}")
-            return None, Fault.UNSAFE_ANSWER
+            return None, self._unsafe(f"{type(self.policy).__name__}: {one_line(error)}")
         total_w = sum(plan.caps_w.get(gpu.index, gpu.cap_w) for gpu in gpus)
         if self._budget_w is not None and total_w > self._budget_w * (1 + WATT_TOLERANCE):
             self.tally.fault(Fault.OVER_BUDGET, f"caps of {total_w:.1f} W, the budget is {self._budget_w:.1f} W")

@@ -18,27 +18,23 @@ from pdplugins.contracts.router import ElasticRouter, FallsBack, HearsOutcomes, 
 from pdplugins.contracts.workers import Role, WorkerView
 from pdplugins.policies.stock.routers import LeastLoaded, RouterSettings
 from pdplugins.runtime.decision import Decision, Fault, Journal
-from pdplugins.runtime.faults import SafePolicy, Tally, fallback_of, implements, one_line, raised
+from pdplugins.runtime.faults import SafePolicy, Tally, fallback_of, implements, one_line
 
 Workers = tuple[WorkerView, ...]
 ROLES = frozenset(Role)
 
 
-class SafeRouter(SafePolicy):
+class SafeRouter(SafePolicy[Router]):
     """A router that never raises, and only ever names workers that take work. Not for use by two threads at once.
 
     Both methods take `usable`: the ids of the workers that a placement may name. At least one of the
     `workers` must be in it.
 
-    :param clock: measures how long the router takes, in nanoseconds. Decisions never depend on it.
-    :param tally: counts; its own when None.
     """
 
     __slots__ = (
-        "_clock",
         "_elastic",
         "_fallback",
-        "_journal",
         "_learner",
         "_mover",
         "_on_arrival",
@@ -48,7 +44,6 @@ class SafeRouter(SafePolicy):
         "hears_outcomes",
         "moves_roles",
         "plans_ahead",
-        "policy",
     )
 
     def __init__(
@@ -57,15 +52,12 @@ class SafeRouter(SafePolicy):
         deployment: Deployment,
         *,
         journal: Journal | None = None,
-        clock: Callable[[], int] | None = None,
+        clock: Callable[[], int] = perf_counter_ns,
         tally: Tally | None = None,
     ) -> None:
-        super().__init__(Kind.ROUTER, journal, tally)
-        self.policy = router
+        super().__init__(Kind.ROUTER, router, journal, tally, clock)
         self._own = LeastLoaded(RouterSettings.model_validate({}), deployment)
         self._fallback: Router | None = fallback_of(router, FallsBack, "on_arrival")
-        self._journal = journal
-        self._clock = clock or perf_counter_ns
         self._on_arrival = router.on_arrival
         self._on_prefill_done = router.on_prefill_done
         more: Any = router
@@ -92,7 +84,7 @@ class SafeRouter(SafePolicy):
         began = clock()
         try:
             answer: object = self._on_arrival(request, workers, now_s)
-        except Exception as error:  # a policy that fails must not stop serving
+        except Exception as error:
             fault = self._failed(error)
         took = clock() - began
         tally.calls += 1
@@ -126,15 +118,7 @@ class SafeRouter(SafePolicy):
         Only `second` and the reason are the router's: what has been computed stays where it is.
         """
         whole: Placement | None = None
-        fault: Fault | None = None
-        began = self._clock()
-        try:
-            answer: object = self._on_prefill_done(request, placement, workers, now_s)
-        except Exception as error:
-            fault = self._failed(error)
-        took = self._clock() - began
-        self.tally.calls += 1
-        self.tally.ns += took
+        answer, fault, took = self._asked(lambda: self._on_prefill_done(request, placement, workers, now_s))
         if fault is None:
             whole, fault = self._completed(answer, placement, usable)
         if whole is None:
@@ -146,48 +130,33 @@ class SafeRouter(SafePolicy):
 
     def on_ended(self, request: Request, outcome: Outcome) -> None:
         """Tell a router that learns from outcomes how a request ended. Never raises."""
-        if self._learner is None:
-            return
-        began = self._clock()
-        try:
-            self._learner.on_ended(request, outcome)
-        except Exception as error:
-            self._failed(error)
-        self.tally.ns += self._clock() - began
+        if (learner := self._learner) is not None:
+            self._told(lambda: learner.on_ended(request, outcome))
 
     def plan_ahead(self, workers: Workers, now_s: float) -> None:
         """Let a router do what no request should wait for. Never raises."""
-        if self._planner is None or not workers:
-            return
-        try:
-            self._planner.plan_ahead(workers, now_s)
-        except Exception as error:
-            self._failed(error)
+        if self._planner is not None and workers:
+            with self._guarded:
+                self._planner.plan_ahead(workers, now_s)
 
     @property
     def pools(self) -> tuple[int, int] | None:
         """Workers that an elastic router gives new prefills and new decodes now; None where there is none to show."""
-        if self._elastic is None:
-            return None
-        try:
-            prefill, decode = self._elastic.pools
-            return int(prefill), int(decode)
-        except Exception as error:
-            self._failed(error)
-            return None
+        if self._elastic is not None:
+            with self._guarded:
+                prefill, decode = self._elastic.pools
+                return int(prefill), int(decode)
+        return None
 
     def take_role_moves(self) -> tuple[RoleMove, ...]:
         """Return the moves proposed since the last call; empty where the router has none. Never raises."""
-        if self._mover is None:
-            return ()
-        try:
-            moves = tuple(self._mover.take_role_moves())
-            good = tuple(m for m in moves if type(m) is RoleMove and type(m.worker) is str and m.role in ROLES)
-        except Exception as error:
-            self._failed(error)
-            return ()
-        if len(good) < len(moves):
-            self.tally.fault(Fault.UNSAFE_ANSWER, f"{type(self.policy).__name__} proposes what is not a RoleMove")
+        good: tuple[RoleMove, ...] = ()
+        if self._mover is not None:
+            with self._guarded:
+                moves = tuple(self._mover.take_role_moves())
+                good = tuple(m for m in moves if type(m) is RoleMove and type(m.worker) is str and m.role in ROLES)
+                if len(good) < len(moves):
+                    self._unsafe(f"{type(self.policy).__name__} proposes what is not a RoleMove")
         return good
 
     def _mended(self, answer: object, usable: Container[str]) -> tuple[Placement | None, Fault | None]:
@@ -221,25 +190,15 @@ class SafeRouter(SafePolicy):
     def _least_loaded(self, request: Request, workers: Workers, now_s: float, usable: Container[str]) -> Placement:
         """Return where the router's own fallback places a request, else the least loaded workers that take work."""
         if self._fallback is not None:
-            try:
+            with self._guarded:
                 answer: object = self._fallback.on_arrival(request, workers, now_s)
-                placement, fault = self._mended(answer, usable)
-                if placement is not None and fault is None and placement.second is not None:
-                    return placement
-            except Exception as error:
-                self._failed(error)
+                mended, fault = self._mended(answer, usable)
+                if mended is not None and fault is None and mended.second is not None:
+                    return mended
         placement = self._own.on_arrival(request, workers, now_s)
         if placement.first in usable and placement.second in usable:
             return placement
         return self._own.on_arrival(request, tuple(w for w in workers if w.id in usable), now_s)
-
-    def _failed(self, error: Exception) -> Fault:
-        self.tally.fault(Fault.POLICY_ERROR, raised(self.policy, error), error)
-        return Fault.POLICY_ERROR
-
-    def _unsafe(self, why: str) -> Fault:
-        self.tally.fault(Fault.UNSAFE_ANSWER, why)
-        return Fault.UNSAFE_ANSWER
 
     def _unknown(self, why: str) -> Fault:
         self.tally.fault(Fault.UNKNOWN_WORKER, why)

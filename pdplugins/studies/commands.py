@@ -225,7 +225,7 @@ def _load(trace: str | None) -> str:
     """Return what --trace names. Without it that is a built-in load, which is said on standard error."""
     if trace is not None:
         return trace
-    from pdplugins.workloads.traces import shipped  # noqa: PLC0415 - a command loads what it needs when it runs
+    from pdplugins.workloads.sources import shipped  # noqa: PLC0415 - a command loads what it needs when it runs
 
     typer.echo(
         f"no --trace: the load is '{SYNTHETIC}', 300 s of bursty made-up requests (pdplugins trace info {SYNTHETIC}); "

@@ -7,15 +7,10 @@ from dataclasses import fields
 from itertools import islice, takewhile
 from operator import attrgetter
 from pathlib import Path
-from typing import Any
 
-from pydantic import ValidationError
-
-from pdplugins.config import first_error
 from pdplugins.errors import ConfigError, TraceError
 from pdplugins.registry import Registry, default_registry
-from pdplugins.resources import data_dir
-from pdplugins.workloads import traces
+from pdplugins.workloads.sources import Mixture, Source, source_of
 from pdplugins.workloads.trace import TraceRequest
 from pdplugins.workloads.transform import LONGEST_S, Transform, check_span, limit
 
@@ -31,13 +26,10 @@ def requests(trace: Path | str, registry: Registry | None = None) -> Iterator[Tr
     request comes before the one ahead of it.
     """
     registry = registry or default_registry()
-    name, settings, path = _described(Path(trace), registry)
-    registration = registry.get("workload", name)
-    try:
-        checked = registration.settings.model_validate(settings)
-    except ValidationError as error:
-        raise ConfigError(f"{trace}: workload {name}: {first_error(error, registration.settings)}") from None
-    return _from_zero(registration.factory(checked, path), str(trace), name)
+    source = source_of(Path(trace), None, registry)
+    if isinstance(source, Mixture):
+        raise TraceError(f"{source.where}: a mix is sorted as a whole; run it without --stream")
+    return _from_zero(source, source.requests(registry))
 
 
 def changed(requests: Iterable[TraceRequest], changes: Transform) -> Iterator[TraceRequest]:
@@ -51,26 +43,7 @@ def changed(requests: Iterable[TraceRequest], changes: Transform) -> Iterator[Tr
     return kept if longest is None else (limit([request], longest)[0] for request in kept)
 
 
-def _described(path: Path, registry: Registry) -> tuple[str, dict[str, Any], Path]:
-    """Return the workload that a user means, its settings, and the file that it reads."""
-    named = None if traces.is_there(path) else traces._NAMED.fullmatch(str(path))
-    if named is not None and named[1] in traces.shipped():
-        path = data_dir("configs") / f"workloads/{named[1]}.yaml"
-        data = traces._over(traces._yaml(path), traces._inline(named[1], named[2]))
-    elif named is not None and named[1] in registry.names("workload"):
-        return named[1], traces._inline(named[1], named[2]), path
-    elif path.suffix in {".yaml", ".yml"}:
-        data = traces._yaml(path)
-    else:
-        return traces._guess(path, registry), {}, path
-    if "mix" in data:
-        raise TraceError(f"{path}: a mix is sorted as a whole; run it without --stream")
-    settings = dict(data)
-    name, file = str(settings.pop("workload", "synthetic")), settings.pop("path", None)
-    return name, settings, path if file is None else traces._beside(path, str(file))
-
-
-def _from_zero(requests: Iterable[TraceRequest], where: str, name: str) -> Iterator[TraceRequest]:
+def _from_zero(source: Source, requests: Iterable[TraceRequest]) -> Iterator[TraceRequest]:
     """Yield the requests with the first one at 0."""
     start_s: float | None = None
     latest_s = 0.0
@@ -79,10 +52,12 @@ def _from_zero(requests: Iterable[TraceRequest], where: str, name: str) -> Itera
             start_s = request.arrival_s
         at_s = round(request.arrival_s - start_s, 6)
         if at_s < latest_s:
-            raise TraceError(f"{where}: request {number + 1} comes before the one ahead of it; run without --stream")
+            raise TraceError(
+                f"{source.where}: request {number + 1} comes before the one ahead of it; run without --stream"
+            )
         if at_s > LONGEST_S:
-            check_span(at_s, where)
+            check_span(at_s, source.where)
         latest_s = at_s
         yield TraceRequest(at_s, *_REST(request))  # a tenth of the run would go into `replace`
     if start_s is None:
-        raise TraceError(f"{where}: no request in it; expected at least one line of {name}")
+        raise source.empty()

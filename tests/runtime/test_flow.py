@@ -254,6 +254,15 @@ def test_a_client_that_leaves_is_forgotten_once() -> None:
     assert flow.next(FLEET, 1.0, 0) == Hold(), "an empty queue holds, and nobody is asked"
 
 
+def test_a_method_that_a_policy_lacks_is_a_fault_of_it() -> None:
+    flow = SafeFlow(object(), most_waiting=MOST)  # type: ignore[arg-type]
+    flow.arrived(waiting("a"), 0.0)
+    flow.arrived(waiting("b"), 0.0)
+    flow.left("a")
+    assert flow.next(FLEET, 1.0, 0) == Go("b")
+    assert flow.faults == {Fault.POLICY_ERROR: 4}, "two arrivals, one that left, and one that went on"
+
+
 def test_outcomes_are_told() -> None:
     policy = Answers()
     SafeFlow(policy, most_waiting=MOST).ended(request("a"), Outcome(Ending.CANCELLED))

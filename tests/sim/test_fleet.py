@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from pdplugins.policies.stock import routers
+from pdplugins.sim.core.fleet import Fleet
 from pdplugins.sim.core.flight import Arrival
 from pdplugins.sim.core.settings import RunOutcome, SimSettings
 from pdplugins.sim.core.simulation import Simulation
@@ -55,6 +56,19 @@ def test_each_worker_is_as_fast_as_its_own_gpus() -> None:
     assert record.tpot_s == pytest.approx(sent_s + slow.decode_step_s(1, 1000, 2), abs=1e-9)
     (record,) = run(To("p1", "p1"), Arrival(0.0, 1000, 2), settings=settings).records
     assert record.ttft_s == pytest.approx(slow.prefill_s(1000, 2), abs=1e-9)
+
+
+def test_workers_that_are_there_at_the_start_are_published_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[int] = []
+    publish = Fleet._publish
+
+    def counted(fleet: Fleet) -> None:
+        publish(fleet)
+        seen.append(len(fleet.ready))
+
+    monkeypatch.setattr(Fleet, "_publish", counted)
+    run(To("p0", "d0"), settings=SimSettings(prefill=3, decode=2, extra=((Role.PREFILL, SLOW),)))
+    assert seen == [6]
 
 
 def test_a_worker_serves_when_its_start_up_is_over() -> None:

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from pdplugins.errors import ConfigError
 from pdplugins.types import Round, TraceRequest
-from pdplugins.workloads import traces
+from pdplugins.workloads import sources, traces
 from pdplugins.workloads.commands import trace_app
 from pdplugins.workloads.info import Columns, chart, describe, dispersion
 
@@ -79,7 +79,7 @@ def test_info_writes_facts_and_plots_that_open_offline(tmp_path: Path) -> None:
     assert image.read_bytes().startswith(b"\x89PNG")
 
 
-@pytest.mark.parametrize("name", traces.shipped())
+@pytest.mark.parametrize("name", sources.shipped())
 def test_what_make_writes_reads_back_equal(tmp_path: Path, name: str) -> None:
     out = tmp_path / "made.jsonl"
     run("make", name, "--out", str(out))

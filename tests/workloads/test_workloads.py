@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from pdplugins.errors import ConfigError, TraceError
-from pdplugins.workloads import traces, transform
+from pdplugins.workloads import sources, traces, transform
 
 
 @pytest.mark.moderate
-@pytest.mark.parametrize("name", traces.shipped())
+@pytest.mark.parametrize("name", sources.shipped())
 def test_every_shipped_workload_is_made_from_its_name(name: str) -> None:
     made = traces.read(name)
     assert transform.total(made) > 300

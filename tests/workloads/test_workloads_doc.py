@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from pdplugins.registry import default_registry
-from pdplugins.workloads import arrivals, traces
+from pdplugins.workloads import arrivals, sources, traces
 from pdplugins.workloads.synthetic import Phase, Sessions, SyntheticSettings, synthetic
 
 PAGE = (Path(__file__).parents[2] / "docs/workloads.md").read_text()
@@ -19,7 +19,7 @@ OURS = [r for r in default_registry().registrations() if r.kind == "workload" an
 
 def test_every_workload_and_shipped_file_is_named() -> None:
     assert len(OURS) == 7
-    assert all(f"`{name}`" in PAGE for name in [*(r.name for r in OURS), *traces.shipped()])
+    assert all(f"`{name}`" in PAGE for name in [*(r.name for r in OURS), *sources.shipped()])
 
 
 def test_every_setting_is_named_and_described() -> None:

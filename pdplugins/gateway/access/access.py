@@ -55,10 +55,6 @@ class Access:
         """Of both listeners."""
         return "http" if self.tls is None else "https"
 
-    def forwards_keys(self, url: str) -> bool:
-        """Tell whether a client's own key goes to the worker at `url`: where neither we nor it want another one."""
-        return self.api_keys is None and self.worker_keys.of(url).key is None
-
     @property
     def reloads(self) -> bool:
         """Whether there is anything to read again; without, SIGHUP ends the process, as when its terminal closes."""

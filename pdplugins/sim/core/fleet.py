@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from heapq import heappop, heappush
 from typing import Any
@@ -120,29 +120,21 @@ class Fleet:
         self.ready: tuple[LiveView, ...] = ()
         """The workers that take new work, as routers see them; a new tuple after every change."""
 
+    def populate(self, wanted: Iterable[tuple[Role, Hardware | None]]) -> None:
+        """Add workers that serve at once, as those do that are there before the run. No hardware: that of the role."""
+        for role, hardware in wanted:
+            self._admit(self._add(role, hardware or self._hardware[role]))
+        self._publish()
+
     # --- what the role authority asks for: see `pdplugins.runtime.roles` ---------------------------------------------
 
-    def start(self, role: Role, hardware: Hardware | None = None, *, at_once: bool = False) -> bool:
+    def start(self, role: Role) -> bool:
         """Start a worker without a check of the GPU budget. It serves once its start-up time has passed."""
-        hardware = hardware or self._hardware[role]
-        name = f"{role[0]}{self._named[role]}"
-        self._named[role] += 1
-        perf, tp = hardware.perf, hardware.tp
-        capacity = perf.kv_capacity_tokens(tp) if hardware.kv_tokens is None else hardware.kv_tokens
-        times = self._times.setdefault((id(perf), tp), StepTimes(perf, tp, self._mixed_scale))
-        latency_s = perf.transfer_s(0)
-        token_s = (perf.transfer_s(MANY_TOKENS) - latency_s) / MANY_TOKENS
-        kv = KvCache(capacity, self._block_tokens)
-        view = LiveView(name, role, tp, capacity, CachedBlocks(kv))
-        engine = self._build(view, times, kv, Port(1 / max(token_s, 1e-15), latency_s))
-        view.watch(engine)
-        gpus = tuple(self._take_gpu() for _ in range(tp))
-        member = self.roles.add(name, role, tp)
-        worker = self.workers[name] = Worker(engine, view, hardware, gpus, self._events.now, member)
-        if at_once or not self._startup:
-            self._serve(worker)
-        else:
+        worker = self._add(role, self._hardware[role])
+        if self._startup:
             self._events.call_at(self._events.now + self._startup, self._serve, worker)
+        else:
+            self._serve(worker)
         return True
 
     def stop(self, worker: str) -> None:
@@ -216,15 +208,36 @@ class Fleet:
             for worker in everyone
         )
 
+    def _add(self, role: Role, hardware: Hardware) -> Worker:
+        """Take in a new worker, which starts."""
+        name = f"{role[0]}{self._named[role]}"
+        self._named[role] += 1
+        perf, tp = hardware.perf, hardware.tp
+        capacity = perf.kv_capacity_tokens(tp) if hardware.kv_tokens is None else hardware.kv_tokens
+        times = self._times.setdefault((id(perf), tp), StepTimes(perf, tp, self._mixed_scale))
+        latency_s = perf.transfer_s(0)
+        token_s = (perf.transfer_s(MANY_TOKENS) - latency_s) / MANY_TOKENS
+        kv = KvCache(capacity, self._block_tokens)
+        view = LiveView(name, role, tp, capacity, CachedBlocks(kv))
+        engine = self._build(view, times, kv, Port(1 / max(token_s, 1e-15), latency_s))
+        view.watch(engine)
+        gpus = tuple(self._take_gpu() for _ in range(tp))
+        member = self.roles.add(name, role, tp)
+        worker = self.workers[name] = Worker(engine, view, hardware, gpus, self._events.now, member)
+        return worker
+
     def _tick(self, _: object) -> None:
         self.roles.tick(self.now_s)
 
     def _serve(self, worker: Worker) -> None:
-        if worker.gone:
-            return
+        if not worker.gone:
+            self._admit(worker)
+            self._publish()
+
+    def _admit(self, worker: Worker) -> None:
+        """Let a worker take new work as soon as it is published."""
         self.roles.ready(worker.view.id)
         worker.draining, worker.view.role = False, worker.member.role
-        self._publish()
 
     def _end(self, worker: Worker) -> None:
         worker.ended, worker.gone = self._events.now, True

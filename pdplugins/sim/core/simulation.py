@@ -129,11 +129,11 @@ class Simulation:
 
     def _populate(self) -> None:
         settings = self._settings
-        for role, count in ((Role.PREFILL, settings.prefill), (Role.DECODE, settings.decode)):
-            for _ in range(count):
-                self._fleet.start(role, at_once=True)
-        for role, hardware in settings.extra:
-            self._fleet.start(role, hardware, at_once=True)
+        alike: list[tuple[Role, Hardware | None]] = [
+            *[(Role.PREFILL, None)] * settings.prefill,
+            *[(Role.DECODE, None)] * settings.decode,
+        ]
+        self._fleet.populate((*alike, *settings.extra))
         for second, name in settings.deaths:
             self._events.call_at(ticks(second), self._worker_dies, name)
 

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import cast
 
-from pdplugins.config import Config, resolved
-from pdplugins.provenance import commit, versions
-from pdplugins.results import Result, Speed
+from pdplugins.config import Config
+from pdplugins.results import Result
 from pdplugins.runtime.assembly import build_deployment
-from pdplugins.runtime.planner import build_safe_planner
 from pdplugins.runtime.policies import build_policies
-from pdplugins.sim import kernel
 from pdplugins.sim.report import recordfile
-from pdplugins.sim.run import simulate as whole
+from pdplugins.sim.run.running import build_simulation, result_of, run
+from pdplugins.sim.run.simulate import seeded
 from pdplugins.sim.stream.totals import Totals
 from pdplugins.workloads.trace import TraceRequest
 
@@ -38,12 +34,9 @@ def simulate(
     :param progress: called with the virtual time in seconds now and then.
     :param records: file for a line of each request, written as they end.
     """
-    kernel.check()
-    config = whole.seeded(config, seed)
+    config = seeded(config, seed)
     deployment = build_deployment(config)
-    policies = build_policies(config, deployment)
-    planner = None if policies.planner() is None else build_safe_planner(config, policies=policies)
-    simulation = whole._simulation(config, deployment, policies, planner, None, None)
+    simulation = build_simulation(config, deployment, build_policies(config, deployment))
     with recordfile.writer(records) as write:
         totals = Totals(simulation.outcome(), deployment.slo, write)
 
@@ -51,27 +44,7 @@ def simulate(
             totals.take()
             progress(now_s)
 
-        began = time.perf_counter()
-        trace = cast("Sequence[TraceRequest]", requests)  # it is only iterated over
-        outcome, interrupted = whole._run(simulation, trace, beat)
-        counted, metrics = totals.summary(outcome)
-        wall_s = time.perf_counter() - began
-    return Result(
-        kind="simulated",
-        requests=counted,
-        metrics=metrics,
-        speed=Speed(
-            requests_per_s=counted.total / wall_s,
-            wall_s=wall_s,
-            policy_s=outcome.policies.seconds,
-            duration_s=outcome.duration_s,
-        ),
-        config={"run": {"trace": trace_name, "compiled": kernel.COMPILED, "streamed": True}, **resolved(config)},
-        seed=seed,
-        commit=commit(),
-        command=command,
-        versions=versions(),
-        scaling=outcome.scaling,
-        counts=whole._counts(outcome),
-        interrupted=interrupted,
-    )
+        ended = run(simulation, requests, beat)
+        counted, metrics = totals.summary(ended.outcome)
+    origin = {"trace": trace_name, "streamed": True}
+    return result_of(ended, counted, metrics, config=config, origin=origin, command=command, seed=seed)

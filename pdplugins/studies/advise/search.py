@@ -241,22 +241,23 @@ class _Search:
         plain = best.candidate.system == COLOCATED
         if plain and instead_of is not None and instead_of.candidate.system != COLOCATED:
             return instead_of
+        rival = self._best_split(best, tried) if plain else self._best_colocated(best, tried)
+        return self._scores(None, [(rival or finalists[-1].candidate, self._whole)])[0]
+
+    def _best_split(self, best: Score, tried: Sequence[Score]) -> Candidate | None:
+        """Return what attains most without co-location, on no more GPUs than `best`; None where nothing does."""
+        rivals = [
+            score for score in tried if score.candidate.system != COLOCATED and score.gpus <= best.gpus + EQUAL_GPUS
+        ]
+        return min(rivals, key=lambda score: (-score.attainment, score.strain)).candidate if rivals else None
+
+    def _best_colocated(self, best: Score, tried: Sequence[Score]) -> Candidate:
+        """Return the best co-location on the GPUs of `best`; of what has been tried, where that has any."""
         gpus = best.candidate.gpus if not best.candidate.scales else min(ceil(best.gpus), self._asked.gpus)
-        if plain:
-            rivals = [
-                score for score in tried if score.candidate.system != COLOCATED and score.gpus <= best.gpus + EQUAL_GPUS
-            ]
-            cells = [min(rivals, key=lambda score: (-score.attainment, score.strain)).candidate] if rivals else []
-        else:
-            cells = [
-                score.candidate
-                for score in tried
-                if (score.candidate.system, score.candidate.gpus) == (COLOCATED, gpus)
-            ]
-            cells = cells or [cell for cell in self._all(gpus) if cell.system == COLOCATED]
-            cells = [self._best_of(COLOCATED, self._scores(None, [(cell, "second") for cell in cells]))[0].candidate]
-        candidate = cells[0] if cells else finalists[-1].candidate
-        return self._scores(None, [(candidate, self._whole)])[0]
+        known = [score.candidate for score in tried if score.candidate.gpus == gpus]
+        cells = [cell for cell in known if cell.system == COLOCATED]
+        cells = cells or [cell for cell in self._all(gpus) if cell.system == COLOCATED]
+        return self._best_of(COLOCATED, self._scores(None, [(cell, "second") for cell in cells]))[0].candidate
 
     def _worth(self, score: Score) -> tuple[bool, float, float, int, float]:
         """Order scores: what reaches the target with the fewest GPUs comes first, and of equals the simplest."""

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from pdplugins.errors import ConfigError
-from pdplugins.workloads import traces
+from pdplugins.workloads import formats, traces
 from pdplugins.workloads.trace import TraceRequest
 from pdplugins.workloads.transform import Transform
 
@@ -54,7 +54,7 @@ class Traffic:
 def named(trace: str, changes: Transform) -> Traffic:
     """Return the traffic that ``--trace`` names. Raises ConfigError or TraceError."""
     requests = changes.apply(traces.read(trace))
-    if not traces.is_there(Path(trace)):
+    if not formats.is_there(Path(trace)):
         try:
             traces.read(_seeded(trace, 1))
         except ConfigError:  # a mix, or a plugin's generator without a seed

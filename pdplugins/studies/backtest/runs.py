@@ -18,8 +18,9 @@ from pdplugins.sim.core.records import Record
 from pdplugins.sim.core.simulation import Simulation
 from pdplugins.sim.report.misses import missed_of
 from pdplugins.sim.run.compare import Plan, run_all
+from pdplugins.sim.run.running import arrival
 from pdplugins.sim.run.setup import sim_settings
-from pdplugins.sim.run.simulate import arrival, seeded, summarise
+from pdplugins.sim.run.simulate import seeded, summarise
 from pdplugins.studies.advise.traffic import part_of
 from pdplugins.studies.backtest.recording import Latencies, Pools, Recording
 from pdplugins.verdict import Missed

@@ -28,8 +28,8 @@ from pdplugins.sim.core.fleet import Hardware
 from pdplugins.sim.core.records import Record
 from pdplugins.sim.core.settings import SimSettings
 from pdplugins.sim.core.simulation import Simulation
+from pdplugins.sim.run.running import arrival
 from pdplugins.sim.run.setup import sizes_of_both
-from pdplugins.sim.run.simulate import arrival
 from pdplugins.studies.deployment.ideal import Ideal, PartlyLocal
 from pdplugins.workloads.trace import TraceRequest
 

@@ -18,8 +18,9 @@ from pdplugins.policies.rapid.controller import OTHER, RapidController
 from pdplugins.policies.stock.routers import LeastLoaded, RouterSettings
 from pdplugins.runtime.assembly import build_deployment
 from pdplugins.sim.core.simulation import Simulation
+from pdplugins.sim.run.running import arrival
 from pdplugins.sim.run.setup import sim_settings
-from pdplugins.sim.run.simulate import arrival, summarise
+from pdplugins.sim.run.simulate import summarise
 from pdplugins.types import GpuView, PlannerView, PowerPlan, Role, TraceRequest
 from pdplugins.workloads.synthetic import SyntheticSettings, synthetic
 

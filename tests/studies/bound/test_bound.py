@@ -16,7 +16,8 @@ from pdplugins.policies.stock import routers
 from pdplugins.sim.core.engine_settings import EngineSettings
 from pdplugins.sim.core.settings import RunOutcome, SimSettings
 from pdplugins.sim.core.simulation import Simulation
-from pdplugins.sim.run.simulate import arrival, summarise
+from pdplugins.sim.run.running import arrival
+from pdplugins.sim.run.simulate import summarise
 from pdplugins.studies.bound.api import Machine, bound
 from pdplugins.studies.bound.demand import demand_of
 from pdplugins.studies.bound.prices import Fleet, RangeMinimum, buckets_of, held_bound, served_bound

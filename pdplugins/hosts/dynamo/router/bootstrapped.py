@@ -12,14 +12,13 @@ import secrets
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
-from time import monotonic
 from typing import Any
 
 from pdplugins.contracts.workers import Role
 from pdplugins.gateway.engine import Work
 from pdplugins.gateway.errors import WorkerFailedError
 from pdplugins.hosts.dynamo.router.calls import PreprocessedCall
-from pdplugins.hosts.dynamo.router.legs import Answer, Legs, next_of
+from pdplugins.hosts.dynamo.router.legs import Answer, Legs
 from pdplugins.hosts.dynamo.router.workers import DynamoWorker
 from pdplugins.hosts.sglang.roles import LOCAL_HOST
 
@@ -32,27 +31,14 @@ class Bootstrapped(Legs):
     @asynccontextmanager
     async def local(self, worker: DynamoWorker, work: Work[PreprocessedCall]) -> AsyncIterator[Answer]:
         """Let one worker do both phases."""
-        load, history = worker.view.load, work.prompt_tokens - work.new_tokens
-        took_s: float | None = None
-        worker.enters()
-        load.prefill_starts(work.new_tokens, history)
-        try:
-            async with AsyncExitStack() as leg:
-                try:
-                    body = _tied(work.body, (LOCAL_HOST, 1))
-                    chunks = await leg.enter_async_context(self._chunks(worker, Role.DECODE, body, work))
-                    first = await self._first(worker, chunks)
-                    took_s = monotonic() - work.arrived_s
-                finally:
-                    load.prefill_ends(work.new_tokens, took_s, history)
-                answer = Answer(worker, chunks, first, self._settings.silence_s)
-                load.decode_starts(work.prompt_tokens)
-                try:
-                    yield answer
-                finally:
-                    load.decode_ends(work.prompt_tokens + answer.tokens)
-        finally:
-            worker.leaves()
+        async with AsyncExitStack() as leg:
+            with self._prefilling(worker, work):
+                body = _tied(work.body, (LOCAL_HOST, 1))
+                chunks = await leg.enter_async_context(self._chunks(worker, Role.DECODE, body, work))
+                first = await self._first(worker, chunks)
+            with self._decoding(worker, work) as answer:
+                answer.begins(first, chunks)
+                yield answer
 
     @asynccontextmanager
     async def pair(
@@ -60,26 +46,19 @@ class Bootstrapped(Legs):
     ) -> AsyncIterator[Answer]:
         """Prefill on one worker and decode on the other one, which gets the KV cache."""
         body = _tied(work.body, address_of(prefill))
-        load = decode.view.load
-        load.decode_starts(work.prompt_tokens)  # it reserves KV cache for the prompt from now on
-        decode.enters()
-        aside = asyncio.create_task(self._prefill(prefill, body, work))
-        self._in_background(aside)
-        answer: Answer | None = None
-        try:
-            async with self._chunks(decode, Role.DECODE, body, work) as chunks:
-                first = await self._first_of_pair(aside, decode, chunks)
-                answer = Answer(decode, chunks, first, self._settings.silence_s)
-                yield answer
-        except BaseException as error:
-            aside.cancel()
-            await asyncio.gather(aside, return_exceptions=True)
-            if isinstance(error, WorkerFailedError):
-                error.of_pair(prefill.id, decode.id)
-            raise
-        finally:
-            load.decode_ends(work.prompt_tokens + (answer.tokens if answer is not None else 0))
-            decode.leaves()
+        with self._decoding(decode, work) as answer:  # it reserves KV cache for the prompt from now on
+            aside = asyncio.create_task(self._prefill(prefill, body, work))
+            self._in_background(aside)
+            try:
+                async with self._chunks(decode, Role.DECODE, body, work) as chunks:
+                    answer.begins(await self._first_of_pair(aside, decode, chunks), chunks)
+                    yield answer
+            except BaseException as error:
+                aside.cancel()
+                await asyncio.gather(aside, return_exceptions=True)
+                if isinstance(error, WorkerFailedError):
+                    error.of_pair(prefill.id, decode.id)
+                raise
 
     async def push(
         self, source: DynamoWorker, target: DynamoWorker, ids: Sequence[int], work: Work[PreprocessedCall]
@@ -109,25 +88,10 @@ class Bootstrapped(Legs):
             first.cancel()
 
     async def _prefill(self, worker: DynamoWorker, body: dict[str, Any], work: Work[PreprocessedCall]) -> None:
-        """Let a worker prefill, and read its answer to the end: a worker that only prefills says no token."""
-        load, history = worker.view.load, work.prompt_tokens - work.new_tokens
+        """Let a worker compute a prompt and one token."""
         body = body | {"stop_conditions": {**(body.get("stop_conditions") or {}), "max_tokens": 1}}
-        took_s: float | None = None
-        load.prefill_starts(work.new_tokens, history)
-        worker.enters()
-        try:
-            async with self._chunks(worker, Role.PREFILL, body, work) as chunks:
-                chunk: dict[str, Any] | None = await self._first(worker, chunks)
-                while chunk is not None:
-                    whole = chunk.get("finish_reason") is not None
-                    async with worker.waits.within(self._settings.first_token_s):
-                        chunk = await next_of(worker, chunks, whole=whole)
-            took_s = monotonic() - work.arrived_s
-        except TimeoutError:
-            raise self._silent(worker) from None
-        finally:
-            load.prefill_ends(work.new_tokens, took_s, history)
-            worker.leaves()
+        with self._prefilling(worker, work):
+            await self._prefilled(worker, body, work, "finish_reason")
 
 
 def address_of(worker: DynamoWorker) -> tuple[str, int]:

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from time import monotonic
 from typing import Any
 
@@ -31,24 +31,26 @@ REFUSED = ("InvalidArgument", "request rejected")
 
 
 class Answer:
-    """The answer of one worker, whose first chunk has come. The books are kept as its tokens come.
+    """The answer of one worker. The books are kept as its tokens come.
 
-    :param first: its first chunk.
     :param silence_s: longest time between two chunks.
     """
 
-    def __init__(self, worker: DynamoWorker, chunks: AsyncIterator[Any], first: Any, silence_s: float) -> None:
+    def __init__(self, worker: DynamoWorker, silence_s: float) -> None:
         self.worker = worker
         self.tokens = 0
-        self._chunks = chunks
-        self._first = first
         self._silence_s = silence_s
+
+    def begins(self, first: dict[str, Any], chunks: AsyncIterator[Any]) -> None:
+        """Take in its first chunk, which has come, and where the others will come from."""
+        self._first = first
+        self._chunks = chunks
         self._last_s = monotonic()
 
     async def __aiter__(self) -> AsyncIterator[dict[str, Any]]:
         """Yield its chunks. Raises WorkerFailedError when the worker fails, or its answer ends before its end."""
         load, whole = self.worker.view.load, False
-        chunk = self._first
+        chunk: dict[str, Any] | None = self._first
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(self._silence_s) as silence:
@@ -134,14 +136,61 @@ class Legs:
 
     async def _first(self, worker: DynamoWorker, chunks: AsyncIterator[Any]) -> dict[str, Any]:
         """Return the first chunk. Raises WorkerFailedError."""
-        try:
-            async with worker.waits.within(self._settings.first_token_s):
-                chunk = await next_of(worker, chunks, whole=False)
-        except TimeoutError:
-            raise self._silent(worker) from None
+        chunk = await self._next(worker, chunks, whole=False)
         if chunk is None:
             raise WorkerFailedError(worker.id, "it ended its answer before the first token")
         return chunk
+
+    async def _prefilled(
+        self, worker: DynamoWorker, body: dict[str, Any], work: Work[PreprocessedCall], last: str
+    ) -> object:
+        """Let a worker prefill, and read its answer to the end: a worker that only prefills says no token.
+
+        Returns what it says in the field `last`, with which its answer is whole; None where it never says it.
+        """
+        said: object = None
+        async with self._chunks(worker, Role.PREFILL, body, work) as chunks:
+            chunk: dict[str, Any] | None = await self._first(worker, chunks)
+            while chunk is not None:
+                said = chunk.get(last) or said
+                chunk = await self._next(worker, chunks, whole=said is not None)
+        return said
+
+    async def _next(self, worker: DynamoWorker, chunks: AsyncIterator[Any], *, whole: bool) -> dict[str, Any] | None:
+        """Return the next chunk within the time of a first token; None at the end. Raises as `next_of` does."""
+        try:
+            async with worker.waits.within(self._settings.first_token_s):
+                return await next_of(worker, chunks, whole=whole)
+        except TimeoutError:
+            raise self._silent(worker) from None
+
+    # --- the books of a worker ---------------------------------------------------------------------------------------
+
+    @contextmanager
+    def _prefilling(self, worker: DynamoWorker, work: Work[PreprocessedCall]) -> Iterator[None]:
+        """Enter a prefill in the books for as long as it takes, and how long that was if it succeeds."""
+        load, history = worker.view.load, work.prompt_tokens - work.new_tokens
+        took_s: float | None = None
+        worker.enters()
+        load.prefill_starts(work.new_tokens, history)
+        try:
+            yield
+            took_s = monotonic() - work.arrived_s
+        finally:
+            load.prefill_ends(work.new_tokens, took_s, history)
+            worker.leaves()
+
+    @contextmanager
+    def _decoding(self, worker: DynamoWorker, work: Work[PreprocessedCall]) -> Iterator[Answer]:
+        """Enter a decode in the books, with its answer, which is still to begin, for as long as it takes."""
+        load, answer = worker.view.load, Answer(worker, self._settings.silence_s)
+        worker.enters()
+        load.decode_starts(work.prompt_tokens)
+        try:
+            yield answer
+        finally:
+            load.decode_ends(work.prompt_tokens + answer.tokens)
+            worker.leaves()
 
     def _silent(self, worker: DynamoWorker) -> WorkerFailedError:
         why = f"no token for {self._settings.first_token_s:g} s" if worker.alive else "no token, and it is gone"

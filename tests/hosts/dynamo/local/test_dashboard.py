@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
 from pdplugins.hosts.dynamo.local.dashboard import Board
-from pdplugins.hosts.dynamo.local.options import Options, pick_config
 from pdplugins.hosts.dynamo.local.pulse import Pulse
 from pdplugins.hosts.dynamo.local.status import PoolStatus, Snapshot
 from pdplugins.report.address import Address
 from pdplugins.report.layout import main
 from pdplugins.results import Scaling
 from pdplugins.types import Slo
+from tests.hosts.dynamo.local.made import options
 
 SNAPSHOT = Snapshot(
     elapsed_s=75.0,
@@ -30,20 +29,7 @@ SNAPSHOT = Snapshot(
 
 
 def board() -> Board:
-    options = Options(
-        config=pick_config("dopd", None, None, None, 2.0),
-        engine="mocker",
-        host="127.0.0.1",
-        port=8000,
-        delay_s=0.0,
-        status="plain",
-        decision_log=None,
-        metrics_port=None,
-        log_dir=Path(),
-        replay=None,
-        command="dynamo serve",
-    )
-    return Board(options, Slo(2.0, 0.08), Address("127.0.0.1", 0))
+    return Board(options(), Slo(2.0, 0.08), Address("127.0.0.1", 0))
 
 
 def test_it_shows_what_the_screen_shows_attainment_first() -> None:

@@ -17,11 +17,12 @@ from pdplugins.config import Config
 from pdplugins.errors import HostError
 from pdplugins.hosts.dynamo.local import misses
 from pdplugins.hosts.dynamo.local.load import Load
-from pdplugins.hosts.dynamo.local.options import LiveReplay, Options, pick_config
+from pdplugins.hosts.dynamo.local.options import LiveReplay, pick_config
 from pdplugins.processes.process import Process
 from pdplugins.results import Result, Scaling
 from pdplugins.runtime.assembly import build_deployment
 from pdplugins.types import TraceRequest
+from tests.hosts.dynamo.local.made import options
 
 CONFIG = pick_config("dopd", None, None, None, 2.0)
 
@@ -43,20 +44,8 @@ def row(request: int, ttft_s: float, tpot_s: float = 0.02, error: str | None = N
 @pytest.fixture
 def load(tmp_path: Path) -> Load:
     replay = LiveReplay(Path("trace.csv"), 60.0, 2.0, None, [TraceRequest(float(n), 100, 2) for n in range(3)])
-    options = Options(
-        config=CONFIG,
-        engine="mocker",
-        host="127.0.0.1",
-        port=8000,
-        delay_s=0.0,
-        status="plain",
-        decision_log=None,
-        metrics_port=None,
-        log_dir=None,
-        replay=replay,
-        command="dynamo serve --trace trace.csv",
-    )
-    return Load(replay, options, tmp_path, tmp_path)
+    made = options(config=CONFIG, replay=replay, command="dynamo serve --trace trace.csv")
+    return Load(replay, made, tmp_path, tmp_path)
 
 
 def write(tmp_path: Path, text: str) -> None:

@@ -13,7 +13,6 @@ from pdplugins.cli import dynamo_app
 from pdplugins.config import bundle_settings, find, load
 from pdplugins.errors import ConfigError, HostError, PdpluginsError, TraceError
 from pdplugins.hosts.dynamo.local.options import (
-    Options,
     check_engine,
     check_router,
     check_writable,
@@ -26,6 +25,7 @@ from pdplugins.runtime.assembly import build_deployment
 from pdplugins.runtime.planner import build_safe_planner
 from pdplugins.runtime.policies import build_policies
 from pdplugins.settings import Setting
+from tests.hosts.dynamo.local.made import options
 
 
 def test_options_go_over_the_config_file(tmp_path: Path) -> None:
@@ -235,17 +235,5 @@ def test_a_host_that_cannot_be_listened_on_is_one_line(host: str) -> None:
 
 
 def test_an_ipv6_endpoint_has_brackets() -> None:
-    options = Options(
-        config=load(find("dopd")),
-        engine="mocker",
-        host="::1",
-        port=8000,
-        delay_s=0.0,
-        status="plain",
-        decision_log=None,
-        metrics_port=None,
-        log_dir=None,
-        replay=None,
-        command="",
-    )
-    assert options.url == "http://[::1]:8000"
+    made = options(config=load(find("dopd")), host="::1")
+    assert made.url == "http://[::1]:8000"

@@ -12,29 +12,18 @@ from hypothesis import strategies as st
 
 from pdplugins.config import Choice
 from pdplugins.hosts.dynamo.doors.frontend import FrontendMetrics
-from pdplugins.hosts.dynamo.local.options import Options, pick_config
+from pdplugins.hosts.dynamo.local.options import Options
 from pdplugins.hosts.dynamo.local.planning import planner_settings, until_due, whole_interval
 from pdplugins.runtime.assembly import build_deployment
 from pdplugins.runtime.planner import SafePlanner, build_safe_planner
 from pdplugins.testing.scripted import EagerPlanner, PoolsPlanner
 from pdplugins.types import ScalePlan, Traffic
+from tests.hosts.dynamo.local import made
 
 
 @pytest.fixture
 def options() -> Options:
-    return Options(
-        config=pick_config("dopd", None, None, None, 2.0),
-        engine="mocker",
-        host="127.0.0.1",
-        port=8000,
-        delay_s=0.0,
-        status="plain",
-        decision_log=Path("decisions.jsonl"),
-        metrics_port=None,
-        log_dir=None,
-        replay=None,
-        command="dynamo serve",
-    )
+    return made.options(decision_log=Path("decisions.jsonl"))
 
 
 @pytest.mark.parametrize("interval_s", [0.5, 1.0, 5.0, 7.3])
