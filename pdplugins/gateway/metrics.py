@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections import Counter
 
@@ -57,7 +58,9 @@ class GatewayMetrics:
         self._whole = seconds("e2e_seconds", "Time from arrival to the end of a whole answer", WHOLE_BUCKETS_S)
         self._prompt_tokens = counter("prompt_tokens", "Prompt tokens of the requests that were answered")
         self._output_tokens = counter("output_tokens", "Output tokens that clients got")
-        self.in_flight = Gauge(prefix + "requests_in_flight", "Requests now", registry=self.registry)
+        self._in_flight = 0
+        in_flight = Gauge(prefix + "requests_in_flight", "Requests now", registry=self.registry)
+        in_flight.set_function(lambda: self._in_flight)
         self.waiting = Gauge(
             prefix + "requests_waiting", "Requests that wait before the workers now", registry=self.registry
         )
@@ -81,12 +84,27 @@ class GatewayMetrics:
             prefix + "load", "Load by worker, as the router sees it", ["worker", "of"], registry=self.registry
         )
         self.faults: Counter[str] = Counter()
+        self._outcome = functools.cache(self.requests.labels)  # to find a child takes longer than to count
+        self._primitive = functools.cache(self.primitives.labels)
 
     def fault(self, kind: str, why: object, error: Exception | None = None) -> None:
         """Count one fault; log the first of its kind, with its traceback, and then one in a thousand."""
         self.count(kind)
         if self.faults[kind] % LOG_EVERY == 1:
             log.warning("%s (%d so far): %s", kind, self.faults[kind], one_line(why), exc_info=error)
+
+    def begun(self) -> None:
+        """Count a request that has come."""
+        self._in_flight += 1
+
+    def over(self, outcome: str) -> None:
+        """Count a request that `begun` has counted, by how it ended."""
+        self._in_flight -= 1
+        self._outcome(outcome).inc()
+
+    def primitive(self, primitive: str) -> None:
+        """Count what a placement came to."""
+        self._primitive(primitive).inc()
 
     def ended(self, outcome: Outcome, took_s: float, prompt_tokens: int) -> None:
         """Take in how a request ended, `took_s` after it came."""
