@@ -62,6 +62,8 @@ def _redacted(body: bytes) -> bytes:
 
 async def finish(response: web.StreamResponse, request: web.BaseRequest, admission: Admission) -> None:
     """Send an answer, or what is left of it; where the gateway stops, it is the last one on its connection."""
+    if response.prepared and isinstance(response, web.Response):
+        return  # it has been sent as a whole
     if admission.closed and not response.prepared:
         response.force_close()
     response.headers.setdefault(hdrs.SERVER, SERVER)

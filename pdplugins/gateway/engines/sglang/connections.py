@@ -97,9 +97,17 @@ class Response:
         self.retry_after = message.headers.get("Retry-After")
         self.readany = payload.readany
         """Return the next bytes; nothing at the end. Raises aiohttp.ClientError or OSError."""
+        self._payload = payload
         self._protocol: Connection | None = protocol
         self._target = target
         payload.on_eof(self._ended)
+
+    def all_of_it(self, most_bytes: int) -> bytes:
+        """Return all of an answer that has come already; nothing where some of it is missing, or that is too long."""
+        payload = self._payload
+        if not payload.is_eof() or payload.total_bytes > most_bytes or payload.exception() is not None:
+            return b""
+        return payload.read_nowait()
 
     def close(self) -> None:
         """Give up what has not come."""

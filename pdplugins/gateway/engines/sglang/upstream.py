@@ -249,6 +249,8 @@ async def read(backend: Backend, response: Response) -> bytes:
 
 async def read_all(backend: Backend, response: Response, most_bytes: int) -> bytes:
     """Return the whole answer. Raises WorkerFailedError."""
+    if data := response.all_of_it(most_bytes):  # as it mostly is: its head and its body come together
+        return data
     try:
         return await read_whole(response.readany, most_bytes)
     except (*FAILURES, TooLongError) as error:
