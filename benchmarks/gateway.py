@@ -5,15 +5,15 @@
 Workers are one prefill and one decode server that speak SGLang's protocol and answer at once. With `--tree TREE`, a
 folder with one version of SGLang as `make test-sglang` installs it, they are two stock servers with a tiny model; run
 it with that environment's Python, in the root of the repository, with PYTHONPATH=. there. `PYTHON` is an interpreter
-that has sglang_router. There are three ways to the decode server: without a router (both legs from the client: the
-base), through the Rust router, and through the gateway.
+that has sglang_router. There are four ways to the decode server: without a router (both legs from the client: the
+base), through the Rust router, through the gateway, and through a gateway of two processes (`--processes 2`).
 
-* Pairs, for the added TTFT of one request at a time: the three ways take turns, request by request, each with a prompt
+* Pairs, for the added TTFT of one request at a time: the four ways take turns, request by request, each with a prompt
   of its own; the figure is the median of the differences to the base within a turn, with its 95 % confidence interval
-  (order statistics). What the engines do from minute to minute is the same for all three.
+  (order statistics). What the engines do from minute to minute is the same for all four.
 * Rounds, for requests/s, CPU and TTFT at 1 and 32 at once: each round measures every way. Added TTFT is the difference
   of the medians (and 99th percentiles) within a round; the figures are medians over rounds. CPU is user plus system
-  time of the router's process, per request.
+  time of the router's process and of those that it has started, per request.
 """
 
 from __future__ import annotations
@@ -58,7 +58,8 @@ KINDS = [(1, True), (1, False), (32, True), (32, False)]
 """Requests at once, and whether they stream."""
 PAIR_TOKENS = 2
 """Output tokens of a request of the pairs, which ask for the first one only."""
-ROUTERS = ("rust", "gateway")
+ROUTERS = ("rust", "gateway", "two")
+"""The ways that have a router: `two` is the gateway in two processes, one for each core of the machine."""
 Rows = dict[tuple[tuple[int, bool], str], list[dict[str, float]]]
 DICE = random.Random(0)  # noqa: S311 - prompts, not secrets
 TICKS = os.sysconf("SC_CLK_TCK")
@@ -122,8 +123,10 @@ def process(command: list[str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
 
 
 def cpu_s(pid: int) -> float:
+    """Return user plus system time of a process and of those that it has started."""
     fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
-    return (int(fields[11]) + int(fields[12])) / TICKS
+    started = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return (int(fields[11]) + int(fields[12])) / TICKS + sum(cpu_s(int(child)) for child in started)
 
 
 @contextlib.contextmanager
@@ -210,8 +213,9 @@ async def paired(found: list[Way], turns: int, prompt_tokens: int, *, stream: bo
 
 
 def rotated(ways: list[Way], turn: int) -> list[Way]:
-    """Return the ways in the order of this turn: each one comes first, second and last equally often."""
-    return list(list(itertools.permutations(ways))[turn % 6])
+    """Return the ways in the order of this turn: each one comes at each place equally often."""
+    orders = list(itertools.permutations(ways))
+    return list(orders[turn % len(orders)])
 
 
 def interval(values: list[float]) -> tuple[float, float, float]:
@@ -262,17 +266,26 @@ async def ways(args: argparse.Namespace, folder: Path) -> AsyncIterator[list[Way
             p, port, d = f"http://{HOST}:{ports[0]}", "8998", f"http://{HOST}:{ports[1]}"
             for mode, number in zip(("prefill", "decode"), ports, strict=True):
                 start(mode, [sys.executable, __file__, "--serve", mode, str(number)])
-        rust, ours = free_port(), free_port()
+        rust, ours, shared = free_port(), free_port(), free_port()
         router = [args.rust, "-m", "sglang_router.launch_router", "--pd-disaggregation", "--policy", "round_robin"]
         router += ["--prefill", p, port, "--decode", d, "--host", HOST, "--port", str(rust), "--log-level", "error"]
         theirs = start("rust", [*router, "--prometheus-port", str(free_port())])
         config = folder / "stock.yaml"
         config.write_text("router: round-robin\n")
         gateway = [str(Path(sys.executable).with_name("pdplugins")), "gateway", "--config", str(config)]
-        gateway += ["--worker", f"{p},bootstrap_port={port},kind=prefill", "--worker", f"{d},kind=decode"]
+        gateway += [
+            "--admin-port",
+            "0",
+            "--worker",
+            f"{p},bootstrap_port={port},kind=prefill",
+            "--worker",
+            f"{d},kind=decode",
+        ]
         mine = start("gateway", [*gateway, "--port", str(ours)])
+        both = start("two", [*gateway, "--port", str(shared), "--processes", "2"])
         found = [Way("none", [p, d], int(port), None)]
-        found += [Way("rust", [f"http://{HOST}:{rust}"], 0, theirs), Way("gateway", [f"http://{HOST}:{ours}"], 0, mine)]
+        for name, number, pid in zip(ROUTERS, (rust, ours, shared), (theirs, mine, both), strict=True):
+            found.append(Way(name, [f"http://{HOST}:{number}"], 0, pid))
         async with aiohttp.ClientSession() as session:
             for way in found[1:]:
                 await up(way.urls[0], session)
@@ -283,10 +296,10 @@ async def compare(args: argparse.Namespace) -> dict[str, Any]:
     rows: Rows = {}
     with tempfile.TemporaryDirectory() as folder:
         async with ways(args, Path(folder)) as found:
-            await paired(found, 6, args.prompt_tokens, stream=True)  # who meets whom for the first time
+            await paired(found, 24, args.prompt_tokens, stream=True)  # who meets whom for the first time
             pairs = [await paired(found, args.turns, args.prompt_tokens, stream=stream) for stream in (True, False)]
-            for _ in range(args.rounds):
-                for kind, way in itertools.product(KINDS, found):
+            for turn in range(args.rounds):
+                for kind, way in itertools.product(KINDS, rotated(found, 7 * turn)):  # another first one in each
                     concurrency, stream = kind
                     count = args.requests if concurrency == 1 else args.requests * 4
                     row = await measure(way, concurrency, count, args.prompt_tokens, stream=stream)
@@ -298,15 +311,16 @@ def summary(rows: Rows, kind: tuple[int, bool]) -> dict[str, Any]:
     """Return the medians over rounds, and of the differences to the base within a round."""
     base = rows[kind, "none"]
     table: dict[str, Any] = {"concurrency": kind[0], "stream": kind[1]}
-    for name in ("none", "rust", "gateway"):
+    for name in ("none", *ROUTERS):
         mine = rows[kind, name]
         table[name] = {key: round(statistics.median(row[key] for row in mine), 3) for key in mine[0]}
         for key in ("p50_ms", "p99_ms"):
             added = [row[key] - other[key] for row, other in zip(mine, base, strict=True)]
             table[name][f"added_{key}"] = round(statistics.median(added), 3)
-    both = zip(rows[kind, "gateway"], rows[kind, "rust"], strict=True)
-    ratios = [row["rps"] / other["rps"] for row, other in both]
-    return table | {"rps_ratio": round(statistics.median(ratios), 3), "rounds": len(base)}
+    for key, name in (("rps_ratio", "gateway"), ("two_rps_ratio", "two")):
+        both = zip(rows[kind, name], rows[kind, "rust"], strict=True)
+        table[key] = round(statistics.median(row["rps"] / other["rps"] for row, other in both), 3)
+    return table | {"rounds": len(base)}
 
 
 def main() -> None:

@@ -172,6 +172,8 @@ class Gateway:
         admin_gate = Gate(self.metrics, self.access.admin_keys, admin=True)
         admin = Admin(self.backends, self.metrics, admin_gate, self._operators)
         self._runner = await self._set_up(endpoints.app(), self.clients)
+        assert self._runner.server is not None  # noqa: S101 - it has just been set up
+        endpoints.shortcut(self._runner.server)
         self._admin = await self._set_up(admin.app(), self._operators)
         self.url = await self._listen(self._runner, host, port, shared=self._share is not None)
         self.admin_url = await self._listen(self._admin, self.access.admin_host, self.access.admin_port)

@@ -10,10 +10,7 @@ from aiohttp import hdrs, web
 
 from pdplugins.errors import one_line
 from pdplugins.gateway.errors import GatewayError
-from pdplugins.gateway.replies import failure
-
-SERVER = "pdplugins"
-"""What answers call the gateway: nobody needs to know its version, and that of its HTTP server."""
+from pdplugins.gateway.replies import SERVER, failure
 
 
 class Handler(web.RequestHandler):

@@ -13,6 +13,7 @@ from pdplugins.contracts.request import Slo
 from pdplugins.contracts.router import Ending, Outcome
 from pdplugins.errors import one_line
 from pdplugins.gateway.histogram import Histogram
+from pdplugins.gateway.tally import Tally
 from pdplugins.runtime.decision import Fault, Journal
 
 log = logging.getLogger("pdplugins.gateway")
@@ -44,8 +45,11 @@ class GatewayMetrics:
             more = () if objective_s is None else (objective_s,)
             return Histogram(prefix + name, text, sorted({*bounds, *more}), self.registry)
 
-        self.requests = counter("requests", "Requests by how they ended", "outcome")
-        self.primitives = counter("primitives", "What placements came to: pair, push, local, head, warm", "primitive")
+        def tally(name: str, text: str, label: str | None = None) -> Tally:
+            return Tally(prefix + name, text, self.registry, label)
+
+        self._requests = tally("requests", "Requests by how they ended", "outcome")
+        self.primitives = tally("primitives", "What placements came to: pair, push, local, head, warm", "primitive")
         self._faults = counter("faults", "What did not go as the router or the client wanted, by kind", "kind")
         self.servers = counter("server_events", "Servers of --launch: started, ready, hung, died", "server", "event")
         ttft_s, tpot_s = (None, None) if slo is None else (slo.ttft_s, slo.tpot_s)
@@ -55,9 +59,11 @@ class GatewayMetrics:
             "tpot_seconds", "Time per output token after the first (TPOT), by stream", TOKEN_BUCKETS_S, tpot_s
         )
         self._whole = seconds("e2e_seconds", "Time from arrival to the end of a whole answer", WHOLE_BUCKETS_S)
-        self._prompt_tokens = counter("prompt_tokens", "Prompt tokens of the requests that were answered")
-        self._output_tokens = counter("output_tokens", "Output tokens that clients got")
-        self.in_flight = Gauge(prefix + "requests_in_flight", "Requests now", registry=self.registry)
+        self._prompt_tokens = tally("prompt_tokens", "Prompt tokens of the requests that were answered")
+        self._output_tokens = tally("output_tokens", "Output tokens that clients got")
+        self._in_flight = 0
+        in_flight = Gauge(prefix + "requests_in_flight", "Requests now", registry=self.registry)
+        in_flight.set_function(lambda: self._in_flight)
         self.waiting = Gauge(
             prefix + "requests_waiting", "Requests that wait before the workers now", registry=self.registry
         )
@@ -88,12 +94,25 @@ class GatewayMetrics:
         if self.faults[kind] % LOG_EVERY == 1:
             log.warning("%s (%d so far): %s", kind, self.faults[kind], one_line(why), exc_info=error)
 
+    def begun(self) -> None:
+        """Count a request that has come."""
+        self._in_flight += 1
+
+    def over(self, outcome: str) -> None:
+        """Count a request that `begun` has counted, by how it ended."""
+        self._in_flight -= 1
+        self._requests.add(1, outcome)
+
+    def primitive(self, primitive: str) -> None:
+        """Count what a placement came to."""
+        self.primitives.add(1, str(primitive))
+
     def ended(self, outcome: Outcome, took_s: float, prompt_tokens: int) -> None:
         """Take in how a request ended, `took_s` after it came."""
-        self._output_tokens.inc(outcome.output_tokens)
+        self._output_tokens.add(outcome.output_tokens)
         if outcome.ending is not Ending.FINISHED:
             return
-        self._prompt_tokens.inc(prompt_tokens)
+        self._prompt_tokens.add(prompt_tokens)
         self._whole.observe(took_s)
         if outcome.tpot_s is not None:
             self._tpot.observe(outcome.tpot_s)

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 
-from aiohttp import web
+from aiohttp import hdrs, web
 
 from pdplugins.gateway.admission import Admission
 from pdplugins.gateway.errors import GatewayError, RefusedError
 from pdplugins.redaction import redacted
+
+SERVER = "pdplugins"
+"""What answers call the gateway: nobody needs to know its version, and that of its HTTP server."""
 
 
 class Reply:
@@ -27,7 +30,7 @@ class Reply:
     async def send(self, data: bytes, content_type: str) -> None:
         """Send a part of a stream."""
         if self.response is None:
-            headers = {"Content-Type": content_type, "Cache-Control": "no-cache"}
+            headers = {"Content-Type": content_type, "Cache-Control": "no-cache", hdrs.SERVER: SERVER}
             self.response = web.StreamResponse(headers=headers)
             await self.response.prepare(self._request)
         await self.response.write(data)
@@ -59,8 +62,11 @@ def _redacted(body: bytes) -> bytes:
 
 async def finish(response: web.StreamResponse, request: web.BaseRequest, admission: Admission) -> None:
     """Send an answer, or what is left of it; where the gateway stops, it is the last one on its connection."""
+    if response.prepared and isinstance(response, web.Response):
+        return  # it has been sent as a whole
     if admission.closed and not response.prepared:
         response.force_close()
+    response.headers.setdefault(hdrs.SERVER, SERVER)
     await response.prepare(request)
     await response.write_eof()
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import secrets
 from collections.abc import Callable
 from typing import Any
 
@@ -15,6 +14,7 @@ from pdplugins.gateway.errors import FlowRefusedError
 from pdplugins.gateway.metrics import GatewayMetrics
 from pdplugins.gateway.prompts import Lengths
 from pdplugins.gateway.queue import AdmissionQueue
+from pdplugins.gateway.randomness import fresh_name
 from pdplugins.gateway.retry import RetryBudget
 from pdplugins.gateway.routing import Routing
 from pdplugins.gateway.sessions import Sessions
@@ -56,7 +56,7 @@ class Serving:
         `account`, where there is one.
         """
         self.routing.check(call)
-        name = call.rid if call.rid not in self._ids else secrets.token_hex(16)  # clients may give a name twice
+        name = call.rid if call.rid not in self._ids else fresh_name()  # clients may give a name twice
         self._ids.add(name)
         task = RequestTask(self, name, call, client)
         ending = Ending.FAILED

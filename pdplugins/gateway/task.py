@@ -9,7 +9,7 @@ from functools import partial
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
-from pdplugins.contracts.request import Request
+from pdplugins.contracts.request import Request, swift_request
 from pdplugins.gateway.admission import RETRY_AFTER_S
 from pdplugins.gateway.engine import Call, Relay, Started, Work
 from pdplugins.gateway.errors import GatewayError, RefusedError, WorkerFailedError
@@ -286,7 +286,7 @@ class RequestTask:
         bound = session.bound_worker if session else None
         backend = self._all.backends.by_id.get(bound or "")
         alive = backend is not None and backend.alive
-        return Request(
+        return swift_request(
             self._name,
             self._arrived_s,
             self._prompt + done,
@@ -299,7 +299,7 @@ class RequestTask:
         )
 
     def _count(self, primitive: str) -> None:
-        self._all.metrics.primitives.labels(primitive).inc()
+        self._all.metrics.primitive(primitive)
 
     def _finish(self, request: Request, first: Worker, second: Worker, output: int) -> None:
         """Learn from an answer that is whole."""

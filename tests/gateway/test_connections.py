@@ -233,3 +233,30 @@ def test_nobody_listens() -> None:
             await Connections(5, ssl.create_default_context()).post("http://127.0.0.1:1", "/", b"", {}, None)
 
     asyncio.run(work())
+
+
+def test_the_timer_of_a_connection_counts_from_what_came_last() -> None:
+    """An answer in parts may take longer than a silence may, and one timer looks after all answers of a connection."""
+
+    async def work() -> None:
+        async def slowly(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            writer.write(CHUNKS)
+            for _ in range(6):
+                await asyncio.sleep(0.1)
+                writer.write(b"1\r\nx\r\n")
+            writer.write(b"0\r\n\r\n")
+
+        async def stop(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            writer.write(CHUNKS + b"1\r\nx\r\n")
+            await reader.read()
+
+        async with over(Peer(WHOLE, slowly, stop)) as post:
+            await whole(await post(silence_s=0.3))
+            assert await whole(await post(silence_s=0.3)) == b"x" * 6
+            last = await post(silence_s=0.3)
+            assert await last.readany() == b"x"
+            with pytest.raises(aiohttp.ServerTimeoutError):
+                await last.readany()
+            last.close()
+
+    asyncio.run(work())

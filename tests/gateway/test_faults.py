@@ -60,7 +60,7 @@ async def _answers(it: Stand, stream: bool, **more: Any) -> list[int]:
 @pytest.mark.parametrize("fault", ["status", "event", "dead", "hang"])
 def test_a_worker_that_fails_before_the_first_token_is_replaced(fault: str, guilty: int, stream: bool) -> None:
     async def run() -> None:
-        async with stand("dual", "dual", "dual", settings=fast(first_token_s=0.3)) as it:
+        async with stand("dual", "dual", "dual", settings=fast(first_token_s=0.3), token_s=0.02) as it:
             it.route(Fixed())
             faults = it.workers[guilty].faults
             if fault == "status":
@@ -166,7 +166,7 @@ def test_a_worker_that_is_lost_is_not_waited_for(kind: str) -> None:
 @pytest.mark.parametrize("guilty", [0, 1])
 def test_an_error_event_of_openais_endpoints_is_no_answer(guilty: int) -> None:
     async def run() -> None:
-        async with stand("dual", "dual", "dual") as it:
+        async with stand("dual", "dual", "dual", token_s=0.02) as it:  # the error comes before the first token
             it.route(Fixed())
             it.workers[guilty].faults.error_event, it.workers[guilty].faults.times = True, 1
             events = await it.stream("/v1/completions", {"prompt": PROMPT, "max_tokens": 9, "temperature": 0})

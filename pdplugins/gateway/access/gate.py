@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass
 
-from aiohttp import web
+from aiohttp import hdrs, web
 
 from pdplugins.gateway.access.api_keys import ApiKeys
 from pdplugins.gateway.access.rates import KeyRates
@@ -46,7 +46,7 @@ class Gate:
         """Raise GatewayError for a request that may not pass."""
         if self.keys is not None and request.path not in OPEN:
             self._check_key(self.keys, request)
-        if request.method == "POST" and request.content_type != JSON:
+        if request.method == "POST" and request.headers.get(hdrs.CONTENT_TYPE) != JSON != request.content_type:
             # A page of any site may send forms and plain text to this machine, but JSON only where it is allowed to.
             raise GatewayError(415, f"send JSON, with the header Content-Type: {JSON}")
 

@@ -15,6 +15,8 @@ from pdplugins.gateway.terms import FIELD
 from pdplugins.limits import GatewayConfig
 
 DEFAULTS = GatewayConfig()
+UNKNOWN = "?"
+"""Of what has not been looked for."""
 COMPLETIONS = "/v1/completions"
 CHAT = "/v1/chat/completions"
 SESSION_FIELDS = ("session_id", "user")
@@ -71,6 +73,8 @@ class Call:
     """The fields of the body in which it asks for terms of its own."""
     terms: Terms | None = None
     """What of that it gets."""
+    _whole: str | None = field(default=UNKNOWN, init=False, repr=False, compare=False)
+    """What `whole` has found out: it is asked for several times."""
 
     @property
     def max_tokens(self) -> int | None:
@@ -135,6 +139,11 @@ class Call:
         The two would make all answers to one prompt in one bootstrap room, and wait for ever. What is said of the
         prompt is said by the server that prefills; the gateway puts that into one answer of ``/generate`` only.
         """
+        if self._whole is UNKNOWN:
+            self._whole = self._find_whole()
+        return self._whole
+
+    def _find_whole(self) -> str | None:
         fields = self.fields
         if self.answers > 1:
             return "n"

@@ -9,6 +9,7 @@ import asyncio
 import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from math import inf
 from time import monotonic
 from urllib.parse import urlsplit
 
@@ -30,7 +31,7 @@ class Target:
     head: str
     """The beginning of each request, up to its path; and the line after it."""
     tail: str
-    idle: list[tuple[float, ResponseHandler]] = field(default_factory=list)
+    idle: list[tuple[float, Connection]] = field(default_factory=list)
     """Idle connections, and since when; the last one used comes last."""
 
     @classmethod
@@ -43,20 +44,70 @@ class Target:
         return cls(parts.hostname or "", port, tls, f"POST {parts.path}", tail)
 
 
+class Connection(ResponseHandler):
+    """One connection. Its timer looks from time to time whether it has been silent for too long.
+
+    aiohttp's own would be made anew with all that comes.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        super().__init__(loop)
+        self._heard_s = inf
+        """When something came last, in the loop's time; infinite while nothing is awaited."""
+
+    def _reschedule_timeout(self) -> None:
+        if not self._read_timeout:
+            self._heard_s = inf
+            return
+        self._heard_s = self._loop.time()
+        if self._read_timeout_handle is None:
+            self._look_after(self._read_timeout)
+
+    def _drop_timeout(self) -> None:
+        self._heard_s = inf
+
+    def _look_after(self, seconds: float) -> None:
+        self._read_timeout_handle = self._loop.call_later(seconds, self._on_read_timeout)
+
+    def _on_read_timeout(self) -> None:
+        self._read_timeout_handle = None
+        if self._heard_s == inf or not self._read_timeout:
+            return
+        left_s = self._heard_s + self._read_timeout - self._loop.time()
+        if left_s > 0:
+            self._look_after(left_s)
+        else:
+            super()._on_read_timeout()
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        """End the timer with the connection."""
+        if self._read_timeout_handle is not None:
+            self._read_timeout_handle.cancel()
+        super().connection_lost(exc)
+
+
 class Response:
     """The answer to a request, of which the head has arrived. At its end the connection is free for the next one."""
 
     def __init__(
-        self, message: RawResponseMessage, payload: aiohttp.StreamReader, protocol: ResponseHandler, target: Target
+        self, message: RawResponseMessage, payload: aiohttp.StreamReader, protocol: Connection, target: Target
     ) -> None:
         self.status = message.code
         self.content_type = message.headers.get("Content-Type", "application/json")
         self.retry_after = message.headers.get("Retry-After")
         self.readany = payload.readany
         """Return the next bytes; nothing at the end. Raises aiohttp.ClientError or OSError."""
-        self._protocol: ResponseHandler | None = protocol
+        self._payload = payload
+        self._protocol: Connection | None = protocol
         self._target = target
         payload.on_eof(self._ended)
+
+    def all_of_it(self, most_bytes: int) -> bytes:
+        """Return all of an answer that has come already; nothing where some of it is missing, or that is too long."""
+        payload = self._payload
+        if not payload.is_eof() or payload.total_bytes > most_bytes or payload.exception() is not None:
+            return b""
+        return payload.read_nowait()
 
     def close(self) -> None:
         """Give up what has not come."""
@@ -118,11 +169,11 @@ class Connections:
             raise
         return Response(message, payload, protocol, target)
 
-    async def _connected(self, target: Target) -> ResponseHandler:
+    async def _connected(self, target: Target) -> Connection:
         loop = asyncio.get_running_loop()
         async with asyncio.timeout(self._connect_s):
             _, protocol = await loop.create_connection(
-                lambda: ResponseHandler(loop), target.host, target.port, ssl=target.tls
+                lambda: Connection(loop), target.host, target.port, ssl=target.tls
             )
         return protocol
 
@@ -134,7 +185,7 @@ class Connections:
             target.idle.clear()
 
 
-def _idle(target: Target) -> ResponseHandler | None:
+def _idle(target: Target) -> Connection | None:
     """Return an open connection, if there is one.
 
     Those that have been idle too long are closed, and those on which something came that nobody had asked for.

@@ -11,7 +11,6 @@ behind them, for the batch scheduler inside the server.
 from __future__ import annotations
 
 import asyncio
-import secrets
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from time import monotonic
@@ -23,6 +22,7 @@ from pdplugins.gateway.engines.sglang import protocol
 from pdplugins.gateway.engines.sglang.calls import Call
 from pdplugins.gateway.engines.sglang.upstream import Answer, Upstream
 from pdplugins.gateway.errors import RefusedError, WorkerFailedError
+from pdplugins.gateway.randomness import fresh_name, take
 from pdplugins.gateway.terms import carried
 from pdplugins.limits import GatewayConfig
 
@@ -57,30 +57,30 @@ class Legs:
     @asynccontextmanager
     async def pair(self, prefill: Backend, decode: Backend, work: Work[Call]) -> AsyncIterator[Answer]:
         """Prefill on one worker and decode on another, which gets the KV cache: the same body to both, at once."""
-        room = secrets.randbelow(protocol.MAX_ROOM)  # SGLang's bootstrap room: it ties the legs of a pair together
+        room = (
+            int.from_bytes(take(8)) % protocol.MAX_ROOM
+        )  # SGLang's bootstrap room: it ties the legs of a pair together
         fields = protocol.bootstrap(prefill.host, prefill.bootstrap_port, room, work.call.batch)
         rid = _name(work)
         body = protocol.splice(work.body, {**fields, "rid": rid})
         load = decode.view.load
         load.decode_starts(work.prompt_tokens)  # it reserves KV cache for the context from now on
         aside = asyncio.create_task(self._prefill(prefill, work, body, rid))
-        first = asyncio.create_task(self._begin(decode, work, body, rid))
+        answer: Answer | None = None
         try:
-            answer = await self._begun(prefill, decode, aside, first, logprobs=work.call.logprobs)
+            answer = await self._begun(prefill, decode, aside, work, body, rid)
             yield answer
         except BaseException:
             aside.cancel()
-            first.cancel()
-            await asyncio.gather(aside, first, return_exceptions=True)
+            await asyncio.gather(aside, return_exceptions=True)
             raise
         else:
-            if not _succeeded(aside):  # the last token may come before the reply of the prefill worker
-                self._upstream.background(_ended(aside))
+            self._upstream.keep(aside)  # the last token may come before the reply of the prefill worker
         finally:  # also when this is cancelled twice
             tokens = 0
-            if _succeeded(first):
-                tokens = first.result().tokens
-                self._upstream.end(first.result())
+            if answer is not None:
+                tokens = answer.tokens
+                self._upstream.end(answer)
             load.decode_ends(work.prompt_tokens + tokens)
 
     async def push(self, source: Backend, target: Backend, ids: Sequence[int], work: Work[Call]) -> None:
@@ -97,18 +97,21 @@ class Legs:
         rid = _name(work)
         await self._prefill(backend, work, protocol.splice(work.body, {"rid": rid}), rid)
 
-    @staticmethod
     async def _begun(
-        prefill: Backend, decode: Backend, aside: asyncio.Task[bytes], first: asyncio.Task[Answer], *, logprobs: bool
+        self, prefill: Backend, decode: Backend, aside: asyncio.Task[bytes], work: Work[Call], body: bytes, rid: str
     ) -> Answer:
         """Return the answer of a pair once it has begun, or fail as soon as one of its workers does."""
         try:
-            await asyncio.wait({aside, first}, return_when=asyncio.FIRST_COMPLETED)
-            if aside.done():
-                aside.result()
-            answer = await first
-            if logprobs:
-                answer.prefill_reply = await aside
+            await asyncio.sleep(0)  # the prefill goes out first: its deadline is over first, should both be silent
+            answer = await self._begin(decode, work, body, rid, aside)
+            try:
+                if aside.done():
+                    aside.result()
+                if work.call.logprobs:
+                    answer.prefill_reply = await aside
+            except BaseException:
+                self._upstream.end(answer)
+                raise
         except WorkerFailedError as error:
             error.of_pair(prefill.id, decode.id)
             raise
@@ -116,11 +119,18 @@ class Legs:
 
     # --- legs ------------------------------------------------------------------------------------------------------
 
-    async def _begin(self, backend: Backend, work: Work[Call], body: bytes, rid: str) -> Answer:
-        """Return the answer of a worker once it has begun; a whole answer may take as long as the request."""
+    async def _begin(
+        self, backend: Backend, work: Work[Call], body: bytes, rid: str, aside: asyncio.Task[bytes] | None = None
+    ) -> Answer:
+        """Return the answer of a worker once it has begun; a whole answer may take as long as the request.
+
+        :param aside: the other leg of a pair. If it fails meanwhile, this raises what it has raised.
+        """
         call, response = work.call, None
         try:
-            async with backend.waits.within(self._first_token_s if call.stream else None):
+            async with backend.waits.within(self._first_token_s if call.stream else None) as wait:
+                if aside is not None:
+                    aside.add_done_callback(lambda leg: None if _succeeded(leg) else wait.end())
                 response = await self._upstream.post(backend, call.path, body, call.headers, stream=call.stream)
                 return await self._upstream.begin(backend, response, rid, stream=call.stream)
         except RefusedError:
@@ -128,6 +138,8 @@ class Legs:
         except BaseException as error:
             self._upstream.drop(backend, rid, response)
             if isinstance(error, TimeoutError):
+                if aside is not None and aside.done():
+                    aside.result()
                 raise _silence(backend, "token", self._first_token_s) from None
             raise
 
@@ -154,7 +166,7 @@ class Legs:
 
 
 def _name(work: Work[Call]) -> str:
-    return secrets.token_hex(16) + carried(work.call.terms, monotonic() - work.arrived_s)
+    return fresh_name() + carried(work.call.terms, monotonic() - work.arrived_s)
 
 
 def _silence(backend: Backend, what: str, seconds: float) -> WorkerFailedError:
@@ -164,8 +176,3 @@ def _silence(backend: Backend, what: str, seconds: float) -> WorkerFailedError:
 
 def _succeeded(task: asyncio.Task[Any]) -> bool:
     return task.done() and not task.cancelled() and task.exception() is None
-
-
-async def _ended(task: asyncio.Task[bytes]) -> None:
-    """Wait for a leg that no answer waits for any more; it has its own deadline."""
-    await asyncio.gather(task, return_exceptions=True)

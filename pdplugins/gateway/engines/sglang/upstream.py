@@ -133,7 +133,7 @@ class Upstream:
         self._connections = Connections(settings.connect_s, tls)
         self._most_bytes = settings.max_answer_mib * MIB
         self._settings = settings
-        self._background: set[asyncio.Task[None]] = set()
+        self._background: set[asyncio.Task[Any]] = set()
 
     async def post(
         self, backend: Backend, path: str, body: bytes, headers: Mapping[str, str], *, stream: bool
@@ -210,9 +210,18 @@ class Upstream:
 
     def background(self, work: Coroutine[Any, Any, None]) -> None:
         """Run `work` in the background; `settle` waits for it."""
-        task = asyncio.get_running_loop().create_task(work)
-        self._background.add(task)
-        task.add_done_callback(self._background.discard)
+        self.keep(asyncio.get_running_loop().create_task(work))
+
+    def keep(self, task: asyncio.Task[Any]) -> None:
+        """Let a task go on by itself, whatever becomes of it; `settle` waits for it."""
+        if not task.done():
+            self._background.add(task)
+            task.add_done_callback(self._forget)
+
+    def _forget(self, task: asyncio.Task[Any]) -> None:
+        self._background.discard(task)
+        if not task.cancelled():
+            task.exception()  # else asyncio would log that nobody has asked for it
 
     async def settle(self, within_s: float) -> None:
         """Wait so long for background work, then end it."""
@@ -240,6 +249,8 @@ async def read(backend: Backend, response: Response) -> bytes:
 
 async def read_all(backend: Backend, response: Response, most_bytes: int) -> bytes:
     """Return the whole answer. Raises WorkerFailedError."""
+    if data := response.all_of_it(most_bytes):  # as it mostly is: its head and its body come together
+        return data
     try:
         return await read_whole(response.readany, most_bytes)
     except (*FAILURES, TooLongError) as error:

@@ -148,7 +148,7 @@ class RouterComponent:
         """Serve one request. However it ends, `answers` hears of it."""
         error: Exception | None = None
         outcome = "cancelled"
-        self.metrics.in_flight.inc()
+        self.metrics.begun()
         try:
             self.admission.enter()
             try:
@@ -163,8 +163,7 @@ class RouterComponent:
             error = self._told(raised)
             outcome = "refused" if isinstance(raised, RefusedError) else f"error_{error.status}"
         finally:
-            self.metrics.in_flight.dec()
-            self.metrics.requests.labels(outcome).inc()
+            self.metrics.over(outcome)
             answers.end(error)
 
     def _told(self, error: Exception) -> GatewayError:

@@ -70,7 +70,7 @@ def test_every_placement_with_roles_swapped_on_every_request(sglang_rig: SglangR
         async with sglang_rig.routed(config, 1, 1, router=router, own=True) as component:
             await equal(sglang_rig, plain, [Ask.drawn(rng) for _ in range(80)])
             assert not component.metrics.faults, component.metrics.faults
-            return Counter({turn: int(component.metrics.primitives.labels(turn)._value.get()) for turn in TURNS})
+            return Counter({turn: int(component.metrics.primitives.count(turn)) for turn in TURNS})
 
     counts = sglang_rig.run(run())
     assert counts["pair"] == counts["push"] == counts["warm"] == 16

@@ -178,7 +178,7 @@ async def down(bench: Bench, lane: str, calls: Mapping[str, Call], gate: asyncio
             async with gate:
                 outcomes[name] = await outcome_of(call, endpoint), faults["refused_whole"] > alone
         bad = {kind: faults[kind] for kind in ("gateway_error", "worker_failed", "worker_full") if faults[kind]}
-        return Column(outcomes, bad, int(gateway.metrics.primitives.labels(lane)._value.get()))
+        return Column(outcomes, bad, int(gateway.metrics.primitives.count(lane)))
 
 
 async def cells_of(bench: Bench, lanes: list[str]) -> dict[str, str]:
