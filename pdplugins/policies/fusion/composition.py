@@ -19,12 +19,13 @@ from bisect import bisect_left
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from pdplugins.policies._common import largest_within
 from pdplugins.policies.fusion.costs import Costs
 
 SIZES = 24
-"""Batch sizes that are tried."""
+"""Batch sizes that are tried, the largest that keeps the TPOT SLO among them."""
 MIXED_TOKENS = (32, 64, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 4096)
-"""Prompt tokens of a mixed step that are tried."""
+"""Prompt tokens of a mixed step that are tried, beside the most that the TPOT SLO leaves."""
 Point = tuple[float, float]
 """Tokens a second that one worker decodes, and that it prefills beside that."""
 
@@ -104,9 +105,11 @@ def frontier(
     """
     whole, history = max(int(lengths.isl), 1), int(lengths.history)
     alone_s = costs.share_s(whole, history) * costs.ratio(decodes=False) * slow[0]
+    fit = min(max_batch, int(kv_tokens / lengths.context))
+    most = costs.most_decodes(lengths.context, fit, costs.ratio(decodes=True) * slow[1])
     points = [
         (decodes / (step_s + held_s / lengths.osl), tokens / step_s)
-        for decodes in _sizes(min(max_batch, int(kv_tokens / lengths.context)))
+        for decodes in _sizes(most)
         for tokens, step_s in _steps(costs, decodes, lengths.context, whole, history, mixes, slow)
     ]
     return Frontier(lengths, whole / max(alone_s, 1e-9), hull(points))
@@ -138,16 +141,15 @@ def _sizes(most: int) -> list[int]:
 def _steps(
     costs: Costs, decodes: int, context: float, whole: int, history: int, mixes: bool, slow: tuple[float, float]
 ) -> Iterable[tuple[int, float]]:
-    """Yield prompt tokens and seconds of the steps with `decodes` decodes that keep the TPOT SLO."""
+    """Yield prompt tokens and seconds of steps with `decodes` decodes that keep the TPOT SLO, the largest one last."""
     prefill_slow, decode_slow = (costs.ratio(decodes=True) * phase for phase in slow)
     alone_s = costs.decode_s(decodes, context) * decode_slow
-    if alone_s > costs.step_s and decodes > 1:
-        return
+
+    def step_s(tokens: int) -> float:
+        done = history + (whole // 2 if tokens < whole else 0)
+        return alone_s + prefill_slow * costs.added_s(tokens, done, decodes)
+
     yield 0, alone_s
-    for tokens in MIXED_TOKENS if mixes else ():
-        step_s = alone_s + prefill_slow * costs.added_s(
-            tokens, history + (whole // 2 if tokens < whole else 0), decodes
-        )
-        if step_s > costs.step_s:
-            return
-        yield tokens, step_s
+    if mixes and (largest := largest_within(costs.step_s, costs.most_tokens, step_s)):
+        smaller = (tokens for tokens in MIXED_TOKENS if tokens < largest)
+        yield from ((tokens, step_s(tokens)) for tokens in (*smaller, largest))

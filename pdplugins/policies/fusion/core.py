@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
@@ -49,8 +48,9 @@ class Core:
         """The longest wait of a request that went on, over the whole run."""
         self.caps: Caps | None = None
         """Power caps of the last solution; None without a budget of watts."""
-        self._next_s = -math.inf
-        self._prior = self.lengths.prior
+        self._next_s: float | None = None
+        """When the programme is solved next; None before the first request."""
+        self._news = self._lengths_news()
         self._looked_s = 0.0
         self._counted: Sequence[WorkerView] | None = None
         self._caches: Mapping[int, int] = {}
@@ -69,9 +69,12 @@ class Core:
         settings = self.settings
         if not settings.composition or settings.scale or self.lengths.isl is None or workers < 2:
             return None
-        if now_s < self._next_s and self.lengths.prior == self._prior:
+        if self._next_s is None:
+            # Before answers have come, the operator's composition says more than the programme for a guessed length.
+            self._next_s = now_s + settings.dwell_s
+        if now_s < self._next_s and self._lengths_news() == self._news:
             return None
-        self._prior = self.lengths.prior
+        self._news = self._lengths_news()
         does = self._programme(self.lengths.isl, RESERVE * max(self.lengths.osl, 1.0), kv_capacity_tokens)
         wanted = self._corrected(does, self._choose(does, workers, present), workers)
         self.wanted = max(wanted, min(least, workers - 1))
@@ -79,6 +82,10 @@ class Core:
             self.caps = does.at(self.wanted, workers - self.wanted)[1]
         self._next_s = now_s + max(settings.interval_s, 0.0 if self.wanted == present else settings.dwell_s)
         return self.wanted
+
+    def _lengths_news(self) -> tuple[float, bool]:
+        """Return what is news of the lengths when it changes: then the programme is solved at once."""
+        return self.lengths.prior, self.lengths.answered
 
     def look(self, workers: Sequence[WorkerView], now_s: float) -> None:
         """Learn from the loads of workers that only decode how long their steps take."""
@@ -184,10 +191,14 @@ class Core:
         return self._places
 
     def _choose(self, does: Frontier | Powered, workers: int, present: int) -> int:
+        """Return the present number of workers that prefill only, where it costs little; else the smallest that does.
+
+        Fewer than now may serve as much. Then fewer do: what is spared are places to decode, and their want delays all.
+        """
         top = does.best(workers)
         self.capacity = does.rate(top, workers - top)
         if does.rate(present, workers - present) * (1 + self.settings.gain) >= self.capacity:
-            return present
+            return min(present, top)
         return does.best(workers, self.settings.gain)
 
     def _corrected(self, does: Frontier | Powered, chosen: int, workers: int) -> int:

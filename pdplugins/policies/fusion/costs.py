@@ -40,7 +40,8 @@ class Costs:
         self.step_s = self._tpot_s * self._tpot_share
         self.transfer_s = deployment.perf.transfer_s
         self._table = ProfileTable(deployment, settings.learning_rate)
-        self._most = settings.step_tokens
+        self.most_tokens = settings.step_tokens
+        """Prompt tokens of one step at most."""
         self.chunk = min(settings.prefill_only_tokens or self._fastest(), settings.step_tokens)
         """Prompt tokens of a step without decodes."""
         self._chunk_s = self._table.steps.prefill([(self.chunk, 0)])
@@ -59,7 +60,7 @@ class Costs:
         Dense models gain nothing beyond 2048 tokens, and the next prompt waits longer. Mixtures of experts read most of
         their weights in every step: DeepSeek R1 prefills a third faster in chunks of 8192 than of 2048.
         """
-        sizes = [size for size in CHUNKS if size <= self._most] or [self._most]
+        sizes = [size for size in CHUNKS if size <= self.most_tokens] or [self.most_tokens]
         return min(sizes, key=lambda size: self._table.steps.prefill([(size, 0)]) / size)
 
     def prefill_s(self, tokens: int, done: int = 0) -> float:
@@ -143,7 +144,7 @@ class Costs:
         if not decodes:
             return self.chunk / max(self.prefill_s(self.chunk), 1e-9)
         step = Step(self._table, BatchView((), decodes, decodes * mean_context), step_s)
-        return max(step.max_prefill_allowed(self.chunk // 2, self._most) / max(step_s, 1e-9), LEAST_RATE)
+        return max(step.max_prefill_allowed(self.chunk // 2, self.most_tokens) / max(step_s, 1e-9), LEAST_RATE)
 
 
 def decodes_of(worker: WorkerView) -> tuple[int, int]:

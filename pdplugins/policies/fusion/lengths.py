@@ -56,6 +56,11 @@ class MeanLengths:
             self._open.popitem(last=False)
             self._count()
 
+    @property
+    def answered(self) -> bool:
+        """Whether enough answers have come to say how long they are."""
+        return self._first is None or self._first.enough
+
     def knows(self, request: Request) -> bool:
         """Tell whether a request has gone on, and not ended."""
         return self._open.get(request.id, 0) is None
@@ -114,6 +119,11 @@ class FirstAnswers:
         self._sum_s = self._tpots_s = 0.0
         self._ended = self._tokens = 0
 
+    @property
+    def enough(self) -> bool:
+        """Whether enough requests have ended to say a mean."""
+        return self._ended >= EARLY
+
     def began(self, request: str, now_s: float) -> None:
         """Take in a request that goes on."""
         if len(self._begun_s) < MOST_OPEN:
@@ -130,7 +140,7 @@ class FirstAnswers:
         self._ended += 1
         self._tokens += output_tokens
         self._tpots_s += tpot_s
-        if self._ended < EARLY:
+        if not self.enough:
             return None
         going_on_s = max(len(self._begun_s) * now_s - self._sum_s, 0.0)
         return (self._tokens + going_on_s * self._ended / self._tpots_s) / self._ended

@@ -12,7 +12,9 @@ from hypothesis import strategies as st
 from scipy.optimize import linprog
 
 from pdplugins.policies.fusion.composition import Frontier, Lengths, Point, hull
-from pdplugins.policies.fusion.core import Core
+from pdplugins.policies.fusion.core import RESERVE, Core
+from pdplugins.policies.fusion.lengths import EARLY
+from pdplugins.testing import request
 
 numbers = st.floats(1.0, 1000.0)
 points = st.lists(st.tuples(numbers, st.one_of(st.just(0.0), numbers)), min_size=1, max_size=12)
@@ -115,17 +117,57 @@ def test_places_of_requests_that_wait_for_their_prefill_do_not_decode(core: Call
 
 
 def test_fewer_workers_prefill_only_where_places_to_decode_are_what_is_short(core: Callable[..., Core]) -> None:
-    """Were all places full of decodes, four of eight would; then the others' places hold too many that wait."""
-    shared = core(gain=0.0)
+    """Were all places full of decodes, three of eight would; then the others' places hold too many that wait."""
+    shared = core(gain=0.0, dwell_s=0.0)
     shared.lengths.isl, shared.lengths.osl = 1000.0, 50.0
-    assert shared.frontier(1000.0, 50.0, 50_000).best(8) == 4
-    assert shared.compose(8, 4, 50_000, 0.0) == 3
+    assert shared.frontier(1000.0, 50.0, 50_000).best(8) == 3
+    assert shared.compose(8, 3, 50_000, 0.0) == 2
 
 
 def test_composition_plans_with_longer_answers_than_the_mean(core: Callable[..., Core]) -> None:
     """Places to decode that are short delay all requests, so it does not choose a number that is just enough."""
-    shared = core()
-    shared.lengths.isl, shared.lengths.osl = 3000.0, 100.0
-    just_enough = shared.frontier(3000.0, 100.0, 60_000, held_s=shared.held_s(3000.0))
+    shared = core(dwell_s=0.0)
+    shared.lengths.isl, shared.lengths.osl = 3000.0, 80.0
+    just_enough = shared.frontier(3000.0, 80.0, 60_000, held_s=shared.held_s(3000.0))
     assert just_enough.best(8, shared.settings.gain) == 1
     assert shared.compose(8, 7, 60_000, 0.0) == 0
+
+
+def test_the_largest_batch_and_the_largest_step_within_the_slo_are_choices(core: Callable[..., Core]) -> None:
+    """Sizes that are tried lie a quarter apart. The rate at the ends must not depend on where they happen to lie."""
+    shared = core()
+    costs, most = shared.costs, shared.deployment.max_batch
+    for osl in (900.0, 930.0, 960.0, 990.0):
+        does = shared.frontier(1000.0, osl, 10**9)
+        context = does.lengths.context
+        batch = costs.most_decodes(context, most)
+        assert does.mixed[-1][0] == pytest.approx(batch / costs.decode_s(batch, context))
+        decoded, prefilled = does.mixed[0]
+        assert decoded == pytest.approx(1 / costs.step_s, rel=0.01)
+        assert prefilled / decoded > 0.99 * costs.most_tokens or costs.added_s(costs.most_tokens, 0, 1) > costs.step_s
+
+
+def test_the_operators_composition_stays_until_answers_come(core: Callable[..., Core]) -> None:
+    """A guessed length must not move workers that the operator has placed; after the dwell time it may."""
+    shared = core(dwell_s=10.0)
+    for number in range(EARLY + 1):
+        shared.lengths.began(request(str(number), 20_000), 0.1 * number)
+    assert shared.compose(8, 1, 200_000, 1.0) is None
+    assert shared.compose(8, 1, 200_000, 3.0) is None
+    for number in range(EARLY):
+        shared.lengths.ended(request(str(number), 20_000), 10, 0.02, 4.0)
+    assert shared.compose(8, 1, 200_000, 4.0) == 5
+
+    silent = core(dwell_s=10.0, prior_tokens=10)
+    silent.lengths.began(request("r", 20_000))
+    assert [silent.compose(8, 1, 200_000, now_s) for now_s in (0.0, 9.0, 10.0)] == [None, None, 6]
+
+
+def test_fewer_workers_prefill_only_where_fewer_serve_as_much(core: Callable[..., Core]) -> None:
+    shared = core(dwell_s=0.0, gain=0.5)
+    shared.lengths.isl, shared.lengths.osl = 2000.0, 100.0
+    isl, osl = 2000.0, RESERVE * 100.0
+    top = shared.frontier(isl, osl, 200_000, held_s=shared.held_s(isl)).best(8)
+    assert 0 < top < 6
+    assert shared.compose(8, top + 1, 200_000, 0.0) == top
+    assert shared.compose(8, top - 1, 200_000, 100.0) == top - 1

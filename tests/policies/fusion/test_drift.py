@@ -98,7 +98,7 @@ def test_a_slow_worker_decodes_less(core: Cores) -> None:
 
 def test_one_too_slow_to_decode_within_the_slo_prefills_only(core: Cores) -> None:
     """It changes roles with one that can; where nobody prefills only it is the first to."""
-    shared = core(prior_tokens=300)
+    shared = core(prior_tokens=300, dwell_s=0.0)
     drifted(shared.drift, p0=1.0, d0=1.0, d1=1.0, d2=3.9)
     shared.costs.step_s = 0.07
     for now_s, present in ((100.0, fleet(1, 3)), (200.0, fleet(0, 3))):

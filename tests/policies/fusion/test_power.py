@@ -32,7 +32,7 @@ def h100() -> Deployment:
 
 
 def composed(deployment: Deployment, budget_w: float | None, isl: int, osl: int) -> Core:
-    core = Core(FusionSettings(power_budget_w=budget_w, prior_tokens=osl), deployment)
+    core = Core(FusionSettings(power_budget_w=budget_w, prior_tokens=osl, dwell_s=0.0), deployment)
     core.lengths.began(request("r", isl))
     core.compose(4, 2, 500_000, 0.0)
     return core

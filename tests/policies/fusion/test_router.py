@@ -171,7 +171,7 @@ def test_a_composition_stays_for_its_dwell_time(core: Cores) -> None:
     wanted = shared.wanted
     shared.lengths.isl = 100.0
     shared.lengths.osl = 3000.0
-    for now_s, expected in ((30.0, wanted), (61.0, 0)):
+    for now_s, expected in ((30.0, wanted), (61.0, wanted), (62.0, 0)):
         router.plan_ahead(fleet(0, 8), now_s)
         assert shared.wanted == expected
 
