@@ -57,9 +57,8 @@ class Legs:
     @asynccontextmanager
     async def pair(self, prefill: Backend, decode: Backend, work: Work[Call]) -> AsyncIterator[Answer]:
         """Prefill on one worker and decode on another, which gets the KV cache: the same body to both, at once."""
-        room = (
-            int.from_bytes(take(8)) % protocol.MAX_ROOM
-        )  # SGLang's bootstrap room: it ties the legs of a pair together
+        # SGLang's bootstrap room: it ties the legs of a pair together.
+        room = int.from_bytes(take(8)) % protocol.MAX_ROOM
         fields = protocol.bootstrap(prefill.host, prefill.bootstrap_port, room, work.call.batch)
         rid = _name(work)
         body = protocol.splice(work.body, {**fields, "rid": rid})
