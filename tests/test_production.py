@@ -113,7 +113,8 @@ def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """A real Prometheus with our rules, which has scraped metrics of a gateway and of every kind of policy."""
     folder, program = tmp_path_factory.mktemp("prometheus"), tool("prometheus", "prometheus")
     gateway = GatewayMetrics(slo=Slo(2.0, 0.08))
-    gateway.requests.labels("ok").inc()
+    gateway.begun()
+    gateway.over("ok")
     gateway.ttft.observe(0.3)
     gateway.itl.observe(0.02, 4)
     gateway.ended(Outcome(Ending.FINISHED, 5, 0.3, 0.02), 0.38, 100)
