@@ -21,8 +21,6 @@ def first_error(error: ValidationError, model: type[BaseModel]) -> str:
     if first["type"] == "union_tag_not_found":
         tag = first["ctx"]["discriminator"]
         return f"{key}: say {tag} too, as it tells which keys there are (got {shown(first['input'])})"
-    if first["type"] in {"model_type", "dict_type"}:
-        return f"{key}: keys with values belong here, one 'key: value' a line (got {shown(first['input'])})"
     return f"{key}: {one_line(first['msg'])} (got {shown(first['input'])})"
 
 
