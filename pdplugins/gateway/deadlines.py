@@ -1,7 +1,6 @@
 """Waits that have a deadline each, and can all be made to end at once.
 
-Every request has some, so one timer serves all waits of a kind: `asyncio.timeout` makes and drops a timer for each one,
-which took a twentieth of the gateway's work.
+Every request has some, so one timer serves all waits of a kind. `asyncio.timeout` would make one for each wait.
 """
 
 from __future__ import annotations

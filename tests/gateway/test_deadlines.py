@@ -41,6 +41,8 @@ def test_what_has_left_in_time_hears_nothing_later() -> None:
             await asyncio.sleep(0.1)  # the timer of the first one rings
         every.expire()
         await asyncio.sleep(0)
+        assert (task := asyncio.current_task()) is not None
+        assert not task.cancelling()
 
     asyncio.run(work())
 

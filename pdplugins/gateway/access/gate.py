@@ -46,7 +46,7 @@ class Gate:
         """Raise GatewayError for a request that may not pass."""
         if self.keys is not None and request.path not in OPEN:
             self._check_key(self.keys, request)
-        if request.method == "POST" and request.headers.get(hdrs.CONTENT_TYPE) != JSON != request.content_type:
+        if request.method == "POST" and not _is_json(request):
             # A page of any site may send forms and plain text to this machine, but JSON only where it is allowed to.
             raise GatewayError(415, f"send JSON, with the header Content-Type: {JSON}")
 
@@ -67,3 +67,8 @@ class Gate:
             except GatewayError:
                 self.metrics.overload("key_rate")
                 raise
+
+
+def _is_json(request: web.BaseRequest) -> bool:
+    """Tell whether a request says that it carries JSON. Most say just that; only others need aiohttp to parse it."""
+    return request.headers.get(hdrs.CONTENT_TYPE) == JSON or request.content_type == JSON

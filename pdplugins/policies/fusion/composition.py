@@ -146,6 +146,7 @@ def _steps(
     alone_s = costs.decode_s(decodes, context) * decode_slow
 
     def step_s(tokens: int) -> float:
+        # It falls a little where a whole prompt fits. The largest may be missed there; what is found keeps the SLO.
         done = history + (whole // 2 if tokens < whole else 0)
         return alone_s + prefill_slow * costs.added_s(tokens, done, decodes)
 

@@ -45,7 +45,12 @@ class FusionSettings(BaseModel):
     learning_rate: float = Field(0.1, gt=0, le=1, description="weight of a measured step against what is known")
     composition: bool = Field(True, description="choose how many workers prefill only; else roles stay as they are")
     interval_s: Interval = Field(2.0, description="seconds between two solutions of the programme")
-    dwell_s: float = Field(10.0, ge=0, description="seconds that a composition stays at least")
+    dwell_s: float = Field(
+        10.0,
+        ge=0,
+        description="seconds that a composition stays at least; at the start until answers have come, if these come "
+        "sooner",
+    )
     gain: float = Field(
         0.03, ge=0, description="capacity that fewer prefill-only workers, or the present number, may cost"
     )
