@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
+from pdplugins.hosts.sglang.handovers import HandOvers
 from pdplugins.hosts.sglang.roles import Classifier, EngineRole
 from pdplugins.hosts.sglang.scope import Scopes
 from pdplugins.hosts.sglang.turns import Turns
@@ -19,6 +21,7 @@ class Steps:
         self._scopes = scopes
         self._classifier = classifier
         self._turns = turns
+        self._hand_overs = HandOvers()
         self.hold_prefill = False
         """Whether SGLang may compose no prefill now: a local batch that has run joins the running one, no more."""
 
@@ -28,7 +31,7 @@ class Steps:
         :param decode_step: ``decode_step(scheduler, running_batch)`` composes the steps of a decode server.
         """
         with self._scopes.enter(PREFILL):
-            scheduler.waiting_queue.extend(scheduler.disagg_prefill_bootstrap_queue.pop_bootstrapped())
+            self._hand_overs.queue(scheduler, scheduler.disagg_prefill_bootstrap_queue.pop_bootstrapped())
             scheduler.process_disagg_prefill_inflight_queue()
         last = self.batch_role(scheduler.last_batch)
         order = self._order(scheduler, running_batch, last)
@@ -43,6 +46,7 @@ class Steps:
         for role in order:
             plan = self._compose(role, decode_step, scheduler, running_batch)
             if plan.batch_to_run is not None:
+                self._turns.tried(role)
                 break
             running_batch = plan.running_batch
         return self._counted(scheduler, plan)
@@ -58,16 +62,18 @@ class Steps:
         return self._turns.order(
             chunk=None if chunked is None else self._classifier.role_of(chunked),
             waiting=frozenset(role for role in (LOCAL, PREFILL) if self._scopes.peek(role, "waiting_queue")),
+            hands_over=bool(self._hand_overs.waiting(self._scopes.peek(PREFILL, "waiting_queue")))
+            and getattr(scheduler, "_pending_chunked_abort_req", None) is None,  # it is looked for in `chunked_req`
             decodes=bool(scheduler.waiting_queue) or not running_batch.is_empty() or last is LOCAL,
         )
 
     def _settle(self, last: EngineRole, following: EngineRole, scheduler: Any, running_batch: Any) -> Any:
         """Finish the prefill step before, in SGLang's way: this may already compose the next step."""
         if last is PREFILL and following is PREFILL:
-            with self._scopes.enter(PREFILL):
+            with self._for_others(scheduler):
                 return scheduler.get_next_disagg_prefill_batch_to_run(running_batch, scheduler.last_batch)
         if last is PREFILL:
-            with self._scopes.enter(PREFILL):
+            with self._for_others(scheduler):
                 scheduler.process_prefill_chunk(last_batch=scheduler.last_batch, running_batch=running_batch)
             return no_prefill(running_batch)
         self.hold_prefill = following is not LOCAL
@@ -80,13 +86,24 @@ class Steps:
         if role is LOCAL:
             return self._local(scheduler, running_batch, None)
         if role is PREFILL:
-            with self._scopes.enter(PREFILL):
+            with self._for_others(scheduler):
                 return scheduler.get_next_disagg_prefill_batch_to_run(running_batch, None)
         chunked, scheduler.chunked_req = scheduler.chunked_req, None  # a decode server has none, and asserts it
         try:
             return decode_step(scheduler, running_batch)
         finally:
             scheduler.chunked_req = chunked
+
+    @contextmanager
+    def _for_others(self, scheduler: Any) -> Iterator[None]:
+        """Bind the prefill role. Between the chunks of a local prompt it has nothing but hand-overs."""
+        chunked = scheduler.chunked_req
+        with self._scopes.enter(PREFILL):
+            if chunked is None or self._classifier.role_of(chunked) is PREFILL:
+                yield
+                return
+            with self._hand_overs.alone(scheduler):
+                yield
 
     def _local(self, scheduler: Any, running_batch: Any, last_batch: Any) -> Any:
         """Run SGLang's scheduler of a server that is not disaggregated: a prefill, or else a decode step."""

@@ -42,6 +42,11 @@ class Req:
     """Decode steps that it still needs."""
     time_stats: Any = field(default_factory=lambda: SimpleNamespace(prefill_bootstrap_queue_entry_time=0.0))
     disagg_kv_sender: Any = None
+    cached: int = 0
+    """Tokens of it that the radix cache has."""
+
+    def init_next_round_input(self, tree_cache: Any) -> None:
+        self.prefix_len = self.cached
 
 
 def local(rid: str) -> Req:
@@ -50,6 +55,11 @@ def local(rid: str) -> Req:
 
 def prefill(rid: str) -> Req:
     return Req(rid, "127.0.0.1", 8998, 7)
+
+
+def hand_over(rid: str) -> Req:
+    """All of it is in the radix cache; SGLang computes the last token in any case."""
+    return Req(rid, "127.0.0.1", 8998, 7, seqlen=100, cached=99)
 
 
 def decode(rid: str) -> Req:
@@ -79,12 +89,16 @@ class Plan:
 
 @dataclass(eq=False)
 class Scheduler:
-    """Composes prefill batches of one request, of the queue that is bound, and decode batches of the rest."""
+    """Composes prefill batches of one prompt, of the queue that is bound, and decode batches of the rest.
+
+    Prompts that are cached take no room in a batch.
+    """
 
     waiting_queue: list[Req] = field(default_factory=list)
     chunked_req: Req | None = None
     last_batch: Batch | None = None
     running_batch: Batch = field(default_factory=lambda: Batch([], "decode"))
+    page_size: int = 1
     is_mixed_chunk: bool = True
     is_generation: bool = True
     calls: list[tuple[str, Any]] = field(default_factory=list)
@@ -151,10 +165,15 @@ class Scheduler:
     def prefill_batch(self) -> Batch | None:
         if self.chunked_req is None and not self.waiting_queue:
             return None
+        small: list[Req] = []
+        while self.chunked_req is None and self.waiting_queue and self.waiting_queue[0].cached:
+            small.append(self.waiting_queue.pop(0))
+        if self.chunked_req is None and not self.waiting_queue:
+            return Batch(small)
         req = self.chunked_req or self.waiting_queue.pop(0)
         req.chunks -= 1
         self.chunked_req = req if req.chunks else None
-        return Batch([req])
+        return Batch([*small, req])
 
     def decode_batch(self, running_batch: Batch) -> Batch | None:
         batch = Batch(list(running_batch.reqs), "decode")

@@ -18,6 +18,7 @@ from tests.hosts.sglang.small_scheduler import (
     add,
     build,
     decode,
+    hand_over,
     host,
     local,
     prefill,
@@ -131,6 +132,47 @@ def test_a_chunk_in_progress_is_hidden_from_decode_steps_and_kept(scheduler: Sch
     ran = [rids(scheduler.step()) for _ in range(4)]
     assert sorted(ran) == [["d"], ["d"], ["p"], ["p"]]
     assert scheduler.chunked_req.rid == "p"
+
+
+def test_a_hand_over_goes_between_the_chunks_of_a_local_prompt(scheduler: Scheduler) -> None:
+    """One after each chunk: the prompt gets on as well, and SGLang never sees two prompts in the middle of chunks."""
+    prompt = local("l")
+    prompt.chunks = 3
+    add(scheduler, prompt)
+    ran = [rids(scheduler.step())]
+    add(scheduler, prefill("p"), hand_over("h1"), hand_over("h2"))
+    ran += [rids(scheduler.step()) for _ in range(2)]
+    assert (ran, scheduler.chunked_req) == ([["l"], ["h1", "h2"], ["l"]], prompt)
+    add(scheduler, hand_over("h3"))
+    assert [rids(scheduler.step()) for _ in range(4)] == [["h3"], ["l"], ["l"], ["p"]]  # then it decodes
+    assert [rids for name, rids in scheduler.calls if name == "send"] == [["h1", "h2"], ["h3"]]
+
+
+def test_hand_overs_go_before_prompts_that_came_first(scheduler: Scheduler) -> None:
+    add(scheduler, prefill("p1"), prefill("p2"), hand_over("h1"), hand_over("h2"))
+    assert [rids(scheduler.step()) for _ in range(2)] == [["h1", "h2", "p1"], ["p2"]]
+
+
+def test_what_was_evicted_meanwhile_is_a_prompt_like_others(scheduler: Scheduler) -> None:
+    prompt, evicted = local("l"), hand_over("h")
+    prompt.chunks = 2
+    add(scheduler, prompt)
+    scheduler.step()
+    add(scheduler, evicted)
+    seen = iter((99, 0))  # when it came, and when its turn has come
+    evicted.init_next_round_input = lambda cache: setattr(evicted, "prefix_len", next(seen))
+    assert rids(scheduler.step()) == ["l"]
+
+
+def test_no_hand_over_goes_before_the_abort_of_a_prompt_in_chunks(scheduler: Scheduler) -> None:
+    """SGLang looks for it where the prompt is that has chunks left; a hand-over is composed without that prompt."""
+    prompt = local("l")
+    prompt.chunks = 3
+    add(scheduler, prompt)
+    scheduler.step()
+    scheduler._pending_chunked_abort_req = prompt
+    add(scheduler, hand_over("h"))
+    assert rids(scheduler.step()) == ["l"]
 
 
 def test_abort_reaches_the_queues_of_every_role(scheduler: Scheduler) -> None:

@@ -7,29 +7,46 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pdplugins.hosts.sglang.roles import EngineRole
-from tests.hosts.sglang.small_scheduler import Batch, Req, Scheduler, add, build, decode, host, local, prefill
+from tests.hosts.sglang.small_scheduler import (
+    Batch,
+    Req,
+    Scheduler,
+    add,
+    build,
+    decode,
+    hand_over,
+    host,
+    local,
+    prefill,
+)
 
 __all__ = ["host"]
 
 STEPS = 120
-KINDS = {"local": local, "prefill": prefill, "decode": decode}
+KINDS = {"local": local, "prefill": prefill, "hand_over": hand_over, "decode": decode}
 
 
-def serve(scheduler: Scheduler, mix: dict[str, tuple[int, int]]) -> list[Batch]:
-    """Let requests of each kind of `mix` always wait, each with so many chunks and tokens of output."""
-    ran, made = [], 0
+def serve(scheduler: Scheduler, mix: dict[str, tuple[int, int]]) -> tuple[list[Batch], list[bool]]:
+    """Let requests of each kind of `mix` always wait, each with so many chunks and tokens of output.
+
+    Returns the steps, and which of them are decode steps or had nothing to decode.
+    """
+    ran, decoded, made = list[Batch](), list[bool](), 0
     for _ in range(STEPS):
         scopes = scheduler.dual._state.scopes
         for kind, (chunks, output) in mix.items():
-            if not scopes.peek(EngineRole(kind), "waiting_queue"):
+            role = EngineRole("prefill" if kind == "hand_over" else kind)
+            if not any(request.rid.startswith(kind) for request in scopes.peek(role, "waiting_queue")):
                 request: Req = KINDS[kind](f"{kind}{made}")
-                request.chunks, request.output = chunks, output
+                request.chunks, request.output = 1 if request.cached else chunks, output
                 add(scheduler, request)
                 made += 1
+        idle = scheduler.running_batch.is_empty() and not scheduler.waiting_queue
         batch = scheduler.step()
         assert batch is not None
         ran.append(Batch(list(batch.reqs), batch.mode))
-    return ran
+        decoded.append(idle or batch.mode == "decode")
+    return ran, decoded
 
 
 def longest_wait(turns: list[bool]) -> int:
@@ -44,15 +61,14 @@ def longest_wait(turns: list[bool]) -> int:
 )
 def test_every_kind_of_work_gets_its_turn(burst: int, mix: dict[str, tuple[int, int]]) -> None:
     """Local prompts and prompts for other servers, in chunks or not; what decodes; what waits to join that."""
-    ran = serve(build(burst=burst), mix)
+    ran, decoded = serve(build(burst=burst), mix)
     chunks = max(chunks for chunks, _ in mix.values())
-    prompt = 2 * chunks + 1  # steps of one prompt: each chunk with a decode step after it, and one to join
+    steps = 3 * (1 + ("hand_over" in mix))  # a chunk, a decode step, and one that others join; the same for hand-overs
+    prompt = steps * chunks + 1
     for kind in mix.keys() - {"decode"}:
-        turns = [batch.mode == "extend" and batch.reqs[0].rid.startswith(kind) for batch in ran]
+        turns = [batch.mode == "extend" and any(one.rid.startswith(kind) for one in batch.reqs) for batch in ran]
         assert longest_wait(turns) <= prompt + burst + 1, (kind, turns)
     if "decode" in mix:
         joined = [any(req.rid.startswith("decode") for req in batch.reqs) for batch in ran]
         assert longest_wait(joined) <= 2 * burst, joined  # each local prompt joins by a decode step of its own
-    if mix.keys() - {"prefill"}:
-        decoded = [batch.mode == "decode" for batch in ran]
-        assert longest_wait(decoded) <= max(burst, chunks) + 1, decoded
+    assert longest_wait(decoded) <= burst, decoded
