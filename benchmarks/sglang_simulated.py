@@ -9,14 +9,14 @@ Three layouts of two servers behind our gateway, with a small random Llama whose
   they poll for transfers, so that nothing would be left to compute with;
 * dual: the same servers, of which Arrow decides.
 
-What the simulator is told is measured while nothing else runs, one request or one batch at a time:
+Each layout gets Poisson traffic at three shares of its own capacity. Layouts and rates take turns. The simulator gets
+the same requests at the same times, with the engine's settings. What else it is told is measured in the same round,
+one request or one batch at a time, and nothing is fitted to the traffic:
 
-* step times: `pdplugins profile from-endpoint` on one stock server;
+* step times: `pdplugins profile from-endpoint` on one stock server, while another one beside it gets half of the
+  layout's requests/s. All of it runs on the same cores, so a server with a busy neighbour is slower than one alone;
 * what a request costs outside of the engine: what the TTFT of a prompt of one token has more than a decode step;
-* the KV transfer: what the TTFT through the pair has more than that through the unified servers.
-
-Then each layout gets Poisson traffic at three shares of its own capacity. Layouts and rates take turns. The simulator
-gets the same requests at the same times, with the engine's settings. Nothing is fitted to the runs.
+* the hand-over of a layout: what the TTFT through its two servers has more than that through the unified ones.
 """
 
 from __future__ import annotations
@@ -32,9 +32,10 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -58,12 +59,16 @@ ENDS = (1, 64, 1536)
 """Prompts whose TTFT is taken through the gateway: the first for what a request costs, the others for a transfer."""
 SHARES = (0.15, 0.3, 0.45)
 """Of a layout's capacity: with more, servers, gateway and client wait for each other's cores."""
-REPEATS = 15
+REPEATS, TURNS = 5, 3
+"""Of each such prompt. The layouts take turns, because a machine is not always as fast."""
 AT_ONCE = 32
+SOME_TRANSFER = 1e-3, 1e-7
+"""Latency and time per token, where none is measured or needed."""
 PATIENCE = Slo(1e3, 1e3)
 """No request is cut off."""
-IN_TURN = "--disable-overlap-schedule"
-"""On a CPU a step blocks the scheduler, so there is nothing to overlap: each token would only come one step late."""
+OPTIONS = ("--disable-overlap-schedule", "--stream-interval", "8")
+"""Of every server. On a CPU a step blocks the scheduler, so there is nothing to overlap: each token would only come one
+step late. Eight tokens travel at once, because the processes that pass them on take the cores of the engines."""
 CHUNK = 256
 """Tokens of a step: `servers.FLAGS`."""
 MANY = 1000
@@ -105,10 +110,10 @@ NAMES = [layout.name for layout in LAYOUTS]
 def started(place: Place, layout: Layout) -> list[Server]:
     """Start the servers of a layout."""
     if not layout.dual_role:
-        return place.servers("unified", [IN_TURN], [IN_TURN])
+        return place.servers("unified", OPTIONS, OPTIONS)
     config = place.folder / "servers.yaml"
     config.write_text(yaml.safe_dump({"sglang": {"dual_role": True, "prefill_burst": MANY}}))
-    return place.servers("dual", *[[*servers.DUAL, IN_TURN]] * 2, config=config)
+    return place.servers("dual", *[[*servers.DUAL, *OPTIONS]] * 2, config=config)
 
 
 # --- what the simulator is told ---------------------------------------------------------------------------------------
@@ -125,15 +130,15 @@ def cpu_s(pair: Sequence[Server]) -> tuple[float, float]:
     return run / 1e9, waited / 1e9
 
 
-async def ttft_s(url: str, tokens: int) -> float:
-    """Return the median TTFT of prompts of so many tokens, one at a time."""
+async def ttfts_s(url: str, tokens: int) -> list[float]:
+    """Return the TTFT of prompts of so many tokens, one at a time."""
     ask, found = Ask(0.0, tokens, 2), []
     async with load.session() as client:
         for _ in range(REPEATS):
             heard = await load.send(client, url, ask, load.body(ask, DICE))
             assert heard.ttft_s is not None, "a request failed"
             found.append(heard.ttft_s)
-    return statistics.median(found)
+    return found
 
 
 def measured_profile(url: str, model: Path, out: Path) -> dict[str, Any]:
@@ -148,69 +153,80 @@ def measured_profile(url: str, model: Path, out: Path) -> dict[str, Any]:
 
 
 @dataclass(frozen=True)
-class Idle:
-    """What was measured of servers that nobody else used."""
+class Engine:
+    """What was measured of one stock server, as its client feels it."""
 
     raw: dict[str, Any]
-    """The profile of one server, as its client feels it."""
-    unified_s: Sequence[float]
-    """TTFT of the prompts of `ENDS` through the gateway, of a unified server."""
-    pair_s: Sequence[float]
-    """The same through a prefill and a decode server."""
+    """Its profile."""
+
+    @property
+    def tables(self) -> dict[str, Any]:
+        """The prefill and the decode table as they were measured."""
+        return {name: next(iter(self.raw[name].values())) for name in ("prefill", "decode")}
 
     @property
     def step_ms(self) -> float:
         """A decode step of one request."""
-        found: float = self.tables()["decode"]["raw_ms"][0][0]
+        found: float = self.tables["decode"]["raw_ms"][0][0]
         return found
 
-    def tables(self) -> dict[str, Any]:
-        """Return the prefill and the decode table as they were measured."""
-        return {name: next(iter(self.raw[name].values())) for name in ("prefill", "decode")}
-
     @property
-    def outside_s(self) -> float:
+    def outside_ms(self) -> float:
         """What a request costs outside of the engine: a prompt of one token takes the engine a decode step."""
-        return max(self.unified_s[0] - self.step_ms / 1e3, 0.0)
+        of_one_token: float = self.tables["prefill"]["raw_ms"][0]
+        return max(of_one_token - self.step_ms, 0.0)
 
-    @property
-    def transfer(self) -> tuple[float, float]:
-        """Latency, and time per token."""
-        short, long = (both - one for both, one in zip(self.pair_s[1:], self.unified_s[1:], strict=True))
-        per_token_s = max((long - short) / (ENDS[2] - ENDS[1]), 1e-7)
-        return max(short - ENDS[1] * per_token_s, 1e-4), per_token_s
-
-    def profile(self) -> dict[str, Any]:
-        """Return the profile of the engine alone.
+    def profile(self, transfer: tuple[float, float]) -> dict[str, Any]:
+        """Return the profile of the engine alone, with a transfer of a latency and a time per token.
 
         The simulator cuts prompts into chunks itself, and each chunk takes what a step takes at least. So the prompts
         of several chunks lose that of all but one.
         """
-        table = self.tables()["prefill"]
-        outside_ms = table["raw_ms"][0] - self.step_ms
+        table = self.tables["prefill"]
         more = [(tokens - 1) // CHUNK * self.step_ms for tokens in table["tokens"]]
-        engine = [ms - outside_ms - less for ms, less in zip(table["raw_ms"], more, strict=True)]
+        engine = [ms - self.outside_ms - less for ms, less in zip(table["raw_ms"], more, strict=True)]
         rising = [round(max(engine[: index + 1]), 3) for index in range(len(engine))]
         here, gib = "this server", 2.0**30
         memory = {
             "gpu_bytes": gib + TOKENS * SHAPE.kv_bytes, "reserved_bytes": 0, "model_bytes": gib,
             "kv_bytes_per_token": SHAPE.kv_bytes, "source": here,
         }  # fmt: skip
-        latency_s, per_token_s = self.transfer
+        latency_s, per_token_s = transfer
         link = {"latency_s": latency_s, "bytes_per_s": SHAPE.kv_bytes / per_token_s, "source": here}
-        prefill = {"1": table | {"raw_ms": rising}}
-        return self.raw | {"memory": memory, "transfer": link, "prefill": prefill}
+        return self.raw | {"memory": memory, "transfer": link, "prefill": {"1": table | {"raw_ms": rising}}}
+
+
+@dataclass(frozen=True)
+class Idle:
+    """What was measured of servers that nobody else used: the TTFT of the prompts of `ENDS`, by layout."""
+
+    ends_s: dict[str, list[float]]
+    server_s: float
+    """The first of them without the gateway."""
+
+    @property
+    def gateway_s(self) -> float:
+        """What the way through the gateway takes longer than the one to a server."""
+        return max(self.ends_s["unified"][0] - self.server_s, 0.0)
+
+    def transfer(self, layout: str) -> tuple[float, float]:
+        """Return latency and time per token of a hand-over of a layout."""
+        pairs = zip(self.ends_s[layout][1:], self.ends_s["unified"][1:], strict=True)
+        short, long = (both - one for both, one in pairs)
+        per_token_s = max((long - short) / (ENDS[2] - ENDS[1]), 1e-7)
+        return max(short - ENDS[1] * per_token_s, 1e-4), per_token_s
 
     def facts(self) -> dict[str, Any]:
         """Return it for the result."""
-        latency_s, per_token_s = self.transfer
+        hand_overs = {name: self.transfer(name) for name in self.ends_s if name != "unified"}
         return {
-            "outside_ms": round(1e3 * self.outside_s, 3),
-            "transfer_ms": round(1e3 * latency_s, 3),
-            "transfer_us_per_token": round(1e6 * per_token_s, 3),
-            "unified_ms": dict(zip(ENDS, [round(1e3 * one, 3) for one in self.unified_s], strict=True)),
-            "pair_ms": dict(zip(ENDS, [round(1e3 * one, 3) for one in self.pair_s], strict=True)),
-            **self.tables(),
+            "gateway_ms": round(1e3 * self.gateway_s, 3),
+            "hand_over_ms": {name: round(1e3 * latency_s, 3) for name, (latency_s, _) in hand_overs.items()},
+            "hand_over_us_per_token": {name: round(1e6 * each_s, 3) for name, (_, each_s) in hand_overs.items()},
+            "ttft_ms": {
+                name: dict(zip(ENDS, [round(1e3 * one, 3) for one in found], strict=True))
+                for name, found in self.ends_s.items()
+            },
         }
 
 
@@ -223,6 +239,8 @@ class Run:
 
     asks: list[Ask]
     heard: list[Heard]
+    config: Path
+    """What the simulator is told."""
     waited: float
     """Share of the time in which the threads of its servers could have run that they waited for a core."""
 
@@ -239,22 +257,54 @@ class Stand:
         self._pairs: dict[bool, list[Server]] = {}
         """Servers, by whether they are dual-role ones."""
         self._sides: dict[str, Side] = {}
-        self.configs: dict[str, Path] = {}
-        """What the simulator is told, by layout."""
+        self._numbers = itertools.count()
 
-    async def start(self, layouts: Sequence[Layout]) -> Idle:
-        """Start everything; return what was measured of idle servers."""
-        unified, pair, _ = LAYOUTS
-        measured, engine = self._place.folder / "endpoint.json", self._place.folder / "engine.json"
-        server, _ = await self._servers(unified)
-        raw = await asyncio.to_thread(measured_profile, server.url, self._place.model, measured)
-        idle = Idle(raw, *[await self._ends(layout, measured) for layout in (unified, pair)])
-        engine.write_text(json.dumps(idle.profile()))
-        for layout in layouts:
-            self.configs[layout.name] = self._written(layout, engine, idle.outside_s, "simulated")
-            if layout.name not in self._sides:
-                await self._ends(layout, engine)
-        return idle
+    async def start(self, layouts: Sequence[str]) -> None:
+        """Start the unified servers, and those of `layouts`; stop them where they are."""
+        engine = await self._profiled()
+        for layout in (one for one in LAYOUTS if one.name in {"unified", *layouts}):
+            path = self._written(layout, engine.profile(SOME_TRANSFER), 0.0, "live")
+            pair = await self._servers(layout)
+            front, _ = self._place.gateway(path, pair)
+            self._sides[layout.name] = side = Side(layout.name, pair, {layout.name: front})
+            await side.resume(front)
+            side.pause()
+
+    async def idle(self) -> Idle:
+        """Measure servers that nobody else uses."""
+        ends: dict[str, list[list[float]]] = {name: [[] for _ in ENDS] for name in self._sides}
+        direct: list[float] = []
+        for _ in range(TURNS):
+            for name, columns in ends.items():
+                async with self._running(name) as url:
+                    for column, tokens in zip(columns, ENDS, strict=True):
+                        column.extend(await ttfts_s(url, tokens))
+                    if name == "unified":
+                        direct.extend(await ttfts_s(self._sides[name].pair[0].url, ENDS[0]))
+        medians = {name: [*map(statistics.median, columns)] for name, columns in ends.items()}
+        return Idle(medians, statistics.median(direct))
+
+    async def beside(self, rate: float) -> Engine:
+        """Measure a stock server while the one beside it gets its half of `rate` requests a second."""
+        async with self._running("unified"):
+            traffic = asyncio.create_task(_busy(self._sides["unified"].pair[1].url, rate / 2))
+            try:
+                return await self._profiled()
+            finally:
+                traffic.cancel()
+                await asyncio.gather(traffic, return_exceptions=True)
+
+    def told(self, name: str, idle: Idle, engine: Engine) -> Path:
+        """Write the config of the simulator for a layout."""
+        layout = LAYOUTS[NAMES.index(name)]
+        transfer = SOME_TRANSFER if layout.name == "unified" else idle.transfer(layout.name)
+        outside_s = idle.gateway_s + engine.outside_ms / 1e3
+        return self._written(layout, engine.profile(transfer), outside_s, f"simulated-{next(self._numbers)}")
+
+    async def _profiled(self) -> Engine:
+        server, _ = await self._servers(LAYOUTS[0])
+        out = self._place.folder / "endpoint.json"
+        return Engine(await asyncio.to_thread(measured_profile, server.url, self._place.model, out))
 
     async def _servers(self, layout: Layout) -> list[Server]:
         if (pair := self._pairs.get(layout.dual_role)) is None:
@@ -263,19 +313,11 @@ class Stand:
                 await asyncio.to_thread(server.wait)
         return pair
 
-    async def _ends(self, layout: Layout, profile: Path) -> list[float]:
-        """Start a layout, stop it where it is, and return the TTFT of the prompts of `ENDS`."""
-        pair = await self._servers(layout)
-        for server in pair:
-            server.signal(signal.SIGCONT)
-        front, _ = self._place.gateway(self._written(layout, profile, 0.0, "live"), pair)
-        self._sides[layout.name] = Side(layout.name, pair, {layout.name: front})
-        async with self._running(layout.name) as url:
-            return [await ttft_s(url, tokens) for tokens in ENDS]
-
-    def _written(self, layout: Layout, profile: Path, outside_s: float, name: str) -> Path:
+    def _written(self, layout: Layout, profile: dict[str, Any], outside_s: float, name: str) -> Path:
         path = self._place.folder / f"{layout.name}-{name}.yaml"
-        path.write_text(yaml.safe_dump(layout.config(profile, outside_s)))
+        engine = path.with_suffix(".json")
+        engine.write_text(json.dumps(profile))
+        path.write_text(yaml.safe_dump(layout.config(engine, outside_s)))
         return path
 
     @asynccontextmanager
@@ -286,24 +328,40 @@ class Stand:
         await side.idle()
         side.pause()
 
+    @property
+    def names(self) -> list[str]:
+        """The layouts that were started."""
+        return list(self._sides)
+
     async def capacity(self, name: str, seconds: float) -> float:
         """Return the requests/s of a layout under as many clients as it takes."""
         async with self._running(name) as url:
             return await load.saturate(url, seconds, AT_ONCE, seed=NAMES.index(name))
 
-    async def offered(self, name: str, asks: list[Ask], seed: int) -> Run:
+    async def offered(self, name: str, asks: list[Ask], seed: int, config: Path) -> Run:
         """Return what clients of a layout heard, and how long its servers waited for a core."""
         async with self._running(name) as url:
             before = cpu_s(self._sides[name].pair)
             heard = await load.offer(url, asks, PATIENCE, seed)
             after = cpu_s(self._sides[name].pair)
         run_s, waited_s = (now - then for now, then in zip(after, before, strict=True))
-        return Run(asks, heard, waited_s / (run_s + waited_s))
+        return Run(asks, heard, config, waited_s / (run_s + waited_s))
 
     def stop(self) -> None:
         """End all of it."""
         pairs = [server for pair in self._pairs.values() for server in pair]
         Side("all", pairs, {name: side.fronts[name] for name, side in self._sides.items()}).stop()
+
+
+async def _busy(url: str, rate: float) -> None:
+    """Send Poisson traffic to a server until this is cancelled."""
+    dice, due_s = random.Random(50), time.perf_counter()  # noqa: S311 - traffic, not secrets
+    async with load.session() as client, asyncio.TaskGroup() as group:
+        while True:
+            due_s += dice.expovariate(rate)
+            await asyncio.sleep(due_s - time.perf_counter())
+            ask = Ask(0.0, *load.lengths(dice))
+            group.create_task(load.send(client, url, ask, load.body(ask, dice)))
 
 
 def predicted(config: Path, asks: list[Ask]) -> dict[str, float]:
@@ -333,37 +391,41 @@ async def compare(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
     tree = args.tree.resolve()
     stand = Stand(Place(tree, make_model(folder / "model", SHAPE), folder, "", TOKENS))
     try:
-        idle = (await stand.start([layout for layout in LAYOUTS if layout.name in args.layouts])).facts()
-        say(f"idle: {idle}")
-        capacities = {name: round(await stand.capacity(name, args.seconds), 3) for name in args.layouts}
+        await stand.start(args.layouts)
+        capacities = {name: round(await stand.capacity(name, args.seconds), 3) for name in stand.names}
         say(f"capacities: {capacities}")
-        runs = await rounds(args, stand, capacities)
-        cells = [{"layout": name, "share": share, "runs": [*map(asdict, all_)]} for (name, share), all_ in runs.items()]
-        (folder / "runs.json").write_text(json.dumps(cells))
-        rows = [row(name, share, cells, stand.configs[name]) for (name, share), cells in runs.items()]
+        runs, told = await rounds(args, stand, capacities)
+        rows = [row(name, share, cells) for (name, share), cells in runs.items()]
     finally:
         stand.stop()
-    return {"sglang": tree.name, "idle": idle, "capacity": capacities, "bars": BARS, "rows": rows}
+    return {"sglang": tree.name, "capacity": capacities, "bars": BARS, "rows": rows, "told": told}
 
 
 async def rounds(
     args: argparse.Namespace, stand: Stand, capacities: dict[str, float]
-) -> dict[tuple[str, float], list[Run]]:
-    """Return the runs of each layout at each share of its capacity."""
+) -> tuple[dict[tuple[str, float], list[Run]], list[dict[str, Any]]]:
+    """Return the runs of each layout at each share of its capacity, and what was measured for them in each round."""
     runs: dict[tuple[str, float], list[Run]] = {}
+    told: list[dict[str, Any]] = []
     fresh = itertools.count(100)  # of prompts, so that no run finds those of another one in a cache
     for number in range(args.rounds):
+        idle = await stand.idle()
+        told.append(idle.facts())
+        say(f"idle: {told[-1]}")
         for share in args.shares:
-            for name, capacity in capacities.items():
-                asks = load.poisson(share * capacity, args.seconds, args.seed + number)
-                runs.setdefault((name, share), []).append(await stand.offered(name, asks, next(fresh)))
-                say(f"{name} at {share}: {runs[name, share][-1].means()}")
-    return runs
+            for name in args.layouts:
+                engine = await stand.beside(share * capacities[name])
+                told[-1][f"{name} at {share:.0%}"] = engine.tables
+                asks = load.poisson(share * capacities[name], args.seconds, args.seed + number)
+                run = await stand.offered(name, asks, next(fresh), stand.told(name, idle, engine))
+                runs.setdefault((name, share), []).append(run)
+                say(f"{name} at {share:.0%}: {run.means()}, simulated: {predicted(run.config, asks)}")
+    return runs, told
 
 
-def row(name: str, share: float, runs: list[Run], config: Path) -> dict[str, Any]:
+def row(name: str, share: float, runs: list[Run]) -> dict[str, Any]:
     """Return the medians over rounds of the means of a run, measured and predicted, and by how much they differ."""
-    live, simulated = [run.means() for run in runs], [predicted(config, run.asks) for run in runs]
+    live, simulated = [run.means() for run in runs], [predicted(run.config, run.asks) for run in runs]
     found: dict[str, Any] = {"layout": name, "share": share, "requests": sum(one["requests"] for one in live)}
     found["failed"] = sum(len(run.asks) for run in runs) - found["requests"]
     found["waited"] = round(statistics.median(run.waited for run in runs), 4)
