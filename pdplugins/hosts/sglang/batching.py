@@ -61,7 +61,7 @@ class BatchHooks:
         self._asked = asked
         self._launched: deque[Launched | None] = deque()
         self._completed_s = 0.0
-        self._ask_at_s = 0.0
+        self._ask_at_s: defaultdict[str, float] = defaultdict(float)
 
     def hooks(self) -> dict[str, Hook]:
         """Return each hook by the name of what it wraps."""
@@ -77,14 +77,15 @@ class BatchHooks:
         now_s = self._clock()
         if not view.queue:
             return original(scheduler, running_batch)
-        if now_s < self._ask_at_s and running_batch.is_empty():
+        role = str(scheduler.disaggregation_mode)
+        if now_s < self._ask_at_s[role] and running_batch.is_empty():
             return no_prefill(running_batch)
-        plan = self._schedulers[str(scheduler.disaggregation_mode)].next_batch(view, now_s)
+        plan = self._schedulers[role].next_batch(view, now_s)
         if plan is None:
             return original(scheduler, running_batch)
         tokens = sum(plan.prefill_tokens.values())
         if tokens < max(scheduler.page_size, 1):
-            self._ask_at_s = now_s + plan.wait_s
+            self._ask_at_s[role] = now_s + plan.wait_s
             stuck = running_batch.is_empty() and not plan.wait_s
             return original(scheduler, running_batch) if stuck else no_prefill(running_batch)
         with window(scheduler, plan, mixed_with=len(running_batch.reqs)):

@@ -70,10 +70,10 @@ class Steps:
     def _settle(self, last: EngineRole, following: EngineRole, scheduler: Any, running_batch: Any) -> Any:
         """Finish the prefill step before, in SGLang's way: this may already compose the next step."""
         if last is PREFILL and following is PREFILL:
-            with self._for_others(scheduler):
+            with self._scopes.enter(PREFILL):
                 return scheduler.get_next_disagg_prefill_batch_to_run(running_batch, scheduler.last_batch)
         if last is PREFILL:
-            with self._for_others(scheduler):
+            with self._scopes.enter(PREFILL), self._own_chunk(scheduler, PREFILL):
                 scheduler.process_prefill_chunk(last_batch=scheduler.last_batch, running_batch=running_batch)
             return no_prefill(running_batch)
         self.hold_prefill = following is not LOCAL
@@ -85,25 +85,30 @@ class Steps:
     def _compose(self, role: EngineRole, decode_step: Callable[..., Any], scheduler: Any, running_batch: Any) -> Any:
         if role is LOCAL:
             return self._local(scheduler, running_batch, None)
-        if role is PREFILL:
-            with self._for_others(scheduler):
-                return scheduler.get_next_disagg_prefill_batch_to_run(running_batch, None)
-        chunked, scheduler.chunked_req = scheduler.chunked_req, None  # a decode server has none, and asserts it
-        try:
-            return decode_step(scheduler, running_batch)
-        finally:
-            scheduler.chunked_req = chunked
+        with self._own_chunk(scheduler, role) as other:
+            if role is DECODE:
+                return decode_step(scheduler, running_batch)
+            with self._scopes.enter(PREFILL):
+                if other is None:
+                    return scheduler.get_next_disagg_prefill_batch_to_run(running_batch, None)
+                with self._hand_overs.alone(scheduler, other):
+                    return scheduler.get_next_disagg_prefill_batch_to_run(running_batch, None)
 
     @contextmanager
-    def _for_others(self, scheduler: Any) -> Iterator[None]:
-        """Bind the prefill role. Between the chunks of a local prompt it has nothing but hand-overs."""
+    def _own_chunk(self, scheduler: Any, role: EngineRole) -> Iterator[Any]:
+        """Hide the prompt in the middle of its chunks, and yield it, where it is none of `role`; else yield None.
+
+        SGLang would take it for one of the step that it composes.
+        """
         chunked = scheduler.chunked_req
-        with self._scopes.enter(PREFILL):
-            if chunked is None or self._classifier.role_of(chunked) is PREFILL:
-                yield
-                return
-            with self._hand_overs.alone(scheduler):
-                yield
+        if chunked is None or self._classifier.role_of(chunked) is role:
+            yield None
+            return
+        scheduler.chunked_req = None
+        try:
+            yield chunked
+        finally:
+            scheduler.chunked_req = chunked
 
     def _local(self, scheduler: Any, running_batch: Any, last_batch: Any) -> Any:
         """Run SGLang's scheduler of a server that is not disaggregated: a prefill, or else a decode step."""

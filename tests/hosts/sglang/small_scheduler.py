@@ -99,6 +99,7 @@ class Scheduler:
     last_batch: Batch | None = None
     running_batch: Batch = field(default_factory=lambda: Batch([], "decode"))
     page_size: int = 1
+    free_tokens: int = 10_000
     is_mixed_chunk: bool = True
     is_generation: bool = True
     calls: list[tuple[str, Any]] = field(default_factory=list)
@@ -110,7 +111,8 @@ class Scheduler:
             disaggregation_transfer_backend="nixl",
             disaggregation_decode_enable_radix_cache=True,
         )
-        self.tree_cache = SimpleNamespace(root_node=object())
+        self.tree_cache = SimpleNamespace(root_node=object(), evictable_size=lambda: 0)
+        self.token_to_kv_pool_allocator = SimpleNamespace(available_size=lambda: self.free_tokens)
         self.disagg_decode_prealloc_queue = SimpleNamespace(
             retracted_queue=[], kv_manager=SimpleNamespace(waiting_timeout=300)
         )

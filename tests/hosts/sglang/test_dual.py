@@ -148,6 +148,29 @@ def test_a_hand_over_goes_between_the_chunks_of_a_local_prompt(scheduler: Schedu
     assert [rids for name, rids in scheduler.calls if name == "send"] == [["h1", "h2"], ["h3"]]
 
 
+def test_hand_overs_leave_the_kv_cache_that_the_chunks_to_come_need() -> None:
+    """What they hold cannot be evicted, and SGLang ends a server that has no place for the next chunk."""
+    scheduler = build()
+    prompt = local("l")
+    prompt.chunks = 2
+    add(scheduler, prompt)
+    scheduler.step()
+    scheduler.free_tokens = prompt.seqlen + 100 + 102  # the rest of the prompt, and one hand-over of 100 and a bit
+    add(scheduler, hand_over("h1"), hand_over("h2"))
+    assert [rids(scheduler.step()) for _ in range(2)] == [["h1"], ["l"]]
+
+
+def test_with_large_pages_one_hand_over_goes_at_a_time() -> None:
+    """SGLang might make chunks of a second one, and can hold one prompt that has some left."""
+    scheduler = build(Scheduler(page_size=64))
+    prompt = local("l")
+    prompt.chunks = 3
+    add(scheduler, prompt)
+    scheduler.step()
+    add(scheduler, hand_over("h1"), hand_over("h2"))
+    assert [rids(scheduler.step()) for _ in range(4)] == [["h1"], ["l"], ["h2"], ["l"]]
+
+
 def test_hand_overs_go_before_prompts_that_came_first(scheduler: Scheduler) -> None:
     add(scheduler, prefill("p1"), prefill("p2"), hand_over("h1"), hand_over("h2"))
     assert [rids(scheduler.step()) for _ in range(2)] == [["h1", "h2", "p1"], ["p2"]]
