@@ -69,6 +69,8 @@ PATIENCE = Slo(1e3, 1e3)
 OPTIONS = ("--disable-overlap-schedule", "--stream-interval", "8")
 """Of every server. On a CPU a step blocks the scheduler, so there is nothing to overlap: each token would only come one
 step late. Eight tokens travel at once, because the processes that pass them on take the cores of the engines."""
+BATCHES_OF_A_SIZE = 3
+"""And prompts of a length, for the profile."""
 CHUNK = 256
 """Tokens of a step: `servers.FLAGS`."""
 MANY = 1000
@@ -145,6 +147,7 @@ def measured_profile(url: str, model: Path, out: Path) -> dict[str, Any]:
     """Return what `pdplugins profile from-endpoint` says of an idle server."""
     axes = {"--prompts": PROMPTS, "--concurrency": BATCHES, "--contexts": CONTEXTS}
     words = [word for name, values in axes.items() for word in (name, ",".join(map(str, values)))]
+    words += ["--repeats", str(BATCHES_OF_A_SIZE)]
     program = str(Path(sys.executable).with_name("pdplugins"))
     command = [program, "profile", "from-endpoint", url, "--model", str(model), "--gpu", "h100", "--out", str(out)]
     subprocess.run([*command, "--shape", str(model / "config.json"), "--force", *words], check=True)

@@ -153,12 +153,15 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--set", nargs="+", default=[], metavar="KEY=VALUE", help="settings of dopd")
     parser.add_argument("--chosen-before", action="store_true", help="Dynamo's planner with the setting chosen last")
     parser.add_argument("--publish", action="store_true", help="write the result and the page")
+    parser.add_argument("--keep", action="store_true", help="with what was published of other cells")
     parser.add_argument("--jobs", type=int, default=1, help="processes")
     parser.add_argument("--minutes", type=float, default=float("inf"), help="stop then; go on when called again")
     options = parser.parse_args()
     options.traces = options.traces and Path(options.traces).resolve()
     if options.publish and (options.half != SHOWN or options.host != "replay" or options.groups or options.set):
         parser.error("--publish: only the whole shown half in Dynamo's replay, with DOPD as shipped, is published")
+    if options.keep and not (options.publish and options.chosen_before):
+        parser.error("--keep: needs --publish, and --chosen-before, so that all cells have the same rival")
     settings = [parse_setting(text) for text in options.set]
     options.settings = {".".join(it.path): it.value for it in settings}
     return options
@@ -172,6 +175,8 @@ def main() -> int:
         stock = STOCK
         if rivals and options.half == SHOWN:
             stock = [last_chosen() if options.chosen_before else chosen(options)]
+        if options.keep:
+            manifest.check_only("arena-reporting")
         found = run_all(cells(options, options.half), options, stock)
     except OutOfTimeError:
         print("stopped: the time is over; call it again to go on")
@@ -182,7 +187,8 @@ def main() -> int:
     for cell, rows in found:
         print("\n".join(told(cell, rows)))
     if options.publish:
-        pages.publish([summary(cell, rows) for cell, rows in found], stock[0])
+        rows = [summary(cell, rows) for cell, rows in found]
+        pages.publish(rows, stock[0], manifest.read("arena-reporting") if options.keep else None)
     return 0
 
 

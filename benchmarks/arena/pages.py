@@ -26,8 +26,21 @@ NOTES = (
 )
 
 
-def publish(cells: Sequence[Row], stock: tuple[str, Mapping[str, Any]]) -> None:
-    """Write the result and its table. `cells` are summaries, `stock` the planner of Dynamo's that was chosen."""
+def publish(
+    cells: Sequence[Row], stock: tuple[str, Mapping[str, Any]], before: Mapping[str, Any] | None = None
+) -> None:
+    """Write the result and its table.
+
+    :param cells: their summaries.
+    :param stock: the planner of Dynamo's that was chosen.
+    :param before: the result so far, whose other cells are kept; None: there are none.
+    """
+    earlier: list[str] = []
+    if before is not None:
+        now = set(map(_place, cells))
+        kept = [cell for cell in before["cells"] if _place(cell) not in now]
+        cells = [*kept, *cells]
+        earlier = [*before.get("earlier", ()), f"`{before['command']}`, commit {before['commit']}"]
     name, settings = stock
     said = ", ".join(f"{key}={value}" for key, value in settings.items())
     used = list(dict.fromkeys(cell["place"] for cell in cells))
@@ -38,16 +51,28 @@ def publish(cells: Sequence[Row], stock: tuple[str, Mapping[str, Any]]) -> None:
         "arena", "reporting", [line(cell) for cell in cells], title="Traffic that nobody tuned on",
         seed=SEEDS[SHOWN][0],
         published="no such table.",
-        notes=[*NOTES, f"Dynamo's planner: {name}, {said}.", f"Deployments: {places}.", verdict(cells)],
-        more={"cells": list(cells), "stock": list(stock)},
+        notes=[*NOTES, f"Dynamo's planner: {name}, {said}.", f"Deployments: {places}.",
+               *(f"Some rows were made before, of code that has not changed since: {how}." for how in earlier),
+               verdict(cells)],
+        more={"cells": list(cells), "stock": list(stock), "earlier": earlier},
     )  # fmt: skip
+
+
+def _place(cell: Row) -> tuple[Any, ...]:
+    return tuple(cell[name] for name in ("family", "seed", "place", "router"))
 
 
 def verdict(cells: Sequence[Row]) -> str:
     """Return in words how often `dopd` is ahead, and where it is not."""
-    below = [f"{it['family']} ({it['place']}, {it['above']:+.1f})" for it in cells if it["above"] < -LEVEL]
+    routers = {it["router"] for it in cells}
+
+    def named(it: Row, points: float) -> str:
+        where = f"{it['place']}, {it['router']}" if len(routers) > 1 else it["place"]
+        return f"{it['family']} ({where}, {points:+.1f})"
+
+    below = [named(it, it["above"]) for it in cells if it["above"] < -LEVEL]
     behind = [it for it in cells if it["stock_above"] is not None and it["above"] < it["stock_above"] - LEVEL]
-    lost = ", ".join(f"{it['family']} ({it['place']}, {it['above'] - it['stock_above']:+.1f})" for it in behind)
+    lost = ", ".join(named(it, it["above"] - it["stock_above"]) for it in behind)
     return (
         f"`dopd` is not more than {LEVEL:g} point below the front of fixed pools in {len(cells) - len(below)} of "
         f"{len(cells)} cells; it is in {', '.join(below) or 'none'}. It is not more than {LEVEL:g} point behind "

@@ -61,7 +61,7 @@ class Measured:
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One batch that decoded together."""
+    """A batch that decoded together."""
 
     itl_s: float
     context_tokens: float
@@ -129,7 +129,7 @@ async def measure(url: str, model: str, grid: Grid, repeats: int, seed: int) -> 
             prefill, cells = Curve(grid.prompts, ttft_s), []
             for batch, context in itertools.product(grid.batches, grid.contexts):
                 bar.update(task, advance=1, description=f"batches of {batch} at context {context}")
-                cells.append(await _decode(endpoint, batch, context, prefill))
+                cells.append(await _decode(endpoint, batch, context, prefill, repeats))
     return _tables(grid, ttft_s, cells, repeats)
 
 
@@ -159,10 +159,11 @@ async def _ttft(endpoint: Endpoint, tokens: int, repeats: int) -> float:
     return statistics.median(found)
 
 
-async def _decode(endpoint: Endpoint, batch: int, context: int, prefill: Curve) -> Cell:
-    """Return the time between tokens of `batch` streams whose mean context is about `context`."""
+async def _decode(endpoint: Endpoint, batch: int, context: int, prefill: Curve, repeats: int) -> Cell:
+    """Return the median time between tokens of `batch` streams whose mean context is about `context`."""
     spread_tokens, step_s = 0, 0.0
-    while True:  # the needed length depends on step times, so a first run measures these
+    found: list[Cell] = []
+    while len(found) < repeats:  # the needed length depends on step times, so a first run measures these
         osl = SETTLE_TOKENS + WINDOW_TOKENS + spread_tokens
         isl = max(context - spread_tokens // 2 - SETTLE_TOKENS - WINDOW_TOKENS // 2, 1)
         async with asyncio.TaskGroup() as group:
@@ -170,11 +171,13 @@ async def _decode(endpoint: Endpoint, batch: int, context: int, prefill: Curve) 
         times = [task.result()[1] for task in tasks]
         cell = _window(times, isl)
         if cell is not None:
-            return cell
+            found.append(cell)
+            continue
         step_s = statistics.median((t[-1] - t[0]) / (len(t) - 1) for t in times)
         joined_s = max(t[0] for t in times) - min(t[0] for t in times)
         needed = int(1.25 * max(joined_s, (batch - 1) * prefill(isl)) / step_s)
         spread_tokens = max(needed, 2 * spread_tokens, WINDOW_TOKENS)
+    return Cell(statistics.median(one.itl_s for one in found), statistics.fmean(one.context_tokens for one in found))
 
 
 def _window(times: list[list[float]], isl_tokens: int) -> Cell | None:
@@ -197,7 +200,9 @@ def _tables(grid: Grid, ttft_s: list[float], cells: list[Cell], repeats: int) ->
     wanted = [context for _, context in itertools.product(grid.batches, grid.contexts)]
     off = max(abs(cell.context_tokens / context - 1) for cell, context in zip(cells, wanted, strict=True))
     notes = [f"prefill: median TTFT of {repeats} prompts of each length, one at a time, as the client feels it"]
-    notes.append("decode: mean time between tokens while all streams of a batch decoded together")
+    notes.append(
+        f"decode: mean time between tokens while all streams of a batch decoded together, median of {repeats} batches"
+    )
     if off > FAR_SHARE:
         notes.append(f"the mean context of a batch missed the table's by up to {off:.0%}")
     return Measured(

@@ -191,7 +191,10 @@ def from_endpoint(  # noqa: PLR0913 - the options of a command
     disaggregated: Annotated[
         bool, typer.Option("--disaggregated", help="The first token comes from a decode worker, after the KV transfer.")
     ] = False,
-    repeats: Annotated[int, typer.Option(min=1, help="Prompts of each length; the median counts.")] = 5,
+    repeats: Annotated[
+        int,
+        typer.Option(min=1, help="Prompts of each length, and batches of each size and context; the median counts."),
+    ] = 5,
     transfer_ms: LinkLatency = 1.0,
     transfer_gb_per_s: LinkRate = 50.0,
     transfer_source: LinkSource = ASSUMED_LINK,

@@ -160,9 +160,26 @@ def test_everybody_runs_in_dynamos_replay(cell: Cell, place: str) -> None:
 def test_the_verdict_names_the_cells_that_are_lost() -> None:
     import pages  # noqa: PLC0415 - draws with matplotlib
 
-    won = {"family": "ramp", "place": "30 s", "above": 12.0, "stock_above": 3.0}
-    lost = {"family": "steps", "place": "180 s", "above": -4.0, "stock_above": -1.5}
+    won = {"family": "ramp", "place": "30 s", "router": "kv_router", "above": 12.0, "stock_above": 3.0}
+    lost = {"family": "steps", "place": "180 s", "router": "kv_router", "above": -4.0, "stock_above": -1.5}
     said = pages.verdict([won, lost])
     assert "front of fixed pools in 1 of 2 cells; it is in steps (180 s, -4.0)" in said
     assert "in 1; it is in steps (180 s, -2.5)" in said
     assert "it is in none." in pages.verdict([won])
+    said = pages.verdict([won, lost | {"router": "round_robin"}])
+    assert "it is in steps (180 s, round_robin, -4.0)" in said
+
+
+def test_published_cells_are_kept_unless_they_ran_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    import pages  # noqa: PLC0415 - draws with matplotlib
+
+    told: list[dict[str, Any]] = []
+    monkeypatch.setattr(pages, "published", lambda *_, more, notes, **__: told.append({"notes": notes, **more}))
+    monkeypatch.setattr(pages, "line", lambda cell: cell)
+    cell = {"family": "ramp", "seed": 1, "place": "30 s", "router": "kv_router", "above": 1.0, "stock_above": 0.0}
+    again, other = cell | {"above": 2.0}, cell | {"place": "5 s"}
+    before = {"cells": [cell, other], "command": "python arena.py", "commit": "0123abc"}
+    pages.publish([again], ("dyn", {}), before)
+    assert told[0]["cells"] == [other, again]
+    assert told[0]["earlier"] == ["`python arena.py`, commit 0123abc"]
+    assert any("`python arena.py`" in note for note in told[0]["notes"])

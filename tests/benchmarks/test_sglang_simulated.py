@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import sglang_simulated
 import yaml
-from sglang_simulated import ENDS, LAYOUTS, PROMPTS, Idle
+from sglang_simulated import ENDS, LAYOUTS, PROMPTS, Engine, Idle, Layout
 
 from benchmarks.rig.load import Ask
 
@@ -19,7 +19,7 @@ GATEWAY_S = 0.002
 TRANSFER_S = (0.008, 5e-5)
 
 
-def idle() -> Idle:
+def engine() -> Engine:
     head = {
         "schema": 1, "gpu": "CPU", "model": "random Llama", "kind": "measured",
         "provenance": {"source": "a test", "command": "none"},
@@ -33,20 +33,33 @@ def idle() -> Idle:
             }
         },
     }  # fmt: skip
-    unified = [TTFT_MS[PROMPTS.index(tokens)] / 1e3 + GATEWAY_S for tokens in ENDS]
-    return Idle(
-        head, unified, [s + TRANSFER_S[0] + tokens * TRANSFER_S[1] for s, tokens in zip(unified, ENDS, strict=True)]
-    )
+    return Engine(head)
+
+
+def idle() -> Idle:
+    """Servers whose gateway and hand-overs take what is said above."""
+    direct = [TTFT_MS[PROMPTS.index(tokens)] / 1e3 for tokens in ENDS]
+    unified = [s + GATEWAY_S for s in direct]
+    pair = [s + TRANSFER_S[0] + tokens * TRANSFER_S[1] for s, tokens in zip(unified, ENDS, strict=True)]
+    return Idle({"unified": unified, "PD": pair}, direct[0])
+
+
+def told(layout: Layout, folder: Path) -> Path:
+    """Write what the simulator is told of a layout."""
+    found = idle()
+    transfer = found.transfer(layout.name) if layout.name in ("PD", "dual") else sglang_simulated.SOME_TRANSFER
+    outside_s = found.gateway_s + engine().outside_ms / 1e3
+    profile, config = folder / "engine.json", folder / "config.yaml"
+    profile.write_text(json.dumps(engine().profile(transfer)))
+    config.write_text(yaml.safe_dump(layout.config(profile, outside_s)))
+    return config
 
 
 @pytest.mark.parametrize("tokens", PROMPTS)
 @pytest.mark.parametrize("layout", LAYOUTS[:2], ids=lambda layout: layout.name)
-def test_a_lone_request_takes_what_was_measured(layout: sglang_simulated.Layout, tokens: int, tmp_path: Path) -> None:
+def test_a_lone_request_takes_what_was_measured(layout: Layout, tokens: int, tmp_path: Path) -> None:
     """Of prompts of any number of chunks: what each chunk takes at least is not counted twice."""
-    found, profile, config = idle(), tmp_path / "engine.json", tmp_path / "config.yaml"
-    profile.write_text(json.dumps(found.profile()))
-    config.write_text(yaml.safe_dump(layout.config(profile, found.outside_s)))
-    said = sglang_simulated.predicted(config, [Ask(0.0, tokens, 8)])
+    said = sglang_simulated.predicted(told(layout, tmp_path), [Ask(0.0, tokens, 8)])
     wanted_ms = TTFT_MS[PROMPTS.index(tokens)] + 1e3 * GATEWAY_S
     if layout.name == "PD":
         wanted_ms += 1e3 * (TRANSFER_S[0] + tokens * TRANSFER_S[1])
@@ -55,14 +68,11 @@ def test_a_lone_request_takes_what_was_measured(layout: sglang_simulated.Layout,
 
 
 def test_a_row_says_by_how_much_the_prediction_is_off(tmp_path: Path) -> None:
-    found, profile, config = idle(), tmp_path / "engine.json", tmp_path / "config.yaml"
-    profile.write_text(json.dumps(found.profile()))
-    config.write_text(yaml.safe_dump(LAYOUTS[0].config(profile, found.outside_s)))
-    asks = [Ask(0.0, 256, 8), Ask(1.0, 256, 8)]
+    asks, config = [Ask(0.0, 256, 8), Ask(1.0, 256, 8)], told(LAYOUTS[0], tmp_path)
     said = sglang_simulated.predicted(config, asks)
     heard = [sglang_simulated.Heard(ask, 2 * said["ttft_ms"] / 1e3, said["tpot_ms"] / 1e3) for ask in asks]
-    run = sglang_simulated.Run(asks, [heard[0], sglang_simulated.Heard(asks[1])], waited=0.1)
-    row = sglang_simulated.row("unified", 0.3, [run], config)
+    run = sglang_simulated.Run(asks, [heard[0], sglang_simulated.Heard(asks[1])], config, waited=0.1)
+    row = sglang_simulated.row("unified", 0.3, [run])
     assert (row["requests"], row["failed"], row["waited"]) == (1, 1, 0.1)
     assert row["ttft"]["off"] == pytest.approx(-0.5, abs=0.01)
     assert row["tpot"]["off"] == pytest.approx(0, abs=0.01)
