@@ -13,8 +13,9 @@ Each layout gets Poisson traffic at three shares of its own capacity. Layouts an
 the same requests at the same times, with the engine's settings. What else it is told is measured in the same round,
 one request or one batch at a time, and nothing is fitted to the traffic:
 
-* step times: `pdplugins profile from-endpoint` on one stock server, while another one beside it gets half of the
-  layout's requests/s. All of it runs on the same cores, so a server with a busy neighbour is slower than one alone;
+* step times: `pdplugins profile from-endpoint` on one idle stock server;
+* two factors for them, of prefill and of decode: how much slower that server is while another one beside it gets half
+  of the layout's requests/s. All of it runs on the same cores;
 * what a request costs outside of the engine: what the TTFT of a prompt of one token has more than a decode step;
 * the hand-over of a layout: what the TTFT through its two servers has more than that through the unified ones.
 """
@@ -35,7 +36,7 @@ import tempfile
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -69,8 +70,9 @@ PATIENCE = Slo(1e3, 1e3)
 OPTIONS = ("--disable-overlap-schedule", "--stream-interval", "8")
 """Of every server. On a CPU a step blocks the scheduler, so there is nothing to overlap: each token would only come one
 step late. Eight tokens travel at once, because the processes that pass them on take the cores of the engines."""
-BATCHES_OF_A_SIZE = 3
-"""And prompts of a length, for the profile."""
+PROMPT, STREAM = Ask(0.0, 512, 2), Ask(0.0, 128, 128)
+PACE_S = 12.0
+"""For so long such requests are sent in turns, to see how fast a server is. A neighbour's work comes in bursts."""
 CHUNK = 256
 """Tokens of a step: `servers.FLAGS`."""
 MANY = 1000
@@ -143,11 +145,34 @@ async def ttfts_s(url: str, tokens: int) -> list[float]:
     return found
 
 
+@dataclass(frozen=True)
+class Pace:
+    """How fast a server is: means over `PACE_S`."""
+
+    ttft_s: float
+    tpot_s: float
+
+    @classmethod
+    async def of(cls, url: str) -> Pace:
+        """Measure a server."""
+        prompts, streams = list[Heard](), list[Heard]()
+        until_s = time.perf_counter() + PACE_S
+        async with load.session() as client:
+            while time.perf_counter() < until_s:
+                streams.append(await load.send(client, url, STREAM, load.body(STREAM, DICE)))
+                prompts += [await load.send(client, url, PROMPT, load.body(PROMPT, DICE)) for _ in range(3)]
+        ttfts, tpots = [one.ttft_s for one in prompts], [one.tpot_s for one in streams]
+        return cls(*[statistics.fmean(s for s in column if s is not None) for column in (ttfts, tpots)])
+
+    def slower_than(self, other: Pace) -> tuple[float, float]:
+        """Return the factors of prefill and decode."""
+        return self.ttft_s / other.ttft_s, self.tpot_s / other.tpot_s
+
+
 def measured_profile(url: str, model: Path, out: Path) -> dict[str, Any]:
     """Return what `pdplugins profile from-endpoint` says of an idle server."""
     axes = {"--prompts": PROMPTS, "--concurrency": BATCHES, "--contexts": CONTEXTS}
     words = [word for name, values in axes.items() for word in (name, ",".join(map(str, values)))]
-    words += ["--repeats", str(BATCHES_OF_A_SIZE)]
     program = str(Path(sys.executable).with_name("pdplugins"))
     command = [program, "profile", "from-endpoint", url, "--model", str(model), "--gpu", "h100", "--out", str(out)]
     subprocess.run([*command, "--shape", str(model / "config.json"), "--force", *words], check=True)
@@ -179,8 +204,11 @@ class Engine:
         of_one_token: float = self.tables["prefill"]["raw_ms"][0]
         return max(of_one_token - self.step_ms, 0.0)
 
-    def profile(self, transfer: tuple[float, float]) -> dict[str, Any]:
-        """Return the profile of the engine alone, with a transfer of a latency and a time per token.
+    def profile(self, transfer: tuple[float, float], slower: tuple[float, float] = (1.0, 1.0)) -> dict[str, Any]:
+        """Return the profile of the engine alone.
+
+        :param transfer: latency, and time per token.
+        :param slower: by how much prefill and decode are.
 
         The simulator cuts prompts into chunks itself, and each chunk takes what a step takes at least. So the prompts
         of several chunks lose that of all but one.
@@ -196,14 +224,19 @@ class Engine:
         }  # fmt: skip
         latency_s, per_token_s = transfer
         link = {"latency_s": latency_s, "bytes_per_s": SHAPE.kv_bytes / per_token_s, "source": here}
-        return self.raw | {"memory": memory, "transfer": link, "prefill": {"1": table | {"raw_ms": rising}}}
+        scale = {"prefill": slower[0], "decode": slower[1], "source": "beside a busy neighbour"}
+        prefill = {"1": table | {"raw_ms": rising}}
+        return self.raw | {"memory": memory, "transfer": link, "scale": scale, "prefill": prefill}
 
 
 @dataclass(frozen=True)
 class Idle:
-    """What was measured of servers that nobody else used: the TTFT of the prompts of `ENDS`, by layout."""
+    """What was measured of servers that nobody else used."""
 
+    engine: Engine
+    pace: Pace
     ends_s: dict[str, list[float]]
+    """TTFT of the prompts of `ENDS`, by layout."""
     server_s: float
     """The first of them without the gateway."""
 
@@ -223,6 +256,8 @@ class Idle:
         """Return it for the result."""
         hand_overs = {name: self.transfer(name) for name in self.ends_s if name != "unified"}
         return {
+            **self.engine.tables,
+            "pace": asdict(self.pace),
             "gateway_ms": round(1e3 * self.gateway_s, 3),
             "hand_over_ms": {name: round(1e3 * latency_s, 3) for name, (latency_s, _) in hand_overs.items()},
             "hand_over_us_per_token": {name: round(1e6 * each_s, 3) for name, (_, each_s) in hand_overs.items()},
@@ -264,7 +299,7 @@ class Stand:
 
     async def start(self, layouts: Sequence[str]) -> None:
         """Start the unified servers, and those of `layouts`; stop them where they are."""
-        engine = await self._profiled()
+        engine = await self._profiled()  # it also warms the server up
         for layout in (one for one in LAYOUTS if one.name in {"unified", *layouts}):
             path = self._written(layout, engine.profile(SOME_TRANSFER), 0.0, "live")
             pair = await self._servers(layout)
@@ -284,25 +319,29 @@ class Stand:
                         column.extend(await ttfts_s(url, tokens))
                     if name == "unified":
                         direct.extend(await ttfts_s(self._sides[name].pair[0].url, ENDS[0]))
+        async with self._running("unified"):
+            engine, pace = await self._profiled(), await Pace.of(self._sides["unified"].pair[0].url)
         medians = {name: [*map(statistics.median, columns)] for name, columns in ends.items()}
-        return Idle(medians, statistics.median(direct))
+        return Idle(engine, pace, medians, statistics.median(direct))
 
-    async def beside(self, rate: float) -> Engine:
+    async def beside(self, rate: float) -> Pace:
         """Measure a stock server while the one beside it gets its half of `rate` requests a second."""
         async with self._running("unified"):
-            traffic = asyncio.create_task(_busy(self._sides["unified"].pair[1].url, rate / 2))
+            server, other = self._sides["unified"].pair
+            traffic = asyncio.create_task(_busy(other.url, rate / 2))
             try:
-                return await self._profiled()
+                return await Pace.of(server.url)
             finally:
                 traffic.cancel()
                 await asyncio.gather(traffic, return_exceptions=True)
 
-    def told(self, name: str, idle: Idle, engine: Engine) -> Path:
+    def told(self, name: str, idle: Idle, slower: tuple[float, float]) -> Path:
         """Write the config of the simulator for a layout."""
         layout = LAYOUTS[NAMES.index(name)]
         transfer = SOME_TRANSFER if layout.name == "unified" else idle.transfer(layout.name)
-        outside_s = idle.gateway_s + engine.outside_ms / 1e3
-        return self._written(layout, engine.profile(transfer), outside_s, f"simulated-{next(self._numbers)}")
+        outside_s = idle.gateway_s + idle.engine.outside_ms / 1e3
+        profile = idle.engine.profile(transfer, slower)
+        return self._written(layout, profile, outside_s, f"simulated-{next(self._numbers)}")
 
     async def _profiled(self) -> Engine:
         server, _ = await self._servers(LAYOUTS[0])
@@ -417,12 +456,13 @@ async def rounds(
         say(f"idle: {told[-1]}")
         for share in args.shares:
             for name in args.layouts:
-                engine = await stand.beside(share * capacities[name])
-                told[-1][f"{name} at {share:.0%}"] = engine.tables
+                slower = (await stand.beside(share * capacities[name])).slower_than(idle.pace)
+                told[-1][f"{name} at {share:.0%}: slower"] = [round(one, 3) for one in slower]
                 asks = load.poisson(share * capacities[name], args.seconds, args.seed + number)
-                run = await stand.offered(name, asks, next(fresh), stand.told(name, idle, engine))
+                run = await stand.offered(name, asks, next(fresh), stand.told(name, idle, slower))
                 runs.setdefault((name, share), []).append(run)
-                say(f"{name} at {share:.0%}: {run.means()}, simulated: {predicted(run.config, asks)}")
+                said = predicted(run.config, asks)
+                say(f"{name} at {share:.0%}, slower by {slower}: {run.means()}, simulated: {said}")
     return runs, told
 
 

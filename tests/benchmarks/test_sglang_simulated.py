@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import sglang_simulated
 import yaml
-from sglang_simulated import ENDS, LAYOUTS, PROMPTS, Engine, Idle, Layout
+from sglang_simulated import ENDS, LAYOUTS, PROMPTS, Engine, Idle, Layout, Pace
 
 from benchmarks.rig.load import Ask
 
@@ -41,16 +41,16 @@ def idle() -> Idle:
     direct = [TTFT_MS[PROMPTS.index(tokens)] / 1e3 for tokens in ENDS]
     unified = [s + GATEWAY_S for s in direct]
     pair = [s + TRANSFER_S[0] + tokens * TRANSFER_S[1] for s, tokens in zip(unified, ENDS, strict=True)]
-    return Idle({"unified": unified, "PD": pair}, direct[0])
+    return Idle(engine(), Pace(0.1, 0.005), {"unified": unified, "PD": pair}, direct[0])
 
 
-def told(layout: Layout, folder: Path) -> Path:
+def told(layout: Layout, folder: Path, slower: tuple[float, float] = (1.0, 1.0)) -> Path:
     """Write what the simulator is told of a layout."""
     found = idle()
     transfer = found.transfer(layout.name) if layout.name in ("PD", "dual") else sglang_simulated.SOME_TRANSFER
     outside_s = found.gateway_s + engine().outside_ms / 1e3
     profile, config = folder / "engine.json", folder / "config.yaml"
-    profile.write_text(json.dumps(engine().profile(transfer)))
+    profile.write_text(json.dumps(engine().profile(transfer, slower)))
     config.write_text(yaml.safe_dump(layout.config(profile, outside_s)))
     return config
 
@@ -65,6 +65,16 @@ def test_a_lone_request_takes_what_was_measured(layout: Layout, tokens: int, tmp
         wanted_ms += 1e3 * (TRANSFER_S[0] + tokens * TRANSFER_S[1])
     assert said["ttft_ms"] == pytest.approx(wanted_ms, rel=0.03)
     assert STEPS_MS[0][0] - 0.2 < said["tpot_ms"] < 10.5
+
+
+def test_beside_a_busy_neighbour_each_phase_is_slower_by_its_factor(tmp_path: Path) -> None:
+    asks = [Ask(0.0, 64, 30)]
+    alone = sglang_simulated.predicted(told(LAYOUTS[0], tmp_path), asks)
+    slower = Pace(0.12, 0.0065).slower_than(idle().pace)
+    beside = sglang_simulated.predicted(told(LAYOUTS[0], tmp_path, slower), asks)
+    assert beside["tpot_ms"] == pytest.approx(1.3 * alone["tpot_ms"], rel=0.01)
+    outside_ms = 1e3 * GATEWAY_S + engine().outside_ms
+    assert beside["ttft_ms"] - outside_ms == pytest.approx(1.2 * (alone["ttft_ms"] - outside_ms), rel=0.02)
 
 
 def test_a_row_says_by_how_much_the_prediction_is_off(tmp_path: Path) -> None:

@@ -94,6 +94,9 @@ def test_two_hundred_mixed_requests_32_in_flight(bench: Bench) -> None:
                 wanted = await asking.local(bench.unified, prompt, output)
                 if index % 4 == 0:
                     got = await asking.local(first, prompt, output)
+                elif index % 4 == 1:  # who decodes is known late: the hand-over may go between chunks of others
+                    await asking.local(first, prompt, 1)
+                    got = await asking.pair(first, second, prompt, output)
                 else:
                     got = await asking.split(first, second, prompt, output, at)
             return None if got.equals(wanted) else f"{index}: {len(prompt)}+{output} at {at}: {got} is not {wanted}"
