@@ -134,12 +134,17 @@ def cpu_s(pair: Sequence[Server]) -> tuple[float, float]:
     return run / 1e9, waited / 1e9
 
 
+def _body(ask: Ask) -> bytes:
+    """Return a request like those of the profile."""
+    return load.body(ask, DICE, sampled=True)
+
+
 async def ttfts_s(url: str, tokens: int) -> list[float]:
     """Return the TTFT of prompts of so many tokens, one at a time."""
     ask, found = Ask(0.0, tokens, 2), []
     async with load.session() as client:
         for _ in range(REPEATS):
-            heard = await load.send(client, url, ask, load.body(ask, DICE))
+            heard = await load.send(client, url, ask, _body(ask))
             assert heard.ttft_s is not None, "a request failed"
             found.append(heard.ttft_s)
     return found
@@ -159,8 +164,8 @@ class Pace:
         until_s = time.perf_counter() + PACE_S
         async with load.session() as client:
             while time.perf_counter() < until_s:
-                streams.append(await load.send(client, url, STREAM, load.body(STREAM, DICE)))
-                prompts += [await load.send(client, url, PROMPT, load.body(PROMPT, DICE)) for _ in range(3)]
+                streams.append(await load.send(client, url, STREAM, _body(STREAM)))
+                prompts += [await load.send(client, url, PROMPT, _body(PROMPT)) for _ in range(3)]
         ttfts, tpots = [one.ttft_s for one in prompts], [one.tpot_s for one in streams]
         return cls(*[statistics.fmean(s for s in column if s is not None) for column in (ttfts, tpots)])
 
@@ -378,13 +383,13 @@ class Stand:
     async def capacity(self, name: str, seconds: float) -> float:
         """Return the requests/s of a layout under as many clients as it takes."""
         async with self._running(name) as url:
-            return await load.saturate(url, seconds, AT_ONCE, seed=NAMES.index(name))
+            return await load.saturate(url, seconds, AT_ONCE, seed=NAMES.index(name), sampled=True)
 
     async def offered(self, name: str, asks: list[Ask], seed: int, config: Path) -> Run:
         """Return what clients of a layout heard, and how long its servers waited for a core."""
         async with self._running(name) as url:
             before = cpu_s(self._sides[name].pair)
-            heard = await load.offer(url, asks, PATIENCE, seed)
+            heard = await load.offer(url, asks, PATIENCE, seed, sampled=True)
             after = cpu_s(self._sides[name].pair)
         run_s, waited_s = (now - then for now, then in zip(after, before, strict=True))
         return Run(asks, heard, config, waited_s / (run_s + waited_s))
@@ -403,7 +408,7 @@ async def _busy(url: str, rate: float) -> None:
             due_s += dice.expovariate(rate)
             await asyncio.sleep(due_s - time.perf_counter())
             ask = Ask(0.0, *load.lengths(dice))
-            group.create_task(load.send(client, url, ask, load.body(ask, dice)))
+            group.create_task(load.send(client, url, ask, load.body(ask, dice, sampled=True)))
 
 
 def predicted(config: Path, asks: list[Ask]) -> dict[str, float]:

@@ -67,9 +67,15 @@ def session() -> aiohttp.ClientSession:
     return aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=2), timeout=TIMEOUT)
 
 
-def body(ask: Ask, dice: random.Random) -> bytes:
-    """Return a request whose prompt no cache knows."""
-    sampling = {"max_new_tokens": ask.output_tokens, "temperature": 0, "ignore_eos": True}
+def body(ask: Ask, dice: random.Random, *, sampled: bool = False) -> bytes:
+    """Return a request whose prompt no cache knows.
+
+    :param sampled: as `pdplugins profile from-endpoint` asks: the server samples as it does by default, and may not end
+        early. On a CPU that takes a step a good part of a millisecond more than the most likely token does.
+    """
+    most = ask.output_tokens
+    sampling = {"max_new_tokens": most, "ignore_eos": True}
+    sampling |= {"min_new_tokens": most} if sampled else {"temperature": 0}
     ids = [dice.randrange(*VOCABULARY) for _ in range(ask.prompt_tokens)]
     return json.dumps({"input_ids": ids, "sampling_params": sampling, "stream": True}).encode()
 
@@ -95,10 +101,10 @@ async def send(client: aiohttp.ClientSession, url: str, ask: Ask, data: bytes) -
     return Heard(ask, first_s - began, (last_s - first_s) / max(ask.output_tokens - 1, 1))
 
 
-async def offer(url: str, asks: Sequence[Ask], slo: Slo, seed: int) -> list[Heard]:
+async def offer(url: str, asks: Sequence[Ask], slo: Slo, seed: int, *, sampled: bool = False) -> list[Heard]:
     """Send each request when it is due; cut off what can no longer be in time once the last one has had its chance."""
     dice = random.Random(seed)
-    bodies = [body(ask, dice) for ask in asks]
+    bodies = [body(ask, dice, sampled=sampled) for ask in asks]
     began = time.perf_counter()
 
     async def one(ask: Ask, data: bytes) -> Heard:
@@ -114,7 +120,7 @@ async def offer(url: str, asks: Sequence[Ask], slo: Slo, seed: int) -> list[Hear
     return [Heard(ask) if task.cancelled() else task.result() for ask, task in zip(asks, tasks, strict=True)]
 
 
-async def saturate(url: str, seconds: float, at_once: int, seed: int) -> float:
+async def saturate(url: str, seconds: float, at_once: int, seed: int, *, sampled: bool = False) -> float:
     """Return the requests/s that come whole while `at_once` clients each send one after the other.
 
     The first third, in which the servers fill, does not count.
@@ -125,7 +131,7 @@ async def saturate(url: str, seconds: float, at_once: int, seed: int) -> float:
     async def one() -> None:
         while time.perf_counter() < began + seconds:
             ask = Ask(0.0, *lengths(dice))
-            if (await send(client, url, ask, body(ask, dice))).ttft_s is not None:
+            if (await send(client, url, ask, body(ask, dice, sampled=sampled))).ttft_s is not None:
                 done.append(time.perf_counter() - began)
 
     async with session() as client:
