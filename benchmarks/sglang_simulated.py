@@ -42,7 +42,7 @@ from typing import Any
 
 import manifest
 import yaml
-from fusion_live import SHAPE, TOKENS, say
+from fusion_live import SHAPE, say
 from kv_overlap import make_model
 
 from benchmarks.rig import load, servers
@@ -54,6 +54,9 @@ from pdplugins.provenance import command_line, record
 from pdplugins.sim.run.simulate import simulate
 from pdplugins.workloads.trace import TraceRequest
 
+TOKENS = 131_072
+"""KV cache of a server: more than a run needs. Once it is full, the tokens of a prompt lie scattered in it, and NIXL
+sends each of them by itself, which takes as long as some of the prefill."""
 PROMPTS, BATCHES, CONTEXTS = (1, 64, 128, 256, 512, 1024, 1536), (1, 2, 4, 8, 16), (64, 512, 1024)
 """What the profile is measured at, in tokens and requests."""
 ENDS = (1, 64, 1536)
@@ -371,6 +374,8 @@ class Stand:
     async def _running(self, name: str) -> AsyncIterator[str]:
         side = self._sides[name]
         await side.resume(side.fronts[name])
+        await side.idle()
+        await side.flush()
         yield side.fronts[name].url
         await side.idle()
         side.pause()
@@ -442,6 +447,8 @@ async def compare(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
         capacities = {name: round(await stand.capacity(name, args.seconds), 3) for name in stand.names}
         say(f"capacities: {capacities}")
         runs, told = await rounds(args, stand, capacities)
+        kept = [{"layout": name, "share": share, "runs": [*map(asdict, all_)]} for (name, share), all_ in runs.items()]
+        (folder / "runs.json").write_text(json.dumps(kept, default=str))
         rows = [row(name, share, cells) for (name, share), cells in runs.items()]
     finally:
         stand.stop()

@@ -84,6 +84,13 @@ class Side:
                 await asyncio.sleep(0.2)
         raise TimeoutError(f"{self.name} still has requests")
 
+    async def flush(self) -> None:
+        """Empty the prefix caches of idle servers."""
+        async with aiohttp.ClientSession() as client:
+            for server in self.pair:
+                async with client.post(server.url + "/flush_cache") as answer:
+                    assert answer.status == 200, await answer.text()
+
     def stop(self) -> None:
         """End all of it."""
         for front in self.fronts.values():
