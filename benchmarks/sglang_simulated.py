@@ -15,7 +15,8 @@ one request or one batch at a time, and nothing is fitted to the traffic:
 
 * step times: `pdplugins profile from-endpoint` on one idle stock server;
 * two factors for them, of prefill and of decode: how much slower that server is while another one beside it gets half
-  of the layout's requests/s. All of it runs on the same cores;
+  of the layout's requests/s. All of it runs on the same cores. They are measured before each third of the traffic,
+  because a virtual machine is now faster, now slower, for tens of seconds;
 * what a request costs outside of the engine: what the TTFT of a prompt of one token has more than a decode step;
 * the hand-over of a layout: what the TTFT through its two servers has more than that through the unified ones.
 """
@@ -34,9 +35,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +64,8 @@ ENDS = (1, 64, 1536)
 """Prompts whose TTFT is taken through the gateway: the first for what a request costs, the others for a transfer."""
 SHARES = (0.15, 0.3, 0.45)
 """Of a layout's capacity: with more, servers, gateway and client wait for each other's cores."""
+PARTS, APART_S = 3, 1000.0
+"""Of the traffic of a layout at a rate, and what the simulator is told of the time between them."""
 REPEATS, TURNS = 5, 3
 """Of each such prompt. The layouts take turns, because a machine is not always as fast."""
 AT_ONCE = 32
@@ -74,7 +77,7 @@ OPTIONS = ("--disable-overlap-schedule", "--stream-interval", "8")
 """Of every server. On a CPU a step blocks the scheduler, so there is nothing to overlap: each token would only come one
 step late. Eight tokens travel at once, because the processes that pass them on take the cores of the engines."""
 PROMPT, STREAM = Ask(0.0, 512, 2), Ask(0.0, 128, 128)
-PACE_S = 12.0
+PACE_S = 6.0
 """For so long such requests are sent in turns, to see how fast a server is. A neighbour's work comes in bursts."""
 CHUNK = 256
 """Tokens of a step: `servers.FLAGS`."""
@@ -171,6 +174,11 @@ class Pace:
                 prompts += [await load.send(client, url, PROMPT, _body(PROMPT)) for _ in range(3)]
         ttfts, tpots = [one.ttft_s for one in prompts], [one.tpot_s for one in streams]
         return cls(*[statistics.fmean(s for s in column if s is not None) for column in (ttfts, tpots)])
+
+    @classmethod
+    def mean(cls, paces: Sequence[Pace]) -> Pace:
+        """Return the mean of several."""
+        return cls(statistics.fmean(one.ttft_s for one in paces), statistics.fmean(one.tpot_s for one in paces))
 
     def slower_than(self, other: Pace) -> tuple[float, float]:
         """Return the factors of prefill and decode."""
@@ -287,6 +295,8 @@ class Run:
     heard: list[Heard]
     config: Path
     """What the simulator is told."""
+    slower: tuple[float, float]
+    """Prefill and decode, beside a busy neighbour."""
     waited: float
     """Share of the time in which the threads of its servers could have run that they waited for a core."""
 
@@ -328,9 +338,10 @@ class Stand:
                     if name == "unified":
                         direct.extend(await ttfts_s(self._sides[name].pair[0].url, ENDS[0]))
         async with self._running("unified"):
-            engine, pace = await self._profiled(), await Pace.of(self._sides["unified"].pair[0].url)
+            url = self._sides["unified"].pair[0].url
+            before, engine, after = await Pace.of(url), await self._profiled(), await Pace.of(url)
         medians = {name: [*map(statistics.median, columns)] for name, columns in ends.items()}
-        return Idle(engine, pace, medians, statistics.median(direct))
+        return Idle(engine, Pace.mean([before, after]), medians, statistics.median(direct))
 
     async def beside(self, rate: float) -> Pace:
         """Measure a stock server while the one beside it gets its half of `rate` requests a second."""
@@ -390,14 +401,26 @@ class Stand:
         async with self._running(name) as url:
             return await load.saturate(url, seconds, AT_ONCE, seed=NAMES.index(name), sampled=True)
 
-    async def offered(self, name: str, asks: list[Ask], seed: int, config: Path) -> Run:
-        """Return what clients of a layout heard, and how long its servers waited for a core."""
+    async def offered(self, name: str, asks: list[Ask], seed: int) -> tuple[list[Heard], float, float]:
+        """Return what clients of a layout heard, for how many seconds its servers ran, and waited for a core."""
         async with self._running(name) as url:
             before = cpu_s(self._sides[name].pair)
             heard = await load.offer(url, asks, PATIENCE, seed, sampled=True)
             after = cpu_s(self._sides[name].pair)
-        run_s, waited_s = (now - then for now, then in zip(after, before, strict=True))
-        return Run(asks, heard, config, waited_s / (run_s + waited_s))
+        return heard, after[0] - before[0], after[1] - before[1]
+
+    async def run(self, name: str, rate: float, seconds: float, idle: Idle, seeds: Iterator[int]) -> Run:
+        """Offer traffic to a layout in several parts, and measure before each how fast a server is beside others."""
+        paces, asked, told, run_s, waited_s = list[Pace](), list[Ask](), list[Heard](), 0.0, 0.0
+        for part in range(PARTS):
+            paces.append(await self.beside(rate))
+            asks = load.poisson(rate, seconds / PARTS, next(seeds))
+            heard, *spent_s = await self.offered(name, asks, next(seeds))
+            asked += [replace(ask, arrival_s=ask.arrival_s + part * APART_S) for ask in asks]
+            told += heard
+            run_s, waited_s = run_s + spent_s[0], waited_s + spent_s[1]
+        slower = Pace.mean(paces).slower_than(idle.pace)
+        return Run(asked, told, self.told(name, idle, slower), slower, waited_s / (run_s + waited_s))
 
     def stop(self) -> None:
         """End all of it."""
@@ -461,20 +484,18 @@ async def rounds(
     """Return the runs of each layout at each share of its capacity, and what was measured for them in each round."""
     runs: dict[tuple[str, float], list[Run]] = {}
     told: list[dict[str, Any]] = []
-    fresh = itertools.count(100)  # of prompts, so that no run finds those of another one in a cache
-    for number in range(args.rounds):
+    seeds = itertools.count(1000 * args.seed)  # other prompts in each run, so that none finds its own in a cache
+    for _ in range(args.rounds):
         idle = await stand.idle()
         told.append(idle.facts())
         say(f"idle: {told[-1]}")
         for share in args.shares:
             for name in args.layouts:
-                slower = (await stand.beside(share * capacities[name])).slower_than(idle.pace)
-                told[-1][f"{name} at {share:.0%}: slower"] = [round(one, 3) for one in slower]
-                asks = load.poisson(share * capacities[name], args.seconds, args.seed + number)
-                run = await stand.offered(name, asks, next(fresh), stand.told(name, idle, slower))
+                run = await stand.run(name, share * capacities[name], args.seconds, idle, seeds)
+                told[-1][f"{name} at {share:.0%}: slower"] = [round(one, 3) for one in run.slower]
                 runs.setdefault((name, share), []).append(run)
-                said = predicted(run.config, asks)
-                say(f"{name} at {share:.0%}, slower by {slower}: {run.means()}, simulated: {said}")
+                said = predicted(run.config, run.asks)
+                say(f"{name} at {share:.0%}, slower by {run.slower}: {run.means()}, simulated: {said}")
     return runs, told
 
 

@@ -81,7 +81,7 @@ def test_a_row_says_by_how_much_the_prediction_is_off(tmp_path: Path) -> None:
     asks, config = [Ask(0.0, 256, 8), Ask(1.0, 256, 8)], told(LAYOUTS[0], tmp_path)
     said = sglang_simulated.predicted(config, asks)
     heard = [sglang_simulated.Heard(ask, 2 * said["ttft_ms"] / 1e3, said["tpot_ms"] / 1e3) for ask in asks]
-    run = sglang_simulated.Run(asks, [heard[0], sglang_simulated.Heard(asks[1])], config, waited=0.1)
+    run = sglang_simulated.Run(asks, [heard[0], sglang_simulated.Heard(asks[1])], config, (1.0, 1.0), waited=0.1)
     row = sglang_simulated.row("unified", 0.3, [run])
     assert (row["requests"], row["failed"], row["waited"]) == (1, 1, 0.1)
     assert row["ttft"]["off"] == pytest.approx(-0.5, abs=0.01)
