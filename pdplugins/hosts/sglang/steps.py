@@ -62,10 +62,18 @@ class Steps:
         return self._turns.order(
             chunk=None if chunked is None else self._classifier.role_of(chunked),
             waiting=frozenset(role for role in (LOCAL, PREFILL) if self._scopes.peek(role, "waiting_queue")),
-            hands_over=bool(self._hand_overs.waiting(self._scopes.peek(PREFILL, "waiting_queue")))
-            and getattr(scheduler, "_pending_chunked_abort_req", None) is None,  # it is looked for in `chunked_req`
             decodes=bool(scheduler.waiting_queue) or not running_batch.is_empty() or last is LOCAL,
+            hands_over=self._may_hand_over(scheduler),
         )
+
+    def _may_hand_over(self, scheduler: Any) -> bool:
+        """Tell whether a hand-over may go between two chunks.
+
+        None goes while the prompt in chunks is to be aborted: SGLang looks for it where the step hides it.
+        """
+        if getattr(scheduler, "_pending_chunked_abort_req", None) is not None:
+            return False
+        return bool(self._hand_overs.waiting(self._scopes.peek(PREFILL, "waiting_queue")))
 
     def _settle(self, last: EngineRole, following: EngineRole, scheduler: Any, running_batch: Any) -> Any:
         """Finish the prefill step before, in SGLang's way: this may already compose the next step."""
