@@ -39,7 +39,7 @@ def compared(tree: Path) -> dict[str, Any]:
     """Run the benchmark once; return its result."""
     command = [sys.executable, str(PROGRAM), "--tree", str(tree), *TRAFFIC]
     env = os.environ | {"PYTHONPATH": str(ROOT)}
-    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=600, check=False)
+    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=700, check=False)
     assert done.returncode == 0, f"{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
     result: dict[str, Any] = json.loads(done.stdout[done.stdout.index("\n{\n") :])
     return result
