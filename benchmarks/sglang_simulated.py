@@ -185,10 +185,11 @@ class Pace:
         return self.ttft_s / other.ttft_s, self.tpot_s / other.tpot_s
 
 
-def measured_profile(url: str, model: Path, out: Path) -> dict[str, Any]:
+def measured_profile(url: str, model: Path, out: Path, repeats: int) -> dict[str, Any]:
     """Return what `pdplugins profile from-endpoint` says of an idle server."""
     axes = {"--prompts": PROMPTS, "--concurrency": BATCHES, "--contexts": CONTEXTS}
     words = [word for name, values in axes.items() for word in (name, ",".join(map(str, values)))]
+    words += ["--repeats", str(repeats)]
     program = str(Path(sys.executable).with_name("pdplugins"))
     command = [program, "profile", "from-endpoint", url, "--model", str(model), "--gpu", "h100", "--out", str(out)]
     subprocess.run([*command, "--shape", str(model / "config.json"), "--force", *words], check=True)
@@ -317,7 +318,7 @@ class Stand:
 
     async def start(self, layouts: Sequence[str]) -> None:
         """Start the unified servers, and those of `layouts`; stop them where they are."""
-        engine = await self._profiled()  # it also warms the server up
+        engine = await self._profiled(repeats=1)  # for Arrow's own predictions, and to warm the server up
         for layout in (one for one in LAYOUTS if one.name in {"unified", *layouts}):
             path = self._written(layout, engine.profile(SOME_TRANSFER), 0.0, "live")
             pair = await self._servers(layout)
@@ -349,7 +350,10 @@ class Stand:
             server, other = self._sides["unified"].pair
             traffic = asyncio.create_task(_busy(other.url, rate / 2))
             try:
-                return await Pace.of(server.url)
+                pace = await Pace.of(server.url)
+                if traffic.done():
+                    traffic.result()  # it has failed, and the server had no neighbour
+                return pace
             finally:
                 traffic.cancel()
                 await asyncio.gather(traffic, return_exceptions=True)
@@ -362,10 +366,10 @@ class Stand:
         profile = idle.engine.profile(transfer, slower)
         return self._written(layout, profile, outside_s, f"simulated-{next(self._numbers)}")
 
-    async def _profiled(self) -> Engine:
+    async def _profiled(self, repeats: int = REPEATS) -> Engine:
         server, _ = await self._servers(LAYOUTS[0])
         out = self._place.folder / "endpoint.json"
-        return Engine(await asyncio.to_thread(measured_profile, server.url, self._place.model, out))
+        return Engine(await asyncio.to_thread(measured_profile, server.url, self._place.model, out, repeats))
 
     async def _servers(self, layout: Layout) -> list[Server]:
         if (pair := self._pairs.get(layout.dual_role)) is None:

@@ -87,6 +87,26 @@ def test_tokens_that_share_an_event_are_counted_each() -> None:
         assert 1e3 * step_s - 1 < ms < 1.5 * 1e3 * step_s
 
 
+def test_a_batch_that_met_other_work_does_not_count() -> None:
+    """One of three batches of a size and context is five times as slow: the median is that of the others."""
+    decodes = 0
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        nonlocal decodes
+        tokens = (await request.json())["max_tokens"]
+        decodes += 30 < tokens < 60
+        response = web.StreamResponse()
+        await response.prepare(request)
+        for _ in range(tokens):
+            await asyncio.sleep(0.02 if decodes % 3 == 1 else 0.004)
+            await response.write(b'data: {"choices":[{"text":"x"}]}\n\n')
+        await response.write(b"data: [DONE]\n\n")
+        return response
+
+    found = run(answer, Grid((1, 10), (1, 2), (100, 200)))
+    assert all(3.9 < ms < 15 for ms in found.decode["raw_ms"][0])
+
+
 def test_a_stream_without_tokens_is_one_line() -> None:
     async def answer(request: web.Request) -> web.StreamResponse:
         response = web.StreamResponse()
