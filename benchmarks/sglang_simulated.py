@@ -9,14 +9,17 @@ Three layouts of two servers behind our gateway, with a small random Llama whose
   they poll for transfers, so that nothing would be left to compute with;
 * dual: the same servers, of which Arrow decides.
 
+Each server has a core of its own.
+
 Each layout gets Poisson traffic at three shares of its own capacity. Layouts and rates take turns. The simulator gets
 the same requests at the same times, with the engine's settings. What else it is told is measured in the same round,
 one request or one batch at a time, and nothing is fitted to the traffic:
 
 * step times: `pdplugins profile from-endpoint` on one idle stock server;
-* two factors for them, of prefill and of decode: how much slower that server is while another one beside it gets half
-  of the layout's requests/s. All of it runs on the same cores. They are measured before each third of the traffic,
-  because a virtual machine is now faster, now slower, for tens of seconds;
+* two factors for them, of prefill and of decode: how much slower a server of the layout is while the other one beside
+  it gets half of the layout's requests/s. All of it runs on the same cores, and a dual-role server looks for hand-overs
+  in each step. They are measured before each third of the traffic, because a virtual machine is now faster, now slower,
+  for tens of seconds;
 * what a request costs outside of the engine: what the TTFT of a prompt of one token has more than a decode step;
 * the hand-over of a layout: what the TTFT through its two servers has more than that through the unified ones.
 """
@@ -31,7 +34,6 @@ import os
 import random
 import signal
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -44,6 +46,19 @@ from typing import Any
 import manifest
 import yaml
 from fusion_live import SHAPE, say
+from idle_server import (
+    CHUNK,
+    ENDS,
+    REPEATS,
+    SOME_TRANSFER,
+    TOKENS,
+    TURNS,
+    Engine,
+    Idle,
+    Pace,
+    measured_profile,
+    ttfts_s,
+)
 from kv_overlap import make_model
 
 from benchmarks.rig import load, servers
@@ -55,35 +70,18 @@ from pdplugins.provenance import command_line, record
 from pdplugins.sim.run.simulate import simulate
 from pdplugins.workloads.trace import TraceRequest
 
-TOKENS = 131_072
-"""KV cache of a server: more than a run needs. Once it is full, the tokens of a prompt lie scattered in it, and NIXL
-sends each of them by itself, which takes as long as some of the prefill."""
-PROMPTS, BATCHES, CONTEXTS = (1, 64, 128, 256, 512, 1024, 1536), (1, 2, 4, 8, 16), (64, 512, 1024)
-"""What the profile is measured at, in tokens and requests."""
-ENDS = (1, 64, 1536)
-"""Prompts whose TTFT is taken through the gateway: the first for what a request costs, the others for a transfer."""
 SHARES = (0.15, 0.3, 0.45)
 """Of a layout's capacity: with more, servers, gateway and client wait for each other's cores."""
 PARTS, APART_S = 3, 1000.0
 """Of the traffic of a layout at a rate, and what the simulator is told of the time between them."""
-REPEATS, TURNS = 5, 3
-"""Of each such prompt. The layouts take turns, because a machine is not always as fast."""
 AT_ONCE = 32
-SOME_TRANSFER = 1e-3, 1e-7
-"""Latency and time per token, where none is measured or needed."""
 PATIENCE = Slo(1e3, 1e3)
 """No request is cut off."""
 OPTIONS = ("--disable-overlap-schedule", "--stream-interval", "8")
 """Of every server. On a CPU a step blocks the scheduler, so there is nothing to overlap: each token would only come one
 step late. Eight tokens travel at once, because the processes that pass them on take the cores of the engines."""
-PROMPT, STREAM = Ask(0.0, 512, 2), Ask(0.0, 128, 128)
-PACE_S = 6.0
-"""For so long such requests are sent in turns, to see how fast a server is. A neighbour's work comes in bursts."""
-CHUNK = 256
-"""Tokens of a step: `servers.FLAGS`."""
 MANY = 1000
 """Prefill steps in a row of a dual-role server while requests decode: it prefills first, as stock servers do."""
-DICE = random.Random(0)  # noqa: S311 - prompts, not secrets
 BARS = {"ttft": 0.20, "tpot": 0.10}
 """How far the prediction of a mean may be off."""
 
@@ -118,15 +116,27 @@ NAMES = [layout.name for layout in LAYOUTS]
 
 
 def started(place: Place, layout: Layout) -> list[Server]:
-    """Start the servers of a layout."""
-    if not layout.dual_role:
-        return place.servers("unified", OPTIONS, OPTIONS)
-    config = place.folder / "servers.yaml"
-    config.write_text(yaml.safe_dump({"sglang": {"dual_role": True, "prefill_burst": MANY}}))
-    return place.servers("dual", *[[*servers.DUAL, *OPTIONS]] * 2, config=config)
+    """Start the servers of a layout, each on a core of its own."""
+    name, options, more = "unified", list(OPTIONS), dict[str, Any]()
+    if layout.dual_role:
+        name, options, more = "dual", [*servers.DUAL, *OPTIONS], {"config": place.folder / "servers.yaml"}
+        more["config"].write_text(yaml.safe_dump({"sglang": {"dual_role": True, "prefill_burst": MANY}}))
+    cores = itertools.cycle(sorted(os.sched_getaffinity(0)))
+    return [
+        server
+        for number, core in zip(range(2), cores, strict=False)
+        for server in _on(core, place, f"{name}-{number}", options, **more)
+    ]
 
 
-# --- what the simulator is told ---------------------------------------------------------------------------------------
+def _on(core: int, place: Place, name: str, options: Sequence[str], **more: Any) -> list[Server]:
+    """Start a server on one core: else the engines of two are on the same one now and then, for some steps."""
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {core})  # which what is started inherits
+    try:
+        return place.servers(name, options, **more)
+    finally:
+        os.sched_setaffinity(0, before)
 
 
 def cpu_s(pair: Sequence[Server]) -> tuple[float, float]:
@@ -138,151 +148,6 @@ def cpu_s(pair: Sequence[Server]) -> tuple[float, float]:
                 mine = path.read_text().split()
                 run, waited = run + int(mine[0]), waited + int(mine[1])
     return run / 1e9, waited / 1e9
-
-
-def _body(ask: Ask) -> bytes:
-    """Return a request like those of the profile."""
-    return load.body(ask, DICE, sampled=True)
-
-
-async def ttfts_s(url: str, tokens: int) -> list[float]:
-    """Return the TTFT of prompts of so many tokens, one at a time."""
-    ask, found = Ask(0.0, tokens, 2), []
-    async with load.session() as client:
-        for _ in range(REPEATS):
-            heard = await load.send(client, url, ask, _body(ask))
-            assert heard.ttft_s is not None, "a request failed"
-            found.append(heard.ttft_s)
-    return found
-
-
-@dataclass(frozen=True)
-class Pace:
-    """How fast a server is: means over `PACE_S`."""
-
-    ttft_s: float
-    tpot_s: float
-
-    @classmethod
-    async def of(cls, url: str) -> Pace:
-        """Measure a server."""
-        prompts, streams = list[Heard](), list[Heard]()
-        until_s = time.perf_counter() + PACE_S
-        async with load.session() as client:
-            while time.perf_counter() < until_s:
-                streams.append(await load.send(client, url, STREAM, _body(STREAM)))
-                prompts += [await load.send(client, url, PROMPT, _body(PROMPT)) for _ in range(3)]
-        ttfts, tpots = [one.ttft_s for one in prompts], [one.tpot_s for one in streams]
-        return cls(*[statistics.fmean(s for s in column if s is not None) for column in (ttfts, tpots)])
-
-    @classmethod
-    def mean(cls, paces: Sequence[Pace]) -> Pace:
-        """Return the mean of several."""
-        return cls(statistics.fmean(one.ttft_s for one in paces), statistics.fmean(one.tpot_s for one in paces))
-
-    def slower_than(self, other: Pace) -> tuple[float, float]:
-        """Return the factors of prefill and decode."""
-        return self.ttft_s / other.ttft_s, self.tpot_s / other.tpot_s
-
-
-def measured_profile(url: str, model: Path, out: Path, repeats: int) -> dict[str, Any]:
-    """Return what `pdplugins profile from-endpoint` says of an idle server."""
-    axes = {"--prompts": PROMPTS, "--concurrency": BATCHES, "--contexts": CONTEXTS}
-    words = [word for name, values in axes.items() for word in (name, ",".join(map(str, values)))]
-    words += ["--repeats", str(repeats)]
-    program = str(Path(sys.executable).with_name("pdplugins"))
-    command = [program, "profile", "from-endpoint", url, "--model", str(model), "--gpu", "h100", "--out", str(out)]
-    subprocess.run([*command, "--shape", str(model / "config.json"), "--force", *words], check=True)
-    found: dict[str, Any] = json.loads(out.read_text())
-    return found
-
-
-@dataclass(frozen=True)
-class Engine:
-    """What was measured of one stock server, as its client feels it."""
-
-    raw: dict[str, Any]
-    """Its profile."""
-
-    @property
-    def tables(self) -> dict[str, Any]:
-        """The prefill and the decode table as they were measured."""
-        return {name: next(iter(self.raw[name].values())) for name in ("prefill", "decode")}
-
-    @property
-    def step_ms(self) -> float:
-        """A decode step of one request."""
-        found: float = self.tables["decode"]["raw_ms"][0][0]
-        return found
-
-    @property
-    def outside_ms(self) -> float:
-        """What a request costs outside of the engine: a prompt of one token takes the engine a decode step."""
-        of_one_token: float = self.tables["prefill"]["raw_ms"][0]
-        return max(of_one_token - self.step_ms, 0.0)
-
-    def profile(self, transfer: tuple[float, float], slower: tuple[float, float] = (1.0, 1.0)) -> dict[str, Any]:
-        """Return the profile of the engine alone.
-
-        :param transfer: latency, and time per token.
-        :param slower: by how much prefill and decode are.
-
-        The simulator cuts prompts into chunks itself, and each chunk takes what a step takes at least. So the prompts
-        of several chunks lose that of all but one.
-        """
-        table = self.tables["prefill"]
-        more = [(tokens - 1) // CHUNK * self.step_ms for tokens in table["tokens"]]
-        engine = [ms - self.outside_ms - less for ms, less in zip(table["raw_ms"], more, strict=True)]
-        rising = [round(max(engine[: index + 1]), 3) for index in range(len(engine))]
-        here, gib = "this server", 2.0**30
-        memory = {
-            "gpu_bytes": gib + TOKENS * SHAPE.kv_bytes, "reserved_bytes": 0, "model_bytes": gib,
-            "kv_bytes_per_token": SHAPE.kv_bytes, "source": here,
-        }  # fmt: skip
-        latency_s, per_token_s = transfer
-        link = {"latency_s": latency_s, "bytes_per_s": SHAPE.kv_bytes / per_token_s, "source": here}
-        scale = {"prefill": slower[0], "decode": slower[1], "source": "beside a busy neighbour"}
-        prefill = {"1": table | {"raw_ms": rising}}
-        return self.raw | {"memory": memory, "transfer": link, "scale": scale, "prefill": prefill}
-
-
-@dataclass(frozen=True)
-class Idle:
-    """What was measured of servers that nobody else used."""
-
-    engine: Engine
-    pace: Pace
-    ends_s: dict[str, list[float]]
-    """TTFT of the prompts of `ENDS`, by layout."""
-    server_s: float
-    """The first of them without the gateway."""
-
-    @property
-    def gateway_s(self) -> float:
-        """What the way through the gateway takes longer than the one to a server."""
-        return max(self.ends_s["unified"][0] - self.server_s, 0.0)
-
-    def transfer(self, layout: str) -> tuple[float, float]:
-        """Return latency and time per token of a hand-over of a layout."""
-        pairs = zip(self.ends_s[layout][1:], self.ends_s["unified"][1:], strict=True)
-        short, long = (both - one for both, one in pairs)
-        per_token_s = max((long - short) / (ENDS[2] - ENDS[1]), 1e-7)
-        return max(short - ENDS[1] * per_token_s, 1e-4), per_token_s
-
-    def facts(self) -> dict[str, Any]:
-        """Return it for the result."""
-        hand_overs = {name: self.transfer(name) for name in self.ends_s if name != "unified"}
-        return {
-            **self.engine.tables,
-            "pace": asdict(self.pace),
-            "gateway_ms": round(1e3 * self.gateway_s, 3),
-            "hand_over_ms": {name: round(1e3 * latency_s, 3) for name, (latency_s, _) in hand_overs.items()},
-            "hand_over_us_per_token": {name: round(1e6 * each_s, 3) for name, (_, each_s) in hand_overs.items()},
-            "ttft_ms": {
-                name: dict(zip(ENDS, [round(1e3 * one, 3) for one in found], strict=True))
-                for name, found in self.ends_s.items()
-            },
-        }
 
 
 # --- runs -------------------------------------------------------------------------------------------------------------
@@ -344,10 +209,10 @@ class Stand:
         medians = {name: [*map(statistics.median, columns)] for name, columns in ends.items()}
         return Idle(engine, Pace.mean([before, after]), medians, statistics.median(direct))
 
-    async def beside(self, rate: float) -> Pace:
-        """Measure a stock server while the one beside it gets its half of `rate` requests a second."""
-        async with self._running("unified"):
-            server, other = self._sides["unified"].pair
+    async def beside(self, name: str, rate: float) -> Pace:
+        """Measure a server of a layout while the one beside it gets its half of `rate` requests a second."""
+        async with self._running(name):
+            server, other = self._sides[name].pair
             traffic = asyncio.create_task(_busy(other.url, rate / 2))
             try:
                 pace = await Pace.of(server.url)
@@ -417,7 +282,7 @@ class Stand:
         """Offer traffic to a layout in several parts, and measure before each how fast a server is beside others."""
         paces, asked, told, run_s, waited_s = list[Pace](), list[Ask](), list[Heard](), 0.0, 0.0
         for part in range(PARTS):
-            paces.append(await self.beside(rate))
+            paces.append(await self.beside(name, rate))
             asks = load.poisson(rate, seconds / PARTS, next(seeds))
             heard, *spent_s = await self.offered(name, asks, next(seeds))
             asked += [replace(ask, arrival_s=ask.arrival_s + part * APART_S) for ask in asks]

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 import sglang_simulated
 import yaml
-from sglang_simulated import ENDS, LAYOUTS, PROMPTS, Engine, Idle, Layout, Pace
+from idle_server import BATCHES, CONTEXTS, ENDS, PROMPTS, SOME_TRANSFER, Engine, Idle, Pace
+from sglang_simulated import LAYOUTS, Layout
 
 from benchmarks.rig.load import Ask
 
@@ -28,7 +29,7 @@ def engine() -> Engine:
         "prefill": {"1": {"tokens": list(PROMPTS), "raw_ms": list(TTFT_MS)}},
         "decode": {
             "1": {
-                "batch": list(sglang_simulated.BATCHES), "context_tokens": list(sglang_simulated.CONTEXTS),
+                "batch": list(BATCHES), "context_tokens": list(CONTEXTS),
                 "raw_ms": STEPS_MS,
             }
         },
@@ -47,7 +48,7 @@ def idle() -> Idle:
 def told(layout: Layout, folder: Path, slower: tuple[float, float] = (1.0, 1.0)) -> Path:
     """Write what the simulator is told of a layout."""
     found = idle()
-    transfer = found.transfer(layout.name) if layout.name in ("PD", "dual") else sglang_simulated.SOME_TRANSFER
+    transfer = found.transfer(layout.name) if layout.name in ("PD", "dual") else SOME_TRANSFER
     outside_s = found.gateway_s + engine().outside_ms / 1e3
     profile, config = folder / "engine.json", folder / "config.yaml"
     profile.write_text(json.dumps(engine().profile(transfer, slower)))
