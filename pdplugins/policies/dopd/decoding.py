@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import deque
 from dataclasses import dataclass
 
 from pdplugins.contracts.deployment import Deployment
@@ -10,7 +11,7 @@ from pdplugins.contracts.planner import PlannerView, Traffic
 from pdplugins.policies.dopd.config import DopdSettings
 from pdplugins.policies.dopd.load import LARGEST, Load, queued
 from pdplugins.policies.dopd.ratio import added_s, concurrency_within_tpot, decode_concurrency, mean_context_tokens
-from pdplugins.policies.dopd.staffing import Backlog, Deviation, whole_workers
+from pdplugins.policies.dopd.staffing import Backlog, whole_workers
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +36,47 @@ class DecodeNeed:
     def busy(self) -> float:
         """Workers that decode keeps busy."""
         return self.concurrency / self.cc_d
+
+
+class Deviation:
+    """Learns how far the busy decode workers are from what was forecast for them.
+
+    :param steps: steps from a forecast to the window that it is for.
+    :param keep: what is left of the weight of an error after one step.
+    """
+
+    PRIOR_STEPS = 12
+    """Weight of independent arrivals at the start, in steps: one minute at the default interval."""
+
+    def __init__(self, steps: int, keep: float) -> None:
+        self._pending: deque[float] = deque()
+        self._steps, self._keep = steps, keep
+        self._squares = self._count = 0.0
+        self.peak = 0.0
+        """The most busy workers of a window, fading with its age."""
+
+    @property
+    def learned(self) -> dict[str, float]:
+        """What it knows."""
+        return {"squares": self._squares, "count": self._count, "peak": self.peak}
+
+    def resume(self, squares: float, count: float, peak: float) -> None:
+        """Go on with what an earlier run has learned."""
+        self._squares, self._count, self.peak = squares, count, peak
+
+    def learn(self, busy: float, forecast: float) -> None:
+        """Compare the busy workers of the last window with the forecast made for it; remember the new forecast."""
+        self.peak = max(busy, self._keep * self.peak)
+        self._pending.append(forecast)
+        if len(self._pending) > self._steps:
+            error = busy - self._pending.popleft()
+            self._squares = self._keep * self._squares + error * error
+            self._count = self._keep * self._count + 1
+
+    def variance(self, independent: float) -> float:
+        """Return the variance of busy workers; never below that of independent arrivals."""
+        prior = self.PRIOR_STEPS
+        return max(independent, (self._squares + prior * independent) / (self._count + prior))
 
 
 class Decoding:

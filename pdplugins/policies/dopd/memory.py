@@ -71,7 +71,7 @@ class Bursts(_Kept):
 
 
 class Busy(_Kept):
-    """See :class:`pdplugins.policies.dopd.staffing.Deviation`."""
+    """See :class:`pdplugins.policies.dopd.decoding.Deviation`."""
 
     squares: Square = 0.0
     count: Amount = 0.0

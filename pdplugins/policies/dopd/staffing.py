@@ -114,49 +114,8 @@ class Dispersion:
         return max(poisson, (self._variance + prior * poisson) / (self._work + prior))
 
 
-class Deviation:
-    """Learns how far the busy decode workers are from what was forecast for them.
-
-    :param steps: steps from a forecast to the window that it is for.
-    :param keep: what is left of the weight of an error after one step.
-    """
-
-    PRIOR_STEPS = 12
-    """Weight of independent arrivals at the start, in steps: one minute at the default interval."""
-
-    def __init__(self, steps: int, keep: float) -> None:
-        self._pending: deque[float] = deque()
-        self._steps, self._keep = steps, keep
-        self._squares = self._count = 0.0
-        self.peak = 0.0
-        """The most busy workers of a window, fading with its age."""
-
-    @property
-    def learned(self) -> dict[str, float]:
-        """What it knows."""
-        return {"squares": self._squares, "count": self._count, "peak": self.peak}
-
-    def resume(self, squares: float, count: float, peak: float) -> None:
-        """Go on with what an earlier run has learned."""
-        self._squares, self._count, self.peak = squares, count, peak
-
-    def learn(self, busy: float, forecast: float) -> None:
-        """Compare the busy workers of the last window with the forecast made for it; remember the new forecast."""
-        self.peak = max(busy, self._keep * self.peak)
-        self._pending.append(forecast)
-        if len(self._pending) > self._steps:
-            error = busy - self._pending.popleft()
-            self._squares = self._keep * self._squares + error * error
-            self._count = self._keep * self._count + 1
-
-    def variance(self, independent: float) -> float:
-        """Return the variance of busy workers; never below that of independent arrivals."""
-        prior = self.PRIOR_STEPS
-        return max(independent, (self._squares + prior * independent) / (self._count + prior))
-
-
 class Backlog:
-    """Waiting work of a phase, estimated from arrivals and ready workers, because few hosts report their whole queues.
+    """Waiting prefill work, estimated from arrivals and ready workers, because few hosts report their whole queues.
 
     :param memory_s: the estimate is at most what the ready workers clear in this time. It does not see the queue
         itself, so it must not grow for ever where a pool cannot grow.

@@ -10,7 +10,7 @@ from pdplugins import testing
 from pdplugins.perf.profile import read_profile
 from pdplugins.perf.table import TableModel
 from pdplugins.policies.dopd.config import DopdSettings
-from pdplugins.policies.dopd.decoding import Decoding, DecodeNeed
+from pdplugins.policies.dopd.decoding import DecodeNeed, Decoding
 from pdplugins.policies.dopd.load import Load
 from pdplugins.resources import data_dir
 from pdplugins.types import PlannerView, Pool, Traffic, WorkerLoad
