@@ -70,6 +70,14 @@ class Bursts(_Kept):
     peak: Square
 
 
+class Busy(_Kept):
+    """See :class:`pdplugins.policies.dopd.decoding.Deviation`."""
+
+    squares: Square = 0.0
+    count: Amount = 0.0
+    peak: Amount = 0.0
+
+
 class Memory(_Kept):
     """All of it."""
 
@@ -78,3 +86,4 @@ class Memory(_Kept):
     rate: Rate
     lengths: Lengths
     bursts: Bursts
+    busy: Busy = Busy()

@@ -18,6 +18,7 @@ from pdplugins.contracts.planner import PlannerView, ScalePlan, Traffic
 from pdplugins.errors import ConfigError
 from pdplugins.policies._common import fit_headroom, fit_pools
 from pdplugins.policies.dopd.config import DopdSettings
+from pdplugins.policies.dopd.decoding import Decoding
 from pdplugins.policies.dopd.forecast import Corrected, Forecaster, Predictor, Reverting, build_forecaster
 from pdplugins.policies.dopd.hold import Holds
 from pdplugins.policies.dopd.literal import algorithm_2
@@ -32,13 +33,7 @@ from pdplugins.policies.dopd.load import (
     waiting_tokens,
 )
 from pdplugins.policies.dopd.memory import LEVEL_S, Made, Memory
-from pdplugins.policies.dopd.ratio import (
-    added_s,
-    concurrency_within_tpot,
-    decode_concurrency,
-    mean_context_tokens,
-    pd_ratio,
-)
+from pdplugins.policies.dopd.ratio import pd_ratio
 from pdplugins.policies.dopd.rising import Rising
 from pdplugins.policies.dopd.staffing import (
     Backlog,
@@ -98,6 +93,7 @@ class DopdPlanner:
         self._load = LoadForecast(self._forecaster, amount, self._spread)
         self._dispersion = Dispersion(steps, settings.interval_s, LEARNING_S)
         self._backlog = Backlog(self._horizon_s)
+        self._decoding = Decoding(settings, deployment, steps, memory, self._horizon_s)
         self._spare = spare_workers(settings.spare, self._horizon_s)
         self._wanted, self._needed = (Holds(settings.hold_s, self._horizon_s) for _ in range(2))
         self._busy_s: float | None = None
@@ -143,6 +139,7 @@ class DopdPlanner:
                 "rate": self._rate.learned,
                 "lengths": self._spread.learned,
                 "bursts": self._dispersion.learned,
+                "busy": self._decoding.learned,
             }
         ).model_dump()
 
@@ -155,6 +152,7 @@ class DopdPlanner:
         self._rate.resume(**kept.rate.model_dump())
         self._spread.resume(**kept.lengths.model_dump())
         self._dispersion.resume(**kept.bursts.model_dump())
+        self._decoding.resume(**kept.busy.model_dump())
 
     def wait_s(self, view: PlannerView) -> float | None:
         """Return 0 where the first plan can be made before the tick, and how long to wait for that.
@@ -258,21 +256,22 @@ class DopdPlanner:
             lambda tokens: perf.prefill_s(tokens, tp), remote.tokens, remote.cv2, self._deployment.slo.ttft_s
         )
         prefill, signals = self._prefill_demand(view, traffic, rate, remote.share, service)
-        decode, concurrency, cc_d, step_s, local = self._decode_demand(load, rate)
+        decode = self._decoding.need(view, traffic, load, rate)
         signals |= {
             "forecast_isl_tokens": load.isl_tokens,
             "forecast_osl_tokens": load.osl_tokens,
             "forecast_rate": load.amount,
-            "forecast_concurrency": concurrency,
-            "cc_d": cc_d,
-            "pd_ratio": pd_ratio(remote.share * service.mean_s, step_s, load.osl_tokens, cc_d),
+            "forecast_concurrency": decode.concurrency,
+            "cc_d": decode.cc_d,
+            "decode_backlog_s": decode.backlog_s,
+            "pd_ratio": pd_ratio(remote.share * service.mean_s, decode.step_s, load.osl_tokens, decode.cc_d),
             "isl_cv": math.sqrt(load.cv2),
             "local_share": load.local_share,
             "prefix_hit_rate": load.hit_rate,
         }
         why = (
             f"{load.amount:.2f} req/s of {load.isl_tokens:.0f}/{load.osl_tokens:.0f} tokens keep "
-            f"{signals['prefill_work']:.2f} prefill workers and {concurrency / cc_d:.2f} decode workers busy"
+            f"{signals['prefill_work']:.2f} prefill workers and {decode.busy:.2f} decode workers busy"
         )
         if not self._load.complete:
             why += ", decode follows when an answer has ended"
@@ -280,12 +279,14 @@ class DopdPlanner:
             why += f", {100 * load.local_share:.0f} % prefill locally"
         if signals["backlog_s"] > 0:
             why += f", {signals['backlog_s']:.1f} s of prefill wait"
+        if decode.backlog_s > 0:
+            why += f", {decode.backlog_s:.1f} s of decode wait"
         outlook = Outlook(
             self._deployment.slo.ttft_s, self._horizon_s, signals["prefill_work"], service,
             signals["burst_dispersion_s"], signals["backlog_s"], remote.share,
-            busy=concurrency / cc_d + local, busy_deviation=math.sqrt(concurrency * (1 + load.cv2)) / cc_d,
+            busy=decode.busy + decode.local, busy_deviation=decode.deviation,
         )  # fmt: skip
-        return Demand(prefill, decode, signals, why, outlook)
+        return Demand(prefill, decode.workers, signals, why, outlook)
 
     def _prefill_demand(
         self, view: PlannerView, traffic: Traffic | None, rate: float, share: float, service: Service
@@ -309,24 +310,6 @@ class DopdPlanner:
             needed += max(backlog_s - view.prefill.ready * ttft_s, 0.0) / self._horizon_s
         signals = {"prefill_work": work, "burst_dispersion_s": dispersion_s, "backlog_s": backlog_s}
         return whole_workers(needed), signals
-
-    def _decode_demand(self, load: Load, rate: float) -> tuple[int, float, float, float, float]:
-        """Return workers, concurrency, cc_d with its step time, and the workers that local prompts keep busy.
-
-        Little's law at the full batch, as in Eq. 15. Prompts that prefill on decode workers take their time on top.
-        """
-        settings, deployment = self._settings, self._deployment
-        perf, slo, tp = deployment.perf, deployment.slo, deployment.decode_tp
-        context = mean_context_tokens(load.isl_tokens, load.osl_tokens)
-        cc_d = decode_concurrency(
-            perf, slo, load.isl_tokens, load.osl_tokens, tp, deployment.max_batch, deployment.kv_tokens
-        )
-        cc_d = concurrency_within_tpot(perf, slo, context, tp, cc_d)
-        step_s = perf.decode_step_s(cc_d, context, tp)
-        concurrency = rate * load.osl_tokens * step_s
-        spread = settings.decode_sigmas * math.sqrt(concurrency * (1 + load.cv2))
-        local = rate * load.local_share * added_s(perf, load.local_tokens, tp) if load.local_share else 0.0
-        return whole_workers((concurrency + spread) / cc_d + local), concurrency, cc_d, step_s, local
 
     def _within_limits(self, view: PlannerView, demand: Demand) -> ScalePlan:
         wish = demand.prefill, demand.decode
