@@ -54,11 +54,14 @@ class FileSource:
     path: Path
 
     async def look(self) -> list[WorkerOption]:
-        """Read the file."""
+        """Read the file. A pipe in its place would stop the gateway until somebody writes."""
+        if not self.path.is_file():
+            raise ValueError(f"{self.path} is no file")
         with self.path.open("rb") as file:
             lines = file.read(MOST_BYTES).decode(errors="replace").splitlines()
-        words = (line.strip() for line in lines)
-        return [WorkerOption.parse(word) for word in words if word and not word.startswith("#")]
+        words = [word for line in lines if (word := line.strip()) and not word.startswith("#")]
+        _check_number(len(words))
+        return [WorkerOption.parse(word) for word in words]
 
 
 @dataclass(frozen=True)
@@ -253,6 +256,10 @@ class Discovery:
 
 def _bounded(found: list[WorkerOption]) -> dict[str, WorkerOption]:
     """Return workers by URL. Raises ValueError when they are too many."""
-    if len(found) > MOST_WORKERS:
-        raise ValueError(f"{len(found)} workers; {MOST_WORKERS} are the most")
+    _check_number(len(found))
     return {option.url: option for option in found}
+
+
+def _check_number(workers: int) -> None:
+    if workers > MOST_WORKERS:
+        raise ValueError(f"{workers} workers; {MOST_WORKERS} are the most")

@@ -84,7 +84,7 @@ def saved_caps(folder: Path) -> dict[str, float]:
         caps_w = {str(uuid): float(watts) for uuid, watts in data["caps_w"].items()}
     except FileNotFoundError:
         return {}
-    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError) as error:
         raise ConfigError(
             f"{path} cannot be read ({one_line(error, 60)}); set the caps by hand, then remove it"
         ) from None

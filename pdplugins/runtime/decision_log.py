@@ -73,6 +73,8 @@ class DecisionLog:
             "initial": None if initial is None else asdict(initial),
             **({"shadow": True} if shadow else {}),
         }
+        self._owes_header = False
+        """Whether the file has been begun, and the disk was full before it had its header."""
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._file, self._size = _open_after_torn_line(path)
@@ -87,6 +89,9 @@ class DecisionLog:
         """
         if self._size >= self._most_bytes:
             self._rotate()
+        if self._owes_header:
+            self._put({**self._header, "continued": True})
+            self._owes_header = False
         self._put(
             {
                 "kind": decision.kind,
@@ -127,8 +132,7 @@ class DecisionLog:
             self._path.replace(old_part(self._path))
         file = self._path.open("ab", buffering=0)
         self._file.close()
-        self._file, self._size = file, 0
-        self._put({**self._header, "continued": True})
+        self._file, self._size, self._owes_header = file, 0, True
 
     def _now(self) -> str:
         seconds, rest = divmod(self._clock(), 1)

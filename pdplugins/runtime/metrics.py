@@ -30,6 +30,8 @@ READ_S = 10.0
 """How long a client of the metrics may take for each part of its request."""
 MOST_SIGNALS = 64
 """Signals of one policy that are exported; further names are left out."""
+MOST_NAME = 64
+"""Characters of a signal's name."""
 
 
 class Metrics(Collector):
@@ -66,7 +68,8 @@ class Metrics(Collector):
 
     def signals(self, signals: Mapping[str, float]) -> None:
         """Show the numbers behind the last decision."""
-        for name, value in islice(signals.items(), MOST_SIGNALS):
+        for said, value in islice(signals.items(), MOST_SIGNALS):
+            name = one_line(said, MOST_NAME)  # a page with a name that cannot be encoded is no page at all
             if name in self._signals or len(self._signals) < MOST_SIGNALS:
                 self._signals[name] = float(value)
 

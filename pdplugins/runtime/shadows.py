@@ -85,7 +85,9 @@ def _runs(path: Path) -> list[tuple[Run, Deployment, list[Placed], Pools | None]
     for run in read(path):
         with reading(run.where):
             deployment = build_deployment(parse(run.header["config"], "config in the log's header"))
-        placed, pools = placements(run, deployment), pools_of(run, deployment)
+            str(run.header["at"])
+            pools = pools_of(run, deployment)
+        placed = placements(run, deployment)
         if placed or pools is not None:
             found.append((run, deployment, placed, pools))
     if not found:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import time
 from pathlib import Path
 from typing import Any
 
@@ -114,9 +116,22 @@ def test_a_source_that_fails_keeps_the_workers_before(tmp_path: Path) -> None:
             path.write_text("\n".join(f"http://127.0.0.1:{1 + n}" for n in range(discovery.MOST_WORKERS + 1)))
             before = it.faults["discovery"]
             assert await settled(lambda: it.faults["discovery"] > before)
+            path.unlink()
+            os.mkfifo(path)  # whoever opens it waits for a writer
+            before = it.faults["discovery"]
+            assert await settled(lambda: it.faults["discovery"] > before)
             assert (await it.post("/generate", ask()))[0] == 200
 
     asyncio.run(run())
+
+
+def test_a_file_of_far_too_many_lines_is_refused_before_they_are_read(tmp_path: Path) -> None:
+    path = tmp_path / "workers"
+    path.write_text("http://a:1\n" * 300_000)
+    began_s = time.perf_counter()
+    with pytest.raises(ValueError, match="300000 workers"):
+        asyncio.run(FileSource(path).look())
+    assert time.perf_counter() - began_s < 1.0, "each line takes microseconds to parse"
 
 
 def test_the_first_dual_role_workers_are_labelled_prefill(tmp_path: Path) -> None:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import sys
 import threading
+import time
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
 
+from pdplugins.hosts.power import beside
 from pdplugins.hosts.power.assembly import Seat
 from pdplugins.hosts.power.roles import ActedRoles, command_step, role_switch_step
 from pdplugins.types import Role, RoleMove
@@ -98,10 +100,12 @@ class Switch(BaseHTTPRequestHandler):
 
     asked: list[dict[str, object]] = []  # noqa: RUF012 - a test's own
     good = True
+    takes_s = 0.0
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         type(self).asked.append({"path": self.path, **body})
+        time.sleep(self.takes_s)
         said = json.dumps({"success": self.good, "message": "ok" if self.good else "instance is not idle"}).encode()
         self.send_response(200 if self.good else 400)
         self.end_headers()
@@ -114,7 +118,7 @@ class Switch(BaseHTTPRequestHandler):
 def test_sglang_servers_are_switched_and_a_busy_one_refuses() -> None:
     with HTTPServer(("127.0.0.1", 0), Switch) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
-        step, worker = role_switch_step(None, 1.5), f"127.0.0.1:{server.server_port}"
+        step, worker = role_switch_step(None, 10.0, 1.5), f"127.0.0.1:{server.server_port}"
         step("drain", worker, Role.DECODE)
         step("change", worker, Role.DECODE)
         step("change", worker, Role.PREFILL)
@@ -126,4 +130,18 @@ def test_sglang_servers_are_switched_and_a_busy_one_refuses() -> None:
         Switch.good = False
         with pytest.raises(OSError, match="instance is not idle"):
             step("change", worker, Role.PREFILL)
+        server.shutdown()
+
+
+def test_a_server_may_take_the_time_of_a_drain_to_switch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """SGLang answers when it has switched: whoever gives up before takes a new role for the old one."""
+    monkeypatch.setattr(Switch, "good", True)
+    monkeypatch.setattr(Switch, "takes_s", 0.3)
+    monkeypatch.setattr(beside, "TIMEOUT_S", 0.1)
+    with HTTPServer(("127.0.0.1", 0), Switch) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        worker = f"127.0.0.1:{server.server_port}"
+        role_switch_step(None, 10.0)("change", worker, Role.DECODE)
+        with pytest.raises(TimeoutError):
+            role_switch_step(None, 0.1)("change", worker, Role.DECODE)
         server.shutdown()

@@ -54,6 +54,7 @@ def test_after_a_restart_of_the_machine_nothing_is_to_be_put_back(
         '{"boot": "B"}',
         '{"boot": "B", "caps_w": {"a": "x"}}',
         '{"boot": "B", "caps_w": {"a": -1}}',
+        '{"boot": "B", "caps_w": {"a": 1' + "0" * 400 + "}}",
     ],
 )
 def test_a_file_that_is_none_stops_the_start_instead_of_being_forgotten(tmp_path: Path, text: str) -> None:

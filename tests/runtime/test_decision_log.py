@@ -198,6 +198,30 @@ def test_a_disk_that_fills_up_in_the_middle_of_a_line_leaves_whole_lines(
     assert [entry.number for entry in read(tmp_path / "d")[0].entries] == [2]
 
 
+def test_a_disk_that_is_full_when_a_new_file_begins_costs_one_decision_and_no_log(
+    tmp_path: Path, config: Config, deployment: Deployment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The header is owed then, and comes before the next decision."""
+    path = tmp_path / "d"
+    with opened(path, config, deployment) as log:
+        log.write(planned(START), {"view": None}, 1)
+        monkeypatch.setattr(log, "_most_bytes", 1)
+        put, full = log._put, [True]
+
+        def sometimes(data: Any) -> None:
+            if full[0]:
+                raise OSError(28, "No space left on device")
+            put(data)
+
+        monkeypatch.setattr(log, "_put", sometimes)
+        with pytest.raises(OSError, match="No space left"):
+            log.write(planned(START), {"view": None}, 2)
+        full[0] = False
+        monkeypatch.setattr(log, "_most_bytes", 10**6)
+        log.write(planned(START), {"view": None}, 3)
+    assert [entry.number for run in read(path) for entry in run.entries] == [1, 3]
+
+
 def test_logs_of_schema_1_are_read_and_replayed(tmp_path: Path, config: Config, deployment: Deployment) -> None:
     with opened(tmp_path / "new", config, deployment):
         pass

@@ -6,7 +6,7 @@ import socket
 import urllib.request
 
 import pytest
-from prometheus_client import CollectorRegistry
+from prometheus_client import CollectorRegistry, generate_latest
 
 from pdplugins.contracts.kinds import Kind
 from pdplugins.errors import HostError
@@ -27,7 +27,7 @@ def test_metrics_are_served_until_stopped_and_a_taken_port_is_one_line() -> None
             assert 'pdplugins_planner_errors_total{kind="stale_metrics"} 1.0' in page.read().decode()
     finally:
         stop()
-    with pytest.raises(OSError, match="refused"):
+    with pytest.raises(OSError, match=r"refused|reset"):
         urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5)
 
 
@@ -42,3 +42,13 @@ def test_a_client_of_the_metrics_that_says_nothing_is_cut_off(monkeypatch: pytes
             assert silent.recv(1) == b""
     finally:
         stop()
+
+
+def test_a_signal_of_any_name_leaves_a_page_that_can_be_read() -> None:
+    """A name that cannot be encoded would break each later read of the page."""
+    registry = CollectorRegistry()
+    metrics = Metrics(Kind.PLANNER, registry)
+    metrics.signals({"a\ud800": 1.0, "b" * 10_000: 2.0, "good": 3.0})
+    page = generate_latest(registry).decode()
+    assert '"good"} 3.0' in page
+    assert max(map(len, page.splitlines())) < 300

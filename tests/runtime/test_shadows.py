@@ -224,3 +224,24 @@ def test_pools_come_in_the_order_that_the_simulator_has_them_in() -> None:
     for (measured, share), (other, its) in combinations(cells, 2):
         if abs(measured - other) > 0.1:
             assert (measured > other) == (share > its) or share == its == 0
+
+
+@pytest.mark.parametrize(
+    ("key", "value"), [("now_s", "x"), ("answer", {"prefill": "x", "decode": 1, "reason": "", "signals": {}})]
+)
+def test_an_edited_line_of_a_planner_is_named_in_one_line(tmp_path: Path, key: str, value: Any) -> None:
+    log = written(tmp_path / "log", *[planned(60.0 * n, (2, 2), (2, 2), 1.0) for n in range(3)])
+    rows = [json.loads(line) for line in log.read_text().splitlines()]
+    for row in rows[2:]:
+        (row["seen"]["view"] if key == "now_s" else row)[key] = value
+    log.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with pytest.raises(ConfigError, match="not a line of a decision log"):
+        shadows.as_data(log)
+
+
+def test_a_header_without_a_time_is_named_in_one_line(tmp_path: Path) -> None:
+    log = written(tmp_path / "log", *[planned(60.0 * n, (2, 2), (2, 2), 1.0) for n in range(3)])
+    header, *rest = log.read_text().splitlines()
+    log.write_text("\n".join([json.dumps({k: v for k, v in json.loads(header).items() if k != "at"}), *rest]) + "\n")
+    with pytest.raises(ConfigError, match="not a line of a decision log"):
+        shadows.as_data(log)

@@ -7,6 +7,7 @@ for ever. No proxy is used, whatever the environment says: the pages are those o
 from __future__ import annotations
 
 import asyncio
+import errno
 import io
 import socket
 import ssl
@@ -23,6 +24,8 @@ from pdplugins.errors import one_line
 TIMEOUT_S = 2.0
 MOST_BYTES = 2**24
 """Size of the largest page."""
+MOST_READ = MOST_BYTES + 2**20
+"""Bytes that are read of an answer: of the largest page, its head and the sizes of its chunks."""
 
 T = TypeVar("T")
 
@@ -71,7 +74,8 @@ def fetch(url: str, within_s: float = TIMEOUT_S) -> str:
 async def in_thread(call: Callable[[], T]) -> T:
     """Run `call` in a thread of its own, which does not keep this process from ending.
 
-    `asyncio.to_thread` has its threads joined at the end, and a name server may take a minute not to answer.
+    `asyncio.to_thread` has its threads joined at the end, and a name server may take a minute not to answer. Raises
+    OSError where this machine has no thread left, else what `call` raises.
     """
     loop, done = asyncio.get_running_loop(), asyncio.Future[T]()
 
@@ -88,7 +92,10 @@ async def in_thread(call: Callable[[], T]) -> T:
         else:
             _soon(loop, lambda: tell(lambda: done.set_result(result)))
 
-    threading.Thread(target=work, daemon=True).start()
+    try:
+        threading.Thread(target=work, daemon=True).start()
+    except RuntimeError as error:
+        raise OSError(errno.EAGAIN, one_line(error)) from None
     return await done
 
 
@@ -123,11 +130,15 @@ def _left_s(until_s: float) -> float:
 
 
 class _Timed(io.RawIOBase):
-    """What `HTTPResponse` takes for a socket: each read waits no longer than is left of the time for all."""
+    """What `HTTPResponse` takes for a socket: reads end with the time for all, and with `MOST_READ` bytes.
+
+    `HTTPResponse` keeps to no size of its own where the size of a chunk is odd.
+    """
 
     def __init__(self, connection: socket.socket, until_s: float) -> None:
         self._connection = connection
         self._until_s = until_s
+        self._left = MOST_READ
 
     def makefile(self, mode: str) -> io.BufferedReader:
         """Return itself with a buffer."""
@@ -140,4 +151,8 @@ class _Timed(io.RawIOBase):
     def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
         """Read what has come."""
         self._connection.settimeout(_left_s(self._until_s))
-        return self._connection.recv_into(buffer)
+        count = self._connection.recv_into(buffer)
+        self._left -= count
+        if self._left < 0:
+            raise PageError(f"an answer of more than {MOST_READ // 2**20} MiB")
+        return count

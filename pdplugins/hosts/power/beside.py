@@ -89,15 +89,18 @@ class Gateway:
         return Traffic(now_s - before[0], max(totals[ENDED] - since[ENDED], 0), ttft_s=ttft_s)
 
 
-def ask(url: str, body: dict[str, Any] | None = None, key: str | None = None) -> str:
-    """Return a page, or the answer to a JSON body. Raises OSError."""
+def ask(url: str, body: dict[str, Any] | None = None, key: str | None = None, within_s: float = TIMEOUT_S) -> str:
+    """Return a page, or the answer to a JSON body. Raises OSError.
+
+    :param within_s: the longest time without a byte of it.
+    """
     headers = {"Authorization": f"Bearer {key}"} if key else {}
     data = None
     if body is not None:
         headers["Content-Type"] = "application/json"
         data = json.dumps(body).encode()
     try:
-        with _OPENER.open(Request(url, data, headers), timeout=TIMEOUT_S) as answer:  # noqa: S310 - checked to be HTTP
+        with _OPENER.open(Request(url, data, headers), timeout=within_s) as answer:  # noqa: S310 - checked to be HTTP
             return str(answer.read(MOST_BYTES).decode())
     except HTTPError as error:
         said = one_line(error.read(1000).decode(errors="replace"), 120)

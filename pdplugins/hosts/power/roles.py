@@ -226,12 +226,13 @@ def command_step(command: Sequence[str], within_s: float) -> Step:
     return step
 
 
-def role_switch_step(key: str | None, graph_gb: float | None = None) -> Step:
+def role_switch_step(key: str | None, within_s: float, graph_gb: float | None = None) -> Step:
     """Return steps for SGLang servers with ``--enable-pd-role-switch``; a worker's name is its host:port.
 
     SGLang refuses to switch a server that is busy, and then nothing has changed. So the routers must have drained it
     before, or it must be idle; a refusal is rolled back.
 
+    :param within_s: the longest time that a server may take to switch; it answers when it has.
     :param graph_gb: memory for the CUDA graphs of a decode worker. SGLang refuses the first change of a prefill worker
         to decode without this number.
     """
@@ -241,7 +242,7 @@ def role_switch_step(key: str | None, graph_gb: float | None = None) -> Step:
             wanted: dict[str, object] = {"new_role": str(role)}
             if role is Role.DECODE and graph_gb is not None:
                 wanted["decode_cuda_graph_memory_gb"] = graph_gb
-            answer = json.loads(ask(f"http://{worker}/pd_role_switch", wanted, key))
+            answer = json.loads(ask(f"http://{worker}/pd_role_switch", wanted, key, within_s))
             if not answer.get("success"):
                 raise OSError(one_line(answer.get("message", "no success"), 120))
 

@@ -138,7 +138,7 @@ def _texts(path: Path) -> Iterator[tuple[int, str]]:
         yield from rows.lines(path)
         return
     try:
-        with gzip.open(path, "rt", encoding="utf-8") as file:
+        with gzip.open(path, "rt", encoding="utf-8-sig") as file:
             yield from enumerate(iter(lambda: file.readline(LONGEST + 1), ""), start=1)
     except (OSError, EOFError, UnicodeDecodeError, zlib.error) as error:
         raise TraceError(f"{path}: {one_line(error)}; give a log of JSON lines, plain or in gzip") from None

@@ -189,6 +189,8 @@ def _model(server: Prometheus, selection: Selection, match: Sequence[str], span:
         )
     if wanted is None and len(names) > 1:
         raise ConfigError(f"--model: say which of {', '.join(names)}; a backtest is of one")
+    if not names:
+        raise TraceError(f"--from, --to: {REQUESTS} was not recorded in the steps of that time; give a longer time")
     return wanted or names[0]
 
 
@@ -247,9 +249,10 @@ def _windows(found: Mapping[str, Sequence[Series]], span: Span) -> list[Window]:
 
 def _bound(series: Series) -> float:
     try:
-        return float(series.labels["le"])
+        bound = float(series.labels["le"])
     except (KeyError, ValueError):
-        return float("inf")
+        return math.inf
+    return math.inf if math.isnan(bound) else bound
 
 
 def _all(windows: Sequence[Window], name: str) -> Histogram:
@@ -296,11 +299,12 @@ def _cache_note(windows: Sequence[Window]) -> Iterator[str]:
 
 def _rebuilt(windows: Sequence[Window], step_s: float, seed: int) -> tuple[list[TraceRequest], list[str]]:
     """Return requests that give these windows. Raises TraceError for none, and for too many."""
-    counts = np.diff(np.round(np.cumsum([0.0, *(window.requests for window in windows)]))).astype(int)
-    if not 0 < counts.sum() <= MOST_REQUESTS:
+    so_far = np.round(np.cumsum([0.0, *(window.requests for window in windows)]))
+    if not 0 < so_far[-1] <= MOST_REQUESTS:
         raise TraceError(
-            f"--from, --to: {counts.sum()} requests were recorded at that time; a backtest takes 1 to {MOST_REQUESTS}"
+            f"--from, --to: {so_far[-1]:.0f} requests were recorded at that time; a backtest takes 1 to {MOST_REQUESTS}"
         )
+    counts = np.diff(so_far).astype(int)
     rng = np.random.default_rng(seed)
     whole = {name: _all(windows, name) for name in (ISL, OSL)}
     for name, histogram in whole.items():

@@ -169,10 +169,10 @@ def _series(data: Any) -> list[Series]:
         return [
             Series({str(k): str(v) for k, v in row["metric"].items()}, tuple(_points(row["values"]))) for row in rows
         ]
-    except (AttributeError, KeyError, TypeError) as error:
+    except (AttributeError, KeyError, OverflowError, TypeError) as error:
         raise ValueError(f"it answers with something else than series ({one_line(error, 80)})") from None
 
 
 def _points(values: Any) -> list[tuple[float, float]]:
     points = ((float(at_s), float(value)) for at_s, value in values)
-    return [point for point in points if math.isfinite(point[1])]
+    return [point for point in points if all(map(math.isfinite, point))]

@@ -41,6 +41,9 @@ NONSENSE: dict[str, Talk] = {
     "a length of words": says(HEAD, b"Content-Length: many\r\n\r\nx"),
     "a negative length": says(HEAD, b"Content-Length: -5\r\n\r\nx"),
     "a broken chunk": says(HEAD, b"Transfer-Encoding: chunked\r\n\r\nzz\r\nabc\r\n"),
+    "a chunk of less than nothing": trickles(
+        head=HEAD + b"Transfer-Encoding: chunked\r\n\r\n-1\r\n", piece=b"x" * 2**20, every_s=0.0001
+    ),
     "no UTF-8": says(HEAD, b"Content-Length: 4\r\n\r\n\xff\xfe\xfd\xfc"),
     "a long line": says(HEAD, b"X: " + b"a" * 100_000 + b"\r\n\r\n"),
     "many headers": says(HEAD, b"".join(b"X-%d: y\r\n" % n for n in range(500)), b"\r\n"),

@@ -269,6 +269,18 @@ def test_an_endpoint_that_cannot_be_is_one_line(config: Config) -> None:
 
     with pytest.raises(HostError, match=r"cannot listen on 192\.0\.2\.1:1; give a free --listen"):
         asyncio.run(story("192.0.2.1:1", "unix:///x"))
+
+    async def beside_another_planner() -> None:
+        other = grpc.aio.server(options=external.LIMITS)
+        port = other.add_insecure_port("127.0.0.1:0")
+        await other.start()
+        try:
+            await story(f"127.0.0.1:{port}", "unix:///x")
+        finally:
+            await other.stop(None)
+
+    with pytest.raises(HostError, match=r"cannot listen on 127\.0\.0\.1:\d+; give a free --listen"):
+        asyncio.run(beside_another_planner())
     for gateway in ("http://x", "unix:"):
         with pytest.raises(HostError, match=rf"--gateway {gateway}: give unix:///path"):
             asyncio.run(story("127.0.0.1:0", gateway))

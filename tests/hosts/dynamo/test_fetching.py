@@ -155,6 +155,18 @@ def test_a_call_in_a_thread_gives_its_result_or_raises() -> None:
     asyncio.run(story())
 
 
+def test_a_machine_without_a_thread_left_is_an_oserror(monkeypatch: pytest.MonkeyPatch) -> None:
+    def none_left(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    async def story() -> None:
+        monkeypatch.setattr(threading.Thread, "start", none_left)
+        with pytest.raises(OSError, match="can't start new thread"):
+            await in_thread(lambda: 3)
+
+    asyncio.run(story())
+
+
 def test_a_call_that_hangs_keeps_nobody_from_ending() -> None:
     """`asyncio.run` returns while it hangs; its late result is dropped."""
     hang, left = threading.Event(), threading.Event()

@@ -76,6 +76,14 @@ def test_what_a_frontend_has_written_is_read(tmp_path: Path) -> None:
     assert (found.ttft.mean, found.attainment) == (None, None)
 
 
+def test_a_log_with_a_byte_order_mark_is_read_plain_and_packed(tmp_path: Path) -> None:
+    first, later = (json.dumps(plain(second)) + "\n" for second in (0.0, 5.0))
+    lines = ["\ufeff" + first, later]
+    packed, loose = (read(log(tmp_path, lines, name), SLO) for name in ("log.jsonl.gz", "log.jsonl"))
+    assert packed.requests == loose.requests
+    assert len(loose.requests) == 2
+
+
 def test_only_the_time_that_is_asked_for_counts(tmp_path: Path) -> None:
     path = log(tmp_path, [plain(second) for second in range(10)])
     found = read(path, SLO, START_S + 2, START_S + 6)

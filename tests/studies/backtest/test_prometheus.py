@@ -124,6 +124,13 @@ BAD: dict[str, tuple[Callable[[Handler], None], str]] = {
         lambda h: h.say(b'{"status": "success", "data": {"resultType": "matrix", "result": [{"metric": 1}]}}'),
         "something else than series|is not iterable",
     ),
+    "a number too large": (
+        lambda h: h.say(
+            b'{"status": "success", "data": {"resultType": "matrix", "result": '
+            b'[{"metric": {}, "values": [[1' + b"0" * 400 + b', "1"]]}]}}'
+        ),
+        "something else than series",
+    ),
     "huge": (endless, "larger than 1 MiB"),
     "slow": (dripping, "no whole answer within 0.5 s"),
 }

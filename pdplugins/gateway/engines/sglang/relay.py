@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from itertools import chain
 from typing import Any
 
 from pdplugins.gateway.engine import Client
@@ -84,7 +85,7 @@ class Relay:
                 told = answer.tokens
             if rewrite:
                 piece = self._rewritten(piece, head=head)
-            await self._pass_on(answer, piece, hold=head and not self._ends())
+            await self._pass_on(answer, piece, hold=head and not answer.stream and not self._ends())
         return not head or self._ends()
 
     async def _pass_on(self, answer: Answer, piece: bytes, *, hold: bool) -> None:
@@ -106,9 +107,9 @@ class Relay:
         said = self._events()
         if said:
             self._versions = joined(self._versions, meta_of(said[-1]).get("weight_versions") or (), len(self.ids))
-        for event in said if self._incremental else said[-1:]:
-            self.ids = self.ids + (event.get("output_ids") or [])
-            self._text += event.get("text") or ""
+        new = said if self._incremental else said[-1:]
+        self.ids = [*self.ids, *chain.from_iterable(event.get("output_ids") or () for event in new)]
+        self._text += "".join(event.get("text") or "" for event in new)
         self._part = []
 
     def usage(self, name: str) -> int | None:

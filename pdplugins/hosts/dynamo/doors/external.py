@@ -23,7 +23,7 @@ from dynamo.planner.plugins.proto.v1 import plugin_pb2_grpc as pbg
 import pdplugins
 from pdplugins.config import find, load
 from pdplugins.contracts.kinds import Kind
-from pdplugins.errors import ConfigError, HostError
+from pdplugins.errors import ConfigError, HostError, one_line
 from pdplugins.hosts.dynamo.doors.frontend import FrontendMetrics
 from pdplugins.hosts.dynamo.doors.guard import Guard, Network
 from pdplugins.hosts.dynamo.doors.proposer import Proposer, door_planner
@@ -53,8 +53,10 @@ UNIX = "unix://"
 EVERYWHERE = ("grpc://0.0.0.0:", "grpc://[::]:")
 NO_PROXY = (("grpc.enable_http_proxy", 0),)
 """gRPC would send the token through the proxy that the environment names, even to this machine."""
-LIMITS = (("grpc.max_receive_message_length", 10 * 2**20), ("grpc.max_concurrent_streams", 16))
-"""Dynamo's planner sends at most 10 MiB, one call at a time."""
+LIMITS = (
+    ("grpc.max_receive_message_length", 10 * 2**20), ("grpc.max_concurrent_streams", 16), ("grpc.so_reuseport", 0)
+)  # fmt: skip
+"""Dynamo's planner sends at most 10 MiB, one call at a time. Two planners on one port would share its calls."""
 
 FIXES = {
     "auth_failed": "give the token with --token-file or PDPLUGINS_TOKEN; the planner's are in plugin_registration.auth",
@@ -84,7 +86,7 @@ class ProposeService(pbg.ProposePluginServicer):  # type: ignore[misc]
             response.accept.SetInParent()
             return response
         response.final = True
-        response.override.reason = decision.answer.reason
+        response.override.reason = one_line(decision.answer.reason)
         for role, count in (("prefill", decision.answer.prefill), ("decode", decision.answer.decode)):
             response.override.targets.add(sub_component_type=role, replicas=count, type=pb.OverrideType.SET)
         return response

@@ -86,6 +86,22 @@ class RouterProcess:
         self._since_s = time.monotonic()
         self._process = Process.start(NAME, self._command, env=env, log=self._log, on_exit=self._ended)
 
+    def _run_again(self) -> None:
+        try:
+            self._run()
+        except OSError as error:
+            self._process = None
+            self._failures += 1
+            log.warning("the router cannot be started (%s); trying again", error)
+            self._failed(f"the router cannot be started: {error}", PAUSE_S)
+
+    def _failed(self, why: str, pause_s: float) -> None:
+        """Start it again after a pause, or end the stack where that has failed too often."""
+        if self._failures >= MOST_FAILURES:
+            self._fail(why)
+            return
+        self._again = asyncio.get_running_loop().call_later(pause_s, self._run_again)
+
     def _ended(self, process: Process) -> None:
         instance = self._registrations.serving().get(NAME)
         if instance is not None:
@@ -95,7 +111,5 @@ class RouterProcess:
         log.warning("the router %s; starting another one", process.fate)
         young = time.monotonic() - self._since_s < LEAST_S
         self._failures = self._failures + 1 if young else 0
-        if self._failures >= MOST_FAILURES:
-            self._fail(f"the router {process.fate}: {process.last_words() or 'it said nothing'}")
-            return
-        self._again = asyncio.get_running_loop().call_later(PAUSE_S if young else 0.0, self._run)
+        why = f"the router {process.fate}: {process.last_words() or 'it said nothing'}"
+        self._failed(why, PAUSE_S if young else 0.0)

@@ -17,7 +17,7 @@ from typing import Any
 from pdplugins import verdict
 from pdplugins.contracts.kinds import Kind
 from pdplugins.contracts.workers import Role
-from pdplugins.errors import HostError
+from pdplugins.errors import HostError, one_line
 from pdplugins.files import write_whole
 from pdplugins.hosts.dynamo.answering import answers
 from pdplugins.hosts.dynamo.fetching import in_thread
@@ -206,12 +206,12 @@ class Stack:
         try:
             await planner.run()
         except Exception as error:
-            self._planner = f"failed ({type(error).__name__}: {error}); its last plan holds"
+            self._planner = f"failed ({type(error).__name__}: {one_line(error)}); its last plan holds"
             process_metrics().planner_failed()
             log.exception("Dynamo's planner failed; its last plan holds")
 
     def _scaled(self, prefill: int, decode: int) -> None:
-        reason = self._policy.last.reason if self._policy.decided else ""
+        reason = one_line(self._policy.last.reason) if self._policy.decided else ""
         self._scaling.append(Scaling(at_s=self._elapsed_s(), prefill=prefill, decode=decode, reason=reason))
         log.info("planner: %d prefill and %d decode workers: %s", prefill, decode, reason)
 
@@ -298,9 +298,12 @@ class Stack:
         if self._load is not None:
             self._load.follow()
         snapshot = self._snapshot()
-        self._view.show(snapshot)
-        if self._board is not None:
-            self._board.show(snapshot)
+        try:
+            self._view.show(snapshot)
+            if self._board is not None:
+                self._board.show(snapshot)
+        except Exception:  # what cannot be shown is no reason to stop serving
+            log.exception("the status cannot be shown")
 
     def _snapshot(self) -> Snapshot:
         plan = self._policy.last if self._policy.decided else None
@@ -314,7 +317,7 @@ class Stack:
             gpu_hours=fleet.gpu_hours,
             pulse=self._pulse,
             planner=self._planner,
-            reason=plan.reason if plan is not None else "",
+            reason=one_line(plan.reason) if plan is not None else "",
             signals=plan.signals if plan is not None else {},
             total=load.total if load is not None else None,
             finished=len(load.records) if load is not None else 0,

@@ -229,10 +229,10 @@ class Screen:
         table.add_row("SLO", snapshot.slo(self._slo))
         table.add_row("prefill", str(snapshot.prefill))
         table.add_row("decode", str(snapshot.decode))
-        table.add_row("planner", snapshot.planner)
+        table.add_row("planner", Text(snapshot.planner))  # as it is: a policy may write brackets
         table.add_row("forecast", snapshot.forecast())
-        table.add_row("decision", snapshot.reason or "none yet")
-        table.add_row("last change", snapshot.last_change())
+        table.add_row("decision", Text(snapshot.reason or "none yet"))
+        table.add_row("last change", Text(snapshot.last_change()))
         return table
 
 

@@ -6,10 +6,12 @@ import argparse
 import asyncio
 import logging
 import signal
+import sys
 from pathlib import Path
 from typing import Any
 
 from pdplugins.config import load
+from pdplugins.errors import PdpluginsError
 from pdplugins.hosts.dynamo.router.component import RouterComponent
 from pdplugins.hosts.dynamo.router.engines import KINDS, MOCKER
 from pdplugins.hosts.dynamo.router.places import ROUTER, STATE
@@ -84,7 +86,11 @@ def main() -> None:
 
     logging.basicConfig(level=logging.INFO)
     redact_logs(logging.root.handlers, "%(asctime)s %(levelname)s %(name)s: %(message)s")
-    uvloop.run(serve(options()))
+    try:
+        uvloop.run(serve(options()))
+    except PdpluginsError as error:
+        sys.stderr.write(f"pdplugins.hosts.dynamo.router: {error}\n")
+        sys.exit(2)
 
 
 if __name__ == "__main__":

@@ -89,7 +89,8 @@ class DynamoWorker(Worker):
         most, self._most = max(self._most), [self._most[1], self._own]
         seen = ForwardPass(*(0.0,) * len(ForwardPass._fields))
         if now_s - self._reported_s < SILENT_S:
-            seen = reduce(ForwardPass.plus, map(from_message, map(decode, reports)), seen)
+            readable = [message for message in map(decode, reports) if message is not None]  # None: another version
+            seen = reduce(ForwardPass.plus, map(from_message, readable), seen)
         self._take_in(seen, most)
 
     def _take_in(self, seen: ForwardPass, most: int) -> None:
@@ -213,7 +214,7 @@ class DynamoWorkers(Workers[DynamoWorker]):
                 name = f"{instance:x}"  # another one has this name
             worker = DynamoWorker(name, role, instance, self._by_phase(places))
             worker.introduce(card, self._tp[role], self._kind.capabilities(role, both=self._both))
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
             self._metrics.fault("odd_card", f"{instance:x}: {error!r}", error)
             return None
         self.add(worker)
@@ -236,7 +237,10 @@ class DynamoWorkers(Workers[DynamoWorker]):
             for (instance, _), raw in subscriber.get_recent_stats().items():
                 reports.setdefault(int(instance), []).append(raw)
         for instance, worker in self._known.items():
-            worker.report(tuple(reports.get(instance, ())), self._decode)
+            try:
+                worker.report(tuple(reports.get(instance, ())), self._decode)
+            except Exception as error:  # the others' reports count all the same
+                self._metrics.fault("odd_report", f"{instance:x}: {error!r}", error)
 
     def _forget(self, now_s: float) -> None:
         gone = [worker for worker in self.by_id.values() if worker.gone_since_s and not worker.alive]

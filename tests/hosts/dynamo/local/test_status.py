@@ -58,6 +58,17 @@ def test_people_see_everything_that_matters(status: Status) -> None:
         assert part in text
 
 
+def test_brackets_of_a_policy_stand_as_they_are() -> None:
+    """Rich would take them for markup, and fail at what looks like the end of some."""
+    said = "moved [prefill] x, bad file [/tmp/x]"
+    snapshot = replace(SNAPSHOT, planner=said, reason=said, changed=Scaling(at_s=1, prefill=1, decode=1, reason=said))
+    out = io.StringIO()
+    view = make_view("rich", SLO, out)
+    view.show(snapshot)
+    view.close()
+    assert " ".join(out.getvalue().split()).count(said) == 3
+
+
 def test_the_screen_shows_the_forecast() -> None:
     """What the planner expects stands beside what it decided."""
     out = io.StringIO()

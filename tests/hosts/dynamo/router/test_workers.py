@@ -53,6 +53,32 @@ def test_what_engines_report_beyond_our_requests_is_of_others() -> None:
     assert (load.running_requests, load.queued_requests) == (1, 0)
 
 
+def test_a_report_of_another_version_says_nothing() -> None:
+    """Dynamo's decoder returns None for it."""
+    one = worker()
+    one.report((b"old",), lambda _: None)
+    assert one.view.load.running_requests == 0
+
+
+def test_a_report_of_one_worker_that_cannot_be_read_leaves_the_others_theirs() -> None:
+    found, registries = discovered(both=False)
+    registries[Role.DECODE, True].joins(7, "odd")
+    registries[Role.DECODE, True].joins(8, "d1")
+    found.look()
+    raw, decode = step(1, decodes=3)
+
+    def read(message: bytes) -> Any:
+        if message == b"odd":
+            raise ValueError(message)
+        return decode(message)
+
+    found._decode = read
+    found._subscribers = {"any": SimpleNamespace(get_recent_stats=lambda: {(7, 0): b"odd", (8, 0): raw[0]})}
+    found._report()
+    assert found.by_id["d1"].view.load.running_requests == 3
+    assert found._metrics.faults["odd_report"] == 1
+
+
 def test_a_report_that_is_older_than_our_books_makes_no_others() -> None:
     """The engine still reports a request that has just ended here."""
     one = worker()
@@ -212,7 +238,14 @@ def test_a_worker_that_has_gone_is_forgotten_after_a_while(clock: list[float]) -
 
 
 @pytest.mark.parametrize(
-    "card", [{"runtime_config": None}, {"runtime_config": {}}, {"kv_cache_block_size": "x"}, {"kv_cache_block_size": 0}]
+    "card",
+    [
+        {"runtime_config": None},
+        {"runtime_config": {}},
+        {"runtime_config": {"total_kv_blocks": float("inf")}},
+        {"kv_cache_block_size": "x"},
+        {"kv_cache_block_size": 0},
+    ],
 )
 def test_an_odd_card_is_counted_and_the_others_serve(card: dict[str, Any]) -> None:
     found, registries = discovered(both=False)

@@ -1,0 +1,55 @@
+"""The router of `dynamo serve` is started again, also where the machine refuses a process for a while."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from pdplugins.hosts.dynamo.local import routing
+from pdplugins.hosts.dynamo.local.routing import MOST_FAILURES, RouterProcess
+
+DEAD: Any = SimpleNamespace(fate="ended", last_words=lambda: "", name="router")
+
+
+def router(folder: Path, fails: list[str]) -> RouterProcess:
+    engine: Any = SimpleNamespace(environment=lambda _: {})
+    registrations: Any = SimpleNamespace(serving=dict)
+    return RouterProcess(SimpleNamespace(), engine, registrations, folder, fails.append)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("refusals", [1, MOST_FAILURES])
+def test_a_machine_that_refuses_a_process_is_asked_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refusals: int
+) -> None:
+    fails: list[str] = []
+    asked = 0
+
+    def start(*_: Any, **__: Any) -> Any:
+        nonlocal asked
+        asked += 1
+        if asked <= refusals:
+            raise BlockingIOError(11, "Resource temporarily unavailable")
+        return DEAD
+
+    monkeypatch.setattr(routing.Process, "start", start)
+    monkeypatch.setattr(routing, "PAUSE_S", 0.01)
+    monkeypatch.setattr(routing, "LEAST_S", 0.0)
+
+    async def story() -> None:
+        subject = router(tmp_path, fails)
+        subject._ended(DEAD)
+        for _ in range(200):
+            await asyncio.sleep(0.01)
+            if fails or asked > refusals:
+                break
+        subject.close()
+
+    asyncio.run(story())
+    if refusals < MOST_FAILURES:
+        assert (asked, fails) == (refusals + 1, [])
+    else:
+        assert fails == ["the router cannot be started: [Errno 11] Resource temporarily unavailable"]
