@@ -93,10 +93,10 @@ class RouterProcess:
             self._process = None
             self._failures += 1
             log.warning("the router cannot be started (%s); trying again", error)
-            self._failed(f"the router cannot be started: {error}", PAUSE_S)
+            self._try_again(f"the router cannot be started: {error}", PAUSE_S)
 
-    def _failed(self, why: str, pause_s: float) -> None:
-        """Start it again after a pause, or end the stack where that has failed too often."""
+    def _try_again(self, why: str, pause_s: float) -> None:
+        """Start it again after a pause, or end the stack with `why` where that has failed too often."""
         if self._failures >= MOST_FAILURES:
             self._fail(why)
             return
@@ -112,4 +112,4 @@ class RouterProcess:
         young = time.monotonic() - self._since_s < LEAST_S
         self._failures = self._failures + 1 if young else 0
         why = f"the router {process.fate}: {process.last_words() or 'it said nothing'}"
-        self._failed(why, PAUSE_S if young else 0.0)
+        self._try_again(why, PAUSE_S if young else 0.0)
