@@ -85,7 +85,7 @@ def _runs(path: Path) -> list[tuple[Run, Deployment, list[Placed], Pools | None]
     for run in read(path):
         with reading(run.where):
             deployment = build_deployment(parse(run.header["config"], "config in the log's header"))
-            str(run.header["at"])
+            str(run.header["at"])  # it is shown later, and may be missing
             pools = pools_of(run, deployment)
         placed = placements(run, deployment)
         if placed or pools is not None:
