@@ -69,7 +69,8 @@ class Metrics(Collector):
     def signals(self, signals: Mapping[str, float]) -> None:
         """Show the numbers behind the last decision."""
         for said, value in islice(signals.items(), MOST_SIGNALS):
-            name = one_line(said, MOST_NAME)  # a page with a name that cannot be encoded is no page at all
+            # A page with a name that cannot be encoded is no page at all.
+            name = said if said in self._signals else one_line(said, MOST_NAME)
             if name in self._signals or len(self._signals) < MOST_SIGNALS:
                 self._signals[name] = float(value)
 

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from pdplugins.hosts.power import beside
 from pdplugins.hosts.power.assembly import Seat
 from pdplugins.hosts.power.roles import ActedRoles, command_step, role_switch_step
 from pdplugins.types import Role, RoleMove
@@ -137,7 +136,6 @@ def test_a_server_may_take_the_time_of_a_drain_to_switch(monkeypatch: pytest.Mon
     """SGLang answers when it has switched: whoever gives up before takes a new role for the old one."""
     monkeypatch.setattr(Switch, "good", True)
     monkeypatch.setattr(Switch, "takes_s", 0.3)
-    monkeypatch.setattr(beside, "TIMEOUT_S", 0.1)
     with HTTPServer(("127.0.0.1", 0), Switch) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         worker = f"127.0.0.1:{server.server_port}"

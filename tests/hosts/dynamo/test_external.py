@@ -122,7 +122,9 @@ def test_a_planner_that_forgot_us_is_told_again(config: Config, gateway: str, st
         async with plugin(config, gateway):
             await planner.until(planner.plugin)
             await planner.engine._orchestrator._registry.unregister("pdplugins")
+            assert planner.plugin() is None
             await planner.until(planner.plugin)
+            assert await planner.tick(25) == (3, 2)
         await planner.stop()
 
     asyncio.run(story())

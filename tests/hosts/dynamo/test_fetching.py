@@ -95,6 +95,11 @@ def test_any_page_is_traffic_or_an_oserror(pages: list[str]) -> None:
             taker.take()
         with suppress(OSError):
             metrics.collect()
+    left.extend([IDLE] * 3)
+    assert isinstance(taker.take(), Pulse)
+    metrics.collect()
+    assert (traffic := metrics.collect()) is not None
+    assert traffic.requests == 0
 
 
 def test_nobody_there_is_an_oserror() -> None:

@@ -88,6 +88,8 @@ class Stack:
         self._view = make_view(options.status, deployment.slo)
         self._started_s = time.monotonic()
         self._answers = False
+        self._unshown: type[Exception] | None = None
+        """Why the last status could not be shown; None where it could."""
         self._planner = "starting"
         self._pulse = Pulse()
         self._scaling: list[Scaling] = []
@@ -302,8 +304,12 @@ class Stack:
             self._view.show(snapshot)
             if self._board is not None:
                 self._board.show(snapshot)
-        except Exception:  # what cannot be shown is no reason to stop serving
-            log.exception("the status cannot be shown")
+        except Exception as error:  # what cannot be shown is no reason to stop serving
+            if type(error) is not self._unshown:  # it comes again every second
+                log.exception("the status cannot be shown; serving goes on")
+            self._unshown = type(error)
+        else:
+            self._unshown = None
 
     def _snapshot(self) -> Snapshot:
         plan = self._policy.last if self._policy.decided else None

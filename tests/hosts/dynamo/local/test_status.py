@@ -5,11 +5,14 @@ from __future__ import annotations
 import io
 import json
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from pdplugins.hosts.dynamo.local.options import Status
 from pdplugins.hosts.dynamo.local.pulse import Pulse
+from pdplugins.hosts.dynamo.local.stack import Stack
 from pdplugins.hosts.dynamo.local.status import PoolStatus, Snapshot, make_view
 from pdplugins.results import Scaling
 from pdplugins.types import Slo
@@ -122,3 +125,21 @@ def test_programs_read_json_lines() -> None:
     assert ready == {"event": "ready", "text": "Serving.", "url": "http://127.0.0.1:8000"}
     assert status["changed"] == {"at_s": 63.0, "prefill": 3, "decode": 1, "reason": "a queue of 170"}
     assert (status["event"], status["prefill"]["wanted"], status["pulse"]["in_flight"]) == ("status", 3, 12)
+
+
+def test_a_status_that_cannot_be_shown_is_logged_once_and_nothing_ends(caplog: pytest.LogCaptureFixture) -> None:
+    shown: list[Snapshot] = []
+    fails = [True, True, False, True]
+
+    def show(snapshot: Snapshot) -> None:
+        if fails.pop(0):
+            raise ValueError("a terminal of its own kind")
+        shown.append(snapshot)
+
+    stack: Any = SimpleNamespace(
+        _load=None, _board=None, _unshown=None, _snapshot=lambda: SNAPSHOT, _view=SimpleNamespace(show=show)
+    )
+    for _ in range(4):
+        Stack._show(stack)
+    assert shown == [SNAPSHOT]
+    assert caplog.text.count("the status cannot be shown") == 2, "again after it could be shown in between"
