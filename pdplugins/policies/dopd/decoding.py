@@ -66,6 +66,7 @@ class Deviation:
 
     def learn(self, busy: float, forecast: float) -> None:
         """Compare the busy workers of the last window with the forecast made for it; remember the new forecast."""
+        busy, forecast = min(busy, LARGEST), min(forecast, LARGEST)
         self.peak = max(busy, self._keep * self.peak)
         self._pending.append(forecast)
         if len(self._pending) > self._steps:

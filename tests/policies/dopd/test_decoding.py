@@ -12,6 +12,7 @@ from pdplugins.perf.table import TableModel
 from pdplugins.policies.dopd.config import DopdSettings
 from pdplugins.policies.dopd.decoding import DecodeNeed, Decoding
 from pdplugins.policies.dopd.load import Load
+from pdplugins.policies.dopd.planner import DopdPlanner
 from pdplugins.resources import data_dir
 from pdplugins.types import PlannerView, Pool, Traffic, WorkerLoad
 
@@ -72,6 +73,14 @@ def test_a_later_run_knows_the_bursts_of_an_earlier_one() -> None:
     later = decoding()
     later.resume(**first.learned)
     assert needs(later, 6.0, 2.0).workers == needs(first, 6.0, 2.0).workers > needs(decoding(), 6.0, 2.0).workers
+
+
+def test_absurd_metrics_leave_a_state_that_a_later_run_takes() -> None:
+    subject = DopdPlanner(DopdSettings(), SMALL_BATCH)
+    for window in range(30):
+        traffic = Traffic(WINDOW_S, 5e7 * (window % 3), 1e5, 1e6)
+        subject.plan(PlannerView(WINDOW_S * (window + 1), traffic, Pool(2), Pool(2)))
+    DopdPlanner(DopdSettings(), SMALL_BATCH).resume(subject.state(), 0.0)
 
 
 def test_local_prompts_come_on_top() -> None:
