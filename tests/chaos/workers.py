@@ -6,13 +6,14 @@ import asyncio
 import itertools
 import json
 import signal
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from random import Random
 from typing import Any
 
 from tests.chaos.clients import PATHS, Act, asked, together
-from tests.chaos.plan import Tally
+from tests.chaos.plan import DEADLINE_S, Tally
 from tests.chaos.stage import Stage
 from tests.gateway.fake import FakeWorker, Faults
 from tests.gateway.rig import ask
@@ -54,13 +55,15 @@ def one(many: bool = False, **faults: Any) -> Act:
     """One worker (or all of them) has these faults."""
 
     async def act(stage: Stage, dice: Random, tally: Tally) -> None:
-        for _ in range(MOST_TRIES):
+        ends_s = time.monotonic() + DEADLINE_S
+        while time.monotonic() < ends_s:
             workers = stage.workers if many else [dice.choice(stage.workers)]
             async with wrong(*workers, **faults):
                 before = [worker.faults.times for worker in workers]
                 await load(stage, dice, tally)
                 if [worker.faults.times for worker in workers] != before:
                     return
+            await asyncio.sleep(PAUSE_S)
         raise AssertionError(f"no request met the fault: {dict(tally.came)}")
 
     return act
@@ -164,8 +167,9 @@ async def stopped(stage: Stage, dice: Random, tally: Tally) -> None:
         stage.child.signal(signal.SIGCONT)
 
 
-MOST_TRIES = 20
-"""Batches of requests until one of them meets the fault: a worker may be at rest, or have another part."""
+PAUSE_S = 0.1
+"""Between batches of requests until one of them meets the fault. A worker may be at rest, or have another part, or idle
+connections may have taken all places of the gateway until it closes them."""
 POLLS = ("/server_info", "/v1/loads")
 FULL = {"status": 503, "headers": {"Retry-After": "1"}}
 WORKER: dict[str, Act] = {
