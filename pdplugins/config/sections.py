@@ -101,6 +101,11 @@ class SimulationConfig(Section):
     when_full: Literal["stay", "wait"] = Field(
         "stay", description="a request that decodes and whose second worker is full decodes on where it is, or waits"
     )
+    late_handoff_s: Pause | None = Field(
+        None,
+        description="time until a hand-over that the router chose after prefill reaches the worker that has prefilled "
+        "as a request of its own, which takes a step there; none: it begins at once",
+    )
     handoff_timeout_s: Seconds = Field(300.0, description="how often to look for a deadlock over KV capacity")
     retries: int = Field(3, ge=0, description="how often a request starts anew when its worker dies")
     deaths: tuple[Death, ...] = Field((), description="workers that die, and when")

@@ -38,9 +38,10 @@ class WorkerLoad:
     worker: str
     """Its `WorkerView.id`."""
     queued_requests: float = 0.0
-    """Requests that wait: for prefill (prefill role), or preempted ones (decode role)."""
+    """Requests that wait: for prefill (prefill role), or preempted ones (decode role). What planners see of a decode
+    worker has those too that wait for KV capacity there after prefill."""
     queued_tokens: float = 0.0
-    """Prompt tokens that wait for prefill (prefill role), or context tokens of preempted requests (decode role)."""
+    """Prompt tokens that wait for prefill (prefill role), or context tokens of those requests (decode role)."""
     running_requests: float = 0.0
     """Requests in the current step."""
     running_tokens: float = 0.0

@@ -93,6 +93,7 @@ def cases(draw: st.DrawFn) -> dict[str, Any]:
         kv_tokens=draw(st.sampled_from([1500, 2500, 100_000])),
         first_token=draw(st.sampled_from(["prefill", "transfer", "decode"])),
         frontend_s=draw(st.sampled_from([0.0, 0.0, 0.03])),
+        late_handoff_s=draw(st.sampled_from([None, None, 0.0, 0.05])),
         overlap=draw(st.booleans()),
         history=draw(st.sampled_from(["transfer", "recompute"])),
         hardware=draw(st.just({}) | st.just({Role.DECODE: SLOW})),

@@ -201,6 +201,15 @@ class PlainEngine:
         self.reading.remove(flight)
         flight.expected = 0
 
+    def hand_over(self, flight: Flight) -> None:
+        flight.state, flight.late = State.PREFILL, True
+        flight.done = flight.target - 1
+        self.prefilling.insert(0, flight)
+        self.wake()
+
+    def awaited(self) -> list[int]:
+        return [flight.landing[1] for flight in self.incoming if flight.state == State.MOVING]
+
     def keep(self, flight: Flight) -> None:
         flight.state = State.READY
         self.ready.append(flight)
@@ -266,6 +275,10 @@ class PlainEngine:
 
     def prefilled(self, flight: Flight) -> None:
         self.prefilling.remove(flight)
+        if flight.late:
+            flight.late = False
+            self.part_done(flight)
+            return
         self.share(flight)
         if not flight.emitted and flight.target == flight.isl:
             self.first_tokens.append((self.events.now, self.events.now - flight.arrived))

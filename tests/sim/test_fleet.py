@@ -13,7 +13,7 @@ from pdplugins.sim.core.flight import Arrival
 from pdplugins.sim.core.settings import RunOutcome, SimSettings
 from pdplugins.sim.core.simulation import Simulation
 from pdplugins.testing import PoolsPlanner
-from pdplugins.types import Deployment, Role, Round, Slo
+from pdplugins.types import Deployment, PlannerView, Role, Round, ScalePlan, Slo
 from tests.sim.models import SLOW, BentModel, SlowModel
 from tests.sim.runs import DEPLOYMENT, MODEL, To, run
 
@@ -133,3 +133,20 @@ def test_one_engine_prefills_decodes_or_mixes_as_requests_are_placed() -> None:
     placed = {(record.isl_tokens, record.prefill_worker, record.decode_worker) for record in outcome.records}
     assert placed == {(100, "d0", "d0"), (900, "p0", "d0")}
     assert not [record for record in outcome.records if record.error]
+
+
+def test_planners_see_what_waits_for_kv_capacity_after_prefill() -> None:
+    views: list[PlannerView] = []
+
+    class Watching(PoolsPlanner):
+        def plan(self, view: PlannerView) -> ScalePlan:
+            views.append(view)
+            return super().plan(view)
+
+    settings = SimSettings(kv_tokens=1500)
+    run(
+        To("p0", "d0"), *[Arrival(0.0, 1000, 400)] * 3, settings=settings, planner=Watching((0.0, 1, 1), interval_s=1.0)
+    )
+    (load,) = views[1].decode.loads
+    assert (load.running_requests, load.queued_requests) == (1, 1)
+    assert load.queued_tokens == 999, "a decode worker computes the last token of a prompt again"

@@ -34,7 +34,7 @@ def test_every_key_is_optional_and_the_defaults_are_those_of_the_settings() -> N
     ("key", "value"),
     [
         ("overlap", True), ("history", "recompute"), ("flip", "label"), ("flip_s", 2.5), ("when_full", "wait"),
-        ("handoff_timeout_s", 9.0),
+        ("late_handoff_s", 0.5), ("handoff_timeout_s", 9.0),
         ("retries", 0), ("predict", "true_length"), ("kv_tokens", 5000),
     ],
 )  # fmt: skip

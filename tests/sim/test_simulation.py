@@ -15,9 +15,11 @@ import pytest
 from pdplugins.config import parse
 from pdplugins.policies.stock import routers
 from pdplugins.runtime.planner import SafePlanner
+from pdplugins.sim.core.clock import seconds
 from pdplugins.sim.core.engine_settings import EngineSettings
 from pdplugins.sim.core.flight import Arrival
 from pdplugins.sim.core.settings import SimSettings
+from pdplugins.sim.core.steps import StepTimes
 from pdplugins.sim.kernel import COMPILED
 from pdplugins.sim.run.simulate import simulate
 from pdplugins.testing.scripted import EagerPlanner
@@ -56,6 +58,34 @@ def test_who_stays_gets_the_first_token_from_where_the_prompt_was_computed(route
     for first_token in ("prefill", "transfer", "decode"):
         (record,) = run(router, Arrival(0.0, 1000, 1), settings=SimSettings(first_token=first_token)).records
         assert record.ttft_s == pytest.approx(MODEL.prefill_s(1000, 1), abs=1e-9)
+
+
+class Late(To):
+    """Chooses the second worker when the prompt is computed."""
+
+    def on_prefill_done(
+        self, request: Request, placement: Placement, workers: tuple[WorkerView, ...], now_s: float
+    ) -> Placement:
+        return Placement(placement.first, "d0", placement.split)
+
+
+def test_a_late_hand_over_takes_a_step_of_one_token_before_the_prompts_that_wait() -> None:
+    late = SimSettings(first_token="decode", late_handoff_s=0.1)
+    at_once = SimSettings(first_token="decode")
+    step_s = seconds(StepTimes(MODEL, 1, 1.0).mixed([(1, 999)], 0, 0, (1.0, 1.0)))
+    ttft_s = [run(Late("p0", None), Arrival(0.0, 1000, 3), settings=each).records[0].ttft_s for each in (at_once, late)]
+    assert ttft_s[1] == pytest.approx(ttft_s[0] + 0.1 + step_s, abs=1e-9)
+    work = [Arrival(0.0, 1000, 3), *(Arrival(0.01, 8000, 1) for _ in range(3))]
+    first = next(r for r in run(Late("p0", None), *work, settings=late).records if r.id == "0")
+    assert first.ttft_s < 1.1 * (MODEL.prefill_s(1000, 1) + MODEL.prefill_s(8000, 1) + 0.1 + step_s)
+
+
+def test_a_hand_over_chosen_at_arrival_is_not_late() -> None:
+    times = [
+        run(To("p0", "d0"), Arrival(0.0, 1000, 3), settings=SimSettings(late_handoff_s=late_s)).records[0].ttft_s
+        for late_s in (None, 0.5)
+    ]
+    assert times[0] == times[1]
 
 
 def test_prefill_disturbs_decodes_only_on_the_same_engine() -> None:

@@ -16,6 +16,8 @@ class FirstComeFirstServed:
 
     def compose(self, engine: Engine) -> list[Flight]:
         """Return the requests to prefill in the next step."""
+        if engine.prefilling and engine.prefilling[0].late:
+            return _hand_overs(engine)
         settings = engine.settings
         left = settings.step_tokens
         if settings.order == "decode_first":
@@ -34,6 +36,14 @@ class FirstComeFirstServed:
 
     def stepped(self, took: int) -> None:
         """Do nothing."""
+
+
+def _hand_overs(engine: Engine) -> list[Flight]:
+    """Return the hand-overs that were asked for late. They share a step with no prompt, for which they would wait."""
+    late = [flight for flight in engine.prefilling if flight.late]
+    for flight in late:
+        flight.chunk = 1
+    return late
 
 
 def _fits(engine: Engine, left: int) -> bool:

@@ -131,6 +131,10 @@ class Engine:
         waiting = sum([flight.done + flight.expected for flight in self.queue])
         return waiting + sum([flight.done + flight.expected for flight in (*self.reading, *self.prefilling)])
 
+    def awaited(self) -> list[int]:
+        """Return the tokens of each request that another worker is done with, and that waits for KV capacity here."""
+        return [flight.landing[1] for flight in self.incoming if flight.state == State.MOVING]
+
     def note_first_tokens(self) -> None:
         """Note the first tokens that the run in progress has given by now."""
         self.run.note_first_tokens()
@@ -189,6 +193,14 @@ class Engine:
             flight.state = State.DECODE
             self.batch.join(flight)
             self._resume()
+
+    def hand_over(self, flight: Flight) -> None:
+        """Compute the last token of a prompt again, whose KV cache is here: so its hand-over is asked for late."""
+        flight.state, flight.late = State.PREFILL, True
+        flight.done = flight.target - 1
+        self.prefilling.insert(0, flight)
+        self.view.load.queued_tokens += 1
+        self.wake()
 
     def withdraw(self, flight: Flight) -> None:
         """Take a request out of the queue while its history is read; it still counts as waiting."""
@@ -312,6 +324,10 @@ class Engine:
                 self.owner.chunk_done(flight, self)
 
     def _prefilled(self, flight: Flight, now: int) -> None:
+        if flight.late:
+            flight.late = False
+            self._part_done(flight)
+            return
         if flight.may_be_cached and flight.arrival.blocks:
             share_prompt(self.kv, flight)
         if not flight.emitted and flight.target == flight.isl:

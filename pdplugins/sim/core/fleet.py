@@ -8,7 +8,7 @@ from heapq import heappop, heappush
 from typing import Any
 
 from pdplugins.contracts.perf import PerfModel
-from pdplugins.contracts.workers import Pool, Role
+from pdplugins.contracts.workers import Pool, Role, WorkerLoad
 from pdplugins.results import Scaling
 from pdplugins.runtime.roles import RoleAuthority
 from pdplugins.runtime.roster import Life, Member, Roster
@@ -193,7 +193,7 @@ class Fleet:
     def pool(self, role: Role) -> Pool:
         """Return what a planner sees of `role`. Workers that wait for GPUs count as starting."""
         ready = (worker for worker in self.alive.values() if worker.view.role is role)
-        return replace(self.roster.pool(role), loads=tuple(worker.view.load.frozen() for worker in ready))
+        return replace(self.roster.pool(role), loads=tuple(_planned_load(worker) for worker in ready))
 
     @property
     def preemptions(self) -> int:
@@ -259,3 +259,12 @@ class Fleet:
             return heappop(self._free_gpus)
         self._gpus += 1
         return self._gpus - 1
+
+
+def _planned_load(worker: Worker) -> WorkerLoad:
+    """Return the load of a worker, with the prompts that are computed and wait for a place here, as Dynamo reports."""
+    load = worker.view.load.frozen()
+    tokens = worker.engine.awaited()
+    return replace(
+        load, queued_requests=load.queued_requests + len(tokens), queued_tokens=load.queued_tokens + sum(tokens)
+    )

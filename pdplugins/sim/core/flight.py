@@ -78,7 +78,7 @@ class Flight:
 
     __slots__ = (
         "arrival", "arrived", "block_hits", "cached", "chunk", "done", "emitted", "engine", "error", "expected",
-        "first", "first_token", "gap", "history", "id", "index", "isl", "kv", "landing", "last_token", "leave",
+        "first", "first_token", "gap", "history", "id", "index", "isl", "kv", "landing", "last_token", "late", "leave",
         "may_be_cached", "names", "order", "osl", "pins", "placement", "queued", "request", "reserved", "retries",
         "second", "sent", "since", "sink", "state", "stop", "target", "tpot_s", "transfer", "waits",
     )  # fmt: skip
@@ -107,6 +107,8 @@ class Flight:
         """Whether its prompt has prefix blocks, or it is a round of a session."""
         self.waits = False
         """Whether it waits for free KV capacity on its next worker."""
+        self.late = False
+        """Whether its hand-over has been asked for after prefill, and waits for its step."""
         self.queued = 0
         """When it joined the queue of its engine, or began to wait for its next one."""
         self.engine: Any = None

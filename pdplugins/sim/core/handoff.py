@@ -58,6 +58,8 @@ class Handoffs:
         self._step_tokens = settings.engine.step_tokens
         self._computed_twice = int(settings.first_token == "decode")  # noqa: S105 - no password
         """Tokens at the end of a prompt that the decode worker computes again, because that gives the first token."""
+        self._late = None if settings.late_handoff_s is None else ticks(settings.late_handoff_s)
+        """Ticks until a hand-over that was chosen after prefill is asked for; None where it needs no asking."""
         self._timeout = ticks(settings.handoff_timeout_s)
 
     # --- the part on one worker is done ----------------------------------------------------------------------------
@@ -70,14 +72,17 @@ class Handoffs:
             self._lifecycle.finish(flight)
         else:
             second = flight.second
-            if second is None or second.gone:
+            late = second is None or second.gone
+            if late:
                 second = self._choose_second(flight)
             if second is None:
                 self._failures.retry(flight, f"worker {engine.id} found no second worker")
-            elif second.engine is not engine:
-                self._move(flight, second)
-            else:
+            elif second.engine is engine:
                 self._go_on(flight, engine)
+            elif late and self._late is not None:
+                self._events.call_at(self._events.now + self._late, self._asked, (flight, flight.retries))
+            else:
+                self._move(flight, second)
 
     def _choose_second(self, flight: Flight) -> Worker | None:
         """Ask the router where the rest of a request runs."""
@@ -89,6 +94,16 @@ class Handoffs:
         if second is not flight.first:
             second.open += 1
         return second
+
+    @staticmethod
+    def _asked(of: tuple[Flight, int]) -> None:
+        """Let a hand-over take its step on the engine that has prefilled, unless its request has left that meanwhile.
+
+        :param of: the request, and how often it had started again when the hand-over was chosen.
+        """
+        flight, retries = of
+        if flight.state == State.MOVING and flight.retries == retries and flight.sink is None:
+            flight.engine.hand_over(flight)
 
     def _go_on(self, flight: Flight, engine: Engine) -> None:
         """Let a request do its second part on the engine that did the first."""

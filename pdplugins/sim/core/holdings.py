@@ -27,7 +27,7 @@ class Holdings:
                 sink.engine.incoming.remove(flight)
             if flight.reserved:
                 sink.engine.unreserve(flight)
-        flight.reserved, flight.waits, flight.sent = 0, False, 0
+        flight.reserved, flight.waits, flight.late, flight.sent = 0, False, False, 0
         engine = flight.engine
         if engine is not None and flight.state == State.MOVING:
             engine.release(flight)

@@ -45,6 +45,9 @@ class SimSettings:
     """Seconds in which a worker that changes its role must drain, or the change is rolled back; None for no limit."""
     when_full: Literal["stay", "wait"] = "stay"
     """What a decoding request does whose second worker lacks free KV capacity: decode on where it is, or wait."""
+    late_handoff_s: float | None = None
+    """Seconds until a hand-over that the router chose after prefill reaches the worker that has prefilled, as a request
+    of its own: it takes a step of one token there, before all prompts. None: it begins at once, and takes no step."""
     handoff_timeout_s: float = 300.0
     """How often to look for workers in deadlock over KV capacity, in seconds (Dynamo's handoff_session_timeout)."""
     retries: int = 3

@@ -48,6 +48,7 @@ def sim_settings(config: Config, deployment: Deployment) -> SimSettings:
         flip_s=wanted.flip_s,
         drain_deadline_s=wanted.drain_deadline_s,
         when_full=wanted.when_full,
+        late_handoff_s=wanted.late_handoff_s,
         handoff_timeout_s=wanted.handoff_timeout_s,
         retries=wanted.retries,
         deaths=_deaths(config, extra),
