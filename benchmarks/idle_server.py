@@ -166,6 +166,16 @@ class Idle:
         per_token_s = max((long - short) / (ENDS[2] - ENDS[1]), 1e-7)
         return max(short - ENDS[1] * per_token_s, 1e-4), per_token_s
 
+    def late(self, early: str, late: str) -> tuple[tuple[float, float], float]:
+        """Return the transfer of a hand-over that is asked for late, and for how long it is on its way to its step.
+
+        :param early: the layout whose hand-overs are asked for with the prompt.
+        :param late: the one whose hand-overs are asked for when the prompt is computed, and take a step.
+        """
+        latency_s, _ = self.transfer(early)
+        longer_s, per_token_s = self.transfer(late)
+        return (latency_s, per_token_s), max(longer_s - latency_s - self.engine.step_ms / 1e3, 0.0)
+
     def facts(self) -> dict[str, Any]:
         """Return it for the result."""
         hand_overs = {name: self.transfer(name) for name in self.ends_s if name != "unified"}

@@ -21,7 +21,9 @@ one request or one batch at a time, and nothing is fitted to the traffic:
   in each step. They are measured before each third of the traffic, because a virtual machine is now faster, now slower,
   for tens of seconds;
 * what a request costs outside of the engine: what the TTFT of a prompt of one token has more than a decode step;
-* the hand-over of a layout: what the TTFT through its two servers has more than that through the unified ones.
+* the hand-over of a layout: what the TTFT through its two servers has more than that through the unified ones. Arrow
+  chooses the decode server after prefill, so its hand-over is asked for late, with a request of its own: what it takes
+  longer than that of PD is the way of this request and its step.
 """
 
 from __future__ import annotations
@@ -95,12 +97,14 @@ class Layout:
     """Config that it starts from."""
     own: dict[str, Any]
     dual_role: bool = True
+    late: bool = False
+    """Whether its router chooses the decode server after prefill."""
 
-    def config(self, profile: Path, outside_s: float) -> dict[str, Any]:
+    def config(self, profile: Path, outside_s: float, late_s: float | None = None) -> dict[str, Any]:
         """Return the config file's content, for the gateway and the simulator."""
         one = {"replicas": 1, "tp": 1}
         settings = {"order": "prefill_first", "step_tokens": CHUNK, "frontend_s": outside_s}
-        settings |= {"first_token": "transfer", "overlap": False}
+        settings |= {"first_token": "transfer", "overlap": False, "late_handoff_s": late_s}
         found = yaml.safe_load(find(self.shipped).read_text())
         deployment = {"profile": str(profile), "gpu_budget": 2, "prefill": one, "decode": one}
         simulation = found.get("simulation", {}) | settings
@@ -110,7 +114,7 @@ class Layout:
 LAYOUTS = (
     Layout("unified", "stock-round-robin", {"router": {"name": "round-robin", "colocated": True}}, dual_role=False),
     Layout("PD", "stock-round-robin", {"sglang": {"dual_role": True}}),
-    Layout("dual", "arrow", {"slo": {"ttft_s": 1.0, "tpot_s": 0.08}}),
+    Layout("dual", "arrow", {"slo": {"ttft_s": 1.0, "tpot_s": 0.08}}, late=True),
 )
 NAMES = [layout.name for layout in LAYOUTS]
 
@@ -182,9 +186,10 @@ class Stand:
         self._numbers = itertools.count()
 
     async def start(self, layouts: Sequence[str]) -> None:
-        """Start the unified servers, and those of `layouts`; stop them where they are."""
+        """Start those of `layouts`, and what they are measured against; stop them where they are."""
         engine = await self._profiled(repeats=1)  # for Arrow's own predictions, and to warm the server up
-        for layout in (one for one in LAYOUTS if one.name in {"unified", *layouts}):
+        against = {"unified", "PD"} if "dual" in layouts else {"unified"}
+        for layout in (one for one in LAYOUTS if one.name in against | set(layouts)):
             path = self._written(layout, engine.profile(SOME_TRANSFER), 0.0, "live")
             pair = await self._servers(layout)
             front, _ = self._place.gateway(path, pair)
@@ -226,10 +231,12 @@ class Stand:
     def told(self, name: str, idle: Idle, slower: tuple[float, float]) -> Path:
         """Write the config of the simulator for a layout."""
         layout = LAYOUTS[NAMES.index(name)]
-        transfer = SOME_TRANSFER if layout.name == "unified" else idle.transfer(layout.name)
+        transfer, late_s = SOME_TRANSFER if layout.name == "unified" else idle.transfer(layout.name), None
+        if layout.late:
+            transfer, late_s = idle.late("PD", layout.name)
         outside_s = idle.gateway_s + idle.engine.outside_ms / 1e3
         profile = idle.engine.profile(transfer, slower)
-        return self._written(layout, profile, outside_s, f"simulated-{next(self._numbers)}")
+        return self._written(layout, profile, outside_s, f"simulated-{next(self._numbers)}", late_s)
 
     async def _profiled(self, repeats: int = REPEATS) -> Engine:
         server, _ = await self._servers(LAYOUTS[0])
@@ -243,11 +250,13 @@ class Stand:
                 await asyncio.to_thread(server.wait)
         return pair
 
-    def _written(self, layout: Layout, profile: dict[str, Any], outside_s: float, name: str) -> Path:
+    def _written(
+        self, layout: Layout, profile: dict[str, Any], outside_s: float, name: str, late_s: float | None = None
+    ) -> Path:
         path = self._place.folder / f"{layout.name}-{name}.yaml"
         engine = path.with_suffix(".json")
         engine.write_text(json.dumps(profile))
-        path.write_text(yaml.safe_dump(layout.config(engine, outside_s)))
+        path.write_text(yaml.safe_dump(layout.config(engine, outside_s, late_s)))
         return path
 
     @asynccontextmanager
