@@ -10,6 +10,7 @@ from time import perf_counter_ns
 from types import TracebackType
 from typing import Any, Generic, Protocol, TypeVar
 
+from pdplugins import errors
 from pdplugins.contracts.kinds import Kind
 from pdplugins.errors import PluginError
 from pdplugins.runtime.decision import Fault, Journal
@@ -158,10 +159,10 @@ def raised(policy: object, error: Exception) -> str:
     return f"{type(policy).__name__} raised {type(error).__name__}: {one_line(error)}"
 
 
-def one_line(value: object) -> str:
-    """Return `value` as a text of one line, of at most 300 characters. Never raises, whatever its ``__str__`` does."""
+def one_line(value: object, most: int = MOST_TEXT) -> str:
+    """Return `value` as a printable text of one line, cut to `most`. Never raises, whatever its ``__str__`` does."""
     try:
-        return " ".join(str(value)[:MOST_TEXT].split())
+        return errors.one_line(value, most)
     except Exception:  # an object of a policy
         return f"a {type(value).__name__} that cannot be shown"
 

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields
+from itertools import islice
 from pathlib import Path
 from time import perf_counter_ns
 from typing import Any
@@ -25,7 +26,7 @@ from pdplugins.runtime.assembly import build_deployment, build_planner
 from pdplugins.runtime.decision import Decision, Fault, Journal
 from pdplugins.runtime.faults import SafePolicy, implements, interval_of, one_line, raised
 from pdplugins.runtime.journal import build_journal
-from pdplugins.runtime.metrics import Metrics
+from pdplugins.runtime.metrics import MOST_NAME, MOST_SIGNALS, Metrics
 from pdplugins.runtime.policies import Policies
 from pdplugins.runtime.state import StateFile
 
@@ -162,7 +163,7 @@ class SafePlanner(SafePolicy[Planner]):
         step_s: float = 0.0,
         error: Exception | None = None,
     ) -> Decision[ScalePlan]:
-        why = " ".join(why.split())
+        why = one_line(why)
         self.tally.fault(fault, why, error)
         held = fit_budget(self._last, self.deployment)
         plan = ScalePlan(held.prefill, held.decode, f"hold, {fault}: {why}")
@@ -227,17 +228,22 @@ def fit_budget(plan: ScalePlan, deployment: Deployment) -> ScalePlan:
     reason = (
         f"{plan.reason}; {plan.prefill}P{plan.decode}D needs {used} GPUs, cut to the budget of {deployment.gpu_budget}"
     )
-    return ScalePlan(*fitted, reason, plan.signals)
+    return ScalePlan(*fitted, one_line(reason), plan.signals)
 
 
 def _checked(plan: object, *, any_role: bool) -> ScalePlan:
-    """Return `plan` with plain integers. Raises TypeError or ValueError in one line when it is not a plan to follow."""
+    """Return `plan` as plain data of bounded size. Raises TypeError or ValueError when it is not a plan to follow."""
     if not isinstance(plan, ScalePlan):
         raise TypeError(f"the policy answered with {type(plan).__name__}, not ScalePlan")
     prefill = _count_of("prefill", plan.prefill, least=0 if any_role else 1)
     decode = _count_of("decode", plan.decode, least=0 if any_role and prefill else 1)
-    signals = {str(name): float(value) for name, value in plan.signals.items()}
-    return ScalePlan(prefill, decode, " ".join(str(plan.reason).split()), signals)
+    return ScalePlan(prefill, decode, one_line(plan.reason), _shown(plan.signals))
+
+
+def _shown(said: Mapping[str, float]) -> dict[str, float]:
+    """Return those signals that can be shown: what is not finite is left out, and so is what is too many."""
+    signals = {one_line(name, MOST_NAME): float(value) for name, value in islice(said.items(), MOST_SIGNALS)}
+    return {name: value for name, value in signals.items() if math.isfinite(value)}
 
 
 def _count_of(role: str, value: object, least: int) -> int:

@@ -18,9 +18,9 @@ from prometheus_client import CollectorRegistry
 from pdplugins.contracts.kinds import Kind
 from pdplugins.runtime.decision import Fault
 from pdplugins.runtime.decision_reader import read
-from pdplugins.runtime.faults import LOG_EVERY
+from pdplugins.runtime.faults import LOG_EVERY, MOST_TEXT
 from pdplugins.runtime.journal import StandardJournal
-from pdplugins.runtime.metrics import Metrics
+from pdplugins.runtime.metrics import MOST_NAME, MOST_SIGNALS, Metrics
 from pdplugins.runtime.planner import SHORTEST_WAIT_S, SafePlanner, build_safe_planner, fit_budget
 from pdplugins.types import Deployment, PlannerView, Pool, ScalePlan, Slo, Traffic, WorkerLoad
 from tests.runtime.hostile import Script, errors, junk, numbers
@@ -86,6 +86,36 @@ def test_an_unsafe_answer_leaves_the_last_good_plan(deployment: Deployment, see:
     decision = safe(deployment, answer).decide(see(0))
     assert (decision.answer.prefill, decision.answer.decode, decision.fault) == (2, 1, Fault.UNSAFE_ANSWER)
     assert why in decision.answer.reason
+
+
+HOSTILE = "\x1b[2J\ud800 " + "x" * 10**6
+"""What clears a screen, cannot be encoded, and fills a disk."""
+
+
+def test_what_a_planner_says_is_cleaned_and_bounded(deployment: Deployment, see: See) -> None:
+    signals = {HOSTILE: 1.0, "rate": 2.0, "nan": math.nan, "inf": math.inf, **{f"s{n}": 0.0 for n in range(10**4)}}
+    plan = safe(deployment, ScalePlan(3, 2, HOSTILE, signals)).decide(see(0)).answer
+    assert (plan.prefill, plan.decode, plan.reason) == (3, 2, f"?[2J? {'x' * (MOST_TEXT - 7)}…")
+    assert list(plan.signals)[:3] == [f"?[2J? {'x' * (MOST_NAME - 7)}…", "rate", "s0"]
+    assert len(plan.signals) <= MOST_SIGNALS
+
+
+@pytest.mark.parametrize("answer", [ValueError(HOSTILE), ScalePlan(HOSTILE, 1, ""), ScalePlan(10**4000, 1, "")])  # type: ignore[arg-type]
+def test_what_is_wrong_is_said_in_one_short_line(
+    deployment: Deployment, see: See, caplog: pytest.LogCaptureFixture, answer: object
+) -> None:
+    decision = safe(deployment, answer).decide(see(0))
+    for said in (decision.answer.reason, *caplog.messages):
+        assert said.isprintable()
+        assert len(said) <= 2 * MOST_TEXT
+    assert decision.fault is not None
+
+
+def test_so_is_why_a_door_cannot_read_its_host(
+    deployment: Deployment, see: See, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert safe(deployment).hold(HOSTILE).answer.reason.isprintable()
+    assert all(said.isprintable() and len(said) < 2 * MOST_TEXT for said in caplog.messages)
 
 
 def test_numpy_counts_are_whole_numbers(deployment: Deployment, see: See) -> None:
@@ -198,8 +228,10 @@ def test_any_answer_becomes_one_to_follow(script: list[Any], any_role: bool) -> 
         assert plan.prefill + plan.decode >= 1
         assert deployment.gpus(plan.prefill, plan.decode) <= 8
         assert type(plan.reason) is str
-        assert "\n" not in plan.reason
-        assert all(type(value) is float for value in plan.signals.values())
+        assert plan.reason.isprintable()
+        assert len(plan.reason) <= 2 * MOST_TEXT
+        assert all(type(value) is float and math.isfinite(value) for value in plan.signals.values())
+        assert all(name.isprintable() for name in plan.signals)
 
 
 @pytest.mark.parametrize(("prefill", "decode"), [(0, 2), (3, 0)])
