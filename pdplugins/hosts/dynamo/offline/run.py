@@ -30,7 +30,7 @@ from pdplugins.workloads.trace import TraceRequest
 MOST_AFTER_S = 7 * 86_400.0
 """Seconds that a replay may go on after the last arrival: behind its KV router Dynamo's has lost a request once."""
 
-_POOLS = re.compile(r"(\d+)P(\d+)D", re.IGNORECASE)
+_POOLS = re.compile(r"0*([1-9][0-9]{0,8})P0*([1-9][0-9]{0,8})D", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +49,10 @@ class Plan:
 def pools(text: str) -> tuple[int, int]:
     """Read ``3P1D``. Raises ConfigError."""
     match = _POOLS.fullmatch(text)
-    if not match or "0" in match.groups():
-        raise ConfigError(f"'{text}' is not a pair of pools; write for example 3P1D, at least one worker of each role")
+    if not match:
+        raise ConfigError(
+            f"{shown(text)} is not a pair of pools; write for example 3P1D, at least one worker of each role"
+        )
     return int(match[1]), int(match[2])
 
 
