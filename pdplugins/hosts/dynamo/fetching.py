@@ -13,10 +13,11 @@ import socket
 import ssl
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager
 from http.client import HTTPResponse
 from time import monotonic
-from typing import TypeVar
+from typing import Any, TypeVar
 from urllib.parse import SplitResult, urlsplit
 
 from pdplugins.errors import one_line
@@ -28,6 +29,10 @@ MOST_READ = MOST_BYTES + 2**20
 """Bytes that are read of an answer: of the largest page, its head and the sizes of its chunks."""
 
 T = TypeVar("T")
+
+_LOCK = threading.Lock()
+_LOOK_UPS: dict[tuple[str, int], Future[list[Any]]] = {}
+"""The names that are being looked up."""
 
 
 class PageError(OSError):
@@ -107,7 +112,7 @@ def _soon(loop: asyncio.AbstractEventLoop, call: Callable[[], None]) -> None:
 def _connected(parts: SplitResult, until_s: float) -> socket.socket:
     host, port = parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80)
     failed: OSError = PageError(f"{host} has no address")
-    for family, kind, protocol, _, address in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM):
+    for family, kind, protocol, _, address in _addresses(host, port, until_s):
         connection = socket.socket(family, kind, protocol)
         try:
             connection.settimeout(_left_s(until_s))
@@ -121,6 +126,41 @@ def _connected(parts: SplitResult, until_s: float) -> socket.socket:
         else:
             return connection
     raise failed
+
+
+def _addresses(host: str, port: int, until_s: float) -> list[Any]:
+    """Return what `socket.getaddrinfo` does, in time. Raises OSError, or what that raises.
+
+    Nothing ends the call itself. So it has a thread, and who asks for the same while it lasts waits for that one.
+    """
+    with _LOCK:
+        if (found := _LOOK_UPS.get((host, port))) is None:
+            found = _LOOK_UPS[host, port] = Future()
+            try:
+                threading.Thread(target=_look_up, args=[host, port, found], daemon=True).start()
+            except RuntimeError as error:
+                del _LOOK_UPS[host, port]
+                raise OSError(errno.EAGAIN, one_line(error)) from None
+    try:
+        return found.result(_left_s(until_s))
+    except TimeoutError:
+        raise TimeoutError(f"no address of {one_line(host, 100)} in time") from None
+
+
+def _look_up(host: str, port: int, found: Future[list[Any]]) -> None:
+    try:
+        addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except Exception as error:
+        _forget(host, port)
+        found.set_exception(error)
+    else:
+        _forget(host, port)
+        found.set_result(addresses)
+
+
+def _forget(host: str, port: int) -> None:
+    with _LOCK:
+        del _LOOK_UPS[host, port]
 
 
 def _left_s(until_s: float) -> float:

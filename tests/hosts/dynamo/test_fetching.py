@@ -7,6 +7,7 @@ import socket
 import threading
 import time
 from contextlib import suppress
+from unittest.mock import Mock
 
 import pytest
 from hypothesis import given
@@ -108,6 +109,46 @@ def test_nobody_there_is_an_oserror() -> None:
     for url in (f"http://127.0.0.1:{port}", "http://name.invalid"):
         with pytest.raises(OSError, match=r"\S"):
             fetch(url)
+
+
+def test_a_name_server_that_does_not_answer_costs_the_deadline_and_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    hang, asked = threading.Event(), list[object]()
+
+    def never(*name: object, **more: object) -> list[object]:
+        asked.append(name)
+        hang.wait()
+        return []
+
+    monkeypatch.setattr(socket, "getaddrinfo", never)
+    try:
+        for _ in range(3):
+            with pytest.raises(TimeoutError, match="no address of slow in time"):
+                fetch("http://slow", 0.05)
+        with pytest.raises(TimeoutError):
+            FrontendMetrics("http://slow,http://slower", fetch=lambda url: fetch(url, 0.05)).collect()
+        assert sorted(asked) == [("slow", 80), ("slower", 80)]
+    finally:
+        hang.set()
+
+
+def test_a_name_is_looked_up_anew_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    with server(says(HEAD, b"\r\n", PAGE)) as url:
+        assert fetch(url) == fetch(url) == PAGE.decode()
+        gone = socket.gaierror(socket.EAI_NONAME, "no such name")
+        monkeypatch.setattr(socket, "getaddrinfo", Mock(side_effect=gone))
+        with pytest.raises(socket.gaierror, match="no such name"):
+            fetch(url)
+
+
+def test_no_thread_for_a_name_is_an_oserror_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    with server(says(HEAD, b"\r\n", PAGE)) as url:
+        with monkeypatch.context() as full:
+            full.setattr(threading.Thread, "start", Mock(side_effect=RuntimeError("can't start new thread")))
+            with pytest.raises(OSError, match="can't start new thread"):
+                fetch(url)
+            with pytest.raises(OSError, match="can't start new thread"):
+                FrontendMetrics(f"{url},{url}").collect()
+        assert fetch(url) == PAGE.decode()
 
 
 @pytest.mark.parametrize("url", ["http://[::1", "frontend:8000", "http://u:p@frontend", "http://a:99999"])

@@ -85,7 +85,7 @@ class FrontendMetrics:
         """Return what gives the traffic of each page, or raises; all are fetched at the same time."""
         if len(self._pages) == 1:
             return [self._pages[0].since]
-        with ThreadPoolExecutor(len(self._pages)) as pool:
+        with fetching.reading(self._url), ThreadPoolExecutor(len(self._pages)) as pool:
             return [pool.submit(page.since).result for page in self._pages]
 
 
