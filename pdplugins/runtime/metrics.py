@@ -8,6 +8,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from functools import cache
 from itertools import islice
 from typing import Any
@@ -63,7 +64,9 @@ class Metrics(Collector):
             self._workers["target_replicas"][role] = now
             self._changes[role, "scale_up" if now > then else "scale_down" if now < then else "hold"] += 1
             if view is not None:
-                self._workers["ready_replicas"][role] = (view.prefill if role is Role.PREFILL else view.decode).ready
+                with suppress(TypeError, ValueError, OverflowError):  # a page with what is no number is no page at all
+                    ready = (view.prefill if role is Role.PREFILL else view.decode).ready
+                    self._workers["ready_replicas"][role] = float(ready)
         self.signals(plan.signals)
 
     def signals(self, signals: Mapping[str, float]) -> None:

@@ -108,7 +108,7 @@ class SafePlanner(SafePolicy[Planner]):
 
         0: now. Infinity: it can wait. Never raises. See :class:`pdplugins.contracts.planner.Eager`.
         """
-        if not self.eager or any(not math.isfinite(value) for _, value in _numbers(view)):
+        if not self.eager or not all(_possible(value) for _, value in _numbers(view)):
             return math.inf
         policy: Any = self.policy
         wait_s = math.inf
@@ -141,8 +141,8 @@ class SafePlanner(SafePolicy[Planner]):
 
     def _unusable(self, view: PlannerView) -> tuple[Fault, str] | None:
         for name, value in _numbers(view):
-            if not math.isfinite(value) or value < 0:
-                return Fault.BAD_METRICS, f"{name} is {value}"
+            if not _possible(value):
+                return Fault.BAD_METRICS, f"{name} is {one_line(value)}"
         if view.traffic is not None and view.traffic.window_s == 0:
             return Fault.BAD_METRICS, "traffic.window_s is 0"
         before, self._asked_s = self._asked_s, view.now_s
@@ -254,6 +254,14 @@ def _count_of(role: str, value: object, least: int) -> int:
     if isinstance(value, bool) or count < least:
         raise ValueError(f"{role} is {value!r}; at least one worker of each role must stay")
     return count
+
+
+def _possible(value: float) -> bool:
+    """Tell whether a host can mean `value`: whatever it is, it is a number, finite and not negative."""
+    try:
+        return math.isfinite(value) and value >= 0
+    except (TypeError, OverflowError):  # a whole number of hundreds of digits is not finite to Python
+        return False
 
 
 def _numbers(view: PlannerView) -> Iterator[tuple[str, float]]:

@@ -60,10 +60,10 @@ class SafePowerController(SafePolicy[PowerController]):
             plan = _checked(answer, {gpu.index for gpu in gpus})
             if not self._any_role:
                 _keep_roles(plan, gpus)
+            total_w = sum(plan.caps_w.get(gpu.index, gpu.cap_w) for gpu in gpus)
         except Exception as error:
             return None, self._unsafe(f"{type(self.policy).__name__}: {one_line(error)}")
-        total_w = sum(plan.caps_w.get(gpu.index, gpu.cap_w) for gpu in gpus)
-        if self._budget_w is not None and total_w > self._budget_w * (1 + WATT_TOLERANCE):
+        if self._budget_w is not None and not total_w <= self._budget_w * (1 + WATT_TOLERANCE):  # NaN is not within it
             self.tally.fault(Fault.OVER_BUDGET, f"caps of {total_w:.1f} W, the budget is {self._budget_w:.1f} W")
             return None, Fault.OVER_BUDGET
         return plan, None

@@ -154,7 +154,11 @@ class SafeRouter(SafePolicy[Router]):
         if self._mover is not None:
             with self._guarded:
                 moves = tuple(self._mover.take_role_moves())
-                good = tuple(m for m in moves if type(m) is RoleMove and type(m.worker) is str and m.role in ROLES)
+                good = tuple(
+                    RoleMove(m.worker, Role(m.role), one_line(m.reason))
+                    for m in moves
+                    if type(m) is RoleMove and type(m.worker) is str and m.role in ROLES
+                )
                 if len(good) < len(moves):
                     self._unsafe(f"{type(self.policy).__name__} proposes what is not a RoleMove")
         return good
@@ -195,10 +199,18 @@ class SafeRouter(SafePolicy[Router]):
                 mended, fault = self._mended(answer, usable)
                 if mended is not None and fault is None and mended.second is not None:
                     return mended
-        placement = self._own.on_arrival(request, workers, now_s)
-        if placement.first in usable and placement.second in usable:
-            return placement
-        return self._own.on_arrival(request, tuple(w for w in workers if w.id in usable), now_s)
+        able = tuple(w for w in workers if w.id in usable)
+        try:
+            placement = self._own.on_arrival(request, workers, now_s)
+            if placement.first in usable and placement.second in usable:
+                return placement
+            return self._own.on_arrival(request, able, now_s)
+        except Exception as error:  # loads that are no numbers
+            if not able:
+                raise
+            self.tally.fault(Fault.BAD_METRICS, f"loads of workers: {one_line(error)}", error)
+            first, second = (next((w.id for w in able if w.role is role), able[0].id) for role in Role)
+            return Placement(first, second, request.prompt_tokens)
 
     def _unknown(self, why: str) -> Fault:
         self.tally.fault(Fault.UNKNOWN_WORKER, why)

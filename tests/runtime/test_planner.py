@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from prometheus_client import CollectorRegistry
+from prometheus_client import CollectorRegistry, generate_latest
 
 from pdplugins.contracts.kinds import Kind
 from pdplugins.runtime.decision import Fault
@@ -153,10 +153,8 @@ def test_the_cut_keeps_both_roles_stays_inside_and_wastes_no_worker(
 
 
 @pytest.mark.parametrize("field", ["window_s", "requests", "isl_tokens", "osl_tokens", "ttft_s", "tpot_s"])
-@pytest.mark.parametrize("value", [math.nan, math.inf, -1.0])
-def test_traffic_that_is_not_numbers_holds_and_names_the_field(
-    deployment: Deployment, field: str, value: float
-) -> None:
+@pytest.mark.parametrize("value", [math.nan, math.inf, -1.0, "7"])
+def test_traffic_that_is_not_numbers_holds_and_names_the_field(deployment: Deployment, field: str, value: Any) -> None:
     view = PlannerView(0.0, replace(Traffic(5.0, 5.0), **{field: value}), Pool(1), Pool(1))
     planner = safe(deployment)  # asking the policy would raise IndexError
     decision = planner.decide(view)
@@ -168,6 +166,16 @@ def test_a_load_that_is_not_a_number_holds(deployment: Deployment) -> None:
     pool = Pool(1, loads=(WorkerLoad("w7", queued_tokens=math.nan),))
     decision = safe(deployment).decide(PlannerView(0.0, Traffic(5.0, 5.0), pool, Pool(1)))
     assert "prefill worker w7 queued_tokens is nan" in decision.answer.reason
+
+
+@pytest.mark.parametrize("ready", [None, "7", 10**400], ids=["nothing", "a text", "a huge number"])
+def test_workers_that_cannot_be_counted_hold_and_leave_the_metrics_a_page(deployment: Deployment, ready: Any) -> None:
+    registry = CollectorRegistry()
+    planner = safe(deployment, journal=StandardJournal(metrics=[Metrics(Kind.PLANNER, registry)]))
+    decision = planner.decide(PlannerView(0.0, None, Pool(ready), Pool(3)))
+    assert decision.fault is Fault.BAD_METRICS
+    assert decision.answer.reason.startswith("hold, bad_metrics: prefill.ready is ")
+    assert b'pdplugins_planner_ready_replicas{role="decode"} 3.0' in generate_latest(registry)
 
 
 def test_an_empty_window_is_not_idleness(deployment: Deployment) -> None:
@@ -381,3 +389,6 @@ def test_a_planner_is_not_asked_twice_at_the_same_time(deployment: Deployment, s
 def test_metrics_that_are_no_numbers_are_not_shown_to_an_eager_planner(deployment: Deployment, see: See) -> None:
     planner = SafePlanner(Waits(), deployment, initial=START)
     assert planner.wait_s(replace(see(0), now_s=math.nan)) == math.inf
+    nothing: Any = None
+    assert planner.wait_s(replace(see(0), now_s=nothing)) == math.inf
+    assert not planner.faults

@@ -85,6 +85,13 @@ def test_caps_stay_where_there_is_nothing_to_follow(answer: object, fault: Fault
     assert controller.faults == {fault: 1}
 
 
+def test_caps_that_nobody_knows_are_not_within_the_budget() -> None:
+    controller = safe(PowerPlan({0: 400.0}))
+    unknown = GpuView(2, Role.DECODE, math.nan, math.nan)
+    assert controller.control((*GPUS[:2], unknown), VIEW) is None
+    assert controller.faults == {Fault.OVER_BUDGET: 1}
+
+
 def test_a_budget_that_nobody_knows_binds_nobody() -> None:
     assert safe(PowerPlan({0: 5000.0}), budget_w=None).control(GPUS, VIEW) == PowerPlan({0: 5000.0})
 

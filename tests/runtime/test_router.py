@@ -13,10 +13,21 @@ from hypothesis import strategies as st
 
 from pdplugins.contracts.kinds import Kind
 from pdplugins.runtime.decision import Decision, Fault
-from pdplugins.runtime.faults import LOG_EVERY, Tally
+from pdplugins.runtime.faults import LOG_EVERY, MOST_TEXT, Tally
 from pdplugins.runtime.router import SafeRouter
-from pdplugins.types import Deployment, Ending, Outcome, Placement, Request, Role, RoleMove, Router, WorkerView
-from tests.runtime.hostile import FLEET, Script, errors, junk, numbers, request
+from pdplugins.types import (
+    Deployment,
+    Ending,
+    Outcome,
+    Placement,
+    Request,
+    Role,
+    RoleMove,
+    Router,
+    WorkerLoad,
+    WorkerView,
+)
+from tests.runtime.hostile import FLEET, Script, Trap, View, errors, junk, numbers, request
 
 IDS = frozenset(view.id for view in FLEET)
 DEPLOYMENT = Deployment(None, None, 8, 1, 2, 30.0, 256)  # type: ignore[arg-type] # the safe router looks at neither
@@ -98,6 +109,16 @@ def test_a_negative_split_is_clamped_and_counted() -> None:
     assert router.faults == {Fault.UNSAFE_ANSWER: 1}
 
 
+@pytest.mark.parametrize("tokens", [None, "7"])
+def test_loads_that_are_no_numbers_keep_no_request_from_a_worker_of_each_role(tokens: Any) -> None:
+    odd = View("p9", Role.PREFILL, WorkerLoad("p9", queued_tokens=tokens))
+    router = SafeRouter(Script([ValueError("no")]), DEPLOYMENT)  # type: ignore[arg-type]
+    placement = router.on_arrival(request(), (odd, *FLEET), 0.0, frozenset({"p1", "d1"}))
+    assert placement == Placement("p1", "d1", request().prompt_tokens)
+    assert router.faults == {Fault.POLICY_ERROR: 1, Fault.BAD_METRICS: 1}
+    assert router.on_arrival(request(), (odd, *FLEET), 0.0, frozenset({"d0"})).first == "d0"
+
+
 class Elastic:
     """A router with all that a router may have."""
 
@@ -147,6 +168,14 @@ def test_what_a_router_may_have_goes_through() -> None:
     assert policy.outcomes == [Outcome(Ending.FAILED)]
     assert router.pools == (3, 1)
     assert router.take_role_moves() == (RoleMove("p0", Role.DECODE),)
+
+
+def test_why_a_role_moves_is_one_short_line() -> None:
+    policy = Elastic()
+    policy.moves = (RoleMove("p0", Role.DECODE, "\x1b[2J\n" + "x" * 10**6), RoleMove("p1", "decode", Trap()))  # type: ignore[arg-type]
+    first, second = SafeRouter(policy, DEPLOYMENT).take_role_moves()
+    assert first.reason == f"?[2J {'x' * (MOST_TEXT - 6)}…"
+    assert second == RoleMove("p1", Role.DECODE, "a Trap that cannot be shown")
 
 
 def test_what_a_router_does_not_have_is_empty() -> None:
