@@ -6,7 +6,9 @@ import logging
 import math
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from time import perf_counter_ns
+from traceback import format_exception
 from types import TracebackType
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -17,6 +19,8 @@ from pdplugins.runtime.decision import Fault, Journal
 
 LOG_EVERY = 100
 """After the first fault of a kind, one in this many is logged."""
+MOST_TRACE = 50_000
+"""Most characters of a traceback with what the errors in it say."""
 MOST_TEXT = 300
 """Most characters of what a policy says that a log shows."""
 
@@ -46,7 +50,8 @@ class Tally:
         if self._journal is not None:
             self._journal.fault(self.kind, fault, why, error)
         if seen == 1 or seen % LOG_EVERY == 0:
-            self._log.warning("%s (%d so far): %s", fault, seen, why, exc_info=error if seen == 1 else None)
+            trace = _trace(error, why) if error is not None and seen == 1 else None
+            self._log.warning("%s (%d so far): %s", fault, seen, why, exc_info=trace)
 
 
 class HasInterval(Protocol):
@@ -152,6 +157,15 @@ class SafePolicy(Generic[P]):
     def _unsafe(self, why: str) -> Fault:
         self.tally.fault(Fault.UNSAFE_ANSWER, why)
         return Fault.UNSAFE_ANSWER
+
+
+def _trace(error: Exception, why: str) -> Exception | tuple[type[Exception], Exception, TracebackType | None]:
+    """Return what a log shows as the traceback: with `why` in place of the error where its text does not fit there."""
+    with suppress(Exception):  # it is of a policy
+        text = "".join(format_exception(error))
+        if len(text) <= MOST_TRACE and text.replace("\n", "").isprintable():
+            return error
+    return PluginError, PluginError(why), error.__traceback__
 
 
 def raised(policy: object, error: Exception) -> str:

@@ -111,6 +111,24 @@ def test_what_is_wrong_is_said_in_one_short_line(
     assert decision.fault is not None
 
 
+def test_its_traceback_has_that_line_too(deployment: Deployment, see: See, caplog: pytest.LogCaptureFixture) -> None:
+    within = ExceptionGroup("many", [ValueError("x" * 10**5)] * 20)
+    for error, said in ((ValueError(HOSTILE), "raised ValueError: ?[2J"), (within, "raised ExceptionGroup: many")):
+        caplog.clear()
+        safe(deployment, error).decide(see(0))
+        assert "in plan" in caplog.text
+        assert f"PluginError: Answers {said}" in caplog.text
+        assert len(caplog.text) < 10_000
+        assert caplog.text.replace("\n", "").isprintable()
+
+
+def test_a_traceback_is_shown_whole_where_it_is_short(
+    deployment: Deployment, see: See, caplog: pytest.LogCaptureFixture
+) -> None:
+    safe(deployment, ValueError("one\nother")).decide(see(0))
+    assert "ValueError: one\nother" in caplog.text
+
+
 def test_so_is_why_a_door_cannot_read_its_host(
     deployment: Deployment, see: See, caplog: pytest.LogCaptureFixture
 ) -> None:
