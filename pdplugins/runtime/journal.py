@@ -25,6 +25,7 @@ from pdplugins.contracts.planner import ScalePlan
 from pdplugins.registry import Registry
 from pdplugins.runtime.decision import Decision, Fault
 from pdplugins.runtime.decision_log import DecisionLog
+from pdplugins.runtime.faults import one_line
 from pdplugins.runtime.metrics import Metrics
 from pdplugins.runtime.records import WHOLE
 
@@ -144,11 +145,10 @@ class StandardJournal:
         return self._kept_in_second <= self._most_per_s
 
     def _unwritten(self, kind: Kind, error: Exception) -> None:
-        self.fault(kind, Fault.DECISION_LOG, str(error))
+        why = f"{type(error).__name__}: {one_line(error)}"
+        self.fault(kind, Fault.DECISION_LOG, why)
         if sum(self.faults[each, Fault.DECISION_LOG] for each in Kind) == 1:
-            log.warning(
-                "decision log not written (%s: %s); further errors are only counted", type(error).__name__, error
-            )
+            log.warning("decision log not written (%s); further errors are only counted", why)
 
 
 def build_journal(

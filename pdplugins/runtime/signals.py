@@ -27,7 +27,7 @@ from pdplugins.contracts.kinds import Kind
 from pdplugins.contracts.signals import HearsSignals, Signals
 from pdplugins.errors import ConfigError
 from pdplugins.runtime.decision import Fault, Journal
-from pdplugins.runtime.faults import SafePolicy, raised
+from pdplugins.runtime.faults import SafePolicy, one_line, raised
 from pdplugins.runtime.planner import SafePlanner
 
 log = logging.getLogger("pdplugins.signals")
@@ -219,7 +219,7 @@ class SignalBoard:
                 else:
                     self.count(fault, f"{str(name)[:64]!r} has no proper name or no finite value")
         except Exception as error:  # a part of a policy may tell anything
-            self.count(fault, f"{type(error).__name__}: {error}")
+            self.count(fault, f"{type(error).__name__}: {one_line(error)}")
         return good
 
     def count(self, kind: str, why: str) -> None:

@@ -11,7 +11,8 @@ from typing import Any
 
 from pdplugins import files
 from pdplugins.contracts.planner import Remembers
-from pdplugins.errors import ConfigError, one_line
+from pdplugins.errors import ConfigError
+from pdplugins.runtime.faults import one_line
 
 log = logging.getLogger("pdplugins.planner")
 
@@ -19,7 +20,7 @@ SCHEMA = 1
 EVERY_S = 60.0
 """Seconds between two times that it is written. It is written at the end too."""
 MOST_BYTES = 2**16
-"""Size of the largest file that is read."""
+"""Size of the largest file that is read or written."""
 OLDEST_S = 86_400.0
 """What is older is not used."""
 
@@ -77,6 +78,9 @@ class StateFile:
         self._saved_s = self._clock()
         try:
             data = {"schema": SCHEMA, "planner": self._name, "at_s": self._saved_s, "state": self._planner.state()}
-            files.write_whole(self._path, json.dumps(data, allow_nan=False, indent=1) + "\n", 0o600)
+            text = json.dumps(data, allow_nan=False, indent=1) + "\n"
+            if len(text) > MOST_BYTES:
+                raise ValueError(f"larger than {MOST_BYTES} bytes")  # noqa: TRY301 - no next run would read it
+            files.write_whole(self._path, text, 0o600)
         except Exception as error:  # of the planner, or of the file system; serving goes on
             log.warning("%s: not written (%s)", self._path, one_line(error, 200))

@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import pytest
 from hypothesis import given
@@ -28,6 +28,7 @@ from pdplugins.runtime.metrics import Metrics
 from pdplugins.runtime.planner import SafePlanner
 from pdplugins.runtime.signals import SignalBoard, build_board, connect
 from pdplugins.types import Deployment, PlannerView, ScalePlan
+from tests.runtime.hostile import UnshowableError
 
 OTHER = "planner.999999999.signals.json"
 """The file of a process that is not ours: its number is larger than any that Linux gives."""
@@ -264,7 +265,7 @@ def test_a_folder_that_cannot_be_is_said_in_one_line(tmp_path: Path) -> None:
 WRITER = """
 import sys, time
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 from pdplugins.runtime import signals
 signals.PACE_S = 0.0  # every signal is written, as fast as the disk takes them
 board = signals.SignalBoard(Path(sys.argv[1]))
@@ -304,7 +305,7 @@ def test_two_processes_hear_each_other(tmp_path: Path) -> None:
     answer = """
 import sys, time
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 from pdplugins.runtime.signals import SignalBoard
 board = SignalBoard(Path(sys.argv[1]))
 heard = board.hear("router", 0.0)
@@ -334,3 +335,13 @@ def test_a_safe_planner_tells_the_signals_of_its_last_plan_and_its_policy_hears(
     connect(parts, board, 0.0)
     assert hearer.heard == {"own": 1.0, "forecast_rate": 7.0, "queue": 3.0}
     assert policy.heard == {"queue": 3.0}
+
+
+def test_signals_that_raise_what_cannot_be_shown_are_counted() -> None:
+    class Odd(dict[str, float]):
+        def items(self) -> Any:
+            raise UnshowableError
+
+    board = SignalBoard()
+    assert board.tell("planner", Odd(), 0.0) == {}
+    assert board.faults == {"signal": 1}

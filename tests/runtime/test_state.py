@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import os
 import stat
 from collections.abc import Callable
@@ -18,6 +19,7 @@ from pdplugins.errors import ConfigError
 from pdplugins.runtime.planner import SafePlanner, build_safe_planner
 from pdplugins.runtime.state import EVERY_S, MOST_BYTES, OLDEST_S, StateFile
 from pdplugins.types import PlannerView, Pool, ScalePlan, Traffic
+from tests.runtime.hostile import UnshowableError
 
 Built = Callable[..., SafePlanner]
 NOTHING = PlannerView(0.0, None, Pool(1), Pool(1))
@@ -139,6 +141,24 @@ def test_it_is_written_now_and_then_and_no_error_of_the_disk_reaches_the_host(
     (tmp_path / "d" / "s.json").unlink()
     (tmp_path / "d").rmdir()
     file.save()
+    assert "not written" in caplog.text
+
+
+@pytest.mark.parametrize("state", [UnshowableError(), {"x": "y" * MOST_BYTES}, {"x": {1, 2}}, {"x": math.inf}])
+def test_what_cannot_be_kept_is_not_written_and_no_error_reaches_the_host(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, state: Any
+) -> None:
+    class Odd:
+        def state(self) -> Any:
+            if isinstance(state, Exception):
+                raise state
+            return state
+
+        def resume(self, state: Any, age_s: float) -> None:
+            """Nothing was kept."""
+
+    StateFile(tmp_path / "state.json", "odd", Odd()).save()
+    assert not (tmp_path / "state.json").exists()
     assert "not written" in caplog.text
 
 

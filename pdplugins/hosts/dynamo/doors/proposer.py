@@ -17,6 +17,7 @@ from pdplugins.hosts.dynamo.fetching import in_thread
 from pdplugins.runtime import signals
 from pdplugins.runtime.assembly import build_deployment
 from pdplugins.runtime.decision import Decision
+from pdplugins.runtime.faults import one_line
 from pdplugins.runtime.journal import build_journal
 from pdplugins.runtime.metrics import process_metrics
 from pdplugins.runtime.planner import SafePlanner, build_safe_planner, initial_plan
@@ -95,7 +96,7 @@ class Proposer:
             traffic = await self._traffic(context)
             view = planner_view(context, self._now_s(context), traffic, None if self._shadow else self._planner.last)
         except Exception as error:  # whatever the host says, its planner loop goes on
-            decision = self._planner.hold(f"{type(error).__name__}: {error}", error)
+            decision = self._planner.hold(f"{type(error).__name__}: {one_line(error)}", error)
         else:
             parts = {Kind.PLANNER: self._planner}
             signals.hear(parts, self._board, view.now_s)
