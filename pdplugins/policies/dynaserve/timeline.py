@@ -107,8 +107,8 @@ class Timeline:
         self._replay()
 
     def advance(self, now_s: float) -> None:
-        """Go on to `now_s`, as predicted."""
-        if now_s <= self._now_s:
+        """Go on to `now_s`, as predicted. A time that is no number, or none to come, changes nothing."""
+        if not self._now_s < now_s < math.inf:
             return
         now, prompts, later = self._play.pass_at(now_s), self._prompts, self._later
         while later and later[0].ready_s <= now_s:

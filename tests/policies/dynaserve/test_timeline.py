@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Sequence
 
@@ -156,6 +157,21 @@ def test_time_that_passes_changes_no_prediction(deployment: Deployment) -> None:
     assert timeline.batch == 0
     assert timeline.kv_tokens == pytest.approx(0, abs=1e-6)
     assert timeline.finish_s == before + 1
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("now_s", [math.nan, math.inf, -math.inf])
+def test_a_time_that_is_none_changes_nothing(deployment: Deployment, now_s: float) -> None:
+    """Once its clock was NaN, the prompts that wait had no end."""
+    timeline = Timeline(PassCosts(deployment))
+    for _ in range(3):
+        timeline.add(Leg(0.1, 10, 1000, 0.0))
+    before = timeline.finish_s
+    timeline.advance(now_s)
+    assert timeline.finish_s == before
+    timeline.correct(None, 100.0, Leg(0.0, 100, 1000, 0.0))
+    timeline.advance(1.0)
+    assert before < timeline.finish_s < math.inf
 
 
 def test_a_probe_is_what_an_addition_would_be(deployment: Deployment) -> None:
