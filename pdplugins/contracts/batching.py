@@ -60,7 +60,8 @@ class FallsBackToBatches(Protocol):
 class BatchScheduler(Protocol):
     """Decides what one instance runs in its next step.
 
-    Where it raises, or answers with what cannot be followed, its own fallback composes that step, else the engine.
+    Where it raises, its own fallback composes that step, else the engine. The engine also does where the answer cannot
+    be followed, and where for a minute it was idle while prompts waited.
     """
 
     def next_batch(self, view: BatchView, now_s: float) -> BatchPlan:
