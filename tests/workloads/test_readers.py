@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 from itertools import pairwise
@@ -15,7 +16,7 @@ from hypothesis import strategies as st
 from pdplugins.errors import ConfigError, TraceError
 from pdplugins.registry import NoSettings
 from pdplugins.types import Round, Terms, TraceRequest
-from pdplugins.workloads import jsonl, lazy, rows, servegen, traces
+from pdplugins.workloads import azure, jsonl, lazy, rows, servegen, traces
 from pdplugins.workloads.transform import Transform
 from tests.refusals import refusal
 
@@ -238,6 +239,61 @@ def test_a_client_without_its_lengths_says_where_they_are_published(clients: Pat
     (clients / "chunk-1-dataset.json").unlink()
     with pytest.raises(TraceError, match=r"chunk-1-dataset.json: no such trace; .*alibaba/ServeGen"):
         traces.read(clients)
+
+
+# --- Azure, read at once ---
+
+AZURE = "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:03.9799600,100,20\n"
+
+
+@pytest.fixture
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every file is taken for a large one."""
+    monkeypatch.setattr(azure, "LARGE_BYTES", 1)
+
+
+@pytest.mark.usefixtures("at_once")
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize(
+    ("row", "column"),
+    [
+        ("2023-11-16 18:17:03," + "9" * 30 + ",20", "ContextTokens"),
+        ("2023-11-16 18:17:03,5," + "9" * 5000, "GeneratedTokens"),
+        ("2023-11-16 18:17:03,inf,20", "ContextTokens"),
+        ("2023-11-16 18:17:03,nan,20", "ContextTokens"),
+        ("True,5,20", "TIMESTAMP"),
+        ("now,5,20", "TIMESTAMP"),
+        ("NaT,5,20", "TIMESTAMP"),
+        ("5,5,20", "TIMESTAMP"),
+        ("x,2023-11-16 18:17:03,5,20", "TIMESTAMP"),
+    ],
+    ids=lambda value: value[:30],
+)
+@pytest.mark.parametrize("head", [AZURE, AZURE.splitlines(keepends=True)[0]], ids=["later", "first"])
+def test_a_large_azure_trace_is_told_its_malformed_cell(tmp_path: Path, head: str, row: str, column: str) -> None:
+    path = write(tmp_path, f"{head}{row}\n", "t.csv")
+    with pytest.raises(TraceError, match=f"{path}: line {1 + len(head.splitlines())}, column {column}: "):
+        traces.read(path)
+
+
+@pytest.mark.usefixtures("at_once")
+@pytest.mark.parametrize("suffix", [".zip", ".gz", ".bz2", ".xz", ".tar"])
+def test_a_name_does_not_make_an_azure_trace_a_compressed_one(tmp_path: Path, suffix: str) -> None:
+    (read,) = traces.read(write(tmp_path, AZURE, f"trace{suffix}"))
+    assert (read.isl_tokens, read.osl_tokens) == (100, 20)
+    (tmp_path / f"packed{suffix}").write_bytes(gzip.compress(AZURE.encode()))
+    with pytest.raises(TraceError, match="not text; unpack it first if it is compressed"):
+        traces.read(tmp_path / f"packed{suffix}", "azure-csv")
+
+
+@pytest.mark.usefixtures("at_once")
+def test_a_huge_azure_trace_is_read_line_by_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write(tmp_path, AZURE)
+    with path.open("rb+") as file:
+        file.truncate(azure.HUGE_BYTES + 1)  # a hole, which takes no room on the disk, and has no end of line
+    monkeypatch.setattr(rows, "LONGEST_LINE", 1000)
+    with pytest.raises(TraceError, match="line 3: longer than 1000 characters; is it the right file"):
+        traces.read(path)
 
 
 # --- JSON lines ---
