@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import stat
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout
@@ -42,6 +43,29 @@ def check_outputs(*paths: Path | None) -> None:
                 scratch.unlink()
             except OSError as error:
                 raise _unwritable(path, error) from None
+
+
+def is_file(path: Path) -> bool:
+    """Tell whether a file is at `path`: there is none where the name is too long for one."""
+    try:
+        return path.is_file()
+    except OSError:
+        return False
+
+
+def read_limited(path: Path, most_bytes: int, *, pipes: bool = False) -> bytes:
+    """Return what a file holds. Raises OSError, or ConfigError with one line that does not name the file.
+
+    :param pipes: also read a pipe or a device, which may keep its reader waiting.
+    """
+    mode = path.stat().st_mode
+    if not (pipes or stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+        raise ConfigError("a pipe or a device; write it to a file first")
+    with path.open("rb") as file:
+        raw = file.read(most_bytes + 1)
+    if len(raw) > most_bytes:
+        raise ConfigError(f"larger than {most_bytes // 1024} KiB; is it the right file?")
+    return raw
 
 
 @contextmanager

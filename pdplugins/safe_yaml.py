@@ -13,6 +13,7 @@ from typing import Any
 import yaml
 
 from pdplugins.errors import ConfigError, one_line, shown
+from pdplugins.files import read_limited
 
 MOST_BYTES = 2**17
 """Size of the largest file."""
@@ -26,10 +27,7 @@ MOST_DIGITS = 30
 
 def read_yaml(path: Path) -> Any:
     """Return what a YAML file says. Raises OSError, or ConfigError with one line that does not name the file."""
-    with path.open("rb") as file:
-        raw = file.read(MOST_BYTES + 1)
-    if len(raw) > MOST_BYTES:
-        raise ConfigError(f"larger than {MOST_BYTES // 1024} KiB; is it the right file?")
+    raw = read_limited(path, MOST_BYTES, pipes=True)
     try:
         return parse_yaml(raw.decode("utf-8-sig"))
     except UnicodeDecodeError as error:

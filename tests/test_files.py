@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -9,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from pdplugins.errors import ConfigError
-from pdplugins.files import check_outputs, whole, write_whole
+from pdplugins.files import check_outputs, is_file, read_limited, whole, write_whole
 
 
 def test_what_cannot_be_written_is_refused_before_the_work(tmp_path: Path) -> None:
@@ -94,3 +95,26 @@ def test_two_processes_that_write_the_same_file_do_not_meet(tmp_path: Path) -> N
     assert [writer.wait(60) for writer in writers] == [0, 0]
     assert out.read_text() in ("a" * 50_000, "b" * 50_000)
     assert [path.name for path in tmp_path.iterdir()] == ["out.json"]
+
+
+def test_a_file_is_read_up_to_a_size_and_a_pipe_only_where_it_may_be(tmp_path: Path) -> None:
+    path, pipe = tmp_path / "f", tmp_path / "pipe"
+    path.write_bytes(b"x" * 2048)
+    os.mkfifo(pipe)
+    assert read_limited(path, 2048) == b"x" * 2048
+    for one, pipes, why in (
+        (path, False, "larger than 1 KiB; is it the right file"),
+        (Path("/dev/zero"), True, "larger than 1 KiB; is it the right file"),
+        (Path("/dev/zero"), False, "a pipe or a device; write it to a file first"),
+        (pipe, False, "a pipe or a device; write it to a file first"),
+    ):
+        with pytest.raises(ConfigError, match=why):
+            read_limited(one, 1024, pipes=pipes)
+    with pytest.raises(IsADirectoryError):
+        read_limited(tmp_path, 1024)
+
+
+def test_a_name_that_is_too_long_is_no_file(tmp_path: Path) -> None:
+    assert is_file(Path(__file__))
+    assert not is_file(tmp_path)
+    assert not is_file(Path("x" * 5000))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 from zipfile import BadZipFile
@@ -16,11 +17,13 @@ from zipfile import BadZipFile
 import numpy as np
 
 from pdplugins.contracts.perf import PerfModel
-from pdplugins.errors import ConfigError
-from pdplugins.files import whole
+from pdplugins.errors import ConfigError, one_line
+from pdplugins.files import read_limited, whole
 from pdplugins.perf.draft import BATCHES
 from pdplugins.perf.table import Curve
 
+MOST_BYTES = 2**24
+"""Size of the largest file, packed and unpacked."""
 LONG_TOKENS = (65_536, 131_072)
 """Last knots, up to the longest context of the Llama 3.1 family. Beyond them the mocker extrapolates linearly."""
 MOST_KV_TOKENS = 600_000
@@ -66,20 +69,33 @@ def read_npz(path: Path) -> NpzTables:
 
     Raises ConfigError when `path` is neither.
     """
-    if path.is_dir():
-        phases = (path / f"selected_{phase}_interpolation" / "raw_data.npz" for phase in ("prefill", "decode"))
-        prefill, decode = map(_load, phases)
-        return _profiler_tables(path, prefill, decode)
-    return _mocker_tables(path, _load(path))
+    try:
+        with np.errstate(divide="raise", over="raise", invalid="raise"):
+            if not path.is_dir():
+                return _mocker_tables(path, _load(path))
+            phases = (path / f"selected_{phase}_interpolation" / "raw_data.npz" for phase in ("prefill", "decode"))
+            prefill, decode = map(_load, phases)
+            return _profiler_tables(path, prefill, decode)
+    except (ValueError, TypeError, LookupError, ArithmeticError) as error:
+        raise ConfigError(f"{path}: its arrays are no tables ({one_line(error, 80)}); was it written whole?") from None
 
 
 def _load(path: Path) -> Mapping[str, Any]:
     try:
-        with np.load(path) as file:
-            return dict(file)
-    except (OSError, EOFError, ValueError, BadZipFile, TypeError) as error:
+        return _unpacked(read_limited(path, MOST_BYTES))
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from None
+    except (OSError, EOFError, ValueError, BadZipFile, TypeError, AttributeError) as error:
         reason = getattr(error, "strerror", None) or "it is no .npz file"
         raise ConfigError(f"{path}: {reason}; give the mocker's .npz or the folder of Dynamo's profiler") from None
+
+
+def _unpacked(raw: bytes) -> Mapping[str, Any]:
+    """Return the arrays of numbers."""
+    with np.load(BytesIO(raw)) as file:
+        if sum(part.file_size for part in file.zip.infolist()) > MOST_BYTES:
+            raise ConfigError(f"more than {MOST_BYTES // 1024} KiB when unpacked; is it the right file?")
+        return {name: array for name, array in file.items() if array.dtype.kind in "iuf"}
 
 
 def _mocker_tables(path: Path, data: Mapping[str, Any]) -> NpzTables:

@@ -15,10 +15,13 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from pdplugins.config import first_error
-from pdplugins.errors import ConfigError
+from pdplugins.errors import ConfigError, one_line
+from pdplugins.files import read_limited
 
 SMALLEST, LARGEST = 1e-9, 1e18
 """Bounds of all figures. What is computed of them is a number that clocks and counts can hold."""
+MOST_BYTES = 2**22
+"""Size of the largest file."""
 Positive = Annotated[float, Field(ge=SMALLEST, le=LARGEST, allow_inf_nan=False)]
 Natural = Annotated[float, Field(ge=0, le=LARGEST, allow_inf_nan=False)]
 Factor = Annotated[float, Field(ge=1, le=LARGEST, allow_inf_nan=False)]
@@ -250,9 +253,14 @@ class Profile(_Part):
 def read_profile(path: Path) -> Profile:
     """Read and check a profile file. Raises ConfigError with one line for the first error."""
     try:
-        return Profile.model_validate_json(path.read_bytes())
+        raw = read_limited(path, MOST_BYTES)
     except OSError as error:
-        raise ConfigError(f"profile {path}: {error.strerror}; give a .json file or a shipped profile") from None
+        where = one_line(path)
+        raise ConfigError(f"profile {where}: {error.strerror}; give a .json file or a shipped profile") from None
+    except ConfigError as error:
+        raise ConfigError(f"profile {path}: {error}") from None
+    try:
+        return Profile.model_validate_json(raw)
     except ValidationError as error:
         raise ConfigError(f"profile {path}: {first_error(error, Profile)}; see profiles/README.md") from None
 

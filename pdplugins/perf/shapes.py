@@ -11,9 +11,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pdplugins.errors import ConfigError
+from pdplugins.errors import ConfigError, one_line, shown
+from pdplugins.files import is_file, read_limited
 
 BF16_BYTES = 2
+MOST = 10**9
+"""The largest number of a shape."""
+MOST_BYTES = 2**22
+"""Size of the largest file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,35 +99,46 @@ def find_shape(model: str) -> Shape:
     """Return the shape of a known model, or of a ``config.json`` where `model` is its path or its folder."""
     if (shape := KNOWN.get(model)) is not None:
         return shape
-    path = Path(model)
-    path = path / "config.json" if path.is_dir() else path
-    if path.is_file():
-        return read_shape(path)
+    for path in (Path(model), Path(model) / "config.json"):
+        if is_file(path):
+            return read_shape(path)
     raise ConfigError(
-        f"model {model}: its shape is not known; give the path of its config.json, or one of {', '.join(sorted(KNOWN))}"
+        f"model {one_line(model)}: its shape is not known; give the path of its config.json, or one of "
+        f"{', '.join(sorted(KNOWN))}"
     )
 
 
 def read_shape(path: Path) -> Shape:
     """Read a Hugging Face ``config.json``. Raises ConfigError when it does not describe a decoder of equal layers."""
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-        hidden, heads = found["hidden_size"], found["num_attention_heads"]
+        found = json.loads(read_limited(path, MOST_BYTES))
+        hidden, heads = _count(found, "hidden_size"), _count(found, "num_attention_heads")
         return Shape(
-            layers=found["num_hidden_layers"],
+            layers=_count(found, "num_hidden_layers"),
             hidden=hidden,
             heads=heads,
-            kv_heads=found.get("num_key_value_heads") or heads,
-            ffn=found.get("moe_intermediate_size") or found.get("intermediate_size") or found["ffn_dim"],
-            vocab=found["vocab_size"],
-            max_context=found["max_position_embeddings"],
-            head_dim=found.get("head_dim") or hidden // heads,
+            kv_heads=_count(found, "num_key_value_heads", default=heads),
+            ffn=_count(found, "moe_intermediate_size", "intermediate_size", "ffn_dim"),
+            vocab=_count(found, "vocab_size"),
+            max_context=_count(found, "max_position_embeddings"),
+            head_dim=_count(found, "head_dim", default=max(hidden // heads, 1)),
             ffn_matrices=2 if "ffn_dim" in found else 3,
-            experts=found.get("num_local_experts") or found.get("num_experts") or 1,
-            active_experts=found.get("num_experts_per_tok") or 1,
+            experts=_count(found, "num_local_experts", "num_experts", default=1),
+            active_experts=_count(found, "num_experts_per_tok", default=1),
             weight_bytes=1 if "fp8" in json.dumps(found.get("quantization_config", "")).lower() else BF16_BYTES,
         )
     except KeyError as error:
         raise ConfigError(f"model {path}: no {error} in it; it must be the config.json of a decoder") from None
-    except (OSError, ValueError, TypeError, AttributeError) as error:
-        raise ConfigError(f"model {path}: {error}; it must be the config.json of a decoder") from None
+    except (OSError, ConfigError, ValueError, RecursionError, TypeError, AttributeError) as error:
+        raise ConfigError(f"model {path}: {one_line(error)}; it must be the config.json of a decoder") from None
+
+
+def _count(found: dict[str, Any], *names: str, default: int | None = None) -> int:
+    """Return the first number of these names. Raises KeyError where there is none, ValueError where it is no count."""
+    name = next((name for name in names if found.get(name)), names[-1])
+    value = found.get(name) or default
+    if value is None:
+        raise KeyError(name)
+    if type(value) is not int or not 1 <= value <= MOST:
+        raise ValueError(f"{name} is {shown(value)}, which is no whole number from 1 to {MOST}")
+    return value

@@ -9,9 +9,10 @@ from typing import Annotated, Any
 import typer
 
 from pdplugins.errors import ConfigError
+from pdplugins.files import read_limited
 from pdplugins.perf import draft
 from pdplugins.perf.gpus import GPUS
-from pdplugins.perf.profile import Power
+from pdplugins.perf.profile import MOST_BYTES, Power
 from pdplugins.provenance import command_line
 
 GpuName = Annotated[str, typer.Option("--gpu", help=f"One of {', '.join(GPUS)}.")]
@@ -71,9 +72,11 @@ def power(path: Path | None) -> dict[str, Any]:
     if path is None:
         return {}
     try:
-        return {"power": Power.model_validate_json(path.read_bytes()).model_dump(mode="json")}
+        return {"power": Power.model_validate_json(read_limited(path, MOST_BYTES)).model_dump(mode="json")}
     except OSError as error:
         raise ConfigError(f"--power {path}: {error.strerror}") from None
+    except ConfigError as error:
+        raise ConfigError(f"--power {path}: {error}") from None
     except ValueError as error:
         raise ConfigError(f"--power {path}: {str(error).splitlines()[-2].strip()}; see profiles/README.md") from None
 

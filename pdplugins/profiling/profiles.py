@@ -10,7 +10,8 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from pdplugins.errors import ConfigError
+from pdplugins.errors import ConfigError, shown
+from pdplugins.files import is_file
 from pdplugins.perf import draft, npz
 from pdplugins.perf.gpus import GPUS, Gpu, find_gpu
 from pdplugins.perf.profile import Profile, read_profile
@@ -264,9 +265,9 @@ def _find(name: str) -> Profile:
         return read_profile(Path(name))
     root = data_dir("profiles")
     path = root / f"{name}.json"
-    if not path.is_file():
+    if not is_file(path):
         known = sorted(p.relative_to(root).with_suffix("").as_posix() for p in root.glob("*/*.json"))
-        raise ConfigError(f"profile: there is no {name!r}; choose from {', '.join(known)}")
+        raise ConfigError(f"profile: there is no {shown(name)}; choose from {', '.join(known)}")
     return read_profile(path)
 
 

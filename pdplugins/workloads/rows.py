@@ -47,6 +47,17 @@ def lines(path: Path) -> Iterator[tuple[int, str]]:
         raise TraceError(f"{path}: not text; unpack it first if it is compressed") from None
 
 
+def whole(path: Path, most: int) -> str:
+    """Return the text of a file of at most `most` characters."""
+    parts, size = [], 0
+    for number, line in lines(path):
+        parts.append(line)
+        size += len(line)
+        if size > most:
+            raise TraceError(f"{path}: line {number}: more than {most} characters so far; is it the right file?")
+    return "".join(parts)
+
+
 def cells(path: Path, wanted: Sequence[str], what: str) -> Iterator[tuple[int, list[str]]]:
     """Yield (line number, cells of the columns `wanted`) of a CSV file with a header. `what` names its format."""
     rows = lines(path)

@@ -8,15 +8,15 @@ Gamma or a Weibull distribution. ``chunk-N-dataset.json`` has a histogram of pro
 
 from __future__ import annotations
 
-import ast
 import json
 import math
+from bisect import bisect
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 
 from pdplugins.errors import TraceError
@@ -26,6 +26,12 @@ from pdplugins.workloads.draws import Floats
 from pdplugins.workloads.trace import TraceRequest
 
 WINDOW_S = 600.0
+MOST_REQUESTS = 10**7
+"""Requests of all clients together; more take too much memory and time."""
+LOWEST_RATE = 1e-12
+"""Requests per second below which a client has none: it would send one in thirty thousand years."""
+MOST_CHARACTERS = 2**24
+"""Of one file of histograms, five times those of the largest that is published."""
 
 
 class ServeGenSettings(BaseModel):
@@ -40,6 +46,10 @@ class ServeGenSettings(BaseModel):
     clients: int | None = Field(None, ge=1, description="only the busiest so many clients of that time")
 
 
+Histogram = tuple[NDArray[np.int64], Floats]
+"""Lengths, and the share of those up to each of them in their order."""
+
+
 @dataclass(frozen=True, slots=True)
 class Window:
     """The arrivals of one client during 600 s."""
@@ -50,14 +60,17 @@ class Window:
     shape: float
 
     def times_s(self, rng: np.random.Generator, rate: float) -> Floats:
-        """Draw arrivals with this window's distribution and a mean of `rate` per second."""
+        """Draw arrivals with this window's distribution and a mean of `rate` per second.
+
+        There are at most one more than all clients may have together: a shape near 0 makes many of a low rate.
+        """
 
         def gaps_s(count: int) -> Floats:
             if self.family == "Weibull":
                 return rng.weibull(self.shape, count) / (rate * math.gamma(1 + 1 / self.shape))
             return rng.gamma(self.shape, 1 / (rate * self.shape), count)
 
-        return self.start_s + renewal(gaps_s, rate, WINDOW_S, math.inf)
+        return self.start_s + renewal(gaps_s, rate, WINDOW_S, MOST_REQUESTS + 1)
 
 
 def servegen(settings: ServeGenSettings, path: Path) -> Iterator[TraceRequest]:
@@ -70,9 +83,19 @@ def servegen(settings: ServeGenSettings, path: Path) -> Iterator[TraceRequest]:
         windows = [window for window in _windows(file) if _overlaps(settings, window)]
         clients.append((sum(window.rate for window in windows), file, windows))
     clients.sort(key=lambda client: (-client[0], client[1].name))
-    for number, (rate, file, windows) in enumerate(clients[: settings.clients]):
-        if rate > 0:
-            yield from _client(settings, file, windows, np.random.default_rng((settings.seed, number)))
+    chosen = clients[: settings.clients]
+    _check_size(path, WINDOW_S * settings.scale * sum(rate for rate, _, _ in chosen))
+    drawn = 0
+    for number, (_, file, windows) in enumerate(chosen):
+        if not windows:
+            continue
+        rng = np.random.default_rng((settings.seed, number))
+        lengths = Lengths(file.with_name(file.name.replace("-trace.csv", "-dataset.json")))
+        for window in windows:
+            times_s = window.times_s(rng, window.rate * settings.scale)
+            drawn += len(times_s)
+            _check_size(path, drawn)
+            yield from _requests(settings, window, times_s, lengths, rng)
 
 
 def is_servegen(path: Path) -> bool:
@@ -88,8 +111,17 @@ def _files(path: Path) -> list[Path]:
     raise TraceError(f"{path}: no chunk-*-trace.csv in this folder; {rows.PUBLISHED}")
 
 
+def _check_size(path: Path, requests: float) -> None:
+    if requests > MOST_REQUESTS:
+        raise TraceError(
+            f"{path}: its rates ask for {requests:.3g} requests or more, and {MOST_REQUESTS:,} are the most; lower "
+            "scale, duration_s or clients"
+        )
+
+
 def _overlaps(settings: ServeGenSettings, window: Window) -> bool:
-    return settings.start_s - WINDOW_S < window.start_s < settings.start_s + settings.duration_s
+    inside = settings.start_s - WINDOW_S < window.start_s < settings.start_s + settings.duration_s
+    return inside and window.rate * settings.scale >= LOWEST_RATE
 
 
 def _windows(path: Path) -> Iterator[Window]:
@@ -105,17 +137,14 @@ def _windows(path: Path) -> Iterator[Window]:
             yield Window(start_s, rate, cells[3], max(rows.real(path, number, "5", cells[4]), 0.01))
 
 
-def _client(
-    settings: ServeGenSettings, file: Path, windows: list[Window], rng: np.random.Generator
+def _requests(
+    settings: ServeGenSettings, window: Window, times_s: Floats, lengths: Lengths, rng: np.random.Generator
 ) -> Iterator[TraceRequest]:
-    lengths = Lengths(file.with_name(file.name.replace("-trace.csv", "-dataset.json")))
     end_s = settings.start_s + settings.duration_s
-    for window in windows:
-        times = window.times_s(rng, window.rate * settings.scale)
-        times = times[(times >= settings.start_s) & (times < end_s)]
-        isl, osl = (lengths.draw(column, window.start_s, rng, len(times)) for column in Lengths.COLUMNS)
-        for at_s, prompt, answer in zip(times.tolist(), isl, osl, strict=True):
-            yield TraceRequest(at_s, prompt, answer)
+    times_s = times_s[(times_s >= settings.start_s) & (times_s < end_s)]
+    isl, osl = (lengths.draw(column, window.start_s, rng, len(times_s)) for column in Lengths.COLUMNS)
+    for at_s, prompt, answer in zip(times_s.tolist(), isl, osl, strict=True):
+        yield TraceRequest(at_s, prompt, answer)
 
 
 class Lengths:
@@ -125,36 +154,47 @@ class Lengths:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        text = "".join(line for _, line in rows.lines(path))
+        text = rows.whole(path, MOST_CHARACTERS)
         try:
-            data: dict[str, dict[str, str]] = json.loads(text)
-            self._by_start = {float(start): row for start, row in data.items()}
-        except (ValueError, AttributeError):
+            data = json.loads(text)
+            self._by_start = {rows.real(path, 1, "1", start): row for start, row in data.items()}
+        except (ValueError, AttributeError, RecursionError):
             raise TraceError(f"{path}: line 1, column 1: not a JSON object of windows; is it cut off?") from None
-        self._read: dict[tuple[str, float], Any] = {}
+        self._starts = {column: sorted(self._by_start) for column in self.COLUMNS}
+        """Starts of the windows, less those whose histogram is known to be empty."""
+        self._read: dict[tuple[str, float], Histogram] = {}
 
     def draw(self, column: str, at_s: float, rng: np.random.Generator, count: int) -> list[int]:
         """Draw lengths from the non-empty histogram that is nearest in time."""
-        values, shares = self._histogram(column, at_s)
-        drawn: list[int] = rng.choice(values, size=count, p=shares).tolist()
+        values, up_to = self._histogram(column, at_s)
+        drawn: list[int] = values[up_to.searchsorted(rng.random(count), side="right")].tolist()
         return drawn
 
-    def _histogram(self, column: str, at_s: float) -> tuple[Any, Any]:
-        """Return lengths and their shares."""
-        for start_s in sorted(self._by_start, key=lambda start_s: (abs(start_s - at_s), start_s)):
+    def _histogram(self, column: str, at_s: float) -> Histogram:
+        starts = self._starts[column]
+        while starts:
+            after = bisect(starts, at_s)
+            start_s = min(starts[max(after - 1, 0) : after + 1], key=lambda start_s: (abs(start_s - at_s), start_s))
             if (column, start_s) not in self._read:
                 self._read[column, start_s] = self._parse(column, start_s)
             if len((found := self._read[column, start_s])[0]):
-                return found[0], found[1]
+                return found
+            starts.remove(start_s)
         raise TraceError(f"{self._path}: no length in any {column}; drop this client's two files")
 
-    def _parse(self, column: str, start_s: float) -> tuple[Any, Any]:
+    def _parse(self, column: str, start_s: float) -> Histogram:
         try:
-            found: dict[int, float] = ast.literal_eval(self._by_start[start_s][column])
-            values = np.maximum(np.array(list(found), dtype=np.int64), 1)
-            shares = np.array(list(found.values()), dtype=np.float64)
-        except (ValueError, SyntaxError, KeyError, TypeError, AttributeError):
+            text = self._by_start[start_s][column].strip()
+            pairs = [pair.split(":") for pair in text.removeprefix("{").removesuffix("}").split(",") if pair.strip()]
+            found = {int(length): float(share) for length, share in pairs}
+            sound = text[:1] + text[-1:] == "{}" and all(0 <= share <= rows.LARGEST for share in found.values())
+        except (ValueError, KeyError, TypeError, AttributeError):
+            sound = False
+        if not sound or max(found, default=0) > rows.MAX_TOKENS or (found and not any(found.values())):
             raise TraceError(
-                f"{self._path}: window {start_s:.0f}, column {column}: not a histogram {{length: share}}"
-            ) from None
-        return values, shares / shares.sum() if len(shares) else shares
+                f"{self._path}: window {start_s:.0f}, column {column}: not a histogram {{length: share}} of lengths up "
+                f"to {rows.MAX_TOKENS} and shares from 0 to {rows.LARGEST:g}, not all 0; drop this client's two files"
+            )
+        shares = np.array(list(found.values()), dtype=np.float64)
+        up_to = (shares / shares.sum()).cumsum() if found else shares
+        return np.array([max(length, 1) for length in found], dtype=np.int64), up_to / up_to[-1:]

@@ -90,6 +90,7 @@ def _phase(phase: Phase, rng: np.random.Generator, start_s: float, number: int) 
     requests = math.inf if phase.requests is None else phase.requests
     default_s = DURATION_S if phase.requests is None else math.inf
     times_s = phase.arrivals.times_s(rng, phase.duration_s or default_s, requests)
+    check_size(number + len(times_s))
     isl, osl = _lengths(phase, rng, len(times_s))
     later = _later(phase, rng, len(times_s))
     for index, at_s in enumerate((start_s + times_s).tolist()):

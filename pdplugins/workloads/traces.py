@@ -9,6 +9,7 @@ from pathlib import Path
 
 from pdplugins.errors import TraceError
 from pdplugins.registry import Registry, default_registry
+from pdplugins.workloads.arrivals import check_size
 from pdplugins.workloads.sources import Mixture, source_of
 from pdplugins.workloads.trace import TraceRequest
 from pdplugins.workloads.transform import check_span, merge
@@ -33,8 +34,11 @@ def read(path: Path | str, workload: str | None = None, registry: Registry | Non
 
 
 def _mixed(mixture: Mixture, registry: Registry) -> list[TraceRequest]:
+    traces: list[list[TraceRequest]] = []
     try:
-        traces = [part.apply(read(part.trace, None, registry)) for part in mixture.parts]
+        for part in mixture.parts:
+            traces.append(part.apply(read(part.trace, None, registry)))
+            check_size(sum(map(len, traces)))
     except RecursionError:
         raise TraceError(f"{mixture.where}: a part of this mix is the mix itself; take it out") from None
     return from_zero(merge(traces))

@@ -76,10 +76,17 @@ def test_a_file_is_replaced_only_when_asked(tmp_path: Path) -> None:
         (("--gpu", "h100", "--model", "gpt-9"), "config.json"),
         (("--gpu", "h100", "--model", LLAMA, "--tp", "one"), "--tp one: give 1 or more whole numbers"),
         (("--gpu", "h100", "--model", LLAMA, "--power", "none.json"), "--power none.json: No such file"),
+        (("--gpu", "h100", "--model", LLAMA, "--power", "/dev/zero"), "--power /dev/zero: a pipe or a device"),
     ],
 )
 def test_what_cannot_be_used_is_one_line(tmp_path: Path, arguments: tuple[str, ...], message: str) -> None:
     assert message in refused("roofline", *arguments, "--out", tmp_path / "mine.json")
+
+
+def test_a_profile_whose_name_is_too_long_is_not_there() -> None:
+    said = refused("show", "x" * 5000)
+    assert "profile: there is no 'xxx" in said
+    assert len(said) < 2000
 
 
 def test_a_model_may_be_a_config_json(tmp_path: Path) -> None:
@@ -147,6 +154,37 @@ def test_what_is_no_table_of_dynamos_is_one_line(tmp_path: Path) -> None:
     assert "no .npz file" in refused("from-npz", tmp_path / "text.npz", *rest)
     assert "five arrays" in refused("from-npz", tmp_path / "other.npz", *rest)
     assert "No such file" in refused("from-npz", tmp_path, *rest)
+
+
+TABLES = {
+    "prefill_isl": np.array([1.0, 100.0]),
+    "prefill_ttft_ms": np.array([1.0, 2.0]),
+    "decode_active_kv_tokens": np.array([0.0, 100.0, 1000.0]),
+    "decode_context_length": np.array([10.0, 100.0]),
+    "decode_itl": np.ones((3, 2)),
+}
+
+
+@pytest.mark.parametrize(
+    "odd", [5.0, [], [1.0], [0.0, 0.0, 0.0], ["x", "y"], [1j, 2j], [[[1.0]]], [True, False]], ids=repr
+)
+@pytest.mark.parametrize("name", TABLES)
+def test_arrays_that_are_no_tables_are_one_line(tmp_path: Path, name: str, odd: object) -> None:
+    path = tmp_path / "odd.npz"
+    np.savez(path, allow_pickle=False, **{**TABLES, name: np.array(odd)})
+    out = tmp_path / "mine.json"
+    said = refused("from-npz", path, "--gpu", "h20", "--model", LLAMA, "--out", out)
+    assert said.startswith((f"{path}: ", f"profile {out}: "))
+    assert "\n" not in said
+    assert not out.exists()
+
+
+def test_a_table_that_unpacks_without_end_is_not_unpacked(tmp_path: Path) -> None:
+    path = tmp_path / "bomb.npz"
+    np.savez_compressed(path, prefill_isl=np.zeros(4_000_000))
+    assert path.stat().st_size < 100_000
+    said = refused("from-npz", path, "--gpu", "h20", "--model", LLAMA, "--out", tmp_path / "mine.json")
+    assert "more than 16384 KiB when unpacked" in said
 
 
 def test_show_prints_and_draws(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 from itertools import pairwise
@@ -15,7 +16,7 @@ from hypothesis import strategies as st
 from pdplugins.errors import ConfigError, TraceError
 from pdplugins.registry import NoSettings
 from pdplugins.types import Round, Terms, TraceRequest
-from pdplugins.workloads import jsonl, lazy, rows, traces
+from pdplugins.workloads import azure, jsonl, lazy, rows, servegen, traces
 from pdplugins.workloads.transform import Transform
 from tests.refusals import refusal
 
@@ -146,10 +147,153 @@ def test_servegen_files_that_are_malformed_are_named(clients: Path, file: str, t
         traces.read(clients)
 
 
+@pytest.mark.parametrize(
+    "histogram",
+    [
+        "(" * 50_000,
+        "{" + "-" * 50_000 + "1: 1.0}",
+        "{" + "9" * 30 + ": 1.0}",
+        "{" + "9" * 5000 + ": 1.0}",
+        "{5: -1.0, 6: 2.0}",
+        "{5: nan}",
+        "{5: 1e999}",
+        "{5: 1e308, 6: 1e308}",
+        "{5: 0.0}",
+        "{(1, 2): 1.0}",
+        "{5: (1, 2)}",
+        "{5: True}",
+        "[5, 6]",
+        "",
+        "5: 1.0",
+        {"5": 1.0},
+        5,
+    ],
+    ids=lambda value: repr(value)[:20],
+)
+def test_what_is_no_histogram_is_named(clients: Path, histogram: object) -> None:
+    text = json.dumps({"0": {"input_tokens": "{5: 1}", "output_tokens": histogram}})
+    path = write(clients, text, "chunk-1-dataset.json")
+    with pytest.raises(
+        TraceError, match=r"window 0, column output_tokens: not a histogram .*; drop this client"
+    ) as error:
+        traces.read(clients)
+    assert len(str(error.value)) < len(str(path)) + 250
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('{"0":' * 50_000, "line 1, column 1: not a JSON object"),
+        ('{"nan": {}}', "line 1, column 1: 'nan' is not a number from 0"),
+        ('{"-1": {}}', "line 1, column 1: '-1' is not a number from 0"),
+        ('{"' + "9" * 5000 + '": {}}', "line 1, column 1: '9+' is not a number from 0"),
+        ('{"0": 5}', "window 0, column input_tokens: not a histogram"),
+    ],
+    ids=lambda value: value[:20],
+)
+def test_what_is_no_object_of_windows_is_named(clients: Path, text: str, said: str) -> None:
+    write(clients, text, "chunk-1-dataset.json")
+    with pytest.raises(TraceError, match=f"chunk-1-dataset.json: {said}"):
+        traces.read(clients)
+
+
+def test_histograms_of_many_lines_are_read_up_to_a_size(clients: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(clients, "{\n" + "\n" * 1000, "chunk-1-dataset.json")
+    monkeypatch.setattr(servegen, "MOST_CHARACTERS", 500)
+    with pytest.raises(TraceError, match="line 500: more than 500 characters so far; is it the right file"):
+        traces.read(clients)
+
+
+MANY = "its rates ask for .* requests or more, and 10,000,000 are the most; lower scale, duration_s or clients"
+
+
+@pytest.mark.parametrize(
+    "windows",
+    [
+        "".join(f"{start},1e5,1,Gamma,1,1\n" for start in range(0, 600_000, 600)),
+        "0,1e15,1,Gamma,1,1\n",
+        "0,9e3,1,Gamma,1,1\n" * 2,
+    ],
+    ids=lambda windows: windows[:20],
+)
+def test_a_small_file_cannot_ask_for_requests_without_end(clients: Path, windows: str) -> None:
+    write(clients, windows, "chunk-1-trace.csv")
+    with pytest.raises(TraceError, match=f"{clients}: {MANY}"):
+        traces.read(f"servegen:path={clients},scale=1,duration_s=1e6")
+
+
+def test_arrivals_without_gaps_end_too(clients: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(servegen, "MOST_REQUESTS", 20_000)
+    write(clients, "0,1,1,Weibull,0.01,1\n", "chunk-1-trace.csv")
+    with pytest.raises(TraceError, match=r"ask for 2e\+04 requests or more, and 20,000 are the most"):
+        traces.read(f"servegen:path={clients / 'chunk-1-trace.csv'},scale=1")
+
+
+def test_a_rate_of_almost_nothing_is_no_request(clients: Path) -> None:
+    path = write(clients, "0,5e-324,1,Gamma,1,1\n600,5e-324,1,Weibull,0.01,1\n", "chunk-1-trace.csv")
+    with pytest.raises(TraceError, match="no request in it"):
+        traces.read(path)
+
+
 def test_a_client_without_its_lengths_says_where_they_are_published(clients: Path) -> None:
     (clients / "chunk-1-dataset.json").unlink()
     with pytest.raises(TraceError, match=r"chunk-1-dataset.json: no such trace; .*alibaba/ServeGen"):
         traces.read(clients)
+
+
+# --- Azure, read at once ---
+
+AZURE = "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:03.9799600,100,20\n"
+
+
+@pytest.fixture
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every file is taken for a large one."""
+    monkeypatch.setattr(azure, "LARGE_BYTES", 1)
+
+
+@pytest.mark.usefixtures("at_once")
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize(
+    ("row", "column"),
+    [
+        ("2023-11-16 18:17:03," + "9" * 30 + ",20", "ContextTokens"),
+        ("2023-11-16 18:17:03,5," + "9" * 5000, "GeneratedTokens"),
+        ("2023-11-16 18:17:03,inf,20", "ContextTokens"),
+        ("2023-11-16 18:17:03,nan,20", "ContextTokens"),
+        ("True,5,20", "TIMESTAMP"),
+        ("now,5,20", "TIMESTAMP"),
+        ("NaT,5,20", "TIMESTAMP"),
+        ("5,5,20", "TIMESTAMP"),
+        ("x,2023-11-16 18:17:03,5,20", "TIMESTAMP"),
+    ],
+    ids=lambda value: value[:30],
+)
+@pytest.mark.parametrize("head", [AZURE, AZURE.splitlines(keepends=True)[0]], ids=["later", "first"])
+def test_a_large_azure_trace_is_told_its_malformed_cell(tmp_path: Path, head: str, row: str, column: str) -> None:
+    path = write(tmp_path, f"{head}{row}\n", "t.csv")
+    with pytest.raises(TraceError, match=f"{path}: line {1 + len(head.splitlines())}, column {column}: "):
+        traces.read(path)
+
+
+@pytest.mark.usefixtures("at_once")
+@pytest.mark.parametrize("suffix", [".zip", ".gz", ".bz2", ".xz", ".tar"])
+def test_a_name_does_not_make_an_azure_trace_a_compressed_one(tmp_path: Path, suffix: str) -> None:
+    (read,) = traces.read(write(tmp_path, AZURE, f"trace{suffix}"))
+    assert (read.isl_tokens, read.osl_tokens) == (100, 20)
+    (tmp_path / f"packed{suffix}").write_bytes(gzip.compress(AZURE.encode()))
+    with pytest.raises(TraceError, match="not text; unpack it first if it is compressed"):
+        traces.read(tmp_path / f"packed{suffix}", "azure-csv")
+
+
+@pytest.mark.usefixtures("at_once")
+def test_a_huge_azure_trace_is_read_line_by_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write(tmp_path, AZURE)
+    with path.open("rb+") as file:
+        file.truncate(azure.HUGE_BYTES + 1)  # a hole, which takes no room on the disk, and has no end of line
+    monkeypatch.setattr(rows, "LONGEST_LINE", 1000)
+    with pytest.raises(TraceError, match="line 3: longer than 1000 characters; is it the right file"):
+        traces.read(path)
 
 
 # --- JSON lines ---

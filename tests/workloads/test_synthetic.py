@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from itertools import pairwise
+from pathlib import Path
 from statistics import mean, median, variance
 from typing import Any
 
@@ -15,6 +16,8 @@ from pydantic import ValidationError
 
 from pdplugins.errors import TraceError
 from pdplugins.types import TraceRequest
+from pdplugins.workloads import arrivals as processes
+from pdplugins.workloads import traces
 from pdplugins.workloads.rows import LARGEST, MAX_TOKENS
 from pdplugins.workloads.synthetic import SyntheticSettings, synthetic
 
@@ -163,6 +166,19 @@ def test_a_setting_that_cannot_be_is_refused(wrong: dict[str, Any], said: str) -
 def test_what_is_too_large_for_any_memory_is_refused_before_it_is_drawn(settings: dict[str, Any]) -> None:
     with pytest.raises(TraceError, match=r"a workload of more than 100,000,000 requests .*; make it shorter"):
         make(**settings)
+
+
+def test_phases_and_mixes_are_too_large_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processes, "MOST", 50)
+    steady = {"kind": "constant", "rate": 1}
+    assert len(make(requests=30, arrivals=steady)) == 30
+    with pytest.raises(TraceError, match="a workload of more than 50 requests"):
+        make(requests=30, arrivals=steady, phases=[{}, {}])
+    mix = tmp_path / "mix.yaml"
+    part = "{trace: 'synthetic:requests=30,arrivals.kind=constant,arrivals.rate=1'}"
+    mix.write_text(f"mix: [{part}, {part}]")
+    with pytest.raises(TraceError, match="a workload of more than 50 requests"):
+        traces.read(mix)
 
 
 @pytest.mark.parametrize(

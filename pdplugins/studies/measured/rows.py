@@ -7,7 +7,6 @@ counted as lacking it.
 
 from __future__ import annotations
 
-import csv
 import re
 from collections import defaultdict
 from dataclasses import dataclass
@@ -16,8 +15,8 @@ from hashlib import sha256
 from math import isfinite
 from pathlib import Path
 
-from pdplugins.errors import ConfigError
 from pdplugins.studies.measured.published import LackingError, Pools, day_of, guesses_of, layout_of, pools_of
+from pdplugins.studies.validate.table import table
 
 MODELS = {
     "deepseek-ai/DeepSeek-V3": "deepseek-r1",
@@ -106,17 +105,11 @@ def read_rows(path: Path) -> tuple[list[Row], Skipped]:
     """Return the rows that can be simulated, and the others by reason. Raises ConfigError for what is no such file."""
     rows: list[Row] = []
     skipped: Skipped = defaultdict(list)
-    try:
-        with path.open(newline="", encoding="utf-8") as file:
-            for number, raw in enumerate(csv.DictReader(file), 2):
-                try:
-                    rows.append(_row({str(key): str(value or "") for key, value in raw.items()}))
-                except LackingError as why:
-                    skipped[str(why)].append(str(raw.get("id") or f"line {number}"))
-    except OSError as error:
-        raise ConfigError(f"rows {path}: {error.strerror}; give aiconfigurator's silicon CSV") from None
-    except (csv.Error, UnicodeDecodeError) as error:
-        raise ConfigError(f"rows {path}: not a CSV file: {error}; give aiconfigurator's silicon CSV") from None
+    for number, raw in table(path):
+        try:
+            rows.append(_row(raw))
+        except LackingError as why:
+            skipped[str(why)].append(raw.get("id") or f"line {number}")
     return rows, dict(skipped)
 
 
@@ -139,8 +132,13 @@ def _row(raw: dict[str, str]) -> Row:
     concurrency = re.search(r"silicon_concurrency=(\d+)", source)
     if concurrency is None and not (raw.get("batch_size") and not source.strip()):
         raise LackingError(f"{raw.get('mode', '')}, {path}: the number of clients is not recorded")
-    clients = int(concurrency[1]) if concurrency else _whole(raw, "batch_size", MOST_CLIENTS) * _ranks(raw)
-    system = raw.get("system", "").removesuffix("_sxm")
+    if concurrency:
+        clients = _whole({**raw, "silicon_concurrency": concurrency[1]}, "silicon_concurrency", MOST_CLIENTS)
+    else:
+        clients = _whole(raw, "batch_size", MOST_CLIENTS) * _ranks(raw)
+    if clients > MOST_CLIENTS:
+        raise LackingError(f"{raw.get('mode', '')}, {path}: more than {MOST_CLIENTS} clients")
+    system = _name(raw, "system").removesuffix("_sxm")
     inference_max = "source_file=" in source or "db-dump" in source
     if raw.get("mode") == "disagg":
         pools = pools_of(raw, system, clients)
@@ -151,7 +149,7 @@ def _row(raw: dict[str, str]) -> Row:
         id=raw.get("id", ""),
         model=MODELS[path],
         system=system,
-        engine=raw.get("backend", ""),
+        engine=_name(raw, "backend"),
         isl_tokens=_whole(raw, "isl", MOST_TOKENS),
         osl_tokens=_whole(raw, "osl", MOST_TOKENS),
         clients=clients,
@@ -177,7 +175,7 @@ def _layout(raw: dict[str, str], inference_max: bool) -> str:
     their product, the row counts each GPU twice.
     """
     tensor, split, expert = (_whole(raw, name, 64) for name in ("tp_size", "moe_tp_size", "moe_ep_size"))
-    ranks = int(raw.get("attention_dp_size") or 0)
+    ranks = _whole(raw, "attention_dp_size", 64) if raw.get("attention_dp_size", "") not in ("", "0") else 0
     if inference_max and split == expert and split > 1 and split * expert in {tensor, ranks}:
         tensor, ranks, split = min(tensor, split), min(ranks, split), 1
     gpus = split * expert
@@ -186,6 +184,14 @@ def _layout(raw: dict[str, str], inference_max: bool) -> str:
         raise LackingError(f"agg, {raw['model_path']}: attention on {tensor * ranks} GPUs and experts on {gpus}")
     parts = {"tp": tensor, "dp": ranks, "ep": expert}
     return "+".join(f"{name}{degree}" for name, degree in parts.items() if degree > 1) or "tp1"
+
+
+def _name(raw: dict[str, str], name: str) -> str:
+    """Return what becomes a part of a file's name."""
+    text = raw.get(name, "")
+    if not re.fullmatch(r"[A-Za-z0-9_.-]{0,64}", text):
+        raise LackingError(f"{raw.get('mode', '')}: {name} is no name of at most 64 letters and digits")
+    return text
 
 
 def _whole(raw: dict[str, str], name: str, most: int) -> int:

@@ -11,13 +11,15 @@ from typing import Annotated, Any
 import typer
 
 from pdplugins import hookimpl
-from pdplugins.errors import ConfigError
+from pdplugins.errors import ConfigError, one_line
 from pdplugins.files import check_outputs, write_whole
 
 validate = typer.Typer(
     no_args_is_help=True, help="Compare the simulator with measurements, Dynamo's replay and the papers."
 )
 TIMES = ("ttft", "tpot")
+MOST_REASON = 500
+"""Characters of a line about skipped rows, whose cells may hold anything."""
 FEW = 5
 """Most skipped rows named on the terminal. The report names all of them."""
 Out = Annotated[Path | None, typer.Option("--json", metavar="OUT", help="Write the whole report there.")]
@@ -152,7 +154,7 @@ def papers(*, seed: Seed = 0, out: Out = None) -> None:
 
 def _say_skipped(path: Path, skipped: dict[str, list[str]]) -> None:
     for why, ids in skipped.items():
-        typer.echo(f"{path.name}: skipped {len(ids)} rows: {why} ({_few(ids)})", err=True)
+        typer.echo(one_line(f"{path.name}: skipped {len(ids)} rows: {why} ({_few(ids)})", MOST_REASON), err=True)
 
 
 def _say_all(found: dict[str, Any]) -> None:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import csv
 import re
 from collections import defaultdict
 from dataclasses import dataclass, replace
 from math import isfinite
 from pathlib import Path
 
-from pdplugins.errors import ConfigError
+from pdplugins.studies.validate.table import table
 
 MODELS = {
     "meta-llama/Llama-3.1-70B": "llama-3.1-70b",
@@ -70,18 +69,11 @@ def read_rows(path: Path) -> tuple[list[Row], Skipped]:
     """Return the rows of `path` that can be read, and the others by reason. Raises ConfigError for what is no CSV."""
     rows: list[Row] = []
     skipped: Skipped = defaultdict(list)
-    try:
-        with path.open(newline="", encoding="utf-8") as file:
-            for number, raw in enumerate(csv.DictReader(file), 2):
-                try:
-                    rows.append(_row({str(key): str(value or "") for key, value in raw.items()}))
-                except UncoveredError as why:
-                    skipped[str(why)].append(str(raw.get("id") or f"line {number}"))
-    except OSError as error:
-        where = "the file is published with aiconfigurator (github.com/ai-dynamo/aiconfigurator)"
-        raise ConfigError(f"rows {path}: {error.strerror}; {where}") from None
-    except (csv.Error, UnicodeDecodeError) as error:
-        raise ConfigError(f"rows {path}: not a CSV file: {error}; give aiconfigurator's silicon CSV") from None
+    for number, raw in table(path):
+        try:
+            rows.append(_row(raw))
+        except UncoveredError as why:
+            skipped[str(why)].append(raw.get("id") or f"line {number}")
     return rows, dict(skipped)
 
 

@@ -154,3 +154,31 @@ def test_another_file_is_refused_in_one_line(tmp_path: Path) -> None:
     rows, skipped = read_rows(tmp_path / "other.csv")
     assert rows == []
     assert list(skipped) == ["aiconfigurator's silicon columns are missing"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"attention_dp_size": "nan"}, "agg: attention_dp_size is no whole number from 1 to 64"),
+        ({"attention_dp_size": "9" * 5000}, "agg: attention_dp_size is no whole number from 1 to 64"),
+        ({"attention_dp_size": "-1"}, "agg: attention_dp_size is no whole number from 1 to 64"),
+        ({"silicon_data_source": "silicon_concurrency=" + "9" * 5000}, "agg: silicon_concurrency is no whole number"),
+        ({"silicon_data_source": "silicon_concurrency=999999999"}, "agg: silicon_concurrency is no whole number"),
+        (
+            {"silicon_data_source": "", "batch_size": "8192", "tp_size": "1"},
+            "agg, deepseek-ai/DeepSeek-V3: more than 8192 clients",
+        ),
+        ({"system": "9" * 5000}, "agg: system is no name of at most 64 letters and digits"),
+        ({"system": "\U0001d54f" * 64}, "agg: system is no name of at most 64 letters and digits"),
+        ({"backend": "../" * 20}, "agg: backend is no name of at most 64 letters and digits"),
+    ],
+    ids=lambda value: str(value)[:60],
+)
+def test_a_row_of_what_nobody_measures_is_counted_as_lacking(tmp_path: Path, changes: dict[str, str], why: str) -> None:
+    assert lacking(tmp_path, AGGREGATED | changes).startswith(why)
+
+
+def test_a_mark_of_the_byte_order_is_no_part_of_the_first_column(tmp_path: Path) -> None:
+    path = tmp_path / "rows.csv"
+    path.write_text("id,system\none,h200\n", encoding="utf-8-sig")
+    assert read_rows(path)[1] == {"aiconfigurator's silicon columns are missing": ["one"]}
