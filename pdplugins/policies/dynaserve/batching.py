@@ -33,12 +33,16 @@ class DynaServeBatchScheduler:
         step, budget = self.begin(view)
         return self.fill(step, view.queue, budget)
 
-    def begin(self, view: BatchView) -> tuple[Step, int]:
-        """Return a step with the decodes of `view`, and the prompt tokens that may join it."""
+    def begin(self, view: BatchView, spare_s: float = 0.0) -> tuple[Step, int]:
+        """Return a step with the decodes of `view`, and the prompt tokens that may join it.
+
+        :param spare_s: seconds that the step may take beyond the SLO.
+        """
         step = Step(self._table, view, self._slo_s)
         if own := view.decode_tpots_s:
             alone_s = step.predicted_s() / self._share
             step.slo_s = self._share * tightest_tpot_s(own, step.dnum, self._tpot_s, alone_s)
+        step.slo_s += spare_s
         waiting = sum([prefill.remaining_tokens for prefill in view.queue])
         step.covered = done_tokens(view.queue[0])
         budget = step.max_prefill_allowed(step.covered, min(waiting, self._most))
