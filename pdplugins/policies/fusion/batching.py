@@ -14,6 +14,7 @@ from pdplugins.policies.dynaserve.config import DynaServeBatchSettings
 from pdplugins.policies.fusion.core import Core
 from pdplugins.policies.fusion.deadlines import DeadlineQueue
 from pdplugins.policies.fusion.sacrifice import Job
+from pdplugins.policies.fusion.saved import Saved
 
 TURN_TOKENS = 256
 """Prompt tokens of the oldest request's turn; of fewer the step would hardly be worth it."""
@@ -33,6 +34,7 @@ class FusionBatchScheduler:
         """Composes steps when this raises: as large as the TPOT SLO allows, first come, first served."""
         self._costs = core.costs
         self._drift = core.drift
+        self._saved = Saved(core.costs)
         self._worker = ""
         """Whose engine this is, once that is known."""
         self._ttft_s = deployment.slo.ttft_s
@@ -42,10 +44,15 @@ class FusionBatchScheduler:
     def next_batch(self, view: BatchView, now_s: float) -> BatchPlan:
         """Compose the next step."""
         slow = self._drift.of(self._worker)
+        saved_s = self._saved.before(view, now_s, slow)
+        if not view.queue:
+            return BatchPlan({})
         steps, view = self._sized(slow), scaled(view, slow)
+        step, budget = steps.begin(view, saved_s / slow)
+        if self._saved.waits(view, budget, now_s):
+            return BatchPlan({}, reason="saves time for a larger chunk")
         if len(view.queue) < 2:
-            return steps.next_batch(view, now_s)
-        step, budget = steps.begin(view)
+            return steps.fill(step, view.queue, budget)
         order = self._ordered(view, budget, self._speed(step, budget), now_s)
         plan = steps.fill(step, order, budget)
         return BatchPlan(plan.prefill_tokens, reason=f"{self._queue.late} of {len(view.queue)} are late")
@@ -54,6 +61,7 @@ class FusionBatchScheduler:
         """Learn from a step."""
         self._worker = self._drift.whose(plan.prefill_tokens) or self._worker
         slow = self._drift.of(self._worker)
+        self._saved.after(view, took_s)
         modelled_s = self._sized(slow).learn(view, plan, took_s / slow)
         self._costs.measured(modelled_s * slow, took_s, decodes=view.decode_requests > 0)
         if self._worker:

@@ -15,6 +15,13 @@ class FusionSettings(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     tpot_share: float = Field(0.98, gt=0, le=1, description="share of the TPOT SLO that a step of an engine may take")
+    saved_share: float = Field(
+        0.1,
+        ge=0,
+        le=1,
+        description="part of a mean answer in which decodes may save time for one longer step, where larger chunks "
+        "pay; 0: every step keeps the TPOT SLO",
+    )
     ttft_share: float = Field(
         0.9, gt=0, le=1, description="share of the TTFT SLO within which the pool plans; engines have all of it"
     )
@@ -52,7 +59,7 @@ class FusionSettings(BaseModel):
         "sooner",
     )
     gain: float = Field(
-        0.03, ge=0, description="capacity that fewer prefill-only workers, or the present number, may cost"
+        0.02, ge=0, description="capacity that fewer prefill-only workers, or the present number, may cost"
     )
     feedback: float = Field(
         0.02, ge=0, description="capacity that moving one worker towards the objective that is missed may cost"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
@@ -23,7 +24,9 @@ from pdplugins.policies.rapid.controller import Caps
 CONTEXT_CELL = 64
 """Change of the mean context, in tokens, after which decode places are counted anew."""
 NEVER = (-1, 0.0)
-RESERVE = 1.1
+DOUBT = 1.0
+"""A change of the composition must promise so much more capacity, over the square root of the number of answers."""
+RESERVE = 1.05
 """Output that composition plans with, over the mean. Where places to decode are short, all requests wait for one; where
 prefill is short, the longest prompts do. So an answer that is taken for too long costs less than one for too short."""
 
@@ -50,7 +53,8 @@ class Core:
         """Power caps of the last solution; None without a budget of watts."""
         self._next_s: float | None = None
         """When the programme is solved next; None before the first request."""
-        self._news = self._lengths_news()
+        self._news = 0
+        """How well the lengths were known at the last solution. Where they are better known, it is solved at once."""
         self._looked_s = 0.0
         self._counted: Sequence[WorkerView] | None = None
         self._caches: Mapping[int, int] = {}
@@ -72,9 +76,9 @@ class Core:
         if self._next_s is None:
             # Before answers have come, the operator's composition says more than the programme for a guessed length.
             self._next_s = now_s + settings.dwell_s
-        if now_s < self._next_s and self._lengths_news() == self._news:
+        if now_s < self._next_s and self.lengths.answered == self._news:
             return None
-        self._news = self._lengths_news()
+        self._news = self.lengths.answered
         does = self._programme(self.lengths.isl, RESERVE * max(self.lengths.osl, 1.0), kv_capacity_tokens)
         wanted = self._corrected(does, self._choose(does, workers, present), workers)
         self.wanted = max(wanted, min(least, workers - 1))
@@ -83,12 +87,9 @@ class Core:
         self._next_s = now_s + max(settings.interval_s, 0.0 if self.wanted == present else settings.dwell_s)
         return self.wanted
 
-    def _lengths_news(self) -> tuple[float, bool]:
-        """Return what is news of the lengths when it changes: then the programme is solved at once."""
-        return self.lengths.prior, self.lengths.answered
-
     def look(self, workers: Sequence[WorkerView], now_s: float) -> None:
-        """Learn from the loads of workers that only decode how long their steps take."""
+        """Learn how long the steps of workers take that only decode, and take in how long answers are."""
+        self.costs.answers(self.lengths.osl)
         elapsed_s, self._looked_s = now_s - self._looked_s, now_s
         for worker in workers:
             load, (decodes, context) = worker.load, decodes_of(worker)
@@ -147,7 +148,7 @@ class Core:
         if budget_w is None or table is None:
             return self.frontier(isl, osl, kv_capacity_tokens, history=self.lengths.history, held_s=held_s)
         kv_tokens, most = self.settings.kv_share * kv_capacity_tokens, self.deployment.max_batch
-        lengths, typical = Lengths(isl, osl, self.lengths.history), self.drift.typical
+        lengths, typical = Lengths(isl, osl, self.lengths.history, self.lengths.spread), self.drift.typical
 
         def under(prefill: float, decode: float) -> Frontier:
             slow = prefill * typical, decode * typical
@@ -173,7 +174,7 @@ class Core:
         """Return what workers can do for requests of these mean lengths."""
         kv_tokens, most = self.settings.kv_share * kv_capacity_tokens, self.deployment.max_batch
         slow = self.drift.typical, self.drift.typical
-        lengths = Lengths(isl, osl, history)
+        lengths = Lengths(isl, osl, history, self.lengths.spread)
         return frontier(self.costs, lengths, kv_tokens, most, mixes=mixes, slow=slow, held_s=held_s)
 
     def decode_places(self, workers: Sequence[WorkerView]) -> int:
@@ -193,12 +194,13 @@ class Core:
     def _choose(self, does: Frontier | Powered, workers: int, present: int) -> int:
         """Return the present number of workers that prefill only, where it costs little; else the smallest that does.
 
-        Fewer than now may serve as much. Then fewer do: what is spared are places to decode, and their want delays all.
+        While few answers have come their mean may be far off, and a change must promise more.
         """
         top = does.best(workers)
         self.capacity = does.rate(top, workers - top)
-        if does.rate(present, workers - present) * (1 + self.settings.gain) >= self.capacity:
-            return min(present, top)
+        doubt = DOUBT / math.sqrt(max(self.lengths.answers, 1))
+        if does.rate(present, workers - present) * (1 + self.settings.gain + doubt) >= self.capacity:
+            return present
         return does.best(workers, self.settings.gain)
 
     def _corrected(self, does: Frontier | Powered, chosen: int, workers: int) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection
+from typing import NamedTuple
 
 from pdplugins.contracts.batching import BatchView
 from pdplugins.contracts.deployment import Deployment
@@ -26,6 +27,10 @@ LARGEST = 1e9
 """Larger loads are no loads: an engine that reports one is taken for an idle one."""
 MOST_TPOT_S = 1e3
 """A larger TPOT of a request of its own asks for nothing."""
+PAYS = 1.25
+"""Time is saved for larger chunks where these are prefilled this many times as fast as what fits into each step."""
+GATHER_SHARE = 0.5
+"""Part of the TTFT SLO in which the prompts of one larger chunk come together."""
 USUAL = -1
 """Stands for the TPOT of the deployment."""
 LEAST_RATE = 1e-3
@@ -38,6 +43,11 @@ class Costs:
     def __init__(self, settings: FusionSettings, deployment: Deployment) -> None:
         self._tpot_s, self._tpot_share = deployment.slo.tpot_s, settings.tpot_share
         self.step_s = self._tpot_s * self._tpot_share
+        self.due_s = deployment.slo.ttft_s * settings.ttft_share
+        """Seconds within which the pool plans first tokens."""
+        self.gather_s = GATHER_SHARE * deployment.slo.ttft_s
+        """Seconds in which the prompts of one larger chunk come together."""
+        self._saved_share, self._osl = settings.saved_share, float(settings.prior_tokens)
         self.transfer_s = deployment.perf.transfer_s
         self._table = ProfileTable(deployment, settings.learning_rate)
         self.most_tokens = settings.step_tokens
@@ -48,7 +58,7 @@ class Costs:
         self._chunk_attending_s = self._table.steps.attending(self.chunk, 0)
         self.whole_s = Grid(lambda tokens: self.prefill_s(int(tokens)))
         """Seconds of a prompt of which nothing is done: `prefill_s`, cheap enough for each of a hundred prompts."""
-        self._rates: dict[tuple[int, int, int, float], float] = {}
+        self._paces: dict[tuple[int, int, int, float], Pace] = {}
         self._ratios = {True: 1.0, False: 1.0}
         """Measured over modelled time of steps, with decodes and without."""
         self.alone = self.beside(0, 0)
@@ -130,21 +140,84 @@ class Costs:
         :param slow: how many times as long as the profile says the worker's steps take. So many more tokens a second
             would fit into a TPOT that is so much longer.
         """
+        return self.pace(decodes, context, tpot_s, slow).rate
+
+    def pace(self, decodes: int, context: int, tpot_s: float | None = None, slow: float = 1.0) -> Pace:
+        """Return how fast a worker prefills beside its decodes. The parameters are those of `beside`."""
         batch, cell = -(-decodes // BATCH_CELL), context // max(decodes, 1) // CONTEXT_CELL
         ms = USUAL if tpot_s is None else int(min(tpot_s, MOST_TPOT_S) * 1e3)
         key = batch, cell, ms, slow
-        if (rate := self._rates.get(key)) is None:
-            if len(self._rates) >= MOST_CELLS:
-                self._rates.clear()
+        if (pace := self._paces.get(key)) is None:
+            if len(self._paces) >= MOST_CELLS:
+                self._paces.clear()
             step_s = self.limit_s(None if ms == USUAL else ms / 1e3) / slow
-            rate = self._rates[key] = self._beside(batch * BATCH_CELL, cell * CONTEXT_CELL, step_s) / slow
-        return rate
+            rate, most, took_s, saves = self._beside(batch * BATCH_CELL, cell * CONTEXT_CELL, step_s)
+            pace = self._paces[key] = Pace(max(rate, LEAST_RATE) / slow, most, took_s * slow, saves)
+        return pace
 
-    def _beside(self, decodes: int, mean_context: int, step_s: float) -> float:
+    def answers(self, osl: float) -> None:
+        """Take the mean length of answers in tokens: a part of it bounds what decodes may save."""
+        osl = 2 ** (round(4 * math.log2(max(osl, 1.0))) / 4)
+        if osl != self._osl:
+            self._osl = osl
+            self._paces.clear()
+
+    def most_saved_s(self, alone_s: float, target_s: float) -> float:
+        """Return the most seconds that decodes may have saved: what they save in a part of a mean answer.
+
+        :param alone_s: seconds of their step without prompts.
+        :param target_s: seconds that a step may take in the mean.
+        """
+        return self._saved_share * self._osl * max(target_s - alone_s, 0.0)
+
+    def gathered_s(self, alone_s: float, target_s: float) -> float:
+        """Return the seconds that decodes save for one chunk while its prompts come together."""
+        return min(self.most_saved_s(alone_s, target_s), self.gather_s * max(1 - alone_s / target_s, 0.0))
+
+    def averaged(self, tokens: float, alone_s: float, took_s: float, target_s: float) -> float:
+        """Return the prompt tokens a second of chunks in steps of `took_s`, with saving steps between them."""
+        return tokens * (target_s - alone_s) / max((took_s - alone_s) * target_s, 1e-12)
+
+    def _beside(self, decodes: int, mean_context: int, step_s: float) -> tuple[float, int, float, bool]:
+        """Return tokens a second, the largest chunk, seconds of its step, and whether time is saved for it."""
         if not decodes:
-            return self.chunk / max(self.prefill_s(self.chunk), 1e-9)
+            took_s = max(self.prefill_s(self.chunk), 1e-9)
+            return self.chunk / took_s, self.chunk, took_s, False
         step = Step(self._table, BatchView((), decodes, decodes * mean_context), step_s)
-        return max(step.max_prefill_allowed(self.chunk // 2, self.most_tokens) / max(step_s, 1e-9), LEAST_RATE)
+        done, alone_s = self.chunk // 2, step.predicted_s()
+
+        def largest(saved_s: float) -> tuple[int, float]:
+            step.slo_s = step_s + saved_s
+            tokens = step.max_prefill_allowed(done, self.most_tokens)
+            return tokens, alone_s + self._table.steps.added(tokens, done, 0, decodes)
+
+        within, _ = largest(0.0)
+        rate = within / max(step_s, 1e-9)
+        if gathered_s := self.gathered_s(alone_s, step_s):
+            tokens, took_s = largest(gathered_s)
+            averaged = self.averaged(tokens, alone_s, took_s, step_s)
+            if took_s > step_s and averaged >= PAYS * rate:
+                return averaged, *largest(self.most_saved_s(alone_s, step_s)), True
+        return rate, within, step_s, False
+
+
+class Pace(NamedTuple):
+    """How fast a worker prefills beside its decodes."""
+
+    rate: float
+    """Prompt tokens a second, in the mean over many steps."""
+    most: int
+    """Prompt tokens of its largest step."""
+    step_s: float
+    """Seconds of that step."""
+    saves: bool
+    """Whether decodes save time for such steps: see `pdplugins.policies.fusion.saved`."""
+
+    def takes_s(self, tokens: float) -> float:
+        """Return the seconds until so many prompt tokens are done."""
+        if tokens <= self.most:
+            return min(tokens / self.rate, self.step_s)
+        return self.step_s + (tokens - self.most) / self.rate
 
 
 def decodes_of(worker: WorkerView) -> tuple[int, int]:

@@ -128,14 +128,14 @@ class FusionFlow:
         decodes, context = self._present.decodes(worker)
         own_s = self._core.own_tpot_s(worker, decodes, context)
         slow = self._core.drift.of(worker.id)
-        rate = self._costs.beside(decodes, context, own_s, slow)
-        if self._present.ahead(worker) > rate * self._starts_in_s(worker.role is Role.PREFILL):
+        pace = self._costs.pace(decodes, context, own_s, slow)
+        if self._present.ahead(worker) > pace.rate * self._starts_in_s(worker.role is Role.PREFILL):
             return False
         if worker.role is Role.PREFILL:
             return True
         limit_s = self._costs.limit_s(own_s) / slow
         return (
-            (not only_in_time or job.cost_s * self._core.alone <= rate * (job.due_s - job.since_s))
+            (not only_in_time or pace.takes_s(job.cost_s * self._core.alone) <= job.due_s - job.since_s)
             and decodes < self._core.deployment.max_batch
             and (not decodes or self._costs.decode_s(decodes + 1, context / decodes) <= limit_s)
         )

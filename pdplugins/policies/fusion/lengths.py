@@ -8,23 +8,31 @@ from collections import OrderedDict
 from pdplugins.contracts.request import Request
 
 MOST_OPEN = 4096
-"""Requests whose order is remembered."""
-FADE = 0.01
-"""Weight of one request in the means; more at first, so that all requests so far weigh the same."""
+"""Requests that are remembered."""
+FADE = 0.005
+"""Weight of one prompt in the means; more at first, so that all prompts so far weigh the same."""
 PRIOR = 4
-"""Outputs that the prior counts for."""
-JUDGED = 16
-"""Outputs after which the prior is judged."""
+"""Answers that the prior counts for, in the mean of logarithms."""
 EARLY = 8
-"""Answers after which it is looked whether the prior is far too long."""
-FAR = 1.5
-"""Factor by which a prior may make the mean context too long or too short and still count."""
+"""Answers that must have ended before they count more than the prior."""
+RECENT = 512
+"""Answers of which the mean is taken."""
+OFTEN = 16
+"""The mean is computed anew when this part of the requests in it has ended since."""
+MOST_SPREAD = 4.0
+"""Few prompts say little about a larger one."""
+MOST_TOKENS = 10**9
+"""A longer answer is none."""
+GOES_ON = -1
+"""In place of an output."""
 
 
 class MeanLengths:
-    """Short outputs end first, so the first ones to end say too little.
+    """Short answers end first, so the mean of those that have ended says too little while traffic is new or changes.
 
-    An output counts only when all requests that went on before it have ended, or too many have come since.
+    So the mean is that of Kaplan and Meier (1958) over the requests that have begun lately: one that goes on says that
+    its answer is longer than what it has now. Hosts do not say how long that is. It follows from its time and from the
+    TPOT of others. What is beyond the longest answer so far is taken to be no longer than that, or than the prior.
     """
 
     def __init__(self, prior_tokens: int) -> None:
@@ -32,13 +40,18 @@ class MeanLengths:
         """Prompt tokens that must be computed; None while nothing came."""
         self.history = 0.0
         """Prompt tokens that the rounds of sessions have in a KV cache already."""
-        self.osl = self.prior = float(prior_tokens)
+        self.osl = self._prior = float(prior_tokens)
         self._prompts = 0
-        self._outputs = PRIOR
-        self._first: FirstAnswers | None = FirstAnswers()
-        """What the first answers say; None once the prior is judged."""
-        self._open: OrderedDict[str, int | None] = OrderedDict()
-        """Requests in the order they went on, each with its output once it has ended."""
+        self._square = 0.0
+        self._open: OrderedDict[str, None] = OrderedDict()
+        """Requests that have gone on and not ended."""
+        self._recent: OrderedDict[str, tuple[float, int]] = OrderedDict()
+        """When each request went on, in this order, and its output."""
+        self._ended = self._since = 0
+        """How many of them have ended, and how many since the mean was computed."""
+        self._tpot_s = self._wait_s = 0.0
+        """Mean TPOT, and mean time before the first token."""
+        self._paced = 0
 
     def began(self, request: Request, now_s: float = 0.0) -> None:
         """Learn the length of a prompt that goes on. A second call for the same request changes nothing."""
@@ -48,22 +61,35 @@ class MeanLengths:
         self._prompts += 1
         weight = _weight(self._prompts)
         self.isl = tokens if self.isl is None else self.isl + weight * (tokens - self.isl)
+        self._square += weight * (tokens * tokens - self._square)
         self.history += weight * (request.prompt_tokens - tokens - self.history)
         self._open[request.id] = None
-        if self._first is not None:
-            self._first.began(request.id, now_s)
+        if (last := self._recent.pop(request.id, None)) is not None:
+            self._ended -= last[1] >= 0
+        self._recent[request.id] = now_s, GOES_ON
         if len(self._open) > MOST_OPEN:
             self._open.popitem(last=False)
-            self._count()
+        if len(self._recent) > MOST_OPEN:
+            self._forget()
 
     @property
-    def answered(self) -> bool:
-        """Whether enough answers have come to say how long they are."""
-        return self._first is None or self._first.enough
+    def spread(self) -> float:
+        """Mean square of the prompts over the square of their mean."""
+        return min(self._square / self.isl**2, MOST_SPREAD) if self.isl else 1.0
+
+    @property
+    def answered(self) -> int:
+        """How often the number of answers has become four times as large: then their mean is twice as exact."""
+        return self._ended.bit_length() // 2 if self._ended >= EARLY else 0
+
+    @property
+    def answers(self) -> int:
+        """Number of answers that the mean is taken of."""
+        return self._ended
 
     def knows(self, request: Request) -> bool:
         """Tell whether a request has gone on, and not ended."""
-        return self._open.get(request.id, 0) is None
+        return request.id in self._open
 
     def ended(
         self, request: Request, output_tokens: int | None, tpot_s: float | None = None, now_s: float = 0.0
@@ -74,76 +100,49 @@ class MeanLengths:
         """
         if request.id not in self._open:
             return
-        self._open[request.id] = -1 if output_tokens is None else output_tokens
-        if self._first is not None:
-            self._doubt(self._first.ended(request.id, output_tokens, tpot_s, now_s))
-        self._count()
-
-    def _count(self) -> None:
-        while self._open and (tokens := next(iter(self._open.values()))) is not None:
-            self._open.popitem(last=False)
-            if tokens >= 0:
-                self._outputs += 1
-                self.osl += _weight(self._outputs) * (tokens - self.osl)
-                if self._outputs == PRIOR + JUDGED:
-                    self._judge()
-
-    def _doubt(self, mean: float | None) -> None:
-        """Take the mean that the first answers say in place of a prior that is far too long."""
-        if mean is not None and self._context(self.prior) > FAR * self._context(mean):
-            self._outputs = PRIOR
-            self.osl = self.prior = max(mean, 1.0)
-
-    def _judge(self) -> None:
-        """Take the mean without the prior, where that is far from it."""
-        self._first = None
-        mean = max((self._outputs * self.osl - PRIOR * self.prior) / JUDGED, 1.0)
-        guessed, seen = self._context(self.prior), self._context(mean)
-        if not seen / FAR <= guessed <= seen * FAR:
-            self.osl = self.prior = mean
-
-    def _context(self, osl: float) -> float:
-        return self.history + (self.isl or 0.0) + osl / 2
-
-
-class FirstAnswers:
-    """The mean output by what has ended and what still goes on: for the time when the short ones have ended only.
-
-    It is all tokens so far over the number of answers that have ended. Where lengths are exponential that is the most
-    likely mean. A request that goes on has at most the tokens that its time allows at the mean TPOT of the others.
-    """
-
-    def __init__(self) -> None:
-        self._begun_s: dict[str, float] = {}
-        """When each request went on that has not ended."""
-        self._sum_s = self._tpots_s = 0.0
-        self._ended = self._tokens = 0
-
-    @property
-    def enough(self) -> bool:
-        """Whether enough requests have ended to say a mean."""
-        return self._ended >= EARLY
-
-    def began(self, request: str, now_s: float) -> None:
-        """Take in a request that goes on."""
-        if len(self._begun_s) < MOST_OPEN:
-            self._begun_s[request] = now_s
-            self._sum_s += now_s
-
-    def ended(self, request: str, output_tokens: int | None, tpot_s: float | None, now_s: float) -> float | None:
-        """Take in the end of a request, and return the mean; None while too few have ended."""
-        if (begun_s := self._begun_s.pop(request, None)) is None:
-            return None
-        self._sum_s -= begun_s
-        if output_tokens is None or tpot_s is None or not 0 < tpot_s < math.inf:
-            return None
+        del self._open[request.id]
+        if (found := self._recent.get(request.id)) is None:
+            return
+        if output_tokens is None:
+            del self._recent[request.id]
+            return
+        begun_s = found[0]
+        self._recent[request.id] = begun_s, min(max(output_tokens, 0), MOST_TOKENS)
         self._ended += 1
-        self._tokens += output_tokens
-        self._tpots_s += tpot_s
-        if not self.enough:
-            return None
-        going_on_s = max(len(self._begun_s) * now_s - self._sum_s, 0.0)
-        return (self._tokens + going_on_s * self._ended / self._tpots_s) / self._ended
+        self._since += 1
+        if tpot_s is not None and 0 < tpot_s < math.inf:
+            self._paced += 1
+            weight = _weight(self._paced)
+            wait_s = max(now_s - begun_s - tpot_s * output_tokens, 0.0)
+            self._tpot_s += weight * (tpot_s - self._tpot_s)
+            self._wait_s += weight * (wait_s - self._wait_s)
+        while self._ended > RECENT:
+            self._forget()
+        if self._ended >= EARLY and self._since * OFTEN >= len(self._recent):
+            self._since = 0
+            trust = self._ended / (self._ended + PRIOR)
+            self.osl = max(self._mean(now_s), 1.0) ** trust * self._prior ** (1 - trust)
+
+    def _forget(self) -> None:
+        _, (_, output) = self._recent.popitem(last=False)
+        self._ended -= output >= 0
+
+    def _mean(self, now_s: float) -> float:
+        """Return the mean output."""
+        tokens_by_now = 1 / self._tpot_s if self._tpot_s else 0.0
+        lengths = sorted(
+            (float(output), 0) if output >= 0 else (max((now_s - begun_s - self._wait_s) * tokens_by_now, 0.0), 1)
+            for begun_s, output in self._recent.values()
+        )
+        left, share, mean, before, seen = len(lengths), 1.0, 0.0, 0.0, 0.0
+        for tokens, goes_on in lengths:
+            mean += share * (tokens - before)
+            before = tokens
+            seen += tokens
+            if not goes_on:
+                share *= 1 - 1 / left
+            left -= 1
+        return mean + share * min(seen / self._ended, max(self._prior - before, before))
 
 
 def _weight(number: int) -> float:

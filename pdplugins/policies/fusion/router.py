@@ -15,6 +15,8 @@ from pdplugins.policies.stock.routers import LeastLoaded, RouterSettings
 
 FULL_S = 1e3
 """Added to the wait for a worker whose KV cache or batch is full: any other is better."""
+NEAR = 0.7
+"""Part of the TTFT SLO: a predicted first token within it is taken to be in time."""
 MOST_TBT_S = 1e3
 """A host that reports more has no such number."""
 Soonest = tuple[float, WorkerView]
@@ -93,7 +95,7 @@ class FusionRouter:
 
     def _soonest(self, request: Request, workers: tuple[WorkerView, ...]) -> Placement:
         away, local = self._soonest_away(request), self._soonest_local(request)
-        if local is not None and (away is None or local[0] <= away[0]):
+        if local is not None and (away is None or (local[0] <= away[0] and not self._spares(local[1], away))):
             than = "" if away is None else f", {away[0]:.2f} s by way of {away[1].id}"
             why = f"first token in {local[0]:.2f} s, local{than}"
             return Placement(local[1].id, local[1].id, request.prompt_tokens, why)
@@ -125,7 +127,7 @@ class FusionRouter:
         self._present.bound(request, placement.first, best.id)
         self._core.residents.placed(request, best.id)
         self._core.drift.placed(request.id, best.id)
-        return Placement(placement.first, best.id, request.prompt_tokens, "least context")
+        return Placement(placement.first, best.id, request.prompt_tokens, "shortest step")
 
     def on_ended(self, request: Request, outcome: Outcome) -> None:
         """Learn the length of an answer."""
@@ -174,6 +176,26 @@ class FusionRouter:
         own_s *= self._core.drift.of(worker.id)
         return wait_s + own_s + self._costs.transfer_s(request.prompt_tokens), worker
 
+    def _spares(self, local: WorkerView, away: Soonest) -> bool:
+        """Tell whether a prompt goes to a worker that only prefills though `local` would give its first token sooner.
+
+        Prefill beside decodes costs places to decode. So it does where that is in time and at most a full step waits.
+        """
+        first_token_s, worker = away
+        in_time = first_token_s + self._joins_s() <= NEAR * self._core.deployment.slo.ttft_s
+        return in_time and self._present.ahead(worker) <= self._costs.chunk and self._present.decodes(local)[0] > 0
+
+    def _joins_s(self) -> float:
+        """Return how long a prompt from elsewhere waits to decode: its first step, and half of the one before."""
+        if not self._mixed:
+            return 0.0
+        worker = self._mixed[0]
+        decodes, context = self._present.decodes(worker)
+        tbt_s = worker.load.recent_tbt_s
+        if tbt_s is None or not 0 < tbt_s <= MOST_TBT_S:
+            tbt_s = self._costs.decode_s(max(decodes, 1), context / max(decodes, 1))
+        return 1.5 * tbt_s
+
     def _soonest_local(self, request: Request) -> Soonest | None:
         """Return the soonest first token on a worker that also decodes."""
         best: Soonest | None = None
@@ -182,8 +204,8 @@ class FusionRouter:
             tokens = self._costs.tokens(request.prompt_tokens, self._known(request, worker))
             tokens += self._present.ahead(worker)
             own_s = self._core.own_tpot_s(worker, decodes, context)
-            rate = self._costs.beside(decodes, context, own_s, self._core.drift.of(worker.id))
-            wait_s = tokens / rate * self._harm(worker, own_s) + self._full_s(request, worker, decodes, context)
+            pace = self._costs.pace(decodes, context, own_s, self._core.drift.of(worker.id))
+            wait_s = pace.takes_s(tokens) * self._harm(worker, own_s) + self._full_s(request, worker, decodes, context)
             if best is None or wait_s < best[0]:
                 best = wait_s, worker
         return best
@@ -218,10 +240,11 @@ class FusionRouter:
         return FULL_S if full else 0.0
 
     def _least_crowded(self, request: Request, workers: tuple[WorkerView, ...]) -> WorkerView:
-        """Return the worker with the least context that has a place for one more decode."""
+        """Return the worker whose step with one more decode is the shortest, of those that have a place."""
         return min(self._turns["mixed"].of(self._mixed or workers), key=lambda worker: self._crowding(request, worker))
 
     def _crowding(self, request: Request, worker: WorkerView) -> float:
         decodes, context = self._present.decodes(worker)
         full_s = self._full_s(request, worker, decodes, context)
-        return context * self._core.drift.of(worker.id) + FULL_S * full_s
+        step_s = self._costs.decode_s(decodes + 1, (context + request.prompt_tokens) / (decodes + 1))
+        return step_s * self._core.drift.of(worker.id) + FULL_S * full_s

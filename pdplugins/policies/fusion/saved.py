@@ -1,0 +1,86 @@
+"""Time that the decodes of an engine have saved against their TPOT, which a step with a larger chunk spends.
+
+TPOT is a mean over an answer. After steps that were quicker, one may be slower. That pays where a large chunk costs
+less than the small ones that fit into each step: mixtures of experts read most weights whatever a step has, and where
+decodes leave little of the TPOT, what fits is tiny. What is saved has a cap, so that no answer pays by more than that
+for what others saved before it began.
+"""
+
+from __future__ import annotations
+
+from pdplugins.contracts.batching import BatchView
+from pdplugins.policies.fusion.costs import Costs, Pace
+
+WORTH = 0.7
+"""A chunk is run before the most is saved if its tokens take at most one over this as long as those of the largest."""
+
+
+class Saved:
+    """What one engine has saved, in seconds."""
+
+    def __init__(self, costs: Costs) -> None:
+        self._costs = costs
+        self._s = self._most_s = 0.0
+        self._pace: Pace | None = None
+        """Of the decodes of the next step."""
+        self._asked_s = 0.0
+        self._reported_s = 0.0
+        """Seconds of the steps since then that were reported."""
+        self._waits_since_s: float | None = None
+
+    def before(self, view: BatchView, now_s: float, slow: float) -> float:
+        """Return the seconds that the next step may take beyond the TPOT SLO.
+
+        Between two calls the engine only decodes, but for the steps that are reported.
+
+        :param slow: how many times as long as the profile says the engine's steps take.
+        """
+        quiet_s = max(now_s - self._asked_s - self._reported_s, 0.0)
+        self._asked_s, self._reported_s, self._pace = now_s, 0.0, None
+        if view.decode_requests > 0:
+            own_s, target_s = self._objective(view)
+            self._pace = self._costs.pace(view.decode_requests, view.decode_context_tokens, own_s, slow)
+            if self._pace.saves:
+                mean_context = view.decode_context_tokens / view.decode_requests
+                alone_s = self._costs.decode_s(view.decode_requests, mean_context) * slow
+                self._most_s = self._costs.most_saved_s(alone_s, target_s)
+                self._s = min(self._s + quiet_s * max(target_s / alone_s - 1, 0.0), self._most_s)
+                return self._s
+        self._s = self._most_s = 0.0
+        return 0.0
+
+    def waits(self, view: BatchView, budget: int, now_s: float) -> bool:
+        """Tell whether to save on for a larger chunk than `budget` tokens.
+
+        Never for longer than the prompts of one chunk may take to come together: what is saved may not grow as the
+        profile says.
+        """
+        waits = self._should_wait(view, budget)
+        if not waits or self._waits_since_s is None:
+            self._waits_since_s = now_s if waits else None
+        return waits and now_s - (self._waits_since_s or now_s) <= self._costs.gather_s
+
+    def _should_wait(self, view: BatchView, budget: int) -> bool:
+        if self._pace is None or not self._pace.saves or self._s >= 0.99 * self._most_s:
+            return False
+        enough = min(sum(prefill.remaining_tokens for prefill in view.queue), self._pace.most)
+        if budget >= enough:
+            return False
+        return budget <= 0 or self._speed(view, budget) < WORTH * self._speed(view, enough)
+
+    def _speed(self, view: BatchView, tokens: int) -> float:
+        """Return the prompt tokens for each second that they add to the step."""
+        done = view.queue[0].done_tokens or 0
+        return tokens / max(self._costs.added_s(tokens, done, view.decode_requests), 1e-9)
+
+    def after(self, view: BatchView, took_s: float) -> None:
+        """Count a step that was reported."""
+        self._reported_s += took_s
+        if view.decode_requests > 0:
+            self._s = max(self._s + self._objective(view)[1] - took_s, 0.0)
+
+    def _objective(self, view: BatchView) -> tuple[float | None, float]:
+        """Return the tightest TPOT of the decodes, if any has one of its own, and the seconds that a step may take."""
+        own = view.decode_tpots_s
+        own_s = self._costs.tightest_s(own, view.decode_requests, view.decode_context_tokens) if own else None
+        return own_s, self._costs.limit_s(own_s)
