@@ -106,14 +106,14 @@ class MeanLengths:
         if output_tokens is None:
             del self._recent[request.id]
             return
-        begun_s = found[0]
-        self._recent[request.id] = begun_s, min(max(output_tokens, 0), MOST_TOKENS)
+        begun_s, tokens = found[0], min(max(output_tokens, 0), MOST_TOKENS)
+        self._recent[request.id] = begun_s, tokens
         self._ended += 1
         self._since += 1
         if tpot_s is not None and 0 < tpot_s < math.inf:
             self._paced += 1
             weight = _weight(self._paced)
-            wait_s = max(now_s - begun_s - tpot_s * output_tokens, 0.0)
+            wait_s = max(now_s - begun_s - tpot_s * tokens, 0.0)
             self._tpot_s += weight * (tpot_s - self._tpot_s)
             self._wait_s += weight * (wait_s - self._wait_s)
         while self._ended > RECENT:
