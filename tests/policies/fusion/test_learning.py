@@ -107,6 +107,15 @@ def test_requests_that_never_end_do_not_fill_the_memory() -> None:
     assert len(lengths._open) == len(lengths._recent) == MOST_OPEN
 
 
+def test_short_answers_count_more_in_what_is_short() -> None:
+    lengths = MeanLengths(100)
+    for number in range(2000):
+        lengths.began(request(str(number)))
+        lengths.ended(request(str(number)), 10 if number % 2 else 1000)
+    assert lengths.short == pytest.approx(2 / (1 / 10 + 1 / 1000), rel=0.1)
+    assert lengths.osl == pytest.approx(505, rel=0.1)
+
+
 def test_the_spread_is_that_of_the_prompts() -> None:
     lengths = MeanLengths(100)
     for number, tokens in enumerate([1000, 3000] * 10):
