@@ -16,11 +16,11 @@ class FusionSettings(BaseModel):
 
     tpot_share: float = Field(0.98, gt=0, le=1, description="share of the TPOT SLO that a step of an engine may take")
     saved_share: float = Field(
-        0.1,
+        0.05,
         ge=0,
         le=1,
-        description="part of a mean answer in which decodes may save time for one longer step, where larger chunks "
-        "pay; 0: every step keeps the TPOT SLO",
+        description="part of a short answer in which decodes may save time for one longer step, where larger "
+        "chunks pay; 0: every step keeps the TPOT SLO",
     )
     ttft_share: float = Field(
         0.9, gt=0, le=1, description="share of the TTFT SLO within which the pool plans; engines have all of it"

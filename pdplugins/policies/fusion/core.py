@@ -89,7 +89,7 @@ class Core:
 
     def look(self, workers: Sequence[WorkerView], now_s: float) -> None:
         """Learn how long the steps of workers take that only decode, and take in how long answers are."""
-        self.costs.answers(self.lengths.osl)
+        self.costs.answers(self.lengths.short)
         elapsed_s, self._looked_s = now_s - self._looked_s, now_s
         for worker in workers:
             load, (decodes, context) = worker.load, decodes_of(worker)

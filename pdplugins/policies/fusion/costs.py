@@ -156,14 +156,14 @@ class Costs:
         return pace
 
     def answers(self, osl: float) -> None:
-        """Take the mean length of answers in tokens: a part of it bounds what decodes may save."""
+        """Take the length of short answers in tokens: a part of it bounds what decodes may save."""
         osl = 2 ** (round(4 * math.log2(max(osl, 1.0))) / 4)
         if osl != self._osl:
             self._osl = osl
             self._paces.clear()
 
     def most_saved_s(self, alone_s: float, target_s: float) -> float:
-        """Return the most seconds that decodes may have saved: what they save in a part of a mean answer.
+        """Return the most seconds that decodes may have saved: what they save in a part of a short answer.
 
         :param alone_s: seconds of their step without prompts.
         :param target_s: seconds that a step may take in the mean.

@@ -49,9 +49,11 @@ class MeanLengths:
         """When each request went on, in this order, and its output."""
         self._ended = self._since = 0
         """How many of them have ended, and how many since the mean was computed."""
+        self.short = self._prior
+        """Harmonic mean of the outputs: where many are short it is far below the mean."""
         self._tpot_s = self._wait_s = 0.0
         """Mean TPOT, and mean time before the first token."""
-        self._paced = 0
+        self._told = self._paced = 0
 
     def began(self, request: Request, now_s: float = 0.0) -> None:
         """Learn the length of a prompt that goes on. A second call for the same request changes nothing."""
@@ -106,14 +108,16 @@ class MeanLengths:
         if output_tokens is None:
             del self._recent[request.id]
             return
-        begun_s = found[0]
-        self._recent[request.id] = begun_s, min(max(output_tokens, 0), MOST_TOKENS)
+        begun_s, tokens = found[0], min(max(output_tokens, 0), MOST_TOKENS)
+        self._recent[request.id] = begun_s, tokens
         self._ended += 1
         self._since += 1
+        self._told += 1
+        self.short = 1 / (1 / self.short + _weight(self._told + PRIOR) * (1 / max(tokens, 1) - 1 / self.short))
         if tpot_s is not None and 0 < tpot_s < math.inf:
             self._paced += 1
             weight = _weight(self._paced)
-            wait_s = max(now_s - begun_s - tpot_s * output_tokens, 0.0)
+            wait_s = max(now_s - begun_s - tpot_s * tokens, 0.0)
             self._tpot_s += weight * (tpot_s - self._tpot_s)
             self._wait_s += weight * (wait_s - self._wait_s)
         while self._ended > RECENT:

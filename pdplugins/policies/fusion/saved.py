@@ -3,7 +3,7 @@
 TPOT is a mean over an answer. After steps that were quicker, one may be slower. That pays where a large chunk costs
 less than the small ones that fit into each step: mixtures of experts read most weights whatever a step has, and where
 decodes leave little of the TPOT, what fits is tiny. What is saved has a cap, so that no answer pays by more than that
-for what others saved before it began.
+for what others saved before it began. Beside a request with a TPOT of its own nothing is saved or spent.
 """
 
 from __future__ import annotations
@@ -37,14 +37,13 @@ class Saved:
         """
         quiet_s = max(now_s - self._asked_s - self._reported_s, 0.0)
         self._asked_s, self._reported_s, self._pace = now_s, 0.0, None
-        if view.decode_requests > 0:
-            own_s, target_s = self._objective(view)
-            self._pace = self._costs.pace(view.decode_requests, view.decode_context_tokens, own_s, slow)
+        if view.decode_requests > 0 and not view.decode_tpots_s:
+            self._pace = self._costs.pace(view.decode_requests, view.decode_context_tokens, None, slow)
             if self._pace.saves:
                 mean_context = view.decode_context_tokens / view.decode_requests
                 alone_s = self._costs.decode_s(view.decode_requests, mean_context) * slow
-                self._most_s = self._costs.most_saved_s(alone_s, target_s)
-                self._s = min(self._s + quiet_s * max(target_s / alone_s - 1, 0.0), self._most_s)
+                self._most_s = self._costs.most_saved_s(alone_s, self._costs.step_s)
+                self._s = min(self._s + quiet_s * max(self._costs.step_s / alone_s - 1, 0.0), self._most_s)
                 return self._s
         self._s = self._most_s = 0.0
         return 0.0
@@ -77,10 +76,4 @@ class Saved:
         """Count a step that was reported."""
         self._reported_s += took_s
         if view.decode_requests > 0:
-            self._s = max(self._s + self._objective(view)[1] - took_s, 0.0)
-
-    def _objective(self, view: BatchView) -> tuple[float | None, float]:
-        """Return the tightest TPOT of the decodes, if any has one of its own, and the seconds that a step may take."""
-        own = view.decode_tpots_s
-        own_s = self._costs.tightest_s(own, view.decode_requests, view.decode_context_tokens) if own else None
-        return own_s, self._costs.limit_s(own_s)
+            self._s = max(self._s + self._costs.step_s - took_s, 0.0)

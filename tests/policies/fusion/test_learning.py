@@ -2,21 +2,75 @@
 
 from __future__ import annotations
 
-import pytest
+import math
+import random
+from statistics import fmean
 
-from pdplugins.policies.fusion.lengths import EARLY, JUDGED, MOST_OPEN, FirstAnswers, MeanLengths
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pdplugins.policies.fusion.lengths import EARLY, MOST_OPEN, MOST_TOKENS, PRIOR, MeanLengths
 from pdplugins.policies.fusion.pace import LEAST_RATIO, Pace
 from pdplugins.testing import request
 
 
-def test_short_answers_count_only_with_the_long_ones_that_began_before() -> None:
-    lengths = MeanLengths(100)
-    for name in ("long", "short"):
-        lengths.began(request(name, 1000))
-    lengths.ended(request("short"), 1)
-    assert lengths.osl == 100.0
-    lengths.ended(request("long"), 2000)
-    assert lengths.osl > 100.0
+def traffic(lengths: MeanLengths, outputs: list[int], rate: float, end_s: float, tpot_s: float = 0.02) -> None:
+    """Let requests of these outputs come, and end where they do by `end_s`."""
+    begun = [index / rate for index in range(len(outputs))]
+    events = [(at_s, 0, index) for index, at_s in enumerate(begun)]
+    events += [(begun[index] + tokens * tpot_s, 1, index) for index, tokens in enumerate(outputs)]
+    for at_s, ends, index in sorted(event for event in events if event[0] <= end_s):
+        if ends:
+            lengths.ended(request(str(index)), outputs[index], tpot_s, at_s)
+        else:
+            lengths.began(request(str(index), 1000), at_s)
+
+
+def test_requests_that_go_on_count_for_as_long_as_they_have_gone_on() -> None:
+    """After 20 s only answers below 1,000 tokens can have ended: their mean alone is far below the true one."""
+    rng = random.Random(0)
+    outputs = [int(rng.expovariate(1 / 800)) + 1 for _ in range(400)]
+    lengths = MeanLengths(256)
+    traffic(lengths, outputs, 20.0, 20.0)
+    ended = [tokens for index, tokens in enumerate(outputs) if index / 20.0 + tokens * 0.02 <= 20.0]
+    assert fmean(ended) < 0.5 * fmean(outputs)
+    assert lengths.osl == pytest.approx(fmean(outputs), rel=0.2)
+
+
+def test_one_long_answer_does_not_keep_later_ones_from_counting() -> None:
+    lengths = MeanLengths(256)
+    traffic(lengths, [100_000] + [28] * 300, 10.0, 30.0)
+    assert lengths.osl == pytest.approx((1500 + 300 * 28) / 301, rel=0.2)
+
+
+@pytest.mark.parametrize("mean", [30, 300, 3000])
+def test_the_mean_becomes_that_of_the_answers(mean: int) -> None:
+    rng = random.Random(mean)
+    outputs = [int(rng.lognormvariate(math.log(mean) - 0.32, 0.8)) + 1 for _ in range(3000)]
+    lengths = MeanLengths(256)
+    traffic(lengths, outputs, 10.0, 1e9)
+    assert lengths.osl == pytest.approx(mean, rel=0.15)
+
+
+def test_the_prior_counts_until_some_answers_have_come() -> None:
+    lengths = MeanLengths(256)
+    traffic(lengths, [28] * (EARLY - 1), 1.0, 1e9)
+    assert (lengths.osl, lengths.answered) == (256, 0)
+    lengths = MeanLengths(256)
+    traffic(lengths, [28] * EARLY, 1.0, 1e9)
+    trust = EARLY / (EARLY + PRIOR)
+    assert lengths.osl == pytest.approx(28**trust * 256 ** (1 - trust))
+    assert lengths.answered == 2
+
+
+def test_news_is_told_when_there_are_four_times_as_many_answers() -> None:
+    lengths, news = MeanLengths(256), []
+    for number in range(200):
+        lengths.began(request(str(number)))
+        lengths.ended(request(str(number)), 28)
+        news.append(lengths.answered)
+    assert [number + 1 for number in range(1, 200) if news[number] > news[number - 1]] == [8, 32, 128]
 
 
 def test_a_request_counts_once_and_one_that_failed_says_nothing() -> None:
@@ -25,74 +79,48 @@ def test_a_request_counts_once_and_one_that_failed_says_nothing() -> None:
         lengths.began(request("a", 1000))
     lengths.ended(request("a"), None)
     lengths.ended(request("a"), 5)
-    assert (lengths.isl, lengths.osl) == (1000.0, 100.0)
+    assert (lengths.isl, lengths.osl, lengths.answers) == (1000.0, 100.0, 0)
 
 
-def test_an_answer_that_never_ends_does_not_stop_the_learning() -> None:
+def test_a_request_that_comes_again_counts_as_one() -> None:
     lengths = MeanLengths(100)
-    lengths.began(request("endless"))
-    for index in range(MOST_OPEN):
-        lengths.began(request(str(index)))
-        lengths.ended(request(str(index)), 500)
-    assert lengths.osl > 400.0
+    for _ in range(30):
+        lengths.began(request("a", 1000))
+        lengths.ended(request("a"), 5)
+    assert lengths.answers == 1
 
 
-def test_the_prior_is_forgotten_after_some_answers() -> None:
-    lengths = MeanLengths(256)
-    for number in range(40):
-        one = request(str(number), prompt_tokens=1000)
-        lengths.began(one)
-        lengths.ended(one, 28)
-    assert lengths.isl == 1000
-    assert lengths.osl == pytest.approx((4 * 256 + 40 * 28) / 44)
+@given(st.lists(st.tuples(st.integers(0, 9), st.sampled_from([None, 0, 5, -3, 10**400]), st.floats(allow_nan=True))))
+def test_no_history_breaks_the_mean(events: list[tuple[int, int | None, float]]) -> None:
+    lengths = MeanLengths(100)
+    for name, tokens, number in events:
+        lengths.began(request(str(name), 10), 0.0)
+        lengths.ended(request(str(name)), tokens, number, 1.0)
+        assert 1.0 <= lengths.osl <= MOST_TOKENS
+        assert lengths.answers >= 0
 
 
-def test_a_prior_that_makes_contexts_half_as_long_again_counts_no_longer() -> None:
-    lengths = MeanLengths(4096)
-    for number in range(JUDGED):
-        one = request(str(number), prompt_tokens=1000)
-        lengths.began(one)
-        lengths.ended(one, 200)
-    assert lengths.osl == lengths.prior == pytest.approx(200)
-
-
-def test_a_prior_that_is_far_too_long_is_dropped_after_the_first_answers_though_longer_ones_go_on() -> None:
-    """Nothing counts in order here: the first request still goes on."""
-    lengths = MeanLengths(4096)
-    for number in range(12):
-        lengths.began(request(str(number), 1000), 0.0)
-    for number in range(1, EARLY):
-        lengths.ended(request(str(number)), 100, 0.02, 2.0)
-    assert lengths.osl == 4096
-    lengths.ended(request(str(EARLY)), 100, 0.02, 2.0)
-    assert lengths.osl == lengths.prior == pytest.approx((EARLY * 100 + (12 - EARLY) * 100) / EARLY)
-
-
-@pytest.mark.parametrize(
-    ("prior", "tokens", "tpot_s", "now_s"),
-    [
-        pytest.param(256, 28, 0.02, 1.0, id="not so long"),
-        pytest.param(4096, 100, 0.02, 500.0, id="the others go on for as long as it says"),
-        pytest.param(4096, 100, None, 2.0, id="nobody saw how fast"),
-        pytest.param(4096, None, 0.02, 2.0, id="none has finished"),
-    ],
-)
-def test_a_prior_that_the_first_answers_do_not_contradict_stays(
-    prior: int, tokens: int | None, tpot_s: float | None, now_s: float
-) -> None:
-    lengths = MeanLengths(prior)
-    for number in range(12):
-        lengths.began(request(str(number), 1000), 0.0)
-    for number in range(1, 11):
-        lengths.ended(request(str(number)), tokens, tpot_s, now_s)
-    assert lengths.osl == lengths.prior == prior
-
-
-def test_first_answers_do_not_fill_the_memory() -> None:
-    first = FirstAnswers()
+def test_requests_that_never_end_do_not_fill_the_memory() -> None:
+    lengths = MeanLengths(100)
     for number in range(2 * MOST_OPEN):
-        first.began(str(number), 0.0)
-    assert len(first._begun_s) == MOST_OPEN
+        lengths.began(request(str(number)))
+    assert len(lengths._open) == len(lengths._recent) == MOST_OPEN
+
+
+def test_short_answers_count_more_in_what_is_short() -> None:
+    lengths = MeanLengths(100)
+    for number in range(2000):
+        lengths.began(request(str(number)))
+        lengths.ended(request(str(number)), 10 if number % 2 else 1000)
+    assert lengths.short == pytest.approx(2 / (1 / 10 + 1 / 1000), rel=0.1)
+    assert lengths.osl == pytest.approx(505, rel=0.1)
+
+
+def test_the_spread_is_that_of_the_prompts() -> None:
+    lengths = MeanLengths(100)
+    for number, tokens in enumerate([1000, 3000] * 10):
+        lengths.began(request(str(number), tokens))
+    assert lengths.spread == pytest.approx((1000**2 + 3000**2) / 2 / 2000**2)
 
 
 def test_history_is_not_computed_again() -> None:

@@ -35,6 +35,22 @@ def test_an_idle_pool_serves_where_no_transfer_is_needed(core: Cores) -> None:
     assert first == second == "d0"
 
 
+def test_a_worker_that_only_prefills_is_filled_first_while_that_is_in_time(core: Cores) -> None:
+    """Prefill beside decodes costs places to decode. So it goes away though its first token comes later."""
+    busy, router = worker("d0", decode_requests=8.0, decode_tokens=8000.0), FusionRouter(core(**FIXED))
+    assert place(router, (worker("p0"), busy)) == ("p0", "d0")
+    assert place(router, (worker("p0", queued_tokens=3000.0), busy)) == ("d0", "d0")
+
+
+def test_a_decode_goes_where_its_step_is_shortest(core: Cores) -> None:
+    """Not where the least context is, if many requests share that."""
+    many = worker("d0", decode_requests=2000.0, decode_tokens=10_000.0)
+    few = worker("d1", decode_requests=10.0, decode_tokens=12_000.0)
+    asked, router = request("r", 100), FusionRouter(core(**FIXED))
+    placement = router.on_arrival(asked, (worker("p0"), many, few), 0.0)
+    assert router.on_prefill_done(asked, placement, (worker("p0"), many, few), 1.0).second == "d1"
+
+
 def test_prefill_goes_away_where_decodes_leave_too_little_of_the_step(core: Cores) -> None:
     crowded = worker("d0", decode_requests=200.0, decode_tokens=300_000.0)
     assert place(FusionRouter(core(**FIXED)), (worker("p0"), crowded), 4000) == ("p0", "d0")
@@ -169,10 +185,12 @@ def test_a_composition_stays_for_its_dwell_time(core: Cores) -> None:
     router = FusionRouter(shared)
     arrivals(router, fleet(0, 8), 20_000, 10, 3.0)
     wanted = shared.wanted
+    assert wanted
     shared.lengths.isl = 100.0
     shared.lengths.osl = 3000.0
-    for now_s, expected in ((30.0, wanted), (61.0, wanted), (62.0, 0)):
-        router.plan_ahead(fleet(0, 8), now_s)
+    workers = fleet(wanted, 8 - wanted)
+    for now_s, expected in ((30.0, wanted), (60.0, wanted), (61.0, 0)):
+        router.plan_ahead(workers, now_s)
         assert shared.wanted == expected
 
 
@@ -180,7 +198,9 @@ def test_no_request_waits_for_the_programme(core: Cores) -> None:
     """It is solved between requests, in less than 50 ms where the fixed loop of the benchmark takes 30 us."""
     router, workers = FusionRouter(core(prior_tokens=10)), fleet(0, 64)
     for tick in range(50):
-        router.on_arrival(request(str(tick), 20_000), workers, tick)
+        asked = request(str(tick), 20_000)
+        router.on_arrival(asked, workers, tick)
+        router.on_ended(asked, Outcome(Ending.FINISHED, 10))
     assert router.take_role_moves() == ()
     took = []
     for now_s in range(100, 400, 100):
