@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Fusion on cells that nobody chose: hardware, lengths and objectives are drawn at random.
 
-    python benchmarks/fusion/drawn.py [--cells 100-123] [--minutes 4]
+    python benchmarks/fusion/drawn.py [--cells 100-111] [--minutes 4]
 
 Cells below 100 served to develop fusion. The published ones are from 100 on. It goes on where it was stopped.
 """
@@ -28,7 +28,7 @@ from systems import fusion, stock
 from pdplugins.runtime.assembly import load_profile
 from pdplugins.types import Role, TraceRequest
 
-PUBLISHED = "100-123"
+PUBLISHED = "100-111"
 SHARES = (0.5, 0.8, 1.0, 1.5)
 REQUESTS = 8000
 """Of a cell: settings are chosen on the first half, and the second half is shown."""
@@ -174,7 +174,7 @@ def show(rows: list[Row]) -> None:
 
 
 def numbers(text: str) -> list[int]:
-    """Return the numbers of cells: ``100-123``, or one."""
+    """Return the numbers of cells: ``100-111``, or one."""
     first, _, last = text.partition("-")
     return list(range(int(first), int(last or first) + 1))
 
