@@ -1,3 +1,4 @@
 """Results that are known to be older than the code they measure: to be made again. The tests pass them over."""
 
-OLD: set[str] = set()
+OLD: set[str] = {"fusion-sensitivity"}
+"""Fusion has changed since it was deceived; the page says so."""

@@ -1,9 +1,8 @@
 """One engine: continuous batching over a KV cache, with chunked prefill.
 
-At the end of each step the engine releases finished requests and takes in new ones. It makes sure that every decoding
-request can grow by one token, if need be by preempting the request that joined last. Then it asks for a batch and
-starts the next step.
-Steps that only decode are known ahead until a request leaves. The engine simulates them as one event, a
+At the end of each step it releases finished requests and takes in new ones. Every decoding request must be able to grow
+by one token: if need be the one that joined last is preempted. Then the engine asks for a batch and starts the next
+step. Steps that only decode are known ahead until a request leaves: they are one event, a
 `pdplugins.sim.core.runs.DecodeRun`. Work that arrives in between cuts the run at the end of the step in progress.
 
 An engine has no kind of its own. The requests sent to it make it a prefill, decode, co-located or unified engine.
@@ -33,7 +32,6 @@ from pdplugins.sim.core.window import Recent
 MANY: Final = 1 << 60
 """More decode steps than any run has."""
 
-# What an engine does now. Plain numbers, because they are compared several times for each request.
 IDLE: Final = 0
 RUN: Final = 1
 """It runs decode steps that are known up to the next change."""
@@ -77,7 +75,6 @@ class Engine:
         """Tokens of KV cache that must stay free when a request is admitted."""
         self.largest = kv.capacity - self.spare
         """A request with this many tokens or more is refused."""
-        # Where the requests of this engine are.
         self.queue: deque[Flight] = deque()
         """Wait for prefill, and hold no KV cache here."""
         self.reading: list[Flight] = []
@@ -102,13 +99,9 @@ class Engine:
         """Whether some requests have an `error`, so that the next step must give them up."""
         self.slow = (1.0, 1.0)
         """Slowdown of prefill, and of decode."""
-        # What the engine has done so far.
         self.preemptions = 0
         self.first_tokens = Recent()
-        """Times from arrival to the end of prefill here."""
         self.gauges = Gauges(self.batch, self.run, self.step, self.ready, times)
-
-    # --- what others see of the engine -----------------------------------------------------------------------------
 
     @property
     def busy(self) -> bool:
@@ -147,8 +140,6 @@ class Engine:
                 self._resume()
             else:
                 kv.shrink(left)
-
-    # --- what arrives ----------------------------------------------------------------------------------------------
 
     def submit(self, flight: Flight) -> None:
         """Queue a request for prefill."""
@@ -218,8 +209,7 @@ class Engine:
     def reserve(self, flight: Flight, tokens: int) -> bool:
         """Reserve KV capacity for a request that comes with its KV cache; False when it has to wait.
 
-        This also takes a place in the batch. Otherwise requests that cannot run would fill the KV cache that running
-        ones need. `pdplugins.sim.core.protocols.Owner.capacity_freed` retries for a request that waits.
+        This also takes a place in the batch: else requests that cannot run would fill the KV cache.
         """
         size, steps = self.batch.size, self.run.steps
         if size + self.coming + len(self.ready) + len(self.prefilling) >= self.settings.max_batch:
@@ -281,8 +271,6 @@ class Engine:
         self.run.set_slow(decode)
         if self.mode != IDLE:
             self.wake()
-
-    # --- the end of a step -----------------------------------------------------------------------------------------
 
     def on_step(self, version: int) -> None:
         """Handle the end of a step, or of a run of them."""
@@ -350,8 +338,6 @@ class Engine:
     def _part_done(self, flight: Flight) -> None:
         flight.state = State.MOVING
         self.owner.leg_done(flight, self)
-
-    # --- the next step ---------------------------------------------------------------------------------------------
 
     def _next(self) -> None:
         """Start the next step at the end of the last one, which is now."""
@@ -489,8 +475,6 @@ class Engine:
         if admission.waiting:  # this worker now has fewer queued tokens, so a held request may go on
             admission.look()
         self._schedule(batch.time + took)
-
-    # --- events ----------------------------------------------------------------------------------------------------
 
     def _decode(self) -> None:
         """Decode until a request leaves, or the KV cache is full."""
