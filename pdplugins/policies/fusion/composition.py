@@ -30,6 +30,8 @@ from pdplugins.policies.fusion.costs import PAYS, Costs
 
 SIZES = 24
 """Batch sizes that are tried, the largest that keeps the TPOT SLO among them."""
+MOST_COUNTS = 256
+"""Numbers of prefill-only workers that are tried; in larger pools they lie further apart."""
 LEAST_WAIT = 0.02
 """Part of the TTFT that is left for waiting at least: less makes no difference any more."""
 MIXED_TOKENS = (32, 64, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 4096)
@@ -99,9 +101,10 @@ class Frontier:
 
     def best(self, workers: int, gain: float = 0.0) -> int:
         """Return the smallest number of prefill-only workers whose rate is at most `gain` below the best one."""
-        rates = [self.rate(count, workers - count) for count in range(workers)]
+        counts = range(0, workers, -(-workers // MOST_COUNTS))
+        rates = [self.rate(count, workers - count) for count in counts]
         enough = max(rates) / (1 + gain)
-        return next(count for count, rate in enumerate(rates) if rate >= enough)
+        return next(count for count, rate in zip(counts, rates, strict=True) if rate >= enough)
 
 
 def frontier(

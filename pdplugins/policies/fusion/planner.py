@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -107,14 +108,17 @@ class FusionPlanner:
 
     def _mixed(self, does: Frontier, rate: float) -> Pools:
         """Return the fewest workers that serve `rate`, as far as the budget goes, and their composition."""
-        most = self._deployment.gpu_budget // self._deployment.decode_tp
-        gain = self._core.settings.gain
-        for count in range(2, most + 1):
-            prefill = does.best(count, gain)
-            if does.rate(prefill, count - prefill) >= rate:
-                return prefill, count - prefill
-        prefill = does.best(most, gain)
-        return prefill, most - prefill
+        most, gain = self._deployment.gpu_budget // self._deployment.decode_tp, self._core.settings.gain
+
+        def serves(count: int) -> bool:
+            prefill = does.best(count)
+            return does.rate(prefill, count - prefill) >= rate
+
+        count = min(bisect_left(range(most + 1), True, lo=2, key=serves), most)
+        prefill = does.best(count, gain)
+        if does.rate(prefill, count - prefill) < rate:
+            prefill = does.best(count)
+        return prefill, count - prefill
 
     @staticmethod
     def _split(does: Frontier, rate: float) -> Pools:

@@ -54,10 +54,12 @@ class Saved:
         Never for longer than the prompts of one chunk may take to come together: what is saved may not grow as the
         profile says.
         """
-        waits = self._should_wait(view, budget)
-        if not waits or self._waits_since_s is None:
-            self._waits_since_s = now_s if waits else None
-        return waits and now_s - (self._waits_since_s or now_s) <= self._costs.gather_s
+        if not self._should_wait(view, budget):
+            self._waits_since_s = None
+            return False
+        if self._waits_since_s is None:
+            self._waits_since_s = now_s
+        return now_s - self._waits_since_s <= self._costs.gather_s
 
     def _should_wait(self, view: BatchView, budget: int) -> bool:
         if self._pace is None or not self._pace.saves or self._s >= 0.99 * self._most_s:

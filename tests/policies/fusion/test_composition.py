@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pdplugins.policies.fusion.composition import Frontier, Lengths, Point, curve
+from pdplugins.policies.fusion.composition import MOST_COUNTS, Frontier, Lengths, Point, curve
 from pdplugins.policies.fusion.core import RESERVE, Core
 from pdplugins.policies.fusion.lengths import EARLY, RECENT
 from pdplugins.testing import request
@@ -197,3 +197,19 @@ def test_a_composition_changes_for_more_than_the_mean_may_be_wrong_by(core: Call
     assert few.compose(8, 0, 200_000, 0.0) == 0
     assert many.compose(8, 0, 200_000, 0.0) == top
     assert many.compose(8, top + 1, 200_000, 100.0) == top + 1
+
+
+def test_a_pool_of_thousands_is_looked_at_in_a_bounded_number_of_places(core: Callable[..., Core]) -> None:
+    """What is found between them is as good but for a few thousandths."""
+    does, looks = core().frontier(2000.0, 100.0, 200_000), []
+
+    class Counting(Frontier):
+        def rate(self, prefill_only: int, mixed: int) -> float:
+            looks.append(prefill_only)
+            return super().rate(prefill_only, mixed)
+
+    counting = Counting(does.lengths, does.prefill, does.mixed, does.waits_s)
+    found = counting.best(4096)
+    assert len(looks) <= MOST_COUNTS
+    best = max(does.rate(count, 4096 - count) for count in range(4096))
+    assert does.rate(found, 4096 - found) > 0.99 * best
