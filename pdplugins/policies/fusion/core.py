@@ -60,7 +60,7 @@ class Core:
         self._caches: Mapping[int, int] = {}
         """Number of decode workers by the size of their KV cache."""
         self._cell = NEVER
-        self._places = 0
+        self._most_in_service = 0
 
     def compose(self, workers: int, present: int, kv_capacity_tokens: int, now_s: float, least: int = 0) -> int | None:
         """Return how many workers should prefill only, when it is time to solve the programme anew; else None.
@@ -128,8 +128,9 @@ class Core:
 
     @property
     def context(self) -> float:
-        """Mean context of a request that decodes, in tokens."""
-        return max(self.lengths.history + (self.lengths.isl or 0.0) + self.lengths.osl / 2, 1.0)
+        """Mean context of the requests that decode at one time, in tokens."""
+        lengths = self.lengths
+        return max(self._lengths(lengths.isl or 0.0, lengths.osl, lengths.history).context, 1.0)
 
     def ended(self, request: Request, outcome: Outcome) -> None:
         """Learn length and latencies of an answer. A second call for the same request changes nothing."""
@@ -144,22 +145,19 @@ class Core:
     def _programme(self, isl: float, osl: float, kv_capacity_tokens: float) -> Frontier | Powered:
         """Return what workers can do, within the budget of watts if there is one."""
         budget_w, table = self.settings.power_budget_w, self.deployment.perf.power()
-        held_s = self.held_s(isl)
         if budget_w is None or table is None:
-            return self.frontier(isl, osl, kv_capacity_tokens, history=self.lengths.history, held_s=held_s)
+            return self.frontier(isl, osl, kv_capacity_tokens, history=self.lengths.history)
         kv_tokens, most = self.settings.kv_share * kv_capacity_tokens, self.deployment.max_batch
-        lengths, typical = Lengths(isl, osl, self.lengths.history, self.lengths.spread), self.drift.typical
+        lengths, typical = self._lengths(isl, osl, self.lengths.history), self.drift.typical
 
         def under(prefill: float, decode: float) -> Frontier:
             slow = prefill * typical, decode * typical
-            return frontier(self.costs, lengths, kv_tokens, most, slow=slow, held_s=held_s)
+            return frontier(self.costs, lengths, kv_tokens, most, slow=slow)
 
         return powered(table, under, self.deployment.decode_tp, budget_w)
 
-    def held_s(self, isl: float) -> float:
-        """Return how long a request has its place before it decodes: behind the prefill that may wait, and its own."""
-        own_s = self.costs.share_s(max(int(isl), 1), int(self.lengths.history))
-        return (self.settings.ahead_steps * self.costs.step_s + own_s) * self.drift.typical
+    def _lengths(self, isl: float, osl: float, history: float) -> Lengths:
+        return Lengths(isl, osl, history, self.lengths.spread, self.lengths.decoding)
 
     def frontier(
         self,
@@ -169,16 +167,18 @@ class Core:
         *,
         mixes: bool = True,
         history: float = 0.0,
-        held_s: float = 0.0,
     ) -> Frontier:
         """Return what workers can do for requests of these mean lengths."""
         kv_tokens, most = self.settings.kv_share * kv_capacity_tokens, self.deployment.max_batch
         slow = self.drift.typical, self.drift.typical
-        lengths = Lengths(isl, osl, history, self.lengths.spread)
-        return frontier(self.costs, lengths, kv_tokens, most, mixes=mixes, slow=slow, held_s=held_s)
+        return frontier(self.costs, self._lengths(isl, osl, history), kv_tokens, most, mixes=mixes, slow=slow)
 
-    def decode_places(self, workers: Sequence[WorkerView]) -> int:
-        """Return how many requests the workers that decode can have within the TPOT SLO and their KV cache."""
+    def most_in_service(self, workers: Sequence[WorkerView]) -> int:
+        """Return how many requests may be in service: the workers' places to decode, within TPOT SLO and KV cache.
+
+        While one is prefilled, some that decode end. By Little's law so many more may be in service as the time before
+        it decodes is of the time in which it does.
+        """
         if workers is not self._counted:
             self._counted, self._cell = workers, NEVER
             self._caches = Counter(worker.kv_capacity_tokens for worker in workers if worker.role is Role.DECODE)
@@ -186,10 +186,15 @@ class Core:
         if (cell := (int(context) // CONTEXT_CELL, slow)) != self._cell:
             self._cell, share = cell, self.settings.kv_share
             within = self.costs.most_decodes(context, self.deployment.max_batch, slow)
-            self._places = sum(
-                count * int(min(within, share * tokens / context)) for tokens, count in self._caches.items()
-            )
-        return self._places
+            places = sum(count * int(min(within, share * tokens / context)) for tokens, count in self._caches.items())
+            decodes_s = max(self.lengths.osl, 1.0) * self.costs.step_s
+            self._most_in_service = int(places * (1 + self._before_s(slow) / decodes_s))
+        return self._most_in_service
+
+    def _before_s(self, slow: float) -> float:
+        """Return the seconds in service before a request decodes: behind the prefill that may wait, and its own."""
+        own_s = self.costs.share_s(max(int(self.lengths.isl or 0.0), 1), int(self.lengths.history))
+        return (self.settings.ahead_steps * self.costs.step_s + own_s) * slow
 
     def _choose(self, does: Frontier | Powered, workers: int, present: int) -> int:
         """Return the present number of workers that prefill only, where it costs little; else the smallest that does.

@@ -29,6 +29,9 @@ MOST_TPOT_S = 1e3
 """A larger TPOT of a request of its own asks for nothing."""
 PAYS = 1.25
 """Time is saved for larger chunks where these are prefilled this many times as fast as what fits into each step."""
+LONG, LONG_PAYS = 24.0, 0.9
+"""The same where short answers are known to have so many tokens: then a larger chunk delays few of them beyond their
+TPOT, and its prompts have their first token after one step instead of several."""
 GATHER_SHARE = 0.5
 """Part of the TTFT SLO in which the prompts of one larger chunk come together."""
 USUAL = -1
@@ -48,6 +51,7 @@ class Costs:
         self.gather_s = GATHER_SHARE * deployment.slo.ttft_s
         """Seconds in which the prompts of one larger chunk come together."""
         self._saved_share, self._osl = settings.saved_share, float(settings.prior_tokens)
+        self._pays = PAYS
         self.transfer_s = deployment.perf.transfer_s
         self._table = ProfileTable(deployment, settings.learning_rate)
         self.most_tokens = settings.step_tokens
@@ -158,9 +162,14 @@ class Costs:
     def answers(self, osl: float) -> None:
         """Take the length of short answers in tokens: a part of it bounds what decodes may save."""
         osl = 2 ** (round(4 * math.log2(max(osl, 1.0))) / 4)
-        if osl != self._osl:
-            self._osl = osl
+        pays = LONG_PAYS if osl >= LONG else PAYS
+        if (osl, pays) != (self._osl, self._pays):
+            self._osl, self._pays = osl, pays
             self._paces.clear()
+
+    def pays(self, averaged: float, within: float) -> bool:
+        """Tell whether to save time: `averaged` and `within` are the prompt tokens a second with it and without."""
+        return averaged >= self._pays * within
 
     def most_saved_s(self, alone_s: float, target_s: float) -> float:
         """Return the most seconds that decodes may have saved: what they save in a part of a short answer.
@@ -196,7 +205,7 @@ class Costs:
         if gathered_s := self.gathered_s(alone_s, step_s):
             tokens, took_s = largest(gathered_s)
             averaged = self.averaged(tokens, alone_s, took_s, step_s)
-            if took_s > step_s and averaged >= PAYS * rate:
+            if took_s > step_s and self.pays(averaged, rate):
                 return averaged, *largest(self.most_saved_s(alone_s, step_s)), True
         return rate, within, step_s, False
 

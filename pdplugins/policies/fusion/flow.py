@@ -113,7 +113,7 @@ class FusionFlow:
     def _has_place(
         self, workers: tuple[WorkerView, ...], looked_at: Sequence[WorkerView], job: Job, only_prefills: bool
     ) -> bool:
-        full = len(self._released) >= self._core.decode_places(workers)
+        full = len(self._released) >= self._core.most_in_service(workers)
         has = not full and any(self._can_start(worker, job, only_in_time=only_prefills) for worker in looked_at)
         if not has:
             self._core.feedback.held(full=full)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
+from typing import NamedTuple
 
 from pdplugins.contracts.request import Request
 
@@ -21,6 +22,8 @@ OFTEN = 16
 """The mean is computed anew when this part of the requests in it has ended since."""
 MOST_SPREAD = 4.0
 """Few prompts say little about a larger one."""
+MOST_DECODING = 4.0
+"""Few answers say little about a larger ratio of contexts."""
 MOST_TOKENS = 10**9
 """A longer answer is none."""
 GOES_ON = -1
@@ -45,12 +48,14 @@ class MeanLengths:
         self._square = 0.0
         self._open: OrderedDict[str, None] = OrderedDict()
         """Requests that have gone on and not ended."""
-        self._recent: OrderedDict[str, tuple[float, int]] = OrderedDict()
-        """When each request went on, in this order, and its output."""
+        self._recent: OrderedDict[str, Recent] = OrderedDict()
+        """In the order in which they went on."""
         self._ended = self._since = 0
         """How many of them have ended, and how many since the mean was computed."""
         self.short = self._prior
         """Harmonic mean of the outputs: where many are short it is far below the mean."""
+        self.decoding = 1.0
+        """Mean context of what decodes at one time, over that of a mean request: long answers decode for longer."""
         self._tpot_s = self._wait_s = 0.0
         """Mean TPOT, and mean time before the first token."""
         self._told = self._paced = 0
@@ -67,8 +72,8 @@ class MeanLengths:
         self.history += weight * (request.prompt_tokens - tokens - self.history)
         self._open[request.id] = None
         if (last := self._recent.pop(request.id, None)) is not None:
-            self._ended -= last[1] >= 0
-        self._recent[request.id] = now_s, GOES_ON
+            self._ended -= last.output >= 0
+        self._recent[request.id] = Recent(now_s, request.prompt_tokens, GOES_ON)
         if len(self._open) > MOST_OPEN:
             self._open.popitem(last=False)
         if len(self._recent) > MOST_OPEN:
@@ -108,8 +113,8 @@ class MeanLengths:
         if output_tokens is None:
             del self._recent[request.id]
             return
-        begun_s, tokens = found[0], min(max(output_tokens, 0), MOST_TOKENS)
-        self._recent[request.id] = begun_s, tokens
+        tokens = min(max(output_tokens, 0), MOST_TOKENS)
+        self._recent[request.id] = found._replace(output=tokens)
         self._ended += 1
         self._since += 1
         self._told += 1
@@ -117,7 +122,7 @@ class MeanLengths:
         if tpot_s is not None and 0 < tpot_s < math.inf:
             self._paced += 1
             weight = _weight(self._paced)
-            wait_s = max(now_s - begun_s - tpot_s * tokens, 0.0)
+            wait_s = max(now_s - found.begun_s - tpot_s * tokens, 0.0)
             self._tpot_s += weight * (tpot_s - self._tpot_s)
             self._wait_s += weight * (wait_s - self._wait_s)
         while self._ended > RECENT:
@@ -128,25 +133,62 @@ class MeanLengths:
             self.osl = max(self._mean(now_s), 1.0) ** trust * self._prior ** (1 - trust)
 
     def _forget(self) -> None:
-        _, (_, output) = self._recent.popitem(last=False)
-        self._ended -= output >= 0
+        _, forgotten = self._recent.popitem(last=False)
+        self._ended -= forgotten.output >= 0
 
     def _mean(self, now_s: float) -> float:
-        """Return the mean output."""
+        """Return the mean output, and take in the mean context while it decodes."""
         tokens_by_now = 1 / self._tpot_s if self._tpot_s else 0.0
         lengths = sorted(
-            (float(output), 0) if output >= 0 else (max((now_s - begun_s - self._wait_s) * tokens_by_now, 0.0), 1)
-            for begun_s, output in self._recent.values()
+            (float(output), 0, prompt)
+            if output >= 0
+            else (max((now_s - begun_s - self._wait_s) * tokens_by_now, 0.0), 1, prompt)
+            for begun_s, prompt, output in self._recent.values()
         )
         left, share, mean, before, seen = len(lengths), 1.0, 0.0, 0.0, 0.0
-        for tokens, goes_on in lengths:
+        ended = Contexts()
+        for tokens, goes_on, prompt in lengths:
             mean += share * (tokens - before)
             before = tokens
             seen += tokens
             if not goes_on:
+                ended.add(share / left, prompt, tokens)
                 share *= 1 - 1 / left
             left -= 1
+        self.decoding = ended.decoding
         return mean + share * min(seen / self._ended, max(self._prior - before, before))
+
+
+class Recent(NamedTuple):
+    """A request that has gone on lately."""
+
+    begun_s: float
+    prompt: int
+    output: int
+    """GOES_ON until it has ended."""
+
+
+class Contexts:
+    """Mean context of a request, and of what decodes at one time: there each counts as long as it decodes."""
+
+    def __init__(self) -> None:
+        self._share = self._context = self._tokens = self._weighted = 0.0
+
+    def add(self, share: float, prompt: int, output: float) -> None:
+        """Take in a request that stands for this share of all."""
+        context = prompt + output / 2
+        self._share += share
+        self._context += share * context
+        self._tokens += share * output
+        self._weighted += share * output * context
+
+    @property
+    def decoding(self) -> float:
+        """The second over the first."""
+        if not self._context or not self._tokens:
+            return 1.0
+        ratio = self._weighted * self._share / (self._tokens * self._context)
+        return min(max(ratio, 1 / MOST_DECODING), MOST_DECODING)
 
 
 def _weight(number: int) -> float:

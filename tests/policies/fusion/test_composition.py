@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -27,12 +28,14 @@ def knows(shared: Core, isl: float, osl: float) -> Core:
     return shared
 
 
-points = st.lists(st.tuples(numbers, st.one_of(st.just(0.0), numbers)), min_size=1, max_size=12)
+points = st.lists(
+    st.builds(Point, numbers, st.one_of(st.just(0.0), numbers), st.just(math.inf)), min_size=1, max_size=12
+)
 
 
 def served(does: Frontier, rate: float, prefill_only: int, mixed: int) -> bool:
     """Return whether workers serve a rate: all that decode are at the point of the curve that decodes as much."""
-    xs, ys = np.array(does.mixed).T
+    xs, ys, _ = np.array(does.mixed).T
     decoded = rate * does.lengths.osl / mixed if mixed else np.inf
     if decoded > xs[-1]:
         return False
@@ -54,17 +57,28 @@ def test_the_rate_is_the_largest_that_the_workers_serve(
 
 def test_workers_that_decode_are_alike(core: Callable[..., Core]) -> None:
     """Half of them at each end of a sagging curve would do more, but the router keeps them alike."""
-    sagging = Frontier(Lengths(100.0, 100.0), 1000.0, ((0.0, 1000.0), (100.0, 10.0), (1000.0, 0.0)))
+    sagging = Frontier(Lengths(100.0, 100.0), 1000.0, (Point(0.0, 1000.0), Point(100.0, 10.0), Point(1000.0, 0.0)))
     assert sagging.rate(0, 2) < 2.0
     assert sagging.rate(1, 1) == pytest.approx(10.0)
 
 
 @given(numbers, st.floats(1.0, 4.0), st.floats(0.001, 10.0), st.integers(1, 8))
 def test_less_time_to_wait_serves_less(isl: float, spread: float, wait_s: float, workers: int) -> None:
-    whole = Frontier(Lengths(isl, 10.0, spread=spread), 1000.0, ((1.0, 1000.0), (1e4, 0.0)))
-    hasty = replace(whole, waits_s=(wait_s, wait_s))
+    lengths = Lengths(isl, 10.0, spread=spread)
+    whole, hasty, less = (
+        Frontier(lengths, 1000.0, (Point(1.0, 1000.0, each_s), Point(1e4, 0.0, each_s)), each_s)
+        for each_s in (math.inf, wait_s, wait_s / 2)
+    )
     assert 0 < hasty.rate(workers, workers) < whole.rate(workers, workers)
-    assert hasty.rate(0, workers) < replace(whole, waits_s=(wait_s, 2 * wait_s)).rate(0, workers)
+    assert less.rate(0, workers) < hasty.rate(0, workers)
+    assert replace(hasty, mixed=less.mixed).rate(workers, 0) == hasty.rate(workers, 0)
+
+
+def test_a_point_at_which_prompts_are_in_time_beats_one_that_prefills_more() -> None:
+    """Larger steps prefill more, but where a prompt may hardly wait for them it counts for little."""
+    hasty, patient = Point(100.0, 1000.0, 0.001), Point(100.0, 900.0, 10.0)
+    assert curve([hasty, patient], own_s=0.1) == (patient,)
+    assert curve([hasty, patient]) == (hasty,)
 
 
 @pytest.mark.moderate
@@ -82,11 +96,13 @@ def test_the_number_is_the_smallest_that_is_good_enough(
 @given(points)
 def test_no_point_beats_one_of_the_curve_in_both_numbers(columns: list[Point]) -> None:
     kept = curve(columns)
-    assert [x for x, _ in kept] == sorted(x for x, _ in kept)
-    for x, y in columns:
-        assert any(kept_x >= x and kept_y >= y for kept_x, kept_y in kept)
+    assert [x for x, _, _ in kept] == sorted(x for x, _, _ in kept)
+    for x, y, _ in columns:
+        assert any(kept_x >= x and kept_y >= y for kept_x, kept_y, _ in kept)
     assert not any(
-        (x >= kept_x and y > kept_y) or (x > kept_x and y >= kept_y) for x, y in columns for kept_x, kept_y in kept
+        (x >= kept_x and y > kept_y) or (x > kept_x and y >= kept_y)
+        for x, y, _ in columns
+        for kept_x, kept_y, _ in kept
     )
 
 
@@ -126,33 +142,31 @@ def test_a_history_costs_those_that_prefill_only(core: Callable[..., Core]) -> N
     assert later.best(8) < replace(later, prefill=new.prefill).best(8)
 
 
-def test_places_of_requests_that_wait_for_their_prefill_do_not_decode(core: Callable[..., Core]) -> None:
-    """A request has its place for `held + OSL * t` seconds, of which it decodes in the last ones: Little's law."""
+def test_prompts_that_take_many_steps_beside_decodes_leave_less_time_to_wait(core: Callable[..., Core]) -> None:
+    """A TTFT that a prompt alone keeps easily is missed in small chunks: then some workers prefill only."""
     shared = core()
-    all_decode, some_wait = (shared.frontier(1000.0, 50.0, 50_000, held_s=held_s) for held_s in (0.0, 0.3))
-    places = int(0.85 * 50_000 / all_decode.lengths.context)
-    step_s = shared.costs.decode_s(places, all_decode.lengths.context)
-    assert all_decode.mixed[-1][0] == pytest.approx(places / step_s)
-    assert some_wait.mixed[-1][0] == pytest.approx(places / (step_s + 0.3 / 50.0))
-    assert some_wait.prefill == all_decode.prefill
+    share = 2 * shared.costs.prefill_s(2000) / shared.deployment.slo.ttft_s
+    short, long = (each.frontier(2000.0, 400.0, 400_000) for each in (core(ttft_share=share), shared))
+    (crowded, unhurried) = short.mixed[-2], long.mixed[-2]
+    assert short.mixed[0].wait_s > crowded.wait_s
+    assert crowded.wait_s < unhurried.wait_s
+    assert short.rate(0, 8) < 0.8 * long.rate(0, 8)
+    assert short.best(8) > long.best(8)
 
 
-def test_places_of_requests_that_are_not_prefilled_yet_cost_those_that_decode_alone_most(
-    core: Callable[..., Core],
-) -> None:
-    """Two workers that decode for six have few places, and many of these wait. Eight have more than they need."""
-    shared = core()
-    full, held = (shared.frontier(3000.0, 80.0, 60_000, held_s=held_s) for held_s in (0.0, shared.held_s(3000.0)))
-    assert held.rate(6, 2) < 0.85 * full.rate(6, 2)
-    assert held.rate(0, 8) > 0.98 * full.rate(0, 8)
+def test_what_decodes_at_one_time_has_longer_contexts_than_the_mean_request(core: Callable[..., Core]) -> None:
+    plain, leaning = core(), core()
+    leaning.lengths.decoding = 2.0
+    does, less = (each.frontier(1000.0, 500.0, 50_000) for each in (plain, leaning))
+    assert less.lengths.context == 2 * does.lengths.context
+    assert less.mixed[-1].decoded < 0.7 * does.mixed[-1].decoded
 
 
 def test_composition_plans_with_longer_answers_than_the_mean(core: Callable[..., Core]) -> None:
     """Places to decode that are short delay all requests, so it does not choose a number that is just enough."""
-    shared = knows(core(dwell_s=0.0, gain=0.0), 3000.0, 80.0)
-    just_enough = shared.frontier(3000.0, 80.0, 60_000, held_s=shared.held_s(3000.0))
-    assert just_enough.best(8) == 2
-    assert shared.compose(8, 7, 60_000, 0.0) == 1
+    shared = knows(core(dwell_s=0.0, gain=0.0), 3000.0, 40.0)
+    assert shared.frontier(3000.0, 40.0, 60_000).best(8) == 6
+    assert shared.compose(8, 7, 60_000, 0.0) == 4
 
 
 def test_the_largest_batch_and_the_largest_step_within_the_slo_are_choices(core: Callable[..., Core]) -> None:
@@ -164,7 +178,7 @@ def test_the_largest_batch_and_the_largest_step_within_the_slo_are_choices(core:
         context = does.lengths.context
         batch = costs.most_decodes(context, most)
         assert does.mixed[-1][0] == pytest.approx(batch / costs.decode_s(batch, context))
-        decoded, prefilled = does.mixed[0]
+        decoded, prefilled, _ = does.mixed[0]
         assert decoded == pytest.approx(1 / costs.step_s, rel=0.01)
         assert prefilled / decoded > 0.99 * costs.most_tokens or costs.added_s(costs.most_tokens, 0, 1) > costs.step_s
 
@@ -192,7 +206,7 @@ def test_a_composition_changes_for_more_than_the_mean_may_be_wrong_by(core: Call
         few.lengths.began(request(str(number), 2000))
         few.lengths.ended(request(str(number)), 100)
     few.lengths.osl = 100.0
-    top = many.frontier(2000.0, RESERVE * 100.0, 200_000, held_s=many.held_s(2000.0)).best(8, many.settings.gain)
+    top = many.frontier(2000.0, RESERVE * 100.0, 200_000).best(8, many.settings.gain)
     assert top == 5
     assert few.compose(8, 0, 200_000, 0.0) == 0
     assert many.compose(8, 0, 200_000, 0.0) == top
@@ -208,7 +222,7 @@ def test_a_pool_of_thousands_is_looked_at_in_a_bounded_number_of_places(core: Ca
             looks.append(prefill_only)
             return super().rate(prefill_only, mixed)
 
-    counting = Counting(does.lengths, does.prefill, does.mixed, does.waits_s)
+    counting = Counting(does.lengths, does.prefill, does.mixed, does.wait_s)
     found = counting.best(4096)
     assert len(looks) <= MOST_COUNTS
     best = max(does.rate(count, 4096 - count) for count in range(4096))

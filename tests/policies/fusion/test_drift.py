@@ -141,9 +141,9 @@ def test_places_to_decode_are_those_of_the_real_steps(core: Cores) -> None:
     shared.lengths.isl = 1000.0
     shared.costs.step_s = 0.021
     workers = fleet(0, 2)
-    before = shared.decode_places(workers)
+    before = shared.most_in_service(workers)
     drifted(shared.drift, d0=0.75, d1=0.75)
-    assert shared.decode_places(workers) > before
+    assert shared.most_in_service(workers) > before
 
 
 def test_an_engine_prefills_beside_decodes_that_the_profile_takes_for_too_slow(bundle: Callable[..., Bundle]) -> None:

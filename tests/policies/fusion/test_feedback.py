@@ -85,7 +85,7 @@ def test_it_does_not_move_where_that_would_cost_capacity(core: Cores) -> None:
     assert shared.feedback.asks == 1
     shared.compose(12, 0, 200_000, 0.0)
     isl = shared.lengths.isl or 0.0
-    does = shared.frontier(isl, RESERVE * shared.lengths.osl, 200_000, held_s=shared.held_s(isl))
+    does = shared.frontier(isl, RESERVE * shared.lengths.osl, 200_000)
     assert shared.wanted is not None
     assert does.rate(shared.wanted, 12 - shared.wanted) == pytest.approx(shared.capacity)
 

@@ -90,6 +90,22 @@ def test_a_full_pool_holds_however_idle_its_prefill_is(core: Cores) -> None:
     assert isinstance(flow.next(workers, 0.0), Go)
 
 
+def test_more_may_be_in_service_than_decode_where_prefill_takes_long(core: Cores) -> None:
+    """Little's law: those that are prefilled take no place, and by the time that they decode others have ended."""
+    workers, most = fleet(1, 1, kv_capacity_tokens=200_000), {}
+    for prompt, osl in ((100, 2000.0), (2000, 100.0)):
+        shared = core()
+        shared.lengths.began(request("r", prompt))
+        shared.lengths.osl = osl
+        within = shared.costs.most_decodes(shared.context, shared.deployment.max_batch)
+        places = min(within, int(0.85 * 200_000 / shared.context))
+        ahead_s = shared.settings.ahead_steps * shared.costs.step_s
+        before_s = ahead_s + shared.costs.share_s(prompt)
+        most[prompt] = shared.most_in_service(workers) / places
+        assert most[prompt] == pytest.approx(1 + before_s / (osl * shared.costs.step_s), abs=1 / places)
+    assert most[100] < 1.05 < most[2000]
+
+
 @pytest.mark.parametrize("history_tokens", [0, 1900])
 def test_a_history_takes_a_place_to_decode_as_large_as_any_context(core: Cores, history_tokens: int) -> None:
     """17,000 tokens may be planned with: 8 requests of 2,000 tokens, whether these are computed here or not."""

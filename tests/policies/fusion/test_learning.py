@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pdplugins.policies.fusion.lengths import EARLY, MOST_OPEN, MOST_TOKENS, PRIOR, MeanLengths
+from pdplugins.policies.fusion.lengths import EARLY, MOST_DECODING, MOST_OPEN, MOST_TOKENS, PRIOR, MeanLengths
 from pdplugins.policies.fusion.pace import LEAST_RATIO, Pace
 from pdplugins.testing import request
 
@@ -97,6 +97,7 @@ def test_no_history_breaks_the_mean(events: list[tuple[int, int | None, float]])
         lengths.began(request(str(name), 10), 0.0)
         lengths.ended(request(str(name)), tokens, number, 1.0)
         assert 1.0 <= lengths.osl <= MOST_TOKENS
+        assert 1 / MOST_DECODING <= lengths.decoding <= MOST_DECODING
         assert lengths.answers >= 0
 
 
@@ -114,6 +115,16 @@ def test_short_answers_count_more_in_what_is_short() -> None:
         lengths.ended(request(str(number)), 10 if number % 2 else 1000)
     assert lengths.short == pytest.approx(2 / (1 / 10 + 1 / 1000), rel=0.1)
     assert lengths.osl == pytest.approx(505, rel=0.1)
+
+
+def test_what_decodes_at_one_time_is_mostly_long_answers() -> None:
+    """Half of the requests are 1000+10 and half 200+1000: nearly all that decode are of the second kind."""
+    lengths = MeanLengths(100)
+    for number in range(400):
+        lengths.began(request(str(number), 200 if number % 2 else 1000))
+        lengths.ended(request(str(number)), 1000 if number % 2 else 10)
+    at_one_time = (10 * 1005 + 1000 * 700) / 1010
+    assert lengths.decoding == pytest.approx(at_one_time / ((1005 + 700) / 2), rel=0.05)
 
 
 def test_the_spread_is_that_of_the_prompts() -> None:

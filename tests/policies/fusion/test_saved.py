@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from pdplugins.policies.fusion.config import FusionSettings
 from pdplugins.policies.fusion.core import Core
+from pdplugins.policies.fusion.costs import LONG
 from pdplugins.policies.fusion.plugin import build
 from pdplugins.policies.fusion.saved import Saved
 from pdplugins.runtime.assembly import load_profile
@@ -42,6 +43,15 @@ def test_time_is_saved_where_larger_chunks_pay() -> None:
     dense = Core(FusionSettings(), deployment(load_profile("a100/qwen2.5-14b"), any_role=True))
     assert made().costs.pace(DECODES, 270 * DECODES).saves
     assert not dense.costs.pace(DECODES, 270 * DECODES).saves
+
+
+def test_time_is_saved_on_dense_models_too_where_answers_are_known_to_be_long() -> None:
+    """There a prompt is done in one step instead of several, and few answers are short enough to pay for it."""
+    profile = load_profile("h20/llama-3.1-70b")
+    dense = Core(FusionSettings(), deployment(profile, any_role=True, prefill_tp=8, decode_tp=8, tpot_s=0.05))
+    for tokens, saves in ((256.0, True), (LONG / 2, False), (256.0, True)):
+        dense.costs.answers(tokens)
+        assert dense.costs.pace(DECODES, 270 * DECODES).saves is saves
 
 
 def test_steps_that_only_decode_save_what_is_left_of_the_slo_up_to_the_cap() -> None:
