@@ -10,7 +10,7 @@ from pdplugins.contracts.deployment import Deployment
 from pdplugins.contracts.request import Request
 from pdplugins.contracts.router import Ending, Outcome
 from pdplugins.contracts.workers import Role, WorkerView
-from pdplugins.policies.fusion.composition import Frontier, Lengths, frontier
+from pdplugins.policies.fusion.composition import MOST_COUNTS, Frontier, Lengths, frontier
 from pdplugins.policies.fusion.config import FusionSettings
 from pdplugins.policies.fusion.costs import Costs, decodes_of
 from pdplugins.policies.fusion.drift import BAND, Drift
@@ -209,9 +209,13 @@ class Core:
         return does.best(workers, self.settings.gain)
 
     def _corrected(self, does: Frontier | Powered, chosen: int, workers: int) -> int:
-        """Return `chosen`, moved by one worker towards what is missed where that costs little of the capacity."""
-        moved = chosen + self.feedback.asks
-        if not 0 <= moved < workers:
-            return chosen
-        costs_little = does.rate(moved, workers - moved) * (1 + self.settings.feedback) >= self.capacity
-        return moved if costs_little else chosen
+        """Return `chosen`, moved towards what is missed: to a number that costs little of the capacity.
+
+        Mostly that is the next one. Where the TTFT is short a few that prefill only can be worse than many and than
+        none, so fewer may be several fewer. More is one more: with few left to decode a mistake costs most.
+        """
+        asks = self.feedback.asks
+        towards = range(chosen - 1, -1, -1)[:MOST_COUNTS] if asks < 0 else range(chosen + asks, chosen + 2 * asks)
+        enough = self.capacity / (1 + self.settings.feedback)
+        fits = (moved for moved in towards if moved < workers and does.rate(moved, workers - moved) >= enough)
+        return next(fits, chosen)

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
+from pdplugins.policies.fusion.composition import Frontier, Lengths, Point
 from pdplugins.policies.fusion.core import RESERVE, Core
 from pdplugins.policies.fusion.flow import FusionFlow
 from pdplugins.policies.fusion.router import FusionRouter
@@ -103,3 +104,20 @@ def test_slow_steps_lower_the_capacity_and_move_the_composition(core: Cores) -> 
     for _ in range(1000):
         slow.costs.measured(0.1, 0.2, decodes=True)
     assert slow.frontier(4000.0, 100.0, 200_000).rate(0, 8) < 0.7 * theirs.rate(0, 8)
+
+
+def test_fewer_may_be_several_fewer_where_the_next_number_is_worse(core: Cores) -> None:
+    """The rates of 0 to 4 that prefill only fall and rise again. One more is never more than one more."""
+
+    class Valley(Frontier):
+        def rate(self, prefill_only: int, mixed: int) -> float:
+            return (10.0, 8.0, 8.0, 10.0, 8.0, 10.0)[prefill_only]
+
+    does, shared = Valley(Lengths(1.0, 1.0), 1.0, (Point(1.0, 0.0),)), core()
+    shared.capacity = 10.0
+    served(shared, 0.1, 0.2)
+    assert shared.feedback.asks == -1
+    assert shared._corrected(does, 3, 6) == 0
+    served(shared, 9.0, 0.01, 2000)
+    assert shared.feedback.asks == 1
+    assert shared._corrected(does, 3, 6) == 3

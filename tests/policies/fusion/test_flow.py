@@ -103,7 +103,7 @@ def test_more_may_be_in_service_than_decode_where_prefill_takes_long(core: Cores
         before_s = ahead_s + shared.costs.share_s(prompt)
         most[prompt] = shared.most_in_service(workers) / places
         assert most[prompt] == pytest.approx(1 + before_s / (osl * shared.costs.step_s), abs=1 / places)
-    assert most[100] < 1.01 < 1.04 < most[2000]
+    assert most[2000] > most[100] + 0.03
 
 
 @pytest.mark.parametrize("history_tokens", [0, 1900])
