@@ -2,7 +2,8 @@
 
 TPOT is a mean over an answer. After steps that were quicker, one may be slower. That pays where a large chunk costs
 less than the small ones that fit into each step: mixtures of experts read most weights whatever a step has, and where
-decodes leave little of the TPOT, what fits is tiny. What is saved has a cap, so that no answer pays by more than that
+decodes leave little of the TPOT, what fits is tiny. Where answers are long it pays on any engine: a prompt has its
+first token after one step instead of several. What is saved has a cap, so that no answer pays by more than that
 for what others saved before it began. Beside a request with a TPOT of its own nothing is saved or spent.
 """
 
