@@ -28,6 +28,7 @@ class FusionBatchScheduler:
     def __init__(self, core: Core) -> None:
         settings, deployment = core.settings, core.deployment
         self._core = core
+        core.sizes_steps = True
         self._sizes: dict[float, DynaServeBatchScheduler] = {}
         """What sizes steps, by how many times as long as the profile says they take."""
         self.fallback = self._sized(1.0)

@@ -62,7 +62,7 @@ class FusionSettings(BaseModel):
         0.02, ge=0, description="capacity that fewer prefill-only workers, or the present number, may cost"
     )
     feedback: float = Field(
-        0.02, ge=0, description="capacity that moving one worker towards the objective that is missed may cost"
+        0.02, ge=0, description="capacity that moving workers towards the objective that is missed may cost"
     )
     prior_tokens: int = Field(256, ge=1, description="output length while none is known")
     block_tokens: int = Field(512, ge=1, description="tokens of one prefix block of the host")

@@ -43,6 +43,8 @@ class Core:
         self.residents = Residents()
         self.drift = Drift()
         self.present = Present(self._speed)
+        self.sizes_steps = False
+        """Whether this process sizes the steps of the engines. Those in processes of their own hear of no answers."""
         self.capacity = 0.0
         """Requests a second that the pool serves at most, by the programme; 0 before its first solution."""
         self.wanted: int | None = None
@@ -89,7 +91,8 @@ class Core:
 
     def look(self, workers: Sequence[WorkerView], now_s: float) -> None:
         """Learn how long the steps of workers take that only decode, and take in how long answers are."""
-        self.costs.answers(self.lengths.short)
+        if self.sizes_steps:
+            self.costs.answers(self.lengths.short)
         elapsed_s, self._looked_s = now_s - self._looked_s, now_s
         for worker in workers:
             load, (decodes, context) = worker.load, decodes_of(worker)

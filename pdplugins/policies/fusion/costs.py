@@ -36,6 +36,8 @@ GATHER_SHARE = 0.5
 """Part of the TTFT SLO in which the prompts of one larger chunk come together."""
 USUAL = -1
 """Stands for the TPOT of the deployment."""
+PaceKey = tuple[int, int, int, float, tuple[float, float]]
+"""Batch and context in cells, TPOT in milliseconds, slowness, and what decodes may save."""
 LEAST_RATE = 1e-3
 """Tokens a second of a worker whose decodes leave nothing of the step."""
 
@@ -50,8 +52,9 @@ class Costs:
         """Seconds within which the pool plans first tokens."""
         self.gather_s = GATHER_SHARE * deployment.slo.ttft_s
         """Seconds in which the prompts of one larger chunk come together."""
-        self._saved_share, self._osl = settings.saved_share, float(settings.prior_tokens)
-        self._pays = PAYS
+        self._saved_share = settings.saved_share
+        self._answers = float(settings.prior_tokens), PAYS
+        """Length of short answers in tokens, and what pays beside them."""
         self.transfer_s = deployment.perf.transfer_s
         self._table = ProfileTable(deployment, settings.learning_rate)
         self.most_tokens = settings.step_tokens
@@ -62,7 +65,7 @@ class Costs:
         self._chunk_attending_s = self._table.steps.attending(self.chunk, 0)
         self.whole_s = Grid(lambda tokens: self.prefill_s(int(tokens)))
         """Seconds of a prompt of which nothing is done: `prefill_s`, cheap enough for each of a hundred prompts."""
-        self._paces: dict[tuple[int, int, int, float], Pace] = {}
+        self._paces: dict[PaceKey, Pace] = {}
         self._ratios = {True: 1.0, False: 1.0}
         """Measured over modelled time of steps, with decodes and without."""
         self.alone = self.beside(0, 0)
@@ -150,26 +153,26 @@ class Costs:
         """Return how fast a worker prefills beside its decodes. The parameters are those of `beside`."""
         batch, cell = -(-decodes // BATCH_CELL), context // max(decodes, 1) // CONTEXT_CELL
         ms = USUAL if tpot_s is None else int(min(tpot_s, MOST_TPOT_S) * 1e3)
-        key = batch, cell, ms, slow
-        if (pace := self._paces.get(key)) is None:
-            if len(self._paces) >= MOST_CELLS:
-                self._paces.clear()
-            step_s = self.limit_s(None if ms == USUAL else ms / 1e3) / slow
-            rate, most, took_s, saves = self._beside(batch * BATCH_CELL, cell * CONTEXT_CELL, step_s)
-            pace = self._paces[key] = Pace(max(rate, LEAST_RATE) / slow, most, took_s * slow, saves)
+        key = batch, cell, ms, slow, self._answers
+        return self._paces.get(key) or self._new_pace(key)
+
+    def _new_pace(self, key: PaceKey) -> Pace:
+        batch, cell, ms, slow, _ = key
+        if len(self._paces) >= MOST_CELLS:
+            self._paces.clear()
+        step_s = self.limit_s(None if ms == USUAL else ms / 1e3) / slow
+        rate, most, took_s, saves = self._beside(batch * BATCH_CELL, cell * CONTEXT_CELL, step_s)
+        pace = self._paces[key] = Pace(max(rate, LEAST_RATE) / slow, most, took_s * slow, saves)
         return pace
 
     def answers(self, osl: float) -> None:
         """Take the length of short answers in tokens: a part of it bounds what decodes may save."""
         osl = 2 ** (round(4 * math.log2(max(osl, 1.0))) / 4)
-        pays = LONG_PAYS if osl >= LONG else PAYS
-        if (osl, pays) != (self._osl, self._pays):
-            self._osl, self._pays = osl, pays
-            self._paces.clear()
+        self._answers = osl, LONG_PAYS if osl >= LONG else PAYS
 
     def pays(self, averaged: float, within: float) -> bool:
         """Tell whether to save time: `averaged` and `within` are the prompt tokens a second with it and without."""
-        return averaged >= self._pays * within
+        return averaged >= self._answers[1] * within
 
     def most_saved_s(self, alone_s: float, target_s: float) -> float:
         """Return the most seconds that decodes may have saved: what they save in a part of a short answer.
@@ -177,7 +180,7 @@ class Costs:
         :param alone_s: seconds of their step without prompts.
         :param target_s: seconds that a step may take in the mean.
         """
-        return self._saved_share * self._osl * max(target_s - alone_s, 0.0)
+        return self._saved_share * self._answers[0] * max(target_s - alone_s, 0.0)
 
     def gathered_s(self, alone_s: float, target_s: float) -> float:
         """Return the seconds that decodes save for one chunk while its prompts come together."""
@@ -195,18 +198,22 @@ class Costs:
         step = Step(self._table, BatchView((), decodes, decodes * mean_context), step_s)
         done, alone_s = self.chunk // 2, step.predicted_s()
 
-        def largest(saved_s: float) -> tuple[int, float]:
+        def largest(saved_s: float) -> int:
             step.slo_s = step_s + saved_s
-            tokens = step.max_prefill_allowed(done, self.most_tokens)
-            return tokens, alone_s + self._table.steps.added(tokens, done, 0, decodes)
+            return step.max_prefill_allowed(done, self.most_tokens)
 
-        within, _ = largest(0.0)
+        def takes_s(tokens: int) -> float:
+            return alone_s + self._table.steps.added(tokens, done, 0, decodes)
+
+        within = largest(0.0)
         rate = within / max(step_s, 1e-9)
-        if gathered_s := self.gathered_s(alone_s, step_s):
-            tokens, took_s = largest(gathered_s)
+        gathered_s = self.gathered_s(alone_s, step_s)
+        if gathered_s and within < self.most_tokens:
+            took_s = takes_s(tokens := largest(gathered_s))
             averaged = self.averaged(tokens, alone_s, took_s, step_s)
             if took_s > step_s and self.pays(averaged, rate):
-                return averaged, *largest(self.most_saved_s(alone_s, step_s)), True
+                most = largest(self.most_saved_s(alone_s, step_s))
+                return averaged, most, takes_s(most), True
         return rate, within, step_s, False
 
 

@@ -64,7 +64,7 @@ class FusionFlow:
         looked_at = self._turns.of(workers)
         self._speed = self._pace.speed(self._predicted(looked_at) * len(workers) / len(looked_at), now_s)
         only_prefills = any(worker.role is Role.PREFILL for worker in looked_at)
-        job = self._queue.first(now_s + self._starts_in_s(only_prefills), self._speed)
+        job = self._queue.first(now_s + self._starts_in_s(only_prefills=only_prefills), self._speed)
         if job is None:
             self._pace.idle()
             return HOLD
@@ -101,7 +101,7 @@ class FusionFlow:
         """Return the prefill speed of these workers, in idle workers, beside what they decode."""
         return sum(self._core.beside(worker) for worker in workers) / self._core.alone
 
-    def _starts_in_s(self, only_prefills: bool) -> float:
+    def _starts_in_s(self, *, only_prefills: bool) -> float:
         """Return how long what goes on now may wait in a worker's queue.
 
         On one that prefills only that is a full step. With less queued its steps would not be full, and mixtures of
@@ -114,14 +114,19 @@ class FusionFlow:
         self, workers: tuple[WorkerView, ...], looked_at: Sequence[WorkerView], job: Job, only_prefills: bool
     ) -> bool:
         full = len(self._released) >= self._core.most_in_service(workers)
-        has = not full and any(self._can_start(worker, job, only_in_time=only_prefills) for worker in looked_at)
+        soon_s = self._starts_in_s(only_prefills=False), self._starts_in_s(only_prefills=True)
+        has = not full and any(
+            self._can_start(worker, job, soon_s[worker.role is Role.PREFILL], only_in_time=only_prefills)
+            for worker in looked_at
+        )
         if not has:
             self._core.feedback.held(full=full)
         return has
 
-    def _can_start(self, worker: WorkerView, job: Job, *, only_in_time: bool) -> bool:
+    def _can_start(self, worker: WorkerView, job: Job, soon_s: float, *, only_in_time: bool) -> bool:
         """Return whether a worker has little waiting and a place to decode.
 
+        :param soon_s: how long it may wait there.
         :param only_in_time: whether a worker that decodes counts only where the prompt takes no longer than its TTFT.
             Else the router would put it into the queue of one that only prefills: it waits here for that one.
         """
@@ -129,7 +134,7 @@ class FusionFlow:
         own_s = self._core.own_tpot_s(worker, decodes, context)
         slow = self._core.drift.of(worker.id)
         pace = self._costs.pace(decodes, context, own_s, slow)
-        if self._present.ahead(worker) > pace.rate * self._starts_in_s(worker.role is Role.PREFILL):
+        if self._present.ahead(worker) > pace.rate * soon_s:
             return False
         if worker.role is Role.PREFILL:
             return True

@@ -25,7 +25,7 @@ MOST_SPREAD = 4.0
 MOST_DECODING = 4.0
 """Few answers say little about a larger ratio of contexts."""
 MOST_TOKENS = 10**9
-"""A longer answer is none."""
+"""A longer prompt or answer is none."""
 GOES_ON = -1
 """In place of an output."""
 
@@ -73,7 +73,7 @@ class MeanLengths:
         self._open[request.id] = None
         if (last := self._recent.pop(request.id, None)) is not None:
             self._ended -= last.output >= 0
-        self._recent[request.id] = Recent(now_s, request.prompt_tokens, GOES_ON)
+        self._recent[request.id] = Recent(now_s, min(request.prompt_tokens, MOST_TOKENS), GOES_ON)
         if len(self._open) > MOST_OPEN:
             self._open.popitem(last=False)
         if len(self._recent) > MOST_OPEN:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 
-from pdplugins.config import parse
+from pdplugins.config import Config, parse
 from pdplugins.policies.fusion.config import FusionSettings
 from pdplugins.policies.fusion.costs import Costs
+from pdplugins.policies.fusion.plugin import build
+from pdplugins.profiling.decisions import DECISIONS
 from pdplugins.runtime.assembly import build_deployment
 
 POOLS = {role: {"replicas": 1, "tp": 8} for role in ("prefill", "decode")}
@@ -40,3 +44,24 @@ def test_a_history_is_fetched_and_attended_over() -> None:
     for tokens in (100, 16_384):
         fetched = costs.share_s(tokens) + deployment.perf.transfer_s(20_000)
         assert fetched < costs.share_s(tokens, 20_000) < fetched + costs.prefill_s(20_000)
+
+
+def test_a_router_knows_most_speeds_already(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each speed that must be computed takes 20 us, a fifth of what a whole decision may. Lengths of answers vary."""
+    computed, compute = [0], Costs._beside
+
+    def counted(costs: Costs, decodes: int, mean_context: int, step_s: float) -> tuple[float, int, float, bool]:
+        computed[0] += 1
+        return compute(costs, decodes, mean_context, step_s)
+
+    monkeypatch.setattr(Costs, "_beside", counted)
+    make = build(FusionSettings(), build_deployment(Config())).router
+    assert make is not None
+    decisions = DECISIONS["router"](make(), 64, random.Random(0))
+    for _ in range(50):
+        next(decisions)()
+    first, computed[0] = computed[0], 0
+    for _ in range(1000):
+        next(decisions)()
+    assert first > 0
+    assert computed[0] < 10

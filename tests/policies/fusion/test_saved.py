@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pdplugins.policies.fusion.batching import FusionBatchScheduler
 from pdplugins.policies.fusion.config import FusionSettings
 from pdplugins.policies.fusion.core import Core
 from pdplugins.policies.fusion.costs import LONG
@@ -52,6 +53,19 @@ def test_time_is_saved_on_dense_models_too_where_answers_are_known_to_be_long() 
     for tokens, saves in ((256.0, True), (LONG / 2, False), (256.0, True)):
         dense.costs.answers(tokens)
         assert dense.costs.pace(DECODES, 270 * DECODES).saves is saves
+
+
+@pytest.mark.parametrize("sized_here", [False, True])
+def test_long_answers_count_only_where_the_same_process_sizes_the_steps(*, sized_here: bool) -> None:
+    """Engines in processes of their own hear of no answers, and save what the prior allows."""
+    core = Core(FusionSettings(), deployment(load_profile("a100/qwen2.5-14b"), any_role=True))
+    if sized_here:
+        FusionBatchScheduler(core)
+    for index in range(200):
+        core.lengths.began(request(str(index), 1000))
+        core.lengths.ended(request(str(index), 1000), 256)
+    core.look([], 1.0)
+    assert core.costs.pace(100, 100_000).saves is sized_here
 
 
 def test_steps_that_only_decode_save_what_is_left_of_the_slo_up_to_the_cap() -> None:
