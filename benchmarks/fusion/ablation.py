@@ -32,6 +32,7 @@ def variants(cell: Cell) -> dict[str, Config]:
             router={"name": "least-loaded", "colocated": True}, **whole
         ),
         "nothing for the oldest": fusion(cell, oldest_share=0.0),
+        "saved time off": fusion(cell, saved_share=0.0),
     }
 
 
