@@ -9,12 +9,11 @@ from pdplugins.contracts.roles import RoleMove
 from pdplugins.contracts.router import Outcome, Placement
 from pdplugins.contracts.workers import ANYTHING, Role, WorkerView
 from pdplugins.policies._common import cached_tokens, check_ready
+from pdplugins.policies.fusion.binding import Binding
 from pdplugins.policies.fusion.choices import Turns
 from pdplugins.policies.fusion.core import Core
 from pdplugins.policies.stock.routers import LeastLoaded, RouterSettings
 
-FULL_S = 1e3
-"""Added to the wait for a worker whose KV cache or batch is full: any other is better."""
 NEAR = 0.7
 """Part of the TTFT SLO: a predicted first token within it is taken to be in time."""
 MOST_TBT_S = 1e3
@@ -30,6 +29,7 @@ class FusionRouter:
         self._core = core
         self._costs = core.costs
         self._present = core.present
+        self._binding = Binding(core)
         self._tpot_s = core.deployment.slo.tpot_s
         self.fallback = LeastLoaded(RouterSettings(colocated=True), core.deployment)
         """Places requests when this raises: whole requests on the least loaded worker."""
@@ -97,24 +97,29 @@ class FusionRouter:
         away, local = self._soonest_away(request), self._soonest_local(request)
         if local is not None and (away is None or (local[0] <= away[0] and not self._spares(local[1], away))):
             than = "" if away is None else f", {away[0]:.2f} s by way of {away[1].id}"
-            why = f"first token in {local[0]:.2f} s, local{than}"
-            return Placement(local[1].id, local[1].id, request.prompt_tokens, why)
+            first, why = local[1], f"first token in {local[0]:.2f} s, local{than}"
+            second = first.id if self._stays(request, first) else None
+            return Placement(first.id, second, request.prompt_tokens, why)
         if away is not None:
             than = "" if local is None else f", {local[0]:.2f} s local on {local[1].id}"
             return self._away(request, workers, away[1], f"first token in {away[0]:.2f} s, prefill only{than}")
         # Nobody prefills for others, and nobody serves alone: the host knows what to do with one that cannot.
         return Placement(workers[0].id, None, request.prompt_tokens, "no worker that prefills")
 
+    def _stays(self, request: Request, first: WorkerView) -> bool:
+        """Tell whether a request decodes where it is prefilled; else that is chosen when its prefill has ended."""
+        return len(self._mixed) < 2 or self._binding.stays(request, first)
+
     def _away(self, request: Request, workers: tuple[WorkerView, ...], first: WorkerView, why: str) -> Placement:
         """Let `first` prefill, or as much of the prompt as its KV cache holds where the next worker can go on."""
         prompt, can = request.prompt_tokens, first.capabilities or ANYTHING
         holds = int(self._core.settings.kv_share * first.kv_capacity_tokens)
         if prompt > holds > 0 and can.splits:
-            second = self._least_crowded(request, workers)
+            second = self._binds(request, workers)
             if (second.capabilities or ANYTHING).splits and second.kv_capacity_tokens > first.kv_capacity_tokens:
                 return Placement(first.id, second.id, holds, f"{why}; it holds {holds} of {prompt} tokens")
         # A stock prefill server must know before it begins where the KV cache goes.
-        return Placement(first.id, None if can.alone else self._least_crowded(request, workers).id, prompt, why)
+        return Placement(first.id, None if can.alone else self._binds(request, workers).id, prompt, why)
 
     def on_prefill_done(
         self, request: Request, placement: Placement, workers: tuple[WorkerView, ...], now_s: float
@@ -123,7 +128,7 @@ class FusionRouter:
         check_ready("fusion", workers)
         self._look(workers)
         self._present.at(workers, now_s)
-        best = self._least_crowded(request, workers)
+        best = self._binds(request, workers)
         self._present.bound(request, placement.first, best.id)
         self._core.residents.placed(request, best.id)
         self._core.drift.placed(request.id, best.id)
@@ -205,7 +210,8 @@ class FusionRouter:
             tokens += self._present.ahead(worker)
             own_s = self._core.own_tpot_s(worker, decodes, context)
             pace = self._costs.pace(decodes, context, own_s, self._core.drift.of(worker.id))
-            wait_s = pace.takes_s(tokens) * self._harm(worker, own_s) + self._full_s(request, worker, decodes, context)
+            wait_s = pace.takes_s(tokens) * self._harm(worker, own_s)
+            wait_s += self._binding.full_s(request, worker, decodes, context)
             if best is None or wait_s < best[0]:
                 best = wait_s, worker
         return best
@@ -232,19 +238,6 @@ class FusionRouter:
         tbt_s, tpot_s = worker.load.recent_tbt_s, self._tpot_s if own_s is None else own_s
         return tbt_s / tpot_s if tbt_s is not None and tpot_s < tbt_s <= MOST_TBT_S else 1.0
 
-    def _full_s(self, request: Request, worker: WorkerView, decodes: int, context: int) -> float:
-        """Return what is added to the wait for a worker that has no place for one more decode."""
-        free = worker.free_kv_tokens
-        full = free is not None and free < request.prompt_tokens + self._core.lengths.osl
-        full = full or decodes >= self._core.deployment.max_batch or not self._core.fits(worker, decodes, context)
-        return FULL_S if full else 0.0
-
-    def _least_crowded(self, request: Request, workers: tuple[WorkerView, ...]) -> WorkerView:
-        """Return the worker whose step with one more decode is the shortest, of those that have a place."""
-        return min(self._turns["mixed"].of(self._mixed or workers), key=lambda worker: self._crowding(request, worker))
-
-    def _crowding(self, request: Request, worker: WorkerView) -> float:
-        decodes, context = self._present.decodes(worker)
-        full_s = self._full_s(request, worker, decodes, context)
-        step_s = self._costs.decode_s(decodes + 1, (context + request.prompt_tokens) / (decodes + 1))
-        return step_s * self._core.drift.of(worker.id) + FULL_S * full_s
+    def _binds(self, request: Request, workers: tuple[WorkerView, ...]) -> WorkerView:
+        """Return the worker where a request decodes."""
+        return self._binding.best(request, self._turns["mixed"].of(self._mixed or workers))

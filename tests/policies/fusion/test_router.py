@@ -228,7 +228,8 @@ def test_a_prompt_goes_where_it_disturbs_no_request_with_a_strict_tpot(core: Cor
     workers = worker("d0", **loads), worker("d1", **loads, queued_tokens=500.0)
     router, asked = FusionRouter(core(**FIXED)), strict("strict")
     assert place(router, workers) == ("d0", "d0")
-    assert router.on_arrival(asked, workers, 0.0).second == "d0"
+    placement = router.on_arrival(asked, workers, 0.0)
+    assert router.on_prefill_done(asked, placement, workers, 0.0).second == "d0"
     assert place(router, workers) == ("d1", "d1")
     router.on_ended(asked, Outcome(Ending.FINISHED, 5))
     assert place(router, workers) == ("d0", "d0")

@@ -1,0 +1,81 @@
+"""Which worker decodes: the one whose step is the shortest. Requests that ask for a short TPOT decode together.
+
+One request whose TPOT is below the deployment's shortens all steps of its worker, which then prefills little beside its
+decodes. A few of them, spread over the pool, leave it hardly any prefill. So each goes where it costs the least: to a
+worker that decodes such requests already, while that keeps its TPOT. The others are kept away from there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from pdplugins.contracts.request import Request
+from pdplugins.contracts.workers import WorkerView
+from pdplugins.policies.fusion.core import Core
+
+FULL_S = 1e3
+"""Added to the wait for a worker whose KV cache or batch is full: any other is better."""
+
+
+class Binding:
+    """Binds decodes to workers."""
+
+    def __init__(self, core: Core) -> None:
+        self._core = core
+        self._costs = core.costs
+        self._present = core.present
+        self._tpot_s = core.deployment.slo.tpot_s
+
+    def best(self, request: Request, workers: Iterable[WorkerView]) -> WorkerView:
+        """Return the worker where a request decodes, of `workers`, of which there must be one."""
+        if (own_s := self.strict_s(request)) is not None:
+            workers = list(workers)
+            if keep := [worker for worker in workers if self._keeps(request, worker, own_s)]:
+                return min(keep, key=lambda worker: (self._lost(worker, own_s), self._crowding(request, worker)))
+        return min(workers, key=lambda worker: self._crowding(request, worker))
+
+    def strict_s(self, request: Request) -> float | None:
+        """Return the TPOT of a request that asks for less than the deployment's; else None."""
+        own_s = request.terms.tpot_s if request.terms is not None else None
+        return own_s if own_s is not None and own_s < self._tpot_s else None
+
+    def stays(self, request: Request, worker: WorkerView) -> bool:
+        """Tell whether a request may decode where it is prefilled, for all that its TPOT costs there."""
+        if (own_s := self.strict_s(request)) is None:
+            return True
+        has = any(tpot_s <= own_s for tpot_s in self._core.residents.on(worker.id))
+        return has and self._keeps(request, worker, own_s)
+
+    def full_s(self, request: Request, worker: WorkerView, decodes: int, context: int) -> float:
+        """Return what is added to the wait for a worker that has no place for one more decode."""
+        free = worker.free_kv_tokens
+        full = free is not None and free < request.prompt_tokens + self._core.lengths.osl
+        full = full or decodes >= self._core.deployment.max_batch or not self._core.fits(worker, decodes, context)
+        return FULL_S if full else 0.0
+
+    def _crowding(self, request: Request, worker: WorkerView) -> float:
+        """Return the seconds of the worker's step with this request; more where others ask for a short TPOT."""
+        decodes, context = self._present.decodes(worker)
+        full_s = self.full_s(request, worker, decodes, context)
+        step_s = self._step_s(request, worker, decodes, context)
+        if (tightest_s := self._core.own_tpot_s(worker, decodes, context)) is not None:
+            step_s *= max(self._tpot_s / tightest_s, 1.0)
+        return step_s + FULL_S * full_s
+
+    def _keeps(self, request: Request, worker: WorkerView, own_s: float) -> bool:
+        """Tell whether a worker has a place for a request, within its TPOT."""
+        decodes, context = self._present.decodes(worker)
+        if self.full_s(request, worker, decodes, context):
+            return False
+        return self._step_s(request, worker, decodes, context) <= self._costs.limit_s(own_s)
+
+    def _lost(self, worker: WorkerView, own_s: float) -> float:
+        """Return the prompt tokens a second that a worker prefills less for a request with this TPOT."""
+        decodes, context = self._present.decodes(worker)
+        slow, has_s = self._core.drift.of(worker.id), self._core.own_tpot_s(worker, decodes, context)
+        now = self._costs.beside(decodes, context, has_s, slow)
+        return now - self._costs.beside(decodes, context, min(own_s, has_s or own_s), slow)
+
+    def _step_s(self, request: Request, worker: WorkerView, decodes: int, context: int) -> float:
+        mean_context = (context + request.prompt_tokens) / (decodes + 1)
+        return self._costs.decode_s(decodes + 1, mean_context) * self._core.drift.of(worker.id)
