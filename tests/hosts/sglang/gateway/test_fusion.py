@@ -20,15 +20,23 @@ pytestmark = [pytest.mark.sglang, pytest.mark.timeout(600)]
 
 REQUESTS, AT_ONCE = 200, 32
 SLO = {"ttft_s": 2.0, "tpot_s": 0.05}
+TERMS = {"tpot_s": [0.001, 1.0]}
+GATEWAYS = ("session_id", "stream", "pdplugins")
+"""Fields that the unified server is not sent."""
 
 
 def requests() -> list[dict[str, Any]]:
-    """Bodies of prompts below and above a chunk, some of sessions, some streamed, greedy and sampled with a seed."""
+    """Bodies of prompts below and above a chunk, greedy and sampled with a seed.
+
+    Some are of sessions, some are streamed, and some ask for a TPOT below the deployment's.
+    """
     dice = random.Random(0)
     found = []
     for number in range(REQUESTS):
         sampling = dice.choice([GREEDY, seeded(dice) | FILTER])
-        more = {"session_id": f"s{number % 40}"} if number % 5 == 0 else {}
+        more: dict[str, Any] = {"session_id": f"s{number % 40}"} if number % 5 == 0 else {}
+        if number % 7 == 0:
+            more["pdplugins"] = {"tpot_ms": 500 * SLO["tpot_s"]}
         ids = prompt_of(dice, dice.choice([8, 60, CHUNK - 1, CHUNK + 1, 3 * CHUNK]))
         found.append(ask(ids, dice.randrange(1, 16), sampling, stream=number % 3 == 0, **more))
     return found
@@ -39,12 +47,12 @@ def test_two_hundred_mixed_requests_have_the_tokens_of_a_unified_server(bench: B
     """With 32 in flight. Two such servers are best co-located, which fusion finds by itself; its engines log why."""
 
     async def run() -> None:
-        async with stand(bench, config("fusion", bundle={"name": "fusion"}, slo=SLO)) as it:
+        async with stand(bench, config("fusion", bundle={"name": "fusion"}, slo=SLO, terms=TERMS)) as it:
             left = iter(requests())
 
             async def client() -> None:
                 for body in left:
-                    plain = {name: value for name, value in body.items() if name not in ("session_id", "stream")}
+                    plain = {name: value for name, value in body.items() if name not in GATEWAYS}
                     want, got = await asyncio.gather(it.unified("/generate", plain), it.ask("/generate", body))
                     assert got["output_ids"] == want["output_ids"], body
 
