@@ -1,4 +1,4 @@
-"""How much README's table depends on the one term that no profile has measured: prefill and decodes in one step.
+"""How much README's table depends on the one term that no profile has a table of: prefill and decodes in one step.
 
     python benchmarks/mixed_steps.py
 

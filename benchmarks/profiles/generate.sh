@@ -4,7 +4,8 @@
 #     python3.11 -m venv aic && aic/bin/pip install aiconfigurator==0.7.0
 #     benchmarks/profiles/generate.sh aic/bin/python
 #
-# About four minutes of CPU time. The one that is measured, h100/llama-70b-fp8-dopd-table-1, was typed from the paper.
+# About four minutes of CPU time. Two are measured: h100/llama-70b-fp8-dopd-table-1 was typed
+# from the paper, and h100-measured/llama-3.1-8b is made by benchmarks/mixed_steps_profile.py.
 set -eu
 python=$1
 
