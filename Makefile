@@ -52,7 +52,7 @@ SGLANG_VERSIONS := 0.5.16 0.5.23
 SGLANG_PIP := $(SGLANG_VENV)/bin/pip --disable-pip-version-check install --quiet --no-deps
 
 SGLANG_PYTEST := PDPLUGINS_SGLANG_TREES=$(subst $() ,:,$(foreach v,$(SGLANG_VERSIONS),$(CURDIR)/$(SGLANG_VENV)/sglang-$(v))) \
-	$(SGLANG_VENV)/bin/python -m pytest -m sglang -v --tb=native --durations=10 --session-timeout=2400
+	$(SGLANG_VENV)/bin/python -m pytest -m sglang -v --tb=native --durations=10 --session-timeout=3000
 CLIENT_TESTS := tests/hosts/sglang/gateway/test_clients.py
 
 test-sglang: $(SGLANG_VENV)/.installed  ## Run real SGLang servers on the CPU: every path equal to a unified server (25 minutes on two quiet cores)
