@@ -397,37 +397,47 @@ def _versions() -> Iterator[tuple[str, str]]:
             continue
 
 
-def main() -> None:
-    """Measure, or publish what was measured."""
-    begun = time.monotonic()
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=Path("steps.json"), help="file to write, after each round")
-    parser.add_argument("--rounds", type=int, default=9, help="times that each step is timed")
-    parser.add_argument("--limit-s", type=float, default=3600.0, help="begin no round that would end later")
-    parser.add_argument("--seed", type=int, default=0, help="of tokens, weights and the order of steps")
-    parser.add_argument("--every", type=int, default=1, help="time every n-th step only, to try it out")
+def arguments(doc: str | None, result: str) -> argparse.ArgumentParser:
+    """Return the options of a script that measures steps on a GPU, and publishes them as `result`."""
+    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=Path("steps.json"), help="file to write, again and again")
+    parser.add_argument("--limit-s", type=float, default=3600.0, help="end after about so long")
+    parser.add_argument("--seed", type=int, default=0, help="of tokens, weights and the order of what is measured")
+    parser.add_argument("--every", type=int, default=1, help="measure every n-th only, to try it out")
     parser.add_argument("--tiny", action="store_true", help="a tiny model, which also runs on a CPU")
     parser.add_argument("--set", default="{}", type=json.loads, help="more of SGLang's ServerArgs, as JSON")
-    parser.add_argument("--publish", type=Path, metavar="FILE", help="write FILE as the result mixed-steps-gpu")
+    parser.add_argument("--publish", type=Path, metavar="FILE", help=f"write FILE as the result {result}")
     parser.add_argument("--note", action="append", default=[], help="what a reader of the result must know")
-    options = parser.parse_args()
-    if options.publish is not None:
-        publish(json.loads(options.publish.read_text(encoding="utf-8")), options.note)
-        return
-    options.config = TINY if options.tiny else LLAMA_8B
-    measure(Engine(options.config, options.set, options.seed), options, begun)
+    return parser
 
 
-def publish(found: dict[str, Any], notes: list[str]) -> None:
-    """Write what was measured as a result of this repository."""
+def publish(result: str, script: str, options: argparse.Namespace, summed: Callable[[Any], dict[str, Any]]) -> None:
+    """Write what a script has measured as a result of this repository.
+
+    :param summed: returns what the result says beside it.
+    """
     import manifest  # noqa: PLC0415 - of this repository, which the machine with the GPU need not have
 
     from pdplugins.provenance import record  # noqa: PLC0415
 
-    made = record("measured", seed=found["seed"], command="python benchmarks/mixed_steps_gpu.py --out steps.json")
+    found = json.loads(options.publish.read_text(encoding="utf-8"))
+    made = record("measured", seed=found["seed"], command=f"python benchmarks/{script} --out steps.json")
     rest = {key: value for key, value in found.items() if key not in {"seed", "versions"}}
     both = {**made["versions"], **found["versions"]}
-    manifest.write("mixed-steps-gpu", {**made, "versions": both, "notes": notes, **rest})
+    manifest.write(result, {**made, "versions": both, "notes": options.note, **summed(found), **rest})
+
+
+def main() -> None:
+    """Measure, or publish what was measured."""
+    begun = time.monotonic()
+    parser = arguments(__doc__, "mixed-steps-gpu")
+    parser.add_argument("--rounds", type=int, default=9, help="times that each step is timed")
+    options = parser.parse_args()
+    if options.publish is not None:
+        publish("mixed-steps-gpu", "mixed_steps_gpu.py", options, lambda _: {})
+        return
+    options.config = TINY if options.tiny else LLAMA_8B
+    measure(Engine(options.config, options.set, options.seed), options, begun)
 
 
 if __name__ == "__main__":

@@ -17,11 +17,10 @@ import random
 import time
 from collections.abc import Callable, Iterator
 from itertools import product
-from pathlib import Path
 from statistics import fmean, geometric_mean
 from typing import Any, NamedTuple
 
-from mixed_steps_gpu import LLAMA_8B, TINY, Engine, Step, Watch, versions
+from mixed_steps_gpu import LLAMA_8B, TINY, Engine, Step, Watch, arguments, publish, versions
 
 from pdplugins.config import parse
 from pdplugins.contracts.batching import BatchPlan, BatchView, QueuedPrefill
@@ -146,34 +145,12 @@ def measure(engine: Engine, options: argparse.Namespace, begun: float) -> None:
 def main() -> None:
     """Measure, or publish what was measured."""
     begun = time.monotonic()
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=Path("steps.json"), help="file to write, after each series")
-    parser.add_argument("--limit-s", type=float, default=3600.0, help="begin no series after so long")
-    parser.add_argument("--seed", type=int, default=0, help="of tokens, weights and the order of the series")
-    parser.add_argument("--every", type=int, default=1, help="run every n-th series only, to try it out")
-    parser.add_argument("--tiny", action="store_true", help="a tiny model, which also runs on a CPU")
-    parser.add_argument("--set", default="{}", type=json.loads, help="more of SGLang's ServerArgs, as JSON")
-    parser.add_argument("--publish", type=Path, metavar="FILE", help="write FILE as the result slo-steps-gpu")
-    parser.add_argument("--note", action="append", default=[], help="what a reader of the result must know")
-    options = parser.parse_args()
+    options = arguments(__doc__, "slo-steps-gpu").parse_args()
     if options.publish is not None:
-        publish(json.loads(options.publish.read_text(encoding="utf-8")), options.note)
+        publish("slo-steps-gpu", "slo_steps_gpu.py", options, lambda found: {"summary": summary(found["rows"])})
         return
     options.config = TINY if options.tiny else LLAMA_8B
     measure(Engine(options.config, options.set, options.seed), options, begun)
-
-
-def publish(found: dict[str, Any], notes: list[str]) -> None:
-    """Write what was measured, and what it comes to, as a result of this repository."""
-    import manifest  # noqa: PLC0415 - of this repository, which the machine with the GPU need not have
-
-    from pdplugins.provenance import record  # noqa: PLC0415
-
-    made = record("measured", seed=found["seed"], command="python benchmarks/slo_steps_gpu.py --out steps.json")
-    rest = {key: value for key, value in found.items() if key not in {"seed", "versions"}}
-    both = {**made["versions"], **found["versions"]}
-    told = {"notes": notes, "summary": summary(found["rows"])}
-    manifest.write("slo-steps-gpu", {**made, "versions": both, **told, **rest})
 
 
 def mean_ms(steps: Steps) -> float:
