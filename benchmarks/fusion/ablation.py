@@ -7,14 +7,19 @@ python benchmarks/fusion/ablation.py --traces DIR [--seeds 1] [--minutes 4]
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from statistics import fmean, geometric_mean
 
 from cells import SHOWN, Cell, Config
 from experiment import publish
-from few import Yard, highest, mean, study
+from few import Yard, highest, mean, study, yards
+from search import Memory
 from systems import LABEL, OVERLAP, fusion
+from tables import Row
 
 SIMULATION = {**LABEL, **OVERLAP}
+POLICIES = ("fusion", "stock")
+"""Packages whose code the runs depend on."""
 
 
 def variants(cell: Cell) -> dict[str, Config]:
@@ -36,11 +41,17 @@ def variants(cell: Cell) -> dict[str, Config]:
     }
 
 
+def cell(folder: str) -> dict[str, list[Row]]:
+    """Return a part of one row, computed again at the published capacities: benchmarks/equality.py."""
+    variant, of = "saved time off", yards(Path(folder).resolve(), len(SHOWN), Memory())
+    at_1 = fmean(yard.at_capacity(variants(yard.cell)[variant], POLICIES) for yard in of)
+    return {"fusion-ablation": [{"variant": variant, "at 1": at_1}]}
+
+
 def show(yards: list[Yard], seeds: int) -> None:
     """Run all variants and write the result."""
     runs = {
-        name: [yard.seen(variants(yard.cell)[name], ("fusion", "stock")) for yard in yards]
-        for name in variants(yards[0].cell)
+        name: [yard.seen(variants(yard.cell)[name], POLICIES) for yard in yards] for name in variants(yards[0].cell)
     }
     rows = []
     for name, cells in runs.items():

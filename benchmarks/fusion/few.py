@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
@@ -42,11 +42,15 @@ class Yard:
 
     def seen(self, config: Config, policies: Sequence[str]) -> list[Seen]:
         """Run a system with each seed."""
-        runs = []
+        return [search.seen(trial, capacity, seed) for trial, capacity, seed in self._trials(config, policies)]
+
+    def at_capacity(self, config: Config, policies: Sequence[str]) -> float:
+        """Return the mean attainment of a system at the capacity of each seed."""
+        return fmean(trial.at(capacity, seed).attainment for trial, capacity, seed in self._trials(config, policies))
+
+    def _trials(self, config: Config, policies: Sequence[str]) -> Iterator[tuple[Trial, float, int]]:
         for seed, capacity in zip(SHOWN, self.capacities, strict=False):
-            trial = Trial(self.cell, config, self.cell.lasts_s(capacity), self.memory, tuple(policies))
-            runs.append(search.seen(trial, capacity, seed))
-        return runs
+            yield Trial(self.cell, config, self.cell.lasts_s(capacity), self.memory, tuple(policies)), capacity, seed
 
 
 def yards(folder: Path, seeds: int, memory: Memory) -> list[Yard]:

@@ -10,14 +10,16 @@ import json
 import sys
 from collections.abc import Iterator
 from copy import deepcopy
+from pathlib import Path
 from statistics import fmean
 
 import stale
 from cells import SHOWN, Config
 from experiment import publish
-from few import Yard, mean, study
-from search import MEMORY, SHARES
+from few import Yard, mean, study, yards
+from search import MEMORY, SHARES, Memory
 from systems import STOCK, fusion
+from tables import Row
 
 from pdplugins.files import write_whole
 from pdplugins.resources import data_dir
@@ -28,6 +30,8 @@ SLOW = 2.0
 PRIOR_TOKENS = 4096
 """A wrong guess of the output length, before any is known."""
 SHOWN_AT = (0.8, 1.0, 1.5)
+BOTH = ("fusion", "stock")
+"""Packages whose code a run of fusion depends on."""
 
 
 def scaled(profile: str, factor: float) -> str:
@@ -73,13 +77,23 @@ def deceits(yard: Yard) -> Iterator[tuple[str, Config, Config]]:
     yield f"one worker is {SLOW:g} times as slow", one_slow(ours), one_slow(theirs)
 
 
+def cell(folder: str) -> dict[str, list[Row]]:
+    """Return a part of one row, computed again at the published capacities: benchmarks/equality.py."""
+    deceit, pairs = f"one worker is {SLOW:g} times as slow", []
+    for yard in yards(Path(folder).resolve(), len(SHOWN), Memory()):
+        _, ours, theirs = next(one for one in deceits(yard) if one[0] == deceit)
+        pairs.append((yard.at_capacity(ours, BOTH), yard.at_capacity(theirs, ("stock",))))
+    fusions, stocks = (fmean(of) for of in zip(*pairs, strict=True))
+    return {"fusion-sensitivity": [{"deceit": deceit, "fusion at 1": fusions, "co-located at 1": stocks}]}
+
+
 def show(yards: list[Yard], seeds: int) -> None:
     """Run all deceits and write the result."""
     stale.add()
     leads: dict[str, dict[str, list[tuple[float, float]]]] = {}
     for yard in yards:
         for deceit, ours, theirs in deceits(yard):
-            fusions, stocks = yard.seen(ours, ("fusion", "stock")), yard.seen(theirs, ("stock",))
+            fusions, stocks = yard.seen(ours, BOTH), yard.seen(theirs, ("stock",))
             pairs = [(mean(fusions, share), mean(stocks, share)) for share in SHARES]
             leads.setdefault(deceit, {})[yard.cell.name] = pairs
     rows = []
