@@ -7,7 +7,8 @@ worker that decodes such requests already, while that keeps its TPOT. The others
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
+from typing import NamedTuple
 
 from pdplugins.contracts.request import Request
 from pdplugins.contracts.workers import WorkerView
@@ -15,6 +16,13 @@ from pdplugins.policies.fusion.core import Core
 
 FULL_S = 1e3
 """Added to the wait for a worker whose KV cache or batch is full: any other is better."""
+
+
+class Bound(NamedTuple):
+    """Where a request decodes, and why there."""
+
+    worker: WorkerView
+    reason: str
 
 
 class Binding:
@@ -26,13 +34,15 @@ class Binding:
         self._present = core.present
         self._tpot_s = core.deployment.slo.tpot_s
 
-    def best(self, request: Request, workers: Iterable[WorkerView]) -> WorkerView:
-        """Return the worker where a request decodes, of `workers`, of which there must be one."""
-        if (own_s := self.strict_s(request)) is not None:
-            workers = list(workers)
+    def best(self, request: Request, workers: Sequence[WorkerView]) -> Bound:
+        """Return where a request decodes, of `workers`, of which there must be one."""
+        own_s, reason = self.strict_s(request), "shortest step"
+        if own_s is not None:
             if keep := [worker for worker in workers if self._keeps(request, worker, own_s)]:
-                return min(keep, key=lambda worker: (self._lost(worker, own_s), self._crowding(request, worker)))
-        return min(workers, key=lambda worker: self._crowding(request, worker))
+                best = min(keep, key=lambda worker: (self._lost(worker, own_s), self._crowding(request, worker)))
+                return Bound(best, f"its TPOT of {1e3 * own_s:g} ms costs the least prefill")
+            reason = f"no worker keeps its TPOT of {1e3 * own_s:g} ms; shortest step"
+        return Bound(min(workers, key=lambda worker: self._crowding(request, worker)), reason)
 
     def strict_s(self, request: Request) -> float | None:
         """Return the TPOT of a request that asks for less than the deployment's; else None."""
@@ -43,8 +53,8 @@ class Binding:
         """Tell whether a request may decode where it is prefilled, for all that its TPOT costs there."""
         if (own_s := self.strict_s(request)) is None:
             return True
-        has = any(tpot_s <= own_s for tpot_s in self._core.residents.on(worker.id))
-        return has and self._keeps(request, worker, own_s)
+        has = self._core.residents.on(worker.id)
+        return bool(has) and has[0] <= own_s and self._keeps(request, worker, own_s)
 
     def full_s(self, request: Request, worker: WorkerView, decodes: int, context: int) -> float:
         """Return what is added to the wait for a worker that has no place for one more decode."""
@@ -60,7 +70,7 @@ class Binding:
         step_s = self._step_s(request, worker, decodes, context)
         if (tightest_s := self._core.own_tpot_s(worker, decodes, context)) is not None:
             step_s *= max(self._tpot_s / tightest_s, 1.0)
-        return step_s + FULL_S * full_s
+        return step_s + full_s
 
     def _keeps(self, request: Request, worker: WorkerView, own_s: float) -> bool:
         """Tell whether a worker has a place for a request, within its TPOT."""

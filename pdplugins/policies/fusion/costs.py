@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
+from bisect import bisect_left
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from pdplugins.contracts.batching import BatchView
@@ -131,10 +132,13 @@ class Costs:
         """Return the largest number of decodes whose step, `slow` times as long, keeps the TPOT SLO; at least one."""
         return max(largest_within(self.step_s / slow, most, lambda n: self.decode_s(n, mean_context)), 1)
 
-    def tightest_s(self, own: Collection[float], decodes: int, context: int) -> float:
-        """Return the tightest TPOT of `decodes` requests of `context` in all, of which `own` is what some ask for."""
+    def tightest_s(self, own: Sequence[float], decodes: int, context: int) -> float:
+        """Return the tightest TPOT of `decodes` requests of `context` in all; some ask for `own`, ascending."""
         alone_s = self.decode_s(decodes, context / decodes) if decodes else 0.0
-        return tightest_tpot_s(own, decodes, self._tpot_s, alone_s / self._tpot_share)
+        least_s = alone_s / self._tpot_share
+        first = bisect_left(own, least_s)
+        # The tightest that can be kept stands for all of them: there may be hundreds.
+        return tightest_tpot_s(own[first : first + 1], decodes - len(own) + 1, self._tpot_s, least_s)
 
     def limit_s(self, tpot_s: float | None) -> float:
         """Return the seconds that a step may take beside this TPOT; None for that of the deployment."""

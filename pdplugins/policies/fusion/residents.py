@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from bisect import bisect_left, insort
+from collections.abc import Sequence
 
 from pdplugins.contracts.request import Request
 
@@ -14,29 +15,31 @@ class Residents:
     """Where requests with a TPOT of their own decode, as far as this process has placed them."""
 
     def __init__(self) -> None:
-        self._worker: dict[str, str] = {}
-        """By request."""
-        self._tpots: dict[str, dict[str, float]] = {}
-        """By worker and request, s."""
+        self._placed: dict[str, tuple[str, float]] = {}
+        """Worker and TPOT, by request."""
+        self._tpots: dict[str, list[float]] = {}
+        """By worker, s, ascending: a router asks for the tightest again and again."""
 
     def placed(self, request: Request, worker: str) -> None:
         """Note where a request decodes. The last call for a request counts."""
         if request.terms is None or request.terms.tpot_s is None:
             return
         self.left(request.id)
-        if len(self._worker) >= MOST_KNOWN:
-            self.left(next(iter(self._worker)))
-        self._worker[request.id] = worker
-        self._tpots.setdefault(worker, {})[request.id] = request.terms.tpot_s
+        if len(self._placed) >= MOST_KNOWN:
+            self.left(next(iter(self._placed)))
+        self._placed[request.id] = worker, request.terms.tpot_s
+        insort(self._tpots.setdefault(worker, []), request.terms.tpot_s)
 
     def left(self, request_id: str) -> None:
         """Forget a request that has ended."""
-        if (worker := self._worker.pop(request_id, None)) is not None:
-            del self._tpots[worker][request_id]
-            if not self._tpots[worker]:
-                del self._tpots[worker]
+        if (placed := self._placed.pop(request_id, None)) is None:
+            return
+        worker, tpot_s = placed
+        own = self._tpots[worker]
+        del own[bisect_left(own, tpot_s)]
+        if not own:
+            del self._tpots[worker]
 
-    def on(self, worker: str) -> Collection[float]:
-        """Return the TPOT, in seconds, of each request on a worker that has one of its own."""
-        own = self._tpots.get(worker)
-        return own.values() if own else ()
+    def on(self, worker: str) -> Sequence[float]:
+        """Return the TPOT, in seconds, of each request on a worker that has one of its own, ascending."""
+        return self._tpots.get(worker, ())

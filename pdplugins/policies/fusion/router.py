@@ -9,7 +9,7 @@ from pdplugins.contracts.roles import RoleMove
 from pdplugins.contracts.router import Outcome, Placement
 from pdplugins.contracts.workers import ANYTHING, Role, WorkerView
 from pdplugins.policies._common import cached_tokens, check_ready
-from pdplugins.policies.fusion.binding import Binding
+from pdplugins.policies.fusion.binding import Binding, Bound
 from pdplugins.policies.fusion.choices import Turns
 from pdplugins.policies.fusion.core import Core
 from pdplugins.policies.stock.routers import LeastLoaded, RouterSettings
@@ -98,8 +98,9 @@ class FusionRouter:
         if local is not None and (away is None or (local[0] <= away[0] and not self._spares(local[1], away))):
             than = "" if away is None else f", {away[0]:.2f} s by way of {away[1].id}"
             first, why = local[1], f"first token in {local[0]:.2f} s, local{than}"
-            second = first.id if self._stays(request, first) else None
-            return Placement(first.id, second, request.prompt_tokens, why)
+            if self._stays(request, first):
+                return Placement(first.id, first.id, request.prompt_tokens, why)
+            return Placement(first.id, None, request.prompt_tokens, f"{why}; decodes where its TPOT costs the least")
         if away is not None:
             than = "" if local is None else f", {local[0]:.2f} s local on {local[1].id}"
             return self._away(request, workers, away[1], f"first token in {away[0]:.2f} s, prefill only{than}")
@@ -115,11 +116,11 @@ class FusionRouter:
         prompt, can = request.prompt_tokens, first.capabilities or ANYTHING
         holds = int(self._core.settings.kv_share * first.kv_capacity_tokens)
         if prompt > holds > 0 and can.splits:
-            second = self._binds(request, workers)
+            second = self._binds(request, workers).worker
             if (second.capabilities or ANYTHING).splits and second.kv_capacity_tokens > first.kv_capacity_tokens:
                 return Placement(first.id, second.id, holds, f"{why}; it holds {holds} of {prompt} tokens")
         # A stock prefill server must know before it begins where the KV cache goes.
-        return Placement(first.id, None if can.alone else self._binds(request, workers).id, prompt, why)
+        return Placement(first.id, None if can.alone else self._binds(request, workers).worker.id, prompt, why)
 
     def on_prefill_done(
         self, request: Request, placement: Placement, workers: tuple[WorkerView, ...], now_s: float
@@ -128,11 +129,11 @@ class FusionRouter:
         check_ready("fusion", workers)
         self._look(workers)
         self._present.at(workers, now_s)
-        best = self._binds(request, workers)
+        best, why = self._binds(request, workers)
         self._present.bound(request, placement.first, best.id)
         self._core.residents.placed(request, best.id)
         self._core.drift.placed(request.id, best.id)
-        return Placement(placement.first, best.id, request.prompt_tokens, "shortest step")
+        return Placement(placement.first, best.id, request.prompt_tokens, why)
 
     def on_ended(self, request: Request, outcome: Outcome) -> None:
         """Learn the length of an answer."""
@@ -238,6 +239,6 @@ class FusionRouter:
         tbt_s, tpot_s = worker.load.recent_tbt_s, self._tpot_s if own_s is None else own_s
         return tbt_s / tpot_s if tbt_s is not None and tpot_s < tbt_s <= MOST_TBT_S else 1.0
 
-    def _binds(self, request: Request, workers: tuple[WorkerView, ...]) -> WorkerView:
-        """Return the worker where a request decodes."""
+    def _binds(self, request: Request, workers: tuple[WorkerView, ...]) -> Bound:
+        """Return where a request decodes, and why there."""
         return self._binding.best(request, self._turns["mixed"].of(self._mixed or workers))

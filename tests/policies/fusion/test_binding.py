@@ -62,7 +62,7 @@ def test_a_longer_tpot_than_the_deployments_changes_nothing(core: Cores) -> None
     patient = asking("patient", 10.0)
     assert binding.strict_s(patient) is None
     assert binding.stays(patient, workers[0])
-    assert binding.best(patient, workers).id == "d1"
+    assert binding.best(patient, workers) == (workers[1], "shortest step")
 
 
 def test_its_prompt_need_not_be_prefilled_there(core: Cores) -> None:
@@ -73,7 +73,15 @@ def test_its_prompt_need_not_be_prefilled_there(core: Cores) -> None:
     asked = asking("b", 0.03)
     placement = router.on_arrival(asked, workers, 0.0)
     assert (placement.first, placement.second) == ("d1", None)
-    assert router.on_prefill_done(asked, placement, workers, 0.0).second == "d0"
+    assert "decodes where its TPOT costs the least" in placement.reason
+    placement = router.on_prefill_done(asked, placement, workers, 0.0)
+    assert (placement.second, placement.reason) == ("d0", "its TPOT of 30 ms costs the least prefill")
+
+
+def test_where_none_keeps_its_tpot_the_reason_says_so(core: Cores) -> None:
+    bound = Binding(core(**ALONE)).best(asking("hasty", 1e-6), (decoding("d0", 6), decoding("d1", 5)))
+    assert bound.worker.id == "d1"
+    assert bound.reason == "no worker keeps its TPOT of 0.001 ms; shortest step"
 
 
 @pytest.mark.parametrize("prefill", [0, 1])

@@ -5,14 +5,19 @@ from __future__ import annotations
 import random
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from pdplugins.config import Config, parse
+from pdplugins.policies._common import tightest_tpot_s
 from pdplugins.policies.fusion.config import FusionSettings
 from pdplugins.policies.fusion.costs import Costs
 from pdplugins.policies.fusion.plugin import build
 from pdplugins.profiling.decisions import DECISIONS
-from pdplugins.runtime.assembly import build_deployment
+from pdplugins.runtime.assembly import build_deployment, load_profile
+from pdplugins.testing import deployment
 
+DECODING = deployment(load_profile("a100/qwen2.5-14b"), any_role=True)
 POOLS = {role: {"replicas": 1, "tp": 8} for role in ("prefill", "decode")}
 
 
@@ -24,25 +29,25 @@ def test_chunks_are_what_the_profile_prefills_fastest(profile: str, tp: int, tok
     """Experts are read in each step, however few tokens there are: large chunks pay."""
     pools = {role: {"replicas": 1, "tp": tp} for role in ("prefill", "decode")}
     slo = {"ttft_s": 1.0, "tpot_s": 0.05}
-    deployment = build_deployment(parse({"slo": slo, "deployment": {"profile": profile, "gpu_budget": 16, **pools}}))
-    assert Costs(FusionSettings(), deployment).chunk == tokens
-    assert Costs(FusionSettings(step_tokens=1000), deployment).chunk == 1000
-    assert Costs(FusionSettings(prefill_only_tokens=512), deployment).chunk == 512
+    built = build_deployment(parse({"slo": slo, "deployment": {"profile": profile, "gpu_budget": 16, **pools}}))
+    assert Costs(FusionSettings(), built).chunk == tokens
+    assert Costs(FusionSettings(step_tokens=1000), built).chunk == 1000
+    assert Costs(FusionSettings(prefill_only_tokens=512), built).chunk == 512
 
 
 def test_prompts_that_share_a_step_cost_less_than_alone() -> None:
     """What the programme counts on: under load a step without decodes is full."""
-    deployment = build_deployment(parse({"deployment": {"profile": "h200/deepseek-r1", "gpu_budget": 16, **POOLS}}))
-    costs = Costs(FusionSettings(), deployment)
+    built = build_deployment(parse({"deployment": {"profile": "h200/deepseek-r1", "gpu_budget": 16, **POOLS}}))
+    costs = Costs(FusionSettings(), built)
     assert costs.share_s(1024) < 0.8 * costs.prefill_s(1024)
     assert costs.share_s(16_384) == costs.prefill_s(16_384)
 
 
 def test_a_history_is_fetched_and_attended_over() -> None:
-    deployment = build_deployment(parse({"deployment": {"profile": "h200/deepseek-r1", "gpu_budget": 16, **POOLS}}))
-    costs = Costs(FusionSettings(), deployment)
+    built = build_deployment(parse({"deployment": {"profile": "h200/deepseek-r1", "gpu_budget": 16, **POOLS}}))
+    costs = Costs(FusionSettings(), built)
     for tokens in (100, 16_384):
-        fetched = costs.share_s(tokens) + deployment.perf.transfer_s(20_000)
+        fetched = costs.share_s(tokens) + built.perf.transfer_s(20_000)
         assert fetched < costs.share_s(tokens, 20_000) < fetched + costs.prefill_s(20_000)
 
 
@@ -65,3 +70,11 @@ def test_a_router_knows_most_speeds_already(monkeypatch: pytest.MonkeyPatch) -> 
         next(decisions)()
     assert first > 0
     assert computed[0] < 10
+
+
+@given(st.lists(st.floats(1e-3, 1.0), max_size=9), st.integers(0, 12))
+def test_the_tightest_tpot_that_can_be_kept_stands_for_all(own: list[float], decodes: int) -> None:
+    costs = Costs(FusionSettings(), DECODING)
+    alone_s = costs.decode_s(decodes, 1000.0) if decodes else 0.0
+    wanted = tightest_tpot_s(own, decodes, DECODING.slo.tpot_s, alone_s / costs.limit_s(1.0))
+    assert costs.tightest_s(sorted(own), decodes, 1000 * decodes) == wanted

@@ -251,3 +251,16 @@ def test_a_host_that_tells_of_no_end_fills_no_memory() -> None:
     for index in range(3 * MOST_KNOWN):
         residents.placed(strict(str(index)), f"d{index % 3}")
     assert sum(len(residents.on(f"d{index}")) for index in range(3)) == MOST_KNOWN
+
+
+def test_the_tpots_on_a_worker_are_ascending_and_leave_with_their_requests() -> None:
+    residents = Residents()
+    for name, tpot_s in (("a", 0.03), ("b", 0.01), ("c", 0.03), ("d", 0.02)):
+        residents.placed(request(name, terms=Terms(tpot_s=tpot_s)), "d0")
+    assert residents.on("d0") == [0.01, 0.02, 0.03, 0.03]
+    residents.left("a")
+    residents.placed(request("b", terms=Terms(tpot_s=0.01)), "d1")
+    assert (residents.on("d0"), residents.on("d1")) == ([0.02, 0.03], [0.01])
+    for name in "acd":
+        residents.left(name)
+    assert not residents.on("d0")
