@@ -59,7 +59,7 @@ class Reply:
     async def refuse(self, error: RefusedError) -> None:
         """Pass on the refusal of a worker."""
         if self.response is None:
-            await self.whole(_redacted(error.body), error.content_type, error.status)
+            await self.whole(redacted_body(error.body), error.content_type, error.status)
         else:
             await self.fail(GatewayError(error.status, error.body.decode(errors="replace")))
 
@@ -71,7 +71,7 @@ class Reply:
             await self.send(b"data: " + _object(error) + b"\n\n" + DONE_EVENT, "")
 
 
-def _redacted(body: bytes) -> bytes:
+def redacted_body(body: bytes) -> bytes:
     """Return what a worker said of a request, without a key that it may repeat."""
     return redacted(body.decode("utf-8", "surrogateescape")).encode("utf-8", "surrogateescape")
 
