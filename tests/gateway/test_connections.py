@@ -115,12 +115,12 @@ def test_an_idle_connection_is_not_trusted_for_long(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(connections, "IDLE_S", 0.0)
 
     async def work() -> None:
-        peer = Peer(WHOLE, WHOLE)
+        peer = Peer(WHOLE, WHOLE, WHOLE)
         async with over(peer) as post:
+            await asyncio.gather(post(), post())
             await post()
-            await post()
-            assert peer.opened == 2
-            assert await settled(lambda: peer.closed == 1)
+            assert peer.opened == 3
+            assert await settled(lambda: peer.closed == 2), "the one that was not used is closed too"
 
     asyncio.run(work())
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from pdplugins.contracts.request import Terms
 from pdplugins.gateway.engines.sglang.fields import Fields
-from pdplugins.gateway.engines.sglang.protocol import GENERATE, dumps, splice, without
+from pdplugins.gateway.engines.sglang.protocol import GENERATE, LARGEST, dumps, splice, without
 from pdplugins.gateway.errors import GatewayError
 from pdplugins.gateway.names import checked, hashed
 from pdplugins.gateway.terms import FIELD
@@ -276,7 +276,7 @@ def _numbers(fields: Fields) -> dict[str, int]:
             number = float(value)
         except (TypeError, ValueError):
             number = math.nan
-        if not number.is_integer():
+        if not number.is_integer() or abs(number) > LARGEST:
             raise GatewayError(400, f"{name} is no whole number", param=name)
         found[name] = int(number)
     return found

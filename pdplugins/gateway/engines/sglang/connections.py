@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import ssl
+from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import inf
@@ -40,7 +41,7 @@ class Target:
     head: str
     """The beginning of each request, up to its path; and the line after it."""
     tail: str
-    idle: list[tuple[float, Connection]] = field(default_factory=list)
+    idle: deque[tuple[float, Connection]] = field(default_factory=deque)
     """Idle connections, and since when; the last one used comes last."""
 
     @classmethod
@@ -356,10 +357,11 @@ class Connections:
 
 def _idle(target: Target) -> Connection | None:
     """Return an open connection, if there is one. Those that have been idle too long are closed."""
-    fresh_s = monotonic() - IDLE_S
-    while target.idle:
-        since_s, connection = target.idle.pop()
-        if since_s > fresh_s and connection.open:
+    idle, fresh_s = target.idle, monotonic() - IDLE_S
+    while idle and idle[0][0] <= fresh_s:
+        idle.popleft()[1].close()
+    while idle:
+        connection = idle.pop()[1]
+        if connection.open:
             return connection
-        connection.close()
     return None
