@@ -51,6 +51,13 @@ def test_everything_else_stays(text: str) -> None:
     assert redacted(text) == text
 
 
+@pytest.mark.parametrize("said", ["unknown role password=abc", "password: 'x", 'api_key="a b"', "api-key: a\\b"])
+def test_a_text_inside_of_json_does_not_spoil_it(said: str) -> None:
+    shown = redacted(json.dumps({"message": redacted(said), "next": "y', z"}))
+    assert json.loads(shown)["next"] == "y', z"
+    assert HIDDEN in shown
+
+
 def test_json_stays_json() -> None:
     assert json.loads(redacted('{"api_key": "abc", "x": [1, {"admin_api_key": "d"}]}')) == {
         "api_key": HIDDEN,
@@ -70,7 +77,7 @@ def test_every_log_of_a_process_can_be_without_secrets() -> None:
         "logging.info('fine: %d', 3)\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.splitlines()[0] == f"INFO:root:args=['{HIDDEN}', 'api_key={HIDDEN}]"
+    assert done.stdout.splitlines()[0] == f"INFO:root:args=['{HIDDEN}', 'api_key={HIDDEN}']"
     assert done.stdout.splitlines()[-1] == "INFO:root:fine: 3"
     assert "correct-horse" not in done.stdout + done.stderr
 

@@ -14,7 +14,7 @@ from aiohttp.abc import AbstractAccessLogger
 
 from pdplugins.contracts.router import Outcome
 from pdplugins.gateway.logs import ACCESS_LOG, LONGEST
-from pdplugins.redaction import redact_logs
+from pdplugins.redaction import redact_logs, redacted
 
 
 @dataclass(slots=True)
@@ -69,8 +69,14 @@ class JsonAccessLogger(AbstractAccessLogger):
         }
         if (account := request.get(ACCOUNT)) is not None:
             line |= asdict(account)
-        rounded = {name: round(value, 6) if isinstance(value, float) else value for name, value in line.items()}
-        self.logger.info(json.dumps({name: value for name, value in rounded.items() if value is not None}))
+        self.logger.info(json.dumps({name: _told(value) for name, value in line.items() if value is not None}))
+
+
+def _told(value: Any) -> Any:
+    """Return a value without secrets: each by itself, so that none of them can hide what follows it in the line."""
+    if isinstance(value, float):
+        return round(value, 6)
+    return redacted(value) if isinstance(value, str) else value
 
 
 def log_to_stdout() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from typing import Annotated
 
@@ -57,9 +58,13 @@ class Admin:
 
     :param gate: the checks of their listener.
     :param clients: its connections.
+    :param body_s: how long the body of a request may take.
     """
 
-    def __init__(self, backends: Backends, metrics: GatewayMetrics, gate: Gate, clients: Clients) -> None:
+    def __init__(
+        self, backends: Backends, metrics: GatewayMetrics, gate: Gate, clients: Clients, body_s: float
+    ) -> None:
+        self._body_s = body_s
         self._clients = clients
         self._backends = backends
         self._metrics = metrics
@@ -91,7 +96,12 @@ class Admin:
     async def _propose_roles(self, request: web.Request) -> web.Response:
         """Take proposals of a power controller, and show the roles that follow from them."""
         try:
-            moves = msgspec.json.decode(await request.read(), type=Proposals).moves
+            async with asyncio.timeout(self._body_s):
+                body = await request.read()
+        except TimeoutError:
+            raise GatewayError(408, f"the body was not there after {self._body_s:g} s") from None
+        try:
+            moves = msgspec.json.decode(body, type=Proposals).moves
         except (msgspec.MsgspecError, RecursionError) as error:
             raise GatewayError(400, f'send {{"moves": [{{"worker": ID, "role": ROLE}}]}}: {one_line(error)}') from None
         self._backends.labels.propose([RoleMove(m.worker, m.role, one_line(m.reason)) for m in moves], Kind.POWER)

@@ -129,7 +129,10 @@ class Gateway:
             limit=0, keepalive_timeout=4, ssl=self.access.worker_ca
         )
         self._session = aiohttp.ClientSession(
-            connector=connector, auto_decompress=False, cookie_jar=aiohttp.DummyCookieJar()
+            connector=connector,
+            auto_decompress=False,
+            cookie_jar=aiohttp.DummyCookieJar(),
+            headers={"Accept-Encoding": "identity"},
         )
         self.engine: Engine[Any, Any] = SglangEngine(
             self.settings, self._session, dual=self._dual, tls=self.access.worker_ca
@@ -170,7 +173,7 @@ class Gateway:
             self.serving, self.engine, self.admission, self.clients, gate, self._session, self._asking, self._tracing
         )
         admin_gate = Gate(self.metrics, self.access.admin_keys, admin=True)
-        admin = Admin(self.backends, self.metrics, admin_gate, self._operators)
+        admin = Admin(self.backends, self.metrics, admin_gate, self._operators, self.settings.body_s)
         self._runner = await self._set_up(endpoints.app(), self.clients)
         assert self._runner.server is not None  # noqa: S101 - it has just been set up
         endpoints.shortcut(self._runner.server)

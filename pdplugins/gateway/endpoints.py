@@ -15,16 +15,17 @@ from aiohttp.typedefs import Handler
 
 from pdplugins.gateway import openapi
 from pdplugins.gateway.access.gate import JSON, Gate
+from pdplugins.gateway.access.worker_keys import REFUSALS
 from pdplugins.gateway.account import ACCOUNT, Account
 from pdplugins.gateway.admission import Admission, overloaded
 from pdplugins.gateway.bodies import read_body
 from pdplugins.gateway.clients import Clients, too_many_connections
 from pdplugins.gateway.engine import Engine
-from pdplugins.gateway.errors import GatewayError, RefusedError, ShortageError, WorkerFailedError
+from pdplugins.gateway.errors import FULL, GatewayError, RefusedError, ShortageError, WorkerFailedError
 from pdplugins.gateway.primitive import can_serve
 from pdplugins.gateway.randomness import fresh_name
-from pdplugins.gateway.reading import TooLongError, read_whole
-from pdplugins.gateway.replies import Reply, failure, finish
+from pdplugins.gateway.reading import TooLongError, content_type, read_whole
+from pdplugins.gateway.replies import Reply, failure, finish, redacted_body
 from pdplugins.gateway.serving import Serving
 from pdplugins.gateway.terms import Asking
 from pdplugins.gateway.tracing import Tracing
@@ -226,7 +227,11 @@ class Endpoints:
         return web.Response(body=said, status=status, headers={"Content-Type": kind})
 
     async def _asked(self, request: web.Request, path: str, body: bytes) -> tuple[int, bytes, str]:
-        """Return status, body and type of any worker's answer. Raises GatewayError when none answers."""
+        """Return status, body and type of any worker's answer.
+
+        A worker that does not answer, has too much to do or refuses our key is passed over. Raises GatewayError when
+        none is left.
+        """
         backends, settings = self.serving.backends, self.serving.settings
         for view in backends.now_ready():
             backend = backends.by_id[view.id]
@@ -238,9 +243,13 @@ class Endpoints:
                         request.method, backend.url + path, data=body, headers=headers, allow_redirects=False
                     ) as answer,
                 ):
-                    kind = answer.headers.get("Content-Type", JSON)
+                    kind = content_type(answer.headers.get("Content-Type", JSON))
                     said = await read_whole(answer.content.readany, settings.max_answer_mib * MIB)
-                    return answer.status, said, kind
+                    if answer.status == HTTPStatus.OK:
+                        return answer.status, said, kind
+                    ours = answer.status in REFUSALS and backend.key.key is not None
+                    if 400 <= answer.status < 500 and answer.status not in FULL and not ours:
+                        return answer.status, redacted_body(said), kind
         raise overloaded("no worker is there")
 
     async def _openapi(self, request: web.Request) -> web.Response:

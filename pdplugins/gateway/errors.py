@@ -10,6 +10,9 @@ from pdplugins.errors import one_line
 SHORTAGES = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL})
 """Errors of a connection that are this process's own: it has no descriptor, memory or port for one more."""
 
+FULL = frozenset({429, 503})
+"""How a server says that it has too much to do."""
+
 
 def said(error: BaseException) -> str:
     """Return the type of an error and its message, if it has one, in one line: a worker may have written it."""

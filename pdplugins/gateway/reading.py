@@ -4,9 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 
+UNKNOWN_TYPE = "application/octet-stream"
+
 
 class TooLongError(ValueError):
     """What comes is longer than it may be."""
+
+
+def content_type(said: str) -> str:
+    """Return the type that a worker gives its answer, if it can be told a client: a control character cannot."""
+    return said if said.isascii() and said.isprintable() else UNKNOWN_TYPE
 
 
 async def read_whole(readany: Callable[[], Awaitable[bytes]], most_bytes: int) -> bytes:

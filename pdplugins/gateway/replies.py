@@ -12,6 +12,14 @@ from pdplugins.redaction import redacted
 
 SERVER = "pdplugins"
 """What answers call the gateway: nobody needs to know its version, and that of its HTTP server."""
+DONE_EVENT = b"data: [DONE]\n\n"
+"""The end of every stream."""
+
+
+class Stream(web.StreamResponse):
+    """A stream whose head goes out with its first part, and not before it in a packet of its own."""
+
+    _send_headers_immediately = False  # aiohttp's own; where it has another name, the head goes out first
 
 
 class Reply:
@@ -21,6 +29,8 @@ class Reply:
         self._request = request
         self._admission = admission
         self.response: web.StreamResponse | None = None
+        self._ended = False
+        """Whether the end of a stream has been sent."""
 
     @property
     def started(self) -> bool:
@@ -28,12 +38,18 @@ class Reply:
         return self.response is not None
 
     async def send(self, data: bytes, content_type: str) -> None:
-        """Send a part of a stream."""
+        """Send a part of a stream. Nothing follows its end."""
+        if self._ended:
+            return
         if self.response is None:
             headers = {"Content-Type": content_type, "Cache-Control": "no-cache", hdrs.SERVER: SERVER}
-            self.response = web.StreamResponse(headers=headers)
+            self.response = Stream(headers=headers)
             await self.response.prepare(self._request)
-        await self.response.write(data)
+        if data.endswith(DONE_EVENT):
+            self._ended = True
+            await self.response.write_eof(data)
+        else:
+            await self.response.write(data)
 
     async def whole(self, body: bytes, content_type: str, status: int = 200) -> None:
         """Answer with one body, at once: the books can wait, the client should not."""
@@ -43,7 +59,7 @@ class Reply:
     async def refuse(self, error: RefusedError) -> None:
         """Pass on the refusal of a worker."""
         if self.response is None:
-            await self.whole(_redacted(error.body), error.content_type, error.status)
+            await self.whole(redacted_body(error.body), error.content_type, error.status)
         else:
             await self.fail(GatewayError(error.status, error.body.decode(errors="replace")))
 
@@ -52,10 +68,10 @@ class Reply:
         if self.response is None or not self.response.prepared:
             self.response = failure(error)
         elif not isinstance(self.response, web.Response):  # nothing follows a whole answer
-            await self.send(b"data: " + _object(error) + b"\n\ndata: [DONE]\n\n", "")
+            await self.send(b"data: " + _object(error) + b"\n\n" + DONE_EVENT, "")
 
 
-def _redacted(body: bytes) -> bytes:
+def redacted_body(body: bytes) -> bytes:
     """Return what a worker said of a request, without a key that it may repeat."""
     return redacted(body.decode("utf-8", "surrogateescape")).encode("utf-8", "surrogateescape")
 

@@ -219,7 +219,8 @@ class FakeWorker:
 
     async def _models(self, request: web.Request) -> web.Response:
         if (odd := self.says.get(request.path)) is not None:
-            return web.Response(body=odd, content_type="application/json")
+            status = self.said_status.get(request.path, 200)
+            return web.Response(body=odd, status=status, content_type="application/json")
         return web.json_response({"object": "list", "data": [{"id": "fake"}]})
 
     async def _tokenize(self, request: web.Request) -> web.Response:

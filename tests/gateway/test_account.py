@@ -5,12 +5,16 @@ from __future__ import annotations
 import asyncio
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import aiohttp
 import pytest
+from aiohttp import test_utils, web
 
 from pdplugins.gateway.access.api_keys import new_key
+from pdplugins.gateway.account import ACCOUNT, Account, JsonAccessLogger
+from pdplugins.redaction import redacted
 from tests.gateway.fake import FakeWorker, Rooms, settled
 from tests.gateway.process import Running, running
 from tests.gateway.rig import ask
@@ -21,6 +25,16 @@ pytestmark = pytest.mark.moderate
 def lines(gateway: Running) -> list[dict[str, Any]]:
     """The JSON objects of the log; the rest of it is for people."""
     return [json.loads(line) for line in gateway.said.splitlines() if line.startswith("{")]
+
+
+def test_a_name_that_looks_like_a_secret_spoils_no_line() -> None:
+    said: list[str] = []
+    request = test_utils.make_mocked_request("POST", "/generate?api_key=x")
+    request[ACCOUNT] = Account("password: 'x", "y', z", stream=True)
+    log = JsonAccessLogger(SimpleNamespace(info=said.append), "")
+    log.log(request, web.Response(), 1.0)
+    line = json.loads(redacted(said[0]))
+    assert (line["request"], line["model"]) == ("password: ***", "y', z")
 
 
 def test_each_request_is_a_json_object(tmp_path: Path) -> None:

@@ -46,6 +46,33 @@ def test_models_tokenizer_workers_health_and_metrics() -> None:
     asyncio.run(run())
 
 
+@pytest.mark.parametrize("status", [302, 429, 500, 503])
+def test_a_question_goes_on_to_a_worker_that_can_answer_it(status: int) -> None:
+    async def run() -> None:
+        async with stand("dual", "dual") as it:
+            it.workers[0].says["/v1/models"] = b"<html>"
+            it.workers[0].said_status["/v1/models"] = status
+            async with it.client.get(it.gateway.url + "/v1/models", allow_redirects=False) as answer:
+                assert (await answer.json())["data"][0]["id"] == "fake"
+            it.workers[1].says["/v1/models"] = b"<html>"
+            it.workers[1].said_status["/v1/models"] = status
+            async with it.client.get(it.gateway.url + "/v1/models", allow_redirects=False) as answer:
+                assert (answer.status, (await answer.json())["error"]["type"]) == (503, "gateway_error")
+
+    asyncio.run(run())
+
+
+def test_a_refused_question_is_told_without_secrets() -> None:
+    async def run() -> None:
+        async with stand("dual") as it:
+            it.workers[0].says["/v1/models"] = b'{"error": "not with password=abc"}'
+            it.workers[0].said_status["/v1/models"] = 404
+            async with it.client.get(it.gateway.url + "/v1/models") as answer:
+                assert (answer.status, await answer.json()) == (404, {"error": "not with password=***"})
+
+    asyncio.run(run())
+
+
 def test_decisions_of_router_and_flow_policy_are_logged_and_measured(tmp_path: Path) -> None:
     cfg = config("round-robin", flow="fcfs", decision_log={"sample": 1})
 

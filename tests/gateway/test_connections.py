@@ -115,12 +115,12 @@ def test_an_idle_connection_is_not_trusted_for_long(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(connections, "IDLE_S", 0.0)
 
     async def work() -> None:
-        peer = Peer(WHOLE, WHOLE)
+        peer = Peer(WHOLE, WHOLE, WHOLE)
         async with over(peer) as post:
+            await asyncio.gather(post(), post())
             await post()
-            await post()
-            assert peer.opened == 2
-            assert await settled(lambda: peer.closed == 1)
+            assert peer.opened == 3
+            assert await settled(lambda: peer.closed == 2), "the one that was not used is closed too"
 
     asyncio.run(work())
 
@@ -164,9 +164,7 @@ def test_an_answer_that_nobody_asked_for_goes_to_nobody(extra: bytes, later: boo
             more.set()
             await asyncio.sleep(0.05)
             assert await whole(await post()) == b"new"
-            assert peer.opened == 2 or (
-                not later and extra != WHOLE
-            )  # half an answer is dropped with the one before it
+            assert peer.opened == 2
 
     asyncio.run(work())
 
@@ -197,7 +195,79 @@ def test_a_request_that_is_cancelled_takes_its_connection_with_it() -> None:
     asyncio.run(work())
 
 
+def test_a_request_that_is_cancelled_too_late_leaves_its_connection_to_the_next_one() -> None:
+    """Its answer has come, and the connection serves another request, before the cancellation is heard."""
+
+    async def work() -> None:
+        more = asyncio.Event()
+
+        async def say(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await more.wait()
+            writer.write(WHOLE)
+
+        async with over(Peer(WHOLE, say)) as post:
+            first = asyncio.ensure_future(post())
+            await asyncio.sleep(0)
+            while first._fut_waiter is None or not first._fut_waiter.done():  # type: ignore[attr-defined]
+                await asyncio.sleep(0)
+            second = asyncio.ensure_future(post())  # it begins before the first one goes on
+            first.cancel()
+            await asyncio.sleep(0.01)
+            more.set()
+            assert await whole(await second) == b"ok"
+
+    asyncio.run(work())
+
+
+def test_an_answer_without_a_length_ends_with_its_connection() -> None:
+    async def work() -> None:
+        async def say(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            writer.write(b"HTTP/1.1 200 OK\r\n\r\nab")
+            raise ConnectionResetError
+
+        async with over(Peer(say)) as post:
+            assert await whole(await post()) == b"ab"
+
+    asyncio.run(work())
+
+
+def test_what_nobody_reads_stays_with_its_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connections, "MOST_UNREAD_BYTES", 1000)
+
+    async def work() -> None:
+        size, sent = 64 * 2**20, asyncio.Event()
+
+        async def say(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % size)
+            for _ in range(64):
+                writer.write(b"x" * 2**20)
+                await writer.drain()
+            sent.set()
+
+        async with over(Peer(say, WHOLE)) as post:
+            answer = await post(silence_s=0.05)
+            await asyncio.sleep(0.3)  # longer than a silence may be, which counts from the reading
+            assert not sent.is_set()
+            assert len(await read_whole(answer.readany, size)) == size
+            assert await whole(await post()) == b"ok"
+
+    asyncio.run(work())
+
+
 async def _leave(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    raise ConnectionResetError
+
+
+async def _announce(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Announce an answer for ever."""
+    with contextlib.suppress(ConnectionError):
+        while not writer.is_closing():
+            writer.write(b"HTTP/1.1 103 Early Hints\r\nLink: x\r\n\r\n" * 100)
+            await writer.drain()
+
+
+async def _break_off(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nab")
     raise ConnectionResetError
 
 
@@ -215,6 +285,11 @@ async def _whole(post: Callable[..., Awaitable[Response]]) -> bytes:
         (b"no HTTP at all\r\n\r\n", aiohttp.ClientPayloadError),
         (b"", aiohttp.SocketTimeoutError),
         (CHUNKS + b"2\r\nab\r\n", aiohttp.SocketTimeoutError),
+        (b"HTTP/1.1 200 OK\r\nX: " + b"x" * 100_000, aiohttp.ClientPayloadError),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nContent-Length: 3\r\n\r\nok", aiohttp.ClientPayloadError),
+        (b"HTTP/1.1 101 Go\r\nConnection: upgrade\r\nUpgrade: x\r\n\r\n", aiohttp.ClientPayloadError),
+        (_announce, aiohttp.ClientPayloadError),
+        (_break_off, aiohttp.ClientPayloadError),
         (_leave, aiohttp.ServerDisconnectedError),
     ],
 )

@@ -18,6 +18,7 @@ from pdplugins.gateway.engines.sglang.calls import parse
 from pdplugins.gateway.engines.sglang.completions import CompletionsReply
 from pdplugins.gateway.engines.sglang.upstream import Answer, raise_error
 from pdplugins.gateway.errors import RefusedError, WorkerFailedError
+from pdplugins.gateway.reading import content_type
 from tests.gateway.fake import answer_of, settled, text_of, tokenize
 from tests.gateway.rig import PROMPT, Fixed, ask, patient, stand
 
@@ -162,6 +163,14 @@ def test_a_whole_answer_has_a_limit() -> None:
                 assert answer.status == 503
 
     asyncio.run(run())
+
+
+def test_a_type_that_no_head_can_hold_is_not_told() -> None:
+    """With a control character in it the answer would have no head at all."""
+    assert [content_type(said) for said in ("text/x; charset=utf-8", "a/b\x01", "a\r\nX: y", "ä")] == [
+        "text/x; charset=utf-8",
+        *["application/octet-stream"] * 3,
+    ]
 
 
 def test_events_may_come_in_any_pieces() -> None:

@@ -12,7 +12,7 @@ from pdplugins.hosts.power.beside import Gateway
 from pdplugins.hosts.power.roles import GatewayRoles
 from pdplugins.types import Role, RoleMove
 from tests.gateway.fake import settled
-from tests.gateway.rig import ask, stand
+from tests.gateway.rig import ask, patient, stand
 
 pytestmark = pytest.mark.moderate
 
@@ -35,6 +35,21 @@ def test_a_proposal_changes_a_label_and_the_last_worker_of_a_phase_stays_ready()
             page = await (await it.client.get(it.gateway.admin_url + "/metrics")).text()
             assert 'role_changes_total{by="power",stage="done"} 1.0' in page
             assert (await it.post("/generate", ask()))[0] == 200
+
+    run(work())
+
+
+def test_a_proposal_that_does_not_come_is_given_up() -> None:
+    async def work() -> None:
+        async with stand("dual", "dual", settings=patient(body_s=0.1)) as it:
+            address = it.gateway.admin_url.removeprefix("http://").split(":")
+            reader, writer = await asyncio.open_connection(*address)
+            writer.write(
+                b"POST /roles HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 9\r\n\r\n"
+            )
+            async with asyncio.timeout(30):
+                assert b" 408 " in await reader.readline()
+            writer.close()
 
     run(work())
 

@@ -7,7 +7,7 @@ from time import monotonic
 from unittest import mock
 
 import pytest
-from aiohttp import test_utils
+from aiohttp import test_utils, web
 
 from pdplugins.gateway.admission import Admission
 from pdplugins.gateway.errors import GatewayError
@@ -34,6 +34,35 @@ def test_a_whole_answer_goes_out_at_once_and_nothing_follows_it() -> None:
         assert reply.response is answer
         writer.write.assert_not_called()
         writer.write_eof.assert_awaited_once()
+
+    asyncio.run(run())
+
+
+def test_a_stream_goes_out_with_its_head_and_ends_with_its_last_part() -> None:
+    """One packet for a stream that comes at once; and nothing follows its end."""
+
+    async def run() -> None:
+        async with stand("prefill", "decode") as it:
+            it.route(Fixed())
+            heard: list[bytes] = []
+
+            async def answer(request: web.BaseRequest) -> web.StreamResponse:
+                reply = Reply(request, it.gateway.admission)
+                await reply.send(b"data: 1\n\ndata: [DONE]\n\n", "text/event-stream")
+                await reply.fail(GatewayError(500, "too late"))
+                await reply.send(b"data: [DONE]\n\n", "text/event-stream")
+                assert reply.response is not None
+                return reply.response
+
+            server = test_utils.RawTestServer(answer)
+            async with server:
+                reader, writer = await asyncio.open_connection(server.host, server.port)
+                writer.write(b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\n\r\n")
+                heard.append(await reader.read(2**16))
+                writer.close()
+            head, body = heard[0].split(b"\r\n\r\n", 1)
+            assert b"text/event-stream" in head
+            assert body == b"17\r\ndata: 1\n\ndata: [DONE]\n\n\r\n0\r\n\r\n"
 
     asyncio.run(run())
 

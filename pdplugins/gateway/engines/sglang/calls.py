@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pdplugins.contracts.request import Terms
 from pdplugins.gateway.engines.sglang.fields import Fields
-from pdplugins.gateway.engines.sglang.protocol import GENERATE, dumps, splice, without
+from pdplugins.gateway.engines.sglang.protocol import GENERATE, LARGEST, dumps, splice, without
 from pdplugins.gateway.errors import GatewayError
 from pdplugins.gateway.names import checked, hashed
 from pdplugins.gateway.terms import FIELD
@@ -46,6 +47,11 @@ PLAIN_COMPLETION = frozenset(COMPLETION_SAMPLING) | {
     *("model", "prompt", "stream", "stream_options", "user", "rid", "n", "session_id", "priority"),
 }
 """Fields of a completion that mean the same on ``/generate``."""
+
+REPLACED = frozenset({"text", "input_ids", "sampling_params", "priority"})
+"""Fields that the rest of an answer does not take over."""
+NUMBERS = ("n", "max_tokens", "max_completion_tokens", "min_tokens")
+"""Fields of OpenAI's API that are whole numbers. SGLang takes them as text, and as 2.0, too."""
 
 TOLD_BY_PREFILL = ("return_hidden_states", "return_routed_experts", "return_sampling_mask", "token_ids_logprob")
 """Fields that ask for what each server of a pair knows of its own tokens only."""
@@ -177,7 +183,7 @@ class Call:
         sampling["max_new_tokens"] = (self.max_tokens or 0) - done
         if isinstance(least := sampling.get("min_new_tokens"), int):
             sampling["min_new_tokens"] = max(least - done, 0)
-        kept = {key: self.fields[key] for key in self.fields if key not in ("text", "input_ids", "sampling_params")}
+        kept = {key: self.fields[key] for key in self.fields if key not in REPLACED}
         return dumps({**kept, "input_ids": ids, "sampling_params": sampling})
 
     def as_generate(self) -> Call | None:
@@ -195,8 +201,6 @@ class Call:
             "sampling_params": sampling,
             "stream": self.stream,
         }
-        if "priority" in fields:
-            new["priority"] = fields["priority"]
         return replace(self, path=GENERATE, body=dumps(new), fields=new, sampling=sampling)
 
     def _limit(self, tokens: int) -> dict[str, Any]:
@@ -223,14 +227,9 @@ def parse(
     """
     fields = Fields(body, limits.max_json_depth)
     asks = {name: fields.get(name) for name in ("priority", FIELD)}
-    if FIELD in fields:
-        try:
-            body = without(body, FIELD)
-        except ValueError:  # a name that is no UTF-8
-            raise GatewayError(400, "the body is not JSON") from None
-        fields = Fields(body, limits.max_json_depth)
-    if own := fields.ours():
-        body = splice(body, dict.fromkeys(own))
+    body, fields = _passed_on(path, body, fields, limits)
+    if (stream := fields.get("stream")) not in (None, True, False):  # SGLang takes text too, such as "no"
+        raise GatewayError(400, "stream is not true or false", param="stream")
     model, given = fields.get("model"), fields.get("rid")
     if model is not None:
         if not isinstance(model, str):
@@ -242,11 +241,45 @@ def parse(
         session = next((name for field in SESSION_FIELDS if isinstance(name := fields.get(field), str) and name), None)
     prompt, batch = _prompt(path, fields)
     session = session and hashed(session)
-    stream, sampling = bool(fields.get("stream")), _sampling(path, fields)
-    call = Call(path, body, fields, rid, session, headers or {}, stream, sampling, prompt, batch, asks)
+    call = Call(
+        path, body, fields, rid, session, headers or {}, bool(stream), _sampling(path, fields), prompt, batch, asks
+    )
     if (batch or 1) * call.answers > limits.max_prompts:
         raise GatewayError(400, f"more than {limits.max_prompts} prompts or answers")
     return call
+
+
+def _passed_on(path: str, body: bytes, fields: Fields, limits: GatewayConfig) -> tuple[bytes, Fields]:
+    """Return the body as workers get it, and its fields: without those of the gateway, and with plain numbers."""
+    if FIELD in fields:
+        try:
+            body = without(body, FIELD)
+        except ValueError:  # a name that is no UTF-8
+            raise GatewayError(400, "the body is not JSON") from None
+        fields = Fields(body, limits.max_json_depth)
+    if path != GENERATE and (numbers := _numbers(fields)):
+        body = splice(body, numbers)
+        fields = Fields(body, limits.max_json_depth)
+    if own := fields.ours():
+        body = splice(body, dict.fromkeys(own))
+    return body, fields
+
+
+def _numbers(fields: Fields) -> dict[str, int]:
+    """Return those of `NUMBERS` that are written in another way. Raises GatewayError for what is no whole number."""
+    found = {}
+    for name in NUMBERS:
+        value = fields.get(name)
+        if value is None or type(value) is int:
+            continue
+        try:
+            number = float(value)
+        except (TypeError, ValueError):
+            number = math.nan
+        if not number.is_integer() or abs(number) > LARGEST:
+            raise GatewayError(400, f"{name} is no whole number", param=name)
+        found[name] = int(number)
+    return found
 
 
 def _sampling(path: str, fields: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -1,24 +1,34 @@
-"""Connections to workers, kept open: a minimal HTTP client over aiohttp's own protocol and parser.
+"""Connections to workers, kept open: a minimal HTTP client over httptools' parser, which is that of Node.js.
 
-`ClientSession.post` would take twice as long, for features that workers have no use for: cookies, redirects, proxies.
+`aiohttp.ClientSession.post` would take more than twice as long, for features that workers have no use for: cookies,
+redirects, proxies.
 """
 
 from __future__ import annotations
 
 import asyncio
 import ssl
+from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import inf
 from time import monotonic
+from typing import cast
 from urllib.parse import urlsplit
 
 import aiohttp
-from aiohttp.client_proto import ResponseHandler
-from aiohttp.http import HttpProcessingError, RawResponseMessage
+import httptools
+
+from pdplugins.gateway.reading import content_type
 
 IDLE_S = 4.0
 """SGLang closes idle connections after 5 s."""
+MOST_HEAD_BYTES = 64 * 2**10
+"""Of the head of an answer, with those that only announce it."""
+MOST_UNREAD_BYTES = 128 * 2**10
+"""Of an answer that nobody has read yet, before its connection waits."""
+FRAMES = frozenset({b"content-length", b"transfer-encoding"})
+"""Headers that tell where an answer ends. Without one it ends with its connection."""
 
 
 @dataclass(slots=True)
@@ -31,7 +41,7 @@ class Target:
     head: str
     """The beginning of each request, up to its path; and the line after it."""
     tail: str
-    idle: list[tuple[float, Connection]] = field(default_factory=list)
+    idle: deque[tuple[float, Connection]] = field(default_factory=deque)
     """Idle connections, and since when; the last one used comes last."""
 
     @classmethod
@@ -44,86 +54,256 @@ class Target:
         return cls(parts.hostname or "", port, tls, f"POST {parts.path}", tail)
 
 
-class Connection(ResponseHandler):
-    """One connection. Its timer looks from time to time whether it has been silent for too long.
-
-    aiohttp's own would be made anew with all that comes.
-    """
-
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        super().__init__(loop)
-        self._heard_s = inf
-        """When something came last, in the loop's time; infinite while nothing is awaited."""
-
-    def _reschedule_timeout(self) -> None:
-        if not self._read_timeout:
-            self._heard_s = inf
-            return
-        self._heard_s = self._loop.time()
-        if self._read_timeout_handle is None:
-            self._look_after(self._read_timeout)
-
-    def _drop_timeout(self) -> None:
-        self._heard_s = inf
-
-    def _look_after(self, seconds: float) -> None:
-        self._read_timeout_handle = self._loop.call_later(seconds, self._on_read_timeout)
-
-    def _on_read_timeout(self) -> None:
-        self._read_timeout_handle = None
-        if self._heard_s == inf or not self._read_timeout:
-            return
-        left_s = self._heard_s + self._read_timeout - self._loop.time()
-        if left_s > 0:
-            self._look_after(left_s)
-        else:
-            super()._on_read_timeout()
-
-    def connection_lost(self, exc: BaseException | None) -> None:
-        """End the timer with the connection."""
-        if self._read_timeout_handle is not None:
-            self._read_timeout_handle.cancel()
-        super().connection_lost(exc)
-
-
 class Response:
-    """The answer to a request, of which the head has arrived. At its end the connection is free for the next one."""
+    """The answer to one request. At its end the connection is free for the next one."""
 
-    def __init__(
-        self, message: RawResponseMessage, payload: aiohttp.StreamReader, protocol: Connection, target: Target
-    ) -> None:
-        self.status = message.code
-        self.content_type = message.headers.get("Content-Type", "application/json")
-        self.retry_after = message.headers.get("Retry-After")
-        self.readany = payload.readany
-        """Return the next bytes; nothing at the end. Raises aiohttp.ClientError or OSError."""
-        self._payload = payload
-        self._protocol: Connection | None = protocol
-        self._target = target
-        payload.on_eof(self._ended)
+    __slots__ = ("_connection", "_error", "_parts", "_size", "_waiter", "ended", "headers", "status")
+
+    def __init__(self, connection: Connection) -> None:
+        self.status = 0
+        """0 until its head has come."""
+        self.headers: dict[bytes, bytes] = {}
+        """By name, in lower case. Of several with one name, the last one."""
+        self.ended = False
+        """Whether nothing more will come."""
+        self._connection: Connection | None = connection
+        self._parts: list[bytes] = []
+        self._size = 0
+        self._error: Exception | None = None
+        self._waiter: asyncio.Future[None] | None = None
+
+    @property
+    def content_type(self) -> str:
+        """Its type; that of JSON where it has none."""
+        return content_type(self.headers.get(b"content-type", b"application/json").decode("latin-1"))
+
+    @property
+    def retry_after(self) -> str | None:
+        """The header ``Retry-After``."""
+        value = self.headers.get(b"retry-after")
+        return None if value is None else value.decode("latin-1")
+
+    async def begun(self) -> None:
+        """Wait for its head. Raises aiohttp.ClientError."""
+        while not self.status:
+            if self._error is not None:
+                raise self._error
+            await self._more()
+
+    async def readany(self) -> bytes:
+        """Return the next bytes; nothing at the end. Raises aiohttp.ClientError."""
+        while not self._parts:
+            if self._error is not None:
+                raise self._error
+            if self.ended:
+                return b""
+            await self._more()
+        return self._taken()
 
     def all_of_it(self, most_bytes: int) -> bytes:
         """Return all of an answer that has come already; nothing where some of it is missing, or that is too long."""
-        payload = self._payload
-        if not payload.is_eof() or payload.total_bytes > most_bytes or payload.exception() is not None:
-            return b""
-        return payload.read_nowait()
+        return self._taken() if self.ended and self._error is None and self._size <= most_bytes else b""
 
     def close(self) -> None:
         """Give up what has not come."""
-        if self._protocol is not None:
-            self._protocol.close()
-            self._protocol = None
+        if self._connection is not None:
+            self._connection.close()
 
-    def _ended(self) -> None:
-        protocol, self._protocol = self._protocol, None
-        if protocol is None:
+    # --- from its connection ---------------------------------------------------------------------------------------
+
+    def fed(self, data: bytes) -> bool:
+        """Take in the next bytes. Return whether there are too many now that nobody has read."""
+        self._parts.append(data)
+        self._size += len(data)
+        self.wake()
+        return self._size > MOST_UNREAD_BYTES
+
+    def end(self, error: Exception | None = None) -> None:
+        """Nothing more will come: it is whole, or `error` has happened, which is raised once the rest has been read."""
+        self.ended = True
+        self._error = error
+        self._connection = None
+        self.wake()
+
+    def wake(self) -> None:
+        """Let go on what waits for it."""
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    # ---------------------------------------------------------------------------------------------------------------
+
+    def _more(self) -> asyncio.Future[None]:
+        self._waiter = asyncio.get_running_loop().create_future()
+        return self._waiter
+
+    def _taken(self) -> bytes:
+        data = self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)
+        self._parts.clear()
+        self._size = 0
+        if self._connection is not None:
+            self._connection.resume()
+        return data
+
+
+class Connection(asyncio.Protocol):
+    """One connection, with one request at a time.
+
+    Its timer looks from time to time whether it has been silent for too long: one for each wait would cost more.
+    """
+
+    def __init__(self, target: Target, loop: asyncio.AbstractEventLoop) -> None:
+        self._target = target
+        self._loop = loop
+        self._parser = httptools.HttpResponseParser(self)
+        self._transport: asyncio.Transport | None = None
+        self._response: Response | None = None
+        """What is awaited, or read; None: nothing has been asked."""
+        self._head_bytes = 0
+        self._paused = False
+        self._silence_s: float | None = None
+        self._heard_s = inf
+        """When something came last, in the loop's time."""
+        self._timer: asyncio.TimerHandle | None = None
+
+    @property
+    def open(self) -> bool:
+        """Whether it can take a request."""
+        return self._transport is not None and not self._transport.is_closing()
+
+    def ask(self, head: bytes, body: bytes, silence_s: float | None) -> Response:
+        """Send a request, and return its answer, of which nothing has come yet.
+
+        :param silence_s: the longest time without a byte of the answer.
+        """
+        assert self._transport is not None  # noqa: S101 - it is open
+        self._response = response = Response(self)
+        self._head_bytes = 0
+        self._silence_s = silence_s
+        self._heard_s = self._loop.time()
+        if silence_s is not None and self._timer is None:
+            self._look_after(silence_s)
+        self._transport.writelines([head, body])
+        return response
+
+    def resume(self) -> None:
+        """Go on where too much was unread."""
+        if self._paused and self._transport is not None:
+            self._paused = False
+            self._heard_s = self._loop.time()
+            self._transport.resume_reading()
+
+    def close(self) -> None:
+        """Close it, and give up what has not come."""
+        self._fail(aiohttp.ClientConnectionError("closed"))
+
+    # --- from its transport ----------------------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Take its transport."""
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's is not one by its type
+
+    def data_received(self, data: bytes) -> None:
+        """Parse what has come. It is closed where nobody has asked for that, or that is not HTTP."""
+        response = self._response
+        if response is None:
+            self.close()
             return
-        if protocol.should_close:
-            protocol.close()
+        self._heard_s = self._loop.time()
+        try:
+            self._parser.feed_data(data)
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
+            self._fail(aiohttp.ClientPayloadError(f"not HTTP: {error}"))
+            return
+        if not response.status:
+            self._head_bytes += len(data)
+            if self._head_bytes > MOST_HEAD_BYTES:
+                self._fail(aiohttp.ClientPayloadError(f"a head of more than {MOST_HEAD_BYTES} bytes"))
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """End with the connection, and so does an answer that does not tell where it ends."""
+        self._transport = None
+        if self._timer is not None:
+            self._timer.cancel()
+        response = self._response
+        if response is None:
+            return
+        if exc is not None:
+            self._fail(aiohttp.ClientOSError(*exc.args))
+        elif not response.status:
+            self._fail(aiohttp.ServerDisconnectedError())
+        elif FRAMES & response.headers.keys():
+            self._fail(aiohttp.ClientPayloadError("the answer broke off"))
         else:
-            protocol._parser = None  # what comes now stays in its tail, and ends it: see `_idle`
-            self._target.idle.append((monotonic(), protocol))
+            self._response = None
+            response.end()
+
+    # --- from its parser -------------------------------------------------------------------------------------------
+
+    def on_message_begin(self) -> None:
+        """An answer begins. One that nobody has asked for is the last thing that is read here."""
+        if self._response is None or self._response.status:
+            self.close()
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Take in one header, or one after the body."""
+        if self._response is not None and not self._response.status:
+            self._response.headers[name.lower()] = value
+
+    def on_headers_complete(self) -> None:
+        """Let go on what waits for the head, unless it only announces another one."""
+        if (response := self._response) is None:
+            return
+        status = self._parser.get_status_code()
+        if status < 200:
+            response.headers.clear()
+        else:
+            response.status = status
+            response.wake()
+
+    def on_body(self, data: bytes) -> None:
+        """Pass on a part of the body."""
+        if self._response is not None and self._response.fed(data) and not self._paused and self._transport is not None:
+            self._paused = True
+            self._transport.pause_reading()
+
+    def on_message_complete(self) -> None:
+        """Be free for the next request."""
+        response = self._response
+        if response is None or not response.status:
+            return
+        self._response = None
+        self.resume()
+        response.end()
+        if self._parser.should_keep_alive():
+            self._target.idle.append((monotonic(), self))
+        else:
+            self.close()
+
+    # ---------------------------------------------------------------------------------------------------------------
+
+    def _fail(self, error: Exception) -> None:
+        response, self._response = self._response, None
+        if response is not None:
+            response.end(error)
+        if (transport := self._transport) is None:
+            return
+        if transport.get_write_buffer_size():  # a worker that takes nothing would keep it open
+            transport.abort()
+        else:
+            transport.close()
+
+    def _look_after(self, seconds: float) -> None:
+        self._timer = self._loop.call_later(seconds, self._look)
+
+    def _look(self) -> None:
+        self._timer = None
+        if self._response is None or self._silence_s is None:
+            return
+        left_s = self._silence_s + (0.0 if self._paused else self._heard_s - self._loop.time())
+        if left_s > 0:
+            self._look_after(left_s)
+        else:
+            self._fail(aiohttp.SocketTimeoutError(f"nothing for {self._silence_s:g} s"))
 
 
 class Connections:
@@ -148,52 +328,40 @@ class Connections:
         Raises aiohttp.ClientError, OSError or TimeoutError.
         """
         target = self._targets.get(url) or self._targets.setdefault(url, Target.of(url, self._tls))
-        protocol = _idle(target)
-        if protocol is None:
-            protocol = await self._connected(target)
+        connection = _idle(target) or await self._connected(target)
+        more = "".join([f"{name}: {value}\r\n" for name, value in headers.items()])
+        head = f"{target.head}{path}{target.tail}Content-Length: {len(body)}\r\n{more}\r\n"
+        response = connection.ask(head.encode("utf-8", "surrogateescape"), body, silence_s)
         try:
-            protocol.set_response_params(read_until_eof=True, auto_decompress=False, read_timeout=silence_s)
-            assert protocol.transport is not None  # noqa: S101 - it is connected
-            more = "".join([f"{name}: {value}\r\n" for name, value in headers.items()])
-            head = f"{target.head}{path}{target.tail}Content-Length: {len(body)}\r\n{more}\r\n"
-            protocol.transport.writelines([head.encode("utf-8", "surrogateescape"), body])
-            protocol.start_timeout()
-            message, payload = await protocol.read()
-            while message.code < 200:  # it will tell more
-                message, payload = await protocol.read()
-        except HttpProcessingError as error:
-            protocol.close()
-            raise aiohttp.ClientPayloadError(f"not HTTP: {error.message}") from error
+            await response.begun()
         except BaseException:
-            protocol.close()
+            response.close()  # not the connection, which may serve another request already
             raise
-        return Response(message, payload, protocol, target)
+        return response
 
     async def _connected(self, target: Target) -> Connection:
         loop = asyncio.get_running_loop()
         async with asyncio.timeout(self._connect_s):
-            _, protocol = await loop.create_connection(
-                lambda: Connection(loop), target.host, target.port, ssl=target.tls
+            _, connection = await loop.create_connection(
+                lambda: Connection(target, loop), target.host, target.port, ssl=target.tls
             )
-        return protocol
+        return connection
 
     def close(self) -> None:
         """Close the idle ones."""
         for target in self._targets.values():
-            for _, protocol in target.idle:
-                protocol.close()
+            for _, connection in target.idle:
+                connection.close()
             target.idle.clear()
 
 
 def _idle(target: Target) -> Connection | None:
-    """Return an open connection, if there is one.
-
-    Those that have been idle too long are closed, and those on which something came that nobody had asked for.
-    """
-    fresh_s = monotonic() - IDLE_S
-    while target.idle:
-        since_s, protocol = target.idle.pop()
-        if since_s > fresh_s and protocol.is_connected() and not protocol.should_close:
-            return protocol
-        protocol.close()
+    """Return an open connection, if there is one. Those that have been idle too long are closed."""
+    idle, fresh_s = target.idle, monotonic() - IDLE_S
+    while idle and idle[0][0] <= fresh_s:
+        idle.popleft()[1].close()
+    while idle:
+        connection = idle.pop()[1]
+        if connection.open:
+            return connection
     return None

@@ -23,9 +23,10 @@ from pdplugins.gateway.terms import FIELD
 PROMPTS = ("prompt", "input_ids", "text")
 OURS = (
     *("bootstrap_host", "bootstrap_port", "bootstrap_room", "bootstrap_pair_key"),
-    *("disagg_prefill_dp_rank", "data_parallel_rank", "routed_dp_rank"),
+    *("disagg_prefill_dp_rank", "data_parallel_rank", "routed_dp_rank", "decode_tp_size", "http_worker_ipc"),
+    "priority",
 )
-"""Fields that say who is paired with whom. The gateway decides that, not a client."""
+"""Fields that say who is paired with whom, and what goes first. The gateway decides that, not a client."""
 OPAQUE = ("messages", "tools", "tool_choice", "chat_template_kwargs", "continue_final_message")
 """Fields that the gateway passes on and never reads."""
 KNOWN = (
@@ -33,7 +34,7 @@ KNOWN = (
     *OURS,
     *OPAQUE,
     FIELD,
-    *("model", "rid", "session_id", "user", "stream", "stream_options", "priority", "extra_key", "lora_path"),
+    *("model", "rid", "session_id", "user", "stream", "stream_options", "extra_key", "lora_path"),
     *("return_logprob", "sampling_params", "n", "max_tokens", "max_completion_tokens", "min_tokens", "ignore_eos"),
     *("stop", "stop_token_ids", "temperature", "top_p", "top_k", "min_p", "seed", "skip_special_tokens"),
     *("no_stop_trim", "echo", "logprobs", "logprob_start_len", "beam_width"),

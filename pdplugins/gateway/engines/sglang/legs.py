@@ -11,7 +11,7 @@ behind them, for the batch scheduler inside the server.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from time import monotonic
 from typing import Any
@@ -26,6 +26,8 @@ from pdplugins.gateway.randomness import fresh_name, take
 from pdplugins.gateway.terms import carried
 from pdplugins.limits import GatewayConfig
 
+NONE: Mapping[str, Any] = {}
+
 
 class Legs:
     """Local, pair, push and warm, over the connections of `upstream`."""
@@ -39,7 +41,7 @@ class Legs:
         """Let one worker do all of it."""
         load = backend.view.load
         rid = _name(work)
-        body = protocol.splice(work.body, {"rid": rid})
+        body = _body(work, rid)
         took_s: float | None = None
         load.prefill_starts(work.new_tokens, work.prompt_tokens - work.new_tokens)
         try:
@@ -61,7 +63,7 @@ class Legs:
         room = int.from_bytes(take(8)) % protocol.MAX_ROOM
         fields = protocol.bootstrap(prefill.host, prefill.bootstrap_port, room, work.call.batch)
         rid = _name(work)
-        body = protocol.splice(work.body, {**fields, "rid": rid})
+        body = _body(work, rid, fields)
         load = decode.view.load
         load.decode_starts(work.prompt_tokens)  # it reserves KV cache for the context from now on
         aside = asyncio.create_task(self._prefill(prefill, work, body, rid))
@@ -94,7 +96,7 @@ class Legs:
     async def warm(self, backend: Backend, work: Work[Call]) -> None:
         """Compute the KV cache of a prompt on a backend, for a later pair or for itself; its one token is not used."""
         rid = _name(work)
-        await self._prefill(backend, work, protocol.splice(work.body, {"rid": rid}), rid)
+        await self._prefill(backend, work, _body(work, rid), rid)
 
     async def _begun(
         self, prefill: Backend, decode: Backend, aside: asyncio.Task[bytes], work: Work[Call], body: bytes, rid: str
@@ -166,6 +168,13 @@ class Legs:
 
 def _name(work: Work[Call]) -> str:
     return fresh_name() + carried(work.call.terms, monotonic() - work.arrived_s)
+
+
+def _body(work: Work[Call], rid: str, fields: Mapping[str, Any] = NONE) -> bytes:
+    """Return the body of a leg: with its name, the priority that the request may have, and other `fields`."""
+    terms = work.call.terms
+    priority = {"priority": terms.priority} if terms is not None and terms.priority else NONE
+    return protocol.splice(work.body, {**fields, **priority, "rid": rid})
 
 
 def _silence(backend: Backend, what: str, seconds: float) -> WorkerFailedError:

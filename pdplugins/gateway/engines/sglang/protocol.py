@@ -93,7 +93,7 @@ def prefix_fields(ids: Sequence[int], like: Mapping[str, Any]) -> dict[str, Any]
         "input_ids": list(ids),
         "sampling_params": {"max_new_tokens": 1, "temperature": 0, "ignore_eos": True},
     }
-    return fields | {key: like[key] for key in ("lora_path", "extra_key", "priority") if key in like}
+    return fields | {key: like[key] for key in ("lora_path", "extra_key") if key in like}
 
 
 def failure(said: Mapping[str, Any]) -> dict[str, Any] | None:

@@ -18,6 +18,7 @@ from pdplugins.gateway.backends import Backend
 from pdplugins.gateway.engines.sglang import protocol
 from pdplugins.gateway.engines.sglang.connections import Connections, Response
 from pdplugins.gateway.errors import (
+    FULL,
     RefusedError,
     ShortageError,
     WorkerFailedError,
@@ -30,9 +31,9 @@ from pdplugins.gateway.reading import TooLongError, read_whole
 from pdplugins.limits import MIB, GatewayConfig
 
 ABORT_S = 5.0
+REST_S = 1.0
+"""How long a stream may take to end after its last event."""
 FAILURES = (aiohttp.ClientError, OSError, TimeoutError)
-FULL = frozenset({429, 503})
-"""How a server says that it has too much to do."""
 LONGEST_WAIT_S = 60.0
 """A longer ``Retry-After`` of a worker is not passed on."""
 
@@ -76,8 +77,8 @@ class Answer:
         if self._first:
             piece, self._first = self._first, b""
         elif self.ended:
-            if self.stream:  # read to its end, a connection can be used again
-                await read(self.backend, self.response)
+            if not self.response.ended:  # read to its end, a connection can be used again
+                await self._to_end()
             return b""
         else:
             piece = await self._events("the stream broke off")
@@ -108,6 +109,13 @@ class Answer:
             parts.append(data)
             data = await read(self.backend, self.response)
         raise WorkerFailedError(self.backend.id, broken)
+
+    async def _to_end(self) -> None:
+        """Wait shortly for what comes behind the end of a stream. Nobody needs it."""
+        with contextlib.suppress(WorkerFailedError, TimeoutError):
+            async with asyncio.timeout(REST_S):
+                while await read(self.backend, self.response):
+                    pass
 
     def _count(self, piece: bytes) -> None:
         """Enter the tokens of a piece in the books. Workers send one event for each token, or fewer."""
@@ -173,10 +181,7 @@ class Upstream:
     async def reply(self, backend: Backend, path: str, body: bytes, headers: Mapping[str, str]) -> bytes:
         """Send a request and return all of the answer. Raises WorkerFailedError or RefusedError."""
         response = await self.post(backend, path, body, headers, stream=True)
-        try:
-            data = await read_all(backend, response, self._most_bytes)
-        finally:
-            response.close()
+        data = await read_all(backend, response, self._most_bytes)
         raise_error(backend, data)
         return data
 
@@ -191,7 +196,9 @@ class Upstream:
 
     def end(self, answer: Answer) -> None:
         """Finish with an answer; one that has not come to its end is aborted."""
-        if not answer.ended:
+        if answer.ended:
+            answer.response.close()  # where it has not come to the end of its HTTP
+        else:
             self.drop(answer.backend, answer.rid, answer.response)
 
     def drop(self, backend: Backend, rid: str, response: Response | None) -> None:
@@ -202,11 +209,11 @@ class Upstream:
             self.background(self._abort(backend, rid))
 
     async def _abort(self, backend: Backend, rid: str) -> None:
-        with contextlib.suppress(*FAILURES):
+        with contextlib.suppress(*FAILURES, TooLongError):
             async with asyncio.timeout(ABORT_S):
                 body, headers = protocol.dumps({"rid": rid}), backend.key.admin_headers
                 response = await self._connections.post(backend.url, protocol.ABORT, body, headers, ABORT_S)
-                await read_whole(response.readany, MIB)
+                await read_to_end(response, MIB)
 
     def background(self, work: Coroutine[Any, Any, None]) -> None:
         """Run `work` in the background; `settle` waits for it."""
@@ -252,10 +259,18 @@ async def read_all(backend: Backend, response: Response, most_bytes: int) -> byt
     if data := response.all_of_it(most_bytes):  # as it mostly is: its head and its body come together
         return data
     try:
-        return await read_whole(response.readany, most_bytes)
+        return await read_to_end(response, most_bytes)
     except (*FAILURES, TooLongError) as error:
-        response.close()
         raise WorkerFailedError(backend.id, said(error)) from error
+
+
+async def read_to_end(response: Response, most_bytes: int) -> bytes:
+    """Return the whole answer, or give it up."""
+    try:
+        return await read_whole(response.readany, most_bytes)
+    except BaseException:
+        response.close()
+        raise
 
 
 def retry_after(header: str | None) -> float | None:
