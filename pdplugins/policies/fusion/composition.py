@@ -33,8 +33,8 @@ MOST_COUNTS = 256
 """Numbers of prefill-only workers that are tried; in larger pools they lie further apart."""
 LEAST_WAIT = 0.02
 """Part of the TTFT that is left for waiting at least: less makes no difference any more."""
-MIXED_TOKENS = (32, 64, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 4096)
-"""Prompt tokens of a mixed step that are tried, beside the most that the TPOT SLO leaves."""
+PARTS = (1 / 64, 1 / 32, 1 / 16, 1 / 8, 1 / 4, 1 / 2, 3 / 4, 1.0)
+"""Parts of the steps that are as full as they may be, which are tried."""
 SEVERAL = 4
 """Workers that share a queue where the points of one worker are compared."""
 
@@ -177,10 +177,10 @@ def _sizes(most: int) -> list[int]:
 def _steps(
     costs: Costs, decodes: int, context: float, whole: int, history: int, mixes: bool, slow: tuple[float, float]
 ) -> Iterable[tuple[float, float, float]]:
-    """Yield the prompt tokens a second and the seconds of steps with `decodes` decodes that keep the TPOT SLO.
+    """Yield the prompt tokens a second and the mean seconds of steps with `decodes` decodes that keep the TPOT SLO.
 
-    Then of larger ones, where it pays to save time for these: the mean of such a step and of those that save for it.
-    The third number is how many seconds a prompt of `whole` tokens takes in such steps.
+    Some of the steps are as full as they may be, and the others only decode: a scheduler fills each one for which
+    prompts wait. The third number is how many seconds a prompt of `whole` tokens takes where they all are full.
     """
     prefill_slow, decode_slow = (costs.ratio(decodes=True) * phase for phase in slow)
     alone_s = costs.decode_s(decodes, context) * decode_slow
@@ -190,8 +190,11 @@ def _steps(
         done = history + (whole // 2 if tokens < whole else 0)
         return alone_s + prefill_slow * costs.added_s(tokens, done, decodes)
 
-    def kind(tokens: int, rate: float, mean_s: float) -> tuple[float, float, float]:
-        return rate, mean_s, step_s(tokens) + max(whole - tokens, 0) / rate
+    def partly(tokens: int, rate: float, most: float) -> Iterable[tuple[float, float, float]]:
+        took_s = step_s(tokens)
+        for part in PARTS:
+            mean_s = alone_s + part * most * (took_s - alone_s)
+            yield part * most * tokens / mean_s, mean_s, took_s + max(whole - tokens, 0) / rate
 
     yield 0.0, alone_s, math.inf
     if not mixes or alone_s >= costs.step_s:
@@ -199,18 +202,11 @@ def _steps(
     within = 0.0
     if largest := largest_within(costs.step_s, costs.most_tokens, step_s):
         within = largest / step_s(largest)
-        for tokens in (*_below(largest), largest):
-            yield kind(tokens, tokens / step_s(tokens), step_s(tokens))
+        yield from partly(largest, within, 1.0)
     if gathered_s := costs.gathered_s(alone_s, costs.step_s):
+        # Larger ones, for which the others save time.
         most = largest_within(costs.step_s + gathered_s, costs.most_tokens, step_s)
-        averaged = {
-            tokens: costs.averaged(tokens, alone_s, took_s, costs.step_s)
-            for tokens in (*_below(most), most)
-            if tokens and (took_s := step_s(tokens)) > costs.step_s
-        }
-        if most in averaged and costs.pays(averaged[most], within):
-            yield from (kind(tokens, rate, costs.step_s) for tokens, rate in averaged.items())
-
-
-def _below(most: int) -> Iterable[int]:
-    return (tokens for tokens in MIXED_TOKENS if tokens < most)
+        if most and (took_s := step_s(most)) > costs.step_s:
+            rate = costs.averaged(most, alone_s, took_s, costs.step_s)
+            if costs.pays(rate, within):
+                yield from partly(most, rate, (costs.step_s - alone_s) / (took_s - alone_s))
