@@ -34,7 +34,7 @@ MOST_COUNTS = 256
 LEAST_WAIT = 0.02
 """Part of the TTFT that is left for waiting at least: less makes no difference any more."""
 PARTS = (1 / 64, 1 / 32, 1 / 16, 1 / 8, 1 / 4, 1 / 2, 3 / 4, 1.0)
-"""Parts of the steps that are as full as they may be, which are tried."""
+"""Parts of the steps that prefill, of those that may, which are tried. Few do where places to decode are short."""
 SEVERAL = 4
 """Workers that share a queue where the points of one worker are compared."""
 
@@ -179,8 +179,9 @@ def _steps(
 ) -> Iterable[tuple[float, float, float]]:
     """Yield the prompt tokens a second and the mean seconds of steps with `decodes` decodes that keep the TPOT SLO.
 
-    Some of the steps are as full as they may be, and the others only decode: a scheduler fills each one for which
-    prompts wait. The third number is how many seconds a prompt of `whole` tokens takes where they all are full.
+    A part of them is full and the others only decode: a batch scheduler fills those for which prompts wait. Full is
+    what the TPOT SLO allows in each step, or more, where it pays that the others save time for it. The third number is
+    how many seconds a prompt of `whole` tokens takes then.
     """
     prefill_slow, decode_slow = (costs.ratio(decodes=True) * phase for phase in slow)
     alone_s = costs.decode_s(decodes, context) * decode_slow
@@ -190,7 +191,8 @@ def _steps(
         done = history + (whole // 2 if tokens < whole else 0)
         return alone_s + prefill_slow * costs.added_s(tokens, done, decodes)
 
-    def partly(tokens: int, rate: float, most: float) -> Iterable[tuple[float, float, float]]:
+    def mixed(tokens: int, rate: float, most: float = 1.0) -> Iterable[tuple[float, float, float]]:
+        """Yield steps of which at most the part `most` prefills `tokens`: that makes `rate` tokens a second."""
         took_s = step_s(tokens)
         for part in PARTS:
             mean_s = alone_s + part * most * (took_s - alone_s)
@@ -202,11 +204,10 @@ def _steps(
     within = 0.0
     if largest := largest_within(costs.step_s, costs.most_tokens, step_s):
         within = largest / step_s(largest)
-        yield from partly(largest, within, 1.0)
+        yield from mixed(largest, within)
     if gathered_s := costs.gathered_s(alone_s, costs.step_s):
-        # Larger ones, for which the others save time.
-        most = largest_within(costs.step_s + gathered_s, costs.most_tokens, step_s)
-        if most and (took_s := step_s(most)) > costs.step_s:
-            rate = costs.averaged(most, alone_s, took_s, costs.step_s)
+        larger = largest_within(costs.step_s + gathered_s, costs.most_tokens, step_s)
+        if larger and (took_s := step_s(larger)) > costs.step_s:
+            rate = costs.averaged(larger, alone_s, took_s, costs.step_s)
             if costs.pays(rate, within):
-                yield from partly(most, rate, (costs.step_s - alone_s) / (took_s - alone_s))
+                yield from mixed(larger, rate, (costs.step_s - alone_s) / (took_s - alone_s))
