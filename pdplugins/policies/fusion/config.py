@@ -47,7 +47,7 @@ class FusionSettings(BaseModel):
     prefill_only_tokens: int | None = Field(
         None,
         ge=1,
-        description="prompt tokens of a step without decodes; None: what the profile does fastest, 2048 at least",
+        description="prompt tokens of a step without decodes; None: the fastest within half of the TTFT",
     )
     learning_rate: float = Field(0.1, gt=0, le=1, description="weight of a measured step against what is known")
     composition: bool = Field(True, description="choose how many workers prefill only; else roles stay as they are")

@@ -22,8 +22,12 @@ CONTEXT_CELL = 128
 BATCH_CELL = 4
 """Rates are remembered by mean context and batch, rounded down and up to these."""
 MOST_CELLS = 65_536
-CHUNKS = (2048, 4096, 8192, 16384)
+CHUNKS = (256, 512, 1024, 2048, 4096, 8192, 16384)
 """Prompt tokens of a step without decodes that are tried."""
+USUAL_CHUNK = 2048
+"""Smaller ones are for a TTFT that is too short for this one."""
+CHUNK_SHARE = 0.55
+"""Part of the TTFT that a step without decodes may take. A prompt that comes waits for half a step, and takes one."""
 LARGEST = 1e9
 """Larger loads are no loads: an engine that reports one is taken for an idle one."""
 MOST_TPOT_S = 1e3
@@ -73,13 +77,16 @@ class Costs:
         """Prompt tokens a second of a worker that only prefills."""
 
     def _fastest(self) -> int:
-        """Return the chunk that is prefilled at the most tokens a second.
+        """Return the chunk that is prefilled at the most tokens a second, of those that leave prompts in time.
 
         Dense models gain nothing beyond 2048 tokens, and the next prompt waits longer. Mixtures of experts read most of
         their weights in every step: DeepSeek R1 prefills a third faster in chunks of 8192 than of 2048.
         """
-        sizes = [size for size in CHUNKS if size <= self.most_tokens] or [self.most_tokens]
-        return min(sizes, key=lambda size: self._table.steps.prefill([(size, 0)]) / size)
+        sizes = sorted(size for size in {*CHUNKS, min(self.most_tokens, USUAL_CHUNK)} if size <= self.most_tokens)
+        took_s = {size: self._table.steps.prefill([(size, 0)]) for size in sizes}
+        within = [size for size in sizes if took_s[size] <= CHUNK_SHARE * self.due_s] or sizes[:1]
+        usual = [size for size in within if size >= USUAL_CHUNK] or within[-1:]
+        return min(usual, key=lambda size: took_s[size] / size)
 
     def prefill_s(self, tokens: int, done: int = 0) -> float:
         """Return the seconds that the rest of a prompt takes on a worker that does nothing else, chunk by chunk."""
