@@ -66,6 +66,18 @@ def test_each_part_works_alone(part: str) -> None:
     assert (result.requests.failed, faults(result)) == (0, [])
 
 
+def test_beyond_capacity_a_short_ttft_is_kept_for_most() -> None:
+    """Experts are prefilled fastest in steps as long as this TTFT. Behind such steps all prompts would be late."""
+    pools = {role: {"replicas": 3, "tp": 8} for role in ("prefill", "decode")}
+    deployment = {"profile": "h200/qwen3-235b-a22b-fp8", "gpu_budget": 48, **pools}
+    rng, trace = random.Random(0), []
+    for number in range(3000):
+        isl, osl = rng.lognormvariate(5.0, 0.8), rng.lognormvariate(4.0, 0.8)
+        trace.append(TraceRequest(number / 230, int(min(isl, 8000)) + 8, int(min(osl, 1000)) + 2))
+    result = run(trace, slo={"ttft_s": 0.24, "tpot_s": 0.016}, deployment=deployment)
+    assert attainment(result) > 0.6
+
+
 def test_a_small_kv_cache_stops_nobody() -> None:
     result = run(chats(10.0, 150), simulation={"flip": "label", "overlap": True, "kv_tokens": 12_000})
     assert (result.requests.failed, faults(result)) == (0, [])
