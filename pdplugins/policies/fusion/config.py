@@ -34,8 +34,8 @@ class FusionSettings(BaseModel):
     ahead_steps: float = Field(
         2.0,
         gt=0,
-        description="prefill work that a worker may have queued, in steps within the TPOT SLO; one that prefills only "
-        "may have a full step of its own",
+        description="prefill work that a worker may have queued, in steps within the TPOT SLO, and no more than 0.45 "
+        "of the TTFT; one that prefills only may have a full step of its own",
     )
     kv_share: float = Field(
         0.85,

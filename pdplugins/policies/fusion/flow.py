@@ -30,7 +30,7 @@ class FusionFlow:
         self._queue = DeadlineQueue(settings.oldest_share)
         self._pace = Pace()
         self._speed = 1.0
-        self._ahead_s = settings.ahead_steps * core.costs.step_s
+        self._ahead_s = core.ahead_s
         self._refuses = settings.overload == "refuse"
         self._requests: dict[str, Request] = {}
         self._released: set[str] = set()
