@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections.abc import Sequence
+from math import isnan
 
 from pdplugins.contracts.request import Request
 
@@ -22,13 +23,14 @@ class Residents:
 
     def placed(self, request: Request, worker: str) -> None:
         """Note where a request decodes. The last call for a request counts."""
-        if request.terms is None or request.terms.tpot_s is None:
+        tpot_s = None if request.terms is None else request.terms.tpot_s
+        if tpot_s is None or isnan(tpot_s):  # which has no place in an order
             return
         self.left(request.id)
         if len(self._placed) >= MOST_KNOWN:
             self.left(next(iter(self._placed)))
-        self._placed[request.id] = worker, request.terms.tpot_s
-        insort(self._tpots.setdefault(worker, []), request.terms.tpot_s)
+        self._placed[request.id] = worker, tpot_s
+        insort(self._tpots.setdefault(worker, []), tpot_s)
 
     def left(self, request_id: str) -> None:
         """Forget a request that has ended."""

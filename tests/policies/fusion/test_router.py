@@ -253,6 +253,16 @@ def test_a_host_that_tells_of_no_end_fills_no_memory() -> None:
     assert sum(len(residents.on(f"d{index}")) for index in range(3)) == MOST_KNOWN
 
 
+def test_a_tpot_that_is_no_number_leaves_the_order_as_it_is() -> None:
+    residents = Residents()
+    for name, tpot_s in (("a", 0.02), ("b", float("nan")), ("c", 0.01)):
+        residents.placed(request(name, terms=Terms(tpot_s=tpot_s)), "d0")
+    assert residents.on("d0") == [0.01, 0.02]
+    for name in "abc":
+        residents.left(name)
+    assert not residents.on("d0")
+
+
 def test_the_tpots_on_a_worker_are_ascending_and_leave_with_their_requests() -> None:
     residents = Residents()
     for name, tpot_s in (("a", 0.03), ("b", 0.01), ("c", 0.03), ("d", 0.02)):
