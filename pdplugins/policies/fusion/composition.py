@@ -1,9 +1,9 @@
 """The composition of the pool: how many workers prefill only, and how many decode and prefill beside that.
 
-A worker that decodes `b` requests in steps of `t` seconds, with `M` prompt tokens beside them, decodes `b / t` tokens a
-second and prefills `M / t`. Of all steps within the TPOT SLO the best ones make a falling curve of prefill over decode.
-The router keeps all such workers alike, so they are at the same point of it. With `p` workers that prefill only and `w`
-others the request rate is the largest one at which::
+A worker that decodes `b` requests in steps of `t` seconds in the mean, a part of them with prompt tokens beside that,
+`M` a step in the mean, decodes `b / t` tokens a second and prefills `M / t`. Of all steps within the TPOT SLO the best
+ones make a falling curve of prefill over decode. The router keeps all such workers alike, so they are at the same point
+of it. With `p` workers that prefill only and `w` others the request rate is the largest one at which::
 
     w x decode >= rate x OSL,   p x prefill alone + w x prefill beside that decode >= rate x ISL
 
@@ -34,7 +34,7 @@ MOST_COUNTS = 256
 LEAST_WAIT = 0.02
 """Part of the TTFT that is left for waiting at least: less makes no difference any more."""
 PARTS = (1 / 64, 1 / 32, 1 / 16, 1 / 8, 1 / 4, 1 / 2, 3 / 4, 1.0)
-"""Parts of the steps that prefill, of those that may, which are tried. Few do where places to decode are short."""
+"""What part of the steps prefills is tried. Where places to decode are short, the answer is a small one."""
 SEVERAL = 4
 """Workers that share a queue where the points of one worker are compared."""
 
@@ -174,13 +174,26 @@ def _sizes(most: int) -> list[int]:
     return sorted({round(most ** (index / (SIZES - 1))) for index in range(SIZES)})
 
 
+def _shared(whole: int, largest: int) -> Iterable[int]:
+    """Yield the prompt tokens of a step of one prompt, of 2, 4 and so on, and the most that fit: none that fits is cut.
+
+    Where prompts are short, and the TTFT not much longer than a full step, shorter steps have them in time.
+    """
+    tokens = whole
+    while tokens < largest:
+        yield tokens
+        tokens *= 2
+    yield largest
+
+
 def _steps(
     costs: Costs, decodes: int, context: float, whole: int, history: int, mixes: bool, slow: tuple[float, float]
 ) -> Iterable[tuple[float, float, float]]:
     """Yield the prompt tokens a second and the mean seconds of steps with `decodes` decodes that keep the TPOT SLO.
 
-    A part of them is full and the others only decode: a batch scheduler fills those for which prompts wait. Full is
-    what the TPOT SLO allows in each step, or more, where it pays that the others save time for it. The third number is
+    A part of them has prompts and the others only decode: as many prompts as the TPOT SLO allows in each step, or fewer
+    whole ones, or more, where it pays that the others save time for it. A batch scheduler spends what is saved before
+    it is all there, so that the last is more than it does. The third number is
     how many seconds a prompt of `whole` tokens takes then.
     """
     prefill_slow, decode_slow = (costs.ratio(decodes=True) * phase for phase in slow)
@@ -204,7 +217,8 @@ def _steps(
     within = 0.0
     if largest := largest_within(costs.step_s, costs.most_tokens, step_s):
         within = largest / step_s(largest)
-        yield from mixed(largest, within)
+        for tokens in _shared(whole, largest):
+            yield from mixed(tokens, tokens / step_s(tokens))
     if gathered_s := costs.gathered_s(alone_s, costs.step_s):
         larger = largest_within(costs.step_s + gathered_s, costs.most_tokens, step_s)
         if larger and (took_s := step_s(larger)) > costs.step_s:

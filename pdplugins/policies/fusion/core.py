@@ -25,7 +25,8 @@ CONTEXT_CELL = 64
 """Change of the mean context, in tokens, after which decode places are counted anew."""
 NEVER = (-1, 0.0)
 AHEAD_SHARE = 0.45
-"""Part of the TTFT for which prompts may wait on a worker. Beyond capacity they do: what waits longer there is late."""
+"""Part of the TTFT within which the pool plans, for which prompts may wait on a worker. Beyond capacity they do: what
+waits longer there is late."""
 DOUBT = 1.0
 """A change of the composition must promise so much more capacity, over the square root of the number of answers."""
 RESERVE = 1.05

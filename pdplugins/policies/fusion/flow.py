@@ -71,7 +71,7 @@ class FusionFlow:
         if self._refuses and (late := self._queue.first_late()) is not None:
             return self._refused(late)
         if self._released and not self._has_place(workers, looked_at, job, only_prefills):
-            return Hold(now_s + self._ahead_s)
+            return Hold(now_s + max(self._ahead_s, self._costs.step_s))
         why = self._queue.why(job, now_s)
         self._queue.start(job)
         self._pace.started(job.cost_s)

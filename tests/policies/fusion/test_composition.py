@@ -192,6 +192,24 @@ def test_steps_without_prompts_are_as_short_as_they_are() -> None:
     assert decode_s + prefill_s == pytest.approx(1.0, abs=0.1)
 
 
+def test_short_prompts_are_counted_on_in_short_steps() -> None:
+    """Charged a step as long as the TPOT, which takes most of their TTFT, a worker would seem to serve half."""
+    perf = load_profile("h100/llama-3.1-70b-fp8")
+    slo = {"ttft_s": 0.094, "tpot_s": 0.117}
+    pool = deployment(perf, prefill_tp=4, decode_tp=4, gpu_budget=16, any_role=True, max_batch=16, **slo)
+    does = Core(FusionSettings(), pool).frontier(200, 20, perf.kv_capacity_tokens(4))
+    assert does.rate(0, 4) > 90
+
+
+def test_few_steps_with_prompts_are_counted_on_where_places_to_decode_are_few() -> None:
+    """With prompts in each step, or in half of them at least, its decodes would seem to hold their places longer."""
+    perf = load_profile("h200/deepseek-r1")
+    slo = {"ttft_s": 5 * perf.prefill_s(800, 16), "tpot_s": 4 * perf.decode_step_s(1, 800, 16)}
+    pool = deployment(perf, prefill_tp=16, decode_tp=16, gpu_budget=64, any_role=True, max_batch=16, **slo)
+    does = Core(FusionSettings(), pool).frontier(800, 400, perf.kv_capacity_tokens(16))
+    assert does.rate(0, 4) > 1.05 * does.rate(1, 3)
+
+
 def test_the_largest_batch_and_the_largest_step_within_the_slo_are_choices(core: Callable[..., Core]) -> None:
     """Sizes that are tried lie a quarter apart. The rate at the ends must not depend on where they happen to lie."""
     shared = core()

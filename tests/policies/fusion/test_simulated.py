@@ -66,6 +66,7 @@ def test_each_part_works_alone(part: str) -> None:
     assert (result.requests.failed, faults(result)) == (0, [])
 
 
+@pytest.mark.moderate
 @pytest.mark.parametrize(
     ("profile", "tp", "ttft_s", "tpot_s", "output", "rate"),
     [
@@ -86,6 +87,13 @@ def test_beyond_capacity_a_short_ttft_is_kept_for_most(
     deployment = {"profile": profile, "gpu_budget": 6 * tp, **pools}
     result = run(trace, slo={"ttft_s": ttft_s, "tpot_s": tpot_s}, deployment=deployment)
     assert attainment(result) > 0.5
+
+
+def test_prompts_that_a_worker_has_in_time_are_in_time_on_an_idle_one() -> None:
+    pools = {role: {"replicas": 2, "tp": 16} for role in ("prefill", "decode")}
+    deployment = {"profile": "h200/deepseek-r1", "gpu_budget": 64, **pools}
+    trace = [TraceRequest(float(number), 4500, 100) for number in range(60)]
+    assert attainment(run(trace, slo={"ttft_s": 1.1, "tpot_s": 0.1}, deployment=deployment)) > 0.8
 
 
 def test_a_small_kv_cache_stops_nobody() -> None:
