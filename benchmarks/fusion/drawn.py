@@ -3,7 +3,8 @@
 
     python benchmarks/fusion/drawn.py [--cells 100-111] [--minutes 4]
 
-Cells below 100 served to develop fusion. The published ones are from 100 on. It goes on where it was stopped.
+Cells below 100 served to develop fusion. The published ones are from 100 on. Each is run with the usual largest decode
+batch, and with a small one: then places to decode are what is short. It goes on where it was stopped.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from functools import cache
 from math import log
 from pathlib import Path
 from statistics import fmean
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import search
@@ -29,6 +30,8 @@ from pdplugins.runtime.assembly import load_profile
 from pdplugins.types import Role, TraceRequest
 
 PUBLISHED = "100-111"
+BATCHES = {"drawn": None, "drawn-small-batch": 16}
+"""Largest decode batch of a worker, by result; None for that of the config's default."""
 SHARES = (0.5, 0.8, 1.0, 1.5)
 REQUESTS = 8000
 """Of a cell: settings are chosen on the first half, and the second half is shown."""
@@ -94,6 +97,14 @@ class Drawn(Cell):
     """A cell drawn at random."""
 
     number: int = 0
+    max_batch: int | None = None
+
+    def config(self, prefill: int | None = None, **parts: Any) -> Config:
+        """Return a config with `prefill` prefill workers; half of them when it is not given."""
+        config = super().config(prefill, **parts)
+        if self.max_batch is not None:
+            config["deployment"]["max_batch"] = self.max_batch
+        return config
 
     @property
     def on(self) -> Hardware:
@@ -118,9 +129,9 @@ class Drawn(Cell):
         return max(SETTLES * self.stays_s(), SETTLE_S)
 
 
-def cell_of(number: int) -> Drawn:
+def cell_of(number: int, max_batch: int | None = None) -> Drawn:
     """Return the cell of this number."""
-    return Drawn(f"drawn {number}", "", "", Path(), number)
+    return Drawn(f"drawn {number}", "", "", Path(), number, max_batch)
 
 
 def examined(cell: Drawn, memory: Memory) -> Row:
@@ -147,12 +158,12 @@ def examined(cell: Drawn, memory: Memory) -> Row:
 
 
 def cell() -> dict[str, list[Row]]:
-    """Return one row, computed again: benchmarks/equality.py."""
-    return {"fusion-drawn": [examined(cell_of(102), Memory())]}
+    """Return one row of each result, computed again: benchmarks/equality.py."""
+    return {f"fusion-{name}": [examined(cell_of(102, batch), Memory())] for name, batch in BATCHES.items()}
 
 
-def show(rows: list[Row]) -> None:
-    """Write the result."""
+def show(name: str, rows: list[Row]) -> None:
+    """Write a result."""
     served = [row for row in rows if row["capacity, requests/s"]]
     leads = {share: [row[f"lead at {share:g}"] for row in served] for share in SHARES}
     summary = {
@@ -162,7 +173,7 @@ def show(rows: list[Row]) -> None:
         "behind by more than a point": {f"{share:g}": sum(lead < -1 for lead in of) for share, of in leads.items()},
     }
     publish(
-        "fusion", "drawn", served, title="Cells drawn at random, against the best tuned stock configuration", seed=0,
+        "fusion", name, served, title=title(name), seed=0,
         published="none; nobody chose these cells.",
         notes=(
             f"Drawn: one of {len(PROFILES)} profiles and its parallelism, {WORKERS[0]} to {WORKERS[1]} workers, mean "
@@ -178,6 +189,12 @@ def show(rows: list[Row]) -> None:
     )  # fmt: skip
 
 
+def title(name: str) -> str:
+    """Return the title of a result."""
+    batch = f", at most {BATCHES[name]} decodes a worker" if BATCHES[name] is not None else ""
+    return f"Cells drawn at random{batch}, against the best tuned stock configuration"
+
+
 def numbers(text: str) -> list[int]:
     """Return the numbers of cells: ``100-111``, or one."""
     first, _, last = text.partition("-")
@@ -190,16 +207,18 @@ def main() -> int:
     parser.add_argument("--cells", type=numbers, default=numbers(PUBLISHED), help="numbers; others are only printed")
     parser.add_argument("--minutes", type=float, default=float("inf"), help="stop then; go on when called again")
     options = parser.parse_args()
-    memory, rows = Memory(MEMORY, time.monotonic() + 60 * options.minutes), []
+    memory = Memory(MEMORY, time.monotonic() + 60 * options.minutes)
     try:
-        for number in options.cells:
-            rows.append(examined(cell_of(number), memory))
-            print(rows[-1], flush=True)
+        for name, max_batch in BATCHES.items():
+            rows = []
+            for number in options.cells:
+                rows.append(examined(cell_of(number, max_batch), memory))
+                print(name, rows[-1], flush=True)
+            if options.cells == numbers(PUBLISHED):
+                show(name, rows)
     except OutOfTimeError:
         print("stopped: the time is over; call it again to go on")
         return 75
-    if options.cells == numbers(PUBLISHED):
-        show(rows)
     return 0
 
 

@@ -6,6 +6,7 @@ prompt that runs into it is still in time.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from pdplugins.contracts.batching import BatchPlan, BatchView, QueuedPrefill
@@ -50,13 +51,23 @@ class FusionBatchScheduler:
             return BatchPlan({})
         steps, view = self._sized(slow), scaled(view, slow)
         step, budget = steps.begin(view, saved_s / slow)
+        if not view.decode_requests:  # then the TPOT limits nothing
+            step.alone, budget = True, self._costs.chunk
         if self._saved.waits(view, budget, now_s):
             return BatchPlan({}, reason="saves time for a larger chunk")
         if len(view.queue) < 2:
-            return steps.fill(step, view.queue, budget)
+            return self._filled(steps, step, view.queue, budget)
         order = self._ordered(view, budget, self._speed(step, budget), now_s)
-        plan = steps.fill(step, order, budget)
+        plan = self._filled(steps, step, order, budget)
         return BatchPlan(plan.prefill_tokens, reason=f"{self._queue.late} of {len(view.queue)} are late")
+
+    def _filled(
+        self, steps: DynaServeBatchScheduler, step: Step, order: Sequence[QueuedPrefill], budget: int
+    ) -> BatchPlan:
+        """Return a step of the prompts of `order`. Where nothing decodes, the first may have more than `budget`."""
+        if step.alone and order:
+            budget = max(budget, min(order[0].remaining_tokens, self._costs.longest))
+        return steps.fill(step, order, budget)
 
     def on_step(self, view: BatchView, plan: BatchPlan, took_s: float) -> None:
         """Learn from a step."""

@@ -1,9 +1,9 @@
 """The composition of the pool: how many workers prefill only, and how many decode and prefill beside that.
 
-A worker that decodes `b` requests in steps of `t` seconds, with `M` prompt tokens beside them, decodes `b / t` tokens a
-second and prefills `M / t`. Of all steps within the TPOT SLO the best ones make a falling curve of prefill over decode.
-The router keeps all such workers alike, so they are at the same point of it. With `p` workers that prefill only and `w`
-others the request rate is the largest one at which::
+A worker that decodes `b` requests in steps of `t` seconds in the mean, a part of them with prompt tokens beside that,
+`M` a step in the mean, decodes `b / t` tokens a second and prefills `M / t`. Of all steps within the TPOT SLO the best
+ones make a falling curve of prefill over decode. The router keeps all such workers alike, so they are at the same point
+of it. With `p` workers that prefill only and `w` others the request rate is the largest one at which::
 
     w x decode >= rate x OSL,   p x prefill alone + w x prefill beside that decode >= rate x ISL
 
@@ -33,8 +33,8 @@ MOST_COUNTS = 256
 """Numbers of prefill-only workers that are tried; in larger pools they lie further apart."""
 LEAST_WAIT = 0.02
 """Part of the TTFT that is left for waiting at least: less makes no difference any more."""
-MIXED_TOKENS = (32, 64, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 4096)
-"""Prompt tokens of a mixed step that are tried, beside the most that the TPOT SLO leaves."""
+PARTS = (1 / 64, 1 / 32, 1 / 16, 1 / 8, 1 / 4, 1 / 2, 3 / 4, 1.0)
+"""What part of the steps prefills is tried. Where places to decode are short, the answer is a small one."""
 SEVERAL = 4
 """Workers that share a queue where the points of one worker are compared."""
 
@@ -174,13 +174,27 @@ def _sizes(most: int) -> list[int]:
     return sorted({round(most ** (index / (SIZES - 1))) for index in range(SIZES)})
 
 
+def _shared(whole: int, largest: int) -> Iterable[int]:
+    """Yield the prompt tokens of a step of one prompt, of 2, 4 and so on, and the most that fit: none that fits is cut.
+
+    Where prompts are short, and the TTFT not much longer than a full step, shorter steps have them in time.
+    """
+    tokens = whole
+    while tokens < largest:
+        yield tokens
+        tokens *= 2
+    yield largest
+
+
 def _steps(
     costs: Costs, decodes: int, context: float, whole: int, history: int, mixes: bool, slow: tuple[float, float]
 ) -> Iterable[tuple[float, float, float]]:
-    """Yield the prompt tokens a second and the seconds of steps with `decodes` decodes that keep the TPOT SLO.
+    """Yield the prompt tokens a second and the mean seconds of steps with `decodes` decodes that keep the TPOT SLO.
 
-    Then of larger ones, where it pays to save time for these: the mean of such a step and of those that save for it.
-    The third number is how many seconds a prompt of `whole` tokens takes in such steps.
+    A part of them has prompts and the others only decode: as many prompts as the TPOT SLO allows in each step, or fewer
+    whole ones, or more, where it pays that the others save time for it. A batch scheduler spends what is saved before
+    it is all there, so that the last is more than it does. The third number is
+    how many seconds a prompt of `whole` tokens takes then.
     """
     prefill_slow, decode_slow = (costs.ratio(decodes=True) * phase for phase in slow)
     alone_s = costs.decode_s(decodes, context) * decode_slow
@@ -190,8 +204,12 @@ def _steps(
         done = history + (whole // 2 if tokens < whole else 0)
         return alone_s + prefill_slow * costs.added_s(tokens, done, decodes)
 
-    def kind(tokens: int, rate: float, mean_s: float) -> tuple[float, float, float]:
-        return rate, mean_s, step_s(tokens) + max(whole - tokens, 0) / rate
+    def mixed(tokens: int, rate: float, most: float = 1.0) -> Iterable[tuple[float, float, float]]:
+        """Yield steps of which at most the part `most` prefills `tokens`: that makes `rate` tokens a second."""
+        took_s = step_s(tokens)
+        for part in PARTS:
+            mean_s = alone_s + part * most * (took_s - alone_s)
+            yield part * most * tokens / mean_s, mean_s, took_s + max(whole - tokens, 0) / rate
 
     yield 0.0, alone_s, math.inf
     if not mixes or alone_s >= costs.step_s:
@@ -199,18 +217,11 @@ def _steps(
     within = 0.0
     if largest := largest_within(costs.step_s, costs.most_tokens, step_s):
         within = largest / step_s(largest)
-        for tokens in (*_below(largest), largest):
-            yield kind(tokens, tokens / step_s(tokens), step_s(tokens))
+        for tokens in _shared(whole, largest):
+            yield from mixed(tokens, tokens / step_s(tokens))
     if gathered_s := costs.gathered_s(alone_s, costs.step_s):
-        most = largest_within(costs.step_s + gathered_s, costs.most_tokens, step_s)
-        averaged = {
-            tokens: costs.averaged(tokens, alone_s, took_s, costs.step_s)
-            for tokens in (*_below(most), most)
-            if tokens and (took_s := step_s(tokens)) > costs.step_s
-        }
-        if most in averaged and costs.pays(averaged[most], within):
-            yield from (kind(tokens, rate, costs.step_s) for tokens, rate in averaged.items())
-
-
-def _below(most: int) -> Iterable[int]:
-    return (tokens for tokens in MIXED_TOKENS if tokens < most)
+        larger = largest_within(costs.step_s + gathered_s, costs.most_tokens, step_s)
+        if larger and (took_s := step_s(larger)) > costs.step_s:
+            rate = costs.averaged(larger, alone_s, took_s, costs.step_s)
+            if costs.pays(rate, within):
+                yield from mixed(larger, rate, (costs.step_s - alone_s) / (took_s - alone_s))

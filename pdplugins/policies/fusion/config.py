@@ -34,8 +34,8 @@ class FusionSettings(BaseModel):
     ahead_steps: float = Field(
         2.0,
         gt=0,
-        description="prefill work that a worker may have queued, in steps within the TPOT SLO; one that prefills only "
-        "may have a full step of its own",
+        description="prefill work that a worker may have queued, in steps within the TPOT SLO, and no more than 0.45 "
+        "of the TTFT within which the pool plans; one that prefills only may have a full step of its own",
     )
     kv_share: float = Field(
         0.85,
@@ -47,7 +47,8 @@ class FusionSettings(BaseModel):
     prefill_only_tokens: int | None = Field(
         None,
         ge=1,
-        description="prompt tokens of a step without decodes; None: what the profile does fastest, 2048 at least",
+        description="prompt tokens of a step without decodes; None: the fastest, and for several prompts what takes "
+        "about half of the TTFT at most",
     )
     learning_rate: float = Field(0.1, gt=0, le=1, description="weight of a measured step against what is known")
     composition: bool = Field(True, description="choose how many workers prefill only; else roles stay as they are")

@@ -24,6 +24,9 @@ from pdplugins.policies.rapid.controller import Caps
 CONTEXT_CELL = 64
 """Change of the mean context, in tokens, after which decode places are counted anew."""
 NEVER = (-1, 0.0)
+AHEAD_SHARE = 0.45
+"""Part of the TTFT within which the pool plans, for which prompts may wait on a worker. Beyond capacity they do: what
+waits longer there is late."""
 DOUBT = 1.0
 """A change of the composition must promise so much more capacity, over the square root of the number of answers."""
 RESERVE = 1.05
@@ -43,6 +46,8 @@ class Core:
         self.residents = Residents()
         self.drift = Drift()
         self.present = Present(self._speed)
+        self.ahead_s = min(settings.ahead_steps * self.costs.step_s, AHEAD_SHARE * self.costs.due_s)
+        """Seconds of prefill that may wait on a worker which decodes."""
         self.sizes_steps = False
         """Whether this process sizes the steps of the engines. Those in processes of their own hear of no answers."""
         self.capacity = 0.0
@@ -197,7 +202,7 @@ class Core:
     def _before_s(self, slow: float) -> float:
         """Return the seconds in service before a request decodes: behind the prefill that may wait, and its own."""
         own_s = self.costs.share_s(max(int(self.lengths.isl or 0.0), 1), int(self.lengths.history))
-        return (self.settings.ahead_steps * self.costs.step_s + own_s) * slow
+        return (self.ahead_s + own_s) * slow
 
     def _choose(self, does: Frontier | Powered, workers: int, present: int) -> int:
         """Return the present number of workers that prefill only, where it costs little; else the smallest that does.

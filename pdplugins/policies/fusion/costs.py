@@ -22,8 +22,13 @@ CONTEXT_CELL = 128
 BATCH_CELL = 4
 """Rates are remembered by mean context and batch, rounded down and up to these."""
 MOST_CELLS = 65_536
-CHUNKS = (2048, 4096, 8192, 16384)
+CHUNKS = (256, 512, 1024, 2048, 4096, 8192, 16384)
 """Prompt tokens of a step without decodes that are tried."""
+USUAL_CHUNK = 2048
+"""Smaller ones are for several prompts where the TTFT is too short for this one."""
+CHUNK_SHARE = 0.55
+"""Part of the TTFT within which the pool plans that a step of several prompts may take, where nothing decodes. A prompt
+that comes waits for half a step, and takes one. One that is longer is not cut: several steps would take it longer."""
 LARGEST = 1e9
 """Larger loads are no loads: an engine that reports one is taken for an idle one."""
 MOST_TPOT_S = 1e3
@@ -60,10 +65,13 @@ class Costs:
         self._table = ProfileTable(deployment, settings.learning_rate)
         self.most_tokens = settings.step_tokens
         """Prompt tokens of one step at most."""
-        self.chunk = min(settings.prefill_only_tokens or self._fastest(), settings.step_tokens)
-        """Prompt tokens of a step without decodes."""
-        self._chunk_s = self._table.steps.prefill([(self.chunk, 0)])
-        self._chunk_attending_s = self._table.steps.attending(self.chunk, 0)
+        asked = settings.prefill_only_tokens and min(settings.prefill_only_tokens, settings.step_tokens)
+        self.longest = asked or self._fastest()
+        """Prompt tokens of one prompt in a step without decodes."""
+        self.chunk = asked or self._fastest(CHUNK_SHARE * self.due_s)
+        """Prompt tokens of several prompts in a step without decodes."""
+        self._longest_s = self._table.steps.prefill([(self.longest, 0)])
+        self._longest_attending_s = self._table.steps.attending(self.longest, 0)
         self.whole_s = Grid(lambda tokens: self.prefill_s(int(tokens)))
         """Seconds of a prompt of which nothing is done: `prefill_s`, cheap enough for each of a hundred prompts."""
         self._paces: dict[PaceKey, Pace] = {}
@@ -72,23 +80,26 @@ class Costs:
         self.alone = self.beside(0, 0)
         """Prompt tokens a second of a worker that only prefills."""
 
-    def _fastest(self) -> int:
-        """Return the chunk that is prefilled at the most tokens a second.
+    def _fastest(self, within_s: float = math.inf) -> int:
+        """Return the chunk that is prefilled at the most tokens a second, of those whose step takes so long at most.
 
         Dense models gain nothing beyond 2048 tokens, and the next prompt waits longer. Mixtures of experts read most of
         their weights in every step: DeepSeek R1 prefills a third faster in chunks of 8192 than of 2048.
         """
-        sizes = [size for size in CHUNKS if size <= self.most_tokens] or [self.most_tokens]
-        return min(sizes, key=lambda size: self._table.steps.prefill([(size, 0)]) / size)
+        sizes = sorted(size for size in {*CHUNKS, min(self.most_tokens, USUAL_CHUNK)} if size <= self.most_tokens)
+        took_s = {size: self._table.steps.prefill([(size, 0)]) for size in sizes}
+        within = [size for size in sizes if took_s[size] <= within_s] or sizes[:1]
+        usual = [size for size in within if size >= USUAL_CHUNK] or within[-1:]
+        return min(usual, key=lambda size: took_s[size] / size)
 
     def prefill_s(self, tokens: int, done: int = 0) -> float:
         """Return the seconds that the rest of a prompt takes on a worker that does nothing else, chunk by chunk."""
         steps, left = self._table.steps, tokens - done
-        if left <= self.chunk:
+        if left <= self.longest:
             return steps.prefill([(left, done)]) if left > 0 else 0.0
-        whole, rest = divmod(left, self.chunk)
-        more_s = max(steps.attending(left, done) - whole * self._chunk_attending_s, 0.0)
-        return whole * self._chunk_s + more_s + (steps.prefill([(rest, 0)]) if rest else 0.0)
+        whole, rest = divmod(left, self.longest)
+        more_s = max(steps.attending(left, done) - whole * self._longest_attending_s, 0.0)
+        return whole * self._longest_s + more_s + (steps.prefill([(rest, 0)]) if rest else 0.0)
 
     def tokens(self, prompt: int, done: int) -> float:
         """Return the prompt tokens that take as long as the rest of a prompt: attention makes those of long ones dear.

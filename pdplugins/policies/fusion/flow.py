@@ -30,7 +30,7 @@ class FusionFlow:
         self._queue = DeadlineQueue(settings.oldest_share)
         self._pace = Pace()
         self._speed = 1.0
-        self._ahead_s = settings.ahead_steps * core.costs.step_s
+        self._ahead_s = core.ahead_s
         self._refuses = settings.overload == "refuse"
         self._requests: dict[str, Request] = {}
         self._released: set[str] = set()
@@ -71,7 +71,7 @@ class FusionFlow:
         if self._refuses and (late := self._queue.first_late()) is not None:
             return self._refused(late)
         if self._released and not self._has_place(workers, looked_at, job, only_prefills):
-            return Hold(now_s + self._ahead_s)
+            return Hold(now_s + max(self._ahead_s, self._costs.step_s))
         why = self._queue.why(job, now_s)
         self._queue.start(job)
         self._pace.started(job.cost_s)

@@ -12,9 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pdplugins.policies.fusion.composition import MOST_COUNTS, Frontier, Lengths, Point, curve
+from pdplugins.policies.fusion.config import FusionSettings
 from pdplugins.policies.fusion.core import RESERVE, Core
 from pdplugins.policies.fusion.lengths import EARLY, RECENT
-from pdplugins.testing import request
+from pdplugins.runtime.assembly import load_profile
+from pdplugins.testing import deployment, request
 
 numbers = st.floats(1.0, 1000.0)
 
@@ -164,9 +166,48 @@ def test_what_decodes_at_one_time_has_longer_contexts_than_the_mean_request(core
 
 def test_composition_plans_with_longer_answers_than_the_mean(core: Callable[..., Core]) -> None:
     """Places to decode that are short delay all requests, so it does not choose a number that is just enough."""
-    shared = knows(core(dwell_s=0.0, gain=0.0), 3000.0, 40.0)
-    assert shared.frontier(3000.0, 40.0, 60_000).best(8) == 6
-    assert shared.compose(8, 7, 60_000, 0.0) == 4
+    shared = knows(core(dwell_s=0.0, gain=0.0), 2000.0, 80.0)
+    assert shared.frontier(2000.0, 80.0, 60_000).best(8) == 2
+    assert shared.compose(8, 7, 60_000, 0.0) == 1
+
+
+FEW = deployment(load_profile("h800/llama-3.1-8b"), ttft_s=0.058, tpot_s=0.018, prefill_tp=4, decode_tp=4, max_batch=16)
+"""Workers that could decode many more requests within the TPOT SLO than they have places for."""
+
+
+def test_where_places_to_decode_are_few_all_workers_have_some() -> None:
+    """One that prefills only has none; beside decodes a prompt costs them a single longer step."""
+    does = Core(FusionSettings(), FEW).frontier(755.0, 180.0, 900_000)
+    assert does.best(4) == 0
+    assert does.rate(0, 4) > 1.04 * does.rate(1, 3)
+
+
+def test_steps_without_prompts_are_as_short_as_they_are() -> None:
+    """Few prompts beside few decodes: most steps only decode, and take a fifth of what the TPOT SLO allows."""
+    core = Core(FusionSettings(), FEW)
+    does, costs = core.frontier(755.0, 180.0, 900_000), core.costs
+    rate = does.rate(0, 4) / 4
+    decode_s = rate * 180.0 / 16 * costs.decode_s(16, does.lengths.context)
+    prefill_s = rate * costs.added_s(755, 0, 16)
+    assert decode_s + prefill_s == pytest.approx(1.0, abs=0.1)
+
+
+def test_short_prompts_are_counted_on_in_short_steps() -> None:
+    """Charged a step as long as the TPOT, which takes most of their TTFT, a worker would seem to serve half."""
+    perf = load_profile("h100/llama-3.1-70b-fp8")
+    slo = {"ttft_s": 0.094, "tpot_s": 0.117}
+    pool = deployment(perf, prefill_tp=4, decode_tp=4, gpu_budget=16, any_role=True, max_batch=16, **slo)
+    does = Core(FusionSettings(), pool).frontier(200, 20, perf.kv_capacity_tokens(4))
+    assert does.rate(0, 4) > 90
+
+
+def test_few_steps_with_prompts_are_counted_on_where_places_to_decode_are_few() -> None:
+    """With prompts in each step, or in half of them at least, its decodes would seem to hold their places longer."""
+    perf = load_profile("h200/deepseek-r1")
+    slo = {"ttft_s": 5 * perf.prefill_s(800, 16), "tpot_s": 4 * perf.decode_step_s(1, 800, 16)}
+    pool = deployment(perf, prefill_tp=16, decode_tp=16, gpu_budget=64, any_role=True, max_batch=16, **slo)
+    does = Core(FusionSettings(), pool).frontier(800, 400, perf.kv_capacity_tokens(16))
+    assert does.rate(0, 4) > 1.05 * does.rate(1, 3)
 
 
 def test_the_largest_batch_and_the_largest_step_within_the_slo_are_choices(core: Callable[..., Core]) -> None:

@@ -35,6 +35,23 @@ def test_chunks_are_what_the_profile_prefills_fastest(profile: str, tp: int, tok
     assert Costs(FusionSettings(prefill_only_tokens=512), built).chunk == 512
 
 
+@pytest.mark.parametrize(("ttft_s", "tokens"), [(1.0, 8192), (0.24, 2048), (0.1, 1024), (0.01, 256)])
+def test_steps_are_short_where_the_ttft_is(ttft_s: float, tokens: int) -> None:
+    """Prompts wait behind one step, and take one: with steps as long as the TTFT no prompt is ever in time."""
+    on = {"profile": "h200/qwen3-235b-a22b-fp8", "gpu_budget": 16, **POOLS}
+    built = build_deployment(parse({"slo": {"ttft_s": ttft_s}, "deployment": on}))
+    assert Costs(FusionSettings(), built).chunk == tokens
+
+
+def test_a_long_prompt_is_not_cut_for_a_short_ttft() -> None:
+    """Its steps would take it longer: prompts that a step has in time were late on idle workers."""
+    on = {"profile": "h200/deepseek-r1", "gpu_budget": 16, **POOLS}
+    built = build_deployment(parse({"slo": {"ttft_s": 0.6, "tpot_s": 0.1}, "deployment": on}))
+    costs = Costs(FusionSettings(), built)
+    assert costs.chunk < 4500 <= costs.longest
+    assert costs.prefill_s(4500) == pytest.approx(built.perf.prefill_s(4500, 8), rel=0.01)
+
+
 def test_prompts_that_share_a_step_cost_less_than_alone() -> None:
     """What the programme counts on: under load a step without decodes is full."""
     built = build_deployment(parse({"deployment": {"profile": "h200/deepseek-r1", "gpu_budget": 16, **POOLS}}))

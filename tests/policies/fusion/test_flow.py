@@ -99,8 +99,8 @@ def test_more_may_be_in_service_than_decode_where_prefill_takes_long(core: Cores
         shared.lengths.osl = osl
         within = shared.costs.most_decodes(shared.context, shared.deployment.max_batch)
         places = min(within, int(0.85 * 200_000 / shared.context))
-        ahead_s = shared.settings.ahead_steps * shared.costs.step_s
-        before_s = ahead_s + shared.costs.share_s(prompt)
+        assert shared.ahead_s == pytest.approx(2 * shared.costs.step_s), "two steps, where the TTFT is long"
+        before_s = shared.ahead_s + shared.costs.share_s(prompt)
         most[prompt] = shared.most_in_service(workers) / places
         assert most[prompt] == pytest.approx(1 + before_s / (osl * shared.costs.step_s), abs=1 / places)
     assert most[2000] > most[100] + 0.03

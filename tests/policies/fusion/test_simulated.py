@@ -66,6 +66,36 @@ def test_each_part_works_alone(part: str) -> None:
     assert (result.requests.failed, faults(result)) == (0, [])
 
 
+@pytest.mark.moderate
+@pytest.mark.parametrize(
+    ("profile", "tp", "ttft_s", "tpot_s", "output", "rate"),
+    [
+        ("h200/qwen3-235b-a22b-fp8", 8, 0.24, 0.016, 4.0, 230),
+        ("b200/qwen3-235b-a22b-nvfp4", 4, 0.094, 0.047, 3.2, 1100),
+    ],
+    ids=["prefill steps as long as the TTFT", "two decode steps as long as the TTFT"],
+)
+def test_beyond_capacity_a_short_ttft_is_kept_for_most(
+    profile: str, tp: int, ttft_s: float, tpot_s: float, output: float, rate: float
+) -> None:
+    """Where as much may wait on a worker as takes the TTFT, all requests are late as soon as any is."""
+    pools = {role: {"replicas": 3, "tp": tp} for role in ("prefill", "decode")}
+    rng, trace = random.Random(0), []
+    for number in range(13 * rate):
+        isl, osl = rng.lognormvariate(5.0, 0.8), rng.lognormvariate(output, 0.8)
+        trace.append(TraceRequest(number / rate, int(min(isl, 8000)) + 8, int(min(osl, 1000)) + 2))
+    deployment = {"profile": profile, "gpu_budget": 6 * tp, **pools}
+    result = run(trace, slo={"ttft_s": ttft_s, "tpot_s": tpot_s}, deployment=deployment)
+    assert attainment(result) > 0.5
+
+
+def test_prompts_that_a_worker_has_in_time_are_in_time_on_an_idle_one() -> None:
+    pools = {role: {"replicas": 2, "tp": 16} for role in ("prefill", "decode")}
+    deployment = {"profile": "h200/deepseek-r1", "gpu_budget": 64, **pools}
+    trace = [TraceRequest(float(number), 4500, 100) for number in range(60)]
+    assert attainment(run(trace, slo={"ttft_s": 1.1, "tpot_s": 0.1}, deployment=deployment)) > 0.8
+
+
 def test_a_small_kv_cache_stops_nobody() -> None:
     result = run(chats(10.0, 150), simulation={"flip": "label", "overlap": True, "kv_tokens": 12_000})
     assert (result.requests.failed, faults(result)) == (0, [])
