@@ -15,7 +15,6 @@ from aiohttp.typedefs import Handler
 
 from pdplugins.gateway import openapi
 from pdplugins.gateway.access.gate import JSON, Gate
-from pdplugins.gateway.access.worker_keys import REFUSALS
 from pdplugins.gateway.account import ACCOUNT, Account
 from pdplugins.gateway.admission import Admission, overloaded
 from pdplugins.gateway.bodies import read_body
@@ -247,10 +246,10 @@ class Endpoints:
                     said = await read_whole(answer.content.readany, settings.max_answer_mib * MIB)
                     if answer.status == HTTPStatus.OK:
                         return answer.status, said, kind
-                    ours = answer.status in REFUSALS and backend.key.key is not None
+                    ours = backend.key.refused(answer.status, headers)
                     if 400 <= answer.status < 500 and answer.status not in FULL and not ours:
                         return answer.status, redacted_body(said), kind
-        raise overloaded("no worker is there")
+        raise overloaded("no worker answered")
 
     async def _openapi(self, request: web.Request) -> web.Response:
         """Return the OpenAPI document."""

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from pdplugins.gateway.access.worker_keys import WorkerKey
 from pdplugins.gateway.engines.sglang import upstream as module
 from pdplugins.gateway.engines.sglang.upstream import Upstream
 from pdplugins.limits import GatewayConfig
@@ -44,9 +45,8 @@ async def talking(says: bytes) -> AsyncIterator[tuple[Worker, Upstream, Any]]:
     worker = Worker(says)
     server = await asyncio.start_server(worker, "127.0.0.1", 0)
     url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-    key = SimpleNamespace(key=None, admin_headers={})
     load = SimpleNamespace(tokens=lambda *_: None)
-    backend = SimpleNamespace(id="w", url=url, key=key, alive=True, view=SimpleNamespace(load=load))
+    backend = SimpleNamespace(id="w", url=url, key=WorkerKey(), alive=True, view=SimpleNamespace(load=load))
     upstream = Upstream(GatewayConfig(), ssl.create_default_context())
     yield worker, upstream, backend
     assert await settled(lambda: worker.open == 0)
@@ -72,12 +72,19 @@ def test_a_stream_that_does_not_end_after_its_last_event(more: bytes, monkeypatc
     asyncio.run(run())
 
 
-def test_a_refusal_whose_body_hangs_while_its_request_is_given_up() -> None:
+@pytest.mark.parametrize("status", ["400 No", "200 OK"], ids=["refusal", "answer to a question"])
+def test_a_body_that_hangs_while_its_request_is_given_up(status: str, monkeypatch: pytest.MonkeyPatch) -> None:
     async def run() -> None:
-        async with talking(b"HTTP/1.1 400 No\r\nContent-Length: 9\r\n\r\nab") as (worker, upstream, backend):
-            asked = asyncio.ensure_future(upstream.post(backend, "/generate", b"{}", {}, stream=True))
-            assert await settled(lambda: worker.open == 1)
-            await asyncio.sleep(0.05)
+        reading, read_whole = asyncio.Event(), module.read_whole
+
+        async def noticed(*args: Any) -> bytes:
+            reading.set()
+            return await read_whole(*args)
+
+        monkeypatch.setattr(module, "read_whole", noticed)
+        async with talking(f"HTTP/1.1 {status}\r\nContent-Length: 9\r\n\r\nab".encode()) as (_, upstream, backend):
+            asked = asyncio.ensure_future(upstream.ask(backend, "/tokenize", {}))
+            await reading.wait()
             asked.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await asked
@@ -94,18 +101,5 @@ def test_an_answer_to_an_abort_that_hangs_or_is_too_long(length: int, monkeypatc
         async with talking(says) as (worker, upstream, backend):
             upstream.drop(backend, "r", None)
             assert await settled(lambda: worker.opened == 1)
-
-    asyncio.run(run())
-
-
-def test_a_question_that_is_given_up() -> None:
-    async def run() -> None:
-        async with talking(b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nab") as (worker, upstream, backend):
-            asked = asyncio.ensure_future(upstream.ask(backend, "/tokenize", {}))
-            assert await settled(lambda: worker.open == 1)
-            await asyncio.sleep(0.05)
-            asked.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await asked
 
     asyncio.run(run())

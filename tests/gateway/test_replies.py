@@ -41,28 +41,22 @@ def test_a_whole_answer_goes_out_at_once_and_nothing_follows_it() -> None:
 def test_a_stream_goes_out_with_its_head_and_ends_with_its_last_part() -> None:
     """One packet for a stream that comes at once; and nothing follows its end."""
 
+    async def answer(request: web.BaseRequest) -> web.StreamResponse:
+        reply = Reply(request, Admission(GatewayConfig(), GatewayMetrics()))
+        await reply.send(b"data: 1\n\ndata: [DONE]\n\n", "text/event-stream")
+        await reply.fail(GatewayError(500, "too late"))
+        await reply.send(b"data: [DONE]\n\n", "text/event-stream")
+        assert reply.response is not None
+        return reply.response
+
     async def run() -> None:
-        async with stand("prefill", "decode") as it:
-            it.route(Fixed())
-            heard: list[bytes] = []
-
-            async def answer(request: web.BaseRequest) -> web.StreamResponse:
-                reply = Reply(request, it.gateway.admission)
-                await reply.send(b"data: 1\n\ndata: [DONE]\n\n", "text/event-stream")
-                await reply.fail(GatewayError(500, "too late"))
-                await reply.send(b"data: [DONE]\n\n", "text/event-stream")
-                assert reply.response is not None
-                return reply.response
-
-            server = test_utils.RawTestServer(answer)
-            async with server:
-                reader, writer = await asyncio.open_connection(server.host, server.port)
-                writer.write(b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\n\r\n")
-                heard.append(await reader.read(2**16))
-                writer.close()
-            head, body = heard[0].split(b"\r\n\r\n", 1)
-            assert b"text/event-stream" in head
-            assert body == b"17\r\ndata: 1\n\ndata: [DONE]\n\n\r\n0\r\n\r\n"
+        async with test_utils.RawTestServer(answer) as server:
+            reader, writer = await asyncio.open_connection(server.host, server.port)
+            writer.write(b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\n\r\n")
+            head, body = (await reader.read(2**16)).split(b"\r\n\r\n", 1)
+            writer.close()
+        assert b"text/event-stream" in head
+        assert body == b"17\r\ndata: 1\n\ndata: [DONE]\n\n\r\n0\r\n\r\n"
 
     asyncio.run(run())
 

@@ -34,6 +34,10 @@ class WorkerKey:
         """What requests carry."""
         return _bearer(self.key)
 
+    def refused(self, status: int, headers: Mapping[str, str]) -> bool:
+        """Tell whether an answer says that our key is wrong, or missing where the client's `headers` have none."""
+        return status in REFUSALS and (self.key is not None or "authorization" not in headers)
+
     @property
     def admin_headers(self) -> Mapping[str, str]:
         """What requests carry that change something on the worker."""

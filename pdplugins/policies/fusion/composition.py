@@ -193,8 +193,8 @@ def _steps(
 
     A part of them has prompts and the others only decode: as many prompts as the TPOT SLO allows in each step, or fewer
     whole ones, or more, where it pays that the others save time for it. A batch scheduler spends what is saved before
-    it is all there, so that the last is more than it does. The third number is
-    how many seconds a prompt of `whole` tokens takes then.
+    it is all there, so that the last is more than it does. The third number is how many seconds a prompt of `whole`
+    tokens takes then.
     """
     prefill_slow, decode_slow = (costs.ratio(decodes=True) * phase for phase in slow)
     alone_s = costs.decode_s(decodes, context) * decode_slow

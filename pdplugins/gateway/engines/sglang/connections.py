@@ -1,7 +1,6 @@
 """Connections to workers, kept open: a minimal HTTP client over httptools' parser, which is that of Node.js.
 
-`aiohttp.ClientSession.post` would take more than twice as long, for features that workers have no use for: cookies,
-redirects, proxies.
+`aiohttp.ClientSession.post` would spend time on features that workers have no use for: cookies, redirects, proxies.
 """
 
 from __future__ import annotations

@@ -13,7 +13,6 @@ from typing import Any
 
 import aiohttp
 
-from pdplugins.gateway.access.worker_keys import REFUSALS
 from pdplugins.gateway.backends import Backend
 from pdplugins.gateway.engines.sglang import protocol
 from pdplugins.gateway.engines.sglang.connections import Connections, Response
@@ -157,7 +156,7 @@ class Upstream:
                 raise ShortageError(error) from error
             silent = isinstance(error, TimeoutError)
             raise WorkerFailedError(backend.id, said(error), gone=refused(error), silent=silent) from error
-        if response.status in REFUSALS and (backend.key.key is not None or "authorization" not in headers):
+        if backend.key.refused(response.status, headers):
             response.close()
             raise WorkerFailedError(backend.id, f"status {response.status}: it refuses our key")
         if response.status >= 400:
