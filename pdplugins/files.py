@@ -6,7 +6,7 @@ import fcntl
 import os
 import stat
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from typing import TextIO
@@ -43,6 +43,23 @@ def check_outputs(*paths: Path | None) -> None:
                 scratch.unlink()
             except OSError as error:
                 raise _unwritable(path, error) from None
+
+
+def check_apart(outputs: Mapping[str, Path | None], inputs: Mapping[str, Path | str | None]) -> None:
+    """Raise ConfigError where an output is a file that is read too, or another output: one of them would be lost.
+
+    :param outputs: by the options that name them. None means no file.
+    :param inputs: likewise; what is no file, such as the name of a shipped config, is left alone.
+    """
+    named = {option: Path(path) for option, path in inputs.items() if path is not None}
+    taken = {option: path for option, path in named.items() if is_file(path)}
+    for option, path in outputs.items():
+        if path is None:
+            continue
+        also = next((other for other, before in taken.items() if _same(path, before)), None)
+        if also is not None:
+            raise ConfigError(f"{option} {path} is also {also}; name another file")
+        taken[option] = path
 
 
 def is_file(path: Path) -> bool:
@@ -132,6 +149,19 @@ def _opened(scratch: Path, path: Path, mode: int) -> int:
 
 def _target(path: Path) -> Path:
     return DEVICE if path == STDOUT else path
+
+
+def _same(one: Path, other: Path) -> bool:
+    """Tell whether two paths lead to one file or pipe. A device such as ``/dev/null`` takes any number of writers."""
+    one, other = _target(one), _target(other)
+    if one == other == DEVICE:
+        return True
+    try:
+        if one.is_char_device():
+            return False
+        return one.resolve() == other.resolve() or one.samefile(other)
+    except (OSError, RuntimeError):  # one of them is not there; older Pythons raise a RuntimeError for a loop
+        return False
 
 
 def _scratch(path: Path) -> Path:

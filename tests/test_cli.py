@@ -22,6 +22,16 @@ def run(program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=False)
 
 
+def refused(arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> object:
+    """Run a command in this process; return its exit code."""
+    monkeypatch.setattr(sys, "argv", ["pdplugins", *arguments])
+    monkeypatch.setattr(cli, "app", typer.Typer(**cli._SETTINGS))
+    cli.app.command()(cli.config)
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    return ended.value.code
+
+
 def test_plugins_lists_every_fact_as_json() -> None:
     rows = json.loads(run("pdplugins", "plugins", "--json").stdout)
     assert {"kind", "name", "plugin", "hooks", "distribution", "version"} == set(rows[0])
@@ -127,6 +137,54 @@ def test_what_is_wrong_with_a_command_line_is_one_line(
     assert message in said.err
     assert said.err.count("\n") == 1
     assert "hunter2" not in said.err
+
+
+REPLAY = ("replay", "--trace", "tr.jsonl")
+SIMULATE = ("simulate", "dopd", "--trace", "tr.jsonl")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ([*SIMULATE, "--json", "tr.jsonl"], "--json tr.jsonl is also --trace"),
+        ([*SIMULATE, "--html", "tr.jsonl"], "--html tr.jsonl is also --trace"),
+        ([*SIMULATE, "--records", "./tr.jsonl"], "--records tr.jsonl is also --trace"),
+        ([*SIMULATE, "--decision-log", "tr.jsonl"], "--decision-log tr.jsonl is also --trace"),
+        ([*SIMULATE, "--json", "x", "--html", "x"], "--html x is also --json"),
+        ([*SIMULATE, "--json", "-", "--html", "-"], "--html - is also --json"),
+        (["simulate", "my.yaml", "--json", "my.yaml"], "--json my.yaml is also CONFIG"),
+        (["compare", "dopd", "my.yaml", "--html", "my.yaml"], "--html my.yaml is also CONFIG my.yaml"),
+        (["bound", "my.yaml", "--json", "my.yaml"], "--json my.yaml is also CONFIG"),
+        (["plan", "my.yaml", "--trace", "demo", "--gpus", "4", "--write-config", "my.yaml"], "is also CONFIG"),
+        (["trace", "info", "tr.jsonl", "--json", "tr.jsonl"], "--json tr.jsonl is also TRACE"),
+        (["trace", "make", "tr.jsonl", "--out", "tr.jsonl"], "--out tr.jsonl is also TRACE"),
+        ([*REPLAY, "--json", "tr.jsonl"], "--json tr.jsonl is also --trace"),
+        ([*REPLAY, "--decision-log", "tr.jsonl"], "--decision-log tr.jsonl is also --trace"),
+        (["backtest", "--access-log", "tr.jsonl", "--json", "tr.jsonl"], "--json tr.jsonl is also --access-log"),
+        (["advise", "--trace", "tr.jsonl", "--html", "tr.jsonl"], "--html tr.jsonl is also --trace"),
+        (["validate", "silicon", "tr.jsonl", "--json", "tr.jsonl"], "--json tr.jsonl is also FILE"),
+        (["validate", "dynamo", "--trace", "tr.jsonl", "--json", "tr.jsonl"], "--json tr.jsonl is also --trace"),
+        (["planner", "--config", "my.yaml", "--state", "my.yaml"], "--state my.yaml is also --config"),
+        (["power", "run", "--config", "my.yaml", "--decision-log", "my.yaml"], "my.yaml is also --config"),
+        (["profile", "show", "tr.json", "--plot", "tr.json"], "--plot tr.json is also NAME"),
+    ],
+)
+def test_an_output_that_is_an_input_or_another_output_is_refused_and_nothing_is_lost(
+    arguments: list[str],
+    said: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    before = {"tr.jsonl": "{}\n", "tr.json": "{}\n", "my.yaml": "planner: dopd\n"}
+    for name, text in before.items():
+        Path(name).write_text(text)
+    assert refused(arguments, monkeypatch) == 2
+    told = capsys.readouterr()
+    assert (told.out, told.err.count("\n")) == ("", 1)
+    assert f"{said}; name another file" in told.err
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == before
 
 
 @pytest.mark.parametrize("program", ["pdplugins", "dynamo"])
