@@ -33,16 +33,20 @@ def check_outputs(*paths: Path | None) -> None:
             folder = path.resolve().parent
         except (OSError, RuntimeError):  # older Pythons raise a RuntimeError
             raise ConfigError(f"{path}: a link that leads to itself; give a path that can be written") from None
-        if not folder.is_dir():
-            raise ConfigError(f"{path}: there is no folder {path.parent}; create it first")
-        if path.is_dir():
-            raise ConfigError(f"{path}: is a folder; name a file in it")
-        if (scratch := _scratch(path)) != path:
-            try:
-                scratch.touch()
-                scratch.unlink()
-            except OSError as error:
-                raise _unwritable(path, error) from None
+        try:
+            _check_output(path, folder)
+        except OSError as error:
+            raise _unwritable(path, error) from None
+
+
+def _check_output(path: Path, folder: Path) -> None:
+    if not folder.is_dir():
+        raise ConfigError(f"{path}: there is no folder {path.parent}; create it first")
+    if path.is_dir():
+        raise ConfigError(f"{path}: is a folder; name a file in it")
+    if (scratch := _scratch(path)) != path:
+        scratch.touch()
+        scratch.unlink()
 
 
 def check_apart(outputs: Mapping[str, Path | None], inputs: Mapping[str, Path | str | None]) -> None:
@@ -63,9 +67,17 @@ def check_apart(outputs: Mapping[str, Path | None], inputs: Mapping[str, Path | 
 
 
 def is_file(path: Path) -> bool:
-    """Tell whether a file is at `path`: there is none where the name is too long for one."""
+    """Tell whether a file is at `path`: there is none where the name is too long, or its folder may not be read."""
     try:
         return path.is_file()
+    except OSError:
+        return False
+
+
+def is_folder(path: Path) -> bool:
+    """Tell whether a folder is at `path`, likewise."""
+    try:
+        return path.is_dir()
     except OSError:
         return False
 
@@ -92,7 +104,10 @@ def whole(path: Path) -> Iterator[Path]:
     Raises ConfigError where the file system refuses.
     """
     path = _target(path)
-    scratch = _scratch(path)
+    try:
+        scratch = _scratch(path)
+    except OSError as error:
+        raise _unwritable(path, error) from None
     try:
         yield scratch
         if scratch != path:

@@ -187,6 +187,66 @@ def test_an_output_that_is_an_input_or_another_output_is_refused_and_nothing_is_
     assert {path.name: path.read_text() for path in tmp_path.iterdir()} == before
 
 
+LONG = "x" * 300
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["config", LONG],
+        ["config", f"{LONG}/my.yaml"],
+        ["simulate", LONG],
+        ["simulate", "dopd", "--trace", LONG],
+        ["simulate", "dopd", "--trace", f"{LONG}.csv"],
+        ["simulate", "dopd", "--trace", "demo", "--json", LONG],
+        ["simulate", "dopd", "--trace", "demo", "--json", f"{LONG}/a.json"],
+        ["simulate", "dopd", "--trace", "demo", "--records", f"{LONG}.jsonl"],
+        ["simulate", "dopd", "--trace", "demo", "--decision-log", LONG],
+        ["simulate", "dopd", "--trace", "demo", "--profile", f"{LONG}.json"],
+        ["compare", LONG, "dopd"],
+        ["bound", "dopd", "--trace", "demo", "--json", LONG],
+        ["bound", LONG, "--trace", "demo"],
+        ["plan", "ampd", "--trace", "sessions", "--gpus", "4", "--write-config", LONG],
+        ["advise", "--trace", "demo", "--save-dir", LONG],
+        ["advise", "--trace", "demo", "--html", LONG],
+        ["advise", "--trace", LONG],
+        ["backtest", "--access-log", LONG],
+        ["backtest", "--prometheus", "http://127.0.0.1:1", "--token-file", LONG],
+        ["explain", LONG],
+        ["explain", LONG, "--verify"],
+        ["explain", LONG, "--shadow"],
+        ["gateway-key", LONG, "alice"],
+        ["gateway-key", f"{LONG}/keys", "alice"],
+        ["replay", "--trace", LONG],
+        ["replay", "--trace", "demo", "--html", LONG],
+        ["replay", "--trace", "demo", "--config", LONG],
+        ["trace", "info", LONG],
+        ["trace", "info", "demo", "--json", LONG],
+        ["trace", "info", "demo", "--plot", f"{LONG}.svg"],
+        ["trace", "make", "demo", "--out", LONG],
+        ["profile", "show", LONG],
+        ["profile", "show", "h100/llama-3.1-70b-fp8", "--plot", f"{LONG}.svg"],
+        ["profile", "export-npz", "h100/llama-3.1-70b-fp8", "--out", LONG],
+        ["profile", "from-npz", LONG, "--gpu", "h100", "--model", "Qwen/Qwen3-32B", "--out", "a.json"],
+        ["profile", "roofline", "--gpu", "h100", "--model", LONG, "--out", "a.json"],
+        ["profile", "roofline", "--gpu", "h100", "--model", "Qwen/Qwen3-32B", "--out", LONG],
+        ["validate", "silicon", LONG],
+        ["validate", "papers", "--json", LONG],
+        ["planner", "--state", LONG],
+        ["planner", "--config", LONG],
+        ["power", "run", "--config", LONG],
+        ["bench", "decisions", "--json", LONG],
+    ],
+)
+def test_a_name_that_the_file_system_refuses_is_one_line(
+    arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert refused(arguments, monkeypatch) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.parametrize("program", ["pdplugins", "dynamo"])
 def test_help_shows_the_commands(program: str) -> None:
     done = run(program, "--help")

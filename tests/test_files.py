@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from pdplugins.errors import ConfigError
-from pdplugins.files import check_apart, check_outputs, is_file, read_limited, whole, write_whole
+from pdplugins.files import check_apart, check_outputs, is_file, is_folder, read_limited, whole, write_whole
 
 
 def test_what_cannot_be_written_is_refused_before_the_work(tmp_path: Path) -> None:
@@ -139,3 +139,20 @@ def test_a_name_that_is_too_long_is_no_file(tmp_path: Path) -> None:
     assert is_file(Path(__file__))
     assert not is_file(tmp_path)
     assert not is_file(Path("x" * 5000))
+    assert is_folder(tmp_path)
+    assert not is_folder(Path("x" * 5000))
+
+
+def test_what_the_file_system_refuses_to_look_at_is_no_output(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuses(*_: object, **__: object) -> bool:
+        raise PermissionError(13, "Permission denied")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "is_dir", refuses)
+        with pytest.raises(ConfigError, match="out: Permission denied; give a path"):
+            check_outputs(tmp_path / "out")
+    monkeypatch.setattr(Path, "exists", refuses)
+    with pytest.raises(ConfigError, match="out: Permission denied; give a path"):
+        check_outputs(tmp_path / "out")
+    with pytest.raises(ConfigError, match="out: Permission denied; give a path"):
+        write_whole(tmp_path / "out", "text")

@@ -18,7 +18,7 @@ import numpy as np
 
 from pdplugins.contracts.perf import PerfModel
 from pdplugins.errors import ConfigError, one_line
-from pdplugins.files import read_limited, whole
+from pdplugins.files import is_folder, read_limited, whole
 from pdplugins.perf.draft import BATCHES
 from pdplugins.perf.table import Curve
 
@@ -71,7 +71,7 @@ def read_npz(path: Path) -> NpzTables:
     """
     try:
         with np.errstate(divide="raise", over="raise", invalid="raise"):
-            if not path.is_dir():
+            if not is_folder(path):
                 return _mocker_tables(path, _load(path))
             phases = (path / f"selected_{phase}_interpolation" / "raw_data.npz" for phase in ("prefill", "decode"))
             prefill, decode = map(_load, phases)
