@@ -138,6 +138,13 @@ def whole_text(path: Path, mode: int = 0o666) -> Iterator[TextIO]:
         yield file
 
 
+def write_whole_bytes(path: Path, data: bytes) -> None:
+    """Write `data` to `path`, as `write_whole` does with text."""
+    path = _target(path)
+    with whole(path) as scratch, os.fdopen(_opened(scratch, path, 0o666), "wb") as file:
+        file.write(data)
+
+
 @contextmanager
 def held(path: Path) -> Iterator[None]:
     """Wait until no other process changes files of this folder: for what reads `path`, changes it and writes it again.

@@ -77,6 +77,24 @@ def test_a_file_behind_standard_output_keeps_what_it_has(tmp_path: Path) -> None
     assert log.read_text() == "old new"
 
 
+@pytest.mark.parametrize("name", ["-", "/dev/stdout"])
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["trace", "make", "demo", "--max-requests", "2"],
+        ["profile", "export-npz", "h100/llama-3.1-70b-fp8", "--force"],
+    ],
+)
+def test_every_output_goes_behind_what_a_file_has(command: list[str], name: str, tmp_path: Path) -> None:
+    code = "import sys; from pdplugins.cli import main; main()"
+    log, alone = tmp_path / "results", tmp_path / "alone"
+    log.write_text("old ")
+    with log.open("a") as file:
+        subprocess.run([sys.executable, "-c", code, *command, "--out", name], stdout=file, check=True)
+    subprocess.run([sys.executable, "-c", code, *command, "--out", str(alone)], stdout=subprocess.DEVNULL, check=True)
+    assert log.read_bytes() == b"old " + alone.read_bytes()
+
+
 def test_a_device_is_written_to_and_not_replaced() -> None:
     check_outputs(Path("/dev/null"))
     write_whole(Path("/dev/null"), "text")
