@@ -138,10 +138,10 @@ def whole_text(path: Path, mode: int = 0o666) -> Iterator[TextIO]:
         yield file
 
 
-def write_whole_bytes(path: Path, data: bytes) -> None:
+def write_whole_bytes(path: Path, data: bytes, mode: int = 0o666) -> None:
     """Write `data` to `path`, as `write_whole` does with text."""
     path = _target(path)
-    with whole(path) as scratch, os.fdopen(_opened(scratch, path, 0o666), "wb") as file:
+    with whole(path) as scratch, os.fdopen(_opened(scratch, path, mode), "wb") as file:
         file.write(data)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -185,6 +186,35 @@ def test_an_output_that_is_an_input_or_another_output_is_refused_and_nothing_is_
     assert (told.out, told.err.count("\n")) == ("", 1)
     assert f"{said}; name another file" in told.err
     assert {path.name: path.read_text() for path in tmp_path.iterdir()} == before
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["simulate", "dopd", "--trace", "tr\udcff.jsonl", "--json", "o.json"],
+        ["advise", "--trace", "demo", "--model-path", "x\udcff", "--save-dir", "D"],
+        ["trace", "info", "demo", "--plot=\udcff.svg"],
+    ],
+)
+def test_an_argument_that_is_no_text_is_refused_before_the_work(
+    arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert refused(arguments, monkeypatch) == 2
+    said = capsys.readouterr().err
+    assert "?" in said
+    assert said.endswith("is no UTF-8 text, as results are; rename the file or mend it\n")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("arguments", [["trace", "info", "demo"], ["profile", "show", "h100/llama-3.1-70b-fp8"]])
+@pytest.mark.parametrize("encoding", ["latin-1", "ascii"])
+def test_an_output_of_few_characters_shows_what_it_can(arguments: list[str], encoding: str) -> None:
+    code = "from pdplugins.cli import main; main()"
+    env = {**os.environ, "PYTHONIOENCODING": encoding}
+    done = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, check=False, env=env)
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert b"\\u258" not in done.stdout
 
 
 LONG = "x" * 300

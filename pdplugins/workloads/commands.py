@@ -42,7 +42,8 @@ def info(
     plot: Annotated[Path | None, typer.Option(metavar="OUT", help="Write a plot: .png, .svg, .pdf or .html.")] = None,
 ) -> None:
     """Describe a trace: counts, lengths, sessions, shared prefixes, burstiness, load over time."""
-    from pdplugins.workloads import info as about  # noqa: PLC0415 - a command loads what it needs when it runs
+    from pdplugins.terminal import shows  # noqa: PLC0415 - a command loads what it needs when it runs
+    from pdplugins.workloads import info as about  # noqa: PLC0415
 
     check_outputs(out, plot)
     check_apart({"--json": out, "--plot": plot}, {"TRACE": trace})
@@ -54,7 +55,7 @@ def info(
     if out is not None:
         write_whole(out, json.dumps({"trace": trace, **facts}, indent=1) + "\n")
     _show(facts)
-    typer.echo(about.chart(columns))
+    typer.echo(about.chart(columns, bars=about.BARS if shows(about.BARS) else about.PLAIN_BARS))
 
 
 @trace_app.command()

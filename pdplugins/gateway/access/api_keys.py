@@ -17,7 +17,7 @@ from hashlib import sha256
 from pathlib import Path
 
 from pdplugins.errors import ConfigError, shown
-from pdplugins.files import held, write_whole
+from pdplugins.files import held, write_whole_bytes
 
 log = logging.getLogger("pdplugins.gateway")
 
@@ -124,9 +124,9 @@ def _added(path: Path, name: str, *, admin: bool) -> str:
     if name in {key.name for key in keys}:
         raise ConfigError(f"gateway-key: {path} has a key called {name}; take its line out first, or use another name")
     key = PREFIX + secrets.token_urlsafe(32)
-    lines = path.read_text().rstrip("\n").splitlines() if there else []
-    added = ApiKey(name, sha256(key.encode()).digest(), admin)
-    write_whole(path, "\n".join([*lines, str(added)]) + "\n", mode=0o600)
+    before = path.read_bytes().rstrip(b"\r\n") if there else b""  # comments may be of any encoding
+    added = str(ApiKey(name, sha256(key.encode()).digest(), admin)).encode()
+    write_whole_bytes(path, b"\n".join([*filter(None, [before]), added, b""]), mode=0o600)
     return key
 
 
