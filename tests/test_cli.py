@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -215,6 +216,23 @@ def test_an_output_of_few_characters_shows_what_it_can(arguments: list[str], enc
     done = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, check=False, env=env)
     assert (done.returncode, done.stderr) == (0, b"")
     assert b"\\u258" not in done.stdout
+
+
+@pytest.mark.parametrize("program", ["main", "dynamo_main"])
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_ctrl_c_while_the_command_line_loads_is_no_traceback(program: str, when: str, tmp_path: Path) -> None:
+    """`typer` is one of the first modules that are loaded."""
+    press = "import os, signal; os.kill(os.getpid(), signal.SIGINT)"
+    (tmp_path / "typer.py").write_text(press if when == "before" else f"def __getattr__(name): {press}")
+    code = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); from pdplugins.entry import {program}; {program}()"
+    done = subprocess.run([sys.executable, "-c", code, "plugins"], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+
+
+def test_the_installed_programs_load_within_reach_of_ctrl_c() -> None:
+    text = (Path(__file__).parent.parent / "pyproject.toml").read_text()
+    scripts = tomllib.loads(text)["project"]["scripts"]
+    assert scripts == {"pdplugins": "pdplugins.entry:main", "dynamo": "pdplugins.entry:dynamo_main"}
 
 
 LONG = "x" * 300
