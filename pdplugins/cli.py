@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import io
 import json
 import sys
 from collections.abc import Callable, Sequence
@@ -16,7 +17,7 @@ from typer.main import get_command
 
 from pdplugins import __version__, extras, schema
 from pdplugins.config import find, load, resolved
-from pdplugins.errors import ConfigError, PdpluginsError, one_line, question_first, shown
+from pdplugins.errors import MOST_SHOWN, ConfigError, PdpluginsError, one_line, question_first, shown
 from pdplugins.files import results_alone
 from pdplugins.hosts.dynamo.local.commands import serve
 from pdplugins.registry import Registry, default_registry
@@ -152,6 +153,8 @@ def _run(application: typer.Typer, name: str) -> None:
     for hint in hints:
         sys.stderr.write(f"{name}: {hint}\n")
     try:
+        _check_text(words)
+        _show_everything()
         command = get_command(application)
         prepare(command)
         with results_alone() if writes_to_stdout(words) else nullcontext():
@@ -172,6 +175,24 @@ def _run(application: typer.Typer, name: str) -> None:
         if not hasattr(error, "format_message"):
             raise
         _misused(error, name)
+
+
+def _check_text(words: Sequence[str]) -> None:
+    """Raise ConfigError for a word that is no text: results name the command line, and they are UTF-8."""
+    for word in words:
+        try:
+            word.encode()
+        except UnicodeEncodeError:
+            named = one_line(word, MOST_SHOWN)
+            raise ConfigError(
+                f"argument '{named}' is no UTF-8 text, as results are; rename the file or mend it"
+            ) from None
+
+
+def _show_everything() -> None:
+    """Let standard output show what its encoding lacks as an escape, as standard error does."""
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+        sys.stdout.reconfigure(errors="backslashreplace")
 
 
 def _misused(error: Any, name: str) -> None:

@@ -6,7 +6,7 @@ import fcntl
 import os
 import stat
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from typing import TextIO
@@ -33,22 +33,51 @@ def check_outputs(*paths: Path | None) -> None:
             folder = path.resolve().parent
         except (OSError, RuntimeError):  # older Pythons raise a RuntimeError
             raise ConfigError(f"{path}: a link that leads to itself; give a path that can be written") from None
-        if not folder.is_dir():
-            raise ConfigError(f"{path}: there is no folder {path.parent}; create it first")
-        if path.is_dir():
-            raise ConfigError(f"{path}: is a folder; name a file in it")
-        if (scratch := _scratch(path)) != path:
-            try:
-                scratch.touch()
-                scratch.unlink()
-            except OSError as error:
-                raise _unwritable(path, error) from None
+        try:
+            _check_output(path, folder)
+        except OSError as error:
+            raise _unwritable(path, error) from None
+
+
+def _check_output(path: Path, folder: Path) -> None:
+    if not folder.is_dir():
+        raise ConfigError(f"{path}: there is no folder {path.parent}; create it first")
+    if path.is_dir():
+        raise ConfigError(f"{path}: is a folder; name a file in it")
+    if (scratch := _scratch(path)) != path:
+        scratch.touch()
+        scratch.unlink()
+
+
+def check_apart(outputs: Mapping[str, Path | None], inputs: Mapping[str, Path | str | None]) -> None:
+    """Raise ConfigError where an output is a file that is read too, or another output: one of them would be lost.
+
+    :param outputs: by the options that name them. None means no file.
+    :param inputs: likewise; what is no file, such as the name of a shipped config, is left alone.
+    """
+    named = {option: Path(path) for option, path in inputs.items() if path is not None}
+    taken = {option: path for option, path in named.items() if is_file(path)}
+    for option, path in outputs.items():
+        if path is None:
+            continue
+        also = next((other for other, before in taken.items() if _same(path, before)), None)
+        if also is not None:
+            raise ConfigError(f"{option} {path} is also {also}; name another file")
+        taken[option] = path
 
 
 def is_file(path: Path) -> bool:
-    """Tell whether a file is at `path`: there is none where the name is too long for one."""
+    """Tell whether a file is at `path`: there is none where the name is too long, or its folder may not be read."""
     try:
         return path.is_file()
+    except OSError:
+        return False
+
+
+def is_folder(path: Path) -> bool:
+    """Tell whether a folder is at `path`, likewise."""
+    try:
+        return path.is_dir()
     except OSError:
         return False
 
@@ -75,7 +104,10 @@ def whole(path: Path) -> Iterator[Path]:
     Raises ConfigError where the file system refuses.
     """
     path = _target(path)
-    scratch = _scratch(path)
+    try:
+        scratch = _scratch(path)
+    except OSError as error:
+        raise _unwritable(path, error) from None
     try:
         yield scratch
         if scratch != path:
@@ -106,6 +138,13 @@ def whole_text(path: Path, mode: int = 0o666) -> Iterator[TextIO]:
         yield file
 
 
+def write_whole_bytes(path: Path, data: bytes, mode: int = 0o666) -> None:
+    """Write `data` to `path`, as `write_whole` does with text."""
+    path = _target(path)
+    with whole(path) as scratch, os.fdopen(_opened(scratch, path, mode), "wb") as file:
+        file.write(data)
+
+
 @contextmanager
 def held(path: Path) -> Iterator[None]:
     """Wait until no other process changes files of this folder: for what reads `path`, changes it and writes it again.
@@ -132,6 +171,19 @@ def _opened(scratch: Path, path: Path, mode: int) -> int:
 
 def _target(path: Path) -> Path:
     return DEVICE if path == STDOUT else path
+
+
+def _same(one: Path, other: Path) -> bool:
+    """Tell whether two paths lead to one file or pipe. A device such as ``/dev/null`` takes any number of writers."""
+    one, other = _target(one), _target(other)
+    if one == other == DEVICE:
+        return True
+    try:
+        if one.is_char_device():
+            return False
+        return one.resolve() == other.resolve() or one.samefile(other)
+    except (OSError, RuntimeError):  # one of them is not there; older Pythons raise a RuntimeError for a loop
+        return False
 
 
 def _scratch(path: Path) -> Path:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from pdplugins import __version__
+from pdplugins.files import is_folder
 
 Kind = Literal["measured", "simulated"]
 """Whether the numbers of a result were measured or simulated."""
@@ -31,11 +32,11 @@ def command_line(program: str = "pdplugins", words: Sequence[str] | None = None)
 def _portable(word: str) -> str:
     """Return `word` with each path outside the current folder cut: a file to its name, a folder to ``DIR``."""
     head, equals, value = word.rpartition("=")
-    path = Path(value).expanduser()
+    path = Path(value)  # a ~ here is a letter: the shell has replaced those that are a home
     if path.is_absolute() and path.is_relative_to(Path.cwd()):
         value = str(path.relative_to(Path.cwd()))
     elif path.is_absolute() or ".." in path.parts:
-        value = "DIR" if path.is_dir() else path.name
+        value = "DIR" if is_folder(path) else path.name
     return f"{head}{equals}{value}"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
@@ -31,6 +32,15 @@ def progress(names: Sequence[str]) -> Iterator[Callable[[Sequence[float]], None]
                 bars.update(task, completed=share)
 
         yield update
+
+
+def shows(text: str) -> bool:
+    """Tell whether standard output has all characters of `text`."""
+    try:
+        text.encode(sys.stdout.encoding or "utf-8")
+    except UnicodeError:
+        return False
+    return True
 
 
 def console() -> Console:

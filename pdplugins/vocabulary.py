@@ -8,6 +8,7 @@ from itertools import pairwise
 from typing import Any
 
 from pdplugins import config, extras
+from pdplugins.files import DEVICE
 from pdplugins.registry import BUNDLE, default_registry
 from pdplugins.report import address
 from pdplugins.workloads import sources
@@ -103,10 +104,11 @@ def modern(words: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def writes_to_stdout(words: Sequence[str]) -> bool:
-    """Return whether an option of a command line sends a file to standard output: its value is ``-``."""
+    """Return whether an option of a command line sends a file to standard output, by either name."""
+    names = ("-", str(DEVICE))
     options = ("--json", "--html", "--records", "--out", "--write-config")
-    joined = any(word == f"{option}=-" for word in words for option in options)
-    return joined or any(before in options and word == "-" for before, word in pairwise(words))
+    joined = any(word == f"{option}={name}" for word in words for option in options for name in names)
+    return joined or any(before in options and word in names for before, word in pairwise(words))
 
 
 def prepare(command: Any, path: str = "") -> None:

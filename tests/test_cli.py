@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -20,6 +22,16 @@ def run(program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     entry = {"pdplugins": "main", "dynamo": "dynamo_main"}[program]
     code = f"import sys; from pdplugins.cli import {entry}; {entry}()"
     return subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=False)
+
+
+def refused(arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> object:
+    """Run a command in this process; return its exit code."""
+    monkeypatch.setattr(sys, "argv", ["pdplugins", *arguments])
+    monkeypatch.setattr(cli, "app", typer.Typer(**cli._SETTINGS))
+    cli.app.command()(cli.config)
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    return ended.value.code
 
 
 def test_plugins_lists_every_fact_as_json() -> None:
@@ -127,6 +139,160 @@ def test_what_is_wrong_with_a_command_line_is_one_line(
     assert message in said.err
     assert said.err.count("\n") == 1
     assert "hunter2" not in said.err
+
+
+REPLAY = ("replay", "--trace", "tr.jsonl")
+SIMULATE = ("simulate", "dopd", "--trace", "tr.jsonl")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ([*SIMULATE, "--json", "tr.jsonl"], "--json tr.jsonl is also --trace"),
+        ([*SIMULATE, "--html", "tr.jsonl"], "--html tr.jsonl is also --trace"),
+        ([*SIMULATE, "--records", "./tr.jsonl"], "--records tr.jsonl is also --trace"),
+        ([*SIMULATE, "--decision-log", "tr.jsonl"], "--decision-log tr.jsonl is also --trace"),
+        ([*SIMULATE, "--json", "x", "--html", "x"], "--html x is also --json"),
+        ([*SIMULATE, "--json", "-", "--html", "-"], "--html - is also --json"),
+        (["simulate", "my.yaml", "--json", "my.yaml"], "--json my.yaml is also CONFIG"),
+        (["compare", "dopd", "my.yaml", "--html", "my.yaml"], "--html my.yaml is also CONFIG my.yaml"),
+        (["bound", "my.yaml", "--json", "my.yaml"], "--json my.yaml is also CONFIG"),
+        (["plan", "my.yaml", "--trace", "demo", "--gpus", "4", "--write-config", "my.yaml"], "is also CONFIG"),
+        (["trace", "info", "tr.jsonl", "--json", "tr.jsonl"], "--json tr.jsonl is also TRACE"),
+        (["trace", "make", "tr.jsonl", "--out", "tr.jsonl"], "--out tr.jsonl is also TRACE"),
+        ([*REPLAY, "--json", "tr.jsonl"], "--json tr.jsonl is also --trace"),
+        ([*REPLAY, "--decision-log", "tr.jsonl"], "--decision-log tr.jsonl is also --trace"),
+        (["backtest", "--access-log", "tr.jsonl", "--json", "tr.jsonl"], "--json tr.jsonl is also --access-log"),
+        (["advise", "--trace", "tr.jsonl", "--html", "tr.jsonl"], "--html tr.jsonl is also --trace"),
+        (["validate", "silicon", "tr.jsonl", "--json", "tr.jsonl"], "--json tr.jsonl is also FILE"),
+        (["validate", "dynamo", "--trace", "tr.jsonl", "--json", "tr.jsonl"], "--json tr.jsonl is also --trace"),
+        (["planner", "--config", "my.yaml", "--state", "my.yaml"], "--state my.yaml is also --config"),
+        (["power", "run", "--config", "my.yaml", "--decision-log", "my.yaml"], "my.yaml is also --config"),
+        (["profile", "show", "tr.json", "--plot", "tr.json"], "--plot tr.json is also NAME"),
+    ],
+)
+def test_an_output_that_is_an_input_or_another_output_is_refused_and_nothing_is_lost(
+    arguments: list[str],
+    said: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    before = {"tr.jsonl": "{}\n", "tr.json": "{}\n", "my.yaml": "planner: dopd\n"}
+    for name, text in before.items():
+        Path(name).write_text(text)
+    assert refused(arguments, monkeypatch) == 2
+    told = capsys.readouterr()
+    assert (told.out, told.err.count("\n")) == ("", 1)
+    assert f"{said}; name another file" in told.err
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == before
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["simulate", "dopd", "--trace", "tr\udcff.jsonl", "--json", "o.json"],
+        ["advise", "--trace", "demo", "--model-path", "x\udcff", "--save-dir", "D"],
+        ["trace", "info", "demo", "--plot=\udcff.svg"],
+    ],
+)
+def test_an_argument_that_is_no_text_is_refused_before_the_work(
+    arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert refused(arguments, monkeypatch) == 2
+    said = capsys.readouterr().err
+    assert "?" in said
+    assert said.endswith("is no UTF-8 text, as results are; rename the file or mend it\n")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("arguments", [["trace", "info", "demo"], ["profile", "show", "h100/llama-3.1-70b-fp8"]])
+@pytest.mark.parametrize("encoding", ["latin-1", "ascii"])
+def test_an_output_of_few_characters_shows_what_it_can(arguments: list[str], encoding: str) -> None:
+    code = "from pdplugins.cli import main; main()"
+    env = {**os.environ, "PYTHONIOENCODING": encoding}
+    done = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, check=False, env=env)
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert b"\\u258" not in done.stdout
+
+
+@pytest.mark.parametrize("program", ["main", "dynamo_main"])
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_ctrl_c_while_the_command_line_loads_is_no_traceback(program: str, when: str, tmp_path: Path) -> None:
+    """`typer` is one of the first modules that are loaded."""
+    press = "import os, signal; os.kill(os.getpid(), signal.SIGINT)"
+    (tmp_path / "typer.py").write_text(press if when == "before" else f"def __getattr__(name): {press}")
+    code = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); from pdplugins.entry import {program}; {program}()"
+    done = subprocess.run([sys.executable, "-c", code, "plugins"], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+
+
+def test_the_installed_programs_load_within_reach_of_ctrl_c() -> None:
+    text = (Path(__file__).parent.parent / "pyproject.toml").read_text()
+    scripts = tomllib.loads(text)["project"]["scripts"]
+    assert scripts == {"pdplugins": "pdplugins.entry:main", "dynamo": "pdplugins.entry:dynamo_main"}
+
+
+LONG = "x" * 300
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["config", LONG],
+        ["config", f"{LONG}/my.yaml"],
+        ["simulate", LONG],
+        ["simulate", "dopd", "--trace", LONG],
+        ["simulate", "dopd", "--trace", f"{LONG}.csv"],
+        ["simulate", "dopd", "--trace", "demo", "--json", LONG],
+        ["simulate", "dopd", "--trace", "demo", "--json", f"{LONG}/a.json"],
+        ["simulate", "dopd", "--trace", "demo", "--records", f"{LONG}.jsonl"],
+        ["simulate", "dopd", "--trace", "demo", "--decision-log", LONG],
+        ["simulate", "dopd", "--trace", "demo", "--profile", f"{LONG}.json"],
+        ["compare", LONG, "dopd"],
+        ["bound", "dopd", "--trace", "demo", "--json", LONG],
+        ["bound", LONG, "--trace", "demo"],
+        ["plan", "ampd", "--trace", "sessions", "--gpus", "4", "--write-config", LONG],
+        ["advise", "--trace", "demo", "--save-dir", LONG],
+        ["advise", "--trace", "demo", "--html", LONG],
+        ["advise", "--trace", LONG],
+        ["backtest", "--access-log", LONG],
+        ["backtest", "--prometheus", "http://127.0.0.1:1", "--token-file", LONG],
+        ["explain", LONG],
+        ["explain", LONG, "--verify"],
+        ["explain", LONG, "--shadow"],
+        ["gateway-key", LONG, "alice"],
+        ["gateway-key", f"{LONG}/keys", "alice"],
+        ["replay", "--trace", LONG],
+        ["replay", "--trace", "demo", "--html", LONG],
+        ["replay", "--trace", "demo", "--config", LONG],
+        ["trace", "info", LONG],
+        ["trace", "info", "demo", "--json", LONG],
+        ["trace", "info", "demo", "--plot", f"{LONG}.svg"],
+        ["trace", "make", "demo", "--out", LONG],
+        ["profile", "show", LONG],
+        ["profile", "show", "h100/llama-3.1-70b-fp8", "--plot", f"{LONG}.svg"],
+        ["profile", "export-npz", "h100/llama-3.1-70b-fp8", "--out", LONG],
+        ["profile", "from-npz", LONG, "--gpu", "h100", "--model", "Qwen/Qwen3-32B", "--out", "a.json"],
+        ["profile", "roofline", "--gpu", "h100", "--model", LONG, "--out", "a.json"],
+        ["profile", "roofline", "--gpu", "h100", "--model", "Qwen/Qwen3-32B", "--out", LONG],
+        ["validate", "silicon", LONG],
+        ["validate", "papers", "--json", LONG],
+        ["planner", "--state", LONG],
+        ["planner", "--config", LONG],
+        ["power", "run", "--config", LONG],
+        ["bench", "decisions", "--json", LONG],
+    ],
+)
+def test_a_name_that_the_file_system_refuses_is_one_line(
+    arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert refused(arguments, monkeypatch) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("program", ["pdplugins", "dynamo"])

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from pdplugins.errors import ConfigError
-from pdplugins.files import check_outputs, is_file, read_limited, whole, write_whole
+from pdplugins.files import check_apart, check_outputs, is_file, is_folder, read_limited, whole, write_whole
 
 
 def test_what_cannot_be_written_is_refused_before_the_work(tmp_path: Path) -> None:
@@ -28,6 +28,27 @@ def test_looking_leaves_everything_as_it_was(tmp_path: Path) -> None:
     old.write_text("old")
     check_outputs(old, tmp_path / "new.json", None)
     assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {"old.json": "old"}
+
+
+def test_an_output_is_no_input_and_no_other_output(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    trace, new = Path("tr.jsonl"), Path("new.json")
+    trace.write_text("x")
+    Path("link").symlink_to(trace)
+    Path("hard").hardlink_to(trace)
+    for same in (trace, tmp_path / trace, Path("link"), Path("hard")):
+        with pytest.raises(ConfigError, match=f"^--json {same} is also --trace; name another file$"):
+            check_apart({"--json": same}, {"--trace": "tr.jsonl"})
+    for one, other in ((new, tmp_path / new), (Path("-"), Path("-")), (Path("-"), Path("/dev/stdout"))):
+        with pytest.raises(ConfigError, match=f"^--html {other} is also --json; name another file$"):
+            check_apart({"--json": one, "--html": other}, {})
+    assert trace.read_text() == "x"
+
+
+def test_what_no_file_is_lost_by_may_be_named_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    check_apart({"--json": Path("/dev/null"), "--html": Path("/dev/null"), "--records": None}, {"--trace": None})
+    check_apart({"--json": Path("demo"), "--html": Path("x" * 300)}, {"--trace": "demo", "--profile": "y" * 300})
 
 
 def test_an_error_keeps_the_old_file_and_leaves_nothing_beside_it(tmp_path: Path) -> None:
@@ -54,6 +75,24 @@ def test_a_file_behind_standard_output_keeps_what_it_has(tmp_path: Path) -> None
     with log.open("a") as file:
         subprocess.run([sys.executable, "-c", code], stdout=file, check=True)
     assert log.read_text() == "old new"
+
+
+@pytest.mark.parametrize("name", ["-", "/dev/stdout"])
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["trace", "make", "demo", "--max-requests", "2"],
+        ["profile", "export-npz", "h100/llama-3.1-70b-fp8", "--force"],
+    ],
+)
+def test_every_output_goes_behind_what_a_file_has(command: list[str], name: str, tmp_path: Path) -> None:
+    code = "import sys; from pdplugins.cli import main; main()"
+    log, alone = tmp_path / "results", tmp_path / "alone"
+    log.write_text("old ")
+    with log.open("a") as file:
+        subprocess.run([sys.executable, "-c", code, *command, "--out", name], stdout=file, check=True)
+    subprocess.run([sys.executable, "-c", code, *command, "--out", str(alone)], stdout=subprocess.DEVNULL, check=True)
+    assert log.read_bytes() == b"old " + alone.read_bytes()
 
 
 def test_a_device_is_written_to_and_not_replaced() -> None:
@@ -88,7 +127,7 @@ def test_a_reader_that_has_had_enough_of_standard_output_is_no_error_to_report()
 def test_two_processes_that_write_the_same_file_do_not_meet(tmp_path: Path) -> None:
     """Each file is whole, whoever comes last, and nobody's work is lost because another one looked or ended."""
     out = tmp_path / "out.json"
-    code = "import sys; from pathlib import Path; from pdplugins.files import check_outputs, write_whole\n"
+    code = "import sys; from pathlib import Path; from pdplugins.files import check_apart, check_outputs, write_whole\n"
     code += "path = Path(sys.argv[1])\n"
     code += "for _ in range(200): check_outputs(path); write_whole(path, sys.argv[2] * 50_000)"
     writers = [subprocess.Popen([sys.executable, "-c", code, str(out), letter]) for letter in "ab"]
@@ -118,3 +157,20 @@ def test_a_name_that_is_too_long_is_no_file(tmp_path: Path) -> None:
     assert is_file(Path(__file__))
     assert not is_file(tmp_path)
     assert not is_file(Path("x" * 5000))
+    assert is_folder(tmp_path)
+    assert not is_folder(Path("x" * 5000))
+
+
+def test_what_the_file_system_refuses_to_look_at_is_no_output(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuses(*_: object, **__: object) -> bool:
+        raise PermissionError(13, "Permission denied")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "is_dir", refuses)
+        with pytest.raises(ConfigError, match="out: Permission denied; give a path"):
+            check_outputs(tmp_path / "out")
+    monkeypatch.setattr(Path, "exists", refuses)
+    with pytest.raises(ConfigError, match="out: Permission denied; give a path"):
+        check_outputs(tmp_path / "out")
+    with pytest.raises(ConfigError, match="out: Permission denied; give a path"):
+        write_whole(tmp_path / "out", "text")

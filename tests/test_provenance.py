@@ -34,6 +34,15 @@ def test_a_command_line_names_no_folder_of_the_machine(tmp_path: Path, monkeypat
     assert provenance.command_line("p", ["../traces/x.csv", "planner.interval_s=5"]) == "p x.csv planner.interval_s=5"
 
 
+def test_a_tilde_is_kept_as_it_was_typed() -> None:
+    words = ["--set", "planner=~", "--json=~nobody-here/a.json", "~"]
+    assert shlex.split(provenance.command_line("p", words)) == ["p", *words]
+
+
+def test_a_path_that_is_too_long_is_cut_to_its_name() -> None:
+    assert provenance.command_line("p", ["/" + "x" * 300]) == "p " + "x" * 300
+
+
 def test_a_record_says_how_to_make_the_result_again() -> None:
     made = provenance.record("measured", seed=3, command="pdplugins bench decisions")
     commit, versions = provenance.commit(), provenance.versions()

@@ -11,6 +11,7 @@ from pdplugins.config.choices import bundle_settings, in_bundle, settings_of
 from pdplugins.config.messages import first_error
 from pdplugins.config.model import CHOICES, Config
 from pdplugins.errors import ConfigError, meant, one_line
+from pdplugins.files import is_file
 from pdplugins.registry import Registry, default_registry
 from pdplugins.resources import data_dir
 from pdplugins.safe_yaml import read_yaml
@@ -54,7 +55,7 @@ def named(name: str) -> Config:
 
     Raises ConfigError.
     """
-    if not find(name).is_file():
+    if not is_file(find(name)):
         registry = default_registry()
         kinds = (kind for kind in CHOICES if name in registry.names(kind))
         if (kind := next(kinds, None)) is not None:

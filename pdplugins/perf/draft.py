@@ -136,7 +136,11 @@ def tables_by_tp(parts: Mapping[int, Parts], knots: Knots) -> dict[str, dict[str
 
 def check_new(path: Path, force: bool) -> None:
     """Raise ConfigError when `path` exists and `force` is not set. Call it before the work, so that none is lost."""
-    if path.exists() and not force:
+    try:
+        there = path.exists()
+    except OSError as error:
+        raise ConfigError(f"--out {path}: {error.strerror}; give a path that can be written") from None
+    if there and not force:
         raise ConfigError(f"--out {path}: it exists; give --force to replace it")
 
 

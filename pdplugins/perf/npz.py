@@ -18,7 +18,7 @@ import numpy as np
 
 from pdplugins.contracts.perf import PerfModel
 from pdplugins.errors import ConfigError, one_line
-from pdplugins.files import read_limited, whole
+from pdplugins.files import is_folder, read_limited, write_whole_bytes
 from pdplugins.perf.draft import BATCHES
 from pdplugins.perf.table import Curve
 
@@ -37,16 +37,16 @@ def export_npz(perf: PerfModel, path: Path, prefill_tp: int, decode_tp: int) -> 
     kv_tokens = [0, *_log_spaced(64, MOST_KV_TOKENS, 60)]
     # The mocker's table has no batch axis: a step of k active KV tokens at mean context c is a batch of k / c.
     itl_ms = [[1e3 * perf.decode_step_s(max(k / c, 1.0), c, decode_tp) for c in contexts] for k in kv_tokens]
-    # A file object, because numpy appends .npz to a name that lacks it.
-    with whole(path) as scratch, scratch.open("wb") as file:
-        np.savez(
-            file,
-            prefill_isl=np.array(tokens, dtype=float),
-            prefill_ttft_ms=np.array([1e3 * perf.prefill_s(t, prefill_tp) for t in tokens]),
-            decode_active_kv_tokens=np.array(kv_tokens, dtype=float),
-            decode_context_length=np.array(contexts, dtype=float),
-            decode_itl=np.array(itl_ms),
-        )
+    packed = BytesIO()  # numpy goes back in what it writes, which a pipe cannot
+    np.savez(
+        packed,
+        prefill_isl=np.array(tokens, dtype=float),
+        prefill_ttft_ms=np.array([1e3 * perf.prefill_s(t, prefill_tp) for t in tokens]),
+        decode_active_kv_tokens=np.array(kv_tokens, dtype=float),
+        decode_context_length=np.array(contexts, dtype=float),
+        decode_itl=np.array(itl_ms),
+    )
+    write_whole_bytes(path, packed.getvalue())
 
 
 def _log_spaced(first: int, last: int, count: int) -> list[int]:
@@ -71,7 +71,7 @@ def read_npz(path: Path) -> NpzTables:
     """
     try:
         with np.errstate(divide="raise", over="raise", invalid="raise"):
-            if not path.is_dir():
+            if not is_folder(path):
                 return _mocker_tables(path, _load(path))
             phases = (path / f"selected_{phase}_interpolation" / "raw_data.npz" for phase in ("prefill", "decode"))
             prefill, decode = map(_load, phases)

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from pdplugins.files import check_apart
 from pdplugins.perf import draft
 from pdplugins.perf.gpus import find_gpu
 from pdplugins.profiling import layouts, options
@@ -94,6 +95,7 @@ def from_kernels(  # noqa: PLR0913 - the options of a command
     if imbalance > 1:
         scale["expert_imbalance"] = imbalance
     draft.check_new(out, force)
+    check_apart({"--out": out}, {"--decode-of": decode_of, "--power": power})
     source, notes, parts = layouts.profile_parts(wanted)
     if decode_of is not None:
         source, parts = layouts.with_decode_of(decode_of, source, parts)

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from pdplugins.errors import ConfigError
+from pdplugins.files import is_file
 from pdplugins.perf.draft import BATCHES, RESERVED_SHARE, never_falling
 from pdplugins.perf.gpus import Gpu
 from pdplugins.perf.profile import read_profile
@@ -108,7 +109,7 @@ def ask(wanted: Wanted) -> dict[str, Any]:
         raise ConfigError(f"--gpu {wanted.gpu.name}: aiconfigurator has no tables for it")
     with tempfile.TemporaryDirectory() as folder:
         model = wanted.model
-        if (path := Path(model)).is_file():
+        if is_file(path := Path(model)):
             (Path(folder) / "config.json").write_bytes(path.read_bytes())
             model = folder
         asked = {

@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 
 from pdplugins.errors import ConfigError, shown
-from pdplugins.files import is_file
+from pdplugins.files import check_apart, is_file
 from pdplugins.perf import draft, npz
 from pdplugins.perf.gpus import GPUS, Gpu, find_gpu
 from pdplugins.perf.profile import Profile, read_profile
@@ -89,6 +89,7 @@ def from_aiconfigurator(  # noqa: PLR0913 - the options of a command
         known = ", ".join(name for name, one in GPUS.items() if one.aiconfigurator)
         raise ConfigError(f"--gpu {gpu}: aiconfigurator has no tables for it; add --like with one of {known}")
     draft.check_new(out, force)
+    check_apart({"--out": out}, {"--reference": reference, "--power": power})
     knots = draft.Knots.of(shape.max_context, shortest)
     wanted = kernels.Wanted(model, shape, base, options.sizes(tp), backend, tables, python)
     found = kernels.ask(wanted, knots)
@@ -159,6 +160,7 @@ def from_npz(  # noqa: PLR0913 - the options of a command
     Dynamo's profiler writes a folder with selected_prefill_interpolation/raw_data.npz and
     selected_decode_interpolation/raw_data.npz. The mocker's planner_profile_data is one .npz file.
     """
+    check_apart({"--out": out}, {"PATH": path})
     target, shape = find_gpu(gpu), find_shape(model)
     tables = npz.read_npz(path)
     memory = draft.memory_part(shape, target)
@@ -242,6 +244,7 @@ def export_npz(
         if size not in tables:
             raise ConfigError(f"--{kind}-tp {size}: {name} has {', '.join(map(str, sorted(tables)))}")
     draft.check_new(out, force)
+    check_apart({"--out": out}, {"NAME": name})
     npz.export_npz(TableModel(found), out, prefill_tp, decode_tp)
     typer.echo(f"wrote {out}")
 
@@ -253,6 +256,7 @@ def show(
     plot: Annotated[Path | None, typer.Option(help="Draw it there too: .png, .svg or .pdf.")] = None,
 ) -> None:
     """Print a profile: its source, and its times at a few usual sizes."""
+    check_apart({"--plot": plot}, {"NAME": name})
     found = _find(name)
     Console().print(showing.summary(name, found))
     if plot is not None:

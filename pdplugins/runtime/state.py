@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -23,6 +24,10 @@ MOST_BYTES = 2**16
 """Size of the largest file that is read or written."""
 OLDEST_S = 86_400.0
 """What is older is not used."""
+_BEGINNING = re.compile(rb'\s*\{\s*"schema"\s*:\s*\d+\s*,\s*"planner"\s*:')
+"""How every state file begins, also an old one, a torn one, and that of another planner."""
+_LOOKED_AT = 200
+"""Bytes in which that is."""
 
 
 class StateFile:
@@ -36,6 +41,7 @@ class StateFile:
         files.check_outputs(path)
         if path.exists() and not path.is_file():
             raise ConfigError(f"{path}: is no regular file; name one that is, or a new one")
+        _check_ours(path)
         self._path, self._name, self._clock = path, name, clock
         self._planner = planner if isinstance(planner, Remembers) else None
         self._saved_s = clock()
@@ -84,3 +90,16 @@ class StateFile:
             files.write_whole(self._path, text, 0o600)
         except Exception as error:  # of the planner, or of the file system; serving goes on
             log.warning("%s: not written (%s)", self._path, one_line(error, 200))
+
+
+def _check_ours(path: Path) -> None:
+    """Raise ConfigError where a file is there that no planner has written: it would be lost."""
+    try:
+        with path.open("rb") as file:
+            beginning = file.read(_LOOKED_AT)
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}; name a state file that can be read, or a new file") from None
+    if beginning and _BEGINNING.match(beginning) is None:
+        raise ConfigError(f"{path}: is no state file of a planner; name one that is, or a new file")

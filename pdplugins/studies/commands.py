@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from pdplugins import hookimpl
-from pdplugins.config import MOST_GPUS
+from pdplugins.config import MOST_GPUS, find
 from pdplugins.errors import ConfigError
-from pdplugins.files import check_outputs
+from pdplugins.files import check_apart, check_outputs
 from pdplugins.studies.advise.commands import advise
 from pdplugins.studies.backtest.commands import backtest
 
@@ -101,6 +101,10 @@ def simulate(  # noqa: PLR0913 - the options of a command
     from pdplugins.workloads.transform import Transform  # noqa: PLC0415 - a command loads what it needs when it runs
 
     check_outputs(out, report, records, decision_log)
+    check_apart(
+        {"--json": out, "--html": report, "--records": records, "--decision-log": decision_log},
+        {"--trace": trace, "--profile": profile, "CONFIG": find(config)},
+    )
     if records is not None:
         recordfile.check(records)
     changes = Transform.of(rate=rate, clip_s=clip_s, max_requests=max_requests, max_context_tokens=max_context)
@@ -156,6 +160,8 @@ def compare(  # noqa: PLR0913 - the options of a command
     from pdplugins.workloads.transform import Transform  # noqa: PLC0415 - a command loads what it needs when it runs
 
     check_outputs(out, report)
+    read = {"--trace": trace, "--profile": profile, **{f"CONFIG {name}": find(name) for name in configs}}
+    check_apart({"--json": out, "--html": report}, read)
     changes = Transform.of(rate=rate, clip_s=clip_s, max_requests=max_requests, max_context_tokens=max_context)
     overrides = Overrides(gpus, profile, prefill, decode, [*(settings or ()), *objectives(ttft, tpot)])
     plan = _plan(configs, trace, changes, seed, report is not None, overrides)
@@ -197,6 +203,7 @@ def bound(  # noqa: PLR0913 - the options of a command
     from pdplugins.workloads.transform import Transform  # noqa: PLC0415
 
     check_outputs(out)
+    check_apart({"--json": out}, {"--trace": trace, "--profile": profile, "CONFIG": config and find(config)})
     given = (
         Setting(("deployment", "gpu_budget"), gpus),
         Setting(("deployment", "profile"), profile),

@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from pdplugins.contracts.register import NoSettings
+from pdplugins.files import is_file
 from pdplugins.workloads import rows
 from pdplugins.workloads.trace import TraceRequest
 
@@ -19,7 +20,7 @@ _ORIGIN = datetime(2020, 1, 1, tzinfo=UTC)
 
 def azure_csv(_settings: NoSettings, path: Path) -> Iterator[TraceRequest]:
     """Read an Azure trace. Raises TraceError with file, line and column for what is malformed."""
-    large = path.is_file() and LARGE_BYTES <= path.stat().st_size <= HUGE_BYTES
+    large = is_file(path) and LARGE_BYTES <= path.stat().st_size <= HUGE_BYTES
     if large and (columns := _at_once(path)) is not None:
         yield from map(TraceRequest, *columns)
         return

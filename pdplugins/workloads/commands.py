@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from pdplugins import hookimpl
-from pdplugins.files import check_outputs, write_whole
+from pdplugins.files import check_apart, check_outputs, write_whole
 
 if TYPE_CHECKING:
     from pdplugins.workloads.trace import TraceRequest
@@ -42,9 +42,11 @@ def info(
     plot: Annotated[Path | None, typer.Option(metavar="OUT", help="Write a plot: .png, .svg, .pdf or .html.")] = None,
 ) -> None:
     """Describe a trace: counts, lengths, sessions, shared prefixes, burstiness, load over time."""
-    from pdplugins.workloads import info as about  # noqa: PLC0415 - a command loads what it needs when it runs
+    from pdplugins.terminal import shows  # noqa: PLC0415 - a command loads what it needs when it runs
+    from pdplugins.workloads import info as about  # noqa: PLC0415
 
     check_outputs(out, plot)
+    check_apart({"--json": out, "--plot": plot}, {"TRACE": trace})
     requests = _read(trace, workload, rate, clip_s, max_requests, max_context)
     columns = about.Columns.of(requests)
     facts = about.describe(columns)
@@ -53,7 +55,7 @@ def info(
     if out is not None:
         write_whole(out, json.dumps({"trace": trace, **facts}, indent=1) + "\n")
     _show(facts)
-    typer.echo(about.chart(columns))
+    typer.echo(about.chart(columns, bars=about.BARS if shows(about.BARS) else about.PLAIN_BARS))
 
 
 @trace_app.command()
@@ -71,6 +73,7 @@ def make(
     from pdplugins.workloads import jsonl, transform  # noqa: PLC0415 - a command loads what it needs when it runs
 
     check_outputs(out)
+    check_apart({"--out": out}, {"TRACE": spec})
     requests = _read(spec, workload, rate, clip_s, max_requests, max_context)
     jsonl.write(requests, out)
     typer.echo(f"{out}: {len(requests)} arrivals, {transform.total(requests)} requests, {requests[-1].arrival_s:.0f} s")

@@ -18,7 +18,8 @@ from pdplugins.workloads.trace import TraceRequest
 Floats = NDArray[np.float64]
 WINDOWS_S = (1, 10, 60)
 """Windows for which the index of dispersion is computed."""
-_BARS = " ▁▂▃▄▅▆▇█"
+BARS, PLAIN_BARS = " ▁▂▃▄▅▆▇█", " ..::||##"
+"""Characters of charts, from nothing to full; the second ones are in every encoding."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,16 +117,16 @@ def load(arrival_s: Floats, bins: int) -> tuple[Floats, Floats]:
     return edges[:-1], counts * bins / end_s
 
 
-def chart(columns: Columns, width: int = 72, height: int = 6) -> str:
-    """Draw the arrivals per second over time with block characters."""
+def chart(columns: Columns, width: int = 72, height: int = 6, bars: str = BARS) -> str:
+    """Draw the arrivals per second over time with the characters `bars`, of `BARS` or `PLAIN_BARS`."""
     _, rates = load(columns.arrival_s, width)
     top = max(float(rates.max()), 1e-9)
     eighths = np.rint(rates / top * height * 8).astype(int)
     label = f"{top:.3g}/s"
     lines = []
     for row in range(height - 1, -1, -1):
-        bars = "".join(_BARS[min(max(int(level) - 8 * row, 0), 8)] for level in eighths)
-        lines.append(f"{label if row == height - 1 else '0' if row == 0 else '':>11} {bars}")
+        drawn = "".join(bars[min(max(int(level) - 8 * row, 0), 8)] for level in eighths)
+        lines.append(f"{label if row == height - 1 else '0' if row == 0 else '':>11} {drawn}")
     end = f"{columns.arrival_s[-1]:.4g} s"
     return "\n".join([*lines, f"{'':>11} 0{end:>{width - 1}}"])
 

@@ -17,7 +17,7 @@ from typing import Any
 from pdplugins.contracts.register import NoSettings
 from pdplugins.contracts.request import Terms
 from pdplugins.errors import TraceError
-from pdplugins.files import whole
+from pdplugins.files import whole_text
 from pdplugins.workloads import rows
 from pdplugins.workloads.trace import Round, TraceRequest
 
@@ -109,7 +109,7 @@ def _seconds(path: Path, number: int, column: str, ms: object) -> float:
 
 def write(requests: Iterable[TraceRequest], path: Path) -> None:
     """Write a trace with its sessions. Times are rounded to microseconds. `mooncake_jsonl` can read the file."""
-    with whole(path) as scratch, scratch.open("w", encoding="utf-8") as file:
+    with whole_text(path) as file:
         for request in requests:
             row: dict[str, Any] = {
                 "timestamp": _ms(request.arrival_s),
@@ -162,7 +162,7 @@ def write_mooncake(requests: Iterable[TraceRequest], path: Path) -> None:
                 numbers.setdefault(block, len(numbers))
         kept = [replace(request, blocks=tuple(numbers[block] for block in request.blocks)) for request in kept]
     fresh = _counter(1 + max((block for request in kept for block in request.blocks), default=-1))
-    with whole(path) as scratch, scratch.open("w", encoding="utf-8") as file:
+    with whole_text(path) as file:
         for request in kept:
             count = -(-request.isl_tokens // BLOCK_TOKENS)
             row = {

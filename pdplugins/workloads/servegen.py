@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 
 from pdplugins.errors import TraceError
+from pdplugins.files import is_folder
 from pdplugins.workloads import rows
 from pdplugins.workloads.arrivals import renewal
 from pdplugins.workloads.draws import Floats
@@ -100,11 +101,11 @@ def servegen(settings: ServeGenSettings, path: Path) -> Iterator[TraceRequest]:
 
 def is_servegen(path: Path) -> bool:
     """Return whether `path` is such a folder or file."""
-    return path.name.endswith("-trace.csv") or (path.is_dir() and any(path.glob("chunk-*-trace.csv")))
+    return path.name.endswith("-trace.csv") or (is_folder(path) and any(path.glob("chunk-*-trace.csv")))
 
 
 def _files(path: Path) -> list[Path]:
-    if not path.is_dir():
+    if not is_folder(path):
         return [path]
     if found := sorted(path.glob("chunk-*-trace.csv")):
         return found

@@ -83,9 +83,8 @@ def with_state(data: dict[str, Any], **changed: Any) -> dict[str, Any]:
 SPOILED: dict[str, Callable[[dict[str, Any]], object]] = {
     "torn": lambda data: json.dumps(data)[:200],
     "empty": lambda data: "",
-    "no object": lambda data: "[1, 2]",
-    "deep": lambda data: "[" * 30_000,
-    "binary": lambda data: "\x00\x01",
+    "deep": lambda data: json.dumps(data)[:40] + "[" * 30_000,
+    "binary": lambda data: json.dumps(data)[:40] + "\x00\x01",
     "too large": lambda data: json.dumps(data) + " " * MOST_BYTES,
     "schema": lambda data: {**data, "schema": 9},
     "another planner": lambda data: {**data, "planner": "static"},
@@ -174,6 +173,17 @@ def test_a_planner_that_remembers_nothing_says_so(
 def test_a_file_that_cannot_be_written_is_said_before_the_run(build: Built, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="there is no folder"):
         build(tmp_path / "none" / "state.json")
+
+
+LOG = '{"schema": 2, "pdplugins": "0.1.0", "planner": null}'
+
+
+@pytest.mark.parametrize("text", ["[1, 2]", "\x00\x01", "[" * 30_000, "planner: dopd", LOG, " "])
+def test_a_file_that_is_no_state_file_is_refused_and_kept(build: Built, tmp_path: Path, text: str) -> None:
+    (tmp_path / "state.json").write_text(text)
+    with pytest.raises(ConfigError, match=r"is no state file of a planner; name one that is, or a new file$"):
+        build()
+    assert (tmp_path / "state.json").read_text() == text
 
 
 def test_a_pipe_is_no_file(build: Built, tmp_path: Path) -> None:

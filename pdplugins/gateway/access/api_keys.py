@@ -17,7 +17,7 @@ from hashlib import sha256
 from pathlib import Path
 
 from pdplugins.errors import ConfigError, shown
-from pdplugins.files import held, write_whole
+from pdplugins.files import held, write_whole_bytes
 
 log = logging.getLogger("pdplugins.gateway")
 
@@ -117,13 +117,21 @@ def new_key(path: Path, name: str, *, admin: bool) -> str:
 
 
 def _added(path: Path, name: str, *, admin: bool) -> str:
-    keys = read_keys(path) if path.exists() else ()
+    there = _is_there(path)
+    keys = read_keys(path) if there else ()
     if _LINE.fullmatch(f"{name} sha256:{'0' * 64}") is None:
         raise ConfigError(f"gateway-key: {shown(name)} is no name; use up to 64 letters, digits and . _ @ -")
     if name in {key.name for key in keys}:
         raise ConfigError(f"gateway-key: {path} has a key called {name}; take its line out first, or use another name")
     key = PREFIX + secrets.token_urlsafe(32)
-    lines = path.read_text().rstrip("\n").splitlines() if path.exists() else []
-    added = ApiKey(name, sha256(key.encode()).digest(), admin)
-    write_whole(path, "\n".join([*lines, str(added)]) + "\n", mode=0o600)
+    before = path.read_bytes().rstrip(b"\r\n") if there else b""  # comments may be of any encoding
+    added = str(ApiKey(name, sha256(key.encode()).digest(), admin)).encode()
+    write_whole_bytes(path, b"\n".join([*filter(None, [before]), added, b""]), mode=0o600)
     return key
+
+
+def _is_there(path: Path) -> bool:
+    try:
+        return path.exists()
+    except OSError as error:
+        raise ConfigError(f"gateway-key: {path}: {error.strerror}; name a file that can be read and written") from None

@@ -11,8 +11,9 @@ from typing import Annotated, Any
 import typer
 
 from pdplugins import hookimpl
-from pdplugins.config import DeploymentConfig, named
+from pdplugins.config import DeploymentConfig, find, named
 from pdplugins.errors import ConfigError
+from pdplugins.files import check_apart
 from pdplugins.hosts.dynamo.offline import commands as offline
 from pdplugins.processes.keys import read_secret
 from pdplugins.registry import default_registry
@@ -99,6 +100,10 @@ def planner(  # noqa: PLR0913 - the options of a command
     ] = False,
 ) -> None:
     """Run a planner in its own process, as an external gRPC plugin of a running Dynamo planner."""
+    check_apart(
+        {"--decision-log": decision_log, "--state": state},
+        {"--config": find(config), "--token-file": token_file, "--key-file": key_file},
+    )
     token = read_secret(token_file, "--token-file", TOKEN)
     key = read_secret(key_file, "--key-file", KEY)
     if not sys.stderr.isatty():

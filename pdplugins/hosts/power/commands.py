@@ -14,6 +14,7 @@ from rich.table import Table
 from pdplugins.config import Choice, NodeConfig, find, load
 from pdplugins.contracts.power import Device, DeviceError, Reading
 from pdplugins.errors import ConfigError, HostError, shown
+from pdplugins.files import check_apart
 from pdplugins.hosts.power import assembly, daemon
 from pdplugins.power.node import PowerNode
 from pdplugins.power.saved import SavedCaps, saved_caps
@@ -82,6 +83,7 @@ def run(
     if dry_run:
         _dry_run(config, as_json)
         return
+    check_apart({"--decision-log": decision_log}, {"--config": find(config)})
     daemon.run(daemon.Options(config, shadow, metrics_port, metrics_host, decision_log))
 
 

@@ -63,7 +63,7 @@ def advise(  # noqa: PLR0913 - the options of a command
 
     Tries co-location with tuned chunks, static splits, tensor-parallel sizes and every plugin in the simulator.
     """
-    from pdplugins.files import check_outputs, write_whole  # noqa: PLC0415 - a command loads what it needs when it runs
+    from pdplugins.files import check_apart, check_outputs, write_whole  # noqa: PLC0415 - loaded when the command runs
     from pdplugins.provenance import command_line, commit  # noqa: PLC0415
     from pdplugins.studies.advise import folder, page, words  # noqa: PLC0415
     from pdplugins.studies.advise import search as searching  # noqa: PLC0415
@@ -72,6 +72,7 @@ def advise(  # noqa: PLR0913 - the options of a command
     from pdplugins.workloads.transform import Transform  # noqa: PLC0415
 
     check_outputs(out, html)
+    check_apart({"--json": out, "--html": html}, {"--trace": trace, "--profile": profile})
     if save_dir is not None:
         folder.check(save_dir)
     changes = Transform.of(rate=rate, clip_s=clip_s, max_requests=max_requests, max_context_tokens=max_context)

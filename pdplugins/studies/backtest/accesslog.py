@@ -21,6 +21,7 @@ import numpy as np
 from pdplugins import metrics
 from pdplugins.contracts.request import Slo
 from pdplugins.errors import TraceError, one_line
+from pdplugins.files import is_file
 from pdplugins.results import Spread
 from pdplugins.studies.backtest.recording import PARTS, AttainmentBounds, Latencies, Recording
 from pdplugins.workloads import rows
@@ -53,7 +54,7 @@ class Line:
 
 def read(path: Path, slo: Slo, start_s: float | None = None, end_s: float | None = None) -> Recording:
     """Return the traffic of a log between two Unix times. Raises TraceError with line and field for what is missing."""
-    if not path.is_file():
+    if not is_file(path):
         raise TraceError(f"--access-log {path}: no such file; give a log with a line of JSON for each request")
     lines = sorted(
         (line for line in _lines(path) if (start_s or -math.inf) <= line.at_s < (end_s or math.inf)),

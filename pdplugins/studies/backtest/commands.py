@@ -82,7 +82,8 @@ def backtest(  # noqa: PLR0913 - the options of a command
     The traffic comes from the metrics that a Prometheus has of Dynamo's frontend, or from a log of requests.
     What ran is simulated too, beside what clients felt, so that you see how far to trust the rest.
     """
-    from pdplugins.files import check_outputs, write_whole  # noqa: PLC0415 - a command loads what it needs when it runs
+    from pdplugins.config import find  # noqa: PLC0415 - a command loads what it needs when it runs
+    from pdplugins.files import check_apart, check_outputs, write_whole  # noqa: PLC0415
     from pdplugins.provenance import command_line, commit, record  # noqa: PLC0415
     from pdplugins.sim.run.options import Overrides, configured  # noqa: PLC0415
     from pdplugins.studies.backtest import page, runs, words  # noqa: PLC0415
@@ -91,6 +92,8 @@ def backtest(  # noqa: PLR0913 - the options of a command
     from pdplugins.terminal import progress  # noqa: PLC0415
 
     check_outputs(out, html)
+    read = {"--access-log": access_log, "--token-file": token_file, "--ca": ca, "--profile": profile}
+    check_apart({"--json": out, "--html": html}, {**read, **{f"CONFIG {name}": find(name) for name in configs or ()}})
     if (prometheus is None) == (access_log is None):
         raise ConfigError("backtest: give either --prometheus URL or --access-log FILE")
     if (prefill is None) != (decode is None):

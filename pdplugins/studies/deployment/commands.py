@@ -45,7 +45,8 @@ def plan(  # noqa: PLR0913 - the options of a command
     write_config: Annotated[Path | None, typer.Option(metavar="OUT", help="Write the best plan as a config.")] = None,
 ) -> None:
     """Plan tensor-parallel sizes and replicas of both phases for a trace."""
-    from pdplugins.files import check_outputs, write_whole  # noqa: PLC0415
+    from pdplugins.config import find  # noqa: PLC0415
+    from pdplugins.files import check_apart, check_outputs, write_whole  # noqa: PLC0415
     from pdplugins.provenance import command_line, record  # noqa: PLC0415
     from pdplugins.sim.run.options import Overrides, configured  # noqa: PLC0415
     from pdplugins.studies.commands import objectives  # noqa: PLC0415
@@ -56,6 +57,10 @@ def plan(  # noqa: PLR0913 - the options of a command
     from pdplugins.workloads.transform import Transform  # noqa: PLC0415
 
     check_outputs(out, html, write_config)
+    check_apart(
+        {"--json": out, "--html": html, "--write-config": write_config},
+        {"--trace": trace, "--profile": profile, "CONFIG": find(config)},
+    )
     command = command_line()
     asked = [*(settings or ()), *objectives(ttft, tpot)]
     parsed = configured(config, Overrides(profile=profile, settings=asked))

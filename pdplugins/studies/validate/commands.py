@@ -12,7 +12,7 @@ import typer
 
 from pdplugins import hookimpl
 from pdplugins.errors import ConfigError, one_line
-from pdplugins.files import check_outputs, write_whole
+from pdplugins.files import check_apart, check_outputs, write_whole
 
 validate = typer.Typer(
     no_args_is_help=True, help="Compare the simulator with measurements, Dynamo's replay and the papers."
@@ -53,6 +53,7 @@ def silicon(
     from pdplugins.studies.validate.rows import read_rows  # noqa: PLC0415
 
     check_outputs(out)
+    check_apart({"--json": out}, {"FILE": rows, "--unseen": unseen})
     read, skipped = report.split(*read_rows(rows))
     _say_skipped(rows, skipped)
     found, setup = report.silicon(read, seed)
@@ -87,6 +88,7 @@ def measured(
     from pdplugins.studies.measured.rows import read_rows  # noqa: PLC0415
 
     check_outputs(out, plot)
+    check_apart({"--json": out, "--plot": plot}, {"FILE": rows})
     read, skipped = report.split(*read_rows(rows))
     _say_skipped(rows, skipped)
     found = {**report.report(read, seed), "lacking": report.counted(skipped), "skipped": skipped}
@@ -120,6 +122,7 @@ def dynamo(
     from pdplugins.workloads import traces  # noqa: PLC0415
 
     check_outputs(out)
+    check_apart({"--json": out}, {"--trace": trace, "--profile": profile})
     deployment = build_deployment(parse({} if profile is None else {"deployment": {"profile": profile}}))
     if not isinstance(deployment.perf, TableModel):
         raise ConfigError(f"--profile {profile}: Dynamo's replay needs tables; choose a profile file")

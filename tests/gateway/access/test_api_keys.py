@@ -106,6 +106,14 @@ def test_the_file_holds_hashes_and_is_for_its_owner(keys: Path) -> None:
     assert keys.stat().st_mode & 0o777 == 0o600
 
 
+def test_a_comment_in_another_encoding_stays(tmp_path: Path) -> None:
+    (tmp_path / "keys").write_bytes(b"# caf\xe9\n")
+    new_key(tmp_path / "keys", "alice", admin=False)
+    new_key(tmp_path / "keys", "bob", admin=True)
+    assert (tmp_path / "keys").read_bytes().startswith(b"# caf\xe9\nalice sha256:")
+    assert [key.name for key in read_keys(tmp_path / "keys")] == ["alice", "bob"]
+
+
 def test_what_a_person_wrote_in_the_file_stays(keys: Path) -> None:
     keys.write_text("# of the team\n\nold sha256:" + "0" * 64)
     new_key(keys, "new", admin=False)

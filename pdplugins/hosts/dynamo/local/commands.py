@@ -8,7 +8,8 @@ from typing import Annotated, Literal
 
 import typer
 
-from pdplugins.config import MOST_GPUS
+from pdplugins.config import MOST_GPUS, find
+from pdplugins.files import check_apart
 from pdplugins.hosts.dynamo.local.options import (
     Options,
     check_engine,
@@ -117,6 +118,10 @@ def serve(  # noqa: PLR0913 - the options of a command
     check_writable("--html", page)
     check_writable("--decision-log", decision_log)
     check_writable("--state", state)
+    check_apart(
+        {"--json": report, "--html": page, "--decision-log": decision_log, "--state": state},
+        {"--trace": replay, "--config": config and find(config)},
+    )
     options = Options(
         config=pick_config(
             planner,

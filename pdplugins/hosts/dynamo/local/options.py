@@ -15,7 +15,7 @@ from pdplugins.contracts.deployment import Deployment
 from pdplugins.contracts.kinds import Kind
 from pdplugins.contracts.roles import MovesRoles
 from pdplugins.errors import ConfigError, HostError, one_line
-from pdplugins.files import STDOUT
+from pdplugins.files import STDOUT, is_folder
 from pdplugins.hosts.dynamo.local.misses import Hindsight
 from pdplugins.hosts.dynamo.local.sglang_options import SglangSpec
 from pdplugins.hosts.dynamo.mocker import Engines
@@ -261,7 +261,7 @@ def check_writable(option: str, path: Path | None) -> None:
     if path is None or path == STDOUT:
         return
     folder = path.absolute().parent
-    if path.is_dir() or not folder.is_dir() or not os.access(folder, os.W_OK):
+    if is_folder(path) or not is_folder(folder) or not os.access(folder, os.W_OK):
         raise ConfigError(f"{option} {path}: cannot write there; give a file in a folder that exists")
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pdplugins.errors import ConfigError
+from pdplugins.files import is_file
 
 OURS = (
     *("--model-path", "--model", "--served-model-name", "--host", "--endpoint"),
@@ -38,7 +39,7 @@ def sglang_spec(engine: str, model: Path | None, python: str | None, arguments: 
         return None
     if model is None:
         raise ConfigError("--engine sglang: no model; add --model-path FOLDER")
-    if not (model / "config.json").is_file():
+    if not is_file(model / "config.json"):
         raise ConfigError(f"--model-path {model}: no model there; give a folder with config.json and weights")
     try:
         words = tuple(shlex.split(arguments or ""))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from pdplugins.config import MOST_GPUS
-from pdplugins.files import check_outputs, write_whole
+from pdplugins.files import check_apart, check_outputs, write_whole
 from pdplugins.interrupt import ctrl_c
 from pdplugins.settings import Setting, parse_setting, put
 
@@ -70,6 +70,7 @@ def replay(  # noqa: PLR0913 - the options of a command
     decision_log: Annotated[Path | None, typer.Option(help="File to append decisions to.")] = None,
 ) -> None:
     """Replay a trace in Dynamo's offline simulator with a planner in its loop, and report what clients would feel."""
+    from pdplugins.config import find  # noqa: PLC0415
     from pdplugins.hosts.dynamo.mocker import Engines  # noqa: PLC0415
     from pdplugins.hosts.dynamo.offline.page import page  # noqa: PLC0415
     from pdplugins.hosts.dynamo.offline.run import Plan  # noqa: PLC0415
@@ -89,6 +90,10 @@ def replay(  # noqa: PLR0913 - the options of a command
         ("deployment", "decode", "replicas"): decode,
     }
     engines = Engines(kv_blocks, router)
+    check_apart(
+        {"--json": out, "--html": html, "--decision-log": decision_log},
+        {"--trace": trace, "--config": config and find(config)},
+    )
     plan = Plan(planner, configured(config, given), _planner_settings(settings or ()), engines, decision_log)
     check_outputs(out, html)
     requests = transform.since(traces.read(trace), skip)
