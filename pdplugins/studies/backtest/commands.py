@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from pdplugins.config import MOST_GPUS
+from pdplugins.config import MOST_GPUS, MOST_JOBS
 from pdplugins.errors import ConfigError, shown
 
 if TYPE_CHECKING:
@@ -73,7 +73,9 @@ def backtest(  # noqa: PLR0913 - the options of a command
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="A key of the config and a value in YAML.")
     ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Seed of every random choice.")] = 0,
-    jobs: Annotated[int | None, typer.Option(min=1, help="Runs at the same time; default: one per core.")] = None,
+    jobs: Annotated[
+        int | None, typer.Option(min=1, max=MOST_JOBS, help="Runs at the same time; default: one per core.")
+    ] = None,
     out: Annotated[Path | None, typer.Option("--json", metavar="OUT", help="Write all results there.")] = None,
     html: Annotated[Path | None, typer.Option(metavar="OUT", help="Write a report that opens offline.")] = None,
 ) -> None:
