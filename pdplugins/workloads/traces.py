@@ -12,7 +12,7 @@ from pdplugins.registry import Registry, default_registry
 from pdplugins.workloads.arrivals import check_size
 from pdplugins.workloads.sources import Mixture, source_of
 from pdplugins.workloads.trace import TraceRequest
-from pdplugins.workloads.transform import check_span, merge
+from pdplugins.workloads.transform import check_pauses, check_span, merge
 
 
 def read(path: Path | str, workload: str | None = None, registry: Registry | None = None) -> list[TraceRequest]:
@@ -30,6 +30,9 @@ def read(path: Path | str, workload: str | None = None, registry: Registry | Non
         raise source.empty()
     ordered = from_zero(requests)
     check_span(ordered[-1].arrival_s, source.where)
+    for request in ordered:
+        if request.rounds:
+            check_pauses(request, source.where)
     return ordered
 
 
