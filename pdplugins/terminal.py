@@ -7,6 +7,9 @@ from contextlib import contextmanager
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.text import Text
+
+from pdplugins.errors import printable
 
 PIPE_WIDTH = 200
 """Width in columns where the output is not a terminal."""
@@ -31,6 +34,11 @@ def progress(names: Sequence[str]) -> Iterator[Callable[[Sequence[float]], None]
                 bars.update(task, completed=share)
 
         yield update
+
+
+def plain(text: str) -> Text:
+    """Return a text of others for a table: as it is, without markup and without characters that move the cursor."""
+    return Text(printable(text))
 
 
 def console() -> Console:

@@ -130,11 +130,11 @@ def test_a_server_that_refuses_is_one_line() -> None:
         run(refuse, Grid((10, 20), (1, 2), (10, 20)))
 
 
-def endless(*pieces: bytes, pause_s: float = 0.0, **headers: str) -> Answering:
+def endless(*pieces: bytes, pause_s: float = 0.0, headers: dict[str, str] | None = None) -> Answering:
     """Return what answers with these bytes, the last of them without end, as long as the client listens."""
 
     async def answer(request: web.Request) -> web.StreamResponse:
-        response = web.StreamResponse(headers={name.replace("_", "-"): value for name, value in headers.items()})
+        response = web.StreamResponse(headers=headers)
         await response.prepare(request)
         with suppress(ConnectionError):
             for piece in (*pieces, *itertools.repeat(pieces[-1], 100_000)):
@@ -152,12 +152,12 @@ def endless(*pieces: bytes, pause_s: float = 0.0, **headers: str) -> Answering:
         ([b": nothing\n\n" * 2**12], {}, "the stream is too long for 64 tokens"),
         ([b'data: {"choices": 5}\n\n'], {}, "an event of the stream is none of a completion"),
         ([b"data: {not json\x1b[31m\n\n"], {}, "an event of the stream is none of a completion"),
-        ([b"\x1f\x8b"], {"Content_Encoding": "gzip"}, "it sends gzip, not plain text; turn compression off"),
+        ([b"\x1f\x8b"], {"Content-Encoding": "gzip"}, "it sends gzip, not plain text; turn compression off"),
     ],
 )
 def test_what_a_server_may_send_is_bounded(pieces: list[bytes], headers: dict[str, str], said: str) -> None:
     with pytest.raises(EndpointError, match=said) as raised:
-        run(endless(*pieces, **headers), Grid((10, 20), (1, 2), (10, 20)))
+        run(endless(*pieces, headers=headers), Grid((10, 20), (1, 2), (10, 20)))
     assert str(raised.value).isprintable()
     assert len(str(raised.value)) < 400
 

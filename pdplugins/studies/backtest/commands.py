@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from pdplugins.config import MOST_GPUS, MOST_JOBS
-from pdplugins.errors import ConfigError, shown
+from pdplugins.errors import ConfigError, printable, shown
 
 if TYPE_CHECKING:
     from pdplugins.config import Config
@@ -191,15 +191,15 @@ def _show(found: Backtest) -> None:
     from rich.table import Table  # noqa: PLC0415
 
     from pdplugins.studies.backtest import page, words  # noqa: PLC0415
-    from pdplugins.terminal import console  # noqa: PLC0415
+    from pdplugins.terminal import console, plain  # noqa: PLC0415
 
     for line in words.verdict(found):
-        typer.echo(line)
+        typer.echo(printable(line))
     for titles, rows in ((page.TIMES, page.time_cells(found)), (page.ROWS, page.row_cells(found))):
         if rows:
             table = Table(*titles, box=None, header_style="bold")
             for row in rows:
-                table.add_row(*row)
+                table.add_row(*map(plain, row))
             console().print(table)
     for note in (*found.recording.notes, f"simulated on {found.config.deployment.profile}"):
-        typer.echo(note)
+        typer.echo(printable(note))
