@@ -25,9 +25,9 @@ def progress(names: Sequence[str]) -> Iterator[Callable[[Sequence[float]], None]
     if not console.is_terminal:
         yield lambda shares: None
         return
-    shown = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
+    shown = (TextColumn("{task.description}", markup=False), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
     with Progress(*shown, TimeRemainingColumn(), console=console, transient=True) as bars:
-        tasks = [bars.add_task(name, total=1.0) for name in names]
+        tasks = [bars.add_task(printable(name), total=1.0) for name in names]
 
         def update(shares: Sequence[float]) -> None:
             for task, share in zip(tasks, shares, strict=False):
