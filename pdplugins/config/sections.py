@@ -10,6 +10,8 @@ from pydantic import Field, model_validator
 from pdplugins.config.base import MOST_GPUS, MOST_NAME, Pause, Seconds, Section
 from pdplugins.contracts.workers import Role
 
+MOST_BATCH = 2**16
+"""The largest decode batch: tables of step times have a row for each size up to it."""
 MOST_FRONTEND_S, MOST_SCALE = 60.0, 100.0
 """Bounds on what makes each request or step slower: beyond them few requests take years of the simulated clock."""
 
@@ -42,7 +44,7 @@ class DeploymentConfig(Section):
     )
     gpu_budget: int = Field(8, ge=2, le=MOST_GPUS, description="GPUs that all workers may use together")
     startup_s: Pause = Field(30.0, description="seconds until a new worker serves")
-    max_batch: int = Field(256, ge=1, description="largest decode batch of a worker (its CUDA graphs)")
+    max_batch: int = Field(256, ge=1, le=MOST_BATCH, description="largest decode batch of a worker (its CUDA graphs)")
     kv_tokens: int | None = Field(
         None, ge=1, description="KV cache of a decode worker that its engine states; else Eq. 11"
     )
