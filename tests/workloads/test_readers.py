@@ -375,7 +375,7 @@ def test_a_gap_longer_than_any_trace_is_named(tmp_path: Path) -> None:
 
 
 def test_a_drawn_gap_longer_than_any_trace_is_refused() -> None:
-    sessions = "sessions={rounds: 2, gap_s: 1.0e14, new_tokens: 1}"
+    sessions = "sessions={rounds: 2, gap_s: 100000000000, new_tokens: 1}"
     with pytest.raises(TraceError, match="days of gaps between its rounds"):
         traces.read(f"synthetic:requests=2,{sessions}")
 
