@@ -8,6 +8,9 @@ from contextlib import contextmanager
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.text import Text
+
+from pdplugins.errors import printable
 
 PIPE_WIDTH = 200
 """Width in columns where the output is not a terminal."""
@@ -23,9 +26,9 @@ def progress(names: Sequence[str]) -> Iterator[Callable[[Sequence[float]], None]
     if not console.is_terminal:
         yield lambda shares: None
         return
-    shown = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
+    shown = (TextColumn("{task.description}", markup=False), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
     with Progress(*shown, TimeRemainingColumn(), console=console, transient=True) as bars:
-        tasks = [bars.add_task(name, total=1.0) for name in names]
+        tasks = [bars.add_task(printable(name), total=1.0) for name in names]
 
         def update(shares: Sequence[float]) -> None:
             for task, share in zip(tasks, shares, strict=False):
@@ -41,6 +44,11 @@ def shows(text: str) -> bool:
     except UnicodeError:
         return False
     return True
+
+
+def plain(text: str) -> Text:
+    """Return a text of others for a table: as it is, without markup and without characters that move the cursor."""
+    return Text(printable(text))
 
 
 def console() -> Console:

@@ -1,6 +1,6 @@
 """The config file: one YAML file for all hosts, which picks plugins by name and describes the deployment."""
 
-from pdplugins.config.base import MOST_GPUS, Choice
+from pdplugins.config.base import MOST_GPUS, MOST_JOBS, Choice
 from pdplugins.config.choices import bundle_settings, in_bundle, resolved, settings_of, with_defaults
 from pdplugins.config.files import find, load, named, parse, shipped
 from pdplugins.config.messages import first_error
@@ -21,6 +21,7 @@ from pdplugins.config.sections import (
 __all__ = [
     "CHOICES",
     "MOST_GPUS",
+    "MOST_JOBS",
     "Choice",
     "Config",
     "Death",

@@ -10,6 +10,8 @@ LONGEST_S = 1e9
 """The longest time, thirty years: clocks can tell it, also that of the simulator."""
 MOST_GPUS = 2**16
 """The most GPUs of one deployment."""
+MOST_JOBS = 1024
+"""The most runs that a command does at the same time."""
 MOST_NAME = 250
 """Characters of the longest name or path."""
 

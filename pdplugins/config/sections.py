@@ -10,6 +10,11 @@ from pydantic import Field, model_validator
 from pdplugins.config.base import MOST_GPUS, MOST_NAME, Pause, Seconds, Section
 from pdplugins.contracts.workers import Role
 
+MOST_BATCH = 2**16
+"""The largest decode batch: tables of step times have a row for each size up to it."""
+MOST_FRONTEND_S, MOST_SCALE = 60.0, 100.0
+"""Bounds on what makes each request or step slower: beyond them few requests take years of the simulated clock."""
+
 
 class SloConfig(Section):
     """The objectives of each request."""
@@ -39,7 +44,7 @@ class DeploymentConfig(Section):
     )
     gpu_budget: int = Field(8, ge=2, le=MOST_GPUS, description="GPUs that all workers may use together")
     startup_s: Pause = Field(30.0, description="seconds until a new worker serves")
-    max_batch: int = Field(256, ge=1, description="largest decode batch of a worker (its CUDA graphs)")
+    max_batch: int = Field(256, ge=1, le=MOST_BATCH, description="largest decode batch of a worker (its CUDA graphs)")
     kv_tokens: int | None = Field(
         None, ge=1, description="KV cache of a decode worker that its engine states; else Eq. 11"
     )
@@ -80,10 +85,20 @@ class SimulationConfig(Section):
     watermark: float = Field(0.01, ge=0, lt=1, description="share of the KV cache kept free when a request is let in")
     block_tokens: int = Field(512, ge=1, description="tokens of one prefix block of the trace")
     mixed_step_scale: float = Field(
-        1.0, gt=0, allow_inf_nan=False, description="factor on the time that prefill adds to a step with decodes"
+        1.0,
+        gt=0,
+        le=MOST_SCALE,
+        allow_inf_nan=False,
+        description="factor on the time that prefill adds to a step with decodes",
     )
     kv_tokens: int | None = Field(None, ge=2, description="KV cache of every worker; what its profile says when absent")
-    frontend_s: Pause = Field(0.0, description="work of a frontend on each request, one after the other")
+    frontend_s: float = Field(
+        0.0,
+        ge=0,
+        le=MOST_FRONTEND_S,
+        allow_inf_nan=False,
+        description="work of a frontend on each request, one after the other",
+    )
     first_token: Literal["prefill", "transfer", "decode"] = Field(
         "decode", description="who gives the first token of a request that decodes on another worker, and when"
     )

@@ -22,7 +22,7 @@ import aiohttp
 import numpy as np
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from pdplugins.errors import PdpluginsError
+from pdplugins.errors import PdpluginsError, one_line
 from pdplugins.perf.table import Curve, Surface
 from pdplugins.workloads import client
 from pdplugins.workloads.trace import TraceRequest
@@ -31,6 +31,12 @@ WINDOW_TOKENS = 32
 """Fewest tokens of each stream in the measured window."""
 SETTLE_TOKENS = 8
 """Tokens of each stream that are skipped before the window, because steps are uneven after a stream joins."""
+STREAM_S, SILENCE_S = 1800.0, 600.0
+"""The longest stream, and the longest time without data in it."""
+MOST_EVENTS_BYTES, MOST_TOKEN_BYTES = 2**20, 2**14
+"""Bytes of the longest stream: these, and as many again for each token."""
+MOST_REASON = 2000
+"""Bytes that are read of an answer that refuses."""
 KEPT_S = 2.0
 """How long an idle connection is kept. SGLang closes one after 5 s, and may do so just as a request is sent."""
 FAR_SHARE = 0.1
@@ -83,19 +89,41 @@ class Endpoint:
         request = TraceRequest(arrival_s=0.0, isl_tokens=isl_tokens, osl_tokens=osl_tokens)
         data = client.body(client.prompt(request, next(self._index), self._seed), osl_tokens, self._model)
         answer, sent_s = client.Answer(), time.perf_counter()
-        headers = {"Content-Type": "application/json"}
+        headers = {"Content-Type": "application/json", "Accept-Encoding": "identity"}
+        url = f"{self._url}/v1/completions"
         try:
-            async with self._session.post(f"{self._url}/v1/completions", data=data, headers=headers) as response:
-                if response.status != 200:
-                    reason = (await response.text())[:200]
-                    raise EndpointError(f"{self._url}: HTTP {response.status} for {isl_tokens} tokens: {reason}")
-                async for piece in response.content.iter_any():
-                    answer.feed(piece, time.perf_counter())
-        except (aiohttp.ClientError, TimeoutError) as error:
-            raise EndpointError(f"{self._url}: {error or 'no answer'}; is the endpoint up?") from None
+            async with self._session.post(url, data=data, headers=headers, allow_redirects=False) as response:
+                await self._check(response, isl_tokens)
+                await _read(response, answer, osl_tokens)
+        except TimeoutError:
+            raise EndpointError(f"{self._url}: no whole answer in time; is the endpoint up, and not busy?") from None
+        except aiohttp.ClientError as error:
+            raise EndpointError(f"{self._url}: {one_line(error) or 'no answer'}; is the endpoint up?") from None
+        except ValueError as error:
+            raise EndpointError(f"{self._url}: {one_line(error)}; is it an OpenAI endpoint?") from None
         if answer.error or not answer.token_times_s:
-            raise EndpointError(f"{self._url}: {answer.error or 'the stream ended without tokens'}")
+            raise EndpointError(f"{self._url}: {one_line(answer.error or 'the stream ended without tokens')}")
         return sent_s, _each_token(answer.token_times_s, osl_tokens)
+
+    async def _check(self, response: aiohttp.ClientResponse, isl_tokens: int) -> None:
+        """Raise EndpointError for an answer that is no plain stream. Of one that says why, only the start is read."""
+        if 300 <= response.status < 400:
+            where = one_line(response.headers.get("Location", "somewhere"), 100)
+            raise EndpointError(f"{self._url}: it redirects to {where}; give that URL, if you trust it")
+        if response.status != 200:
+            reason = one_line((await response.content.read(MOST_REASON)).decode(errors="replace"), 200)
+            raise EndpointError(f"{self._url}: HTTP {response.status} for {isl_tokens} tokens: {reason}")
+        if (coding := response.headers.get("Content-Encoding", "identity")) != "identity":
+            raise EndpointError(f"{self._url}: it sends {one_line(coding, 40)}, not plain text; turn compression off")
+
+
+async def _read(response: aiohttp.ClientResponse, answer: client.Answer, tokens: int) -> None:
+    """Feed the stream to `answer`. Raises ValueError where it is too long for so many tokens."""
+    left = MOST_EVENTS_BYTES + tokens * MOST_TOKEN_BYTES
+    async for piece in response.content.iter_any():
+        if (left := left - len(piece)) < 0:
+            raise ValueError(f"the stream is too long for {tokens} tokens")
+        answer.feed(piece, time.perf_counter())
 
 
 def _each_token(times_s: list[float], tokens: int) -> list[float]:
@@ -113,10 +141,11 @@ def _each_token(times_s: list[float], tokens: int) -> list[float]:
 
 async def measure(url: str, model: str, grid: Grid, repeats: int, seed: int) -> Measured:
     """Measure all points of `grid`. Raises EndpointError when the endpoint cannot serve them."""
-    timeout = aiohttp.ClientTimeout(total=None, sock_read=600)
+    timeout = aiohttp.ClientTimeout(total=STREAM_S, sock_read=SILENCE_S)
     connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=KEPT_S)
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
-    async with aiohttp.ClientSession(connector=connector, timeout=timeout) as session:
+    plain: dict[str, Any] = {"cookie_jar": aiohttp.DummyCookieJar(), "auto_decompress": False}
+    async with aiohttp.ClientSession(connector=connector, timeout=timeout, **plain) as session:
         endpoint = Endpoint(session, url, model, seed)
         with Progress(*columns, transient=True) as bar:
             steps = 1 + len(grid.prompts) + len(grid.batches) * len(grid.contexts)

@@ -8,10 +8,11 @@ from rich.console import Group
 from rich.table import Table
 
 from pdplugins.contracts.workers import Role
-from pdplugins.errors import ConfigError
+from pdplugins.errors import ConfigError, printable
 from pdplugins.files import whole
 from pdplugins.perf.profile import Profile
 from pdplugins.perf.table import TableModel
+from pdplugins.terminal import plain
 
 PROMPTS = (128, 512, 2048, 8192, 32_768)
 BATCHES = (1, 8, 64, 256)
@@ -33,12 +34,12 @@ def _facts(name: str, profile: Profile, perf: TableModel) -> Table:
     capacity = ", ".join(f"TP {tp}: {perf.kv_capacity_tokens(tp):,}" for tp in _sizes(perf))
     table = Table(show_header=False, box=None)
     table.add_column(style="bold")
-    table.add_row("profile", f"{name} ({profile.kind})")
-    table.add_row("model, GPU", f"{profile.model} on {profile.gpu}")
-    table.add_row("source", profile.provenance.source)
-    table.add_row("command", profile.provenance.command)
+    table.add_row("profile", plain(f"{name} ({profile.kind})"))
+    table.add_row("model, GPU", plain(f"{profile.model} on {profile.gpu}"))
+    table.add_row("source", plain(profile.provenance.source))
+    table.add_row("command", plain(profile.provenance.command))
     for note in profile.provenance.notes:
-        table.add_row("note", note)
+        table.add_row("note", plain(note))
     table.add_row("KV cache", f"{memory.kv_bytes_per_token / 1024:.0f} KiB a token; tokens in a worker: {capacity}")
     table.add_row("transfer", f"{1e3 * transfer.latency_s:g} ms + bytes / {transfer.bytes_per_s / 1e9:g} GB/s")
     table.add_row("dense table", ", ".join(f"TP {tp}" for tp in sorted(profile.dense)) or "none")
@@ -84,7 +85,7 @@ def draw(name: str, profile: Profile, path: Path) -> None:
     for axes in (left, right):
         axes.legend()
         axes.grid(alpha=0.3)
-    figure.suptitle(f"{name} ({profile.kind})")
+    figure.suptitle(printable(f"{name} ({profile.kind})"), parse_math=False)
     try:
         with whole(path) as scratch:
             figure.savefig(scratch)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from pdplugins import hookimpl
-from pdplugins.config import MOST_GPUS, find
+from pdplugins.config import MOST_GPUS, MOST_JOBS, find
 from pdplugins.errors import ConfigError
 from pdplugins.files import check_apart, check_outputs
 from pdplugins.studies.advise.commands import advise
@@ -55,7 +55,7 @@ LookBack = Annotated[
 Stream = Annotated[
     bool, typer.Option("--stream", help="Hold no trace and no records in memory: for runs of millions of requests.")
 ]
-Jobs = Annotated[int | None, typer.Option(min=1, help="Runs at the same time; default: one per core.")]
+Jobs = Annotated[int | None, typer.Option(min=1, max=MOST_JOBS, help="Runs at the same time; default: one per core.")]
 
 
 @hookimpl

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from pdplugins.config import Config
+from pdplugins.contracts.perf import PerfModel
+from pdplugins.contracts.workers import Role
 from pdplugins.errors import PdpluginsError
 from pdplugins.runtime.assembly import build_deployment
 from pdplugins.sim.run.simulate import simulate
-from pdplugins.studies.advise.candidates import SPLIT, Candidate, Question, systems
+from pdplugins.studies.advise.candidates import SPLIT, Candidate, Question, Shape, systems, thinned
 from pdplugins.studies.advise.traffic import part_of
 from pdplugins.workloads.trace import TraceRequest
 
@@ -16,6 +19,8 @@ TARGET = 0.99
 """SLO attainment that pools must have to do."""
 MOST = 1_500
 """Requests that pools are tried on."""
+MOST_SPLITS = 16
+"""Splits that are tried of each number of GPUs."""
 
 
 def lines(config: Config, requests: Sequence[TraceRequest], gpus_held: float) -> list[str]:
@@ -49,7 +54,8 @@ class _Pools:
         deployment = build_deployment(config)  # resolves tp: auto
         self._sizes = deployment.prefill_tp, deployment.decode_tp
         self._known: dict[int, tuple[float, str] | None] = {}
-        self._split = next(system for system in systems(self._asked) if system.name == SPLIT)
+        split = next(system for system in systems(self._asked) if system.name == SPLIT)
+        self._split = replace(split, shapes=self._shapes)
 
     def best(self, gpus: int) -> tuple[float, str] | None:
         """Return what the best split of at most `gpus` attains, and the split; None where no split fits."""
@@ -61,10 +67,17 @@ class _Pools:
         return self._known[gpus]
 
     def _cells(self, gpus: int) -> Iterator[Candidate]:
-        for cell in self._split.cells(self._asked, gpus, 0):
-            pools = cell.config.deployment
-            if (pools.prefill.tp, pools.decode.tp) == self._sizes:
-                yield cell
+        return self._split.cells(self._asked, gpus, 0)
+
+    def _shapes(self, perf: PerfModel, asked: Question, gpus: int) -> Iterator[Shape]:
+        """Yield the splits of all GPUs into workers of the sizes that the run had, evenly thinned out where many."""
+        prefill_tp, decode_tp = self._sizes
+        if prefill_tp in asked.sizes(perf, Role.PREFILL, gpus) and decode_tp in asked.sizes(perf, Role.DECODE, gpus):
+            most = range(1, (gpus - prefill_tp) // decode_tp + 1)
+            for decode in thinned(
+                [count for count in most if not (gpus - count * decode_tp) % prefill_tp], MOST_SPLITS
+            ):
+                yield Shape((gpus - decode * decode_tp) // prefill_tp, prefill_tp, decode, decode_tp)
 
     def _attainment(self, cell: Candidate) -> float:
         result, _ = simulate(cell.config, self._requests, trace_name="hindsight", command="hindsight")

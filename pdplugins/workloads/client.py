@@ -26,7 +26,7 @@ import aiohttp
 import numpy as np
 import uvloop
 
-from pdplugins.errors import PdpluginsError
+from pdplugins.errors import PdpluginsError, shown
 from pdplugins.workloads import jsonl, traces, transform
 from pdplugins.workloads.trace import TraceRequest
 
@@ -35,6 +35,8 @@ _TOKEN_IDS = (300, 500)
 _SILENCE_S = 600.0
 """A stream without data for this long has failed."""
 _EVENT_END = b"\n\n"
+MOST_EVENT = 2**20
+"""Bytes of the largest event of a stream. One of a token has a few hundred."""
 
 
 def prompt(request: TraceRequest, index: int, seed: int) -> list[int]:
@@ -76,13 +78,28 @@ class Answer:
         self.workers: dict[str, int] = {}
         self.done = False
         self.error: str | None = None
-        self._rest = b""
+        self._rest = bytearray()
 
     def feed(self, data: bytes, now_s: float) -> None:
-        """Take in the next bytes of the stream, which arrived at `now_s`."""
-        *events, self._rest = (self._rest + data).split(_EVENT_END)
-        for event in events:
+        """Take in the next bytes of the stream, which arrived at `now_s`. Raises ValueError for what is no such stream.
+
+        Bytes before the last one have been searched, so many small pieces of one event are searched once.
+        """
+        searched = max(len(self._rest) - 1, 0)
+        self._rest += data
+        if self._rest.find(_EVENT_END, searched) >= 0:
+            *events, rest = bytes(self._rest).split(_EVENT_END)
+            self._rest = bytearray(rest)
+            for event in events:
+                self._checked(event, now_s)
+        if len(self._rest) > MOST_EVENT:
+            raise ValueError(f"an event of the stream has more than {MOST_EVENT} bytes")
+
+    def _checked(self, event: bytes, now_s: float) -> None:
+        try:
             self._take(event, now_s)
+        except (AttributeError, KeyError, RecursionError, TypeError, ValueError):
+            raise ValueError(f"an event of the stream is none of a completion: {shown(event[:200])}") from None
 
     def _take(self, event: bytes, now_s: float) -> None:
         # Parsing the JSON of every token would cost more than all else here, so only the first and unusual ones are.

@@ -142,7 +142,8 @@ def plot(columns: Columns, title: str, path: Path) -> None:
         ("share of gaps between arrivals up to this long, s", gaps_s),
     ):
         shares = np.linspace(0, 1, 400)
-        panels.append((name, np.quantile(values, shares) if len(values) else shares[:0], shares))
+        known = shares if len(values) else shares[:0]
+        panels.append((name, np.quantile(values, known) if len(values) else known, known))
     writers = {".html": _page, ".png": _image, ".svg": _image, ".pdf": _image}
     if path.suffix not in writers:
         raise ConfigError(f"--plot {path}: name a file that ends in {', '.join(writers)}")
@@ -163,7 +164,7 @@ def _image(panels: list[tuple[str, Floats, Floats]], title: str, path: Path) -> 
         if "tokens" in name:
             axis.set_xscale("log")
         axis.grid(alpha=0.3)
-    figure.suptitle(title)
+    figure.suptitle(title, parse_math=False)  # a name may contain $
     figure.savefig(path, dpi=130)
     pyplot.close(figure)
 

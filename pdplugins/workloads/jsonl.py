@@ -20,6 +20,7 @@ from pdplugins.errors import TraceError
 from pdplugins.files import whole_text
 from pdplugins.workloads import rows
 from pdplugins.workloads.trace import Round, TraceRequest
+from pdplugins.workloads.transform import LONGEST_S
 
 TERMS = ("priority", "weight", "ttft", "tpot", "tenant", "tenant_weight")
 """Fields of what a request asks for itself, see `pdplugins.types.Terms`. Objectives are in ms."""
@@ -95,14 +96,14 @@ def _round(path: Path, number: int, column: str, row: Any) -> Round:
     def tokens(name: str, least: int = 1) -> int:
         return rows.tokens(path, number, f"{column}.{name}", row.get(name), least)
 
-    gap_s = round(_seconds(path, number, f"{column}.gap", row.get("gap")), 6)
+    gap_s = round(_seconds(path, number, f"{column}.gap", row.get("gap"), 1e3 * LONGEST_S), 6)
     history = tokens("history_length", least=0) if "history_length" in row else None
     return Round(gap_s, tokens("new_length"), tokens("output_length"), history)
 
 
-def _seconds(path: Path, number: int, column: str, ms: object) -> float:
-    wanted = f"a number of milliseconds from 0 to {rows.LARGEST:g}"
-    if isinstance(ms, bool) or not isinstance(ms, int | float):
+def _seconds(path: Path, number: int, column: str, ms: object, most_ms: float = rows.LARGEST) -> float:
+    wanted = f"a number of milliseconds from 0 to {most_ms:.12g}"
+    if isinstance(ms, bool) or not isinstance(ms, int | float) or ms > most_ms:
         raise rows.malformed(path, number, column, ms, wanted)
     return rows.real(path, number, column, ms, wanted) / 1e3
 

@@ -12,7 +12,7 @@ from pdplugins.errors import ConfigError, TraceError
 from pdplugins.registry import Registry, default_registry
 from pdplugins.workloads.sources import Mixture, Source, source_of
 from pdplugins.workloads.trace import TraceRequest
-from pdplugins.workloads.transform import LONGEST_S, Transform, check_span, limit
+from pdplugins.workloads.transform import LONGEST_S, Transform, check_pauses, check_span, limit
 
 _REST = attrgetter(*(field.name for field in fields(TraceRequest)[1:]))
 """All but the time of arrival, in the order of the fields."""
@@ -57,6 +57,8 @@ def _from_zero(source: Source, requests: Iterable[TraceRequest]) -> Iterator[Tra
             )
         if at_s > LONGEST_S:
             check_span(at_s, source.where)
+        if request.rounds:
+            check_pauses(request, source.where)
         latest_s = at_s
         yield TraceRequest(at_s, *_REST(request))  # a tenth of the run would go into `replace`
     if start_s is None:

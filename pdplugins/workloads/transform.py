@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from heapq import merge as merge_sorted
@@ -22,6 +23,16 @@ def check_span(span_s: float, where: str) -> None:
         raise TraceError(
             f"{where}: {span_s / 86_400:.0f} days from its first arrival to its last, and {LONGEST_S // 86_400} are "
             "the most; are all its times in the same unit, and the rate what you mean?"
+        )
+
+
+def check_pauses(request: TraceRequest, where: str) -> None:
+    """Raise TraceError for a session whose pauses are too long together. `where` names the trace."""
+    pauses_s = math.fsum(later.gap_s for later in request.rounds)
+    if not pauses_s <= LONGEST_S:
+        raise TraceError(
+            f"{where}: a session has {pauses_s / 86_400:.0f} days of gaps between its rounds, and "
+            f"{LONGEST_S // 86_400} are the most; are its gaps in the unit that the format has?"
         )
 
 

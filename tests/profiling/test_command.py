@@ -14,8 +14,10 @@ from typer.testing import CliRunner
 from pdplugins.errors import ConfigError
 from pdplugins.perf.profile import read_profile
 from pdplugins.perf.table import TableModel
+from pdplugins.profiling import show
 from pdplugins.profiling.profiles import profile
 from pdplugins.resources import data_dir
+from pdplugins.terminal import console
 
 pytestmark = pytest.mark.moderate
 
@@ -256,3 +258,15 @@ def test_a_reference_sets_the_factors(tmp_path: Path, fake: Path) -> None:
     assert raw == pytest.approx([10 + 0.02 * t + 1 + (t / 1000) ** 2 for t in (700, 1200, 1700)], abs=1e-3)
     wanted = [ms for t, ms in zip(measured.prefill[1].tokens, measured.prefill[1].raw_ms, strict=True) if t >= 700]
     assert scale.prefill == pytest.approx(np.mean(np.array(wanted) / np.array(raw)))
+
+
+def test_what_a_profile_says_reaches_the_terminal_as_text(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    shipped = read_profile(data_dir("profiles") / "h100/llama-3.1-70b-fp8.json")
+    notes = ("[/x] \x1b[31mred", "[bold]")
+    odd = shipped.model_copy(update={"provenance": shipped.provenance.model_copy(update={"notes": notes})})
+    console().print(show.summary("[/a$\\foo$]", odd))
+    printed = capsys.readouterr().out
+    assert "[/a$\\foo$]" in printed
+    assert "[/x] ?[31mred" in printed
+    assert "[bold]" in printed
+    show.draw("[/a$\\foo$]", odd, tmp_path / "p.png")

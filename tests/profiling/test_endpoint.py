@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 
 import pytest
 from aiohttp import web
 
+from pdplugins.profiling import endpoint
 from pdplugins.profiling.endpoint import EndpointError, Grid, Measured, measure, without_handoff
 
 pytestmark = pytest.mark.moderate
 
 PREFILL_S = (0.02, 1e-5)
 """Fixed, and for each token."""
+Answering = Callable[[web.Request], Awaitable[web.StreamResponse]]
 STEP_S = (0.01, 0.005)
 """Fixed, and for each stream that decodes."""
 
@@ -40,7 +44,7 @@ class Server:
         return response
 
 
-def run(handler: Callable[[web.Request], Awaitable[web.StreamResponse]], grid: Grid) -> Measured:
+def run(handler: Answering, grid: Grid) -> Measured:
     async def inner() -> Measured:
         app = web.Application(client_max_size=2**24)
         app.router.add_post("/v1/completions", handler)
@@ -124,6 +128,65 @@ def test_a_server_that_refuses_is_one_line() -> None:
 
     with pytest.raises(EndpointError, match=r"HTTP 404 for 10 tokens: .*no such model"):
         run(refuse, Grid((10, 20), (1, 2), (10, 20)))
+
+
+def endless(*pieces: bytes, pause_s: float = 0.0, headers: dict[str, str] | None = None) -> Answering:
+    """Return what answers with these bytes, the last of them without end, as long as the client listens."""
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse(headers=headers)
+        await response.prepare(request)
+        with suppress(ConnectionError):
+            for piece in (*pieces, *itertools.repeat(pieces[-1], 100_000)):
+                await response.write(piece)
+                await asyncio.sleep(pause_s)
+        return response
+
+    return answer
+
+
+@pytest.mark.parametrize(
+    ("pieces", "headers", "said"),
+    [
+        ([b"x" * 2**16], {}, "an event of the stream has more than 1048576 bytes"),
+        ([b": nothing\n\n" * 2**12], {}, "the stream is too long for 64 tokens"),
+        ([b'data: {"choices": 5}\n\n'], {}, "an event of the stream is none of a completion"),
+        ([b"data: {not json\x1b[31m\n\n"], {}, "an event of the stream is none of a completion"),
+        ([b"\x1f\x8b"], {"Content-Encoding": "gzip"}, "it sends gzip, not plain text; turn compression off"),
+    ],
+)
+def test_what_a_server_may_send_is_bounded(pieces: list[bytes], headers: dict[str, str], said: str) -> None:
+    with pytest.raises(EndpointError, match=said) as raised:
+        run(endless(*pieces, headers=headers), Grid((10, 20), (1, 2), (10, 20)))
+    assert str(raised.value).isprintable()
+    assert len(str(raised.value)) < 400
+
+
+def test_a_stream_that_drips_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(endpoint, "STREAM_S", 0.3)
+    with pytest.raises(EndpointError, match="no whole answer in time"):
+        run(endless(b": \n\n", pause_s=0.01), Grid((10, 20), (1, 2), (10, 20)))
+
+
+def test_prompts_follow_no_redirect() -> None:
+    async def elsewhere(_: web.Request) -> web.StreamResponse:
+        raise web.HTTPTemporaryRedirect("/elsewhere")
+
+    with pytest.raises(EndpointError, match="it redirects to /elsewhere; give that URL, if you trust it"):
+        run(elsewhere, Grid((10, 20), (1, 2), (10, 20)))
+
+
+def test_an_error_in_the_stream_is_one_short_line() -> None:
+    async def answer(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse()
+        await response.prepare(request)
+        await response.write(b'data: {"error": "\\u001b[31m' + b"no" * 9999 + b'"}\n\n')
+        return response
+
+    with pytest.raises(EndpointError) as raised:
+        run(answer, Grid((10, 20), (1, 2), (10, 20)))
+    assert str(raised.value).isprintable()
+    assert len(str(raised.value)) < 400
 
 
 def test_no_server_is_one_line() -> None:

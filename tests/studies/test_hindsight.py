@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from pdplugins.config import find, load
+from pdplugins.config import MOST_GPUS, find, load, parse
 from pdplugins.studies import hindsight
 from pdplugins.types import TraceRequest
 
@@ -37,3 +37,14 @@ def test_pools_of_the_same_cost_are_named() -> None:
 def test_too_much_load_is_said() -> None:
     first, _ = hindsight.lines(DOPD, requests(500.0), 8.0)
     assert "no fixed pools within 8 GPUs reach 99%; the best (" in first
+
+
+def test_very_many_gpus_are_tried_in_few_splits() -> None:
+    data = DOPD.model_dump(mode="json")
+    for gpus in (16, 1024, MOST_GPUS):
+        data["deployment"]["gpu_budget"] = gpus
+        cells = list(hindsight._Pools(parse(data), requests(1.0, 5))._cells(gpus))
+        assert len(cells) == min(gpus // 2 - 1, hindsight.MOST_SPLITS)
+        pools = [cell.config.deployment for cell in cells]
+        assert {pool.prefill.replicas + 2 * pool.decode.replicas for pool in pools} == {gpus}
+        assert {1, gpus // 2 - 1} <= {pool.decode.replicas for pool in pools}

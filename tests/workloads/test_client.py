@@ -19,7 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pdplugins.types import Round, TraceRequest
-from pdplugins.workloads.client import Answer, Client, body, load, prompt
+from pdplugins.workloads.client import MOST_EVENT, Answer, Client, body, load, prompt
 from pdplugins.workloads.jsonl import write_mooncake
 
 pytestmark = pytest.mark.moderate
@@ -62,6 +62,24 @@ def test_tokens_are_counted_however_the_stream_is_cut(cuts: list[int]) -> None:
     assert answer.workers == {"prefill_worker_id": 1, "decode_worker_id": 2}
     assert answer.done
     assert answer.error is None
+
+
+def drip(answer: Answer, count: int) -> None:
+    for _ in range(count):
+        answer.feed(b"x", 0.0)
+
+
+def test_an_event_without_end_is_searched_once_and_refused() -> None:
+    answer, began_s = Answer(), time.perf_counter()
+    with pytest.raises(ValueError, match="an event of the stream has more than"):
+        drip(answer, MOST_EVENT + 1)
+    assert time.perf_counter() - began_s < 20  # a search from the start each time takes minutes
+
+
+@pytest.mark.parametrize("data", ['{"choices": [5]}', '{"usage": 7}', "[" * 50_000, '{"text":"', '{"choices": null}'])
+def test_an_event_that_is_no_completion_is_a_value_error(data: str) -> None:
+    with pytest.raises(ValueError, match="none of a completion"):
+        Answer().feed(event(data), 0.0)
 
 
 def test_an_error_in_the_stream_is_an_error() -> None:

@@ -79,6 +79,14 @@ def test_info_writes_facts_and_plots_that_open_offline(tmp_path: Path) -> None:
     assert image.read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.parametrize("suffix", [".png", ".html"])
+def test_a_name_that_looks_like_a_formula_is_drawn_as_it_is(tmp_path: Path, suffix: str) -> None:
+    trace, image = tmp_path / "a$\\foo$.jsonl", tmp_path / f"p{suffix}"
+    trace.write_text('{"timestamp": 0, "input_length": 1, "output_length": 1}\n')
+    run("info", str(trace), "--plot", str(image))
+    assert image.stat().st_size > 0
+
+
 @pytest.mark.parametrize("name", sources.shipped())
 def test_what_make_writes_reads_back_equal(tmp_path: Path, name: str) -> None:
     out = tmp_path / "made.jsonl"

@@ -360,6 +360,26 @@ def test_a_malformed_round_is_named(tmp_path: Path, later: str, said: str) -> No
         traces.read(write(tmp_path, line))
 
 
+def test_a_gap_longer_than_any_trace_is_named(tmp_path: Path) -> None:
+    round_ = '{"gap": %s, "new_length": 5, "output_length": 5}'
+    line = '{"timestamp": 0, "input_length": 1, "output_length": 1, "rounds": [%s]}'
+    long, longer = 300 * 86_400_000, 1e11
+    path = write(tmp_path, line % f"{round_ % 1}, {round_ % longer}")
+    with pytest.raises(TraceError, match=r"line 1, column rounds\[1\].gap: '100000000000.0' is not .* to 31622400000;"):
+        traces.read(path)
+    path = write(tmp_path, line % f"{round_ % long}, {round_ % long}")
+    for read in (traces.read, lambda path: list(lazy.requests(path))):
+        with pytest.raises(TraceError, match="a session has 600 days of gaps between its rounds, and 366 are the most"):
+            read(path)
+    assert traces.read(write(tmp_path, line % (round_ % long)))[0].rounds[0].gap_s == 300 * 86_400
+
+
+def test_a_drawn_gap_longer_than_any_trace_is_refused() -> None:
+    sessions = "sessions={rounds: 2, gap_s: 100000000000, new_tokens: 1}"
+    with pytest.raises(TraceError, match="days of gaps between its rounds"):
+        traces.read(f"synthetic:requests=2,{sessions}")
+
+
 def test_dynamos_replay_is_not_given_sessions(tmp_path: Path) -> None:
     with pytest.raises(TraceError, match="single requests only: use pdplugins simulate"):
         jsonl.write_mooncake([TraceRequest(0, 1, 1, rounds=(Round(1, 1, 1),))], tmp_path / "t.jsonl")

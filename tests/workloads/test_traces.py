@@ -198,8 +198,36 @@ def test_a_setting_that_cannot_be_is_one_line(spec: str, message: str) -> None:
 def test_a_mix_that_is_part_of_itself_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a.yaml").write_text("mix: [{trace: b.yaml}]")
     (tmp_path / "b.yaml").write_text("mix: [{trace: a.yaml}]")
-    with pytest.raises(TraceError, match="is the mix itself"):
+    with pytest.raises(TraceError, match=r"a\.yaml: a part of this mix is the mix itself"):
         traces.read(tmp_path / "a.yaml")
+
+
+def test_a_mix_of_itself_is_refused_before_any_of_its_traces_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(traces, "_of_source", lambda *_: pytest.fail("a trace was read"))
+    (tmp_path / "m.yaml").write_text("mix: [{trace: 'synthetic:requests=300000'}, {trace: m.yaml}]")
+    with pytest.raises(TraceError, match=r"m\.yaml: a part of this mix is the mix itself"):
+        traces.read(tmp_path / "m.yaml")
+
+
+@pytest.mark.parametrize(
+    ("depth", "each", "said"),
+    [(41, 1, "w17.yaml: more than 16 mixes within one another"), (14, 2, "more than 1000 parts of mixes together")],
+)
+def test_mixes_of_mixes_are_bounded(tmp_path: Path, depth: int, each: int, said: str) -> None:
+    for number in range(1, depth):
+        parts = ", ".join([f"{{trace: w{number + 1}.yaml}}"] * each)
+        (tmp_path / f"w{number}.yaml").write_text(f"mix: [{parts}]")
+    (tmp_path / f"w{depth}.yaml").write_text("mix: [{trace: 'synthetic:requests=1'}]")
+    with pytest.raises(TraceError, match=said):
+        traces.read(tmp_path / "w1.yaml")
+
+
+def test_a_mix_may_have_the_same_mix_twice(tmp_path: Path) -> None:
+    (tmp_path / "outer.yaml").write_text("mix: [{trace: inner.yaml}, {trace: inner.yaml}]")
+    (tmp_path / "inner.yaml").write_text("mix: [{trace: 'synthetic:requests=3'}, {trace: 'synthetic:requests=2'}]")
+    assert len(traces.read(tmp_path / "outer.yaml")) == 10
 
 
 def test_a_folder_with_the_name_of_a_workload_does_not_hide_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -64,7 +64,7 @@ def run_one(
 def run_all(plan: Plan, jobs: int, shares: Shares = lambda _: None) -> list[Run]:
     """Simulate every config of `plan`, in its order. After Ctrl-C the result has only the runs done by then.
 
-    :param jobs: number of processes; the results do not depend on it.
+    :param jobs: most processes; no more start than there are runs, and the results do not depend on it.
     """
     if min(jobs, len(plan.configs)) > 1:
         return list(_parallel(plan, jobs, shares))
@@ -115,7 +115,7 @@ def _work(index: int, name: str) -> Run | None:
 def _parallel(plan: Plan, jobs: int, shares: Shares) -> Iterator[Run]:
     context = multiprocessing.get_context("fork")  # a forked process has the trace already
     done, stop = context.Array("d", len(plan.configs)), context.Value("b", 0)
-    with ProcessPoolExecutor(jobs, context, _adopt, (plan, done, stop)) as pool:
+    with ProcessPoolExecutor(min(jobs, len(plan.configs)), context, _adopt, (plan, done, stop)) as pool:
         futures = [pool.submit(_work, index, name) for index, name in enumerate(plan.configs)]
         waiting: set[Future[Run | None]] = set(futures)
         while waiting:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
 from typing import Any
@@ -119,6 +119,13 @@ class Shape:
 
 
 Shapes = Callable[[PerfModel, Question, int], Iterator[Shape]]
+
+
+def thinned(counts: Sequence[int], most: int) -> list[int]:
+    """Return at most `most` of the ascending `counts`, evenly, the first and the last among them."""
+    if len(counts) <= most:
+        return list(counts)
+    return [counts[place * (len(counts) - 1) // (most - 1)] for place in range(most)]
 
 
 def splits(perf: PerfModel, asked: Question, gpus: int) -> Iterator[Shape]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from pdplugins.config import MOST_GPUS
+from pdplugins.config import MOST_GPUS, MOST_JOBS
 from pdplugins.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -48,7 +48,9 @@ def advise(  # noqa: PLR0913 - the options of a command
     ] = 0.99,
     startup: Annotated[float, typer.Option(min=0, help="Seconds until a worker that a planner adds serves.")] = 30.0,
     seed: Annotated[int, typer.Option(min=0, help="Seed of every random choice.")] = 0,
-    jobs: Annotated[int | None, typer.Option(min=1, help="Runs at the same time; default: one per core.")] = None,
+    jobs: Annotated[
+        int | None, typer.Option(min=1, max=MOST_JOBS, help="Runs at the same time; default: one per core.")
+    ] = None,
     out: Annotated[Path | None, typer.Option("--json", metavar="OUT", help="Write all results there.")] = None,
     html: Annotated[Path | None, typer.Option(metavar="OUT", help="Write a report that opens offline.")] = None,
     save_dir: Annotated[

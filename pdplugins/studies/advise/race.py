@@ -54,10 +54,14 @@ Job = tuple[Candidate, str]
 
 
 class Race:
-    """Processes that simulate candidates on given traces."""
+    """Processes that simulate candidates on given traces: at most `jobs`, and never more than there have been runs."""
 
-    def __init__(self, pool: ProcessPoolExecutor, stop: Any, seed: int) -> None:
-        self._pool, self._stop, self._seed = pool, stop, seed
+    def __init__(self, traces: Traces, jobs: int, seed: int) -> None:
+        self._traces, self._jobs, self._seed = traces, jobs, seed
+        self._context = multiprocessing.get_context("fork")  # a forked process has the traces already
+        self._stop = self._context.Value("b", 0)
+        self._pool: ProcessPoolExecutor | None = None
+        self._processes = 0
         self.left_out: list[LeftOut] = []
 
     def run(self, jobs: Sequence[Job], done: Done = lambda *_: None) -> list[Score]:
@@ -65,7 +69,11 @@ class Race:
 
         A candidate that cannot run is left out, and noted.
         """
-        futures = [self._pool.submit(_simulated, candidate, trace, self._seed) for candidate, trace in jobs]
+        if not jobs:
+            done(0, 0)
+            return []
+        pool = self._pool_for(len(jobs))
+        futures = [pool.submit(_simulated, candidate, trace, self._seed) for candidate, trace in jobs]
         waiting: set[Future[Score | LeftOut]] = set(futures)
         done(0, len(jobs))
         try:
@@ -79,19 +87,37 @@ class Race:
         self.left_out += [result for result in results if isinstance(result, LeftOut)]
         return [result for result in results if isinstance(result, Score)]
 
+    def _pool_for(self, runs: int) -> ProcessPoolExecutor:
+        """Return a pool with a process for each of `runs`, up to the most: a pool starts all its processes at once."""
+        wanted = min(self._jobs, runs)
+        if self._pool is None or self._processes < wanted:
+            self.close()
+            self._pool = ProcessPoolExecutor(wanted, self._context, _adopt, (self._traces, self._stop))
+            self._processes = wanted
+        return self._pool
+
+    def close(self) -> None:
+        """End the processes once they have done their runs."""
+        if self._pool is not None:
+            self._pool.shutdown()
+
+    def abandon(self) -> None:
+        """Stop every run, and drop those that have not begun."""
+        self._stop.value = 1
+        if self._pool is not None:
+            self._pool.shutdown(cancel_futures=True)
+
 
 @contextmanager
 def race(traces: Traces, jobs: int, seed: int) -> Iterator[Race]:
-    """Yield `jobs` processes that have `traces`."""
-    context = multiprocessing.get_context("fork")  # a forked process has the traces already
-    stop = context.Value("b", 0)
-    with ProcessPoolExecutor(jobs, context, _adopt, (traces, stop)) as pool:
-        try:
-            yield Race(pool, stop, seed)
-        except BaseException:
-            stop.value = 1
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
+    """Yield at most `jobs` processes that have `traces`."""
+    running = Race(traces, jobs, seed)
+    try:
+        yield running
+    except BaseException:
+        running.abandon()
+        raise
+    running.close()
 
 
 # --- in a child process -----------------------------------------------------------------------------------------------

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from pdplugins.config import MOST_GPUS
-from pdplugins.errors import ConfigError, shown
+from pdplugins.config import MOST_GPUS, MOST_JOBS
+from pdplugins.errors import ConfigError, printable, shown
 
 if TYPE_CHECKING:
     from pdplugins.config import Config
@@ -73,7 +73,9 @@ def backtest(  # noqa: PLR0913 - the options of a command
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="A key of the config and a value in YAML.")
     ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Seed of every random choice.")] = 0,
-    jobs: Annotated[int | None, typer.Option(min=1, help="Runs at the same time; default: one per core.")] = None,
+    jobs: Annotated[
+        int | None, typer.Option(min=1, max=MOST_JOBS, help="Runs at the same time; default: one per core.")
+    ] = None,
     out: Annotated[Path | None, typer.Option("--json", metavar="OUT", help="Write all results there.")] = None,
     html: Annotated[Path | None, typer.Option(metavar="OUT", help="Write a report that opens offline.")] = None,
 ) -> None:
@@ -192,15 +194,15 @@ def _show(found: Backtest) -> None:
     from rich.table import Table  # noqa: PLC0415
 
     from pdplugins.studies.backtest import page, words  # noqa: PLC0415
-    from pdplugins.terminal import console  # noqa: PLC0415
+    from pdplugins.terminal import console, plain  # noqa: PLC0415
 
     for line in words.verdict(found):
-        typer.echo(line)
+        typer.echo(printable(line))
     for titles, rows in ((page.TIMES, page.time_cells(found)), (page.ROWS, page.row_cells(found))):
         if rows:
             table = Table(*titles, box=None, header_style="bold")
             for row in rows:
-                table.add_row(*row)
+                table.add_row(*map(plain, row))
             console().print(table)
     for note in (*found.recording.notes, f"simulated on {found.config.deployment.profile}"):
-        typer.echo(note)
+        typer.echo(printable(note))

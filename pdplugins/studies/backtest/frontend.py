@@ -11,10 +11,12 @@ import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 
 import numpy as np
 from numpy.typing import NDArray
 
+from pdplugins.config import MOST_GPUS
 from pdplugins.contracts.request import Slo
 from pdplugins.contracts.workers import Role
 from pdplugins.errors import ConfigError, TraceError, one_line
@@ -50,6 +52,8 @@ LOOK_S = 300.0
 MOST_REQUESTS = 1_000_000
 CACHED_SHARE = 0.02
 """A larger share of prompts out of caches is worth a note."""
+MOST_COUNTED, LEAST_COUNTED = 1e15, 1e-6
+"""The most that a metric may grow by in a step, and the least number of samples: what lies beyond is no traffic."""
 SPREAD = 0.6
 """Sigma of log-normal lengths, where only their mean is recorded."""
 LABEL = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*")
@@ -185,10 +189,10 @@ def _model(server: Prometheus, selection: Selection, match: Sequence[str], span:
     wanted = selection.model.lower() if selection.model else None  # the frontend lower-cases its label
     if wanted is not None and wanted not in names:
         raise ConfigError(
-            f"--model {one_line(selection.model)}: not recorded at that time; there is {', '.join(names)}"
+            f"--model {one_line(selection.model)}: not recorded at that time; there is {one_line(', '.join(names))}"
         )
     if wanted is None and len(names) > 1:
-        raise ConfigError(f"--model: say which of {', '.join(names)}; a backtest is of one")
+        raise ConfigError(f"--model: say which of {one_line(', '.join(names))}; a backtest is of one")
     if not names:
         raise TraceError(f"--from, --to: {REQUESTS} was not recorded in the steps of that time; give a longer time")
     return wanted or names[0]
@@ -215,9 +219,14 @@ def _pools(server: Prometheus, match: Sequence[str], span: Span) -> tuple[Pools,
             Pools(at_s - span.start_s, round(prefill[at_s]), round(decode[at_s]))
             for at_s in sorted(prefill.keys() & decode.keys())
         ]
-        if kept := [pools for pools in seen if min(pools.prefill, pools.decode) > 0]:  # without one, nothing is served
+        # Without a worker of each role, nothing is served.
+        if kept := [pools for pools in seen if min(pools.prefill, pools.decode) > 0 and _possible(pools)]:
             return changes([replace(kept[0], at_s=0.0), *kept])
     return ()
+
+
+def _possible(pools: Pools) -> bool:
+    return max(pools.prefill, pools.decode) <= MOST_GPUS
 
 
 # --- answers ----------------------------------------------------------------------------------------------------------
@@ -225,7 +234,7 @@ def _pools(server: Prometheus, match: Sequence[str], span: Span) -> tuple[Pools,
 
 def _windows(found: Mapping[str, Sequence[Series]], span: Span) -> list[Window]:
     def by_window(series: Series) -> dict[int, float]:
-        return {round((at_s - span.start_s) / span.step_s): max(value, 0.0) for at_s, value in series.points}
+        return {round((at_s - span.start_s) / span.step_s): _counted(value) for at_s, value in series.points}
 
     def single(name: str) -> dict[int, float]:
         return by_window(found[name][0]) if found[name] else {}
@@ -236,10 +245,10 @@ def _windows(found: Mapping[str, Sequence[Series]], span: Span) -> list[Window]:
     windows = []
     for index in range(1, span.steps + 1):
         histograms = {
-            name: Histogram(
+            name: _histogram(
                 counts[name][0].get(index, 0.0),
                 counts[name][1].get(index, 0.0),
-                tuple(sorted((bound, values.get(index, 0.0)) for bound, values in buckets[name])),
+                [(bound, values.get(index, 0.0)) for bound, values in buckets[name]],
             )
             for name in HISTOGRAMS
         }
@@ -247,12 +256,34 @@ def _windows(found: Mapping[str, Sequence[Series]], span: Span) -> list[Window]:
     return windows
 
 
+def _counted(value: float) -> float:
+    """Return what a counter has grown by. Raises TraceError for more than a frontend can count."""
+    if value > MOST_COUNTED:
+        raise TraceError(
+            f"--prometheus: a metric has grown by {value:.3g} in one step, and {MOST_COUNTED:g} is the most; is this "
+            "the Prometheus of a frontend?"
+        )
+    return max(value, 0.0)
+
+
+def _histogram(count: float, summed: float, buckets: Sequence[tuple[float, float]]) -> Histogram:
+    """Return a histogram whose buckets rise up to the count; an empty one where hardly a sample is."""
+    highest: dict[float, float] = {}
+    for bound, inside in buckets:
+        highest[bound] = max(highest.get(bound, 0.0), inside)
+    if count < LEAST_COUNTED:
+        return Histogram(0.0, 0.0, tuple((bound, 0.0) for bound in sorted(highest)))
+    rising = accumulate((highest[bound] for bound in sorted(highest)), max)
+    return Histogram(count, summed, tuple(zip(sorted(highest), (min(inside, count) for inside in rising), strict=True)))
+
+
 def _bound(series: Series) -> float:
+    """Return the upper bound of a bucket. The last one is that of all samples, whatever it says."""
     try:
         bound = float(series.labels["le"])
     except (KeyError, ValueError):
         return math.inf
-    return math.inf if math.isnan(bound) else bound
+    return max(bound, 0.0) if bound <= MOST_COUNTED else math.inf
 
 
 def _all(windows: Sequence[Window], name: str) -> Histogram:
@@ -268,7 +299,8 @@ def _attainment(windows: Sequence[Window], slo: Slo) -> AttainmentBounds | None:
     itl = _all(windows, ITL).share_below(slo.tpot_s)
     if ttft is None or itl is None:
         return None
-    return AttainmentBounds(max(ttft + itl - 1.0, 0.0), min(ttft, itl))
+    high = min(ttft, itl)
+    return AttainmentBounds(min(max(ttft + itl - 1.0, 0.0), high), high)
 
 
 def _by_part(windows: Sequence[Window], span: Span) -> Iterator[Latencies]:
@@ -286,7 +318,7 @@ def _by_part(windows: Sequence[Window], span: Span) -> Iterator[Latencies]:
 
 def _cache_note(windows: Sequence[Window]) -> Iterator[str]:
     cached, isl = _all(windows, CACHED), _all(windows, ISL)
-    share = cached.total / isl.total if isl.total > 0 else 0.0
+    share = min(cached.total / isl.total, 1.0) if isl.total >= LEAST_COUNTED else 0.0
     if share > CACHED_SHARE:
         yield (
             f"{share:.0%} of the prompt tokens were in a cache; the simulation computes them all, so its TTFT is too "

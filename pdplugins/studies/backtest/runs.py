@@ -21,6 +21,7 @@ from pdplugins.sim.run.compare import Plan, run_all
 from pdplugins.sim.run.running import arrival
 from pdplugins.sim.run.setup import sim_settings
 from pdplugins.sim.run.simulate import seeded, summarise
+from pdplugins.studies.advise.candidates import thinned
 from pdplugins.studies.advise.traffic import part_of
 from pdplugins.studies.backtest.recording import Latencies, Pools, Recording
 from pdplugins.verdict import Missed
@@ -30,6 +31,8 @@ PART = 1_500
 """Requests on which every split is tried, to find the best one for each number of GPUs."""
 MOST_SPLITS, MOST_SIZES = 96, 6
 """Splits that are tried on a part, and numbers of GPUs whose best split is tried on everything."""
+MOST_COUNTS = 256
+"""Numbers of workers of a role that splits are made of, before they are thinned out."""
 TICK_S = 1.0
 RECORDED = "as it ran"
 
@@ -263,8 +266,8 @@ def _splits(base: Config) -> list[tuple[int, int]]:
     budget, prefill_tp, decode_tp = deployment.gpu_budget, deployment.prefill_tp, deployment.decode_tp
     found = [
         (prefill, decode)
-        for decode in range(1, (budget - prefill_tp) // decode_tp + 1)
-        for prefill in range(1, (budget - decode * decode_tp) // prefill_tp + 1)
+        for decode in thinned(range(1, (budget - prefill_tp) // decode_tp + 1), MOST_COUNTS)
+        for prefill in thinned(range(1, (budget - decode * decode_tp) // prefill_tp + 1), MOST_COUNTS)
     ]
     found.sort(key=lambda pools: (deployment.gpus(*pools), pools))
     return found[:: -(-len(found) // MOST_SPLITS)]

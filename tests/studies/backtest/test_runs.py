@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pdplugins.config import Choice, find, load
+from pdplugins.config import MOST_GPUS, Choice, find, load, parse
 from pdplugins.contracts.planner import PlannerView
 from pdplugins.contracts.workers import Pool
 from pdplugins.hosts.dynamo.scrape import Histogram
@@ -108,3 +108,18 @@ def test_splits_stay_within_the_gpus_and_are_few() -> None:
     large = config().deployment.model_copy(update={"gpu_budget": 200})
     assert len(runs._splits(config().model_copy(update={"deployment": large}))) <= runs.MOST_SPLITS
     assert replace(recording(()), pools=(Pools(0, 2, 1),)).gpu_s(1, 2) == 1200.0
+
+
+@pytest.mark.parametrize("gpus", [8, 100, MOST_GPUS])
+def test_splits_of_any_number_of_gpus_are_few_and_span_it(gpus: int) -> None:
+    data = config().model_dump(mode="json")
+    data["deployment"]["gpu_budget"] = gpus
+    found = runs._splits(parse(data))
+    assert len(found) <= runs.MOST_SPLITS
+    assert found[0] == (1, 1)
+    used = [prefill + 2 * decode for prefill, decode in found]
+    assert used == sorted(used)
+    assert used[-1] <= gpus
+    if gpus == 8:
+        assert len(found) == 12
+    assert used[-1] > 0.7 * gpus

@@ -157,7 +157,7 @@ def _beat(
 def _show(result: Result, out: Path | None) -> None:
     from rich.table import Table  # noqa: PLC0415
 
-    from pdplugins.terminal import console  # noqa: PLC0415
+    from pdplugins.terminal import console, plain  # noqa: PLC0415
 
     metrics = result.metrics
     table = Table(box=None, show_header=False, pad_edge=False)
@@ -179,7 +179,7 @@ def _show(result: Result, out: Path | None) -> None:
         ("simulator", f"{result.speed.requests_per_s or 0:.0f} requests/s, {result.speed.wall_s:.1f} s"),
         ("result", str(out) if out else "not written; name a file with --json"),
     ):
-        table.add_row(name, value)
+        table.add_row(name, plain(value))
     console().print(table)
 
 
