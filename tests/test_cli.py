@@ -221,7 +221,7 @@ def test_an_output_of_few_characters_shows_what_it_can(arguments: list[str], enc
 @pytest.mark.parametrize("program", ["main", "dynamo_main"])
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_ctrl_c_while_the_command_line_loads_is_no_traceback(program: str, when: str, tmp_path: Path) -> None:
-    """`typer` is one of the first modules that are loaded. Where tests run in the background, Ctrl-C is ignored at first."""
+    """`typer` is one of the first modules to load. Where tests run in the background, Ctrl-C is ignored at first."""
     heard = "signal.signal(signal.SIGINT, signal.default_int_handler)"
     press = f"import os, signal; {heard}; os.kill(os.getpid(), signal.SIGINT)"
     (tmp_path / "typer.py").write_text(press if when == "before" else f"def __getattr__(name): {press}")
