@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+from email.utils import formatdate
+from functools import lru_cache
+from time import time
 
-from aiohttp import hdrs, web
+from aiohttp import HttpVersion11, hdrs, web
 
 from pdplugins.gateway.admission import Admission
 from pdplugins.gateway.errors import GatewayError, RefusedError
@@ -16,10 +19,85 @@ DONE_EVENT = b"data: [DONE]\n\n"
 """The end of every stream."""
 
 
-class Stream(web.StreamResponse):
-    """A stream whose head goes out with its first part, and not before it in a packet of its own."""
+class Answer(web.StreamResponse):
+    """The answer of a worker. Its head goes out with its first part, in one packet.
 
-    _send_headers_immediately = False  # aiohttp's own; where it has another name, the head goes out first
+    It writes to the connection by itself: aiohttp collects headers in a dictionary, calls hooks, and sends the head
+    alone, which takes longer than everything else that is done with a short answer.
+    """
+
+    def __init__(self, request: web.BaseRequest, content_type: str, status: int = 200, *, stream: bool = False) -> None:
+        super().__init__(status=status)
+        self._request = request
+        self._type = content_type
+        self._stream = stream
+        self._keeps = request.keep_alive and request.version == HttpVersion11  # without chunks, a stream ends with it
+        self._begun = self._over = False
+
+    @property
+    def prepared(self) -> bool:
+        """Whether its head has been sent."""
+        return self._begun
+
+    @property
+    def keep_alive(self) -> bool:
+        """Whether its connection may be used again."""
+        return self._keeps
+
+    @property
+    def body_length(self) -> int:
+        """Bytes that have been sent, those of the head included, as of all of aiohttp's answers."""
+        return self._request.writer.output_size
+
+    def force_close(self) -> None:
+        """Make it the last answer on its connection. Call it before the first part."""
+        self._keeps = False
+
+    async def send(self, data: bytes, *, last: bool = False) -> None:
+        """Send a part of a stream, or all of the answer. Nothing follows the last one.
+
+        Raises ConnectionResetError when the client has gone.
+        """
+        if self._over:
+            return
+        parts = [] if self._begun else [self._head(data)]
+        chunks = self._stream and self._request.version == HttpVersion11
+        parts += [b"%x\r\n" % len(data), data, b"\r\n"] if chunks and data else [data]
+        if chunks and last:
+            parts.append(b"0\r\n\r\n")
+        self._begun, self._over = True, last
+        transport, writer = self._request.transport, self._request.writer
+        if transport is None or transport.is_closing():
+            raise ConnectionResetError
+        writer.output_size += sum(map(len, parts))
+        transport.writelines(parts)
+        await writer.drain()
+
+    def _head(self, body: bytes) -> bytes:
+        frame = f"Content-Length: {len(body)}"
+        if self._stream:
+            frame = "Cache-Control: no-cache"
+            if self._request.version == HttpVersion11:
+                frame += "\r\nTransfer-Encoding: chunked"
+        close = "" if self._keeps else "Connection: close\r\n"
+        return (
+            f"HTTP/1.1 {self.status} {self.reason}\r\nContent-Type: {self._type}\r\n{frame}\r\n{close}"
+            f"Date: {_date(int(time()))}\r\nServer: {SERVER}\r\n\r\n"
+        ).encode("latin-1")
+
+    # --- what aiohttp calls for every answer --------------------------------------------------------------------------
+
+    async def prepare(self, request: web.BaseRequest) -> None:
+        """Do nothing: the head goes with the first part."""
+
+    async def write_eof(self, data: bytes = b"") -> None:
+        """Send what is left."""
+        await self.send(data, last=True)
+
+
+@lru_cache(maxsize=1)
+def _date(now_s: int) -> str:
+    return formatdate(now_s, usegmt=True)
 
 
 class Reply:
@@ -29,8 +107,8 @@ class Reply:
         self._request = request
         self._admission = admission
         self.response: web.StreamResponse | None = None
-        self._ended = False
-        """Whether the end of a stream has been sent."""
+        self._answer: Answer | None = None
+        """The response, where it is what a worker has said."""
 
     @property
     def started(self) -> bool:
@@ -39,22 +117,12 @@ class Reply:
 
     async def send(self, data: bytes, content_type: str) -> None:
         """Send a part of a stream. Nothing follows its end."""
-        if self._ended:
-            return
-        if self.response is None:
-            headers = {"Content-Type": content_type, "Cache-Control": "no-cache", hdrs.SERVER: SERVER}
-            self.response = Stream(headers=headers)
-            await self.response.prepare(self._request)
-        if data.endswith(DONE_EVENT):
-            self._ended = True
-            await self.response.write_eof(data)
-        else:
-            await self.response.write(data)
+        answer = self._answer or self._begin(content_type, stream=True)
+        await answer.send(data, last=data.endswith(DONE_EVENT))
 
     async def whole(self, body: bytes, content_type: str, status: int = 200) -> None:
         """Answer with one body, at once: the books can wait, the client should not."""
-        self.response = web.Response(body=body, status=status, headers={"Content-Type": content_type})
-        await finish(self.response, self._request, self._admission)
+        await self._begin(content_type, status).send(body, last=True)
 
     async def refuse(self, error: RefusedError) -> None:
         """Pass on the refusal of a worker."""
@@ -65,10 +133,16 @@ class Reply:
 
     async def fail(self, error: GatewayError) -> None:
         """Tell the client what went wrong, in its stream where that has begun."""
-        if self.response is None or not self.response.prepared:
+        if self._answer is None or not self._answer.prepared:
             self.response = failure(error)
-        elif not isinstance(self.response, web.Response):  # nothing follows a whole answer
-            await self.send(b"data: " + _object(error) + b"\n\n" + DONE_EVENT, "")
+        else:
+            await self._answer.send(b"data: " + _object(error) + b"\n\n" + DONE_EVENT, last=True)
+
+    def _begin(self, content_type: str, status: int = 200, *, stream: bool = False) -> Answer:
+        self.response = self._answer = Answer(self._request, content_type, status, stream=stream)
+        if self._admission.closed:
+            self._answer.force_close()
+        return self._answer
 
 
 def redacted_body(body: bytes) -> bytes:
@@ -78,8 +152,6 @@ def redacted_body(body: bytes) -> bytes:
 
 async def finish(response: web.StreamResponse, request: web.BaseRequest, admission: Admission) -> None:
     """Send an answer, or what is left of it; where the gateway stops, it is the last one on its connection."""
-    if response.prepared and isinstance(response, web.Response):
-        return  # it has been sent as a whole
     if admission.closed and not response.prepared:
         response.force_close()
     response.headers.setdefault(hdrs.SERVER, SERVER)

@@ -1,9 +1,11 @@
-"""When a whole answer goes out."""
+"""How answers go out: their heads, their ends, and when."""
 
 from __future__ import annotations
 
 import asyncio
-from time import monotonic
+from collections.abc import Awaitable, Callable
+from email.utils import parsedate_to_datetime
+from time import monotonic, time
 from unittest import mock
 
 import pytest
@@ -12,7 +14,7 @@ from aiohttp import test_utils, web
 from pdplugins.gateway.admission import Admission
 from pdplugins.gateway.errors import GatewayError
 from pdplugins.gateway.metrics import GatewayMetrics
-from pdplugins.gateway.replies import Reply
+from pdplugins.gateway.replies import Reply, finish
 from pdplugins.limits import GatewayConfig
 from tests.gateway.fake import answer_of, settled
 from tests.gateway.rig import PROMPT, Fixed, ask, stand
@@ -20,45 +22,102 @@ from tests.gateway.rig import PROMPT, Fixed, ask, stand
 SLOW_S = 1.0
 
 
-def test_a_whole_answer_goes_out_at_once_and_nothing_follows_it() -> None:
-    async def run() -> None:
-        writer = mock.Mock(wraps=None)
-        writer.write_headers = mock.AsyncMock()
-        writer.write_eof = mock.AsyncMock()
-        request = test_utils.make_mocked_request("POST", "/generate", writer=writer)
-        reply = Reply(request, Admission(GatewayConfig(), GatewayMetrics()))
-        await reply.whole(b"{}", "application/json")
-        writer.write_eof.assert_awaited_once_with(b"{}")
-        answer = reply.response
-        await reply.fail(GatewayError(500, "too late"))
-        assert reply.response is answer
-        writer.write.assert_not_called()
-        writer.write_eof.assert_awaited_once()
+Answering = Callable[[Reply], Awaitable[None]]
+EVENT, END = b"data: 1\n\n", b"data: [DONE]\n\n"
 
-    asyncio.run(run())
+
+def heard(answering: Answering, *requests: bytes, closed: bool = False) -> list[tuple[list[bytes], bytes]]:
+    """Send requests on one connection. Return head and body of what comes after each one, up to one packet."""
+
+    async def answer(request: web.BaseRequest) -> web.StreamResponse:
+        admission = Admission(GatewayConfig(), GatewayMetrics())
+        if closed:
+            admission.close()
+        reply = Reply(request, admission)
+        await answering(reply)
+        assert reply.response is not None
+        await finish(reply.response, request, admission)
+        return reply.response
+
+    async def run() -> list[tuple[list[bytes], bytes]]:
+        async with test_utils.RawTestServer(answer) as server:
+            reader, writer = await asyncio.open_connection(server.host, server.port)
+            found = []
+            for request in requests:
+                writer.write(request)
+                head, _, body = (await reader.read(2**16)).partition(b"\r\n\r\n")
+                found.append((head.split(b"\r\n"), body))
+            writer.close()
+        return found
+
+    return asyncio.run(run())
+
+
+def post(version: str = "1.1", *headers: str) -> bytes:
+    lines = (f"POST / HTTP/{version}", "Host: x", "Content-Length: 0", *headers, "", "")
+    return "\r\n".join(lines).encode()
+
+
+async def whole(reply: Reply) -> None:
+    await reply.whole(b"{}", "application/json")
+    await reply.fail(GatewayError(500, "too late"))
+
+
+async def stream(reply: Reply) -> None:
+    await reply.send(EVENT + END, "text/event-stream")
+    await reply.fail(GatewayError(500, "too late"))
+    await reply.send(END, "text/event-stream")
+
+
+def test_a_whole_answer_goes_out_at_once_and_nothing_follows_it() -> None:
+    for head, body in heard(whole, post(), post()):
+        assert head[0] == b"HTTP/1.1 200 OK"
+        names = [line.split(b":")[0] for line in head[1:]]
+        assert names == [b"Content-Type", b"Content-Length", b"Date", b"Server"]
+        assert head[1:3] + head[4:] == [b"Content-Type: application/json", b"Content-Length: 2", b"Server: pdplugins"]
+        assert abs(parsedate_to_datetime(head[3][6:].decode()).timestamp() - time()) < 60
+        assert body == b"{}"
 
 
 def test_a_stream_goes_out_with_its_head_and_ends_with_its_last_part() -> None:
     """One packet for a stream that comes at once; and nothing follows its end."""
-
-    async def answer(request: web.BaseRequest) -> web.StreamResponse:
-        reply = Reply(request, Admission(GatewayConfig(), GatewayMetrics()))
-        await reply.send(b"data: 1\n\ndata: [DONE]\n\n", "text/event-stream")
-        await reply.fail(GatewayError(500, "too late"))
-        await reply.send(b"data: [DONE]\n\n", "text/event-stream")
-        assert reply.response is not None
-        return reply.response
-
-    async def run() -> None:
-        async with test_utils.RawTestServer(answer) as server:
-            reader, writer = await asyncio.open_connection(server.host, server.port)
-            writer.write(b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\n\r\n")
-            head, body = (await reader.read(2**16)).split(b"\r\n\r\n", 1)
-            writer.close()
-        assert b"text/event-stream" in head
+    for head, body in heard(stream, post(), post()):
+        assert b"Content-Type: text/event-stream" in head
+        assert b"Transfer-Encoding: chunked" in head
+        assert b"Cache-Control: no-cache" in head
         assert body == b"17\r\ndata: 1\n\ndata: [DONE]\n\n\r\n0\r\n\r\n"
 
-    asyncio.run(run())
+
+def test_a_stream_that_ends_without_its_mark_has_an_end_for_http() -> None:
+    async def broken(reply: Reply) -> None:
+        await reply.send(EVENT, "text/event-stream")
+
+    ((_, body),) = heard(broken, post())
+    assert body == b"9\r\ndata: 1\n\n\r\n0\r\n\r\n"
+
+
+def test_a_stream_over_http_1_0_has_no_chunks_and_ends_with_its_connection() -> None:
+    ((head, body), (_, rest)) = heard(stream, post("1.0", "Connection: keep-alive"), post("1.0"))
+    assert b"Connection: close" in head
+    assert not any(line.startswith((b"Transfer-Encoding", b"Content-Length")) for line in head)
+    assert (body, rest) == (EVENT + END, b"")
+
+
+@pytest.mark.parametrize("answering", [whole, stream])
+@pytest.mark.parametrize(
+    ("request_", "closed"), [(post("1.1", "Connection: close"), False), (post("1.0"), False), (post(), True)]
+)
+def test_the_last_answer_of_a_connection_says_so(answering: Answering, request_: bytes, closed: bool) -> None:
+    ((head, _), (_, rest)) = heard(answering, request_, post(), closed=closed)
+    assert head.count(b"Connection: close") == 1
+    assert rest == b""
+
+
+@pytest.mark.parametrize("answering", [whole, stream])
+def test_a_client_that_has_gone_is_no_fault(answering: Answering) -> None:
+    request = test_utils.make_mocked_request("POST", "/generate", transport=mock.Mock(is_closing=lambda: True))
+    with pytest.raises(ConnectionResetError):
+        asyncio.run(answering(Reply(request, Admission(GatewayConfig(), GatewayMetrics()))))
 
 
 @pytest.mark.parametrize("logprobs", [False, True])
