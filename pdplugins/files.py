@@ -15,6 +15,8 @@ from pdplugins.errors import ConfigError
 
 STDOUT, DEVICE = Path("-"), Path("/dev/stdout")
 """The name by which users ask for standard output, and what is written to."""
+USUAL_MODE = 0o666
+"""Of new files, less what the user's umask takes away."""
 
 
 @contextmanager
@@ -44,7 +46,8 @@ def _check_output(path: Path, folder: Path) -> None:
         raise ConfigError(f"{path}: there is no folder {path.parent}; create it first")
     if path.is_dir():
         raise ConfigError(f"{path}: is a folder; name a file in it")
-    if (scratch := _scratch(path)) != path:
+    target = _target(path)
+    if (scratch := _scratch(target)) != target:
         scratch.touch()
         scratch.unlink()
 
@@ -98,10 +101,11 @@ def read_limited(path: Path, most_bytes: int, *, pipes: bool = False) -> bytes:
 
 
 @contextmanager
-def whole(path: Path) -> Iterator[Path]:
+def whole(path: Path, *, keep_mode: bool = True) -> Iterator[Path]:
     """Yield a temporary path to write to. It replaces `path` at the end, or is removed after an error.
 
-    Raises ConfigError where the file system refuses.
+    A file that it replaces leaves it its mode, unless `keep_mode` is off. Where `path` is a link to a file, that one is
+    replaced. Raises ConfigError where the file system refuses.
     """
     path = _target(path)
     try:
@@ -111,6 +115,8 @@ def whole(path: Path) -> Iterator[Path]:
     try:
         yield scratch
         if scratch != path:
+            if keep_mode and path.exists():
+                scratch.chmod(stat.S_IMODE(path.stat().st_mode))
             scratch.replace(path)
     except BrokenPipeError:  # who read our standard output has had enough
         raise
@@ -121,27 +127,33 @@ def whole(path: Path) -> Iterator[Path]:
             scratch.unlink(missing_ok=True)
 
 
-def write_whole(path: Path, text: str, mode: int = 0o666) -> None:
+def write_whole(path: Path, text: str, mode: int = USUAL_MODE) -> None:
     """Write `text` to `path`, completely or not at all. Raises ConfigError where the file system refuses.
 
-    :param mode: of the file, less what the user's umask takes away.
+    :param mode: of the file, less what the umask takes away. With the usual one, a file that is there keeps its own.
     """
     with whole_text(path, mode) as file:
         file.write(text)
 
 
 @contextmanager
-def whole_text(path: Path, mode: int = 0o666) -> Iterator[TextIO]:
+def whole_text(path: Path, mode: int = USUAL_MODE) -> Iterator[TextIO]:
     """Yield a file to write text to, in pieces: it is there completely or not at all, as with `write_whole`."""
     path = _target(path)
-    with whole(path) as scratch, os.fdopen(_opened(scratch, path, mode), "w", encoding="utf-8") as file:
+    with (
+        whole(path, keep_mode=mode == USUAL_MODE) as scratch,
+        os.fdopen(_opened(scratch, path, mode), "w", encoding="utf-8") as file,
+    ):
         yield file
 
 
-def write_whole_bytes(path: Path, data: bytes, mode: int = 0o666) -> None:
+def write_whole_bytes(path: Path, data: bytes, mode: int = USUAL_MODE) -> None:
     """Write `data` to `path`, as `write_whole` does with text."""
     path = _target(path)
-    with whole(path) as scratch, os.fdopen(_opened(scratch, path, mode), "wb") as file:
+    with (
+        whole(path, keep_mode=mode == USUAL_MODE) as scratch,
+        os.fdopen(_opened(scratch, path, mode), "wb") as file,
+    ):
         file.write(data)
 
 
@@ -170,7 +182,14 @@ def _opened(scratch: Path, path: Path, mode: int) -> int:
 
 
 def _target(path: Path) -> Path:
-    return DEVICE if path == STDOUT else path
+    """Return where `path` leads: to standard output, or along links to a file that is there or can be."""
+    if path in (STDOUT, DEVICE):
+        return DEVICE
+    try:
+        leads = path.is_symlink() and (path.is_file() or not path.exists())
+        return path.resolve() if leads else path
+    except (OSError, RuntimeError):  # what reads or writes it says why; older Pythons raise a RuntimeError for a loop
+        return path
 
 
 def _same(one: Path, other: Path) -> bool:

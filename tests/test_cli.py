@@ -168,7 +168,6 @@ SIMULATE = ("simulate", "dopd", "--trace", "tr.jsonl")
         (["validate", "dynamo", "--trace", "tr.jsonl", "--json", "tr.jsonl"], "--json tr.jsonl is also --trace"),
         (["planner", "--config", "my.yaml", "--state", "my.yaml"], "--state my.yaml is also --config"),
         (["power", "run", "--config", "my.yaml", "--decision-log", "my.yaml"], "my.yaml is also --config"),
-        (["profile", "show", "tr.json", "--plot", "tr.json"], "--plot tr.json is also NAME"),
     ],
 )
 def test_an_output_that_is_an_input_or_another_output_is_refused_and_nothing_is_lost(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 import subprocess
 import sys
 from pathlib import Path
@@ -174,3 +175,34 @@ def test_what_the_file_system_refuses_to_look_at_is_no_output(tmp_path: Path, mo
         check_outputs(tmp_path / "out")
     with pytest.raises(ConfigError, match="out: Permission denied; give a path"):
         write_whole(tmp_path / "out", "text")
+
+
+def test_what_a_link_leads_to_is_written_and_the_link_stays(tmp_path: Path) -> None:
+    (tmp_path / "there").mkdir()
+    for name, old in (("old", "old"), ("new", None)):
+        target, link = tmp_path / "there" / name, tmp_path / name
+        if old is not None:
+            target.write_text(old)
+        link.symlink_to(target)
+        check_outputs(link)
+        write_whole(link, "text")
+        assert (link.is_symlink(), target.read_text()) == (True, "text")
+    assert sorted(path.name for path in (tmp_path / "there").iterdir()) == ["new", "old"]
+
+
+def test_a_link_to_a_device_is_written_as_the_device_is(tmp_path: Path) -> None:
+    link = tmp_path / "null"
+    link.symlink_to("/dev/null")
+    check_outputs(link)
+    write_whole(link, "text")
+    assert link.is_symlink()
+    assert Path("/dev/null").is_char_device()
+
+
+def test_a_file_that_is_replaced_keeps_its_mode_and_a_secret_one_gets_its_own(tmp_path: Path) -> None:
+    path = tmp_path / "f"
+    for before, asked, after in ((0o600, 0o666, 0o600), (0o664, 0o666, 0o664), (0o644, 0o600, 0o600)):
+        path.write_text("old")
+        path.chmod(before)
+        write_whole(path, "text", asked)
+        assert stat.S_IMODE(path.stat().st_mode) == after

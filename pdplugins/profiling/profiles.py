@@ -256,7 +256,8 @@ def show(
     plot: Annotated[Path | None, typer.Option(help="Draw it there too: .png, .svg or .pdf.")] = None,
 ) -> None:
     """Print a profile: its source, and its times at a few usual sizes."""
-    check_apart({"--plot": plot}, {"NAME": name})
+    if plot is not None:
+        showing.check_plot(plot)
     found = _find(name)
     Console().print(showing.summary(name, found))
     if plot is not None:

@@ -9,11 +9,12 @@ from rich.table import Table
 
 from pdplugins.contracts.workers import Role
 from pdplugins.errors import ConfigError, printable
-from pdplugins.files import whole
+from pdplugins.files import check_outputs, whole
 from pdplugins.perf.profile import Profile
 from pdplugins.perf.table import TableModel
 from pdplugins.terminal import plain
 
+PLOTS = (".png", ".svg", ".pdf")
 PROMPTS = (128, 512, 2048, 8192, 32_768)
 BATCHES = (1, 8, 64, 256)
 CONTEXTS = (512, 2048, 8192)
@@ -65,6 +66,13 @@ def _decode(perf: TableModel, tp: int) -> Table:
     return table
 
 
+def check_plot(path: Path) -> None:
+    """Raise ConfigError where no plot can be written."""
+    if path.suffix not in PLOTS:
+        raise ConfigError(f"--plot {path}: name a file that ends in {', '.join(PLOTS)}")
+    check_outputs(path)
+
+
 def draw(name: str, profile: Profile, path: Path) -> None:
     """Plot prefill over prompt length and decode over batch to `path`. Raises ConfigError when it cannot be written."""
     import matplotlib as mpl  # noqa: PLC0415 - slow to load, and only plots need it
@@ -89,7 +97,5 @@ def draw(name: str, profile: Profile, path: Path) -> None:
     try:
         with whole(path) as scratch:
             figure.savefig(scratch)
-    except ValueError as error:  # the file name has a format that it cannot write
-        raise ConfigError(f"--plot {path}: {error}") from None
     finally:
         plt.close(figure)

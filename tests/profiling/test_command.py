@@ -197,6 +197,15 @@ def test_show_prints_and_draws(tmp_path: Path) -> None:
     assert "choose from a100/" in refused("show", "h100/gpt-9")
 
 
+def test_a_plot_that_cannot_be_written_is_refused_before_the_work(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for plot, why in ((".", "ends in .png, .svg, .pdf"), ("x.csv", "ends in"), ("no/x.png", "no folder")):
+        assert why in refused("show", "mi300x/llama-3.1-8b", "--plot", tmp_path / plot)
+    assert capsys.readouterr().out == ""
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_aiconfigurator_missing_says_what_to_install(tmp_path: Path) -> None:
     made = ("from-aiconfigurator", "--gpu", "h100", "--model", LLAMA, "--out", tmp_path / "mine.json")
     for python in (sys.executable, tmp_path / "none"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from tempfile import TemporaryFile
 
 import yaml
 
@@ -18,12 +19,10 @@ SCRIPT = 0o777
 
 
 def check(folder: Path) -> None:
-    """Raise ConfigError if the folder cannot be written, before work is lost. It is made if need be."""
+    """Raise ConfigError if the folder cannot be written, or made, before work is lost."""
     try:
-        folder.mkdir(exist_ok=True)
-        scratch = folder / ".pdplugins"
-        scratch.touch()
-        scratch.unlink()
+        with TemporaryFile(dir=folder if folder.exists() else folder.parent):
+            pass
     except OSError as error:
         raise ConfigError(f"--save-dir {folder}: {error.strerror}; give a folder that can be written") from None
 
@@ -42,6 +41,7 @@ def write(config: Config, model: str | None, about: str, folder: Path) -> Iterat
         ("dynamo.sh", dynamo_script(config, model, about), SCRIPT, "starts Dynamo's frontend and workers"),
         ("kubernetes.yaml", manifest(config, model, about), 0o666, "the same on a cluster"),
     )
+    folder.mkdir(exist_ok=True)
     for name, text, mode, what in files:
         write_whole(folder / name, text, mode)
         yield folder / name, what

@@ -130,5 +130,15 @@ def test_a_folder_that_cannot_be_written_is_refused_before_the_work(tmp_path: Pa
     (tmp_path / "file").touch()
     with pytest.raises(ConfigError, match="--save-dir"):
         folder.check(tmp_path / "file")
+    with pytest.raises(ConfigError, match="--save-dir"):
+        folder.check(tmp_path / "not" / "there")
+
+
+def test_looking_at_a_folder_leaves_it_as_it_was(tmp_path: Path) -> None:
+    theirs = tmp_path / "old" / ".pdplugins"
+    theirs.parent.mkdir()
+    theirs.write_text("theirs")
+    folder.check(tmp_path / "old")
     folder.check(tmp_path / "new")
-    assert (tmp_path / "new").is_dir()
+    assert [path.name for path in tmp_path.iterdir()] == ["old"]
+    assert [path.read_text() for path in theirs.parent.iterdir()] == ["theirs"]

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from pdplugins.config import Config
     from pdplugins.results import Result, Spread
 
+MOST_BLOCKS = 10**9
+"""Of a worker's KV cache: Dynamo reads larger numbers as fractions."""
 _DEFAULTS: dict[tuple[str, ...], Any] = {
     ("slo", "ttft_s"): 2.0,
     ("slo", "tpot_s"): 0.08,
@@ -62,7 +64,8 @@ def replay(  # noqa: PLR0913 - the options of a command
     gpus: Annotated[int | None, typer.Option(min=2, max=MOST_GPUS, help="GPUs of all workers together (8).")] = None,
     router: Annotated[Literal["round_robin", "kv_router"], typer.Option(help="Dynamo's router.")] = "round_robin",
     kv_blocks: Annotated[
-        int | None, typer.Option(min=1, help="KV blocks of 64 tokens of a worker (what the profile holds).")
+        int | None,
+        typer.Option(min=1, max=MOST_BLOCKS, help="KV blocks of 64 tokens of a worker (what the profile holds)."),
     ] = None,
     skip: Annotated[float, typer.Option(min=0, help="Leave out the first seconds of the trace.")] = 0.0,
     clip_s: Annotated[float | None, typer.Option(help="Only what arrives in the first seconds of the rest.")] = None,
