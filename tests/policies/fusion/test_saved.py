@@ -1,6 +1,8 @@
-"""Saved time: where it pays, what a step may spend of it, and that no answer pays more than the cap."""
+"""Saved time: where it pays, what a step may spend of it, that no answer pays more than the cap; and what is owed."""
 
 from __future__ import annotations
+
+import math
 
 import pytest
 from hypothesis import given
@@ -11,7 +13,7 @@ from pdplugins.policies.fusion.config import FusionSettings
 from pdplugins.policies.fusion.core import Core
 from pdplugins.policies.fusion.costs import LONG
 from pdplugins.policies.fusion.plugin import build
-from pdplugins.policies.fusion.saved import Saved
+from pdplugins.policies.fusion.saved import EXACT, MOST_OWED, PAID, Saved
 from pdplugins.runtime.assembly import load_profile
 from pdplugins.testing import deployment, request
 from pdplugins.types import BatchPlan, BatchView, QueuedPrefill
@@ -114,6 +116,71 @@ def test_it_waits_for_a_larger_chunk_but_not_for_long() -> None:
     assert saved.waits(waiting, 30, 0.05)
     assert saved.waits(waiting, 30, core.costs.gather_s)
     assert not saved.waits(waiting, 30, 0.1 + core.costs.gather_s)
+
+
+DENSE = deployment(load_profile("a100/qwen2.5-14b"), any_role=True)
+
+
+def owing(saved: Saved, step_s: float, late_s: float) -> BatchView:
+    """Let a step take so much too long; return what the engine has then."""
+    busy = view(DECODES, 8000)
+    saved.before(busy, 0.0, 1.0)
+    saved.after(busy, step_s + late_s)
+    return busy
+
+
+def test_a_step_that_took_too_long_is_made_up_for_in_parts() -> None:
+    costs = Core(FusionSettings(), DENSE).costs
+    saved, now_s, owed_s = Saved(costs), 1.2 * costs.step_s, (0.2 - EXACT) * costs.step_s
+    busy = owing(saved, costs.step_s, 0.2 * costs.step_s)
+    for _ in range(5):
+        less_s = -saved.before(busy, now_s, 1.0)
+        assert less_s == pytest.approx(PAID * owed_s)
+        saved.after(busy, costs.step_s - less_s)
+        now_s += costs.step_s - less_s
+        owed_s -= less_s + EXACT * costs.step_s
+
+
+def test_steps_that_only_decode_make_up_for_it_too() -> None:
+    costs = Core(FusionSettings(), DENSE).costs
+    saved, now_s = Saved(costs), 1.2 * costs.step_s
+    busy = owing(saved, costs.step_s, 0.2 * costs.step_s)
+    before_s = saved.before(busy, now_s, 1.0)
+    quiet_s = -before_s / PAID / (costs.step_s / costs.decode_s(DECODES, 270.0) - 1)
+    assert saved.before(busy, now_s + quiet_s / 2, 1.0) == pytest.approx(before_s / 2)
+    assert saved.before(busy, now_s + 2 * quiet_s, 1.0) == 0.0
+
+
+def test_prompts_wait_for_no_more_than_a_part_of_a_step() -> None:
+    costs = Core(FusionSettings(), DENSE).costs
+    saved = Saved(costs)
+    for late_s in (10.0, 1e300, math.inf, math.nan):
+        busy = owing(saved, costs.step_s, late_s)
+    assert saved.before(busy, 0.0, 1.0) == pytest.approx(-PAID * MOST_OWED * costs.step_s)
+
+
+def test_decodes_that_are_beyond_the_tpot_by_themselves_owe_nothing() -> None:
+    costs = Core(FusionSettings(), DENSE).costs
+    crowd = 4096
+    assert costs.decode_s(crowd, 270.0) > costs.step_s
+    saved = Saved(costs)
+    saved.after(view(crowd, 8000), 2 * costs.step_s)
+    assert saved.before(view(crowd, 8000), 0.0, 1.0) == 0.0
+
+
+@pytest.mark.parametrize("late", [False, True])
+@given(st.lists(st.floats(-0.2, 0.2), min_size=1, max_size=300))
+def test_however_wrong_predictions_are_the_mean_step_keeps_the_slo(late: bool, errors: list[float]) -> None:
+    """Also in an engine that composes a step before it knows how long the one before took."""
+    costs = Core(FusionSettings(), DENSE).costs
+    saved, busy, now_s, unknown_s = Saved(costs), view(DECODES, 8000), 0.0, None
+    for error in errors:
+        took_s = (costs.step_s + saved.before(busy, now_s, 1.0)) * (1 + error)
+        known_s, unknown_s = (unknown_s, took_s) if late else (took_s, None)
+        if known_s is not None:
+            saved.after(busy, known_s)
+        now_s += took_s
+    assert now_s <= (len(errors) * (1 + EXACT) + MOST_OWED + 0.4) * costs.step_s
 
 
 @given(
