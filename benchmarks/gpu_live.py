@@ -2,6 +2,7 @@
 
     PYTHONPATH=. python benchmarks/gpu_live.py --out live.json      with SGLang 0.5.16 and a GPU of 80 GB
     PYTHONPATH=. python benchmarks/gpu_live.py --publish live.json  in a checkout: write it as the result gpu-live
+                                                                    (--join: with cells that had no time in that run)
 
 The model has the shape of Llama-3.1-8B and random weights; prompts are token ids, and SGLang runs without a tokenizer.
 One server takes the settings of one side after the other (`benchmarks/rig/switch.py`), each time while it is idle. So
@@ -488,6 +489,14 @@ def kept(logs: Path | None) -> Iterator[Path]:
                     shutil.copy(path, logs)
 
 
+def joined(found: dict[str, Any], more: Path | None) -> dict[str, Any]:
+    """Add the cells of another run, in which nothing else differs. Rows say which server they had. Return the summary."""
+    runs = [found["rows"], [] if more is None else json.loads(more.read_text(encoding="utf-8"))["rows"]]
+    rows = [{"server": number, **row} for number, run in enumerate(runs) for row in run]
+    found["rows"][:] = sorted(rows, key=lambda row: (row["load"], list(SIDES).index(row["side"]), row["round"]))
+    return {"summary": summary(found["rows"])}
+
+
 def summary(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return the mean attainment of each side at each rate, and that over the best side of SGLang alone."""
     by: dict[float, dict[str, list[float]]] = {}
@@ -513,10 +522,11 @@ def main() -> None:
         "--sides", type=lambda text: text.split(";"), default=list(SIDES), help="separated by semicolons"
     )
     parser.add_argument("--apart", action="store_true", help="a server for each side, without the switch")
+    parser.add_argument("--join", type=Path, help="with --publish: another run, on a server of its own, of other cells")
     parser.add_argument("--logs", type=Path, help="keep the logs of servers, steps and decisions in this folder")
     options = parser.parse_args()
     if options.publish is not None:
-        publish(RESULT, "gpu_live.py", options, lambda found: {"summary": summary(found["rows"])})
+        publish(RESULT, "gpu_live.py", options, lambda found: joined(found, options.join))
         return
     measure(options, begun)
 

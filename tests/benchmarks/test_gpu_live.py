@@ -49,6 +49,20 @@ def test_decisions_are_counted_from_where_it_was_last_asked(tmp_path) -> None:
     assert decisions.new() == {"decisions": 13, "faults": 1, "decision_us": 100.0}
 
 
+def test_cells_of_a_second_run_join_those_of_the_first(tmp_path) -> None:
+    def row(side: str, load: float, attainment: float) -> dict[str, object]:
+        return {"side": side, "load": load, "round": 0, "attainment": attainment}
+
+    more = tmp_path / "more.json"
+    more.write_text(json.dumps({"rows": [row("fusion", 1.5, 0.5)]}))
+    found = {"rows": [row("chunk 8192", 1.5, 0.1), row("chunk 2048", 0.6, 0.6)]}
+    told = gpu_live.joined(found, more)
+    assert [(one["server"], one["side"]) for one in found["rows"]] == [
+        (0, "chunk 2048"), (0, "chunk 8192"), (1, "fusion"),
+    ]  # fmt: skip
+    assert told["summary"][1] == {"load": 1.5, "attainment": {"chunk 8192": 0.1, "fusion": 0.5}, "best_alone": 0.1}
+
+
 class Mode:
     def __init__(self, decode: bool) -> None:
         self._decode = decode
