@@ -490,7 +490,7 @@ def kept(logs: Path | None) -> Iterator[Path]:
 
 
 def joined(found: dict[str, Any], more: Path | None) -> dict[str, Any]:
-    """Add the cells of another run in which nothing else differs, and return the summary. Rows say which server they had."""
+    """Add the cells of another run in which nothing else differs; rows say on which server. Return the summary."""
     runs = [found["rows"], [] if more is None else json.loads(more.read_text(encoding="utf-8"))["rows"]]
     rows = [{"server": number, **row} for number, run in enumerate(runs) for row in run]
     found["rows"][:] = sorted(rows, key=lambda row: (row["load"], list(SIDES).index(row["side"]), row["round"]))
