@@ -28,6 +28,7 @@ import contextlib
 import json
 import os
 import random
+import shlex
 import shutil
 import statistics
 import subprocess
@@ -199,7 +200,6 @@ class Stand:
 
     def __init__(self, folder: Path, scale: Scale, options: argparse.Namespace) -> None:
         self.folder, self.scale, self._more, self._tiny = folder, scale, options.set, options.tiny
-        self._profile = PROFILE
         self.model = folder / "model"
         self.model.mkdir()
         (self.model / "config.json").write_text(json.dumps(scale.model))
@@ -211,7 +211,7 @@ class Stand:
         """Write the config of a batch scheduler; return where."""
         one = {"replicas": 1, "tp": 1}
         slo = {"ttft_s": self.scale.slo.ttft_s, "tpot_s": self.scale.slo.tpot_s}
-        deployment = {"profile": self._profile, "gpu_budget": 2, "prefill": one, "decode": one}
+        deployment = {"profile": PROFILE, "gpu_budget": 2, "prefill": one, "decode": one}
         config = {"slo": slo, "deployment": deployment, "decision_log": DECISIONS, **POLICIES[name]}
         path = self.folder / f"{name}.yaml"
         path.write_text(yaml.safe_dump(config))
@@ -283,17 +283,18 @@ async def ready(engine: servers.Server) -> None:
 
 
 async def idle(url: str, within_s: float = 30.0) -> None:
-    """Abort what a server still has; return once it has nothing."""
-    deadline = time.monotonic() + within_s
+    """Abort what a server still has; return once it says twice that it has nothing: an aborted one may have a step."""
+    deadline, was_quiet = time.monotonic() + within_s, False
     async with aiohttp.ClientSession() as client:
         while time.monotonic() < deadline:
             async with client.post(url + "/abort_request", json={"abort_all": True, "rid": ""}) as answer:
                 await answer.read()
             async with client.get(url + "/v1/loads") as answer:
                 loads = (await answer.json())["loads"]
-            if not any(one["num_running_reqs"] or one["num_waiting_reqs"] for one in loads):
-                await asyncio.sleep(0.3)  # what has just been aborted still has a step
+            quiet = not any(one["num_running_reqs"] or one["num_waiting_reqs"] for one in loads)
+            if quiet and was_quiet:
                 return
+            was_quiet = quiet
             await asyncio.sleep(0.2)
     raise TimeoutError(f"requests are left after {within_s:.0f} s")
 
@@ -490,11 +491,16 @@ def kept(logs: Path | None) -> Iterator[Path]:
 
 
 def joined(found: dict[str, Any], more: Path | None) -> dict[str, Any]:
-    """Add the cells of another run in which nothing else differs; rows say on which server. Return the summary."""
+    """Add the cells of another run in which nothing else differs; rows say on which server.
+
+    Return the summary, and the command line that measures the cells again.
+    """
     runs = [found["rows"], [] if more is None else json.loads(more.read_text(encoding="utf-8"))["rows"]]
     rows = [{"server": number, **row} for number, run in enumerate(runs) for row in run]
     found["rows"][:] = sorted(rows, key=lambda row: (row["load"], list(SIDES).index(row["side"]), row["round"]))
-    return {"summary": summary(found["rows"])}
+    sides = ";".join(found["sides"])
+    words = f"python benchmarks/gpu_live.py --out live.json --seconds {found['seconds']:g} --sides"
+    return {"summary": summary(found["rows"]), "command": f"PYTHONPATH=. {words} {shlex.quote(sides)}"}
 
 
 def summary(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

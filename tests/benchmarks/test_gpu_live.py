@@ -55,12 +55,14 @@ def test_cells_of_a_second_run_join_those_of_the_first(tmp_path) -> None:
 
     more = tmp_path / "more.json"
     more.write_text(json.dumps({"rows": [row("fusion", 1.5, 0.5)]}))
-    found = {"rows": [row("chunk 8192", 1.5, 0.1), row("chunk 2048", 0.6, 0.6)]}
+    rows = [row("chunk 8192", 1.5, 0.1), row("chunk 2048", 0.6, 0.6)]
+    found = {"rows": rows, "seconds": 20.0, "sides": {"chunk 8192": {}, "fusion": {}}}
     told = gpu_live.joined(found, more)
     assert [(one["server"], one["side"]) for one in found["rows"]] == [
         (0, "chunk 2048"), (0, "chunk 8192"), (1, "fusion"),
     ]  # fmt: skip
     assert told["summary"][1] == {"load": 1.5, "attainment": {"chunk 8192": 0.1, "fusion": 0.5}, "best_alone": 0.1}
+    assert told["command"].endswith("benchmarks/gpu_live.py --out live.json --seconds 20 --sides 'chunk 8192;fusion'")
 
 
 class Mode:

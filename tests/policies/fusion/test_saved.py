@@ -170,7 +170,7 @@ def test_decodes_that_are_beyond_the_tpot_by_themselves_owe_nothing() -> None:
 
 @pytest.mark.parametrize("late", [False, True])
 @given(st.lists(st.floats(-0.2, 0.2), min_size=1, max_size=300))
-def test_however_wrong_predictions_are_the_mean_step_keeps_the_slo(late: bool, errors: list[float]) -> None:
+def test_with_predictions_off_by_up_to_a_fifth_the_mean_step_keeps_the_slo(late: bool, errors: list[float]) -> None:
     """Also in an engine that composes a step before it knows how long the one before took."""
     costs = Core(FusionSettings(), DENSE).costs
     saved, busy, now_s, unknown_s = Saved(costs), view(DECODES, 8000), 0.0, None
