@@ -10,13 +10,13 @@ import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 from pdplugins.contracts.batching import BatchPlan, BatchScheduler, BatchView, QueuedPrefill
 from pdplugins.contracts.kinds import Kind
 from pdplugins.contracts.request import Request, Terms
 from pdplugins.hosts.sglang.hooking import Hook
+from pdplugins.hosts.sglang.launches import Gaps, Launched, launched
 from pdplugins.hosts.sglang.names import SCHEDULER
 from pdplugins.hosts.sglang.prompts import done_tokens
 from pdplugins.hosts.sglang.steps import no_prefill
@@ -25,16 +25,6 @@ from pdplugins.runtime.decision import Journal
 from pdplugins.runtime.faults import Tally
 
 Asked = Callable[[str], Terms | None]
-
-
-@dataclass(frozen=True, slots=True)
-class Launched:
-    """A step that the engine has begun."""
-
-    view: BatchView
-    plan: BatchPlan
-    """What it runs."""
-    launched_s: float
 
 
 class BatchHooks:
@@ -60,6 +50,7 @@ class BatchHooks:
         self._clock = clock
         self._asked = asked
         self._launched: deque[Launched | None] = deque()
+        self._gaps = Gaps()
         self._completed_s = 0.0
         self._ask_at_s: defaultdict[str, float] = defaultdict(float)
 
@@ -93,7 +84,7 @@ class BatchHooks:
 
     def run(self, original: Callable[..., Any], scheduler: Any, batch: Any, *more: Any, **keywords: Any) -> Any:
         """Note what a step runs before it is launched."""
-        self._launched.append(launched(batch, self._clock()))
+        self._launched.append(launched(batch, scheduler.running_batch.reqs, self._clock()))
         return original(scheduler, batch, *more, **keywords)
 
     def completed(self, original: Callable[..., Any], scheduler: Any, batch: Any, result: Any) -> Any:
@@ -101,15 +92,16 @@ class BatchHooks:
 
         Steps run one after the other, so one takes from its launch, or from the end of the step before when it was
         launched earlier (overlap scheduling), until its results are processed. A launch alone says nothing: on a GPU
-        it returns before the step has run.
+        it returns before the step has run. Steps that delay decodes count with the decode step after them.
         """
         done = original(scheduler, batch, result)
         now_s = self._clock()
         step = self._launched.popleft() if self._launched else None
         if step is not None:
             took_s = now_s - max(step.launched_s, self._completed_s)
-            for policy in self._schedulers.values():
-                policy.on_step(step.view, step.plan, took_s)
+            for whole, whole_s in self._gaps.ended(step, took_s):
+                for policy in self._schedulers.values():
+                    policy.on_step(whole.view, whole.plan, whole_s)
         self._completed_s = now_s
         return done
 
@@ -157,24 +149,3 @@ def window(scheduler: Any, plan: BatchPlan, mixed_with: int) -> Iterator[None]:
         known = {id(request) for request in queue}
         new = [request for request in left if id(request) not in known]
         scheduler.waiting_queue = [request for request in queue if id(request) not in started] + new
-
-
-def launched(batch: Any, now_s: float) -> Launched | None:
-    """Return what `batch` runs; None when it is neither prefill nor decode."""
-    if batch.forward_mode.is_decode():
-        return Launched(_decodes(batch.reqs, ()), BatchPlan({}), now_s)
-    if not batch.forward_mode.is_extend():
-        return None
-    decoding = batch.decoding_reqs or []
-    prompts = batch.reqs[: len(batch.reqs) - len(decoding)]
-    chunks = list(zip(prompts, batch.extend_lens, batch.prefix_lens, strict=False))
-    waiting = tuple(
-        QueuedPrefill(Request(request.rid, now_s, done + tokens), tokens, now_s, done)
-        for request, tokens, done in chunks
-    )
-    plan = BatchPlan({request.rid: tokens for request, tokens, _ in chunks})
-    return Launched(_decodes(decoding, waiting), plan, now_s)
-
-
-def _decodes(requests: Sequence[Any], waiting: tuple[QueuedPrefill, ...]) -> BatchView:
-    return BatchView(waiting, len(requests), sum(request.seqlen for request in requests))

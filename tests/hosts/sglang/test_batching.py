@@ -15,6 +15,7 @@ from pdplugins.config import Config
 from pdplugins.errors import ConfigError
 from pdplugins.hosts.sglang.batching import BatchHooks, view_of
 from pdplugins.hosts.sglang.install import journal_of
+from pdplugins.hosts.sglang.launches import MOST_CHUNKS
 from pdplugins.resources import DECISION_LOG_VARIABLE
 from pdplugins.runtime.explain import Choose, explain
 from pdplugins.types import BatchPlan, BatchView, Terms
@@ -59,7 +60,7 @@ class Engine:
         self.is_mixed_chunk = mixed
         self.page_size = 1
         self.disaggregation_mode = "null"
-        self.running = SimpleNamespace(reqs=[], is_empty=lambda: not self.running.reqs)
+        self.running = self.running_batch = SimpleNamespace(reqs=[], is_empty=lambda: not self.running.reqs)
         self.saw: tuple[list[str], int | None] | None = None
 
     def step(self, takes: int = 99) -> Any:
@@ -239,6 +240,63 @@ def test_a_step_takes_until_its_results_are_there_not_until_it_is_launched() -> 
     assert decodes.prefill_tokens == {}
     assert (after.decode_requests, after.decode_context_tokens) == (2, 112)
     assert then_s == pytest.approx(0.2)
+
+
+def decoding() -> Engine:
+    """Return an engine with one request that decodes, whose policy has been asked."""
+    engine = Engine(Policy(BatchPlan({"a": 10})), req("a", 10))
+    engine.running.reqs = [req("d", 70)]
+    engine.step()
+    return engine
+
+
+def ran(engine: Engine, one: Any, from_s: float, to_s: float) -> None:
+    run(engine, one, from_s)
+    complete(engine, one, to_s)
+
+
+def test_a_step_that_delays_decodes_counts_with_the_decode_step_after_it() -> None:
+    """For the requests that decode, both together are the time between two tokens."""
+    engine = decoding()
+    ran(engine, batch("extend", req("a", 40), lens=[10], done=[30]), 20.0, 20.5)
+    assert not engine.policy.steps
+    ran(engine, batch("decode", req("a", 41), req("d", 71)), 20.5, 20.7)
+    [(plan, view, took_s)] = engine.policy.steps
+    assert plan.prefill_tokens == {"a": 10}
+    assert [(one.request.id, one.remaining_tokens, one.done_tokens) for one in view.queue] == [("a", 10, 30)]
+    assert (view.decode_requests, view.decode_context_tokens) == (2, 112)
+    assert took_s == pytest.approx(0.7)
+
+
+def test_several_steps_that_delay_decodes_count_as_one() -> None:
+    engine = decoding()
+    ran(engine, batch("extend", req("a", 30), lens=[10], done=[20]), 20.0, 20.1)
+    ran(engine, batch("extend", req("a", 40), req("b", 5), lens=[10, 5], done=[30, 0]), 20.1, 20.3)
+    ran(engine, batch("decode", req("d", 71)), 20.3, 20.4)
+    [(plan, view, took_s)] = engine.policy.steps
+    assert plan.prefill_tokens == {"a": 20, "b": 5}
+    chunks = [(one.request.id, one.remaining_tokens, one.done_tokens) for one in view.queue]
+    assert chunks == [("a", 20, 20), ("b", 5, 0)]
+    assert took_s == pytest.approx(0.4)
+
+
+def test_a_step_whose_decodes_have_gone_counts_alone() -> None:
+    """All that decoded were aborted: no token of theirs ends the gap."""
+    engine = decoding()
+    ran(engine, batch("extend", req("a", 40), lens=[40], done=[0]), 20.0, 20.5)
+    engine.running.reqs = []
+    ran(engine, batch("extend", req("b", 40), lens=[40], done=[0]), 30.0, 30.2)
+    assert [(*plan.prefill_tokens, pytest.approx(took_s)) for plan, _, took_s in engine.policy.steps] == [
+        ("a", 0.5),
+        ("b", 0.2),
+    ]
+
+
+def test_what_delays_decodes_without_end_fills_no_memory() -> None:
+    engine = decoding()
+    for number in range(3 * MOST_CHUNKS):
+        ran(engine, batch("extend", req(f"{number}", 40), lens=[40], done=[0]), float(number), number + 0.5)
+    assert [len(view.queue) for _, view, _ in engine.policy.steps] == [MOST_CHUNKS, MOST_CHUNKS]
 
 
 def test_a_step_after_idling_counts_from_its_launch() -> None:
