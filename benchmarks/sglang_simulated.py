@@ -18,8 +18,8 @@ one request or one batch at a time, and nothing is fitted to the traffic:
 * step times: `pdplugins profile from-endpoint` on one idle stock server;
 * two factors for them, of prefill and of decode: how much slower a server of the layout is while the other one beside
   it gets half of the layout's requests/s. All of it runs on the same cores, and a dual-role server looks for hand-overs
-  in each step. They are measured before each third of the traffic, because a virtual machine is now faster, now slower,
-  for tens of seconds;
+  in each step. They are measured before and after each third of the traffic, and its factors are the mean of both,
+  because a virtual machine is now faster, now slower, for tens of seconds;
 * what a request costs outside of the engine: what the TTFT of a prompt of one token has more than a decode step;
 * the hand-over of a layout: what the TTFT through its two servers has more than that through the unified ones. Arrow
   chooses the decode server after prefill, so its hand-over is asked for late, with a request of its own: what it takes
@@ -41,7 +41,7 @@ import tempfile
 import time
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -74,8 +74,8 @@ from pdplugins.workloads.trace import TraceRequest
 
 SHARES = (0.15, 0.3, 0.45)
 """Of a layout's capacity: with more, servers, gateway and client wait for each other's cores."""
-PARTS, APART_S = 3, 1000.0
-"""Of the traffic of a layout at a rate, and what the simulator is told of the time between them."""
+PARTS = 3
+"""Of the traffic of a layout at a rate."""
 AT_ONCE = 32
 PATIENCE = Slo(1e3, 1e3)
 """No request is cut off."""
@@ -158,8 +158,8 @@ def cpu_s(pair: Sequence[Server]) -> tuple[float, float]:
 
 
 @dataclass(frozen=True)
-class Run:
-    """One run of a layout."""
+class Part:
+    """A part of the traffic of a run."""
 
     asks: list[Ask]
     heard: list[Heard]
@@ -167,12 +167,25 @@ class Run:
     """What the simulator is told."""
     slower: tuple[float, float]
     """Prefill and decode, beside a busy neighbour."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run of a layout."""
+
+    parts: list[Part]
     waited: float
     """Share of the time in which the threads of its servers could have run that they waited for a core."""
 
+    @property
+    def asked(self) -> int:
+        """Number of its requests."""
+        return sum(len(part.asks) for part in self.parts)
+
     def means(self) -> dict[str, float]:
         """Return what clients heard."""
-        return means([one.ttft_s for one in self.heard], [one.tpot_s for one in self.heard])
+        heard = [one for part in self.parts for one in part.heard]
+        return means([one.ttft_s for one in heard], [one.tpot_s for one in heard])
 
 
 class Stand:
@@ -288,17 +301,17 @@ class Stand:
         return heard, after[0] - before[0], after[1] - before[1]
 
     async def run(self, name: str, rate: float, seconds: float, idle: Idle, seeds: Iterator[int]) -> Run:
-        """Offer traffic to a layout in several parts, and measure before each how fast a server is beside others."""
-        paces, asked, told, run_s, waited_s = list[Pace](), list[Ask](), list[Heard](), 0.0, 0.0
-        for part in range(PARTS):
-            paces.append(await self.beside(name, rate))
+        """Offer traffic to a layout in parts; measure before and after each how fast a server is beside others."""
+        parts, run_s, waited_s = list[Part](), 0.0, 0.0
+        before = await self.beside(name, rate)
+        for _ in range(PARTS):
             asks = load.poisson(rate, seconds / PARTS, next(seeds))
             heard, *spent_s = await self.offered(name, asks, next(seeds))
-            asked += [replace(ask, arrival_s=ask.arrival_s + part * APART_S) for ask in asks]
-            told += heard
+            after = await self.beside(name, rate)
+            slower, before = Pace.mean([before, after]).slower_than(idle.pace), after
+            parts.append(Part(asks, heard, self.told(name, idle, slower), slower))
             run_s, waited_s = run_s + spent_s[0], waited_s + spent_s[1]
-        slower = Pace.mean(paces).slower_than(idle.pace)
-        return Run(asked, told, self.told(name, idle, slower), slower, waited_s / (run_s + waited_s))
+        return Run(parts, waited_s / (run_s + waited_s))
 
     def stop(self) -> None:
         """End all of it."""
@@ -317,13 +330,23 @@ async def _busy(url: str, rate: float) -> None:
             group.create_task(load.send(client, url, ask, load.body(ask, dice, sampled=True)))
 
 
-def predicted(config: Path, asks: list[Ask]) -> dict[str, float]:
-    """Return what the simulator says of the same requests."""
-    trace = [TraceRequest(ask.arrival_s, ask.prompt_tokens, ask.output_tokens) for ask in asks]
-    settings = parse(yaml.safe_load(config.read_text()), config.name)
-    _, outcome = simulate(settings, trace, trace_name="live", command="live", seed=0)
-    done = [one for one in outcome.records if one.ttft_s is not None]
+def predicted(parts: Sequence[tuple[Path, list[Ask]]]) -> dict[str, float]:
+    """Return what the simulator says of the same requests.
+
+    :param parts: what it is told of each part of the traffic, and the requests.
+    """
+    done = []
+    for config, asks in parts:
+        trace = [TraceRequest(ask.arrival_s, ask.prompt_tokens, ask.output_tokens) for ask in asks]
+        settings = parse(yaml.safe_load(config.read_text()), config.name)
+        _, outcome = simulate(settings, trace, trace_name="live", command="live", seed=0)
+        done += [one for one in outcome.records if one.ttft_s is not None]
     return means([one.ttft_s for one in done], [one.tpot_s for one in done])
+
+
+def foretold(run: Run) -> dict[str, float]:
+    """Return what the simulator says of a run."""
+    return predicted([(part.config, part.asks) for part in run.parts])
 
 
 def means(ttfts: Sequence[float | None], tpots: Sequence[float | None]) -> dict[str, float]:
@@ -370,18 +393,18 @@ async def rounds(
         for share in args.shares:
             for name in args.layouts:
                 run = await stand.run(name, share * capacities[name], args.seconds, idle, seeds)
-                told[-1][f"{name} at {share:.0%}: slower"] = [round(one, 3) for one in run.slower]
+                slower = [[round(one, 3) for one in part.slower] for part in run.parts]
+                told[-1][f"{name} at {share:.0%}: slower"] = slower
                 runs.setdefault((name, share), []).append(run)
-                said = predicted(run.config, run.asks)
-                say(f"{name} at {share:.0%}, slower by {run.slower}: {run.means()}, simulated: {said}")
+                say(f"{name} at {share:.0%}, slower by {slower}: {run.means()}, simulated: {foretold(run)}")
     return runs, told
 
 
 def row(name: str, share: float, runs: list[Run]) -> dict[str, Any]:
     """Return the medians over rounds of the means of a run, measured and predicted, and by how much they differ."""
-    live, simulated = [run.means() for run in runs], [predicted(run.config, run.asks) for run in runs]
+    live, simulated = [run.means() for run in runs], [foretold(run) for run in runs]
     found: dict[str, Any] = {"layout": name, "share": share, "requests": sum(one["requests"] for one in live)}
-    found["failed"] = sum(len(run.asks) for run in runs) - found["requests"]
+    found["failed"] = sum(run.asked for run in runs) - found["requests"]
     found["waited"] = round(statistics.median(run.waited for run in runs), 4)
     for what in BARS:
         both = [(one[f"{what}_ms"], two[f"{what}_ms"]) for one, two in zip(live, simulated, strict=True)]

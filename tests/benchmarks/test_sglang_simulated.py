@@ -60,7 +60,7 @@ def told(layout: Layout, folder: Path, slower: tuple[float, float] = (1.0, 1.0))
 @pytest.mark.parametrize("layout", LAYOUTS[:2], ids=lambda layout: layout.name)
 def test_a_lone_request_takes_what_was_measured(layout: Layout, tokens: int, tmp_path: Path) -> None:
     """Of prompts of any number of chunks: what each chunk takes at least is not counted twice."""
-    said = sglang_simulated.predicted(told(layout, tmp_path), [Ask(0.0, tokens, 8)])
+    said = sglang_simulated.predicted([(told(layout, tmp_path), [Ask(0.0, tokens, 8)])])
     wanted_ms = TTFT_MS[PROMPTS.index(tokens)] + 1e3 * GATEWAY_S
     if layout.name == "PD":
         wanted_ms += 1e3 * (TRANSFER_S[0] + tokens * TRANSFER_S[1])
@@ -70,9 +70,9 @@ def test_a_lone_request_takes_what_was_measured(layout: Layout, tokens: int, tmp
 
 def test_beside_a_busy_neighbour_each_phase_is_slower_by_its_factor(tmp_path: Path) -> None:
     asks = [Ask(0.0, 64, 30)]
-    alone = sglang_simulated.predicted(told(LAYOUTS[0], tmp_path), asks)
+    alone = sglang_simulated.predicted([(told(LAYOUTS[0], tmp_path), asks)])
     slower = Pace(0.12, 0.0065).slower_than(idle().pace)
-    beside = sglang_simulated.predicted(told(LAYOUTS[0], tmp_path, slower), asks)
+    beside = sglang_simulated.predicted([(told(LAYOUTS[0], tmp_path, slower), asks)])
     assert beside["tpot_ms"] == pytest.approx(1.3 * alone["tpot_ms"], rel=0.01)
     outside_ms = 1e3 * GATEWAY_S + engine().outside_ms
     assert beside["ttft_ms"] - outside_ms == pytest.approx(1.2 * (alone["ttft_ms"] - outside_ms), rel=0.02)
@@ -80,9 +80,10 @@ def test_beside_a_busy_neighbour_each_phase_is_slower_by_its_factor(tmp_path: Pa
 
 def test_a_row_says_by_how_much_the_prediction_is_off(tmp_path: Path) -> None:
     asks, config = [Ask(0.0, 256, 8), Ask(1.0, 256, 8)], told(LAYOUTS[0], tmp_path)
-    said = sglang_simulated.predicted(config, asks)
+    said = sglang_simulated.predicted([(config, asks)])
     heard = [sglang_simulated.Heard(ask, 2 * said["ttft_ms"] / 1e3, said["tpot_ms"] / 1e3) for ask in asks]
-    run = sglang_simulated.Run(asks, [heard[0], sglang_simulated.Heard(asks[1])], config, (1.0, 1.0), waited=0.1)
+    part = sglang_simulated.Part(asks, [heard[0], sglang_simulated.Heard(asks[1])], config, (1.0, 1.0))
+    run = sglang_simulated.Run([part], waited=0.1)
     row = sglang_simulated.row("unified", 0.3, [run])
     assert (row["requests"], row["failed"], row["waited"]) == (1, 1, 0.1)
     assert row["ttft"]["off"] == pytest.approx(-0.5, abs=0.01)
