@@ -98,7 +98,9 @@ class Backend(Worker):
         if report.kv_capacity_tokens:
             self.view.kv_capacity_tokens = report.kv_capacity_tokens
         self.view.used_kv_tokens = report.used_kv_tokens
-        self.view.load.reported(report.running_requests, report.waiting_requests, report.waiting_tokens)
+        # Until its first token a prompt counts as waiting in the gateway's books: none is in the step beside those.
+        running, waiting = report.running_requests, report.waiting_requests
+        self.view.load.reported(running, waiting, report.waiting_tokens, step_tokens=0)
 
 
 class Backends(Workers[Backend]):

@@ -31,6 +31,18 @@ def test_a_view_carries_tp_capabilities_and_free_kv_tokens() -> None:
     asyncio.run(run())
 
 
+def test_a_worker_with_nothing_to_prefill_is_known_to_only_decode() -> None:
+    """The books have every prompt as waiting until its first token, so policies may learn from what others take."""
+
+    async def run() -> None:
+        async with stand("dual", "dual") as it:
+            load = it.gateway.backends.ready[0].load
+            assert await settled(lambda: load.prefill_tokens == 0)
+            assert load.queued_tokens == 0
+
+    asyncio.run(run())
+
+
 @pytest.mark.parametrize(
     ("mode", "phases", "alone", "splits"),
     [
