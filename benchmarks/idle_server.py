@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import random
 import statistics
@@ -31,7 +32,9 @@ SOME_TRANSFER = 1e-3, 1e-7
 """Latency and time per token, where none is measured or needed."""
 PROMPT, STREAM = Ask(0.0, 512, 2), Ask(0.0, 128, 128)
 PACE_S = 6.0
-"""For so long such requests are sent in turns, to see how fast a server is. A neighbour's work comes in bursts."""
+"""For so long such requests are sent in turns, to see how fast a server is."""
+SHORT, SHORT_S = Ask(0.0, 128, 20), 10.0
+"""The stream and the time where there are pauses between the requests. A neighbour's work comes in bursts."""
 CHUNK = 256
 """Tokens of a step: `servers.FLAGS`."""
 DICE = random.Random(0)  # noqa: S311 - prompts, not secrets
@@ -55,20 +58,40 @@ async def ttfts_s(url: str, tokens: int) -> list[float]:
 
 @dataclass(frozen=True)
 class Pace:
-    """How fast a server is: means over `PACE_S`."""
+    """How fast a server is."""
 
     ttft_s: float
     tpot_s: float
 
     @classmethod
     async def of(cls, url: str) -> Pace:
-        """Measure a server."""
+        """Measure a server that always has a request."""
         prompts, streams = list[Heard](), list[Heard]()
         until_s = time.perf_counter() + PACE_S
         async with load.session() as client:
             while time.perf_counter() < until_s:
                 streams.append(await load.send(client, url, STREAM, _body(STREAM)))
                 prompts += [await load.send(client, url, PROMPT, _body(PROMPT)) for _ in range(3)]
+        return cls.heard(prompts, streams)
+
+    @classmethod
+    async def now_and_then(cls, url: str, rate: float) -> Pace:
+        """Measure a server that is as idle between two requests as with `rate` of them a second, and answers as short.
+
+        The first steps after a pause take longer than the later ones. Between Poisson arrivals pauses are exponential.
+        """
+        found: dict[Ask, list[Heard]] = {PROMPT: [], SHORT: []}
+        until_s = time.perf_counter() + SHORT_S
+        async with load.session() as client:
+            while time.perf_counter() < until_s:
+                for ask, heard in found.items():
+                    await asyncio.sleep(DICE.expovariate(rate))
+                    heard.append(await load.send(client, url, ask, _body(ask)))
+        return cls.heard(found[PROMPT], found[SHORT])
+
+    @classmethod
+    def heard(cls, prompts: Sequence[Heard], streams: Sequence[Heard]) -> Pace:
+        """Return the means of what a client heard."""
         ttfts, tpots = [one.ttft_s for one in prompts], [one.tpot_s for one in streams]
         return cls(*[statistics.fmean(s for s in column if s is not None) for column in (ttfts, tpots)])
 

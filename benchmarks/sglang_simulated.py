@@ -17,9 +17,10 @@ one request or one batch at a time, and nothing is fitted to the traffic:
 
 * step times: `pdplugins profile from-endpoint` on one idle stock server;
 * two factors for them, of prefill and of decode: how much slower a server of the layout is while the other one beside
-  it gets half of the layout's requests/s. All of it runs on the same cores, and a dual-role server looks for hand-overs
-  in each step. They are measured before and after each third of the traffic, and its factors are the mean of both,
-  because a virtual machine is now faster, now slower, for tens of seconds;
+  it gets half of the layout's requests/s, and it is idle between its own as with the other half. All of it runs on the
+  same cores, and a dual-role server looks for hand-overs in each step. They are measured before and after each third of
+  the traffic, and its factors are the mean of both, because a virtual machine is now faster, now slower, for tens of
+  seconds;
 * what a request costs outside of the engine: what the TTFT of a prompt of one token has more than a decode step;
 * the hand-over of a layout: what the TTFT through its two servers has more than that through the unified ones. Arrow
   chooses the decode server after prefill, so its hand-over is asked for late, with a request of its own: what it takes
@@ -233,7 +234,7 @@ class Stand:
             server, other = self._sides[name].pair
             traffic = asyncio.create_task(_busy(other.url, rate / 2))
             try:
-                pace = await Pace.of(server.url)
+                pace = await Pace.now_and_then(server.url, rate / 2)
                 if traffic.done():
                     traffic.result()  # it has failed, and the server had no neighbour
                 return pace
