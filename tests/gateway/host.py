@@ -15,7 +15,6 @@ ENGINES = "the engines compose their batches; the plugin inside SGLang asks batc
 PLANNER = "the gateway has no planner: it routes to the servers that it is given"
 POWER = "the gateway has no power controller: it does not see GPUs"
 NOT_FILLED = {
-    Seam.LOAD_BY_PHASE: "no server says how many prompt tokens its current step has",
     Seam.BATCHES: ENGINES,
     Seam.OWN_TPOTS: ENGINES,
     Seam.PLANNER_VIEW: PLANNER,
