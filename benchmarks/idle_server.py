@@ -33,7 +33,7 @@ SOME_TRANSFER = 1e-3, 1e-7
 PROMPT, STREAM = Ask(0.0, 512, 2), Ask(0.0, 128, 128)
 PACE_S = 6.0
 """For so long such requests are sent in turns, to see how fast a server is."""
-SHORT, SHORT_S = Ask(0.0, 128, 20), 10.0
+SHORT, SHORT_S = Ask(0.0, 128, 20), 8.0
 """The stream and the time where there are pauses between the requests. A neighbour's work comes in bursts."""
 CHUNK = 256
 """Tokens of a step: `servers.FLAGS`."""
