@@ -102,7 +102,7 @@ def test_outputs_that_outgrow_the_cache_are_retracted_and_right(bench: Bench) ->
     async def test(client: Client) -> None:
         rng, length = random.Random(14), 20
         # On a busy machine hardly a prompt joins a step with decodes. Three of these answers outgrow the cache, and
-        # SGLang takes in as many, for it reserves seven tenths of an answer at most.
+        # SGLang takes in as many, for it reserves seven tenths of an answer at first.
         output = POOL // 3
         for flood in range(5):  # who decodes beside whom is chance: not every flood is one too many
             prompts = [prompt_of(rng, length) for _ in range(12 + 6 * flood)]
