@@ -55,8 +55,8 @@ class WorkerLoad:
     decode_tokens: float | None = None
     """Context of the requests that decode."""
     prefill_tokens: float | None = None
-    """Prompt tokens in the current step. Tokens that still wait for prefill are in `queued_tokens`. A host that does not
-    see steps, but each prompt until its first token, has them all there and says 0 here."""
+    """Prompt tokens in the current step. Tokens that still wait for prefill are in `queued_tokens`. A host that sees
+    no steps, but each prompt until its first token, has all of them there and says 0 here."""
     prefill_history_tokens: float | None = None
     """Tokens that the KV cache has of the prompts that wait for prefill or are in the current step: histories of
     sessions, cached prefixes and earlier chunks. They are not computed again, but attention over them takes time."""
