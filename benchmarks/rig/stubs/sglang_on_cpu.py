@@ -11,12 +11,18 @@
 
 import ctypes
 import functools
+import gc
+import multiprocessing
 import os
 import pathlib
 import time
 
+PYTHONS_THRESHOLD = (700, 10, 10)
+
 
 def register():
+    if multiprocessing.parent_process() is not None:  # an engine, whose imports are done: see sitecustomize.py
+        gc.set_threshold(*PYTHONS_THRESHOLD)
     _nixl_in_dram()
     _seeds()
     _transfers()
