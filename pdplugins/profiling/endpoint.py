@@ -1,6 +1,7 @@
 """Measures a live OpenAI endpoint: TTFT of single prompts, and ITL of batches that decode together.
 
-For prefill, prompts run one at a time, and the median TTFT of each length counts.
+For prefill, prompts run one at a time, and the median TTFT of each length counts. Lengths and batches take turns: a
+slow spell of the endpoint then spoils one measurement of each, not all of one.
 
 For decode, `concurrency` streams start at once. Each is long enough that all of them decode together for a while. This
 window begins when the last stream gets its first token, and ends when the first stream gets its last one. The gaps
@@ -15,7 +16,7 @@ import itertools
 import statistics
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import aiohttp
@@ -72,6 +73,38 @@ class Cell:
     itl_s: float
     context_tokens: float
     """Mean context in the window."""
+
+
+@dataclass(slots=True)
+class Point:
+    """A batch size, and a mean context, that are measured several times."""
+
+    batch: int
+    context: int
+    spread_tokens: int = 0
+    """Tokens by which the streams are longer than their window, so that all of them decode together in it."""
+    found: list[Cell] = field(default_factory=list)
+
+    async def measure(self, endpoint: Endpoint, prefill: Curve) -> None:
+        """Measure it once. The first time takes more runs: how long streams must be depends on the time of a step."""
+        while True:
+            osl = SETTLE_TOKENS + WINDOW_TOKENS + self.spread_tokens
+            isl = max(self.context - self.spread_tokens // 2 - SETTLE_TOKENS - WINDOW_TOKENS // 2, 1)
+            async with asyncio.TaskGroup() as group:
+                tasks = [group.create_task(endpoint.stream(isl, osl)) for _ in range(self.batch)]
+            times = [task.result()[1] for task in tasks]
+            if (cell := _window(times, isl)) is not None:
+                self.found.append(cell)
+                return
+            step_s = statistics.median((t[-1] - t[0]) / (len(t) - 1) for t in times)
+            joined_s = max(t[0] for t in times) - min(t[0] for t in times)
+            needed = int(1.25 * max(joined_s, (self.batch - 1) * prefill(isl)) / step_s)
+            self.spread_tokens = max(needed, 2 * self.spread_tokens, WINDOW_TOKENS)
+
+    def median(self) -> Cell:
+        """Return the median time of what was found, at the mean of the contexts."""
+        itl_s = statistics.median(one.itl_s for one in self.found)
+        return Cell(itl_s, statistics.fmean(one.context_tokens for one in self.found))
 
 
 class Endpoint:
@@ -147,19 +180,20 @@ async def measure(url: str, model: str, grid: Grid, repeats: int, seed: int) -> 
     plain: dict[str, Any] = {"cookie_jar": aiohttp.DummyCookieJar(), "auto_decompress": False}
     async with aiohttp.ClientSession(connector=connector, timeout=timeout, **plain) as session:
         endpoint = Endpoint(session, url, model, seed)
+        points = [Point(batch, context) for batch, context in itertools.product(grid.batches, grid.contexts)]
+        ttfts_s: list[list[float]] = [[] for _ in grid.prompts]
         with Progress(*columns, transient=True) as bar:
-            steps = 1 + len(grid.prompts) + len(grid.batches) * len(grid.contexts)
-            task = bar.add_task("warming up", total=steps)
+            task = bar.add_task("warming up", total=1 + repeats * (len(grid.prompts) + len(points)))
             await endpoint.stream(grid.prompts[0], 2 * WINDOW_TOKENS)
-            ttft_s = []
-            for tokens in grid.prompts:
-                bar.update(task, advance=1, description=f"prompts of {tokens} tokens")
-                ttft_s.append(await _ttft(endpoint, tokens, repeats))
-            prefill, cells = Curve(grid.prompts, ttft_s), []
-            for batch, context in itertools.product(grid.batches, grid.contexts):
-                bar.update(task, advance=1, description=f"batches of {batch} at context {context}")
-                cells.append(await _decode(endpoint, batch, context, prefill, repeats))
-    return _tables(grid, ttft_s, cells, repeats)
+            for _ in range(repeats):
+                for tokens, found in zip(grid.prompts, ttfts_s, strict=True):
+                    bar.update(task, advance=1, description=f"prompts of {tokens} tokens")
+                    found.append(await _ttft(endpoint, tokens))
+                prefill = Curve(grid.prompts, [*map(statistics.median, ttfts_s)])
+                for point in points:
+                    bar.update(task, advance=1, description=f"batches of {point.batch} at context {point.context}")
+                    await point.measure(endpoint, prefill)
+    return _tables(grid, [*map(statistics.median, ttfts_s)], [point.median() for point in points], repeats)
 
 
 def without_handoff(found: Measured, transfer_s: Callable[[float], float]) -> Measured:
@@ -179,34 +213,10 @@ def without_handoff(found: Measured, transfer_s: Callable[[float], float]) -> Me
     return replace(found, prefill=found.prefill | {"raw_ms": left_ms}, notes=(*found.notes, note))
 
 
-async def _ttft(endpoint: Endpoint, tokens: int, repeats: int) -> float:
-    """Return the median TTFT of prompts of `tokens` tokens, one at a time."""
-    found = []
-    for _ in range(repeats):
-        sent_s, times_s = await endpoint.stream(tokens, 2)
-        found.append(times_s[0] - sent_s)
-    return statistics.median(found)
-
-
-async def _decode(endpoint: Endpoint, batch: int, context: int, prefill: Curve, repeats: int) -> Cell:
-    """Return the median time between tokens of `batch` streams whose mean context is about `context`."""
-    spread_tokens, step_s = 0, 0.0
-    found: list[Cell] = []
-    while len(found) < repeats:  # the needed length depends on step times, so a first run measures these
-        osl = SETTLE_TOKENS + WINDOW_TOKENS + spread_tokens
-        isl = max(context - spread_tokens // 2 - SETTLE_TOKENS - WINDOW_TOKENS // 2, 1)
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(endpoint.stream(isl, osl)) for _ in range(batch)]
-        times = [task.result()[1] for task in tasks]
-        cell = _window(times, isl)
-        if cell is not None:
-            found.append(cell)
-            continue
-        step_s = statistics.median((t[-1] - t[0]) / (len(t) - 1) for t in times)
-        joined_s = max(t[0] for t in times) - min(t[0] for t in times)
-        needed = int(1.25 * max(joined_s, (batch - 1) * prefill(isl)) / step_s)
-        spread_tokens = max(needed, 2 * spread_tokens, WINDOW_TOKENS)
-    return Cell(statistics.median(one.itl_s for one in found), statistics.fmean(one.context_tokens for one in found))
+async def _ttft(endpoint: Endpoint, tokens: int) -> float:
+    """Return the TTFT of a prompt of `tokens` tokens."""
+    sent_s, times_s = await endpoint.stream(tokens, 2)
+    return times_s[0] - sent_s
 
 
 def _window(times: list[list[float]], isl_tokens: int) -> Cell | None:

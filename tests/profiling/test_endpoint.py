@@ -91,8 +91,32 @@ def test_tokens_that_share_an_event_are_counted_each() -> None:
         assert 1e3 * step_s - 1 < ms < 1.5 * 1e3 * step_s
 
 
+def test_a_slow_spell_spoils_one_measurement_of_each_length() -> None:
+    """The first two prompts take long. They are not of the same length: the medians are those of the others."""
+    prompts = 0
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        nonlocal prompts
+        tokens = (await request.json())["max_tokens"]
+        prompts += tokens == 2
+        response = web.StreamResponse()
+        await response.prepare(request)
+        await asyncio.sleep(0.4 if tokens == 2 and prompts <= 2 else 0.01)
+        for _ in range(tokens):
+            await response.write(b'data: {"choices":[{"text":"x"}]}\n\n')
+            await asyncio.sleep(0.002)
+        await response.write(b"data: [DONE]\n\n")
+        return response
+
+    found = run(answer, Grid((1, 10), (1,), (100, 200)))
+    assert max(found.prefill["raw_ms"]) < 300
+
+
 def test_a_batch_that_met_other_work_does_not_count() -> None:
-    """One of three batches of a size and context is five times as slow: the median is that of the others."""
+    """One of three batches of a size and context is five times as slow: the median is that of the others.
+
+    The four of a turn have six streams. Those of the second turn are slow.
+    """
     decodes = 0
 
     async def answer(request: web.Request) -> web.StreamResponse:
@@ -102,7 +126,7 @@ def test_a_batch_that_met_other_work_does_not_count() -> None:
         response = web.StreamResponse()
         await response.prepare(request)
         for _ in range(tokens):
-            await asyncio.sleep(0.02 if decodes % 3 == 1 else 0.004)
+            await asyncio.sleep(0.02 if 6 < decodes <= 12 else 0.004)
             await response.write(b'data: {"choices":[{"text":"x"}]}\n\n')
         await response.write(b"data: [DONE]\n\n")
         return response
