@@ -15,7 +15,7 @@ from tests.hosts.sglang.setups import tree_of
 
 ROOT = Path(__file__).parents[3]
 PROGRAM = ROOT / "benchmarks" / "sglang_simulated.py"
-TRAFFIC = ["--shares", "0.15", "--rounds", "1", "--seconds", "20", "--parts", "1"]
+TRAFFIC = ["--shares", "0.15", "--rounds", "1", "--seconds", "24"]
 BARS = {"ttft": 0.35, "tpot": 0.35}
 """Wider than those of the benchmark: servers, gateway and client share the cores of a machine that others may use."""
 TRIES = 2
@@ -45,7 +45,7 @@ def compared(tree: Path) -> dict[str, Any]:
 
 def outside(result: dict[str, Any]) -> list[tuple[str, str, float]]:
     """Return what is off by more than its bar: layout, latency, by how much."""
-    assert all(row["requests"] >= 5 and not row["failed"] for row in result["rows"])
+    assert all(row["requests"] >= 10 and not row["failed"] for row in result["rows"])
     return [
         (row["layout"], what, row[what]["off"])
         for row in result["rows"]
