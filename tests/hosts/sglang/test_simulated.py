@@ -16,8 +16,9 @@ from tests.hosts.sglang.setups import tree_of
 ROOT = Path(__file__).parents[3]
 PROGRAM = ROOT / "benchmarks" / "sglang_simulated.py"
 TRAFFIC = ["--shares", "0.15", "--rounds", "1", "--seconds", "24"]
-BARS = {"ttft": 0.35, "tpot": 0.35}
-"""Wider than those of the benchmark: servers, gateway and client share the cores of a machine that others may use."""
+BARS = {"ttft": 0.45, "tpot": 0.45}
+"""Wider than those of the benchmark: servers, gateway and client share the cores of a machine that others may use. On
+one whose speed changed by half within two minutes a TPOT was a third off."""
 TRIES = 2
 """Whatever else runs here may slow down the profile or the traffic, but hardly one of the two twice in a row."""
 
