@@ -14,6 +14,8 @@ from pdplugins.contracts.request import Request
 from pdplugins.contracts.workers import WorkerView
 from pdplugins.policies.fusion.core import Core
 
+DELAY_SHARE = 0.1
+"""Part of the TTFT by which prompts of a worker may come later because of one more decode."""
 FULL_S = 1e3
 """Added to the wait for a worker whose KV cache or batch is full: any other is better."""
 
@@ -64,13 +66,29 @@ class Binding:
         return FULL_S if full else 0.0
 
     def _crowding(self, request: Request, worker: WorkerView) -> float:
-        """Return the seconds of the worker's step with this request; more where others ask for a short TPOT."""
+        """Return the seconds of the worker's step with this request.
+
+        It counts for more where others ask for a short TPOT, or prompts would wait for long beside this request.
+        """
         decodes, context = self._present.decodes(worker)
         full_s = self.full_s(request, worker, decodes, context)
         step_s = self._step_s(request, worker, decodes, context)
         if (tightest_s := self._core.own_tpot_s(worker, decodes, context)) is not None:
             step_s *= max(self._tpot_s / tightest_s, 1.0)
-        return step_s + full_s
+        # With a step more it comes behind workers that have no such prompts, before those that would miss their TPOT.
+        late = self._delay_s(worker, decodes, context) > DELAY_SHARE * self._core.deployment.slo.ttft_s
+        return step_s + full_s + (self._costs.step_s if late else 0.0)
+
+    def _delay_s(self, worker: WorkerView, decodes: int, context: int) -> float:
+        """Return the seconds by which what waits on a worker is prefilled later beside one more decode like its own."""
+        ahead = self._present.ahead(worker)
+        if not ahead:
+            return 0.0
+        slow, has_s = self._core.drift.of(worker.id), self._core.own_tpot_s(worker, decodes, context)
+        more = decodes + 1, context + (context // decodes if decodes else int(self._core.context))
+        return ahead / self._costs.beside(*more, has_s, slow) - ahead / self._costs.beside(
+            decodes, context, has_s, slow
+        )
 
     def _keeps(self, request: Request, worker: WorkerView, own_s: float) -> bool:
         """Tell whether a worker has a place for a request, within its TPOT."""

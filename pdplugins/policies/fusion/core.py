@@ -29,6 +29,10 @@ AHEAD_SHARE = 0.45
 waits longer there is late."""
 DOUBT = 1.0
 """A change of the composition must promise so much more capacity, over the square root of the number of answers."""
+SPARE = 1.15
+"""Rate that the pool must serve with one worker for the longest prompts, over that of the requests."""
+LONG_SHARE = 0.1
+"""Part of the TTFT. A prompt that takes longer alone is a long one."""
 RESERVE = 1.05
 """Output that composition plans with, over the mean. Where places to decode are short, all requests wait for one; where
 prefill is short, the longest prompts do. So an answer that is taken for too long costs less than one for too short."""
@@ -88,6 +92,7 @@ class Core:
         self._news = self.lengths.answered
         does = self._programme(self.lengths.isl, RESERVE * max(self.lengths.osl, 1.0), kv_capacity_tokens)
         wanted = self._corrected(does, self._choose(does, workers, present), workers)
+        wanted = wanted or self._for_long(does, workers, present, now_s)
         self.wanted = max(wanted, min(least, workers - 1))
         if isinstance(does, Powered):
             self.caps = does.at(self.wanted, workers - self.wanted)[1]
@@ -215,6 +220,24 @@ class Core:
         if does.rate(present, workers - present) * (1 + self.settings.gain + doubt) >= self.capacity:
             return present
         return does.best(workers, self.settings.gain)
+
+    def _for_long(self, does: Frontier | Powered, workers: int, present: int, now_s: float) -> int:
+        """Return 1 where the longest prompts are in time only on a worker without decodes, and the load leaves one."""
+        rate, prompts = self.lengths.lately(now_s)
+        room = does.rate(1, workers - 1) >= rate * (1.0 if present else SPARE)
+        if not rate or not room or self.feedback.asks < 0:
+            return 0
+        costs, slow, ttft_s = self.costs, self.drift.typical, self.deployment.slo.ttft_s
+        context = int(self.context)
+        decodes = math.ceil(rate * self.lengths.osl * costs.decode_s(1, context) * slow / workers)
+
+        def helped(prompt: int) -> bool:
+            away_s = costs.whole_s(prompt) * slow + costs.transfer_s(prompt) + costs.step_s
+            if not LONG_SHARE * ttft_s < away_s <= ttft_s:
+                return False
+            return prompt / costs.pace(decodes, decodes * context, None, slow, prompt // 2).rate > ttft_s
+
+        return int(any(map(helped, prompts)))
 
     def _corrected(self, does: Frontier | Powered, chosen: int, workers: int) -> int:
         """Return `chosen`, moved towards what is missed: to a number that costs little of the capacity.

@@ -20,7 +20,8 @@ STEP_WEIGHT = 0.01
 """Of one measured step in the ratio of measured to modelled time."""
 CONTEXT_CELL = 128
 BATCH_CELL = 4
-"""Rates are remembered by mean context and batch, rounded down and up to these."""
+DONE_CELL = 4096
+"""Rates are remembered by mean context, batch, and tokens of the prompt before a step, rounded down, up and down."""
 MOST_CELLS = 65_536
 CHUNKS = (256, 512, 1024, 2048, 4096, 8192, 16384)
 """Prompt tokens of a step without decodes that are tried."""
@@ -42,8 +43,8 @@ GATHER_SHARE = 0.5
 """Part of the TTFT SLO in which the prompts of one larger chunk come together."""
 USUAL = -1
 """Stands for the TPOT of the deployment."""
-PaceKey = tuple[int, int, int, float, tuple[float, float]]
-"""Batch and context in cells, TPOT in milliseconds, slowness, and what decodes may save."""
+PaceKey = tuple[int, int, int, int, float, tuple[float, float]]
+"""Batch, context and tokens before the step in cells, TPOT in milliseconds, slowness, and what decodes may save."""
 LEAST_RATE = 1e-3
 """Tokens a second of a worker whose decodes leave nothing of the step."""
 
@@ -164,19 +165,24 @@ class Costs:
         """
         return self.pace(decodes, context, tpot_s, slow).rate
 
-    def pace(self, decodes: int, context: int, tpot_s: float | None = None, slow: float = 1.0) -> Pace:
-        """Return how fast a worker prefills beside its decodes. The parameters are those of `beside`."""
+    def pace(self, decodes: int, context: int, tpot_s: float | None = None, slow: float = 1.0, done: int = 0) -> Pace:
+        """Return how fast a worker prefills beside its decodes. The parameters are those of `beside`.
+
+        :param done: tokens of the prompt before those of a step. To attend to many takes most of a small step.
+        """
         batch, cell = -(-decodes // BATCH_CELL), context // max(decodes, 1) // CONTEXT_CELL
         ms = USUAL if tpot_s is None else int(min(tpot_s, MOST_TPOT_S) * 1e3)
-        key = batch, cell, ms, slow, self._answers
+        key = batch, cell, done // DONE_CELL, ms, slow, self._answers
         return self._paces.get(key) or self._new_pace(key)
 
     def _new_pace(self, key: PaceKey) -> Pace:
-        batch, cell, ms, slow, _ = key
+        batch, cell, done, ms, slow, _ = key
         if len(self._paces) >= MOST_CELLS:
             self._paces.clear()
         step_s = self.limit_s(None if ms == USUAL else ms / 1e3) / slow
-        rate, most, took_s, saves = self._beside(batch * BATCH_CELL, cell * CONTEXT_CELL, step_s)
+        rate, most, took_s, saves = self._beside(
+            batch * BATCH_CELL, cell * CONTEXT_CELL, step_s, done * DONE_CELL or self.chunk // 2
+        )
         pace = self._paces[key] = Pace(max(rate, LEAST_RATE) / slow, most, took_s * slow, saves)
         return pace
 
@@ -205,13 +211,13 @@ class Costs:
         """Return the prompt tokens a second of chunks in steps of `took_s`, with saving steps between them."""
         return tokens * (target_s - alone_s) / max((took_s - alone_s) * target_s, 1e-12)
 
-    def _beside(self, decodes: int, mean_context: int, step_s: float) -> tuple[float, int, float, bool]:
+    def _beside(self, decodes: int, mean_context: int, step_s: float, done: int) -> tuple[float, int, float, bool]:
         """Return tokens a second, the largest chunk, seconds of its step, and whether time is saved for it."""
         if not decodes:
             took_s = max(self.prefill_s(self.chunk), 1e-9)
             return self.chunk / took_s, self.chunk, took_s, False
         step = Step(self._table, BatchView((), decodes, decodes * mean_context), step_s)
-        done, alone_s = self.chunk // 2, step.predicted_s()
+        alone_s = step.predicted_s()
 
         def largest(saved_s: float) -> int:
             step.slo_s = step_s + saved_s

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections import OrderedDict
+from collections import OrderedDict, deque
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from pdplugins.contracts.request import Request
@@ -28,6 +29,8 @@ MOST_TOKENS = 10**9
 """A longer prompt or answer is none."""
 GOES_ON = -1
 """In place of an output."""
+LATELY, LATELY_S = 512, 60.0
+"""Prompts, and seconds, over which the rate of requests is taken: the shorter of the two."""
 
 
 class MeanLengths:
@@ -44,6 +47,8 @@ class MeanLengths:
         self.history = 0.0
         """Prompt tokens that the rounds of sessions have in a KV cache already."""
         self.osl = self._prior = float(prior_tokens)
+        self._lately: deque[tuple[float, int]] = deque(maxlen=LATELY)
+        """When requests went on, and the tokens of their prompts that had to be computed."""
         self._prompts = 0
         self._square = 0.0
         self._open: OrderedDict[str, None] = OrderedDict()
@@ -65,6 +70,7 @@ class MeanLengths:
         if request.id in self._open:
             return
         tokens = float(max(request.prompt_tokens - request.history_tokens, 1))
+        self._lately.append((now_s, int(tokens)))
         self._prompts += 1
         weight = _weight(self._prompts)
         self.isl = tokens if self.isl is None else self.isl + weight * (tokens - self.isl)
@@ -93,6 +99,12 @@ class MeanLengths:
     def answers(self) -> int:
         """Number of answers that the mean is taken of."""
         return self._ended
+
+    def lately(self, now_s: float) -> tuple[float, Sequence[int]]:
+        """Return the requests a second that went on lately, 0 for few, and the tokens that they had to compute."""
+        begun_s = [at_s for at_s, _ in self._lately if at_s > now_s - LATELY_S]
+        rate = len(begun_s) / max(now_s - begun_s[0], 1.0) if len(begun_s) > EARLY else 0.0
+        return rate, [tokens for _, tokens in self._lately]
 
     def knows(self, request: Request) -> bool:
         """Tell whether a request has gone on, and not ended."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -72,9 +73,9 @@ def test_a_router_knows_most_speeds_already(monkeypatch: pytest.MonkeyPatch) -> 
     """Each speed that must be computed takes 20 us, a fifth of what a whole decision may. Lengths of answers vary."""
     computed, compute = [0], Costs._beside
 
-    def counted(costs: Costs, decodes: int, mean_context: int, step_s: float) -> tuple[float, int, float, bool]:
+    def counted(costs: Costs, *of: Any) -> tuple[float, int, float, bool]:
         computed[0] += 1
-        return compute(costs, decodes, mean_context, step_s)
+        return compute(costs, *of)
 
     monkeypatch.setattr(Costs, "_beside", counted)
     make = build(FusionSettings(), build_deployment(Config())).router
