@@ -53,6 +53,8 @@ class FusionBatchScheduler:
         step, budget = steps.begin(view, saved_s / slow)
         if not view.decode_requests:  # then the TPOT limits nothing
             step.alone, budget = True, self._costs.chunk
+        elif not self._saved.saves:
+            budget = self._within(step, budget, self._core.limit_s(view.decode_context_tokens) / slow)
         if self._saved.waits(view, budget, now_s):
             return BatchPlan({}, reason="saves time for a larger chunk")
         if len(view.queue) < 2:
@@ -60,6 +62,14 @@ class FusionBatchScheduler:
         order = self._ordered(view, budget, self._speed(step, budget), now_s)
         plan = self._filled(steps, step, order, budget)
         return BatchPlan(plan.prefill_tokens, reason=f"{self._queue.late} of {len(view.queue)} are late")
+
+    def _within(self, step: Step, budget: int, limit_s: float) -> int:
+        """Return the part of `budget` with which a step takes `limit_s`; a turn of the oldest prompt always fits."""
+        if limit_s >= step.slo_s:
+            return budget
+        turn_s = step.predicted_s() + self._costs.added_s(min(budget, TURN_TOKENS), step.covered, step.dnum)
+        step.slo_s = min(max(limit_s, turn_s), step.slo_s)
+        return max(step.max_prefill_allowed(step.covered, budget), min(budget, TURN_TOKENS))
 
     def _filled(
         self, steps: DynaServeBatchScheduler, step: Step, order: Sequence[QueuedPrefill], budget: int

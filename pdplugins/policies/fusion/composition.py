@@ -48,6 +48,8 @@ class Point(NamedTuple):
     """Tokens a second beside that."""
     wait_s: float = math.inf
     """How long a prompt may wait there within its TTFT."""
+    step_s: float = math.inf
+    """Mean seconds of a step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,22 +86,32 @@ class Frontier:
 
     def rate(self, prefill_only: int, mixed: int) -> float:
         """Return the requests a second that such workers serve at most."""
+        return self._most(prefill_only, mixed)[0]
+
+    def step_s(self, workers: int) -> float:
+        """Return the mean seconds of a step with which workers that all do both serve the most."""
+        return self._most(0, workers)[1]
+
+    def _most(self, prefill_only: int, mixed: int) -> tuple[float, float]:
+        """Return the most requests a second, and the mean seconds of a step of the mixed workers at that rate."""
         isl, osl, points = self.lengths.isl, self.lengths.osl, self.mixed
         away = prefill_only * self.prefill * self._in_time(prefill_only, self.wait_s)
 
         def beyond(index: int) -> float:
             """Return the prefill that is left over at the rate at which all mixed workers decode as at a point."""
-            decoded, prefilled, wait_s = points[index]
+            decoded, prefilled, wait_s, _ = points[index]
             return away + mixed * (prefilled * self._in_time(mixed, wait_s) - decoded * isl / osl)
 
         index = bisect_left(range(len(points)), True, key=lambda index: beyond(index) < 0)
         if index == len(points):
-            return mixed * points[-1][0] / osl
-        at, short = mixed * points[index][0] / osl, beyond(index)
+            return mixed * points[-1].decoded / osl, points[-1].step_s
+        last, short = points[index], beyond(index)
+        at = mixed * last.decoded / osl
         if index == 0:
-            return max(at + short / isl, 0.0)
-        before, left = mixed * points[index - 1][0] / osl, beyond(index - 1)
-        return before + (at - before) * left / (left - short)
+            return max(at + short / isl, 0.0), last.step_s
+        first, left = points[index - 1], beyond(index - 1)
+        before, share = mixed * first.decoded / osl, left / (left - short)
+        return before + (at - before) * share, first.step_s + (last.step_s - first.step_s) * share
 
     def _in_time(self, workers: int, wait_s: float) -> float:
         """Return the share of the prefill of so many workers at which prompts wait no longer than they may.
@@ -141,7 +153,7 @@ def frontier(
     away_s = costs.due_s - alone_s - 1.5 * join_s - costs.transfer_s(whole)
     least_s = LEAST_WAIT * costs.due_s
     points = [
-        Point(decodes / step_s, prefilled, max(costs.due_s - takes_s - join_s / 2, least_s))
+        Point(decodes / step_s, prefilled, max(costs.due_s - takes_s - join_s / 2, least_s), step_s)
         for decodes in _sizes(most)
         for prefilled, step_s, takes_s in _steps(costs, decodes, lengths.context, whole, history, mixes, slow)
     ]

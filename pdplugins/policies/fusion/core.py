@@ -33,6 +33,10 @@ SPARE = 1.15
 """Rate that the pool must serve with one worker for the longest prompts, over that of the requests."""
 LONG_SHARE = 0.1
 """Part of the TTFT. A prompt that takes longer alone is a long one."""
+TIGHT = 0.8
+"""Part of the KV cache that is planned with. Where decodes fill more of it, places to decode are short."""
+LEAST_STEP = 0.5
+"""Of what the TPOT SLO allows: the programme's mean is also of steps without prompts."""
 RESERVE = 1.05
 """Output that composition plans with, over the mean. Where places to decode are short, all requests wait for one; where
 prefill is short, the longest prompts do. So an answer that is taken for too long costs less than one for too short."""
@@ -58,6 +62,10 @@ class Core:
         """Requests a second that the pool serves at most, by the programme; 0 before its first solution."""
         self.wanted: int | None = None
         """Workers that should prefill only; None before the first solution."""
+        self._tight_tokens = math.inf
+        """Context of the decodes of one worker from which on places are short."""
+        self._tight_step_s = math.inf
+        """Seconds of a step of its then."""
         self.longest_wait_s = 0.0
         """The longest wait of a request that went on, over the whole run."""
         self.caps: Caps | None = None
@@ -94,10 +102,22 @@ class Core:
         wanted = self._corrected(does, self._choose(does, workers, present), workers)
         wanted = wanted or self._for_long(does, workers, present, now_s)
         self.wanted = max(wanted, min(least, workers - 1))
+        self._tight_tokens = TIGHT * settings.kv_share * kv_capacity_tokens
+        self._tight_step_s = math.inf
+        if not self.wanted:
+            self._tight_step_s = max(does.step_s(workers), LEAST_STEP * self.costs.step_s)
         if isinstance(does, Powered):
             self.caps = does.at(self.wanted, workers - self.wanted)[1]
         self._next_s = now_s + max(settings.interval_s, 0.0 if self.wanted == present else settings.dwell_s)
         return self.wanted
+
+    def limit_s(self, context: int) -> float:
+        """Return how long a step may take so that decodes of `context` in all make room soon; inf where there is some.
+
+        A longer step prefills a little more a second, but all decodes stay in the KV cache for so much longer. Where
+        every worker does both, the programme knows the step with which most requests are served.
+        """
+        return self._tight_step_s if context > self._tight_tokens else math.inf
 
     def look(self, workers: Sequence[WorkerView], now_s: float) -> None:
         """Learn how long the steps of workers take that only decode, and take in how long answers are."""

@@ -42,6 +42,11 @@ class Saved:
         """Seconds of the steps since then that were reported."""
         self._waits_since_s: float | None = None
 
+    @property
+    def saves(self) -> bool:
+        """Whether time is saved for the next steps."""
+        return self._pace is not None and self._pace.saves
+
     def before(self, view: BatchView, now_s: float, slow: float) -> float:
         """Return the seconds that the next step may take beyond the TPOT SLO, or by how many it has to be shorter.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
@@ -37,6 +38,11 @@ class Powered:
     def rate(self, prefill_only: int, mixed: int) -> float:
         """Return the requests a second that such workers serve at most."""
         return self.at(prefill_only, mixed)[0]
+
+    def step_s(self, workers: int) -> float:
+        """Return the mean seconds of a step with which workers that all do both serve the most; inf where none may."""
+        caps = self.at(0, workers)[1]
+        return math.inf if caps is None else self.by_cap[caps.decode_w].step_s(workers)
 
     def best(self, workers: int, gain: float = 0.0) -> int:
         """Return the smallest number of prefill-only workers whose rate is at most `gain` below the best one."""
