@@ -37,7 +37,7 @@ points = st.lists(
 
 def served(does: Frontier, rate: float, prefill_only: int, mixed: int) -> bool:
     """Return whether workers serve a rate: all that decode are at the point of the curve that decodes as much."""
-    xs, ys, _ = np.array(does.mixed).T
+    xs, ys, *_ = np.array(does.mixed).T
     decoded = rate * does.lengths.osl / mixed if mixed else np.inf
     if decoded > xs[-1]:
         return False
@@ -98,13 +98,13 @@ def test_the_number_is_the_smallest_that_is_good_enough(
 @given(points)
 def test_no_point_beats_one_of_the_curve_in_both_numbers(columns: list[Point]) -> None:
     kept = curve(columns)
-    assert [x for x, _, _ in kept] == sorted(x for x, _, _ in kept)
-    for x, y, _ in columns:
-        assert any(kept_x >= x and kept_y >= y for kept_x, kept_y, _ in kept)
+    assert [x for x, *_ in kept] == sorted(x for x, *_ in kept)
+    for x, y, *_ in columns:
+        assert any(kept_x >= x and kept_y >= y for kept_x, kept_y, *_ in kept)
     assert not any(
         (x >= kept_x and y > kept_y) or (x > kept_x and y >= kept_y)
-        for x, y, _ in columns
-        for kept_x, kept_y, _ in kept
+        for x, y, *_ in columns
+        for kept_x, kept_y, *_ in kept
     )
 
 
@@ -219,7 +219,7 @@ def test_the_largest_batch_and_the_largest_step_within_the_slo_are_choices(core:
         context = does.lengths.context
         batch = costs.most_decodes(context, most)
         assert does.mixed[-1][0] == pytest.approx(batch / costs.decode_s(batch, context))
-        decoded, prefilled, _ = does.mixed[0]
+        decoded, prefilled, *_ = does.mixed[0]
         assert decoded == pytest.approx(1 / costs.step_s, rel=0.01)
         assert prefilled / decoded > 0.99 * costs.most_tokens or costs.added_s(costs.most_tokens, 0, 1) > costs.step_s
 
