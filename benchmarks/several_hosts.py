@@ -15,8 +15,8 @@ planner publishes in etcd: it is the fleet of `dynamo serve`, and it starts work
 
 On hosts one and two a client asks the frontend of its own host, all the time. One link after the other is cut: that of
 host three (workers), of host two (a router) twice, and of host one (etcd). That of host three and the second one of
-host two last longer than Dynamo's lease in etcd, after which Dynamo's processes end by themselves; the others are
-shorter, and then nothing may be lost. What must hold, or the exit status is 1, is in `complaints`.
+host two last longer than Dynamo's lease in etcd, after which Dynamo's processes end by themselves; the others take
+a quarter of it, and then nothing may be lost. What must hold, or the exit status is 1, is in `complaints`.
 """
 
 from __future__ import annotations
@@ -93,7 +93,9 @@ class Cut:
     lasts_s: float
 
 
-LONG_S, BRIEF_S = LEASE_S + 6.0, LEASE_S / 2 - 2
+LONG_S, BRIEF_S = LEASE_S + 6.0, LEASE_S / 4
+"""A lease is renewed when half of it is over. TCP repeats what was lost in the cut after waits that double, so that it
+arrives within twice the time of the cut: after a brief one that is before the lease ends."""
 CUTS = (
     Cut("worker", THREE, LONG_S),
     Cut("router, briefly", TWO, BRIEF_S),
