@@ -16,7 +16,7 @@ planner publishes in etcd: it is the fleet of `dynamo serve`, and it starts work
 On hosts one and two a client asks the frontend of its own host, all the time. One link after the other is cut: that of
 host three (workers), of host two (a router) twice, and of host one (etcd). That of host three and the second one of
 host two last longer than Dynamo's lease in etcd, after which Dynamo's processes end by themselves; the others take
-a quarter of it, and then nothing may be lost. What must hold, or the exit status is 1, is in `complaints`.
+a quarter of it, and then nothing may be lost. What must hold, or the exit status is 1, is in `rig/verdict.py`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ import re
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -41,6 +41,7 @@ import manifest
 import uvloop
 
 from benchmarks.rig.cluster import INSIDE, Etcd, Hosts, Kept, isolate, lacking
+from benchmarks.rig.verdict import LEASE_S, SLOW_S, complaints, told
 from pdplugins.config import Config
 from pdplugins.contracts.workers import Role
 from pdplugins.hosts.dynamo.answering import answers
@@ -62,18 +63,12 @@ MODEL = "tiny"
 PORT = 8000
 GPUS = 12
 """GPU budget; a worker has two."""
-LEASE_S = 20
-"""How long etcd keeps what a process has registered and no longer renews (``ETCD_LEASE_TTL``)."""
 SETTINGS = (
     "planner.interval_s=2", "planner.hold_s=6", "planner.predictor=last-value",
     "gateway.first_token_s=4", "gateway.silence_s=4", "gateway.rest_s=4",
 )  # fmt: skip
 RATE = 4.0
 """Highest rate of each client, in requests/s."""
-SLOW_S = 3.0
-"""A request that takes longer counts as one that the cut has hit."""
-HIT_S = 10.0
-"""What is sent later than so long after a cut, or after everything is back, has to be served."""
 READY_S = 90.0
 """Within which the parts serve after the start, and again after the healing of a link."""
 AFTER_S = 8.0
@@ -94,8 +89,7 @@ class Cut:
 
 
 LONG_S, BRIEF_S = LEASE_S + 6.0, LEASE_S / 4
-"""A lease is renewed when half of it is over. TCP repeats what was lost in the cut after waits that double, so that it
-arrives within twice the time of the cut: after a brief one that is before the lease ends."""
+"""TCP repeats a renewal that was lost after waits that double, so it comes within about twice the time of a cut."""
 CUTS = (
     Cut("worker", THREE, LONG_S),
     Cut("router, briefly", TWO, BRIEF_S),
@@ -325,21 +319,6 @@ class Client:
         return sorted((row for row in self.rows if from_s <= row["sent_s"] < to_s), key=lambda row: row["sent_s"])
 
 
-def told(rows: list[dict[str, Any]], from_s: float) -> dict[str, Any]:
-    """Return what became of requests, and when the last one was hit, in seconds after `from_s`."""
-    hit = [row for row in rows if not row["good"] or row["took_s"] > SLOW_S]
-    lost = [row for row in rows if not row["good"]]
-    return {
-        "served": len(rows) - len(lost),
-        "slow": len(hit) - len(lost),
-        "lost": len(lost),
-        "last_hit_s": round(max((row["sent_s"] for row in hit), default=from_s) - from_s, 1),
-        "last_lost_s": round(max((row["sent_s"] for row in lost), default=from_s) - from_s, 1),
-        "longest_s": round(max((row["took_s"] for row in rows), default=0.0), 1),
-        "said": sorted({row["said"] for row in lost})[:3],
-    }
-
-
 async def until(what: Callable[[], bool], within_s: float, of: str) -> float:
     """Return the seconds until `what` is true. Raises TimeoutError when that takes too long."""
     began_s = time.monotonic()
@@ -436,40 +415,6 @@ async def measure(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
         "most_gpus": cluster.most_gpus,
         "decisions": cluster.decisions,
     }
-
-
-def complaints(facts: dict[str, Any]) -> Iterator[str]:
-    """Yield what did not hold."""
-    most = facts["gpu_budget"] // facts["gpus_of_one"]
-    if facts["most_gpus"] > facts["gpu_budget"] or any(sum(one[1:]) > most for one in facts["decisions"]):
-        yield f"GPU budget of {facts['gpu_budget']}: {facts['most_gpus']} held, {facts['decisions']} decided"
-    numbers = [one[0] for one in facts["decisions"]]
-    if numbers != sorted(set(numbers)):
-        yield f"decided twice: {facts['decisions']}"
-    for cut in facts["cuts"]:
-        yield from (f"cut of {cut['cut']}: {why}" for why in _wrong(cut))
-
-
-def _wrong(cut: dict[str, Any]) -> Iterator[str]:
-    """Yield what did not hold at one cut."""
-    if cut["registered"] != cut["wanted"] or cut["registered_twice"]:
-        yield f"registered {cut['registered']}, wanted {cut['wanted']}, twice {cut['registered_twice']}"
-    if not cut["plans_meanwhile"] or "planner" in cut["started_again"]:
-        yield "the planner did not go on"
-    if cut["lasted_s"] < LEASE_S and cut["started_again"]:
-        yield f"a cut shorter than the lease ended {cut['started_again']}"
-    for host, client in cut["clients"].items():
-        during, after = client["cut"], client["healed"]
-        if cut["cut"] == "worker" and during["lost"]:
-            yield f"lost {during['lost']} requests of the client on {host}: {during['said']}"
-        if cut["lasted_s"] < LEASE_S and (lost := during["lost"] + after["lost"]):
-            yield f"lost {lost} requests of the client on {host}: {during['said'] + after['said']}"
-        if during["last_lost_s"] > HIT_S and host != cut["host"]:
-            yield f"lost requests {during['last_lost_s']} s later on {host}: {during['said']}"
-        if not during["served"]:
-            yield f"served nothing on {host}"
-        if after["last_lost_s"] > cut["back_s"] + HIT_S:
-            yield f"lost requests {after['last_lost_s']} s after the healing on {host}: {after['said']}"
 
 
 def main() -> None:

@@ -1,6 +1,6 @@
 """The parts of `dynamo serve` on three hosts, over etcd and NATS, while links are cut and healed.
 
-What has to hold is in `benchmarks/several_hosts.py`, which ends with status 1 where it does not.
+What has to hold is in `benchmarks/rig/verdict.py`; `several_hosts.py` ends with status 1 where it does not.
 """
 
 from __future__ import annotations
