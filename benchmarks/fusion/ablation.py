@@ -38,6 +38,8 @@ def variants(cell: Cell) -> dict[str, Config]:
         ),
         "nothing for the oldest": fusion(cell, oldest_share=0.0),
         "saved time off": fusion(cell, saved_share=0.0),
+        "no worker for long prompts": fusion(cell, long_prompts=False),
+        "no shorter steps": fusion(cell, short_steps=False),
     }
 
 

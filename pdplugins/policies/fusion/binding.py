@@ -7,6 +7,7 @@ worker that decodes such requests already, while that keeps its TPOT. The others
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -35,6 +36,9 @@ class Binding:
         self._costs = core.costs
         self._present = core.present
         self._tpot_s = core.deployment.slo.tpot_s
+        share = DELAY_SHARE if core.settings.long_prompts else math.inf
+        self._most_delay_s = share * core.deployment.slo.ttft_s
+        """How much later prompts of a worker may come because of one more decode."""
 
     def best(self, request: Request, workers: Sequence[WorkerView]) -> Bound:
         """Return where a request decodes, of `workers`, of which there must be one."""
@@ -76,7 +80,7 @@ class Binding:
         if (tightest_s := self._core.own_tpot_s(worker, decodes, context)) is not None:
             step_s *= max(self._tpot_s / tightest_s, 1.0)
         # With a step more it comes behind workers that have no such prompts, before those that would miss their TPOT.
-        late = self._delay_s(worker, decodes, context) > DELAY_SHARE * self._core.deployment.slo.ttft_s
+        late = self._delay_s(worker, decodes, context) > self._most_delay_s
         return step_s + full_s + (self._costs.step_s if late else 0.0)
 
     def _delay_s(self, worker: WorkerView, decodes: int, context: int) -> float:

@@ -52,6 +52,16 @@ class FusionSettings(BaseModel):
     )
     learning_rate: float = Field(0.1, gt=0, le=1, description="weight of a measured step against what is known")
     composition: bool = Field(True, description="choose how many workers prefill only; else roles stay as they are")
+    long_prompts: bool = Field(
+        True,
+        description="keep one worker that only prefills, if the load allows, while prompts come that would be late "
+        "beside decodes; and keep decodes away from such prompts",
+    )
+    short_steps: bool = Field(
+        True,
+        description="shorten steps where all workers do both phases and decodes fill the KV cache; else steps are as "
+        "long as the TPOT SLO allows",
+    )
     interval_s: Interval = Field(2.0, description="seconds between two solutions of the programme")
     dwell_s: float = Field(
         10.0,

@@ -65,7 +65,7 @@ class Core:
         self._tight_tokens = math.inf
         """Context of the decodes of one worker from which on places are short."""
         self._tight_step_s = math.inf
-        """Seconds of a step of its then."""
+        """Seconds that its steps take then."""
         self.longest_wait_s = 0.0
         """The longest wait of a request that went on, over the whole run."""
         self.caps: Caps | None = None
@@ -100,11 +100,12 @@ class Core:
         self._news = self.lengths.answered
         does = self._programme(self.lengths.isl, RESERVE * max(self.lengths.osl, 1.0), kv_capacity_tokens)
         wanted = self._corrected(does, self._choose(does, workers, present), workers)
-        wanted = wanted or self._for_long(does, workers, present, now_s)
+        if settings.long_prompts:
+            wanted = wanted or self._for_long(does, workers, present, now_s)
         self.wanted = max(wanted, min(least, workers - 1))
         self._tight_tokens = TIGHT * settings.kv_share * kv_capacity_tokens
         self._tight_step_s = math.inf
-        if not self.wanted:
+        if settings.short_steps and not self.wanted:
             self._tight_step_s = max(does.step_s(workers), LEAST_STEP * self.costs.step_s)
         if isinstance(does, Powered):
             self.caps = does.at(self.wanted, workers - self.wanted)[1]

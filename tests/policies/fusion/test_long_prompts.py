@@ -20,12 +20,16 @@ KV_TOKENS = 400_000
 OSL = 700
 
 
-@pytest.fixture
-def shared() -> Core:
+def made(*, long_prompts: bool = True) -> Core:
     made_for = deployment(
         load_profile("h100/llama-3.1-70b-fp8"), prefill_tp=2, decode_tp=2, ttft_s=TTFT_S, tpot_s=0.077, any_role=True
     )
-    return Core(FusionSettings(dwell_s=0.0), made_for)
+    return Core(FusionSettings(dwell_s=0.0, long_prompts=long_prompts), made_for)
+
+
+@pytest.fixture
+def shared() -> Core:
+    return made()
 
 
 def heard(shared: Core, rate: float, *long: int) -> float:
@@ -45,6 +49,18 @@ def test_a_worker_only_prefills_where_a_prompt_is_late_beside_decodes(shared: Co
 def test_none_does_where_all_are_in_time_beside_decodes(shared: Core) -> None:
     now_s = heard(shared, 0.7)
     assert shared.compose(4, 0, KV_TOKENS, now_s) == 0
+
+
+def test_switched_off_none_does_and_decodes_go_anywhere() -> None:
+    shared = made(long_prompts=False)
+    assert shared.compose(4, 0, KV_TOKENS, heard(shared, 0.7, LONG)) == 0
+    workers = (
+        worker("p0", Role.PREFILL),
+        worker("d0", Role.DECODE, queued_tokens=float(LONG)),
+        worker("d1", Role.DECODE, decode_requests=1.0, decode_tokens=3000.0),
+    )
+    bound = FusionRouter(shared).on_prefill_done(request("r", 1000), Placement("p0", None, 1000), workers, 0.0)
+    assert bound.second == "d0"
 
 
 def test_none_does_for_a_prompt_that_is_late_there_too(shared: Core) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -22,11 +23,11 @@ AGENT = 450, 58, 1250
 
 @pytest.fixture
 def core() -> Callable[..., Core]:
-    def of(isl: int, osl: int, history: int, *, present: int = 0, tpot_s: float = 0.15) -> Core:
+    def of(isl: int, osl: int, history: int, *, present: int = 0, tpot_s: float = 0.15, **settings: Any) -> Core:
         made_for = deployment(
             load_profile("h100/llama-3.1-70b-fp8"), prefill_tp=2, decode_tp=2, ttft_s=1.8, tpot_s=tpot_s, any_role=True
         )
-        shared = Core(FusionSettings(dwell_s=0.0), made_for)
+        shared = Core(FusionSettings(dwell_s=0.0, **settings), made_for)
         for number in range(RECENT):
             asked = request(str(number), isl + history, history_tokens=history)
             shared.lengths.began(asked)
@@ -70,6 +71,17 @@ def test_it_stays_beside_workers_that_only_prefill(core: Callable[..., Core]) ->
     shared = core(450, 58, 1250, present=1, tpot_s=0.038)
     assert shared.wanted
     assert shared.limit_s(KV_TOKENS) == math.inf
+
+
+def test_it_stays_where_it_is_switched_off(core: Callable[..., Core]) -> None:
+    assert core(*AGENT, short_steps=False).limit_s(KV_TOKENS) == math.inf
+
+
+def test_under_a_budget_of_watts_the_step_is_that_of_the_caps(core: Callable[..., Core]) -> None:
+    """Decodes take longer under a cap, and so does the step that serves the most."""
+    free, capped = core(*AGENT), core(*AGENT, power_budget_w=8 * 450.0)
+    assert capped.caps is not None
+    assert capped.limit_s(KV_TOKENS) > 1.01 * free.limit_s(KV_TOKENS)
 
 
 def test_a_step_has_a_turn_of_the_oldest_prompt_however_short_it_is(core: Callable[..., Core]) -> None:
