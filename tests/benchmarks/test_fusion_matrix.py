@@ -196,7 +196,7 @@ def test_what_is_switched_off_or_deceived_still_has_the_same_gpus(folder: Path) 
     stale.add()
     configs = [*ablation.variants(one).values()]
     configs += [config for _, *pair in sensitivity.deceits(yard) for config in pair]
-    assert len(configs) == 8 + 2 * 6
+    assert len(configs) == 10 + 2 * 6
     for config in configs:
         parsed = parse(config)
         pools = parsed.deployment

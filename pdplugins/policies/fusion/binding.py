@@ -45,10 +45,12 @@ class Binding:
         own_s, reason = self.strict_s(request), "shortest step"
         if own_s is not None:
             if keep := [worker for worker in workers if self._keeps(request, worker, own_s)]:
-                best = min(keep, key=lambda worker: (self._lost(worker, own_s), self._crowding(request, worker)))
+                lost = {worker.id: self._lost(worker, own_s) for worker in keep}
+                least = min(lost.values())
+                best = self._least_crowded(request, [worker for worker in keep if lost[worker.id] == least])
                 return Bound(best, f"its TPOT of {1e3 * own_s:g} ms costs the least prefill")
             reason = f"no worker keeps its TPOT of {1e3 * own_s:g} ms; shortest step"
-        return Bound(min(workers, key=lambda worker: self._crowding(request, worker)), reason)
+        return Bound(self._least_crowded(request, workers), reason)
 
     def strict_s(self, request: Request) -> float | None:
         """Return the TPOT of a request that asks for less than the deployment's; else None."""
@@ -69,37 +71,41 @@ class Binding:
         full = full or decodes >= self._core.deployment.max_batch or not self._core.fits(worker, decodes, context)
         return FULL_S if full else 0.0
 
-    def _crowding(self, request: Request, worker: WorkerView) -> float:
-        """Return the seconds of the worker's step with this request.
+    def _least_crowded(self, request: Request, workers: Sequence[WorkerView]) -> WorkerView:
+        """Return the worker with the least crowding. Those whose step alone is longer are not looked at further."""
+        by_step = sorted((self._step_s(request, worker), place) for place, worker in enumerate(workers))
+        best_s, best = math.inf, by_step[0][1]
+        for step_s, place in by_step:
+            if step_s >= best_s:
+                break
+            if (crowding_s := self._crowding(request, workers[place], step_s)) < best_s:
+                best_s, best = crowding_s, place
+        return workers[best]
 
-        It counts for more where others ask for a short TPOT, or prompts would wait for long beside this request.
-        """
+    def _crowding(self, request: Request, worker: WorkerView, step_s: float) -> float:
+        """Return `step_s`, that of the worker with this request; more where others there are harmed by it."""
         decodes, context = self._present.decodes(worker)
-        full_s = self.full_s(request, worker, decodes, context)
-        step_s = self._step_s(request, worker, decodes, context)
         if (tightest_s := self._core.own_tpot_s(worker, decodes, context)) is not None:
             step_s *= max(self._tpot_s / tightest_s, 1.0)
-        # With a step more it comes behind workers that have no such prompts, before those that would miss their TPOT.
-        late = self._delay_s(worker, decodes, context) > self._most_delay_s
-        return step_s + full_s + (self._costs.step_s if late else 0.0)
+        # With a step more it comes behind workers without such prompts, before those that would miss their TPOT.
+        late_s = self._costs.step_s if self._delays(worker, decodes, context, tightest_s) else 0.0
+        return step_s + self.full_s(request, worker, decodes, context) + late_s
 
-    def _delay_s(self, worker: WorkerView, decodes: int, context: int) -> float:
-        """Return the seconds by which what waits on a worker is prefilled later beside one more decode like its own."""
-        ahead = self._present.ahead(worker)
-        if not ahead:
-            return 0.0
-        slow, has_s = self._core.drift.of(worker.id), self._core.own_tpot_s(worker, decodes, context)
-        more = decodes + 1, context + (context // decodes if decodes else int(self._core.context))
-        return ahead / self._costs.beside(*more, has_s, slow) - ahead / self._costs.beside(
-            decodes, context, has_s, slow
-        )
+    def _delays(self, worker: WorkerView, decodes: int, context: int, own_s: float | None) -> bool:
+        """Tell whether what waits on a worker comes too much later beside one more decode like those that it has."""
+        if not (ahead := self._present.ahead(worker)):
+            return False
+        slow, most_s = self._core.drift.of(worker.id), self._most_delay_s
+        one = context // decodes if decodes else int(self._core.context)
+        then_s = ahead / self._costs.beside(decodes + 1, context + one, own_s, slow)
+        return then_s > most_s and then_s - ahead / self._costs.beside(decodes, context, own_s, slow) > most_s
 
     def _keeps(self, request: Request, worker: WorkerView, own_s: float) -> bool:
         """Tell whether a worker has a place for a request, within its TPOT."""
         decodes, context = self._present.decodes(worker)
         if self.full_s(request, worker, decodes, context):
             return False
-        return self._step_s(request, worker, decodes, context) <= self._costs.limit_s(own_s)
+        return self._step_s(request, worker) <= self._costs.limit_s(own_s)
 
     def _lost(self, worker: WorkerView, own_s: float) -> float:
         """Return the prompt tokens a second that a worker prefills less for a request with this TPOT."""
@@ -108,6 +114,8 @@ class Binding:
         now = self._costs.beside(decodes, context, has_s, slow)
         return now - self._costs.beside(decodes, context, min(own_s, has_s or own_s), slow)
 
-    def _step_s(self, request: Request, worker: WorkerView, decodes: int, context: int) -> float:
+    def _step_s(self, request: Request, worker: WorkerView) -> float:
+        """Return the seconds of the worker's step with this request."""
+        decodes, context = self._present.decodes(worker)
         mean_context = (context + request.prompt_tokens) / (decodes + 1)
         return self._costs.decode_s(decodes + 1, mean_context) * self._core.drift.of(worker.id)

@@ -172,7 +172,10 @@ class FusionRouter:
         """Return the soonest first token by way of a worker that only prefills."""
         best: Soonest | None = None
         for worker in self._turns["prefill"].of(self._prefill):
-            wait_s = self._present.ahead(worker) / self._core.beside(worker)
+            if not (ahead := self._present.ahead(worker)):
+                best = 0.0, worker
+                break
+            wait_s = ahead / self._core.beside(worker)
             if best is None or wait_s < best[0]:
                 best = wait_s, worker
         if best is None:
@@ -205,14 +208,17 @@ class FusionRouter:
     def _soonest_local(self, request: Request) -> Soonest | None:
         """Return the soonest first token on a worker that also decodes."""
         best: Soonest | None = None
+        whole = self._costs.tokens(request.prompt_tokens, 0)
         for worker in self._candidates(request):
             decodes, context = self._present.decodes(worker)
-            tokens = self._costs.tokens(request.prompt_tokens, self._known(request, worker))
+            known = self._known(request, worker)
+            tokens = self._costs.tokens(request.prompt_tokens, known) if known else whole
             tokens += self._present.ahead(worker)
             own_s = self._core.own_tpot_s(worker, decodes, context)
-            pace = self._costs.pace(decodes, context, own_s, self._core.drift.of(worker.id))
-            wait_s = pace.takes_s(tokens) * self._harm(worker, own_s)
-            wait_s += self._binding.full_s(request, worker, decodes, context)
+            wait_s = self._costs.pace(decodes, context, own_s, self._core.drift.of(worker.id)).takes_s(tokens)
+            if best is not None and wait_s >= best[0]:
+                continue
+            wait_s = wait_s * self._harm(worker, own_s) + self._binding.full_s(request, worker, decodes, context)
             if best is None or wait_s < best[0]:
                 best = wait_s, worker
         return best
