@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import random
 import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from fusion_live import SHAPE
 
 from benchmarks.rig import load
@@ -30,11 +30,8 @@ REPEATS, TURNS = 5, 3
 """Of each such prompt. The layouts take turns, because a machine is not always as fast."""
 SOME_TRANSFER = 1e-3, 1e-7
 """Latency and time per token, where none is measured or needed."""
-PROMPT, STREAM = Ask(0.0, 512, 2), Ask(0.0, 128, 128)
-PACE_S = 6.0
-"""For so long such requests are sent in turns, to see how fast a server is."""
-SHORT, SHORT_S = Ask(0.0, 128, 20), 8.0
-"""The stream and the time where there are pauses between the requests. A neighbour's work comes in bursts."""
+PROMPT, STREAM, PACE_S = Ask(0.0, 512, 2), Ask(0.0, 128, 20), 12.0
+"""For so long such requests are sent in turns, to see how fast a server is. A neighbour's work comes in bursts."""
 CHUNK = 256
 """Tokens of a step: `servers.FLAGS`."""
 DICE = random.Random(0)  # noqa: S311 - prompts, not secrets
@@ -64,30 +61,21 @@ class Pace:
     tpot_s: float
 
     @classmethod
-    async def of(cls, url: str) -> Pace:
-        """Measure a server that always has a request."""
-        prompts, streams = list[Heard](), list[Heard]()
+    async def now_and_then(cls, url: str, pause: Callable[[], Awaitable[None]]) -> Pace:
+        """Measure a server that is idle between two requests, as with traffic, and answers as short.
+
+        The first steps after a pause take longer than the later ones.
+
+        :param pause: waits until the next request.
+        """
+        found: dict[Ask, list[Heard]] = {PROMPT: [], STREAM: []}
         until_s = time.perf_counter() + PACE_S
         async with load.session() as client:
             while time.perf_counter() < until_s:
-                streams.append(await load.send(client, url, STREAM, _body(STREAM)))
-                prompts += [await load.send(client, url, PROMPT, _body(PROMPT)) for _ in range(3)]
-        return cls.heard(prompts, streams)
-
-    @classmethod
-    async def now_and_then(cls, url: str, rate: float) -> Pace:
-        """Measure a server that is as idle between two requests as with `rate` of them a second, and answers as short.
-
-        The first steps after a pause take longer than the later ones. Between Poisson arrivals pauses are exponential.
-        """
-        found: dict[Ask, list[Heard]] = {PROMPT: [], SHORT: []}
-        until_s = time.perf_counter() + SHORT_S
-        async with load.session() as client:
-            while time.perf_counter() < until_s:
                 for ask, heard in found.items():
-                    await asyncio.sleep(DICE.expovariate(rate))
+                    await pause()
                     heard.append(await load.send(client, url, ask, _body(ask)))
-        return cls.heard(found[PROMPT], found[SHORT])
+        return cls.heard(found[PROMPT], found[STREAM])
 
     @classmethod
     def heard(cls, prompts: Sequence[Heard], streams: Sequence[Heard]) -> Pace:
@@ -141,6 +129,14 @@ class Engine:
         of_one_token: float = self.tables["prefill"]["raw_ms"][0]
         return max(of_one_token - self.step_ms, 0.0)
 
+    @property
+    def pace(self) -> Pace:
+        """What it says of the requests that a pace is measured with."""
+        prefill, decode = (self.tables[name] for name in ("prefill", "decode"))
+        ttft_ms = prefill["raw_ms"][prefill["tokens"].index(PROMPT.prompt_tokens)]
+        context = STREAM.prompt_tokens + STREAM.output_tokens / 2
+        return Pace(ttft_ms / 1e3, float(np.interp(context, decode["context_tokens"], decode["raw_ms"][0])) / 1e3)
+
     def profile(self, transfer: tuple[float, float], slower: tuple[float, float] = (1.0, 1.0)) -> dict[str, Any]:
         """Return the profile of the engine alone.
 
@@ -171,7 +167,6 @@ class Idle:
     """What was measured of servers that nobody else used."""
 
     engine: Engine
-    pace: Pace
     ends_s: dict[str, list[float]]
     """TTFT of the prompts of `ENDS`, by layout."""
     server_s: float
@@ -204,7 +199,7 @@ class Idle:
         hand_overs = {name: self.transfer(name) for name in self.ends_s if name != "unified"}
         return {
             **self.engine.tables,
-            "pace": asdict(self.pace),
+            "pace": asdict(self.engine.pace),
             "gateway_ms": round(1e3 * self.gateway_s, 3),
             "hand_over_ms": {name: round(1e3 * latency_s, 3) for name, (latency_s, _) in hand_overs.items()},
             "hand_over_us_per_token": {name: round(1e6 * each_s, 3) for name, (_, each_s) in hand_overs.items()},

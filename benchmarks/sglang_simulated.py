@@ -16,11 +16,13 @@ the same requests at the same times, with the engine's settings. What else it is
 one request or one batch at a time, and nothing is fitted to the traffic:
 
 * step times: `pdplugins profile from-endpoint` on one idle stock server;
-* two factors for them, of prefill and of decode: how much slower a server of the layout is while the other one beside
-  it gets half of the layout's requests/s, and it is idle between its own as with the other half. All of it runs on the
-  same cores, and a dual-role server looks for hand-overs in each step. They are measured before and after each third of
-  the traffic, and its factors are the mean of both, because a virtual machine is now faster, now slower, for tens of
-  seconds;
+* two factors for them, of prefill and of decode: how much slower than that a server of the layout is in the mean while
+  the other one beside it gets half of the layout's requests/s, and it is idle between its own as with the other half.
+  The profile has medians, which pass over a machine's slow spells. All of it runs on the same cores, and a dual-role
+  server looks for hand-overs in each step. Unified servers get requests in turn, so while
+  one has a request the other one is busy more often than else: so are they when their factors are measured. That is
+  done before and after each part of the traffic, and its factors are the mean of both, because a virtual machine is
+  now faster, now slower, for tens of seconds;
 * what a request costs outside of the engine: what the TTFT of a prompt of one token has more than a decode step;
 * the hand-over of a layout: what the TTFT through its two servers has more than that through the unified ones. Arrow
   chooses the decode server after prefill, so its hand-over is asked for late, with a request of its own: what it takes
@@ -40,7 +42,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -76,7 +78,9 @@ from pdplugins.workloads.trace import TraceRequest
 SHARES = (0.15, 0.3, 0.45)
 """Of a layout's capacity: with more, servers, gateway and client wait for each other's cores."""
 PARTS = 3
-"""Of the traffic of a layout at a rate."""
+"""Of the traffic of a layout at a rate, unless another number is asked for."""
+LONGEST_FULL_S = 12.0
+"""For so long the capacity of a layout is measured at most."""
 AT_ONCE = 32
 PATIENCE = Slo(1e3, 1e3)
 """No request is cut off."""
@@ -189,6 +193,14 @@ class Run:
         return means([one.ttft_s for one in heard], [one.tpot_s for one in heard])
 
 
+@dataclass(frozen=True)
+class Length:
+    """Of the traffic of a layout at a rate."""
+
+    seconds: float
+    parts: int
+
+
 class Stand:
     """All layouts; the servers of one run at a time."""
 
@@ -223,18 +235,30 @@ class Stand:
                     if name == "unified":
                         direct.extend(await ttfts_s(self._sides[name].pair[0].url, ENDS[0]))
         async with self._running("unified"):
-            url = self._sides["unified"].pair[0].url
-            before, engine, after = await Pace.of(url), await self._profiled(), await Pace.of(url)
+            engine = await self._profiled()
         medians = {name: [*map(statistics.median, columns)] for name, columns in ends.items()}
-        return Idle(engine, Pace.mean([before, after]), medians, statistics.median(direct))
+        return Idle(engine, medians, statistics.median(direct))
 
     async def beside(self, name: str, rate: float) -> Pace:
         """Measure a server of a layout while the one beside it gets its half of `rate` requests a second."""
+        dice = random.Random(50)  # noqa: S311 - traffic, not secrets
+        in_turn, asked = name == "unified", asyncio.Event()
+
+        def gap_s() -> float:
+            return dice.expovariate(rate) + dice.expovariate(rate) if in_turn else dice.expovariate(rate / 2)
+
+        async def pause() -> None:
+            """Wait for the next request of Poisson traffic, of which the other server has just got one, or not."""
+            if in_turn:
+                asked.clear()
+                await asked.wait()
+            await asyncio.sleep(dice.expovariate(rate if in_turn else rate / 2))
+
         async with self._running(name):
             server, other = self._sides[name].pair
-            traffic = asyncio.create_task(_busy(other.url, rate / 2))
+            traffic = asyncio.create_task(_busy(other.url, gap_s, asked))
             try:
-                pace = await Pace.now_and_then(server.url, rate / 2)
+                pace = await Pace.now_and_then(server.url, pause)
                 if traffic.done():
                     traffic.result()  # it has failed, and the server had no neighbour
                 return pace
@@ -301,15 +325,15 @@ class Stand:
             after = cpu_s(self._sides[name].pair)
         return heard, after[0] - before[0], after[1] - before[1]
 
-    async def run(self, name: str, rate: float, seconds: float, idle: Idle, seeds: Iterator[int]) -> Run:
+    async def run(self, name: str, rate: float, length: Length, idle: Idle, seeds: Iterator[int]) -> Run:
         """Offer traffic to a layout in parts; measure before and after each how fast a server is beside others."""
         parts, run_s, waited_s = list[Part](), 0.0, 0.0
         before = await self.beside(name, rate)
-        for _ in range(PARTS):
-            asks = load.poisson(rate, seconds / PARTS, next(seeds))
+        for _ in range(length.parts):
+            asks = load.poisson(rate, length.seconds / length.parts, next(seeds))
             heard, *spent_s = await self.offered(name, asks, next(seeds))
             after = await self.beside(name, rate)
-            slower, before = Pace.mean([before, after]).slower_than(idle.pace), after
+            slower, before = Pace.mean([before, after]).slower_than(idle.engine.pace), after
             parts.append(Part(asks, heard, self.told(name, idle, slower), slower))
             run_s, waited_s = run_s + spent_s[0], waited_s + spent_s[1]
         return Run(parts, waited_s / (run_s + waited_s))
@@ -320,15 +344,16 @@ class Stand:
         Side("all", pairs, {name: side.fronts[name] for name, side in self._sides.items()}).stop()
 
 
-async def _busy(url: str, rate: float) -> None:
-    """Send Poisson traffic to a server until this is cancelled."""
-    dice, due_s = random.Random(50), time.perf_counter()  # noqa: S311 - traffic, not secrets
+async def _busy(url: str, gap_s: Callable[[], float], asked: asyncio.Event) -> None:
+    """Send traffic to a server until this is cancelled; set `asked` with each request."""
+    dice, due_s = random.Random(51), time.perf_counter()  # noqa: S311 - traffic, not secrets
     async with load.session() as client, asyncio.TaskGroup() as group:
         while True:
-            due_s += dice.expovariate(rate)
+            due_s += gap_s()
             await asyncio.sleep(due_s - time.perf_counter())
             ask = Ask(0.0, *load.lengths(dice))
             group.create_task(load.send(client, url, ask, load.body(ask, dice, sampled=True)))
+            asked.set()
 
 
 def predicted(parts: Sequence[tuple[Path, list[Ask]]]) -> dict[str, float]:
@@ -369,7 +394,8 @@ async def compare(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
     stand = Stand(Place(tree, make_model(folder / "model", SHAPE), folder, "", TOKENS))
     try:
         await stand.start(args.layouts)
-        capacities = {name: round(await stand.capacity(name, args.seconds), 3) for name in stand.names}
+        full_s = min(args.seconds, LONGEST_FULL_S)
+        capacities = {name: round(await stand.capacity(name, full_s), 3) for name in stand.names}
         say(f"capacities: {capacities}")
         runs, told = await rounds(args, stand, capacities)
         kept = [{"layout": name, "share": share, "runs": [*map(asdict, all_)]} for (name, share), all_ in runs.items()]
@@ -386,6 +412,7 @@ async def rounds(
     """Return the runs of each layout at each share of its capacity, and what was measured for them in each round."""
     runs: dict[tuple[str, float], list[Run]] = {}
     told: list[dict[str, Any]] = []
+    length = Length(args.seconds, args.parts)
     seeds = itertools.count(1000 * args.seed)  # other prompts in each run, so that none finds its own in a cache
     for _ in range(args.rounds):
         idle = await stand.idle()
@@ -393,7 +420,7 @@ async def rounds(
         say(f"idle: {told[-1]}")
         for share in args.shares:
             for name in args.layouts:
-                run = await stand.run(name, share * capacities[name], args.seconds, idle, seeds)
+                run = await stand.run(name, share * capacities[name], length, idle, seeds)
                 slower = [[round(one, 3) for one in part.slower] for part in run.parts]
                 told[-1][f"{name} at {share:.0%}: slower"] = slower
                 runs.setdefault((name, share), []).append(run)
@@ -426,6 +453,7 @@ def main() -> None:
     parser.add_argument("--shares", type=float, nargs="+", default=SHARES, help="rates, of a layout's capacity")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=25, help="of traffic, for each layout at each rate in a round")
+    parser.add_argument("--parts", type=int, default=PARTS, help="of it: the speed is measured before and after each")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--logs", type=Path, help="keep logs, profiles and every request in this folder")
     parser.add_argument("--result", help="write results/RESULT.json")

@@ -42,7 +42,7 @@ def idle() -> Idle:
     direct = [TTFT_MS[PROMPTS.index(tokens)] / 1e3 for tokens in ENDS]
     unified = [s + GATEWAY_S for s in direct]
     pair = [s + TRANSFER_S[0] + tokens * TRANSFER_S[1] for s, tokens in zip(unified, ENDS, strict=True)]
-    return Idle(engine(), Pace(0.1, 0.005), {"unified": unified, "PD": pair}, direct[0])
+    return Idle(engine(), {"unified": unified, "PD": pair}, direct[0])
 
 
 def told(layout: Layout, folder: Path, slower: tuple[float, float] = (1.0, 1.0)) -> Path:
@@ -71,7 +71,7 @@ def test_a_lone_request_takes_what_was_measured(layout: Layout, tokens: int, tmp
 def test_beside_a_busy_neighbour_each_phase_is_slower_by_its_factor(tmp_path: Path) -> None:
     asks = [Ask(0.0, 64, 30)]
     alone = sglang_simulated.predicted([(told(LAYOUTS[0], tmp_path), asks)])
-    slower = Pace(0.12, 0.0065).slower_than(idle().pace)
+    slower = Pace(0.12, 0.0065).slower_than(Pace(0.1, 0.005))
     beside = sglang_simulated.predicted([(told(LAYOUTS[0], tmp_path, slower), asks)])
     assert beside["tpot_ms"] == pytest.approx(1.3 * alone["tpot_ms"], rel=0.01)
     outside_ms = 1e3 * GATEWAY_S + engine().outside_ms
@@ -88,3 +88,10 @@ def test_a_row_says_by_how_much_the_prediction_is_off(tmp_path: Path) -> None:
     assert (row["requests"], row["failed"], row["waited"]) == (1, 1, 0.1)
     assert row["ttft"]["off"] == pytest.approx(-0.5, abs=0.01)
     assert row["tpot"]["off"] == pytest.approx(0, abs=0.01)
+
+
+def test_the_pace_of_a_profile_is_what_it_says_of_the_requests_that_a_pace_is_measured_with() -> None:
+    """512 prompt tokens; a stream whose mean context is 138, between 64 and 512."""
+    pace = engine().pace
+    assert pace.ttft_s == pytest.approx(0.1306)
+    assert pace.tpot_s == pytest.approx((6.3 + (138 - 64) / (512 - 64) * (7.3 - 6.3)) / 1e3)

@@ -15,7 +15,7 @@ from tests.hosts.sglang.setups import tree_of
 
 ROOT = Path(__file__).parents[3]
 PROGRAM = ROOT / "benchmarks" / "sglang_simulated.py"
-TRAFFIC = ["--shares", "0.15", "--rounds", "1", "--seconds", "24"]
+TRAFFIC = ["--shares", "0.15", "--rounds", "1", "--seconds", "24", "--parts", "1"]
 BARS = {"ttft": 0.45, "tpot": 0.45}
 """Wider than those of the benchmark: servers, gateway and client share the cores of a machine that others may use. On
 one whose speed changed by half within two minutes a TPOT was a third off."""
