@@ -31,7 +31,7 @@ def decisions(
     *,
     workers: Annotated[list[int], typer.Option(min=4, help="Number of workers; may be repeated.")] = [64, 4096],  # noqa: B006
     calls: Annotated[int, typer.Option(min=10, help="Decisions that are timed for each policy and size.")] = 1000,
-    rounds: Annotated[int, typer.Option(min=1, help="Repetitions of each decision; the shortest time counts.")] = 3,
+    rounds: Annotated[int, typer.Option(min=1, help="Repetitions of each decision; the shortest time counts.")] = 5,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the lengths and loads.")] = 0,
     out: Annotated[Path | None, typer.Option("--json", metavar="OUT", help="Write the rows there.")] = None,
 ) -> None:

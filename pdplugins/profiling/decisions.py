@@ -54,6 +54,8 @@ BARS_US = {
     ("power", 4096): 25_000.0,
 }
 """Most microseconds of the P99 of one decision on that machine, by kind and size."""
+Timed = list[tuple[int, int]]
+"""Nanoseconds of each decision of a round, and of the fixed loop after it."""
 
 
 @dataclass(slots=True)
@@ -128,7 +130,7 @@ def measure(
     calls: int = 1000,
     seed: int = 0,
     registry: Registry | None = None,
-    rounds: int = 3,
+    rounds: int = 5,
 ) -> Iterator[Cost]:
     """Yield the cost of every registered policy, alone or a part of a bundle, at every size, in order of name.
 
@@ -139,9 +141,12 @@ def measure(
     """
     registry = registry or default_registry()
     kinds = list(DECISIONS)
-    for registration in sorted(policies(registry), key=lambda r: (kinds.index(r.kind), r.name)):
-        for size in (64,) if registration.kind == "batch_scheduler" else sizes:
-            yield cost(registration, size, calls, seed, rounds)
+    known = sorted(policies(registry), key=lambda r: (kinds.index(r.kind), r.name))
+    asked = [(one, size) for one in known for size in ((64,) if one.kind == "batch_scheduler" else sizes)]
+    # A slow spell of the machine lasts longer than a round of one policy, so the policies take turns.
+    turns = [[_round(*one, calls, seed) for one in asked] for _ in range(rounds)]
+    for (registration, size), *timed in zip(asked, *turns, strict=True):
+        yield _cost(registration, size, timed)
 
 
 def policies(registry: Registry) -> list[Registration]:
@@ -165,19 +170,25 @@ def _parts(bundle: Registration) -> Iterator[Registration]:
 
 def cost(registration: Registration, size: int, calls: int, seed: int = 0, rounds: int = 3) -> Cost:
     """Return the cost of one policy at one size. The parameters are those of `measure`."""
+    return _cost(registration, size, [_round(registration, size, calls, seed) for _ in range(rounds)])
+
+
+def _round(registration: Registration, size: int, calls: int, seed: int) -> Timed:
+    """Time the decisions once."""
     known = build_deployment(Config())
     gpus = size * max(known.prefill_tp, known.decode_tp)
     deployment = replace(known, gpu_budget=max(gpus, 2))
     settings = {"budget_w": 1000.0 * gpus} if "budget_w" in registration.settings.model_fields else {}
-    timed = []
-    for _ in range(rounds):
-        policy = registration.factory(registration.settings(**settings), deployment)
-        decide = DECISIONS[registration.kind](policy, size, random.Random(seed))  # noqa: S311 - no secret
-        timed.append(list(_timed(decide, calls)))
-    spent, loops = np.moveaxis(np.array(timed).min(axis=0) / 1e3, 1, 0)
+    policy = registration.factory(registration.settings(**settings), deployment)
+    return list(_timed(DECISIONS[registration.kind](policy, size, random.Random(seed)), calls))  # noqa: S311 - no secret
+
+
+def _cost(registration: Registration, size: int, rounds: list[Timed]) -> Cost:
+    """Return the cost by the least time of each decision in several rounds."""
+    spent, loops = np.moveaxis(np.array(rounds).min(axis=0) / 1e3, 1, 0)
     figures = (*np.percentile(spent, (50, 99)), np.median(loops))
     p50_us, p99_us, loop_us = (round(float(value), 2) for value in figures)
-    return Cost(registration.kind, registration.name, size, p50_us, p99_us, loop_us, calls)
+    return Cost(registration.kind, registration.name, size, p50_us, p99_us, loop_us, len(spent))
 
 
 def _timed(decisions: Iterator[Callable[[], object]], calls: int) -> Iterator[tuple[int, int]]:

@@ -76,6 +76,20 @@ def test_every_policy_is_timed_once_at_every_size() -> None:
     assert all(0 < c.p50_us <= c.p99_us and c.loop_us > 0 for c in costs)
 
 
+def test_policies_take_turns_so_that_a_slow_spell_spoils_one_round_of_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    order: list[tuple[str, str, int]] = []
+
+    def timed(one: Registration, size: int, calls: int, _: int) -> decisions.Timed:
+        order.append((one.kind, one.name, size))
+        return [(1000, 30)] * calls
+
+    monkeypatch.setattr(decisions, "_round", timed)
+    costs = list(measure(sizes=(4, 8), calls=2, rounds=3))
+    once = [(c.kind, c.plugin, c.workers) for c in costs]
+    assert len(set(once)) == len(once)
+    assert order == once * 3
+
+
 def test_costs_and_bars_are_numbers_of_the_same_loop() -> None:
     """On a machine on which the loop takes 60 us a decision may take twice as long as where it takes 30 us."""
     slow = Cost("router", "any", 4096, p50_us=1000.0, p99_us=2100.0, loop_us=60.0, calls=10)
