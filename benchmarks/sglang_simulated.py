@@ -202,10 +202,14 @@ class Length:
 
 
 class Stand:
-    """All layouts; the servers of one run at a time."""
+    """All layouts; the servers of one run at a time.
 
-    def __init__(self, place: Place) -> None:
+    :param repeats: of each point of the profile.
+    """
+
+    def __init__(self, place: Place, repeats: int) -> None:
         self._place = place
+        self._repeats = repeats
         self._pairs: dict[bool, list[Server]] = {}
         """Servers, by whether they are dual-role ones."""
         self._sides: dict[str, Side] = {}
@@ -213,7 +217,7 @@ class Stand:
 
     async def start(self, layouts: Sequence[str]) -> None:
         """Start those of `layouts`, and what they are measured against; stop them where they are."""
-        engine = await self._profiled(repeats=1)  # for Arrow's own predictions, and to warm the server up
+        engine = await self._profiled(1)  # for Arrow's own predictions, and to warm the server up
         against = {"unified", "PD"} if "dual" in layouts else {"unified"}
         for layout in (one for one in LAYOUTS if one.name in against | set(layouts)):
             path = self._written(layout, engine.profile(SOME_TRANSFER), 0.0, "live")
@@ -235,7 +239,7 @@ class Stand:
                     if name == "unified":
                         direct.extend(await ttfts_s(self._sides[name].pair[0].url, ENDS[0]))
         async with self._running("unified"):
-            engine = await self._profiled()
+            engine = await self._profiled(self._repeats)
         medians = {name: [*map(statistics.median, columns)] for name, columns in ends.items()}
         return Idle(engine, medians, statistics.median(direct))
 
@@ -276,7 +280,7 @@ class Stand:
         profile = idle.engine.profile(transfer, slower)
         return self._written(layout, profile, outside_s, f"simulated-{next(self._numbers)}", late_s)
 
-    async def _profiled(self, repeats: int = REPEATS) -> Engine:
+    async def _profiled(self, repeats: int) -> Engine:
         server, _ = await self._servers(LAYOUTS[0])
         out = self._place.folder / "endpoint.json"
         return Engine(await asyncio.to_thread(measured_profile, server.url, self._place.model, out, repeats))
@@ -391,7 +395,7 @@ async def compare(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
     assert me is not None
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, me.cancel)  # as Ctrl-C does: nothing stays
     tree = args.tree.resolve()
-    stand = Stand(Place(tree, make_model(folder / "model", SHAPE), folder, "", TOKENS))
+    stand = Stand(Place(tree, make_model(folder / "model", SHAPE), folder, "", TOKENS), args.repeats)
     try:
         await stand.start(args.layouts)
         full_s = min(args.seconds, LONGEST_FULL_S)
@@ -454,6 +458,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=25, help="of traffic, for each layout at each rate in a round")
     parser.add_argument("--parts", type=int, default=PARTS, help="of it: the speed is measured before and after each")
+    parser.add_argument("--repeats", type=int, default=REPEATS, help="of each point of the profile")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--logs", type=Path, help="keep logs, profiles and every request in this folder")
     parser.add_argument("--result", help="write results/RESULT.json")
