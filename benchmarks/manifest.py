@@ -145,18 +145,22 @@ def closure(script: Path) -> set[Path]:
         path = open_.pop()
         if path not in found:
             found.add(path)
-            open_ += _imported(path)
+            open_ += _imported(path, path.stat().st_mtime_ns)
     return {path for path in found if path.stem not in ASIDE}
 
 
-def _imported(path: Path) -> Iterator[Path]:
+@cache
+def _imported(path: Path, _: int) -> tuple[Path, ...]:
+    """Return what a script imports from this folder. The time of its last change stands for what is in it."""
+    found: list[Path] = []
     for node in ast.walk(ast.parse(path.read_bytes())):
         names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
         if isinstance(node, ast.ImportFrom) and node.module and not node.level:
             names = [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
         for name in names:
             place = Path(*name.removeprefix("benchmarks.").split(".")).with_suffix(".py")
-            yield from (folder / place for folder in {path.parent, HERE} if (folder / place).is_file())
+            found += [folder / place for folder in {path.parent, HERE} if (folder / place).is_file()]
+    return tuple(found)
 
 
 # --- result files ---------------------------------------------------------------------------------------------------
