@@ -104,3 +104,27 @@ def test_every_request_decodes_somewhere(loads: list[tuple[int, int, int]], tpot
     router = FusionRouter(Core(FusionSettings(composition=False), MANY))
     for index, tpot_s in enumerate(tpots):
         assert bound(router, asking(str(index), tpot_s), workers) in {each.id for each in workers}
+
+
+QUEUES = st.sampled_from([0.0, 500.0, 20_000.0])
+
+
+@given(st.lists(st.tuples(LOADS, QUEUES), min_size=1, max_size=8), st.lists(st.sampled_from([0.01, 0.03]), max_size=4))
+def test_it_is_the_least_crowded_of_all_though_few_are_looked_at(
+    loads: list[tuple[tuple[int, int, int], float]], tpots: list[float]
+) -> None:
+    """With prompts that wait, full workers, and workers on which others ask for a short TPOT."""
+    workers = tuple(
+        worker(
+            f"d{index}", decode_requests=float(count), decode_tokens=float(context), free_kv_tokens=free,
+            queued_tokens=queue,
+        )
+        for index, ((count, context, free), queue) in enumerate(loads)
+    )  # fmt: skip
+    shared = Core(FusionSettings(composition=False), MANY)
+    for index, tpot_s in enumerate(tpots):
+        shared.residents.placed(asking(str(index), tpot_s), workers[index % len(workers)].id)
+    binding, asked = Binding(shared), request("usual")
+    crowding_s = [binding._crowding(asked, each, binding._step_s(asked, each)) for each in workers]
+    best = binding.best(asked, workers).worker
+    assert crowding_s[workers.index(best)] == min(crowding_s)
