@@ -46,10 +46,11 @@ def decisions(
 
     from pdplugins.profiling.decisions import measure  # noqa: PLC0415
     from pdplugins.provenance import record  # noqa: PLC0415
-    from pdplugins.terminal import console  # noqa: PLC0415
+    from pdplugins.terminal import console, progress  # noqa: PLC0415
 
     check_outputs(out)
-    rows = list(measure(tuple(workers), calls, seed, rounds=rounds))
+    with progress(["decisions"]) as update:
+        rows = measure(tuple(workers), calls, seed, rounds=rounds, progress=lambda share: update([share]))
     loop_us = median(row.loop_us for row in rows)
     if out is not None:
         data = record("measured", seed=seed) | {"loop_us": loop_us, "rows": [row.data() for row in rows]}

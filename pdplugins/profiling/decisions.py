@@ -38,6 +38,8 @@ WAITING = 100_000
 """Requests that wait before the workers while a flow policy is timed."""
 IN_SERVICE = 200
 """Requests that a router has placed and that have not ended."""
+ROUNDS = 5
+"""How often the same decisions are made, unless another number is asked for."""
 LOOP_STEPS = 1000
 """Steps of the loop that measures the speed of the machine."""
 BAR_LOOP_US = 30.0
@@ -130,23 +132,27 @@ def measure(
     calls: int = 1000,
     seed: int = 0,
     registry: Registry | None = None,
-    rounds: int = 5,
-) -> Iterator[Cost]:
-    """Yield the cost of every registered policy, alone or a part of a bundle, at every size, in order of name.
+    rounds: int = ROUNDS,
+    progress: Callable[[float], None] = lambda share: None,
+) -> list[Cost]:
+    """Return the cost of every registered policy, alone or a part of a bundle, at every size, in order of name.
 
     :param calls: timed decisions for each policy and size.
     :param seed: seed of the lengths and loads.
     :param rounds: how often the same decisions are made. The least time of each counts, because other programs on the
         machine only ever add to it.
+    :param progress: is called with the share that is done.
     """
     registry = registry or default_registry()
     kinds = list(DECISIONS)
     known = sorted(policies(registry), key=lambda r: (kinds.index(r.kind), r.name))
     asked = [(one, size) for one in known for size in ((64,) if one.kind == "batch_scheduler" else sizes)]
     # A slow spell of the machine lasts longer than a round of one policy, so the policies take turns.
-    turns = [[_round(*one, calls, seed) for one in asked] for _ in range(rounds)]
-    for (registration, size), *timed in zip(asked, *turns, strict=True):
-        yield _cost(registration, size, timed)
+    turns: list[list[Timed]] = [[] for _ in asked]
+    for done, (timed, one) in enumerate(list(zip(turns, asked, strict=True)) * rounds, 1):
+        timed.append(_round(*one, calls, seed))
+        progress(done / (rounds * len(asked)))
+    return [_cost(*one, timed) for one, timed in zip(asked, turns, strict=True)]
 
 
 def policies(registry: Registry) -> list[Registration]:
@@ -168,7 +174,7 @@ def _parts(bundle: Registration) -> Iterator[Registration]:
             yield replace(bundle, kind=kind, factory=factory)
 
 
-def cost(registration: Registration, size: int, calls: int, seed: int = 0, rounds: int = 3) -> Cost:
+def cost(registration: Registration, size: int, calls: int, seed: int = 0, rounds: int = ROUNDS) -> Cost:
     """Return the cost of one policy at one size. The parameters are those of `measure`."""
     return _cost(registration, size, [_round(registration, size, calls, seed) for _ in range(rounds)])
 

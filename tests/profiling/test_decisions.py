@@ -68,7 +68,7 @@ def test_a_decision_that_is_slow_in_every_try_is_found() -> None:
 
 
 def test_every_policy_is_timed_once_at_every_size() -> None:
-    costs = list(measure(sizes=(4, 8), calls=10, rounds=1))
+    costs = measure(sizes=(4, 8), calls=10, rounds=1)
     every = policies(default_registry())
     assert ("router", "fusion") in {(r.kind, r.name) for r in every}
     want = [(r.kind, r.name, size) for r in every for size in ((64,) if r.kind == "batch_scheduler" else (4, 8))]
@@ -84,10 +84,13 @@ def test_policies_take_turns_so_that_a_slow_spell_spoils_one_round_of_each(monke
         return [(1000, 30)] * calls
 
     monkeypatch.setattr(decisions, "_round", timed)
-    costs = list(measure(sizes=(4, 8), calls=2, rounds=3))
+    shares: list[float] = []
+    costs = measure(sizes=(4, 8), calls=2, rounds=3, progress=shares.append)
     once = [(c.kind, c.plugin, c.workers) for c in costs]
     assert len(set(once)) == len(once)
     assert order == once * 3
+    assert shares == sorted(shares)
+    assert (len(shares), shares[-1]) == (len(order), 1.0)
 
 
 def test_costs_and_bars_are_numbers_of_the_same_loop() -> None:
