@@ -55,7 +55,7 @@ SGLANG_PYTEST := PDPLUGINS_SGLANG_TREES=$(subst $() ,:,$(foreach v,$(SGLANG_VERS
 	$(SGLANG_VENV)/bin/python -m pytest -m sglang -v --tb=native --durations=10 --session-timeout=3000
 CLIENT_TESTS := tests/hosts/sglang/gateway/test_clients.py
 
-test-sglang: $(SGLANG_VENV)/.installed  ## Run real SGLang servers on the CPU: every path equal to a unified server (half an hour on two quiet cores)
+test-sglang: $(SGLANG_VENV)/.installed  ## Run real SGLang servers on the CPU: every path equal to a unified server (35 minutes on two quiet cores)
 	HATCH_BUILD_NO_HOOKS=true $(SGLANG_PIP) --editable .
 	$(SGLANG_PYTEST) tests/hosts/sglang --ignore $(CLIENT_TESTS)
 
