@@ -188,20 +188,22 @@ HOSTILE = {
 
 @pytest.mark.moderate
 @pytest.mark.parametrize("kind", HOSTILE)
-def test_no_long_body_takes_longer_than_an_honest_one(kind: str) -> None:
-    """While a body is read nobody else is served. The longest honest one has token ids only."""
-    assert took_s(HOSTILE[kind]) < 1.5 * took_s(HONEST)
+def test_no_long_body_takes_much_longer_than_an_honest_one(kind: str) -> None:
+    """While a body is read nobody else is served. The longest honest one has token ids only.
+
+    Both take turns, and the best of each counts: other programs slow down a caller of theirs, by a half at times.
+    """
+    turns = [(took_s(HOSTILE[kind]), took_s(HONEST)) for _ in range(5)]
+    hostile_s, honest_s = map(min, zip(*turns, strict=True))
+    assert hostile_s < 2 * honest_s
 
 
 def took_s(body: bytes) -> float:
-    """The CPU time of reading a body: the best of five, as other programs disturb it."""
-    times = []
-    for _ in range(5):
-        began_s = time.process_time()
-        with contextlib.suppress(GatewayError):
-            parse("/generate", body, "rid")
-        times.append(time.process_time() - began_s)
-    return min(times)
+    """The CPU time of reading a body."""
+    began_s = time.process_time()
+    with contextlib.suppress(GatewayError):
+        parse("/generate", body, "rid")
+    return time.process_time() - began_s
 
 
 def nesting(value: Any) -> int:
