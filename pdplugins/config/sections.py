@@ -121,6 +121,14 @@ class SimulationConfig(Section):
         description="time until a hand-over that the router chose after prefill reaches the worker that has prefilled "
         "as a request of its own, which takes a step there; none: it begins at once",
     )
+    late_step_s: Pause = Field(
+        0.0, description="time that this step takes beyond one of a token, for each hand-over in it"
+    )
+    late_step_token_s: Pause = Field(0.0, description="and for each token of the KV cache of that hand-over")
+    polled_handoff: bool = Field(
+        False,
+        description="workers see a hand-over that was chosen late, and a KV cache that has arrived, only between steps",
+    )
     handoff_timeout_s: Seconds = Field(300.0, description="how often to look for a deadlock over KV capacity")
     retries: int = Field(3, ge=0, description="how often a request starts anew when its worker dies")
     deaths: tuple[Death, ...] = Field((), description="workers that die, and when")

@@ -142,6 +142,9 @@ class PlainEngine:
         context = sum(flight.context for flight in self.running)
         return SimpleNamespace(size=len(self.running), context=context, own_tpots=own_tpots)
 
+    def boundary(self) -> int:
+        return self.began + self.took if self.stepping or self.chunks else int(self.events.now)
+
     def free_tokens(self) -> int:
         return int(self.kv.free)
 
@@ -201,8 +204,8 @@ class PlainEngine:
         self.reading.remove(flight)
         flight.expected = 0
 
-    def hand_over(self, flight: Flight) -> None:
-        flight.state, flight.late = State.PREFILL, True
+    def hand_over(self, flight: Flight, work: int) -> None:
+        flight.state, flight.late, flight.late_work = State.PREFILL, True, work
         flight.done = flight.target - 1
         self.prefilling.insert(0, flight)
         self.wake()
@@ -321,6 +324,7 @@ class PlainEngine:
             sizes = [(flight.chunk, flight.done) for flight in chunks]
             context = sum(flight.context for flight in self.stepping)
             took = self.times.mixed(sizes, len(self.stepping), context, self.slow)
+            took += sum(flight.late_work for flight in chunks if flight.late)
         elif self.running:
             self.stepping = list(self.running)
             context = sum(flight.context for flight in self.running)

@@ -34,7 +34,8 @@ def test_every_key_is_optional_and_the_defaults_are_those_of_the_settings() -> N
     ("key", "value"),
     [
         ("overlap", True), ("history", "recompute"), ("flip", "label"), ("flip_s", 2.5), ("when_full", "wait"),
-        ("late_handoff_s", 0.5), ("handoff_timeout_s", 9.0),
+        ("late_handoff_s", 0.5), ("handoff_timeout_s", 9.0), ("polled_handoff", True),
+        ("late_step_s", 0.1), ("late_step_token_s", 1e-5),
         ("retries", 0), ("predict", "true_length"), ("kv_tokens", 5000),
     ],
 )  # fmt: skip

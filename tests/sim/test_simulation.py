@@ -7,6 +7,7 @@ import os
 import statistics
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar
 
@@ -75,9 +76,39 @@ def test_a_late_hand_over_takes_a_step_of_one_token_before_the_prompts_that_wait
     step_s = seconds(StepTimes(MODEL, 1, 1.0).mixed([(1, 999)], 0, 0, (1.0, 1.0)))
     ttft_s = [run(Late("p0", None), Arrival(0.0, 1000, 3), settings=each).records[0].ttft_s for each in (at_once, late)]
     assert ttft_s[1] == pytest.approx(ttft_s[0] + 0.1 + step_s, abs=1e-9)
+    longer = replace(late, late_step_s=0.02, late_step_token_s=1e-5)
+    (record,) = run(Late("p0", None), Arrival(0.0, 1000, 3), settings=longer).records
+    assert record.ttft_s == pytest.approx(ttft_s[1] + 0.02 + 1000 * 1e-5, abs=1e-9)
     work = [Arrival(0.0, 1000, 3), *(Arrival(0.01, 8000, 1) for _ in range(3))]
     first = next(r for r in run(Late("p0", None), *work, settings=late).records if r.id == "0")
     assert first.ttft_s < 1.1 * (MODEL.prefill_s(1000, 1) + MODEL.prefill_s(8000, 1) + 0.1 + step_s)
+
+
+class ByLength(Late):
+    """Long prompts stay on the decode worker."""
+
+    def __init__(self) -> None:
+        super().__init__("p0", None)
+
+    def on_arrival(self, request: Request, workers: tuple[WorkerView, ...], now_s: float) -> Placement:
+        long = request.prompt_tokens > 1000
+        return Placement("d0", "d0", 0) if long else super().on_arrival(request, workers, now_s)
+
+
+def test_a_polled_hand_over_waits_twice_for_the_step_that_runs_on_the_second_worker() -> None:
+    """A long prompt runs there when the hand-over is asked for, and another one when its KV cache arrives."""
+    times, step = StepTimes(MODEL, 1, 1.0), EngineSettings(order="prefill_first")
+    busy_s = [0.0, MODEL.prefill_s(8000, 1)]
+
+    def ttft_s(busy: int, *, polled: bool) -> float:
+        sim = SimSettings(engine=step, first_token="transfer", late_handoff_s=0.0, polled_handoff=polled)
+        work = [Arrival(0.0, 1000, 3), *(Arrival(0.0, 8000, 1) for _ in range(busy))]
+        return next(r for r in run(ByLength(), *work, settings=sim).records if r.id == "0").ttft_s or 0.0
+
+    assert ttft_s(0, polled=True) == ttft_s(0, polled=False) == ttft_s(2, polled=False)
+    late_s = seconds(times.mixed([(1, 999)], 0, 0, (1.0, 1.0))) + MODEL.transfer_s(1000)
+    assert ttft_s(1, polled=True) == pytest.approx(busy_s[1] + late_s, abs=1e-9)
+    assert ttft_s(2, polled=True) == pytest.approx(2 * busy_s[1], abs=1e-9)
 
 
 def test_a_hand_over_chosen_at_arrival_is_not_late() -> None:

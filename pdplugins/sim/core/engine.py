@@ -115,6 +115,12 @@ class Engine:
             return step.worked, run.worked + now - self.batch.time
         return step.worked + (now - step.began if step.chunks else 0), run.worked
 
+    def boundary(self) -> int:
+        """Return when it next looks for what others have sent it: at the end of the step in progress, or now."""
+        if self.step.chunks:
+            return self.step.began + self.step.took
+        return self.run.boundary() if self.busy else self.events.now
+
     def free_tokens(self) -> int:
         """Return the tokens of KV cache that are free or only cached, at the end of the step in progress."""
         return self.kv.free - self.run.grown()
@@ -185,9 +191,9 @@ class Engine:
             self.batch.join(flight)
             self._resume()
 
-    def hand_over(self, flight: Flight) -> None:
-        """Compute the last token of a prompt again, whose KV cache is here: so its hand-over is asked for late."""
-        flight.state, flight.late = State.PREFILL, True
+    def hand_over(self, flight: Flight, work: int) -> None:
+        """Compute a prompt's last token again for a late hand-over, in `work` ticks more than a step of a token."""
+        flight.state, flight.late, flight.late_work = State.PREFILL, True, work
         flight.done = flight.target - 1
         self.prefilling.insert(0, flight)
         self.view.load.queued_tokens += 1
@@ -360,21 +366,17 @@ class Engine:
     def _purge(self) -> None:
         """Give up the requests that are marked with an error."""
         self.purge = False
-        load = self.view.load
-        for flight in [flight for flight in self.queue if flight.error]:
-            self.queue.remove(flight)
-            load.queued_requests -= 1
-            self._give_up(flight)
-        for flight in [flight for flight in self.prefilling if flight.error]:
-            self.prefilling.remove(flight)
-            self._give_up(flight)
-        for flight in [flight for flight in self.ready if flight.error]:
-            self.ready.remove(flight)
-            load.running_requests -= 1
-            self._give_up(flight)
-        for flight in [flight for flight in self.batch.members() if flight.error]:
-            self.batch.remove(flight)
-            load.running_requests -= 1
+        load, batch = self.view.load, self.batch
+        all_here = (*self.queue, *self.prefilling, *self.ready, *batch.members())
+        for flight in [flight for flight in all_here if flight.error]:
+            if flight.state == State.QUEUED:
+                self.queue.remove(flight)
+                load.queued_requests -= 1
+            elif flight.state == State.PREFILL:
+                self.prefilling.remove(flight)
+            else:
+                self.ready.remove(flight) if flight.state == State.READY else batch.remove(flight)
+                load.running_requests -= 1
             self._give_up(flight)
 
     def _give_up(self, flight: Flight) -> None:
@@ -462,14 +464,16 @@ class Engine:
         step, batch, load = self.step, self.batch, self.view.load
         step.chunks = chunks
         load.running_requests += len(chunks)
-        sizes = []
+        sizes, work = [], 0
         for flight in chunks:
             load.queued_tokens -= flight.chunk
+            if flight.late:
+                work += flight.late_work
             sizes.append((flight.chunk, flight.done))
         decodes = step.decodes = batch.size if self.settings.order == "decode_first" else 0
         if decodes:
             self.kv.take(decodes)
-        took = step.took = self.times.mixed(sizes, decodes, batch.context, self.slow)
+        took = step.took = work + self.times.mixed(sizes, decodes, batch.context, self.slow)
         step.began = batch.time
         admission = self.owner.admission
         if admission.waiting:  # this worker now has fewer queued tokens, so a held request may go on
@@ -479,11 +483,7 @@ class Engine:
     def _decode(self) -> None:
         """Decode until a request leaves, or the KV cache is full."""
         self.mode = RUN
-        end = self.run.begin(self.most_steps)
-        events = self.events
-        version = self.version = self.version + 1
-        sequence = events.sequence = events.sequence + 1
-        heappush(events.heap, (end, STEP, sequence, self, version))
+        self._schedule(self.run.begin(self.most_steps))
 
     def _resume(self) -> None:
         """Continue after a cut that changed nothing for the queue."""

@@ -78,9 +78,10 @@ class Flight:
 
     __slots__ = (
         "arrival", "arrived", "block_hits", "cached", "chunk", "done", "emitted", "engine", "error", "expected",
-        "first", "first_token", "gap", "history", "id", "index", "isl", "kv", "landing", "last_token", "late", "leave",
-        "may_be_cached", "names", "order", "osl", "pins", "placement", "queued", "request", "reserved", "retries",
-        "second", "sent", "since", "sink", "state", "stop", "target", "tpot_s", "transfer", "waits",
+        "first", "first_token", "gap", "history", "id", "index", "isl", "kv", "landing", "last_token", "late",
+        "late_work", "leave", "may_be_cached", "names", "order", "osl", "pins", "placement", "queued", "request",
+        "reserved", "retries", "second", "sent", "since", "sink", "state", "stop", "target", "tpot_s", "transfer",
+        "waits",
     )  # fmt: skip
 
     def __init__(self, index: int, arrival: Arrival, arrived: int) -> None:  # noqa: PLR0915 - one line a field
@@ -109,6 +110,8 @@ class Flight:
         """Whether it waits for free KV capacity on its next worker."""
         self.late = False
         """Whether its hand-over has been asked for after prefill, and waits for its step."""
+        self.late_work = 0
+        """Ticks that this step takes beyond one of a token."""
         self.queued = 0
         """When it joined the queue of its engine, or began to wait for its next one."""
         self.engine: Any = None
@@ -167,6 +170,8 @@ class Flight:
         self.request: Request | None = None
         """What the router saw of it. Like `placement`, the answer, it is kept only where it is needed again."""
         self.placement: Placement | None = None
+        self.late_work = 0
+        """Ticks that the step of its late hand-over takes beyond one of a token."""
 
     @property
     def context(self) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final
 
 from pdplugins.sim.core.clock import Events, ticks
@@ -60,6 +61,9 @@ class Handoffs:
         """Tokens at the end of a prompt that the decode worker computes again, because that gives the first token."""
         self._late = None if settings.late_handoff_s is None else ticks(settings.late_handoff_s)
         """Ticks until a hand-over that was chosen after prefill is asked for; None where it needs no asking."""
+        self._late_work = ticks(settings.late_step_s)
+        self._late_token_work = ticks(settings.late_step_token_s)
+        self._polled = settings.polled_handoff
         self._timeout = ticks(settings.handoff_timeout_s)
 
     # --- the part on one worker is done ----------------------------------------------------------------------------
@@ -80,7 +84,7 @@ class Handoffs:
             elif second.engine is engine:
                 self._go_on(flight, engine)
             elif late and self._late is not None:
-                self._events.call_at(self._events.now + self._late, self._asked, (flight, flight.retries))
+                self._events.call_at(self._events.now + self._late, self._reached, (flight, flight.retries))
             else:
                 self._move(flight, second)
 
@@ -95,15 +99,32 @@ class Handoffs:
             second.open += 1
         return second
 
-    @staticmethod
-    def _asked(of: tuple[Flight, int]) -> None:
-        """Let a hand-over take its step on the engine that has prefilled, unless its request has left that meanwhile.
+    def _reached(self, of: tuple[Flight, int]) -> None:
+        """Let the second worker see a hand-over that was chosen late.
 
         :param of: the request, and how often it had started again when the hand-over was chosen.
         """
+        second = of[0].second
+        self._once_seen(None if second is None or second.gone else second.engine, self._asked, of)
+
+    def _asked(self, of: tuple[Flight, int]) -> None:
+        """Let a hand-over take its step on the engine that has prefilled, unless its request has left that meanwhile.
+
+        :param of: as for `_reached`.
+        """
         flight, retries = of
         if flight.state == State.MOVING and flight.retries == retries and flight.sink is None:
-            flight.engine.hand_over(flight)
+            flight.engine.hand_over(flight, self._late_work + flight.target * self._late_token_work)
+
+    def _once_seen(
+        self, engine: Engine | None, action: Callable[[tuple[Flight, int]], None], of: tuple[Flight, int]
+    ) -> None:
+        """Do something with a request now, or when `engine` next looks for what others have sent it."""
+        seen = self._events.now if engine is None or not self._polled else engine.boundary()
+        if seen > self._events.now:
+            self._events.call_at(seen, action, of)
+        else:
+            action(of)
 
     def _go_on(self, flight: Flight, engine: Engine) -> None:
         """Let a request do its second part on the engine that did the first."""
@@ -276,10 +297,16 @@ class Handoffs:
         elif tokens > flight.sent:
             self._send(flight, tokens - flight.sent)
         else:
-            self._arrived(flight)
+            self._once_seen(flight.sink.engine, self._arrived, (flight, flight.retries))
 
-    def _arrived(self, flight: Flight) -> None:
-        """Hand a request over to its next worker, which now has all of its KV cache."""
+    def _arrived(self, of: tuple[Flight, int]) -> None:
+        """Hand a request over to its next worker, which now has all of its KV cache.
+
+        :param of: the request, and how often it had started again when its KV cache arrived.
+        """
+        flight, retries = of
+        if flight.state != State.MOVING or flight.retries != retries:
+            return
         source, sink = flight.engine, flight.sink
         tokens, target = flight.landing
         if sink is flight.first:

@@ -107,6 +107,14 @@ class DecodeRun:
         self.steps = 0
         return True
 
+    def boundary(self) -> int:
+        """Return when the step in progress ends; now, or the end of the last step, where none is."""
+        batch, now = self.batch, self.events.now
+        elapsed = now - batch.time
+        if self.steps and (elapsed > 0 or (elapsed == 0 and self.began == now)):
+            return batch.time + self.line.until(batch.context, elapsed or 1)[1]
+        return max(batch.time, now)
+
     def end_now(self) -> None:
         """Make the steps that have ended by now, and undo one that was made ahead, because the worker has died."""
         batch, now = self.batch, self.events.now

@@ -48,6 +48,12 @@ class SimSettings:
     late_handoff_s: float | None = None
     """Seconds until a hand-over that the router chose after prefill reaches the worker that has prefilled, as a request
     of its own: it takes a step of one token there, before all prompts. None: it begins at once, and takes no step."""
+    late_step_s: float = 0.0
+    """Seconds that this step takes beyond one of a token, for each hand-over in it."""
+    late_step_token_s: float = 0.0
+    """And for each token of its KV cache."""
+    polled_handoff: bool = False
+    """Workers see a hand-over that was chosen late, and a KV cache that has arrived, only between two steps."""
     handoff_timeout_s: float = 300.0
     """How often to look for workers in deadlock over KV capacity, in seconds (Dynamo's handoff_session_timeout)."""
     retries: int = 3
