@@ -11,13 +11,14 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from fusion_live import SHAPE
 
 from benchmarks.rig import load
 from benchmarks.rig.load import Ask, Heard
+from benchmarks.rig.speed import Speed
 
 TOKENS = 131_072
 """KV cache of a server: more than a run needs. Once it is full, the tokens of a prompt lie scattered in it, and NIXL
@@ -30,7 +31,7 @@ REPEATS, TURNS = 5, 3
 """Of each such prompt. The layouts take turns, because a machine is not always as fast."""
 SOME_TRANSFER = 1e-3, 1e-7
 """Latency and time per token, where none is measured or needed."""
-PROMPT, STREAM, PACE_S = Ask(0.0, 512, 2), Ask(0.0, 128, 20), 12.0
+PROMPT, STREAM, PACE_S = Ask(0.0, 512, 2), Ask(0.0, 128, 20), 24.0
 """For so long such requests are sent in turns, to see how fast a server is. A neighbour's work comes in bursts."""
 CHUNK = 256
 """Tokens of a step: `servers.FLAGS`."""
@@ -87,6 +88,17 @@ class Pace:
     def mean(cls, paces: Sequence[Pace]) -> Pace:
         """Return the mean of several."""
         return cls(statistics.fmean(one.ttft_s for one in paces), statistics.fmean(one.tpot_s for one in paces))
+
+    def per(self, speed: Speed) -> Pace:
+        """Return how many pieces of work the machine does meanwhile: of its cores in prefill, of its memory in decode.
+
+        Step times of both phases follow those pieces when the machine becomes faster or slower.
+        """
+        return Pace(self.ttft_s / speed.compute_s, self.tpot_s / speed.memory_s)
+
+    def at(self, speed: Speed) -> Pace:
+        """Return the seconds of so many pieces of work."""
+        return Pace(self.ttft_s * speed.compute_s, self.tpot_s * speed.memory_s)
 
     def slower_than(self, other: Pace) -> tuple[float, float]:
         """Return the factors of prefill and decode."""
@@ -162,6 +174,14 @@ class Engine:
         return self.raw | {"memory": memory, "transfer": link, "scale": scale, "prefill": prefill}
 
 
+class Late(NamedTuple):
+    """What the simulator is told of late hand-overs."""
+
+    late_handoff_s: float = 0.0
+    late_step_s: float = 0.0
+    late_step_token_s: float = 0.0
+
+
 @dataclass(frozen=True)
 class Idle:
     """What was measured of servers that nobody else used."""
@@ -169,8 +189,10 @@ class Idle:
     engine: Engine
     ends_s: dict[str, list[float]]
     """TTFT of the prompts of `ENDS`, by layout."""
+    busy_s: dict[str, list[float]]
+    """Seconds of processor time of the first server for such a request, by layout."""
     server_s: float
-    """The first of them without the gateway."""
+    """The TTFT of the first of them without the gateway."""
 
     @property
     def gateway_s(self) -> float:
@@ -184,15 +206,19 @@ class Idle:
         per_token_s = max((long - short) / (ENDS[2] - ENDS[1]), 1e-7)
         return max(short - ENDS[1] * per_token_s, 1e-4), per_token_s
 
-    def late(self, early: str, late: str) -> tuple[tuple[float, float], float]:
-        """Return the transfer of a hand-over that is asked for late, and for how long it is on its way to its step.
+    def late(self, early: str, late: str) -> Late:
+        """Return what a hand-over takes that is asked for late, beyond an early one.
+
+        Each server has a core of its own. So what it computes longer for such a request keeps its engine busy.
 
         :param early: the layout whose hand-overs are asked for with the prompt.
         :param late: the one whose hand-overs are asked for when the prompt is computed, and take a step.
         """
-        latency_s, _ = self.transfer(early)
-        longer_s, per_token_s = self.transfer(late)
-        return (latency_s, per_token_s), max(longer_s - latency_s - self.engine.step_ms / 1e3, 0.0)
+        short, long = (two - one for one, two in zip(self.busy_s[early][1:], self.busy_s[late][1:], strict=True))
+        token_s = max((long - short) / (ENDS[2] - ENDS[1]), 0.0)
+        busy_s = max(short - ENDS[1] * token_s, 0.0)
+        waited_s = self.ends_s[late][1] - self.ends_s[early][1] - short
+        return Late(max(waited_s, 0.0), max(busy_s - self.engine.step_ms / 1e3, 0.0), token_s)
 
     def facts(self) -> dict[str, Any]:
         """Return it for the result."""
@@ -206,5 +232,9 @@ class Idle:
             "ttft_ms": {
                 name: dict(zip(ENDS, [round(1e3 * one, 3) for one in found], strict=True))
                 for name, found in self.ends_s.items()
+            },
+            "busy_ms": {
+                name: dict(zip(ENDS, [round(1e3 * one, 3) for one in found], strict=True))
+                for name, found in self.busy_s.items()
             },
         }

@@ -19,14 +19,14 @@ one request or one batch at a time, and nothing is fitted to the traffic:
 * two factors for them, of prefill and of decode: how much slower than that a server of the layout is in the mean while
   the other one beside it gets half of the layout's requests/s, and it is idle between its own as with the other half.
   The profile has medians, which pass over a machine's slow spells. All of it runs on the same cores, and a dual-role
-  server looks for hand-overs in each step. Unified servers get requests in turn, so while
-  one has a request the other one is busy more often than else: so are they when their factors are measured. That is
-  done before and after each part of the traffic, and its factors are the mean of both, because a virtual machine is
-  now faster, now slower, for tens of seconds;
+  server looks for hand-overs in each step. Unified servers get requests in turn, so while one has a request the other
+  one is busy more often than else: so are they when their factors are measured. A virtual machine is now faster, now
+  slower, so fixed pieces of work are timed on each core all the while. The factors are those of all rounds, in such
+  pieces, at the speed that the machine has during the traffic;
 * what a request costs outside of the engine: what the TTFT of a prompt of one token has more than a decode step;
-* the hand-over of a layout: what the TTFT through its two servers has more than that through the unified ones. Arrow
-  chooses the decode server after prefill, so its hand-over is asked for late, with a request of its own: what it takes
-  longer than that of PD is the way of this request and its step.
+* the hand-over: what the TTFT through the two servers of PD has more than that through the unified ones. Arrow chooses
+  the decode server after prefill, so its hand-over is asked for late, with a request of its own and a step. What the
+  first server computes longer for that than with PD is that step; what it takes longer still is the request's way.
 """
 
 from __future__ import annotations
@@ -60,6 +60,7 @@ from idle_server import (
     TURNS,
     Engine,
     Idle,
+    Late,
     Pace,
     measured_profile,
     ttfts_s,
@@ -70,15 +71,14 @@ from benchmarks.rig import load, servers
 from benchmarks.rig.load import Ask, Heard, Slo
 from benchmarks.rig.servers import Server
 from benchmarks.rig.sides import Place, Side
-from pdplugins.config import find, parse
+from benchmarks.rig.speed import Clock, Pieces, Speed
+from pdplugins.config import Config, find, parse
 from pdplugins.provenance import command_line, record
 from pdplugins.sim.run.simulate import simulate
 from pdplugins.workloads.trace import TraceRequest
 
 SHARES = (0.15, 0.3, 0.45)
 """Of a layout's capacity: with more, servers, gateway and client wait for each other's cores."""
-PARTS = 3
-"""Of the traffic of a layout at a rate, unless another number is asked for."""
 LONGEST_FULL_S = 12.0
 """For so long the capacity of a layout is measured at most."""
 AT_ONCE = 32
@@ -105,11 +105,12 @@ class Layout:
     late: bool = False
     """Whether its router chooses the decode server after prefill."""
 
-    def config(self, profile: Path, outside_s: float, late_s: float | None = None) -> dict[str, Any]:
+    def config(self, profile: Path, outside_s: float, late: Late | None = None) -> dict[str, Any]:
         """Return the config file's content, for the gateway and the simulator."""
         one = {"replicas": 1, "tp": 1}
         settings = {"order": "prefill_first", "step_tokens": CHUNK, "frontend_s": outside_s}
-        settings |= {"first_token": "transfer", "overlap": False, "late_handoff_s": late_s}
+        settings |= {"first_token": "transfer", "overlap": False, "polled_handoff": True}
+        settings |= late._asdict() if late else {}
         found = yaml.safe_load(find(self.shipped).read_text())
         deployment = {"profile": str(profile), "gpu_budget": 2, "prefill": one, "decode": one}
         simulation = found.get("simulation", {}) | settings
@@ -163,53 +164,45 @@ def cpu_s(pair: Sequence[Server]) -> tuple[float, float]:
 
 
 @dataclass(frozen=True)
-class Part:
-    """A part of the traffic of a run."""
-
-    asks: list[Ask]
-    heard: list[Heard]
-    config: Path
-    """What the simulator is told."""
-    slower: tuple[float, float]
-    """Prefill and decode, beside a busy neighbour."""
-
-
-@dataclass(frozen=True)
 class Run:
     """One run of a layout."""
 
-    parts: list[Part]
+    asks: list[Ask]
+    heard: list[Heard]
+    speed: Speed
+    """Of the machine meanwhile."""
+    clocks: tuple[Clock, Clock]
+    """For prefill and for decode."""
+    pace: Pace
+    """Of a server with a busy neighbour, in pieces of work."""
+    idle: Idle
+    """What was measured in the same round."""
     waited: float
     """Share of the time in which the threads of its servers could have run that they waited for a core."""
 
-    @property
-    def asked(self) -> int:
-        """Number of its requests."""
-        return sum(len(part.asks) for part in self.parts)
-
     def means(self) -> dict[str, float]:
         """Return what clients heard."""
-        heard = [one for part in self.parts for one in part.heard]
-        return means([one.ttft_s for one in heard], [one.tpot_s for one in heard])
+        return means([one.ttft_s for one in self.heard], [one.tpot_s for one in self.heard])
 
+    def slower(self, paces: Sequence[Pace]) -> tuple[float, float]:
+        """Return by how much prefill and decode were slower meanwhile than the profile says.
 
-@dataclass(frozen=True)
-class Length:
-    """Of the traffic of a layout at a rate."""
-
-    seconds: float
-    parts: int
+        :param paces: of all runs of the layout at this rate.
+        """
+        return Pace.mean(paces).at(self.speed).slower_than(self.idle.engine.pace)
 
 
 class Stand:
     """All layouts; the servers of one run at a time.
 
     :param repeats: of each point of the profile.
+    :param pieces: are worked on all the while.
     """
 
-    def __init__(self, place: Place, repeats: int) -> None:
+    def __init__(self, place: Place, repeats: int, pieces: Pieces) -> None:
         self._place = place
         self._repeats = repeats
+        self._pieces = pieces
         self._pairs: dict[bool, list[Server]] = {}
         """Servers, by whether they are dual-role ones."""
         self._sides: dict[str, Side] = {}
@@ -230,21 +223,27 @@ class Stand:
     async def idle(self) -> Idle:
         """Measure servers that nobody else uses."""
         ends: dict[str, list[list[float]]] = {name: [[] for _ in ENDS] for name in self._sides}
+        busy: dict[str, list[list[float]]] = {name: [[] for _ in ENDS] for name in self._sides}
         direct: list[float] = []
-        for _ in range(TURNS):
-            for name, columns in ends.items():
-                async with self._running(name) as url:
-                    for column, tokens in zip(columns, ENDS, strict=True):
-                        column.extend(await ttfts_s(url, tokens))
-                    if name == "unified":
-                        direct.extend(await ttfts_s(self._sides[name].pair[0].url, ENDS[0]))
+        for _, (name, side), (index, tokens) in itertools.product(range(TURNS), self._sides.items(), enumerate(ENDS)):
+            async with self._running(name) as url:
+                before_s, _ = cpu_s(side.pair[:1])
+                ends[name][index].extend(await ttfts_s(url, tokens))
+                busy[name][index].append((cpu_s(side.pair[:1])[0] - before_s) / REPEATS)
+                if name == "unified" and not index:
+                    direct.extend(await ttfts_s(side.pair[0].url, tokens))
         async with self._running("unified"):
             engine = await self._profiled(self._repeats)
-        medians = {name: [*map(statistics.median, columns)] for name, columns in ends.items()}
-        return Idle(engine, medians, statistics.median(direct))
+        medians, busy_s = (
+            {name: [*map(statistics.median, columns)] for name, columns in found.items()} for found in (ends, busy)
+        )
+        return Idle(engine, medians, busy_s, statistics.median(direct))
 
     async def beside(self, name: str, rate: float) -> Pace:
-        """Measure a server of a layout while the one beside it gets its half of `rate` requests a second."""
+        """Measure a server of a layout while the one beside it gets its half of `rate` requests a second.
+
+        Return it in pieces of work.
+        """
         dice = random.Random(50)  # noqa: S311 - traffic, not secrets
         in_turn, asked = name == "unified", asyncio.Event()
 
@@ -262,10 +261,11 @@ class Stand:
             server, other = self._sides[name].pair
             traffic = asyncio.create_task(_busy(other.url, gap_s, asked))
             try:
+                began_s = time.monotonic()
                 pace = await Pace.now_and_then(server.url, pause)
                 if traffic.done():
                     traffic.result()  # it has failed, and the server had no neighbour
-                return pace
+                return pace.per(self._pieces.speed(began_s, time.monotonic()))
             finally:
                 traffic.cancel()
                 await asyncio.gather(traffic, return_exceptions=True)
@@ -273,12 +273,11 @@ class Stand:
     def told(self, name: str, idle: Idle, slower: tuple[float, float]) -> Path:
         """Write the config of the simulator for a layout."""
         layout = LAYOUTS[NAMES.index(name)]
-        transfer, late_s = SOME_TRANSFER if layout.name == "unified" else idle.transfer(layout.name), None
-        if layout.late:
-            transfer, late_s = idle.late("PD", layout.name)
+        transfer = SOME_TRANSFER if layout.name == "unified" else idle.transfer("PD")
+        late = idle.late("PD", layout.name) if layout.late else None
         outside_s = idle.gateway_s + idle.engine.outside_ms / 1e3
         profile = idle.engine.profile(transfer, slower)
-        return self._written(layout, profile, outside_s, f"simulated-{next(self._numbers)}", late_s)
+        return self._written(layout, profile, outside_s, f"simulated-{next(self._numbers)}", late)
 
     async def _profiled(self, repeats: int) -> Engine:
         server, _ = await self._servers(LAYOUTS[0])
@@ -293,12 +292,12 @@ class Stand:
         return pair
 
     def _written(
-        self, layout: Layout, profile: dict[str, Any], outside_s: float, name: str, late_s: float | None = None
+        self, layout: Layout, profile: dict[str, Any], outside_s: float, name: str, late: Late | None = None
     ) -> Path:
         path = self._place.folder / f"{layout.name}-{name}.yaml"
         engine = path.with_suffix(".json")
         engine.write_text(json.dumps(profile))
-        path.write_text(yaml.safe_dump(layout.config(engine, outside_s, late_s)))
+        path.write_text(yaml.safe_dump(layout.config(engine, outside_s, late)))
         return path
 
     @asynccontextmanager
@@ -321,26 +320,22 @@ class Stand:
         async with self._running(name) as url:
             return await load.saturate(url, seconds, AT_ONCE, seed=NAMES.index(name), sampled=True)
 
-    async def offered(self, name: str, asks: list[Ask], seed: int) -> tuple[list[Heard], float, float]:
-        """Return what clients of a layout heard, for how many seconds its servers ran, and waited for a core."""
+    async def run(self, name: str, rate: float, seconds: float, idle: Idle, seeds: Iterator[int]) -> Run:
+        """Measure how fast a server of a layout is beside others, then offer traffic to both."""
+        pace = await self.beside(name, rate)
+        asks, pair = load.poisson(rate, seconds, next(seeds)), self._sides[name].pair
         async with self._running(name) as url:
-            before = cpu_s(self._sides[name].pair)
-            heard = await load.offer(url, asks, PATIENCE, seed, sampled=True)
-            after = cpu_s(self._sides[name].pair)
-        return heard, after[0] - before[0], after[1] - before[1]
+            before, began_s = cpu_s(pair), time.monotonic()
+            heard = await load.offer(url, asks, PATIENCE, next(seeds), sampled=True)
+            after, ended_s = cpu_s(pair), time.monotonic()
+        ran_s, waited_s = after[0] - before[0], after[1] - before[1]
+        speed, clocks = self._pieces.speed(began_s, ended_s), self._pieces.clocks(began_s, ended_s)
+        return Run(asks, heard, speed, clocks, pace, idle, waited_s / (ran_s + waited_s))
 
-    async def run(self, name: str, rate: float, length: Length, idle: Idle, seeds: Iterator[int]) -> Run:
-        """Offer traffic to a layout in parts; measure before and after each how fast a server is beside others."""
-        parts, run_s, waited_s = list[Part](), 0.0, 0.0
-        before = await self.beside(name, rate)
-        for _ in range(length.parts):
-            asks = load.poisson(rate, length.seconds / length.parts, next(seeds))
-            heard, *spent_s = await self.offered(name, asks, next(seeds))
-            after = await self.beside(name, rate)
-            slower, before = Pace.mean([before, after]).slower_than(idle.engine.pace), after
-            parts.append(Part(asks, heard, self.told(name, idle, slower), slower))
-            run_s, waited_s = run_s + spent_s[0], waited_s + spent_s[1]
-        return Run(parts, waited_s / (run_s + waited_s))
+    def foretold(self, name: str, runs: Sequence[Run]) -> list[dict[str, float]]:
+        """Return what the simulator says of runs of a layout at one rate."""
+        paces = [run.pace for run in runs]
+        return [predicted(self.told(name, run.idle, run.slower(paces)), run.asks, run.clocks) for run in runs]
 
     def stop(self) -> None:
         """End all of it."""
@@ -360,23 +355,30 @@ async def _busy(url: str, gap_s: Callable[[], float], asked: asyncio.Event) -> N
             asked.set()
 
 
-def predicted(parts: Sequence[tuple[Path, list[Ask]]]) -> dict[str, float]:
+def predicted(config: Path, asks: Sequence[Ask], clocks: tuple[Clock, Clock]) -> dict[str, float]:
     """Return what the simulator says of the same requests.
 
-    :param parts: what it is told of each part of the traffic, and the requests.
+    It knows machines of one speed. So requests come when the clock of prefill, or that of decode, says, and what it
+    answers is read off the same clock.
     """
-    done = []
-    for config, asks in parts:
-        trace = [TraceRequest(ask.arrival_s, ask.prompt_tokens, ask.output_tokens) for ask in asks]
-        settings = parse(yaml.safe_load(config.read_text()), config.name)
-        _, outcome = simulate(settings, trace, trace_name="live", command="live", seed=0)
-        done += [one for one in outcome.records if one.ttft_s is not None]
-    return means([one.ttft_s for one in done], [one.tpot_s for one in done])
+    settings = parse(yaml.safe_load(config.read_text()), config.name)
+    (ttfts, _), (_, tpots) = (latencies(settings, asks, clock) for clock in clocks)
+    return means(ttfts, tpots)
 
 
-def foretold(run: Run) -> dict[str, float]:
-    """Return what the simulator says of a run."""
-    return predicted([(part.config, part.asks) for part in run.parts])
+def latencies(settings: Config, asks: Sequence[Ask], clock: Clock) -> tuple[list[float], list[float]]:
+    """Return the TTFT and the TPOT of all requests that have an answer."""
+    trace = [TraceRequest(clock.own_s(ask.arrival_s), ask.prompt_tokens, ask.output_tokens) for ask in asks]
+    _, outcome = simulate(settings, trace, trace_name="live", command="live", seed=0)
+    ttfts, tpots = list[float](), list[float]()
+    for one in outcome.records:
+        if one.ttft_s is None or one.tpot_s is None:
+            continue
+        first, gaps = one.arrival_s + one.ttft_s, one.osl_tokens - 1
+        times = [clock.real_s(s) for s in (one.arrival_s, first, first + gaps * one.tpot_s)]
+        ttfts.append(times[1] - times[0])
+        tpots.append((times[2] - times[1]) / max(gaps, 1))
+    return ttfts, tpots
 
 
 def means(ttfts: Sequence[float | None], tpots: Sequence[float | None]) -> dict[str, float]:
@@ -395,7 +397,13 @@ async def compare(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
     assert me is not None
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, me.cancel)  # as Ctrl-C does: nothing stays
     tree = args.tree.resolve()
-    stand = Stand(Place(tree, make_model(folder / "model", SHAPE), folder, "", TOKENS), args.repeats)
+    place = Place(tree, make_model(folder / "model", SHAPE), folder, "", TOKENS)
+    with Pieces(folder) as pieces:
+        return {"sglang": tree.name, "bars": BARS, **await measured(args, Stand(place, args.repeats, pieces), folder)}
+
+
+async def measured(args: argparse.Namespace, stand: Stand, folder: Path) -> dict[str, Any]:
+    """Return the capacities, the rows, and what the simulator was told; keep each request."""
     try:
         await stand.start(args.layouts)
         full_s = min(args.seconds, LONGEST_FULL_S)
@@ -404,10 +412,10 @@ async def compare(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
         runs, told = await rounds(args, stand, capacities)
         kept = [{"layout": name, "share": share, "runs": [*map(asdict, all_)]} for (name, share), all_ in runs.items()]
         (folder / "runs.json").write_text(json.dumps(kept, default=str))
-        rows = [row(name, share, cells) for (name, share), cells in runs.items()]
+        rows = [row(name, share, cells, stand.foretold(name, cells)) for (name, share), cells in runs.items()]
     finally:
         stand.stop()
-    return {"sglang": tree.name, "capacity": capacities, "bars": BARS, "rows": rows, "told": told}
+    return {"capacity": capacities, "rows": rows, "told": told}
 
 
 async def rounds(
@@ -416,7 +424,6 @@ async def rounds(
     """Return the runs of each layout at each share of its capacity, and what was measured for them in each round."""
     runs: dict[tuple[str, float], list[Run]] = {}
     told: list[dict[str, Any]] = []
-    length = Length(args.seconds, args.parts)
     seeds = itertools.count(1000 * args.seed)  # other prompts in each run, so that none finds its own in a cache
     for _ in range(args.rounds):
         idle = await stand.idle()
@@ -424,19 +431,22 @@ async def rounds(
         say(f"idle: {told[-1]}")
         for share in args.shares:
             for name in args.layouts:
-                run = await stand.run(name, share * capacities[name], length, idle, seeds)
-                slower = [[round(one, 3) for one in part.slower] for part in run.parts]
+                run = await stand.run(name, share * capacities[name], args.seconds, idle, seeds)
+                cells = runs.setdefault((name, share), [])
+                cells.append(run)
+                slower = [round(one, 3) for one in run.slower([run.pace])]
                 told[-1][f"{name} at {share:.0%}: slower"] = slower
-                runs.setdefault((name, share), []).append(run)
-                say(f"{name} at {share:.0%}, slower by {slower}: {run.means()}, simulated: {foretold(run)}")
+                told[-1][f"{name} at {share:.0%}: speed"] = asdict(run.speed)
+                said = stand.foretold(name, cells)[-1]
+                say(f"{name} at {share:.0%}, slower by {slower}: {run.means()}, simulated so far: {said}")
     return runs, told
 
 
-def row(name: str, share: float, runs: list[Run]) -> dict[str, Any]:
+def row(name: str, share: float, runs: Sequence[Run], simulated: Sequence[dict[str, float]]) -> dict[str, Any]:
     """Return the medians over rounds of the means of a run, measured and predicted, and by how much they differ."""
-    live, simulated = [run.means() for run in runs], [foretold(run) for run in runs]
+    live = [run.means() for run in runs]
     found: dict[str, Any] = {"layout": name, "share": share, "requests": sum(one["requests"] for one in live)}
-    found["failed"] = sum(run.asked for run in runs) - found["requests"]
+    found["failed"] = sum(len(run.asks) for run in runs) - found["requests"]
     found["waited"] = round(statistics.median(run.waited for run in runs), 4)
     for what in BARS:
         both = [(one[f"{what}_ms"], two[f"{what}_ms"]) for one, two in zip(live, simulated, strict=True)]
@@ -456,8 +466,7 @@ def main() -> None:
     parser.add_argument("--layouts", nargs="+", default=NAMES, choices=NAMES)
     parser.add_argument("--shares", type=float, nargs="+", default=SHARES, help="rates, of a layout's capacity")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--seconds", type=float, default=25, help="of traffic, for each layout at each rate in a round")
-    parser.add_argument("--parts", type=int, default=PARTS, help="of it: the speed is measured before and after each")
+    parser.add_argument("--seconds", type=float, default=24, help="of traffic, for each layout at each rate in a round")
     parser.add_argument("--repeats", type=int, default=REPEATS, help="of each point of the profile")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--logs", type=Path, help="keep logs, profiles and every request in this folder")

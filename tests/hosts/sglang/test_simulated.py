@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[3]
 PROGRAM = ROOT / "benchmarks" / "sglang_simulated.py"
 LAYOUTS = ["--layouts", "unified", "PD"]
 """Arrow's layout has the same servers as PD, and would take two minutes more."""
-TRAFFIC = ["--shares", "0.15", "--rounds", "1", "--seconds", "24", "--parts", "1", "--repeats", "2"]
+TRAFFIC = ["--shares", "0.15", "--rounds", "1", "--repeats", "2"]
 BARS = {"ttft": 0.45, "tpot": 0.45}
 """Wider than those of the benchmark: servers, gateway and client share the cores of a machine that others may use. On
 one whose speed changed by half within two minutes a TPOT was a third off."""
