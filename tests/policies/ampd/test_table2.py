@@ -21,7 +21,7 @@ from pdplugins.studies.deployment.coefficients import Curve, Profiler, options
 from pdplugins.types import Role, TraceRequest
 from pdplugins.workloads.synthetic import SyntheticSettings, synthetic
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.long
 
 
 @pytest.fixture(autouse=True)

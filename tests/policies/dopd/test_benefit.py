@@ -12,6 +12,8 @@ from pdplugins.sim.run.simulate import simulate
 from pdplugins.types import TraceRequest
 from pdplugins.workloads.synthetic import SyntheticSettings, synthetic
 
+pytestmark = pytest.mark.long
+
 CYCLE_S, LOW, HIGH, PARTS = 1500.0, 0.5, 9.0, 10
 MARGIN = 0.05
 """By how much DOPD must do better, as a share of the requests."""
@@ -57,7 +59,6 @@ def fixed_at(trace: list[TraceRequest], gpu_hours: float) -> float:
     return max(found)
 
 
-@pytest.mark.moderate
 @pytest.mark.parametrize("seed", [1, 2])
 def test_load_that_drifts_is_served_better_than_by_any_fixed_pools_of_as_many_gpu_hours(seed: int) -> None:
     trace = drifting(seed)
@@ -65,7 +66,6 @@ def test_load_that_drifts_is_served_better_than_by_any_fixed_pools_of_as_many_gp
     assert attainment > fixed_at(trace, gpu_hours) + MARGIN
 
 
-@pytest.mark.moderate
 def test_a_planner_that_never_scales_in_does_not_pass_for_one_that_does() -> None:
     """The comparison can fail: pools that only grow cost what the largest fixed pools cost, for the same attainment."""
     trace = drifting(1)

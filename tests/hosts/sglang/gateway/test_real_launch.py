@@ -27,7 +27,7 @@ GIVEN = ("--host", "127.0.0.1", "--sleep-on-idle")
 OPTIONS = [*(flag for flag in servers.FLAGS if flag not in GIVEN), "--max-total-tokens", "4096"]
 
 
-@pytest.mark.parametrize("tree", servers.trees(), ids=servers.version_of)
+@pytest.mark.parametrize("tree", servers.trees()[-1:], ids=servers.version_of)
 def test_nothing_of_it_listens_beyond_this_machine(tree: Path, model: Path, tmp_path: Path) -> None:
     config = {"router": "arrow", "sglang": {"dual_role": True}}
     config["deployment"] = {role: {"replicas": 1} for role in ("prefill", "decode")}
