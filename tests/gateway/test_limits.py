@@ -63,7 +63,7 @@ ACTS = {
     "nesting.MOST_BRACKETS": "test_limits_act::test_brackets_are_gone_through_for_each_level_only_while_they_are_few",
     "nesting.MOST_MARKS": "test_limits_act::test_marks_are_not_counted_for_ever",
     "engines.sglang.fields.LONGEST_VALUE": "test_names::test_a_name_that_would_go_back_is_short",
-    "engines.sglang.fields.SHORT": "test_bodies::test_no_long_body_takes_longer_than_an_honest_one",
+    "engines.sglang.fields.SHORT": "test_bodies::test_no_long_body_takes_much_longer_than_an_honest_one",
     "engines.sglang.fields.LONGEST_LAX": "test_limits_act::test_what_only_python_takes_for_json_is_short",
     "engines.sglang.engine.REPORT_BYTES": "test_polls::test_odd_loads_of_a_worker_that_serves_are_missed_polls",
     "engines.sglang.upstream.LONGEST_WAIT_S": "test_retries::test_what_a_full_worker_says_of_later_is_passed_on",
