@@ -48,7 +48,7 @@ NO_OVERLAP = ("--disable-overlap-schedule",)
 MIXED = ("--enable-mixed-chunk",)
 RETRACT = {"SGLANG_TEST_RETRACT": "true"}
 """SGLang then retracts running requests every few steps, as it does when the KV cache is full."""
-TIMEOUT_S = 30
+TIMEOUT_S = 45
 TIMEOUTS = {
     "SGLANG_DISAGGREGATION_BOOTSTRAP_TIMEOUT": str(TIMEOUT_S),
     "SGLANG_DISAGGREGATION_WAITING_TIMEOUT": str(TIMEOUT_S),
