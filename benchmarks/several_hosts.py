@@ -242,11 +242,12 @@ class Cluster:
         while True:
             with contextlib.suppress(Exception):  # of whatever kind: etcd is out of reach
                 decision = await asyncio.wait_for(client.get(), 3.0)
-                told = decision.decision_id, decision.num_prefill_workers, decision.num_decode_workers
-                if decision.decision_id >= 0:
-                    if told not in self.decisions[-1:]:
-                        self.decisions.append(told)
-                        for role, count in zip((Role.PREFILL, Role.DECODE), told[1:], strict=True):
+                number, *counts = decision.decision_id, decision.num_prefill_workers, decision.num_decode_workers
+                if number >= 0:
+                    # Dynamo writes the number last: counts under the number of before are of a decision half written.
+                    if number != (self.decisions[-1][0] if self.decisions else None):
+                        self.decisions.append((number, *counts))
+                        for role, count in zip((Role.PREFILL, Role.DECODE), counts, strict=True):
                             self.fleet.want(role, count)
                     if self.fleet.settled:
                         await asyncio.wait_for(client.complete(decision), 3.0)
@@ -261,10 +262,12 @@ class Cluster:
 
     @property
     def settled(self) -> bool:
-        """Whether routers and all wanted workers are registered, each once, and each router knows of all workers."""
+        """Whether routers and wanted workers are registered, each once and no others, and each router knows of them."""
         ready = {worker.name for worker in self.fleet.workers if worker.life is Life.READY}
         once = all(len(self.etcd.names.get(name, ())) == 1 for name in ready)
-        return self.fleet.settled and once and self.registered(ROUTER) == len(FRONTS) and self.known == ready
+        no_others = all(self.registered(first(role).path) == self.fleet.wanted(role) for role in Role)
+        routed = self.registered(ROUTER) == len(FRONTS) and self.known == ready
+        return self.fleet.settled and once and no_others and routed
 
     def registered(self, endpoint: str) -> int:
         """Return how many instances serve an endpoint, as etcd has it."""

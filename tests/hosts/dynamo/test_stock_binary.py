@@ -176,14 +176,16 @@ def test_the_stock_planner_publishes_our_decision_and_our_metrics(
 
         runtime = DistributedRuntime(asyncio.get_running_loop(), "file", "tcp", event_plane="zmq")
         client = VirtualConnectorClient(runtime, os.environ["DYN_NAMESPACE"])
+        obeyed = -1
         try:
             for _ in range(150):
                 assert planner.poll() is None, (tmp_path / "planner.log").read_text()[-3000:]
                 decision = await client.get()
-                if decision.decision_id >= 0:
+                if decision.decision_id > obeyed:  # Dynamo writes the number last, so the counts are this decision's
                     await client.complete(decision)
-                if decision.num_prefill_workers > 1:
-                    return decision.num_prefill_workers, decision.num_decode_workers
+                    obeyed = decision.decision_id
+                    if decision.num_prefill_workers > 1:
+                        return decision.num_prefill_workers, decision.num_decode_workers
                 await asyncio.sleep(0.5)
         finally:
             runtime.shutdown()
