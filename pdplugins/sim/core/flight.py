@@ -170,8 +170,6 @@ class Flight:
         self.request: Request | None = None
         """What the router saw of it. Like `placement`, the answer, it is kept only where it is needed again."""
         self.placement: Placement | None = None
-        self.late_work = 0
-        """Ticks that the step of its late hand-over takes beyond one of a token."""
 
     @property
     def context(self) -> int:

@@ -105,7 +105,10 @@ class Handoffs:
         :param of: the request, and how often it had started again when the hand-over was chosen.
         """
         second = of[0].second
-        self._once_seen(None if second is None or second.gone else second.engine, self._asked, of)
+        if self._polled and second is not None and not second.gone:
+            self._once_seen(second.engine, self._asked, of)
+        else:
+            self._asked(of)
 
     def _asked(self, of: tuple[Flight, int]) -> None:
         """Let a hand-over take its step on the engine that has prefilled, unless its request has left that meanwhile.
@@ -116,12 +119,9 @@ class Handoffs:
         if flight.state == State.MOVING and flight.retries == retries and flight.sink is None:
             flight.engine.hand_over(flight, self._late_work + flight.target * self._late_token_work)
 
-    def _once_seen(
-        self, engine: Engine | None, action: Callable[[tuple[Flight, int]], None], of: tuple[Flight, int]
-    ) -> None:
-        """Do something with a request now, or when `engine` next looks for what others have sent it."""
-        seen = self._events.now if engine is None or not self._polled else engine.boundary()
-        if seen > self._events.now:
+    def _once_seen(self, engine: Engine, action: Callable[[tuple[Flight, int]], None], of: tuple[Flight, int]) -> None:
+        """Do something with a request when `engine` next looks for what others have sent it."""
+        if (seen := engine.boundary()) > self._events.now:
             self._events.call_at(seen, action, of)
         else:
             action(of)
@@ -296,17 +296,22 @@ class Handoffs:
                 self._send(flight, flight.done - flight.sent)
         elif tokens > flight.sent:
             self._send(flight, tokens - flight.sent)
+        elif self._polled:
+            self._once_seen(flight.sink.engine, self._found, (flight, flight.retries))
         else:
-            self._once_seen(flight.sink.engine, self._arrived, (flight, flight.retries))
+            self._arrived(flight)
 
-    def _arrived(self, of: tuple[Flight, int]) -> None:
-        """Hand a request over to its next worker, which now has all of its KV cache.
+    def _found(self, of: tuple[Flight, int]) -> None:
+        """Take a request whose KV cache has arrived, unless it has left the transfer meanwhile.
 
         :param of: the request, and how often it had started again when its KV cache arrived.
         """
         flight, retries = of
-        if flight.state != State.MOVING or flight.retries != retries:
-            return
+        if flight.state == State.MOVING and flight.retries == retries:
+            self._arrived(flight)
+
+    def _arrived(self, flight: Flight) -> None:
+        """Hand a request over to its next worker, which now has all of its KV cache."""
         source, sink = flight.engine, flight.sink
         tokens, target = flight.landing
         if sink is flight.first:
