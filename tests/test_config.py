@@ -52,6 +52,8 @@ def test_a_plugin_may_be_named_in_short(tmp_path: Path) -> None:
         ("slo: {ttft_s: .nan}", r"slo\.ttft_s: .*finite"),
         ("deployment: {max_batch: 65537}", r"deployment\.max_batch: .*less than or equal to 65536"),
         ("simulation: {frontend_s: 1e9}", r"simulation\.frontend_s: .*less than or equal to 60"),
+        ("simulation: {late_step_s: 1e9}", r"simulation\.late_step_s: .*less than or equal to 60"),
+        ("simulation: {late_step_token_s: 1}", r"simulation\.late_step_token_s: .*less than or equal to 0\.06"),
         ("simulation: {mixed_step_scale: 1e300}", r"simulation\.mixed_step_scale: .*less than or equal to 100"),
         ("slo: {ttft_s: fast}", r"slo\.ttft_s: .*valid number.* \(got 'fast'\)"),
         ("deployment: {prefill: {replicas: -1}}", r"deployment\.prefill\.replicas: .*greater than or equal to 0"),

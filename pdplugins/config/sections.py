@@ -12,7 +12,7 @@ from pdplugins.contracts.workers import Role
 
 MOST_BATCH = 2**16
 """The largest decode batch: tables of step times have a row for each size up to it."""
-MOST_FRONTEND_S, MOST_SCALE = 60.0, 100.0
+MOST_WORK_S, MOST_TOKEN_S, MOST_SCALE = 60.0, 0.06, 100.0
 """Bounds on what makes each request or step slower: beyond them few requests take years of the simulated clock."""
 
 
@@ -95,7 +95,7 @@ class SimulationConfig(Section):
     frontend_s: float = Field(
         0.0,
         ge=0,
-        le=MOST_FRONTEND_S,
+        le=MOST_WORK_S,
         allow_inf_nan=False,
         description="work of a frontend on each request, one after the other",
     )
@@ -121,10 +121,20 @@ class SimulationConfig(Section):
         description="time until a hand-over that the router chose after prefill reaches the worker that has prefilled "
         "as a request of its own, which takes a step there; none: it begins at once",
     )
-    late_step_s: Pause = Field(
-        0.0, description="time that this step takes beyond one of a token, for each hand-over in it"
+    late_step_s: float = Field(
+        0.0,
+        ge=0,
+        le=MOST_WORK_S,
+        allow_inf_nan=False,
+        description="time that this step takes beyond one of a token, for each hand-over in it",
     )
-    late_step_token_s: Pause = Field(0.0, description="and for each token of the KV cache of that hand-over")
+    late_step_token_s: float = Field(
+        0.0,
+        ge=0,
+        le=MOST_TOKEN_S,
+        allow_inf_nan=False,
+        description="and for each token of the KV cache of that hand-over",
+    )
     polled_handoff: bool = Field(
         False,
         description="workers see a hand-over that was chosen late, and a KV cache that has arrived, only between steps",

@@ -148,7 +148,7 @@ def play(case: dict[str, Any]) -> tuple[RunOutcome, Machine]:
 
 @pytest.mark.moderate
 @given(cases(), st.integers(0, 9))
-@settings(max_examples=15)
+@settings(max_examples=25)
 def test_no_policy_beats_it(case: dict[str, Any], seed: int) -> None:
     """Neither the bound of the program's prices nor that of any others, for SLO attainment and for GPU-hours."""
     outcome, machine = play(case)

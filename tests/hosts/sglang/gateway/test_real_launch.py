@@ -29,6 +29,7 @@ OPTIONS = [*(flag for flag in servers.FLAGS if flag not in GIVEN), "--max-total-
 
 @pytest.mark.parametrize("tree", servers.trees()[-1:], ids=servers.version_of)
 def test_nothing_of_it_listens_beyond_this_machine(tree: Path, model: Path, tmp_path: Path) -> None:
+    """With the newest version: the gateway gives the servers of all versions the same options."""
     config = {"router": "arrow", "sglang": {"dual_role": True}}
     config["deployment"] = {role: {"replicas": 1} for role in ("prefill", "decode")}
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(config))
