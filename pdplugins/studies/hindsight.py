@@ -53,6 +53,8 @@ class _Pools:
         )
         deployment = build_deployment(config)  # resolves tp: auto
         self._sizes = deployment.prefill_tp, deployment.decode_tp
+        self.most = max(min(self.budget, len(requests) * sum(self._sizes)), 2)
+        """GPUs beyond which there is nothing to gain: each request has two workers of its own."""
         self._known: dict[int, tuple[float, str] | None] = {}
         split = next(system for system in systems(self._asked) if system.name == SPLIT)
         self._split = replace(split, shapes=self._shapes)
@@ -85,11 +87,12 @@ class _Pools:
 
 
 def _enough(pools: _Pools) -> str:
-    most = pools.best(pools.budget)
-    if most is None or most[0] < TARGET:
-        had = "" if most is None else f"; the best ({most[1]}) has {most[0]:.1%}"
-        return f"In hindsight (simulated): no fixed pools within {pools.budget} GPUs reach {TARGET:.0%}{had}"
-    low, high, found = 2, pools.budget, most
+    low = high = 2
+    while (found := pools.best(high)) is None or found[0] < TARGET:
+        if high == pools.most:
+            had = "" if found is None else f"; the best ({found[1]}) has {found[0]:.1%}"
+            return f"In hindsight (simulated): no fixed pools within {pools.budget} GPUs reach {TARGET:.0%}{had}"
+        low, high = high + 1, min(2 * high, pools.most)
     while low < high:  # more GPUs never attain less, but for chance
         middle = (low + high) // 2
         tried = pools.best(middle)

@@ -48,3 +48,23 @@ def test_very_many_gpus_are_tried_in_few_splits() -> None:
         pools = [cell.config.deployment for cell in cells]
         assert {pool.prefill.replicas + 2 * pool.decode.replicas for pool in pools} == {gpus}
         assert {1, gpus // 2 - 1} <= {pool.decode.replicas for pool in pools}
+
+
+def test_a_large_budget_is_not_tried_where_few_gpus_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = DOPD.model_dump(mode="json")
+    data["deployment"]["gpu_budget"] = MOST_GPUS
+    tried: list[int] = []
+    best = hindsight._Pools.best
+
+    def counted(self: hindsight._Pools, gpus: int) -> tuple[float, str] | None:
+        tried.append(gpus)
+        return best(self, gpus)
+
+    monkeypatch.setattr(hindsight._Pools, "best", counted)
+    first, _ = hindsight.lines(parse(data), requests(1.0), 4.0)
+    assert "3 GPUs would have done" in first
+    assert max(tried) <= 8
+    data["slo"] = {"ttft_s": 1e-6, "tpot_s": 1e-6}
+    first, _ = hindsight.lines(parse(data), requests(1.0, 5), 4.0)
+    assert f"no fixed pools within {MOST_GPUS} GPUs reach 99%" in first
+    assert max(tried) <= 5 * 3
