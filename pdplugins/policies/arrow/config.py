@@ -10,7 +10,11 @@ class ArrowSettings(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
-    ttft_share: float = Field(0.5, gt=0, description="TTFT threshold of Algorithm 1, as a share of the TTFT SLO")
+    ttft_share: float = Field(
+        0.5,
+        gt=0,
+        description="TTFT threshold of Algorithm 1: most wait, as a share of what prefill leaves of the SLO",
+    )
     tpot_share: float = Field(1.0, gt=0, description="TPOT threshold of Algorithm 2, as a share of the TPOT SLO")
     max_running_tokens: int | None = Field(
         None, ge=1, description="most tokens that one instance decodes; from a profile at start-up when absent"

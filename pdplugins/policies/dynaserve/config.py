@@ -17,7 +17,7 @@ class DynaServeRouterSettings(BaseModel):
     probes: int = Field(6, ge=1, le=32, description="K: most steps of the binary search (Algorithm 1)")
     tolerance_s: float = Field(1e-3, ge=0, description="epsilon: completion times this close are balanced (line 7)")
     pairs: Literal["roles", "any"] = Field(
-        "roles", description="the two workers: any two of the pool, or one of each role"
+        "roles", description="roles: while the pool is busy, prefill workers do not decode; any: all may"
     )
     choices: int = Field(8, ge=1, description="workers that are looked at for a request; groups of them take turns")
     split: Literal["prompt", "balanced"] = Field(

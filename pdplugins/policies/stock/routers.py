@@ -32,7 +32,7 @@ class RouterSettings(BaseModel):
 class CacheAwareSettings(RouterSettings):
     """Settings of the router ``cache-aware``."""
 
-    overlap_weight: float = Field(1.0, ge=0, description="cost of a block that is not cached, against running ones")
+    overlap_weight: float = Field(1.0, ge=0, description="cost of an uncached token, against one that waits or runs")
     block_tokens: int = Field(512, ge=1, description="tokens of one prefix block")
 
 

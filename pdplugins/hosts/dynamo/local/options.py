@@ -126,10 +126,7 @@ def pick_config(
     if router is not None:
         config = _with_router(config, router)
     if settings:
-        data = config.model_dump(mode="json")
-        for setting in settings:
-            put(data, setting)
-        config = parse(data, "serve")
+        config = _with_settings(config, settings)
     config = _planned(config)
     if config.planner is None and router is None:
         names = ", ".join(default_registry().names("planner"))
@@ -147,6 +144,17 @@ def pick_config(
         update["planner"] = Choice.model_validate({"name": "static", **counts})
     config = config.model_copy(update=update)
     return config if engine == "sglang" else Engines().told(config)  # SGLang's say what KV cache they have
+
+
+def _with_settings(config: Config, settings: Sequence[Setting]) -> Config:
+    """Return `config` with those settings. Raises ConfigError for a start-up time, which would be replaced unseen."""
+    data = config.model_dump(mode="json")
+    for setting in settings:
+        put(data, setting)
+    changed = parse(data, "serve")
+    if (asked_s := changed.deployment.startup_s) != config.deployment.startup_s:
+        raise ConfigError(f"serve: deployment.startup_s is what --startup says here; give --startup {asked_s:g}")
+    return changed
 
 
 def _with_planner(config: Config, planner: str) -> Config:

@@ -150,6 +150,13 @@ def test_settings_of_the_command_line_are_over_the_file() -> None:
         pick_config("dopd", None, None, None, 2.0, settings=[Setting(("deployment", "gpus"), 16)])
 
 
+@pytest.mark.parametrize("path", [("deployment", "startup_s"), ("deployment",)])
+def test_a_start_up_time_is_not_replaced_without_a_word(path: tuple[str, ...]) -> None:
+    value = 60 if len(path) == 2 else {"startup_s": 60}
+    with pytest.raises(ConfigError, match="give --startup 60"):
+        pick_config("dopd", None, None, None, 2.0, settings=[Setting(path, value)])
+
+
 def test_what_this_host_does_not_drive_is_said(tmp_path: Path) -> None:
     """A file written for another host runs here, and says what of it Dynamo decides itself."""
     path = tmp_path / "mine.yaml"
