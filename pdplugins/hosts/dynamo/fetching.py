@@ -110,22 +110,36 @@ def _soon(loop: asyncio.AbstractEventLoop, call: Callable[[], None]) -> None:
 
 
 def _connected(parts: SplitResult, until_s: float) -> socket.socket:
+    """Return a connection to the first address that has one in its share of the time. Raises what the last one did.
+
+    Addresses share the time that is left: one that is silent leaves the next ones theirs.
+    """
     host, port = parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80)
     failed: OSError = PageError(f"{host} has no address")
-    for family, kind, protocol, _, address in _addresses(host, port, until_s):
-        connection = socket.socket(family, kind, protocol)
+    addresses = _addresses(host, port, until_s)
+    for number, found in enumerate(addresses):
         try:
-            connection.settimeout(_left_s(until_s))
-            connection.connect(address)
-            if parts.scheme == "https":
-                connection.settimeout(_left_s(until_s))
-                return ssl.create_default_context().wrap_socket(connection, server_hostname=host)
+            share_s = _left_s(until_s) / (len(addresses) - number)
+            return _connection(found, host if parts.scheme == "https" else None, monotonic() + share_s)
         except OSError as error:
-            connection.close()
             failed = error
-        else:
-            return connection
     raise failed
+
+
+def _connection(found: tuple[Any, ...], tls_host: str | None, until_s: float) -> socket.socket:
+    """Return a connection to one of the addresses that were found, by TLS where a host is given for that."""
+    family, kind, protocol, _, address = found
+    connection = socket.socket(family, kind, protocol)
+    try:
+        connection.settimeout(_left_s(until_s))
+        connection.connect(address)
+        if tls_host is None:
+            return connection
+        connection.settimeout(_left_s(until_s))
+        return ssl.create_default_context().wrap_socket(connection, server_hostname=tls_host)
+    except Exception:
+        connection.close()
+        raise
 
 
 def _addresses(host: str, port: int, until_s: float) -> list[Any]:

@@ -6,7 +6,8 @@ import asyncio
 import socket
 import threading
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from unittest.mock import Mock
 
 import pytest
@@ -23,6 +24,8 @@ from tests.hosts.dynamo.hostile import HEAD, NONSENSE, SLOW, Talk, says, server
 
 IDLE = "dynamo_frontend_disconnected_clients 0\n"
 PAGE = b"dynamo_frontend_inflight_requests 3\n"
+LACKED = 255
+"""A family of addresses that no machine has."""
 
 
 @pytest.fixture(autouse=True)
@@ -109,6 +112,44 @@ def test_nobody_there_is_an_oserror() -> None:
     for url in (f"http://127.0.0.1:{port}", "http://name.invalid"):
         with pytest.raises(OSError, match=r"\S"):
             fetch(url)
+
+
+@contextmanager
+def full() -> Iterator[tuple[str, int]]:
+    """Yields the address of a listener that completes no connection: its backlog is full."""
+    with socket.create_server(("127.0.0.1", 0), backlog=0) as listener, ExitStack() as waiting:
+        for _ in range(3):
+            one = waiting.enter_context(socket.socket())
+            one.setblocking(False)
+            one.connect_ex(listener.getsockname())
+        yield listener.getsockname()
+
+
+def finds(monkeypatch: pytest.MonkeyPatch, *addresses: tuple[int, tuple[str, int]]) -> None:
+    """Have every name lead to these addresses."""
+    found = [(family, socket.SOCK_STREAM, 0, "", address) for family, address in addresses]
+    monkeypatch.setattr(socket, "getaddrinfo", Mock(return_value=found))
+
+
+def test_an_address_of_a_family_that_this_machine_lacks_leaves_the_next_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As `::1 localhost` does in /etc/hosts where IPv6 is disabled."""
+    with server(says(HEAD, b"\r\n", PAGE)) as url:
+        there = "127.0.0.1", int(url.rpartition(":")[2])
+        finds(monkeypatch, (LACKED, there), (socket.AF_INET, there))
+        assert fetch(url) == PAGE.decode()
+        finds(monkeypatch, (LACKED, there))
+        with pytest.raises(OSError, match="not supported"):
+            fetch(url)
+
+
+def test_an_address_that_is_silent_leaves_the_next_one_its_share_of_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    with full() as silent, server(says(HEAD, b"\r\n", PAGE)) as url:
+        there = "127.0.0.1", int(url.rpartition(":")[2])
+        finds(monkeypatch, (socket.AF_INET, silent), (socket.AF_INET, there))
+        assert fetch(url, 2.0) == PAGE.decode()
+        finds(monkeypatch, (socket.AF_INET, silent), (socket.AF_INET, silent))
+        with pytest.raises(TimeoutError):
+            fetch(url, 0.2)
 
 
 def test_a_name_server_that_does_not_answer_costs_the_deadline_and_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
