@@ -37,8 +37,12 @@ class WorkerLabels:
         self._authority.ready(book.id)
 
     def went(self, worker: str) -> None:
-        """Forget a worker that does not serve any more."""
+        """Take out a worker that does not serve any more."""
         self._authority.gone(worker)
+
+    def forget(self, worker: str) -> None:
+        """Let go of the book of a worker that went, or never came."""
+        self._books.pop(worker, None)
 
     def propose(self, moves: Iterable[RoleMove], by: Kind = Kind.ROUTER) -> None:
         """Change the labels that a policy wants changed, as far as that leaves a worker for each phase."""

@@ -71,6 +71,7 @@ class Workers(Generic[WorkerT]):
     def forget(self, worker: WorkerT) -> None:
         """Let go of a worker that is not there, and that no request names any more."""
         del self.by_id[worker.id], self.views[worker.id]
+        self.labels.forget(worker.id)
 
     def listen(self, on_change: Callable[[], None]) -> None:
         """Call `on_change` whenever a worker may take more: it comes, goes, changes its role, reports or frees KV."""

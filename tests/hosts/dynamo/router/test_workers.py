@@ -233,6 +233,7 @@ def test_a_worker_that_has_gone_is_forgotten_after_a_while(clock: list[float]) -
         clock[0] += module.FORGET_S + 1
         found.look()
         assert not found.views
+        assert not found.labels._books
 
     asyncio.run(run())
 
