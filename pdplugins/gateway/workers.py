@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from time import monotonic
 from typing import Generic, TypeVar
 
@@ -56,6 +57,7 @@ class Workers(Generic[WorkerT]):
         self.labels = WorkerLabels(self._metrics, lambda: self._change((*self.ready,)))
         self._settings = settings
         self._resting = False
+        self._together = self._stale = False
         self.serves = asyncio.Event()
         """Set while the workers that take new work can serve a request between them."""
         self._on_change: Callable[[], None] | None = None
@@ -80,7 +82,10 @@ class Workers(Generic[WorkerT]):
             worker.view.load.on_freed = on_change
 
     def refresh(self) -> None:
-        """Find out who takes new work now."""
+        """Find out who takes new work now; inside `together`, at its end."""
+        if self._together:
+            self._stale = True
+            return
         now_s = monotonic()
         alive = [worker for worker in self.by_id.values() if worker.alive]
         rested = [worker for worker in alive if worker.resting_until_s <= now_s]
@@ -89,6 +94,17 @@ class Workers(Generic[WorkerT]):
         ready = tuple(worker.view for worker in usable)
         if ready != self.ready:
             self._change(ready)
+
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """Find out once who takes new work, after all the workers that come and go inside. Nothing may wait inside."""
+        self._together = True
+        try:
+            yield
+        finally:
+            self._together, stale, self._stale = False, self._stale, False
+            if stale:
+                self.refresh()
 
     def now_ready(self) -> tuple[WorkerView, ...]:
         """Return the workers that take new work."""

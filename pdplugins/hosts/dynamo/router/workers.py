@@ -178,6 +178,19 @@ class DynamoWorkers(Workers[DynamoWorker]):
             for instance in client.instance_ids():
                 found.setdefault(instance, []).append(place)
         now_s = monotonic()
+        with self.together():
+            self._compare(found, now_s)
+        self._report()
+        self._kv_events.hear(
+            {
+                instance: worker.view.kv_capacity_tokens // worker.block_tokens
+                for instance, worker in self._known.items()
+            }
+        )
+        self._forget(now_s)
+
+    def _compare(self, found: dict[int, list[Place]], now_s: float) -> None:
+        """Let go of who is not registered any more, and take in who is and can serve."""
         for instance in self._known.keys() - found.keys():  # another one may come under the same name
             self._vanished(self._known.pop(instance), now_s)
         cards: dict[str, dict[str, str]] = {}
@@ -189,14 +202,6 @@ class DynamoWorkers(Workers[DynamoWorker]):
                 log.info("%s is there: it serves %s", worker.id, " and ".join(sorted(worker.clients)))
                 worker.view.used_kv_tokens = 0
                 self.came(worker)
-        self._report()
-        self._kv_events.hear(
-            {
-                instance: worker.view.kv_capacity_tokens // worker.block_tokens
-                for instance, worker in self._known.items()
-            }
-        )
-        self._forget(now_s)
 
     def _introduced(self, instance: int, places: list[Place], cards: dict[str, dict[str, str]]) -> DynamoWorker | None:
         """Return the worker that has registered; None before its card is there."""

@@ -221,6 +221,53 @@ def test_another_process_may_come_under_the_name_of_one_that_has_gone() -> None:
     asyncio.run(run())
 
 
+def test_workers_that_come_and_go_at_once_are_one_change() -> None:
+    """Each change costs a time that grows with the number of workers."""
+
+    async def run() -> None:
+        found, registries = discovered(both=False)
+        changes = list[frozenset[str]]()
+        found.listen(lambda: changes.append(found.ready_ids))
+        found._report = lambda: None  # type: ignore[method-assign]  # each report may free something
+        both = registries[Role.PREFILL, True], registries[Role.DECODE, True]
+        for number, registry in enumerate(both):
+            registry.joins(number, f"w{number}")
+            registry.joins(number + 2, f"w{number + 2}")
+        found.look()
+        assert found.serves.is_set()
+        for number, registry in enumerate(both):
+            registry.leaves(number)
+            registry.leaves(number + 2)
+            registry.joins(number + 4, f"w{number + 4}")
+        found.look()
+        assert found.serves.is_set()
+        for number, registry in enumerate(both):
+            registry.leaves(number + 4)
+        found.look()
+        assert not found.serves.is_set()
+        found.look()
+        assert changes == [{"w0", "w1", "w2", "w3"}, {"w4", "w5"}, set()]
+
+    asyncio.run(run())
+
+
+def test_what_fails_among_workers_that_come_leaves_the_others_ready() -> None:
+    found, _ = discovered(both=False)
+    one = worker()
+    found.add(one)
+
+    def fail() -> None:
+        with found.together():
+            found.came(one)
+            raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        fail()
+    assert found.ready == (one.view,)
+    found.lost(one, "it has gone")
+    assert not found.ready_ids, "alone again, each is a change of its own"
+
+
 def test_a_worker_that_has_gone_is_forgotten_after_a_while(clock: list[float]) -> None:
     async def run() -> None:
         found, registries = discovered(both=False)
