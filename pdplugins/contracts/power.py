@@ -139,7 +139,10 @@ class PowerBackend(Protocol):
     """
 
     def devices(self) -> tuple[Device, ...]:
-        """Return the GPUs, in the driver's order."""
+        """Return the GPUs that can be read, in the driver's order.
+
+        A backend may tell of the others in an attribute ``unreadable``: what is wrong, by UUID or by ``GPU INDEX``.
+        """
         ...
 
     def read(self, uuid: str) -> Reading:

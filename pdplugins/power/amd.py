@@ -56,6 +56,8 @@ class AmdBackend:
         except Exception as error:
             raise self._unusable(error) from None
         self._handles: dict[str, Any] = {}
+        self.unreadable: dict[str, DeviceError] = {}
+        """What was wrong with the GPUs that `devices` passed over, by UUID; by ``GPU INDEX`` where that is not told."""
 
     @staticmethod
     def _unusable(error: Exception) -> HostError:
@@ -65,19 +67,39 @@ class AmdBackend:
         )
 
     def devices(self) -> tuple[Device, ...]:
-        """Return the GPUs, in the driver's order."""
-        smi, found = self._smi, []
+        """Return the GPUs that can be read, in the driver's order. The others are in `unreadable`."""
+        present, unreadable = self._present()
+        found = []
+        for uuid, handle in present.items():
+            try:
+                found.append(self._device(uuid, handle))
+            except DeviceError as error:
+                unreadable[uuid] = error
+        self.unreadable = unreadable
+        return tuple(found)
+
+    def _present(self) -> tuple[dict[str, Any], dict[str, DeviceError]]:
+        """Return the handles by UUID, and what is wrong with the GPUs that do not tell theirs."""
+        smi = self._smi
+        present: dict[str, Any] = {}
+        nameless: dict[str, DeviceError] = {}
         with self._faults(""):
             handles = smi.amdsmi_get_processor_handles()
         for index, handle in enumerate(handles):
-            with self._faults(f"GPU {index}"):
-                uuid = str(smi.amdsmi_get_gpu_device_uuid(handle))
-                self._handles[uuid] = handle
-                cap = smi.amdsmi_get_power_cap_info(handle)
-                unit = _unit(cap)
-                low_w, high_w = cap["min_power_cap"] / unit, cap["max_power_cap"] / unit
-                found.append(Device(uuid, self._name(handle), low_w, high_w, cap["default_power_cap"] / unit))
-        return tuple(found)
+            try:
+                with self._faults(f"GPU {index}"):
+                    present[str(smi.amdsmi_get_gpu_device_uuid(handle))] = handle
+            except DeviceError as error:
+                nameless[error.uuid] = error
+        return present, nameless
+
+    def _device(self, uuid: str, handle: Any) -> Device:
+        with self._faults(uuid):
+            self._handles[uuid] = handle
+            cap = self._smi.amdsmi_get_power_cap_info(handle)
+            unit = _unit(cap)
+            low_w, high_w = cap["min_power_cap"] / unit, cap["max_power_cap"] / unit
+            return Device(uuid, self._name(handle), low_w, high_w, cap["default_power_cap"] / unit)
 
     def read(self, uuid: str) -> Reading:
         """Return the draw, the cap and the energy of one GPU."""
@@ -98,11 +120,13 @@ class AmdBackend:
         self._smi.amdsmi_shut_down()
 
     def _handle(self, uuid: str) -> Any:
-        if uuid not in self._handles:
-            self.devices()
-        if uuid not in self._handles:
-            raise DeviceError(uuid, DeviceFault.LOST, "AMD SMI knows no GPU of this UUID")
-        return self._handles[uuid]
+        """Return the handle of one GPU. What is wrong with another GPU is no matter here."""
+        if (handle := self._handles.get(uuid)) is None:
+            handle = self._present()[0].get(uuid)
+            if handle is None:
+                raise DeviceError(uuid, DeviceFault.LOST, "AMD SMI knows no GPU of this UUID")
+            self._handles[uuid] = handle
+        return handle
 
     def _name(self, handle: Any) -> str:
         try:

@@ -50,6 +50,7 @@ class Gpu:
         "device",
         "fault",
         "looks",
+        "lost",
         "reading",
         "refusal",
         "rests_s",
@@ -68,6 +69,8 @@ class Gpu:
         """Why the last write failed; empty when it did not."""
         self.looks = 0
         """Readings in a row that say the same: within a cap that is new, or beyond one that was obeyed."""
+        self.lost = False
+        """Whether it fell silent during a change, which was rolled back, and has not answered since."""
         self.told_s = -math.inf
         """When its cap changed last."""
         self.rests_s = -math.inf
@@ -243,7 +246,7 @@ class PowerNode:
         if call.error is not None or call.value is None:
             self._failed(uuid, gpu, call.error or RuntimeError("it answered nothing"), now_s)
             return
-        gpu.reading, gpu.fault, gpu.why = call.value, None, ""
+        gpu.reading, gpu.fault, gpu.why, gpu.lost = call.value, None, "", False
         if uuid not in self.caps.accounts:  # what it was told just before we came is not known
             self.caps.open(uuid, call.value.cap_w, kept_w=gpu.device.max_w)
             gpu.told_s = now_s
@@ -305,12 +308,19 @@ class PowerNode:
         self.counts[error.fault] += 1
 
     def _roll_back_late(self, now_s: float) -> None:
-        late = now_s - self.patience.obey_s
-        for uuid, account in self.caps.accounts.items():
-            gpu = self.gpus[uuid]
-            if account.writing_w is None and not self.caps.settled(uuid) and gpu.told_s < late:
-                self._roll_back(now_s)
-                return
+        """Roll back changes that are too late. A lost GPU has that once, and then waits alone, counted at its most."""
+        late = [uuid for uuid in self.caps.accounts if self._late(uuid, now_s)]
+        for uuid in late:
+            if self.gpus[uuid].fault is not None:
+                self.gpus[uuid].lost = True
+                self.caps.lost(uuid, self.gpus[uuid].device.max_w)
+        if late:
+            self._roll_back(now_s)
+
+    def _late(self, uuid: str, now_s: float) -> bool:
+        gpu, account = self.gpus[uuid], self.caps.accounts[uuid]
+        waits = account.writing_w is None and not gpu.lost and not self.caps.settled(uuid)
+        return waits and gpu.told_s < now_s - self.patience.obey_s
 
     def _roll_back(self, now_s: float) -> None:
         if now_s < self._held_until_s:

@@ -49,23 +49,34 @@ class NvmlBackend:
                 "a container needs --gpus with the driver capability utility"
             ) from None
         self._handles: dict[str, Any] = {}
+        self.unreadable: dict[str, DeviceError] = {}
+        """What was wrong with the GPUs that `devices` passed over, by UUID; by ``GPU INDEX`` where that is not told."""
 
     def devices(self) -> tuple[Device, ...]:
-        """Return the GPUs, in the driver's order."""
-        nvml, found = self._nvml, []
+        """Return the GPUs that can be read, in the driver's order. The others are in `unreadable`."""
+        found, unreadable = [], {}
         with self._faults(""):
-            count = nvml.nvmlDeviceGetCount()
+            count = self._nvml.nvmlDeviceGetCount()
         for index in range(count):
-            with self._faults(f"GPU {index}"):
-                handle = nvml.nvmlDeviceGetHandleByIndex(index)
-                uuid = str(nvml.nvmlDeviceGetUUID(handle))
-                self._handles[uuid] = handle
-                low_mw, high_mw = nvml.nvmlDeviceGetPowerManagementLimitConstraints(handle)
-                default_w = nvml.nvmlDeviceGetPowerManagementDefaultLimit(handle) / 1e3
-                name = str(nvml.nvmlDeviceGetName(handle))
-                warnings = () if self._persists(handle) else (NOT_PERSISTENT,)
-                found.append(Device(uuid, name, low_mw / 1e3, high_mw / 1e3, default_w, warnings))
+            try:
+                found.append(self._device(index))
+            except DeviceError as error:
+                unreadable[error.uuid] = error
+        self.unreadable = unreadable
         return tuple(found)
+
+    def _device(self, index: int) -> Device:
+        nvml = self._nvml
+        with self._faults(f"GPU {index}"):
+            handle = nvml.nvmlDeviceGetHandleByIndex(index)
+            uuid = str(nvml.nvmlDeviceGetUUID(handle))
+        with self._faults(uuid):
+            self._handles[uuid] = handle
+            low_mw, high_mw = nvml.nvmlDeviceGetPowerManagementLimitConstraints(handle)
+            default_w = nvml.nvmlDeviceGetPowerManagementDefaultLimit(handle) / 1e3
+            name = str(nvml.nvmlDeviceGetName(handle))
+            warnings = () if self._persists(handle) else (NOT_PERSISTENT,)
+            return Device(uuid, name, low_mw / 1e3, high_mw / 1e3, default_w, warnings)
 
     def read(self, uuid: str) -> Reading:
         """Return the draw now, the cap and the energy of one GPU."""

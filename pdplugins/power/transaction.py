@@ -135,6 +135,12 @@ class CapTransaction(Generic[Key]):
         account = self.accounts[key]
         account.writing_w, account.known = None, False
 
+    def lost(self, key: Key, most_w: float) -> None:
+        """A device answers no more: it may have any cap up to `most_w`. Nothing is written until it `has` one."""
+        account = self.accounts[key]
+        account.known = False
+        account.kept_w = max(account.kept_w, most_w)
+
     def has(self, key: Key, cap_w: float) -> None:
         """The device was seen to have this cap, after a write or because somebody else has set it."""
         account = self.accounts[key]

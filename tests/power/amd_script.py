@@ -14,6 +14,8 @@ def ask(backend: AmdBackend, uuids: list[str], words: list[str]) -> object:
     match words:
         case ["devices"]:
             return [[d.uuid, d.name, d.min_w, d.max_w, d.default_w] for d in backend.devices()]
+        case ["unreadable"]:
+            return {uuid: str(error) for uuid, error in backend.unreadable.items()}
         case ["read", index]:
             reading = backend.read(uuids[int(index)])
             return [reading.draw_w, reading.cap_w, reading.energy_j]

@@ -107,6 +107,25 @@ def test_what_is_wrong_with_a_device_has_a_type_and_a_fix(amd: Amd, code: int, f
     assert "\n" not in answer["text"]
 
 
+def test_a_gpu_that_cannot_be_read_is_passed_over(amd: Amd) -> None:
+    uuids = [uuid for uuid, *_ in amd.ask("devices")["said"]]
+    amd.node.gpu[2].read_fault = 2
+    assert [uuid for uuid, *_ in amd.ask("devices")["said"]] == [*uuids[:2], *uuids[3:]]
+    said = amd.ask("unreadable")["said"]
+    assert list(said) == [uuids[2]]
+    assert "leave it out of node.gpus" in said[uuids[2]]
+
+
+def test_an_error_passes_while_another_gpu_is_broken(amd: Amd) -> None:
+    assert len(amd.ask("devices")["said"]) == 8
+    amd.node.gpu[2].read_fault = 2
+    amd.node.gpu[5].read_fault = 31
+    assert amd.ask("read 5")["fault"] == "lost"
+    amd.node.gpu[5].read_fault = 0
+    assert amd.ask("read 5")["said"][1] == 700.0
+    assert amd.ask("read 2")["fault"] == amd.ask("read 2")["fault"] == "not_supported"
+
+
 def test_a_cap_outside_the_limits_is_refused(amd: Amd) -> None:
     assert amd.ask("set 0 100")["fault"] == "refused"
     assert amd.node.limits_w() == [700.0] * 8

@@ -9,10 +9,23 @@ from collections.abc import Callable
 import pytest
 
 from benchmarks.rig.gpus.nodes import Standin
+from pdplugins.config import NodeConfig
 from pdplugins.contracts.register import NoSettings
-from pdplugins.errors import HostError
+from pdplugins.errors import ConfigError, HostError
+from pdplugins.hosts.power import assembly
 from pdplugins.power.nvml import NOT_PERSISTENT, NvmlBackend
 from pdplugins.types import DeviceError, DeviceFault
+
+
+def taking_part(*uuids: str) -> list[str]:
+    """The GPUs that a node finds whose config names these."""
+    import pynvml  # noqa: PLC0415 - an extra
+
+    wanted = NodeConfig.model_validate({"backend": "nvml", "gpus": uuids})
+    try:
+        return [device.uuid for device in assembly.equip(wanted).devices]
+    finally:
+        pynvml.nvmlShutdown()
 
 
 @pytest.fixture
@@ -116,6 +129,45 @@ def test_a_driver_that_is_not_there_is_one_line(nvidia: Standin) -> None:
 def test_persistence_that_is_off_is_told(nvidia: Standin, nvml: NvmlBackend) -> None:
     nvidia.node.gpu[7].persistent = 0
     assert [device.warnings for device in nvml.devices()][6:] == [(), (NOT_PERSISTENT,)]
+
+
+@pytest.mark.parametrize("code", [3, 15])
+def test_a_gpu_that_cannot_be_read_matters_only_where_it_takes_part(
+    nvidia: Standin, nvml: NvmlBackend, uuids: list[str], code: int
+) -> None:
+    broken, others = uuids[2], [*uuids[:2], *uuids[3:]]
+    nvidia.node.gpu[2].read_fault = code
+    assert [device.uuid for device in nvml.devices()] == others
+    assert list(nvml.unreadable) == [broken]
+    assert taking_part(*others) == others
+    for named in (uuids, []):
+        with pytest.raises(DeviceError, match=r"leave it out of node\.gpus") as raised:
+            taking_part(*named)
+        assert raised.value.uuid == broken
+    nvidia.node.gpu[2].read_fault = 0
+    assert [device.uuid for device in nvml.devices()] == uuids
+    assert not nvml.unreadable
+
+
+def test_a_gpu_that_does_not_tell_its_uuid_matters_only_where_it_takes_part(
+    nvml: NvmlBackend, uuids: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import pynvml  # noqa: PLC0415 - an extra
+
+    found = pynvml.nvmlDeviceGetHandleByIndex
+
+    def handle(index: int) -> object:
+        if index == 2:
+            raise pynvml.NVMLError(15)
+        return found(index)
+
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetHandleByIndex", handle)
+    others = [*uuids[:2], *uuids[3:]]
+    assert taking_part(*others) == others
+    with pytest.raises(DeviceError, match=r"GPU 2: .* leave it out of node\.gpus"):
+        taking_part()
+    with pytest.raises(ConfigError, match=rf"there is no {uuids[2]} here; .*; GPU 2: NVML says .*\(lost\)"):
+        taking_part(*uuids)
 
 
 def test_the_second_setter_of_the_binding_hides_refusals(nvidia: Standin, nvml: NvmlBackend) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -43,19 +43,44 @@ class Equipment:
 
 
 def equip(wanted: NodeConfig) -> Equipment:
-    """Find the devices that take part. Raises HostError without a driver, ConfigError when a GPU is not there."""
+    """Find the devices that take part.
+
+    Raises HostError without a driver, ConfigError when a GPU is not there, DeviceError when one that takes part cannot
+    be read.
+    """
     registration = default_registry().get("power_backend", wanted.backend.name)
     settings = settings_of("power_backend", wanted.backend)
     threads = DeviceThreads()
     within_s = FIRST_CALLS * wanted.call_s
     backend: PowerBackend = finished(threads("", lambda: registration.factory(settings)), within_s)
     found = {device.uuid: device for device in finished(threads("", backend.devices), within_s)}
-    if missing := [uuid for uuid in wanted.gpus if uuid not in found]:
-        raise ConfigError(f"node.gpus: there is no {one_line(missing[0])} here; there are {', '.join(found) or 'none'}")
+    check_readable(wanted.gpus, found, unreadable(backend))
     devices = tuple(found[uuid] for uuid in wanted.gpus) if wanted.gpus else tuple(found.values())
     if not devices:
         raise HostError(f"power backend {wanted.backend.name}: this machine has no GPU that it knows")
     return Equipment(backend, devices, threads)
+
+
+def unreadable(backend: PowerBackend) -> Mapping[str, DeviceError]:
+    """Return what was wrong with the GPUs that the last `devices` passed over; nothing where a backend does not say."""
+    told: Mapping[str, DeviceError] = getattr(backend, "unreadable", {})
+    return told
+
+
+def check_readable(uuids: Collection[str], found: Collection[str], broken: Mapping[str, DeviceError]) -> None:
+    """Raise DeviceError for a GPU that takes part and cannot be read, ConfigError for one that is not there.
+
+    :param uuids: those that take part; all without any.
+    """
+    if not uuids and broken:
+        raise next(iter(broken.values()))
+    for uuid in uuids:
+        if uuid in broken:
+            raise broken[uuid]
+        if uuid not in found:
+            there = ", ".join(found) or "none"
+            rest = "".join(f"; {error}" for error in broken.values())
+            raise ConfigError(f"node.gpus: there is no {one_line(uuid)} here; there are {there}{rest}")
 
 
 def finished(call: Call[T], within_s: float) -> T:

@@ -167,7 +167,8 @@ def restore_others(config: Config, equipment: assembly.Equipment, saved: SavedCa
     present = {device.uuid for device in assembly.finished(threads("", backend.devices), within_s)}
     for uuid, watts in others.items():
         if uuid not in present:
-            log.warning("%s, whose cap was %g W, is not there any more", uuid, watts)
+            why = assembly.unreadable(backend).get(uuid, "it is not there any more")
+            log.warning("%s, whose cap was %g W, does not get it back: %s", uuid, watts, why)
             continue
         assembly.finished(threads(uuid, partial(backend.set_cap_w, uuid, watts)), within_s)
         log.info("%s takes no part any more; it has its cap of %g W from before", uuid, watts)

@@ -1,0 +1,136 @@
+"""A GPU that is lost while the others go on: the node's loop in virtual time, over simulated GPUs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TypeVar
+
+import pytest
+
+from pdplugins.power.calls import Call
+from pdplugins.power.node import PowerNode
+from pdplugins.power.saved import SavedCaps
+from pdplugins.power.simulated import SimulatedBackend, SimulatedSettings
+from pdplugins.types import DeviceError, DeviceFault, Reading
+
+T = TypeVar("T")
+
+TICK_S = 0.05
+LOST = "SIM-3"
+EVEN = dict.fromkeys(("SIM-0", "SIM-1", "SIM-2", LOST), 600.0)
+
+
+def at_once(uuid: str, work: Callable[[], T]) -> Call[T]:
+    call: Call[T] = Call()
+    try:
+        call.value = work()
+    except DeviceError as error:
+        call.error = error
+    call.done = True
+    return call
+
+
+class Bus(SimulatedBackend):
+    """GPUs in virtual time, of which one can fall off."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+        self.off = self.deaf_to_reads = False
+        super().__init__(SimulatedSettings(gpus=4, min_w=200, max_w=700), lambda: self.now_s)
+
+    def read(self, uuid: str) -> Reading:
+        if uuid == LOST and (self.off or self.deaf_to_reads):
+            raise DeviceError(uuid, DeviceFault.LOST, "fell off the bus")
+        return super().read(uuid)
+
+    def set_cap_w(self, uuid: str, cap_w: float) -> None:
+        if uuid == LOST and self.off:
+            raise DeviceError(uuid, DeviceFault.LOST, "fell off the bus")
+        super().set_cap_w(uuid, cap_w)
+
+
+class Node:
+    """Four GPUs at 600 W each, and what is seen of them."""
+
+    def __init__(self, saved: SavedCaps, budget_w: float) -> None:
+        self.bus = Bus()
+        self.it = PowerNode(self.bus, self.bus.devices(), budget_w, at_once, saved=saved)
+        self.run(0.2)
+        self.it.keep_before()
+        assert self.aim(EVEN)
+        self.run(5.0)
+        assert self.it.caps.complete
+
+    def aim(self, caps_w: dict[str, float]) -> bool:
+        return self.it.aim(caps_w, self.bus.now_s)
+
+    def run(self, seconds: float) -> None:
+        for _ in range(round(seconds / TICK_S)):
+            self.bus.now_s += TICK_S
+            self.it.tick(self.bus.now_s)
+
+    def caps_w(self) -> list[float]:
+        return [account.told_w for account in self.it.caps.accounts.values()]
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> Iterator[SavedCaps]:
+    one = SavedCaps(tmp_path)
+    yield one
+    one.close()
+
+
+@pytest.mark.parametrize("lost_w", [550.0, 650.0])
+def test_the_others_go_on_after_one_roll_back(saved: SavedCaps, lost_w: float) -> None:
+    """Whether its cap was about to fall or to rise."""
+    node = Node(saved, 2500.0)
+    node.bus.off = True
+    assert node.aim({**EVEN, LOST: lost_w})
+    node.run(60.0)
+    assert node.it.counts["rollback"] == 1
+    assert node.aim({"SIM-0": 500.0, "SIM-1": 700.0, "SIM-2": 600.0})
+    node.run(5.0)
+    assert node.caps_w()[:3] == [500.0, 700.0, 600.0]
+    assert node.it.counts["rollback"] == 1
+
+
+def test_the_lost_gpu_counts_at_its_highest_cap(saved: SavedCaps) -> None:
+    """Its cap may be any once it is back: watts that it might draw go to nobody."""
+    node = Node(saved, 2400.0)
+    node.bus.off = True
+    assert node.aim({**EVEN, LOST: 500.0})
+    node.run(60.0)
+    assert node.aim({"SIM-0": 650.0, "SIM-1": 550.0, LOST: 500.0})
+    node.run(5.0)
+    assert node.caps_w()[:3] == [600.0, 550.0, 600.0]
+    assert node.it.caps.accounts[LOST].kept_w == 700.0
+    assert node.aim({"SIM-0": 650.0, "SIM-1": 450.0, LOST: 500.0})
+    node.run(5.0)
+    assert node.caps_w()[:3] == [650.0, 450.0, 600.0]
+
+
+def test_lost_before_it_was_seen_to_obey(saved: SavedCaps) -> None:
+    """The write came through, and nothing after it."""
+    node = Node(saved, 2500.0)
+    assert node.aim({**EVEN, LOST: 550.0})
+    node.run(TICK_S)
+    node.bus.deaf_to_reads = True
+    node.run(60.0)
+    assert node.it.counts["rollback"] == 1
+    assert node.aim({"SIM-0": 500.0, "SIM-1": 700.0})
+    node.run(5.0)
+    assert node.caps_w()[:3] == [500.0, 700.0, 600.0]
+
+
+def test_back_again_it_takes_part(saved: SavedCaps) -> None:
+    node = Node(saved, 2400.0)
+    node.bus.off = True
+    assert node.aim({**EVEN, LOST: 550.0})
+    node.run(60.0)
+    node.bus.off = False
+    assert node.aim({**EVEN, "SIM-0": 700.0, LOST: 500.0})
+    node.run(5.0)
+    assert node.caps_w() == [700.0, 600.0, 600.0, 500.0]
+    assert node.it.caps.complete
+    assert node.it.counts["rollback"] == 1
