@@ -25,7 +25,7 @@ _PATTERNS = (
     (re.compile(r"(?<=://)[^/\s'\"@]*@"), f"{HIDDEN}@"),
     (re.compile(r"(?i)\b(bearer|authorization['\"]?\s*[:=]\s*['\"]?\w+)\s+[-\w.~+/=]+"), rf"\1 {HIDDEN}"),
     (re.compile(rf"(?i)(?P<name>{_NAMES}['\"]?\s*[=:]\s*){_VALUE}"), _INSTEAD),
-    (re.compile(rf"(?i)(?P<name>--[-\w]{{0,30}}{_NAMES}\s+){_VALUE}"), _INSTEAD),
+    (re.compile(rf"(?i)(?P<name>(?<![-\w])--[-\w]{{0,30}}{_NAMES}\s+){_VALUE}"), _INSTEAD),
 )
 
 

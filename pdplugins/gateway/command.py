@@ -159,7 +159,7 @@ def gateway(  # noqa: PLR0913 - one argument for each option
         if launch is not None:
             raise ConfigError("--processes: start the servers by hand and name them with --worker, or use one process")
         part_of(changed, processes - 1, processes)
-        raise typer.Exit(supervise(processes, host, port))
+        raise typer.Exit(supervise(processes, host, port, reloads=access.reloads))
     if share is not None:
         changed = part_of(changed, share.index, share.count)
         access = replace(access, admin_port=access.admin_port and access.admin_port + share.index)

@@ -28,6 +28,7 @@ from pdplugins.gateway.engines.sglang.launch import Launch, plan
 from pdplugins.gateway.engines.sglang.servers import Servers, Times
 from pdplugins.gateway.metrics import GatewayMetrics
 from pdplugins.gateway.share import Share
+from pdplugins.gateway.supervisor import reloads_later, take_reloads
 from pdplugins.gateway.tracing import build_tracing
 from pdplugins.processes.ending import on_stop
 from pdplugins.processes.garbage import settle
@@ -133,10 +134,16 @@ def run(
                 typer.echo(f"dashboard on {gateway.board.url}")
             if access.reloads:
                 asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, access.reload)
+                take_reloads()
             settle()
             await asyncio.Event().wait()
 
-    uvloop.run(_until_signal(serve(), ending))
+    if access.reloads:
+        with reloads_later():
+            uvloop.run(_until_signal(serve(), ending))
+    else:
+        take_reloads()
+        uvloop.run(_until_signal(serve(), ending))
 
 
 async def _begin(

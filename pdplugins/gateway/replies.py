@@ -17,6 +17,10 @@ SERVER = "pdplugins"
 """What answers call the gateway: nobody needs to know its version, and that of its HTTP server."""
 DONE_EVENT = b"data: [DONE]\n\n"
 """The end of every stream."""
+LONGEST_REFUSAL = 64 * 2**10
+"""Bytes of a worker's refusal that are passed on as they are."""
+SHOWN_OF_REFUSAL = 2_000
+"""Characters of a longer one."""
 
 
 class Answer(web.StreamResponse):
@@ -129,7 +133,7 @@ class Reply:
         if self.response is None:
             await self.whole(redacted_body(error.body), error.content_type, error.status)
         else:
-            await self.fail(GatewayError(error.status, error.body.decode(errors="replace")))
+            await self.fail(GatewayError(error.status, redacted_body(error.body).decode(errors="replace")))
 
     async def fail(self, error: GatewayError) -> None:
         """Tell the client what went wrong, in its stream where that has begun."""
@@ -146,7 +150,14 @@ class Reply:
 
 
 def redacted_body(body: bytes) -> bytes:
-    """Return what a worker said of a request, without a key that it may repeat."""
+    """Return what a worker said of a request, without a key that it may repeat.
+
+    A long one repeats the request, maybe several times, and to look through it would hold up all others. Its beginning
+    is passed on in OpenAI's form.
+    """
+    if len(body) > LONGEST_REFUSAL:
+        beginning = redacted(body[:LONGEST_REFUSAL].decode(errors="replace"))[:SHOWN_OF_REFUSAL]
+        return _error(f"{beginning}…", "invalid_request_error", None, None)
     return redacted(body.decode("utf-8", "surrogateescape")).encode("utf-8", "surrogateescape")
 
 
@@ -167,5 +178,8 @@ def failure(error: GatewayError) -> web.Response:
 
 def _object(error: GatewayError) -> bytes:
     kind = "invalid_request_error" if error.status < 500 else "gateway_error"
-    said = {"message": redacted(str(error)), "type": kind, "param": error.param, "code": error.code or error.status}
-    return json.dumps({"error": said}).encode()
+    return _error(str(error), kind, error.param, error.code or error.status)
+
+
+def _error(message: str, kind: str, param: str | None, code: str | int | None) -> bytes:
+    return json.dumps({"error": {"message": redacted(message), "type": kind, "param": param, "code": code}}).encode()

@@ -58,7 +58,11 @@ class Serving:
         self.routing.check(call)
         name = call.rid if call.rid not in self._ids else fresh_name()  # clients may give a name twice
         self._ids.add(name)
-        task = RequestTask(self, name, call, client)
+        try:
+            task = RequestTask(self, name, call, client)
+        except BaseException:  # a field that it looks at cannot be read
+            self._ids.discard(name)
+            raise
         ending = Ending.FAILED
         try:
             async with self.admission.serving.within(self.settings.timeout_s):

@@ -12,7 +12,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
@@ -35,10 +36,12 @@ class Supervisor:
     """The processes of one gateway.
 
     :param words: the command line of each of them.
+    :param reloads: whether SIGHUP lets them read files again; else it ends them, as when their terminal closes.
     """
 
-    def __init__(self, words: Sequence[str], count: int) -> None:
+    def __init__(self, words: Sequence[str], count: int, *, reloads: bool = False) -> None:
         self._words = list(words)
+        self._reloads = reloads
         self._folder = Path(tempfile.mkdtemp(prefix="pdplugins-peers-"))  # this user's only
         key = secrets.token_hex(16)
         self._shares = [Share(index, count, self._folder, os.getpid(), key) for index in range(count)]
@@ -52,7 +55,8 @@ class Supervisor:
             signal.signal(number, self._pass_on)
         try:
             for share in self._shares:
-                self._start(share)
+                if not self._stops:
+                    self._start(share)
             while self._running:
                 for share in self._shares:
                     self._look(share)
@@ -63,8 +67,11 @@ class Supervisor:
 
     def _start(self, share: Share) -> None:
         # Of a group of its own: a Ctrl-C of the terminal comes once, from here.
-        process = subprocess.Popen(self._words, env=os.environ | share.environment(), start_new_session=True)
+        with reloads_later():
+            process = subprocess.Popen(self._words, env=os.environ | share.environment(), start_new_session=True)
         self._running[share.index] = process, time.monotonic()
+        if self._stops:  # the signal came just before
+            process.terminate()
 
     def _look(self, share: Share) -> None:
         """Start a process again that has died."""
@@ -85,12 +92,29 @@ class Supervisor:
             self._start(share)
 
     def _pass_on(self, number: int, frame: FrameType | None) -> None:
+        if number == signal.SIGHUP and not self._reloads:
+            number = signal.SIGTERM
         self._stops = self._stops or number != signal.SIGHUP
         for process, _ in self._running.values():
             process.send_signal(number)
 
 
-def supervise(count: int, host: str, port: int) -> int:
+@contextmanager
+def reloads_later() -> Iterator[None]:
+    """Put off SIGHUP, which would end a process that still starts. One that is started meanwhile puts it off too."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
+    try:
+        yield
+    finally:
+        take_reloads()
+
+
+def take_reloads() -> None:
+    """Take SIGHUP from now on, also one that was put off."""
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})
+
+
+def supervise(count: int, host: str, port: int, *, reloads: bool = False) -> int:
     """Run this process's own command line in `count` processes; return the exit code. Raises ConfigError, HostError."""
     if not 1 < count <= MOST_PROCESSES:
         raise ConfigError(f"--processes {count}: from 2 to {MOST_PROCESSES}")
@@ -98,7 +122,7 @@ def supervise(count: int, host: str, port: int) -> int:
         raise ConfigError("--processes: they share a port; name it with --port")
     _check_free(host, port)
     logging.basicConfig(level=logging.INFO)
-    return Supervisor([sys.executable, *sys.argv], count).run()
+    return Supervisor([sys.executable, *sys.argv], count, reloads=reloads).run()
 
 
 def _check_free(host: str, port: int) -> None:

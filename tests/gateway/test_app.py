@@ -16,6 +16,7 @@ from pdplugins.gateway.app import Gateway
 from pdplugins.gateway.backends import Backends, WorkerOption
 from pdplugins.gateway.engine import ServerKind
 from pdplugins.gateway.engines.sglang.protocol import loads, splice
+from pdplugins.gateway.replies import LONGEST_REFUSAL, SHOWN_OF_REFUSAL
 from pdplugins.types import Role
 from tests.gateway.fake import answer_of
 from tests.gateway.rig import FAST, PROMPT, Fixed, ask, config, stand
@@ -69,6 +70,21 @@ def test_a_refused_question_is_told_without_secrets() -> None:
             it.workers[0].said_status["/v1/models"] = 404
             async with it.client.get(it.gateway.url + "/v1/models") as answer:
                 assert (answer.status, await answer.json()) == (404, {"error": "not with password=***"})
+
+    asyncio.run(run())
+
+
+def test_of_a_long_refusal_the_beginning_is_told() -> None:
+    async def run() -> None:
+        async with stand("dual") as it:
+            it.workers[0].says["/v1/models"] = b"not with password=abc" + b"-" * LONGEST_REFUSAL
+            it.workers[0].said_status["/v1/models"] = 404
+            async with it.client.get(it.gateway.url + "/v1/models") as answer:
+                told = (await answer.json(content_type=None))["error"]
+            assert answer.status == 404
+            assert told["message"].startswith("not with password=***")
+            assert len(told["message"]) <= SHOWN_OF_REFUSAL + 1
+            assert told["type"] == "invalid_request_error"
 
     asyncio.run(run())
 

@@ -69,6 +69,7 @@ ACTS = {
     "engines.sglang.upstream.LONGEST_WAIT_S": "test_retries::test_what_a_full_worker_says_of_later_is_passed_on",
     "engines.sglang.upstream.REST_S": "test_given_up::test_a_stream_that_does_not_end_after_its_last_event",
     "engines.sglang.connections.MOST_HEAD_BYTES": "test_connections::test_failures_are_errors_of_aiohttp",
+    "replies.LONGEST_REFUSAL": "test_app::test_of_a_long_refusal_the_beginning_is_told",
     "engines.sglang.connections.MOST_UNREAD_BYTES": "test_connections::test_what_nobody_reads_stays_with_its_server",
     "retry.RESERVE_PER_S": "test_retries::test_the_budget_is_a_share_with_a_reserve",
     "descriptors.RESERVED": "test_process::test_few_descriptors_are_raised_and_connections_fit_into_them",

@@ -9,7 +9,7 @@ import pytest
 
 from pdplugins.gateway.names import hashed
 from tests.gateway.fake import answer_of
-from tests.gateway.rig import PROMPT, ask, patient, stand
+from tests.gateway.rig import JSON, PROMPT, ask, patient, stand
 
 
 @pytest.mark.parametrize("field", ["user", "session_id"])
@@ -54,6 +54,9 @@ def test_nothing_is_kept_of_a_request_that_was_not_answered() -> None:
             it.workers[0].faults.status = 400
             assert (await it.post("/generate", ask(user="b")))[0] == 400
             assert (await it.post("/generate", ask(rid="r" * 1_000, user="c")))[0] == 400
+            unreadable = b'{"prompt": "a", "rid": "r", "stop": "\xff"}'  # no UTF-8
+            async with it.client.post(it.gateway.url + "/v1/completions", data=unreadable, headers=JSON) as answer:
+                assert answer.status == 400
             assert len(it.gateway.serving.sessions) == 0
             assert not it.gateway.routing._asked
             assert not it.gateway.serving._ids

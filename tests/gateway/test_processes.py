@@ -291,3 +291,48 @@ def test_a_process_that_dies_later_starts_anew(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(began, "_look", watched)
     began.run()
     assert len((tmp_path / "0").read_text()) >= 3
+
+
+@pytest.mark.moderate
+@pytest.mark.usefixtures("quick")
+def test_a_signal_while_processes_start_ends_those_that_have_and_starts_no_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    began = supervisor.Supervisor(script(tmp_path, "time.sleep(60)\n"), 4)
+    start, started = began._start, []
+
+    def signalled(share: Share) -> None:
+        started.append(share.index)
+        if share.index == 1:
+            began._pass_on(signal.SIGTERM, None)  # before the process of this one is known
+        start(share)
+
+    monkeypatch.setattr(began, "_start", signalled)
+    assert began.run() == 128 + signal.SIGTERM
+    assert started == [0, 1]
+
+
+@pytest.mark.moderate
+@pytest.mark.usefixtures("quick")
+@pytest.mark.parametrize("reloads", [True, False])
+def test_a_reload_does_not_end_a_process_that_still_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, reloads: bool
+) -> None:
+    """Where there is nothing to read again, it ends all of them, as when their terminal closes."""
+    words = script(tmp_path, "time.sleep(0.3)\nnoted.write_text('ran')\ntime.sleep(60)\n")
+    began = supervisor.Supervisor(words, 2, reloads=reloads)
+    start, look = began._start, began._look
+
+    def hung_up(share: Share) -> None:
+        start(share)
+        began._pass_on(signal.SIGHUP, None)
+
+    def ended_when_both_ran(share: Share) -> None:
+        look(share)
+        if all((tmp_path / name).exists() and (tmp_path / name).read_text() == "ran" for name in ("0", "1")):
+            began._pass_on(signal.SIGTERM, None)
+
+    monkeypatch.setattr(began, "_start", hung_up)
+    monkeypatch.setattr(began, "_look", ended_when_both_ran)
+    assert began.run() == 128 + signal.SIGTERM
+    assert (tmp_path / "1").exists() is reloads

@@ -26,9 +26,14 @@ class ServerTls:
         self.reload()
 
     def reload(self) -> None:
-        """Read the files again; connections from now on use them. Raises ConfigError, and then the ones before hold."""
+        """Read the files again; connections from now on use them. Raises ConfigError, and then the ones before hold.
+
+        A fresh context reads them first: OpenSSL drops the key before when it takes a certificate that the new key does
+        not fit.
+        """
         try:
-            self.context.load_cert_chain(self._certificate, self._key, password=lambda: b"")
+            for context in (ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), self.context):
+                context.load_cert_chain(self._certificate, self._key, password=lambda: b"")
         except (OSError, ssl.SSLError) as error:
             raise ConfigError(
                 f"--tls-cert {self._certificate}, --tls-key {self._key}: {one_line(error)}; give a PEM certificate "

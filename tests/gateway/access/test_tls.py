@@ -107,6 +107,9 @@ def test_a_new_certificate_is_used_from_the_next_connection_on(authority: Author
             files[1].write_text("no key")
             access.reload()
             assert await name(port) == "second"
+            put((first[0], second[1]))  # as between the writing of the one file and of the other
+            access.reload()
+            assert await name(port) == "second"
 
     asyncio.run(run())
 
