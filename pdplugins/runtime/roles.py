@@ -104,7 +104,7 @@ class RoleAuthority:
         The last worker that can serve a phase stays. Returns whether anything had to change and could.
         """
         wanted = {Role.PREFILL: plan.prefill, Role.DECODE: plan.decode}
-        more = {role: max(count, 0) - self.roster.coming(role) for role, count in wanted.items()}
+        more = {role: max(count, 0) - self.roster.expected(role) for role, count in wanted.items()}
         before = dict(more)
         for role in Role:
             while more[role] < 0 and self._forgo(role):

@@ -84,6 +84,11 @@ class Roster:
         """Return how many workers of `role` there will be: those that serve, start, change to it, or wait for GPUs."""
         return len(self.of(role, Life.READY, Life.STARTING, Life.CHANGING)) + self.waiting.count(role)
 
+    def expected(self, role: Role) -> int:
+        """Return `coming`, and those that still drain before they change to `role`."""
+        draining = (member for member in self.members.values() if member.life is Life.DRAINING)
+        return self.coming(role) + sum(member.becomes is role for member in draining)
+
     def pool(self, role: Role) -> Pool:
         """Return what a planner sees of `role`, without loads. What waits for GPUs counts as starting."""
         ready = len(self.of(role, Life.READY))

@@ -326,6 +326,15 @@ def test_a_plan_moves_workers_first_and_starts_and_stops_the_rest() -> None:
     assert [member.becomes for member in host.roster.members.values()] == [D, D, None, None, None]
 
 
+def test_a_plan_that_is_repeated_while_a_worker_drains_starts_no_other_one() -> None:
+    host = Host()
+    host.begin(2, 4)
+    for _ in range(3):
+        host.plan(3, 3)
+    assert len(host.running) == 6
+    assert [member.becomes for member in host.roster.members.values()].count(P) == 1
+
+
 def test_workers_of_another_size_are_stopped_and_started_within_the_budget() -> None:
     host = Host(budget=5, gpus=(1, 2))
     host.begin(3, 1)

@@ -34,9 +34,13 @@ class Costs:
         return tp if tp is not None and tp in self._sizes[role] else self._by_role[role]
 
     def prefill_s(self, history_tokens: int, new_tokens: int, tp: int) -> float:
-        """T_pre(l_hist, l_incr; theta): seconds to prefill `new_tokens` after `history_tokens` in the KV cache."""
+        """T_pre(l_hist, l_incr; theta): seconds to prefill `new_tokens` after `history_tokens` in the KV cache.
+
+        If the profile has no prefill of that size, as of a decode worker's, the deployment's size for prefill counts.
+        """
         if (steps := self._steps.get(tp)) is None:
-            steps = self._steps[tp] = step_model(self._perf, tp)
+            size = tp if tp in self._sizes[Role.PREFILL] else self._by_role[Role.PREFILL]
+            steps = self._steps[tp] = step_model(self._perf, size)
         return steps.prefill([(new_tokens, max(history_tokens, 0))])
 
     def queue_s(self, worker: WorkerView, tp: int) -> float:

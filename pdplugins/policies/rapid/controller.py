@@ -7,7 +7,7 @@ and costs nothing. When the caps reach a limit, a GPU changes its phase and the 
 from __future__ import annotations
 
 import math
-from collections import deque
+from collections import Counter, deque
 from dataclasses import dataclass
 
 from pdplugins.contracts.deployment import Deployment
@@ -62,7 +62,10 @@ class RapidController:
         self._slo = deployment.slo
         self._ttft, self._tpot = Recent(settings.recent_s), Recent(settings.recent_s)
         self._caps: Caps | None = None
-        self._moving: dict[int, Role] = {}
+        self._moving: dict[int, tuple[Role, float]] = {}
+        """GPUs whose flip was asked for: to which phase, and when."""
+        self._refused: Counter[int] = Counter()
+        """How often in a row a flip of each GPU did not happen."""
         self._ready_s = -math.inf
 
     @property
@@ -77,7 +80,7 @@ class RapidController:
     def control(self, gpus: tuple[GpuView, ...], view: PlannerView) -> PowerPlan:
         """Return the caps and flips wanted from now on: one pass of the loop of Algorithm 1."""
         roles = {gpu.index: gpu.role for gpu in gpus}
-        self._moving = {gpu: role for gpu, role in self._moving.items() if gpu in roles and roles[gpu] is not role}
+        self._note_moves(roles, view.now_s)
         self._caps = self._within_budget(roles, self._caps or self._start(roles))
         traffic = view.traffic
         ttft_s = self._ttft.update(view.now_s, traffic.ttft_s if traffic else None)
@@ -92,6 +95,15 @@ class RapidController:
         if sink is None or view.now_s < self._ready_s:
             return self._plan(roles, (), "")
         return self._move(gpus, roles, view, sink)
+
+    def _note_moves(self, roles: dict[int, Role], now_s: float) -> None:
+        """Note which flips have happened. One that takes too long was refused, and another GPU is tried first."""
+        for gpu, (role, asked_s) in list(self._moving.items()):
+            if gpu not in roles or roles[gpu] is role:
+                del self._moving[gpu], self._refused[gpu]
+            elif now_s - asked_s >= self._settings.flip_timeout_s:
+                del self._moving[gpu]
+                self._refused[gpu] += 1
 
     def _start(self, roles: dict[int, Role]) -> Caps:
         """Return the static allocation. A phase without a given cap gets what the other one leaves of the budget."""
@@ -118,7 +130,7 @@ class RapidController:
                 self._ready_s = view.now_s + settings.cooldown_s
             limit = settings.move == "both" and self._shifted(roles, sink) is None
         if limit and (gpu := self._spare(gpus, view, source)) is not None:
-            self._moving[gpu] = sink
+            self._moving[gpu] = sink, view.now_s
             self._ready_s = view.now_s + settings.gpu_cooldown_s
             flips, reason = (Flip(gpu, sink),), f"GPU {gpu} from {source} to {sink}"
             if settings.move == "both":
@@ -126,12 +138,19 @@ class RapidController:
         return self._plan(roles, flips, reason)
 
     def _spare(self, gpus: tuple[GpuView, ...], view: PlannerView, source: Role) -> int | None:
-        """Return the GPU of phase `source` with the least draw; None if it is the last worker, or one moves now."""
+        """Return the GPU of phase `source` with the least draw; None if it is the last worker, or one moves now.
+
+        Those whose flip did not happen come last.
+        """
         workers = view.prefill.ready if source is Role.PREFILL else view.decode.ready
         candidates = [gpu for gpu in gpus if gpu.role is source]
         if self._moving or min(workers, len(candidates)) < 2:  # a worker may have several GPUs, which move together
             return None
-        return min(candidates, key=lambda gpu: (gpu.draw_w if is_number(gpu.draw_w) else math.inf, -gpu.index)).index
+
+        def place(gpu: GpuView) -> tuple[int, float, int]:
+            return self._refused[gpu.index], gpu.draw_w if is_number(gpu.draw_w) else math.inf, -gpu.index
+
+        return min(candidates, key=place).index
 
     def _shifted(self, roles: dict[int, Role], sink: Role) -> Caps | None:
         """MOVEPOWER: return the caps after one more step; None when a limit is reached."""

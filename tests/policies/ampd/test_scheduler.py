@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 from itertools import permutations
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pdplugins.perf.profile import read_profile
+from pdplugins.perf.table import TableModel
 from pdplugins.policies.ampd.config import AmpdSchedulerSettings
 from pdplugins.policies.ampd.costs import Costs
 from pdplugins.policies.ampd.scheduler import AmpdScheduler
-from pdplugins.types import BatchPlan, BatchView, QueuedPrefill
+from pdplugins.resources import data_dir
+from pdplugins.testing import deployment
+from pdplugins.types import BatchPlan, BatchView, QueuedPrefill, Role
 from tests.policies.ampd.fleet import DEPLOYMENT, task
 
 
@@ -214,3 +219,14 @@ def test_what_it_remembers_does_not_grow() -> None:
 def test_overload_is_first_come_first_served(waited_s: float) -> None:
     queue = [task(str(n), 10_000, queued_s=-waited_s) for n in range(64)]
     assert first(queue) == "0"
+
+
+def test_a_profile_without_prefill_of_the_decode_workers_size_serves_with_what_it_has() -> None:
+    """That of a decode worker's local prefill: the deployment's size for prefill counts."""
+    perf = TableModel(read_profile(data_dir("profiles") / "h100" / "llama-70b-fp8-dopd-table-1.json"))
+    assert perf.tp_sizes(Role.PREFILL) == (1,)
+    uneven = replace(deployment(perf), prefill_tp=1, decode_tp=2)
+    costs = Costs(uneven)
+    assert costs.prefill_s(0, 1000, 2) == costs.prefill_s(0, 1000, 1)
+    policy = AmpdScheduler(AmpdSchedulerSettings(step_tokens=1), uneven)
+    assert policy.next_batch(BatchView((task("a", 700),), 3, 3000), 0.0).prefill_tokens == {"a": 700}

@@ -206,3 +206,16 @@ def test_the_last_worker_of_a_phase_stays_however_many_gpus_it_has() -> None:
     view = PlannerView(9.0, Traffic(0.5, 1, ttft_s=2.0), Pool(2, loads=(WorkerLoad("p", 99),)), Pool(1))
     assert subject.control(gpus, view).flips == ()
     assert len(subject.control(gpus, replace(view, decode=Pool(2))).flips) == 1
+
+
+def test_a_flip_that_does_not_happen_is_given_up_and_another_gpu_is_tried() -> None:
+    node = Node(move="gpus", flip_timeout_s=60)
+    before = list(node.roles)
+    asked: list[int] = []
+    for _ in range(20):
+        asked += [flip.gpu for flip in node.look(SLOW_PREFILL).flips]
+        node.roles = list(before)  # the host refuses
+    assert len(asked) == 4, "one a minute, as another one may still drain"
+    assert len(set(asked)) == 4
+    node.look(SLOW_PREFILL, after_s=60)
+    assert node.roles.count(P) == 5, "this time the host follows"
