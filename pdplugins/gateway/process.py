@@ -28,7 +28,7 @@ from pdplugins.gateway.engines.sglang.launch import Launch, plan
 from pdplugins.gateway.engines.sglang.servers import Servers, Times
 from pdplugins.gateway.metrics import GatewayMetrics
 from pdplugins.gateway.share import Share
-from pdplugins.gateway.supervisor import reloads_later, take_reloads
+from pdplugins.gateway.supervisor import take_reloads
 from pdplugins.gateway.tracing import build_tracing
 from pdplugins.processes.ending import on_stop
 from pdplugins.processes.garbage import settle
@@ -134,16 +134,14 @@ def run(
                 typer.echo(f"dashboard on {gateway.board.url}")
             if access.reloads:
                 asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, access.reload)
-                take_reloads()
+                access.reload()  # a signal may have come meanwhile
             settle()
             await asyncio.Event().wait()
 
     if access.reloads:
-        with reloads_later():
-            uvloop.run(_until_signal(serve(), ending))
-    else:
-        take_reloads()
-        uvloop.run(_until_signal(serve(), ending))
+        signal.signal(signal.SIGHUP, lambda *_: None)  # one that comes while this starts ends nothing
+    take_reloads()
+    uvloop.run(_until_signal(serve(), ending))
 
 
 async def _begin(

@@ -101,7 +101,7 @@ class Supervisor:
 
 @contextmanager
 def reloads_later() -> Iterator[None]:
-    """Put off SIGHUP, which would end a process that still starts. One that is started meanwhile puts it off too."""
+    """Put off SIGHUP here, and in a process that is started meanwhile until it calls `take_reloads`."""
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
     try:
         yield

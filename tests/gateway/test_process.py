@@ -14,6 +14,7 @@ from typing import Any
 import aiohttp
 import pytest
 
+from pdplugins.gateway.access.api_keys import new_key
 from pdplugins.processes.ending import HUNG
 from tests.gateway.fake import FakeWorker, Rooms, answer_of, settled
 from tests.gateway.process import running
@@ -224,8 +225,14 @@ def test_a_policy_that_never_returns_does_not_keep_the_process(tmp_path: Path, m
     asyncio.run(run())
 
 
-def test_a_signal_while_it_starts_ends_it(tmp_path: Path) -> None:
-    """A worker takes connections and says nothing, so the first look at it takes seconds."""
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_while_it_starts(number: signal.Signals, tmp_path: Path) -> None:
+    """SIGTERM ends it; SIGHUP lets it read its keys again once it has started.
+
+    A worker takes connections and says nothing, so the first look at it takes seconds.
+    """
+    keys = tmp_path / "keys"
+    new_key(keys, "alice", admin=False)
 
     async def run() -> None:
         asked = asyncio.Event()
@@ -238,15 +245,20 @@ def test_a_signal_while_it_starts_ends_it(tmp_path: Path) -> None:
         async with await asyncio.start_server(silent, "127.0.0.1", 0) as server:
             url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
             command = [sys.executable, "-c", "from pdplugins.cli import main; main()", "gateway", "--port", "0"]
-            child = subprocess.Popen([*command, "--worker", url], stderr=subprocess.PIPE, text=True)
+            command += ["--api-keys", str(keys), "--worker", url]
+            log = tmp_path / "log"
+            with log.open("w") as out:
+                child = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT)
             try:
                 await asyncio.wait_for(asked.wait(), 60)
-                child.send_signal(signal.SIGTERM)
-                _, said = await asyncio.to_thread(child.communicate, None, 60)
+                child.send_signal(number)
+                if number == signal.SIGHUP:
+                    assert await settled(lambda: "read 1 keys" in log.read_text() or child.poll() is not None)
+                    child.terminate()
+                assert await asyncio.to_thread(child.wait, 60) == 0
             finally:
                 child.kill()
-            assert child.returncode == 0
-            assert "ERROR" not in said
+            assert "ERROR" not in log.read_text()
 
     asyncio.run(run())
 

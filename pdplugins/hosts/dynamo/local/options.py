@@ -149,10 +149,12 @@ def pick_config(
 def _with_settings(config: Config, settings: Sequence[Setting]) -> Config:
     """Return `config` with those settings. Raises ConfigError for a start-up time, which would be replaced unseen."""
     data = config.model_dump(mode="json")
+    del data["deployment"]["startup_s"]
     for setting in settings:
         put(data, setting)
     changed = parse(data, "serve")
-    if (asked_s := changed.deployment.startup_s) != config.deployment.startup_s:
+    if "startup_s" in data["deployment"]:
+        asked_s = changed.deployment.startup_s
         raise ConfigError(f"serve: deployment.startup_s is what --startup says here; give --startup {asked_s:g}")
     return changed
 

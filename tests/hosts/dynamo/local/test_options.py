@@ -150,10 +150,12 @@ def test_settings_of_the_command_line_are_over_the_file() -> None:
         pick_config("dopd", None, None, None, 2.0, settings=[Setting(("deployment", "gpus"), 16)])
 
 
+@pytest.mark.parametrize("seconds", [30, 60])
 @pytest.mark.parametrize("path", [("deployment", "startup_s"), ("deployment",)])
-def test_a_start_up_time_is_not_replaced_without_a_word(path: tuple[str, ...]) -> None:
-    value = 60 if len(path) == 2 else {"startup_s": 60}
-    with pytest.raises(ConfigError, match="give --startup 60"):
+def test_a_start_up_time_is_not_replaced_without_a_word(path: tuple[str, ...], seconds: int) -> None:
+    """Also that of the file."""
+    value = seconds if len(path) == 2 else {"startup_s": seconds}
+    with pytest.raises(ConfigError, match=f"give --startup {seconds}"):
         pick_config("dopd", None, None, None, 2.0, settings=[Setting(path, value)])
 
 
