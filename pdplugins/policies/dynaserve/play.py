@@ -44,8 +44,8 @@ class Leg:
     """Tokens in the KV cache when it begins to decode."""
     ready_s: float
     """When it arrives on the worker."""
-    done_s: float = 0.0
-    """Predicted: when its prompt is done."""
+    done_s: float = math.inf
+    """Predicted: when its prompt is done; infinite as long as nobody has asked."""
     last_pass: float = 0.0
     """Predicted: the pass after which its last token is decoded."""
 
@@ -68,7 +68,9 @@ class Play:
         self._decodes, self._offset = list(decodes), offset
         self._first = 0
         """Index of the decode that ends next."""
-        self._waiting, self._later, self._coming = deque(prompts), later, 0
+        self._waiting, self._later, self._coming = deque(prompts), tuple(later), 0
+        for leg in self._later:
+            leg.done_s = math.inf  # an earlier play may have set it
         self._together = max(len(self._waiting) // SINGLE_PROMPTS, 1)
         self._head: list[Leg] = []
         """Prompts that run next, taken together."""
@@ -88,12 +90,17 @@ class Play:
             pass
         return _between(bisect_right(self._times, time_s), time_s, self._times, self._passes)
 
+    def done_s(self, leg: Leg) -> float:
+        """Return when the prompt of `leg` is done."""
+        while leg.done_s == math.inf and self._piece():
+            pass
+        return leg.done_s
+
     def end_s(self, leg: Leg) -> float:
         """Return when the last token of `leg` comes."""
-        while not (leg.done_s or leg.last_pass) and self._piece():
-            pass
+        done_s = self.done_s(leg)
         if not leg.tokens:
-            return leg.done_s
+            return done_s
         while self._pass < leg.last_pass and self._piece():
             pass
         return _between(bisect_left(self._passes, leg.last_pass), leg.last_pass, self._passes, self._times)

@@ -117,7 +117,7 @@ class Timeline:
                 self._queue(leg, leg.ready_s)
             else:
                 self._join(leg, leg.last_pass - leg.tokens)
-        while prompts and prompts[0].done_s <= now_s:
+        while prompts and self._play.done_s(prompts[0]) <= now_s:
             leg = prompts.popleft()
             self._prompts_s -= leg.prompt_s
             self._head_s = leg.done_s

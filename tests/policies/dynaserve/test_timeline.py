@@ -159,6 +159,40 @@ def test_time_that_passes_changes_no_prediction(deployment: Deployment) -> None:
     assert timeline.finish_s == before + 1
 
 
+def to_come() -> list[Leg]:
+    """Return decodes that other workers prefill, in the order in which they will arrive."""
+    return [Leg(0.0, 2000, 1000, 1.0 + index) for index in range(6)]
+
+
+def test_decodes_that_arrive_later_are_there_however_often_time_goes_on(deployment: Deployment) -> None:
+    once, often = Timeline(PassCosts(deployment)), Timeline(PassCosts(deployment))
+    for timeline in (once, often):
+        for leg in to_come():
+            timeline.add(leg)
+    once.advance(10.0)
+    for step in range(1, 21):
+        often.advance(0.5 * step)
+    assert once.batch == often.batch == len(to_come())
+    assert once.kv_tokens == often.kv_tokens
+    assert often.finish_s == pytest.approx(once.finish_s)
+
+
+@pytest.mark.parametrize("adds", [False, True])
+def test_a_prompt_that_arrives_later_waits_until_it_is_done(deployment: Deployment, adds: bool) -> None:
+    """It shares its passes with decodes, some of which end before it. Work that is added plays the passes again."""
+    timeline = Timeline(PassCosts(deployment))
+    for index in range(40):
+        timeline.add(Leg(0.0, 40 + 2 * index, 1000, 0.0))
+    timeline.add(Leg(3.0, 500, 4000, 1.0))
+    for step in range(1, 121):
+        timeline.advance(0.05 * step)
+        if adds and step == 10:
+            timeline.add(Leg(0.0, 1, 1000, 0.5))
+    assert timeline.batch == 1
+    assert timeline.kv_tokens == 4000 + 500
+    assert timeline.finish_s > 4.0 + 500 * PassCosts(deployment).decode_s(1, 4000)
+
+
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("now_s", [math.nan, math.inf, -math.inf])
 def test_a_time_that_is_none_changes_nothing(deployment: Deployment, now_s: float) -> None:
