@@ -8,6 +8,8 @@ from pydantic import BaseModel, ConfigDict, Field
 
 LONGEST_S = 1e9
 """The longest time, thirty years: clocks can tell it, also that of the simulator."""
+MOST_WORK_S = 60.0
+"""The longest work on one request, and the longest time that it adds to a step: few requests would take years of it."""
 MOST_GPUS = 2**16
 """The most GPUs of one deployment."""
 MOST_JOBS = 1024
@@ -17,6 +19,7 @@ MOST_NAME = 250
 
 Seconds = Annotated[float, Field(gt=0, le=LONGEST_S, allow_inf_nan=False)]
 Pause = Annotated[float, Field(ge=0, le=LONGEST_S, allow_inf_nan=False)]
+Work = Annotated[float, Field(ge=0, le=MOST_WORK_S, allow_inf_nan=False)]
 Watts = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 

@@ -7,13 +7,15 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from pdplugins.config.base import MOST_GPUS, MOST_NAME, Pause, Seconds, Section
+from pdplugins.config.base import MOST_GPUS, MOST_NAME, Pause, Seconds, Section, Work
 from pdplugins.contracts.workers import Role
 
 MOST_BATCH = 2**16
 """The largest decode batch: tables of step times have a row for each size up to it."""
-MOST_WORK_S, MOST_TOKEN_S, MOST_SCALE = 60.0, 0.06, 100.0
-"""Bounds on what makes each request or step slower: beyond them few requests take years of the simulated clock."""
+MOST_TOKEN_S, MOST_SCALE = 0.06, 100.0
+"""Bounds on what makes each step slower, as `MOST_WORK_S` is."""
+SHORTEST_LOOK_S = 0.01
+"""The shortest time between two looks at a worker: each is an event of the simulator."""
 
 
 class SloConfig(Section):
@@ -92,13 +94,7 @@ class SimulationConfig(Section):
         description="factor on the time that prefill adds to a step with decodes",
     )
     kv_tokens: int | None = Field(None, ge=2, description="KV cache of every worker; what its profile says when absent")
-    frontend_s: float = Field(
-        0.0,
-        ge=0,
-        le=MOST_WORK_S,
-        allow_inf_nan=False,
-        description="work of a frontend on each request, one after the other",
-    )
+    frontend_s: Work = Field(0.0, description="work of a frontend on each request, one after the other")
     first_token: Literal["prefill", "transfer", "decode"] = Field(
         "decode", description="who gives the first token of a request that decodes on another worker, and when"
     )
@@ -116,17 +112,13 @@ class SimulationConfig(Section):
     when_full: Literal["stay", "wait"] = Field(
         "stay", description="a request that decodes and whose second worker is full decodes on where it is, or waits"
     )
-    late_handoff_s: Pause | None = Field(
+    late_handoff_s: Work | None = Field(
         None,
         description="time until a hand-over that the router chose after prefill reaches the worker that has prefilled "
         "as a request of its own, which takes a step there; none: it begins at once",
     )
-    late_step_s: float = Field(
-        0.0,
-        ge=0,
-        le=MOST_WORK_S,
-        allow_inf_nan=False,
-        description="time that this step takes beyond one of a token, for each hand-over in it",
+    late_step_s: Work = Field(
+        0.0, description="time that this step takes beyond one of a token, for each hand-over in it"
     )
     late_step_token_s: float = Field(
         0.0,
@@ -139,7 +131,9 @@ class SimulationConfig(Section):
         False,
         description="workers see a hand-over that was chosen late, and a KV cache that has arrived, only between steps",
     )
-    handoff_timeout_s: Seconds = Field(300.0, description="how often to look for a deadlock over KV capacity")
+    handoff_timeout_s: Seconds = Field(
+        300.0, ge=SHORTEST_LOOK_S, description="how often to look for a deadlock over KV capacity"
+    )
     retries: int = Field(3, ge=0, description="how often a request starts anew when its worker dies")
     deaths: tuple[Death, ...] = Field((), description="workers that die, and when")
     predict: Literal["nothing", "true_length"] = Field(

@@ -223,6 +223,7 @@ class PlainEngine:
     def reserve(self, flight: Flight, tokens: int) -> bool:
         if self.slots() < 1 or self.kv.free < tokens + len(self.running) + len(self.ready) + self.spare:
             return False
+        flight.kept = self.kv.drop(flight.arrival.session)
         self.kv.take(tokens)
         self.coming += 1
         flight.reserved = tokens
@@ -293,9 +294,7 @@ class PlainEngine:
             self.keep(flight)
 
     def token(self, flight: Flight) -> None:
-        if not flight.emitted:
-            self.gaps.first_token(flight, self.events.now)
-        flight.token(self.events.now)
+        self.gaps.token(flight, self.events.now)
 
     def share(self, flight: Flight) -> None:
         if blocks := flight.arrival.blocks:
@@ -314,6 +313,8 @@ class PlainEngine:
             self.running.append(self.ready.popleft())
         while self.kv.free < len(self.running):
             self.preempt(self.running.pop())
+        if self.incoming:
+            self.owner.capacity_freed(self)
         self.most_steps = 1 << 60
         chunks = self.batching.compose(self) if self.queue or self.prefilling else []
         if chunks:
@@ -363,7 +364,7 @@ class PlainEngine:
             return False
         flight.done = hits * size
         if arrival.session is not None:
-            flight.done = max(flight.done, min(kv.drop(arrival.session), flight.target - 1, flight.isl))
+            flight.done = max(flight.done, min(kv.drop(arrival.session), flight.target - 1, arrival.history_tokens))
         kv.pin(shared)
         kv.take(private)
         flight.expected = 0

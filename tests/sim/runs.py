@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from pdplugins.sim.core.flight import Arrival
 from pdplugins.sim.core.settings import RunOutcome, SimSettings
 from pdplugins.sim.core.simulation import Simulation
@@ -33,3 +35,10 @@ class To:
 
 def run(router: Any, *workload: Arrival, settings: SimSettings = ONE_EACH, **policies: Any) -> RunOutcome:
     return Simulation(DEPLOYMENT, settings, router, **policies).run(workload)
+
+
+def check_gaps(outcome: RunOutcome) -> None:
+    """The gaps of a run are those of its requests: one between any two tokens."""
+    assert sum(outcome.gaps.counts) == sum(record.osl_tokens - 1 for record in outcome.records)
+    largest_s = max(record.largest_tbt_s or 0.0 for record in outcome.records)
+    assert max(outcome.gaps.means) / outcome.gaps.ticks_per_s == pytest.approx(largest_s)

@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 
 from pdplugins.sim.core.engine_settings import EngineSettings
+from pdplugins.sim.core.fleet import Hardware
 from pdplugins.sim.core.flight import Arrival
 from pdplugins.sim.core.settings import SimSettings
-from pdplugins.types import Placement, Request, Round, WorkerView
+from pdplugins.types import Placement, Request, Role, Round, WorkerView
 from tests.sim.runs import MODEL, To, run
 
 AT_ONCE = SimSettings(first_token="prefill")
@@ -95,3 +96,37 @@ def test_recompute_reads_nothing() -> None:
     settings = SimSettings(first_token="prefill", history="recompute")
     _, later = run(To("p0", "d0"), session(0.0, "s"), settings=settings).records
     assert later.ttft_s == pytest.approx(MODEL.prefill_s(4110, 1), abs=1e-8)
+
+
+class Turns(To):
+    """Lets rounds decode on one worker after the other."""
+
+    def __init__(self, first: str | None, *decode: str) -> None:
+        self._first, self._decode = first, iter(decode)
+
+    def on_arrival(self, request: Request, workers: tuple[WorkerView, ...], now_s: float) -> Placement:
+        second = next(self._decode)
+        return Placement(self._first or second, second, request.prompt_tokens)
+
+
+@pytest.mark.parametrize("first", [None, "p0"])
+def test_what_an_older_round_left_elsewhere_is_no_history_of_a_round_that_repeats_nothing(first: str | None) -> None:
+    rounds = Round(1.0, 50, 5), Round(1.0, 3000, 5, history_tokens=0)
+    work = Arrival(0.0, 3000, 10, session="s", rounds=rounds)
+    settings = SimSettings(decode=2, history="recompute", first_token="prefill")
+    last = run(Turns(first, "d0", "d1", "d0"), work, settings=settings).records[-1]
+    assert last.ttft_s == pytest.approx(MODEL.prefill_s(3000, 1))
+    if first:
+        assert last.largest_tbt_s == pytest.approx(MODEL.transfer_s(3000) + MODEL.decode_step_s(1, 3000, 1))
+
+
+def test_the_kv_cache_of_a_round_does_not_evict_its_own_history() -> None:
+    """A round needs room for its new tokens only, where its decode worker has the rest."""
+    full = SimSettings(
+        first_token="prefill",
+        engine=EngineSettings(watermark=0.0),
+        hardware={Role.DECODE: Hardware(MODEL, 1, 4110 + 1)},
+    )
+    _, later = run(To("p0", "d0"), session(0.0, "s"), settings=full).records
+    back_s = MODEL.transfer_s(4000 + 10 + 100 - (4000 + 9))
+    assert later.largest_tbt_s == pytest.approx(back_s + MODEL.decode_step_s(1, 4110, 1), abs=1e-8)

@@ -4,19 +4,25 @@ from __future__ import annotations
 
 from dataclasses import fields
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 from pdplugins.config import SimulationConfig, parse
 from pdplugins.errors import ConfigError
 from pdplugins.policies.stock.routers import RoundRobin, RouterSettings
+from pdplugins.results import Scaling
 from pdplugins.runtime.assembly import build_deployment
 from pdplugins.sim.core.engine_settings import EngineSettings
 from pdplugins.sim.core.flight import Arrival
+from pdplugins.sim.core.records import Record
 from pdplugins.sim.core.settings import RunOutcome, SimSettings
 from pdplugins.sim.core.simulation import Simulation
+from pdplugins.sim.report.misses import missed_of
 from pdplugins.sim.run.setup import sim_settings
 from pdplugins.types import Placement, Request, Role, TraceRequest, WorkerView
+from pdplugins.verdict import Cause
 
 OTHER = "h100/llama-3.1-70b-fp8"
 
@@ -72,6 +78,16 @@ def test_workers_on_other_gpus_at_start() -> None:
     assert set(settings.hardware) == {Role.DECODE}
 
 
+def test_all_workers_at_start_are_there_at_the_start_of_the_verdict() -> None:
+    """A planner that takes one of three away starts none, though it leaves more than the pools have."""
+    extra = [{"role": "prefill", "tp": 1, "count": 2}]
+    config = parse({"planner": "threshold", "simulation": {"extra": extra}})
+    fewer = [Scaling(at_s=300.0, prefill=2, decode=1, reason="two are enough")]
+    late = [Record("0", 301.0, 100, 10, 9.0, 0.01, 0.01, 311.0, "p0", "d0")]
+    outcome = cast("Any", SimpleNamespace(scaling=fewer, records=late))
+    assert missed_of(outcome, config).causes == {Cause.WAITED: 1}
+
+
 @pytest.mark.parametrize(
     ("section", "message"),
     [
@@ -84,6 +100,8 @@ def test_workers_on_other_gpus_at_start() -> None:
             {"deaths": [{"at_s": 1, "worker": "d5"}]},
             r"simulation\.deaths: there is no worker 'd5'; .* p0\.\.p0, d0\.\.d0$",
         ),
+        ({"handoff_timeout_s": 1e-15}, r"simulation\.handoff_timeout_s: .* 0\.01"),  # an event for each look
+        ({"late_handoff_s": 1e9}, r"simulation\.late_handoff_s: .* 60"),
         ({"order": "any"}, r"simulation\.order: .*'decode_first' or 'prefill_first'"),
         ({"flips": 1}, r"unknown key 'simulation\.flips'; valid keys here are block_tokens, deaths"),
     ],

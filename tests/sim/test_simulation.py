@@ -36,7 +36,7 @@ from pdplugins.types import (
     WorkerView,
 )
 from pdplugins.workloads import traces, transform
-from tests.sim.runs import DEPLOYMENT, MODEL, To, run
+from tests.sim.runs import DEPLOYMENT, MODEL, To, check_gaps, run
 
 
 def test_one_request_takes_prefill_transfer_and_its_steps() -> None:
@@ -271,6 +271,27 @@ def test_a_router_that_raises_is_replaced_and_counted() -> None:
     outcome = run(Broken(), Arrival(0.0, 100, 5))
     assert outcome.records[0].error is None
     assert outcome.policies.faults["router"] == 1
+
+
+def test_a_place_in_the_batch_is_taken_when_its_request_waits_to_move() -> None:
+    """Its KV cache stays until there is room on the other worker, and another request may decode beside it."""
+
+    class ByOrder(To):
+        def on_arrival(self, request: Request, workers: tuple[WorkerView, ...], now_s: float) -> Placement:
+            first, second = {"0": ("d1", "d1"), "1": ("d0", "d1"), "2": ("p0", "d0")}[request.id]
+            return Placement(first, second, request.prompt_tokens)
+
+    work = Arrival(0.0, 100, 2000), Arrival(0.0, 1000, 5), Arrival(0.0, 100, 5)
+    settings = SimSettings(decode=2, first_token="prefill", engine=EngineSettings(max_batch=1))
+    records = {record.id: record for record in run(ByOrder("", None), *work, settings=settings).records}
+    assert records["2"].finish_s < 1.0 < records["0"].finish_s < records["1"].finish_s
+
+
+def test_the_gap_that_a_preemption_makes_counts_in_the_tbt() -> None:
+    tight = SimSettings(kv_tokens=1500, engine=EngineSettings(watermark=0.0))
+    outcome = run(To("d0", "d0"), Arrival(0.0, 500, 400), Arrival(0.0, 500, 400), settings=tight)
+    assert outcome.preemptions == 1
+    check_gaps(outcome)
 
 
 def test_cost_does_not_grow_with_output_length() -> None:

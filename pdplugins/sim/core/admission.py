@@ -225,7 +225,7 @@ class FlowControl:
             elif isinstance(answer, Refuse):
                 self._refuse(self._taken_out(answer.request_id), answer.retry_after_s)
             else:
-                if answer.until_s is not None:
+                if answer.until_s is not None and not self._fleet.lost:
                     self._ask_at(ticks(nextafter(answer.until_s, inf)))  # rounding must not make it earlier
                 break
         self._asking = False

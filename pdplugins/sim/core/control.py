@@ -28,7 +28,7 @@ ROUTER_S = 1.0
 
 
 class Loop:
-    """Calls `tick` every `interval_s` seconds as long as there are requests."""
+    """Calls `tick` every `interval_s` seconds as long as there are requests, and workers for them."""
 
     def __init__(self, interval_s: float, fleet: Fleet, dispatcher: Dispatcher, clock: PolicyClock) -> None:
         self._interval_s = interval_s
@@ -47,7 +47,7 @@ class Loop:
 
     def _again(self, _: object) -> None:
         self.tick()
-        if self._dispatcher.open or self._dispatcher.more:
+        if (self._dispatcher.open or self._dispatcher.more) and not self._fleet.lost:
             self._arm()
 
     def tick(self) -> None:

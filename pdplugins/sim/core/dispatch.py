@@ -41,7 +41,7 @@ class Dispatcher:
         self._windows = gaps.windows
         holdings = Holdings(links, fleet)
         self.lifecycle = lifecycle = Lifecycle(events, fleet, routing, settings, gaps, holdings)
-        self.failures = failures = Failures(lifecycle, holdings, fleet, settings.retries)
+        self.failures = failures = Failures(events, lifecycle, holdings, fleet, settings.retries)
         self.handoffs = handoffs = Handoffs(
             events, fleet, links, routing, settings, gaps, holdings, lifecycle, failures
         )

@@ -217,6 +217,8 @@ class Engine:
 
         This also takes a place in the batch: else requests that cannot run would fill the KV cache.
         """
+        if flight.may_be_cached:
+            self.settle()  # what the run has displaced by now is lost
         size, steps = self.batch.size, self.run.steps
         if size + self.coming + len(self.ready) + len(self.prefilling) >= self.settings.max_batch:
             return False
@@ -232,6 +234,8 @@ class Engine:
         return fits
 
     def _reserve_for(self, flight: Flight, tokens: int) -> None:
+        if flight.may_be_cached and (session := flight.arrival.session) is not None:
+            flight.kept = self.kv.drop(session)  # it is part of `tokens`, which must not evict it
         self.kv.take(tokens)
         self.coming += 1
         flight.reserved = tokens
@@ -292,10 +296,8 @@ class Engine:
         if batch.first_leave == batch.steps:
             gone = batch.leaving()
             self.view.load.running_requests -= len(gone)
-            leg_done = self.owner.leg_done
             for flight in gone:
-                flight.state = State.MOVING
-                leg_done(flight, self)
+                self._part_done(flight)
         self._next()
 
     def _finish_prefill(self) -> None:
@@ -327,9 +329,7 @@ class Engine:
         if not flight.emitted and flight.target == flight.isl:
             self.first_tokens.add(now, now - flight.arrived)
         if flight.stop:
-            if not flight.emitted:
-                self.batch.gaps.first_token(flight, now)
-            flight.token(now)
+            self.batch.gaps.token(flight, now)
         if flight.emitted >= flight.stop:
             self._part_done(flight)
         else:
@@ -355,6 +355,8 @@ class Engine:
             self._admit()
         if self.kv.free < batch.size:
             self._preempt()
+        if self.incoming:  # a request that moves or was preempted has left its place in the batch
+            self.owner.capacity_freed(self)
         self.most_steps = MANY
         if (self.prefilling or (self.queue and self._may_start())) and (chunks := self.batching.compose(self)):
             self._prefill(chunks)
@@ -456,9 +458,8 @@ class Engine:
 
     def _refuse(self, flight: Flight) -> None:
         """Fail a request that this engine can never hold."""
-        self.owner.failed(
-            flight, f"needs {flight.target + 1} tokens of KV cache, worker {self.id} has room for {self.largest}"
-        )
+        why = f"needs {flight.target + 1} tokens of KV cache, worker {self.id} has room for {self.largest}"
+        self.owner.failed(flight, why)
 
     def _prefill(self, chunks: list[Flight]) -> None:
         step, batch, load = self.step, self.batch, self.view.load
@@ -467,8 +468,7 @@ class Engine:
         sizes, work = [], 0
         for flight in chunks:
             load.queued_tokens -= flight.chunk
-            if flight.late:
-                work += flight.late_work
+            work += flight.late_work if flight.late else 0
             sizes.append((flight.chunk, flight.done))
         decodes = step.decodes = batch.size if self.settings.order == "decode_first" else 0
         if decodes:

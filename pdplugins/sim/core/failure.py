@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pdplugins.sim.core.clock import Events
 from pdplugins.sim.core.fleet import Fleet
 from pdplugins.sim.core.flight import Flight, State
 from pdplugins.sim.core.holdings import Holdings
@@ -14,9 +15,10 @@ class Failures:
     :param retries: how often a request may start again.
     """
 
-    def __init__(self, lifecycle: Lifecycle, holdings: Holdings, fleet: Fleet, retries: int) -> None:
+    def __init__(self, events: Events, lifecycle: Lifecycle, holdings: Holdings, fleet: Fleet, retries: int) -> None:
         self.retries = 0
         """How often requests started again, in total."""
+        self._events = events
         self._lifecycle = lifecycle
         self._holdings = holdings
         self._fleet = fleet
@@ -62,9 +64,16 @@ class Failures:
         worker = self._fleet.workers[name]
         engine = worker.engine
         live = self._lifecycle.live()
-        leaving = [flight for flight in live if flight.engine is engine and flight.state == State.MOVING]
-        lost = [*engine.abandon(), *leaving]
+        leaving = [
+            flight
+            for flight in live
+            if flight.engine is engine and flight.state == State.MOVING and not flight.has_arrived
+        ]
+        reading = [flight for flight in leaving if flight.sink is not None and flight.sink is flight.first]
+        lost = [*engine.abandon(), *(flight for flight in leaving if flight not in reading)]
         self._fleet.kill(worker)
+        for flight in reading:
+            self._read_no_more(flight)
         known = {flight.index for flight in lost}
         coming = [flight for flight in live if flight.sink is worker and flight.index not in known]
         for flight in sorted((*lost, *coming), key=lambda flight: flight.index):
@@ -73,8 +82,22 @@ class Failures:
             else:  # it still prefills elsewhere, and gets another second worker when that is done
                 self._holdings.drop(flight)
 
+    def _read_no_more(self, flight: Flight) -> None:
+        """Let a round compute its history again, because the worker that it was read from has died."""
+        first = flight.first
+        self._holdings.drop(flight)
+        first.engine.submit(flight)
+
     def give_up(self) -> None:
-        """Fail the requests that are left at the end of the run, because no worker can serve them."""
-        for flight in self._lifecycle.live():
+        """Fail the requests that are left at the end of the run, because no worker can serve them.
+
+        Where all workers have gone, that is when the last worker had gone and the last request had come: the events
+        since then were for nobody.
+        """
+        left = self._lifecycle.live()
+        if left and not self._fleet.workers:
+            gone = max([worker.ended or 0 for worker in self._fleet.gone], default=0)
+            self._events.now = max(gone, left[-1].arrived, self._lifecycle.last_end)
+        for flight in left:
             self._lifecycle.admission.left(flight)
             self.end(flight, "no worker to serve it")

@@ -70,6 +70,8 @@ class FleetSettings:
     """Whether roles are labels that change at once."""
     any_role: bool = False
     """Whether a role may have no worker, because workers of the other role can serve its phase."""
+    grows: bool = False
+    """Whether a planner may start workers."""
     drain_deadline_s: float | None = None
     """Time within which a worker that changes its role must drain; None for no limit."""
 
@@ -96,6 +98,7 @@ class Fleet:
         self._startup = ticks(settings.startup_s)
         self._flip = ticks(settings.flip_s)
         self._deadline = None if settings.drain_deadline_s is None else ticks(settings.drain_deadline_s)
+        self._grows = settings.grows
         self._block_tokens = engine.block_tokens
         self._mixed_scale = engine.mixed_step_scale
         self._build = build
@@ -180,6 +183,11 @@ class Fleet:
     def now_s(self) -> float:
         """Virtual time in seconds."""
         return seconds(self._events.now)
+
+    @property
+    def lost(self) -> bool:
+        """Whether there is no worker, and nobody to start one."""
+        return not (self.workers or self._grows)
 
     def look(self, worker: Worker) -> None:
         """Tell the role authority if a draining worker has no requests left."""

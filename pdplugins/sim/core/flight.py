@@ -78,7 +78,7 @@ class Flight:
 
     __slots__ = (
         "arrival", "arrived", "block_hits", "cached", "chunk", "done", "emitted", "engine", "error", "expected",
-        "first", "first_token", "gap", "history", "id", "index", "isl", "kv", "landing", "last_token", "late",
+        "first", "first_token", "gap", "history", "id", "index", "isl", "kept", "kv", "landing", "last_token", "late",
         "late_work", "leave", "may_be_cached", "names", "order", "osl", "pins", "placement", "queued", "request",
         "reserved", "retries", "second", "sent", "since", "sink", "state", "stop", "target", "tpot_s", "transfer",
         "waits",
@@ -159,6 +159,8 @@ class Flight:
         """The worker to read the history of its session from; None when nothing is left to read."""
         self.expected = 0
         """Prompt tokens that it will not have to compute, as known while it is queued."""
+        self.kept = 0
+        """Tokens that earlier rounds of its session had left where KV capacity was reserved for it last."""
         self.cached = 0
         """Prompt tokens that it did not have to compute, because a KV cache had them."""
         self.pins: Sequence[int] = ()
@@ -175,6 +177,11 @@ class Flight:
     def context(self) -> int:
         """Tokens in the KV cache while decoding."""
         return self.isl + self.emitted - 1
+
+    @property
+    def has_arrived(self) -> bool:
+        """Whether all of its KV cache is with the next engine, which has not looked for it yet."""
+        return bool(self.reserved) and self.transfer is None
 
     def plan(self, prompt: int, split: int, alone: bool, gives_token: bool) -> None:
         """Set what the first worker does: everything where it is alone, else the tokens before `split`.
@@ -204,10 +211,3 @@ class Flight:
         else:
             tokens = self.target - computed_twice
         return tokens, tokens
-
-    def token(self, time: int) -> None:
-        """Note one output token."""
-        if self.emitted:
-            self.gap = max(self.gap, time - self.last_token)
-        self.emitted += 1
-        self.last_token = time

@@ -133,7 +133,7 @@ class Handoffs:
             engine.keep(flight)
         elif flight.target == flight.isl + flight.emitted:  # its prompt was computed here
             flight.stop = flight.osl
-            self._give_token(flight)
+            self._gaps.token(flight, self._events.now)
             if flight.emitted < flight.osl:
                 engine.keep(flight)
             else:
@@ -143,13 +143,6 @@ class Handoffs:
             flight.stop, flight.done, flight.target = flight.osl, 0, flight.isl + flight.emitted
             engine.submit(flight)
 
-    def _give_token(self, flight: Flight) -> None:
-        """Give the client a token that was computed with the KV cache."""
-        now = self._events.now
-        if not flight.emitted:
-            self._gaps.first_token(flight, now)
-        flight.token(now)
-
     # --- to the second worker --------------------------------------------------------------------------------------
 
     def _move(self, flight: Flight, second: Worker) -> None:
@@ -157,13 +150,14 @@ class Handoffs:
         flight.sink, flight.landing = second, flight.beyond(self._computed_twice)
         flight.stop = flight.osl
         flight.queued = self._events.now
-        stays = self._may_stay and flight.landing[0] > flight.isl and not flight.waits
+        decoded = flight.landing[0] > flight.target
+        stays = self._may_stay and decoded and not flight.waits
         if not flight.reserved and not self._reserve(flight, second.engine, wait=not stays):
             if stays:
                 self._stay(flight)
             return
         if flight.transfer is None:
-            if self._overlap and flight.landing[0] > flight.isl:
+            if self._overlap and decoded:
                 flight.sent = max(flight.sent, flight.landing[0] - flight.landing[0] % PUSH_TOKENS)
             self._send(flight, flight.landing[0] - flight.sent)
 
@@ -200,17 +194,15 @@ class Handoffs:
                 flight.sink.watched = True
                 self._events.call_at(self._events.now + self._timeout, self._end_deadlock, flight.sink)
             return False
-        if flight.may_be_cached:
-            self._use_history(flight, engine)
+        self._use_history(flight)
         return True
 
     @staticmethod
-    def _use_history(flight: Flight, engine: Engine) -> None:
+    def _use_history(flight: Flight) -> None:
         """Skip the tokens that an earlier round of the session left on the second worker: they need not be sent."""
-        session = flight.arrival.session
-        if session is not None:
-            engine.settle()
-            flight.sent = max(flight.sent, min(engine.kv.drop(session), max(flight.landing[0] - 1, 0)))
+        if flight.kept:
+            here = min(flight.kept, flight.arrival.history_tokens, max(flight.landing[0] - 1, 0))
+            flight.sent, flight.kept = max(flight.sent, here), 0
 
     def capacity_freed(self, engine: Engine) -> None:
         """Reserve the free KV capacity of `engine` for the requests that wait for it, first come first served."""
@@ -219,8 +211,7 @@ class Handoffs:
         while incoming and engine.reserve(incoming[0], incoming[0].landing[1]):
             flight = incoming.popleft()
             flight.waits = False
-            if flight.may_be_cached:
-                self._use_history(flight, engine)
+            self._use_history(flight)
             ready = flight.landing[0] if flight.state == State.MOVING else flight.done
             if ready > flight.sent or flight.state == State.MOVING:
                 self._send(flight, ready - flight.sent)
@@ -332,7 +323,7 @@ class Handoffs:
         flight.sent, flight.sink = 0, None
         flight.done, flight.target = tokens, target
         if tokens == flight.isl + flight.emitted:  # the next token came with the KV cache
-            self._give_token(flight)
+            self._gaps.token(flight, self._events.now)
             if flight.emitted >= flight.osl:
                 flight.engine = sink.engine
                 sink.engine.unreserve(flight)

@@ -22,4 +22,5 @@ def expect(flight: Flight, source: Worker | None, *, reads: bool) -> None:
 def held(flight: Flight, source: Worker) -> int:
     """Return the tokens of a round's prompt that its session has left on `source`."""
     source.engine.settle()
-    return min(source.engine.kv.held(flight.arrival.session or flight.id), flight.target - 1)
+    arrival = flight.arrival
+    return min(source.engine.kv.held(arrival.session or flight.id), flight.target - 1, arrival.history_tokens)

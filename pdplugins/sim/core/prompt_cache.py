@@ -27,7 +27,7 @@ def take_prompt(kv: KvCache, flight: Flight, free: int) -> bool:
         return False
     cached = hits * kv.block_tokens
     if arrival.session is not None:
-        cached = max(cached, min(kv.drop(arrival.session), flight.target - 1, flight.isl))
+        cached = max(cached, min(kv.drop(arrival.session), flight.target - 1, arrival.history_tokens))
     kv.pin(shared)
     kv.take(private)
     flight.kv, flight.pins, flight.block_hits, flight.done = private, list(shared), hits, cached

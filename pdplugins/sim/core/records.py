@@ -75,6 +75,18 @@ class Gaps:
         for window in self.windows:
             window.first_token(flight, time)
 
+    def token(self, flight: Flight, time: int) -> None:
+        """Note a token that no decode step has given: the first one, or one that a prompt gave when computed again."""
+        if flight.emitted:
+            gap = time - flight.last_token
+            flight.gap = max(flight.gap, gap)
+            self.means.append(gap)
+            self.counts.append(1)
+        else:
+            self.first_token(flight, time)
+        flight.emitted += 1
+        flight.last_token = time
+
     def add(self, time: int, steps: int, members: int) -> None:
         """Add `steps` gaps of each of `members` requests that took `time` together."""
         self.means.append(float(time) / steps)

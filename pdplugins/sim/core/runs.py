@@ -120,7 +120,7 @@ class DecodeRun:
         batch, now = self.batch, self.events.now
         if self.steps and batch.time < now:
             steps, took = self.line.until(batch.context, now - batch.time)
-            if batch.time + took > now:
+            if batch.time + took >= now:  # a worker that dies as a step ends does not end it
                 steps -= 1
             if steps:
                 batch.advance(self.line, steps, batch.time + self.line.span(batch.context, steps))

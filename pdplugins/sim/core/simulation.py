@@ -94,6 +94,7 @@ class Simulation:
                 settings.flip_s,
                 settings.flip == "label",
                 deployment.any_role,
+                planner is not None,
                 settings.drain_deadline_s,
             ),
             settings.engine,

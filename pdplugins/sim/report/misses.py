@@ -18,7 +18,8 @@ def missed_of(outcome: RunOutcome, config: Config) -> Missed:
     """Split the misses of a run of `config`."""
     slo = Slo(config.slo.ttft_s, config.slo.tpot_s)
     pools = config.deployment
-    changes = [(0.0, pools.prefill.replicas + pools.decode.replicas)]
+    extra = sum(more.count for more in config.simulation.extra)
+    changes = [(0.0, pools.prefill.replicas + pools.decode.replicas + extra)]
     changes += [(change.at_s, change.prefill + change.decode) for change in outcome.scaling]
     starting = list(starting_spells(changes, pools.startup_s))
     return missed(_times(outcome.records, config, slo), slo, starting)

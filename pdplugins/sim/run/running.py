@@ -48,7 +48,7 @@ def build_simulation(
     planner = None if policies.planner() is None else build_safe_planner(config, policies=policies, journal=journal)
     return Simulation(
         deployment,
-        sim_settings(config, deployment),
+        sim_settings(config, deployment, planned=planner is not None),
         policies.router() or LeastLoaded(RouterSettings.model_validate({}), deployment),
         flow=policies.flow(),
         planner=planner,

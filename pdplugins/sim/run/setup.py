@@ -13,8 +13,10 @@ from pdplugins.sim.core.fleet import Hardware
 from pdplugins.sim.core.settings import SimSettings
 
 
-def sim_settings(config: Config, deployment: Deployment) -> SimSettings:
+def sim_settings(config: Config, deployment: Deployment, *, planned: bool = False) -> SimSettings:
     """Return the simulation settings of `config`.
+
+    :param planned: whether a planner starts workers. Then a worker may die that is not there yet.
 
     Raises ConfigError if a profile lacks a tensor-parallel size in either phase, if the workers at start exceed the GPU
     budget, or if a worker is to die that can never exist.
@@ -54,7 +56,7 @@ def sim_settings(config: Config, deployment: Deployment) -> SimSettings:
         polled_handoff=wanted.polled_handoff,
         handoff_timeout_s=wanted.handoff_timeout_s,
         retries=wanted.retries,
-        deaths=_deaths(config, extra),
+        deaths=_deaths(config, extra, planned=planned),
         predict=wanted.predict,
     )
 
@@ -73,7 +75,9 @@ def engine_settings(config: Config) -> EngineSettings:
     )
 
 
-def _deaths(config: Config, extra: tuple[tuple[Role, Hardware], ...]) -> tuple[tuple[float, str], ...]:
+def _deaths(
+    config: Config, extra: tuple[tuple[Role, Hardware], ...], *, planned: bool
+) -> tuple[tuple[float, str], ...]:
     """Return which worker dies when. Only with a planner may a name be unknown yet, because it starts workers."""
     pools, deaths = config.deployment, config.simulation.deaths
     counts = {Role.PREFILL: pools.prefill.replicas, Role.DECODE: pools.decode.replicas}
@@ -81,7 +85,7 @@ def _deaths(config: Config, extra: tuple[tuple[Role, Hardware], ...]) -> tuple[t
         counts[role] += 1
     known = [f"{role[0]}{number}" for role, count in counts.items() for number in range(count)]
     for death in deaths:
-        if config.planner is None and death.worker not in known:
+        if not planned and death.worker not in known:
             there = ", ".join(f"{role[0]}0..{role[0]}{count - 1}" for role, count in counts.items())
             raise ConfigError(f"simulation.deaths: there is no worker {death.worker!r}; the workers are {there}")
     return tuple((death.at_s, death.worker) for death in deaths)

@@ -190,7 +190,8 @@ def _simulation(config: Config, deployment: Deployment, pools: Sequence[Pools]) 
     router = build_policies(config, deployment).router()
     assert router is not None  # noqa: S101 - the config names one
     planner = None if len(pools) == 1 else RecordedPools(pools, deployment.startup_s)
-    return Simulation(deployment, sim_settings(config, deployment), router, planner=planner)
+    settings = sim_settings(config, deployment, planned=planner is not None)
+    return Simulation(deployment, settings, router, planner=planner)
 
 
 def _by_part(records: Sequence[Record], recorded: Sequence[Latencies]) -> Iterator[Latencies]:
