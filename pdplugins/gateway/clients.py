@@ -16,7 +16,7 @@ from aiohttp.typedefs import Handler
 
 from pdplugins.gateway.admission import overloaded
 from pdplugins.gateway.metrics import GatewayMetrics
-from pdplugins.gateway.replies import failure
+from pdplugins.gateway.replies import Left, failure
 from pdplugins.limits import GatewayConfig
 
 NEAR = 0.9
@@ -90,6 +90,8 @@ class Clients:
             response = await handler(request) if self.begins(request) else too_many_connections()
             await response.prepare(request)
             await response.write_eof()
+        except (asyncio.CancelledError, ConnectionResetError):
+            response = Left(request)
         finally:
             self.ended(request)
         return response

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
 from collections.abc import Awaitable, Iterable
@@ -24,7 +25,7 @@ from pdplugins.gateway.errors import FULL, GatewayError, RefusedError, ShortageE
 from pdplugins.gateway.primitive import can_serve
 from pdplugins.gateway.randomness import fresh_name
 from pdplugins.gateway.reading import TooLongError, content_type, read_whole
-from pdplugins.gateway.replies import Reply, failure, finish, redacted_body
+from pdplugins.gateway.replies import Left, Reply, failure, finish, redacted_body
 from pdplugins.gateway.serving import Serving
 from pdplugins.gateway.terms import Asking
 from pdplugins.gateway.tracing import Tracing
@@ -115,6 +116,8 @@ class Endpoints:
                         metrics.fault("gateway_error", error, error)
                         response = failure(GatewayError(500, f"gateway: {type(error).__name__}"))
                 await finish(response, request, admission)
+            except (asyncio.CancelledError, ConnectionResetError):
+                response = Left(request)
             finally:
                 clients.ended(request)
             return response

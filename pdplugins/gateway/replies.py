@@ -21,6 +21,8 @@ LONGEST_REFUSAL = 64 * 2**10
 """Bytes of a worker's refusal that are passed on as they are."""
 SHOWN_OF_REFUSAL = 2_000
 """Characters of a longer one."""
+CLIENT_LEFT = 499
+"""Status of a request whose client has left, as nginx logs it. No client ever gets it."""
 
 
 class Answer(web.StreamResponse):
@@ -97,6 +99,27 @@ class Answer(web.StreamResponse):
     async def write_eof(self, data: bytes = b"") -> None:
         """Send what is left."""
         await self.send(data, last=True)
+
+
+class Left(web.Response):
+    """Stands for the rest of an answer whose client has left.
+
+    aiohttp logs a request when it has an answer for it, and not when the handler is cancelled. This one cannot be sent,
+    so aiohttp logs it, once as always, and ends the connection.
+    """
+
+    def __init__(self, request: web.BaseRequest) -> None:
+        super().__init__(status=CLIENT_LEFT)
+        self._sent = request.writer.output_size
+
+    @property
+    def body_length(self) -> int:
+        """Bytes that have been sent, as of all of aiohttp's answers."""
+        return self._sent
+
+    async def prepare(self, request: web.BaseRequest) -> None:
+        """Raise ConnectionResetError, as every answer does whose client has gone."""
+        raise ConnectionResetError
 
 
 @lru_cache(maxsize=1)

@@ -32,6 +32,10 @@ MOST_TOKENS = 10_000
 """Output tokens of one request; more are refused with 400."""
 CONTEXT_TOKENS = 32_768
 """A longer prompt is refused with 400."""
+BYTES = 2000
+"""From here on a token is one byte of text, so that a character may take several."""
+CONTEXT = 5
+"""Tokens of the prompt with which SGLang detokenizes the first new ones."""
 
 
 def next_token(ids: Sequence[int]) -> int:
@@ -47,7 +51,31 @@ def answer_of(ids: Sequence[int], count: int) -> list[int]:
 
 
 def text_of(ids: Sequence[int]) -> str:
-    return "".join(f"<{token}>" for token in ids)
+    """As a tokenizer says it: the beginning of a character is one U+FFFD."""
+    return b"".join(b"<%d>" % i if i < BYTES else bytes([i - BYTES]) for i in ids).decode(errors="replace")
+
+
+def spelled(text: str) -> list[int]:
+    """Return a text as tokens of one byte each."""
+    return [BYTES + byte for byte in text.encode()]
+
+
+def said_of(prompt: Sequence[int], ids: Sequence[int], *, ended: bool) -> str:
+    """Return the text of `ids` as SGLang tells it: without a character that may go on, except at the end."""
+    if all(token < BYTES for token in ids):
+        return text_of(ids)
+    known, surr = list(prompt[-CONTEXT:]), 0
+    read, text = len(known), ""
+    for done, token in enumerate(ids, 1):
+        known.append(token)
+        new = text_of(known[surr:])[len(text_of(known[surr:read])) :]
+        if ended and done == len(ids):
+            return text + new
+        if new and not new.endswith("\ufffd"):
+            text, surr, read = text + new, read, len(known)
+        elif done == len(ids):
+            text += new[: new.rfind(" ") + 1]  # whole words are told at once
+    return text
 
 
 def tokenize(text: str) -> list[int]:
@@ -130,6 +158,8 @@ class FakeWorker:
         self.polls = 0
         self.padding = ""
         """Is added to every event and answer of ``/generate``."""
+        self.speech: list[int] = []
+        """Tokens that it says in place of the hash: what of them the prompt does not end with yet."""
         self.says: dict[str, bytes] = {}
         """What it answers by path, instead of what is so; to requests only the next `faults.times` times."""
         self.said_type = "application/json"
@@ -235,7 +265,12 @@ class FakeWorker:
 
     async def _detokenize(self, request: web.Request) -> web.Response:
         try:
-            return web.json_response({"text": text_of([int(token) for token in (await request.json())["tokens"]])})
+            if (odd := self.says.get(request.path)) is not None:
+                return web.Response(body=odd, content_type="application/json")
+            tokens = (await request.json())["tokens"]
+            several = bool(tokens) and isinstance(tokens[0], list)
+            texts = [text_of([int(token) for token in ids]) for ids in (tokens if several else [tokens])]
+            return web.json_response({"text": texts if several else texts[0]})
         except (TypeError, ValueError, KeyError, OverflowError):
             return not_a_request()
 
@@ -306,7 +341,7 @@ class FakeWorker:
         self.cached.append(cached)
         self.held.append(ids)
         count = 1 if role == "prefill" else count
-        answer = answer_of(ids, count)
+        answer = self._answer_of(ids, count)
         if not body.get("stream"):
             await asyncio.sleep(self.token_s * count)
             self.held.append(ids + answer)
@@ -351,7 +386,8 @@ class FakeWorker:
             await asyncio.sleep(self.token_s)
             said = event(request.path, body, ids, answer[:done], len(answer), cached, role)
             if self.incremental and request.path == "/generate":
-                said |= {"output_ids": answer[done - 1 : done], "text": text_of(answer[done - 1 : done])}
+                before = said_of(ids, answer[: done - 1], ended=False)
+                said |= {"output_ids": answer[done - 1 : done], "text": said["text"][len(before) :]}
             if self.padding:
                 said["padding"] = self.padding
             data = b"data: " + dumps(said) + b"\n\n"
@@ -363,6 +399,12 @@ class FakeWorker:
         self.held.append(ids + answer)
         await response.write(b"data: [DONE]\n\n")
         return response
+
+    def _answer_of(self, ids: list[int], count: int) -> list[int]:
+        if not self.speech:
+            return answer_of(ids, count)
+        done = next(n for n in range(len(self.speech), -1, -1) if ids[len(ids) - n :] == self.speech[:n])
+        return self.speech[done : done + count]
 
     def _role(self, body: dict[str, Any]) -> str | None:
         port = body.get("bootstrap_port")
@@ -417,7 +459,7 @@ def event(
         if body.get("return_logprob"):
             of_prompt = [[-1.0, token, None] for token in ids] if role == "prefill" else []
             meta |= {"input_token_logprobs": of_prompt, "input_top_logprobs": [[entry] for entry in of_prompt]}
-        return {"text": text_of(sofar), "output_ids": list(sofar), "meta_info": meta}
+        return {"text": said_of(ids, sofar, ended=ended), "output_ids": list(sofar), "meta_info": meta}
     reason = "length" if ended else None
     shown = sofar[-1:] if body.get("stream") else sofar
     choice: dict[str, Any] = {"index": 0, "finish_reason": reason}

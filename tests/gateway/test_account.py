@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,7 +18,7 @@ from pdplugins.gateway.account import ACCOUNT, Account, JsonAccessLogger
 from pdplugins.redaction import redacted
 from tests.gateway.fake import FakeWorker, Rooms, settled
 from tests.gateway.process import Running, running
-from tests.gateway.rig import ask
+from tests.gateway.rig import ask, patient, stand
 
 pytestmark = pytest.mark.moderate
 
@@ -72,3 +73,51 @@ def test_each_request_is_a_json_object(tmp_path: Path) -> None:
         assert (stranger["status"], "key" in stranger) == (401, False)
 
     asyncio.run(run())
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("form", ["access_log", "access_log_json"])
+def test_a_request_whose_client_leaves_is_logged_once(
+    form: str, stream: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """With nginx's status for that. The next request is logged too, so a second line of the first would be there."""
+    caplog.set_level(logging.INFO, "pdplugins.gateway.access")
+
+    async def run() -> None:
+        async with stand("unified", token_s=0.05, settings=patient(**{form: True})) as it:
+            body = ask(rid="left", stream=stream, count=100)
+            with pytest.raises(asyncio.TimeoutError):
+                await asyncio.wait_for(it.post("/generate", body), 0.5)
+            assert await settled(it.idle)
+            await it.post("/generate", ask(rid="stays", count=1))
+            assert await settled(lambda: len(caplog.messages) == 2)
+
+    asyncio.run(run())
+    left, stays = caplog.messages
+    if form == "access_log":
+        assert '"POST /generate HTTP/1.1" 499 ' in left
+        assert '"POST /generate HTTP/1.1" 200 ' in stays
+        return
+    line = json.loads(left)
+    assert [line[name] for name in ("request", "outcome", "status")] == ["left", "cancelled", 499]
+    assert line["took_s"] >= 0.4
+    assert 0 < line["output_tokens"] < 100 if stream else line["output_tokens"] == 0
+    assert (line["bytes"] > 100) == stream
+    assert json.loads(stays)["status"] == 200
+
+
+def test_a_request_that_breaks_off_in_its_body_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "pdplugins.gateway.access")
+    head = b"POST /generate HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 9\r\n\r\n{"
+
+    async def run() -> None:
+        async with stand("unified", settings=patient(access_log_json=True)) as it:
+            _, writer = await asyncio.open_connection("127.0.0.1", int(it.gateway.url.rpartition(":")[2]))
+            writer.write(head)
+            assert await settled(lambda: it.gateway.admission.requests == 1)
+            writer.close()
+            assert await settled(lambda: bool(caplog.messages))
+
+    asyncio.run(run())
+    (line,) = map(json.loads, caplog.messages)
+    assert (line["status"], "request" in line) == (499, False)

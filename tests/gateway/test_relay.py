@@ -14,6 +14,10 @@ from pdplugins.gateway.engines.sglang.relay import Relay
 TOKENS = 3000
 
 
+async def silent(*_: Any) -> None:
+    """A worker that tells no texts."""
+
+
 class Client:
     """Takes all that is sent."""
 
@@ -52,7 +56,7 @@ def test_the_long_beginning_of_an_answer_is_not_read_anew_for_each_token() -> No
     body = {"input_ids": [1, 2, 3], "stream": True, "sampling_params": {"max_new_tokens": 2 * TOKENS}}
     call = parse("/generate", json.dumps(body).encode(), "r", None, {})
     client: Any = Client()
-    relay = Relay(call, client, lambda _: None)
+    relay = Relay(call, client, lambda _: None, silent)
     began_s = time.process_time()
     answer: Any = Answer()
     assert not asyncio.run(relay.run(answer, head=True)), "another worker goes on"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ssl
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
+from functools import partial
 from typing import Any
 
 import aiohttp
@@ -18,9 +19,9 @@ from pdplugins.gateway.engines.sglang.fields import Fields
 from pdplugins.gateway.engines.sglang.legs import Legs
 from pdplugins.gateway.engines.sglang.public import model_of, public
 from pdplugins.gateway.engines.sglang.relay import Relay
-from pdplugins.gateway.engines.sglang.reports import facts_of, report_of, tokens_of
+from pdplugins.gateway.engines.sglang.reports import facts_of, report_of, texts_of, tokens_of
 from pdplugins.gateway.engines.sglang.upstream import Answer, Upstream
-from pdplugins.gateway.errors import WorkerFailedError
+from pdplugins.gateway.errors import RefusedError, WorkerFailedError
 from pdplugins.gateway.reading import read_whole
 from pdplugins.limits import GatewayConfig
 
@@ -40,7 +41,7 @@ class SglangEngine:
     paths = (protocol.GENERATE, COMPLETIONS, CHAT)
     models = "/v1/models"
     passed_gets = (models, "/model_info", "/get_model_info", protocol.SERVER_INFO, "/get_server_info")
-    passed_posts = (protocol.TOKENIZE, "/tokenize", "/v1/detokenize", "/detokenize")
+    passed_posts = (protocol.TOKENIZE, "/tokenize", protocol.DETOKENIZE, "/detokenize")
 
     def __init__(
         self, settings: GatewayConfig, session: aiohttp.ClientSession, *, dual: bool, tls: ssl.SSLContext
@@ -95,7 +96,17 @@ class SglangEngine:
 
     def relay(self, call: Call, client: Client, on_tokens: Callable[[int], None]) -> Relay:
         """Return the relay that passes the answer of `call` on."""
-        return Relay(call, client, on_tokens)
+        return Relay(call, client, on_tokens, partial(self._texts, call))
+
+    async def _texts(self, call: Call, backend: Backend, ids: Sequence[Sequence[int]]) -> list[str] | None:
+        """Return the text of each list of token ids, as the server makes it for `call`; None where it does not tell."""
+        question: dict[str, Any] = {"tokens": ids}
+        if isinstance(skips := call.sampling.get("skip_special_tokens"), bool):
+            question["skip_special_tokens"] = skips
+        try:
+            return texts_of(await self.upstream.ask(backend, protocol.DETOKENIZE, question), len(ids))
+        except (WorkerFailedError, RefusedError, ValueError):
+            return None
 
     def splittable(self, call: Call, client: Client, first: Backend) -> tuple[Call, Client]:
         """Return a plain completion as a request to ``/generate``, whose answers tell token ids; others unchanged."""

@@ -14,6 +14,7 @@ import msgspec
 
 GENERATE = "/generate"
 TOKENIZE = "/v1/tokenize"
+DETOKENIZE = "/v1/detokenize"
 ABORT = "/abort_request"
 LOADS = "/v1/loads"
 SERVER_INFO = "/server_info"

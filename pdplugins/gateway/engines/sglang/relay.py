@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from itertools import chain
 from typing import Any
 
+from pdplugins.gateway.backends import Backend
 from pdplugins.gateway.engine import Client
 from pdplugins.gateway.engines.sglang.calls import Call
 from pdplugins.gateway.engines.sglang.protocol import (
@@ -23,6 +25,7 @@ from pdplugins.gateway.engines.sglang.protocol import (
     meta_of,
     whole,
 )
+from pdplugins.gateway.engines.sglang.seams import BROKEN, Seam
 from pdplugins.gateway.engines.sglang.upstream import Answer
 from pdplugins.gateway.errors import WorkerFailedError
 
@@ -32,14 +35,22 @@ _USAGE = {
 
 PROMPT_LOGPROBS = ("input_token_logprobs", "input_top_logprobs", "input_token_ids_logprobs")
 
+WorkerTexts = Callable[[Backend, Sequence[Sequence[int]]], Awaitable[list[str] | None]]
+"""Asks a worker for the text of each list of token ids; None where it does not tell."""
+
 
 class Relay:
-    """Passes one answer on, and remembers what the client has got, so that another worker can go on from there."""
+    """Passes one answer on, and remembers what the client has got, so that another worker can go on from there.
 
-    def __init__(self, call: Call, client: Client, on_tokens: Callable[[int], None]) -> None:
+    :param texts: for the text where another worker goes on.
+    """
+
+    def __init__(self, call: Call, client: Client, on_tokens: Callable[[int], None], texts: WorkerTexts) -> None:
         self._call = call
         self._client = client
         self._on_tokens = on_tokens
+        self._texts = texts
+        self._head = False
         self._incremental = False
         self._answer: Answer | None = None
         self._part: list[bytes] = []
@@ -47,6 +58,11 @@ class Relay:
         self.ids: list[int] = []
         """Tokens of the workers before."""
         self._text = ""
+        """Text of the workers before, and between them."""
+        self._seam: Seam | None = None
+        """What may be missing in the text before that of this worker."""
+        self._owed = ""
+        """Where each event holds new text only: what the client has not got yet."""
         self._versions: list[dict[str, Any]] = []
         """Which weights gave the tokens of the workers before."""
         self._prompt_logprobs: dict[str, list[Any]] = {}
@@ -67,6 +83,8 @@ class Relay:
     async def run(self, answer: Answer, *, head: bool = False) -> bool:
         """Pass on what a worker says. With `head` another one goes on. Return whether the answer is whole."""
         self._answer = answer
+        self._head = head
+        self._owed = ""
         self._incremental = answer.backend.incremental and answer.stream and self._call.path == GENERATE
         self._part = []
         kept = told = 0
@@ -83,8 +101,10 @@ class Relay:
             if answer.tokens > told:
                 self._on_tokens(answer.tokens - told)
                 told = answer.tokens
+            if self._seam is not None:
+                await self._close(self._seam, answer)
             if rewrite:
-                piece = self._rewritten(piece, head=head)
+                piece = self._rewritten(piece)
             await self._pass_on(answer, piece, hold=head and not answer.stream and not self._ends())
         return not head or self._ends()
 
@@ -108,14 +128,30 @@ class Relay:
         if said:
             self._versions = joined(self._versions, meta_of(said[-1]).get("weight_versions") or (), len(self.ids))
         new = said if self._incremental else said[-1:]
-        self.ids = [*self.ids, *chain.from_iterable(event.get("output_ids") or () for event in new)]
-        self._text += "".join(event.get("text") or "" for event in new)
+        self.ids = [*self.ids, *_ids_of(new)]
+        broken = None
+        if self._seam is None:
+            text = self._text + "".join(event.get("text") or "" for event in new)
+            ended = self._head and _ended(said)
+            self._text = text.rstrip(BROKEN) if ended else text
+            broken = len(text) - len(self._text) if ended else None
+        self._seam = Seam(self.ids, self._text, broken) if self.ids and broken != 0 else None
         self._part = []
 
     def usage(self, name: str) -> int | None:
         """Return ``prompt_tokens`` or ``completion_tokens`` as the worker counted them at the end."""
         found = _USAGE[name].findall(self._part[-1]) if self._part else ()
         return int(found[-1]) if found else None
+
+    async def _close(self, seam: Seam, answer: Answer) -> None:
+        """Find the text at which this worker goes on, if its tokens so far tell it."""
+        said = self._events()
+        new = _ids_of(said if self._incremental else said[-1:])
+        between = await seam.close(new, partial(self._texts, answer.backend), last=_ended(said))
+        if between is not None:
+            self._text += between
+            self._owed = between + self._owed
+            self._seam = None
 
     # --- parts -----------------------------------------------------------------------------------------------------
 
@@ -141,19 +177,19 @@ class Relay:
         done = len(self.ids) + int(meta.get("completion_tokens") or 0)
         return reason.get("type") != "length" or done >= (self._call.max_tokens or 0)
 
-    def _rewritten(self, piece: bytes, *, head: bool) -> bytes:
+    def _rewritten(self, piece: bytes) -> bytes:
         if not piece.startswith(EVENT_START):
             data = self._generated(piece)
-            return piece if data is None else dumps(self._whole(data, head=head))
+            return piece if data is None else dumps(self._whole(data))
         out = b""
         for event in events(piece):
             if event == DONE:
-                out += b"" if head and not self._ends() else DONE_EVENT
+                out += b"" if self._head and not self._ends() else DONE_EVENT
             elif (data := self._generated(event)) is not None:
-                out += EVENT_START + dumps(self._whole(data, head=head)) + EVENT_END
+                out += EVENT_START + dumps(self._whole(data)) + EVENT_END
         return out
 
-    def _whole(self, data: dict[str, Any], *, head: bool) -> dict[str, Any]:
+    def _whole(self, data: dict[str, Any]) -> dict[str, Any]:
         """Return an event as if one worker had said all so far."""
         before = len(self.ids)
         meta = data["meta_info"] = data.get("meta_info") or {}
@@ -163,14 +199,28 @@ class Relay:
         meta["prompt_tokens"] = whole(meta.get("prompt_tokens")) - before
         if isinstance(reason, dict) and reason.get("type") == "length":
             most = self._call.max_tokens or 0
-            meta["finish_reason"] = None if meta["completion_tokens"] < most else {**reason, "length": most}
+            ends = meta["completion_tokens"] >= most
+            meta["finish_reason"] = {**reason, "length": most} if ends else None
+            if self._head and not ends:  # the next worker's tokens may make a character of it
+                data["text"] = (data.get("text") or "").rstrip(BROKEN)
         meta.update(self._prompt_logprobs)
         if before and "weight_versions" in meta:
             meta["weight_versions"] = joined(self._versions, meta["weight_versions"] or (), before)
+        if before:
+            data["text"] = self._told(data.get("text") or "")
         if before and not self._incremental:
-            data["text"] = self._text + (data.get("text") or "")
             data["output_ids"] = self.ids + (data.get("output_ids") or [])
         return data
+
+    def _told(self, text: str) -> str:
+        """Return the text of an event for the client, given that of this worker. It waits for a seam to close."""
+        if not self._incremental:
+            return self._text + (text if self._seam is None else "")
+        self._owed += text
+        if self._seam is not None:
+            return ""
+        told, self._owed = self._owed, ""
+        return told
 
     def _merges(self, answer: Answer) -> bool:
         """Take over the prompt's logprobs, which only the worker that prefilled has; tell whether there are any."""
@@ -180,3 +230,12 @@ class Relay:
         meta = meta_of(self._generated(first) or {})
         self._prompt_logprobs = {name: value for name in PROMPT_LOGPROBS if isinstance(value := meta.get(name), list)}
         return bool(self._prompt_logprobs)
+
+
+def _ids_of(said: Sequence[dict[str, Any]]) -> list[int]:
+    return list(chain.from_iterable(event.get("output_ids") or () for event in said))
+
+
+def _ended(said: Sequence[dict[str, Any]]) -> bool:
+    """Tell whether a worker has said all that it was asked for."""
+    return bool(said) and isinstance(meta_of(said[-1]).get("finish_reason"), dict)

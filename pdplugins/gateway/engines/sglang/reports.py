@@ -86,6 +86,20 @@ def tokens_of(body: bytes) -> list[int]:
         raise ValueError("JSON that is nested too deep") from None
 
 
+class Detokenized(msgspec.Struct):
+    """``/v1/detokenize`` of several lists of tokens."""
+
+    text: list[str]
+
+
+def texts_of(body: bytes, count: int) -> list[str]:
+    """Read ``/v1/detokenize`` of so many lists. Raises ValueError."""
+    texts = _read(body, Detokenized).text
+    if len(texts) != count:
+        raise ValueError(f"{len(texts)} texts instead of {count}")
+    return texts
+
+
 def _read(body: bytes, kind: type[ReportT]) -> ReportT:
     try:
         data: Any = loads(body)
