@@ -64,11 +64,15 @@ class Admission:
         finally:
             self._waiting -= 1
 
-    def take_bytes(self, size: int) -> None:
-        """Take `size` bytes for a body. Raises GatewayError when the bodies of all requests would be too long."""
+    def check_bytes(self, size: int) -> None:
+        """Raise GatewayError when the bodies of all requests would be too long with `size` bytes more."""
         if self._bytes + size > self._most_bytes:
             self._metrics.overload("bodies")
             raise overloaded("the bodies of all requests together are too long")
+
+    def take_bytes(self, size: int) -> None:
+        """Take `size` bytes of a body that have come. Raises as `check_bytes`."""
+        self.check_bytes(size)
         self._bytes += size
 
     def give_bytes(self, size: int) -> None:

@@ -178,13 +178,16 @@ class Gateway:
         assert self._runner.server is not None  # noqa: S101 - it has just been set up
         endpoints.shortcut(self._runner.server)
         self._admin = await self._set_up(admin.app(), self._operators)
-        self.url = await self._listen(self._runner, host, port, shared=self._share is not None)
-        self.admin_url = await self._listen(self._admin, self.access.admin_host, self.access.admin_port)
+        self.url = await self._listen(self._runner, self.clients, host, port, shared=self._share is not None)
+        admin_host, admin_port = self.access.admin_host, self.access.admin_port
+        self.admin_url = await self._listen(self._admin, self._operators, admin_host, admin_port)
 
-    async def _listen(self, runner: web.AppRunner, host: str, port: int, *, shared: bool = False) -> str:
+    async def _listen(
+        self, runner: web.AppRunner, clients: Clients, host: str, port: int, *, shared: bool = False
+    ) -> str:
         """Listen, and return the URL. Raises HostError when the port is taken; then nothing runs any more."""
         tls = None if self.access.tls is None else self.access.tls.context
-        site = Site(runner, host, port, tls, self.settings.head_s, shared=shared)
+        site = Site(runner, host, port, tls, clients, self.settings.head_s, shared=shared)
         try:
             await site.start()
         except (OSError, UnicodeError) as error:

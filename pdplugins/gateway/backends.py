@@ -35,6 +35,11 @@ class WorkerOption:
     role: Role | None = None
     kind: ServerKind | None = None
 
+    @property
+    def address(self) -> str:
+        """Host and port: the name of the worker."""
+        return urlsplit(self.url).netloc
+
     @classmethod
     def parse(cls, text: str) -> WorkerOption:
         """Read ``URL[,bootstrap_port=N][,role=prefill|decode][,kind=dual|prefill|decode|unified]``."""
@@ -56,12 +61,11 @@ class Backend(Worker):
     """One server, and the gateway's book of it."""
 
     def __init__(self, option: WorkerOption, role: Role, key: WorkerKey = NONE) -> None:
-        parts = urlsplit(option.url)
-        super().__init__(parts.netloc, role)
+        super().__init__(option.address, role)
         self.option = option
         self.key = key
         self.url = option.url
-        self.host = parts.hostname or ""
+        self.host = urlsplit(option.url).hostname or ""
         self.kind: ServerKind | None = None
         """None until it has said what it is."""
         self.bootstrap_port = option.bootstrap_port
@@ -133,20 +137,36 @@ class Backends(Workers[Backend]):
 
     def knows(self, option: WorkerOption) -> bool:
         """Tell whether a worker of this address is there."""
-        return urlsplit(option.url).netloc in self.by_id
+        return option.address in self.by_id
 
     def take(self, option: WorkerOption) -> Backend:
         """Take in a worker that has been found; `watch` has to poll it."""
-        labelled = sum(backend.view.role is Role.PREFILL for backend in self.all)
-        role = Role.PREFILL if labelled < self._prefill else Role.DECODE
-        backend = Backend(option, option.role or role, self._keys.of(option.url))
+        self._keys.warn([option.url])
+        backend = Backend(option, option.role or self._lacking(), self._keys.of(option.url))
         self.all.append(backend)
         self.add(backend)
         return backend
 
+    def take_again(self, backend: Backend, option: WorkerOption) -> None:
+        """Take in a worker that has left, with the options of now; `watch` has to poll it.
+
+        It stays the same object: requests that it has not ended yet hold it.
+        """
+        if option != backend.option:
+            log.info("%s has other options now", backend.id)
+            self._keys.warn([option.url] if option.url != backend.url else [])
+            backend.option, backend.url, backend.key = option, option.url, self._keys.of(option.url)
+            backend.view.role = option.role or self._lacking()
+            backend.told = False
+        self.all.append(backend)
+
+    def _lacking(self) -> Role:
+        """Return the label of a worker for which no role is given."""
+        labelled = sum(backend.view.role is Role.PREFILL for backend in self.all)
+        return Role.PREFILL if labelled < self._prefill else Role.DECODE
+
     def leave(self, backend: Backend) -> None:
         """Send a worker that is to go nothing more. What it has begun it may end; then `forget` it."""
-        log.info("%s is found no more", backend.id)
         self.all.remove(backend)
         if backend.alive:
             backend.alive = False

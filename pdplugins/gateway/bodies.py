@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from http import HTTPStatus
 
 from aiohttp import web
@@ -19,23 +20,41 @@ async def read_body(request: web.BaseRequest, admission: Admission) -> bytes:
     most_mib, length = admission.settings.max_body_mib, request.content_length
     if length is not None and length > most_mib * MIB:
         raise _too_long(most_mib)
-    reserved = most_mib * MIB if length is None else length
-    admission.take_bytes(reserved)
-    body = b""
-    try:
-        body = await _whole(request, admission)
-    finally:
-        admission.give_bytes(reserved - len(body))
-    return body
-
-
-async def _whole(request: web.BaseRequest, admission: Admission) -> bytes:
+    admission.check_bytes(length or 0)
     if request.content.is_eof():  # it came with the head, as most bodies do
-        return request.content.read_nowait()
+        body = request.content.read_nowait()
+        admission.take_bytes(len(body))
+        return body
+    return await _read(request, admission)
+
+
+async def _read(request: web.BaseRequest, admission: Admission) -> bytes:
+    """Read a body to its end. It takes room for what has come: for what a head only announces others would be refused.
+
+    A body that finds no room for its next bytes is refused, and gives its room back. None waits for the others, so
+    bodies that fill all the room together do not keep each other from their end.
+    """
+    taken = 0
+
+    async def more() -> bytes:
+        nonlocal taken
+        part = await request.content.readany()
+        admission.take_bytes(len(part))
+        taken += len(part)
+        return part
+
+    try:
+        return await _whole(more, request, admission)
+    except BaseException:
+        admission.give_bytes(taken)
+        raise
+
+
+async def _whole(more: Callable[[], Awaitable[bytes]], request: web.BaseRequest, admission: Admission) -> bytes:
     settings = admission.settings
     try:
         async with admission.reading.within(settings.body_s):
-            return await read_whole(request.content.readany, settings.max_body_mib * MIB)
+            return await read_whole(more, settings.max_body_mib * MIB)
     except TooLongError:
         raise _too_long(settings.max_body_mib) from None
     except TimeoutError:

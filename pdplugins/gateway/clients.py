@@ -1,6 +1,7 @@
 """The connections to a listener: how many, from whom, and which ones are closed because nothing moves on them.
 
-aiohttp's server keeps the connections; this looks at them through what it calls when one opens or closes.
+aiohttp's server keeps the connections; this looks at them through what it calls when one opens or closes. Of those in
+a TLS handshake aiohttp does not know; the listener tells of them.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ class Connection:
     """One connection of a client."""
 
     transport: asyncio.Transport
+    """What has `abort`; until a TLS handshake has ended, a `Handshake`."""
     client: str
     since_s: float
     refused: bool = False
@@ -73,10 +75,10 @@ class Clients:
 
         def on_made(handler: web.RequestHandler, transport: asyncio.Transport) -> None:
             made(handler, transport)
-            self._opened(handler, transport)
+            self.opened(handler, transport)
 
         def on_lost(handler: web.RequestHandler, exc: BaseException | None = None) -> None:
-            self._closed(handler)
+            self.closed(handler)
             lost(handler, exc)
 
         server.connection_made, server.connection_lost = on_made, on_lost  # type: ignore[method-assign]
@@ -120,7 +122,11 @@ class Clients:
 
     # --- connections -----------------------------------------------------------------------------------------------
 
-    def _opened(self, handler: web.RequestHandler, transport: asyncio.Transport) -> None:
+    def opened(self, handler: web.RequestHandler, transport: asyncio.Transport) -> None:
+        """Note a new connection, or the end of its TLS handshake. One too many may be closed at once."""
+        if (shaken := self._all.get(handler)) is not None:
+            shaken.transport = transport
+            return
         peer = transport.get_extra_info("peername")
         client = peer[0] if isinstance(peer, tuple) else ""
         too_many = self._too_many(client)
@@ -156,7 +162,8 @@ class Clients:
             self._close(handler, "idle")
             return
 
-    def _closed(self, handler: web.RequestHandler) -> None:
+    def closed(self, handler: web.RequestHandler) -> None:
+        """Note that a connection is no more."""
         connection = self._all.pop(handler, None)
         if connection is None:
             return
@@ -168,9 +175,13 @@ class Clients:
 
     def _close(self, handler: web.RequestHandler, why: str) -> None:
         """Close a connection that has no request."""
-        self._closed(handler)
+        transport = self._all[handler].transport
+        self.closed(handler)
         self._metrics.closed.labels(why).inc()
-        handler.force_close()
+        if handler.transport is None:  # it is in its TLS handshake
+            transport.abort()
+        else:
+            handler.force_close()
 
     def close_idle(self) -> None:
         """Close all connections that have no request."""

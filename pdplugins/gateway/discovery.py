@@ -192,7 +192,8 @@ class Discovery:
     """Takes in the workers that sources find, and lets go of those that they find no more.
 
     A source that fails keeps the workers that it found last: each one is polled anyway. One that is gone gets no new
-    requests, and may end those that it has.
+    requests, and may end those that it has. One whose options have changed goes, and comes back at once with the new
+    ones. All tables are by address: the same one with https is the same worker with another option.
 
     :param forget_s: so long after a worker has gone no request names it any more.
     """
@@ -227,37 +228,45 @@ class Discovery:
                     self._found[index] = _bounded(await source.look())
             except Exception as error:
                 self.metrics.fault("discovery", f"{type(source).__name__}: {said(error)}; the workers before stay")
-        wanted = {url: option for found in self._found.values() for url, option in found.items()}
-        for url in self._ours.keys() - wanted.keys():
-            self._leave(url)
+        wanted = {address: option for found in self._found.values() for address, option in found.items()}
+        for address, (backend, _) in list(self._ours.items()):
+            if wanted.get(address) != backend.option:
+                self._leave(address, gone=address not in wanted)
         self._forget()
-        for url in wanted.keys() - self._ours.keys():
-            if (backend := self._taken(wanted[url])) is not None:
-                self._ours[url] = backend, asyncio.create_task(self.backends.watch(backend, self.engine))
+        for address in wanted.keys() - self._ours.keys():
+            if (taken := self._taken(wanted[address])) is not None:
+                self._ours[address] = taken, asyncio.create_task(self.backends.watch(taken, self.engine))
 
     def _taken(self, option: WorkerOption) -> Backend | None:
         """Take in a worker, or one that comes back; None for one that is there by another way."""
-        if (back := self._gone.pop(option.url, None)) is not None:
-            self.backends.all.append(back[1])
-            return back[1]
+        if (back := self._gone.pop(option.address, None)) is not None:
+            backend = back[1]
+            if option.url != backend.url:
+                self.engine.forget(backend)
+            self.backends.take_again(backend, option)
+            return backend
         return None if self.backends.knows(option) else self.backends.take(option)
 
-    def _leave(self, url: str) -> None:
-        backend, task = self._ours.pop(url)
+    def _leave(self, address: str, *, gone: bool) -> None:
+        backend, task = self._ours.pop(address)
         task.cancel()
+        if gone:
+            log.info("%s is found no more", backend.id)
         self.backends.leave(backend)
-        self._gone[url] = monotonic() + self.forget_s, backend
+        self._gone[address] = monotonic() + self.forget_s, backend
 
     def _forget(self) -> None:
         now_s = monotonic()
-        for url in [url for url, (until_s, _) in self._gone.items() if until_s <= now_s]:
-            self.backends.forget(self._gone.pop(url)[1])
+        for address in [address for address, (until_s, _) in self._gone.items() if until_s <= now_s]:
+            _, backend = self._gone.pop(address)
+            self.backends.forget(backend)
+            self.engine.forget(backend)
 
 
 def _bounded(found: list[WorkerOption]) -> dict[str, WorkerOption]:
-    """Return workers by URL. Raises ValueError when they are too many."""
+    """Return workers by address. Raises ValueError when they are too many."""
     _check_number(len(found))
-    return {option.url: option for option in found}
+    return {option.address: option for option in found}
 
 
 def _check_number(workers: int) -> None:

@@ -332,6 +332,10 @@ class Engine(Executor[CallT, AnswerT], Protocol[CallT, AnswerT]):
         """
         ...
 
+    def forget(self, backend: Backend) -> None:
+        """Let go of what is kept for a server that is asked no more, at least not by its present URL."""
+        ...
+
     async def close(self, within_s: float) -> None:
         """Wait so long for background work, then end it, and close all connections."""
         ...

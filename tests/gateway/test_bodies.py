@@ -162,6 +162,44 @@ def test_bodies_have_a_limit_together_and_give_their_bytes_back() -> None:
     asyncio.run(run())
 
 
+@pytest.mark.moderate
+def test_bodies_that_do_not_come_take_no_room() -> None:
+    async def run() -> None:
+        async with stand("unified", settings=patient(max_bodies_mib=8)) as it, sockets(it.gateway.url) as connect:
+            for _ in range(8):
+                _, writer = await connect()
+                writer.write(head(4 * MIB) + b"{")
+            assert await settled(lambda: it.gateway.admission._bytes == 8)
+            assert (await send(it, json.dumps(ask()).encode()))[0] == 200
+            assert it.gateway.metrics._overloads.labels("bodies")._value.get() == 0
+
+    asyncio.run(run())
+
+
+@pytest.mark.moderate
+def test_bodies_that_fill_the_room_together_come_to_an_end() -> None:
+    """Who asks for more is refused, so that another one has room for the rest."""
+
+    async def run() -> None:
+        async with stand("unified", settings=patient(max_bodies_mib=4)) as it, sockets(it.gateway.url) as connect:
+            admission = it.gateway.admission
+            body = json.dumps(ask(x="x" * (2 * MIB - 1000))).encode()
+            opened = [await connect() for _ in range(4)]
+            for _, writer in opened:
+                writer.write(head(0).replace(b"Content-Length: 0", b"Transfer-Encoding: chunked"))
+                writer.write(b"%x\r\n" % len(body) + body[:MIB])
+            assert await settled(lambda: admission._bytes == 4 * MIB)
+            said = []
+            for reader, writer in opened:
+                writer.write(body[MIB:] + b"\r\n0\r\n\r\n")
+                said.append((await reader.readuntil(b"\r\n"))[:12])
+                assert admission._bytes <= 4 * MIB
+            assert said == [b"HTTP/1.1 503", b"HTTP/1.1 200", b"HTTP/1.1 200", b"HTTP/1.1 200"]
+            assert await settled(lambda: admission._bytes == 0)
+
+    asyncio.run(run())
+
+
 @pytest.mark.parametrize("name", [name for name in OURS if name not in BOOTSTRAP_FIELDS])
 def test_who_is_paired_with_whom_is_not_up_to_a_client(name: str) -> None:
     async def run() -> None:

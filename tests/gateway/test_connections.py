@@ -52,10 +52,10 @@ async def whole(response: Response) -> bytes:
 
 
 @contextlib.asynccontextmanager
-async def over(peer: Peer) -> AsyncIterator[Callable[..., Awaitable[Response]]]:
+async def over(peer: Peer, pool: Connections | None = None) -> AsyncIterator[Callable[..., Awaitable[Response]]]:
     server = await asyncio.start_server(peer, "127.0.0.1", 0)
     url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/base"
-    pool = Connections(5, ssl.create_default_context())
+    pool = pool or Connections(5, ssl.create_default_context())
 
     async def post(body: bytes = b"{}", headers: dict[str, str] | None = None, silence_s: float = 10) -> Response:
         return await pool.post(url, "/path", body, headers or {}, silence_s)
@@ -93,6 +93,33 @@ def test_a_connection_whose_answer_is_whole_serves_the_next_request() -> None:
 async def _parts(response: Response) -> AsyncIterator[bytes]:
     while part := await response.readany():
         yield part
+
+
+def test_of_a_server_that_is_forgotten_no_connection_stays() -> None:
+    """One with an answer that still comes closes at its end."""
+
+    async def work() -> None:
+        go = asyncio.Event()
+
+        async def later(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            writer.write(WHOLE[:-1])
+            await go.wait()
+            writer.write(WHOLE[-1:])
+
+        peer, pool = Peer(WHOLE, later), Connections(5, ssl.create_default_context())
+        async with over(peer, pool) as post:
+            assert await whole(await post()) == b"ok"
+            ((url, target),) = pool._targets.items()
+            busy = await post()
+            pool.forget(url)
+            pool.forget("http://nobody:1")
+            assert not pool._targets
+            go.set()
+            assert await whole(busy) == b"ok"
+            assert await settled(lambda: peer.closed == peer.opened == 1)
+            assert not target.idle
+
+    asyncio.run(work())
 
 
 def test_requests_at_once_have_connections_of_their_own() -> None:

@@ -15,12 +15,16 @@ from aiohttp import web
 from pdplugins.errors import ConfigError
 from pdplugins.files import write_whole
 from pdplugins.gateway import discovery
+from pdplugins.gateway.access.access import Access
+from pdplugins.gateway.access.tls import ServerTls, worker_tls
+from pdplugins.gateway.access.worker_keys import WorkerKey, WorkerKeys
 from pdplugins.gateway.backends import WorkerOption
 from pdplugins.gateway.discovery import DnsSource, FileSource, KubernetesSource, parse_source
 from pdplugins.types import Role
+from tests.gateway.certificates import Authority
 from tests.gateway.fake import FakeWorker, Rooms, answer_of, settled
 from tests.gateway.process import running
-from tests.gateway.rig import PROMPT, Fixed, Stand, ask, config, over
+from tests.gateway.rig import PROMPT, Fixed, Stand, ask, config, fast, over
 
 
 @pytest.fixture(autouse=True)
@@ -99,6 +103,99 @@ def test_after_all_its_requests_have_ended_it_is_forgotten(tmp_path: Path) -> No
             assert await settled(lambda: set(it.gateway.backends.by_id) == {other.id})
 
     asyncio.run(run())
+
+
+def test_connections_to_a_worker_that_is_forgotten_are_closed(tmp_path: Path) -> None:
+    path = tmp_path / "workers"
+
+    async def run() -> None:
+        one, other = workers = await started("unified", "unified")
+        lines(path, one)
+        async with over(workers, cfg=config(dual=False), sources=[FileSource(path)]) as it:
+            targets = it.gateway.engine.upstream._connections._targets  # type: ignore[attr-defined]
+            assert (await it.post("/generate", ask()))[0] == 200
+            ((_, connection),) = targets[one.url].idle
+            it.gateway._discovery.forget_s = 0.0
+            lines(path, other)
+            assert await settled(lambda: set(it.gateway.backends.by_id) == {other.id})
+            assert not targets
+            assert not connection.open
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("away", [False, True])
+def test_other_options_of_a_worker_take_effect(tmp_path: Path, away: bool) -> None:
+    """At once, also where it was away between; and what it has begun goes on."""
+    path = tmp_path / "workers"
+
+    async def run() -> None:
+        one, other = workers = await started("dual", "dual")
+        lines(path, one, other)
+        async with over(workers, cfg=config(), sources=[FileSource(path)]) as it:
+            router = it.route(Fixed())
+            router.first = router.second = [view.id for view in it.gateway.backends.ready].index(one.id)
+            one.token_s = 0.02
+            answer = asyncio.create_task(it.stream("/generate", ask(count=30)))
+            assert await settled(lambda: one.running)
+            if away:
+                lines(path, other)
+                assert await settled(lambda: ready(it) == {other.id})
+            lines(path, one, other, more=",role=decode,bootstrap_port=1234")
+            backend = it.gateway.backends.by_id[one.id]
+            assert await settled(lambda: backend.bootstrap_port == 1234 and len(ready(it)) == 2)
+            assert backend.view.role is Role.DECODE
+            assert not answer.done()
+            lines(path, one, other)
+            assert await settled(lambda: backend.bootstrap_port == 9000 and len(ready(it)) == 2)
+            roles = [backend.view.role for backend in it.gateway.backends.all]
+            assert sorted(roles) == [Role.DECODE, Role.PREFILL]
+            assert (await answer)[-1]["output_ids"] == answer_of(PROMPT, 30)
+            assert not it.faults["worker_failed"]
+
+    asyncio.run(run())
+
+
+def test_a_worker_may_change_from_http_to_https(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path, authority = tmp_path / "workers", Authority.make(tmp_path / "ca")
+    caplog.set_level("INFO")
+
+    async def run() -> None:
+        (worker,) = workers = await started("unified")
+        lines(path, worker)
+        access = Access(worker_ca=worker_tls(authority.certificate))
+        async with over(workers, cfg=config(dual=False), sources=[FileSource(path)], access=access) as it:
+            assert (await it.post("/generate", ask()))[0] == 200
+            await worker.stop()
+            worker.tls = ServerTls(*authority.sign("worker")).context
+            await worker.start()
+            write_whole(path, worker.url.replace("http:", "https:"))
+            assert await settled(lambda: it.gateway.backends.all[0].url.startswith("https") and bool(ready(it)))
+            assert (await it.post("/generate", ask()))[1]["output_ids"] == answer_of(PROMPT, 9)
+
+    asyncio.run(run())
+    assert any("has other options now" in line for line in caplog.messages)
+    assert not any("found no more" in line for line in caplog.messages)
+
+
+def test_keys_that_go_to_a_worker_that_is_found_in_plain_text_are_said(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Once for each worker."""
+    path = tmp_path / "workers"
+    path.write_text("http://192.0.2.1:1\n")
+    access = Access(worker_keys=WorkerKeys(WorkerKey("the-key-of-the-workers")))
+
+    async def run() -> None:
+        async with over([], cfg=config(dual=False), settings=fast(), sources=[FileSource(path)], access=access) as it:
+            write_whole(path, "http://192.0.2.1:1\nhttps://192.0.2.2:1\nhttp://192.0.2.3:1,role=decode\n")
+            assert await settled(lambda: len(it.gateway.backends.all) == 3)
+            write_whole(path, "http://192.0.2.1:1,role=decode\n")
+            assert await settled(lambda: len(it.gateway.backends.all) == 1)
+
+    asyncio.run(run())
+    told = [line for line in caplog.messages if "in plain text" in line]
+    assert sorted(line.split()[3] for line in told) == ["http://192.0.2.1:1", "http://192.0.2.3:1"]
 
 
 def test_a_source_that_fails_keeps_the_workers_before(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from pdplugins.errors import ConfigError, PdpluginsError
 from pdplugins.gateway.access.api_keys import ApiKeys
 from pdplugins.gateway.access.tls import ServerTls, worker_tls
 from pdplugins.gateway.access.worker_keys import NO_KEYS, WorkerKeys, read_worker_keys
-from pdplugins.processes.addresses import check_url, is_loopback
+from pdplugins.processes.addresses import is_loopback
 from pdplugins.report.address import Address
 
 log = logging.getLogger("pdplugins.gateway")
@@ -71,19 +71,12 @@ class Access:
                 log.warning("%s; the certificate before holds", error)
 
     def warn(self, host: str, workers: Iterable[str]) -> None:
-        """Say which keys cross the network in plain text."""
+        """Say which keys cross the network in plain text. Of workers that are found later, `Backends` says it."""
         if self.tls is None and self.api_keys is not None and not is_loopback(host):
             log.warning(
                 "clients' keys come to %s in plain text; give --tls-cert, or have a proxy with TLS before", host
             )
-        plain = [url for url in workers if self.worker_keys.of(url).key is not None and _plain(url)]
-        if plain:
-            log.warning("keys go to %s in plain text; give those workers TLS and https URLs", ", ".join(plain))
-
-
-def _plain(url: str) -> bool:
-    parts = check_url(url, "--worker")
-    return parts.scheme == "http" and not is_loopback(parts.hostname or "")
+        self.worker_keys.warn(workers)
 
 
 def read_access(

@@ -9,6 +9,8 @@ from pathlib import Path
 from aiohttp import web
 
 from pdplugins.errors import ConfigError, one_line
+from pdplugins.gateway.access.handshakes import Accepted, Handshakes
+from pdplugins.gateway.clients import Clients
 from pdplugins.gateway.http import Handler
 
 BACKLOG = 1024
@@ -55,6 +57,7 @@ def worker_tls(authorities: Path | None) -> ssl.SSLContext:
 class Site(web.BaseSite):
     """A listener of a gateway. aiohttp's own has no deadline for TLS handshakes, before whose end nobody is a client.
 
+    :param clients: what counts its connections, from their TLS handshakes on.
     :param handshake_s: that deadline.
     :param shared: other processes listen on the same port.
     """
@@ -65,6 +68,7 @@ class Site(web.BaseSite):
         host: str,
         port: int,
         tls: ssl.SSLContext | None,
+        clients: Clients,
         handshake_s: float,
         *,
         shared: bool = False,
@@ -72,7 +76,7 @@ class Site(web.BaseSite):
         super().__init__(runner, ssl_context=tls, backlog=BACKLOG)
         self._host = host
         self._port = port
-        self._handshake_s = handshake_s
+        self._handshakes = None if tls is None else Handshakes(tls, clients, handshake_s)
         self._shared = shared
 
     @property
@@ -87,13 +91,18 @@ class Site(web.BaseSite):
         server = self._runner.server
         assert server is not None  # noqa: S101 - the runner is set up
         loop = asyncio.get_running_loop()
+
+        def accepted() -> asyncio.Protocol:
+            handler = Handler(server, loop=loop, **server._kwargs)  # as the server itself makes aiohttp's
+            return handler if self._handshakes is None else Accepted(self._handshakes, handler)
+
         self._server = listening = await loop.create_server(
-            lambda: Handler(server, loop=loop, **server._kwargs),  # as the server itself makes aiohttp's
-            self._host,
-            self._port,
-            ssl=self._ssl_context,
-            backlog=BACKLOG,
-            reuse_port=self._shared or None,
-            ssl_handshake_timeout=self._handshake_s if self._ssl_context else None,
+            accepted, self._host, self._port, backlog=BACKLOG, reuse_port=self._shared or None
         )
         self._host, self._port = listening.sockets[0].getsockname()[:2]
+
+    async def stop(self) -> None:
+        """Listen no more. Who has not ended its TLS handshake is no client yet, and is cut off."""
+        await super().stop()
+        if self._handshakes is not None:
+            self._handshakes.stop()

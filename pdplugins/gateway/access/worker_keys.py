@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from pdplugins.errors import ConfigError
-from pdplugins.processes.addresses import check_url
+from pdplugins.processes.addresses import check_url, is_loopback
 from pdplugins.processes.keys import checked
+
+log = logging.getLogger("pdplugins.gateway")
 
 KEY = "PDPLUGINS_WORKER_KEY"
 ADMIN_KEY = "PDPLUGINS_WORKER_ADMIN_KEY"
@@ -61,6 +64,17 @@ class WorkerKeys:
     def of(self, url: str) -> WorkerKey:
         """Return the keys of the worker at `url`."""
         return self.by_url.get(url, self.common)
+
+    def warn(self, workers: Iterable[str]) -> None:
+        """Say which of these workers get their keys in plain text over the network."""
+        plain = [url for url in workers if self.of(url).key is not None and _plain(url)]
+        if plain:
+            log.warning("keys go to %s in plain text; give those workers TLS and https URLs", ", ".join(plain))
+
+
+def _plain(url: str) -> bool:
+    parts = check_url(url, "--worker")
+    return parts.scheme == "http" and not is_loopback(parts.hostname or "")
 
 
 NO_KEYS = WorkerKeys()

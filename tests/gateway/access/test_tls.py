@@ -10,15 +10,17 @@ from typing import Any
 
 import aiohttp
 import pytest
+import uvloop
 
 from pdplugins.errors import ConfigError
 from pdplugins.gateway.access.access import Access, read_access
 from pdplugins.gateway.access.tls import ServerTls, worker_tls
 from pdplugins.gateway.access.worker_keys import WorkerKey, WorkerKeys
+from pdplugins.gateway.clients import LEAST_IDLE_S, MOST_REFUSED
 from tests.gateway.access.rig import KEY, with_key
 from tests.gateway.certificates import Authority
 from tests.gateway.fake import FakeWorker, Rooms, settled
-from tests.gateway.rig import Stand, ask, fast, over, stand
+from tests.gateway.rig import Stand, ask, fast, over, patient, stand
 
 
 @pytest.fixture(scope="module")
@@ -129,6 +131,63 @@ def test_a_client_that_does_not_finish_its_handshake_is_cut_off(certificate: tup
         for access in (Access(), Access(tls=ServerTls(*certificate))):
             async with stand("unified", access=access, settings=fast(head_s=0.3)) as it:
                 await closed(it)
+
+    asyncio.run(run())
+
+
+async def silent(it: Stand, number: int) -> list[asyncio.StreamWriter]:
+    """Open connections that begin no handshake."""
+    port = int(it.gateway.url.rpartition(":")[2])
+    return [(await asyncio.open_connection("127.0.0.1", port))[1] for _ in range(number)]
+
+
+@pytest.mark.parametrize("run_loop", [asyncio.run, uvloop.run])
+def test_connections_count_before_their_handshakes_end(
+    authority: Authority, certificate: tuple[Path, Path], run_loop: Any
+) -> None:
+    """One too many is told so after its handshake, as over plain HTTP; a handshake that fails gives its place back."""
+
+    async def run() -> None:
+        trusts = ssl.create_default_context(cafile=str(authority.certificate))
+        settings = patient(max_connections_per_client=4, head_s=60)
+        async with stand("unified", access=Access(tls=ServerTls(*certificate)), settings=settings, trusts=trusts) as it:
+            there = it.gateway.clients
+            opened = await silent(it, 4)
+            assert await settled(lambda: there._by_client["127.0.0.1"] == 4)
+            for connection in there._all.values():
+                connection.since_s += 3600  # none has been idle for long, so that none makes way
+            assert (await it.post("/generate", ask()))[0] == 503
+            assert it.gateway.metrics._overloads.labels("connections_per_client")._value.get() == 1
+            opened[0].write(b"no TLS")
+            opened[1].close()
+            assert await settled(lambda: there._by_client["127.0.0.1"] == 2)
+            assert (await it.post("/generate", ask()))[0] == 200
+            for writer in opened:
+                writer.close()
+            await it.client.close()
+            assert await settled(lambda: not there._all)
+            assert not there._idle
+            assert not there._by_client
+            assert there._refused == 0
+
+    run_loop(run())
+
+
+def test_handshakes_beyond_the_limit_are_few_and_the_longest_ones_make_way(
+    authority: Authority, certificate: tuple[Path, Path]
+) -> None:
+    async def run() -> None:
+        trusts = ssl.create_default_context(cafile=str(authority.certificate))
+        settings = patient(max_connections=40, head_s=60)
+        async with stand("unified", access=Access(tls=ServerTls(*certificate)), settings=settings, trusts=trusts) as it:
+            there = it.gateway.clients
+            opened = await silent(it, 200)
+            await asyncio.sleep(LEAST_IDLE_S)
+            assert 0.9 * 20 <= len(there._all) <= 20 + MOST_REFUSED  # half of all, as they come from one address
+            assert (await it.post("/generate", ask()))[0] == 200
+            assert it.gateway.metrics.closed.labels("idle")._value.get() >= 1
+            for writer in opened:
+                writer.close()
 
     asyncio.run(run())
 

@@ -42,6 +42,8 @@ class Target:
     tail: str
     idle: deque[tuple[float, Connection]] = field(default_factory=deque)
     """Idle connections, and since when; the last one used comes last."""
+    forgotten: bool = False
+    """Whether nobody will ask it any more: a connection closes at the end of its answer."""
 
     @classmethod
     def of(cls, url: str, authorities: ssl.SSLContext) -> Target:
@@ -273,7 +275,7 @@ class Connection(asyncio.Protocol):
         self._response = None
         self.resume()
         response.end()
-        if self._parser.should_keep_alive():
+        if self._parser.should_keep_alive() and not self._target.forgotten:
             self._target.idle.append((monotonic(), self))
         else:
             self.close()
@@ -346,12 +348,22 @@ class Connections:
             )
         return connection
 
+    def forget(self, url: str) -> None:
+        """Let go of a worker that nobody will ask any more. Answers that still come, come to their end."""
+        if (target := self._targets.pop(url, None)) is not None:
+            target.forgotten = True
+            _close_idle(target)
+
     def close(self) -> None:
         """Close the idle ones."""
         for target in self._targets.values():
-            for _, connection in target.idle:
-                connection.close()
-            target.idle.clear()
+            _close_idle(target)
+
+
+def _close_idle(target: Target) -> None:
+    for _, connection in target.idle:
+        connection.close()
+    target.idle.clear()
 
 
 def _idle(target: Target) -> Connection | None:

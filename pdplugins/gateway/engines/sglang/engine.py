@@ -133,6 +133,10 @@ class SglangEngine:
         """Compute the KV cache of a prompt on a server, for a later pair or for itself."""
         await self._legs.warm(backend, work)
 
+    def forget(self, backend: Backend) -> None:
+        """Let go of the connections to a server."""
+        self.upstream.forget(backend)
+
     async def close(self, within_s: float) -> None:
         """Wait so long for background work, then end it, and close all connections."""
         await self.upstream.settle(within_s)

@@ -229,6 +229,10 @@ class Upstream:
         if not task.cancelled():
             task.exception()  # else asyncio would log that nobody has asked for it
 
+    def forget(self, backend: Backend) -> None:
+        """Let go of the connections to a worker at its address of now."""
+        self._connections.forget(backend.url)
+
     async def settle(self, within_s: float) -> None:
         """Wait so long for background work, then end it."""
         if self._background:
