@@ -174,6 +174,14 @@ class Engine:
         return self.raw | {"memory": memory, "transfer": link, "scale": scale, "prefill": prefill}
 
 
+class Besides(NamedTuple):
+    """What the simulator is told of the work on a request besides its steps."""
+
+    frontend_s: float = 0.0
+    begin_s: float = 0.0
+    end_s: float = 0.0
+
+
 class Late(NamedTuple):
     """What the simulator is told of late hand-overs."""
 
@@ -190,7 +198,7 @@ class Idle:
     ends_s: dict[str, list[float]]
     """TTFT of the prompts of `ENDS`, by layout."""
     busy_s: dict[str, list[float]]
-    """Seconds of processor time of the first server for such a request, by layout."""
+    """Seconds of processor time for such a request, by layout: of the first server, or of both unified ones."""
     server_s: float
     """The TTFT of the first of them without the gateway."""
 
@@ -198,6 +206,12 @@ class Idle:
     def gateway_s(self) -> float:
         """What the way through the gateway takes longer than the one to a server."""
         return max(self.ends_s["unified"][0] - self.server_s, 0.0)
+
+    @property
+    def besides(self) -> Besides:
+        """The work on a request besides its steps. One of a token, which has two of them, costs little else."""
+        begin_s, steps_s = self.engine.outside_ms / 1e3, 2 * self.engine.step_ms / 1e3
+        return Besides(self.gateway_s, begin_s, max(self.busy_s["unified"][0] - begin_s - steps_s, 0.0))
 
     def transfer(self, layout: str) -> tuple[float, float]:
         """Return latency and time per token of a hand-over of a layout."""
@@ -227,6 +241,8 @@ class Idle:
             **self.engine.tables,
             "pace": asdict(self.engine.pace),
             "gateway_ms": round(1e3 * self.gateway_s, 3),
+            "begin_ms": round(1e3 * self.besides.begin_s, 3),
+            "end_ms": round(1e3 * self.besides.end_s, 3),
             "hand_over_ms": {name: round(1e3 * latency_s, 3) for name, (latency_s, _) in hand_overs.items()},
             "hand_over_us_per_token": {name: round(1e6 * each_s, 3) for name, (_, each_s) in hand_overs.items()},
             "ttft_ms": {

@@ -23,7 +23,9 @@ one request or one batch at a time, and nothing is fitted to the traffic:
   one is busy more often than else: so are they when their factors are measured. A virtual machine is now faster, now
   slower, so fixed pieces of work are timed on each core all the while. The factors are those of all rounds, in such
   pieces, at the speed that the machine has during the traffic;
-* what a request costs outside of the engine: what the TTFT of a prompt of one token has more than a decode step;
+* what a request costs outside of the gateway and of steps, which takes the engine's core: before its prompt, what the
+  TTFT of a prompt of one token has more than a decode step; after its answer, what is left of the processor time that
+  the server of such a request takes in all;
 * the hand-over: what the TTFT through the two servers of PD has more than that through the unified ones. Arrow chooses
   the decode server after prefill, so its hand-over is asked for late, with a request of its own and a step. What the
   first server computes longer for that than with PD is that step; what it takes longer still is the request's way.
@@ -58,6 +60,7 @@ from idle_server import (
     SOME_TRANSFER,
     TOKENS,
     TURNS,
+    Besides,
     Engine,
     Idle,
     Late,
@@ -105,10 +108,10 @@ class Layout:
     late: bool = False
     """Whether its router chooses the decode server after prefill."""
 
-    def config(self, profile: Path, outside_s: float, late: Late | None = None) -> dict[str, Any]:
+    def config(self, profile: Path, besides: Besides, late: Late | None = None) -> dict[str, Any]:
         """Return the config file's content, for the gateway and the simulator."""
         one = {"replicas": 1, "tp": 1}
-        settings = {"order": "prefill_first", "step_tokens": CHUNK, "frontend_s": outside_s}
+        settings = {"order": "prefill_first", "step_tokens": CHUNK} | besides._asdict()
         settings |= {"first_token": "transfer", "overlap": False, "polled_handoff": True}
         settings |= late._asdict() if late else {}
         found = yaml.safe_load(find(self.shipped).read_text())
@@ -213,7 +216,7 @@ class Stand:
         engine = await self._profiled(1)  # for Arrow's own predictions, and to warm the server up
         against = {"unified", "PD"} if "dual" in layouts else {"unified"}
         for layout in (one for one in LAYOUTS if one.name in against | set(layouts)):
-            path = self._written(layout, engine.profile(SOME_TRANSFER), 0.0, "live")
+            path = self._written(layout, engine.profile(SOME_TRANSFER), Besides(), "live")
             pair = await self._servers(layout)
             front, _ = self._place.gateway(path, pair)
             self._sides[layout.name] = side = Side(layout.name, pair, {layout.name: front})
@@ -227,9 +230,10 @@ class Stand:
         direct: list[float] = []
         for _, (name, side), (index, tokens) in itertools.product(range(TURNS), self._sides.items(), enumerate(ENDS)):
             async with self._running(name) as url:
-                before_s, _ = cpu_s(side.pair[:1])
+                took_part = side.pair[: 2 if name == "unified" else 1]  # those get requests in turn
+                before_s, _ = cpu_s(took_part)
                 ends[name][index].extend(await ttfts_s(url, tokens))
-                busy[name][index].append((cpu_s(side.pair[:1])[0] - before_s) / REPEATS)
+                busy[name][index].append((cpu_s(took_part)[0] - before_s) / REPEATS)
                 if name == "unified" and not index:
                     direct.extend(await ttfts_s(side.pair[0].url, tokens))
         async with self._running("unified"):
@@ -275,9 +279,8 @@ class Stand:
         layout = LAYOUTS[NAMES.index(name)]
         transfer = SOME_TRANSFER if layout.name == "unified" else idle.transfer("PD")
         late = idle.late("PD", layout.name) if layout.late else None
-        outside_s = idle.gateway_s + idle.engine.outside_ms / 1e3
         profile = idle.engine.profile(transfer, slower)
-        return self._written(layout, profile, outside_s, f"simulated-{next(self._numbers)}", late)
+        return self._written(layout, profile, idle.besides, f"simulated-{next(self._numbers)}", late)
 
     async def _profiled(self, repeats: int) -> Engine:
         server, _ = await self._servers(LAYOUTS[0])
@@ -292,12 +295,12 @@ class Stand:
         return pair
 
     def _written(
-        self, layout: Layout, profile: dict[str, Any], outside_s: float, name: str, late: Late | None = None
+        self, layout: Layout, profile: dict[str, Any], besides: Besides, name: str, late: Late | None = None
     ) -> Path:
         path = self._place.folder / f"{layout.name}-{name}.yaml"
         engine = path.with_suffix(".json")
         engine.write_text(json.dumps(profile))
-        path.write_text(yaml.safe_dump(layout.config(engine, outside_s, late)))
+        path.write_text(yaml.safe_dump(layout.config(engine, besides, late)))
         return path
 
     @asynccontextmanager

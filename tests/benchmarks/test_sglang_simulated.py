@@ -18,6 +18,8 @@ TTFT_MS = (21.4, 32.4, 44.4, 66.6, 130.6, 292.8, 471.8)
 """Of `PROMPTS`, from one server."""
 STEPS_MS = [[6.3, 7.3, 8.2], [7.0, 8.2, 9.5], [8.6, 10.8, 13.0], [11.2, 14.1, 17.2], [13.9, 21.5, 33.2]]
 GATEWAY_S = 0.002
+AFTER_S = 0.004
+"""Of a server's work on a request after its answer."""
 TRANSFER_S = (0.008, 5e-5)
 LATE_S = (0.004, 0.003, 2e-5)
 """Of a late hand-over: its way, its step beyond one of a token, and that for each token of the prompt."""
@@ -49,7 +51,11 @@ def idle() -> Idle:
     pair = [s + TRANSFER_S[0] + tokens * TRANSFER_S[1] for s, tokens in zip(unified, ENDS, strict=True)]
     step_s = [STEPS_MS[0][0] / 1e3 + LATE_S[1] + tokens * LATE_S[2] for tokens in ENDS]
     late = [s + LATE_S[0] + more_s for s, more_s in zip(pair, step_s, strict=True)]
-    busy = {"unified": direct, "PD": direct, "dual": [s + more_s for s, more_s in zip(direct, step_s, strict=True)]}
+    busy = {
+        "unified": [s + STEPS_MS[0][0] / 1e3 + AFTER_S for s in direct],
+        "PD": direct,
+        "dual": [s + more_s for s, more_s in zip(direct, step_s, strict=True)],
+    }
     return Idle(engine(), {"unified": unified, "PD": pair, "dual": late}, busy, direct[0])
 
 
@@ -57,11 +63,10 @@ def told(layout: Layout, folder: Path, slower: tuple[float, float] = (1.0, 1.0))
     """Write what the simulator is told of a layout."""
     found = idle()
     transfer = found.transfer("PD") if layout.name in ("PD", "dual") else SOME_TRANSFER
-    outside_s = found.gateway_s + engine().outside_ms / 1e3
     profile, config = folder / "engine.json", folder / "config.yaml"
     profile.write_text(json.dumps(engine().profile(transfer, slower)))
     config.write_text(
-        yaml.safe_dump(layout.config(profile, outside_s, found.late("PD", "dual") if layout.late else None))
+        yaml.safe_dump(layout.config(profile, found.besides, found.late("PD", "dual") if layout.late else None))
     )
     return config
 
@@ -78,6 +83,15 @@ def test_a_lone_request_takes_what_was_measured(layout: Layout, tokens: int, tmp
         wanted_ms += STEPS_MS[0][0] + 1e3 * (LATE_S[0] + LATE_S[1] + tokens * LATE_S[2])
     assert said["ttft_ms"] == pytest.approx(wanted_ms, rel=0.03)
     assert STEPS_MS[0][0] - 0.2 < said["tpot_ms"] < 10.5
+
+
+def test_a_server_works_on_a_request_before_its_prompt_and_after_its_answer(tmp_path: Path) -> None:
+    """So a prompt that comes a little later waits for that too, though each server has had one before."""
+    asks = [Ask(0.0, 1024, 1), Ask(0.0, 1024, 1), Ask(0.001, 1024, 1), Ask(0.001, 1024, 1)]
+    alone, said = (sglang_simulated.predicted(told(LAYOUTS[0], tmp_path), some, STEADY) for some in (asks[:1], asks))
+    first_ms, gateway_ms = alone["ttft_ms"], 1e3 * GATEWAY_S
+    second_ms = 2 * (first_ms - gateway_ms) + 1e3 * AFTER_S + gateway_ms
+    assert said["ttft_ms"] == pytest.approx((first_ms + second_ms) / 2, abs=2 * gateway_ms + 1)
 
 
 def test_beside_a_busy_neighbour_each_phase_is_slower_by_its_factor(tmp_path: Path) -> None:

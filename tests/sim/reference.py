@@ -133,6 +133,8 @@ class PlainEngine:
         self.coming = self.preemptions = self.began = 0
         self.most_steps = self.took = 0
         self.times_so_far = 0, 0
+        self.begin_work, self.end_work = ticks(settings.begin_s), ticks(settings.end_s)
+        self.owed = self.free_at = 0
         self.first_tokens: list[tuple[int, int]] = []
         self.slow = (1.0, 1.0)
 
@@ -253,6 +255,9 @@ class PlainEngine:
         flight.state = State.MOVING
         self.owner.leg_done(flight, self)
 
+    def end_work_begins(self) -> None:
+        self.free_at = max(self.free_at, self.events.now) + self.end_work
+
     def on_step(self, _version: int) -> None:
         if self.dead:
             return
@@ -274,6 +279,7 @@ class PlainEngine:
         leaving = [flight for flight in self.running if flight.emitted == flight.stop]
         self.running = [flight for flight in self.running if flight.emitted < flight.stop]
         for flight in leaving:
+            self.end_work_begins()
             self.part_done(flight)
         self.next()
 
@@ -289,6 +295,7 @@ class PlainEngine:
         if flight.stop:
             self.token(flight)
         if flight.emitted >= flight.stop:
+            self.end_work_begins()
             self.part_done(flight)
         else:
             self.keep(flight)
@@ -326,6 +333,8 @@ class PlainEngine:
             context = sum(flight.context for flight in self.stepping)
             took = self.times.mixed(sizes, len(self.stepping), context, self.slow)
             took += sum(flight.late_work for flight in chunks if flight.late)
+            took += self.owed + max(self.free_at - now, 0)
+            self.owed = 0
         elif self.running:
             self.stepping = list(self.running)
             context = sum(flight.context for flight in self.running)
@@ -351,6 +360,7 @@ class PlainEngine:
         if not self.take_prompt(flight):
             return False
         self.queue.popleft()
+        self.owed += self.begin_work
         flight.state = State.PREFILL
         self.prefilling.append(flight)
         return True

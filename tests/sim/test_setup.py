@@ -58,6 +58,8 @@ def test_a_key_reaches_the_setting_of_its_name(key: str, value: object) -> None:
         ("whole_prompts", True),
         ("block_tokens", 16),
         ("mixed_step_scale", 1.2),
+        ("begin_s", 0.01),
+        ("end_s", 0.02),
     ],
 )
 def test_a_key_reaches_the_engines(key: str, value: object) -> None:
@@ -103,7 +105,7 @@ def test_all_workers_at_start_are_there_at_the_start_of_the_verdict() -> None:
         ({"handoff_timeout_s": 1e-15}, r"simulation\.handoff_timeout_s: .* 0\.01"),  # an event for each look
         ({"late_handoff_s": 1e9}, r"simulation\.late_handoff_s: .* 60"),
         ({"order": "any"}, r"simulation\.order: .*'decode_first' or 'prefill_first'"),
-        ({"flips": 1}, r"unknown key 'simulation\.flips'; valid keys here are block_tokens, deaths"),
+        ({"flips": 1}, r"unknown key 'simulation\.flips'; valid keys here are begin_s, block_tokens, deaths"),
     ],
 )
 def test_what_cannot_be_is_one_line(section: dict[str, object], message: str) -> None:

@@ -138,6 +138,20 @@ def test_prefill_first_stalls_decodes_that_decode_first_keeps_going() -> None:
     assert gaps["prefill_first"] > 5 * gaps["decode_first"]
 
 
+def test_work_on_a_request_besides_its_steps_takes_the_time_of_the_engine() -> None:
+    """Before its prompt it delays all; once its part is done, only a prompt that follows at once waits for it."""
+    work = Arrival(0.0, 1000, 1), Arrival(0.0, 1000, 1), Arrival(9.0, 1000, 1), Arrival(9.0, 500, 40)
+    busy = EngineSettings(order="prefill_first", step_tokens=1000, begin_s=0.02, end_s=0.03)
+    records = {
+        engine: sorted(run(To("d0", "d0"), *work, settings=SimSettings(engine=engine)).records)
+        for engine in (EngineSettings(order="prefill_first", step_tokens=1000), busy)
+    }
+    more = [later.ttft_s - sooner.ttft_s for sooner, later in zip(*records.values(), strict=True)]
+    assert more == pytest.approx([0.02, 0.02 + 0.03 + 0.02, 0.02, 0.02 + 0.03 + 0.02])
+    plain, slow = (found[3] for found in records.values())
+    assert plain.tpot_s == slow.tpot_s
+
+
 def test_chunks_sent_while_the_next_computes_arrive_sooner() -> None:
     engine = EngineSettings(step_tokens=512)
     settings = (SimSettings(engine=engine, overlap=overlap, first_token="transfer") for overlap in (False, True))

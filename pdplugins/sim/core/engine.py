@@ -14,7 +14,7 @@ from collections import deque
 from heapq import heappush
 from typing import Final
 
-from pdplugins.sim.core.clock import STEP, Events
+from pdplugins.sim.core.clock import STEP, Events, ticks
 from pdplugins.sim.core.decode import DecodeBatch
 from pdplugins.sim.core.engine_settings import EngineSettings
 from pdplugins.sim.core.flight import Flight, State
@@ -92,7 +92,7 @@ class Engine:
         self.run = DecodeRun(self.batch, kv, times, events)
         self.version = 0
         """Version of the next event. Queued events of earlier versions are void."""
-        self.step = PrefillStep()
+        self.step = PrefillStep(ticks(settings.begin_s), ticks(settings.end_s))
         self.most_steps = MANY
         """Decode steps that may pass before the batch scheduler is asked again."""
         self.purge = False
@@ -297,6 +297,7 @@ class Engine:
             gone = batch.leaving()
             self.view.load.running_requests -= len(gone)
             for flight in gone:
+                self.step.part_done(self.events.now)
                 self._part_done(flight)
         self._next()
 
@@ -331,6 +332,7 @@ class Engine:
         if flight.stop:
             self.batch.gaps.token(flight, now)
         if flight.emitted >= flight.stop:
+            self.step.part_done(now)
             self._part_done(flight)
         else:
             self.keep(flight)
@@ -415,12 +417,8 @@ class Engine:
     def _may_start(self) -> bool:
         """Whether the first request of the queue may fit. How much of it is cached shows only when it is admitted."""
         flight = self.queue[0]
-        return (
-            self.kv.free - self.batch.size - self.spare >= flight.target
-            or flight.history is not None
-            or flight.may_be_cached
-            or self.batching.always_ask
-        )
+        fits = self.kv.free - self.batch.size - self.spare >= flight.target
+        return fits or flight.may_be_cached or flight.history is not None or self.batching.always_ask
 
     def admit(self, flight: Flight) -> bool:
         """Start the prefill of the first request of the queue, if its whole prompt fits."""
@@ -434,6 +432,7 @@ class Engine:
             load.queued_tokens -= flight.done - flight.expected
             flight.expected = 0
         self.queue.popleft()
+        self.step.admitted()
         flight.state = State.PREFILL
         self.prefilling.append(flight)
         return True
@@ -465,7 +464,7 @@ class Engine:
         step, batch, load = self.step, self.batch, self.view.load
         step.chunks = chunks
         load.running_requests += len(chunks)
-        sizes, work = [], 0
+        sizes, work = [], step.work(batch.time)
         for flight in chunks:
             load.queued_tokens -= flight.chunk
             work += flight.late_work if flight.late else 0

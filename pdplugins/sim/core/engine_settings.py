@@ -24,3 +24,7 @@ class EngineSettings:
     """Tokens of one prefix block of the trace."""
     mixed_step_scale: float = 1.0
     """Factor on the time that prefill adds to a step with decodes."""
+    begin_s: float = 0.0
+    """Work on each request before its first step: it takes the engine's time."""
+    end_s: float = 0.0
+    """And once its part is done: the next step with prefill waits for it."""

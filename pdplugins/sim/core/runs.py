@@ -10,11 +10,21 @@ from pdplugins.sim.core.steps import StepTimes
 
 
 class PrefillStep:
-    """The step with prefill that is in progress, if any."""
+    """The step with prefill that is in progress, if any, and the work on requests between such steps.
 
-    __slots__ = ("began", "chunks", "decodes", "took", "worked")
+    :param begin: ticks of work on each request before its first step.
+    :param end: and once its part is done.
+    """
 
-    def __init__(self) -> None:
+    __slots__ = ("_begin", "_end", "_free", "_owed", "began", "chunks", "decodes", "took", "worked")
+
+    def __init__(self, begin: int, end: int) -> None:
+        self._begin = begin
+        self._end = end
+        self._owed = 0
+        """Work on requests that have been admitted since the last such step began."""
+        self._free = 0
+        """When all work on requests whose part is done will be over."""
         self.chunks: list[Flight] = []
         """Requests that it prefills; empty when no such step is in progress."""
         self.began = 0
@@ -25,6 +35,19 @@ class PrefillStep:
         """Decoding requests that take part in it."""
         self.worked = 0
         """Ticks of all such steps that have ended."""
+
+    def admitted(self) -> None:
+        """Note the work on a request that begins here."""
+        self._owed += self._begin
+
+    def part_done(self, now: int) -> None:
+        """Note the work on a request whose part here is done."""
+        self._free = max(self._free, now) + self._end
+
+    def work(self, now: int) -> int:
+        """Return the work that a step with prefill has to do first if it begins now."""
+        work, self._owed = self._owed + max(self._free - now, 0), 0
+        return work
 
 
 class DecodeRun:
