@@ -174,14 +174,14 @@ class Clients:
             del self._by_client[connection.client]
 
     def _close(self, handler: web.RequestHandler, why: str) -> None:
-        """Close a connection that has no request."""
+        """Close a connection that has no request. With TLS a client that says nothing would keep it for long else."""
         transport = self._all[handler].transport
+        waits = transport.get_write_buffer_size()
         self.closed(handler)
         self._metrics.closed.labels(why).inc()
-        if handler.transport is None:  # it is in its TLS handshake
+        handler.force_close()
+        if not waits:
             transport.abort()
-        else:
-            handler.force_close()
 
     def close_idle(self) -> None:
         """Close all connections that have no request."""

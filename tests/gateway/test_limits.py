@@ -62,6 +62,7 @@ ACTS = {
     "clients.MOST_REFUSED": "test_clients::test_those_that_are_refused_are_few_at_a_time",
     "nesting.MOST_BRACKETS": "test_limits_act::test_brackets_are_gone_through_for_each_level_only_while_they_are_few",
     "nesting.MOST_MARKS": "test_limits_act::test_marks_are_not_counted_for_ever",
+    "engines.sglang.engine.TEXTS_S": "test_seams::test_a_question_for_the_text_that_gets_no_answer",
     "engines.sglang.fields.LONGEST_VALUE": "test_names::test_a_name_that_would_go_back_is_short",
     "engines.sglang.fields.SHORT": "test_bodies::test_no_long_body_takes_much_longer_than_an_honest_one",
     "engines.sglang.fields.LONGEST_LAX": "test_limits_act::test_what_only_python_takes_for_json_is_short",

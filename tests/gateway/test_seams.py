@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import itertools
 from typing import Any
 
 import pytest
 
+from pdplugins.gateway.engines.sglang import engine
+from pdplugins.gateway.engines.sglang.connections import Connections
 from pdplugins.gateway.engines.sglang.seams import MOST_TOKENS, Seam
 from tests.gateway.fake import settled, spelled, text_of
 from tests.gateway.rig import PROMPT, Fixed, Stand, ask, stand
@@ -89,6 +92,32 @@ def test_a_worker_that_does_not_tell_the_text_of_tokens(says: bytes) -> None:
             for worker in it.workers:
                 worker.speech = SPEECH
                 worker.says["/v1/detokenize"] = says
+            _, whole = await it.post("/generate", ask(count=COUNT))
+            assert (whole["text"], whole["output_ids"]) == (TEXT.replace("\U0001f600", "\ufffd"), SPEECH)
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("error", [None, OSError(errno.EMFILE, "too many open files")], ids=["hangs", "shortage"])
+def test_a_question_for_the_text_that_gets_no_answer(error: OSError | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever keeps it from one: the answer of the worker is there, and does not need it."""
+    monkeypatch.setattr(engine, "TEXTS_S", 0.05)
+    post = Connections.post
+
+    async def asked(self: Connections, url: str, path: str, *rest: Any) -> Any:
+        if path != "/v1/detokenize":
+            return await post(self, url, path, *rest)
+        if error is None:
+            await asyncio.sleep(60)
+        raise error or TimeoutError
+
+    monkeypatch.setattr(Connections, "post", asked)
+
+    async def run() -> None:
+        async with stand("dual", "dual") as it:
+            it.route(Fixed()).split = len(PROMPT) + 5
+            for worker in it.workers:
+                worker.speech = SPEECH
             _, whole = await it.post("/generate", ask(count=COUNT))
             assert (whole["text"], whole["output_ids"]) == (TEXT.replace("\U0001f600", "\ufffd"), SPEECH)
 

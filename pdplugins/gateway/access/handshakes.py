@@ -32,10 +32,14 @@ class Handshakes:
         self._tls = tls
         self._within_s = within_s
         self._now: set[Handshake] = set()
+        self._stopped = False
         self.clients = clients
 
     def begin(self, sock: socket.socket, peer: object, handler: web.RequestHandler) -> None:
         """Begin a handshake, after which `handler` gets the connection, unless there are too many connections."""
+        if self._stopped:  # it was accepted just before
+            sock.close()
+            return
         handshake = Handshake(self, sock, peer, handler)
         self._now.add(handshake)
         self.clients.opened(handler, handshake)
@@ -52,6 +56,7 @@ class Handshakes:
 
     def stop(self) -> None:
         """Cut off all handshakes."""
+        self._stopped = True
         for handshake in list(self._now):
             handshake.abort()
 

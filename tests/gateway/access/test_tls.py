@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import ssl
 from contextlib import suppress
 from pathlib import Path
@@ -169,6 +170,36 @@ def test_connections_count_before_their_handshakes_end(
             assert not there._idle
             assert not there._by_client
             assert there._refused == 0
+
+    run_loop(run())
+
+
+@pytest.mark.parametrize("run_loop", [asyncio.run, uvloop.run])
+def test_a_client_that_does_not_answer_the_end_of_tls_keeps_no_connection(
+    authority: Authority, certificate: tuple[Path, Path], run_loop: Any
+) -> None:
+    """Connections that are closed do not count. So they must not stay until such a client says that it has heard."""
+
+    async def run() -> None:
+        loop, trusts = asyncio.get_running_loop(), ssl.create_default_context(cafile=str(authority.certificate))
+        async with stand("unified", access=Access(tls=ServerTls(*certificate)), settings=patient(head_s=60)) as it:
+            with socket.create_connection(("127.0.0.1", int(it.gateway.url.rpartition(":")[2]))) as raw:
+                raw.setblocking(False)
+                incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+                tls = trusts.wrap_bio(incoming, outgoing, server_hostname="127.0.0.1")
+                while True:
+                    with suppress(ssl.SSLWantReadError):
+                        tls.do_handshake()
+                        break
+                    await loop.sock_sendall(raw, outgoing.read())
+                    incoming.write(await loop.sock_recv(raw, 2**16))
+                await loop.sock_sendall(raw, outgoing.read())
+                assert await settled(lambda: all(handler.transport is not None for handler in it.gateway.clients._all))
+                it.gateway.clients.close_idle()
+                async with asyncio.timeout(5):
+                    with suppress(ConnectionResetError):
+                        while await loop.sock_recv(raw, 2**16):
+                            pass
 
     run_loop(run())
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import ssl
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
@@ -21,13 +22,15 @@ from pdplugins.gateway.engines.sglang.public import model_of, public
 from pdplugins.gateway.engines.sglang.relay import Relay
 from pdplugins.gateway.engines.sglang.reports import facts_of, report_of, texts_of, tokens_of
 from pdplugins.gateway.engines.sglang.upstream import Answer, Upstream
-from pdplugins.gateway.errors import RefusedError, WorkerFailedError
+from pdplugins.gateway.errors import RefusedError, ShortageError, WorkerFailedError
 from pdplugins.gateway.reading import read_whole
 from pdplugins.limits import GatewayConfig
 
 TEMPLATE_FIELDS = ("model", "messages", "tools", "tool_choice", "chat_template_kwargs", "continue_final_message")
 REPORT_BYTES = 4 * 2**20
 """Longest answer to a question about a server itself."""
+TEXTS_S = 3.0
+"""So long an answer waits for the text between two workers; without it a character may be lost."""
 
 
 class SglangEngine:
@@ -104,8 +107,9 @@ class SglangEngine:
         if isinstance(skips := call.sampling.get("skip_special_tokens"), bool):
             question["skip_special_tokens"] = skips
         try:
-            return texts_of(await self.upstream.ask(backend, protocol.DETOKENIZE, question), len(ids))
-        except (WorkerFailedError, RefusedError, ValueError):
+            async with asyncio.timeout(TEXTS_S):
+                return texts_of(await self.upstream.ask(backend, protocol.DETOKENIZE, question), len(ids))
+        except (WorkerFailedError, RefusedError, ShortageError, TimeoutError, ValueError):
             return None
 
     def splittable(self, call: Call, client: Client, first: Backend) -> tuple[Call, Client]:
