@@ -103,13 +103,16 @@ def missed(times: Times, slo: Slo, starting: Sequence[tuple[float, float]] = ())
     )
 
 
-def starting_spells(changes: Iterable[tuple[float, int]], startup_s: float) -> Iterator[tuple[float, float]]:
+def starting_spells(
+    changes: Iterable[tuple[float, int, int]], startup_s: float, *, moves: bool = False
+) -> Iterator[tuple[float, float]]:
     """Yield (from, to) for each time in which new workers were on their way.
 
-    :param changes: (second, workers wanted), the first one what there was at start.
+    :param changes: (second, prefill workers wanted, decode workers wanted), the first one what there was at start.
+    :param moves: whether a worker may go from one pool to the other instead.
     """
-    for (_, before), (at_s, workers) in pairwise(changes):
-        if workers > before:
+    for (_, *before), (at_s, *after) in pairwise(changes):
+        if sum(after) > sum(before) or not (moves or all(now <= then for now, then in zip(after, before, strict=True))):
             yield at_s, at_s + startup_s
 
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from typing import Any
+
+from typer import BadParameter
 
 from pdplugins import config, extras
 from pdplugins.files import DEVICE
@@ -118,8 +121,21 @@ def prepare(command: Any, path: str = "") -> None:
     if path in EXAMPLES:
         command.epilog = "\n\n".join(("[bold]Examples[/bold]", *EXAMPLES[path]))
     for parameter in command.params:
+        parameter.process_value = _finite(parameter.process_value, parameter)
         if (complete := COMPLETIONS.get(parameter.name)) is not None and not getattr(command, "commands", None):
             parameter._custom_shell_complete = _completer(complete)
+
+
+def _finite(process: Callable[[Any, Any], Any], parameter: Any) -> Callable[[Any, Any], Any]:
+    """Return what reads the value of an option, and refuses ``nan``, which is inside all bounds, and infinity."""
+
+    def read(context: Any, text: Any) -> Any:
+        value = process(context, text)
+        if isinstance(value, float) and not math.isfinite(value):
+            raise BadParameter(f"{text!r} is not a finite number.", ctx=context, param=parameter)
+        return value
+
+    return read
 
 
 def _completer(values: Callable[[], list[str]]) -> Callable[[Any, Any, str], list[Any]]:

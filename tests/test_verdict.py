@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from pdplugins.types import Slo
-from pdplugins.verdict import TPOT_ERROR, TTFT_ERROR, Cause, Missed, Times, lines, missed
+from pdplugins.verdict import TPOT_ERROR, TTFT_ERROR, Cause, Missed, Times, lines, missed, starting_spells
 
 SLO = Slo(1.0, 0.1)
 NAN = float("nan")
@@ -73,3 +73,9 @@ def test_the_known_error_is_the_published_one() -> None:
     silicon = json.loads(path.read_text())
     published = silicon["ttft"]["median_abs_error"], silicon["tpot"]["median_abs_error"]
     assert tuple(round(error, 3) for error in published) == (TTFT_ERROR, TPOT_ERROR)
+
+
+def test_a_pool_that_grows_while_the_other_shrinks_starts_workers_unless_they_move() -> None:
+    changes = [(0.0, 1, 3), (60.0, 2, 2), (90.0, 2, 3), (120.0, 1, 3)]
+    assert list(starting_spells(changes, 30.0)) == [(60.0, 90.0), (90.0, 120.0)]
+    assert list(starting_spells(changes, 30.0, moves=True)) == [(90.0, 120.0)]

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import typer
 
-from pdplugins import cli, config
+from pdplugins import cli, config, entry
 from pdplugins.errors import ConfigError
 from pdplugins.registry import default_registry
 from pdplugins.vocabulary import EXAMPLES, RENAMED, modern, prepare, writes_to_stdout
@@ -169,3 +169,18 @@ def test_what_is_nearly_right_is_named() -> None:
         default_registry().get("planner", "dopdd")
     with pytest.raises(Exception, match=r"did you mean azure-like\?"):
         traces.read("azurelike")
+
+
+@pytest.mark.parametrize("words", ["advise --trace demo --target nan", "simulate dopd --trace demo --rate inf"])
+def test_what_is_no_finite_number_is_refused(
+    words: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """``nan`` is inside all bounds: no comparison with it is true."""
+    monkeypatch.setattr(sys, "argv", ["pdplugins", *words.split()])
+    with pytest.raises(SystemExit) as ended:
+        entry.main()
+    assert ended.value.code == 2
+    said = capsys.readouterr().err
+    assert "is not a finite number" in said or "Invalid value for '--target'" in said, (
+        "some click versions see it first"
+    )

@@ -71,6 +71,13 @@ class Config(Section):
         return self.simulation.flip == "label" or self.sglang.dual_role
 
     @property
+    def profiles(self) -> set[str]:
+        """The names of all profiles of its workers, or their files."""
+        wanted = self.simulation
+        more = (wanted.prefill_profile, wanted.decode_profile, *(workers.profile for workers in wanted.extra))
+        return {self.deployment.profile, *filter(None, more)}
+
+    @property
     def chosen(self) -> dict[str, Choice]:
         """The plugins that the file picks, by their key of `CHOICES`."""
         return {key: choice for key in CHOICES if (choice := getattr(self, key)) is not None}

@@ -15,17 +15,26 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from pdplugins.config import first_error
+from pdplugins.config.base import MOST_GPUS
 from pdplugins.errors import ConfigError, one_line
 from pdplugins.files import read_limited
 
 SMALLEST, LARGEST = 1e-9, 1e18
 """Bounds of all figures. What is computed of them is a number that clocks and counts can hold."""
+MOST_STEP_MS, MOST_LATENCY_S, MOST_SCALE = 1e6, 60.0, 1e3
+"""Bounds of times and of factors on them. With longer steps few requests would take years of the simulator's clock."""
+MOST_DRAFTS = 64
+"""Tokens that are guessed in one step."""
 MOST_BYTES = 2**22
 """Size of the largest file."""
 Positive = Annotated[float, Field(ge=SMALLEST, le=LARGEST, allow_inf_nan=False)]
 Natural = Annotated[float, Field(ge=0, le=LARGEST, allow_inf_nan=False)]
 Factor = Annotated[float, Field(ge=1, le=LARGEST, allow_inf_nan=False)]
-Degree = Annotated[int, Field(ge=1)]
+Degree = Annotated[int, Field(ge=1, le=MOST_GPUS)]
+Scaling = Annotated[float, Field(ge=SMALLEST, le=MOST_SCALE, allow_inf_nan=False)]
+Steps = Annotated[
+    tuple[Annotated[float, Field(ge=SMALLEST, le=MOST_STEP_MS, allow_inf_nan=False)], ...], Field(min_length=2)
+]
 Share = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
 Axis = Annotated[tuple[Positive, ...], Field(min_length=2)]
 
@@ -101,7 +110,7 @@ class Layout(_Part):
 class Speculation(_Part):
     """Speculative decoding, as multi-token prediction (MTP) does it."""
 
-    draft_tokens: Degree = Field(description="tokens that are guessed in each step")
+    draft_tokens: int = Field(ge=1, le=MOST_DRAFTS, description="tokens that are guessed in each step")
     acceptance: Share = Field(description="probability that a guessed token is right, if those before it were")
     draft_share: Natural = Field(description="time of a guess over the time of a step")
 
@@ -127,7 +136,7 @@ class Bandwidth(_Part):
 class Transfer(_Part):
     """KV transfer from a prefill to a decode worker: latency + bytes / rate."""
 
-    latency_s: Natural = Field(description="fixed part")
+    latency_s: float = Field(ge=0, le=MOST_LATENCY_S, allow_inf_nan=False, description="fixed part")
     bytes_per_s: Positive
     source: str
 
@@ -135,9 +144,11 @@ class Transfer(_Part):
 class Scale(_Part):
     """The correction of ``raw_ms``. The times in use are factor * raw_ms + step_ms."""
 
-    prefill: Positive = Field(description="factor on prefill and dense times")
-    decode: Positive = Field(description="factor on decode times")
-    step_ms: Natural = Field(0.0, description="added once to every step, of any kind")
+    prefill: Scaling = Field(description="factor on prefill and dense times")
+    decode: Scaling = Field(description="factor on decode times")
+    step_ms: float = Field(
+        0.0, ge=0, le=MOST_STEP_MS, allow_inf_nan=False, description="added once to every step, of any kind"
+    )
     expert_imbalance: Factor = Field(
         1.0, description="factor on the times of experts: the most loaded GPU over that of the tables"
     )
@@ -149,7 +160,7 @@ class TokenTable(_Part):
     """Time over tokens: the prefill of one prompt, alone in its batch, or the dense part of a step."""
 
     tokens: Axis
-    raw_ms: Axis
+    raw_ms: Steps
 
     @model_validator(mode="after")
     def _shape(self) -> TokenTable:
@@ -164,7 +175,7 @@ class DecodeTable(_Part):
 
     batch: Axis
     context_tokens: Axis
-    raw_ms: tuple[Axis, ...]
+    raw_ms: tuple[Steps, ...]
 
     @model_validator(mode="after")
     def _shape(self) -> DecodeTable:
@@ -218,17 +229,17 @@ class Profile(_Part):
     bandwidth: Bandwidth
     transfer: Transfer
     scale: Scale
-    prefill: dict[int, TokenTable] = Field(min_length=1, description="by tensor-parallel size")
-    decode: dict[int, DecodeTable] = Field(min_length=1, description="by tensor-parallel size")
-    dense: dict[int, TokenTable] = Field(
+    prefill: dict[Degree, TokenTable] = Field(min_length=1, description="by tensor-parallel size")
+    decode: dict[Degree, DecodeTable] = Field(min_length=1, description="by tensor-parallel size")
+    dense: dict[Degree, TokenTable] = Field(
         {}, description="by tensor-parallel size: all of a step but attention, over the tokens that it computes"
     )
     power: Power | None = Field(None, description="what power caps do; they do nothing when absent")
-    layouts: dict[int, Layout] = Field(
+    layouts: dict[Degree, Layout] = Field(
         {},
         description="by GPUs of a worker, which are then the keys of all tables; without it only tensors are split",
     )
-    experts: dict[int, ExpertTable] = Field({}, description="by GPUs: the part of the times that experts take")
+    experts: dict[Degree, ExpertTable] = Field({}, description="by GPUs: the part of the times that experts take")
     precision: dict[str, str] = Field({}, description="number formats: gemm, moe, kvcache and fmha")
     speculation: Speculation | None = Field(None, description="speculative decoding; None without")
 

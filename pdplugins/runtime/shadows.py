@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import pairwise
-from math import sqrt
+from math import isfinite, sqrt
 from pathlib import Path
 from statistics import mean, median, quantiles, stdev
 from typing import Any
@@ -125,6 +125,8 @@ def _placed(entry: Entry, estimate: PlacementEstimate) -> Placed | None:
         for time in (estimate.ttft_s, estimate.tpot_s)
         for placement in (followed, shadow)
     ]
+    if not all(map(isfinite, times)):
+        raise ValueError("a load that is no finite number")
     return Placed(request["id"], _key(followed), _key(shadow), *times)
 
 

@@ -12,6 +12,7 @@ import logging
 import math
 import os
 import re
+import secrets
 import stat
 import time
 from collections import Counter
@@ -42,6 +43,8 @@ MOST_ENTRIES = 1024
 """Entries of the folder that are looked at."""
 MOST_BYTES = 16_384
 """Size of the largest file that is read."""
+MARK_DIGITS = 18
+"""Digits that tell the files of one board from those of others."""
 FORGOTTEN_S = 3600.0
 """Age at which a file that some process left behind is removed."""
 
@@ -85,6 +88,8 @@ class SignalBoard:
         self._others: dict[str, _File] = {}
         self._written_s: dict[str, float] = {}
         self._looked_s: float | None = None
+        self._mark = str(secrets.randbelow(10**MARK_DIGITS))
+        """In the names of its files, and in no other board's: in containers every process may have the same pid."""
         self.faults: Counter[str] = Counter()
         """What went wrong: ``write``, ``read``, ``content`` (of another's file), ``signal`` (told by a part here)."""
         if folder is not None:
@@ -133,7 +138,7 @@ class SignalBoard:
 
     def _path(self, part: str) -> Path:
         assert self._folder is not None  # noqa: S101 - only called with a folder
-        return self._folder / f"{part}.{os.getpid()}.signals.json"
+        return self._folder / f"{part}.{self._mark}.signals.json"
 
     def _write(self, part: str, signals: Signals) -> None:
         path = self._path(part)
@@ -161,7 +166,7 @@ class SignalBoard:
 
     def _is_others(self, name: str) -> bool:
         match = _FILE.fullmatch(name)
-        return match is not None and match[2] != str(os.getpid())
+        return match is not None and match[2] != self._mark
 
     def _seen(self, entry: os.DirEntry[str], now_s: float) -> _File:
         """Return what `entry` says; it is opened only when it has changed."""

@@ -16,6 +16,7 @@ from pdplugins.errors import ConfigError
 from pdplugins.files import check_apart, check_outputs
 from pdplugins.studies.advise.commands import advise
 from pdplugins.studies.backtest.commands import backtest
+from pdplugins.workloads.sources import inputs
 
 if TYPE_CHECKING:
     from pdplugins.report.ranking import Run
@@ -103,7 +104,7 @@ def simulate(  # noqa: PLR0913 - the options of a command
     check_outputs(out, report, records, decision_log)
     check_apart(
         {"--json": out, "--html": report, "--records": records, "--decision-log": decision_log},
-        {"--trace": trace, "--profile": profile, "CONFIG": find(config)},
+        {**inputs("--trace", trace), "--profile": profile, "CONFIG": find(config)},
     )
     if records is not None:
         recordfile.check(records)
@@ -120,9 +121,11 @@ def simulate(  # noqa: PLR0913 - the options of a command
         _finish([run], None)
         return
     plan = _plan([config], trace, changes, seed, report is not None, overrides)
+    check_apart({"--json": out, "--html": report, "--records": records}, _profiles(plan))
+    regret = _regret(plan, bound)
     with progress([config]) as shares:
         run, outcome = runs.run_one(plan, config, lambda share: shares([share]), decision_log)
-    (run,) = _with_regret([run], plan, bound)
+    run = regret(run)
     if records is not None:
         recordfile.write(outcome.records, records)
     if out is not None:
@@ -160,14 +163,16 @@ def compare(  # noqa: PLR0913 - the options of a command
     from pdplugins.workloads.transform import Transform  # noqa: PLC0415 - a command loads what it needs when it runs
 
     check_outputs(out, report)
-    read = {"--trace": trace, "--profile": profile, **{f"CONFIG {name}": find(name) for name in configs}}
+    read = {**inputs("--trace", trace), "--profile": profile, **{f"CONFIG {name}": find(name) for name in configs}}
     check_apart({"--json": out, "--html": report}, read)
     changes = Transform.of(rate=rate, clip_s=clip_s, max_requests=max_requests, max_context_tokens=max_context)
     overrides = Overrides(gpus, profile, prefill, decode, [*(settings or ()), *objectives(ttft, tpot)])
     plan = _plan(configs, trace, changes, seed, report is not None, overrides)
+    check_apart({"--json": out, "--html": report}, _profiles(plan))
+    regret = _regret(plan, bound)
     with progress(list(plan.configs)) as shares:
         runs = run_all(plan, jobs or os.cpu_count() or 1, shares)
-    runs = _with_regret(runs, plan, bound)
+    runs = [*map(regret, runs)]
     if out is not None:
         write_whole(out, as_json(runs))
     for name in plan.configs.keys() - {run.name for run in runs}:
@@ -203,7 +208,7 @@ def bound(  # noqa: PLR0913 - the options of a command
     from pdplugins.workloads.transform import Transform  # noqa: PLC0415
 
     check_outputs(out)
-    check_apart({"--json": out}, {"--trace": trace, "--profile": profile, "CONFIG": config and find(config)})
+    check_apart({"--json": out}, {**inputs("--trace", trace), "--profile": profile, "CONFIG": config and find(config)})
     given = (
         Setting(("deployment", "gpu_budget"), gpus),
         Setting(("deployment", "profile"), profile),
@@ -297,12 +302,20 @@ def objectives(ttft: float | None, tpot: float | None) -> Iterator[str]:
             yield f"slo.{key}={value}"
 
 
-def _with_regret(runs: list[Run], plan: Plan, wanted: bool) -> list[Run]:
-    if not wanted:
-        return runs
-    from pdplugins.studies.bound.api import with_regret  # noqa: PLC0415
+def _profiles(plan: Plan) -> dict[str, Path]:
+    """Return the profiles that configs name, which may be files."""
+    named = {(name, profile) for name, config in plan.configs.items() for profile in config.profiles}
+    return {f"{profile}, a profile of {name}": Path(profile) for name, profile in named}
 
-    return with_regret(runs, plan)
+
+def _regret(plan: Plan, wanted: bool) -> Callable[[Run], Run]:
+    """Return what adds its regret to a run. The bounds come first: if they fail, no run is lost."""
+    if not wanted:
+        return lambda run: run
+    from pdplugins.studies.bound.api import bounds_of, with_regret  # noqa: PLC0415
+
+    bounds = bounds_of(plan)
+    return lambda run: with_regret(run, bounds[run.name])
 
 
 def _finish(runs: Sequence[Run], report: Path | None, more: Callable[[], Iterable[str]] = list) -> None:
@@ -315,7 +328,11 @@ def _finish(runs: Sequence[Run], report: Path | None, more: Callable[[], Iterabl
         raise typer.Exit(130)
     terminal.show(runs)
     interrupted = any(run.result.interrupted for run in runs)
-    said = [] if interrupted else list(more())
+    said: list[str] = []
+    try:
+        said += [] if interrupted else more()
+    except KeyboardInterrupt:  # the runs are whole
+        interrupted = True
     for line in said:
         typer.echo(line)
     if report is not None:

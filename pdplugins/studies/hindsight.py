@@ -83,6 +83,8 @@ class _Pools:
 
     def _attainment(self, cell: Candidate) -> float:
         result, _ = simulate(cell.config, self._requests, trace_name="hindsight", command="hindsight")
+        if result.interrupted:
+            raise KeyboardInterrupt
         return result.metrics.slo_attainment or 0.0
 
 

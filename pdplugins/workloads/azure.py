@@ -49,6 +49,7 @@ def _at_once(path: Path) -> tuple[list[float], list[int], list[int]] | None:
                 compression=None,  # whatever its name ends in
             )
         times = pd.to_datetime(table[stamp], format="ISO8601", utc=True).dt.floor("us")
+        since_s = (times - pd.Timestamp(_ORIGIN)).dt.total_seconds()
     except (ValueError, ArithmeticError, OSError):  # the careful reader reports what is wrong, and where
         return None
     if times.isna().any() or table[stamp].map(len).min() < len("2020-01-01"):  # such as "now", which pandas knows
@@ -56,7 +57,6 @@ def _at_once(path: Path) -> tuple[list[float], list[int], list[int]] | None:
     tokens = table[[isl, osl]]
     if tokens.min(axis=None) < 1 or tokens.max(axis=None) > rows.MAX_TOKENS:
         return None
-    since_s = (times - pd.Timestamp(_ORIGIN)).dt.total_seconds()
     return since_s.tolist(), table[isl].tolist(), table[osl].tolist()
 
 

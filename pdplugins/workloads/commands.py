@@ -10,6 +10,7 @@ import typer
 
 from pdplugins import hookimpl
 from pdplugins.files import check_apart, check_outputs, write_whole
+from pdplugins.workloads.sources import inputs
 
 if TYPE_CHECKING:
     from pdplugins.workloads.trace import TraceRequest
@@ -46,7 +47,7 @@ def info(
     from pdplugins.workloads import info as about  # noqa: PLC0415
 
     check_outputs(out, plot)
-    check_apart({"--json": out, "--plot": plot}, {"TRACE": trace})
+    check_apart({"--json": out, "--plot": plot}, inputs("TRACE", trace))
     requests = _read(trace, workload, rate, clip_s, max_requests, max_context)
     columns = about.Columns.of(requests)
     facts = about.describe(columns)
@@ -73,7 +74,7 @@ def make(
     from pdplugins.workloads import jsonl, transform  # noqa: PLC0415 - a command loads what it needs when it runs
 
     check_outputs(out)
-    check_apart({"--out": out}, {"TRACE": spec})
+    check_apart({"--out": out}, inputs("TRACE", spec))
     requests = _read(spec, workload, rate, clip_s, max_requests, max_context)
     jsonl.write(requests, out)
     typer.echo(f"{out}: {len(requests)} arrivals, {transform.total(requests)} requests, {requests[-1].arrival_s:.0f} s")

@@ -47,8 +47,8 @@ def mooncake_jsonl(_settings: NoSettings, path: Path) -> Iterator[TraceRequest]:
 
 def _request(path: Path, number: int, row: dict[str, Any]) -> TraceRequest:
     blocks = row.get("hash_ids", [])
-    if not isinstance(blocks, list) or not set(map(type, blocks)) <= {int}:
-        raise rows.malformed(path, number, "hash_ids", blocks, "a list of whole numbers")
+    if not isinstance(blocks, list) or not set(map(type, blocks)) <= {int} or min(blocks, default=0) < 0:
+        raise rows.malformed(path, number, "hash_ids", blocks, "a list of whole numbers from 0 on")
     session, later = row.get("session"), row.get("rounds", [])
     if not isinstance(session, str | None):
         raise rows.malformed(path, number, "session", session, "a name")

@@ -75,6 +75,10 @@ def cells(path: Path, wanted: Sequence[str], what: str) -> Iterator[tuple[int, l
             raise TraceError(f"{path}: line {number}, column 1: not CSV ({error}); fix or drop the line") from None
         if len(row) < len(columns):
             raise malformed(path, number, columns[len(row)], line.strip(), "present")
+        if any(map(str.strip, row[len(columns) :])):
+            raise TraceError(
+                f'{path}: line {number}: more cells than the header has columns; write 1.5 or "1,5", not 1,5'
+            )
         yield number, [row[index].strip() for index in where]
 
 

@@ -14,6 +14,7 @@ from bisect import bisect
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -91,7 +92,7 @@ def servegen(settings: ServeGenSettings, path: Path) -> Iterator[TraceRequest]:
         if not windows:
             continue
         rng = np.random.default_rng((settings.seed, number))
-        lengths = Lengths(file.with_name(file.name.replace("-trace.csv", "-dataset.json")))
+        lengths = Lengths(lengths_of(file))
         for window in windows:
             times_s = window.times_s(rng, window.rate * settings.scale)
             drawn += len(times_s)
@@ -148,6 +149,17 @@ def _requests(
         yield TraceRequest(at_s, prompt, answer)
 
 
+def lengths_of(trace: Path) -> Path:
+    """Return the file with the lengths of the requests whose arrivals are in the file `trace`."""
+    return trace.with_name(trace.name.replace("-trace.csv", "-dataset.json"))
+
+
+def _is_empty(row: Any, column: str) -> bool:
+    """Tell whether a window has an empty histogram: most of some files have, and each would be looked for in all."""
+    text = row.get(column) if isinstance(row, dict) else None
+    return isinstance(text, str) and text[:1] + text[-1:] == "{}" and not text[1:-1].strip()
+
+
 class Lengths:
     """The histograms of one client."""
 
@@ -161,7 +173,10 @@ class Lengths:
             self._by_start = {rows.real(path, 1, "1", start): row for start, row in data.items()}
         except (ValueError, AttributeError, RecursionError):
             raise TraceError(f"{path}: line 1, column 1: not a JSON object of windows; is it cut off?") from None
-        self._starts = {column: sorted(self._by_start) for column in self.COLUMNS}
+        self._starts = {
+            column: sorted(start_s for start_s, row in self._by_start.items() if not _is_empty(row, column))
+            for column in self.COLUMNS
+        }
         """Starts of the windows, less those whose histogram is known to be empty."""
         self._read: dict[tuple[str, float], Histogram] = {}
 

@@ -58,9 +58,11 @@ def agentic_csv(settings: AgenticSettings, path: Path) -> Iterator[TraceRequest]
     """
     starts = _starts_s(settings)
     session: list[tuple[float, int, int, int]] = []
-    number_of = 0
-    for number, (_, index, t_s, isl, osl, cached) in rows.cells(path, AGENTIC_COLUMNS, "an agentic trace"):
-        if rows.tokens(path, number, "round", index, least=0) == 0 and session:
+    number_of, before = 0, None
+    for number, (name, index, t_s, isl, osl, cached) in rows.cells(path, AGENTIC_COLUMNS, "an agentic trace"):
+        first = _begins(path, number, AGENTIC_COLUMNS[0], index, name, before)
+        before = name
+        if first and session:
             yield _agent(settings, session, number_of, next(starts))
             session, number_of = [], number_of + 1
             if number_of == settings.sessions:
@@ -72,6 +74,14 @@ def agentic_csv(settings: AgenticSettings, path: Path) -> Iterator[TraceRequest]
         session.append((rows.real(path, number, "t_s", t_s), history, prompt - history, answer))
     if session:
         yield _agent(settings, session, number_of, next(starts))
+
+
+def _begins(path: Path, number: int, column: str, index: str, name: str, before: str | None) -> bool:
+    """Tell whether a row begins a session. Raises TraceError for a later round that does not follow one of its own."""
+    first = rows.tokens(path, number, "round", index, least=0) == 0
+    if not first and name != before:
+        raise rows.malformed(path, number, column, name, "that of the row before, as rounds of a session come together")
+    return first
 
 
 def _agent(
@@ -93,9 +103,11 @@ def taubench_csv(settings: TauBenchSettings, path: Path) -> Iterator[TraceReques
     """
     starts, rng = _starts_s(settings), np.random.default_rng((settings.seed, 1))
     session: list[tuple[int, int]] = []
-    number_of = 0
-    for number, (_, index, isl, osl) in rows.cells(path, TAUBENCH_COLUMNS, "a tau-bench trace"):
-        if rows.tokens(path, number, "round", index, least=0) == 0 and session:
+    number_of, before = 0, None
+    for number, (name, index, isl, osl) in rows.cells(path, TAUBENCH_COLUMNS, "a tau-bench trace"):
+        first = _begins(path, number, TAUBENCH_COLUMNS[0], index, name, before)
+        before = name
+        if first and session:
             yield _dialogue(settings, session, number_of, next(starts), rng)
             session, number_of = [], number_of + 1
             if number_of == settings.sessions:

@@ -8,7 +8,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,15 +16,20 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from pdplugins.config import first_error
-from pdplugins.errors import ConfigError, TraceError
-from pdplugins.registry import Registry
+from pdplugins.errors import ConfigError, PdpluginsError, TraceError
+from pdplugins.registry import Registry, default_registry
 from pdplugins.resources import data_dir
 from pdplugins.safe_yaml import read_yaml
 from pdplugins.settings import parse_setting, put, split_settings
+from pdplugins.workloads import servegen
 from pdplugins.workloads.formats import format_of, is_there
 from pdplugins.workloads.trace import TraceRequest
 from pdplugins.workloads.transform import Transform
 
+MOST_DEPTH = 16
+"""Mixes within one another."""
+MOST_PARTS = 1000
+"""Parts of a mix, those of the mixes in it included."""
 _NAMED = re.compile(r"([\w-]+)(?::(.*))?", re.DOTALL)
 _INNER_KEY = re.compile(r"(?<=[,\[{])\s*([\w.]+)=")
 
@@ -89,6 +94,37 @@ def source_of(trace: Path, workload: str | None, registry: Registry) -> Source |
     elif workload is None and trace.suffix in {".yaml", ".yml"}:
         return _described(_yaml(trace), trace)
     return Source(workload or format_of(trace, registry), {}, trace, str(trace))
+
+
+def inputs(option: str, trace: Path | str | None, registry: Registry | None = None) -> dict[str, Path]:
+    """Return the files that are read for `trace`, by what they are called in an error.
+
+    What cannot be found is left out: whoever reads the trace reports that.
+
+    :param option: that names the trace.
+    """
+    if trace is None:
+        return {}
+    found = {option: Path(trace)}
+    for path in _files(Path(trace), registry or default_registry(), 0):
+        found.setdefault(f"{path}, a file of {option}" if path != Path(trace) else option, path)
+    return found
+
+
+def _files(trace: Path, registry: Registry, depth: int) -> Iterator[Path]:
+    """Yield the files that a trace is read from, those of its parts included."""
+    yield trace
+    try:
+        source = source_of(trace, None, registry)
+    except PdpluginsError:
+        return
+    if isinstance(source, Source):
+        yield source.path
+        yield servegen.lengths_of(source.path)
+    elif depth < MOST_DEPTH:
+        yield source.where
+        for part in source.parts[:MOST_PARTS]:
+            yield from _files(Path(part.trace), registry, depth + 1)
 
 
 def shipped() -> list[str]:

@@ -10,14 +10,9 @@ from pathlib import Path
 from pdplugins.errors import TraceError
 from pdplugins.registry import Registry, default_registry
 from pdplugins.workloads.arrivals import check_size
-from pdplugins.workloads.sources import Mixture, Part, Source, source_of
+from pdplugins.workloads.sources import MOST_DEPTH, MOST_PARTS, Mixture, Part, Source, source_of
 from pdplugins.workloads.trace import TraceRequest
 from pdplugins.workloads.transform import check_pauses, check_span, merge
-
-MOST_DEPTH = 16
-"""Mixes within one another."""
-MOST_PARTS = 1000
-"""Parts of a mix, those of the mixes in it included."""
 
 
 def read(path: Path | str, workload: str | None = None, registry: Registry | None = None) -> list[TraceRequest]:

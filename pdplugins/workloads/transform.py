@@ -43,7 +43,9 @@ class Transform(BaseModel):
 
     rate: float | None = Field(None, ge=1e-6, le=1e9, description="mean arrivals/s to scale the times to")
     clip_s: float | None = Field(None, gt=0, description="keep what arrives in the first seconds, at that rate")
-    max_requests: int | None = Field(None, ge=1, description="keep that many requests; a session counts as one")
+    max_requests: int | None = Field(
+        None, ge=1, le=10**9, description="keep that many requests; a session counts as one"
+    )
     max_context_tokens: int | None = Field(None, ge=2, description="longest prompt plus output")
 
     @classmethod

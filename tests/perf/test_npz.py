@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -59,3 +60,17 @@ def test_an_empty_file_is_no_npz(tmp_path: Path) -> None:
     (tmp_path / "empty.npz").touch()
     with pytest.raises(ConfigError, match=r"empty.npz: it is no \.npz file"):
         npz._load(tmp_path / "empty.npz")
+
+
+@pytest.mark.parametrize("bad", [b"\x07", b"\xff" * 40])
+def test_a_damaged_npz_is_told_in_one_line(tmp_path: Path, bad: bytes) -> None:
+    """The compressed data of the first array is changed, which zlib notices and not zip."""
+    path = tmp_path / "bad.npz"
+    np.savez_compressed(path, decode_itl=np.arange(1000.0))
+    raw = path.read_bytes()
+    with zipfile.ZipFile(path) as file:
+        (part,) = file.infolist()
+    begin = part.header_offset + 30 + int.from_bytes(raw[26:28], "little") + int.from_bytes(raw[28:30], "little")
+    path.write_bytes(raw[:begin] + bad + raw[begin + len(bad) :])
+    with pytest.raises(ConfigError, match=r"bad\.npz: it is no \.npz file"):
+        npz.read_npz(path)

@@ -260,3 +260,11 @@ def test_a_role_may_start_without_a_worker_there(scripted: Registry) -> None:
     config = parsed(simulation={"flip": "label"}, deployment={"profile": "flat", "prefill": {"replicas": 0}})
     assert build_deployment(config).any_role
     assert default_registry() is scripted
+
+
+@pytest.mark.parametrize(("before", "after"), [(11, 15), (7, 61), (8, 16)])
+def test_pools_that_fill_their_gpus_fill_any_other_number(scripted: Registry, before: int, after: int) -> None:
+    sizes = {"prefill": {"replicas": before - 3, "tp": 1}, "decode": {"replicas": 3, "tp": 1}}
+    config = parsed(deployment={"profile": "flat", "gpu_budget": before, **sizes})
+    section = scale_pools(config, after)["deployment"]
+    assert section["prefill"]["replicas"] + section["decode"]["replicas"] == after

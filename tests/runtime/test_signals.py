@@ -149,9 +149,9 @@ def test_a_file_of_another_process_is_heard_and_read_again_only_after_a_change(t
 
 def test_own_files_are_written_once_a_second_and_taken_back(tmp_path: Path) -> None:
     board = SignalBoard(tmp_path)
-    mine = tmp_path / f"planner.{os.getpid()}.signals.json"
 
     def written() -> float:
+        (mine,) = tmp_path.iterdir()
         return float(json.loads(mine.read_text())["signals"]["rate"])
 
     board.tell("planner", {"rate": 1.0}, 0.0)
@@ -164,6 +164,16 @@ def test_own_files_are_written_once_a_second_and_taken_back(tmp_path: Path) -> N
     assert board.hear("router", -50.0) == {"rate": 4.0}
     board.close()
     assert list(tmp_path.iterdir()) == []
+
+
+def test_boards_of_processes_with_one_pid_hear_each_other(tmp_path: Path) -> None:
+    """As in containers that share the folder, each of which counts its processes from 1 on."""
+    planner, router, other = (SignalBoard(tmp_path) for _ in range(3))
+    planner.tell("planner", {"rate": 1.0}, 0.0)
+    router.tell("router", {"share": 0.5}, 0.0)
+    other.tell("router", {"held": 3.0}, 0.0)
+    assert planner.hear("planner", 0.0) == {"share": 0.5, "held": 3.0}
+    assert router.hear("router", 0.0) == {"rate": 1.0, "held": 3.0}
 
 
 def test_a_file_that_a_dead_process_left_is_not_heard_and_removed_after_an_hour(tmp_path: Path) -> None:

@@ -90,6 +90,14 @@ def test_all_workers_at_start_are_there_at_the_start_of_the_verdict() -> None:
     assert missed_of(outcome, config).causes == {Cause.WAITED: 1}
 
 
+def test_a_round_whose_history_is_cached_is_not_called_too_long() -> None:
+    """Most of its prompt need not be computed, so it was late because it waited."""
+    late = Record("0", 301.0, 100_000, 10, 9.0, 0.01, 0.01, 311.0, "p0", "d0", cached_tokens=99_000)
+    for record, cause in ((late, Cause.WAITED), (late._replace(cached_tokens=0), Cause.HOPELESS)):
+        outcome = cast("Any", SimpleNamespace(scaling=[], records=[record]))
+        assert missed_of(outcome, parse({})).causes == {cause: 1}
+
+
 @pytest.mark.parametrize(
     ("section", "message"),
     [

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
+from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
+from pdplugins.cli import app
 from pdplugins.config import MOST_GPUS, find, load, parse
 from pdplugins.studies import hindsight
 from pdplugins.types import TraceRequest
@@ -37,6 +41,32 @@ def test_pools_of_the_same_cost_are_named() -> None:
 def test_too_much_load_is_said() -> None:
     first, _ = hindsight.lines(DOPD, requests(500.0), 8.0)
     assert "no fixed pools within 8 GPUs reach 99%; the best (" in first
+
+
+def test_ctrl_c_ends_it_and_says_nothing_of_what_had_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A simulation that is interrupted has the figures of its first requests."""
+    simulate = hindsight.simulate
+
+    def interrupted(*args: Any, **named: Any) -> Any:
+        result, outcome = simulate(*args, **named)
+        return result.model_copy(update={"interrupted": True}), outcome
+
+    monkeypatch.setattr(hindsight, "simulate", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        hindsight.lines(DOPD, requests(1.0), 4.0)
+
+
+def test_ctrl_c_in_it_leaves_the_report_of_the_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def stopped(*_: object) -> list[str]:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(hindsight, "lines", stopped)
+    page = tmp_path / "r.html"
+    words = ["simulate", "stock-round-robin", "--trace", "demo", "--max-requests", "20", "--html", str(page)]
+    done = CliRunner().invoke(app, words)
+    assert done.exit_code == 130
+    assert "20 requests" in done.stdout
+    assert page.exists()
 
 
 def test_very_many_gpus_are_tried_in_few_splits() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pdplugins.errors import PdpluginsError, TraceError
+from pdplugins.errors import ConfigError, PdpluginsError, TraceError
 from pdplugins.workloads import lazy, traces
 from pdplugins.workloads.transform import Transform
 
@@ -95,3 +95,8 @@ def test_an_empty_trace_is_refused(azure: Path) -> None:
     azure.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n")
     with pytest.raises(TraceError, match="no request in it"):
         list(lazy.requests(azure))
+
+
+def test_a_number_of_requests_that_nobody_can_count_to_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"max_requests: .* less than or equal to 1000000000"):
+        Transform.of(max_requests=10**20)

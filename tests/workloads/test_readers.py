@@ -14,9 +14,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pdplugins.errors import ConfigError, TraceError
+from pdplugins.files import check_apart
 from pdplugins.registry import NoSettings
 from pdplugins.types import Round, Terms, TraceRequest
 from pdplugins.workloads import azure, jsonl, lazy, rows, servegen, traces
+from pdplugins.workloads.sources import inputs
 from pdplugins.workloads.transform import Transform
 from tests.refusals import refusal
 
@@ -75,6 +77,10 @@ def test_only_the_first_sessions_are_kept(tmp_path: Path) -> None:
         (AGENTIC + "b,0,1,soon,n,m,9,9,0,0\n", "line 6, column t_s: 'soon'"),
         (AGENTIC + "b,0,1,1.0,n,m,0,9,0,0\n", "line 6, column input_tokens: '0'"),
         (AGENTIC + "b,0,1,1.0,n,m,9\n", "line 6, column output_tokens"),
+        (AGENTIC + "b,0,1,1,0,n,m,9,9,0,0\n", "line 6: more cells than the header has columns"),
+        (AGENTIC + "a,0,3,1.0,n,m,9,9,0,0\n", "line 6, column session: 'a' is not that of the row before"),
+        (AGENTIC.splitlines()[0] + "\na,0,5,1.0,n,m,9,9,0,0\n", "line 2, column session: 'a' is not that of the row"),
+        (TAUBENCH + "x,3,9,9\n", "line 6, column session: 'x' is not that of the row before"),
         (TAUBENCH + "y,one,9,9\n", "line 6, column round: 'one'"),
         (VIDUR + "9,many,9,9\n", "line 4, column num_decode_tokens: 'many'"),
         ("session,round,t_s,input_tokens\n", "line 1: column output_tokens is missing; an agentic trace has"),
@@ -265,7 +271,6 @@ def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
         ("now,5,20", "TIMESTAMP"),
         ("NaT,5,20", "TIMESTAMP"),
         ("5,5,20", "TIMESTAMP"),
-        ("x,2023-11-16 18:17:03,5,20", "TIMESTAMP"),
     ],
     ids=lambda value: value[:30],
 )
@@ -273,6 +278,21 @@ def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_large_azure_trace_is_told_its_malformed_cell(tmp_path: Path, head: str, row: str, column: str) -> None:
     path = write(tmp_path, f"{head}{row}\n", "t.csv")
     with pytest.raises(TraceError, match=f"{path}: line {1 + len(head.splitlines())}, column {column}: "):
+        traces.read(path)
+
+
+@pytest.mark.usefixtures("at_once")
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize(
+    ("row", "said"),
+    [
+        ("x,2023-11-16 18:17:03,5,20", "line 3: more cells than the header has columns"),
+        ("1700-01-01 00:00:00.0000001,5,20", "118293 days from its first arrival to its last"),
+    ],
+)
+def test_a_large_azure_trace_is_told_its_malformed_row(tmp_path: Path, row: str, said: str) -> None:
+    path = write(tmp_path, f"{AZURE}{row}\n", "t.csv")
+    with pytest.raises(TraceError, match=f"{path}: {said}"):
         traces.read(path)
 
 
@@ -529,3 +549,41 @@ def test_dynamos_replay_gets_numbers_for_hashes_that_it_cannot_read(tmp_path: Pa
     assert ids == [[0, 1], [0, 2], [3]]
     jsonl.write_mooncake([TraceRequest(0, 1024, 1, blocks=(5, 10**18))], tmp_path / "t.jsonl")
     assert json.loads((tmp_path / "t.jsonl").read_text())["hash_ids"] == [5, 10**18]
+
+
+def test_a_hash_below_zero_is_named(tmp_path: Path) -> None:
+    """A mix tells the blocks of its parts apart by counting from 0 on."""
+    row = {"timestamp": 0, "input_length": 512, "output_length": 1, "hash_ids": [-1]}
+    with pytest.raises(TraceError, match=r"column hash_ids: '\[-1\]' is not a list of whole numbers from 0 on"):
+        traces.read(write(tmp_path, json.dumps(row) + "\n", "t.jsonl"))
+
+
+@pytest.mark.timeout(60)
+def test_very_many_empty_histograms_take_no_time(tmp_path: Path) -> None:
+    write(tmp_path, "1200,1,1,Gamma,1,1\n", "chunk-0-trace.csv")
+    windows = {
+        f"{1199.0 - number / 1e3:.3f}": {"input_tokens": "{}", "output_tokens": "{}"} for number in range(200_000)
+    }
+    windows["0"] = {"input_tokens": "{5: 1}", "output_tokens": "{6: 1}"}
+    write(tmp_path, json.dumps(windows), "chunk-0-dataset.json")
+    assert {request.isl_tokens for request in traces.read(tmp_path / "chunk-0-trace.csv")} == {5}
+
+
+def test_what_a_trace_is_read_from_is_known_before(clients: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that no output takes its place."""
+    monkeypatch.chdir(clients)
+    write(clients, AGENTIC, "rounds.csv")
+    write(clients, "workload: agentic-csv\npath: rounds.csv\n", "one.yaml")
+    write(clients, "mix: [{trace: one.yaml}, {trace: chunk-1-trace.csv}]\n", "mix.yaml")
+    for trace, read in (
+        ("agentic-csv:path=rounds.csv", {"rounds.csv"}),
+        ("one.yaml", {"one.yaml", "rounds.csv"}),
+        ("mix.yaml", {"mix.yaml", "one.yaml", "rounds.csv", "chunk-1-trace.csv", "chunk-1-dataset.json"}),
+        ("chunk-1-trace.csv", {"chunk-1-trace.csv", "chunk-1-dataset.json"}),
+    ):
+        for name in read:
+            with pytest.raises(ConfigError, match=f"^--json {name} is also .*--trace; name another file$"):
+                check_apart({"--json": Path(name)}, inputs("--trace", trace))
+        check_apart({"--json": Path("chunk-2-trace.csv")}, inputs("--trace", trace))
+    assert inputs("--trace", None) == {}
+    assert inputs("--trace", "no-such-trace") == {"--trace": Path("no-such-trace")}

@@ -27,6 +27,8 @@ class Record(NamedTuple):
     prefill_worker: str | None
     decode_worker: str | None
     error: str | None = None
+    cached_tokens: int = 0
+    """Prompt tokens that it did not have to compute, because a KV cache had them."""
 
 
 def record(flight: Flight, ttft_s: float | None, tpot_s: float | None, now: int) -> Record:
@@ -42,6 +44,7 @@ def record(flight: Flight, ttft_s: float | None, tpot_s: float | None, now: int)
         now / TICKS_PER_S,
         *flight.names,
         flight.error,
+        flight.cached,
     )
     return tuple.__new__(Record, fields)  # Record(...) would pass each field twice, for every request
 

@@ -49,6 +49,6 @@ def _schema() -> Any:
     import pyarrow  # type: ignore[import-not-found, unused-ignore]  # noqa: PLC0415
 
     kinds = dict.fromkeys(Record._fields, pyarrow.float64())
-    kinds |= dict.fromkeys(("isl_tokens", "osl_tokens"), pyarrow.int64())
+    kinds |= dict.fromkeys(("isl_tokens", "osl_tokens", "cached_tokens"), pyarrow.int64())
     kinds |= dict.fromkeys(("id", "prefill_worker", "decode_worker", "error"), pyarrow.string())
     return pyarrow.schema(list(kinds.items()))

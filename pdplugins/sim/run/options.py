@@ -70,7 +70,7 @@ def scale_pools(config: Config, gpus: int) -> dict[str, Any]:
     prefill, decode = section["prefill"]["replicas"], section["decode"]["replicas"]
     known = build_deployment(config)  # resolves tp: auto
     used, factor = known.gpus(prefill, decode), gpus / config.deployment.gpu_budget
-    share = max(int(used * factor), known.gpus(1, 1))
+    share = max(used * gpus // config.deployment.gpu_budget, known.gpus(1, 1))
     wish = prefill * factor, decode * factor
 
     def worth(pools: tuple[int, int]) -> tuple[float, int, float]:

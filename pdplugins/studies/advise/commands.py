@@ -12,6 +12,7 @@ import typer
 
 from pdplugins.config import MOST_GPUS, MOST_JOBS
 from pdplugins.errors import ConfigError
+from pdplugins.workloads.sources import inputs
 
 if TYPE_CHECKING:
     from pdplugins.studies.advise.race import Score
@@ -74,7 +75,7 @@ def advise(  # noqa: PLR0913 - the options of a command
     from pdplugins.workloads.transform import Transform  # noqa: PLC0415
 
     check_outputs(out, html)
-    check_apart({"--json": out, "--html": html}, {"--trace": trace, "--profile": profile})
+    check_apart({"--json": out, "--html": html}, {**inputs("--trace", trace), "--profile": profile})
     if save_dir is not None:
         folder.check(save_dir)
     changes = Transform.of(rate=rate, clip_s=clip_s, max_requests=max_requests, max_context_tokens=max_context)

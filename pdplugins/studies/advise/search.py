@@ -158,12 +158,13 @@ class _Search:
     def _first(self) -> list[Score]:
         """Return the best settings of each system with all GPUs."""
         cells = self._all(self._asked.gpus)
-        if not any(cell.system == COLOCATED for cell in cells):
+        if not (colocated := self._colocated(range(self._asked.gpus, 0, -1))):
             raise ConfigError(
                 f"advise: no worker of {self._asked.profile} within {self._asked.gpus} GPUs has times of both phases "
                 f"and holds the longest request, {self._asked.longest_tokens} tokens; take more GPUs, or shorten "
                 "requests with --max-context"
             )
+        cells += [cell for cell in colocated if cell.gpus < self._asked.gpus]  # where no workers use all GPUs
         self._settings = len(cells)
         scores = self._scores(0, [(cell, "first") for cell in cells])
         kept = [score for name in self._names(scores) for score in _sizes_apart(self._best_of(name, scores))[:KEPT]]
@@ -189,6 +190,11 @@ class _Search:
 
     def _all(self, gpus: int) -> list[Candidate]:
         return [cell for rank, system in enumerate(self._systems) for cell in system.cells(self._asked, gpus, rank)]
+
+    def _colocated(self, numbers: Iterable[int]) -> list[Candidate]:
+        """Return the co-locations on the first of these numbers of GPUs that has any."""
+        found = ([cell for cell in self._all(gpus) if cell.system == COLOCATED] for gpus in numbers)
+        return next(filter(None, found), [])
 
     def _finalists(self, tried: Sequence[Score]) -> list[Score]:
         """Run the best candidates on all of the traffic, with the best scaler, co-location and split among them."""
@@ -256,7 +262,7 @@ class _Search:
         gpus = best.candidate.gpus if not best.candidate.scales else min(ceil(best.gpus), self._asked.gpus)
         known = [score.candidate for score in tried if score.candidate.gpus == gpus]
         cells = [cell for cell in known if cell.system == COLOCATED]
-        cells = cells or [cell for cell in self._all(gpus) if cell.system == COLOCATED]
+        cells = cells or self._colocated([*range(gpus, self._asked.gpus + 1), *range(gpus - 1, 0, -1)])
         return self._best_of(COLOCATED, self._scores(None, [(cell, "second") for cell in cells]))[0].candidate
 
     def _worth(self, score: Score) -> tuple[bool, float, float, int, float]:

@@ -88,6 +88,7 @@ def sglang_script(config: Config, model: str | None, about: str) -> str:
     """Return a script that starts SGLang's servers and the gateway on one machine."""
     way = way_of(config)
     lines = _head(about, "SGLang servers and the gateway on this machine", 'pip install "pdplugins[sglang]"', model)
+    lines += [f"# {line}" for line in sglang_notes(config)]
     if way is Way.DUAL:
         lines += [f"export PDPLUGINS_CONFIG={CONFIG}", ""]
     workers = []
@@ -101,6 +102,22 @@ def sglang_script(config: Config, model: str | None, about: str) -> str:
         workers.append(f"  --worker http://127.0.0.1:{PORT + server.number}{label}")
     lines += ["", f"pdplugins gateway --config {CONFIG} --port 8000 \\", " \\\n".join(workers)]
     return "\n".join(lines) + "\n"
+
+
+def sglang_notes(config: Config) -> Iterator[str]:
+    """Yield what these servers do otherwise than the simulation."""
+    if scales(config):
+        yield "Nothing starts or stops servers here: the pools stay as they are at start."
+        yield "So the figures above are not for this one."
+    if config.power is not None:
+        yield "Power caps stay as they are."
+
+
+def scales(config: Config) -> bool:
+    """Tell whether a planner of `config`, or of its bundle, starts and stops workers."""
+    if config.planner is not None:
+        return config.planner.name != "static"
+    return config.bundle is not None and bool(config.bundle.settings.get("scale"))
 
 
 def dynamo_options(config: Config, server: Server) -> list[str]:
@@ -136,7 +153,7 @@ def dynamo_notes(config: Config) -> Iterator[str]:
     if way_of(config) is Way.DUAL:
         yield "Its frontend routes by KV cache, and these pools stay as they are: the router, the batches and the roles"
         yield "of the config are those of the SGLang script. So the figures above are not for this one."
-    if config.planner is not None:
+    if scales(config):
         yield "The pools stay as they are at start here. On Kubernetes the planner scales them: kubernetes.yaml."
     if config.power is not None:
         yield "Power caps stay as they are."

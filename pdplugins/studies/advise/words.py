@@ -39,7 +39,7 @@ def verdict(advice: Advice) -> list[str]:
     ]
     if not advice.reached:
         most = "; this attains most" if advice.instead_of is None else ""
-        lines.append(f"Nothing that was tried attains {percent(advice.target)} on {advice.asked.gpus} GPUs{most}.")
+        lines.append(f"Nothing that was tried attains {100 * advice.target:g} % on {advice.asked.gpus} GPUs{most}.")
     if advice.instead_of is not None:
         lines.append(
             f"{advice.instead_of.candidate.name} attains {percent(advice.instead_of.attainment)}: "
@@ -104,7 +104,7 @@ def fewest(advice: Advice) -> list[str]:
         return []
     parts = [f"{name} {gpus:.1f}".replace(".0", "") for name, gpus in sorted(need.items(), key=lambda item: item[1])]
     never = [name for name in advice.names() if name not in need]
-    line = f"Fewest GPUs for {percent(advice.target)}: " + ", ".join(parts)
+    line = f"Fewest GPUs for {100 * advice.target:g} %: " + ", ".join(parts)
     return [line + (f"; not within {advice.asked.gpus}: {', '.join(never)}" if never else "")]
 
 
@@ -158,5 +158,5 @@ def points(value: float) -> str:
 
 
 def percent(value: float) -> str:
-    """Return a share in percent; as many digits as tell it from 100 %."""
-    return f"{100 * value:.2f} %" if 0.99 < value < 0.9999 else f"{100 * value:.1f} %"
+    """Return a share in percent; as many digits as tell it from 99 and from 100 %."""
+    return f"{100 * value:.2f} %" if 0.985 < value < 0.9999 else f"{100 * value:.1f} %"

@@ -37,6 +37,8 @@ DYNAMO = "dynamo.request.trace.v1"
 MOST_LINES = 1_000_000
 LONGEST = 2**20
 """Characters of the longest line."""
+LATEST_S = 1e11
+"""The latest Unix time: in milliseconds the year 1973."""
 MOST_DAYS = 31
 DAY_S = 86_400
 
@@ -88,10 +90,9 @@ def _spread(values: list[float | None]) -> Spread:
 
 
 def _attainment(lines: list[Line], slo: Slo) -> AttainmentBounds | None:
-    timed = [(line.ttft_s, line.itl_s or 0.0) for line in lines if line.ttft_s is not None]
-    if len(timed) < len(lines):
+    if any(line.ttft_s is None or (line.itl_s is None and line.osl_tokens > 1) for line in lines):
         return None
-    ttft_s, itl_s = np.array(timed, dtype=float).T
+    ttft_s, itl_s = np.array([(line.ttft_s, line.itl_s or 0.0) for line in lines], dtype=float).T
     share = float(metrics.inside(ttft_s, itl_s, slo).mean())
     return AttainmentBounds(share, share)
 
@@ -99,7 +100,8 @@ def _attainment(lines: list[Line], slo: Slo) -> AttainmentBounds | None:
 def _by_part(lines: list[Line], began_s: float, duration_s: float) -> Iterator[Latencies]:
     for index in range(PARTS):
         start_s, end_s = (duration_s * part / PARTS for part in (index, index + 1))
-        part = [line for line in lines if start_s <= line.at_s - began_s < end_s]
+        until_s = math.inf if index == PARTS - 1 else end_s  # a log ends with a request
+        part = [line for line in lines if start_s <= line.at_s - began_s < until_s]
         ttft = [line.ttft_s for line in part if line.ttft_s is not None]
         gaps = [(line.itl_s, line.osl_tokens - 1) for line in part if line.itl_s is not None and line.osl_tokens > 1]
         weight = sum(count for _, count in gaps)
@@ -187,7 +189,13 @@ def _time_s(path: Path, number: int, row: Mapping[str, Any]) -> float:
                 raise rows.malformed(path, number, name, value, "a time in ISO 8601") from None
             return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
         if value is not None:
-            return unit * rows.real(path, number, name, value)
+            found = rows.real(path, number, name, value)
+            if name == "timestamp" and "input_length" in row:  # a trace in Mooncake's format has milliseconds
+                return found / 1e3
+            if unit * found > LATEST_S:
+                expected = "Unix seconds; a field of milliseconds is called request_received_ms"
+                raise rows.malformed(path, number, name, value, expected)
+            return unit * found
     raise TraceError(f"{path}: line {number}: field time is missing (or {', '.join(list(TIME)[1:])})")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import time
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
 
 STAGES = ("reading", "as it ran", "all splits", "fixed pools", "configs")
 AGO = re.compile(r"-(\d+(?:\.\d+)?)([smhd])")
+LATEST_S = 1e11
+"""The latest Unix time, three thousand years from now."""
 UNITS_S = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 
@@ -135,19 +138,26 @@ def backtest(  # noqa: PLR0913 - the options of a command
 
 def moment(text: str, option: str, now_s: float) -> float:
     """Return a Unix time: ISO 8601 (in UTC unless it says otherwise), Unix seconds, ``now`` or ``-2h``."""
+    try:
+        found_s = _moment(text, now_s)
+    except (ValueError, OverflowError):
+        found_s = math.nan
+    if not 0 <= found_s <= LATEST_S:
+        raise ConfigError(
+            f"{option} {shown(text)}: no time; write 2026-05-04T12:00:00Z, Unix seconds, now, or -90m before it"
+        )
+    return found_s
+
+
+def _moment(text: str, now_s: float) -> float:
     if text == "now":
         return now_s
     if (ago := AGO.fullmatch(text)) is not None:
         return now_s - float(ago[1]) * UNITS_S[ago[2]]
-    try:
-        if re.fullmatch(r"\d+(\.\d+)?", text):
-            return float(text)
-        moment = datetime.fromisoformat(text)
-        return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
-    except (ValueError, OverflowError):
-        raise ConfigError(
-            f"{option} {shown(text)}: no time; write 2026-05-04T12:00:00Z, Unix seconds, now, or -90m before it"
-        ) from None
+    if re.fullmatch(r"\d+(\.\d+)?", text):
+        return float(text)
+    moment = datetime.fromisoformat(text)
+    return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
 
 
 def _selection(

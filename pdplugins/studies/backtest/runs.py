@@ -11,6 +11,7 @@ from pdplugins.config import Config, parse
 from pdplugins.contracts.deployment import Deployment
 from pdplugins.contracts.kinds import Kind
 from pdplugins.contracts.planner import PlannerView, ScalePlan
+from pdplugins.errors import ConfigError
 from pdplugins.results import Metrics, Requests
 from pdplugins.runtime.assembly import build_deployment
 from pdplugins.runtime.policies import build_policies
@@ -270,6 +271,11 @@ def _splits(base: Config) -> list[tuple[int, int]]:
         for decode in thinned(range(1, (budget - prefill_tp) // decode_tp + 1), MOST_COUNTS)
         for prefill in thinned(range(1, (budget - decode * decode_tp) // prefill_tp + 1), MOST_COUNTS)
     ]
+    if not found:
+        raise ConfigError(
+            f"backtest: no prefill and decode worker of TP {prefill_tp} and {decode_tp} fit {budget} GPUs together; "
+            "raise deployment.gpu_budget, or take smaller workers"
+        )
     found.sort(key=lambda pools: (deployment.gpus(*pools), pools))
     return found[:: -(-len(found) // MOST_SPLITS)]
 

@@ -119,7 +119,7 @@ def _against(trial: Trial, found: Backtest) -> str:
     if not enough:
         return f"{ran}, no fixed pools that were tried as much"
     fewest = min(enough, key=lambda fixed: fixed.gpus)
-    return f"{ran}, and it takes {fewest.name} ({fewest.gpus:.1f} GPUs) to have as much with pools that stay"
+    return f"{ran}, and of the pools that stay, those tried, {fewest.name} ({fewest.gpus:.1f} GPUs) have as much"
 
 
 def _cost(trial: Trial) -> str:

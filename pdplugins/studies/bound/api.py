@@ -53,6 +53,8 @@ class Machine:
     max_batch: int
     startup_s: float
     block_tokens: int = 512
+    least_workers: int = 2
+    """Workers that are there at any time: one of each role, or one that serves both phases."""
 
 
 def bound_of(config: Config, trace: Sequence[TraceRequest]) -> Bound:
@@ -67,7 +69,8 @@ def bound_of(config: Config, trace: Sequence[TraceRequest]) -> Bound:
         )
     slo = Slo(config.slo.ttft_s, config.slo.tpot_s)
     block_tokens = config.simulation.block_tokens
-    return bound(trace, Machine(kinds, slo, gpus, deployment.max_batch, deployment.startup_s, block_tokens))
+    least = 1 if config.any_role else 2
+    return bound(trace, Machine(kinds, slo, gpus, deployment.max_batch, deployment.startup_s, block_tokens, least))
 
 
 def bound(trace: Sequence[TraceRequest], machine: Machine) -> Bound:
@@ -75,7 +78,7 @@ def bound(trace: Sequence[TraceRequest], machine: Machine) -> Bound:
     demand = demand_of(trace, machine.kinds, machine.slo, machine.max_batch, machine.block_tokens)
     buckets = buckets_of(demand)
     served = floor(most_served(demand, buckets, machine.gpus) + 1e-6) + demand.free
-    fleet = Fleet(2 * min(kind.tp for kind in machine.kinds), machine.startup_s)
+    fleet = Fleet(machine.least_workers * min(kind.tp for kind in machine.kinds), machine.startup_s)
     needed = max(ceil(SHARE * demand.total - 1e-9) - demand.free, 0)
     held_s = None if needed > len(demand.prefill) else fewest_gpu_seconds(demand, buckets, fleet, needed)
     return Bound(
@@ -94,13 +97,7 @@ def bound(trace: Sequence[TraceRequest], machine: Machine) -> Bound:
 def kinds_of(config: Config) -> Iterator[Kind]:
     """Yield every kind of worker that a policy may start: all sizes of the profiles that the config names."""
     wanted = config.simulation
-    names = {
-        config.deployment.profile,
-        wanted.prefill_profile,
-        wanted.decode_profile,
-        *(m.profile for m in wanted.extra),
-    }
-    for name in sorted(name for name in names if name is not None):
+    for name in sorted(config.profiles):
         perf: PerfModel = load_profile(name)
         for tp in sorted(set(perf.tp_sizes(Role.PREFILL)) & set(perf.tp_sizes(Role.DECODE))):
             own = max(perf.kv_capacity_tokens(tp), config.deployment.kv_tokens or 0)
@@ -126,20 +123,23 @@ def fewest_gpu_seconds(demand: Demand, buckets: Buckets, fleet: Fleet, served: i
     return max(held_bound(demand, buckets, fleet, served, price, ramp) for price, ramp in trials)
 
 
-def with_regret(runs: Sequence[Run], plan: Plan) -> list[Run]:
-    """Return `runs` with their regret. The bound does not depend on policies, so equal bounds are computed once."""
+def bounds_of(plan: Plan) -> dict[str, Bound]:
+    """Return the bound of each config by name. It does not depend on policies, so equal ones are computed once."""
     known: dict[str, Bound] = {}
-    found = []
-    for run in runs:
-        config = plan.configs[run.name]
+    found = {}
+    for name, config in plan.configs.items():
         data = config.model_dump(mode="json", include={"slo", "deployment", "simulation"})
         del data["deployment"]["prefill"], data["deployment"]["decode"]
-        key = json.dumps(data)
+        key = json.dumps([data, config.any_role])
         if key not in known:
             known[key] = bound_of(config, plan.trace)
-        result = run.result.model_copy(update={"regret": regret(run.result, known[key])})
-        found.append(replace(run, result=result))
+        found[name] = known[key]
     return found
+
+
+def with_regret(run: Run, bound: Bound) -> Run:
+    """Return `run` with its regret."""
+    return replace(run, result=run.result.model_copy(update={"regret": regret(run.result, bound)}))
 
 
 def regret(result: Result, bound: Bound) -> Regret:

@@ -11,6 +11,7 @@ import typer
 from pdplugins import hookimpl
 from pdplugins.config import MOST_GPUS
 from pdplugins.errors import ConfigError
+from pdplugins.workloads.sources import inputs
 
 if TYPE_CHECKING:
     from pdplugins.studies.deployment.coefficients import Objective
@@ -59,7 +60,7 @@ def plan(  # noqa: PLR0913 - the options of a command
     check_outputs(out, html, write_config)
     check_apart(
         {"--json": out, "--html": html, "--write-config": write_config},
-        {"--trace": trace, "--profile": profile, "CONFIG": find(config)},
+        {**inputs("--trace", trace), "--profile": profile, "CONFIG": find(config)},
     )
     command = command_line()
     asked = [*(settings or ()), *objectives(ttft, tpot)]

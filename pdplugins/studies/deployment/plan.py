@@ -119,10 +119,10 @@ def plan_deployment(
         result, _ = simulate(
             with_plan(config, plan, gpus), _sample(trace, plan), trace_name="plan", command=command, seed=seed
         )
+        if result.interrupted:  # its figures are of the requests that had ended: no plan may be chosen by them
+            raise KeyboardInterrupt
         judged.append(Judged(plan, rank, result))
         progress(1.0, rank / len(plans))
-        if result.interrupted:
-            break
     judged.sort(key=lambda one: (-round(one.attainment, 3), one.worst_p99))
     ended = time.perf_counter()
     return Planned(

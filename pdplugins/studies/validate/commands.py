@@ -13,6 +13,7 @@ import typer
 from pdplugins import hookimpl
 from pdplugins.errors import ConfigError, one_line
 from pdplugins.files import check_apart, check_outputs, write_whole
+from pdplugins.workloads.sources import inputs
 
 validate = typer.Typer(
     no_args_is_help=True, help="Compare the simulator with measurements, Dynamo's replay and the papers."
@@ -122,7 +123,7 @@ def dynamo(
     from pdplugins.workloads import traces  # noqa: PLC0415
 
     check_outputs(out)
-    check_apart({"--json": out}, {"--trace": trace, "--profile": profile})
+    check_apart({"--json": out}, {**inputs("--trace", trace), "--profile": profile})
     deployment = build_deployment(parse({} if profile is None else {"deployment": {"profile": profile}}))
     if not isinstance(deployment.perf, TableModel):
         raise ConfigError(f"--profile {profile}: Dynamo's replay needs tables; choose a profile file")

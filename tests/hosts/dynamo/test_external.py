@@ -13,6 +13,7 @@ import sys
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -209,6 +210,28 @@ CALLS = {
     "Bootstrap": (pbg.PluginLifecycleStub, pb.BootstrapRequest()),
     "Reset": (pbg.PluginLifecycleStub, pb.ResetRequest()),
 }
+
+
+def test_a_reset_that_cannot_build_a_planner_leaves_the_old_one(config: Config) -> None:
+    """Its config may have been edited meanwhile."""
+    built = [proposer.Proposer(build_safe_planner(config)) for _ in range(2)]
+    closed = []
+    for one in built:
+        one.close = lambda one=one: closed.append(one)
+    ready = list(built)
+    service = external.ProposeService(lambda: ready.pop(0))
+    stranger = SimpleNamespace(peer=lambda: "ipv4:127.0.0.1:1")
+
+    async def story() -> None:
+        await service.Reset(pb.ResetRequest(), stranger)
+        assert service.proposer is built[1]
+        assert closed == [built[0]]
+        with pytest.raises(IndexError):
+            await service.Reset(pb.ResetRequest(), stranger)
+        assert service.proposer is built[1]
+        assert closed == [built[0]]
+
+    asyncio.run(story())
 
 
 @pytest.mark.parametrize("call", CALLS)

@@ -6,17 +6,21 @@ import re
 from collections import defaultdict
 from dataclasses import replace
 from itertools import pairwise
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from pdplugins.errors import ConfigError
+from pdplugins.perf.profile import read_profile
+from pdplugins.perf.table import TableModel
+from pdplugins.resources import data_dir
+from pdplugins.studies.advise import search, words
 from pdplugins.studies.advise.candidates import COLOCATED
 from pdplugins.studies.advise.page import page
 from pdplugins.studies.advise.race import Job, Race, Score
 from pdplugins.studies.advise.search import Advice, Interval
 from pdplugins.studies.advise.words import fewest, front, picture, verdict
-from tests.studies.advise.questions import small_advice
+from tests.studies.advise.questions import QUESTION, small_advice, small_traffic
 
 pytestmark = pytest.mark.moderate
 
@@ -112,7 +116,7 @@ def test_no_system_is_said_to_attain_the_target_with_less_than_what_is_advised(l
     best = light.best
     light = replace(light, other=best)
     hopeful = replace(light.tried[0], gpus=best.gpus - 1, attainment=1.0)
-    assert fewest(replace(light, tried=(hopeful,), finalists=(best,))) == [f"Fewest GPUs for 95.0 %: {COLOCATED} 2"]
+    assert fewest(replace(light, tried=(hopeful,), finalists=(best,))) == [f"Fewest GPUs for 95 %: {COLOCATED} 2"]
     failed = replace(best, attainment=0.5, gpus=3.0, candidate=replace(best.candidate, system="arrow"))
     hopeful = replace(failed, attainment=1.0, candidate=replace(failed.candidate, label="another"))
     assert fewest(replace(light, tried=(hopeful,), finalists=(best, failed)))[0].endswith("not within 3: arrow")
@@ -140,3 +144,18 @@ def test_nothing_runs_twice_and_what_is_hopeless_runs_once(monkeypatch: pytest.M
     assert hopeless - scalers
     assert not (hopeless - scalers) & {key for key, trace in ran if trace == "second"}
     assert {one.candidate.system for one in found.tried} == {one.candidate.system for one in scores["first"]}
+
+
+def test_co_location_may_leave_gpus_idle_where_its_workers_need_several_each() -> None:
+    """Seven GPUs hold three workers of two; and what is compared with a scaler's five GPUs on average has six."""
+    model = TableModel(read_profile(data_dir("profiles") / "h100/llama-3.1-70b-fp8.json"))
+    longest = model.kv_capacity_tokens(1) + 1
+    asked = replace(QUESTION, profile="h100/llama-3.1-70b-fp8", gpus=7, longest_tokens=longest)
+    running = search._Search(asked, small_traffic(), 0.95, cast("Any", None), lambda *_: None)
+    assert {cell.gpus for cell in running._colocated(range(7, 0, -1))} == {6}
+    assert {cell.gpus for cell in running._colocated([5, 6, 7, 4])} == {6}
+    assert running._colocated([1]) == []
+
+
+def test_a_share_below_the_target_does_not_read_as_the_target() -> None:
+    assert [words.percent(share) for share in (0.9896, 0.99, 0.97)] == ["98.96 %", "99.00 %", "97.0 %"]

@@ -102,6 +102,10 @@ def test_what_has_no_answer_is_left_out_and_what_has_no_times_is_not_judged(tmp_
     other = dynamo(5.0)
     other["event"]["event_type"] = "tool_start"
     assert len(read(log(tmp_path, [*lines, other]), SLO).requests) == 2
+    without = [plain(0.0), plain(1.0, itl_s=None)]
+    assert read(log(tmp_path, without), SLO).attainment is None
+    single = [plain(0.0), plain(1.0, itl_s=None, completion_tokens=1)]  # it has no gap between tokens
+    assert read(log(tmp_path, single), SLO).attainment is not None
     bare = [plain(0.0), plain(1.0, ttft_s=None)]
     found = read(log(tmp_path, bare), SLO)
     assert found.attainment is None
@@ -116,6 +120,7 @@ def test_what_has_no_answer_is_left_out_and_what_has_no_times_is_not_judged(tmp_
         ({"prompt_tokens": 5, "completion_tokens": 5}, "line 2: field time is missing"),
         (plain(0.0, time="noon"), "'noon' is not a time in ISO 8601"),
         (plain(0.0, prompt_tokens=-1), "column prompt_tokens: '-1' is not a whole number"),
+        (plain(0.0, time=1e3 * START_S), "is not Unix seconds; a field of milliseconds is called request_received_ms"),
         (plain(0.0, ttft_s="soon"), "column ttft_s: 'soon' is not a number"),
         ('127.0.0.1 "POST /v1/completions HTTP/1.1" 200 512 B 0.5 s\n', "lacks the fields isl_tokens and osl_tokens"),
         ("[" * 100_000 + "\n", "is no JSON object"),
@@ -169,3 +174,15 @@ def test_a_compressed_line_without_end_is_not_unpacked(tmp_path: Path) -> None:
         assert tracemalloc.get_traced_memory()[1] < 16 * 2**20
     finally:
         tracemalloc.stop()
+
+
+def test_a_trace_in_mooncakes_format_has_milliseconds(tmp_path: Path) -> None:
+    lines = [{"timestamp": 1000 * second, "input_length": 100, "output_length": 10} for second in range(5)]
+    found = read(log(tmp_path, lines), SLO)
+    assert [one.arrival_s for one in found.requests] == [0.0, 1.0, 2.0, 3.0, 4.0]
+
+
+def test_the_parts_of_a_log_have_all_of_its_requests(tmp_path: Path) -> None:
+    """The last one comes at its very end."""
+    found = read(log(tmp_path, [plain(second) for second in range(25)]), SLO)
+    assert sum(part.requests for part in found.by_part) == 25

@@ -12,9 +12,11 @@ from hypothesis import strategies as st
 from pdplugins.config import MOST_GPUS, Choice, find, load, parse
 from pdplugins.contracts.planner import PlannerView
 from pdplugins.contracts.workers import Pool
+from pdplugins.errors import ConfigError
 from pdplugins.hosts.dynamo.scrape import Histogram
 from pdplugins.results import Spread
 from pdplugins.studies.backtest import frontend, runs
+from pdplugins.studies.backtest.commands import moment
 from pdplugins.studies.backtest.recording import Pools, Recording, changes, quantile, total
 from tests.studies.backtest.recorded import config, traffic
 
@@ -123,3 +125,17 @@ def test_splits_of_any_number_of_gpus_are_few_and_span_it(gpus: int) -> None:
     if gpus == 8:
         assert len(found) == 12
     assert used[-1] > 0.7 * gpus
+
+
+def test_gpus_that_hold_no_split_are_told_in_one_line() -> None:
+    pools = {"prefill": {"replicas": 1, "tp": 4}, "decode": {"replicas": 0, "tp": 4}}
+    data = {"deployment": {"gpu_budget": 4, **pools}, "simulation": {"flip": "label"}}
+    with pytest.raises(ConfigError, match="no prefill and decode worker of TP 4 and 4 fit 4 GPUs together; raise"):
+        runs._splits(parse(data))
+
+
+@pytest.mark.parametrize("text", ["9" * 400, "1e20", "9" * 12, f"-{'9' * 400}d", "-99999d", "0001-01-01T00:00:00Z"])
+def test_a_time_that_no_clock_has_told_is_none(text: str) -> None:
+    with pytest.raises(ConfigError, match=r"--to .*: no time; write 2026-05-04T12:00:00Z"):
+        moment(text, "--to", 1.8e9)
+    assert moment("-2h", "--to", 1.8e9) == 1.8e9 - 7200

@@ -9,7 +9,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from typer.testing import CliRunner
 
+from pdplugins.cli import app
+from pdplugins.config import parse
+from pdplugins.errors import ConfigError
 from pdplugins.perf.profile import Profile
 from pdplugins.perf.table import TableModel
 from pdplugins.policies.stock import routers
@@ -18,7 +22,7 @@ from pdplugins.sim.core.settings import RunOutcome, SimSettings
 from pdplugins.sim.core.simulation import Simulation
 from pdplugins.sim.run.running import arrival
 from pdplugins.sim.run.simulate import summarise
-from pdplugins.studies.bound.api import Machine, bound
+from pdplugins.studies.bound.api import Machine, bound, bound_of
 from pdplugins.studies.bound.demand import demand_of
 from pdplugins.studies.bound.prices import Fleet, RangeMinimum, buckets_of, held_bound, served_bound
 from pdplugins.studies.bound.steps import Kind
@@ -202,6 +206,26 @@ def test_idle_pools_cost_their_time() -> None:
     """Two requests an hour apart: one GPU of each role is held all the time."""
     best = bound([TraceRequest(0.0, 10, 1), TraceRequest(3600.0, 10, 1)], machine(Slo(1.0, 1.0)))
     assert best.fewest_gpu_hours == pytest.approx(2.0, rel=1e-3)
+
+
+def test_one_worker_is_enough_where_it_serves_both_phases() -> None:
+    """Two requests an hour apart, and one GPU all the time."""
+    trace = [TraceRequest(0.0, 10, 1), TraceRequest(3600.0, 10, 1)]
+    either = {"flip": "label"}
+    held = [bound_of(parse({"simulation": simulation}), trace).fewest_gpu_hours for simulation in ({}, either)]
+    assert held == [pytest.approx(2.0, rel=1e-3), pytest.approx(1.0, rel=1e-3)]
+
+
+def test_a_bound_that_fails_loses_no_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It comes before the simulation, on which it does not depend."""
+
+    def fails(*_: object) -> None:
+        raise ConfigError("no bound")
+
+    monkeypatch.setattr("pdplugins.studies.bound.api.bounds_of", fails)
+    monkeypatch.setattr("pdplugins.sim.run.compare.run_one", lambda *_: pytest.fail("it ran"))
+    with pytest.raises(ConfigError, match="no bound"):
+        CliRunner().invoke(app, ["simulate", "dopd", "--trace", "demo", "--bound"], catch_exceptions=False)
 
 
 def test_a_start_is_charged() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from html import unescape
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -17,6 +18,7 @@ from pdplugins.registry import default_registry
 from pdplugins.runtime.assembly import build_deployment
 from pdplugins.sim.core.engine_settings import EngineSettings
 from pdplugins.sim.core.records import Record
+from pdplugins.studies.deployment import plan as planning
 from pdplugins.studies.deployment.coefficients import LOADS, POOLS, Curve, Profiler, options, phase_p95, stretched
 from pdplugins.studies.deployment.plan import plan_deployment, with_plan
 from pdplugins.types import Role, Slo, TraceRequest
@@ -160,3 +162,16 @@ def test_the_command_writes_plans_a_page_and_a_config_that_loads(tmp_path: Path)
 def test_loads_and_pools_ascend() -> None:
     assert list(LOADS) == sorted(LOADS)
     assert POOLS[0] == 1
+
+
+def test_ctrl_c_chooses_no_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A plan that was simulated in part would look better than the others: its early requests are easy ones."""
+    simulate = planning.simulate
+
+    def interrupted(*args: Any, **named: Any) -> Any:
+        result, outcome = simulate(*args, **named)
+        return result.model_copy(update={"interrupted": True}), outcome
+
+    monkeypatch.setattr(planning, "simulate", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        plan_deployment(parse(CONFIG), sessions(count=40), 4, top=1)

@@ -98,10 +98,11 @@ class ProposeService(pbg.ProposePluginServicer):  # type: ignore[misc]
         return pb.BootstrapResponse(ok=True)
 
     async def Reset(self, request: Any, context: Any) -> Any:  # noqa: N802 - Dynamo's name
-        """Forget everything seen so far."""
+        """Begin anew, from what is kept between runs. A config that is no good any more changes nothing."""
         await self._guard.check(context)
+        fresh = self._build()
         self.proposer.close()
-        self.proposer = self._build()
+        self.proposer = fresh
         return pb.ResetResponse(ok=True)
 
 

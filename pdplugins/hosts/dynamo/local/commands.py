@@ -27,6 +27,7 @@ from pdplugins.provenance import command_line
 from pdplugins.report.address import HELP, HELP_PUBLIC, Address
 from pdplugins.runtime.assembly import build_deployment
 from pdplugins.settings import Setting, parse_setting
+from pdplugins.workloads.sources import inputs
 
 LEAST_STARTUP_S = 2.0
 """What a mocker process alone takes from its start until it serves, on an idle small machine."""
@@ -120,7 +121,7 @@ def serve(  # noqa: PLR0913 - the options of a command
     check_writable("--state", state)
     check_apart(
         {"--json": report, "--html": page, "--decision-log": decision_log, "--state": state},
-        {"--trace": replay, "--config": config and find(config)},
+        {**inputs("--trace", replay), "--config": config and find(config)},
     )
     options = Options(
         config=pick_config(

@@ -134,8 +134,9 @@ class Load:
             "duration_s": replay.duration_s,
             "speed": replay.speed,
             "engine": self._options.engine,
-            "note": MOCKER_NOTE,
         }
+        if self._options.engine == "mocker":
+            how["note"] = MOCKER_NOTE
         return Result(
             kind="measured",
             requests=requests,

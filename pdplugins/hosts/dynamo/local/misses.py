@@ -26,7 +26,7 @@ def missed(
 
     :param startup_s: seconds that a worker took from the decision until it served.
     """
-    changes = [(change.at_s, change.prefill + change.decode) for change in result.scaling]
+    changes = [(change.at_s, change.prefill, change.decode) for change in result.scaling]
     starting = list(verdict.starting_spells(changes, startup_s))
     return verdict.missed(_times(records, deployment), deployment.slo, starting)
 

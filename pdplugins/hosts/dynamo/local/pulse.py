@@ -60,7 +60,8 @@ class PulseTaker:
         self._url = f"{url}/metrics"
         self._slo = slo
         self._fetch = fetch
-        self._looks: deque[tuple[Histogram, Histogram]] = deque(maxlen=WINDOW + 1)
+        self._looks: deque[tuple[float, Histogram, Histogram]] = deque(maxlen=WINDOW + 1)
+        """When it looked, and what it saw."""
         self._errors: float | None = None
         self._complained = False
 
@@ -93,15 +94,15 @@ class PulseTaker:
             return self._pulse(found)
 
     def _pulse(self, found: Sequence[Sample]) -> Pulse:
-        self._looks.append((histogram(found, _TTFT), histogram(found, _ITL)))
-        first, last = self._looks[0], self._looks[-1]
-        ttft, itl = last[0].since(first[0]), last[1].since(first[1])
+        self._looks.append((monotonic(), histogram(found, _TTFT), histogram(found, _ITL)))
+        (began_s, *first), (ended_s, *last) = self._looks[0], self._looks[-1]
+        ttft, itl = (now.since(before) for now, before in zip(last, first, strict=True))
         ended = sum(one.value for one in found if one.name == _ENDED and one.labels.get("status") == "error")
         self._errors = ended if self._errors is None else self._errors
         waiting = [sample.value for sample in found if sample.name == _QUEUED]
         return Pulse(
             in_flight=int(sum(sample.value for sample in found if sample.name == _IN_FLIGHT)),
-            requests_per_s=ttft.count / (EVERY_S * (len(self._looks) - 1)) if ttft.count > 0 else None,
+            requests_per_s=ttft.count / (ended_s - began_s) if ttft.count > 0 and ended_s > began_s else None,
             queued=int(sum(waiting)) if waiting else None,
             errors=int(ended - self._errors),
             ttft_s=ttft.mean,

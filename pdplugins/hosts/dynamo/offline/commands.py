@@ -12,6 +12,7 @@ from pdplugins.config import MOST_GPUS
 from pdplugins.files import check_apart, check_outputs, write_whole
 from pdplugins.interrupt import ctrl_c
 from pdplugins.settings import Setting, parse_setting, put
+from pdplugins.workloads.sources import inputs
 
 if TYPE_CHECKING:
     from pdplugins.config import Config
@@ -95,7 +96,7 @@ def replay(  # noqa: PLR0913 - the options of a command
     engines = Engines(kv_blocks, router)
     check_apart(
         {"--json": out, "--html": html, "--decision-log": decision_log},
-        {"--trace": trace, "--config": config and find(config)},
+        {**inputs("--trace", trace), "--config": config and find(config)},
     )
     plan = Plan(planner, configured(config, given), _planner_settings(settings or ()), engines, decision_log)
     check_outputs(out, html)

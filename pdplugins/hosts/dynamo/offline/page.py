@@ -28,7 +28,7 @@ def page(result: Result, rows: Sequence[tuple[float | None, ...]]) -> str:
         reason="workers at start",
     )
     scaling = [first, *result.scaling]
-    changes = [(change.at_s, change.prefill + change.decode) for change in scaling]
+    changes = [(change.at_s, change.prefill, change.decode) for change in scaling]
     arrival_s, _, _, ttft_s, tpot_s = np.array(rows, dtype=float).reshape(len(rows), 5).T
     starting = list(verdict.starting_spells(changes, pools["startup_s"]))
     missed = verdict.missed(verdict.Times(arrival_s, ttft_s, tpot_s), slo, starting)

@@ -7,6 +7,7 @@ import json
 import os
 import signal
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -103,6 +104,8 @@ def test_the_report_says_what_was_measured_and_how(load: Load, tmp_path: Path) -
     assert result.metrics.gpu_hours == 0.25
     assert result.speed.requests_per_s is None
     assert "mocker" in result.config["replay"]["note"]
+    load._options = replace(load._options, engine="sglang")
+    assert "note" not in load.result(gpu_hours=0.25, wall_s=8.0, scaling=scaling).config["replay"]
     assert result.config["replay"]["speed"] == 2.0
     assert result.versions["ai-dynamo"].startswith("1.4")
 

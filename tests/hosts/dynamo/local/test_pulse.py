@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from itertools import count
+from unittest import mock
 
 import pytest
 
-from pdplugins.hosts.dynamo.local.pulse import WINDOW, Pulse, PulseTaker
+from pdplugins.hosts.dynamo.local.pulse import EVERY_S, WINDOW, Pulse, PulseTaker
 from pdplugins.types import Slo
 
 SLO = Slo(ttft_s=1.5, tpot_s=0.05)
@@ -15,16 +17,16 @@ SLO = Slo(ttft_s=1.5, tpot_s=0.05)
 def page(ttft: tuple[int, int, int], in_flight: int = 0) -> str:
     """The frontend's page after so many requests with a TTFT of 0.5 s, 1.5 s and 3 s."""
     fast, middle, slow = ttft
-    count, total = sum(ttft), 0.5 * fast + 1.5 * middle + 3 * slow
+    number, total = sum(ttft), 0.5 * fast + 1.5 * middle + 3 * slow
     name = "dynamo_frontend_time_to_first_token_seconds"
     return "\n".join(
         (
             f"# TYPE {name} histogram",
             f'{name}_bucket{{model="m",le="1"}} {fast}',
             f'{name}_bucket{{model="m",le="2"}} {fast + middle}',
-            f'{name}_bucket{{model="m",le="+Inf"}} {count}',
+            f'{name}_bucket{{model="m",le="+Inf"}} {number}',
             f'{name}_sum{{model="m"}} {total}',
-            f'{name}_count{{model="m"}} {count}',
+            f'{name}_count{{model="m"}} {number}',
             "# TYPE dynamo_frontend_inflight_requests gauge",
             f'dynamo_frontend_inflight_requests{{model="m"}} {in_flight}',
             "# TYPE other gauge",
@@ -35,10 +37,11 @@ def page(ttft: tuple[int, int, int], in_flight: int = 0) -> str:
 
 
 def take(pages: list[str]) -> list[Pulse]:
-    """Take a pulse of each page."""
-    waiting = list(pages)
+    """Take a pulse of each page, every two seconds."""
+    waiting, clock = list(pages), count(100.0, EVERY_S)
     taker = PulseTaker("http://frontend", SLO, fetch=lambda url: waiting.pop(0))
-    return [taker.take() for _ in pages]
+    with mock.patch("pdplugins.hosts.dynamo.local.pulse.monotonic", side_effect=clock):
+        return [taker.take() for _ in pages]
 
 
 def test_means_and_shares_are_of_what_came_since_the_first_look() -> None:
@@ -65,6 +68,14 @@ def test_load_queue_and_errors_are_told() -> None:
     ]
     pulse = take(pages)[-1]
     assert (pulse.requests_per_s, pulse.queued, pulse.errors) == (3.0, 3, 2)
+
+
+def test_a_frontend_that_was_silent_gets_no_higher_rate() -> None:
+    """No look succeeds meanwhile; the requests of that time are spread over it."""
+    pages, times = iter([page((0, 0, 0)), page((100, 0, 0))]), iter([100.0, 140.0])
+    taker = PulseTaker("http://frontend", SLO, fetch=lambda url: next(pages))
+    with mock.patch("pdplugins.hosts.dynamo.local.pulse.monotonic", side_effect=times):
+        assert [taker.take().requests_per_s for _ in range(2)] == [None, 2.5]
 
 
 def test_nothing_new_is_none_and_not_zero() -> None:
