@@ -88,6 +88,10 @@ class Board:
 
     def _now(self, gateway: Gateway, now_s: float) -> Now:
         recent = [outcome for at_s, outcome in self._ended if now_s - at_s <= WINDOW_S]
+        span_s, last = min(WINDOW_S, max(now_s - self._began_s, 1.0)), "minute"
+        if len(recent) == MOST_ENDED:  # of more requests only the last ones are remembered
+            span_s = max(now_s - self._ended[0][0], 1e-3)
+            last = f"{span_s:.1f} s"
         judged = [one for one in recent if one.ending is not Ending.CANCELLED and _known(one)]
         share = metrics.attainment(sum(map(self._inside, judged)), len(judged))
         failed = sum(one.ending in {Ending.FAILED, Ending.REFUSED} for one in recent)
@@ -95,10 +99,10 @@ class Board:
         slo = f"TTFT {self._slo.ttft_s:g} s and TPOT {1e3 * self._slo.tpot_s:g} ms"
         backends = gateway.backends.all
         return Now(
-            f"Last minute: {percent} inside {slo}",
+            f"Last {last}: {percent} inside {slo}",
             lines=["Streams only: of an answer in one piece nobody sees the first token."],
             facts={
-                "requests/s": f"{len(recent) / min(WINDOW_S, max(now_s - self._began_s, 1.0)):.1f}",
+                "requests/s": f"{len(recent) / span_s:.1f}",
                 "in flight": gateway.admission.requests,
                 "failed or refused": failed,
                 "workers there": f"{sum(one.alive for one in backends)} of {len(backends)}",

@@ -42,6 +42,7 @@ class Serving:
         self.settings = admission.settings
         self.metrics = metrics
         self.sessions = Sessions(self.settings.max_sessions)
+        backends.on_lost = self.sessions.lost
         self.lengths = Lengths()
         self.retries = RetryBudget(self.settings)
         self.admission = admission

@@ -50,6 +50,13 @@ class Sessions:
         self._touch(name)
         return session
 
+    def lost(self, worker: str) -> None:
+        """Forget what a worker has held: it may come back without."""
+        for session in self._sessions.values():
+            session.held.pop(worker, None)
+            if session.bound_worker == worker:
+                session.bound_worker = None
+
     def changed(self, name: str, session: Session) -> None:
         """Note that a session has had another round here."""
         if self.on_change is not None:

@@ -24,11 +24,11 @@ log = logging.getLogger("pdplugins.gateway")
 
 MOST_PROCESSES = 64
 YOUNG_S = 10.0
-"""A process that ends by itself so soon was started wrongly, and is not started again."""
+"""A first process that ends by itself so soon was started wrongly, and all end. A later one only waits longer."""
 PAUSE_S = 0.1
 """Pause between two looks at the processes."""
-AGAIN_S = 1.0
-"""Pause before a process that died is started again."""
+AGAIN_S, MOST_AGAIN_S = 1.0, 30.0
+"""Pause before a process that died is started again. It doubles with each one that dies young, up to the second."""
 PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -46,6 +46,10 @@ class Supervisor:
         key = secrets.token_hex(16)
         self._shares = [Share(index, count, self._folder, os.getpid(), key) for index in range(count)]
         self._running: dict[int, tuple[subprocess.Popen[bytes], float]] = {}
+        self._pauses: dict[int, float] = {}
+        """By process that has once lived longer than `YOUNG_S`: the pause before it starts again."""
+        self._due: dict[int, float] = {}
+        """By process that is to start again: when."""
         self._stops = False
         self._code = 0
 
@@ -57,7 +61,7 @@ class Supervisor:
             for share in self._shares:
                 if not self._stops:
                     self._start(share)
-            while self._running:
+            while self._running or (self._due and not self._stops):
                 for share in self._shares:
                     self._look(share)
                 time.sleep(PAUSE_S)
@@ -74,22 +78,36 @@ class Supervisor:
             process.terminate()
 
     def _look(self, share: Share) -> None:
-        """Start a process again that has died."""
-        if share.index not in self._running:
+        """Start a process again that has died, once its pause is over."""
+        index, now_s = share.index, time.monotonic()
+        if index in self._due:
+            if not self._stops and now_s >= self._due[index]:
+                self._start_again(share, now_s)
             return
-        process, began_s = self._running[share.index]
+        if index not in self._running:
+            return
+        process, began_s = self._running[index]
         if (code := process.poll()) is None:
             return
-        del self._running[share.index]
-        if self._stops or time.monotonic() - began_s < YOUNG_S:
+        del self._running[index]
+        young = now_s - began_s < YOUNG_S
+        if self._stops or (young and index not in self._pauses):
             self._code = self._code or (code if code >= 0 else 128 - code)
             if not self._stops:
                 self._pass_on(signal.SIGTERM, None)
             return
-        log.warning("process %d of %d died with code %d and starts anew", share.index + 1, share.count, code)
-        time.sleep(AGAIN_S)
-        if not self._stops:
+        pause_s = min(2 * self._pauses[index], MOST_AGAIN_S) if young else AGAIN_S
+        log.warning("process %d of %d died with code %d; it starts anew in %g s", index + 1, share.count, code, pause_s)
+        self._pauses[index], self._due[index] = pause_s, now_s + pause_s
+
+    def _start_again(self, share: Share, now_s: float) -> None:
+        try:
             self._start(share)
+        except OSError as error:  # no memory or no process is left; the others serve on
+            log.warning("process %d of %d cannot start: %s", share.index + 1, share.count, error)
+            self._due[share.index] = now_s + MOST_AGAIN_S
+        else:
+            del self._due[share.index]
 
     def _pass_on(self, number: int, frame: FrameType | None) -> None:
         if number == signal.SIGHUP and not self._reloads:

@@ -60,7 +60,8 @@ class RequestTask:
         """Who is to serve it, as the last placement says: who prefills, then who decodes."""
         self.arrival = self._request(0)
         """The request as it came."""
-        self._latencies = Latencies(serving.metrics, self._arrived_s, partial(serving.routing.begun, self.arrival))
+        begun = partial(serving.routing.begun, self.arrival)
+        self._latencies = Latencies(serving.metrics, self._arrived_s, begun, single=call.one_answer)
         self._relay = serving.executor.relay(call, client, self._latencies.tokens)
 
     @property

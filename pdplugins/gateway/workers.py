@@ -61,6 +61,8 @@ class Workers(Generic[WorkerT]):
         self.serves = asyncio.Event()
         """Set while the workers that take new work can serve a request between them."""
         self._on_change: Callable[[], None] | None = None
+        self.on_lost: Callable[[str], None] = lambda worker: None
+        """Is called with the name of a worker that is lost, and with it its KV cache."""
         for worker in workers:
             self.add(worker)
 
@@ -132,6 +134,7 @@ class Workers(Generic[WorkerT]):
             return
         log.warning("%s is gone: %s", worker.id, why)
         worker.lost()
+        self.on_lost(worker.id)
         self.labels.went(worker.id)
         self.refresh()
 

@@ -102,6 +102,7 @@ class PowerNode:
     :param budget_w: what all may draw together.
     :param saved: where the caps from before are kept; None where nothing is ever written (`writes` is False).
     :param writes: whether caps are set; False only to look on.
+    :param floor_w: no cap is set below it, whatever a device takes.
     """
 
     def __init__(
@@ -113,12 +114,14 @@ class PowerNode:
         *,
         saved: SavedCaps | None,
         patience: Patience = Patience(),
+        floor_w: float = 0.0,
     ) -> None:
         self.gpus = {device.uuid: Gpu(device) for device in devices}
         self.caps: CapTransaction[str] = CapTransaction(budget_w, GRAIN_W)
         self.counts: Counter[str] = Counter()
         """``write``, ``rollback``, ``changed_by_others``, ``over_cap``, and the faults of devices."""
         self.patience = patience
+        self._floor_w = floor_w
         self._backend = backend
         self._starts = starts
         self._saved = saved
@@ -144,8 +147,9 @@ class PowerNode:
         """Write down the caps that are there now, once all are known. Those of a process that was killed stay."""
         present = {uuid: account.told_w for uuid, account in self.caps.accounts.items()}
         if self._saved is not None:
-            self._before_w = present | self._saved.load()
-            self._saved.save(self._before_w)
+            saved = self._saved.load()
+            self._before_w = present | {uuid: watts for uuid, watts in saved.items() if uuid in self.gpus}
+            self._saved.save(saved | self._before_w)
 
     # --- what is wanted ----------------------------------------------------------------------------------------------
 
@@ -157,18 +161,32 @@ class PowerNode:
         self.check(caps_w)
         if now_s < self._held_until_s:
             return False
-        lowest_w = {uuid: self.gpus[uuid].device.min_w for uuid in caps_w}
-        self.caps.aim({uuid: max(math.floor(cap_w), lowest_w[uuid]) for uuid, cap_w in caps_w.items()})
+        self.caps.aim({uuid: max(math.floor(cap_w), self._lowest_w(uuid)) for uuid, cap_w in caps_w.items()})
         return True
+
+    def fit(self, now_s: float) -> None:
+        """Want lower caps where those that are wanted exceed the budget, each by the same share of what it may fall.
+
+        A policy may want too much, or nothing at all, and the budget may have become smaller.
+        """
+        wanted = {uuid: account.target_w for uuid, account in self.caps.accounts.items()}
+        budget_w, total_w = self.caps.budget_w, math.fsum(wanted.values())
+        if budget_w is None or total_w <= budget_w + GRAIN_W or now_s < self._held_until_s:
+            return
+        lowest = {uuid: min(self._lowest_w(uuid), watts) for uuid, watts in wanted.items()}
+        least_w = math.fsum(lowest.values())
+        share = max(budget_w - least_w, 0.0) / (total_w - least_w) if total_w > least_w else 0.0
+        self.caps.aim({uuid: math.floor(low_w + share * (wanted[uuid] - low_w)) for uuid, low_w in lowest.items()})
+
+    def _lowest_w(self, uuid: str) -> float:
+        return max(self.gpus[uuid].device.min_w, self._floor_w)
 
     def check(self, caps_w: Mapping[str, float]) -> None:
         """Raise ConfigError when these caps may not be set."""
         for uuid, cap_w in caps_w.items():
-            device = self.gpus[uuid].device
-            if not device.min_w <= cap_w <= device.max_w:
-                raise ConfigError(
-                    f"{uuid}: a cap of {cap_w:g} W is outside its limits, {device.min_w:g} to {device.max_w:g} W"
-                )
+            low_w, high_w = self._lowest_w(uuid), self.gpus[uuid].device.max_w
+            if not low_w <= cap_w <= high_w:
+                raise ConfigError(f"{uuid}: a cap of {cap_w:g} W is outside its limits, {low_w:g} to {high_w:g} W")
         wanted = {uuid: account.target_w for uuid, account in self.caps.accounts.items()} | dict(caps_w)
         if self.caps.budget_w is not None and math.fsum(wanted.values()) > self.caps.budget_w + GRAIN_W:
             raise ConfigError(
@@ -200,7 +218,11 @@ class PowerNode:
 
     def forget(self) -> None:
         """Remove what was saved, if every cap has been given back."""
-        if self._saved is not None and self.given_back:
+        if self._saved is None or not self.given_back:
+            return
+        if others := {uuid: watts for uuid, watts in self._saved.load().items() if uuid not in self.gpus}:
+            self._saved.save(others)
+        else:
             self._saved.clear()
 
     # --- what happens ------------------------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ from pdplugins.contracts.flow import Refuse
 from pdplugins.contracts.kinds import Kind
 from pdplugins.contracts.router import Ending, Outcome
 from pdplugins.contracts.workers import Role
+from pdplugins.gateway import dashboard
 from pdplugins.gateway.access.access import Access
 from pdplugins.gateway.dashboard import Board, WatchedJournal
 from pdplugins.report.address import Address
@@ -119,5 +120,22 @@ def test_without_a_dashboard_nothing_is_watched() -> None:
         async with stand("dual", cfg=config()) as it:
             assert it.gateway.board is None
             assert it.gateway.serving.on_end is None
+
+    asyncio.run(look())
+
+
+def test_more_requests_than_are_remembered_are_counted_over_their_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def look() -> None:
+        async with stand("dual", "dual", access=HERE) as it:
+            board = it.gateway.board
+            assert board is not None
+            clock = iter(range(10**6))
+            monkeypatch.setattr(dashboard, "monotonic", lambda: next(clock) / 1000)
+            board._began_s = -100.0
+            for _ in range(dashboard.MOST_ENDED + 5000):
+                board.heard(Outcome(Ending.FINISHED, 1, 0.1, None))
+            now = board._now(it.gateway, next(clock) / 1000)
+            assert float(now.facts["requests/s"]) == pytest.approx(1000, rel=0.01)
+            assert now.verdict.startswith("Last 20.0 s: 100.0% of 20000 requests")
 
     asyncio.run(look())

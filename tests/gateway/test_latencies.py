@@ -55,6 +55,18 @@ def test_a_stream_tells_ttft_itl_tpot_the_whole_and_tokens(path: str, body: dict
     asyncio.run(run())
 
 
+def test_the_tokens_of_several_answers_come_mixed_and_tell_no_time_between_two() -> None:
+    async def run() -> None:
+        async with stand("unified", token_s=0.01) as it:
+            it.route(Fixed())
+            body = {"model": "fake", "prompt": PROMPT, "max_tokens": 9, "n": 2}
+            await it.stream("/v1/completions", body)
+            found = told(it)
+            assert [found[name] for name in NAMES] == [1, 0, 0, 1]
+
+    asyncio.run(run())
+
+
 def test_a_whole_answer_has_no_first_token() -> None:
     """Its only time is that of all of it: as a time to first token it would raise an alarm for nothing."""
 

@@ -295,6 +295,29 @@ def test_a_process_that_dies_later_starts_anew(tmp_path: Path, monkeypatch: pyte
 
 @pytest.mark.moderate
 @pytest.mark.usefixtures("quick")
+def test_a_process_that_dies_twice_in_a_row_ends_no_other_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first one lived long enough; those after it die at once, and start later each time."""
+    monkeypatch.setattr(supervisor, "YOUNG_S", 0.5)
+    monkeypatch.setattr(supervisor, "AGAIN_S", 0.01)
+    body = "if index == 1: time.sleep(60)\nif len(noted.read_text()) == 1: time.sleep(0.8)\nsys.exit(1)\n"
+    began = supervisor.Supervisor(script(tmp_path, body), 2)
+    look, pauses = began._look, list[float]()
+
+    def watched(share: Share) -> None:
+        look(share)
+        if (pause := began._pauses.get(0)) is not None and pause not in pauses:
+            pauses.append(pause)
+        if (tmp_path / "0").exists() and len((tmp_path / "0").read_text()) >= 4 and not began._stops:
+            began._pass_on(signal.SIGTERM, None)
+
+    monkeypatch.setattr(began, "_look", watched)
+    began.run()
+    assert (tmp_path / "1").read_text() == "x"
+    assert pauses[:3] == [0.01, 0.02, 0.04]
+
+
+@pytest.mark.moderate
+@pytest.mark.usefixtures("quick")
 def test_a_signal_while_processes_start_ends_those_that_have_and_starts_no_more(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -157,6 +157,40 @@ def test_recent_times_are_those_of_the_last_seconds() -> None:
     asyncio.run(run())
 
 
+def test_a_whole_answer_says_nothing_of_the_time_to_its_first_token() -> None:
+    """It comes with the last one, so its worker would look slow to all routers."""
+
+    async def run() -> None:
+        async with stand("unified", token_s=0.01) as it:
+            await it.post("/generate", ask(count=20))
+            (view,) = it.gateway.backends.ready
+            assert view.load.recent_ttft_s is None
+            await it.stream("/generate", ask(count=20))
+            assert 0 < view.load.recent_ttft_s < 0.2
+
+    asyncio.run(run())
+
+
+def test_a_worker_that_was_lost_has_no_history() -> None:
+    """It may have started anew, and then its KV cache is empty."""
+
+    async def run() -> None:
+        async with stand("dual", "dual") as it:
+            router = it.route(Fixed())
+            _, answer = await it.post("/generate", ask(session_id="chat"))
+            prompt = PROMPT + answer["output_ids"] + [7]
+            decodes = it.gateway.backends.all[1]
+            it.gateway.backends.lost(decodes, "a test")
+            it.gateway.backends.came(decodes)
+            await it.post("/generate", ask(prompt, session_id="chat"))
+            assert [(one.bound_worker, one.history_tokens) for one in router.requests] == [(None, 0)] * 2
+            session = it.gateway.serving.sessions.find(hashed("chat"))
+            assert session is not None
+            assert session.bound_worker == decodes.id
+
+    asyncio.run(run())
+
+
 def test_lengths_of_text_are_learned_from_answers() -> None:
     async def run() -> None:
         async with stand("dual", "dual") as it:

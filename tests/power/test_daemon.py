@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import json
 import signal
+import threading
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 from benchmarks.rig.gpus.nodes import Standin
+from pdplugins.hosts.power import daemon
+from pdplugins.power.saved import SavedCaps
 from pdplugins.registry import default_registry
 from tests.power.daemon import Power, free_port, until
 
@@ -205,3 +211,36 @@ def test_a_hung_gpu_stops_neither_the_others_nor_the_end(power: Power) -> None:
     assert "not all caps from before are back" in said
     assert power.node.limits_w()[1:] == BEFORE_W[1:]
     assert (power.state / "caps.json").exists()
+
+
+def test_restore_puts_back_what_is_there_and_keeps_the_rest_noted(power: Power) -> None:
+    """A GPU that fell off the bus is a likely reason for a daemon that was killed."""
+    process = power.start()
+    assert power.settled_at(*OURS_W)
+    power.end(process, signal.SIGKILL)
+    with closing(SavedCaps(power.state)) as saved:
+        noted = saved.load()
+        saved.save({**noted, "GPU-lost": 700.0})
+    done = power.do("restore", "--config", str(power.config))
+    assert (done.returncode, power.node.limits_w()) == (2, BEFORE_W), done.stderr
+    assert "GPU-lost: it is not there any more; its cap of 700 W from before stays noted in" in done.stderr
+    with closing(SavedCaps(power.state)) as saved:
+        assert saved.load() == {"GPU-lost": 700.0}
+
+
+def test_a_reload_that_raises_anything_keeps_the_old_policy(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """With the daemon its caps would go, and the node would draw more than its feed gives."""
+
+    def broken(_: Path) -> None:
+        raise ValueError("a policy that cannot be built")
+
+    monkeypatch.setattr(daemon, "load", broken)
+    wanted = threading.Event()
+    wanted.set()
+    old: Any = SimpleNamespace(controller="the old one")
+    daemon._reload(daemon.Options("rapid"), *cast("Any", (None, old, None, None)), wanted)
+    assert old.controller == "the old one"
+    assert "not reloaded, the old config goes on" in caplog.text
+    assert not wanted.is_set()

@@ -8,6 +8,7 @@ from typing import TypeVar
 
 import pytest
 
+from pdplugins.errors import ConfigError
 from pdplugins.power.calls import Call
 from pdplugins.power.node import PowerNode
 from pdplugins.power.saved import SavedCaps
@@ -134,3 +135,34 @@ def test_back_again_it_takes_part(saved: SavedCaps) -> None:
     assert node.caps_w() == [700.0, 600.0, 600.0, 500.0]
     assert node.it.caps.complete
     assert node.it.counts["rollback"] == 1
+
+
+def test_no_cap_is_below_the_floor_whatever_a_device_takes(tmp_path: Path) -> None:
+    """AMD's driver may take 0 W."""
+    bus, saved = Bus(), SavedCaps(tmp_path / "floor")
+    node = PowerNode(bus, bus.devices(), 2400.0, at_once, saved=saved, floor_w=300.0)
+    bus.now_s = 0.1
+    node.tick(bus.now_s)
+    bus.now_s = 0.2
+    node.tick(bus.now_s)
+    node.keep_before()
+    with pytest.raises(ConfigError, match="a cap of 250 W is outside its limits, 300 to 700 W"):
+        node.aim({"SIM-0": 250.0}, bus.now_s)
+    node.caps.budget_w = 1000.0
+    node.fit(bus.now_s)
+    assert {account.target_w for account in node.caps.accounts.values()} == {300.0}
+    saved.close()
+
+
+def test_a_smaller_budget_is_kept_though_the_policy_wants_nothing(saved: SavedCaps) -> None:
+    """Each cap falls by the same share of what lies above its lowest."""
+    node = Node(saved, 2400.0)
+    assert node.aim({"SIM-0": 300.0})
+    node.run(5.0)
+    node.it.caps.budget_w = 1650.0
+    node.it.fit(node.bus.now_s)
+    node.run(5.0)
+    assert node.caps_w() == [265.0, 461.0, 461.0, 461.0]
+    node.it.fit(node.bus.now_s)
+    node.run(1.0)
+    assert sum(node.caps_w()) <= 1650.0

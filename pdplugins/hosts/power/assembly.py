@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from pdplugins.config import Config, NodeConfig, settings_of
@@ -48,17 +48,32 @@ def equip(wanted: NodeConfig) -> Equipment:
     Raises HostError without a driver, ConfigError when a GPU is not there, DeviceError when one that takes part cannot
     be read.
     """
+    found = _found(wanted)
+    there = {device.uuid: device for device in found.devices}
+    check_readable(wanted.gpus, there, unreadable(found.backend))
+    devices = tuple(there[uuid] for uuid in wanted.gpus) if wanted.gpus else found.devices
+    if not devices:
+        raise HostError(f"power backend {wanted.backend.name}: this machine has no GPU that it knows")
+    return replace(found, devices=devices)
+
+
+def equip_those_there(wanted: NodeConfig, uuids: Collection[str]) -> tuple[Equipment, dict[str, str]]:
+    """Find those of some devices that are there and can be read. Return them, and why the others cannot take part."""
+    found = _found(wanted)
+    there = {device.uuid: device for device in found.devices}
+    broken = unreadable(found.backend)
+    left = {uuid: str(broken.get(uuid, "it is not there any more")) for uuid in uuids if uuid not in there}
+    return replace(found, devices=tuple(there[uuid] for uuid in uuids if uuid in there)), left
+
+
+def _found(wanted: NodeConfig) -> Equipment:
+    """Return every device that can be read."""
     registration = default_registry().get("power_backend", wanted.backend.name)
     settings = settings_of("power_backend", wanted.backend)
     threads = DeviceThreads()
     within_s = FIRST_CALLS * wanted.call_s
     backend: PowerBackend = finished(threads("", lambda: registration.factory(settings)), within_s)
-    found = {device.uuid: device for device in finished(threads("", backend.devices), within_s)}
-    check_readable(wanted.gpus, found, unreadable(backend))
-    devices = tuple(found[uuid] for uuid in wanted.gpus) if wanted.gpus else tuple(found.values())
-    if not devices:
-        raise HostError(f"power backend {wanted.backend.name}: this machine has no GPU that it knows")
-    return Equipment(backend, devices, threads)
+    return Equipment(backend, tuple(finished(threads("", backend.devices), within_s)), threads)
 
 
 def unreadable(backend: PowerBackend) -> Mapping[str, DeviceError]:
@@ -171,6 +186,7 @@ def build_node(config: Config, equipment: Equipment, saved: SavedCaps | None) ->
         equipment.threads,
         saved=saved,
         patience=patience(config.node),
+        floor_w=config.node.floor_w,
     )
 
 

@@ -96,9 +96,16 @@ def restore(config: ConfigName = None, backend: Backend = None, state: State = N
         if not (before_w := saved.load()):
             typer.echo(f"nothing to put back: {wanted.state} holds no caps from before this start of the machine")
             return
-        node = _ready(wanted, saved, tuple(before_w))
-        daemon.give_back(node, saved, CHANGE_S)
-        typer.echo(f"{len(before_w)} GPUs have the caps from before")
+        equipment, left = assembly.equip_those_there(wanted, before_w)
+        if equipment.devices:
+            daemon.give_back(_ready(wanted, saved, equipment), saved, CHANGE_S)
+            typer.echo(f"{len(equipment.devices)} GPUs have the caps from before")
+        if left:
+            uuid, why = next(iter(left.items()))
+            raise HostError(
+                f"{uuid}: {why}; its cap of {before_w[uuid]:g} W from before stays noted in {wanted.state}"
+                + (f", as do those of {len(left) - 1} more GPUs" if len(left) > 1 else "")
+            )
     finally:
         saved.close()
 
@@ -123,7 +130,7 @@ def cap(
         raise ConfigError(f"{low[0]}: {caps_w[low[0]]:g} W is below node.floor_w, {wanted.floor_w:g} W")
     saved = SavedCaps(wanted.state)
     try:
-        node = _ready(wanted, saved, tuple(uuids), equipment)
+        node = _ready(wanted, saved, equipment)
         told_w = {uuid: account.told_w for uuid, account in node.caps.accounts.items()}
         node.caps.budget_w = max(math.fsum(told_w.values()), math.fsum((told_w | caps_w).values()))
         node.check(caps_w)
@@ -171,11 +178,8 @@ def _wanted(config: str | None, backend: str | None, state: Path | None) -> Node
     return wanted.model_copy(update=given)
 
 
-def _ready(
-    wanted: NodeConfig, saved: SavedCaps, uuids: tuple[str, ...], equipment: assembly.Equipment | None = None
-) -> PowerNode:
+def _ready(wanted: NodeConfig, saved: SavedCaps, equipment: assembly.Equipment) -> PowerNode:
     """Return a node of these GPUs, once each has told its cap. Raises HostError for one that does not."""
-    equipment = equipment or assembly.equip(wanted.model_copy(update={"gpus": uuids}))
     node = PowerNode(
         equipment.backend,
         equipment.devices,

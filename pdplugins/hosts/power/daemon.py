@@ -104,7 +104,7 @@ def run(options: Options) -> None:
             "%s %s %d GPUs within %g W", config.power and config.power.name, mode, len(node.gpus), node.caps.budget_w
         )
         try:
-            keep(loop, node, stop, lambda: _reload(options, config, loop, node, deployment, journal, reload))
+            keep(loop, node, stop, lambda: _reload(options, config, loop, node, journal, reload))
         finally:
             if saved is not None:
                 give_back(node, saved, config.node.restore_s)
@@ -262,7 +262,6 @@ def _reload(
     config: Config,
     loop: PowerLoop,
     node: PowerNode,
-    deployment: Deployment,
     journal: Journal,
     wanted: threading.Event,
 ) -> None:
@@ -271,16 +270,25 @@ def _reload(
         return
     wanted.clear()
     try:
-        new = load(find(options.config))
-        fixed = {"budget_w"}
-        if new.node.model_dump(exclude=fixed) != config.node.model_dump(exclude=fixed):
-            raise ConfigError("the section node has changed; restart for anything but node.budget_w")
-        devices = tuple(gpu.device for gpu in node.gpus.values())
-        assembly.check_limits(new, devices)
-        budget_w = assembly.budget_w(new)
-        loop.controller = build_safe(new, build_deployment(new), journal)
+        new, controller, budget_w = _reread(options, config, node, journal)
     except PdpluginsError as error:
         log.error("not reloaded, the old config goes on: %s", error)  # noqa: TRY400 - one line, as for users
         return
-    node.caps.budget_w = budget_w
+    except Exception:  # a policy may raise anything; with this process the caps would go
+        log.exception("not reloaded, the old config goes on")
+        return
+    loop.controller, node.caps.budget_w = controller, budget_w
+    node.fit(time.monotonic())
     log.info("reloaded: %s within %g W", new.power and new.power.name, budget_w)
+
+
+def _reread(
+    options: Options, config: Config, node: PowerNode, journal: Journal
+) -> tuple[Config, SafePowerController, float]:
+    """Return what the config says now, the policy, and the budget. Raises ConfigError."""
+    new = load(find(options.config))
+    fixed = {"budget_w"}
+    if new.node.model_dump(exclude=fixed) != config.node.model_dump(exclude=fixed):
+        raise ConfigError("the section node has changed; restart for anything but node.budget_w")
+    assembly.check_limits(new, tuple(gpu.device for gpu in node.gpus.values()))
+    return new, build_safe(new, build_deployment(new), journal), assembly.budget_w(new)

@@ -50,6 +50,8 @@ class BatchHooks:
         self._clock = clock
         self._asked = asked
         self._launched: deque[Launched | None] = deque()
+        self._inside = False
+        """Whether a step is being launched."""
         self._gaps = Gaps()
         self._completed_s = 0.0
         self._ask_at_s: defaultdict[str, float] = defaultdict(float)
@@ -84,8 +86,14 @@ class BatchHooks:
 
     def run(self, original: Callable[..., Any], scheduler: Any, batch: Any, *more: Any, **keywords: Any) -> Any:
         """Note what a step runs before it is launched."""
+        if self._inside:  # SGLang runs another batch within this one; only the outer one has results
+            return original(scheduler, batch, *more, **keywords)
         self._launched.append(launched(batch, scheduler.running_batch.reqs, self._clock()))
-        return original(scheduler, batch, *more, **keywords)
+        self._inside = True
+        try:
+            return original(scheduler, batch, *more, **keywords)
+        finally:
+            self._inside = False
 
     def completed(self, original: Callable[..., Any], scheduler: Any, batch: Any, result: Any) -> Any:
         """Let the policy learn from a step once its results are there.

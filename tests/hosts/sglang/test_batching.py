@@ -82,6 +82,21 @@ def host(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, module.__name__, module)
 
 
+def test_a_batch_that_runs_within_another_one_has_no_results_of_its_own() -> None:
+    """SGLang runs an idle batch so, where attention is data parallel."""
+    engine = Engine(Policy(BatchPlan({})))
+    mode = SimpleNamespace(is_extend=lambda: False, is_decode=lambda: False)
+    batch = SimpleNamespace(reqs=[], is_empty=lambda: True, forward_mode=mode)
+
+    def nested(scheduler: Any, one: Any) -> str:
+        return str(engine.hooks.run(lambda *_: "inner", scheduler, one))
+
+    for _ in range(100):
+        assert engine.hooks.run(nested, engine, batch) == "inner"
+        engine.hooks.completed(lambda *_: None, engine, batch, None)
+    assert not engine.hooks._launched
+
+
 def test_sglang_sees_what_was_chosen_in_the_order_of_the_plan() -> None:
     engine = Engine(Policy(BatchPlan({"c": 30, "a": 10})), req("a", 10), req("b", 20), req("c", 30))
     assert engine.step() == "composed"

@@ -46,7 +46,8 @@ class Legs:
         load.prefill_starts(work.new_tokens, work.prompt_tokens - work.new_tokens)
         try:
             answer = await self._begin(backend, work, body, rid)
-            took_s = monotonic() - work.arrived_s
+            if answer.stream:  # an answer in one piece comes with its last token
+                took_s = monotonic() - work.arrived_s
         finally:
             load.prefill_ends(work.new_tokens, took_s, work.prompt_tokens - work.new_tokens)
         load.decode_starts(work.prompt_tokens)
@@ -133,7 +134,7 @@ class Legs:
                 if aside is not None:
                     aside.add_done_callback(lambda leg: None if _succeeded(leg) else wait.end())
                 response = await self._upstream.post(backend, call.path, body, call.headers, stream=call.stream)
-                return await self._upstream.begin(backend, response, rid, stream=call.stream)
+                return await self._upstream.begin(backend, response, rid, stream=call.stream, single=call.one_answer)
         except RefusedError:
             raise
         except BaseException as error:

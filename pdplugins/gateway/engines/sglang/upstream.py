@@ -38,9 +38,12 @@ LONGEST_WAIT_S = 60.0
 
 
 class Answer:
-    """The answer of one worker, of which the beginning has arrived."""
+    """The answer of one worker, of which the beginning has arrived.
 
-    def __init__(self, backend: Backend, response: Response, rid: str, most_bytes: int) -> None:
+    :param single: there are no other answers whose tokens come between its own.
+    """
+
+    def __init__(self, backend: Backend, response: Response, rid: str, most_bytes: int, *, single: bool = True) -> None:
         self.backend = backend
         self.rid = rid
         """The name of its leg, which is not the client's name of the request."""
@@ -54,6 +57,7 @@ class Answer:
         self.tokens = 0
         self.most_bytes = most_bytes
         """Of all of it, or of one event of a stream."""
+        self._single = single
         self._first = b""
         self._rest = b""
         self._last_s: float | None = None
@@ -124,7 +128,7 @@ class Answer:
             self.ended = True
             events -= 1
         if events:
-            gap_s = None if self._last_s is None else (now_s - self._last_s) / events
+            gap_s = (now_s - self._last_s) / events if self._single and self._last_s is not None else None
             self.backend.view.load.tokens(events, gap_s, now_s)
             self.tokens += events
         self._last_s = now_s
@@ -166,14 +170,16 @@ class Upstream:
             raise WorkerFailedError(backend.id, f"status {response.status}")
         return response
 
-    async def begin(self, backend: Backend, response: Response, rid: str, *, stream: bool) -> Answer:
+    async def begin(
+        self, backend: Backend, response: Response, rid: str, *, stream: bool, single: bool = True
+    ) -> Answer:
         """Return an answer once its beginning is there. Raises WorkerFailedError, also for the form not asked for.
 
         What begins as a stream could not go on as a whole answer, should another worker have to take over.
         """
         if is_stream(response) != stream:
             raise WorkerFailedError(backend.id, f"an answer of the type {response.content_type[:80]!r}")
-        answer = Answer(backend, response, rid, self._most_bytes)
+        answer = Answer(backend, response, rid, self._most_bytes, single=single)
         await answer.begin()
         return answer
 
