@@ -131,10 +131,10 @@ class SafeFlow(SafePolicy[Flow]):
         if answer.request_id not in self._waiting:
             return None, f"request {one_line(answer.request_id)} does not wait"
         retry_after_s, why = LEAST_RETRY_S, None
-        if math.isfinite(answer.retry_after_s):
+        if isinstance(answer.retry_after_s, int | float) and math.isfinite(answer.retry_after_s):
             retry_after_s = min(max(float(answer.retry_after_s), LEAST_RETRY_S), MOST_RETRY_S)
         else:
-            why = f"retry_after_s is {answer.retry_after_s}"
+            why = f"retry_after_s is {one_line(answer.retry_after_s)}"
         return Refuse(self._taken_out(answer.request_id), retry_after_s, one_line(answer.reason)), why
 
     @staticmethod

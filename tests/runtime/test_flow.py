@@ -213,8 +213,10 @@ def test_what_a_refused_client_is_told_is_bounded(said_s: float, told_s: float) 
     assert not flow.faults
 
 
-def test_a_time_to_retry_that_is_no_number_is_a_fault() -> None:
-    decision, flow, _ = asked(Refuse("a", math.nan))
+@pytest.mark.parametrize("said", [math.nan, None, "soon"])
+def test_a_time_to_retry_that_is_no_number_is_a_fault(said: Any) -> None:
+    """The policy has forgotten the request, so it must not stay here."""
+    decision, flow, _ = asked(Refuse("a", said))
     assert decision == Refuse("a", 1.0)
     assert flow.faults == {Fault.UNSAFE_ANSWER: 1}
 

@@ -110,7 +110,7 @@ class FusionBatchScheduler:
         known = queue.keys
         new = [prefill for name, prefill in waiting.items() if name not in known]
         if len(known) + len(new) > len(waiting):
-            for gone in known - waiting.keys():
+            for gone in [name for name in known if name not in waiting]:
                 queue.remove(gone)
         for prefill in new:
             queue.push(self._job(prefill), now_s, speed)

@@ -76,7 +76,7 @@ class Core:
         """How well the lengths were known at the last solution. Where they are better known, it is solved at once."""
         self._looked_s = 0.0
         self._counted: Sequence[WorkerView] | None = None
-        self._caches: Mapping[int, int] = {}
+        self._caches: Mapping[float, int] = {}
         """Number of decode workers by the size of their KV cache."""
         self._cell = NEVER
         self._most_in_service = 0
@@ -95,7 +95,7 @@ class Core:
         if self._next_s is None:
             # Before answers have come, the operator's composition says more than the programme for a guessed length.
             self._next_s = now_s + settings.dwell_s
-        if now_s < self._next_s and self.lengths.answered == self._news:
+        if now_s < self._next_s and self.lengths.answered <= self._news:
             return None
         self._news = self.lengths.answered
         does = self._programme(self.lengths.isl, RESERVE * max(self.lengths.osl, 1.0), kv_capacity_tokens)
@@ -215,12 +215,14 @@ class Core:
         """
         if workers is not self._counted:
             self._counted, self._cell = workers, NEVER
-            self._caches = Counter(worker.kv_capacity_tokens for worker in workers if worker.role is Role.DECODE)
+            decoding = [worker for worker in workers if worker.role is Role.DECODE] or workers
+            self._caches = Counter(worker.kv_capacity_tokens or math.inf for worker in decoding)
         context, slow = self.context, self.drift.typical
         if (cell := (int(context) // CONTEXT_CELL, slow)) != self._cell:
             self._cell, share = cell, self.settings.kv_share
             within = self.costs.most_decodes(context, self.deployment.max_batch, slow)
-            places = sum(count * int(min(within, share * tokens / context)) for tokens, count in self._caches.items())
+            fits = {tokens: max(int(min(within, share * tokens / context)), 1) for tokens in self._caches}
+            places = sum(count * fits[tokens] for tokens, count in self._caches.items())
             decodes_s = max(self.lengths.osl, 1.0) * self.costs.step_s
             self._most_in_service = int(places * (1 + self._before_s(slow) / decodes_s))
         return self._most_in_service

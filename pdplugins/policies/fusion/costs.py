@@ -205,7 +205,9 @@ class Costs:
 
     def gathered_s(self, alone_s: float, target_s: float) -> float:
         """Return the seconds that decodes save for one chunk while its prompts come together."""
-        return min(self.most_saved_s(alone_s, target_s), self.gather_s * max(1 - alone_s / target_s, 0.0))
+        if alone_s >= target_s:
+            return 0.0
+        return min(self.most_saved_s(alone_s, target_s), self.gather_s * (1 - alone_s / target_s))
 
     def averaged(self, tokens: float, alone_s: float, took_s: float, target_s: float) -> float:
         """Return the prompt tokens a second of chunks in steps of `took_s`, with saving steps between them."""

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from pdplugins.contracts.request import Request
 
-MOST_OPEN = 4096
+MOST_OPEN = 2**16
 """Requests that are remembered."""
 FADE = 0.005
 """Weight of one prompt in the means; more at first, so that all prompts so far weigh the same."""

@@ -43,4 +43,6 @@ class RapidSettings(BaseModel):
             cap_w = getattr(self, name)
             if cap_w is not None and not self.min_w <= cap_w <= self.max_w:
                 raise ValueError(f"{name} must lie between min_w and max_w")
+        if self.decode_w is not None and self.decode_w > self.max_decode_w:
+            raise ValueError("decode_w must not exceed max_decode_w")
         return self

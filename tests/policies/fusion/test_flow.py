@@ -90,6 +90,23 @@ def test_a_full_pool_holds_however_idle_its_prefill_is(core: Cores) -> None:
     assert isinstance(flow.next(workers, 0.0), Go)
 
 
+@pytest.mark.parametrize(
+    ("workers", "tokens"),
+    [
+        (fleet(0, 8, kv_capacity_tokens=10_000), 9_500),
+        (fleet(0, 8, kv_capacity_tokens=0), 1_000),
+        (fleet(2, 0), 1_000),
+    ],
+    ids=["one long context each", "KV cache that is not told", "no decode label"],
+)
+def test_each_worker_has_a_place_to_decode(core: Cores, workers: tuple[Worker, ...], tokens: int) -> None:
+    """Else a whole pool would serve one request at a time."""
+    flow = FusionFlow(core())
+    for index in range(8):
+        arrive(flow, str(index), tokens)
+    assert len(gone(ask(flow, workers))) >= len(workers)
+
+
 def test_more_may_be_in_service_than_decode_where_prefill_takes_long(core: Cores) -> None:
     """Little's law: those that are prefilled take no place, and by the time that they decode others have ended."""
     workers, most = fleet(1, 1, kv_capacity_tokens=200_000), {}

@@ -101,6 +101,16 @@ def test_no_history_breaks_the_mean(events: list[tuple[int, int | None, float]])
         assert lengths.answers >= 0
 
 
+def test_answers_are_heard_however_many_requests_are_in_service() -> None:
+    lengths, open_ = MeanLengths(256), 5000
+    for index in range(20_000):
+        lengths.began(request(str(index)), index * 0.01)
+        if index >= open_:
+            lengths.ended(request(str(index - open_)), 1000, 0.05, index * 0.01)
+    assert lengths.answers > 100
+    assert lengths.osl == pytest.approx(1000, rel=0.2)
+
+
 def test_requests_that_never_end_do_not_fill_the_memory() -> None:
     lengths = MeanLengths(100)
     for number in range(2 * MOST_OPEN):
