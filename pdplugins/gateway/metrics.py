@@ -54,10 +54,10 @@ class GatewayMetrics:
         self.servers = counter("server_events", "Servers of --launch: started, ready, hung, died", "server", "event")
         ttft_s, tpot_s = (None, None) if slo is None else (slo.ttft_s, slo.tpot_s)
         self.ttft = seconds("ttft_seconds", "Time to first token (TTFT) of streams", BUCKETS_S, ttft_s)
-        self.itl = seconds("itl_seconds", "Time from one token of a stream to the next (ITL)", TOKEN_BUCKETS_S, tpot_s)
-        self._tpot = seconds(
-            "tpot_seconds", "Time per output token after the first (TPOT), by stream", TOKEN_BUCKETS_S, tpot_s
-        )
+        between = "Time from one token of a stream to the next (ITL); streams of one answer only"
+        self.itl = seconds("itl_seconds", between, TOKEN_BUCKETS_S, tpot_s)
+        each = "Time per output token after the first (TPOT), by stream of one answer"
+        self._tpot = seconds("tpot_seconds", each, TOKEN_BUCKETS_S, tpot_s)
         self._whole = seconds("e2e_seconds", "Time from arrival to the end of a whole answer", WHOLE_BUCKETS_S)
         self._prompt_tokens = tally("prompt_tokens", "Prompt tokens of the requests that were answered")
         self._output_tokens = tally("output_tokens", "Output tokens that clients got")
