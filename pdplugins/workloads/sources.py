@@ -106,25 +106,31 @@ def inputs(option: str, trace: Path | str | None, registry: Registry | None = No
     if trace is None:
         return {}
     found = {option: Path(trace)}
-    for path in _files(Path(trace), registry or default_registry(), 0):
+    for path in _files(Path(trace), registry or default_registry()):
         found.setdefault(f"{path}, a file of {option}" if path != Path(trace) else option, path)
     return found
 
 
-def _files(trace: Path, registry: Registry, depth: int) -> Iterator[Path]:
-    """Yield the files that a trace is read from, those of its parts included."""
-    yield trace
-    try:
-        source = source_of(trace, None, registry)
-    except PdpluginsError:
-        return
-    if isinstance(source, Source):
-        yield source.path
-        yield servegen.lengths_of(source.path)
-    elif depth < MOST_DEPTH:
+def _files(trace: Path, registry: Registry) -> Iterator[Path]:
+    """Yield the files that a trace is read from, those of its parts included.
+
+    Ends where a mix has more parts than one may have, as one that is a part of itself: its reader refuses it.
+    """
+    traces = [trace]
+    for each in traces:  # those of mixes follow
+        yield each
+        try:
+            source = source_of(each, None, registry)
+        except PdpluginsError:
+            continue
+        if isinstance(source, Source):
+            yield source.path
+            yield servegen.lengths_of(source.path)
+            continue
         yield source.where
-        for part in source.parts[:MOST_PARTS]:
-            yield from _files(Path(part.trace), registry, depth + 1)
+        traces += [Path(part.trace) for part in source.parts]
+        if len(traces) > MOST_PARTS:
+            return
 
 
 def shipped() -> list[str]:

@@ -587,3 +587,15 @@ def test_what_a_trace_is_read_from_is_known_before(clients: Path, monkeypatch: p
         check_apart({"--json": Path("chunk-2-trace.csv")}, inputs("--trace", trace))
     assert inputs("--trace", None) == {}
     assert inputs("--trace", "no-such-trace") == {"--trace": Path("no-such-trace")}
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("parts", [1, 10, 1000])
+def test_a_mix_that_is_a_part_of_itself_is_looked_at_for_a_moment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, parts: int
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path, f"mix: [{', '.join(['{trace: mix.yaml}'] * parts)}]\n", "mix.yaml")
+    assert inputs("--trace", "mix.yaml") == {"--trace": Path("mix.yaml")}
+    with pytest.raises(TraceError, match=r"mix\.yaml"):
+        traces.read(Path("mix.yaml"))
