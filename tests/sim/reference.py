@@ -134,7 +134,7 @@ class PlainEngine:
         self.most_steps = self.took = 0
         self.times_so_far = 0, 0
         self.begin_work, self.end_work = ticks(settings.begin_s), ticks(settings.end_s)
-        self.owed = self.free_at = 0
+        self.free_at = 0
         self.first_tokens: list[tuple[int, int]] = []
         self.slow = (1.0, 1.0)
 
@@ -255,6 +255,12 @@ class PlainEngine:
         flight.state = State.MOVING
         self.owner.leg_done(flight, self)
 
+    def expect(self) -> None:
+        self.begin_work_begins()
+
+    def begin_work_begins(self) -> None:
+        self.free_at = max(self.free_at, self.boundary()) + self.begin_work
+
     def end_work_begins(self) -> None:
         self.free_at = max(self.free_at, self.events.now) + self.end_work
 
@@ -333,8 +339,6 @@ class PlainEngine:
             context = sum(flight.context for flight in self.stepping)
             took = self.times.mixed(sizes, len(self.stepping), context, self.slow)
             took += sum(flight.late_work for flight in chunks if flight.late)
-            took += self.owed + max(self.free_at - now, 0)
-            self.owed = 0
         elif self.running:
             self.stepping = list(self.running)
             context = sum(flight.context for flight in self.running)
@@ -342,6 +346,7 @@ class PlainEngine:
         else:
             self.busy = False
             return
+        took += max(self.free_at - now, 0)
         self.took = took
         self.kv.take(len(self.stepping))
         self.events.push(now + took, STEP, self, 0)
@@ -360,7 +365,7 @@ class PlainEngine:
         if not self.take_prompt(flight):
             return False
         self.queue.popleft()
-        self.owed += self.begin_work
+        self.begin_work_begins()
         flight.state = State.PREFILL
         self.prefilling.append(flight)
         return True

@@ -24,7 +24,7 @@ from pdplugins.sim.core.links import Port
 from pdplugins.sim.core.prompt_cache import forget, share_prompt, take_prompt
 from pdplugins.sim.core.protocols import Batching, Owner
 from pdplugins.sim.core.records import Gaps
-from pdplugins.sim.core.runs import DecodeRun, PrefillStep
+from pdplugins.sim.core.runs import Besides, DecodeRun, PrefillStep
 from pdplugins.sim.core.steps import StepTimes
 from pdplugins.sim.core.views import LiveView
 from pdplugins.sim.core.window import Recent
@@ -45,8 +45,8 @@ class Engine:
     """One worker's engine."""
 
     __slots__ = (
-        "batch", "batching", "coming", "events", "first_tokens", "gauges", "id", "incoming", "kv", "largest", "mode",
-        "most_steps", "owner", "port", "preemptions", "prefilling", "purge", "queue", "reading", "ready", "run",
+        "batch", "batching", "besides", "coming", "events", "first_tokens", "gauges", "id", "incoming", "kv", "largest",
+        "mode", "most_steps", "owner", "port", "preemptions", "prefilling", "purge", "queue", "reading", "ready", "run",
         "settings", "slow", "spare", "step", "times", "version", "view",
     )  # fmt: skip
 
@@ -92,7 +92,8 @@ class Engine:
         self.run = DecodeRun(self.batch, kv, times, events)
         self.version = 0
         """Version of the next event. Queued events of earlier versions are void."""
-        self.step = PrefillStep(ticks(settings.begin_s), ticks(settings.end_s))
+        self.step = PrefillStep()
+        self.besides = Besides(ticks(settings.begin_s), ticks(settings.end_s))
         self.most_steps = MANY
         """Decode steps that may pass before the batch scheduler is asked again."""
         self.purge = False
@@ -161,6 +162,13 @@ class Engine:
         load.queued_tokens += flight.target - flight.done - flight.expected
         if len(self.queue) == 1 or self.batching.always_ask:
             self.wake()
+
+    def expect(self) -> None:
+        """Work on a request that has come, and whose KV cache will."""
+        if self.besides.begin:
+            self.besides.begins(self.boundary())
+            if self.run.steps and self.run.cut():
+                self._resume()
 
     def receive(self, flight: Flight) -> None:
         """Take in a request whose KV cache has arrived in the capacity that was reserved for it."""
@@ -297,7 +305,7 @@ class Engine:
             gone = batch.leaving()
             self.view.load.running_requests -= len(gone)
             for flight in gone:
-                self.step.part_done(self.events.now)
+                self.besides.ends(self.events.now)
                 self._part_done(flight)
         self._next()
 
@@ -332,7 +340,7 @@ class Engine:
         if flight.stop:
             self.batch.gaps.token(flight, now)
         if flight.emitted >= flight.stop:
-            self.step.part_done(now)
+            self.besides.ends(now)
             self._part_done(flight)
         else:
             self.keep(flight)
@@ -432,7 +440,7 @@ class Engine:
             load.queued_tokens -= flight.done - flight.expected
             flight.expected = 0
         self.queue.popleft()
-        self.step.admitted()
+        self.besides.begins(self.events.now)
         flight.state = State.PREFILL
         self.prefilling.append(flight)
         return True
@@ -464,7 +472,7 @@ class Engine:
         step, batch, load = self.step, self.batch, self.view.load
         step.chunks = chunks
         load.running_requests += len(chunks)
-        sizes, work = [], step.work(batch.time)
+        sizes, work = [], max(self.besides.over - batch.time, 0)
         for flight in chunks:
             load.queued_tokens -= flight.chunk
             work += flight.late_work if flight.late else 0
@@ -482,7 +490,7 @@ class Engine:
     def _decode(self) -> None:
         """Decode until a request leaves, or the KV cache is full."""
         self.mode = RUN
-        self._schedule(self.run.begin(self.most_steps))
+        self._schedule(self.run.begin(self.most_steps, self.besides.over))
 
     def _resume(self) -> None:
         """Continue after a cut that changed nothing for the queue."""

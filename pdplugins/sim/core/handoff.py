@@ -97,6 +97,7 @@ class Handoffs:
         flight.names = flight.names[0], name
         if second is not flight.first:
             second.open += 1
+            second.engine.expect()
         return second
 
     def _reached(self, of: tuple[Flight, int]) -> None:

@@ -83,6 +83,7 @@ class Lifecycle:
         first.open += 1
         if second is not None and second is not first:
             second.open += 1
+            second.engine.expect()
         flight.history, flight.expected = None, 0
         if bound is not None:
             history.expect(flight, fleet.workers.get(bound), reads=self._reads_history)

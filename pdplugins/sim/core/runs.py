@@ -10,21 +10,11 @@ from pdplugins.sim.core.steps import StepTimes
 
 
 class PrefillStep:
-    """The step with prefill that is in progress, if any, and the work on requests between such steps.
+    """The step with prefill that is in progress, if any."""
 
-    :param begin: ticks of work on each request before its first step.
-    :param end: and once its part is done.
-    """
+    __slots__ = ("began", "chunks", "decodes", "took", "worked")
 
-    __slots__ = ("_begin", "_end", "_free", "_owed", "began", "chunks", "decodes", "took", "worked")
-
-    def __init__(self, begin: int, end: int) -> None:
-        self._begin = begin
-        self._end = end
-        self._owed = 0
-        """Work on requests that have been admitted since the last such step began."""
-        self._free = 0
-        """When all work on requests whose part is done will be over."""
+    def __init__(self) -> None:
         self.chunks: list[Flight] = []
         """Requests that it prefills; empty when no such step is in progress."""
         self.began = 0
@@ -36,18 +26,29 @@ class PrefillStep:
         self.worked = 0
         """Ticks of all such steps that have ended."""
 
-    def admitted(self) -> None:
-        """Note the work on a request that begins here."""
-        self._owed += self._begin
 
-    def part_done(self, now: int) -> None:
+class Besides:
+    """The work on requests besides their steps. The next step waits until all of it is over.
+
+    :param begin: ticks of work on each request before its first step.
+    :param end: and once its part is done.
+    """
+
+    __slots__ = ("begin", "end", "over")
+
+    def __init__(self, begin: int, end: int) -> None:
+        self.begin = begin
+        self.end = end
+        self.over = 0
+        """When all of it will be over."""
+
+    def begins(self, now: int) -> None:
+        """Note the work on a request that begins here, from the end of the step in progress on."""
+        self.over = max(self.over, now) + self.begin
+
+    def ends(self, now: int) -> None:
         """Note the work on a request whose part here is done."""
-        self._free = max(self._free, now) + self._end
-
-    def work(self, now: int) -> int:
-        """Return the work that a step with prefill has to do first if it begins now."""
-        work, self._owed = self._owed + max(self._free - now, 0), 0
-        return work
+        self.over = max(self.over, now) + self.end
 
 
 class DecodeRun:
@@ -57,7 +58,9 @@ class DecodeRun:
     of them is in progress. `grown` returns what the steps since then have added.
     """
 
-    __slots__ = ("batch", "began", "end", "events", "kv", "line", "lines", "slow", "steps", "times", "worked")
+    __slots__ = (
+        "batch", "began", "besides", "end", "events", "kv", "line", "lines", "slow", "steps", "times", "worked",
+    )  # fmt: skip
 
     def __init__(self, batch: DecodeBatch, kv: KvCache, times: StepTimes, events: Events) -> None:
         self.batch = batch
@@ -72,6 +75,8 @@ class DecodeRun:
         """Ticks of the steps made so far."""
         self.began = -1
         """When the engine last decided what to run. A step that begins at this instant counts as begun."""
+        self.besides = 0
+        """Ticks of work besides steps in the first of the known steps, before its decodes."""
         self.slow = 1.0
         """Slowdown: step time over the step time that the profile says."""
         self.lines = times.lines(1.0)
@@ -83,8 +88,11 @@ class DecodeRun:
         self.slow = slow
         self.lines = self.times.lines(slow)
 
-    def begin(self, most: int) -> int:
-        """Begin a run and return when it ends: when a request leaves, the KV cache is full, or after `most` steps."""
+    def begin(self, most: int, free: int) -> int:
+        """Begin a run and return when it ends: when a request leaves, the KV cache is full, or after `most` steps.
+
+        :param free: when the work besides steps will be over.
+        """
         batch = self.batch
         size = batch.size
         steps = batch.first_leave - batch.steps
@@ -92,7 +100,8 @@ class DecodeRun:
             steps = min(self.kv.free // size, most)
         line = self.line = self.lines.get(size) or self.times.line(size, self.slow)
         self.steps = steps
-        end = self.end = batch.time + line.span(batch.context, steps)
+        besides = self.besides = free - batch.time if free > batch.time else 0
+        end = self.end = batch.time + besides + line.span(batch.context, steps)
         return end
 
     def finish(self) -> None:
@@ -104,6 +113,8 @@ class DecodeRun:
         """Make `steps` steps, the last of which ends at `end`."""
         batch, kv = self.batch, self.kv
         self.worked += end - batch.time
+        batch.time += self.besides  # which makes the first gap an irregular one
+        self.besides = 0
         kv.free -= steps * batch.size
         if kv.idle_tokens > kv.free:
             kv.shrink(kv.free)
@@ -117,7 +128,7 @@ class DecodeRun:
         batch, now = self.batch, self.events.now
         elapsed = now - batch.time
         if elapsed > 0 or (elapsed == 0 and self.began == now):  # a step may have begun at this very instant
-            steps, took = self.line.until(batch.context, elapsed or 1)
+            steps, took = self._until(elapsed)
             if steps >= self.steps:
                 return False
             end = batch.time + took
@@ -130,22 +141,29 @@ class DecodeRun:
         self.steps = 0
         return True
 
+    def _until(self, elapsed: int) -> tuple[int, int]:
+        """Return the fewest steps, one at least, that take `elapsed` ticks, and the ticks that they take."""
+        besides = self.besides
+        steps, took = self.line.until(self.batch.context, elapsed - besides if elapsed > besides else 1)
+        return steps, took + besides
+
     def boundary(self) -> int:
         """Return when the step in progress ends; now, or the end of the last step, where none is."""
         batch, now = self.batch, self.events.now
         elapsed = now - batch.time
         if self.steps and (elapsed > 0 or (elapsed == 0 and self.began == now)):
-            return batch.time + self.line.until(batch.context, elapsed or 1)[1]
+            return batch.time + self._until(elapsed)[1]
         return max(batch.time, now)
 
     def end_now(self) -> None:
         """Make the steps that have ended by now, and undo one that was made ahead, because the worker has died."""
         batch, now = self.batch, self.events.now
         if self.steps and batch.time < now:
-            steps, took = self.line.until(batch.context, now - batch.time)
+            steps, took = self._until(now - batch.time)
             if batch.time + took >= now:  # a worker that dies as a step ends does not end it
                 steps -= 1
             if steps:
+                batch.time += self.besides
                 batch.advance(self.line, steps, batch.time + self.line.span(batch.context, steps))
         elif batch.time > now:
             batch.undo_step()
@@ -156,12 +174,12 @@ class DecodeRun:
         batch, now = self.batch, self.events.now
         if not self.steps or not (batch.time < now or (batch.time == now and self.began == now)):
             return 0
-        started = self.line.until(batch.context, now - batch.time or 1)[0]
+        started = self._until(now - batch.time)[0]
         return min(started, self.steps) * batch.size
 
     def note_first_tokens(self) -> None:
         """Note the first tokens that the run has given by now."""
         if self.steps:
-            end = self.batch.time + self.line.step(self.batch.context)
+            end = self.batch.time + self.besides + self.line.step(self.batch.context)
             if end < self.events.now:
                 self.batch.first_tokens(end)
