@@ -197,8 +197,8 @@ def pools_of(run: Run, deployment: Deployment) -> Pools | None:
         return None
     gaps_s = [(b.now_s or 0.0) - (a.now_s or 0.0) for a, b in pairwise(entries)]
     most_s = LONGEST_GAP * max(median(gaps_s), 1e-9)
-    spans = [(entry, min(max(gap_s, 0.0), most_s)) for entry, gap_s in zip(entries, gaps_s, strict=False)]
-    held = [(_there(entry), (entry.plan.prefill, entry.plan.decode), gap_s) for entry, gap_s in spans]
+    spans = [min(max(gap_s, 0.0), most_s) for gap_s in gaps_s]
+    held = [(*_both(entry), gap_s) for entry, gap_s in zip(entries, spans, strict=False)]
     total_s = sum(gap_s for *_, gap_s in held) or 1e-9
     sides = [[(there, gap_s) for there, _, gap_s in held], [(wanted, gap_s) for _, wanted, gap_s in held]]
     workers_h = [sum(sum(pools) * gap_s for pools, gap_s in side) / 3600 for side in sides]
@@ -208,11 +208,13 @@ def pools_of(run: Run, deployment: Deployment) -> Pools | None:
     return Pools(total_s / 3600, agrees, workers_h[0], workers_h[1], gpus_h[0], gpus_h[1], kept[0], kept[1])
 
 
-def _there(entry: Entry) -> tuple[int, int]:
-    """Return the workers that were paid for: those that serve, and those that start."""
+def _both(entry: Entry) -> tuple[tuple[int, int], tuple[int, int]]:
+    """Return the workers that were paid for, which serve or start, and those that the planner wanted."""
     assert entry.view is not None  # noqa: S101 - the caller looked
     prefill, decode = entry.view.prefill, entry.view.decode
-    return prefill.ready + prefill.starting, decode.ready + decode.starting
+    with reading(entry.where):
+        there = prefill.ready + prefill.starting, decode.ready + decode.starting
+        return there, (entry.plan.prefill, entry.plan.decode)
 
 
 def _attained(entries: Sequence[Entry], deployment: Deployment) -> tuple[float | None, float | None]:
@@ -222,8 +224,9 @@ def _attained(entries: Sequence[Entry], deployment: Deployment) -> tuple[float |
         view = entry.view
         if view is None or (traffic := view.traffic) is None:
             continue
-        served = attainment(deployment, traffic, view.prefill.ready, view.decode.ready)
-        wanted = attainment(deployment, traffic, before.plan.prefill, before.plan.decode)
+        with reading(entry.where):
+            served = attainment(deployment, traffic, view.prefill.ready, view.decode.ready)
+            wanted = attainment(deployment, traffic, before.plan.prefill, before.plan.decode)
         if served is None or wanted is None:
             continue
         requests += traffic.requests

@@ -243,7 +243,7 @@ def connect(parts: Parts, board: SignalBoard, now_s: float, journal: Journal | N
 
     Hosts whose policies decide for each request call it once a second or so. Hosts of a planner or power controller
     call `hear` before a decision and `tell` after it. An error of a part is counted as ``part`` in the board's faults,
-    and as a policy error in the journal.
+    and as a policy error in the journal, or without one among the faults of a safe policy.
     """
     tell(parts, board, now_s, journal)
     hear(parts, board, now_s, journal)
@@ -289,7 +289,9 @@ def _signals_of(part: object) -> Signals | None:
 def _failed(kind: Kind, part: object, error: Exception, board: SignalBoard, journal: Journal | None) -> None:
     why = raised(_policy_of(part), error)
     board.count("part", why)
-    if journal is not None:
+    if isinstance(part, SafePolicy) and journal is None:
+        part.tally.fault(Fault.POLICY_ERROR, why, error)  # with its other faults, in its own journal
+    elif journal is not None:
         journal.fault(kind, Fault.POLICY_ERROR, why, error)
 
 

@@ -150,6 +150,15 @@ def test_a_planner_is_told_by_worker_hours_and_estimated_attainment(tmp_path: Pa
     assert "points" in said
 
 
+def test_a_damaged_decision_of_a_planner_is_named_by_its_own_line(tmp_path: Path) -> None:
+    log = written(tmp_path / "log", *[planned(60.0 * tick, (1, 1), (3, 1), 30.0) for tick in range(5)], planner="dopd")
+    lines = log.read_text().splitlines()
+    lines[2] = json.dumps(json.loads(lines[2]) | {"answer": None})
+    log.write_text("\n".join(lines) + "\n")
+    with pytest.raises(ConfigError, match=r"log:3: not a line of a decision log"):
+        shadows.as_data(log)
+
+
 def test_time_in_which_nobody_looked_is_not_counted(tmp_path: Path) -> None:
     ticks = [planned(60.0 * tick, (1, 1), (1, 1), 1.0) for tick in range(11)]
     log = written(tmp_path / "log", *ticks, planned(1e6, (1, 1), (1, 1), 1.0), planner="dopd", router=None)

@@ -18,15 +18,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 
-from pdplugins.config import Config
+from pdplugins.config import Config, parse
 from pdplugins.contracts.kinds import Kind
 from pdplugins.errors import ConfigError
+from pdplugins.policies.stock.static import StaticPlanner, StaticSettings
 from pdplugins.runtime import signals
+from pdplugins.runtime.assembly import build_deployment
 from pdplugins.runtime.decision import Fault
 from pdplugins.runtime.journal import StandardJournal
 from pdplugins.runtime.metrics import Metrics
-from pdplugins.runtime.planner import SafePlanner
-from pdplugins.runtime.signals import SignalBoard, build_board, connect
+from pdplugins.runtime.planner import SafePlanner, initial_plan
+from pdplugins.runtime.signals import SignalBoard, build_board, connect, hear
 from pdplugins.types import Deployment, PlannerView, ScalePlan
 from tests.runtime.hostile import UnshowableError
 
@@ -127,6 +129,23 @@ def test_a_part_that_fails_is_counted_and_the_others_go_on(caplog: pytest.LogCap
     assert hearer.heard == {"a": 1.0, "signals": 3.0}
     assert board.faults["part"] == journal.faults[Kind.PLANNER, Fault.POLICY_ERROR] == 6
     assert len(caplog.records) == 1
+
+
+def test_a_safe_planner_that_fails_to_hear_counts_that_with_its_other_faults() -> None:
+    class Deaf(StaticPlanner):
+        def on_signals(self, heard: Mapping[str, float], now_s: float) -> None:
+            raise RuntimeError("deaf")
+
+    config = parse({})
+    registry = CollectorRegistry()
+    journal = StandardJournal(metrics=[Metrics(Kind.PLANNER, registry)])
+    planner = SafePlanner(
+        Deaf(StaticSettings(), build_deployment(config)), build_deployment(config), initial=initial_plan(config),
+        journal=journal,
+    )  # fmt: skip
+    hear({Kind.PLANNER: planner}, SignalBoard(), 1.0)
+    assert planner.faults[Fault.POLICY_ERROR] == 1
+    assert registry.get_sample_value("pdplugins_planner_errors_total", {"kind": "policy_error"}) == 1
 
 
 # --- files -----------------------------------------------------------------------------------------------------------
@@ -276,7 +295,9 @@ WRITER = """
 import sys, time
 from pathlib import Path
 from typing import Any, ClassVar
+from pdplugins.policies.stock.static import StaticPlanner, StaticSettings
 from pdplugins.runtime import signals
+from pdplugins.runtime.assembly import build_deployment
 signals.PACE_S = 0.0  # every signal is written, as fast as the disk takes them
 board = signals.SignalBoard(Path(sys.argv[1]))
 count = 0
