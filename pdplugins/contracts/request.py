@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, make_dataclass
-from typing import Any
+from dataclasses import dataclass
+
+from pdplugins.contracts.swift import swift
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,14 +59,5 @@ class Request:
     """What it asks for itself; None where it asks for nothing, or the host does not say."""
 
 
-_Draft: Any = make_dataclass("_Draft", [(field.name, field.type, field) for field in fields(Request)], slots=True)
-
-
-def swift_request(*values: object) -> Request:
-    """Return ``Request(*values)`` in a third of the time, for hosts that make many.
-
-    A frozen dataclass sets each of its fields by a call. So the fields are set on an object that is not frozen yet.
-    """
-    request: Request = _Draft(*values)
-    request.__class__ = Request
-    return request
+swift_request = swift(Request)
+"""``Request(*values)`` in a third of the time."""

@@ -7,6 +7,7 @@ from enum import StrEnum
 from typing import Protocol, runtime_checkable
 
 from pdplugins.contracts.request import Request
+from pdplugins.contracts.swift import swift
 from pdplugins.contracts.workers import WorkerView
 
 
@@ -26,6 +27,10 @@ class Placement:
     """Tokens of prompt plus output."""
     reason: str = ""
     """One readable line for the log."""
+
+
+swift_placement = swift(Placement)
+"""``Placement(*values)`` in a third of the time."""
 
 
 class Router(Protocol):

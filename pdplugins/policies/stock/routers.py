@@ -12,11 +12,13 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from pdplugins.contracts.deployment import Deployment
 from pdplugins.contracts.request import Request
-from pdplugins.contracts.router import Placement
+from pdplugins.contracts.router import Placement, swift_placement
 from pdplugins.contracts.workers import Role, WorkerView
 from pdplugins.policies._common import SplitMix64, by_role, cheapest
 
 Pool = Sequence[WorkerView]
+P, D = Role.PREFILL, Role.DECODE
+"""Here because an enumeration takes as long to name a member as the rest of a choice does."""
 
 
 class RouterSettings(BaseModel):
@@ -52,11 +54,11 @@ class StockRouter:
             self._split(workers)
         held = self._by_id.get(request.bound_worker or "") if self._sticky else None
         if self._colocated:
-            first = second = held or self.pick(request, self._pools[Role.PREFILL], Role.PREFILL)
+            first = second = held or self.pick(request, self._pools[P], P)
         else:
-            first = self.pick(request, self._pools[Role.PREFILL], Role.PREFILL)
-            second = held or self.pick(request, self._pools[Role.DECODE], Role.DECODE)
-        return Placement(first.id, second.id, request.prompt_tokens)
+            first = self.pick(request, self._pools[P], P)
+            second = held or self.pick(request, self._pools[D], D)
+        return swift_placement(first.id, second.id, request.prompt_tokens)
 
     def on_prefill_done(
         self, request: Request, placement: Placement, workers: tuple[WorkerView, ...], now_s: float

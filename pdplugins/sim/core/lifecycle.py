@@ -19,6 +19,8 @@ from pdplugins.sim.core.settings import SimSettings
 
 CANCELLED: Final = "cancelled"
 """Error of a request whose client has gone away."""
+_FINISHED: Final = Ending.FINISHED  # an enumeration takes long to name a member
+_CANCELLED: Final = Ending.CANCELLED
 
 
 class Lifecycle:
@@ -119,7 +121,7 @@ class Lifecycle:
         tpot_s = (flight.last_token - flight.first_token) / (gaps * TICKS_PER_S) if gaps else 0.0
         for window in self._windows:
             window.ended(flight, tpot_s)
-        self._record(flight, ttft_s, tpot_s, Ending.FINISHED)
+        self._record(flight, ttft_s, tpot_s, _FINISHED)
 
     def refuse(self, flight: Flight, retry_after_s: float) -> None:
         """End a request that the flow policy refuses: its client gets 503 and ``Retry-After``."""
@@ -127,13 +129,13 @@ class Lifecycle:
 
     def failed(self, flight: Flight, why: str) -> None:
         """End a request without an answer. It must not hold KV cache or links any more."""
-        self._fail(flight, why, Ending.CANCELLED if why == CANCELLED else Ending.FAILED)
+        self._fail(flight, why, _CANCELLED if why == CANCELLED else Ending.FAILED)
 
     def _fail(self, flight: Flight, why: str, ending: Ending) -> None:
         flight.error = why
         ttft_s = seconds(flight.first_token - flight.arrived) if flight.emitted else None
         self._record(flight, ttft_s, None, ending)
-        if ending is not Ending.CANCELLED:
+        if ending is not _CANCELLED:
             self._record_unsent(flight.arrival)
 
     def _record(self, flight: Flight, ttft_s: float | None, tpot_s: float | None, ending: Ending) -> None:
