@@ -76,6 +76,38 @@ def test_a_drain_that_is_late_is_rolled_back() -> None:
     assert until(lambda: steps.seen[-1:] == [("undrain", "c", Role.DECODE)])
 
 
+def test_at_the_end_a_worker_that_drains_serves_again() -> None:
+    steps = Steps()
+    steps.drained.clear()
+    roles = ActedRoles(SEATS, steps, 60.0)
+    moved(roles)
+    assert until(lambda: steps.seen == [("drain", "c", Role.PREFILL)])
+    threading.Timer(0.1, steps.drained.set).start()
+    roles.close(30.0)
+    assert steps.seen[1:] == [("undrain", "c", Role.DECODE)]
+    assert roles.stages["rolled_back"] == 1
+
+
+def test_a_change_that_is_under_way_at_the_end_ends() -> None:
+    steps = Steps()
+    roles = ActedRoles(SEATS, steps, 60.0)
+    moved(roles)
+    assert until(lambda: (roles.tick(0.0), ("change", "c", Role.PREFILL) in steps.seen)[1])
+    roles.close(30.0)
+    assert roles.role("c") is Role.PREFILL
+    assert len(steps.seen) == 2
+
+
+def test_a_step_that_does_not_end_is_named_at_the_end(caplog: pytest.LogCaptureFixture) -> None:
+    steps = Steps()
+    steps.drained.clear()
+    roles = ActedRoles(SEATS, steps, 60.0)
+    moved(roles)
+    roles.close(0.05)
+    assert "the step 'undrain c decode' has not ended" in caplog.text
+    steps.drained.set()
+
+
 def test_the_last_worker_of_a_phase_stays() -> None:
     steps = Steps()
     roles = ActedRoles(SEATS, steps, 10.0)

@@ -50,6 +50,8 @@ PAUSE_S = 0.02
 """Between two steps of the loop."""
 START_S = 30.0
 """Longest time until every GPU has told its cap."""
+ROLES_S = 5.0
+"""Time at the end in which workers that drain are to serve again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,8 +108,11 @@ def run(options: Options) -> None:
         try:
             keep(loop, node, stop, lambda: _reload(options, config, loop, node, journal, reload))
         finally:
-            if saved is not None:
-                give_back(node, saved, config.node.restore_s)
+            try:
+                roles.close(ROLES_S)
+            finally:
+                if saved is not None:
+                    give_back(node, saved, config.node.restore_s)
 
 
 def keep(loop: PowerLoop, node: PowerNode, stop: threading.Event, between: Callable[[], None]) -> None:

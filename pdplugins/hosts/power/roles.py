@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import logging
 import subprocess
+import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
@@ -51,6 +52,10 @@ class Roles(Protocol):
         """See to what is under way."""
         ...
 
+    def close(self, within_s: float) -> None:
+        """Let no worker drain that nobody will change any more. May wait."""
+        ...
+
 
 class FixedRoles:
     """Roles that nobody changes."""
@@ -80,6 +85,9 @@ class FixedRoles:
         self.refused += len(moves)
 
     def tick(self, now_s: float) -> None:
+        """Nothing is under way."""
+
+    def close(self, within_s: float) -> None:
         """Nothing is under way."""
 
 
@@ -159,6 +167,22 @@ class ActedRoles:
                 if not calls:  # else a later step has taken its place
                     self._ended(worker, what, call)
         self._authority.tick(now_s)
+
+    def close(self, within_s: float) -> None:
+        """Let workers that drain serve again in their old roles, and wait for the steps under way.
+
+        A worker whose steps take longer is named in the log: nobody else knows that it may still drain.
+        """
+        members = self._authority.roster.members
+        for member in [member for member in members.values() if member.life is Life.DRAINING]:
+            self._authority.failed(member.id, "this process ends")
+        until_s = time.monotonic() + within_s
+        while (left := [worker for worker, calls in self._calls.items() if calls]) and time.monotonic() < until_s:
+            time.sleep(0.01)
+            self.tick(time.monotonic())
+        for worker in left:
+            step = f"{self._calls[worker][-1][0]} {worker} {members[worker].next_role}"
+            log.warning("the step '%s' has not ended in %g s; see that it is done", step, within_s)
 
     def on_role_change(self, change: RoleChange) -> None:
         """Log a change."""
