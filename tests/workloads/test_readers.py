@@ -5,37 +5,22 @@ from __future__ import annotations
 import gzip
 import json
 import os
-from itertools import pairwise
 from pathlib import Path
-from statistics import mean, stdev
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from pdplugins.errors import ConfigError, TraceError
-from pdplugins.files import check_apart
 from pdplugins.registry import NoSettings
 from pdplugins.types import Round, Terms, TraceRequest
-from pdplugins.workloads import azure, jsonl, lazy, rows, servegen, traces
-from pdplugins.workloads.sources import inputs
+from pdplugins.workloads import azure, jsonl, lazy, rows, traces
 from pdplugins.workloads.transform import Transform
 from tests.refusals import refusal
+from tests.workloads.files import AGENTIC, write
 
-AGENTIC = """session,sub_agent,round,t_s,type,model,input_tokens,output_tokens,shared_prefix,session_cached_tokens
-a,0,0,0.0,n,m,15818,154,0,0
-a,0,1,9.0,n,m,16003,99,15808,15808
-a,0,2,7000.0,n,m,9000,0,8960,9001
-b,0,0,0.0,n,m,200,5,0,0
-"""
 TAUBENCH = "session,round,input_tokens_est,output_tokens_est\nx,0,1555,22\nx,1,1585,117\nx,2,1600,37\ny,0,9,1\n"
 VIDUR = "num_prefill_tokens,num_decode_tokens,num_total_tokens,pd_ratio\n3772,54,3826,69.8\n20,0,20,0\n"
-
-
-def write(folder: Path, text: str, name: str = "trace") -> Path:
-    path = folder / name
-    path.write_text(text)
-    return path
 
 
 def test_an_agentic_session_repeats_what_was_cached(tmp_path: Path) -> None:
@@ -91,160 +76,6 @@ def test_what_is_malformed_is_named_by_file_line_and_column(tmp_path: Path, text
     with pytest.raises(TraceError) as error:
         traces.read(path)
     assert str(error.value).startswith(f"{path}: {said}")
-
-
-# --- ServeGen ---
-
-
-@pytest.fixture
-def clients(tmp_path: Path) -> Path:
-    """Two clients: a regular one with known lengths, and a busier bursty one."""
-    for name, rate, family, shape in (("1", 2, "Gamma", 16.0), ("2", 8, "Weibull", 0.5)):
-        rows = [f"{start},{rate if start else 0},1,{family if start else ''},{shape},0.1" for start in (0, 600, 1200)]
-        write(tmp_path, "\n".join(rows) + "\n", f"chunk-{name}-trace.csv")
-        histogram = f"{{{name}0: 0.25, {name}00: 0.75}}"
-        windows = {"0": {"input_tokens": "{}", "output_tokens": "{}"}}
-        windows["21600"] = {"input_tokens": histogram, "output_tokens": "{5: 1.0}"}
-        write(tmp_path, json.dumps(windows), f"chunk-{name}-dataset.json")
-    return tmp_path
-
-
-def test_servegen_clients_keep_their_rate_burstiness_and_lengths(clients: Path) -> None:
-    made = traces.read(f"servegen:path={clients},scale=1,duration_s=1800")
-    regular = [r for r in made if r.isl_tokens in (10, 100)]
-    bursty = [r for r in made if r.isl_tokens in (20, 200)]
-    assert len(regular) + len(bursty) == len(made)
-    assert len(regular) / 1200 == pytest.approx(2, rel=0.1)
-    assert len(bursty) / 1200 == pytest.approx(8, rel=0.15)
-    cvs = []
-    for part in (regular, bursty):
-        gaps_s = [b.arrival_s - a.arrival_s for a, b in pairwise(part)]
-        cvs.append(stdev(gaps_s) / mean(gaps_s))
-    assert cvs == pytest.approx([0.25, 5**0.5], rel=0.2)
-    assert mean(r.isl_tokens == 100 for r in regular) == pytest.approx(0.75, abs=0.05)
-    assert {r.osl_tokens for r in made} == {5}
-
-
-def test_servegen_can_be_scaled_cut_and_limited_to_the_busiest(clients: Path) -> None:
-    assert len(traces.read(f"servegen:path={clients},scale=0.1")) < 0.2 * 12000
-    busiest = traces.read(f"servegen:path={clients},clients=1,start_s=600,duration_s=100,scale=1")
-    assert {r.isl_tokens for r in busiest} == {20, 200}
-    assert busiest[-1].arrival_s < 100
-    assert traces.read(clients / "chunk-1-trace.csv")
-
-
-@pytest.mark.parametrize(
-    ("file", "text", "said"),
-    [
-        ("chunk-1-trace.csv", "0,1,1,Pareto,1,1\n", "line 1, column 4: 'Pareto' is not Gamma or Weibull"),
-        ("chunk-1-trace.csv", "0,1,1,Gamma,1\n", "line 1, column 5: .* is not a row of six columns"),
-        ("chunk-1-dataset.json", "{", "line 1, column 1: not a JSON object of windows"),
-        (
-            "chunk-1-dataset.json",
-            '{"0": {"input_tokens": "{", "output_tokens": "{}"}}',
-            "window 0, column input_tokens",
-        ),
-        ("chunk-1-dataset.json", '{"0": {"input_tokens": "{}", "output_tokens": "{}"}}', "no length in any input_tok"),
-    ],
-)
-def test_servegen_files_that_are_malformed_are_named(clients: Path, file: str, text: str, said: str) -> None:
-    write(clients, text, file)
-    with pytest.raises(TraceError, match=f"{file}: {said}"):
-        traces.read(clients)
-
-
-@pytest.mark.parametrize(
-    "histogram",
-    [
-        "(" * 50_000,
-        "{" + "-" * 50_000 + "1: 1.0}",
-        "{" + "9" * 30 + ": 1.0}",
-        "{" + "9" * 5000 + ": 1.0}",
-        "{5: -1.0, 6: 2.0}",
-        "{5: nan}",
-        "{5: 1e999}",
-        "{5: 1e308, 6: 1e308}",
-        "{5: 0.0}",
-        "{(1, 2): 1.0}",
-        "{5: (1, 2)}",
-        "{5: True}",
-        "[5, 6]",
-        "",
-        "5: 1.0",
-        {"5": 1.0},
-        5,
-    ],
-    ids=lambda value: repr(value)[:20],
-)
-def test_what_is_no_histogram_is_named(clients: Path, histogram: object) -> None:
-    text = json.dumps({"0": {"input_tokens": "{5: 1}", "output_tokens": histogram}})
-    path = write(clients, text, "chunk-1-dataset.json")
-    with pytest.raises(
-        TraceError, match=r"window 0, column output_tokens: not a histogram .*; drop this client"
-    ) as error:
-        traces.read(clients)
-    assert len(str(error.value)) < len(str(path)) + 250
-
-
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        ('{"0":' * 50_000, "line 1, column 1: not a JSON object"),
-        ('{"nan": {}}', "line 1, column 1: 'nan' is not a number from 0"),
-        ('{"-1": {}}', "line 1, column 1: '-1' is not a number from 0"),
-        ('{"' + "9" * 5000 + '": {}}', "line 1, column 1: '9+' is not a number from 0"),
-        ('{"0": 5}', "window 0, column input_tokens: not a histogram"),
-    ],
-    ids=lambda value: value[:20],
-)
-def test_what_is_no_object_of_windows_is_named(clients: Path, text: str, said: str) -> None:
-    write(clients, text, "chunk-1-dataset.json")
-    with pytest.raises(TraceError, match=f"chunk-1-dataset.json: {said}"):
-        traces.read(clients)
-
-
-def test_histograms_of_many_lines_are_read_up_to_a_size(clients: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write(clients, "{\n" + "\n" * 1000, "chunk-1-dataset.json")
-    monkeypatch.setattr(servegen, "MOST_CHARACTERS", 500)
-    with pytest.raises(TraceError, match="line 500: more than 500 characters so far; is it the right file"):
-        traces.read(clients)
-
-
-MANY = "its rates ask for .* requests or more, and 10,000,000 are the most; lower scale, duration_s or clients"
-
-
-@pytest.mark.parametrize(
-    "windows",
-    [
-        "".join(f"{start},1e5,1,Gamma,1,1\n" for start in range(0, 600_000, 600)),
-        "0,1e15,1,Gamma,1,1\n",
-        "0,9e3,1,Gamma,1,1\n" * 2,
-    ],
-    ids=lambda windows: windows[:20],
-)
-def test_a_small_file_cannot_ask_for_requests_without_end(clients: Path, windows: str) -> None:
-    write(clients, windows, "chunk-1-trace.csv")
-    with pytest.raises(TraceError, match=f"{clients}: {MANY}"):
-        traces.read(f"servegen:path={clients},scale=1,duration_s=1e6")
-
-
-def test_arrivals_without_gaps_end_too(clients: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(servegen, "MOST_REQUESTS", 20_000)
-    write(clients, "0,1,1,Weibull,0.01,1\n", "chunk-1-trace.csv")
-    with pytest.raises(TraceError, match=r"ask for 2e\+04 requests or more, and 20,000 are the most"):
-        traces.read(f"servegen:path={clients / 'chunk-1-trace.csv'},scale=1")
-
-
-def test_a_rate_of_almost_nothing_is_no_request(clients: Path) -> None:
-    path = write(clients, "0,5e-324,1,Gamma,1,1\n600,5e-324,1,Weibull,0.01,1\n", "chunk-1-trace.csv")
-    with pytest.raises(TraceError, match="no request in it"):
-        traces.read(path)
-
-
-def test_a_client_without_its_lengths_says_where_they_are_published(clients: Path) -> None:
-    (clients / "chunk-1-dataset.json").unlink()
-    with pytest.raises(TraceError, match=r"chunk-1-dataset.json: no such trace; .*alibaba/ServeGen"):
-        traces.read(clients)
 
 
 # --- Azure, read at once ---
@@ -556,46 +387,3 @@ def test_a_hash_below_zero_is_named(tmp_path: Path) -> None:
     row = {"timestamp": 0, "input_length": 512, "output_length": 1, "hash_ids": [-1]}
     with pytest.raises(TraceError, match=r"column hash_ids: '\[-1\]' is not a list of whole numbers from 0 on"):
         traces.read(write(tmp_path, json.dumps(row) + "\n", "t.jsonl"))
-
-
-@pytest.mark.timeout(60)
-def test_very_many_empty_histograms_take_no_time(tmp_path: Path) -> None:
-    write(tmp_path, "1200,1,1,Gamma,1,1\n", "chunk-0-trace.csv")
-    windows = {
-        f"{1199.0 - number / 1e3:.3f}": {"input_tokens": "{}", "output_tokens": "{}"} for number in range(200_000)
-    }
-    windows["0"] = {"input_tokens": "{5: 1}", "output_tokens": "{6: 1}"}
-    write(tmp_path, json.dumps(windows), "chunk-0-dataset.json")
-    assert {request.isl_tokens for request in traces.read(tmp_path / "chunk-0-trace.csv")} == {5}
-
-
-def test_what_a_trace_is_read_from_is_known_before(clients: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """So that no output takes its place."""
-    monkeypatch.chdir(clients)
-    write(clients, AGENTIC, "rounds.csv")
-    write(clients, "workload: agentic-csv\npath: rounds.csv\n", "one.yaml")
-    write(clients, "mix: [{trace: one.yaml}, {trace: chunk-1-trace.csv}]\n", "mix.yaml")
-    for trace, read in (
-        ("agentic-csv:path=rounds.csv", {"rounds.csv"}),
-        ("one.yaml", {"one.yaml", "rounds.csv"}),
-        ("mix.yaml", {"mix.yaml", "one.yaml", "rounds.csv", "chunk-1-trace.csv", "chunk-1-dataset.json"}),
-        ("chunk-1-trace.csv", {"chunk-1-trace.csv", "chunk-1-dataset.json"}),
-    ):
-        for name in read:
-            with pytest.raises(ConfigError, match=f"^--json {name} is also .*--trace; name another file$"):
-                check_apart({"--json": Path(name)}, inputs("--trace", trace))
-        check_apart({"--json": Path("chunk-2-trace.csv")}, inputs("--trace", trace))
-    assert inputs("--trace", None) == {}
-    assert inputs("--trace", "no-such-trace") == {"--trace": Path("no-such-trace")}
-
-
-@pytest.mark.timeout(60)
-@pytest.mark.parametrize("parts", [1, 10, 1000])
-def test_a_mix_that_is_a_part_of_itself_is_looked_at_for_a_moment(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, parts: int
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    write(tmp_path, f"mix: [{', '.join(['{trace: mix.yaml}'] * parts)}]\n", "mix.yaml")
-    assert inputs("--trace", "mix.yaml") == {"--trace": Path("mix.yaml")}
-    with pytest.raises(TraceError, match=r"mix\.yaml"):
-        traces.read(Path("mix.yaml"))

@@ -1,0 +1,45 @@
+"""What ``--trace`` names, and what that is read from."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from pdplugins.errors import ConfigError, TraceError
+from pdplugins.files import check_apart
+from pdplugins.workloads import traces
+from pdplugins.workloads.sources import inputs
+from tests.workloads.files import AGENTIC, write
+
+
+def test_what_a_trace_is_read_from_is_known_before(clients: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that no output takes its place."""
+    monkeypatch.chdir(clients)
+    write(clients, AGENTIC, "rounds.csv")
+    write(clients, "workload: agentic-csv\npath: rounds.csv\n", "one.yaml")
+    write(clients, "mix: [{trace: one.yaml}, {trace: chunk-1-trace.csv}]\n", "mix.yaml")
+    for trace, read in (
+        ("agentic-csv:path=rounds.csv", {"rounds.csv"}),
+        ("one.yaml", {"one.yaml", "rounds.csv"}),
+        ("mix.yaml", {"mix.yaml", "one.yaml", "rounds.csv", "chunk-1-trace.csv", "chunk-1-dataset.json"}),
+        ("chunk-1-trace.csv", {"chunk-1-trace.csv", "chunk-1-dataset.json"}),
+    ):
+        for name in read:
+            with pytest.raises(ConfigError, match=f"^--json {name} is also .*--trace; name another file$"):
+                check_apart({"--json": Path(name)}, inputs("--trace", trace))
+        check_apart({"--json": Path("chunk-2-trace.csv")}, inputs("--trace", trace))
+    assert inputs("--trace", None) == {}
+    assert inputs("--trace", "no-such-trace") == {"--trace": Path("no-such-trace")}
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("parts", [1, 10, 1000])
+def test_a_mix_that_is_a_part_of_itself_is_looked_at_for_a_moment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, parts: int
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path, f"mix: [{', '.join(['{trace: mix.yaml}'] * parts)}]\n", "mix.yaml")
+    assert inputs("--trace", "mix.yaml") == {"--trace": Path("mix.yaml")}
+    with pytest.raises(TraceError, match=r"mix\.yaml"):
+        traces.read(Path("mix.yaml"))
