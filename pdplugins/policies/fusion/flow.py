@@ -52,6 +52,9 @@ class FusionFlow:
         cost_s = self._costs.prefill_s(request.prompt_tokens, request.history_tokens) * self._core.drift.typical
         due_s = waiting.since_s + (waiting.due_s - waiting.since_s) * self._core.settings.ttft_share
         self._released.discard(request.id)
+        # Hosts do not ask while nothing waits. Where nobody is refused, a pace that is too low changes only the order.
+        if self._refuses and not self._requests:
+            self._pace.idle(now_s)
         self._requests[request.id] = request
         job = self._queue.asked(Job(due_s, waiting.since_s, request.id, cost_s), request.terms)
         self._queue.push(job, now_s, self._speed)
@@ -66,7 +69,7 @@ class FusionFlow:
         only_prefills = any(worker.role is Role.PREFILL for worker in looked_at)
         job = self._queue.first(now_s + self._starts_in_s(only_prefills=only_prefills), self._speed)
         if job is None:
-            self._pace.idle()
+            self._pace.idle(now_s)
             return HOLD
         if self._refuses and (late := self._queue.first_late()) is not None:
             return self._refused(late)

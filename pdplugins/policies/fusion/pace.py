@@ -34,7 +34,13 @@ class Pace:
         """Count work that goes on: its seconds on one idle worker."""
         self._done_s += cost_s
 
-    def idle(self) -> None:
-        """Nothing waits: what goes on now says how much came, not how fast the pool is."""
-        self._since_s = None
+    def idle(self, now_s: float) -> None:
+        """Nothing has waited since the last look: what went on says how much came, not how fast the pool is.
+
+        What is known fades as fast as a measurement would replace it. Else what is refused because the pool was slow
+        once leaves nothing to measure, and the pool is taken for slow ever after.
+        """
+        quiet_s = max(now_s - self._last_s, 0.0)
+        self.ratio += (1.0 - self.ratio) * (1.0 - (1.0 - WEIGHT) ** (quiet_s / WINDOW_S))
+        self._since_s, self._last_s = None, max(now_s, self._last_s)
         self._done_s = self._predicted_s = 0.0

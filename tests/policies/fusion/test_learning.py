@@ -166,5 +166,15 @@ def test_an_idle_pool_says_nothing_about_its_pace() -> None:
     pace = Pace()
     for tick in range(400):
         pace.speed(4.0, tick * 0.1)
-        pace.idle()
+        pace.idle(tick * 0.1)
     assert pace.ratio == 1.0
+
+
+def test_what_was_measured_fades_while_nothing_waits() -> None:
+    pace = Pace()
+    for tick in range(400):
+        pace.speed(4.0, tick * 0.1)
+    assert pace.ratio == pytest.approx(LEAST_RATIO, rel=0.1)
+    pace.idle(40.0)
+    pace.idle(100.0)
+    assert pace.ratio == pytest.approx(1.0, rel=0.01)

@@ -162,6 +162,19 @@ def test_refusing_keeps_those_in_time_that_are_let_in() -> None:
 
 
 @pytest.mark.moderate
+def test_a_quiet_pool_refuses_nothing() -> None:
+    """A prompt that comes alone is served although it takes most of its TTFT, also after overload."""
+    one = {"replicas": 1, "tp": 2}
+    small = {"profile": "h100/llama-3.1-70b-fp8", "gpu_budget": 4, "prefill": one, "decode": one}
+    config = {"deployment": small, "bundle": {"name": "fusion", "overload": "refuse"}}
+    burst = chats(20.0, 800)
+    quiet = [TraceRequest(burst[-1].arrival_s + 60.0 + 8.0 * number, 12_000, 40) for number in range(30)]
+    before, after = run(burst, **config), run(burst + quiet, **config)
+    assert before.requests.failed > 50
+    assert after.requests.failed == before.requests.failed
+
+
+@pytest.mark.moderate
 def test_the_planner_gives_back_what_a_quiet_hour_does_not_need() -> None:
     trace = chats(2.0, 600)
     scaled = run(trace, bundle={"name": "fusion", "scale": True, "hold_s": 30.0})
