@@ -54,10 +54,11 @@ SGLANG_PIP := $(SGLANG_VENV)/bin/pip --disable-pip-version-check install --quiet
 SGLANG_PYTEST := PDPLUGINS_SGLANG_TREES=$(subst $() ,:,$(foreach v,$(SGLANG_VERSIONS),$(CURDIR)/$(SGLANG_VENV)/sglang-$(v))) \
 	$(SGLANG_VENV)/bin/python -m pytest -m sglang -v --tb=native --durations=10 --session-timeout=3000
 CLIENT_TESTS := tests/hosts/sglang/gateway/test_clients.py
+SGLANG_ARGS ?=
 
 test-sglang: $(SGLANG_VENV)/.installed  ## Run real SGLang servers on the CPU: every path equal to a unified server (35 minutes on two quiet cores)
 	HATCH_BUILD_NO_HOOKS=true $(SGLANG_PIP) --editable .
-	$(SGLANG_PYTEST) tests/hosts/sglang --ignore $(CLIENT_TESTS)
+	$(SGLANG_PYTEST) tests/hosts/sglang --ignore $(CLIENT_TESTS) $(SGLANG_ARGS)
 
 # The launcher and the router run in .venv, SGLang's workers in the other environment, as on a host with GPUs.
 test-dynamo-sglang: setup $(SGLANG_VENV)/.installed  ## Run Dynamo with real SGLang workers on the CPU behind every router (five minutes on two busy cores)
