@@ -208,6 +208,11 @@ class Answer(Protocol):
         """Output tokens that have come as a stream so far."""
         ...
 
+    @property
+    def refused(self) -> int | None:
+        """Status of a refusal that came as a stream in place of an answer."""
+        ...
+
 
 AnswerT = TypeVar("AnswerT", bound=Answer)
 """The engine's own answers."""

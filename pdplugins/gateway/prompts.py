@@ -7,6 +7,8 @@ from pdplugins.gateway.engine import Call
 
 CHARS_PER_TOKEN = 4
 """Length of a token of text, to cut text into blocks and until answers have told better."""
+LEAST_CHARS, MOST_CHARS = 0.2, 8.0
+"""No text has shorter or longer ones in the mean. A body with an image in it has many more characters than tokens."""
 
 
 class Lengths:
@@ -24,8 +26,9 @@ class Lengths:
 
     def learn(self, call: Call, prompt_tokens: int) -> None:
         """Take in what a worker said of the length of the prompt of `call`."""
-        if not isinstance(call.prompt, list) and prompt_tokens > 0 and (chars := _chars(call)):
-            self._chars_per_token += 0.1 * (min(max(chars / prompt_tokens, 0.2), 50.0) - self._chars_per_token)
+        if not isinstance(call.prompt, list) and call.batch is None and prompt_tokens > 0 and (chars := _chars(call)):
+            seen = min(max(chars / prompt_tokens, LEAST_CHARS), MOST_CHARS)
+            self._chars_per_token += 0.1 * (seen - self._chars_per_token)
 
 
 def _chars(call: Call) -> int:

@@ -69,6 +69,7 @@ class AdmissionQueue:
         own_s = request.terms and request.terms.ttft_s
         waiting = Waiting(request, now_s, request.arrival_s + (own_s or self._ttft_s))
         if (refusal := self._flow.arrived(waiting, now_s)) is not None:
+            self._metrics.overload("waiting")
             raise self._error(refusal)
         future = self._waiting[request.id] = asyncio.get_running_loop().create_future()
         self._metrics.waiting.set(len(self._flow))

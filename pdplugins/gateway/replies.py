@@ -59,10 +59,12 @@ class Answer(web.StreamResponse):
         """Make it the last answer on its connection. Call it before the first part."""
         self._keeps = False
 
-    async def send(self, data: bytes, *, last: bool = False) -> None:
+    async def send(self, data: bytes, *, last: bool = False, waits: bool = True) -> None:
         """Send a part of a stream, or all of the answer. Nothing follows the last one.
 
         Raises ConnectionResetError when the client has gone.
+
+        :param waits: for a client that reads slowly.
         """
         if self._over:
             return
@@ -77,7 +79,8 @@ class Answer(web.StreamResponse):
             raise ConnectionResetError
         writer.output_size += sum(map(len, parts))
         transport.writelines(parts)
-        await writer.drain()
+        if waits:
+            await writer.drain()
 
     def _head(self, body: bytes) -> bytes:
         frame = f"Content-Length: {len(body)}"
@@ -163,7 +166,8 @@ class Reply:
         if self._answer is None or not self._answer.prepared:
             self.response = failure(error)
         else:
-            await self._answer.send(b"data: " + _object(error) + b"\n\n" + DONE_EVENT, last=True)
+            # Whoever was cancelled while a slow client read has cancelled that wait for all: aiohttp has one.
+            await self._answer.send(b"data: " + _object(error) + b"\n\n" + DONE_EVENT, last=True, waits=False)
 
     def _begin(self, content_type: str, status: int = 200, *, stream: bool = False) -> Answer:
         self.response = self._answer = Answer(self._request, content_type, status, stream=stream)

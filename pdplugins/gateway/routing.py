@@ -96,19 +96,26 @@ class Routing:
         if self._shadow is not None:
             self._shadow.arrive(request, placement, workers, now_s)
         self._after_decision()
-        return self._execution(placement, request, call)
+        return self._execution(placement, request, call, failed)
 
     def begun(self, request: Request) -> None:
         """Note that the client of a request gets its first token."""
         if self._shadow is not None:
             self._shadow.prefilled(request)
 
-    def prefilled(self, request: Request, first: str, split: int, call: Splittable) -> Execution:
-        """Find who decodes a request whose prefill on `first` is done; that worker may have gone meanwhile."""
-        workers = self._workers()
+    def prefilled(
+        self, request: Request, first: str, split: int, call: Splittable, failed: Sequence[str] = ()
+    ) -> Execution:
+        """Find who decodes a request whose prefill on `first` is done; that worker may have gone meanwhile.
+
+        :param failed: as for `arrive`.
+        """
+        workers, now_s = self._workers(), monotonic()
         open_placement = Placement(first, None, split)
         usable = self._backends.ready_ids
-        placement = self._safe.on_prefill_done(request, open_placement, workers, monotonic(), usable)
+        placement = self._safe.on_prefill_done(request, open_placement, workers, now_s, usable)
+        if placement.second in failed:
+            placement = self._own.on_arrival(request, _without(failed, workers), now_s)
         self._after_decision()
         return self._execution(Placement(first, placement.second, request.prompt_tokens), request, call)
 
@@ -144,7 +151,9 @@ class Routing:
         if self._safe.moves_roles:
             self._backends.labels.propose(self._safe.take_role_moves())
 
-    def _execution(self, placement: Placement, request: Request, call: Splittable) -> Execution:
+    def _execution(
+        self, placement: Placement, request: Request, call: Splittable, failed: Sequence[str] = ()
+    ) -> Execution:
         """Return what of `placement` these workers and this request allow. Raises GatewayError."""
         views, ready = self._backends.views, self._backends.now_ready()
         try:
@@ -154,7 +163,7 @@ class Routing:
         if deviation is not None:
             self._metrics.fault(f"refused_{deviation}", deviation.why)
         if deviation is Deviation.OPEN_SECOND:
-            return self.prefilled(request, execution.first, execution.prompt, call)
+            return self.prefilled(request, execution.first, execution.prompt, call, failed)
         return execution
 
 

@@ -179,7 +179,11 @@ class RequestTask:
             await self._all.executor.warm(self._backend(was.first), attempt.but(body=self._call.prefill_only()).work)
         except RefusedError:
             return attempt.but(Execution.local(was.first, was.prompt))
-        return attempt.but(self._all.routing.prefilled(attempt.request, was.first, was.split, self._call), new_tokens=1)
+        return attempt.but(self._decoding(attempt.request, was), new_tokens=1)
+
+    def _decoding(self, request: Request, was: Execution) -> Execution:
+        """Ask the router who decodes what has been prefilled."""
+        return self._all.routing.prefilled(request, was.first, was.split, self._call, self._failed)
 
     async def _given_history(self, attempt: Attempt) -> Attempt:
         """Give a session's history to the worker that prefills, where only the one that decodes has its KV cache."""
@@ -242,6 +246,8 @@ class RequestTask:
         async with leg as answer:
             await self._relay.run(answer)
             tokens = self._relay.usage("completion_tokens") or answer.tokens
+        if answer.refused is not None:  # the client has got it; there is nothing to learn from
+            raise RefusedError(answer.refused, b"", "")
         self._finish(attempt.request, first, second, tokens + len(self._relay.ids))
 
     # --- what the stages need ---------------------------------------------------------------------------------------

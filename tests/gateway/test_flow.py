@@ -135,6 +135,8 @@ def test_a_full_queue_refuses_whatever_the_policy_says() -> None:
                 assert (answer.status, answer.headers["Retry-After"]) == (503, "1")
             assert await asyncio.gather(*tasks) == [answer_of(PROMPT, 9)] * 2
             assert sorted(flow.endings) == [("a", "finished", 9), ("b", "finished", 9), ("c", "refused", 0)]
+            sample = it.gateway.metrics.registry.get_sample_value
+            assert sample("pdplugins_gateway_overloads_total", {"of": "waiting"}) == 1
 
     asyncio.run(run())
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from pdplugins.gateway.engines.sglang.calls import CHAT, COMPLETIONS, parse
+from pdplugins.gateway.engines.sglang.protocol import GENERATE
 from pdplugins.gateway.errors import GatewayError
 from pdplugins.limits import TermsConfig
 from tests.gateway.rig import Fixed, ask, config, stand
@@ -76,3 +77,10 @@ def test_a_priority_within_its_bounds_reaches_the_workers() -> None:
             assert {body.get("priority") for worker in it.workers for body in worker.seen} == {2}
 
     asyncio.run(run())
+
+
+def test_an_answer_without_a_limit_of_its_own_is_given_by_one_worker() -> None:
+    """Null means to the end of the context: nobody could tell the next worker how much is left."""
+    for sampling, most in (({"max_new_tokens": None}, None), ({}, 128)):
+        call = read(GENERATE, text="a", sampling_params=sampling)
+        assert (call.max_tokens, call.continuable) == (most, most is not None)

@@ -66,6 +66,18 @@ def test_a_request_moves_from_a_full_worker_to_one_that_is_not() -> None:
     asyncio.run(run())
 
 
+def test_a_request_whose_decode_worker_is_chosen_late_moves_from_a_full_one_too() -> None:
+    async def run() -> None:
+        async with stand("dual", "dual", "dual") as it:
+            router = it.route(Fixed())
+            router.second, router.later = None, 1
+            it.workers[1].faults.status = 503
+            assert (await it.post("/generate", ask()))[1]["output_ids"] == answer_of(PROMPT, 9)
+            assert len(it.workers[1].seen) == 1
+
+    asyncio.run(run())
+
+
 def test_an_error_event_may_say_that_a_worker_is_full() -> None:
     async def run() -> None:
         async with stand("dual", settings=patient(retries=0)) as it:

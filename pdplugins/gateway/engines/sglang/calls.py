@@ -90,6 +90,8 @@ class Call:
         for name in names:
             if isinstance(value := sampling.get(name), int):
                 return value
+            if self.path == GENERATE and name in sampling:  # null: SGLang goes on to the end of the context
+                return None
         return DEFAULT_TOKENS.get(self.path)
 
     @property
@@ -106,6 +108,8 @@ class Call:
         if self.path != GENERATE or self.batch is not None or self.fields.get("return_logprob"):
             return False
         sampling = self.sampling
+        if self.max_tokens is None:  # nobody could say how much is left
+            return False
         return sampling.keys() <= SPLITTABLE_SAMPLING and sampling.get("n", 1) == 1 and _only(self.fields, SPLITTABLE)
 
     @property

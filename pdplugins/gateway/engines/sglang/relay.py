@@ -91,7 +91,7 @@ class Relay:
         rewrite = head or bool(self.ids) or self._merges(answer)
         own, given = answer.rid.encode(), dumps(self._call.rid)[1:-1]
         while piece := (await answer.piece()).replace(own, given):
-            if self._incremental or not self._part:
+            if not self._part or (self._incremental and piece != DONE_EVENT):
                 self._part.append(piece)
                 kept += len(piece)
                 if kept > answer.most_bytes:
@@ -139,9 +139,16 @@ class Relay:
         self._part = []
 
     def usage(self, name: str) -> int | None:
-        """Return ``prompt_tokens`` or ``completion_tokens`` as the worker counted them at the end."""
-        found = _USAGE[name].findall(self._part[-1]) if self._part else ()
-        return int(found[-1]) if found else None
+        """Return ``prompt_tokens`` or ``completion_tokens`` as the worker counted them at the end; None if it did not.
+
+        Of several answers to ``/generate`` each one has its own, and a stream tells those of one only.
+        """
+        found = [int(number) for number in _USAGE[name].findall(self._part[-1])] if self._part else []
+        if not found or self._call.path != GENERATE or self._call.one_answer:
+            return found[-1] if found else None
+        if self._answer is None or self._answer.stream:
+            return None
+        return sum(found) // (self._call.answers if name == "prompt_tokens" else 1)
 
     async def _close(self, seam: Seam, answer: Answer) -> None:
         """Find the text at which this worker goes on, if its tokens so far tell it."""

@@ -55,6 +55,8 @@ class Answer:
         self.ended = not self.stream
         """Whether all of it has come."""
         self.tokens = 0
+        self.refused: int | None = None
+        """Status of the refusal that a stream is in place of an answer: workers have begun it with 200 by then."""
         self.most_bytes = most_bytes
         """Of all of it, or of one event of a stream."""
         self._single = single
@@ -93,7 +95,7 @@ class Answer:
         """Return all whole events that come next, and keep what comes after them."""
         data = await read(self.backend, self.response)
         if not self._rest and data.endswith(protocol.EVENT_END):  # as it mostly is
-            raise_error(self.backend, data)
+            self._check(data)
             return data
         parts, size = [self._rest], len(self._rest)
         while data:
@@ -107,11 +109,17 @@ class Answer:
             if end:
                 self._rest = data[end:]
                 piece = b"".join((*parts, data[:end]))
-                raise_error(self.backend, piece)
+                self._check(piece)
                 return piece
             parts.append(data)
             data = await read(self.backend, self.response)
         raise WorkerFailedError(self.backend.id, broken)
+
+    def _check(self, piece: bytes) -> None:
+        """Note that the worker refuses the request. Raises WorkerFailedError for any other error."""
+        status = raise_error(self.backend, piece)
+        if not self.tokens:
+            self.refused = self.refused or status
 
     async def _to_end(self) -> None:
         """Wait shortly for what comes behind the end of a stream. Nobody needs it."""
@@ -123,11 +131,12 @@ class Answer:
     def _count(self, piece: bytes) -> None:
         """Enter the tokens of a piece in the books. Workers send one event for each token, or fewer."""
         now_s = monotonic()
-        events = piece.count(protocol.EVENT_START)
+        # What begins an event may also stand in the text of one, but never behind the end of one.
+        events = piece.startswith(protocol.EVENT_START) + piece.count(protocol.EVENT_END + protocol.EVENT_START)
         if protocol.DONE in piece[-len(protocol.DONE_EVENT) :]:
             self.ended = True
             events -= 1
-        if events:
+        if events and self.refused is None:
             gap_s = (now_s - self._last_s) / events if self._single and self._last_s is not None else None
             self.backend.view.load.tokens(events, gap_s, now_s)
             self.tokens += events
@@ -292,10 +301,11 @@ def is_stream(response: Response) -> bool:
     return response.content_type.startswith("text/event-stream")
 
 
-def raise_error(backend: Backend, data: bytes) -> None:
-    """Raise WorkerFailedError for an error that `data` tells, unless it says that the client is wrong."""
+def raise_error(backend: Backend, data: bytes) -> int | None:
+    """Raise WorkerFailedError for an error that `data` tells. Return its status where the client is to blame."""
+    status: int | None = None
     if protocol.ERROR_EVENT not in data and protocol.ABORTED not in data:
-        return
+        return status
     for event in protocol.events(data):
         try:
             said = protocol.parsed(event) or {}
@@ -308,3 +318,5 @@ def raise_error(backend: Backend, data: bytes) -> None:
             raise WorkerFullError(backend.id, f"error {code}")
         if error and not (code is not None and 400 <= code < 500):
             raise WorkerFailedError(backend.id, f"error: {str(error)[:200]}", told=True)
+        status = status or (code if error else None)
+    return status
