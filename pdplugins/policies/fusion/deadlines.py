@@ -153,7 +153,7 @@ class DeadlineQueue:
             return oldest
         self._accounts.at(now_s)
         if self._changes > max(REORDER, self._reorder * len(self._jobs)):
-            self._order(now_s, speed)
+            self.order(now_s, speed)
         while (head := self._head()) is not None:
             if now_s + head.cost_s <= head.due_s:
                 return head
@@ -193,7 +193,8 @@ class DeadlineQueue:
         self._accounts.worked(job, share * job.cost_s)
         self.remove(job.key)
 
-    def _order(self, now_s: float, speed: float) -> None:
+    def order(self, now_s: float, speed: float) -> None:
+        """Put all jobs in order anew."""
         self._changes = 0
         open_jobs = (job for job in self._jobs.values() if job.due_s > now_s)
         self._take_all(in_time(open_jobs, now_s, speed, self._accounts.had_s))

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pdplugins.contracts.flow import FlowDecision, Go, Hold, Refuse, Waiting
 from pdplugins.contracts.request import Request
 from pdplugins.contracts.router import Outcome
-from pdplugins.contracts.workers import Role, WorkerView
+from pdplugins.contracts.workers import ANYTHING, Role, WorkerView
 from pdplugins.policies.fusion.choices import Turns
 from pdplugins.policies.fusion.core import Core
 from pdplugins.policies.fusion.deadlines import DeadlineQueue
@@ -35,6 +35,8 @@ class FusionFlow:
         self._requests: dict[str, Request] = {}
         self._released: set[str] = set()
         self._turns = Turns(settings.choices)
+        self._new = False
+        """Whether all that waits came after a lull, and is judged by the speed of before it."""
 
     @property
     def signals(self) -> Mapping[str, float]:
@@ -55,6 +57,7 @@ class FusionFlow:
         # Hosts do not ask while nothing waits. Where nobody is refused, a pace that is too low changes only the order.
         if self._refuses and not self._requests:
             self._pace.idle(now_s)
+            self._new = True
         self._requests[request.id] = request
         job = self._queue.asked(Job(due_s, waiting.since_s, request.id, cost_s), request.terms)
         self._queue.push(job, now_s, self._speed)
@@ -66,6 +69,9 @@ class FusionFlow:
         self._present.at(workers, now_s)
         looked_at = self._turns.of(workers)
         self._speed = self._pace.speed(self._predicted(looked_at) * len(workers) / len(looked_at), now_s)
+        if self._new:
+            self._queue.order(now_s, self._speed)
+            self._new = False
         only_prefills = any(worker.role is Role.PREFILL for worker in looked_at)
         job = self._queue.first(now_s + self._starts_in_s(only_prefills=only_prefills), self._speed)
         if job is None:
@@ -102,7 +108,7 @@ class FusionFlow:
 
     def _predicted(self, workers: Sequence[WorkerView]) -> float:
         """Return the prefill speed of these workers, in idle workers, beside what they decode."""
-        return sum(self._core.beside(worker) for worker in workers) / self._core.alone
+        return sum(self._core.beside(worker) for worker in workers if _prefills(worker)) / self._core.alone
 
     def _starts_in_s(self, *, only_prefills: bool) -> float:
         """Return how long what goes on now may wait in a worker's queue.
@@ -133,6 +139,8 @@ class FusionFlow:
         :param only_in_time: whether a worker that decodes counts only where the prompt takes no longer than its TTFT.
             Else the router would put it into the queue of one that only prefills: it waits here for that one.
         """
+        if not _prefills(worker):
+            return False
         decodes, context = self._present.decodes(worker)
         own_s = self._core.own_tpot_s(worker, decodes, context)
         slow = self._core.drift.of(worker.id)
@@ -147,3 +155,9 @@ class FusionFlow:
             and decodes < self._core.deployment.max_batch
             and (not decodes or self._costs.decode_s(decodes + 1, context / decodes) <= limit_s)
         )
+
+
+def _prefills(worker: WorkerView) -> bool:
+    """Return whether a worker can compute prompts: a stock decode server cannot."""
+    can = worker.capabilities or ANYTHING
+    return can.alone or Role.PREFILL in can.phases

@@ -96,7 +96,7 @@ def can_serve(worker: WorkerView, phase: Role) -> bool:
     """Return whether `worker` can serve `phase`: by its capabilities, or by its role where those are unknown."""
     if worker.capabilities is None:
         return worker.role is phase
-    return phase in worker.capabilities.phases
+    return worker.capabilities.alone or phase in worker.capabilities.phases
 
 
 def _below(limit: int | None, workers: Sequence[WorkerView], load: Callable[[WorkerView], float | None]) -> bool:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
 from pdplugins.policies.fusion.core import Core
 from pdplugins.policies.fusion.flow import FusionFlow
 from pdplugins.testing import Worker, fleet, request, worker
-from pdplugins.types import Ending, FlowDecision, Go, Hold, Outcome, Refuse, Role, Terms, Waiting
+from pdplugins.types import Capabilities, Ending, FlowDecision, Go, Hold, Outcome, Refuse, Role, Terms, Waiting
 
 Cores = Callable[..., Core]
 
@@ -162,6 +163,36 @@ def test_the_operator_chooses_what_happens_beyond_capacity(core: Cores, overload
     refused = [decision for decision in ask(flow, fleet(0, 1)) if isinstance(decision, Refuse)]
     assert bool(refused) == (overload == "refuse")
     assert all(one.retry_after_s >= 1.0 and "in time" in one.reason for one in refused)
+
+
+def test_after_a_lull_the_speed_of_before_it_refuses_nobody(core: Cores) -> None:
+    """Hosts ask only while something waits, so the policy knows the speed of the last request that went on."""
+    flow = FusionFlow(core(overload="refuse"))
+    arrive(flow, "a", 1000)
+    assert gone(ask(flow, fleet(0, 1))) == ["a"]
+    flow.on_ended(request("a", 1000), Outcome(Ending.FINISHED, 10))
+    flow._speed = 0.05  # that of a pool full of decodes
+    arrive(flow, "b", 8000, 600.0)
+    assert gone(ask(flow, fleet(0, 1), 600.0)) == ["b"]
+
+
+def test_those_that_come_together_first_are_judged_by_all_workers(core: Cores) -> None:
+    flow = FusionFlow(core(overload="refuse"))
+    for index in range(6):
+        arrive(flow, str(index), 8000)
+    assert not any(isinstance(decision, Refuse) for decision in ask(flow, fleet(0, 8)))
+
+
+def test_a_decode_server_is_no_place_for_a_prompt(core: Cores) -> None:
+    """Beside stock servers prompts wait here for those that prefill, where they are still in order."""
+    flow = FusionFlow(core())
+    stock = Capabilities(frozenset({Role.DECODE}), alone=False)
+    decoding = tuple(replace(one, capabilities=stock) for one in busy(3, queued_tokens=0.0))
+    prefill = worker("p0", Role.PREFILL, queued_tokens=50_000.0)
+    for name in "abc":
+        arrive(flow, name, 1000)
+    assert gone(ask(flow, (prefill, *decoding))) == ["a"], "the first one goes on, as nothing else would wake the host"
+    assert flow.signals["speed_workers"] <= 1.0
 
 
 def test_nothing_that_can_be_in_time_is_refused(core: Cores) -> None:

@@ -124,7 +124,8 @@ def test_the_head_waits_for_free_kv_tokens_and_nobody_overtakes_it() -> None:
         (Worker(free_kv_tokens=50, kv_capacity_tokens=60), True),  # it never fits: the host must answer
         (Worker(role=Role.DECODE, free_kv_tokens=500), False),
         (Worker(role=Role.DECODE, free_kv_tokens=500, capabilities=Capabilities()), True),
-        (Worker(free_kv_tokens=500, capabilities=Capabilities(phases=frozenset({Role.DECODE}))), False),
+        (Worker(free_kv_tokens=500, capabilities=Capabilities(frozenset({Role.DECODE}), alone=False)), False),
+        (Worker(free_kv_tokens=500, capabilities=Capabilities(phases=frozenset())), True),  # a unified server
     ],
 )
 def test_a_worker_counts_that_can_prefill_and_has_the_tokens_as_far_as_it_says(worker: Worker, goes: bool) -> None:
