@@ -136,6 +136,13 @@ class Endpoint:
             raise EndpointError(f"{self._url}: {one_line(error)}; is it an OpenAI endpoint?") from None
         if answer.error or not answer.token_times_s:
             raise EndpointError(f"{self._url}: {one_line(answer.error or 'the stream ended without tokens')}")
+        if not answer.done:
+            raise EndpointError(f"{self._url}: a stream ended before it was whole; does a proxy cut it?")
+        if (tokens := answer.completion_tokens) is not None and tokens < osl_tokens:
+            raise EndpointError(
+                f"{self._url}: an answer of {tokens} tokens where {osl_tokens} were asked for; step times need whole "
+                "ones, so it must take ignore_eos or min_tokens, and allow as many"
+            )
         return sent_s, _each_token(answer.token_times_s, osl_tokens)
 
     async def _check(self, response: aiohttp.ClientResponse, isl_tokens: int) -> None:

@@ -51,7 +51,9 @@ def explain(path: Path, choose: Choose = Choose()) -> Iterator[str]:
     for number, run in enumerate(read(path), 1):
         with reading(run.where):
             lines = [_headline(number, run)]
-            if run.initial is not None and choose.request is None:
+            if choose.request is None and _cut(run):
+                lines.append(f"{'start':>10}  no longer in the log; raise decision_log.most_mb to keep more")
+            elif choose.request is None and run.initial is not None:
                 lines.append(f"{'start':>10}  {pools_text(run.initial)}")
         yield from map(printable, lines)
         first_s = next((s for entry in run.entries if (s := _now_s(entry)) is not None), 0.0)
@@ -133,19 +135,24 @@ def changes(run: Run) -> set[int]:
     fault of the decision of the same kind before.
     """
     with reading(run.where):
-        initial = run.initial
-    before: dict[Kind, Any] = {Kind.PLANNER: None if initial is None else (initial.prefill, initial.decode)}
+        initial = None if _cut(run) else run.initial
+    before: dict[Kind, Any] = {} if initial is None else {Kind.PLANNER: (initial.prefill, initial.decode)}
     faults: dict[Kind, str | None] = {}
     changed = set()
     for entry in run.entries:
         with reading(entry.where):
             now = _essence(entry)
             refuses = entry.kind is Kind.FLOW and entry.answer.get("do") == "refuse"
-        differs = entry.kind in WHOLE and now != before.get(entry.kind)
+        differs = entry.kind in WHOLE and now != before.get(entry.kind, now if _cut(run) else None)
         if differs or refuses or entry.fault != faults.get(entry.kind):
             changed.add(id(entry))
         before[entry.kind], faults[entry.kind] = now, entry.fault
     return changed
+
+
+def _cut(run: Run) -> bool:
+    """Return whether the log has no longer the beginning of a run, and so not what was there before its decisions."""
+    return bool(run.header.get("continued"))
 
 
 def concerns(entry: Entry, request: str) -> bool:

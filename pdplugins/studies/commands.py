@@ -326,16 +326,18 @@ def _finish(runs: Sequence[Run], report: Path | None, more: Callable[[], Iterabl
 
     if not runs:
         raise typer.Exit(130)
-    terminal.show(runs)
     interrupted = any(run.result.interrupted for run in runs)
     said: list[str] = []
     try:
-        said += [] if interrupted else more()
-    except KeyboardInterrupt:  # the runs are whole
-        interrupted = True
-    for line in said:
-        typer.echo(line)
-    if report is not None:
-        write_whole(report, page(runs, said))
+        terminal.show(runs)
+        try:
+            said += [] if interrupted else more()
+        except KeyboardInterrupt:  # the runs are whole
+            interrupted = True
+        for line in said:
+            typer.echo(line)
+    finally:  # also where nobody reads what is printed, as behind `| head`
+        if report is not None:
+            write_whole(report, page(runs, said))
     if interrupted:
         raise typer.Exit(130)

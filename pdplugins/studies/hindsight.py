@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from typing import Any
 
-from pdplugins.config import Config
+from pdplugins.config import Config, parse
 from pdplugins.contracts.perf import PerfModel
 from pdplugins.contracts.workers import Role
 from pdplugins.errors import PdpluginsError
@@ -40,6 +41,7 @@ class _Pools:
 
     def __init__(self, config: Config, requests: list[TraceRequest]) -> None:
         self._requests = requests
+        self._engines = _engines_of(config)
         self.budget = config.deployment.gpu_budget
         pools = config.deployment
         self._asked = Question(
@@ -82,10 +84,23 @@ class _Pools:
                 yield Shape((gpus - decode * decode_tp) // prefill_tp, prefill_tp, decode, decode_tp)
 
     def _attainment(self, cell: Candidate) -> float:
-        result, _ = simulate(cell.config, self._requests, trace_name="hindsight", command="hindsight")
+        data = cell.config.model_dump(mode="json")
+        for section, keys in self._engines.items():
+            data[section] |= keys
+        result, _ = simulate(parse(data), self._requests, trace_name="hindsight", command="hindsight")
         if result.interrupted:
             raise KeyboardInterrupt
         return result.metrics.slo_attainment or 0.0
+
+
+def _engines_of(config: Config) -> dict[str, dict[str, Any]]:
+    """Return the sections that say which engines a run had: fixed pools are to have the same ones."""
+    data = config.model_dump(mode="json")
+    more: dict[str, Any] = {"extra": [], "deaths": []}  # these belong to the run's own workers
+    return {
+        "simulation": data["simulation"] | more,
+        "deployment": {key: data["deployment"][key] for key in ("max_batch", "kv_tokens")},
+    }
 
 
 def _enough(pools: _Pools) -> str:

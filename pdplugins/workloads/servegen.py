@@ -28,6 +28,8 @@ from pdplugins.workloads.draws import Floats
 from pdplugins.workloads.trace import TraceRequest
 
 WINDOW_S = 600.0
+TRACES = "chunk-*-trace.csv"
+"""Names of the files with the rates of clients."""
 MOST_REQUESTS = 10**7
 """Requests of all clients together; more take too much memory and time."""
 LOWEST_RATE = 1e-12
@@ -102,15 +104,15 @@ def servegen(settings: ServeGenSettings, path: Path) -> Iterator[TraceRequest]:
 
 def is_servegen(path: Path) -> bool:
     """Return whether `path` is such a folder or file."""
-    return path.name.endswith("-trace.csv") or (is_folder(path) and any(path.glob("chunk-*-trace.csv")))
+    return path.match(TRACES) or (is_folder(path) and any(path.glob(TRACES)))
 
 
 def _files(path: Path) -> list[Path]:
     if not is_folder(path):
         return [path]
-    if found := sorted(path.glob("chunk-*-trace.csv")):
+    if found := sorted(path.glob(TRACES)):
         return found
-    raise TraceError(f"{path}: no chunk-*-trace.csv in this folder; {rows.PUBLISHED}")
+    raise TraceError(f"{path}: no {TRACES} in this folder; {rows.PUBLISHED}")
 
 
 def _check_size(path: Path, requests: float) -> None:

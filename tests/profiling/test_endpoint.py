@@ -226,3 +226,30 @@ def test_what_a_decode_worker_adds_to_the_ttft_is_taken_away() -> None:
     assert left.decode == decode
     with pytest.raises(EndpointError, match="disaggregated"):
         without_handoff(found, lambda _: 1.0)
+
+
+@pytest.mark.parametrize(
+    ("usage", "done", "said"),
+    [
+        (10, True, "an answer of 10 tokens where"),
+        (None, False, "a stream ended before it was whole"),
+    ],
+)
+def test_answers_that_are_cut_are_not_measured(usage: int | None, done: bool, said: str) -> None:
+    """Their few tokens would be spread over those that were asked for."""
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        await request.read()
+        response = web.StreamResponse()
+        await response.prepare(request)
+        for _ in range(10):
+            await response.write(b'data: {"choices":[{"text":"x"}]}\n\n')
+        if usage is not None:
+            told = {"choices": [], "usage": {"completion_tokens": usage}}
+            await response.write(f"data: {json.dumps(told)}\n\n".encode())
+        if done:
+            await response.write(b"data: [DONE]\n\n")
+        return response
+
+    with pytest.raises(EndpointError, match=said):
+        run(answer, Grid((1, 10), (1, 2), (100, 200)))

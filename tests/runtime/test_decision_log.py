@@ -18,6 +18,7 @@ from pdplugins.errors import ConfigError
 from pdplugins.runtime.decision import Decision, Fault
 from pdplugins.runtime.decision_log import DecisionLog
 from pdplugins.runtime.decision_reader import read
+from pdplugins.runtime.explain import explain
 from pdplugins.runtime.replaying import verified
 from pdplugins.types import Deployment, PlannerView, Pool, ScalePlan, Traffic, WorkerLoad
 
@@ -250,3 +251,15 @@ def test_standard_output_is_no_decision_log(
     with pytest.raises(ConfigError, match="moved when it is full; name a file"):
         DecisionLog(Path("-"), config, deployment)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_run_whose_beginning_is_lost_is_not_told_to_begin_anew(
+    tmp_path: Path, config: Config, deployment: Deployment
+) -> None:
+    path, now = tmp_path / "d", ScalePlan(5, 3, "as before")
+    with DecisionLog(path, config, deployment, START, most_bytes=8000) as log:
+        for number in range(1, 501):
+            log.write(planned(now), {"view": None}, number)
+    said = "\n".join(explain(path))
+    assert "start  no longer in the log; raise decision_log.most_mb to keep more" in said
+    assert "5P" not in said.partition("no longer")[2].partition("decisions")[0]

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from pdplugins.cli import app
 from pdplugins.config import MOST_GPUS, find, load, parse
 from pdplugins.studies import hindsight
 from pdplugins.types import TraceRequest
+from tests.command_line import app
 
 pytestmark = pytest.mark.moderate
 DOPD = load(find("dopd"))
@@ -31,6 +31,26 @@ def test_light_load_needs_few_gpus_and_heavy_load_more() -> None:
         needed.append(int(found[1]))
     assert needed[0] == 3
     assert needed[1] > needed[0]
+
+
+def test_fixed_pools_have_the_engines_of_the_run() -> None:
+    """Behind a frontend that takes half a second for each request no number of GPUs helps."""
+    slow = parse(DOPD.model_dump(mode="json") | {"simulation": {"frontend_s": 0.5}})
+    assert "GPUs would have done" in hindsight.lines(DOPD, requests(4.0), 4.0)[0]
+    assert "no fixed pools within 8 GPUs reach 99%" in hindsight.lines(slow, requests(4.0), 4.0)[0]
+
+
+def test_the_report_is_written_although_nobody_reads_what_is_printed(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def closed(*_: object) -> None:
+        raise SystemExit(1)  # what rich does for a closed pipe
+
+    monkeypatch.setattr("pdplugins.sim.report.terminal.show", closed)
+    page = tmp_path / "r.html"
+    words = ["simulate", "stock-round-robin", "--trace", "demo", "--max-requests", "20", "--html", str(page)]
+    assert CliRunner().invoke(app, words).exit_code == 1
+    assert page.exists()
 
 
 def test_pools_of_the_same_cost_are_named() -> None:

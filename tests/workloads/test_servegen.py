@@ -161,3 +161,8 @@ def test_very_many_empty_histograms_take_no_time(tmp_path: Path) -> None:
     windows["0"] = {"input_tokens": "{5: 1}", "output_tokens": "{6: 1}"}
     write(tmp_path, json.dumps(windows), "chunk-0-dataset.json")
     assert {request.isl_tokens for request in traces.read(tmp_path / "chunk-0-trace.csv")} == {5}
+
+
+def test_a_file_of_another_name_is_told_by_its_first_line(tmp_path: Path) -> None:
+    text = "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46.6805900,374,44\n"
+    assert [one.isl_tokens for one in traces.read(write(tmp_path, text, "my-trace.csv"))] == [374]

@@ -104,6 +104,11 @@ class Shape:
         }
 
     @property
+    def gpus(self) -> int:
+        """Return the GPUs of all workers."""
+        return self.prefill * self.prefill_tp + self.decode * self.decode_tp
+
+    @property
     def sizes(self) -> str:
         """Say the sizes only."""
         return f"TP {self.prefill_tp}" + (f" and {self.decode_tp}" if self.decode_tp != self.prefill_tp else "")
@@ -138,10 +143,13 @@ def splits(perf: PerfModel, asked: Question, gpus: int) -> Iterator[Shape]:
 
 
 def alike(perf: PerfModel, asked: Question, gpus: int) -> Iterator[Shape]:
-    """Yield workers that are all alike, half of them with each label."""
+    """Yield workers that are all alike, half of them with each label.
+
+    Of all GPUs that there are some may be left over, so that each size is tried. Fewer GPUs are tried by themselves.
+    """
     for tp in asked.sizes(perf, Role.PREFILL, gpus):
         count, rest = divmod(gpus, tp)
-        if not rest:
+        if not rest or gpus == asked.gpus:
             yield Shape(count - count // 2, tp, count // 2, tp)
 
 
@@ -182,7 +190,7 @@ class System:
             return
         for shape, values in product(sorted(self.shapes(perf, asked, gpus), key=str), product(*self.grid.values())):
             knobs = dict(zip(self.grid, values, strict=True))
-            watts = {"power.budget_w": GPU_W * gpus} if self.watts else {}
+            watts = {"power.budget_w": GPU_W * shape.gpus} if self.watts else {}
             changes = {**self.always, **shape.changes, **_single(shape), **watts, **knobs}
             words = [
                 f"{key.rpartition('.')[2].replace('step_tokens', 'chunk')} {value}" for key, value in knobs.items()

@@ -75,7 +75,8 @@ def advise(  # noqa: PLR0913 - the options of a command
     from pdplugins.workloads.transform import Transform  # noqa: PLC0415
 
     check_outputs(out, html)
-    check_apart({"--json": out, "--html": html}, {**inputs("--trace", trace), "--profile": profile})
+    saved = {} if save_dir is None else {f"--save-dir, its {name}": save_dir / name for name in folder.NAMES}
+    check_apart({"--json": out, "--html": html, **saved}, {**inputs("--trace", trace), "--profile": profile})
     if save_dir is not None:
         folder.check(save_dir)
     changes = Transform.of(rate=rate, clip_s=clip_s, max_requests=max_requests, max_context_tokens=max_context)

@@ -14,6 +14,9 @@ from pdplugins.files import write_whole
 from pdplugins.studies.advise.kubernetes import manifest
 from pdplugins.studies.advise.serving import CONFIG, dynamo_script, sglang_script
 
+SGLANG, DYNAMO, KUBERNETES = "sglang.sh", "dynamo.sh", "kubernetes.yaml"
+NAMES = (CONFIG, SGLANG, DYNAMO, KUBERNETES)
+"""Files that are written."""
 SCRIPT = 0o777
 """Mode of the scripts, less what the user's umask takes away."""
 
@@ -37,9 +40,9 @@ def write(config: Config, model: str | None, about: str, folder: Path) -> Iterat
     data = yaml.safe_dump(config.model_dump(mode="json", exclude_none=True), sort_keys=False, allow_unicode=True)
     files = (
         (CONFIG, head + data, 0o666, "what runs, for every host"),
-        ("sglang.sh", sglang_script(config, model, about), SCRIPT, "starts SGLang's servers and the gateway"),
-        ("dynamo.sh", dynamo_script(config, model, about), SCRIPT, "starts Dynamo's frontend and workers"),
-        ("kubernetes.yaml", manifest(config, model, about), 0o666, "the same on a cluster"),
+        (SGLANG, sglang_script(config, model, about), SCRIPT, "starts SGLang's servers and the gateway"),
+        (DYNAMO, dynamo_script(config, model, about), SCRIPT, "starts Dynamo's frontend and workers"),
+        (KUBERNETES, manifest(config, model, about), 0o666, "the same on a cluster"),
     )
     folder.mkdir(exist_ok=True)
     for name, text, mode, what in files:

@@ -158,13 +158,12 @@ class _Search:
     def _first(self) -> list[Score]:
         """Return the best settings of each system with all GPUs."""
         cells = self._all(self._asked.gpus)
-        if not (colocated := self._colocated(range(self._asked.gpus, 0, -1))):
+        if not any(cell.system == COLOCATED for cell in cells):
             raise ConfigError(
                 f"advise: no worker of {self._asked.profile} within {self._asked.gpus} GPUs has times of both phases "
                 f"and holds the longest request, {self._asked.longest_tokens} tokens; take more GPUs, or shorten "
                 "requests with --max-context"
             )
-        cells += [cell for cell in colocated if cell.gpus < self._asked.gpus]  # where no workers use all GPUs
         self._settings = len(cells)
         scores = self._scores(0, [(cell, "first") for cell in cells])
         kept = [score for name in self._names(scores) for score in _sizes_apart(self._best_of(name, scores))[:KEPT]]
@@ -265,10 +264,10 @@ class _Search:
         cells = cells or self._colocated([*range(gpus, self._asked.gpus + 1), *range(gpus - 1, 0, -1)])
         return self._best_of(COLOCATED, self._scores(None, [(cell, "second") for cell in cells]))[0].candidate
 
-    def _worth(self, score: Score) -> tuple[bool, float, float, int, float]:
+    def _worth(self, score: Score) -> tuple[bool, tuple[float, int], float, int, float]:
         """Order scores: what reaches the target with the fewest GPUs comes first, and of equals the simplest."""
         reached = score.attainment >= self._target
-        gpus = round(score.gpus, 1) if reached else 0.0
+        gpus = (round(score.gpus, 1), score.candidate.gpus) if reached else (0.0, 0)
         return not reached, gpus, -round(score.attainment, 3), score.candidate.rank, score.strain
 
     def _best_of(self, system: str, scores: Iterable[Score]) -> list[Score]:

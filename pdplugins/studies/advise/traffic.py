@@ -16,7 +16,7 @@ from pdplugins.workloads.transform import Transform
 Requests = list[TraceRequest]
 WINDOWS = 4
 """Places of a trace that a part of it is cut out of, evenly spread."""
-BLOCK_S, REACH = 60.0, 2
+BLOCK_S, LEAST_BLOCKS, REACH = 60.0, 10, 2
 """Length of the blocks in which a trace from a file is drawn anew, and from how many blocks away one may come."""
 DURATION_S, MOST = 3600.0, 30_000
 """Traffic that is given by its lengths and its rate ends after this time or this number of requests."""
@@ -115,16 +115,20 @@ def part_of(requests: Requests, most: int) -> Requests:
 def shuffled(requests: Sequence[TraceRequest], number: int) -> Requests:
     """Return a draw of a trace by a local block bootstrap: each block is one of its neighbours, or itself.
 
-    The load still drifts as it did, and bursts stay whole (Paparoditis and Politis, 2002).
+    The load still drifts as it did, and bursts stay whole (Paparoditis and Politis, 2002). Blocks of a trace of few
+    minutes are shorter, because one block alone would be the same in each draw.
     """
     rng = np.random.default_rng(number)
-    blocks: list[Requests] = [[] for _ in range(int(requests[-1].arrival_s // BLOCK_S) + 1)]
+    block_s = min(BLOCK_S, requests[-1].arrival_s / LEAST_BLOCKS)
+    if block_s <= 0:  # all came at once
+        return list(requests)
+    blocks: list[Requests] = [[] for _ in range(int(requests[-1].arrival_s // block_s) + 1)]
     for request in requests:
-        blocks[int(request.arrival_s // BLOCK_S)].append(request)
+        blocks[int(request.arrival_s // block_s)].append(request)
     drawn: Requests = []
     for index in range(len(blocks)):
         chosen = int(np.clip(index + rng.integers(-REACH, REACH + 1), 0, len(blocks) - 1))
-        shift_s = (index - chosen) * BLOCK_S
+        shift_s = (index - chosen) * block_s
         drawn += [_moved(request, shift_s, index) for request in blocks[chosen]]
     return traces.from_zero(drawn) if drawn else list(requests)
 

@@ -103,7 +103,8 @@ def backtest(  # noqa: PLR0913 - the options of a command
         raise ConfigError("backtest: give either --prometheus URL or --access-log FILE")
     if (prefill is None) != (decode is None):
         raise ConfigError("backtest: give both --prefill and --decode, or none")
-    overrides = Overrides(gpus, profile, prefill, decode, [*(settings or ()), *objectives(ttft, tpot)])
+    # The pools that ran are the recording's: a config without a planner keeps its own.
+    overrides = Overrides(gpus, profile, None, None, [*(settings or ()), *objectives(ttft, tpot)])
     chosen = {name: configured(name, overrides) for name in configs or ["dopd"]}
     first = next(iter(chosen.values()))
     only_prometheus = (step_s, model, match, token_file, ca)

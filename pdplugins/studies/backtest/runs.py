@@ -12,7 +12,7 @@ from pdplugins.contracts.deployment import Deployment
 from pdplugins.contracts.kinds import Kind
 from pdplugins.contracts.planner import PlannerView, ScalePlan
 from pdplugins.errors import ConfigError
-from pdplugins.results import Metrics, Requests
+from pdplugins.results import Metrics, Requests, Spread
 from pdplugins.runtime.assembly import build_deployment
 from pdplugins.runtime.policies import build_policies
 from pdplugins.sim.core.records import Record
@@ -73,6 +73,8 @@ class Backtest:
     router: str
     ran: Trial | None
     """None where it is not known which workers there were."""
+    ran_itl: Spread
+    """Time per output token of what ran, over the answers that have one: of more than one token."""
     ran_by_part: tuple[Latencies, ...]
     fixed: tuple[Trial, ...]
     """The best split of each number of GPUs, the fewest first."""
@@ -109,12 +111,12 @@ def backtest(
 
         return told
 
-    ran, by_part = _as_it_ran(recording, base, seed) if recording.pools else (None, ())
+    ran, itl, by_part = _as_it_ran(recording, base, seed) if recording.pools else (None, Spread.of([]), ())
     stage(0)([1.0])
     fixed = _sweep(recording, base, seed, jobs, stage(1), stage(2))
     started = {name: _started(config, recording.pools, router) for name, config in configs.items()}
     planned = _runs(started, recording.requests, recording.name, seed, jobs, stage(3))
-    return Backtest(recording, base, router, ran, by_part, tuple(fixed), tuple(planned))
+    return Backtest(recording, base, router, ran, itl, by_part, tuple(fixed), tuple(planned))
 
 
 def _fixed(config: Config, router: str) -> Config:
@@ -132,7 +134,9 @@ def _started(config: Config, pools: Sequence[Pools], router: str) -> Config:
     data = config.model_dump(mode="json")
     if config.planner is not None and config.bundle is None:
         data |= {"router": {"name": router}, "batch_scheduler": None, "flow": None}
-    if pools and build_deployment(config).gpus(pools[0].prefill, pools[0].decode) <= config.deployment.gpu_budget:
+    planned = config.choice(Kind.PLANNER) is not None or config.bundle is not None
+    fits = pools and build_deployment(config).gpus(pools[0].prefill, pools[0].decode) <= config.deployment.gpu_budget
+    if planned and fits:
         data["deployment"]["prefill"]["replicas"] = pools[0].prefill
         data["deployment"]["decode"]["replicas"] = pools[0].decode
     return parse(data, "backtest")
@@ -169,7 +173,7 @@ class RecordedPools:
         return next((pools for pools in reversed(self._pools) if pools.at_s <= now_s), self._pools[0])
 
 
-def _as_it_ran(recording: Recording, base: Config, seed: int) -> tuple[Trial, tuple[Latencies, ...]]:
+def _as_it_ran(recording: Recording, base: Config, seed: int) -> tuple[Trial, Spread, tuple[Latencies, ...]]:
     """Simulate the workers that there were. Raises ConfigError where the simulator has none such."""
     pools = recording.pools
     sizes = build_deployment(base)
@@ -184,7 +188,8 @@ def _as_it_ran(recording: Recording, base: Config, seed: int) -> tuple[Trial, tu
     requests, metrics = summarise(outcome, deployment.slo)
     words = str(pools[0]) if len(pools) == 1 else f"from {pools[0]}"
     ran = Trial(RECORDED, words, requests, metrics, outcome.duration_s, missed_of(outcome, config))
-    return ran, tuple(_by_part(outcome.records, recording.by_part))
+    itl = Spread.of([one.tpot_s for one in outcome.records if one.tpot_s is not None and one.osl_tokens > 1])
+    return ran, itl, tuple(_by_part(outcome.records, recording.by_part))
 
 
 def _simulation(config: Config, deployment: Deployment, pools: Sequence[Pools]) -> Simulation:

@@ -37,7 +37,7 @@ def compared(found: Backtest) -> list[Comparison]:
     if found.ran is None:
         return []
     metrics = found.ran.metrics
-    itl = metrics.tpot_s if found.recording.per_request else metrics.tbt_s
+    itl = found.ran_itl if found.recording.per_request else metrics.tbt_s
     return [*_rows("TTFT", found.recording.ttft, metrics.ttft_s), *_rows("ITL", found.recording.itl, itl)]
 
 

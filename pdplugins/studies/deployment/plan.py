@@ -62,6 +62,8 @@ class Planned:
     solve_s: float
     """Wall seconds of the program, for all plans together."""
     check_s: float
+    objective: Objective = "slo"
+    """What the P95 of the curves and plans are of: shares of an SLO, or seconds."""
 
     def as_data(self, top: int) -> dict[str, Any]:
         """Return as plain data the best `top` plans, and the seconds that each part took."""
@@ -124,10 +126,8 @@ def plan_deployment(
         judged.append(Judged(plan, rank, result))
         progress(1.0, rank / len(plans))
     judged.sort(key=lambda one: (-round(one.attainment, 3), one.worst_p99))
-    ended = time.perf_counter()
-    return Planned(
-        gpus, sessions_per_s, tuple(curves), tuple(judged), profiled - began, solved - profiled, ended - solved
-    )
+    took_s = profiled - began, solved - profiled, time.perf_counter() - solved
+    return Planned(gpus, sessions_per_s, tuple(curves), tuple(judged), *took_s, objective)
 
 
 def with_plan(config: Config, plan: DeploymentPlan, gpus: int) -> Config:

@@ -15,13 +15,14 @@ from pdplugins.studies.deployment.coefficients import LOADS, POOLS
 from pdplugins.studies.deployment.plan import Judged, Planned
 from pdplugins.terminal import console
 
-TITLES = ("GPUs", "SLO attainment", "TTFT P99, s", "TPOT P99, ms", "program: rank", "P95 / SLO")
+TITLES = ("GPUs", "SLO attainment", "TTFT P99, s", "TPOT P99, ms", "program: rank")
+P95 = {"slo": "P95 / SLO", "latency": "P95, s"}
 
 
 def show(planned: Planned, top: int) -> None:
     """Print the best plans, and how long they took."""
     shown = Table("", "plan", box=None, header_style="bold")
-    for title in TITLES:
+    for title in (*TITLES, P95[planned.objective]):
         shown.add_column(title, justify="right")
     for number, one in enumerate(planned.judged[:top], start=1):
         metrics = one.result.metrics
@@ -67,14 +68,16 @@ def page(planned: Planned, top: int, config: Config, made: Mapping[str, object])
     rows = {"profile": config.deployment.profile, "SLO": slo, **made}
     sections = [
         Section("SLO attainment of the plans", shares(bars)),
-        Section("The plans", _plans(best)),
-        Section("P95 over its SLO, by the load of each replica", element("div", _curves(planned), class_="charts")),
+        Section("The plans", _plans(best, P95[planned.objective])),
+        Section(
+            f"{P95[planned.objective]}, by the load of each replica", element("div", _curves(planned), class_="charts")
+        ),
         Section("Settings and origin", origin(rows)),
     ]
     return document(Page(said, lines, sections=sections))
 
 
-def _plans(best: Sequence[Judged]) -> Html:
+def _plans(best: Sequence[Judged], p95: str) -> Html:
     rows = []
     for one in best:
         metrics = one.result.metrics
@@ -82,7 +85,7 @@ def _plans(best: Sequence[Judged]) -> Html:
         rows.append(
             (str(one.plan), one.plan.gpus, f"{one.attainment:.1%}", *latencies, one.rank, f"{one.plan.p95:.2f}")
         )
-    return table("Best first; the program's own rank and P95 beside it", ["plan", *TITLES], rows)
+    return table("Best first; the program's own rank and P95 beside it", ["plan", *TITLES, p95], rows)
 
 
 def _curves(planned: Planned) -> list[Html]:
@@ -100,7 +103,7 @@ def _curves(planned: Planned) -> list[Html]:
             )
             for index, curve in enumerate(own)
         ]
-        unit = f"P95 / SLO, pool of {POOLS[-1]}"
-        marks = [Mark("SLO", y=1.0)]
+        unit = f"{P95[planned.objective]}, pool of {POOLS[-1]}"
+        marks = [Mark("SLO", y=1.0)] if planned.objective == "slo" else []
         charts.append(Chart(str(role), unit, lines, "sessions/s for each replica", marks=marks, log_x=True, log_y=True))
     return [figure(chart) for chart in charts]

@@ -18,7 +18,7 @@ def cells(asked: Question, gpus: int) -> list[Candidate]:
 
 @pytest.mark.parametrize("gpus", [2, 3, 8])
 def test_fixed_pools_use_every_gpu_and_scalers_at_most_that(gpus: int) -> None:
-    found = cells(QUESTION, gpus)
+    found = cells(replace(QUESTION, gpus=16), gpus)
     for cell in found:
         deployment = build_deployment(cell.config)
         pools = cell.config.deployment
@@ -26,6 +26,20 @@ def test_fixed_pools_use_every_gpu_and_scalers_at_most_that(gpus: int) -> None:
         assert held <= gpus if cell.scales else held == gpus, cell.name
         assert (deployment.slo.ttft_s, pools.profile) == (QUESTION.ttft_s, QUESTION.profile)
     assert len({cell.key for cell in found}) == len(found)
+
+
+def test_workers_of_each_size_are_tried_although_some_gpus_are_left_over() -> None:
+    """Of seven GPUs only workers of one GPU use all: co-location of larger ones would not have been tried."""
+    asked = replace(QUESTION, profile="h100/llama-3.1-70b-fp8", gpus=7, longest_tokens=1000)
+    found = [cell for cell in cells(asked, 7) if cell.system in (COLOCATED, "rapid", "fusion")]
+    held = {}
+    for cell in found:
+        pools = cell.config.deployment
+        held[pools.prefill.tp] = pools.prefill.replicas + pools.decode.replicas
+        if cell.config.power:
+            assert cell.config.power.settings["budget_w"] == 600.0 * held[pools.prefill.tp] * int(pools.prefill.tp)
+    assert held == {1: 7, 2: 3, 4: 1}
+    assert {cell.config.deployment.prefill.tp for cell in cells(asked, 5) if cell.system == COLOCATED} == {1}
 
 
 def test_every_plugin_is_tried() -> None:

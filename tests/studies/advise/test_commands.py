@@ -49,6 +49,17 @@ def test_one_run_writes_all_that_was_asked_for(tmp_path: Path) -> None:
     assert str(tmp_path / "d/config.yaml") in said
 
 
+def test_the_folder_takes_the_place_of_no_input(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "config.yaml").write_text("requests: 5\n")
+    with pytest.raises(ConfigError, match=r"--save-dir, its config\.yaml config\.yaml is also --trace; name"):
+        run("--trace", "config.yaml", "--save-dir", ".")
+    assert (tmp_path / "config.yaml").read_text() == "requests: 5\n"
+    (tmp_path / "d").mkdir()
+    with pytest.raises(ConfigError, match=r"its sglang\.sh d/sglang\.sh is also --json"):
+        run("--trace", "synthetic", "--save-dir", "d", "--json", "d/sglang.sh")
+
+
 @pytest.mark.parametrize(
     ("words", "why"),
     [

@@ -147,12 +147,16 @@ def test_nothing_runs_twice_and_what_is_hopeless_runs_once(monkeypatch: pytest.M
 
 
 def test_co_location_may_leave_gpus_idle_where_its_workers_need_several_each() -> None:
-    """Seven GPUs hold three workers of two; and what is compared with a scaler's five GPUs on average has six."""
+    """Seven GPUs hold three workers of two; and what is compared with a scaler's five GPUs on average has six.
+
+    The five have none, as only of all GPUs that there are some may be left over.
+    """
     model = TableModel(read_profile(data_dir("profiles") / "h100/llama-3.1-70b-fp8.json"))
     longest = model.kv_capacity_tokens(1) + 1
     asked = replace(QUESTION, profile="h100/llama-3.1-70b-fp8", gpus=7, longest_tokens=longest)
     running = search._Search(asked, small_traffic(), 0.95, cast("Any", None), lambda *_: None)
-    assert {cell.gpus for cell in running._colocated(range(7, 0, -1))} == {6}
+    pools = [cell.config.deployment for cell in running._colocated(range(7, 0, -1))]
+    assert {(int(pool.prefill.tp), pool.prefill.replicas + pool.decode.replicas) for pool in pools} == {(2, 3), (4, 1)}
     assert {cell.gpus for cell in running._colocated([5, 6, 7, 4])} == {6}
     assert running._colocated([1]) == []
 

@@ -73,6 +73,17 @@ def test_a_workload_is_drawn_with_other_seeds_a_file_from_its_own_minutes(tmp_pa
     assert traffic.named(str(path), NOTHING).how == "draws of the trace's own minutes"
 
 
+@pytest.mark.parametrize("duration_s", [0.5, 55.0, 90.0])
+def test_draws_of_a_short_trace_differ(duration_s: float) -> None:
+    """One block of a minute would be the same in each draw, and its interval have no width."""
+    requests = [TraceRequest(duration_s * index / 99, 100 + index, 10) for index in range(100)]
+    draws = [traffic.shuffled(requests, number) for number in range(5)]
+    assert len({tuple(one.isl_tokens for one in draw) for draw in draws}) == 5
+    assert all(draw[-1].arrival_s <= 1.1 * duration_s for draw in draws)
+    at_once = [TraceRequest(0.0, 100, 10)] * 3
+    assert traffic.shuffled(at_once, 1) == at_once
+
+
 def test_what_is_no_traffic_is_refused() -> None:
     with pytest.raises(TraceError, match=r"nowhere\.csv"):
         traffic.named("nowhere.csv", NOTHING)

@@ -83,7 +83,7 @@ def test_more_workers_than_there_can_be_are_not_believed(held: float) -> None:
 def test_what_a_prometheus_says_reaches_the_terminal_as_text(capsys: pytest.CaptureFixture[str]) -> None:
     recording = recorded_as("[/x]\x1b[31m")
     base = load(find("dopd"))
-    commands._show(Backtest(recording, base, "round-robin", None, (), (), ()))
+    commands._show(Backtest(recording, base, "round-robin", None, Spread(), (), (), ()))
     printed = capsys.readouterr().out
     assert "[/x]?[31m" in printed
     assert "\x1b" not in printed

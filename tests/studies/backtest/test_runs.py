@@ -84,8 +84,8 @@ def test_workers_are_asked_for_before_they_were_there() -> None:
 def test_recorded_changes_of_the_workers_are_simulated() -> None:
     """More workers for the second half: as many GPU-hours as were recorded, and better than without them."""
     base = config(1, 1)
-    small, _ = runs._as_it_ran(recording((Pools(0, 1, 1),)), base, 0)
-    grown, _ = runs._as_it_ran(recording((Pools(0, 1, 1), Pools(150, 4, 1))), base, 0)
+    small, *_ = runs._as_it_ran(recording((Pools(0, 1, 1),)), base, 0)
+    grown, *_ = runs._as_it_ran(recording((Pools(0, 1, 1), Pools(150, 4, 1))), base, 0)
     assert small.gpus == pytest.approx(3.0, rel=0.01)
     assert grown.gpus == pytest.approx((3 * 120 + 6 * 180) / 300, rel=0.05)  # they start 30 s before they serve
     assert grown.attainment > small.attainment
@@ -101,6 +101,21 @@ def test_a_planner_is_added_to_what_runs() -> None:
     assert started.planner == load(find("dopd")).planner
     assert (started.deployment.prefill.replicas, started.deployment.decode.replicas) == (3, 1)
     assert runs._started(load(find("arrow")), (), "cache-aware").router == load(find("arrow")).router
+
+
+@pytest.mark.parametrize("name", ["arrow", "stock-colocated"])
+def test_a_config_without_a_planner_is_simulated_as_it_is_written(name: str) -> None:
+    assert runs._started(load(find(name)), (Pools(0, 3, 1),), "cache-aware") == load(find(name))
+
+
+def test_answers_of_one_token_have_no_time_between_tokens() -> None:
+    held = recording((Pools(0, 1, 1),))
+    short = [replace(one, osl_tokens=1) for one in held.requests[::2]]
+    mixed = replace(held, requests=sorted([*short, *held.requests[1::2]], key=lambda one: one.arrival_s))
+    ran, itl, _ = runs._as_it_ran(mixed, config(1, 1), 0)
+    assert itl.mean is not None
+    assert ran.metrics.tpot_s.mean is not None
+    assert itl.mean > 1.5 * ran.metrics.tpot_s.mean
 
 
 def test_splits_stay_within_the_gpus_and_are_few() -> None:

@@ -11,7 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from pdplugins.cli import app
 from pdplugins.config import parse
 from pdplugins.errors import ConfigError
 from pdplugins.perf.profile import Profile
@@ -27,6 +26,7 @@ from pdplugins.studies.bound.demand import demand_of
 from pdplugins.studies.bound.prices import Fleet, RangeMinimum, buckets_of, held_bound, served_bound
 from pdplugins.studies.bound.steps import Kind
 from pdplugins.types import Deployment, PerfModel, PlannerView, Role, Round, ScalePlan, Slo, TraceRequest
+from tests.command_line import app
 from tests.sim.anyone import AnyRouter
 from tests.sim.models import BentModel
 

@@ -19,6 +19,7 @@ from pdplugins.runtime.assembly import build_deployment
 from pdplugins.sim.core.engine_settings import EngineSettings
 from pdplugins.sim.core.records import Record
 from pdplugins.studies.deployment import plan as planning
+from pdplugins.studies.deployment import report
 from pdplugins.studies.deployment.coefficients import LOADS, POOLS, Curve, Profiler, options, phase_p95, stretched
 from pdplugins.studies.deployment.plan import plan_deployment, with_plan
 from pdplugins.types import Role, Slo, TraceRequest
@@ -157,6 +158,13 @@ def test_the_command_writes_plans_a_page_and_a_config_that_loads(tmp_path: Path)
     assert f"<h1>{plans['plans'][0]['plan']} attains most" in page
     assert page.index("SLO attainment of the plans") < page.index("TTFT P99, s") < page.index("P95 / SLO, pool of 4")
     assert len(page) < 200_000
+
+
+def test_a_p95_in_seconds_is_not_told_as_a_share_of_its_slo() -> None:
+    planned = plan_deployment(parse(CONFIG), sessions(count=15), 8, top=1, objective="latency")
+    page = unescape(report.page(planned, 1, parse(CONFIG), {}))
+    assert "P95, s, pool of 4" in page
+    assert "P95 / SLO" not in page
 
 
 def test_loads_and_pools_ascend() -> None:
