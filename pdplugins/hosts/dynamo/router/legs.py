@@ -39,6 +39,8 @@ class Answer:
     def __init__(self, worker: DynamoWorker, silence_s: float) -> None:
         self.worker = worker
         self.tokens = 0
+        self.refused: int | None = None
+        """None: Dynamo's workers refuse before their answer begins."""
         self._silence_s = silence_s
 
     def begins(self, first: dict[str, Any], chunks: AsyncIterator[Any]) -> None:
