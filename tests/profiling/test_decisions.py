@@ -51,6 +51,8 @@ def lowest_p99(found: Callable[[int], Cost]) -> tuple[float, float]:
     return lowest, bar
 
 
+@pytest.mark.long
+@pytest.mark.alone
 @pytest.mark.parametrize(("registration", "size"), JUDGED, ids=[f"{r.kind}-{r.name}-{size}" for r, size in JUDGED])
 @pytest.mark.timeout(900)
 def test_the_p99_of_a_decision_is_within_its_bar(registration: Registration, size: int) -> None:

@@ -90,7 +90,7 @@ def test_the_capacities_of_this_file_are_those_of_the_best_split(name: str) -> N
     assert max(attainment(run(name, 1.25, fixed=prefill, end_s=60.0)) for prefill in splits) < 0.9
 
 
-@pytest.mark.moderate
+@pytest.mark.long
 @pytest.mark.parametrize("share", SHARES)
 @pytest.mark.parametrize("name", CASES)
 def test_no_change_of_the_pools_is_undone_at_constant_load(name: str, share: float) -> None:
