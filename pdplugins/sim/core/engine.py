@@ -3,9 +3,8 @@
 At the end of each step it releases finished requests and takes in new ones. Every decoding request must be able to grow
 by one token: if need be the one that joined last is preempted. Then the engine asks for a batch and starts the next
 step. Steps that only decode are known ahead until a request leaves: they are one event, a
-`pdplugins.sim.core.runs.DecodeRun`. Work that arrives in between cuts the run at the end of the step in progress.
-
-An engine has no kind of its own. The requests sent to it make it a prefill, decode, co-located or unified engine.
+`pdplugins.sim.core.runs.DecodeRun`. Work that arrives in between cuts the run at the end of the step in progress. An
+engine has no kind of its own: the requests sent to it make it a prefill, decode, co-located or unified engine.
 """
 
 from __future__ import annotations
@@ -29,16 +28,13 @@ from pdplugins.sim.core.steps import StepTimes
 from pdplugins.sim.core.views import LiveView
 from pdplugins.sim.core.window import Recent
 
-MANY: Final = 1 << 60
-"""More decode steps than any run has."""
+MANY: Final = 1 << 60  # more decode steps than any run has
 
+# What an engine does:
 IDLE: Final = 0
-RUN: Final = 1
-"""It runs decode steps that are known up to the next change."""
-STEPPING: Final = 2
-"""It runs a step with prefill, or handles an event."""
-GONE: Final = 3
-"""Its worker has died."""
+RUN: Final = 1  # decode steps that are known up to the next change
+STEPPING: Final = 2  # a step with prefill, or it handles an event
+GONE: Final = 3  # its worker has died
 
 
 class Engine:
@@ -94,12 +90,9 @@ class Engine:
         """Version of the next event. Queued events of earlier versions are void."""
         self.step = PrefillStep()
         self.besides = Besides(ticks(settings.begin_s), ticks(settings.end_s))
-        self.most_steps = MANY
-        """Decode steps that may pass before the batch scheduler is asked again."""
-        self.purge = False
-        """Whether some requests have an `error`, so that the next step must give them up."""
-        self.slow = (1.0, 1.0)
-        """Slowdown of prefill, and of decode."""
+        self.most_steps = MANY  # decode steps that may pass before the batch scheduler is asked again
+        self.purge = False  # whether some requests have an `error`, so that the next step must give them up
+        self.slow = (1.0, 1.0)  # slowdown of prefill, and of decode
         self.preemptions = 0
         self.first_tokens = Recent()
         self.gauges = Gauges(self.batch, self.run, self.step, self.ready, times)
@@ -221,9 +214,9 @@ class Engine:
         flight.expected = 0
 
     def reserve(self, flight: Flight, tokens: int) -> bool:
-        """Reserve KV capacity for a request that comes with its KV cache; False when it has to wait.
+        """Reserve KV capacity, and a place in the batch, for a request that comes with its KV cache.
 
-        This also takes a place in the batch: else requests that cannot run would fill the KV cache.
+        Return False when it has to wait. Without a place, requests that cannot run would fill the KV cache.
         """
         if flight.may_be_cached:
             self.settle()  # what the run has displaced by now is lost
