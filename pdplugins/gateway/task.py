@@ -179,11 +179,8 @@ class RequestTask:
             await self._all.executor.warm(self._backend(was.first), attempt.but(body=self._call.prefill_only()).work)
         except RefusedError:
             return attempt.but(Execution.local(was.first, was.prompt))
-        return attempt.but(self._decoding(attempt.request, was), new_tokens=1)
-
-    def _decoding(self, request: Request, was: Execution) -> Execution:
-        """Ask the router who decodes what has been prefilled."""
-        return self._all.routing.prefilled(request, was.first, was.split, self._call, self._failed)
+        rest = self._all.routing.prefilled(attempt.request, was.first, was.split, self._call, self._failed)
+        return attempt.but(rest, new_tokens=1)
 
     async def _given_history(self, attempt: Attempt) -> Attempt:
         """Give a session's history to the worker that prefills, where only the one that decodes has its KV cache."""
