@@ -66,21 +66,6 @@ def test_what_looks_like_an_event_in_a_text_is_no_token(text: str) -> None:
     asyncio.run(run())
 
 
-def test_the_end_mark_of_an_incremental_stream_may_come_alone() -> None:
-    """Its events hold eight tokens each: only the worker knows how many there were."""
-
-    async def run() -> None:
-        async with stand("unified", incremental=True, settings=patient()) as it:
-            router = it.route(Fixed())
-            it.workers[0].piece_bytes = 64
-            says(it, said("a", 8), said("b", 16, ended=True))
-            await it.stream("/generate", ask(count=16))
-            assert await settled(lambda: router.finished)
-            assert router.finished == [16]
-
-    asyncio.run(run())
-
-
 def test_all_answers_of_a_batch_count() -> None:
     async def run() -> None:
         async with stand("unified", settings=patient()) as it:

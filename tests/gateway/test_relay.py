@@ -64,3 +64,19 @@ def test_the_long_beginning_of_an_answer_is_not_read_anew_for_each_token() -> No
     assert time.process_time() - began_s < 3.0
     assert relay.ids == list(range(1, TOKENS + 1))
     assert client.sent == TOKENS
+
+
+def test_the_end_mark_does_not_hide_what_the_worker_has_counted() -> None:
+    """It may come alone, behind events of eight tokens each, whose number only the worker tells."""
+    meta = {"id": "leg", "prompt_tokens": 3, "completion_tokens": 16, "finish_reason": {"type": "length", "length": 16}}
+    event = {"text": "a", "output_ids": list(range(8)), "meta_info": meta}
+    pieces = [b"data: " + json.dumps(event).encode() + b"\n\n", b"data: [DONE]\n\n", b""]
+
+    class Ended(Answer):
+        async def piece(self) -> bytes:
+            return pieces.pop(0)
+
+    body = {"input_ids": [1, 2, 3], "stream": True, "sampling_params": {"max_new_tokens": 16}}
+    relay = Relay(parse("/generate", json.dumps(body).encode(), "r", None, {}), Client(), lambda _: None, silent)  # type: ignore[arg-type]
+    assert asyncio.run(relay.run(Ended()))  # type: ignore[arg-type]
+    assert relay.usage("completion_tokens") == 16

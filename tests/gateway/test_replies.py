@@ -140,11 +140,15 @@ def test_a_whole_answer_waits_for_the_prefill_server_only_where_that_has_logprob
 def test_an_error_reaches_a_client_that_reads_slowly() -> None:
     """Whoever waited for it was cancelled, and with it the wait that aiohttp shares between all that send."""
 
+    told: list[Reply] = []
+
     async def answering(reply: Reply) -> None:
         await reply.send(EVENT, "text/event-stream")
         with mock.patch("aiohttp.http_writer.StreamWriter.drain", side_effect=asyncio.CancelledError):
             await reply.fail(GatewayError(504, "too late"))
+        told.append(reply)  # else the request would count as one whose client has left
 
     ((head, body),) = heard(answering, post())
+    assert told
     assert head[0] == b"HTTP/1.1 200 OK"
     assert b"too late" in body

@@ -150,10 +150,15 @@ def test_a_planner_is_told_by_worker_hours_and_estimated_attainment(tmp_path: Pa
     assert "points" in said
 
 
-def test_a_damaged_decision_of_a_planner_is_named_by_its_own_line(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("part", "key", "value"), [("prefill", "ready", "x"), ("traffic", "requests", 10**400)])
+def test_a_damaged_decision_of_a_planner_is_named_by_its_own_line(
+    tmp_path: Path, part: str, key: str, value: object
+) -> None:
     log = written(tmp_path / "log", *[planned(60.0 * tick, (1, 1), (3, 1), 30.0) for tick in range(5)], planner="dopd")
     lines = log.read_text().splitlines()
-    lines[2] = json.dumps(json.loads(lines[2]) | {"answer": None})
+    damaged = json.loads(lines[2])
+    damaged["seen"]["view"][part][key] = value
+    lines[2] = json.dumps(damaged)
     log.write_text("\n".join(lines) + "\n")
     with pytest.raises(ConfigError, match=r"log:3: not a line of a decision log"):
         shadows.as_data(log)
