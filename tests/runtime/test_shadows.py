@@ -150,7 +150,9 @@ def test_a_planner_is_told_by_worker_hours_and_estimated_attainment(tmp_path: Pa
     assert "points" in said
 
 
-@pytest.mark.parametrize(("part", "key", "value"), [("prefill", "ready", "x"), ("traffic", "requests", 10**400)])
+@pytest.mark.parametrize(
+    ("part", "key", "value"), [("prefill", "ready", "x"), ("traffic", "requests", 10**400)], ids=["workers", "traffic"]
+)
 def test_a_damaged_decision_of_a_planner_is_named_by_its_own_line(
     tmp_path: Path, part: str, key: str, value: object
 ) -> None:
