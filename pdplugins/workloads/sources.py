@@ -129,7 +129,7 @@ def _files(trace: Path, registry: Registry) -> Iterator[Path]:
             continue
         yield source.where
         traces += [Path(part.trace) for part in source.parts]
-        if len(traces) > MOST_PARTS:
+        if len(traces) - 1 > MOST_PARTS:  # the first one is no part
             return
 
 

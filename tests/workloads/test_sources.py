@@ -9,7 +9,7 @@ import pytest
 from pdplugins.errors import ConfigError, TraceError
 from pdplugins.files import check_apart
 from pdplugins.workloads import traces
-from pdplugins.workloads.sources import inputs
+from pdplugins.workloads.sources import MOST_PARTS, inputs
 from tests.workloads.files import AGENTIC, write
 
 
@@ -31,6 +31,14 @@ def test_what_a_trace_is_read_from_is_known_before(clients: Path, monkeypatch: p
         check_apart({"--json": Path("chunk-2-trace.csv")}, inputs("--trace", trace))
     assert inputs("--trace", None) == {}
     assert inputs("--trace", "no-such-trace") == {"--trace": Path("no-such-trace")}
+
+
+def test_the_parts_of_the_largest_mix_are_known_before(clients: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(clients)
+    write(clients, f"mix: [{', '.join(['{trace: chunk-1-trace.csv}'] * MOST_PARTS)}]\n", "mix.yaml")
+    assert traces.read(Path("mix.yaml"))
+    with pytest.raises(ConfigError, match=r"^--json chunk-1-trace\.csv is also"):
+        check_apart({"--json": Path("chunk-1-trace.csv")}, inputs("--trace", "mix.yaml"))
 
 
 @pytest.mark.timeout(60)
