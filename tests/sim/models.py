@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pdplugins.sim.core.fleet import Hardware
+from pdplugins.sim.core.worker import Hardware
 from pdplugins.types import PlainPerf
 
 

@@ -9,9 +9,13 @@ import pytest
 from pdplugins.sim.core.flight import Arrival
 from pdplugins.sim.core.settings import RunOutcome, SimSettings
 from pdplugins.sim.core.simulation import Simulation
+from pdplugins.sim.kernel import COMPILED
 from pdplugins.types import Deployment, Placement, Request, Slo, WorkerView
 from tests.sim.models import BentModel
 
+needs_sources = pytest.mark.skipif(
+    COMPILED, reason="compiled classes take no other engine: `make test` compares the engines with --pure"
+)
 MODEL = BentModel()
 DEPLOYMENT = Deployment(Slo(1, 1), MODEL, 8, 1, 1, startup_s=2.0, max_batch=8)
 ONE_EACH = SimSettings()

@@ -11,13 +11,9 @@ from pdplugins.sim.core.engine import Engine
 from pdplugins.sim.core.engine_settings import EngineSettings
 from pdplugins.sim.core.flight import Arrival
 from pdplugins.sim.core.settings import SimSettings
-from pdplugins.sim.kernel import COMPILED
 from tests.sim.cases import cases, simulate
 from tests.sim.reference import PlainEngine
-
-needs_sources = pytest.mark.skipif(
-    COMPILED, reason="compiled classes take no other engine: `make test` compares the engines with --pure"
-)
+from tests.sim.runs import needs_sources
 
 
 @needs_sources

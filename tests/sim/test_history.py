@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
+from pdplugins.sim.core.clock import TICKS_PER_S
 from pdplugins.sim.core.engine_settings import EngineSettings
-from pdplugins.sim.core.fleet import Hardware
 from pdplugins.sim.core.flight import Arrival
 from pdplugins.sim.core.settings import SimSettings
+from pdplugins.sim.core.simulation import Simulation
+from pdplugins.sim.core.worker import Hardware
+from pdplugins.testing.scripted import PoolsPlanner
 from pdplugins.types import Placement, Request, Role, Round, WorkerView
-from tests.sim.runs import MODEL, To, run
+from tests.sim.runs import DEPLOYMENT, MODEL, To, run
 
 AT_ONCE = SimSettings(first_token="prefill")
 
@@ -130,3 +135,42 @@ def test_the_kv_cache_of_a_round_does_not_evict_its_own_history() -> None:
     _, later = run(To("p0", "d0"), session(0.0, "s"), settings=full).records
     back_s = MODEL.transfer_s(4000 + 10 + 100 - (4000 + 9))
     assert later.largest_tbt_s == pytest.approx(back_s + MODEL.decode_step_s(1, 4110, 1), abs=1e-8)
+
+
+def test_a_worker_whose_history_is_read_drains_until_it_has_sent_it() -> None:
+    """Its GPUs are free afterwards, and not before."""
+    work, settings = session(0.0, "s"), SimSettings(decode=2, first_token="prefill")
+    alone = run(To("p0", "d1"), work, settings=settings).records
+    again_s = alone[0].finish_s + 1.0
+    busy = [Arrival(again_s - 0.5, 10, 1000), Arrival(again_s - 0.5, 10, 1000)]
+    planner = PoolsPlanner((0.0, 1, 2), (again_s + 0.001, 1, 1), interval_s=0.001)
+    simulation = Simulation(DEPLOYMENT, settings, Turns("p0", "d1", "d0", "d0", "d0"), planner=planner)
+    outcome = simulation.run([work, *busy])
+    (gone,) = simulation._fleet.gone
+    assert gone.view.id == "d1"
+    sent_s = again_s + MODEL.transfer_s(4000 + 10 - 1)
+    assert gone.ended / TICKS_PER_S == pytest.approx(sent_s, abs=1e-6)
+    assert max(record.cached_tokens for record in outcome.records) == 4009
+
+
+def test_a_worker_that_a_round_never_read_from_may_go() -> None:
+    """Also where the round's own worker dies in the middle of the read."""
+    work, settings = session(0.0, "s"), SimSettings(prefill=2, decode=2, first_token="prefill")
+    again_s = run(To("p0", "d1"), work, settings=settings).records[0].finish_s + 1.0
+    dying = replace(settings, deaths=((again_s + 0.001, "p0"),), retries=1)
+    simulation = Simulation(DEPLOYMENT, dying, Dead("p1", "d0", Turns("p0", "d1", "d0")))
+    assert all(record.error is None for record in simulation.run([work]).records)
+    assert [worker.open for worker in simulation._fleet.workers.values()] == [0, 0, 0]
+
+
+class Dead(To):
+    """Follows a router for as long as the workers that it names are there."""
+
+    def __init__(self, first: str, second: str, router: To) -> None:
+        super().__init__(first, second)
+        self._router = router
+
+    def on_arrival(self, request: Request, workers: tuple[WorkerView, ...], now_s: float) -> Placement:
+        if any(worker.id == "p0" for worker in workers):
+            return self._router.on_arrival(request, workers, now_s)
+        return super().on_arrival(request, workers, now_s)

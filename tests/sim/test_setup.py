@@ -98,6 +98,15 @@ def test_a_round_whose_history_is_cached_is_not_called_too_long() -> None:
         assert missed_of(outcome, parse({})).causes == {cause: 1}
 
 
+def test_a_prompt_that_other_gpus_prefill_in_time_is_not_called_too_long() -> None:
+    late = Record("0", 301.0, 40_000, 10, 9.0, 0.01, 0.01, 311.0, "p0", "d0")
+    outcome = cast("Any", SimpleNamespace(scaling=[], records=[late]))
+    slow = {"deployment": {"profile": "a100/llama-3.1-8b", "prefill": {"tp": 1}, "decode": {"tp": 1}}}
+    fast = {"extra": [{"role": "prefill", "tp": 1, "profile": "h100/llama-3.1-8b"}]}
+    causes = [[*missed_of(outcome, parse(slow | more)).causes] for more in ({}, {"simulation": fast})]
+    assert causes == [[Cause.HOPELESS], [Cause.WAITED]]
+
+
 @pytest.mark.parametrize(
     ("section", "message"),
     [

@@ -16,14 +16,15 @@ import pytest
 from pdplugins.config import parse
 from pdplugins.policies.stock import routers
 from pdplugins.runtime.planner import SafePlanner
-from pdplugins.sim.core.clock import seconds
+from pdplugins.sim.core.clock import seconds, ticks
 from pdplugins.sim.core.engine_settings import EngineSettings
-from pdplugins.sim.core.flight import Arrival
+from pdplugins.sim.core.flight import Arrival, Flight
 from pdplugins.sim.core.settings import SimSettings
+from pdplugins.sim.core.simulation import Simulation
 from pdplugins.sim.core.steps import StepTimes
 from pdplugins.sim.kernel import COMPILED
 from pdplugins.sim.run.simulate import simulate
-from pdplugins.testing.scripted import EagerPlanner
+from pdplugins.testing.scripted import EagerPlanner, PoolsPlanner
 from pdplugins.types import (
     BatchPlan,
     BatchView,
@@ -36,7 +37,8 @@ from pdplugins.types import (
     WorkerView,
 )
 from pdplugins.workloads import traces, transform
-from tests.sim.runs import DEPLOYMENT, MODEL, To, check_gaps, run
+from tests.sim.cases import CURVE
+from tests.sim.runs import DEPLOYMENT, MODEL, ONE_EACH, To, check_gaps, run
 
 
 def test_one_request_takes_prefill_transfer_and_its_steps() -> None:
@@ -467,3 +469,47 @@ def test_a_planner_that_knows_what_it_wants_is_asked_before_the_first_request() 
     run(To("p0", "d0"), Arrival(3.0, 100, 20), Arrival(9.0, 100, 20), planner=safe)
     assert [view.now_s for view in planner.views[:2]] == [0.0, 5.0]
     assert planner.views[0].traffic is None
+
+
+@pytest.mark.parametrize(("split", "worker"), [(0, "d0"), (-5, "d0"), (105, "p0"), (10_000, "p0")])
+def test_a_worker_that_gets_no_token_is_not_named(split: int, worker: str) -> None:
+    (record,) = run(To("p0", "d0", split), Arrival(0.0, 100, 5)).records
+    assert (record.prefill_worker, record.decode_worker) == (worker, worker)
+
+
+def test_what_is_interrupted_counts_the_time_up_to_then() -> None:
+    """Workers that started after the last answer took no time less than none, and drew no power less than none."""
+    work = [Arrival(0.01 * n, 100, 10_000) for n in range(1500)]
+    planner = PoolsPlanner((0.0, 1, 1), (1.0, 2, 2))
+    simulation = Simulation(DEPLOYMENT, replace(ONE_EACH, power=CURVE), To("p0", "d0"), planner=planner)
+
+    def interrupt(now_s: float) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        simulation.run(work, interrupt)
+    outcome = simulation.outcome()
+    assert outcome.records == []
+    assert outcome.duration_s > 1.0
+    assert 3600 * outcome.gpu_hours > 2 * outcome.duration_s
+    assert outcome.energy_j > 0
+
+
+def test_a_run_without_requests_ends() -> None:
+    assert run(To("p0", "d0"), planner=PoolsPlanner((0.0, 1, 1))).records == []
+
+
+def test_what_a_dead_worker_was_computing_is_no_chunk_of_the_next_one() -> None:
+    simulation, lost = Simulation(DEPLOYMENT, ONE_EACH, To("p0", "d0")), list[Flight]()
+
+    class EnoughError(Exception):
+        pass
+
+    def die(_: object) -> None:
+        lost.extend(simulation._fleet.workers["p0"].engine.abandon())
+        raise EnoughError
+
+    simulation._events.call_at(ticks(0.01), die)
+    with pytest.raises(EnoughError):
+        simulation.run([Arrival(0.0, 8000, 5)])
+    assert [(flight.chunk, flight.kv) for flight in lost] == [(0, 0)]

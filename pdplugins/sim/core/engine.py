@@ -400,7 +400,7 @@ class Engine:
             batch.remove(flight)
         lost = [*self.queue, *self.prefilling, *self.ready, *decoding]
         for flight in lost:
-            flight.kv, flight.pins, flight.block_hits = 0, (), 0
+            flight.kv, flight.pins, flight.block_hits, flight.chunk = 0, (), 0, 0
         self.step.chunks = []
         self.incoming.clear()
         self.mode = GONE

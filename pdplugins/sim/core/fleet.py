@@ -7,56 +7,20 @@ from dataclasses import dataclass, replace
 from heapq import heappop, heappush
 from typing import Any
 
-from pdplugins.contracts.perf import PerfModel
 from pdplugins.contracts.workers import Pool, Role, WorkerLoad
 from pdplugins.results import Scaling
 from pdplugins.runtime.roles import RoleAuthority
-from pdplugins.runtime.roster import Life, Member, Roster
+from pdplugins.runtime.roster import Life, Roster
 from pdplugins.sim.core.clock import Events, seconds, ticks
-from pdplugins.sim.core.engine import Engine
 from pdplugins.sim.core.engine_settings import EngineSettings
 from pdplugins.sim.core.kv import CachedBlocks, KvCache
 from pdplugins.sim.core.links import Port
 from pdplugins.sim.core.steps import StepTimes
 from pdplugins.sim.core.views import LiveView
+from pdplugins.sim.core.worker import Hardware, Worker
 
 MANY_TOKENS = 1_000_000
 """Tokens of a transfer that is long enough to derive its rate from."""
-
-
-@dataclass(frozen=True, slots=True)
-class Hardware:
-    """The GPUs of one worker."""
-
-    perf: PerfModel
-    tp: int
-    kv_tokens: int | None = None
-    """Tokens of KV cache; None for what the profile says."""
-
-
-@dataclass(slots=True, eq=False)
-class Worker:
-    """One worker."""
-
-    engine: Engine
-    view: LiveView
-    hardware: Hardware
-    gpus: tuple[int, ...]
-    started: int
-    member: Member
-    """The role authority's entry for this worker."""
-    ended: int | None = None
-    open: int = 0
-    """Requests that were placed on it and have not left it."""
-    gone: bool = False
-    draining: bool = False
-    watched: bool = False
-    """Whether a timer runs for the requests that wait for free KV capacity on it."""
-
-    @property
-    def life(self) -> Life:
-        """Its stage of life: starting, ready, draining or changing."""
-        return self.member.life
 
 
 @dataclass(frozen=True, slots=True)

@@ -79,9 +79,9 @@ class Flight:
     __slots__ = (
         "arrival", "arrived", "block_hits", "cached", "chunk", "done", "emitted", "engine", "error", "expected",
         "first", "first_token", "gap", "history", "id", "index", "isl", "kept", "kv", "landing", "last_token", "late",
-        "late_work", "leave", "may_be_cached", "names", "order", "osl", "pins", "placement", "queued", "request",
-        "reserved", "retries", "second", "sent", "since", "sink", "state", "stop", "target", "tpot_s", "transfer",
-        "waits",
+        "late_work", "leave", "may_be_cached", "names", "order", "osl", "pins", "placement", "queued", "read_from",
+        "request", "reserved", "retries", "second", "sent", "since", "sink", "state", "stop", "target", "tpot_s",
+        "transfer", "waits",
     )  # fmt: skip
 
     def __init__(self, index: int, arrival: Arrival, arrived: int) -> None:  # noqa: PLR0915 - one line a field
@@ -157,6 +157,8 @@ class Flight:
         """Tokens that the running step prefills."""
         self.history: Any = None
         """The worker to read the history of its session from; None when nothing is left to read."""
+        self.read_from: Any = None
+        """The worker that it is read from now."""
         self.expected = 0
         """Prompt tokens that it will not have to compute, as known while it is queued."""
         self.kept = 0

@@ -8,7 +8,7 @@ from typing import Final
 from pdplugins.sim.core.clock import Events, ticks
 from pdplugins.sim.core.engine import Engine
 from pdplugins.sim.core.failure import Failures
-from pdplugins.sim.core.fleet import Fleet, Worker
+from pdplugins.sim.core.fleet import Fleet
 from pdplugins.sim.core.flight import Flight, State
 from pdplugins.sim.core.history import held
 from pdplugins.sim.core.holdings import Holdings
@@ -17,6 +17,7 @@ from pdplugins.sim.core.links import Links
 from pdplugins.sim.core.records import Gaps
 from pdplugins.sim.core.routing import Routing
 from pdplugins.sim.core.settings import SimSettings
+from pdplugins.sim.core.worker import Worker
 
 PUSH_TOKENS: Final = 64
 """Size in tokens of one chunk of KV cache, where the first worker sends chunks while it still decodes.
@@ -75,7 +76,7 @@ class Handoffs:
         elif flight.emitted >= flight.osl:
             self._lifecycle.finish(flight)
         else:
-            second = flight.second
+            second: Worker | None = flight.second
             late = second is None or second.gone
             if late:
                 second = self._choose_second(flight)
@@ -266,7 +267,8 @@ class Handoffs:
         if ahead >= self._step_tokens or not engine.reserve(flight, flight.target):
             return False
         engine.withdraw(flight)
-        flight.history = None
+        flight.history, flight.read_from = None, source
+        source.open += 1  # it may drain, and not stop before it has sent all of it
         flight.engine, flight.sent = source.engine, 0
         flight.state = State.MOVING
         flight.sink, flight.landing = first, (tokens, flight.target)
@@ -275,9 +277,9 @@ class Handoffs:
 
     def _send(self, flight: Flight, tokens: int) -> None:
         flight.sent += tokens
-        flight.transfer = self._links.start(
-            flight.engine.port, flight.sink.engine.port, max(tokens, 0), self._sent, flight
-        )
+        source: Engine = flight.engine
+        sink: Worker = flight.sink
+        flight.transfer = self._links.start(source.port, sink.engine.port, max(tokens, 0), self._sent, flight)
 
     def _sent(self, flight: Flight) -> None:
         """Handle the end of a transfer of a chunk, of the last part, or of a session's history."""
@@ -304,14 +306,16 @@ class Handoffs:
 
     def _arrived(self, flight: Flight) -> None:
         """Hand a request over to its next worker, which now has all of its KV cache."""
-        source, sink = flight.engine, flight.sink
+        source: Engine = flight.engine
+        sink: Worker = flight.sink
         tokens, target = flight.landing
         if sink is flight.first:
             sink.engine.read(flight)
             flight.cached = tokens
             if flight.second is None or flight.second.engine is not source:  # the decode worker keeps its copy
                 source.settle()
-                source.kv.drop(flight.arrival.session)
+                source.kv.drop(flight.arrival.session or flight.id)
+            self._holdings.read(flight)
         else:
             self.count += 1
             self.time += self._events.now - flight.queued

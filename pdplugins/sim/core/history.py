@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from pdplugins.sim.core.fleet import Worker
 from pdplugins.sim.core.flight import Flight
+from pdplugins.sim.core.worker import Worker
 
 
 def expect(flight: Flight, source: Worker | None, *, reads: bool) -> None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from pdplugins.sim.core.fleet import Fleet, Worker
+from pdplugins.sim.core.fleet import Fleet
 from pdplugins.sim.core.flight import Flight, State
 from pdplugins.sim.core.links import Links
+from pdplugins.sim.core.worker import Worker
 
 
 class Holdings:
@@ -34,10 +35,19 @@ class Holdings:
         if sink is not None and not sink.gone:
             sink.engine.freed()
         flight.sink = None
+        self.read(flight)
+
+    def read(self, flight: Flight) -> None:
+        """Let the worker go from which a request has read the history of its session, or will not."""
+        source: Worker | None = flight.read_from
+        flight.read_from = None
+        if source is not None and not source.gone:
+            self.left(source)
 
     def leave(self, flight: Flight) -> None:
         """Remove a request from the workers that it was placed on."""
-        first, second = flight.first, flight.second
+        first: Worker | None = flight.first
+        second: Worker | None = flight.second
         if first is not None:
             self.left(first)
         if second is not None and second is not first:

@@ -9,6 +9,7 @@ from pdplugins.contracts.router import Ending, Outcome
 from pdplugins.sim.core import history
 from pdplugins.sim.core.admission import AtOnce
 from pdplugins.sim.core.clock import TICKS_PER_S, Events, seconds, ticks
+from pdplugins.sim.core.engine import Engine
 from pdplugins.sim.core.fleet import Fleet
 from pdplugins.sim.core.flight import Arrival, Flight, State
 from pdplugins.sim.core.holdings import Holdings
@@ -78,10 +79,12 @@ class Lifecycle:
         second = None if placement.second is None else fleet.alive[placement.second]
         if second is not None and split <= 0:
             first = second
+        elif second is not None and split >= flight.isl + flight.osl:
+            second = first
         flight.first, flight.second = first, second
         split = prompt if second is None else split
         flight.plan(prompt, split, alone=second is first, gives_token=self._gives_token)
-        flight.names = placement.first, placement.second
+        flight.names = first.view.id, None if second is None else second.view.id
         first.open += 1
         if second is not None and second is not first:
             second.open += 1
@@ -113,7 +116,8 @@ class Lifecycle:
         """End a request that has all its tokens, on the engine where it is."""
         if flight.sink is not None:  # chunks were on their way, but the first token was also the last
             self._holdings.drop(flight)
-        flight.engine.release(flight)
+        engine: Engine = flight.engine
+        engine.release(flight)
         if flight.may_be_cached and flight.arrival.rounds:
             self._await_next_round(flight)
         ttft_s = (flight.first_token - flight.arrived) / TICKS_PER_S

@@ -121,18 +121,20 @@ class Links:
 
     def on_event(self, target: Any, version: int) -> None:
         """Handle the arrival of a transfer, or the next end of a shared transfer at a receiving worker."""
-        if version != target.version:
-            return
-        if type(target) is Port:
+        if isinstance(target, Transfer):
+            if version == target.version:
+                self._on_arrival(target)
+        elif version == target.version:
             self._on_end(target)
-            return
-        out, into = target.source.out, target.sink.into
-        if not target.shared and target in out:
-            out.remove(target)
-            into.remove(target)
+
+    def _on_arrival(self, transfer: Transfer) -> None:
+        out, into = transfer.source.out, transfer.sink.into
+        if not transfer.shared and transfer in out:
+            out.remove(transfer)
+            into.remove(transfer)
             if out or into:
                 self._share([out, into])
-        target.done(target.argument)
+        transfer.done(transfer.argument)
 
     def _on_end(self, port: Port) -> None:
         now, port.due = self._events.now, -1

@@ -12,7 +12,8 @@ from pdplugins.contracts.power import GpuView
 from pdplugins.contracts.workers import Role
 from pdplugins.power.transaction import CapTransaction
 from pdplugins.sim.core.clock import Events, seconds, ticks
-from pdplugins.sim.core.fleet import Fleet, Worker
+from pdplugins.sim.core.fleet import Fleet
+from pdplugins.sim.core.worker import Worker
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,6 +33,7 @@ class Record(NamedTuple):
 
 def record(flight: Flight, ttft_s: float | None, tpot_s: float | None, now: int) -> Record:
     """Return the record of a request that ends `now`."""
+    prefill, decode = flight.names
     fields = (
         flight.id,
         flight.arrived / TICKS_PER_S,
@@ -42,7 +43,8 @@ def record(flight: Flight, ttft_s: float | None, tpot_s: float | None, now: int)
         tpot_s,
         flight.gap / TICKS_PER_S,
         now / TICKS_PER_S,
-        *flight.names,
+        prefill,
+        decode,
         flight.error,
         flight.cached,
     )

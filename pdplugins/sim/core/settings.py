@@ -9,10 +9,10 @@ from typing import Literal
 from pdplugins.contracts.workers import Role
 from pdplugins.results import Scaling
 from pdplugins.sim.core.engine_settings import EngineSettings
-from pdplugins.sim.core.fleet import Hardware
 from pdplugins.sim.core.policy_clock import PolicyClock
 from pdplugins.sim.core.power import PowerCurve
 from pdplugins.sim.core.records import Gaps, Record
+from pdplugins.sim.core.worker import Hardware
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,6 @@ import gc
 import logging
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
-from heapq import heappop
 from typing import Any
 
 from pdplugins.contracts.batching import BatchScheduler
@@ -26,14 +25,15 @@ from pdplugins.runtime.power import SafePowerController
 from pdplugins.runtime.router import SafeRouter
 from pdplugins.sim.core.admission import FlowPolicy
 from pdplugins.sim.core.batching import FirstComeFirstServed, Scheduled
-from pdplugins.sim.core.clock import ACTION, STEP, TICKS_PER_S, Events, seconds, ticks
+from pdplugins.sim.core.clock import TICKS_PER_S, Events, seconds, ticks
 from pdplugins.sim.core.control import PlannerLoop, PowerLoop, RouterLoop
 from pdplugins.sim.core.dispatch import Dispatcher
 from pdplugins.sim.core.engine import Engine
-from pdplugins.sim.core.fleet import Fleet, FleetSettings, Hardware
+from pdplugins.sim.core.fleet import Fleet, FleetSettings
 from pdplugins.sim.core.flight import Arrival
 from pdplugins.sim.core.kv import KvCache
 from pdplugins.sim.core.links import Links, Port
+from pdplugins.sim.core.loop import handle_all
 from pdplugins.sim.core.policy_clock import PolicyClock
 from pdplugins.sim.core.power import Power
 from pdplugins.sim.core.records import Gaps
@@ -42,11 +42,9 @@ from pdplugins.sim.core.sampler import Sampler
 from pdplugins.sim.core.settings import RunOutcome, SimSettings
 from pdplugins.sim.core.steps import StepTimes
 from pdplugins.sim.core.views import LiveView
+from pdplugins.sim.core.worker import Hardware
 
 log = logging.getLogger("pdplugins.sim")
-
-PROGRESS_EVERY = 1000
-"""Arrivals and other events between two calls of `progress`."""
 
 
 class Simulation:
@@ -170,44 +168,18 @@ class Simulation:
                 gc.enable()
 
     def _run(self, arrivals: Iterator[Arrival], progress: Callable[[float], None]) -> None:
-        events, heap, dispatcher = self._events, self._events.heap, self._dispatcher
-        lifecycle, on_transfer = dispatcher.lifecycle, dispatcher.links.on_event
-        upcoming = next(arrivals, None)
-        next_arrival = 0 if upcoming is None else ticks(upcoming.arrival_s)
         for loop in self._loops:
             loop.begin()
         if self._sampler is not None:
-            self._sampler.begin(dispatcher, self._fleet, self._power)
-        countdown = PROGRESS_EVERY
-        while True:
-            countdown -= 1
-            if not countdown:
-                countdown = PROGRESS_EVERY
-                progress(seconds(events.now))
-            if upcoming is not None and (not heap or next_arrival <= heap[0][0]):
-                events.now = next_arrival
-                dispatcher.arrive(upcoming)
-                if (upcoming := next(arrivals, None)) is None:
-                    dispatcher.more = False
-                else:
-                    next_arrival = ticks(upcoming.arrival_s)
-                continue
-            if not heap or not (dispatcher.more or lifecycle.open):
-                break
-            time, kind, _, target, argument = heappop(heap)
-            events.now = time
-            if kind == STEP:
-                target.on_step(argument)
-            elif kind == ACTION:
-                target(argument)
-            else:
-                on_transfer(target, argument)
-        dispatcher.failures.give_up()
+            self._sampler.begin(self._dispatcher, self._fleet, self._power)
+        handle_all(self._dispatcher, arrivals, progress)
+        self._dispatcher.failures.give_up()
 
     def outcome(self) -> RunOutcome:
         """Return the outcome up to now."""
         lifecycle, handoffs = self._dispatcher.lifecycle, self._dispatcher.handoffs
-        end = lifecycle.last_end
+        interrupted = self._dispatcher.more or lifecycle.open
+        end = self._events.now if interrupted else lifecycle.last_end
         changes = [change for source in (*self._loops, self._routing, self._fleet) for change in source.changes]
         return RunOutcome(
             records=lifecycle.records,

@@ -7,12 +7,13 @@ from collections.abc import Sequence
 import numpy as np
 
 from pdplugins.config import Config
-from pdplugins.contracts.deployment import Deployment
 from pdplugins.contracts.request import Slo
 from pdplugins.contracts.workers import Role
 from pdplugins.runtime.assembly import build_deployment
 from pdplugins.sim.core.records import Record
 from pdplugins.sim.core.settings import RunOutcome
+from pdplugins.sim.core.worker import Hardware
+from pdplugins.sim.run.setup import hardware_of
 from pdplugins.verdict import Missed, Times, missed, starting_spells
 
 
@@ -25,16 +26,16 @@ def missed_of(outcome: RunOutcome, config: Config) -> Missed:
     changes = [(0.0, *at_start), *((change.at_s, change.prefill, change.decode) for change in outcome.scaling)]
     moves = deployment.prefill_tp == deployment.decode_tp  # then the simulator gives a worker another role
     starting = list(starting_spells(changes, pools.startup_s, moves=moves))
-    return missed(_times(outcome.records, deployment, slo), slo, starting)
+    return missed(_times(outcome.records, hardware_of(config, deployment), slo), slo, starting)
 
 
-def _times(records: Sequence[Record], deployment: Deployment, slo: Slo) -> Times:
+def _times(records: Sequence[Record], hardware: Sequence[Hardware], slo: Slo) -> Times:
     table = np.array([(r.arrival_s, *_latencies(r)) for r in records], dtype=float).reshape(len(records), 3)
     return Times(
         arrival_s=table[:, 0],
         ttft_s=table[:, 1],
         tpot_s=table[:, 2],
-        alone_s=_alone_s(records, deployment, slo),
+        alone_s=_alone_s(records, hardware, slo),
         local=np.array([r.prefill_worker == r.decode_worker for r in records], dtype=bool),
     )
 
@@ -44,13 +45,12 @@ def _latencies(record: Record) -> tuple[float | None, float | None]:
 
 
 def _alone_s(
-    records: Sequence[Record], deployment: Deployment, slo: Slo
+    records: Sequence[Record], hardware: Sequence[Hardware], slo: Slo
 ) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
-    """Return the prefill time of each late prompt, less what was cached, on an idle worker; 0 for those in time."""
-    sizes = {deployment.prefill_tp, deployment.decode_tp}
+    """Return the prefill time of each late prompt, less what was cached, on the fastest idle worker; 0 for others."""
     alone = np.zeros(len(records))
     for index, record in enumerate(records):
         if record.ttft_s is not None and record.ttft_s > slo.ttft_s:
             computed = max(record.isl_tokens - record.cached_tokens, 1)
-            alone[index] = min(deployment.perf.prefill_s(computed, tp) for tp in sizes)
+            alone[index] = min(worker.perf.prefill_s(computed, worker.tp) for worker in hardware)
     return alone

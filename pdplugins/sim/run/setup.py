@@ -9,8 +9,8 @@ from pdplugins.contracts.workers import Role
 from pdplugins.errors import ConfigError
 from pdplugins.runtime.assembly import load_profile
 from pdplugins.sim.core.engine_settings import EngineSettings
-from pdplugins.sim.core.fleet import Hardware
 from pdplugins.sim.core.settings import SimSettings
+from pdplugins.sim.core.worker import Hardware
 
 
 def sim_settings(config: Config, deployment: Deployment, *, planned: bool = False) -> SimSettings:
@@ -91,6 +91,16 @@ def _deaths(
             there = ", ".join(f"{role[0]}0..{role[0]}{count - 1}" for role, count in counts.items())
             raise ConfigError(f"simulation.deaths: there is no worker {death.worker!r}; the workers are {there}")
     return tuple((death.at_s, death.worker) for death in deaths)
+
+
+def hardware_of(config: Config, deployment: Deployment) -> list[Hardware]:
+    """Return the hardware of each kind of worker that a simulation of `config` may have, at least one."""
+    own = {
+        Role.PREFILL: Hardware(deployment.perf, deployment.prefill_tp),
+        Role.DECODE: Hardware(deployment.perf, deployment.decode_tp),
+    }
+    kinds = [*(own | _hardware(config, deployment)).values(), *(hardware for _, hardware in _extra(config, deployment))]
+    return [*{(id(kind.perf), kind.tp): kind for kind in kinds}.values()]
 
 
 def _hardware(config: Config, deployment: Deployment) -> dict[Role, Hardware]:
