@@ -67,22 +67,27 @@ class BatchHooks:
     def new_prefill(self, original: Callable[..., Any], scheduler: Any, running_batch: Any) -> Any:
         """Compose the prefill of the next step within the policy's plan."""
         view = view_of(scheduler, running_batch, self._asked)
-        now_s = self._clock()
         if not view.queue:
             return original(scheduler, running_batch)
-        role = str(scheduler.disaggregation_mode)
-        if now_s < self._ask_at_s[role] and running_batch.is_empty():
-            return no_prefill(running_batch)
-        plan = self._schedulers[role].next_batch(view, now_s)
+        plan = first_decides(scheduler.attn_tp_group, lambda: self._planned(scheduler, running_batch, view))
         if plan is None:
             return original(scheduler, running_batch)
-        tokens = sum(plan.prefill_tokens.values())
-        if tokens < max(scheduler.page_size, 1):
-            self._ask_at_s[role] = now_s + plan.wait_s
-            stuck = running_batch.is_empty() and not plan.wait_s
-            return original(scheduler, running_batch) if stuck else no_prefill(running_batch)
-        with window(scheduler, plan, mixed_with=len(running_batch.reqs)):
+        if not plan.prefill_tokens:
+            return no_prefill(running_batch)
+        with window(scheduler, plan, view, mixed_with=len(running_batch.reqs)):
             return original(scheduler, running_batch)
+
+    def _planned(self, scheduler: Any, running_batch: Any, view: BatchView) -> BatchPlan | None:
+        """Return the policy's plan; an empty one for no prefill now, None for SGLang's own step."""
+        now_s, role = self._clock(), str(scheduler.disaggregation_mode)
+        if now_s < self._ask_at_s[role] and running_batch.is_empty():
+            return BatchPlan({})
+        plan = self._schedulers[role].next_batch(view, now_s)
+        if plan is None or paged_tokens(plan, view, scheduler.page_size):
+            return plan
+        self._ask_at_s[role] = now_s + plan.wait_s
+        stuck = running_batch.is_empty() and not plan.wait_s
+        return None if stuck else BatchPlan({})
 
     def run(self, original: Callable[..., Any], scheduler: Any, batch: Any, *more: Any, **keywords: Any) -> Any:
         """Note what a step runs before it is launched."""
@@ -133,8 +138,33 @@ def queued(request: Any, done: int, asked: Asked) -> QueuedPrefill:
     return QueuedPrefill(seen, remaining, queued_s, done)
 
 
+def first_decides(group: Any, decide: Callable[[], BatchPlan | None]) -> BatchPlan | None:
+    """Return what the first rank of a tensor-parallel group decides.
+
+    Every rank composes its steps by itself, and they have to be the same ones. What a policy decides depends on the
+    clock of its process.
+    """
+    if group.world_size == 1:
+        return decide()
+    shared: BatchPlan | None = group.broadcast_object(decide() if group.rank_in_group == 0 else None, src=0)
+    return shared
+
+
+def paged_tokens(plan: BatchPlan, view: BatchView, page: int) -> int:
+    """Return the tokens of `plan` in whole pages of KV cache, as SGLang counts them: only a prompt's last may be part.
+
+    :param page: tokens of a page.
+    """
+    page, tokens = max(page, 1), 0
+    rest = {prompt.request.id: prompt.remaining_tokens for prompt in view.queue}
+    for name, count in plan.prefill_tokens.items():
+        ends = count >= rest.get(name, count + 1)
+        tokens += (-(-count // page) if ends else count // page) * page
+    return tokens
+
+
 @contextmanager
-def window(scheduler: Any, plan: BatchPlan, mixed_with: int) -> Iterator[None]:
+def window(scheduler: Any, plan: BatchPlan, view: BatchView, mixed_with: int) -> Iterator[None]:
     """Show SGLang only what `plan` chose, in its order, and as many tokens as it gave.
 
     A prompt in the middle of its chunks goes first, chosen or not: SGLang can hold only one such prompt.
@@ -145,7 +175,7 @@ def window(scheduler: Any, plan: BatchPlan, mixed_with: int) -> Iterator[None]:
     by_id = {request.rid: request for request in queue}
     chosen = [by_id[name] for name, tokens in plan.prefill_tokens.items() if tokens > 0 and name in by_id]
     size = scheduler.chunked_prefill_size
-    budget = sum(plan.prefill_tokens.values()) + (mixed_with if scheduler.is_mixed_chunk else 0)
+    budget = paged_tokens(plan, view, scheduler.page_size) + (mixed_with if scheduler.is_mixed_chunk else 0)
     scheduler.waiting_queue = chosen
     scheduler.chunked_prefill_size = None if size is None else min(size, budget)
     try:

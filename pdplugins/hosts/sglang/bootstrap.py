@@ -31,18 +31,17 @@ class Inquiries:
             return True
         thread = self._threads.get(address)
         if thread is None:
-            thread = threading.Thread(target=_ask, args=(original, manager, address), daemon=True)
+            thread = threading.Thread(target=self._ask, args=(original, manager, address), daemon=True)
             self._threads[address] = thread
             thread.start()
-        thread.join(PATIENCE_S)
-        if not thread.is_alive():
-            del self._threads[address]
+            thread.join(PATIENCE_S)  # only once: many silent addresses would stop the engine for as many of these
         return address in manager.prefill_info_table
 
-
-def _ask(original: Callable[..., Any], manager: Any, address: str) -> None:
-    """Let SGLang ask, and note the answer. It raises when that server does not fit; that may not end this one."""
-    try:
-        original(manager, address)
-    except Exception as error:
-        log.warning("pdplugins: the server at %s cannot prefill for this one: %s", address, error)
+    def _ask(self, original: Callable[..., Any], manager: Any, address: str) -> None:
+        """Let SGLang ask, and note the answer. It raises when that server does not fit; that may not end this one."""
+        try:
+            original(manager, address)
+        except Exception as error:
+            log.warning("pdplugins: the server at %s cannot prefill for this one: %s", address, error)
+        finally:
+            del self._threads[address]

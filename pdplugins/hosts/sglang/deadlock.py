@@ -34,11 +34,11 @@ class DeadlockWatch:
         """Look at the step that was just composed, with the decode role bound. :param ran: whether it runs anything."""
         prealloc, transfers = scheduler.disagg_decode_prealloc_queue, scheduler.disagg_decode_transfer_queue
         waiting = needed_tokens(scheduler, scopes)
+        if prealloc.retracted_queue and transfers.queue:
+            scheduler.waiting_queue.extend(transfers.pop_transferred())
         if ran or not waiting or not transfers.queue:
             self._since_s = None
             return
-        if prealloc.retracted_queue:
-            scheduler.waiting_queue.extend(transfers.pop_transferred())
         now_s = self._clock()
         if self._since_s is None:
             self._since_s = now_s

@@ -20,7 +20,7 @@ from pdplugins.hosts.sglang.hooking import Hook, HookInstaller
 from pdplugins.hosts.sglang.kv_reserve import PrefillReserve
 from pdplugins.hosts.sglang.limits import refused_arguments, refused_model
 from pdplugins.hosts.sglang.loads import add_roles
-from pdplugins.hosts.sglang.names import SCHEDULER
+from pdplugins.hosts.sglang.names import CHECK_ARGUMENTS, SCHEDULER
 from pdplugins.hosts.sglang.nixl import NEXT_CHUNK, next_chunk
 from pdplugins.hosts.sglang.older import POP_TRANSFERRED, TIMEOUT_POLL, AbortedTransfers, end_overdue, own_whole_row
 from pdplugins.hosts.sglang.roles import Classifier
@@ -62,7 +62,7 @@ class DualRole:
             {SCHEDULER + TIMEOUT_POLL: self.timeouts} if newer else {POP_TRANSFERRED: AbortedTransfers().pop}
         )
         return by_version | {
-            "sglang.srt.server_args.ServerArgs.check_server_args": self.check_arguments,
+            CHECK_ARGUMENTS: self.check_arguments,
             "sglang.srt.managers.disagg_service.start_disagg_service": self.start_bootstrap_server,
             SCHEDULER + "init_disaggregation": self.build,
             SCHEDULER + "handle_generate_request": self.receive,

@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable
 from functools import cache, lru_cache, partial
 from pathlib import Path
+from typing import Any
 
 from pdplugins.config import Config, find, load
 from pdplugins.errors import PdpluginsError
@@ -16,6 +17,8 @@ from pdplugins.hosts.sglang import nixl
 from pdplugins.hosts.sglang.batching import BatchHooks
 from pdplugins.hosts.sglang.dual import DualRole
 from pdplugins.hosts.sglang.hooking import Hook, HookInstaller, broken_seams, chained
+from pdplugins.hosts.sglang.limits import refused_ranks
+from pdplugins.hosts.sglang.names import CHECK_ARGUMENTS
 from pdplugins.resources import DECISION_LOG_VARIABLE
 from pdplugins.runtime.assembly import build_deployment
 from pdplugins.runtime.journal import StandardJournal, build_journal
@@ -46,6 +49,7 @@ def install(name: str) -> None:
         if (build := _policies(config).batch_scheduler()) is not None:
             asked = lru_cache(MOST_KNOWN)(partial(carried_by, config=config.terms))
             hooks = BatchHooks(build, asked=asked, journal=journal_of(config)).hooks()
+            hooks[CHECK_ARGUMENTS] = checked_ranks(installer)
         if config.sglang.dual_role:
             nixl.pause_progress_threads(config.sglang.nixl_poll_us)
             clock = nixl.pause_transfer_threads(config.sglang.nixl_poll_us)
@@ -56,6 +60,18 @@ def install(name: str) -> None:
     except Exception as error:  # the hook registry would only log it, and serve
         log.exception("pdplugins: cannot install")
         installer.refuse(f"{type(error).__name__}: {error}")
+
+
+def checked_ranks(installer: HookInstaller) -> Hook:
+    """Return the hook that refuses a batch scheduler on ranks that it does not decide for."""
+
+    def check(original: Callable[..., Any], arguments: Any) -> Any:
+        result = original(arguments)
+        if reasons := list(refused_ranks(arguments)):
+            installer.refuse("; ".join(reasons))
+        return result
+
+    return check
 
 
 def wanted(config: Config) -> list[str]:

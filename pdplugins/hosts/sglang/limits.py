@@ -79,6 +79,18 @@ MODEL_LIMITS = (
 )
 
 
+RANK_LIMITS = (
+    Limit("pp_size", ONE, "each of its ranks would compose another step"),
+    Limit("attn_cp_size", ONE, "each of its ranks would compose another step"),
+)
+"""What a batch scheduler cannot do: it decides for all ranks that are tensor parallel, and for no others."""
+
+
+def refused_ranks(arguments: Any) -> Iterator[str]:
+    """Yield what stands against a batch scheduler in SGLang's server arguments."""
+    return (refusal for limit in RANK_LIMITS if (refusal := limit.refusal(arguments)))
+
+
 def refused_arguments(arguments: Any) -> Iterator[str]:
     """Yield what stands against a dual-role instance in SGLang's server arguments."""
     return (refusal for limit in LIMITS if (refusal := limit.refusal(arguments)))

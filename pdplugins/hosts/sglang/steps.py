@@ -49,7 +49,7 @@ class Steps:
                 self._turns.tried(role)
                 break
             running_batch = plan.running_batch
-        return self._counted(scheduler, plan)
+        return self._counted(scheduler, plan, joined=role is DECODE)
 
     def batch_role(self, batch: Any) -> EngineRole:
         """Return the role of a batch: prefill steps have the role of their requests, all others are decode steps."""
@@ -61,10 +61,20 @@ class Steps:
         chunked = scheduler.chunked_req
         return self._turns.order(
             chunk=None if chunked is None else self._classifier.role_of(chunked),
-            waiting=frozenset(role for role in (LOCAL, PREFILL) if self._scopes.peek(role, "waiting_queue")),
+            waiting=frozenset(self._beginning(scheduler, running_batch)),
             decodes=bool(scheduler.waiting_queue) or not running_batch.is_empty() or last is LOCAL,
             hands_over=self._may_hand_over(scheduler),
         )
+
+    def _beginning(self, scheduler: Any, running_batch: Any) -> Iterator[EngineRole]:
+        """Yield the queues of which a prompt may begin.
+
+        While a retracted request waits for KV cache that the running ones will free, no local prompt takes it away.
+        """
+        retracted = bool(scheduler.disagg_decode_prealloc_queue.retracted_queue) and not running_batch.is_empty()
+        for role in (LOCAL, PREFILL):
+            if self._scopes.peek(role, "waiting_queue") and not (retracted and role is LOCAL):
+                yield role
 
     def _may_hand_over(self, scheduler: Any) -> bool:
         """Tell whether a hand-over may go between two chunks.
@@ -124,11 +134,15 @@ class Steps:
         with self._scopes.enter(LOCAL):
             return scheduler.get_next_batch_to_run(running_batch, last_batch)
 
-    def _counted(self, scheduler: Any, plan: Any) -> Any:
-        """Count the step. A decode step counts as their turn only when no decode still waits to join."""
+    def _counted(self, scheduler: Any, plan: Any, *, joined: bool = False) -> Any:
+        """Count the step. While decodes wait to join, only a step of theirs is their turn.
+
+        :param joined: whether the step is that of a decode server, in which those join that find a place.
+        """
         batch = plan.batch_to_run
-        if batch is not None and (batch.forward_mode.is_extend() or not scheduler.waiting_queue):
-            self._turns.ran(prefill=batch.forward_mode.is_extend() and not batch.decoding_reqs)
+        if batch is not None:
+            left_out = bool(scheduler.waiting_queue) and not joined
+            self._turns.ran(prefill=left_out or (batch.forward_mode.is_extend() and not batch.decoding_reqs))
         return plan
 
 

@@ -59,6 +59,7 @@ class Engine:
         self.chunked_req: Any = None
         self.is_mixed_chunk = mixed
         self.page_size = 1
+        self.attn_tp_group: Any = SimpleNamespace(world_size=1)
         self.disaggregation_mode = "null"
         self.running = self.running_batch = SimpleNamespace(reqs=[], is_empty=lambda: not self.running.reqs)
         self.saw: tuple[list[str], int | None] | None = None
@@ -334,3 +335,56 @@ def test_the_policy_sees_the_tpot_that_running_requests_ask_for_themselves() -> 
     engine.step()
     (view,) = engine.policy.views
     assert (view.decode_requests, view.decode_tpots_s) == (3, (0.03,))
+
+
+class Rank:
+    """One of two tensor-parallel ranks. What the first one says, the second one hears."""
+
+    world_size = 2
+
+    def __init__(self, number: int, said: list[Any]) -> None:
+        self.rank_in_group, self._said = number, said
+
+    def broadcast_object(self, said: Any, src: int) -> Any:
+        assert src == 0
+        if self.rank_in_group == 0:
+            self._said.append(said)
+        else:
+            assert said is None, "nobody asked it"
+        return self._said[-1]
+
+
+@pytest.mark.parametrize("plan", [{"a": 7}, {}, {"a": 0}])
+@pytest.mark.parametrize("running", [True, False])
+def test_tensor_parallel_ranks_compose_the_same_step(plan: dict[str, int], running: bool) -> None:
+    """Else they hang. What a policy decides depends on the clock of its process."""
+    said: list[Any] = []
+    policies = [Policy(BatchPlan(plan, wait_s=0.0)), Policy(BatchPlan({"b": 1}))]
+    engines = [Engine(policy, req("a", 10), req("b", 10)) for policy in policies]
+    for number, engine in enumerate(engines):
+        engine.attn_tp_group = Rank(number, said)
+        engine.now_s += 0.001 * number
+        engine.running.reqs = [req("d", 50)] if running else []
+    for _ in range(3):
+        results = [(engine.step(), engine.saw) for engine in engines]
+        assert results[0] == results[1]
+    assert not policies[1].views
+
+
+@pytest.mark.parametrize(
+    ("tokens", "plan", "saw"),
+    [
+        (40, {"a": 40}, (["a"], 64)),
+        (100, {"a": 100}, (["a"], 128)),
+        (100, {"a": 99}, (["a"], 64)),
+        (100, {"a": 40}, None),
+    ],
+)
+def test_a_prompt_ends_in_the_middle_of_a_page_and_a_chunk_does_not(
+    tokens: int, plan: dict[str, int], saw: tuple[list[str], int] | None
+) -> None:
+    """SGLang counts whole pages: a prompt, or what is left of one, must not wait for ever for less than a page."""
+    engine = Engine(Policy(BatchPlan(plan)), req("a", tokens))
+    engine.page_size, engine.running.reqs = 64, [req("d", 50)]
+    assert engine.step() == ("nothing" if saw is None else "composed")
+    assert engine.saw == saw

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from types import SimpleNamespace
 from typing import Any
 
@@ -73,3 +74,21 @@ def test_a_refusal_is_asked_again_and_never_raised(
         assert not inquiries.ensure(does_not_fit, manager, ADDRESS)
     assert asked == [ADDRESS] * 2
     assert "cannot prefill for this one: Page size mismatch" in caplog.text
+
+
+def test_an_address_that_is_silent_stops_the_engine_once(manager: Any) -> None:
+    answer = threading.Event()
+
+    def hangs(manager: Any, address: str) -> bool:
+        answer.wait(10)
+        raise RuntimeError("too late")
+
+    inquiries = Inquiries()
+    assert not inquiries.ensure(hangs, manager, ADDRESS)
+    began_s = time.monotonic()
+    for _ in range(20):
+        assert not inquiries.ensure(hangs, manager, ADDRESS)
+    assert time.monotonic() - began_s < 10 * bootstrap.PATIENCE_S
+    answer.set()
+    settle(inquiries)
+    assert not inquiries._threads

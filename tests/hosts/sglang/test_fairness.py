@@ -18,6 +18,7 @@ from tests.hosts.sglang.small_scheduler import (
     host,
     local,
     prefill,
+    rids,
 )
 
 __all__ = ["host"]
@@ -72,3 +73,39 @@ def test_every_kind_of_work_gets_its_turn(burst: int, mix: dict[str, tuple[int, 
         joined = [any(req.rid.startswith("decode") for req in batch.reqs) for batch in ran]
         assert longest_wait(joined) <= 2 * burst, joined  # each local prompt joins by a decode step of its own
     assert longest_wait(decoded) <= burst, decoded
+
+
+def test_decodes_join_while_a_local_prompt_finds_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each step is one of SGLang's decode steps then, in which nobody joins."""
+    scheduler = build()
+    add(scheduler, local("runs"))
+    scheduler.step()
+    scheduler.step()
+    monkeypatch.setattr(scheduler, "prefill_batch", lambda: None)
+    add(scheduler, local("waits"), decode("joins"))
+    assert any("joins" in rids(scheduler.step()) for _ in range(4))
+
+
+def test_decodes_join_while_local_prompts_mix_with_decodes(monkeypatch: pytest.MonkeyPatch) -> None:
+    scheduler = build()
+    add(scheduler, local("runs"))
+    scheduler.step()
+    scheduler.step()
+    monkeypatch.setattr(
+        scheduler, "prefill_batch", lambda: Batch([local("more")], decoding_reqs=list(scheduler.running_batch.reqs))
+    )
+    add(scheduler, local("waits"), decode("joins"))
+    assert any("joins" in rids(scheduler.step()) for _ in range(4))
+
+
+def test_no_local_prompt_begins_while_a_retracted_request_waits_for_what_runs() -> None:
+    """Each piece of KV cache that is freed would go to the next prompt, which asks for less."""
+    scheduler = build()
+    add(scheduler, decode("runs"))
+    scheduler.step()
+    retracted = scheduler.disagg_decode_prealloc_queue.retracted_queue
+    retracted.append(decode("retracted"))
+    add(scheduler, local("waits"))
+    assert [rids(scheduler.step()) for _ in range(5)] == [["runs"]] * 5
+    scheduler.running_batch.reqs.clear()
+    assert rids(scheduler.step()) == ["waits"], "nothing runs that would free any"

@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from pdplugins.hosts.sglang.hooking import HookInstaller
+from pdplugins.hosts.sglang.install import checked_ranks
 from pdplugins.hosts.sglang.limits import LIMITS, refused_arguments, refused_model
 
 GOOD: dict[str, Any] = {
@@ -61,3 +63,14 @@ def test_models_with_state_beyond_the_kv_cache_are_refused() -> None:
 def test_each_option_is_listed_once() -> None:
     options = [limit.option for limit in LIMITS]
     assert len(options) == len(set(options))
+
+
+@pytest.mark.parametrize(("option", "value"), [("tp_size", 8), ("pp_size", 1), ("pp_size", 2), ("attn_cp_size", 2)])
+def test_a_batch_scheduler_decides_for_tensor_parallel_ranks_and_no_others(option: str, value: int) -> None:
+    check = checked_ranks(HookInstaller(["batch_scheduler dopd"], strict=True))
+    arguments = SimpleNamespace(**{option: value})
+    if option == "tp_size" or value == 1:
+        assert check(lambda arguments: "checked", arguments) == "checked"
+    else:
+        with pytest.raises(SystemExit, match=f"--{option.replace('_', '-')} is 2, must be 1: each of its ranks"):
+            check(lambda arguments: "checked", arguments)
