@@ -23,6 +23,7 @@ from pdplugins.contracts.register import NoSettings, Register
 from pdplugins.contracts.request import Request, Slo, Terms
 from pdplugins.contracts.roles import HearsRoles, MovesRoles, RoleChange, RoleMove, Stage
 from pdplugins.contracts.router import (
+    BindsEarly,
     ElasticRouter,
     Ending,
     FallsBack,
@@ -41,6 +42,7 @@ __all__ = [
     "BatchPlan",
     "BatchScheduler",
     "BatchView",
+    "BindsEarly",
     "Bundle",
     "Capabilities",
     "DatedLoad",

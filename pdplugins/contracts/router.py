@@ -16,7 +16,8 @@ class Placement:
     """Tokens ``[0, split)`` of prompt plus output run on `first`, the rest on `second`.
 
     ``split == prompt`` is disaggregation, and ``first == second`` is local execution. Any other split is a pair of
-    micro-requests (DynaServe). `second` may be None at arrival; the host then asks again when prefill is done (Arrow).
+    micro-requests (DynaServe). `second` may be None at arrival; the host then asks again when prefill is done (Arrow),
+    or at once where prefill needs to know it (`BindsEarly`).
     """
 
     first: str
@@ -107,6 +108,26 @@ class PlansAhead(Protocol):
 
     def plan_ahead(self, workers: tuple[WorkerView, ...], now_s: float) -> None:
         """Do that work, if it is time for it."""
+        ...
+
+
+@runtime_checkable
+class BindsEarly(Protocol):
+    """A router that leaves `second` open, keeps books of prompts, and can serve where prefill needs to know `second`.
+
+    SGLang's stock prefill servers begin only when a decode server has been named. A host that has such workers calls
+    `bind_early` at arrival, and `on_prefilled` once the prompt is computed. It calls `on_prefill_done` at arrival for
+    a router that is not one of these, which must take it for the end of prefill.
+    """
+
+    def bind_early(
+        self, request: Request, placement: Placement, workers: tuple[WorkerView, ...], now_s: float
+    ) -> Placement:
+        """Fill in `second` of a placement whose prompt is still to be computed."""
+        ...
+
+    def on_prefilled(self, request: Request, now_s: float) -> None:
+        """Learn that the prompt of a request that was bound early is computed, unless the request ended before."""
         ...
 
 

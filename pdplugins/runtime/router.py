@@ -14,7 +14,16 @@ from pdplugins.contracts.deployment import Deployment
 from pdplugins.contracts.kinds import Kind
 from pdplugins.contracts.request import Request
 from pdplugins.contracts.roles import MovesRoles, RoleMove
-from pdplugins.contracts.router import ElasticRouter, FallsBack, HearsOutcomes, Outcome, Placement, PlansAhead, Router
+from pdplugins.contracts.router import (
+    BindsEarly,
+    ElasticRouter,
+    FallsBack,
+    HearsOutcomes,
+    Outcome,
+    Placement,
+    PlansAhead,
+    Router,
+)
 from pdplugins.contracts.workers import Role, WorkerView
 from pdplugins.policies.stock.routers import LeastLoaded, RouterSettings
 from pdplugins.runtime.decision import Decision, Fault, Journal
@@ -33,6 +42,7 @@ class SafeRouter(SafePolicy[Router]):
     """
 
     __slots__ = (
+        "_binder",
         "_elastic",
         "_fallback",
         "_learner",
@@ -64,6 +74,7 @@ class SafeRouter(SafePolicy[Router]):
         self._learner: HearsOutcomes | None = more if implements(more, HearsOutcomes) else None
         self._elastic: ElasticRouter | None = more if implements(more, ElasticRouter) else None
         self._mover: MovesRoles | None = more if implements(more, MovesRoles) else None
+        self._binder: BindsEarly | None = more if implements(more, BindsEarly) else None
         self._planner: PlansAhead | None = more if implements(more, PlansAhead) else None
         self.plans_ahead = self._planner is not None
         """Whether `plan_ahead` needs to be called at all."""
@@ -84,7 +95,7 @@ class SafeRouter(SafePolicy[Router]):
         began = clock()
         try:
             answer: object = self._on_arrival(request, workers, now_s)
-        except Exception as error:
+        except BaseException as error:
             fault = self._failed(error)
         took = clock() - began
         tally.calls += 1
@@ -111,14 +122,24 @@ class SafeRouter(SafePolicy[Router]):
         return placement
 
     def on_prefill_done(
-        self, request: Request, placement: Placement, workers: Workers, now_s: float, usable: Container[str]
+        self,
+        request: Request,
+        placement: Placement,
+        workers: Workers,
+        now_s: float,
+        usable: Container[str],
+        *,
+        early: bool = False,
     ) -> Placement:
         """Return `placement` with a `second` that takes work. Never raises.
 
         Only `second` and the reason are the router's: what has been computed stays where it is.
+
+        :param early: the prompt is still to be computed. `on_prefilled` must follow.
         """
         whole: Placement | None = None
-        answer, fault, took = self._asked(lambda: self._on_prefill_done(request, placement, workers, now_s))
+        ask = self._binder.bind_early if early and self._binder is not None else self._on_prefill_done
+        answer, fault, took = self._asked(lambda: ask(request, placement, workers, now_s))
         if fault is None:
             whole, fault = self._completed(answer, placement, usable)
         if whole is None:
@@ -127,6 +148,11 @@ class SafeRouter(SafePolicy[Router]):
         if self._journal is not None and (fault is not None or not self._journal.skips(Kind.ROUTER, took * 1e-9)):
             self._decided(whole, fault, took, request, workers, now_s, open_placement=placement)
         return whole
+
+    def on_prefilled(self, request: Request, now_s: float) -> None:
+        """Tell a router that binds early that the prompt of a request is computed. Never raises."""
+        if (binder := self._binder) is not None:
+            self._told(lambda: binder.on_prefilled(request, now_s))
 
     def on_ended(self, request: Request, outcome: Outcome) -> None:
         """Tell a router that learns from outcomes how a request ended. Never raises."""

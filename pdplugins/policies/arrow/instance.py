@@ -6,7 +6,7 @@ from enum import StrEnum
 
 from pdplugins.contracts.numbers import is_number
 from pdplugins.contracts.request import Request
-from pdplugins.contracts.workers import WorkerView
+from pdplugins.contracts.workers import ANYTHING, Role, WorkerView
 from pdplugins.policies.arrow.limits import DecodeLimits
 from pdplugins.policies.arrow.startup import TtftPredictor
 
@@ -67,6 +67,10 @@ class Instance:
         self.counted: tuple[float, ...] | None = None
         """The figures that `pools.DecodeLoad` has counted for this instance."""
 
+    def can_serve(self, role: Role) -> bool:
+        """Return whether the instance can serve a phase, whatever its pool: a stock server has one of them."""
+        return role in (self.view.capabilities or ANYTHING).phases
+
     # --- prefill ---------------------------------------------------------------------------------------------------
 
     def prefill_s(self, request: Request) -> float:
@@ -107,6 +111,12 @@ class Instance:
             if earlier == request:
                 break
         self.free_at_s = now_s + self.backlog_s
+
+    def prefilled(self, request: str, now_s: float) -> None:
+        """Note that a prefill is done, which says nothing of those before it."""
+        if request in self.prefills:
+            self._forget(request)
+            self.free_at_s = now_s + self.backlog_s
 
     def drop(self, request: str) -> None:
         """Remove a request that will not be prefilled, so that the queue no longer counts it."""

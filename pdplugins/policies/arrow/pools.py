@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from heapq import heapify, heappop, heappush
 from types import MappingProxyType
 
+from pdplugins.contracts.workers import Role
 from pdplugins.policies.arrow.instance import Instance, PoolName
 
 P, D, PD, DP = PoolName.P, PoolName.D, PoolName.PD, PoolName.DP
@@ -49,12 +50,16 @@ class Least:
         """Remove `instance`."""
         self._keys.pop(instance, None)
 
-    def first(self) -> Instance | None:
-        """Return the instance with the least key; None when there is none."""
+    def first(self, role: Role | None = None) -> Instance | None:
+        """Return the instance with the least key, of those that can serve `role`; None when there is none."""
         heap = self._heap
         while heap and self._keys.get(heap[0][2]) != heap[0][0]:
             heappop(heap)
-        return heap[0][2] if heap else None
+        least = heap[0][2] if heap else None
+        if role is None or least is None or least.can_serve(role):
+            return least
+        able = [instance for instance in self._keys if instance.can_serve(role)]
+        return min(able, key=lambda instance: (self._keys[instance], instance.serial), default=None)
 
 
 class DecodeLoad:

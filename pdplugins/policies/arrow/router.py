@@ -42,6 +42,8 @@ class ArrowRouter:
         self._monitor = Monitor(self._pools)
         self._at: dict[str, Instance] = {}
         """By request id: the instance that prefills or decodes it. Entries end when the host reports the end."""
+        self._bound: dict[str, Instance] = {}
+        """Likewise, of requests that were bound early: the instance that prefills it, until it has done so."""
         self._slow_since_s: float | None = None
         self._full_since_s: float | None = None
         """Since when no request has found an instance that could decode it inside the TPOT SLO."""
@@ -93,8 +95,30 @@ class ArrowRouter:
         home = self._instances.get(placement.first)
         if home is not None:
             home.end_prefill(request.id, now_s)
-            self._pools.update(home)
-            self._monitor.settle(home)
+            self._settle(home)
+        return self._bind(request, placement, home, now_s)
+
+    def bind_early(
+        self, request: Request, placement: Placement, workers: tuple[WorkerView, ...], now_s: float
+    ) -> Placement:
+        """Choose the instance that decodes `request`, whose prefill waits for that."""
+        self._look(workers, now_s)
+        home = self._instances.get(placement.first)
+        if home is not None:
+            self._bound[request.id] = home
+        return self._bind(request, placement, home, now_s)
+
+    def on_prefilled(self, request: Request, now_s: float) -> None:
+        """Take a prompt that is computed out of the queue of its instance."""
+        if (home := self._bound.pop(request.id, None)) is not None and self._instances.get(home.view.id) is home:
+            home.prefilled(request.id, now_s)
+            self._settle(home)
+
+    def _settle(self, home: Instance) -> None:
+        self._pools.update(home)
+        self._monitor.settle(home)
+
+    def _bind(self, request: Request, placement: Placement, home: Instance | None, now_s: float) -> Placement:
         target, reason = self._schedule_decode(request, home, now_s)
         target.start_decode(request)
         self._at[request.id] = target
@@ -108,13 +132,18 @@ class ArrowRouter:
         self._leave(request.id, finished=outcome.ending is Ending.FINISHED)
 
     def _leave(self, request: str, *, finished: bool = False) -> None:
-        """Remove a request from its instance. The end of a prefill counts only when the next one is done."""
-        instance = self._at.pop(request, None)
-        if instance is None:
-            return
-        instance.end_decode(request)
-        if not finished:
-            instance.drop(request)
+        """Remove a request from its instances. The end of a prefill counts only when the next one is done."""
+        if (home := self._bound.pop(request, None)) is not None:
+            home.drop(request)
+            self._changed(home)
+        if (instance := self._at.pop(request, None)) is not None:
+            instance.end_decode(request)
+            if not finished:
+                instance.drop(request)
+            self._changed(instance)
+
+    def _changed(self, instance: Instance) -> None:
+        """Sort an instance into its pool again, unless it is gone."""
         if self._instances.get(instance.view.id) is instance:
             self._pools.update(instance)
 
@@ -163,7 +192,7 @@ class ArrowRouter:
         """Algorithm 3: give the least loaded decode instance to prefill."""
         p = None
         if self._settings.elastic and self._pools.size(DECODE_POOLS) > 1:
-            p = self._pools[PD].first() or self._pools[D].first()
+            p = self._pools[PD].first(Role.PREFILL) or self._pools[D].first(Role.PREFILL)
             if p is not None:
                 self._move_to_prefill(p)
         return p
@@ -172,7 +201,7 @@ class ArrowRouter:
         """Algorithm 4: give the least loaded prefill instance to decode."""
         d = None
         if self._settings.elastic and self._pools.size(PREFILL_POOLS) > 1:
-            d = self._pools[DP].first() or self._pools[P].first()
+            d = self._pools[DP].first(Role.DECODE) or self._pools[P].first(Role.DECODE)
             if d is not None:
                 self._move_to_decode(d)
         return d
@@ -223,7 +252,7 @@ class ArrowRouter:
         if self._pools.load.share < self._settings.busy_load or self._pools.size(PREFILL_POOLS) <= 1:
             return
         for pool in (DP, P):
-            idle = self._pools[pool].first()
+            idle = self._pools[pool].first(Role.DECODE)
             if idle is not None and not idle.prefills and now_s - idle.free_at_s >= self._settings.idle_s:
                 self._move_to_decode(idle)
                 return

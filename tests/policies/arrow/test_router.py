@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from pdplugins.errors import ConfigError
 from pdplugins.policies.arrow.config import ArrowSettings
 from pdplugins.testing import Worker
-from pdplugins.types import ElasticRouter, Ending, Outcome, Request, Role
+from pdplugins.types import Capabilities, ElasticRouter, Ending, Outcome, Request, Role
 from tests.policies.arrow.cluster import Cluster
 
 LONG = 9000  # tokens that prefill in 0.98 s; the TTFT SLO is 1 s
@@ -426,3 +426,56 @@ def test_the_labels_that_no_host_takes_are_forgotten_with_their_workers(cluster:
 def test_thresholds_without_a_gap_are_refused() -> None:
     with pytest.raises(ValidationError, match="back and forth"):
         ArrowSettings(low_load=0.7, busy_load=0.7)
+
+
+# --- stock servers -------------------------------------------------------------------------------------------------
+
+
+def test_a_prompt_that_was_bound_early_stays_in_the_queue_until_it_is_computed(cluster: Make) -> None:
+    c = cluster(2, 1)
+    assert c.arrive(LONG).first == "p0"
+    request, placement = c.open.pop("0")
+    assert c.router.bind_early(request, placement, c.workers, c.clock_s).second == "d2"
+    assert [c.arrive(4000).first, c.arrive(4000).first] == ["p1", "p1"]
+    c.router.on_prefilled(request, c.clock_s)
+    assert c.arrive(4000).first == "p0"
+
+
+def test_a_prompt_that_is_computed_early_takes_out_no_other_one(cluster: Make) -> None:
+    """The one before it may wait for its decode server, which has no room."""
+    c = cluster(1, 1)
+    bound = []
+    for _ in range(2):
+        c.arrive(1000)
+        request, placement = c.open.popitem()[1]
+        c.router.bind_early(request, placement, c.workers, c.clock_s)
+        bound.append(request)
+    c.router.on_prefilled(bound[1], c.clock_s)
+    assert [*c.router._instances["p0"].prefills] == ["0"]
+
+
+@pytest.mark.parametrize("ending", Ending)
+def test_a_request_that_was_bound_early_leaves_nothing_behind(cluster: Make, ending: Ending) -> None:
+    c = cluster(1, 1)
+    for _ in range(3):
+        c.arrive(1000)
+        request, placement = c.open.popitem()[1]
+        c.router.bind_early(request, placement, c.workers, c.clock_s)
+        c.router.on_ended(request, Outcome(ending))
+        c.router.on_prefilled(request, c.clock_s)
+    assert not c.router._bound
+    assert not c.router._at
+    for instance in c.router._instances.values():
+        assert (instance.prefills, instance.backlog_s, instance.decoding) == ({}, 0.0, {})
+
+
+def test_servers_of_one_phase_stay_in_their_pools(cluster: Make) -> None:
+    """What would make them move has no effect; a dual-role server among them moves instead."""
+    for dual, pools in (("", (1, 3)), ("d2", (2, 2))):
+        c = cluster(1, 3)
+        for worker in c.workers:
+            if worker.id != dual:
+                worker.capabilities = Capabilities(frozenset({worker.role}), alone=False, splits=False)
+        c.arrive(LONG)
+        assert c.arrive(2000).first == (dual or "p0")
+        assert c.router.pools == pools
