@@ -169,7 +169,7 @@ class Backends(Workers[Backend]):
         """Send a worker that is to go nothing more. What it has begun it may end; then `forget` it."""
         self.all.remove(backend)
         if backend.alive:
-            backend.alive = False
+            backend.alive, backend.ends = False, True
             self.labels.went(backend.id)
             self.refresh()
 
@@ -187,6 +187,24 @@ class Backends(Workers[Backend]):
                 misses += 1
                 self._missed(backend, error, misses)
             await asyncio.sleep(self._settings.poll_s)
+
+    async def watch_end(self, backend: Backend, engine: Engine[Any, Any]) -> None:
+        """Poll a worker that gets nothing new until it is gone, and end then all waits for its answers."""
+        misses = 0
+        while misses < self._settings.poll_misses:
+            await asyncio.sleep(self._settings.poll_s)
+            try:
+                async with asyncio.timeout(self._settings.poll_timeout_s):
+                    report = await engine.load(backend)
+                if backend.engine_hangs(report.stamps, self._settings.silence_s):
+                    break
+                misses = 0
+            except Exception as error:
+                if not shortage(error):
+                    misses = self._settings.poll_misses if refused(error) else misses + 1
+        log.warning("%s, which had left, is gone", backend.id)
+        backend.lost()
+        self.on_lost(backend.id)
 
     async def first_look(self, backend: Backend, engine: Engine[Any, Any]) -> None:
         """Ask a worker what it is, if it answers now. Else it is polled later."""

@@ -205,7 +205,7 @@ class Discovery:
     forget_s: float
     _found: dict[int, dict[str, WorkerOption]] = field(default_factory=dict)
     _ours: dict[str, tuple[Backend, asyncio.Task[None]]] = field(default_factory=dict)
-    _gone: dict[str, tuple[float, Backend]] = field(default_factory=dict)
+    _gone: dict[str, tuple[float, Backend, asyncio.Task[None]]] = field(default_factory=dict)
 
     async def run(self) -> None:
         """Look again and again, for as long as the gateway runs."""
@@ -215,7 +215,7 @@ class Discovery:
 
     async def close(self) -> None:
         """Poll nobody any more."""
-        tasks = [task for _, task in self._ours.values()]
+        tasks = [task for _, task in self._ours.values()] + [task for *_, task in self._gone.values()]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -240,7 +240,8 @@ class Discovery:
     def _taken(self, option: WorkerOption) -> Backend | None:
         """Take in a worker, or one that comes back; None for one that is there by another way."""
         if (back := self._gone.pop(option.address, None)) is not None:
-            backend = back[1]
+            _, backend, watching = back
+            watching.cancel()
             if option.url != backend.url:
                 self.engine.forget(backend)
             self.backends.take_again(backend, option)
@@ -253,12 +254,14 @@ class Discovery:
         if gone:
             log.info("%s is found no more", backend.id)
         self.backends.leave(backend)
-        self._gone[address] = monotonic() + self.forget_s, backend
+        watching = asyncio.create_task(self.backends.watch_end(backend, self.engine))
+        self._gone[address] = monotonic() + self.forget_s, backend, watching
 
     def _forget(self) -> None:
         now_s = monotonic()
-        for address in [address for address, (until_s, _) in self._gone.items() if until_s <= now_s]:
-            _, backend = self._gone.pop(address)
+        for address in [address for address, (until_s, *_) in self._gone.items() if until_s <= now_s]:
+            _, backend, watching = self._gone.pop(address)
+            watching.cancel()
             self.backends.forget(backend)
             self.engine.forget(backend)
 

@@ -177,6 +177,8 @@ class Work(Generic[CallT]):
     new_tokens: int
     """Prompt tokens that have to be computed; the others are cached."""
     arrived_s: float
+    computed: Callable[[], None] = lambda: None
+    """Is called when the prompt of a pair has been computed."""
 
 
 class Started(Protocol):

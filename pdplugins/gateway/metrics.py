@@ -65,7 +65,7 @@ class GatewayMetrics:
         in_flight = Gauge(prefix + "requests_in_flight", "Requests now", registry=self.registry)
         in_flight.set_function(lambda: self._in_flight)
         self.waiting = Gauge(
-            prefix + "requests_waiting", "Requests that wait before the workers now", registry=self.registry
+            prefix + "requests_waiting", "Requests that wait in the flow queue now", registry=self.registry
         )
         self.refused = counter("requests_refused", "Requests that the flow policy refused, or that found a full queue")
         self.connections = Gauge(
@@ -88,7 +88,7 @@ class GatewayMetrics:
         )
         self.faults: Counter[str] = Counter()
 
-    def fault(self, kind: str, why: object, error: Exception | None = None) -> None:
+    def fault(self, kind: str, why: object, error: BaseException | None = None) -> None:
         """Count one fault; log the first of its kind, with its traceback, and then one in a thousand."""
         self.count(kind)
         if self.faults[kind] % LOG_EVERY == 1:
@@ -147,7 +147,7 @@ class GatewayJournal:
         self.signals = inner.signals
         self.close = inner.close
 
-    def fault(self, kind: Kind, fault: Fault, why: str, error: Exception | None = None) -> None:
+    def fault(self, kind: Kind, fault: Fault, why: str, error: BaseException | None = None) -> None:
         """Count a fault as ``<kind>_<fault>``, such as ``router_policy_error``. The policy's safe wrapper logs it."""
         self._inner.fault(kind, fault, why, error)
         self._metrics.count(f"{kind}_{fault}")

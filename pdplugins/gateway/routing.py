@@ -59,6 +59,8 @@ class Routing:
         self._shadow: ShadowRouter | None = None
         self._asked: set[str] = set()
         """Requests that the router has been asked for and that have not ended."""
+        self._early: set[str] = set()
+        """Of those, the ones whose prompt is not computed, although it has said who decodes."""
         self.use(router or self._own)
 
     def use(self, router: Router) -> None:
@@ -103,17 +105,33 @@ class Routing:
         if self._shadow is not None:
             self._shadow.prefilled(request)
 
+    def computed(self, request: Request) -> None:
+        """Note that a prompt has been computed for a worker that was named before."""
+        if request.id in self._early:
+            self._early.discard(request.id)
+            self._safe.on_prefilled(request, monotonic())
+
     def prefilled(
-        self, request: Request, first: str, split: int, call: Splittable, failed: Sequence[str] = ()
+        self,
+        request: Request,
+        first: str,
+        split: int,
+        call: Splittable,
+        failed: Sequence[str] = (),
+        *,
+        early: bool = False,
     ) -> Execution:
         """Find who decodes a request whose prefill on `first` is done; that worker may have gone meanwhile.
 
         :param failed: as for `arrive`.
+        :param early: prefill is not done, but `first` has to know it before.
         """
         workers, now_s = self._workers(), monotonic()
         open_placement = Placement(first, None, split)
         usable = self._backends.ready_ids
-        placement = self._safe.on_prefill_done(request, open_placement, workers, now_s, usable)
+        placement = self._safe.on_prefill_done(request, open_placement, workers, now_s, usable, early=early)
+        if early:
+            self._early.add(request.id)
         if placement.second in failed:
             placement = self._own.on_arrival(request, _without(failed, workers), now_s)
         self._after_decision()
@@ -132,6 +150,7 @@ class Routing:
         """Tell a router that wants to know how a request ended that it was asked for."""
         if request.id in self._asked:
             self._asked.discard(request.id)
+            self._early.discard(request.id)
             self._safe.on_ended(request, outcome)
             if self._shadow is not None:
                 self._shadow.ended(request, outcome)
@@ -163,7 +182,7 @@ class Routing:
         if deviation is not None:
             self._metrics.fault(f"refused_{deviation}", deviation.why)
         if deviation is Deviation.OPEN_SECOND:
-            return self.prefilled(request, execution.first, execution.prompt, call, failed)
+            return self.prefilled(request, execution.first, execution.prompt, call, failed, early=True)
         return execution
 
 

@@ -148,7 +148,8 @@ class RequestTask:
         if execution.primitive is Primitive.HEAD:
             self._make_splittable(self._backend(execution.first))
         new_tokens = max(request.prompt_tokens - request.history_tokens, 1)
-        work = Work(self._call, self._call.body, request.prompt_tokens, new_tokens, self._arrived_s)
+        computed = partial(self._all.routing.computed, request)
+        work = Work(self._call, self._call.body, request.prompt_tokens, new_tokens, self._arrived_s, computed)
         return Attempt(request, execution, work)
 
     def _make_splittable(self, first: Worker) -> None:
@@ -317,7 +318,7 @@ class RequestTask:
             session = self._all.sessions.remember(name)
             session.bound_worker = second.id
             session.prefix = len(self._blocks), self._blocks[-1] if self._blocks else 0
-            session.tokens = request.prompt_tokens + output
+            session.tokens = self._prompt + output
             session.held[first.id] = request.prompt_tokens
             session.held[second.id] = session.tokens
             self._all.sessions.changed(name, session)

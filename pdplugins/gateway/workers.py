@@ -26,6 +26,8 @@ class Worker:
     def __init__(self, worker: str, role: Role) -> None:
         self.id = worker
         self.alive = False
+        self.ends = False
+        """Whether it gets nothing new, and ends what it has."""
         self.resting_until_s = 0.0
         self.view = WorkerBook(worker, role)
         self.waits = Deadlines()
@@ -33,7 +35,7 @@ class Worker:
 
     def lost(self) -> None:
         """Take no new work, and end all waits for the beginning of an answer."""
-        self.alive = False
+        self.alive = self.ends = False
         self.view.cached_blocks.clear()
         self.view.used_kv_tokens = None
         self.waits.expire()
@@ -124,7 +126,7 @@ class Workers(Generic[WorkerT]):
 
     def came(self, worker: WorkerT) -> None:
         """Give a worker work from now on."""
-        worker.alive = True
+        worker.alive, worker.ends = True, False
         self.labels.came(worker.view)
         self.refresh()
 

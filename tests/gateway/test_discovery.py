@@ -24,7 +24,7 @@ from pdplugins.types import Role
 from tests.gateway.certificates import Authority
 from tests.gateway.fake import FakeWorker, Rooms, answer_of, settled
 from tests.gateway.process import running
-from tests.gateway.rig import PROMPT, Fixed, Stand, ask, config, fast, over
+from tests.gateway.rig import PROMPT, Fixed, Stand, ask, config, fast, over, patient
 
 
 @pytest.fixture(autouse=True)
@@ -87,6 +87,31 @@ def test_a_worker_that_is_found_no_more_ends_what_it_has_begun(tmp_path: Path) -
             assert not answer.done()
             assert (await answer)[-1]["output_ids"] == answer_of(PROMPT, 30)
             assert not it.faults["worker_failed"]
+
+    asyncio.run(run())
+
+
+def test_a_worker_that_is_found_no_more_and_is_lost_keeps_nobody_waiting(tmp_path: Path) -> None:
+    """As with a machine that is switched off: a whole answer has no deadline but that of its request."""
+    path = tmp_path / "workers"
+
+    async def run() -> None:
+        one, other = workers = await started("dual", "dual")
+        lines(path, one, other)
+        settings = patient(poll_s=0.02, poll_timeout_s=0.5, timeout_s=3600)
+        async with over(workers, cfg=config(), sources=[FileSource(path)], settings=settings) as it:
+            router = it.route(Fixed())
+            router.first = router.second = [view.id for view in it.gateway.backends.ready].index(one.id)
+            one.token_s = 3600.0
+            answer = asyncio.create_task(it.post("/generate", ask()))
+            assert await settled(lambda: one.running)
+            lines(path, other)
+            assert await settled(lambda: ready(it) == {other.id})
+            await asyncio.sleep(0.1)
+            assert not answer.done()
+            one.faults.hang = True
+            assert (await asyncio.wait_for(answer, 30))[1]["output_ids"] == answer_of(PROMPT, 9)
+            assert other.served["local"] == 1
 
     asyncio.run(run())
 

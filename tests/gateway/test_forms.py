@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from pdplugins.gateway.engines.sglang.calls import CHAT, COMPLETIONS, parse
-from pdplugins.gateway.engines.sglang.protocol import GENERATE
+from pdplugins.gateway.engines.sglang.calls import parse
+from pdplugins.gateway.engines.sglang.protocol import CHAT, COMPLETIONS, GENERATE
 from pdplugins.gateway.errors import GatewayError
 from pdplugins.limits import TermsConfig
 from tests.gateway.rig import Fixed, ask, config, stand

@@ -18,6 +18,7 @@ from pdplugins.limits import GatewayConfig
 from tests.gateway.fake import settled
 
 STREAM = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
+STREAMED: Any = SimpleNamespace(stream=True, one_answer=True, path="/generate")
 DONE = b"data: 1\n\ndata: [DONE]\n\n"
 
 
@@ -63,7 +64,7 @@ def test_a_stream_that_does_not_end_after_its_last_event(more: bytes, monkeypatc
     async def run() -> None:
         async with talking(STREAM + b"%x\r\n%s\r\n" % (len(DONE), DONE) + more) as (_, upstream, backend):
             answer = await upstream.begin(
-                backend, await upstream.post(backend, "/generate", b"{}", {}, stream=True), "r", stream=True
+                backend, await upstream.post(backend, "/generate", b"{}", {}, stream=True), "r", STREAMED
             )
             assert await answer.piece() == DONE
             assert await answer.piece() == b""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import ssl
 from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
@@ -14,11 +15,12 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from pdplugins.gateway.engines.sglang import protocol
-from pdplugins.gateway.engines.sglang.calls import parse
+from pdplugins.gateway.engines.sglang.calls import Call, parse
 from pdplugins.gateway.engines.sglang.completions import CompletionsReply
-from pdplugins.gateway.engines.sglang.upstream import Answer, raise_error
+from pdplugins.gateway.engines.sglang.upstream import Answer, Upstream, raise_error
 from pdplugins.gateway.errors import RefusedError, WorkerFailedError
 from pdplugins.gateway.reading import content_type
+from pdplugins.limits import GatewayConfig
 from tests.gateway.fake import answer_of, settled, text_of, tokenize
 from tests.gateway.rig import PROMPT, Fixed, ask, patient, stand
 
@@ -292,6 +294,7 @@ class Pieces:
     """A response that says these pieces."""
 
     content_type = "text/event-stream"
+    ended = True
 
     def __init__(self, pieces: list[bytes]) -> None:
         self._pieces = iter([*pieces, b""])
@@ -349,6 +352,38 @@ def test_a_first_token_has_no_time_since_the_one_before_it() -> None:
     assert (first, no_gap_s, more) == (1, None, 2)
     assert gap_s is not None
     assert gap_s >= 0.05
+
+
+@pytest.mark.parametrize("counted", [True, False])
+def test_events_of_several_tokens_count_as_they_say(counted: bool) -> None:
+    """As with speculation, or ``--stream-interval 8``: else policies see a TPOT that is several times too long."""
+    noted: list[int] = []
+    load = SimpleNamespace(tokens=lambda count, gap_s, now_s: noted.append(count))
+    backend = SimpleNamespace(id="w", view=SimpleNamespace(load=load))
+    text = r'"text": "\"completion_tokens\": 99"'
+    said = [b'data: {%s, "meta_info": {"completion_tokens": %d}}\n\n' % (text.encode(), n) for n in (4, 8, 8, 7, 20)]
+    answer = Answer(backend, Pieces([*said, b"data: [DONE]\n\n"]), "rid", 1000, counted=counted)  # type: ignore[arg-type]
+
+    async def read() -> None:
+        await answer.begin()
+        while await answer.piece():
+            pass
+
+    asyncio.run(read())
+    assert noted == ([4, 4, 12] if counted else [1] * 5)
+    assert answer.tokens == sum(noted)
+
+
+@pytest.mark.parametrize("path", ["/generate", "/v1/completions"])
+def test_only_generate_says_how_many_tokens_there_are(path: str) -> None:
+    """The usage of other answers comes at the end, and would make all tokens before it one moment."""
+    call = Call(path, b"{}", {}, "rid", None, {}, stream=True)
+    upstream = Upstream(GatewayConfig(), ssl.create_default_context())
+
+    async def begun() -> Answer:
+        return await upstream.begin(SimpleNamespace(id="w"), Pieces([b"data: {}\n\n"]), "rid", call)  # type: ignore[arg-type]
+
+    assert asyncio.run(begun())._counted is (path == "/generate")
 
 
 @pytest.mark.parametrize("stream", [False, True])

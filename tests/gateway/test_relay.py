@@ -38,6 +38,7 @@ class Answer:
 
     rid, content_type, stream, prefill_reply, most_bytes = "leg", "text/event-stream", True, b"", 2**30
     backend = SimpleNamespace(id="w", incremental=True)
+    refused = None
 
     def __init__(self) -> None:
         self.tokens = 0

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
 from pdplugins.gateway.names import hashed
+from pdplugins.types import Placement
 from tests.gateway.fake import answer_of, settled, text_of, tokenize
 from tests.gateway.rig import PATIENT, PROMPT, Fixed, ask, config, fast, stand
 
@@ -66,6 +68,40 @@ def test_dynaserve_splits_on_the_gateway() -> None:
             async with it.client.get(it.gateway.admin_url + "/metrics") as response:
                 text = await response.text()
             assert 'pdplugins_gateway_primitives_total{primitive="pair"}' in text
+
+    asyncio.run(run())
+
+
+class Early(Fixed):
+    """A router that names the second worker when it is asked, and notes in which order it hears what."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.second = None
+        self.heard: list[str] = []
+
+    def bind_early(self, request: Any, placement: Placement, workers: Sequence[Any], now_s: float) -> Placement:
+        self.heard.append("bound")
+        return Placement(placement.first, workers[1].id, placement.split)
+
+    def on_prefilled(self, request: Any, now_s: float) -> None:
+        self.heard.append("prefilled")
+
+    def on_ended(self, request: Any, outcome: Any) -> None:
+        self.heard.append(str(outcome.ending))
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_router_that_binds_early_hears_when_the_prompt_is_computed(stream: bool) -> None:
+    async def run() -> None:
+        async with stand("prefill", "decode", settings=PATIENT, token_s=0.02) as it:
+            router = it.route(Early())
+            if stream:
+                assert (await it.stream("/generate", ask()))[-1]["output_ids"] == answer_of(PROMPT, 9)
+            else:
+                assert (await it.post("/generate", ask()))[1]["output_ids"] == answer_of(PROMPT, 9)
+            assert await settled(lambda: len(router.heard) == 3)
+            assert router.heard == ["bound", "prefilled", "finished"]
 
     asyncio.run(run())
 

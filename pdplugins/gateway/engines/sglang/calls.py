@@ -9,7 +9,7 @@ from typing import Any
 
 from pdplugins.contracts.request import Terms
 from pdplugins.gateway.engines.sglang.fields import Fields
-from pdplugins.gateway.engines.sglang.protocol import GENERATE, LARGEST, dumps, splice, without
+from pdplugins.gateway.engines.sglang.protocol import COMPLETIONS, GENERATE, LARGEST, dumps, splice, without
 from pdplugins.gateway.errors import GatewayError
 from pdplugins.gateway.names import checked, hashed
 from pdplugins.gateway.terms import FIELD
@@ -18,8 +18,6 @@ from pdplugins.limits import GatewayConfig
 DEFAULTS = GatewayConfig()
 UNKNOWN = "?"
 """Of what has not been looked for."""
-COMPLETIONS = "/v1/completions"
-CHAT = "/v1/chat/completions"
 SESSION_FIELDS = ("session_id", "user")
 DEFAULT_TOKENS = {GENERATE: 128, COMPLETIONS: 16}
 """Output tokens of a request that does not say: SGLang's defaults."""
@@ -43,6 +41,8 @@ COMPLETION_SAMPLING = {
     "min_tokens": "min_new_tokens",
 }
 """Fields of a completion, and what ``/generate`` calls them; SGLang's own server maps them in the same way."""
+COMPLETION_DEFAULTS = {"temperature": 1.0, "top_p": 1.0, "top_k": -1, "min_p": 0.0}
+"""What a completion means that does not say so; on ``/generate`` a server may prefer others."""
 PLAIN_COMPLETION = frozenset(COMPLETION_SAMPLING) | {
     *("model", "prompt", "stream", "stream_options", "user", "rid", "n", "session_id", "priority"),
 }
@@ -195,11 +195,11 @@ class Call:
         fields, prompt = self.fields, self.prompt
         if self.path != COMPLETIONS or prompt is None or fields.get("n", 1) != 1:
             return None
-        if not _only(fields, PLAIN_COMPLETION):
+        if not _only(fields, PLAIN_COMPLETION) or not _plain_options(fields.get("stream_options")):
             return None
         named = {new: fields.get(name) for name, new in COMPLETION_SAMPLING.items()}
         given = {name: value for name, value in named.items() if value is not None}
-        sampling = {"max_new_tokens": DEFAULT_TOKENS[COMPLETIONS], **given}
+        sampling = {"max_new_tokens": DEFAULT_TOKENS[COMPLETIONS], **COMPLETION_DEFAULTS, **given}
         new = {
             "input_ids" if isinstance(prompt, list) else "text": prompt,
             "sampling_params": sampling,
@@ -308,6 +308,11 @@ def _count(value: Any) -> int:
         return int(value or 1)
     except (TypeError, ValueError, OverflowError):
         return 1
+
+
+def _plain_options(options: Any) -> bool:
+    """Tell whether a stream is to have no more than the usage at its end."""
+    return options is None or (isinstance(options, dict) and options.keys() <= {"include_usage"})
 
 
 def _only(fields: Mapping[str, Any], allowed: frozenset[str]) -> bool:

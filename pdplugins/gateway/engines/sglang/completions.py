@@ -63,7 +63,7 @@ class CompletionsReply:
             last = {**self._frame, "choices": [], "usage": self._usage}
             return (EVENT_START + dumps(last) + EVENT_END if self._tells_usage else b"") + DONE_EVENT
         said = parsed(event)
-        if said is None or "output_ids" not in said:
+        if said is None or "error" in said or "output_ids" not in said:
             return event + EVENT_END
         text = said.get("text") or ""
         text = text if self._incremental else text[self._shown :]

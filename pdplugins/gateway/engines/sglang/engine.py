@@ -14,7 +14,7 @@ import aiohttp
 from pdplugins.gateway.backends import Backend
 from pdplugins.gateway.engine import Client, Facts, LoadReport, Work
 from pdplugins.gateway.engines.sglang import calls, protocol
-from pdplugins.gateway.engines.sglang.calls import CHAT, COMPLETIONS, Call
+from pdplugins.gateway.engines.sglang.calls import Call
 from pdplugins.gateway.engines.sglang.completions import CompletionsReply
 from pdplugins.gateway.engines.sglang.fields import Fields
 from pdplugins.gateway.engines.sglang.legs import Legs
@@ -41,7 +41,7 @@ class SglangEngine:
     :param tls: what checks servers' certificates.
     """
 
-    paths = (protocol.GENERATE, COMPLETIONS, CHAT)
+    paths = (protocol.GENERATE, protocol.COMPLETIONS, protocol.CHAT)
     models = "/v1/models"
     passed_gets = (models, "/model_info", "/get_model_info", protocol.SERVER_INFO, "/get_server_info")
     passed_posts = (protocol.TOKENIZE, "/tokenize", protocol.DETOKENIZE, "/detokenize")
@@ -88,7 +88,7 @@ class SglangEngine:
     async def prompt_ids(self, backend: Backend, call: Call) -> list[int]:
         """Return the prompt of `call` as the server's tokenizer, and its chat template, split it."""
         question: dict[str, Any] = {"prompt": call.prompt}
-        if call.path == CHAT:
+        if call.path == protocol.CHAT:
             assert isinstance(call.fields, Fields)  # noqa: S101 - only a client's own request is a chat
             question = {key: raw for key in TEMPLATE_FIELDS if (raw := call.fields.raw(key)) is not None}
         said = await self.upstream.ask(backend, protocol.TOKENIZE, question)

@@ -134,7 +134,7 @@ class Legs:
                 if aside is not None:
                     aside.add_done_callback(lambda leg: None if _succeeded(leg) else wait.end())
                 response = await self._upstream.post(backend, call.path, body, call.headers, stream=call.stream)
-                return await self._upstream.begin(backend, response, rid, stream=call.stream, single=call.one_answer)
+                return await self._upstream.begin(backend, response, rid, call)
         except RefusedError:
             raise
         except BaseException as error:
@@ -154,6 +154,7 @@ class Legs:
             async with backend.waits.within(self._first_token_s):
                 reply = await self._upstream.reply(backend, work.call.path, body, work.call.headers)
             took_s = monotonic() - work.arrived_s
+            work.computed()
         except RefusedError:
             raise
         except BaseException as error:

@@ -7,6 +7,7 @@ JSON parsers take the last one, SGLang's too, so an appended field replaces the 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -25,9 +26,17 @@ EVENT_START = b"data: "
 ERROR_EVENT = b'data: {"error"'
 ABORTED = b'"type":"abort"'
 MAX_ROOM = 2**63 - 1
+COMPLETIONS = "/v1/completions"
+CHAT = "/v1/chat/completions"
+_NO_CHOICE, _ROLE, _FINISH = b'"choices":[]', b'"role":"assistant","content":""', b'"finish_reason":"'
+SILENT = {COMPLETIONS: (_NO_CHOICE,), CHAT: (_NO_CHOICE, _ROLE, _FINISH)}
+"""What marks an event without a token. SGLang's chats begin with the role, and end with the reason by itself; no text
+can look like it, because a quotation mark in a text has a backslash before it."""
+SAID_TOKENS = b'"completion_tokens":'
 COUNTS = ("prompt_tokens", "completion_tokens")
 LARGEST = 10**12
 """No count of tokens is larger."""
+_NUMBER = re.compile(rb"\s*\d{1,12}(?!\d)")
 BOOTSTRAP_FIELDS = ("bootstrap_host", "bootstrap_port", "bootstrap_room")
 
 
@@ -128,6 +137,16 @@ def meta_of(said: Mapping[str, Any]) -> dict[str, Any]:
         whole(span.get("start"))
         whole(span.get("end"))
     return meta
+
+
+def said_tokens(piece: bytes) -> int | None:
+    """Return the output tokens so far by the last event of ``/generate`` in `piece`; None where it does not say.
+
+    No text can look like it, because a quotation mark in a text has a backslash before it.
+    """
+    at = piece.rfind(SAID_TOKENS)
+    match = None if at < 0 else _NUMBER.match(piece, at + len(SAID_TOKENS))
+    return None if match is None else int(match[0])
 
 
 def joined(before: Sequence[Mapping[str, Any]], spans: Sequence[Mapping[str, Any]], done: int) -> list[dict[str, Any]]:

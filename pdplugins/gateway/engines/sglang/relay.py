@@ -103,7 +103,7 @@ class Relay:
                 told = answer.tokens
             if self._seam is not None:
                 await self._close(self._seam, answer)
-            if rewrite:
+            if rewrite and answer.refused is None:
                 piece = self._rewritten(piece)
             await self._pass_on(answer, piece, hold=head and not answer.stream and not self._ends())
         return not head or self._ends()
@@ -207,8 +207,9 @@ class Relay:
         if isinstance(reason, dict) and reason.get("type") == "length":
             most = self._call.max_tokens or 0
             ends = meta["completion_tokens"] >= most
-            meta["finish_reason"] = {**reason, "length": most} if ends else None
-            if self._head and not ends:  # the next worker's tokens may make a character of it
+            goes_on = self._head and not ends
+            meta["finish_reason"] = None if goes_on else {**reason, "length": meta["completion_tokens"]}
+            if goes_on:  # the next worker's tokens may make a character of it
                 data["text"] = (data.get("text") or "").rstrip(BROKEN)
         meta.update(self._prompt_logprobs)
         if before and "weight_versions" in meta:

@@ -27,6 +27,8 @@ log = logging.getLogger("pdplugins.gateway")
 
 LOOK_S = 1.0
 """Pause between two looks at servers that start."""
+EVENTS = ("started", "ready", "hung", "died")
+"""What is counted of each server."""
 ANSWER_S = 25.0
 """SGLang's ``/health`` generates a token, and says within 20 s that it could not."""
 
@@ -88,6 +90,9 @@ class Servers:
         self._logs.mkdir(mode=0o700, parents=True, exist_ok=True)
         say = functools.partial(console.print, markup=False, soft_wrap=True)
         say(f"{len(self._specs)} SGLang servers with {self._launch.model} start; logs in {self._logs}")
+        for spec in self._specs:
+            for event in EVENTS:  # at 0 before they happen: a rule sees no increase in a series that begins with one
+                self._metrics.servers.labels(spec.name, event)
         for spec in self._specs:
             self._start(spec)
         waiting = list(self._specs)

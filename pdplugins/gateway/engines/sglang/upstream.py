@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import re
 import ssl
-from collections.abc import Coroutine, Mapping
+from collections.abc import Coroutine, Mapping, Sequence
 from http import HTTPStatus
 from time import monotonic
 from typing import Any
@@ -15,6 +15,7 @@ import aiohttp
 
 from pdplugins.gateway.backends import Backend
 from pdplugins.gateway.engines.sglang import protocol
+from pdplugins.gateway.engines.sglang.calls import Call
 from pdplugins.gateway.engines.sglang.connections import Connections, Response
 from pdplugins.gateway.errors import (
     FULL,
@@ -41,9 +42,21 @@ class Answer:
     """The answer of one worker, of which the beginning has arrived.
 
     :param single: there are no other answers whose tokens come between its own.
+    :param counted: each event says how many tokens there are so far.
+    :param silent: what marks an event without a token, where they do not.
     """
 
-    def __init__(self, backend: Backend, response: Response, rid: str, most_bytes: int, *, single: bool = True) -> None:
+    def __init__(
+        self,
+        backend: Backend,
+        response: Response,
+        rid: str,
+        most_bytes: int,
+        *,
+        single: bool = True,
+        counted: bool = False,
+        silent: Sequence[bytes] = (),
+    ) -> None:
         self.backend = backend
         self.rid = rid
         """The name of its leg, which is not the client's name of the request."""
@@ -60,6 +73,8 @@ class Answer:
         self.most_bytes = most_bytes
         """Of all of it, or of one event of a stream."""
         self._single = single
+        self._counted = counted
+        self._silent = silent
         self._first = b""
         self._rest = b""
         self._last_s: float | None = None
@@ -129,18 +144,25 @@ class Answer:
                     pass
 
     def _count(self, piece: bytes) -> None:
-        """Enter the tokens of a piece in the books. Workers send one event for each token, or fewer."""
+        """Enter the tokens of a piece in the books. Workers send one event for each token, or fewer.
+
+        With speculation or ``--stream-interval`` an event has several tokens. Where events do not say so, each one
+        counts as one token.
+        """
         now_s = monotonic()
         # What begins an event may also stand in the text of one, but never behind the end of one.
         events = piece.startswith(protocol.EVENT_START) + piece.count(protocol.EVENT_END + protocol.EVENT_START)
         if protocol.DONE in piece[-len(protocol.DONE_EVENT) :]:
             self.ended = True
             events -= 1
-        if events and self.refused is None:
-            gap_s = (now_s - self._last_s) / events if self._single and self._last_s is not None else None
-            self.backend.view.load.tokens(events, gap_s, now_s)
-            self.tokens += events
-        self._last_s = now_s
+        events -= sum(map(piece.count, self._silent))
+        so_far = protocol.said_tokens(piece) if self._counted else None
+        new = events if so_far is None else so_far - self.tokens
+        if new > 0 and self.refused is None:
+            gap_s = (now_s - self._last_s) / new if self._single and self._last_s is not None else None
+            self.backend.view.load.tokens(new, gap_s, now_s)
+            self.tokens += new
+            self._last_s = now_s
 
 
 class Upstream:
@@ -179,16 +201,17 @@ class Upstream:
             raise WorkerFailedError(backend.id, f"status {response.status}")
         return response
 
-    async def begin(
-        self, backend: Backend, response: Response, rid: str, *, stream: bool, single: bool = True
-    ) -> Answer:
+    async def begin(self, backend: Backend, response: Response, rid: str, call: Call) -> Answer:
         """Return an answer once its beginning is there. Raises WorkerFailedError, also for the form not asked for.
 
         What begins as a stream could not go on as a whole answer, should another worker have to take over.
         """
-        if is_stream(response) != stream:
+        if is_stream(response) != call.stream:
             raise WorkerFailedError(backend.id, f"an answer of the type {response.content_type[:80]!r}")
-        answer = Answer(backend, response, rid, self._most_bytes, single=single)
+        single = call.one_answer
+        counted = single and call.path == protocol.GENERATE
+        silent = protocol.SILENT.get(call.path, ())
+        answer = Answer(backend, response, rid, self._most_bytes, single=single, counted=counted, silent=silent)
         await answer.begin()
         return answer
 
@@ -219,7 +242,7 @@ class Upstream:
         """Give up a leg: close its connection and tell the worker to stop."""
         if response is not None:
             response.close()
-        if backend.alive:
+        if backend.alive or backend.ends:
             self.background(self._abort(backend, rid))
 
     async def _abort(self, backend: Backend, rid: str) -> None:
