@@ -24,7 +24,7 @@ from pdplugins.policies._common import fit_pools
 from pdplugins.registry import Registry
 from pdplugins.runtime.assembly import build_deployment, build_planner
 from pdplugins.runtime.decision import Decision, Fault, Journal
-from pdplugins.runtime.faults import SafePolicy, implements, interval_of, one_line, raised
+from pdplugins.runtime.faults import STOPS, SafePolicy, implements, interval_of, one_line, raised
 from pdplugins.runtime.journal import build_journal
 from pdplugins.runtime.metrics import MOST_NAME, MOST_SIGNALS, Metrics
 from pdplugins.runtime.policies import Policies
@@ -61,7 +61,9 @@ class SafePlanner(SafePolicy[Planner]):
         self.deployment = deployment
         self._state = state
         self._last = initial
-        self._decided = False
+        self._decided = self._learned = False
+        self._faulty = False
+        """Whether the policy gave no good plan when it was asked last."""
         self._asked_s: float | None = None
         self._traffic_s: float | None = None
 
@@ -86,7 +88,9 @@ class SafePlanner(SafePolicy[Planner]):
         started = self._clock()
         try:
             plan: object = self.policy.plan(view)
-        except Exception as error:
+        except BaseException as error:
+            if isinstance(error, STOPS):
+                raise
             step_s = self._took(started)
             return self._hold(Fault.POLICY_ERROR, raised(self.policy, error), view=view, step_s=step_s, error=error)
         step_s = self._took(started)
@@ -98,15 +102,17 @@ class SafePlanner(SafePolicy[Planner]):
         fault = None if fitted is good else Fault.OVER_BUDGET
         if fault is not None:
             self.tally.fault(fault, fitted.reason)
-        self._decided = True
-        if self._state is not None:
+        self._decided, self._faulty = True, False
+        self._learned = self._learned or (view.traffic is not None and view.traffic.requests > 0)
+        if self._state is not None and self._learned:  # else it would be what an earlier run knew, with a new date
             self._state.beat()
         return self._answer(Decision(Kind.PLANNER, fitted, fault, step_s), view)
 
     def wait_s(self, view: PlannerView) -> float:
         """Return the seconds after which to look again whether the policy wants to be asked before its tick.
 
-        0: now. Infinity: it can wait. Never raises. See :class:`pdplugins.contracts.planner.Eager`.
+        0: now. Infinity: it can wait. After a fault it waits for its tick. Never raises. See
+        :class:`pdplugins.contracts.planner.Eager`.
         """
         if not self.eager or not all(_possible(value) for _, value in _numbers(view)):
             return math.inf
@@ -118,6 +124,8 @@ class SafePlanner(SafePolicy[Planner]):
         if not wait_s >= 0:
             self._unsafe(f"wait_s is {wait_s}")
             return math.inf
+        if self._faulty:
+            return max(wait_s, self.interval_s)
         # Twice at the same time it is not asked: that would not end where it always wants to be.
         return 0.0 if wait_s == 0 and view.now_s != self._asked_s else max(wait_s, SHORTEST_WAIT_S)
 
@@ -127,7 +135,7 @@ class SafePlanner(SafePolicy[Planner]):
 
     def close(self) -> None:
         """Close the journal, and keep what was learned."""
-        if self._state is not None:
+        if self._state is not None and self._learned:
             self._state.save()
         if self._journal is not None:
             self._journal.close()
@@ -161,9 +169,10 @@ class SafePlanner(SafePolicy[Planner]):
         *,
         view: PlannerView | None = None,
         step_s: float = 0.0,
-        error: Exception | None = None,
+        error: BaseException | None = None,
     ) -> Decision[ScalePlan]:
         why = one_line(why)
+        self._faulty = True
         self.tally.fault(fault, why, error)
         held = fit_budget(self._last, self.deployment)
         plan = ScalePlan(held.prefill, held.decode, f"hold, {fault}: {why}")

@@ -114,7 +114,39 @@ def test_a_file_that_is_wrong_is_a_cold_start_with_one_line(
     assert "\n" not in record.getMessage()
     assert len(record.getMessage()) < 400
     assert planner.wait_s(NOTHING) == 0.5
-    planner.close()  # and the next run has a good one
+    planner.close()
+
+
+@pytest.mark.parametrize(
+    "changed", [{"deployment": {"decode": {"tp": 1}}}, {"slo": {"tpot_s": 0.02}}, {"planner": {"paper_literal": True}}]
+)
+def test_what_was_learned_in_other_units_is_not_used(
+    tmp_path: Path, config_data: dict[str, Any], changed: dict[str, Any]
+) -> None:
+    """Of decode workers of another size, of other objectives, and of requests in flight in place of a rate."""
+
+    def built(**parts: dict[str, Any]) -> SafePlanner:
+        data = {**config_data, "planner": {"name": "dopd"}}
+        merged = {key: {**data.get(key, {}), **part} for key, part in parts.items()}
+        return build_safe_planner(configs.parse(data | merged), state=tmp_path / "state.json")
+
+    first = built()
+    busy(first)
+    first.close()
+    assert built().wait_s(NOTHING) == 0.0
+    assert built(**changed).wait_s(NOTHING) != 0.0
+
+
+def test_a_run_that_saw_nothing_makes_the_file_no_younger(build: Built, tmp_path: Path) -> None:
+    """Else a crash loop keeps the rate of last evening."""
+    path = tmp_path / "state.json"
+    data = good(build)
+    path.write_text(json.dumps({**data, "at_s": data["at_s"] - 3000}))
+    again = build()
+    assert again.wait_s(NOTHING) == 0.0
+    again.plan(NOTHING)
+    again.close()
+    assert json.loads(path.read_text())["at_s"] == data["at_s"] - 3000
 
 
 def test_a_rate_of_hours_ago_says_nothing_of_now(build: Built, tmp_path: Path) -> None:

@@ -12,7 +12,9 @@ from pdplugins.policies.dopd.load import LARGEST
 LEVEL_S = 3600.0
 """A request rate that is older than this, in seconds, says nothing of now. Lengths and bursts change more slowly."""
 SAMPLE_TOKENS = 1000
-"""A prompt whose prefill time tells one profile from another."""
+"""A prompt whose prefill time tells one profile from another, and the mean context of a batch that does."""
+SAMPLE_BATCH = 8
+"""Requests of that batch."""
 
 Amount = Annotated[float, Field(ge=0, le=LARGEST)]
 Moment = Annotated[float, Field(ge=-(LARGEST**2), le=LARGEST**2)]
@@ -30,17 +32,37 @@ class Made(_Kept):
     startup_s: float
     prefill_tp: int
     prefill_s: float
+    decode_tp: int
+    decode_s: float
+    max_batch: int
+    kv_tokens: int | None
+    ttft_s: float
+    tpot_s: float
+    paper_literal: bool
+    """Then the load is the requests in flight, else the rate of requests."""
 
     @classmethod
-    def by(cls, deployment: Deployment, interval_s: float) -> Made:
+    def by(cls, deployment: Deployment, interval_s: float, *, paper_literal: bool) -> Made:
         """Describe a planner."""
-        prefill_s = deployment.perf.prefill_s(SAMPLE_TOKENS, deployment.prefill_tp)
+        perf, slo = deployment.perf, deployment.slo
         return cls(
             interval_s=interval_s,
             startup_s=deployment.startup_s,
             prefill_tp=deployment.prefill_tp,
-            prefill_s=round(prefill_s, 9),
+            prefill_s=round(perf.prefill_s(SAMPLE_TOKENS, deployment.prefill_tp), 9),
+            decode_tp=deployment.decode_tp,
+            decode_s=round(perf.decode_step_s(SAMPLE_BATCH, SAMPLE_TOKENS, deployment.decode_tp), 9),
+            max_batch=deployment.max_batch,
+            kv_tokens=deployment.kv_tokens,
+            ttft_s=slo.ttft_s,
+            tpot_s=slo.tpot_s,
+            paper_literal=paper_literal,
         )
+
+    def differences(self, now: Made) -> str:
+        """Say what has changed since; empty where nothing has."""
+        names = [name for name in type(self).model_fields if getattr(self, name) != getattr(now, name)]
+        return ", ".join(f"{name} was {getattr(self, name)} and is {getattr(now, name)}" for name in names)
 
 
 class Rate(_Kept):

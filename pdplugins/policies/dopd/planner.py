@@ -134,7 +134,7 @@ class DopdPlanner:
         """Return what it learned. See :class:`pdplugins.contracts.planner.Remembers`."""
         return Memory.model_validate(
             {
-                "made": Made.by(self._deployment, self.interval_s),
+                "made": self._made,
                 "levels": self._load.levels,
                 "rate": self._rate.learned,
                 "lengths": self._spread.learned,
@@ -143,11 +143,15 @@ class DopdPlanner:
             }
         ).model_dump()
 
+    @property
+    def _made(self) -> Made:
+        return Made.by(self._deployment, self.interval_s, paper_literal=self._settings.paper_literal)
+
     def resume(self, state: Any, age_s: float) -> None:
         """Begin with what an earlier run learned. Raises ValueError where that is another deployment's, or no state."""
         kept = Memory.model_validate(state)
-        if kept.made != (made := Made.by(self._deployment, self.interval_s)):
-            raise ValueError(f"it is of another deployment: {kept.made}, now {made}")
+        if differs := kept.made.differences(self._made):
+            raise ValueError(f"it is of another deployment: {differs}")
         self._load.resume({name: value for name, value in kept.levels.items() if name != "load" or age_s <= LEVEL_S})
         self._rate.resume(**kept.rate.model_dump())
         self._spread.resume(**kept.lengths.model_dump())

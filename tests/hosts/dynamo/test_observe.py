@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from types import MappingProxyType
 from typing import Any
 
 import pytest
 
-from pdplugins.types import Pool, ScalePlan, Traffic, WorkerLoad
+from pdplugins.config import parse
+from pdplugins.runtime.assembly import build_deployment
+from pdplugins.runtime.planner import SafePlanner
+from pdplugins.types import PlannerView, Pool, ScalePlan, Traffic, WorkerLoad
 
 pytestmark = pytest.mark.dynamo
 
 fpm = pytest.importorskip("dynamo.common.forward_pass_metrics")
 mirror = pytest.importorskip("dynamo.planner.plugins.types")
 bridge = pytest.importorskip("dynamo.planner.plugins._proto_bridge")
+proposer = pytest.importorskip("pdplugins.hosts.dynamo.doors.proposer")
 observe = pytest.importorskip("pdplugins.hosts.dynamo.doors.observe")
 
 Wire = Callable[[Any], Any]
@@ -42,6 +49,49 @@ def engine(*, queued: tuple[int, int, int, int] = (0, 0, 0, 0), running: tuple[i
 def context(**observations: Any) -> Any:
     observations.setdefault("workers", mirror.WorkerState(ready_prefill=2, ready_decode=1))
     return mirror.PipelineContext(request_id="tick-12.5", observations=mirror.ObservationData(**observations))
+
+
+class Asked:
+    """A planner that notes what it is shown."""
+
+    interval_s = 5.0
+    signals: Mapping[str, float] = MappingProxyType({})
+
+    def __init__(self) -> None:
+        self.views: list[PlannerView] = []
+
+    def plan(self, view: PlannerView) -> ScalePlan:
+        self.views.append(view)
+        return ScalePlan(view.prefill.coming, view.decode.coming, "as it is")
+
+
+def proposed(*contexts: Any, **options: Any) -> list[PlannerView]:
+    """Ask a planner whose config wants 4P4D at each of these ticks; return what it saw."""
+    asked = Asked()
+    deployment = build_deployment(parse({}))
+    ours = proposer.Proposer(SafePlanner(asked, deployment, initial=ScalePlan(4, 4, "at start")), **options)
+    for seen in contexts:
+        asyncio.run(ours.propose(seen))
+    return asked.views
+
+
+@pytest.mark.parametrize("window_s", [5, 180])
+def test_a_window_of_prometheus_counts_no_request_twice(wire: Wire, window_s: float) -> None:
+    """Dynamo asks for its own window at every tick, which may be 36 times as long as ours."""
+    traffic = mirror.TrafficMetrics(duration_s=window_s, num_req=2 * window_s, isl=1024, osl=128)
+    ticks = [context(traffic=traffic).model_copy(update={"request_id": f"tick-{5.0 * n}"}) for n in range(1, 4)]
+    first, *later = [view.traffic for view in proposed(*map(wire, ticks))]
+    assert first is not None
+    assert (first.window_s, first.requests) == (window_s, 2 * window_s)
+    assert later == [replace(first, window_s=5.0, requests=10.0)] * 2
+
+
+@pytest.mark.parametrize("launched", [True, False])
+def test_the_pools_of_the_config_start_only_where_somebody_has_started_them(wire: Wire, launched: bool) -> None:
+    """A process that begins anew beside a running Dynamo finds other pools."""
+    workers = mirror.WorkerState(ready_prefill=2, ready_decode=2, prefill_scaling_in_progress=True)
+    (view,) = proposed(wire(context(workers=workers)), launched=launched)
+    assert view.prefill == Pool(2, starting=2 if launched else 0)
 
 
 def test_everything_that_dynamo_says_arrives(wire: Wire) -> None:

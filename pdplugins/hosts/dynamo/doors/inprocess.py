@@ -22,6 +22,7 @@ Its answer is final: Dynamo's own proposals are discarded, its CONSTRAIN stage a
 
 from __future__ import annotations
 
+import atexit
 from pathlib import Path
 from typing import Any
 
@@ -76,13 +77,16 @@ class PdPlanner(Proposer):
         planner: SafePlanner | None = None,
         board: SignalBoard | None = None,
     ) -> None:
+        launched = planner is not None
         if planner is None:
             chosen = _config(config)
             log = Path(decision_log) if decision_log else None
             planner = door_planner(chosen, log, shadow=shadow, state=Path(state) if state else None)
             board = build_board(chosen)
         frontend = FrontendMetrics(frontend_url, model) if frontend_url else None
-        super().__init__(planner, frontend=frontend, board=board, shadow=shadow)
+        super().__init__(planner, frontend=frontend, board=board, shadow=shadow, launched=launched)
+        if not launched:
+            atexit.register(self.close)  # Dynamo tells no plugin that it ends
         if metrics_port is not None:
             process_metrics(Kind.PLANNER).serve(metrics_port, metrics_host)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +54,7 @@ class Proposer:
         Prometheus server.
     :param board: carries signals between the planner and the other parts of its bundle; None: nobody listens.
     :param shadow: decide and log, and leave Dynamo its own behaviour.
+    :param launched: the pools of the config have been started, so that workers which are missing at first are coming.
     """
 
     def __init__(
@@ -62,11 +64,14 @@ class Proposer:
         frontend: FrontendMetrics | None = None,
         board: SignalBoard | None = None,
         shadow: bool = False,
+        launched: bool = False,
     ) -> None:
         self._planner = planner
         self._frontend = frontend
         self._board = board or SignalBoard()
         self._shadow = shadow
+        self._launched = launched
+        self._asked_s: float | None = None
         self._ticks_s: list[float] = []
 
     @property
@@ -93,8 +98,9 @@ class Proposer:
     async def propose(self, context: Any) -> Decision[ScalePlan] | None:
         """Decide one tick. None, in shadow and before the first good decision, leaves Dynamo its own behaviour."""
         try:
-            traffic = await self._traffic(context)
-            view = planner_view(context, self._now_s(context), traffic, None if self._shadow else self._planner.last)
+            now_s = self._now_s(context)
+            traffic = await self._traffic(context, now_s)
+            view = planner_view(context, now_s, traffic, self._wanted)
         except Exception as error:  # whatever the host says, its planner loop goes on
             decision = self._planner.hold(f"{type(error).__name__}: {one_line(error)}", error)
         else:
@@ -104,10 +110,21 @@ class Proposer:
             signals.tell(parts, self._board, view.now_s)
         return decision if self._planner.decided and not self._shadow else None
 
-    async def _traffic(self, context: Any) -> Traffic | None:
-        if self._frontend is None:
-            return context_traffic(context)
-        return await in_thread(self._frontend.collect)
+    @property
+    def _wanted(self) -> ScalePlan | None:
+        """The plan that Dynamo follows; None where it follows none of ours, or did so for an earlier process."""
+        follows = not self._shadow and (self._launched or self._planner.decided)
+        return self._planner.last if follows else None
+
+    async def _traffic(self, context: Any, now_s: float) -> Traffic | None:
+        if self._frontend is not None:
+            return await in_thread(self._frontend.collect)
+        before_s, self._asked_s = self._asked_s, now_s
+        traffic = context_traffic(context)
+        if traffic is None or before_s is None or not 0 < (since_s := now_s - before_s) < traffic.window_s:
+            return traffic
+        # Dynamo asks Prometheus for a longer window than that since the last tick, which would count requests twice.
+        return replace(traffic, window_s=since_s, requests=traffic.requests * since_s / traffic.window_s)
 
     def _now_s(self, context: Any) -> float:
         tick_s = tick_time_s(context)

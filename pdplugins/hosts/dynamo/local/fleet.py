@@ -20,6 +20,8 @@ from pdplugins.runtime.roster import Life, Member, Roster
 log = logging.getLogger("pdplugins.local.fleet")
 
 
+MOST_DOUBLED = 16
+"""How often the pause after a failed start doubles at most: a float overflows where it goes on doubling."""
 SHOWN = (Life.STARTING, Life.READY, Life.DRAINING)
 """Lives of worker processes; none changes its role."""
 
@@ -300,7 +302,8 @@ class Fleet:
             self._tell(Event.DIED, worker.role, f"{worker.name} {worker.process.fate}{detail}; replacing it")
 
     def _back_off(self, role: Role) -> None:
-        wait_s = min(self._limits.retry_most_s, self._limits.retry_s * 2 ** self._failures[role])
+        doubled = min(self._failures[role], MOST_DOUBLED)
+        wait_s = min(self._limits.retry_most_s, self._limits.retry_s * 2**doubled)
         self._failures[role] += 1
         self._retry_at_s[role] = self._clock() + wait_s
 

@@ -19,7 +19,7 @@ from pdplugins.hosts.dynamo.fetching import in_thread
 from pdplugins.hosts.dynamo.local.connector import LocalProcessConnector
 from pdplugins.hosts.dynamo.local.options import Options
 from pdplugins.hosts.dynamo.router.places import NAMESPACE
-from pdplugins.runtime.planner import SafePlanner
+from pdplugins.runtime.planner import SHORTEST_WAIT_S, SafePlanner
 from pdplugins.runtime.signals import build_board
 
 log = logging.getLogger("pdplugins.local.planning")
@@ -110,6 +110,7 @@ async def start_planner(runtime: Any, options: Options, policy: SafePlanner, con
 async def until_due(policy: SafePlanner, options: Options) -> bool:
     """Return True when `policy` is to be asked: it wants to, or its interval is over. False where it is not eager."""
     looks, began_s, traffic = FrontendMetrics(options.url, options.model), time.monotonic(), None
+    await asyncio.sleep(SHORTEST_WAIT_S)  # else one that always wants to be asked would take a core
     while True:
         wait_s = policy.wait_s(_seen(policy, traffic))
         left_s = policy.interval_s - (time.monotonic() - began_s)

@@ -98,6 +98,8 @@ class Stack:
         self._runtime: Any = None
         self._signal: signal.Signals | None = None
         self._failure: HostError | None = None
+        self._finished = False
+        """Whether a replay has been answered, and its report is written."""
         self._main: asyncio.Task[int] | None = None
 
     async def run(self) -> int:
@@ -128,7 +130,8 @@ class Stack:
     def _interrupted(self) -> int:
         if self._load is None or self._signal is None:
             return 0
-        self._view.say("interrupted", "The replay was interrupted; no report is written.")
+        missing = "only its verdict is missing" if self._finished else "no report is written"
+        self._view.say("interrupted", f"The replay was interrupted; {missing}.")
         return 128 + self._signal
 
     # --- up ------------------------------------------------------------------------------------------------------
@@ -236,6 +239,7 @@ class Stack:
         report = self._options.replay.report if self._options.replay else None
         if report is not None:
             result.write(report)
+        self._finished = True
         self._show()
         self._view.say(
             "finished", screen.finished(result, report), **result.model_dump(include={"requests", "metrics"})

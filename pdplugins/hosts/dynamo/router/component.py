@@ -182,7 +182,7 @@ class RouterComponent:
 
     async def state(self, request: Any, context: Any) -> AsyncIterator[dict[str, Any]]:
         """Say what the router knows of each worker."""
-        for worker in self.workers.by_id.values():
+        for worker in list(self.workers.by_id.values()):  # some may come or go before all of them are told
             load = worker.view.load
             yield {
                 "worker": worker.id,

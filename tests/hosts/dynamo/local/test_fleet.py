@@ -316,3 +316,20 @@ def test_whatever_happens_the_gpu_budget_holds(actions: list[tuple[str, Any, int
         for role in Role:
             active = world.fleet.count(role, Life.STARTING) + world.fleet.count(role, Life.READY)
             assert active <= max(world.fleet.wanted(role), 0)
+
+
+@pytest.mark.parametrize("refuse", [True, False])
+def test_hundreds_of_failed_starts_end_nothing(world: World, refuse: bool) -> None:
+    """Half a day of them: the pause must not double for ever, as a float does not."""
+    world.register_all()
+    world.refuse = refuse
+    world.fleet.want(Role.PREFILL, 3)
+    for _ in range(1100):
+        world.pass_time(31.0)
+        if not refuse:
+            world.end(world.names()[-1])
+    assert world.fleet.count(Role.PREFILL, Life.READY) == 2
+    world.refuse = False
+    world.pass_time(31.0)
+    world.register_all()
+    assert world.fleet.count(Role.PREFILL, Life.READY) == 3

@@ -17,7 +17,7 @@ from pdplugins.hosts.dynamo.local.planning import planner_settings, until_due, w
 from pdplugins.runtime.assembly import build_deployment
 from pdplugins.runtime.planner import SafePlanner, build_safe_planner
 from pdplugins.testing.scripted import EagerPlanner, PoolsPlanner
-from pdplugins.types import ScalePlan, Traffic
+from pdplugins.types import PlannerView, Pool, ScalePlan, Traffic
 from tests.hosts.dynamo.local import made
 
 
@@ -93,6 +93,25 @@ def test_an_eager_planner_is_due_when_its_interval_is_over(options: Options, fro
     began_s = time.monotonic()
     assert asyncio.run(until_due(policy, options))
     assert 0.3 <= time.monotonic() - began_s < 5
+
+
+class Raising(EagerPlanner):
+    """Always wants to be asked, and raises then."""
+
+    def wait_s(self, view: PlannerView) -> float | None:
+        return 0.0
+
+    def plan(self, view: PlannerView) -> ScalePlan:
+        raise ValueError("no")
+
+
+def test_an_eager_planner_that_raises_waits_for_its_interval(options: Options, frontend: list[float]) -> None:
+    """Else the launcher would ask it again and again, and do nothing else."""
+    policy = eager(options, Raising(1, interval_s=0.5))
+    policy.plan(PlannerView(time.time(), None, Pool(1), Pool(1)))
+    began_s = time.monotonic()
+    assert asyncio.run(until_due(policy, options))
+    assert time.monotonic() - began_s >= 0.5
 
 
 def test_a_planner_that_is_not_eager_keeps_to_the_ticks_of_dynamo(options: Options) -> None:

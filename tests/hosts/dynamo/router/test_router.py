@@ -186,6 +186,19 @@ def test_workers_that_keep_their_role_serve_nothing_alone(rig: Rig) -> None:
     assert rig.run(run()).metrics.faults["refused_local"] == 1
 
 
+def test_the_state_is_told_to_its_end_while_workers_go(rig: Rig) -> None:
+    async def run() -> None:
+        async with rig.routed(settings("arrow", any_role=True), 2, 2, router=None, own=True) as component:
+            told = component.state({}, None)
+            row = await anext(told)
+            gone = next(worker for worker in component.workers.by_id.values() if worker.id != row["worker"])
+            component.workers.forget(gone)
+            assert len([row, *[more async for more in told]]) == 4
+            component.workers.add(gone)
+
+    rig.run(run())
+
+
 def test_the_state_shows_loads_and_an_idle_stack_has_none(rig: Rig) -> None:
     """While requests are served and after them; what the engines report of our own requests is not counted twice."""
 
