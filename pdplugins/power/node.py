@@ -176,7 +176,8 @@ class PowerNode:
         lowest = {uuid: min(self._lowest_w(uuid), watts) for uuid, watts in wanted.items()}
         least_w = math.fsum(lowest.values())
         share = max(budget_w - least_w, 0.0) / (total_w - least_w) if total_w > least_w else 0.0
-        self.caps.aim({uuid: math.floor(low_w + share * (wanted[uuid] - low_w)) for uuid, low_w in lowest.items()})
+        fitted = {uuid: math.floor(low_w + share * (wanted[uuid] - low_w)) for uuid, low_w in lowest.items()}
+        self.caps.aim({uuid: max(watts, lowest[uuid]) for uuid, watts in fitted.items()})
 
     def _lowest_w(self, uuid: str) -> float:
         return max(self.gpus[uuid].device.min_w, self._floor_w)
@@ -204,21 +205,23 @@ class PowerNode:
         self._held_until_s = math.inf
 
     @property
-    def given_back(self) -> bool:
-        """Whether every device has the cap from before."""
-        accounts = self.caps.accounts
-        return all(
-            uuid in accounts
-            and accounts[uuid].writing_w is None
-            and accounts[uuid].known
-            and abs(accounts[uuid].told_w - watts) <= GRAIN_W
+    def not_back(self) -> list[str]:
+        """The devices that do not have the cap from before, or do not say so."""
+        return [uuid for uuid, watts in self._before_w.items() if not self._is_back(uuid, watts)]
+
+    def _is_back(self, uuid: str, watts: float) -> bool:
+        account = self.caps.accounts.get(uuid)
+        return (
+            account is not None
+            and account.writing_w is None
+            and account.known
+            and abs(account.told_w - watts) <= GRAIN_W
             and self.gpus[uuid].fault is None
-            for uuid, watts in self._before_w.items()
         )
 
     def forget(self) -> None:
         """Remove what was saved, if every cap has been given back."""
-        if self._saved is None or not self.given_back:
+        if self._saved is None or self.not_back:
             return
         if others := {uuid: watts for uuid, watts in self._saved.load().items() if uuid not in self.gpus}:
             self._saved.save(others)

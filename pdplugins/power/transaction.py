@@ -23,7 +23,7 @@ ROUNDING = 1e-9
 class Account:
     """The watts of one device."""
 
-    __slots__ = ("kept_w", "known", "standing_w", "target_w", "told_w", "writing_w")
+    __slots__ = ("kept_w", "known", "lost", "standing_w", "target_w", "told_w", "writing_w")
 
     def __init__(self, cap_w: float, kept_w: float) -> None:
         self.told_w = cap_w
@@ -38,6 +38,8 @@ class Account:
         """The cap of a write that is under way; None without one."""
         self.known = True
         """Whether `told_w` is in force. Not after a write that failed, until the device has told its cap."""
+        self.lost = False
+        """Whether it answers no more."""
 
 
 class CapTransaction(Generic[Key]):
@@ -82,9 +84,13 @@ class CapTransaction(Generic[Key]):
     # --- what is wanted ---------------------------------------------------------------------------------------------
 
     def aim(self, caps_w: Mapping[Key, float]) -> None:
-        """Want these caps from now on. The last caps that all devices had and obeyed are those to go back to."""
-        if self.complete:
-            for account in self.accounts.values():
+        """Want these caps from now on. The last caps that all devices had and obeyed are those to go back to.
+
+        A device that is lost has no say in that: else the others would go back to their caps from before the loss.
+        """
+        there = {key: one for key, one in self.accounts.items() if not one.lost}
+        if all(self.settled(key) and not self._differs(one) for key, one in there.items()):
+            for account in there.values():
                 account.standing_w = account.told_w
         for key, cap_w in caps_w.items():
             self.accounts[key].target_w = cap_w
@@ -138,13 +144,13 @@ class CapTransaction(Generic[Key]):
     def lost(self, key: Key, most_w: float) -> None:
         """A device answers no more: it may have any cap up to `most_w`. Nothing is written until it `has` one."""
         account = self.accounts[key]
-        account.known = False
+        account.known, account.lost = False, True
         account.kept_w = max(account.kept_w, most_w)
 
     def has(self, key: Key, cap_w: float) -> None:
         """The device was seen to have this cap, after a write or because somebody else has set it."""
         account = self.accounts[key]
-        account.writing_w, account.known = None, True
+        account.writing_w, account.known, account.lost = None, True, False
         account.told_w = cap_w
         if account.kept_w <= cap_w + self._grain_w:
             account.kept_w = cap_w

@@ -6,6 +6,7 @@ When the policy raises, or its plan cannot be followed, caps and roles stay as t
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Mapping
 
 from pdplugins.contracts.deployment import Deployment
@@ -75,17 +76,24 @@ def _checked(plan: object, known: set[int]) -> PowerPlan:
         raise TypeError(f"the answer is {type(plan).__name__}, not PowerPlan")
     if not isinstance(plan.caps_w, Mapping):
         raise TypeError(f"caps_w is {type(plan.caps_w).__name__}, not a mapping")
-    caps_w = {gpu: float(cap_w) for gpu, cap_w in plan.caps_w.items()}
+    caps_w = {_index(gpu): float(cap_w) for gpu, cap_w in plan.caps_w.items()}
     for gpu, cap_w in caps_w.items():
         if gpu not in known:
             raise ValueError(f"there is no GPU {gpu}")
         if not math.isfinite(cap_w) or cap_w < 0:
             raise ValueError(f"the cap of GPU {gpu} is {cap_w} W")
-    flips = tuple(Flip(flip.gpu, Role(flip.role)) for flip in plan.flips)
+    flips = tuple(Flip(_index(flip.gpu), Role(flip.role)) for flip in plan.flips)
     for flip in flips:
         if flip.gpu not in known:
             raise ValueError(f"there is no GPU {flip.gpu} to flip")
     return PowerPlan(caps_w, flips, one_line(plan.reason))
+
+
+def _index(gpu: object) -> int:
+    """Return a GPU as a whole number. Raises TypeError for what only equals one, such as 0.0 and False."""
+    if isinstance(gpu, bool):
+        raise TypeError(f"GPU {gpu!r} is no index")
+    return operator.index(gpu)  # type: ignore[arg-type]
 
 
 def _keep_roles(plan: PowerPlan, gpus: tuple[GpuView, ...]) -> None:

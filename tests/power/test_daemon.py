@@ -40,8 +40,9 @@ def power(nvidia: Standin, tmp_path: Path) -> Iterator[Power]:
 
 
 def test_caps_are_ours_while_it_runs_and_those_from_before_again_after_it(power: Power) -> None:
-    process = power.start()
-    assert power.settled_at(*OURS_W)
+    port = free_port()
+    process = power.start("--metrics-port", str(port))
+    assert power.keeps(port)
     said = power.end(process)
     assert process.returncode == 0, said
     assert power.node.limits_w() == BEFORE_W
@@ -224,6 +225,22 @@ def test_restore_puts_back_what_is_there_and_keeps_the_rest_noted(power: Power) 
     done = power.do("restore", "--config", str(power.config))
     assert (done.returncode, power.node.limits_w()) == (2, BEFORE_W), done.stderr
     assert "GPU-lost: it is not there any more; its cap of 700 W from before stays noted in" in done.stderr
+    with closing(SavedCaps(power.state)) as saved:
+        assert saved.load() == {"GPU-lost": 700.0}
+
+
+def test_a_start_keeps_what_is_noted_of_gpus_that_are_not_there_now(power: Power) -> None:
+    """The operator leaves a GPU out that cannot be read, and brings it back later."""
+    process = power.start()
+    assert power.settled_at(*OURS_W)
+    power.end(process, signal.SIGKILL)
+    with closing(SavedCaps(power.state)) as saved:
+        saved.save({**saved.load(), "GPU-lost": 700.0})
+    port = free_port()
+    process = power.start("--metrics-port", str(port))
+    assert power.keeps(port)
+    said = power.end(process)
+    assert process.returncode == 0, said
     with closing(SavedCaps(power.state)) as saved:
         assert saved.load() == {"GPU-lost": 700.0}
 

@@ -8,7 +8,8 @@ from typing import TypeVar
 
 import pytest
 
-from pdplugins.errors import ConfigError
+from pdplugins.errors import ConfigError, HostError
+from pdplugins.hosts.power import daemon
 from pdplugins.power.calls import Call
 from pdplugins.power.node import PowerNode
 from pdplugins.power.saved import SavedCaps
@@ -38,6 +39,7 @@ class Bus(SimulatedBackend):
     def __init__(self) -> None:
         self.now_s = 0.0
         self.off = self.deaf_to_reads = False
+        self.refuses: str | None = None
         super().__init__(SimulatedSettings(gpus=4, min_w=200, max_w=700), lambda: self.now_s)
 
     def read(self, uuid: str) -> Reading:
@@ -48,6 +50,8 @@ class Bus(SimulatedBackend):
     def set_cap_w(self, uuid: str, cap_w: float) -> None:
         if uuid == LOST and self.off:
             raise DeviceError(uuid, DeviceFault.LOST, "fell off the bus")
+        if uuid == self.refuses:
+            raise DeviceError(uuid, DeviceFault.REFUSED, "not now")
         super().set_cap_w(uuid, cap_w)
 
 
@@ -166,3 +170,38 @@ def test_a_smaller_budget_is_kept_though_the_policy_wants_nothing(saved: SavedCa
     node.it.fit(node.bus.now_s)
     node.run(1.0)
     assert sum(node.caps_w()) <= 1650.0
+
+
+def test_a_lost_gpu_that_has_its_cap_is_named_when_it_cannot_say_so(saved: SavedCaps) -> None:
+    """All caps were the same before: so nothing has to be written, and still nobody knows."""
+    node = Node(saved, 2800.0)
+    node.it._before_w.update(EVEN)
+    node.bus.off = True
+    node.run(1.0)
+    with pytest.raises(HostError, match=f"not all caps from before are back \\({LOST}\\)"):
+        daemon.give_back(node.it, saved, 0.1)
+
+
+def test_a_roll_back_returns_the_others_to_caps_of_after_the_loss(saved: SavedCaps) -> None:
+    node = Node(saved, 2500.0)
+    node.bus.off = True
+    assert node.aim({**EVEN, LOST: 550.0})
+    node.run(60.0)
+    assert node.aim({"SIM-0": 400.0})
+    node.run(10.0)
+    assert node.caps_w()[0] == 400.0
+    assert node.aim({"SIM-1": 500.0})
+    node.bus.refuses = "SIM-1"
+    node.run(1.0)
+    assert node.it.counts["rollback"] == 2
+    node.bus.refuses = None
+    node.run(20.0)
+    assert node.caps_w()[:3] == [400.0, 600.0, 600.0]
+
+
+def test_a_fitted_cap_is_not_below_the_floor(saved: SavedCaps) -> None:
+    node = Node(saved, 2400.0)
+    node.it._floor_w = 300.5
+    node.it.caps.budget_w = 4 * 300.5
+    node.it.fit(node.bus.now_s)
+    assert {account.target_w for account in node.it.caps.accounts.values()} == {300.5}

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from pdplugins.hosts.power import roles as module
 from pdplugins.hosts.power.assembly import Seat
 from pdplugins.hosts.power.roles import ActedRoles, command_step, role_switch_step
 from pdplugins.types import Role, RoleMove
@@ -175,3 +176,24 @@ def test_a_server_may_take_the_time_of_a_drain_to_switch(monkeypatch: pytest.Mon
         with pytest.raises(TimeoutError):
             role_switch_step(None, 0.1)("change", worker, Role.DECODE)
         server.shutdown()
+
+
+def test_an_undrain_that_fails_is_tried_again(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Outside the worker still drains, and nobody else knows it."""
+    monkeypatch.setattr(module, "AGAIN_S", 0.05)
+    steps = Steps()
+    steps.fails = {"change", "undrain"}
+    roles = ActedRoles(SEATS, steps, 10.0)
+    moved(roles)
+    assert until(lambda: (roles.tick(1.0), ("undrain", "c", Role.DECODE) in steps.seen)[1])
+    assert until(lambda: (roles.tick(1.0), "c may still drain: undrain failed (no)" in caplog.text)[1])
+    roles.close(0.0)
+    assert "undrain c has failed, so it may still drain" in caplog.text
+    steps.fails.clear()
+    assert until(lambda: (roles.tick(1.0), steps.seen.count(("undrain", "c", Role.DECODE)) > 1)[1])
+    seen = len(steps.seen)
+    time.sleep(0.2)
+    roles.tick(1.0)
+    assert len(steps.seen) == seen

@@ -196,7 +196,7 @@ class Story:
         self.gives_back_from = self.node.writes
         self.it.give_back()
         for _ in range(40):
-            if self.it.given_back:
+            if not self.it.not_back:
                 break
             self.step()
         self.it.forget()

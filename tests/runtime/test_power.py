@@ -6,6 +6,7 @@ import math
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -101,11 +102,25 @@ def test_a_role_may_lose_its_last_gpu_where_every_worker_does_both_phases() -> N
     assert safe(plan, deployment=replace(DEPLOYMENT, any_role=True)).control(GPUS, VIEW) == plan
 
 
-@pytest.mark.parametrize("interval_s", [0.0, -1.0, math.nan, math.inf, None, "5"])
+@pytest.mark.parametrize("interval_s", [0.0, -1.0, math.nan, math.inf, None, "5", 1e-9, 1e12, 10**400])
 def test_an_interval_that_is_no_time_is_refused_at_start(interval_s: Any) -> None:
     class Hasty(Script):
         pass
 
     Hasty.interval_s = interval_s
-    with pytest.raises(PluginError, match=r"Hasty: interval_s is .*; let it be a positive number"):
+    with pytest.raises(PluginError, match=r"Hasty: interval_s is .*; let it be a number of seconds from"):
         SafePowerController(Hasty([None]), DEPLOYMENT)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("gpu", [0.0, False, np.float64(0)])
+def test_what_only_equals_the_index_of_a_gpu_is_none(gpu: Any) -> None:
+    """A daemon looks its GPUs up by the index, and a log writes it."""
+    controller = safe(PowerPlan({gpu: 300.0}), PowerPlan({}, (Flip(gpu, Role.DECODE),)))
+    assert [controller.control(GPUS, VIEW) for _ in range(2)] == [None, None]
+    assert controller.faults == {Fault.UNSAFE_ANSWER: 2}
+
+
+def test_the_whole_numbers_of_numpy_are_indices() -> None:
+    plan = safe(PowerPlan({np.int64(0): 300.0}, (Flip(np.int64(0), Role.DECODE),))).control(GPUS, VIEW)
+    assert plan is not None
+    assert [type(gpu) for gpu in (*plan.caps_w, plan.flips[0].gpu)] == [int, int]

@@ -148,18 +148,11 @@ def give_back(node: PowerNode, saved: SavedCaps, within_s: float) -> None:
         assembly.until(node, lambda: node.ready, within_s)
         node.keep_before()
     node.give_back()
-    if not assembly.until(node, lambda: node.given_back, within_s):
-        left = [uuid for uuid in node.before_w if not _is_back(node, uuid)]
-        raise HostError(
-            f"after {within_s:g} s not all caps from before are back ({left[0]}); run pdplugins power restore"
-        )
+    if not assembly.until(node, lambda: not node.not_back, within_s):
+        left = ", ".join(node.not_back[:1])
+        raise HostError(f"after {within_s:g} s not all caps from before are back ({left}); run pdplugins power restore")
     node.forget()
     log.info("the caps from before are back")
-
-
-def _is_back(node: PowerNode, uuid: str) -> bool:
-    account = node.caps.accounts.get(uuid)
-    return account is not None and account.known and abs(account.told_w - node.before_w[uuid]) < 1.0
 
 
 def restore_others(config: Config, equipment: assembly.Equipment, saved: SavedCaps) -> None:
@@ -169,15 +162,17 @@ def restore_others(config: Config, equipment: assembly.Equipment, saved: SavedCa
     if not others:
         return
     backend, threads, within_s = equipment.backend, equipment.threads, START_S
+    left: dict[str, float] = {}
     present = {device.uuid for device in assembly.finished(threads("", backend.devices), within_s)}
     for uuid, watts in others.items():
         if uuid not in present:
             why = assembly.unreadable(backend).get(uuid, "it is not there any more")
-            log.warning("%s, whose cap was %g W, does not get it back: %s", uuid, watts, why)
+            log.warning("%s, whose cap was %g W, does not get it back now: %s", uuid, watts, why)
+            left[uuid] = watts
             continue
         assembly.finished(threads(uuid, partial(backend.set_cap_w, uuid, watts)), within_s)
         log.info("%s takes no part any more; it has its cap of %g W from before", uuid, watts)
-    saved.save({uuid: watts for uuid, watts in saved.load().items() if uuid in mine})
+    saved.save({uuid: watts for uuid, watts in saved.load().items() if uuid in mine} | left)
 
 
 def check(config: Config, equipment: assembly.Equipment) -> tuple[assembly.Seat, ...]:

@@ -120,6 +120,8 @@ class GatewayRoles(FixedRoles):
             self._gateway.move(move.worker, move.role, move.reason)
 
 
+AGAIN_S = 2.0
+"""Pause before a worker is told again to serve."""
 Step = Callable[[str, str, Role], None]
 """Does one step for a worker, ``drain``, ``change`` or ``undrain``, towards a role. May wait; raises when it fails."""
 
@@ -135,6 +137,8 @@ class ActedRoles:
         self._step = step
         self._threads = DeviceThreads()
         self._calls: dict[str, list[tuple[str, Call[None]]]] = {}
+        self._again_s: dict[str, float] = {}
+        """When workers are to be told again to serve in their old role, because that failed."""
         gpus = sum(len(seat.gpus) for seat in seats)
         roster = Roster(dict.fromkeys(Role, 1), gpus)
         self._authority = RoleAuthority(self, roster, changer=self, drain_s=drain_s)
@@ -166,6 +170,10 @@ class ActedRoles:
                 what, call = calls.pop(0)
                 if not calls:  # else a later step has taken its place
                     self._ended(worker, what, call)
+        for worker in [worker for worker, at_s in self._again_s.items() if at_s <= time.monotonic()]:
+            del self._again_s[worker]
+            if not self._calls[worker] and self._authority.roster.members[worker].life is Life.READY:
+                self.undrain(worker)
         self._authority.tick(now_s)
 
     def close(self, within_s: float) -> None:
@@ -180,6 +188,8 @@ class ActedRoles:
         while (left := [worker for worker, calls in self._calls.items() if calls]) and time.monotonic() < until_s:
             time.sleep(0.01)
             self.tick(time.monotonic())
+        for worker in self._again_s:
+            log.warning("undrain %s has failed, so it may still drain; see that it serves again", worker)
         for worker in left:
             step = f"{self._calls[worker][-1][0]} {worker} {members[worker].next_role}"
             log.warning("the step '%s' has not ended in %g s; see that it is done", step, within_s)
@@ -194,7 +204,10 @@ class ActedRoles:
         self._calls.setdefault(worker, []).append((what, call))
 
     def _ended(self, worker: str, what: str, call: Call[None]) -> None:
-        if call.error is not None:
+        if call.error is not None and what == "undrain":
+            log.warning("%s may still drain: undrain failed (%s); trying again", worker, one_line(call.error))
+            self._again_s[worker] = time.monotonic() + AGAIN_S
+        elif call.error is not None:
             self._authority.failed(worker, f"{what} of {worker} failed: {one_line(call.error)}")
         elif what == "drain":
             self._authority.drained(worker)
