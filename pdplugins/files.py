@@ -15,6 +15,8 @@ from pdplugins.errors import ConfigError
 
 STDOUT, DEVICE = Path("-"), Path("/dev/stdout")
 """The name by which users ask for standard output, and what is written to."""
+PICTURES = (".png", ".svg", ".pdf")
+"""How files end that a plot can be written to."""
 USUAL_MODE = 0o666
 """Of new files, less what the user's umask takes away."""
 
@@ -50,6 +52,13 @@ def _check_output(path: Path, folder: Path) -> None:
     if (scratch := _scratch(target)) != target:
         scratch.touch()
         scratch.unlink()
+
+
+def check_picture(option: str, path: Path) -> None:
+    """Raise ConfigError where no plot can be written."""
+    if path.suffix not in PICTURES:
+        raise ConfigError(f"{option} {path}: name a file that ends in {', '.join(PICTURES)}")
+    check_outputs(path)
 
 
 def check_apart(outputs: Mapping[str, Path | None], inputs: Mapping[str, Path | str | None]) -> None:

@@ -83,6 +83,8 @@ class _Loader(yaml.SafeLoader):
             raise yaml.MarkedYAMLError(problem=problem, problem_mark=node.start_mark)
         if isinstance(node, yaml.ScalarNode) and "\0" in node.value:  # no file may be called so
             raise yaml.MarkedYAMLError(problem="a text with the character NUL", problem_mark=node.start_mark)
+        if isinstance(node, yaml.ScalarNode) and any("\ud800" <= char <= "\udfff" for char in node.value):
+            raise yaml.MarkedYAMLError(problem="a text with half a character", problem_mark=node.start_mark)
         try:
             return super().construct_object(node, deep)
         except (ValueError, ArithmeticError, LookupError, AttributeError, TypeError) as error:

@@ -55,6 +55,7 @@ def test_what_it_reads_is_what_pyyaml_reads() -> None:
         ("a: " + "1:" * 400 + "1.5", "no value of tag:yaml.org,2002:float"),
         ("a: \x00", "not YAML: unacceptable character"),
         ('signals: {folder: "a\\0b"}', "line 1, column 19: not YAML: a text with the character NUL"),
+        (r'path: "\ud800"', "line 1, column 7: not YAML: a text with half a character"),
         ("*" + "n" * 5000, "found undefined alias"),
     ],
     ids=lambda value: value[:24],

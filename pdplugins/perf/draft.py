@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
@@ -14,7 +15,7 @@ from pydantic import ValidationError
 
 from pdplugins.config import first_error
 from pdplugins.errors import ConfigError
-from pdplugins.files import write_whole
+from pdplugins.files import check_outputs, write_whole
 from pdplugins.perf.gpus import Gpu
 from pdplugins.perf.profile import Profile
 from pdplugins.perf.roofline import Roofline
@@ -135,13 +136,21 @@ def tables_by_tp(parts: Mapping[int, Parts], knots: Knots) -> dict[str, dict[str
 
 
 def check_new(path: Path, force: bool) -> None:
-    """Raise ConfigError when `path` exists and `force` is not set. Call it before the work, so that none is lost."""
+    """Raise ConfigError when `path` cannot be written, or exists and `force` is not set.
+
+    Call it before the work, so that none is lost. Folders that are missing will be made.
+    """
     try:
         there = path.exists()
+        folder = next(parent for parent in path.absolute().parents if parent.exists())
     except OSError as error:
         raise ConfigError(f"--out {path}: {error.strerror}; give a path that can be written") from None
-    if there and not force:
+    if there and not force and not path.is_dir():
         raise ConfigError(f"--out {path}: it exists; give --force to replace it")
+    if not (folder.is_dir() and os.access(folder, os.W_OK | os.X_OK)):
+        raise ConfigError(f"--out {path}: nothing can be written to {folder}; give a path that can be written")
+    if folder == path.absolute().parent:
+        check_outputs(path)
 
 
 def write(data: Mapping[str, Any], path: Path, force: bool) -> Profile:

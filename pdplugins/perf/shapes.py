@@ -17,6 +17,8 @@ from pdplugins.files import is_file, read_limited
 BF16_BYTES = 2
 MOST = 10**9
 """The largest number of a shape."""
+UNEQUAL = ("n_routed_experts", "kv_lora_rank")
+"""Keys of what `read_shape` does not know: experts beside others or beside dense layers, and latent attention."""
 MOST_BYTES = 2**22
 """Size of the largest file."""
 
@@ -112,6 +114,7 @@ def read_shape(path: Path) -> Shape:
     """Read a Hugging Face ``config.json``. Raises ConfigError when it does not describe a decoder of equal layers."""
     try:
         found = json.loads(read_limited(path, MOST_BYTES))
+        _check_alike(found)
         hidden, heads = _count(found, "hidden_size"), _count(found, "num_attention_heads")
         return Shape(
             layers=_count(found, "num_hidden_layers"),
@@ -131,6 +134,15 @@ def read_shape(path: Path) -> Shape:
         raise ConfigError(f"model {path}: no {error} in it; it must be the config.json of a decoder") from None
     except (OSError, ConfigError, ValueError, RecursionError, TypeError, AttributeError) as error:
         raise ConfigError(f"model {path}: {one_line(error)}; it must be the config.json of a decoder") from None
+
+
+def _check_alike(found: dict[str, Any]) -> None:
+    """Raise ValueError where layers differ, or more experts answer than there are."""
+    if odd := [name for name in UNEQUAL if found.get(name)]:
+        raise ValueError(f"{odd[0]}: latent attention, or layers that differ, which no shape tells")
+    experts = _count(found, "num_local_experts", "num_experts", default=1)
+    if (active := _count(found, "num_experts_per_tok", default=1)) > experts:
+        raise ValueError(f"num_experts_per_tok is {active}, and the number of experts {experts}")
 
 
 def _count(found: dict[str, Any], *names: str, default: int | None = None) -> int:

@@ -90,9 +90,7 @@ class Point:
         while True:
             osl = SETTLE_TOKENS + WINDOW_TOKENS + self.spread_tokens
             isl = max(self.context - self.spread_tokens // 2 - SETTLE_TOKENS - WINDOW_TOKENS // 2, 1)
-            async with asyncio.TaskGroup() as group:
-                tasks = [group.create_task(endpoint.stream(isl, osl)) for _ in range(self.batch)]
-            times = [task.result()[1] for task in tasks]
+            times = await endpoint.streams(self.batch, isl, osl)
             if (cell := _window(times, isl)) is not None:
                 self.found.append(cell)
                 return
@@ -143,7 +141,22 @@ class Endpoint:
                 f"{self._url}: an answer of {tokens} tokens where {osl_tokens} were asked for; step times need whole "
                 "ones, so it must take ignore_eos or min_tokens, and allow as many"
             )
-        return sent_s, _each_token(answer.token_times_s, osl_tokens)
+        times_s = answer.token_times_s
+        if osl_tokens > 2 and times_s[0] == times_s[-1]:
+            raise EndpointError(f"{self._url}: all tokens of a stream came at once; does a proxy hold them back?")
+        return sent_s, _each_token(times_s, osl_tokens)
+
+    async def streams(self, count: int, isl_tokens: int, osl_tokens: int) -> list[list[float]]:
+        """Run so many requests at once. Return when each token of each one came."""
+        failed: list[EndpointError] = []
+        try:
+            async with asyncio.TaskGroup() as group:
+                tasks = [group.create_task(self.stream(isl_tokens, osl_tokens)) for _ in range(count)]
+        except* EndpointError as errors:
+            failed = [error for error in errors.exceptions if isinstance(error, EndpointError)]
+        if failed:
+            raise failed[0]
+        return [task.result()[1] for task in tasks]
 
     async def _check(self, response: aiohttp.ClientResponse, isl_tokens: int) -> None:
         """Raise EndpointError for an answer that is no plain stream. Of one that says why, only the start is read."""

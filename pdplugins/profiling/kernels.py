@@ -129,6 +129,8 @@ def factors(reference: Profile, wanted: Wanted) -> dict[str, Any]:
             for context, ms, raw in zip(knots.contexts, row, found, strict=True):
                 cell = {"tp": tp, "batch": batch, "context_tokens": context}
                 decode.append(cell | {"reference_ms": ms, "raw_ms": raw})
+    if not (prefill and decode):
+        raise ConfigError(f"--reference: it needs prompts of {SHORTEST_SCALED} tokens or more, and decode steps")
     points: dict[str, list[dict[str, float]]] = {"prefill": prefill, "decode": decode}
     mean = {name: statistics.fmean(p["reference_ms"] / p["raw_ms"] for p in found) for name, found in points.items()}
     source = f"mean of reference_ms / raw_ms over the points; reference: {reference.provenance.source}"

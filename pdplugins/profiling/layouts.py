@@ -180,9 +180,11 @@ def with_decode_of(path: Path, source: str, parts: Mapping[str, Any]) -> tuple[s
             f"--decode-of {path}: it has layouts of {', '.join(found)} GPUs; give one of the same layouts"
         )
     taken: dict[str, Any] = {**parts, "decode": other["decode"]}
-    if "experts" in parts and "experts" in other:
+    if "experts" in parts:
+        if other.get("experts", {}).keys() != parts["experts"].keys():
+            raise ConfigError(f"--decode-of {path}: it has no experts on the same GPUs; give a profile of that model")
         taken["experts"] = {
-            gpus: {**parts["experts"][gpus], "decode": other["experts"][gpus]["decode"]} for gpus in found
+            gpus: {**mine, "decode": other["experts"][gpus]["decode"]} for gpus, mine in parts["experts"].items()
         }
     return f"{source}; decode steps: {other['provenance']['source']}", taken
 

@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 
 from pdplugins.errors import ConfigError, shown
-from pdplugins.files import check_apart, is_file
+from pdplugins.files import check_apart, check_picture, is_file
 from pdplugins.perf import draft, npz
 from pdplugins.perf.gpus import GPUS, Gpu, find_gpu
 from pdplugins.perf.profile import Profile, read_profile
@@ -257,7 +257,7 @@ def show(
 ) -> None:
     """Print a profile: its source, and its times at a few usual sizes."""
     if plot is not None:
-        showing.check_plot(plot)
+        check_picture("--plot", plot)
     found = _find(name)
     Console().print(showing.summary(name, found))
     if plot is not None:

@@ -8,13 +8,12 @@ from rich.console import Group
 from rich.table import Table
 
 from pdplugins.contracts.workers import Role
-from pdplugins.errors import ConfigError, printable
-from pdplugins.files import check_outputs, whole
+from pdplugins.errors import printable
+from pdplugins.files import whole
 from pdplugins.perf.profile import Profile
 from pdplugins.perf.table import TableModel
 from pdplugins.terminal import plain
 
-PLOTS = (".png", ".svg", ".pdf")
 PROMPTS = (128, 512, 2048, 8192, 32_768)
 BATCHES = (1, 8, 64, 256)
 CONTEXTS = (512, 2048, 8192)
@@ -64,13 +63,6 @@ def _decode(perf: TableModel, tp: int) -> Table:
         steps = (f"{1e3 * perf.decode_step_s(batch, context, tp):.1f}" for batch in BATCHES)
         table.add_row(f"context {context:,}", *steps)
     return table
-
-
-def check_plot(path: Path) -> None:
-    """Raise ConfigError where no plot can be written."""
-    if path.suffix not in PLOTS:
-        raise ConfigError(f"--plot {path}: name a file that ends in {', '.join(PLOTS)}")
-    check_outputs(path)
 
 
 def draw(name: str, profile: Profile, path: Path) -> None:

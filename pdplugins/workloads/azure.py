@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 
 from pdplugins.contracts.register import NoSettings
@@ -14,6 +15,7 @@ from pdplugins.workloads.trace import TraceRequest
 COLUMNS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
 LARGE_BYTES, HUGE_BYTES = 1_000_000, 2**32
 """Sizes from which on, and up to which, a file is read at once. Without line ends that takes its size in memory."""
+PIECE_BYTES = 2**20
 _ORIGIN = datetime(2020, 1, 1, tzinfo=UTC)
 """An arbitrary origin, because the trace is shifted to start at 0."""
 
@@ -48,6 +50,8 @@ def _at_once(path: Path) -> tuple[list[float], list[int], list[int]] | None:
                 encoding="utf-8-sig",
                 compression=None,  # whatever its name ends in
             )
+        if _excess_cells(path, len(table)):  # which pandas drops where it is told the columns to read
+            return None
         times = pd.to_datetime(table[stamp], format="ISO8601", utc=True).dt.floor("us")
         since_s = (times - pd.Timestamp(_ORIGIN)).dt.total_seconds()
     except (ValueError, ArithmeticError, OSError):  # the careful reader reports what is wrong, and where
@@ -58,6 +62,13 @@ def _at_once(path: Path) -> tuple[list[float], list[int], list[int]] | None:
     if tokens.min(axis=None) < 1 or tokens.max(axis=None) > rows.MAX_TOKENS:
         return None
     return since_s.tolist(), table[isl].tolist(), table[osl].tolist()
+
+
+def _excess_cells(path: Path, count: int) -> bool:
+    """Tell whether `count` rows may have more cells than the header."""
+    with path.open("rb") as file:
+        expected = count * file.readline().count(b",")
+        return sum(piece.count(b",") for piece in iter(partial(file.read, PIECE_BYTES), b"")) != expected
 
 
 def _epoch_s(path: Path, number: int, stamp: str) -> float:

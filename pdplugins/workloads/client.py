@@ -20,6 +20,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import NoneType
 from typing import Any, TextIO
 
 import aiohttp
@@ -118,7 +119,10 @@ class Answer:
         if any(choice.get("text") for choice in chunk.get("choices", ())):
             self.token_times_s.append(now_s)
         if chunk.get("usage"):
-            self.completion_tokens = chunk["usage"]["completion_tokens"]
+            tokens = chunk["usage"]["completion_tokens"]
+            if type(tokens) not in {int, NoneType}:
+                raise ValueError
+            self.completion_tokens = tokens
         if "error" in chunk:
             self.error = str(chunk["error"])
 

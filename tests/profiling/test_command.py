@@ -71,6 +71,15 @@ def test_a_file_is_replaced_only_when_asked(tmp_path: Path) -> None:
     run(*made, "--force")
 
 
+@pytest.mark.parametrize("out", ["file/mine.json", "folder"])
+def test_where_nothing_can_be_written_is_said_before_anything_is_measured(tmp_path: Path, out: str) -> None:
+    """Nobody listens at this address, so whoever measured would say so."""
+    (tmp_path / "file").touch()
+    (tmp_path / "folder").mkdir()
+    made = ("from-endpoint", "http://127.0.0.1:1", "--model", LLAMA, "--gpu", "h100", "--force")
+    assert out.partition("/")[0] in refused(*made, "--out", tmp_path / out)
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -107,6 +116,16 @@ def test_a_model_may_be_a_config_json(tmp_path: Path) -> None:
         run("roofline", "--gpu", "mi300x", "--model", model, "--out", out)
     named, read = (read_profile(path) for path in files)
     assert (named.prefill, named.decode, named.memory) == (read.prefill, read.decode, read.memory)
+
+
+@pytest.mark.parametrize("more", [{"n_routed_experts": 256}, {"kv_lora_rank": 512}, {"num_experts_per_tok": 8}])
+def test_a_config_json_that_no_shape_tells_is_refused(tmp_path: Path, more: dict[str, int]) -> None:
+    """DeepSeek's own, for example: as a dense decoder it would have a tenth of its weights."""
+    config = {"hidden_size": 64, "num_attention_heads": 4, "num_hidden_layers": 2, "intermediate_size": 128}
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({**config, "vocab_size": 256, "max_position_embeddings": 4096, **more}))
+    made = refused("roofline", "--gpu", "h200", "--model", path, "--out", tmp_path / "out.json")
+    assert next(iter(more)) in made
 
 
 def test_the_mockers_table_comes_back(tmp_path: Path) -> None:
@@ -267,6 +286,16 @@ def test_a_reference_sets_the_factors(tmp_path: Path, fake: Path) -> None:
     assert raw == pytest.approx([10 + 0.02 * t + 1 + (t / 1000) ** 2 for t in (700, 1200, 1700)], abs=1e-3)
     wanted = [ms for t, ms in zip(measured.prefill[1].tokens, measured.prefill[1].raw_ms, strict=True) if t >= 700]
     assert scale.prefill == pytest.approx(np.mean(np.array(wanted) / np.array(raw)))
+
+
+def test_a_reference_of_short_prompts_sets_no_factor(tmp_path: Path, fake: Path) -> None:
+    reference = json.loads((H100 / "llama-70b-fp8-dopd-table-1.json").read_text())
+    for table in reference["prefill"].values():
+        table["tokens"] = [128 * (1 + n) // len(table["tokens"]) for n in range(len(table["tokens"]))]
+    (tmp_path / "short.json").write_text(json.dumps(reference))
+    made = ("from-aiconfigurator", "--gpu", "h100", "--model", "nvidia/Llama-3.1-70B-Instruct-FP8", "--tp", "1,2")
+    said = refused(*made, "--reference", tmp_path / "short.json", "--out", tmp_path / "out.json", "--python", fake)
+    assert "--reference: it needs prompts of 700 tokens" in said
 
 
 def test_what_a_profile_says_reaches_the_terminal_as_text(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

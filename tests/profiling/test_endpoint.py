@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
 
 import pytest
@@ -152,6 +152,48 @@ def test_a_server_that_refuses_is_one_line() -> None:
 
     with pytest.raises(EndpointError, match=r"HTTP 404 for 10 tokens: .*no such model"):
         run(refuse, Grid((10, 20), (1, 2), (10, 20)))
+
+
+def test_a_server_that_refuses_a_batch_is_one_line() -> None:
+    async def answer(request: web.Request) -> web.StreamResponse:
+        tokens = (await request.json())["max_tokens"]
+        if tokens not in {2, 64}:
+            return web.json_response({"error": "too many requests"}, status=429)
+        return await streamed(request, [b'data: {"choices":[{"text":"x"}]}\n\n'] * tokens)
+
+    with pytest.raises(EndpointError, match=r"HTTP 429 for .*too many requests"):
+        run(answer, Grid((10, 20), (1, 4), (10, 20)))
+
+
+def test_a_stream_that_comes_in_one_piece_is_one_line() -> None:
+    """Behind a proxy that buffers, no time between tokens can be measured."""
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        tokens = (await request.json())["max_tokens"]
+        return await streamed(request, [b'data: {"choices":[{"text":"x"}]}\n\n' * tokens])
+
+    with pytest.raises(EndpointError, match="all tokens of a stream came at once"):
+        run(answer, Grid((10, 20), (1, 4), (10, 20)))
+
+
+def test_a_count_of_tokens_that_is_no_number_is_one_line() -> None:
+    async def answer(request: web.Request) -> web.StreamResponse:
+        event = b'data: {"choices":[{"text":"x"}]}\n\n'
+        return await streamed(request, [event, b'data: {"choices":[],"usage":{"completion_tokens":"64"}}\n\n'])
+
+    with pytest.raises(EndpointError, match="is none of a completion"):
+        run(answer, Grid((10, 20), (1, 2), (10, 20)))
+
+
+async def streamed(request: web.Request, pieces: Iterable[bytes]) -> web.StreamResponse:
+    """Answer with a stream of these pieces, some milliseconds apart, and its end."""
+    response = web.StreamResponse()
+    await response.prepare(request)
+    for piece in pieces:
+        await response.write(piece)
+        await asyncio.sleep(0.002)
+    await response.write(b"data: [DONE]\n\n")
+    return response
 
 
 def endless(*pieces: bytes, pause_s: float = 0.0, headers: dict[str, str] | None = None) -> Answering:

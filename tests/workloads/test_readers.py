@@ -118,6 +118,7 @@ def test_a_large_azure_trace_is_told_its_malformed_cell(tmp_path: Path, head: st
     ("row", "said"),
     [
         ("x,2023-11-16 18:17:03,5,20", "line 3: more cells than the header has columns"),
+        ("2023-11-16 18:17:05,4,808,10", "line 3: more cells than the header has columns"),
         ("1700-01-01 00:00:00.0000001,5,20", "118293 days from its first arrival to its last"),
     ],
 )

@@ -6,14 +6,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pdplugins.errors import ConfigError
 from pdplugins.files import whole
 
 METRICS = {"ttft_ms": "TTFT", "tpot_ms": "TPOT"}
 
 
 def draw(points: Sequence[Mapping[str, Any]], path: Path) -> None:
-    """Draw `points` of a report to `path`. Raises ConfigError when the file has a format that it cannot write."""
+    """Draw `points` of a report to `path`, whose ending says how."""
     import matplotlib as mpl  # noqa: PLC0415 - slow to load, and only plots need it
 
     mpl.use("agg")
@@ -37,7 +36,5 @@ def draw(points: Sequence[Mapping[str, Any]], path: Path) -> None:
     try:
         with whole(path) as scratch:
             figure.savefig(scratch, format=path.suffix.removeprefix("."), metadata={"Date": None})
-    except ValueError as error:
-        raise ConfigError(f"--plot {path}: {error}") from None
     finally:
         plt.close(figure)

@@ -53,11 +53,13 @@ def layout_of(raw: dict[str, str], clients: int) -> str | None:
     """Return the layout that the script of a row's day sets, and the row does not record; None where it records it.
 
     Until `LAYOUTS_RECORDED` the scripts of TensorRT-LLM gave each GPU experts of its own, and DeepSeek R1 data-parallel
-    attention from a number of clients on. The rows have neither.
+    attention from a number of clients on. The rows have neither. Raises LackingError.
     """
     day, gpus = day_of(raw), raw.get("tp_size", "")
     if raw.get("backend") != "trtllm" or day is None or day >= LAYOUTS_RECORDED:
         return None
+    if not re.fullmatch("[1-9][0-9]?", gpus):
+        raise LackingError(f"{raw.get('mode', '')}: tp_size is no whole number from 1 to 99")
     if "DeepSeek" in raw.get("model_path", "") and clients > (32 if raw.get("isl") == "8192" else 64):
         return f"dp{gpus}+ep{gpus}"
     return "tp1" if gpus == "1" else f"tp{gpus}+ep{gpus}"

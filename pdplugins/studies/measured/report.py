@@ -14,6 +14,7 @@ from pdplugins.errors import ConfigError
 from pdplugins.studies.measured.rows import Row, Skipped
 from pdplugins.studies.measured.simulate import EFFECTS, Coefficients, Felt, refusal, simulate, touches
 from pdplugins.studies.validate.fitting import Errors
+from pdplugins.studies.validate.report import NAMELESS
 
 Floats = NDArray[np.float64]
 BARS = np.array([0.18, 0.08])
@@ -37,7 +38,7 @@ def split(rows: Sequence[Row], skipped: Skipped) -> tuple[list[Row], Skipped]:
         if (why := refusal(row)) is None:
             usable.append(row)
         else:
-            reasons.setdefault(why, []).append(row.id)
+            reasons.setdefault(why, []).append(row.id or NAMELESS)
     return usable, reasons
 
 

@@ -27,6 +27,8 @@ MODELS = {
 """Mixtures of experts that aiconfigurator has kernel tables for. DeepSeek V3 and R1 are of one shape."""
 LAYERS = {"deepseek-r1": 61, "qwen3-235b-a22b-fp8": 94, "gpt-oss-120b": 36}
 """By model: layers of its `config.json`."""
+PRECISIONS = {"deepseek-r1": {"", "fp8"}, "qwen3-235b-a22b-fp8": {"", "fp8"}, "gpt-oss-120b": {"", "fp4"}}
+"""By model: the precisions, as rows call them, that the kernel tables are of."""
 MATRICES = {"deepseek-r1": 6, "qwen3-235b-a22b-fp8": 2, "gpt-oss-120b": 2}
 """By model: weight matrices of a layer outside its router and its routed experts, as engines fuse them.
 
@@ -113,21 +115,16 @@ def read_rows(path: Path) -> tuple[list[Row], Skipped]:
     return rows, dict(skipped)
 
 
-def half(ttft_ms: str, tpot_ms: str) -> bool:
-    """Return whether a row is fitted on: by a hash of its latencies, so that copies of a row are in the same half."""
-    return sha256(f"{ttft_ms} {tpot_ms}".encode()).digest()[0] % 2 == 0
+def half(ttft_ms: float, tpot_ms: float) -> bool:
+    """Return whether a row is fitted on: by a hash of its latencies, so that copies of a row are in the same half.
+
+    Copies may differ in the last digits, which depend on who printed them.
+    """
+    return sha256(f"{ttft_ms:.9g} {tpot_ms:.9g}".encode()).digest()[0] % 2 == 0
 
 
 def _row(raw: dict[str, str]) -> Row:
-    path = raw.get("model_path", "")
-    if "silicon_ttft_ms" not in raw:
-        raise LackingError("aiconfigurator's silicon columns are missing")
-    if DENSE.search(path):
-        raise LackingError(f"{raw.get('mode', '')}, {path}: dense, see `pdplugins validate silicon`")
-    if path in UNCOVERED:
-        raise LackingError(f"{path}: {UNCOVERED[path]}")
-    if path not in MODELS:
-        raise LackingError(f"{path}: no profile covers this model")
+    path = _covered(raw)
     source = raw.get("silicon_data_source", "")
     concurrency = re.search(r"silicon_concurrency=(\d+)", source)
     if concurrency is None and not (raw.get("batch_size") and not source.strip()):
@@ -145,6 +142,7 @@ def _row(raw: dict[str, str]) -> Row:
     else:
         layout = (layout_of(raw, clients) if inference_max else None) or _layout(raw, inference_max)
         pools = Pools(None, (1, layout), guesses_of(raw, layout))
+    ttft_ms, tpot_ms = _ms(raw, "silicon_ttft_ms"), _ms(raw, "silicon_tpot_ms")
     return Row(
         id=raw.get("id", ""),
         model=MODELS[path],
@@ -155,11 +153,31 @@ def _row(raw: dict[str, str]) -> Row:
         clients=clients,
         pools=pools,
         inference_max=inference_max,
-        fitted=half(raw["silicon_ttft_ms"], raw["silicon_tpot_ms"]),
-        ttft_s=_ms(raw, "silicon_ttft_ms") / 1e3,
-        tpot_s=_ms(raw, "silicon_tpot_ms") / 1e3,
+        fitted=half(ttft_ms, tpot_ms),
+        ttft_s=ttft_ms / 1e3,
+        tpot_s=tpot_ms / 1e3,
         day=day_of(raw),
     )
+
+
+def _covered(raw: dict[str, str]) -> str:
+    """Return the model of a row that kernel tables cover, in the row's own words."""
+    path = raw.get("model_path", "")
+    if not {"silicon_ttft_ms", "silicon_tpot_ms"} <= raw.keys():
+        raise LackingError("aiconfigurator's silicon columns are missing")
+    if DENSE.search(path):
+        raise LackingError(f"{raw.get('mode', '')}, {path}: dense, see `pdplugins validate silicon`")
+    if path in UNCOVERED:
+        raise LackingError(f"{path}: {UNCOVERED[path]}")
+    if path not in MODELS:
+        raise LackingError(f"{path}: no profile covers this model")
+    if (precision := raw.get("precision", "")) not in PRECISIONS[MODELS[path]]:
+        raise LackingError(f"{path}, {precision}: no profile covers this precision")
+    if any(raw.get(name, "1") not in {"", "1"} for name in ("pp_size", "prefill_pp_size", "decode_pp_size")):
+        raise LackingError(f"{path}: pipeline parallelism, and no profile covers it")
+    if raw.get("mode") == "disagg" and MODELS[path] != "deepseek-r1":
+        raise LackingError(f"disagg, {path}: no published deployment is of this model")
+    return path
 
 
 def _ranks(raw: dict[str, str]) -> int:

@@ -16,10 +16,10 @@ from pdplugins.perf.profile import Profile, Scale, Speculation, Transfer, read_p
 from pdplugins.perf.table import TableModel
 from pdplugins.policies.stock.routers import RoundRobin, RouterSettings
 from pdplugins.resources import data_dir
-from pdplugins.sim.core.fleet import Hardware
 from pdplugins.sim.core.flight import Arrival
 from pdplugins.sim.core.settings import SimSettings
 from pdplugins.sim.core.simulation import Simulation
+from pdplugins.sim.core.worker import Hardware
 from pdplugins.studies.measured.engines import GRAPHS_WITH_PROMPTS, balance_of, engine_of, group_tokens, groups_of
 from pdplugins.studies.measured.rows import LAYERS, MATRICES, Row
 from pdplugins.studies.measured.steps import PromptSteps

@@ -12,7 +12,7 @@ import typer
 
 from pdplugins import hookimpl
 from pdplugins.errors import ConfigError, one_line
-from pdplugins.files import check_apart, check_outputs, write_whole
+from pdplugins.files import check_apart, check_outputs, check_picture, write_whole
 from pdplugins.workloads.sources import inputs
 
 validate = typer.Typer(
@@ -61,6 +61,8 @@ def silicon(
     found["skipped"] = skipped
     if leave_one_out:
         found["leave_one_out"] = report.leave_one_out(read, setup, seed)
+        for model in sorted({row.model for row in read} - found["leave_one_out"].keys()):
+            typer.echo(f"{model} is not left out: no row of another model is there to fit on", err=True)
     if frontend:
         found["frontend"] = report.frontend(read, setup, seed)
     if unseen is not None:
@@ -88,7 +90,9 @@ def measured(
     from pdplugins.studies.measured import report  # noqa: PLC0415 - a command loads what it needs when it runs
     from pdplugins.studies.measured.rows import read_rows  # noqa: PLC0415
 
-    check_outputs(out, plot)
+    check_outputs(out)
+    if plot is not None:
+        check_picture("--plot", plot)
     check_apart({"--json": out, "--plot": plot}, {"FILE": rows})
     read, skipped = report.split(*read_rows(rows))
     _say_skipped(rows, skipped)

@@ -16,6 +16,7 @@ from pdplugins.studies.validate.sources import SOURCES
 
 Pairs = Sequence[tuple[Row, Felt]]
 GROUPS = ("model", "system", "engine", "source")
+NAMELESS = "a row without an id"
 FRONTENDS_S = tuple(round(0.005 * step, 3) for step in range(7))
 """Times of the frontend that are tried, 0 to 30 ms."""
 
@@ -28,7 +29,7 @@ def split(rows: Iterable[Row], skipped: Skipped) -> tuple[list[Row], Skipped]:
         if (why := refusal(row)) is None:
             usable.append(row)
         else:
-            reasons[why].append(row.id)
+            reasons[why].append(row.id or NAMELESS)
     return usable, dict(reasons)
 
 
@@ -80,20 +81,23 @@ def silicon(rows: Sequence[Row], seed: int) -> tuple[dict[str, Any], Setup]:
 
 def unseen(rows: Iterable[Row], seen: Sequence[Row], setup: Setup, seed: int) -> dict[str, Any]:
     """Report the errors on the rows that are not among `seen`, under that name or another one."""
-    names, values = {row.id for row in seen}, {(row.ttft_s, row.tpot_s) for row in seen}
+    names, values = {row.id for row in seen if row.id}, {(row.ttft_s, row.tpot_s) for row in seen}
     new = [row for row in rows if row.id not in names and (row.ttft_s, row.tpot_s) not in values]
     pairs = _simulated(new, setup, seed)
     return {**_of_all(pairs), "points": [_point(row, felt) for row, felt in pairs]}
 
 
 def leave_one_out(rows: Sequence[Row], setup: Setup, seed: int) -> dict[str, Any]:
-    """For each model: fit on the rows of all other models, and report the errors on its own rows.
+    """For each model: fit on the rows of all other models, if there are any, and report the errors on its own rows.
 
     :param setup: what `silicon` has fitted, where the search for each model begins.
     """
     found = {}
     for model in sorted({row.model for row in rows}):
-        own = fitted([row for row in rows if row.model != model], setup, seed, setup.coefficients)
+        others = [row for row in rows if row.model != model]
+        if all(row.doubt is not None for row in others):
+            continue
+        own = fitted(others, setup, seed, setup.coefficients)
         pairs = _simulated([row for row in rows if row.model == model], own, seed)
         found[model] = {**summary(pairs), "clean": _clean(pairs), "coefficients": asdict(own.coefficients)}
     return found

@@ -28,6 +28,7 @@ AGGREGATED = {
     "silicon_ttft_ms": "669.0",
     "silicon_tpot_ms": "20.19",
 }
+OLD = "source_file=a.csv; silicon_concurrency=16; measured=2025-10-10T00:00:00Z"
 DISAGGREGATED = AGGREGATED | {
     "mode": "disagg",
     "backend_version": "0.8.1.post1",
@@ -134,6 +135,10 @@ def test_two_pools_are_looked_up_in_what_was_published(tmp_path: Path) -> None:
         ({"model_path": "zhipuai/GLM-5"}, "no tables of sparse attention"),
         ({"model_path": "meta-llama/Llama-3.1-70B"}, "dense"),
         ({"silicon_ttft_ms": "nan"}, "is no time"),
+        ({"decode_pp_size": "2"}, "pipeline parallelism"),
+        ({"precision": "bf16"}, "no profile covers this precision"),
+        ({"model_path": "openai/gpt-oss-120b"}, "no published deployment is of this model"),
+        ({"mode": "agg", "tp_size": "8" * 300, "silicon_data_source": OLD}, "tp_size is no whole number"),
     ],
 )
 def test_what_a_row_lacks_is_said(tmp_path: Path, changes: dict[str, str], said: str) -> None:
@@ -144,7 +149,18 @@ def test_copies_of_a_row_are_in_the_same_half(tmp_path: Path) -> None:
     other = AGGREGATED | {"id": "two", "model_path": "deepseek-ai/DeepSeek-R1"}
     rows, _ = read(tmp_path, AGGREGATED, other)
     assert rows[0].fitted == rows[1].fitted
-    assert {half(str(ms), "1") for ms in range(20)} == {True, False}
+    assert {half(ms, 1) for ms in range(20)} == {True, False}
+
+
+def test_copies_may_differ_in_the_last_digit() -> None:
+    """As rows of InferenceMAX do in aiconfigurator's file."""
+    assert half(455.1556074758992, 11.369859064662188) == half(455.15560747589916, 11.369859064662188)
+    assert half(12222.913625075673, 20.0) == half(12222.913625075671, 20.0)
+
+
+@pytest.mark.parametrize("name", ["silicon_ttft_ms", "silicon_tpot_ms"])
+def test_a_file_without_a_column_of_latencies(tmp_path: Path, name: str) -> None:
+    assert "columns are missing" in lacking(tmp_path, {key: text for key, text in AGGREGATED.items() if key != name})
 
 
 def test_another_file_is_refused_in_one_line(tmp_path: Path) -> None:

@@ -198,3 +198,9 @@ def test_the_command_reports_on_the_half_that_was_not_fitted(tmp_path: Path) -> 
     assert found["lacking"] == [{"why": "deepseek-ai/GPT-9: no profile covers this model", "rows": 1}]
     assert found["coefficients"].keys() == set(Coefficients.__dataclass_fields__)
     assert plot.read_text().startswith("<?xml")
+
+
+def test_a_plot_that_nobody_can_draw_is_refused_before_the_fit(tmp_path: Path) -> None:
+    rows = tmp_path / "none.csv"
+    done = CliRunner().invoke(validate, ["measured", str(rows), "--plot", str(tmp_path / "out.xyz")])
+    assert "out.xyz: name a file that ends in .png, .svg, .pdf" in str(done.exception)

@@ -156,6 +156,19 @@ def test_rows_never_used_are_those_of_the_other_file_alone(measured: Path, tmp_p
     assert "rows never used" in said
 
 
+@pytest.mark.moderate
+def test_a_file_of_one_model_is_reported_without_leaving_it_out(measured: Path, tmp_path: Path) -> None:
+    said, found = ask(tmp_path, str(measured), "--leave-one-out")
+    assert found["leave_one_out"] == {}
+    assert found["rows"] > 0
+    assert "all rows of the report half" in said
+
+
+def test_rows_without_ids_are_not_taken_for_one_another() -> None:
+    seen, new = replace(ROW, id="", ttft_s=1.0), replace(ROW, id="", ttft_s=2.0)
+    assert report.unseen([seen, new], [seen], Setup(TRUTH), seed=0)["rows"] == 1
+
+
 def test_a_file_of_which_no_row_can_be_simulated_is_refused(tmp_path: Path) -> None:
     rows = write(tmp_path / "rows.csv", [line(replace(ROW, tp=3), Felt(1, 1))])
     done = CliRunner().invoke(validate, ["silicon", str(rows)])
