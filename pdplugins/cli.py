@@ -158,7 +158,8 @@ def _run(application: typer.Typer, name: str) -> None:
         command = get_command(application)
         prepare(command)
         with results_alone() if writes_to_stdout(words) else nullcontext():
-            sys.exit(command(args=words, prog_name=name, standalone_mode=False))
+            code = command(args=words, prog_name=name, standalone_mode=False)
+            sys.exit(code if type(code) is int else 0)  # the command of a plugin may return anything
     except PdpluginsError as error:
         _fail(name, error)
     except (typer.Abort, KeyboardInterrupt):

@@ -340,3 +340,16 @@ def test_ctrl_c_before_a_command_begins_is_no_traceback(where: str, monkeypatch:
     with pytest.raises(SystemExit) as ended:
         cli.main()
     assert ended.value.code == 130
+
+
+@pytest.mark.parametrize(("value", "code"), [("done", 0), (True, 0), (None, 0), (3, 3)])
+def test_what_the_command_of_a_plugin_returns_is_no_failure(
+    value: object, code: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    application = typer.Typer()
+    application.callback()(lambda: None)
+    application.command("hello")(lambda: value)
+    monkeypatch.setattr(sys, "argv", ["pdplugins", "hello"])
+    with pytest.raises(SystemExit) as ended:
+        cli._run(application, "pdplugins")
+    assert ended.value.code == code

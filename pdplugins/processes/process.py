@@ -86,7 +86,13 @@ class Process:
         except BaseException:
             os.close(output)
             raise
-        return cls(name, popen, log, output, on_exit)
+        try:
+            return cls(name, popen, log, output, on_exit)
+        except BaseException:  # nobody would watch it
+            popen.kill()
+            popen.wait()
+            os.close(output)
+            raise
 
     @property
     def pid(self) -> int:

@@ -71,7 +71,7 @@ class Journal(Protocol):
         """Note a decision and what the policy saw. Where decisions are thousands a second, a sample is kept."""
         ...
 
-    def fault(self, kind: Kind, fault: Fault, why: str, error: Exception | None = None) -> None:
+    def fault(self, kind: Kind, fault: Fault, why: str, error: BaseException | None = None) -> None:
         """Count a fault, whether or not it changed a decision."""
         ...
 

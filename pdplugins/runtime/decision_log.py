@@ -58,6 +58,7 @@ class DecisionLog:
     ) -> None:
         if path == Path("-"):
             raise ConfigError("decision log -: it is appended to a file, and moved when it is full; name a file")
+        path = led_to(path)
         self._path = path
         self._clock = clock
         self._most_bytes = most_bytes
@@ -137,6 +138,13 @@ class DecisionLog:
     def _now(self) -> str:
         seconds, rest = divmod(self._clock(), 1)
         return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(seconds)) + f".{int(rest * 1000):03d}Z"
+
+
+def led_to(path: Path) -> Path:
+    """Return the file that a link leads to, beside which the old part is; any other path as it is."""
+    with suppress(OSError):  # whoever opens it says what is wrong
+        return path.resolve() if path.is_symlink() else path
+    return path
 
 
 def old_part(path: Path) -> Path:

@@ -18,7 +18,7 @@ from pdplugins.contracts.power import Flip, GpuView, PowerPlan
 from pdplugins.contracts.workers import Pool, Role, WorkerLoad
 from pdplugins.errors import ConfigError, PdpluginsError, one_line, shown
 from pdplugins.files import is_file, is_folder
-from pdplugins.runtime.decision_log import SCHEMA, old_part
+from pdplugins.runtime.decision_log import SCHEMA, led_to, old_part
 from pdplugins.runtime.records import WHOLE
 
 SCHEMAS = (1, SCHEMA)
@@ -115,7 +115,7 @@ def read(path: Path) -> list[Run]:
     """Read every run of a decision log and of its old part. Raises ConfigError, naming the line, when it is not one."""
     if is_folder(path):
         raise ConfigError(f"{path}: is a folder; name a decision log in it")
-    older = old_part(path)
+    older = old_part(led_to(path))
     runs = _read_part(older) if is_file(older) else []
     for run in _read_part(path):
         same = runs and run.header.get("continued") and runs[-1].header.get("run") == run.header.get("run")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
@@ -17,8 +16,13 @@ from pdplugins.contracts.kinds import Kind
 from pdplugins.errors import PluginError
 from pdplugins.runtime.decision import Fault, Journal
 
+STOPS = (KeyboardInterrupt, SystemExit, GeneratorExit)
+"""What ends the process, or the generator, that asks. Whatever else a policy raises is its fault: a panic of an
+extension in Rust is no `Exception`."""
 LOG_EVERY = 100
 """After the first fault of a kind, one in this many is logged."""
+SHORTEST_S, LONGEST_S = 1e-3, 1e9
+"""Of the interval of a policy."""
 MOST_TRACE = 50_000
 """Most characters of a traceback with what the errors in it say."""
 MOST_TEXT = 300
@@ -43,7 +47,7 @@ class Tally:
         self._journal = journal
         self._log = logging.getLogger(f"pdplugins.{kind}")
 
-    def fault(self, fault: Fault, why: str, error: Exception | None = None) -> None:
+    def fault(self, fault: Fault, why: str, error: BaseException | None = None) -> None:
         """Count `fault`; log the first of its kind with its traceback, then every `LOG_EVERY`-th without."""
         self.faults[fault] += 1
         seen = self.faults[fault]
@@ -76,7 +80,7 @@ class Guard:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool:
-        if not isinstance(error, Exception):
+        if error is None or isinstance(error, STOPS):
             return False
         self._tally.fault(Fault.POLICY_ERROR, raised(self._policy, error), error)
         return True
@@ -130,7 +134,7 @@ class SafePolicy(Generic[P]):
         began = clock()
         try:
             answer = decide()
-        except Exception as error:
+        except BaseException as error:
             fault = self._failed(error)
         took = clock() - began
         tally.calls += 1
@@ -143,14 +147,17 @@ class SafePolicy(Generic[P]):
         began = clock()
         try:
             hear()
-        except Exception as error:
+        except BaseException as error:
             self._failed(error)
             return False
         finally:
             self.tally.ns += clock() - began
         return True
 
-    def _failed(self, error: Exception) -> Fault:
+    def _failed(self, error: BaseException) -> Fault:
+        """Count what the policy has just raised. What stops the process goes on."""
+        if isinstance(error, STOPS):
+            raise error
         self.tally.fault(Fault.POLICY_ERROR, raised(self.policy, error), error)
         return Fault.POLICY_ERROR
 
@@ -159,7 +166,9 @@ class SafePolicy(Generic[P]):
         return Fault.UNSAFE_ANSWER
 
 
-def _trace(error: Exception, why: str) -> Exception | tuple[type[Exception], Exception, TracebackType | None]:
+def _trace(
+    error: BaseException, why: str
+) -> BaseException | tuple[type[BaseException], BaseException, TracebackType | None]:
     """Return what a log shows as the traceback: with `why` in place of the error where its text does not fit there."""
     with suppress(Exception):  # it is of a policy
         text = "".join(format_exception(error))
@@ -168,7 +177,7 @@ def _trace(error: Exception, why: str) -> Exception | tuple[type[Exception], Exc
     return PluginError, PluginError(why), error.__traceback__
 
 
-def raised(policy: object, error: Exception) -> str:
+def raised(policy: object, error: BaseException) -> str:
     """Say in one line that `policy` raised `error`. Never raises."""
     return f"{type(policy).__name__} raised {type(error).__name__}: {one_line(error)}"
 
@@ -182,11 +191,12 @@ def one_line(value: object, most: int = MOST_TEXT) -> str:
 
 
 def interval_of(policy: HasInterval) -> float:
-    """Return the seconds between two calls of `policy`. Raises PluginError when they are not a positive number."""
+    """Return the seconds between two calls of `policy`. Raises PluginError when no host can keep them."""
     interval_s = policy.interval_s
-    if not (isinstance(interval_s, float | int) and math.isfinite(interval_s) and interval_s > 0):
+    if not (isinstance(interval_s, float | int) and SHORTEST_S <= interval_s <= LONGEST_S):
         raise PluginError(
-            f"{type(policy).__name__}: interval_s is {one_line(interval_s)}; let it be a positive number of seconds"
+            f"{type(policy).__name__}: interval_s is {one_line(interval_s)}; "
+            f"let it be a number of seconds from {SHORTEST_S:g} to {LONGEST_S:g}"
         )
     return interval_s
 

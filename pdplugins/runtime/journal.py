@@ -103,7 +103,7 @@ class StandardJournal:
         except Exception as error:  # a full disk or an odd object in what was seen; the decision stands all the same
             self._unwritten(decision.kind, error)
 
-    def fault(self, kind: Kind, fault: Fault, why: str, error: Exception | None = None) -> None:
+    def fault(self, kind: Kind, fault: Fault, why: str, error: BaseException | None = None) -> None:
         """Count a fault. The policy's safe wrapper logs it."""
         self.faults[kind, fault] += 1
         if (metrics := self._tallies[kind].metrics) is not None:
@@ -169,7 +169,9 @@ def build_journal(
     :param capped: keep no more than ``decision_log.most_per_s`` lines a second; a simulation has no need of that.
     :param shadow: nobody follows what the policies of this process decide.
     """
-    wanted = config.decision_log
+    wanted, metrics = config.decision_log, [*metrics]
+    for each in metrics:
+        each.shadow = shadow
     log = None
     if decision_log is not None:
         whole = _with_defaults(config, registry)

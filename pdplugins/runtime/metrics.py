@@ -29,6 +29,7 @@ FAST_BUCKETS_S = (0.000002, 0.000005, 0.00001, 0.000025, 0.00005, 0.0001, 0.0002
 """Of policies that decide for each request or step."""
 READ_S = 10.0
 """How long a client of the metrics may take for each part of its request."""
+CHANGES = ("scale_up", "scale_down", "hold")
 MOST_SIGNALS = 64
 """Signals of one policy that are exported; further names are left out."""
 MOST_NAME = 64
@@ -47,7 +48,10 @@ class Metrics(Collector):
         self._step_s = 0.0
         self._errors: Counter[str] = Counter()
         self._signals: dict[str, float] = {}
-        self._changes: Counter[tuple[str, str]] = Counter()
+        self.shadow = False
+        """Whether nobody follows what is decided."""
+        # From the first scrape on: a rule sees no increase in a series that begins with the event.
+        self._changes = Counter({(role.value, change): 0 for role in Role for change in CHANGES})
         self._workers: dict[str, dict[str, float]] = {"target_replicas": {}, "ready_replicas": {}}
         registry.register(self)
 
@@ -88,6 +92,7 @@ class Metrics(Collector):
     def collect(self) -> Iterator[Metric]:
         """Yield every family with its values now."""
         prefix = self._prefix
+        yield GaugeMetricFamily(prefix + "shadow", "1: nobody follows what is decided; else 0", value=self.shadow)
         signals = GaugeMetricFamily(
             prefix + "signal", "Forecasts and other numbers behind the last decision", labels=["name"]
         )

@@ -19,6 +19,7 @@ from pdplugins.contracts.deployment import Deployment
 from pdplugins.contracts.kinds import Kind
 from pdplugins.errors import ConfigError, printable
 from pdplugins.runtime.assembly import build_deployment
+from pdplugins.runtime.decision import Fault
 from pdplugins.runtime.decision_reader import Entry, Run, read, reading
 from pdplugins.runtime.estimates import PlacementEstimate, attainment
 
@@ -192,7 +193,8 @@ def _text(placement: tuple[str, str, int]) -> str:
 
 def pools_of(run: Run, deployment: Deployment) -> Pools | None:
     """Return what the pools that a planner wanted come to beside those that were there; None without two decisions."""
-    entries = [entry for entry in run.kind(Kind.PLANNER) if entry.view is not None]
+    seen = (entry for entry in run.kind(Kind.PLANNER) if entry.view is not None)
+    entries = [entry for entry in seen if entry.fault != Fault.BAD_METRICS]  # those say nothing of the traffic
     if len(entries) < 2:
         return None
     gaps_s = [(b.now_s or 0.0) - (a.now_s or 0.0) for a, b in pairwise(entries)]

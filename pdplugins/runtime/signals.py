@@ -155,11 +155,13 @@ class SignalBoard:
             return
         self._looked_s = now_s
         found: dict[str, _File] = {}
+        fresh = 0  # files of processes that have ended count for nothing
         try:
             with os.scandir(self._folder) as entries:
                 for entry in islice(entries, MOST_ENTRIES):
-                    if len(found) < MOST_PARTS and self._is_others(entry.name):
-                        found[entry.name] = self._seen(entry, now_s)
+                    if fresh < MOST_PARTS and self._is_others(entry.name):
+                        found[entry.name] = seen = self._seen(entry, now_s)
+                        fresh += seen.said is not None and abs(now_s - seen.said.said_s) <= self._fresh_s
         except OSError as error:
             self.count("read", f"{self._folder}: {error.strerror}")
         self._others = found
@@ -209,7 +211,8 @@ class SignalBoard:
             for entry in islice(entries, MOST_ENTRIES):
                 with suppress(OSError):
                     old = self._wall() - entry.stat(follow_symlinks=False).st_mtime > FORGOTTEN_S
-                    if old and _FILE.fullmatch(entry.name) and entry.is_file(follow_symlinks=False):
+                    ours = _FILE.fullmatch(entry.name.removesuffix(".part") + ".json" * entry.name.endswith(".part"))
+                    if old and ours and entry.is_file(follow_symlinks=False):
                         Path(entry.path).unlink()
 
     # --- checks ---------------------------------------------------------------------------------------------------

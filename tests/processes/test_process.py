@@ -166,3 +166,22 @@ def test_last_words_hold_no_secrets_and_no_control_characters(tmp_path: Path) ->
         assert process.last_words() == "api_key=*** ?[31m http://***@h"
 
     run(work)
+
+
+def test_a_process_that_cannot_be_watched_does_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever started it counts it as refused, and starts it again."""
+    started: list[int] = []
+
+    def refused(pid: int) -> int:
+        started.append(pid)
+        raise OSError(24, "Too many open files")
+
+    monkeypatch.setattr(os, "pidfd_open", refused)
+
+    async def work() -> None:
+        with pytest.raises(OSError, match="Too many open files"):
+            Process.start("a", ["sleep", "60"], env={"PATH": os.environ["PATH"]}, log=tmp_path / "a.log")
+
+    run(work)
+    (pid,) = started
+    assert not Path(f"/proc/{pid}").exists()

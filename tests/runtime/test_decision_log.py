@@ -263,3 +263,17 @@ def test_a_run_whose_beginning_is_lost_is_not_told_to_begin_anew(
     said = "\n".join(explain(path))
     assert "start  no longer in the log; raise decision_log.most_mb to keep more" in said
     assert "5P" not in said.partition("no longer")[2].partition("decisions")[0]
+
+
+def test_a_log_behind_a_link_stays_where_the_link_leads(tmp_path: Path, config: Config, deployment: Deployment) -> None:
+    """Its old part lies beside it, on the disk that has the room."""
+    (tmp_path / "data").mkdir()
+    link, target = tmp_path / "link", tmp_path / "data" / "log"
+    link.symlink_to(target)
+    with DecisionLog(link, config, deployment, START, most_bytes=1) as log:
+        for number in (1, 2, 3):
+            log.write(planned(START), {"view": None}, number)
+    assert link.is_symlink()
+    assert sorted(path.name for path in (tmp_path / "data").iterdir()) == ["log", "log.1"]
+    assert sorted(tmp_path.iterdir()) == [tmp_path / "data", link]
+    assert [entry.number for run in read(link) for entry in run.entries] == [2, 3]

@@ -319,3 +319,28 @@ def test_the_stock_policy_needs_no_help(stream: list[tuple[str, Any]], per_worke
         host.now_s += 1.0
         getattr(host, step)(argument)
     assert not host.safe.faults
+
+
+class Panic(BaseException):
+    """As extensions in Rust raise it."""
+
+
+@pytest.mark.parametrize(("error", "goes_on"), [(Panic(), True), (KeyboardInterrupt(), False), (SystemExit(), False)])
+def test_only_what_ends_the_process_goes_through(error: BaseException, goes_on: bool) -> None:
+    """A gateway asks in one task: with it the queue would stop."""
+
+    class Panics:
+        def on_arrival(self, waiting: Waiting, now_s: float) -> None:
+            pass
+
+        def next(self, *_: Any) -> FlowDecision:
+            raise error
+
+    flow = SafeFlow(Panics(), most_waiting=MOST)  # type: ignore[arg-type]
+    flow.arrived(waiting("a"), 0.0)
+    if goes_on:
+        assert flow.next(FLEET, 0.0, 0) == Go("a")
+        assert flow.faults[Fault.POLICY_ERROR]
+    else:
+        with pytest.raises(type(error)):
+            flow.next(FLEET, 0.0, 0)

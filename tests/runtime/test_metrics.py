@@ -8,9 +8,12 @@ import urllib.request
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
+from pdplugins.config import parse
 from pdplugins.contracts.kinds import Kind
 from pdplugins.errors import HostError
+from pdplugins.runtime.assembly import build_deployment
 from pdplugins.runtime.decision import Fault
+from pdplugins.runtime.journal import build_journal
 from pdplugins.runtime.metrics import Metrics
 
 
@@ -52,3 +55,14 @@ def test_a_signal_of_any_name_leaves_a_page_that_can_be_read() -> None:
     page = generate_latest(registry).decode()
     assert '"good"} 3.0' in page
     assert max(map(len, page.splitlines())) < 300
+
+
+@pytest.mark.parametrize("shadow", [True, False])
+def test_a_planner_that_nobody_has_asked_yet_has_its_series(shadow: bool) -> None:
+    """A rule sees no increase in a series that begins with the event; and none of its rules is for a shadow."""
+    registry = CollectorRegistry()
+    build_journal(parse({}), build_deployment(parse({})), metrics=[Metrics(Kind.PLANNER, registry)], shadow=shadow)
+    sample = registry.get_sample_value
+    assert sample("pdplugins_planner_shadow") == shadow
+    for change in ("scale_up", "scale_down", "hold"):
+        assert sample("pdplugins_planner_decisions_total", {"role": "decode", "kind": change}) == 0

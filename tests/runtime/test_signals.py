@@ -376,3 +376,23 @@ def test_signals_that_raise_what_cannot_be_shown_are_counted() -> None:
     board = SignalBoard()
     assert board.tell("planner", Odd(), 0.0) == {}
     assert board.faults == {"signal": 1}
+
+
+def test_files_of_processes_that_have_ended_take_nobodys_place(tmp_path: Path) -> None:
+    """However a folder lists them."""
+    for number in range(3 * signals.MOST_PARTS):
+        name = f"planner.{900_000_000 + number}.signals.json"
+        says(tmp_path, good(rate=float(number)), name)
+        if number != signals.MOST_PARTS + 7:
+            os.utime(tmp_path / name, (time.time() - 60, time.time() - 60))
+    assert SignalBoard(tmp_path).hear("router", 0.0) == {"rate": signals.MOST_PARTS + 7.0}
+
+
+def test_what_a_killed_process_was_writing_is_removed_long_after(tmp_path: Path) -> None:
+    left, new, other = (tmp_path / name for name in ("flow.12.signals.part", "flow.13.signals.part", "mine.part"))
+    for path in (left, new, other):
+        path.write_text("{")
+    for path in (left, other):
+        os.utime(path, (time.time() - 9999, time.time() - 9999))
+    SignalBoard(tmp_path)
+    assert sorted(tmp_path.iterdir()) == [new, other]
