@@ -17,6 +17,7 @@ from pdplugins.studies.advise.serving import CONFIG, dynamo_script, sglang_scrip
 SGLANG, DYNAMO, KUBERNETES = "sglang.sh", "dynamo.sh", "kubernetes.yaml"
 NAMES = (CONFIG, SGLANG, DYNAMO, KUBERNETES)
 """Files that are written."""
+PROFILE = "profile.json"
 SCRIPT = 0o777
 """Mode of the scripts, less what the user's umask takes away."""
 
@@ -36,6 +37,12 @@ def write(config: Config, model: str | None, about: str, folder: Path) -> Iterat
     :param model: path or Hugging Face name; None leaves it to who runs the files.
     :param about: what was found, in a few lines.
     """
+    folder.mkdir(exist_ok=True)
+    if (own := Path(config.deployment.profile)).suffix == ".json":
+        write_whole(folder / PROFILE, own.read_text(encoding="utf-8"))
+        yield folder / PROFILE, "the profile that the config names; on a cluster put it into the image"
+        deployment = config.deployment.model_copy(update={"profile": PROFILE})
+        config = config.model_copy(update={"deployment": deployment})
     head = "".join(f"# {line}\n" for line in about.splitlines())
     data = yaml.safe_dump(config.model_dump(mode="json", exclude_none=True), sort_keys=False, allow_unicode=True)
     files = (
@@ -44,7 +51,6 @@ def write(config: Config, model: str | None, about: str, folder: Path) -> Iterat
         (DYNAMO, dynamo_script(config, model, about), SCRIPT, "starts Dynamo's frontend and workers"),
         (KUBERNETES, manifest(config, model, about), 0o666, "the same on a cluster"),
     )
-    folder.mkdir(exist_ok=True)
     for name, text, mode, what in files:
         write_whole(folder / name, text, mode)
         yield folder / name, what

@@ -17,6 +17,7 @@ from pdplugins.studies.advise.serving import (
     Way,
     dynamo_options,
     servers,
+    sglang_notes,
     sglang_options,
     way_of,
 )
@@ -37,6 +38,8 @@ def manifest(config: Config, model: str | None, about: str) -> str:
         *about.splitlines(),
         "Replace MODEL and REGISTRY. Written from the published schemas; not run on a cluster.",
     ]
+    if way_of(config) is Way.DUAL:
+        head += sglang_notes(config)
     named = model or "MODEL"
     objects = gateway_objects(config, named) if way_of(config) is Way.DUAL else [graph(config, named)]
     text = yaml.safe_dump_all(objects, sort_keys=False, allow_unicode=True, width=110)

@@ -89,7 +89,7 @@ def sglang_script(config: Config, model: str | None, about: str) -> str:
     way = way_of(config)
     lines = _head(about, "SGLang servers and the gateway on this machine", 'pip install "pdplugins[sglang]"', model)
     lines += [f"# {line}" for line in sglang_notes(config)]
-    if way is Way.DUAL:
+    if way is Way.DUAL or config.batch_scheduler is not None:
         lines += [f"export PDPLUGINS_CONFIG={CONFIG}", ""]
     workers = []
     for server in servers(config):
@@ -106,6 +106,9 @@ def sglang_script(config: Config, model: str | None, about: str) -> str:
 
 def sglang_notes(config: Config) -> Iterator[str]:
     """Yield what these servers do otherwise than the simulation."""
+    if way_of(config) is Way.DUAL and any(server.tp > 1 for server in servers(config)):
+        yield "A dual-role server runs on one GPU so far: with a larger --tp-size these refuse to start, and say so."
+        yield "Take workers of one GPU, or the best advice whose servers have one role each."
     if scales(config):
         yield "Nothing starts or stops servers here: the pools stay as they are at start."
         yield "So the figures above are not for this one."

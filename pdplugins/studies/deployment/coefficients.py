@@ -24,10 +24,10 @@ from pdplugins.policies.ampd.config import AmpdRouterSettings
 from pdplugins.policies.ampd.planning import SHARES, Group, Option
 from pdplugins.policies.ampd.router import AmpdRouter
 from pdplugins.sim.core.engine_settings import EngineSettings
-from pdplugins.sim.core.fleet import Hardware
 from pdplugins.sim.core.records import Record
 from pdplugins.sim.core.settings import SimSettings
 from pdplugins.sim.core.simulation import Simulation
+from pdplugins.sim.core.worker import Hardware
 from pdplugins.sim.run.running import arrival
 from pdplugins.sim.run.setup import sizes_of_both
 from pdplugins.studies.deployment.ideal import Ideal, PartlyLocal

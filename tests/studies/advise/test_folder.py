@@ -15,6 +15,8 @@ import yaml
 from pdplugins.config import Config, load
 from pdplugins.errors import ConfigError
 from pdplugins.gateway.backends import WorkerOption
+from pdplugins.resources import data_dir
+from pdplugins.runtime.assembly import build_deployment
 from pdplugins.studies.advise import folder
 from pdplugins.studies.advise.candidates import Candidate, systems
 from pdplugins.studies.advise.kubernetes import manifest
@@ -142,3 +144,33 @@ def test_looking_at_a_folder_leaves_it_as_it_was(tmp_path: Path) -> None:
     folder.check(tmp_path / "new")
     assert [path.name for path in tmp_path.iterdir()] == ["old"]
     assert [path.read_text() for path in theirs.parent.iterdir()] == ["theirs"]
+
+
+def test_a_profile_of_ones_own_goes_with_the_config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The scripts go into their folder first, and somebody may take that elsewhere."""
+    monkeypatch.chdir(tmp_path)
+    Path("mine.json").write_text((data_dir("profiles") / "h100/llama-3.1-8b.json").read_text())
+    config = CANDIDATES["fixed split"].config
+    deployment = config.deployment.model_copy(update={"profile": "mine.json"})
+    written = [
+        path
+        for path, _ in folder.write(config.model_copy(update={"deployment": deployment}), None, ABOUT, Path("advice"))
+    ]
+    assert Path("advice/profile.json") in written
+    Path("advice").rename("elsewhere")
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert build_deployment(load(Path(folder.CONFIG))).perf is not None
+
+
+def test_a_manifest_says_that_its_servers_do_not_start() -> None:
+    config = CANDIDATES["arrow"].config
+    parts = {role: getattr(config.deployment, role).model_copy(update={"tp": 2}) for role in ("prefill", "decode")}
+    two = config.model_copy(update={"deployment": config.deployment.model_copy(update=parts)})
+    assert "these refuse to start" in manifest(two, None, ABOUT)
+    assert "these refuse to start" in sglang_script(two, None, ABOUT)
+
+
+def test_a_batch_scheduler_reaches_stock_servers_too() -> None:
+    config = CANDIDATES["dopd"].config
+    assert config.batch_scheduler is not None
+    assert "export PDPLUGINS_CONFIG=" in sglang_script(config, None, ABOUT)
