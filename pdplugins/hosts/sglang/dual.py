@@ -22,7 +22,15 @@ from pdplugins.hosts.sglang.limits import refused_arguments, refused_model
 from pdplugins.hosts.sglang.loads import add_roles
 from pdplugins.hosts.sglang.names import CHECK_ARGUMENTS, SCHEDULER
 from pdplugins.hosts.sglang.nixl import NEXT_CHUNK, next_chunk
-from pdplugins.hosts.sglang.older import POP_TRANSFERRED, TIMEOUT_POLL, AbortedTransfers, end_overdue, own_whole_row
+from pdplugins.hosts.sglang.older import (
+    FINISH,
+    POP_TRANSFERRED,
+    TIMEOUT_POLL,
+    AbortedTransfers,
+    end_overdue,
+    own_whole_row,
+    stop_before_length,
+)
 from pdplugins.hosts.sglang.roles import Classifier
 from pdplugins.hosts.sglang.scope import Scopes
 from pdplugins.hosts.sglang.server_mode import prefill_mode
@@ -59,7 +67,9 @@ class DualRole:
         components = "sglang.srt.managers.scheduler_components."
         newer = hasattr(resolve_name(SCHEDULER[:-1]), TIMEOUT_POLL)
         by_version: dict[str, Hook] = (
-            {SCHEDULER + TIMEOUT_POLL: self.timeouts} if newer else {POP_TRANSFERRED: AbortedTransfers().pop}
+            {SCHEDULER + TIMEOUT_POLL: self.timeouts}
+            if newer
+            else {POP_TRANSFERRED: AbortedTransfers().pop, FINISH: stop_before_length}
         )
         return by_version | {
             CHECK_ARGUMENTS: self.check_arguments,

@@ -17,6 +17,23 @@ HOLD_S = 2.0
 """How long that KV cache is held: by then the sending server has heard of the abort and sends no more."""
 
 
+FINISH = "sglang.srt.managers.schedule_batch.Req.update_finish_state"
+"""Decides after each step whether a request has ended, and why."""
+
+
+def stop_before_length(original: Callable[..., Any], request: Any, new_accepted_len: int = 1) -> Any:
+    """Let a token that ends an answer do so also where it is the last one that was asked for.
+
+    The first part of a split answer has a length of its own: without this, the next server would go on behind the end.
+    """
+    full = len(request.output_ids) >= request.sampling_params.max_new_tokens
+    if full and not request.finished() and not request.to_finish:
+        last = request.output_ids[-new_accepted_len:]
+        if request._check_token_based_finish(last):
+            return None
+    return original(request, new_accepted_len)
+
+
 class AbortedTransfers:
     """Holds the KV cache of transfers that were aborted here: it may still be written to. :param clock: seconds."""
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-from pdplugins.hosts.sglang.older import HOLD_S, AbortedTransfers
+import pytest
+
+from pdplugins.hosts.sglang.older import HOLD_S, AbortedTransfers, stop_before_length
 
 
 class Queue:
@@ -60,3 +62,38 @@ def test_without_an_abort_all_is_as_ever() -> None:
 def test_a_receiver_that_tells_nobody_of_an_abort_is_not_held() -> None:
     queue = SimpleNamespace(queue=[SimpleNamespace(req=SimpleNamespace(rid="a"), kv_receiver=object())])
     assert AbortedTransfers().pop(lambda _, rids: rids is None, queue)
+
+
+@pytest.mark.parametrize(
+    ("ids", "most", "finished", "ends"),
+    [
+        ([5, 6, 2], 3, False, "eos"),
+        ([5, 6, 7], 3, False, "length"),
+        ([5, 2, 7], 3, False, "length"),
+        ([5, 2], 3, False, "stock"),
+        ([5, 6, 2], 3, True, "stock"),
+    ],
+)
+def test_the_end_of_an_answer_counts_before_the_length_of_its_part(
+    ids: list[int], most: int, finished: bool, ends: str
+) -> None:
+    """0.5.16 looks at the length first, and the gateway would let another server go on behind the end."""
+    said: list[str] = []
+
+    def check(new: list[int]) -> bool:
+        said.extend(["eos"] * (2 in new))
+        return 2 in new
+
+    request = SimpleNamespace(
+        output_ids=ids,
+        sampling_params=SimpleNamespace(max_new_tokens=most),
+        finished=lambda: finished,
+        to_finish=None,
+        _check_token_based_finish=check,
+    )
+
+    def stock(request: Any, new_accepted_len: int) -> None:
+        said.append("length" if len(request.output_ids) >= most and not finished else "stock")
+
+    stop_before_length(stock, request)
+    assert said == [ends]

@@ -110,6 +110,30 @@ def test_openai_completions_and_logprobs_are_equal(bench: Bench, stream: bool) -
     asyncio.run(run())
 
 
+@everywhere
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_answer_that_ends_where_it_is_split_ends_there(bench: Bench, stream: bool) -> None:
+    """The token that ends it is the last one that the first server is asked for."""
+
+    async def run() -> None:
+        async with stand(bench) as it:
+            ids = prompt_of(random.Random(11), 60)
+            free = (await it.unified("/generate", ask(ids, sampling=GREEDY)))["output_ids"]
+            last = next(place for place in range(2, len(free)) if free[place] not in free[:place])
+            body = ask(ids, sampling={**GREEDY, "ignore_eos": False, "stop_token_ids": [free[last]]})
+            it.told.placements["e"] = Placement(*it.ids[:2], len(ids) + last + 1)
+            want, got = (
+                await it.unified("/generate", body),
+                await it.ask("/generate", body | {"rid": "e", "stream": stream}),
+            )
+            assert got["output_ids"] == want["output_ids"] == free[: last + 1]
+            assert got["text"] == want["text"]
+            assert got["meta_info"]["finish_reason"]["type"] == want["meta_info"]["finish_reason"]["type"] == "stop"
+            assert it.gateway.metrics.primitives.count("head") == 1
+
+    asyncio.run(run())
+
+
 def text_of(data: bytes, *, stream: bool) -> str:
     if not stream:
         return str(json.loads(data)["choices"][0]["text"])
