@@ -62,18 +62,8 @@ class DecisionLog:
         self._path = path
         self._clock = clock
         self._most_bytes = most_bytes
-        at = self._now()
-        self._header = {
-            "schema": SCHEMA,
-            "pdplugins": pdplugins.__version__,
-            "at": at,
-            "run": f"{at} {os.getpid()}",
-            "planner": config.planner.name if config.planner else None,
-            "config": config.model_dump(mode="json"),
-            "deployment": _limits(deployment),
-            "initial": None if initial is None else asdict(initial),
-            **({"shadow": True} if shadow else {}),
-        }
+        self._shadow = shadow
+        self._header = self._made(config, deployment, initial)
         self._owes_header = False
         """Whether the file has been begun, and the disk was full before it had its header."""
         try:
@@ -82,6 +72,27 @@ class DecisionLog:
             self._put(self._header)
         except OSError as error:
             raise ConfigError(f"decision log {path}: {error.strerror}; choose a file that can be written") from None
+
+    def _made(self, config: Config, deployment: Deployment, initial: ScalePlan | None) -> dict[str, Any]:
+        """Return the header of a run that begins now."""
+        at = self._now()
+        return {
+            "schema": SCHEMA,
+            "pdplugins": pdplugins.__version__,
+            "at": at,
+            "run": f"{at} {os.getpid()}",
+            "planner": config.planner.name if config.planner else None,
+            "config": config.model_dump(mode="json"),
+            "deployment": _limits(deployment),
+            "initial": None if initial is None else asdict(initial),
+            **({"shadow": True} if self._shadow else {}),
+        }
+
+    def begin(self, config: Config, deployment: Deployment) -> None:
+        """Begin another run, as the policies have been built anew. Raises OSError when the disk does."""
+        self._header, self._owes_header = self._made(config, deployment, None), True
+        self._put(self._header)
+        self._owes_header = False
 
     def write(self, decision: Decision[Any], seen: Mapping[str, Any], number: int = 1) -> None:
         """Append one decision, or nothing. Raises OSError when the disk does.

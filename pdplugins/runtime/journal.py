@@ -13,6 +13,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -117,6 +118,15 @@ class StandardJournal:
     def decisions(self, kind: Kind) -> int:
         """Return how many decisions there were, kept or not."""
         return self._tallies[kind].decisions
+
+    def begin(self, config: Config, deployment: Deployment) -> None:
+        """Begin another run in the log: the policies have been built anew from `config`."""
+        if self._log is None:
+            return
+        for tally in self._tallies.values():
+            tally.decisions = 0
+        with suppress(OSError):  # a full disk; the next decision tries again
+            self._log.begin(_with_defaults(config, None), deployment)
 
     def close(self) -> None:
         """Close the decision log."""

@@ -439,3 +439,30 @@ def test_a_change_of_the_pools_says_what_it_was_worth(tmp_path: Path, config_dat
 def test_a_folder_is_no_log(name: str) -> None:
     with pytest.raises(ConfigError, match="is a folder; name a decision log in it"):
         read(Path(name))
+
+
+def test_a_policy_that_was_built_anew_begins_another_run(tmp_path: Path, config_data: dict[str, Any], see: See) -> None:
+    """As at a reload of the power daemon: the budget of before is not that of now."""
+    path, journal = tmp_path / "d.jsonl", None
+    gpus = tuple(GpuView(n, Role.PREFILL if n < 4 else Role.DECODE, 500.0, 400.0) for n in range(8))
+    for budget_w in (4800, 4000):
+        config = configs.parse(
+            config_data
+            | {"deployment": config_data["deployment"] | {"gpu_budget": 8}}
+            | {"power": {"name": "rapid", "budget_w": budget_w}}
+        )
+        deployment = build_deployment(config)
+        if journal is None:
+            journal = build_journal(config, deployment, decision_log=path)
+        else:
+            journal.begin(config, deployment)
+        power = build_policies(config, deployment).power()
+        assert power is not None
+        controller = SafePowerController(power, deployment, budget_w=float(budget_w), journal=journal)
+        for tick in range(3):
+            controller.control(gpus, see(100.0 + 5 * tick, 5))
+    assert journal is not None
+    journal.close()
+    code, said = cli(str(path), "--verify")
+    assert code == 0, said
+    assert [[entry.number for entry in run.entries] for run in read(path)] == [[1, 2, 3]] * 2

@@ -39,7 +39,7 @@ from pdplugins.processes.ending import end_within
 from pdplugins.redaction import redact_logs
 from pdplugins.runtime.assembly import build_deployment
 from pdplugins.runtime.decision import Journal
-from pdplugins.runtime.journal import build_journal
+from pdplugins.runtime.journal import StandardJournal, build_journal
 from pdplugins.runtime.metrics import Metrics
 from pdplugins.runtime.policies import build_policies
 from pdplugins.runtime.power import SafePowerController
@@ -262,7 +262,7 @@ def _reload(
     config: Config,
     loop: PowerLoop,
     node: PowerNode,
-    journal: Journal,
+    journal: StandardJournal,
     wanted: threading.Event,
 ) -> None:
     """Read the config again, if that is wanted: the policy, its settings, the SLOs and the budget."""
@@ -277,6 +277,7 @@ def _reload(
     except Exception:  # a policy may raise anything; with this process the caps would go
         log.exception("not reloaded, the old config goes on")
         return
+    journal.begin(new, build_deployment(new))
     loop.controller, node.caps.budget_w = controller, budget_w
     node.fit(time.monotonic())
     log.info("reloaded: %s within %g W", new.power and new.power.name, budget_w)
