@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import date
 from hashlib import sha256
 from math import isfinite
@@ -68,11 +68,16 @@ class Row:
     inference_max: bool
     """Whether InferenceMAX measured it, or aiconfigurator's own runner."""
     fitted: bool
-    """Whether the coefficients are fitted on it; the others are reported on."""
+    """Whether the coefficients are fitted on it, or on a copy of it; the others are reported on."""
     ttft_s: float
     tpot_s: float
     day: date | None = None
     """When it was measured, where the row says so."""
+
+    @property
+    def latencies(self) -> tuple[str, str]:
+        """What copies of a measurement share. Their last digits depend on who printed them."""
+        return f"{self.ttft_s:.9g}", f"{self.tpot_s:.9g}"
 
     @property
     def mode(self) -> str:
@@ -112,15 +117,13 @@ def read_rows(path: Path) -> tuple[list[Row], Skipped]:
             rows.append(_row(raw))
         except LackingError as why:
             skipped[str(why)].append(raw.get("id") or f"line {number}")
-    return rows, dict(skipped)
+    fitted = {row.latencies for row in rows if row.fitted}
+    return [replace(row, fitted=row.latencies in fitted) for row in rows], dict(skipped)
 
 
-def half(ttft_ms: float, tpot_ms: float) -> bool:
-    """Return whether a row is fitted on: by a hash of its latencies, so that copies of a row are in the same half.
-
-    Copies may differ in the last digits, which depend on who printed them.
-    """
-    return sha256(f"{ttft_ms:.9g} {tpot_ms:.9g}".encode()).digest()[0] % 2 == 0
+def half(ttft_ms: str, tpot_ms: str) -> bool:
+    """Return whether a row is fitted on: by a hash of its latencies, so that copies of a row are in the same half."""
+    return sha256(f"{ttft_ms} {tpot_ms}".encode()).digest()[0] % 2 == 0
 
 
 def _row(raw: dict[str, str]) -> Row:
@@ -142,7 +145,6 @@ def _row(raw: dict[str, str]) -> Row:
     else:
         layout = (layout_of(raw, clients) if inference_max else None) or _layout(raw, inference_max)
         pools = Pools(None, (1, layout), guesses_of(raw, layout))
-    ttft_ms, tpot_ms = _ms(raw, "silicon_ttft_ms"), _ms(raw, "silicon_tpot_ms")
     return Row(
         id=raw.get("id", ""),
         model=MODELS[path],
@@ -153,9 +155,9 @@ def _row(raw: dict[str, str]) -> Row:
         clients=clients,
         pools=pools,
         inference_max=inference_max,
-        fitted=half(ttft_ms, tpot_ms),
-        ttft_s=ttft_ms / 1e3,
-        tpot_s=tpot_ms / 1e3,
+        fitted=half(raw["silicon_ttft_ms"], raw["silicon_tpot_ms"]),
+        ttft_s=_ms(raw, "silicon_ttft_ms") / 1e3,
+        tpot_s=_ms(raw, "silicon_tpot_ms") / 1e3,
         day=day_of(raw),
     )
 
