@@ -64,12 +64,12 @@ class DecisionLog:
         self._most_bytes = most_bytes
         self._shadow = shadow
         self._header = self._made(config, deployment, initial)
-        self._owes_header = False
-        """Whether the file has been begun, and the disk was full before it had its header."""
+        self._owed: dict[str, Any] | None = self._header
+        """The header that is to be written before anything else: the disk was full, or the file is new."""
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._file, self._size = _open_after_torn_line(path)
-            self._put(self._header)
+            self._pay()
         except OSError as error:
             raise ConfigError(f"decision log {path}: {error.strerror}; choose a file that can be written") from None
 
@@ -90,9 +90,8 @@ class DecisionLog:
 
     def begin(self, config: Config, deployment: Deployment) -> None:
         """Begin another run, as the policies have been built anew. Raises OSError when the disk does."""
-        self._header, self._owes_header = self._made(config, deployment, None), True
-        self._put(self._header)
-        self._owes_header = False
+        self._header = self._owed = self._made(config, deployment, None)
+        self._pay()
 
     def write(self, decision: Decision[Any], seen: Mapping[str, Any], number: int = 1) -> None:
         """Append one decision, or nothing. Raises OSError when the disk does.
@@ -101,9 +100,7 @@ class DecisionLog:
         """
         if self._size >= self._most_bytes:
             self._rotate()
-        if self._owes_header:
-            self._put({**self._header, "continued": True})
-            self._owes_header = False
+        self._pay()
         self._put(
             {
                 "kind": decision.kind,
@@ -128,6 +125,12 @@ class DecisionLog:
     ) -> None:
         self.close()
 
+    def _pay(self) -> None:
+        """Write the header that is owed. Raises OSError; then it stays owed."""
+        if self._owed is not None:
+            self._put(self._owed)
+            self._owed = None
+
     def _put(self, data: Mapping[str, Any]) -> None:
         line = json.dumps(data, separators=(",", ":")).encode() + b"\n"
         written = self._file.write(line)
@@ -144,7 +147,8 @@ class DecisionLog:
             self._path.replace(old_part(self._path))
         file = self._path.open("ab", buffering=0)
         self._file.close()
-        self._file, self._size, self._owes_header = file, 0, True
+        self._file, self._size = file, 0
+        self._owed = self._owed or {**self._header, "continued": True}
 
     def _now(self) -> str:
         seconds, rest = divmod(self._clock(), 1)

@@ -125,7 +125,7 @@ class StandardJournal:
             return
         for tally in self._tallies.values():
             tally.decisions = 0
-        with suppress(OSError):  # a full disk; the next decision tries again
+        with suppress(Exception):  # a full disk, or an odd object in the settings; the policies go on all the same
             self._log.begin(_with_defaults(config, None), deployment)
 
     def close(self) -> None:

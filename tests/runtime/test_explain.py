@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import re
@@ -25,6 +26,7 @@ from pdplugins.runtime import explain as explaining
 from pdplugins.runtime.assembly import build_deployment
 from pdplugins.runtime.batching import SafeBatchScheduler
 from pdplugins.runtime.decision import Fault
+from pdplugins.runtime.decision_log import DecisionLog
 from pdplugins.runtime.decision_reader import read
 from pdplugins.runtime.flow import SafeFlow
 from pdplugins.runtime.journal import build_journal
@@ -441,8 +443,15 @@ def test_a_folder_is_no_log(name: str) -> None:
         read(Path(name))
 
 
-def test_a_policy_that_was_built_anew_begins_another_run(tmp_path: Path, config_data: dict[str, Any], see: See) -> None:
-    """As at a reload of the power daemon: the budget of before is not that of now."""
+@pytest.mark.parametrize("full", [False, True])
+def test_a_policy_that_was_built_anew_begins_another_run(
+    tmp_path: Path, config_data: dict[str, Any], see: See, monkeypatch: pytest.MonkeyPatch, *, full: bool
+) -> None:
+    """As at a reload of the power daemon: the budget of before is not that of now. The disk may be full just then."""
+
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
     path, journal = tmp_path / "d.jsonl", None
     gpus = tuple(GpuView(n, Role.PREFILL if n < 4 else Role.DECODE, 500.0, 400.0) for n in range(8))
     for budget_w in (4800, 4000):
@@ -455,7 +464,10 @@ def test_a_policy_that_was_built_anew_begins_another_run(tmp_path: Path, config_
         if journal is None:
             journal = build_journal(config, deployment, decision_log=path)
         else:
-            journal.begin(config, deployment)
+            with monkeypatch.context() as patch:
+                if full:
+                    patch.setattr(DecisionLog, "_put", refuse)
+                journal.begin(config, deployment)
         power = build_policies(config, deployment).power()
         assert power is not None
         controller = SafePowerController(power, deployment, budget_w=float(budget_w), journal=journal)
