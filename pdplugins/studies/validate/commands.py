@@ -84,7 +84,8 @@ def measured(
 ) -> None:
     """Predict the measured TTFT and TPOT of mixtures of experts, in one pool of workers or in two.
 
-    Five coefficients are fitted on the rows whose latencies have an even hash, and errors are reported on the others.
+    Five coefficients are fitted on the rows whose latencies have an even hash, and their copies; errors are reported on
+    the others.
     Rows that lack what a simulation needs are counted and named by the reason.
     """
     from pdplugins.studies.measured import report  # noqa: PLC0415 - a command loads what it needs when it runs
