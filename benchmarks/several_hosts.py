@@ -32,6 +32,7 @@ import tempfile
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +42,7 @@ import manifest
 import uvloop
 
 from benchmarks.rig.cluster import INSIDE, Etcd, Hosts, Kept, isolate, lacking
-from benchmarks.rig.verdict import LEASE_S, SLOW_S, complaints, told
+from benchmarks.rig.verdict import LEASE_S, SLOW_S, complaints, longest_gap_s, told
 from pdplugins.config import Config
 from pdplugins.contracts.workers import Role
 from pdplugins.hosts.dynamo.answering import answers
@@ -335,16 +336,15 @@ async def until(what: Callable[[], bool], within_s: float, of: str) -> float:
 async def go_through(cluster: Cluster, clients: Sequence[Client], cut: Cut) -> dict[str, Any]:
     """Cut a link and heal it; return what came of it."""
     starts = {name: kept.starts for name, kept in cluster.kept.items()}
-    began, decided = len(cluster.where), plans(cluster)
+    began, since_s = len(cluster.where), time.time()
     cluster.hosts.cut(cut.host)
     cut_s = time.monotonic()
     await asyncio.sleep(cut.lasts_s)
-    decided_meanwhile = plans(cluster) - decided
     cluster.hosts.heal(cut.host)
     healed_s = time.monotonic()
     back_s = await until(lambda: cluster.settled, READY_S, f"after the cut of {cut.of}")
     await asyncio.sleep(AFTER_S)
-    end_s = time.monotonic() - SLOW_S
+    planless_s, end_s = longest_gap_s(plans_s(cluster), since_s, time.time()), time.monotonic() - SLOW_S
     # The planner may have asked for one worker more or less just now.
     await until(lambda: cluster.settled, READY_S, f"the last plan after the cut of {cut.of}")
     return {
@@ -359,7 +359,7 @@ async def go_through(cluster: Cluster, clients: Sequence[Client], cut: Cut) -> d
             }
             for client in clients
         },
-        "plans_meanwhile": decided_meanwhile,
+        "planless_s": round(planless_s, 1),
         "started_again": {n: k.starts - starts[n] for n, k in cluster.kept.items() if k.starts != starts[n]},
         "workers_started": len(cluster.where) - began,
         "wanted": {role.value: cluster.fleet.wanted(role) for role in Role},
@@ -368,9 +368,10 @@ async def go_through(cluster: Cluster, clients: Sequence[Client], cut: Cut) -> d
     }
 
 
-def plans(cluster: Cluster) -> int:
-    """Return how many decisions our planner has logged."""
-    return sum(len(run.entries) for run in read(cluster.decision_log)) if cluster.decision_log.exists() else 0
+def plans_s(cluster: Cluster) -> list[float]:
+    """Return the wall-clock times of the decisions that our planner has logged."""
+    runs = read(cluster.decision_log) if cluster.decision_log.exists() else ()
+    return [datetime.fromisoformat(entry.at).timestamp() for run in runs for entry in run.entries]
 
 
 @contextlib.asynccontextmanager
@@ -384,7 +385,7 @@ async def running(cluster: Cluster, seed: int) -> AsyncIterator[list[Client]]:
         await until(cluster.answer, READY_S, "frontends")
         tasks.append(asyncio.create_task(cluster.operate()))
         tasks += [asyncio.create_task(client.ask(cluster, seed + n)) for n, client in enumerate(clients)]
-        await until(lambda: plans(cluster) > 0, READY_S, "the planner's first plan")
+        await until(lambda: bool(plans_s(cluster)), READY_S, "the planner's first plan")
         yield clients
     finally:
         for task in tasks:

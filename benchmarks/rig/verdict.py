@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from itertools import pairwise
 from typing import Any
 
 LEASE_S = 20
@@ -11,6 +12,8 @@ SLOW_S = 3.0
 """A request that takes longer counts as one that the cut has hit."""
 HIT_S = 10.0
 """What is sent later than so long after a cut, or after everything is back, has to be served."""
+PLANLESS_S = 10.0
+"""For so long the planner may be silent. It plans every two seconds, and waits two for a frontend that cannot reply."""
 
 
 def told(rows: list[dict[str, Any]], from_s: float) -> dict[str, Any]:
@@ -26,6 +29,12 @@ def told(rows: list[dict[str, Any]], from_s: float) -> dict[str, Any]:
         "longest_s": round(max((row["took_s"] for row in rows), default=0.0), 1),
         "said": sorted({row["said"] for row in lost})[:3],
     }
+
+
+def longest_gap_s(times_s: Iterable[float], since_s: float, until_s: float) -> float:
+    """Return the longest time between `since_s` and `until_s` in which nothing came."""
+    inside = [since_s, *sorted(one for one in times_s if since_s < one < until_s), until_s]
+    return max(later - sooner for sooner, later in pairwise(inside))
 
 
 def complaints(facts: dict[str, Any]) -> Iterator[str]:
@@ -44,8 +53,8 @@ def _wrong(cut: dict[str, Any]) -> Iterator[str]:
     """Yield what did not hold at one cut."""
     if cut["registered"] != cut["wanted"] or cut["registered_twice"]:
         yield f"registered {cut['registered']}, wanted {cut['wanted']}, twice {cut['registered_twice']}"
-    if not cut["plans_meanwhile"] or "planner" in cut["started_again"]:
-        yield "the planner did not go on"
+    if cut["planless_s"] > PLANLESS_S or "planner" in cut["started_again"]:
+        yield f"the planner did not go on: {cut['planless_s']} s without a plan"
     if cut["lasted_s"] < LEASE_S and cut["started_again"]:
         yield f"a cut much shorter than the lease ended {cut['started_again']}"
     for host, client in cut["clients"].items():

@@ -16,7 +16,7 @@ CUT = {
     "lasted_s": 26.0,
     "back_s": 5.0,
     "clients": {"one": {"cut": WELL, "healed": WELL}, "two": {"cut": WELL, "healed": WELL}},
-    "plans_meanwhile": 10,
+    "planless_s": 4.0,
     "started_again": {},
     "wanted": {"prefill": 2, "decode": 2},
     "registered": {"prefill": 2, "decode": 2},
@@ -49,12 +49,18 @@ def test_what_is_decided_too_much_is_noticed(changes: dict[str, Any], said: str)
     assert said in why
 
 
+def test_a_planner_that_is_silent_at_either_end_is_silent() -> None:
+    assert verdict.longest_gap_s([1.0, 12.0, 14.0], 10.0, 20.0) == 6.0
+    assert verdict.longest_gap_s([16.0, 14.0], 10.0, 18.0) == 4.0
+    assert verdict.longest_gap_s([], 10.0, 18.0) == 8.0
+
+
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
         ({"registered": {"prefill": 2, "decode": 3}}, "registered"),
         ({"registered_twice": ["decode-3"]}, "twice"),
-        ({"plans_meanwhile": 0}, "planner"),
+        ({"planless_s": 11.0}, "planner"),
         ({"started_again": {"planner": 1}}, "planner"),
         ({"lasted_s": 8.0, "started_again": {"router-two": 1}}, "much shorter than the lease"),
     ],
