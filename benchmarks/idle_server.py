@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, astuple, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -31,7 +31,7 @@ REPEATS, TURNS = 5, 3
 """Of each such prompt. The layouts take turns, because a machine is not always as fast."""
 SOME_TRANSFER = 1e-3, 1e-7
 """Latency and time per token, where none is measured or needed."""
-PROMPT, STREAM, PACE_S = Ask(0.0, 512, 2), Ask(0.0, 128, 20), 24.0
+PROMPT, SHORT, LONG, PACE_S = Ask(0.0, 512, 2), Ask(0.0, 128, 20), Ask(0.0, 128, 100), 30.0
 """For so long such requests are sent in turns, to see how fast a server is. A neighbour's work comes in bursts."""
 CHUNK = 256
 """Tokens of a step: `servers.FLAGS`."""
@@ -54,55 +54,73 @@ async def ttfts_s(url: str, tokens: int) -> list[float]:
     return found
 
 
+class Slower(NamedTuple):
+    """By how much a server is slower."""
+
+    prefill: float = 1.0
+    fresh: float = 1.0
+    """In the first decode steps after a pause."""
+    decode: float = 1.0
+    """In later ones."""
+
+
+AS_FAST = Slower()
+
+
 @dataclass(frozen=True)
 class Pace:
     """How fast a server is."""
 
     ttft_s: float
+    fresh_s: float
+    """The TPOT of `SHORT`, which comes after a pause."""
     tpot_s: float
+    """That of the tokens that `LONG` has more. The first decode steps after a pause take longer."""
 
     @classmethod
     async def now_and_then(cls, url: str, pause: Callable[[], Awaitable[None]]) -> Pace:
-        """Measure a server that is idle between two requests, as with traffic, and answers as short.
-
-        The first steps after a pause take longer than the later ones.
+        """Measure a server that is idle between two requests, as with traffic.
 
         :param pause: waits until the next request.
         """
-        found: dict[Ask, list[Heard]] = {PROMPT: [], STREAM: []}
+        found: dict[Ask, list[Heard]] = {PROMPT: [], SHORT: [], LONG: []}
         until_s = time.perf_counter() + PACE_S
         async with load.session() as client:
             while time.perf_counter() < until_s:
                 for ask, heard in found.items():
                     await pause()
                     heard.append(await load.send(client, url, ask, _body(ask)))
-        return cls.heard(found[PROMPT], found[STREAM])
+        return cls.heard(*found.values())
 
     @classmethod
-    def heard(cls, prompts: Sequence[Heard], streams: Sequence[Heard]) -> Pace:
+    def heard(cls, prompts: Sequence[Heard], shorts: Sequence[Heard], longs: Sequence[Heard]) -> Pace:
         """Return the means of what a client heard."""
-        ttfts, tpots = [one.ttft_s for one in prompts], [one.tpot_s for one in streams]
-        return cls(*[statistics.fmean(s for s in column if s is not None) for column in (ttfts, tpots)])
+        ttft_s = statistics.fmean(one.ttft_s for one in prompts if one.ttft_s is not None)
+        fresh_s, all_s = (
+            statistics.fmean(one.tpot_s for one in heard if one.tpot_s is not None) for heard in (shorts, longs)
+        )
+        few, many = SHORT.output_tokens - 1, LONG.output_tokens - 1
+        return cls(ttft_s, fresh_s, (many * all_s - few * fresh_s) / (many - few))
 
     @classmethod
     def mean(cls, paces: Sequence[Pace]) -> Pace:
         """Return the mean of several."""
-        return cls(statistics.fmean(one.ttft_s for one in paces), statistics.fmean(one.tpot_s for one in paces))
+        return cls(*map(statistics.fmean, zip(*map(astuple, paces), strict=True)))
 
     def per(self, speed: Speed) -> Pace:
         """Return how many pieces of work the machine does meanwhile: of its cores in prefill, of its memory in decode.
 
         Step times of both phases follow those pieces when the machine becomes faster or slower.
         """
-        return Pace(self.ttft_s / speed.compute_s, self.tpot_s / speed.memory_s)
+        return Pace(self.ttft_s / speed.compute_s, self.fresh_s / speed.memory_s, self.tpot_s / speed.memory_s)
 
     def at(self, speed: Speed) -> Pace:
         """Return the seconds of so many pieces of work."""
-        return Pace(self.ttft_s * speed.compute_s, self.tpot_s * speed.memory_s)
+        return Pace(self.ttft_s * speed.compute_s, self.fresh_s * speed.memory_s, self.tpot_s * speed.memory_s)
 
-    def slower_than(self, other: Pace) -> tuple[float, float]:
-        """Return the factors of prefill and decode."""
-        return self.ttft_s / other.ttft_s, self.tpot_s / other.tpot_s
+    def slower_than(self, other: Pace) -> Slower:
+        """Return by how much it is slower."""
+        return Slower(*(mine / its for mine, its in zip(astuple(self), astuple(other), strict=True)))
 
 
 def measured_profile(url: str, model: Path, out: Path, repeats: int) -> dict[str, Any]:
@@ -146,14 +164,18 @@ class Engine:
         """What it says of the requests that a pace is measured with."""
         prefill, decode = (self.tables[name] for name in ("prefill", "decode"))
         ttft_ms = prefill["raw_ms"][prefill["tokens"].index(PROMPT.prompt_tokens)]
-        context = STREAM.prompt_tokens + STREAM.output_tokens / 2
-        return Pace(ttft_ms / 1e3, float(np.interp(context, decode["context_tokens"], decode["raw_ms"][0])) / 1e3)
+        few, many = SHORT.output_tokens, LONG.output_tokens
+        contexts = [SHORT.prompt_tokens + few / 2, LONG.prompt_tokens + (few + many) / 2]
+        tpots_ms = np.interp(contexts, decode["context_tokens"], decode["raw_ms"][0])
+        return Pace(ttft_ms / 1e3, *map(float, tpots_ms / 1e3))
 
-    def profile(self, transfer: tuple[float, float], slower: tuple[float, float] = (1.0, 1.0)) -> dict[str, Any]:
+    def profile(self, transfer: tuple[float, float], slower: Slower = AS_FAST) -> dict[str, Any]:
         """Return the profile of the engine alone.
 
+        A request that decodes alone has mostly come after a pause; larger batches are of times without pauses.
+
         :param transfer: latency, and time per token.
-        :param slower: by how much prefill and decode are.
+        :param slower: by how much it is.
 
         The simulator cuts prompts into chunks itself, and each chunk takes what a step takes at least. So the prompts
         of several chunks lose that of all but one.
@@ -169,9 +191,13 @@ class Engine:
         }  # fmt: skip
         latency_s, per_token_s = transfer
         link = {"latency_s": latency_s, "bytes_per_s": SHAPE.kv_bytes / per_token_s, "source": here}
-        scale = {"prefill": slower[0], "decode": slower[1], "source": "beside a busy neighbour"}
+        scale = {"prefill": slower.prefill, "decode": slower.decode, "source": "beside a busy neighbour"}
+        of_one, *of_more = self.tables["decode"]["raw_ms"]
+        alone = [round(ms * slower.fresh / slower.decode, 3) for ms in of_one]
         prefill = {"1": table | {"raw_ms": rising}}
-        return self.raw | {"memory": memory, "transfer": link, "scale": scale, "prefill": prefill}
+        decode = {"1": self.tables["decode"] | {"raw_ms": [alone, *of_more]}}
+        found = {"memory": memory, "transfer": link, "scale": scale, "prefill": prefill, "decode": decode}
+        return self.raw | found
 
 
 class Besides(NamedTuple):
@@ -179,7 +205,6 @@ class Besides(NamedTuple):
 
     frontend_s: float = 0.0
     begin_s: float = 0.0
-    end_s: float = 0.0
 
 
 class Late(NamedTuple):
@@ -209,9 +234,8 @@ class Idle:
 
     @property
     def besides(self) -> Besides:
-        """The work on a request besides its steps. One of a token, which has two of them, costs little else."""
-        begin_s, steps_s = self.engine.outside_ms / 1e3, 2 * self.engine.step_ms / 1e3
-        return Besides(self.gateway_s, begin_s, max(self.busy_s["unified"][0] - begin_s - steps_s, 0.0))
+        """The work on a request besides its steps."""
+        return Besides(self.gateway_s, self.engine.outside_ms / 1e3)
 
     def transfer(self, layout: str) -> tuple[float, float]:
         """Return latency and time per token of a hand-over of a layout."""
@@ -242,7 +266,6 @@ class Idle:
             "pace": asdict(self.engine.pace),
             "gateway_ms": round(1e3 * self.gateway_s, 3),
             "begin_ms": round(1e3 * self.besides.begin_s, 3),
-            "end_ms": round(1e3 * self.besides.end_s, 3),
             "hand_over_ms": {name: round(1e3 * latency_s, 3) for name, (latency_s, _) in hand_overs.items()},
             "hand_over_us_per_token": {name: round(1e6 * each_s, 3) for name, (_, each_s) in hand_overs.items()},
             "ttft_ms": {

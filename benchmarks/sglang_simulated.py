@@ -16,16 +16,17 @@ the same requests at the same times, with the engine's settings. What else it is
 one request or one batch at a time, and nothing is fitted to the traffic:
 
 * step times: `pdplugins profile from-endpoint` on one idle stock server;
-* two factors for them, of prefill and of decode: how much slower than that a server of the layout is in the mean while
-  the other one beside it gets half of the layout's requests/s, and it is idle between its own as with the other half.
-  The profile has medians, which pass over a machine's slow spells. All of it runs on the same cores, and a dual-role
-  server looks for hand-overs in each step. Unified servers get requests in turn, so while one has a request the other
-  one is busy more often than else: so are they when their factors are measured. A virtual machine is now faster, now
-  slower, so fixed pieces of work are timed on each core all the while. The factors are those of all rounds, in such
-  pieces, at the speed that the machine has during the traffic;
-* what a request costs outside of the gateway and of steps, which takes the engine's core: before its prompt, what the
-  TTFT of a prompt of one token has more than a decode step; after its answer, what is left of the processor time that
-  the server of such a request takes in all;
+* three factors for them, one of prefill and two of decode: how much slower than that a server of the layout is in the
+  mean while the other one beside it gets half of the layout's requests/s, and it is idle between its own as with the
+  other half. The profile has medians, which pass over a machine's slow spells. All of it runs on the same cores, and a
+  dual-role server looks for hand-overs in each step. The first decode steps after a pause take longer than later ones:
+  a batch of one has the factor of a short answer after a pause, and larger batches have that of the tokens that a long
+  answer has more. Unified servers get requests in turn, so while one has a request the other one is busy more often
+  than else: so are they when their factors are measured. A virtual machine is now faster, now slower, so fixed pieces
+  of work are timed on each core all the while. The factors are those of all rounds, in such pieces, at the speed that
+  the machine has during the traffic;
+* what a request costs outside of the gateway and of steps, which takes the engine's core: what the TTFT of a prompt of
+  one token has more than a decode step;
 * the hand-over: what the TTFT through the two servers of PD has more than that through the unified ones. Arrow chooses
   the decode server after prefill, so its hand-over is asked for late, with a request of its own and a step. What the
   first server computes longer for that than with PD is that step; what it takes longer still is the request's way.
@@ -65,6 +66,7 @@ from idle_server import (
     Idle,
     Late,
     Pace,
+    Slower,
     measured_profile,
     ttfts_s,
 )
@@ -187,8 +189,8 @@ class Run:
         """Return what clients heard."""
         return means([one.ttft_s for one in self.heard], [one.tpot_s for one in self.heard])
 
-    def slower(self, paces: Sequence[Pace]) -> tuple[float, float]:
-        """Return by how much prefill and decode were slower meanwhile than the profile says.
+    def slower(self, paces: Sequence[Pace]) -> Slower:
+        """Return by how much its servers were slower meanwhile than the profile says.
 
         :param paces: of all runs of the layout at this rate.
         """
@@ -274,7 +276,7 @@ class Stand:
                 traffic.cancel()
                 await asyncio.gather(traffic, return_exceptions=True)
 
-    def told(self, name: str, idle: Idle, slower: tuple[float, float]) -> Path:
+    def told(self, name: str, idle: Idle, slower: Slower) -> Path:
         """Write the config of the simulator for a layout."""
         layout = LAYOUTS[NAMES.index(name)]
         transfer = SOME_TRANSFER if layout.name == "unified" else idle.transfer("PD")
@@ -437,7 +439,7 @@ async def rounds(
                 run = await stand.run(name, share * capacities[name], args.seconds, idle, seeds)
                 cells = runs.setdefault((name, share), [])
                 cells.append(run)
-                slower = [round(one, 3) for one in run.slower([run.pace])]
+                slower = {what: round(one, 3) for what, one in run.slower([run.pace])._asdict().items()}
                 told[-1][f"{name} at {share:.0%}: slower"] = slower
                 told[-1][f"{name} at {share:.0%}: speed"] = asdict(run.speed)
                 said = stand.foretold(name, cells)[-1]

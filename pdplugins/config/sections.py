@@ -96,9 +96,6 @@ class SimulationConfig(Section):
     kv_tokens: int | None = Field(None, ge=2, description="KV cache of every worker; what its profile says when absent")
     frontend_s: Work = Field(0.0, description="work of a frontend on each request, one after the other")
     begin_s: Work = Field(0.0, description="work of an engine on each request before its first step there")
-    end_s: Work = Field(
-        0.0, description="work on each request once its part is done: the engine's next step waits for it"
-    )
     first_token: Literal["prefill", "transfer", "decode"] = Field(
         "decode", description="who gives the first token of a request that decodes on another worker, and when"
     )

@@ -86,7 +86,6 @@ def cases(draw: st.DrawFn) -> dict[str, Any]:
         whole_prompts=draw(st.booleans()),
         mixed_step_scale=draw(st.sampled_from([1.0, 0.8, 1.5])),
         begin_s=draw(st.sampled_from([0.0, 0.0, 0.02])),
-        end_s=draw(st.sampled_from([0.0, 0.0, 0.03])),
     )
     sim = SimSettings(
         prefill=draw(st.integers(1, 2)),

@@ -133,7 +133,7 @@ class PlainEngine:
         self.coming = self.preemptions = self.began = 0
         self.most_steps = self.took = 0
         self.times_so_far = 0, 0
-        self.begin_work, self.end_work = ticks(settings.begin_s), ticks(settings.end_s)
+        self.begin_work = ticks(settings.begin_s)
         self.free_at = 0
         self.first_tokens: list[tuple[int, int]] = []
         self.slow = (1.0, 1.0)
@@ -261,9 +261,6 @@ class PlainEngine:
     def begin_work_begins(self) -> None:
         self.free_at = max(self.free_at, self.boundary()) + self.begin_work
 
-    def end_work_begins(self) -> None:
-        self.free_at = max(self.free_at, self.events.now) + self.end_work
-
     def on_step(self, _version: int) -> None:
         if self.dead:
             return
@@ -285,7 +282,6 @@ class PlainEngine:
         leaving = [flight for flight in self.running if flight.emitted == flight.stop]
         self.running = [flight for flight in self.running if flight.emitted < flight.stop]
         for flight in leaving:
-            self.end_work_begins()
             self.part_done(flight)
         self.next()
 
@@ -301,7 +297,6 @@ class PlainEngine:
         if flight.stop:
             self.token(flight)
         if flight.emitted >= flight.stop:
-            self.end_work_begins()
             self.part_done(flight)
         else:
             self.keep(flight)

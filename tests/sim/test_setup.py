@@ -59,7 +59,6 @@ def test_a_key_reaches_the_setting_of_its_name(key: str, value: object) -> None:
         ("block_tokens", 16),
         ("mixed_step_scale", 1.2),
         ("begin_s", 0.01),
-        ("end_s", 0.02),
     ],
 )
 def test_a_key_reaches_the_engines(key: str, value: object) -> None:

@@ -89,7 +89,7 @@ class Engine:
         self.version = 0
         """Version of the next event. Queued events of earlier versions are void."""
         self.step = PrefillStep()
-        self.besides = Besides(ticks(settings.begin_s), ticks(settings.end_s))
+        self.besides = Besides(ticks(settings.begin_s))
         self.most_steps = MANY  # decode steps that may pass before the batch scheduler is asked again
         self.purge = False  # whether some requests have an `error`, so that the next step must give them up
         self.slow = (1.0, 1.0)  # slowdown of prefill, and of decode
@@ -298,7 +298,6 @@ class Engine:
             gone = batch.leaving()
             self.view.load.running_requests -= len(gone)
             for flight in gone:
-                self.besides.ends(self.events.now)
                 self._part_done(flight)
         self._next()
 
@@ -333,7 +332,6 @@ class Engine:
         if flight.stop:
             self.batch.gaps.token(flight, now)
         if flight.emitted >= flight.stop:
-            self.besides.ends(now)
             self._part_done(flight)
         else:
             self.keep(flight)

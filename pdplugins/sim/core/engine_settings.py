@@ -26,5 +26,3 @@ class EngineSettings:
     """Factor on the time that prefill adds to a step with decodes."""
     begin_s: float = 0.0
     """Work on each request before its first step here: it takes the engine's time."""
-    end_s: float = 0.0
-    """And once its part is done: the next step waits for it."""

@@ -31,24 +31,18 @@ class Besides:
     """The work on requests besides their steps. The next step waits until all of it is over.
 
     :param begin: ticks of work on each request before its first step.
-    :param end: and once its part is done.
     """
 
-    __slots__ = ("begin", "end", "over")
+    __slots__ = ("begin", "over")
 
-    def __init__(self, begin: int, end: int) -> None:
+    def __init__(self, begin: int) -> None:
         self.begin = begin
-        self.end = end
         self.over = 0
         """When all of it will be over."""
 
     def begins(self, now: int) -> None:
         """Note the work on a request that begins here, from the end of the step in progress on."""
         self.over = max(self.over, now) + self.begin
-
-    def ends(self, now: int) -> None:
-        """Note the work on a request whose part here is done."""
-        self.over = max(self.over, now) + self.end
 
 
 class DecodeRun:

@@ -73,7 +73,6 @@ def engine_settings(config: Config) -> EngineSettings:
         block_tokens=wanted.block_tokens,
         mixed_step_scale=wanted.mixed_step_scale,
         begin_s=wanted.begin_s,
-        end_s=wanted.end_s,
     )
 
 
