@@ -1,4 +1,4 @@
-"""Fits five coefficients on one half of the rows, and reports the errors on the other."""
+"""Fits four coefficients on one half of the rows, and reports the errors on the other."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from pdplugins.studies.validate.report import NAMELESS
 Floats = NDArray[np.float64]
 BARS = np.array([0.18, 0.08])
 """Errors of TTFT and TPOT that weigh the same in the fit: the bars over all rows."""
-FITTED = ("kernels", "launch_ms", "request_ms", "handoff_ms", "compile_s")
+FITTED = ("kernels", "launch_ms", "request_ms", "handoff_ms")
 """The coefficients that are fitted. The acceptance of guesses stays at its default."""
-STEPS = np.array([0.05, 0.15, 10.0, 50.0, 1.0])
+STEPS = np.array([0.05, 0.15, 10.0, 50.0])
 """Changes of the coefficients for the finite differences of the fit."""
-BOUNDS = (np.array([0.7, 0.0, 0.0, 0.0, 0.0]), np.array([2.0, 5.0, 1000.0, 1000.0, 20.0]))
+BOUNDS = (np.array([0.7, 0.0, 0.0, 0.0]), np.array([2.0, 5.0, 1000.0, 1000.0]))
 ROUNDS = 2
 SOFT = 0.5
 """Errors, in units of their bar, from which on the fit counts them less than squared."""
@@ -46,13 +46,13 @@ def fit(rows: Sequence[Row], seed: int) -> Coefficients:
     """Return the coefficients that bring the simulator closest to `rows`.
 
     A Gauss-Newton fit: logarithms of the predictions are linearised in the coefficients, and the sum of soft absolute
-    errors is minimised, so outliers count little. The TTFT of a row without a warm-up does not count, unless the
-    compilation that it holds is simulated. Raises ConfigError without rows.
+    errors is minimised, so outliers count little. The TTFT of a row without a warm-up does not count.
+    Raises ConfigError without rows.
     """
     if not rows:
         raise ConfigError("validate measured: no row to fit the coefficients on; give a file with more rows")
     want = _logs([Felt(row.ttft_s, row.tpot_s) for row in rows])
-    counts = np.array([[row.warm or row.compiles, True] for row in rows])
+    counts = np.array([[row.warm, True] for row in rows])
     found = np.array([getattr(Coefficients(), name) for name in FITTED])
 
     def logs(values: Floats) -> Floats:

@@ -90,14 +90,6 @@ class Row:
         return not self.inference_max or (self.day is not None and self.day >= WARMS_UP)
 
     @property
-    def compiles(self) -> bool:
-        """Whether kernels were compiled in the time of the measured requests, and every client's first one waited.
-
-        TensorRT-LLM compiles block-FP8 GEMMs when it first meets their shape (DeepGEMM), unless a warm-up did.
-        """
-        return not self.warm and self.engine == "trtllm" and self.model == "deepseek-r1"
-
-    @property
     def source(self) -> str:
         """Model, system and engine."""
         return f"{self.system}/{self.model}-{self.engine}"

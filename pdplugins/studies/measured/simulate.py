@@ -48,8 +48,6 @@ class Coefficients:
     """Milliseconds that every request spends outside the engine before its first token: HTTP, tokens, scheduling."""
     handoff_ms: float = 50.0
     """Milliseconds from the end of prefill to the first token, beyond the bytes, where two workers take part."""
-    compile_s: float = 0.0
-    """Seconds in which kernels are compiled at the start of a run, in rows that `Row.compiles` tells."""
 
     def inside(self, row: Row) -> Coefficients:
         """Return these with the default for each that the engines of `row` know nothing of."""
@@ -67,7 +65,6 @@ EFFECTS = {
     "launches": "steps with prompts wait for their launches",
     "groups": "a prompt takes a step as long as one in every group, but for its experts in two pools",
     "balance": "prompts wait until every group has one",
-    "compilation": "the first request of each client waits until block-FP8 kernels are compiled",
 }
 """What is simulated beyond kernel tables and queues, so that a report can leave out each."""
 
@@ -102,8 +99,6 @@ def touches(effect: str, row: Row) -> bool:
         return row.engine not in GRAPHS_WITH_PROMPTS
     if effect == "balance":
         return balance_of(row) is not None
-    if effect == "compilation":
-        return row.compiles
     _, layout = row.pools.prefill or row.pools.decode
     return groups_of(layout) > 1
 
@@ -114,8 +109,7 @@ def simulate(row: Row, coefficients: Coefficients, seed: int = 0, without: str =
     :param without: one of `EFFECTS` that is left out.
     """
     inside = _simulate(row, coefficients.inside(row), seed, without)
-    compiled_s = coefficients.compile_s / REQUESTS if row.compiles and without != "compilation" else 0.0
-    return Felt(inside.ttft_s + coefficients.request_ms / 1e3 + compiled_s, inside.tpot_s)
+    return Felt(inside.ttft_s + coefficients.request_ms / 1e3, inside.tpot_s)
 
 
 @cache

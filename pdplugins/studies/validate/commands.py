@@ -84,7 +84,7 @@ def measured(
 ) -> None:
     """Predict the measured TTFT and TPOT of mixtures of experts, in one pool of workers or in two.
 
-    Five coefficients are fitted on the rows whose latencies have an even hash, and their copies; errors are reported on
+    Four coefficients are fitted on the rows whose latencies have an even hash, and their copies; errors are reported on
     the others.
     Rows that lack what a simulation needs are counted and named by the reason.
     """

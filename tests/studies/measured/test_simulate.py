@@ -139,35 +139,18 @@ def test_a_layout_without_tables_is_refused() -> None:
 
 
 def test_the_fit_finds_the_coefficients_that_made_the_rows() -> None:
-    true = Coefficients(kernels=1.2, launch_ms=0.4, request_ms=30.0, handoff_ms=80.0, compile_s=4.0)
-    cold = replace(ONE, id="cold", day=date(2025, 12, 15))
-    rows = [replace(row, clients=clients) for row in (ONE, TWO, cold) for clients in (1, 4, 16)]
+    true = Coefficients(kernels=1.2, launch_ms=0.4, request_ms=30.0, handoff_ms=80.0)
+    rows = [replace(row, clients=clients) for row in (ONE, TWO) for clients in (1, 4, 16)]
     felt = report.predict(rows, true, 0)
     rows = [replace(row, ttft_s=one.ttft_s, tpot_s=one.tpot_s) for row, one in zip(rows, felt, strict=True)]
     found = report.fit(rows, 0)
     again = report.predict(rows, found, 0)
     assert [one.tpot_s for one in again] == pytest.approx([one.tpot_s for one in felt], rel=0.02)
     assert [one.ttft_s for one in again] == pytest.approx([one.ttft_s for one in felt], rel=0.05)
-    assert found.compile_s == pytest.approx(4.0, rel=0.1)
     assert found.acceptance == Coefficients().acceptance
 
 
-def test_without_a_warm_up_the_first_requests_wait_for_compilation() -> None:
-    cold = replace(ONE, day=date(2025, 12, 15))
-    other = replace(cold, model="gpt-oss-120b", pools=Pools(None, (1, "tp8"), 0))
-    assert [row.compiles for row in (cold, ONE, other, replace(cold, inference_max=False))] == [
-        True,
-        False,
-        False,
-        False,
-    ]
-    none, some = (simulate(cold, Coefficients(compile_s=seconds)) for seconds in (0.0, 3.0))
-    assert some.ttft_s == pytest.approx(none.ttft_s + 0.3)  # one request in ten
-    assert simulate(cold, Coefficients(compile_s=3.0), without="compilation") == none
-    assert simulate(ONE, Coefficients(compile_s=3.0)) == simulate(ONE, Coefficients())
-
-
-def test_a_ttft_without_a_warm_up_does_not_count_where_no_compilation_is_simulated() -> None:
+def test_a_ttft_without_a_warm_up_does_not_count() -> None:
     cold = [
         replace(ONE, model="gpt-oss-120b", pools=Pools(None, (1, "tp8"), 0), day=date(2025, 12, 15), clients=clients)
         for clients in (1, 4)
