@@ -44,7 +44,7 @@ test: lint  ## Run the linters, the type checker and all tests; those of the sim
 	HYPOTHESIS_PROFILE=quick $(PYTEST) -q --pure tests/sim
 
 test-long: setup  ## Run the tests that take minutes
-	$(PYTEST) -m "long and not alone"
+	$(PYTEST) --timeout 600 -m "long and not alone"
 	$(BIN)/python -m pytest -m alone
 
 SGLANG_VENV := .venv-sglang
@@ -52,7 +52,7 @@ SGLANG_VERSIONS := 0.5.16 0.5.23
 SGLANG_PIP := $(SGLANG_VENV)/bin/pip --disable-pip-version-check install --quiet --no-deps
 
 SGLANG_PYTEST := PDPLUGINS_SGLANG_TREES=$(subst $() ,:,$(foreach v,$(SGLANG_VERSIONS),$(CURDIR)/$(SGLANG_VENV)/sglang-$(v))) \
-	$(SGLANG_VENV)/bin/python -m pytest -m sglang -v --tb=native --durations=10 --session-timeout=3000
+	$(SGLANG_VENV)/bin/python -m pytest -m sglang -v --tb=native --durations=10 --session-timeout=5400
 CLIENT_TESTS := tests/hosts/sglang/gateway/test_clients.py
 SGLANG_ARGS ?=
 

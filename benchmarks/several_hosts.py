@@ -42,7 +42,7 @@ import manifest
 import uvloop
 
 from benchmarks.rig.cluster import INSIDE, Etcd, Hosts, Kept, isolate, lacking
-from benchmarks.rig.verdict import LEASE_S, SLOW_S, complaints, longest_gap_s, told
+from benchmarks.rig.verdict import BRIEF_S, LEASE_S, SLOW_S, complaints, longest_gap_s, told
 from pdplugins.config import Config
 from pdplugins.contracts.workers import Role
 from pdplugins.hosts.dynamo.answering import answers
@@ -89,8 +89,7 @@ class Cut:
     lasts_s: float
 
 
-LONG_S, BRIEF_S = LEASE_S + 6.0, LEASE_S / 4
-"""TCP repeats a renewal that was lost after waits that double, so it comes within about twice the time of a cut."""
+LONG_S = LEASE_S + 6.0
 CUTS = (
     Cut("worker", THREE, LONG_S),
     Cut("router, briefly", TWO, BRIEF_S),
@@ -342,7 +341,7 @@ async def go_through(cluster: Cluster, clients: Sequence[Client], cut: Cut) -> d
     await asyncio.sleep(cut.lasts_s)
     cluster.hosts.heal(cut.host)
     healed_s = time.monotonic()
-    back_s = await until(lambda: cluster.settled, READY_S, f"after the cut of {cut.of}")
+    back_s = await until(lambda: cluster.settled and cluster.answer(), READY_S, f"after the cut of {cut.of}")
     await asyncio.sleep(AFTER_S)
     planless_s, end_s = longest_gap_s(plans_s(cluster), since_s, time.time()), time.monotonic() - SLOW_S
     # The planner may have asked for one worker more or less just now.

@@ -66,6 +66,8 @@ WARM, WARM_S = 0.25, 150.0
 """Share of the run that is warm-up; in a short one so many seconds, but at most half of it."""
 GROWTH_MIB_PER_H, GROWTH_MIB = 32.0, 12.0
 """Memory grows where the low end of the slope's interval is above the first, and all that came above the second."""
+FEW = 3
+"""Moments of which one, just after a stall, may hold more by itself."""
 SPARE = {"files": 8, "threads": 4, "tasks": 8}
 """By which these may grow from the first quiet moment to the last one: idle connections come and go."""
 CACHE_MIB = 2
@@ -273,9 +275,15 @@ class Kill:
 async def kill(stack: Stack, dice: random.Random, kills: list[Kill]) -> None:
     """Kill a worker within the next half a minute, and time its recovery."""
     await asyncio.sleep(dice.uniform(5.0, KILL_S / 2))
-    workers = stack.workers()
-    name = dice.choice(sorted(workers))
-    os.kill(workers[name], signal.SIGKILL)
+    name = ""
+    while not name:
+        workers = stack.workers()
+        name = dice.choice(sorted(workers))
+        try:
+            os.kill(workers[name], signal.SIGKILL)
+        except ProcessLookupError:  # the status is a moment old
+            name = ""
+            await asyncio.sleep(1.0)
     kills.append(Kill(time.monotonic(), name))
     while name in stack.workers():
         await asyncio.sleep(0.1)
@@ -413,7 +421,7 @@ def held(quiet: list[dict[str, dict[str, float]]]) -> Iterator[dict[str, Any]]:
                     "first": counts[0],
                     "last": counts[-1],
                     "low": round(low, 1),
-                    "grows": low > spare,
+                    "grows": low > (spare if len(counts) > FEW else FEW * spare),
                 }
 
 

@@ -87,7 +87,7 @@ def test_a_request_whose_client_leaves_is_logged_once(
         async with stand("unified", token_s=0.05, settings=patient(**{form: True})) as it:
             body = ask(rid="left", stream=stream, count=100)
             with pytest.raises(asyncio.TimeoutError):
-                await asyncio.wait_for(it.post("/generate", body), 0.5)
+                await asyncio.wait_for(it.post("/generate", body), 1.0)
             assert await settled(it.idle)
             await it.post("/generate", ask(rid="stays", count=1))
             assert await settled(lambda: len(caplog.messages) == 2)

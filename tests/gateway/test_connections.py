@@ -272,8 +272,8 @@ def test_what_nobody_reads_stays_with_its_server(monkeypatch: pytest.MonkeyPatch
             sent.set()
 
         async with over(Peer(say, WHOLE)) as post:
-            answer = await post(silence_s=0.05)
-            await asyncio.sleep(0.3)  # longer than a silence may be, which counts from the reading
+            answer = await post(silence_s=0.5)
+            await asyncio.sleep(1.0)  # longer than a silence may be, which counts from the reading
             assert not sent.is_set()
             assert len(await read_whole(answer.readany, size)) == size
             assert await whole(await post()) == b"ok"
@@ -344,7 +344,7 @@ def test_the_timer_of_a_connection_counts_from_what_came_last() -> None:
         async def slowly(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             writer.write(CHUNKS)
             for _ in range(6):
-                await asyncio.sleep(0.1)
+                await asyncio.sleep(0.3)
                 writer.write(b"1\r\nx\r\n")
             writer.write(b"0\r\n\r\n")
 
@@ -353,9 +353,9 @@ def test_the_timer_of_a_connection_counts_from_what_came_last() -> None:
             await reader.read()
 
         async with over(Peer(WHOLE, slowly, stop)) as post:
-            await whole(await post(silence_s=0.3))
-            assert await whole(await post(silence_s=0.3)) == b"x" * 6
-            last = await post(silence_s=0.3)
+            await whole(await post(silence_s=1.5))
+            assert await whole(await post(silence_s=1.5)) == b"x" * 6
+            last = await post(silence_s=1.5)
             assert await last.readany() == b"x"
             with pytest.raises(aiohttp.ServerTimeoutError):
                 await last.readany()

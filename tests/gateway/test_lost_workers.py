@@ -25,7 +25,7 @@ async def one(it: Stand, **more: Any) -> int:
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_reset_connection_costs_no_other_request_anything(workers: int, stream: bool) -> None:
     async def run() -> None:
-        async with stand(*["dual"] * workers, token_s=0.05, settings=patient(rest_s=60)) as it:
+        async with stand(*["dual"] * workers, token_s=0.2, settings=patient(rest_s=60)) as it:
             router = it.route(Fixed())
             router.first = router.second = 0
             waiting = [asyncio.create_task(one(it)) for _ in range(50)]

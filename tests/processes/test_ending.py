@@ -16,7 +16,7 @@ from pdplugins.processes.ending import on_stop
 
 async def main():
     stopped = asyncio.Event()
-    on_stop(lambda number: stopped.set(), 0.5)
+    on_stop(lambda number: stopped.set(), {within_s})
     print("up", flush=True)
     {hang}
     await stopped.wait()
@@ -27,9 +27,11 @@ print("ended", flush=True)
 """
 
 
-def ended(hang: str = "", slow: str = "", number: signal.Signals = signal.SIGTERM) -> tuple[int, str]:
+def ended(
+    hang: str = "", slow: str = "", number: signal.Signals = signal.SIGTERM, within_s: float = 0.5
+) -> tuple[int, str]:
     """The exit code and what it said, of a process that gets a signal."""
-    code = START.format(hang=hang or "pass", slow=slow or "pass")
+    code = START.format(hang=hang or "pass", slow=slow or "pass", within_s=within_s)
     process = subprocess.Popen(
         [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     )
@@ -47,7 +49,7 @@ def ended(hang: str = "", slow: str = "", number: signal.Signals = signal.SIGTER
 @pytest.mark.moderate
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_what_ends_by_itself_is_left_alone(number: signal.Signals) -> None:
-    assert ended(number=number) == (0, "ended\n")
+    assert ended(number=number, within_s=15) == (0, "ended\n")
 
 
 @pytest.mark.moderate

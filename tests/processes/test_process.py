@@ -43,16 +43,14 @@ def test_what_does_not_end_by_itself_is_killed(tmp_path: Path) -> None:
 
     async def work() -> None:
         willing = Process.start("a", ["sleep", "60"], env={"PATH": os.environ["PATH"]}, log=tmp_path / "a.log")
-        stubborn = [
-            Process.start(name, [*PYTHON, STUBBORN], env={}, log=tmp_path / f"{name}.log") for name in ("b", "c")
-        ]
+        stubborn = [Process.start(name, [*PYTHON, STUBBORN], env={}, log=tmp_path / f"{name}.log") for name in "bcdef"]
         while not all(process.log.read_text() for process in stubborn):
             await asyncio.sleep(0.02)
         began = time.monotonic()
-        await stop_all([willing, *stubborn], 0.5)
-        assert time.monotonic() - began < 2
+        await stop_all([willing, *stubborn], 2.0)
+        assert time.monotonic() - began < 8
         assert willing.fate == "was killed by SIGTERM"
-        assert [process.fate for process in stubborn] == ["was killed by SIGKILL"] * 2
+        assert [process.fate for process in stubborn] == ["was killed by SIGKILL"] * 5
 
     run(work)
 

@@ -167,16 +167,16 @@ def test_requests_leave_on_time_whether_or_not_others_came_back() -> None:
 
     async def slow(request: web.Request, number: int) -> web.StreamResponse:
         arrivals.append(time.monotonic())
-        return await stream(request, token("a"), token("b"), ending(2), pause_s=0.3)
+        return await stream(request, token("a"), token("b"), ending(2), pause_s=1.0)
 
     records = asyncio.run(replay(slow, [TraceRequest(at_s, 10, 2) for at_s in (0.0, 0.1, 0.2)]))
-    assert all(gap < 0.25 for gap in (b - a for a, b in pairwise(arrivals)))
+    assert all(gap < 0.8 for gap in (b - a for a, b in pairwise(arrivals)))
     for record in records:
         first, second = record["token_times_s"]
         assert record["error"] is None
         assert record["osl_tokens"] == 2
-        assert 0 <= first - record["arrival_s"] < 0.25
-        assert second - first == pytest.approx(0.3, abs=0.2)
+        assert 0 <= first - record["arrival_s"] < 0.8
+        assert second - first == pytest.approx(1.0, abs=0.7)
 
 
 def test_a_round_of_a_session_waits_for_the_answer_and_its_gap_and_repeats_the_history() -> None:

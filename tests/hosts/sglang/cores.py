@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-RESTS = 1 / 3
+RESTS = 1 / 2
 """What a server may take that has nothing to run, of what a thread that spins takes in the same seconds."""
 CROWDED = 0.5
 """Of a core: where a thread that spins gets less, what others need weighs more, and less of a pause shows."""
