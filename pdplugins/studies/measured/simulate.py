@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from statistics import fmean
@@ -65,8 +65,12 @@ EFFECTS = {
     "launches": "steps with prompts wait for their launches",
     "groups": "a prompt takes a step as long as one in every group, but for its experts in two pools",
     "balance": "prompts wait until every group has one",
+    "requests": "every request spends time outside the engine",
+    "handoffs": "a hand-over takes time beyond that of its bytes",
 }
 """What is simulated beyond kernel tables and queues, so that a report can leave out each."""
+TIMES = {"requests": "request_ms", "handoffs": "handoff_ms"}
+"""Those that are nothing but one of the coefficients."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +103,10 @@ def touches(effect: str, row: Row) -> bool:
         return row.engine not in GRAPHS_WITH_PROMPTS
     if effect == "balance":
         return balance_of(row) is not None
+    if effect == "requests":
+        return True
+    if effect == "handoffs":
+        return row.pools.prefill is not None
     _, layout = row.pools.prefill or row.pools.decode
     return groups_of(layout) > 1
 
@@ -108,6 +116,8 @@ def simulate(row: Row, coefficients: Coefficients, seed: int = 0, without: str =
 
     :param without: one of `EFFECTS` that is left out.
     """
+    if without in TIMES:
+        coefficients, without = replace(coefficients, **{TIMES[without]: 0.0}), ""
     inside = _simulate(row, coefficients.inside(row), seed, without)
     return Felt(inside.ttft_s + coefficients.request_ms / 1e3, inside.tpot_s)
 

@@ -138,6 +138,14 @@ def test_a_layout_without_tables_is_refused() -> None:
     assert "more KV cache" in str(refusal(replace(ONE, isl_tokens=1 << 22)))
 
 
+def test_times_of_requests_and_of_hand_overs_can_be_left_out() -> None:
+    times = Coefficients(request_ms=30.0, handoff_ms=80.0)
+    one, two = (simulate(row, times).ttft_s for row in (ONE, TWO))
+    assert simulate(ONE, times, without="requests").ttft_s == pytest.approx(one - 0.03)
+    assert simulate(TWO, times, without="handoffs").ttft_s == pytest.approx(two - 0.08, rel=0.02)
+    assert simulate(ONE, times, without="handoffs").ttft_s == one
+
+
 def test_the_fit_finds_the_coefficients_that_made_the_rows() -> None:
     true = Coefficients(kernels=1.2, launch_ms=0.4, request_ms=30.0, handoff_ms=80.0)
     rows = [replace(row, clients=clients) for row in (ONE, TWO) for clients in (1, 4, 16)]
