@@ -105,7 +105,8 @@ class Steps:
             return self._local(scheduler, running_batch, None)
         with self._own_chunk(scheduler, role) as other:
             if role is DECODE:
-                return decode_step(scheduler, running_batch)
+                with self._place_kept(scheduler, other):
+                    return decode_step(scheduler, running_batch)
             with self._scopes.enter(PREFILL):
                 if other is None:
                     return scheduler.get_next_disagg_prefill_batch_to_run(running_batch, None)
@@ -127,6 +128,19 @@ class Steps:
             yield chunked
         finally:
             scheduler.chunked_req = chunked
+
+    @contextmanager
+    def _place_kept(self, scheduler: Any, chunked: Any) -> Iterator[None]:
+        """Let decodes that join leave a place for a local prompt in the middle of its chunks, if `chunked` is one.
+
+        It decodes here too, and may share steps with decodes before that. SGLang's buffers have a row for each place.
+        """
+        kept = int(chunked is not None and self._classifier.role_of(chunked) is LOCAL)
+        scheduler.max_running_requests -= kept
+        try:
+            yield
+        finally:
+            scheduler.max_running_requests += kept
 
     def _local(self, scheduler: Any, running_batch: Any, last_batch: Any) -> Any:
         """Run SGLang's scheduler of a server that is not disaggregated: a prefill, or else a decode step."""

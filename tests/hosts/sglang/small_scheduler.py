@@ -100,6 +100,7 @@ class Scheduler:
     running_batch: Batch = field(default_factory=lambda: Batch([], "decode"))
     page_size: int = 1
     free_tokens: int = 10_000
+    max_running_requests: int = 1000
     is_mixed_chunk: bool = True
     is_generation: bool = True
     calls: list[tuple[str, Any]] = field(default_factory=list)
@@ -160,8 +161,9 @@ class Scheduler:
     def get_next_disagg_decode_batch_to_run(self, running_batch: Batch) -> Plan:
         assert self.disaggregation_mode is Mode.DECODE
         assert self.chunked_req is None
-        running_batch.reqs.extend(self.waiting_queue)
-        self.waiting_queue = []
+        places = self.max_running_requests - len(running_batch.reqs)
+        running_batch.reqs.extend(self.waiting_queue[:places])
+        self.waiting_queue = self.waiting_queue[places:]
         return Plan(self.decode_batch(running_batch), running_batch)
 
     def prefill_batch(self) -> Batch | None:

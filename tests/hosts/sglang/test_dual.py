@@ -134,6 +134,19 @@ def test_a_chunk_in_progress_is_hidden_from_decode_steps_and_kept(scheduler: Sch
     assert scheduler.chunked_req.rid == "p"
 
 
+@pytest.mark.parametrize(("prompt", "places"), [(local("l"), 3), (prefill("p"), 4)])
+def test_decodes_leave_a_place_for_a_local_prompt_in_chunks(prompt: Req, places: int) -> None:
+    """It will decode here, and with mixed steps it shares theirs. A prompt for another server will do neither."""
+    scheduler = build(Scheduler(max_running_requests=4))
+    prompt.chunks = 9
+    add(scheduler, prompt)
+    scheduler.step()
+    add(scheduler, *(decode(f"d{number}") for number in range(6)))
+    ran = [scheduler.step() for _ in range(6)]
+    assert max(len(batch.reqs) for batch in ran if batch is not None) == places
+    assert scheduler.max_running_requests == 4
+
+
 def test_a_hand_over_goes_between_the_chunks_of_a_local_prompt(scheduler: Scheduler) -> None:
     """One after each chunk: the prompt gets on as well, and SGLang never sees two prompts in the middle of chunks."""
     prompt = local("l")
