@@ -122,7 +122,7 @@ class Client:
 
 def connections(timeout_s: float) -> aiohttp.ClientSession:
     """Connections to servers; every request ends within `timeout_s`."""
-    connector = aiohttp.TCPConnector(force_close=True)  # a server that stalls closes an idle one as a request comes
+    connector = aiohttp.TCPConnector(keepalive_timeout=KEPT_S)
     return aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(total=timeout_s))
 
 
