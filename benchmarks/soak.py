@@ -275,15 +275,13 @@ class Kill:
 async def kill(stack: Stack, dice: random.Random, kills: list[Kill]) -> None:
     """Kill a worker within the next half a minute, and time its recovery."""
     await asyncio.sleep(dice.uniform(5.0, KILL_S / 2))
-    name = ""
-    while not name:
+    while True:
         workers = stack.workers()
         name = dice.choice(sorted(workers))
-        try:
+        with contextlib.suppress(ProcessLookupError):  # the status is a moment old
             os.kill(workers[name], signal.SIGKILL)
-        except ProcessLookupError:  # the status is a moment old
-            name = ""
-            await asyncio.sleep(1.0)
+            break
+        await asyncio.sleep(1.0)
     kills.append(Kill(time.monotonic(), name))
     while name in stack.workers():
         await asyncio.sleep(0.1)

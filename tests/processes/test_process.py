@@ -102,8 +102,12 @@ def test_what_a_process_has_started_ends_with_it(tmp_path: Path) -> None:
         process = Process.start("a", ["sh", "-c", script], env={"PATH": os.environ["PATH"]}, log=tmp_path / "a.log")
         await process.exited.wait()
         grandchild = Path("/proc", process.log.read_text().strip(), "cmdline")
-        while grandchild.exists() and grandchild.read_bytes():  # a zombie has no command line
+        deadline_s = time.monotonic() + 30
+        while there := grandchild.exists() and grandchild.read_bytes():  # a zombie has no command line
+            if time.monotonic() > deadline_s:
+                break
             await asyncio.sleep(0.02)
+        assert not there
 
     run(work)
 
