@@ -8,7 +8,7 @@ import measured_halves
 import pytest
 
 from pdplugins.studies.measured.simulate import Felt
-from tests.studies.measured.test_simulate import ONE, TWO
+from tests.studies.measured.two_rows import ONE, TWO
 
 
 def test_copies_of_a_measurement_stay_together() -> None:

@@ -14,29 +14,13 @@ from pdplugins.perf.profile import read_profile
 from pdplugins.studies.measured import report
 from pdplugins.studies.measured.engines import group_tokens
 from pdplugins.studies.measured.published import Pools
-from pdplugins.studies.measured.rows import LAYERS, Row
+from pdplugins.studies.measured.rows import LAYERS
 from pdplugins.studies.measured.simulate import EFFECTS, Coefficients, profile_path, refusal, simulate
 from pdplugins.studies.measured.steps import PromptSteps
 from pdplugins.studies.validate.commands import validate
+from tests.studies.measured.two_rows import ONE, TWO
 
 pytestmark = pytest.mark.moderate
-
-ONE = Row(
-    id="one",
-    model="deepseek-r1",
-    system="h200",
-    engine="trtllm",
-    isl_tokens=1024,
-    osl_tokens=64,
-    clients=4,
-    pools=Pools(None, (1, "tp8+ep8"), 0),
-    inference_max=True,
-    fitted=True,
-    ttft_s=0.3,
-    tpot_s=0.012,
-    day=date(2026, 2, 1),
-)
-TWO = replace(ONE, id="two", pools=Pools((1, "tp8+ep8"), (2, "dp8+ep8"), 0))
 
 
 def test_two_pools_spare_decodes_the_prompts_and_cost_a_handoff() -> None:
