@@ -70,7 +70,7 @@ class FusionSettings(BaseModel):
         "sooner",
     )
     gain: float = Field(
-        0.02, ge=0, description="capacity that fewer prefill-only workers, or the present number, may cost"
+        0.03, ge=0, description="capacity that fewer prefill-only workers, or the present number, may cost"
     )
     feedback: float = Field(
         0.02, ge=0, description="capacity that moving workers towards the objective that is missed may cost"

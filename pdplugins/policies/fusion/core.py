@@ -13,6 +13,7 @@ from pdplugins.contracts.workers import Role, WorkerView
 from pdplugins.policies.fusion.composition import MOST_COUNTS, Frontier, Lengths, frontier
 from pdplugins.policies.fusion.config import FusionSettings
 from pdplugins.policies.fusion.costs import Costs, decodes_of
+from pdplugins.policies.fusion.doubt import Cases
 from pdplugins.policies.fusion.drift import BAND, Drift
 from pdplugins.policies.fusion.feedback import Feedback
 from pdplugins.policies.fusion.lengths import MeanLengths
@@ -27,10 +28,8 @@ NEVER = (-1, 0.0)
 AHEAD_SHARE = 0.45
 """Part of the TTFT within which the pool plans, for which prompts may wait on a worker. Beyond capacity they do: what
 waits longer there is late."""
-DOUBT = 1.0
-"""A change of the composition must promise so much more capacity, over the square root of the number of answers."""
 SPARE = 1.15
-"""Rate that the pool must serve with one worker for the longest prompts, over that of the requests."""
+"""Rate that the pool must serve as it is, or with one worker for the longest prompts, over that of the requests."""
 LONG_SHARE = 0.1
 """Part of the TTFT. A prompt that takes longer alone is a long one."""
 TIGHT = 0.8
@@ -98,8 +97,11 @@ class Core:
         if now_s < self._next_s and self.lengths.answered <= self._news:
             return None
         self._news = self.lengths.answered
-        does = self._programme(self.lengths.isl, RESERVE * max(self.lengths.osl, 1.0), kv_capacity_tokens)
-        wanted = self._corrected(does, self._choose(does, workers, present), workers)
+        isl, osl = self.lengths.isl, RESERVE * max(self.lengths.osl, 1.0)
+        cases = Cases(workers, self.lengths.answers, lambda part: self._programme(isl, part * osl, kv_capacity_tokens))
+        does, self.capacity = cases.mean, cases.capacity
+        served = does.rate(present, workers - present)
+        wanted = present if self._has_room(served, now_s) else self._corrected(cases, present, workers)
         if settings.long_prompts:
             wanted = wanted or self._for_long(does, workers, present, now_s)
         self.wanted = max(wanted, min(least, workers - 1))
@@ -123,7 +125,7 @@ class Core:
     def look(self, workers: Sequence[WorkerView], now_s: float) -> None:
         """Learn how long the steps of workers take that only decode, and take in how long answers are."""
         if self.sizes_steps:
-            self.costs.answers(self.lengths.short)
+            self.costs.answers(0.0 if self.feedback.misses_tpot else self.lengths.short)
         elapsed_s, self._looked_s = now_s - self._looked_s, now_s
         for worker in workers:
             load, (decodes, context) = worker.load, decodes_of(worker)
@@ -232,17 +234,10 @@ class Core:
         own_s = self.costs.share_s(max(int(self.lengths.isl or 0.0), 1), int(self.lengths.history))
         return (self.ahead_s + own_s) * slow
 
-    def _choose(self, does: Frontier | Powered, workers: int, present: int) -> int:
-        """Return the present number of workers that prefill only, where it costs little; else the smallest that does.
-
-        While few answers have come their mean may be far off, and a change must promise more.
-        """
-        top = does.best(workers)
-        self.capacity = does.rate(top, workers - top)
-        doubt = DOUBT / math.sqrt(max(self.lengths.answers, 1))
-        if does.rate(present, workers - present) * (1 + self.settings.gain + doubt) >= self.capacity:
-            return present
-        return does.best(workers, self.settings.gain)
+    def _has_room(self, served: float, now_s: float) -> bool:
+        """Tell whether a pool that serves at most `served` requests a second has room, and misses nothing."""
+        rate, _ = self.lengths.lately(now_s)
+        return served >= SPARE * rate > 0 and not self.feedback.misses
 
     def _for_long(self, does: Frontier | Powered, workers: int, present: int, now_s: float) -> int:
         """Return 1 where the longest prompts are in time only on a worker without decodes, and the load leaves one."""
@@ -262,14 +257,13 @@ class Core:
 
         return int(any(map(helped, prompts)))
 
-    def _corrected(self, does: Frontier | Powered, chosen: int, workers: int) -> int:
-        """Return `chosen`, moved towards what is missed: to a number that costs little of the capacity.
+    def _corrected(self, cases: Cases, present: int, workers: int) -> int:
+        """Return the best number, moved towards what is missed: to a number that costs little of the capacity.
 
         Mostly that is the next one. Where the TTFT is short a few that prefill only can be worse than many and than
         none, so fewer may be several fewer. More is one more: with few left to decode a mistake costs most.
         """
-        asks = self.feedback.asks
+        chosen, asks = cases.better(present, self.settings.gain), self.feedback.asks
         towards = range(chosen - 1, -1, -1)[:MOST_COUNTS] if asks < 0 else range(chosen + asks, chosen + 2 * asks)
-        enough = self.capacity / (1 + self.settings.feedback)
-        fits = (moved for moved in towards if moved < workers and does.rate(moved, workers - moved) >= enough)
+        fits = (moved for moved in towards if moved < workers and cases.keeps(moved, self.settings.feedback))
         return next(fits, chosen)

@@ -40,6 +40,16 @@ class Feedback:
             self.tpot_missed += WEIGHT * ((outcome.tpot_s > tpot_s) - self.tpot_missed)
 
     @property
+    def misses(self) -> bool:
+        """Whether an objective is missed."""
+        return max(self.ttft_missed, self.tpot_missed) > MISSED
+
+    @property
+    def misses_tpot(self) -> bool:
+        """Whether TPOT is what is missed."""
+        return self.tpot_missed > max(MISSED, APART * self.ttft_missed)
+
+    @property
     def asks(self) -> int:
         """How many more workers should prefill only: 1 where TTFT is missed, -1 where TPOT is, 0 where neither says.
 
@@ -47,6 +57,4 @@ class Feedback:
         """
         if self.ttft_missed > max(MISSED, APART * self.tpot_missed):
             return -1 if self.full > 0.5 else 1
-        if self.tpot_missed > max(MISSED, APART * self.ttft_missed):
-            return -1
-        return 0
+        return -1 if self.misses_tpot else 0

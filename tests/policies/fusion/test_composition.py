@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from pdplugins.policies.fusion.composition import MOST_COUNTS, Frontier, Lengths, Point, curve
 from pdplugins.policies.fusion.config import FusionSettings
-from pdplugins.policies.fusion.core import RESERVE, Core
+from pdplugins.policies.fusion.core import Core
 from pdplugins.policies.fusion.lengths import EARLY, RECENT
 from pdplugins.runtime.assembly import load_profile
 from pdplugins.testing import deployment, request
@@ -238,20 +238,6 @@ def test_the_operators_composition_stays_until_answers_come(core: Callable[..., 
     silent = core(dwell_s=10.0, prior_tokens=10)
     silent.lengths.began(request("r", 20_000))
     assert [silent.compose(8, 1, 200_000, now_s) for now_s in (0.0, 9.0, 10.0)] == [None, None, 7]
-
-
-def test_a_composition_changes_for_more_than_the_mean_may_be_wrong_by(core: Callable[..., Core]) -> None:
-    """None that prefills only serves a seventh less than five would: eight answers are too few to say so."""
-    few, many = core(dwell_s=0.0), knows(core(dwell_s=0.0), 2000.0, 100.0)
-    for number in range(EARLY):
-        few.lengths.began(request(str(number), 2000))
-        few.lengths.ended(request(str(number)), 100)
-    few.lengths.osl = 100.0
-    top = many.frontier(2000.0, RESERVE * 100.0, 200_000).best(8, many.settings.gain)
-    assert top == 5
-    assert few.compose(8, 0, 200_000, 0.0) == 0
-    assert many.compose(8, 0, 200_000, 0.0) == top
-    assert many.compose(8, top + 1, 200_000, 100.0) == top + 1
 
 
 def test_a_pool_of_thousands_is_looked_at_in_a_bounded_number_of_places(core: Callable[..., Core]) -> None:

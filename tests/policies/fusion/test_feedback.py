@@ -9,6 +9,7 @@ import pytest
 
 from pdplugins.policies.fusion.composition import Frontier, Lengths, Point
 from pdplugins.policies.fusion.core import RESERVE, Core
+from pdplugins.policies.fusion.doubt import Cases
 from pdplugins.policies.fusion.flow import FusionFlow
 from pdplugins.policies.fusion.router import FusionRouter
 from pdplugins.testing import fleet, request
@@ -114,10 +115,10 @@ def test_fewer_may_be_several_fewer_where_the_next_number_is_worse(core: Cores) 
             return (10.0, 8.0, 8.0, 10.0, 8.0, 10.0)[prefill_only]
 
     does, shared = Valley(Lengths(1.0, 1.0), 1.0, (Point(1.0, 0.0),)), core()
-    shared.capacity = 10.0
+    cases = Cases(6, 100, lambda part: does)
     served(shared, 0.1, 0.2)
     assert shared.feedback.asks == -1
-    assert shared._corrected(does, 3, 6) == 0
+    assert shared._corrected(cases, 3, 6) == 0
     served(shared, 9.0, 0.01, 2000)
     assert shared.feedback.asks == 1
-    assert shared._corrected(does, 3, 6) == 3
+    assert shared._corrected(cases, 3, 6) == 3

@@ -187,7 +187,7 @@ def test_a_composition_stays_for_its_dwell_time(core: Cores) -> None:
     wanted = shared.wanted
     assert wanted
     shared.lengths.isl = 100.0
-    shared.lengths.osl = 3000.0
+    shared.lengths.osl = 50_000.0
     workers = fleet(wanted, 8 - wanted)
     for now_s, expected in ((30.0, wanted), (60.0, wanted), (61.0, 0)):
         router.plan_ahead(workers, now_s)
