@@ -2,12 +2,14 @@
 """Where does disaggregation win, by model, SLO and load? Writes the result and the map of where.md.
 
     python benchmarks/where.py --traces DIR [--only b200 strict] [--minutes 4]
+    python benchmarks/where.py --traces DIR --fusion-alone
 
 Each place is a model on four workers, a workload and a TPOT objective, as in fusion's matrix (`fusion/cells.py` says
 how traffic and objectives are made). The three stock systems have the best of their settings on the first half of the
 trace. On the second half, each one's highest rate is found, and every system runs at three shares of the best of them.
 It goes on where it was stopped, also after ``--minutes``. The result is written when all places are done, or with
-``--so-far``, which names those that are not.
+``--so-far``, which names those that are not. After a change of fusion, `--fusion-alone` runs nothing else: all others
+stay as they are in the last result, while their code is the same.
 """
 
 from __future__ import annotations
@@ -27,7 +29,8 @@ import where_map
 from cells import SHOWN, Cell, Hardware
 from measure import command
 from search import Memory, OutOfTimeError, Trial
-from systems import STOCK, systems
+from systems import STOCK, fusion, systems
+from tables import FUSION
 from where_map import LOADS, Row
 
 from pdplugins.errors import PdpluginsError
@@ -50,6 +53,7 @@ WORKLOADS = ("conversation", "code")
 OBJECTIVES = ("strict", "middle", "loose")
 PLUGINS = ("fusion", "arrow", "dynaserve", "ampd", "dopd")
 SEED = SHOWN[0]
+RESULT = "where"
 MEMORY = manifest.RESULTS / ".cells" / "where.jsonl"
 
 
@@ -95,6 +99,18 @@ def examined(place: Place, memory: Memory) -> Row:
     return {**row, "settings": settings, "attainment": attainment, **where_map.verdicts(highest, attainment)}
 
 
+def with_fusion(place: Place, memory: Memory) -> Row:
+    """Run fusion in one place. The others are as in the last result; all run in a place that is not there."""
+    names = {"model": place.hardware, "workload": place.workload, "slo": place.slo}
+    row: Row | None = next((row for row in manifest.read(RESULT)["rows"] if names.items() <= row.items()), None)
+    if row is None:
+        return examined(place, memory)
+    trial = Trial(place, fusion(place), place.lasts_s(row["capacity_rps"]), memory, search.policies(FUSION))
+    points = [trial.at(load * row["capacity_rps"], SEED).attainment for load in LOADS]
+    attainment = {**row["attainment"], FUSION: points}
+    return {**row, "attainment": attainment, **where_map.verdicts(row["highest_rps"], attainment)}
+
+
 def _highest(place: Place, name: str, one: search.Tuned, memory: Memory) -> float:
     """Return the highest rate that a tuned system serves on the half that is shown; the search begins a bit below."""
     if not one.rate:
@@ -129,7 +145,7 @@ def result(rows: Sequence[Row], not_run: Sequence[str] = ()) -> Mapping[str, Any
 def cell(folder: str) -> dict[str, list[Row]]:
     """Return one row, computed again: benchmarks/equality.py."""
     row = examined(Place(DENSE[0], "conversation", "strict", Path(folder).resolve()), Memory())
-    return {"where": [{key: row[key] for key in ("model", "workload", "slo", "capacity_rps", "split_gain")}]}
+    return {RESULT: [{key: row[key] for key in ("model", "workload", "slo", "capacity_rps", "split_gain")}]}
 
 
 def main() -> int:
@@ -138,14 +154,17 @@ def main() -> int:
     parser.add_argument("--traces", type=Path, required=True, help="folder that holds the traces")
     parser.add_argument("--only", nargs="+", default=[], help="parts of the names of the places; nothing is published")
     parser.add_argument("--minutes", type=float, default=float("inf"), help="stop then; go on when called again")
+    parser.add_argument("--fusion-alone", action="store_true", help="take the others from the last result")
     parser.add_argument("--so-far", action="store_true", help="publish what is done, and name the places that are not")
     options = parser.parse_args()
     memory = Memory(MEMORY, time.monotonic() + 60 * options.minutes)
     rows, not_run = [], []
     try:
+        if options.fusion_alone:
+            manifest.check_only(RESULT, FUSION)
         for place in places(options.traces.resolve(), options.only):
             try:
-                rows.append(examined(place, memory))
+                rows.append((with_fusion if options.fusion_alone else examined)(place, memory))
             except OutOfTimeError:
                 not_run.append(place.name)
             else:
@@ -154,7 +173,7 @@ def main() -> int:
         print(f"where.py: {error}", file=sys.stderr)
         return 2
     if rows and not options.only and (options.so_far or not not_run):
-        manifest.write("where", result(rows, not_run))
+        manifest.write(RESULT, result(rows, not_run))
         where_map.draw(rows)
     if not_run:
         print(f"the time is over, {len(not_run)} places are left; call it again to go on")

@@ -123,3 +123,16 @@ def test_one_place_is_made_of_real_runs(folder: Path, monkeypatch: pytest.Monkey
     assert set(row["attainment"]) == {*STOCK, *where.PLUGINS}
     assert max(row["attainment"][name][-1] for name in STOCK) >= 0.85, "the capacity is that of a stock system"
     assert next(where.told(row)).startswith("h100/llama-3.1-70b-fp8 conversation middle: ")
+
+
+def test_fusion_alone_takes_the_others_from_the_last_result(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    place = where.Place("h100/llama-3.1-70b-fp8", "conversation", "middle", folder)
+    last = {"model": place.hardware, "workload": place.workload, "slo": place.slo, "capacity_rps": 10.0}
+    last |= {"highest_rps": HIGHEST, "attainment": attainments(sized=0.7, fusion=0.0)}
+    monkeypatch.setattr(where.manifest, "read", lambda result: {"rows": [{**last, "slo": "strict"}, last]})
+    row = where.with_fusion(place, search.Memory())
+    assert {name: of for name, of in row["attainment"].items() if name != "fusion"} == {
+        name: of for name, of in last["attainment"].items() if name != "fusion"
+    }
+    assert min(row["attainment"]["fusion"]) > 0.9
+    assert row["winners"][-1] == "fusion"
