@@ -48,9 +48,9 @@ class Cases:
         return max(self._rates[0])
 
     def better(self, present: int, gain: float) -> int:
-        """Return `present`, or a number that serves more by `gain` in each of the cases.
+        """Return `present`, or a number that serves more in each of the cases, where one does so by `gain`.
 
-        It is the one whose least gain is the largest, or a smaller one that costs at most `gain` of that.
+        It is the one whose least advantage is the largest, or a smaller one that costs at most `gain` of that.
         """
         now = [max(self._rate(does, present), 1e-9) for does in self._solved]
         cases = zip(*self._rates, strict=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 
 import pytest
@@ -77,7 +76,7 @@ def test_answers_may_be_longer_by_more_than_shorter(answers: int) -> None:
     mean, longer, shorter = parts(answers)
     assert mean == 1 < longer
     assert shorter < 1 < longer * shorter
-    assert (longer, shorter) >= (parts(4 * answers + 4)[1], shorter)
+    assert longer > parts(4 * answers + 4)[1]
 
 
 def answered(shared: Core, count: int, prompt: int, output: int, *, ttft_s: float = 0.1, tpot_s: float = 0.01) -> None:
@@ -122,4 +121,3 @@ def test_nothing_is_saved_while_tpot_is_what_is_missed(core: Cores) -> None:
         shared.look((), 0.0)
         saved_s = shared.costs.most_saved_s(0.0, shared.costs.step_s)
         assert (saved_s > shared.costs.step_s) == saves
-        assert math.isfinite(saved_s)
