@@ -100,8 +100,7 @@ class Core:
         isl, osl = self.lengths.isl, RESERVE * max(self.lengths.osl, 1.0)
         cases = Cases(workers, self.lengths.answers, lambda part: self._programme(isl, part * osl, kv_capacity_tokens))
         does, self.capacity = cases.mean, cases.capacity
-        served = does.rate(present, workers - present)
-        wanted = present if self._has_room(served, now_s) else self._corrected(cases, present, workers)
+        wanted = present if self._has_room(cases.least(present), now_s) else self._corrected(cases, present, workers)
         if settings.long_prompts:
             wanted = wanted or self._for_long(does, workers, present, now_s)
         self.wanted = max(wanted, min(least, workers - 1))

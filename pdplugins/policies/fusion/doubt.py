@@ -47,6 +47,10 @@ class Cases:
         """Requests a second that the best number of workers serves then."""
         return max(self._rates[0])
 
+    def least(self, count: int) -> float:
+        """Return the requests a second that this number of workers serves at most in the worst of the cases."""
+        return min(self._rate(does, count) for does in self._solved)
+
     def better(self, present: int, gain: float) -> int:
         """Return `present`, or a number that serves more in each of the cases, where one does so by `gain`.
 

@@ -113,6 +113,22 @@ def test_a_pool_that_has_room_and_misses_nothing_stays_as_it_is(
     assert (wanted == 1) == stays
 
 
+@pytest.mark.parametrize(("answers", "stays"), [(EARLY, False), (RECENT, True)])
+def test_there_is_room_only_if_there_is_for_longer_answers(core: Cores, answers: int, stays: bool) -> None:
+    """One worker that decodes has room for answers of 1,000 tokens, and none if they are twice as long."""
+    shared = core(dwell_s=0.0)
+    rate = shared.frontier(100.0, 1050.0, 200_000).rate(WORKERS - 1, 1) / 1.5
+    for number in range(2 * answers):
+        asked = request(str(number), 100)
+        shared.lengths.began(asked, number / rate)
+        if number % 2:
+            shared.ended(asked, Outcome(Ending.FINISHED, 1000, 0.1, 0.01))
+    shared.lengths.osl = 1000.0
+    assert shared.lengths.answers == answers
+    wanted = shared.compose(WORKERS, WORKERS - 1, 200_000, 2 * answers / rate)
+    assert (wanted == WORKERS - 1) == stays
+
+
 def test_nothing_is_saved_while_tpot_is_what_is_missed(core: Cores) -> None:
     shared = core()
     shared.sizes_steps = True
