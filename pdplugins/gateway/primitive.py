@@ -38,6 +38,7 @@ class Deviation(StrEnum):
     ROLES = "roles"
     STOCK_SPLIT = "stock_split"
     SEVERAL_ANSWERS = "several_answers"
+    KEPT_APART = "kept_apart"
     DECODE_SPLIT = "decode_split"
     OPEN_SECOND = "open_second"
     WHOLE = "whole"
@@ -53,6 +54,7 @@ _WHY = {
     Deviation.ROLES: "the servers named cannot prefill or decode for each other",
     Deviation.STOCK_SPLIT: "a split needs dual-role servers",
     Deviation.SEVERAL_ANSWERS: "a request with several prompts or answers is not split",
+    Deviation.KEPT_APART: "a prompt with a cache salt, or of a LoRA adapter in the model's name, is not split",
     Deviation.DECODE_SPLIT: "another worker can only go on with token ids and sampling that depends on tokens alone",
     Deviation.WHOLE: "one worker has to serve all of such a request, which cannot be split",
     Deviation.OPEN_SECOND: "a stock prefill server needs its decode server before it begins; the router is asked now",
@@ -105,6 +107,11 @@ class Splittable(Protocol):
     @property
     def one_answer(self) -> bool:
         """Whether it has one prompt and wants one answer."""
+        ...
+
+    @property
+    def pushes(self) -> bool:
+        """Whether KV cache that is computed ahead is where its prompt looks for it."""
         ...
 
     @property
@@ -193,6 +200,8 @@ def _unsplit(split: int, prompt: int, first: WorkerView, second: WorkerView, cal
         return Deviation.STOCK_SPLIT
     if not call.one_answer:
         return Deviation.SEVERAL_ANSWERS
+    if split < prompt and not call.pushes:
+        return Deviation.KEPT_APART
     return Deviation.DECODE_SPLIT if split > prompt and not call.splits_in_decode else None
 
 

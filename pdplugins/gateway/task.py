@@ -244,8 +244,8 @@ class RequestTask:
         async with leg as answer:
             await self._relay.run(answer)
             tokens = self._relay.usage("completion_tokens") or answer.tokens
-        if answer.refused is not None:  # the client has got it; there is nothing to learn from
-            raise RefusedError(answer.refused, b"", "")
+            if answer.refused is not None:  # the client has got it; there is nothing to learn from
+                raise RefusedError(answer.refused, b"", "")  # inside, so that the other leg of a pair ends now
         self._finish(attempt.request, first, second, tokens + len(self._relay.ids))
 
     # --- what the stages need ---------------------------------------------------------------------------------------
@@ -259,6 +259,8 @@ class RequestTask:
         """Return the tokens of history that the worker that decodes has, and the one that prefills has not."""
         session, execution = self._session, attempt.execution
         if session is None or execution.primitive is not Primitive.PAIR or session.bound_worker != execution.second:
+            return 0
+        if not self._call.pushes:
             return 0
         kinds = [self._backend(worker).view.capabilities for worker in (execution.first, execution.second)]
         if not (self._all.settings.transfer_history and all(can is not None and can.splits for can in kinds)):

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import subprocess
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 EC = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1")
+RSA = ("-newkey", "rsa:2048")
 
 
 def openssl(*arguments: str) -> None:
@@ -34,13 +36,13 @@ class Authority:
         )
         return it
 
-    def sign(self, name: str, password: str | None = None) -> tuple[Path, Path]:
+    def sign(self, name: str, password: str | None = None, kind: Sequence[str] = EC) -> tuple[Path, Path]:
         """Make a certificate for 127.0.0.1; return it and its key."""
         certificate, key, request = (self.folder / f"{name}.{end}" for end in ("pem", "key", "csr"))
         extensions = self.folder / "extensions"
         extensions.write_text("subjectAltName=IP:127.0.0.1,DNS:localhost\nauthorityKeyIdentifier=keyid\n")
         secret = ("-nodes",) if password is None else ("-passout", f"pass:{password}")
-        openssl("req", *EC, *secret, "-keyout", str(key), "-out", str(request), "-subj", f"/CN={name}")
+        openssl("req", *kind, *secret, "-keyout", str(key), "-out", str(request), "-subj", f"/CN={name}")
         openssl(
             *("x509", "-req", "-in", str(request), "-CA", str(self.certificate), "-CAkey", str(self.folder / "ca.key")),
             *("-out", str(certificate), "-days", "2", "-extfile", str(extensions)),

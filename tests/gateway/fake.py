@@ -169,6 +169,8 @@ class FakeWorker:
         """By path, where not 200."""
         self.piece_bytes = 0
         """Streams: bytes of one write, where not a whole event."""
+        self.ends_after_s = 0.0
+        """Streams: how long after the last event the body ends."""
         self.endless: bytes | None = None
         """Streams: what it says for ever."""
         self.key: str | None = None
@@ -398,6 +400,7 @@ class FakeWorker:
                     await asyncio.sleep(0)
         self.held.append(ids + answer)
         await response.write(b"data: [DONE]\n\n")
+        await asyncio.sleep(self.ends_after_s)
         return response
 
     def _answer_of(self, ids: list[int], count: int) -> list[int]:

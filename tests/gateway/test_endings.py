@@ -10,6 +10,7 @@ import pytest
 
 from tests.gateway.fake import answer_of, settled
 from tests.gateway.rig import JSON, PROMPT, Fixed, ask, fast, stand
+from tests.gateway.sockets import message, sockets
 
 PLACED = {"pair": (0, 1, None), "local": (1, 1, None), "push": (0, 1, 20), "head": (0, 1, 63), "open": (0, None, None)}
 
@@ -114,6 +115,25 @@ def test_a_request_whose_client_leaves(kind: str, stream: bool) -> None:
             assert 0 < tokens < 50 if stream else tokens == 0
             assert await settled(it.idle)
             assert len(router.endings) == 1
+
+    asyncio.run(run())
+
+
+def test_a_client_that_leaves_with_the_whole_answer_has_got_it() -> None:
+    """The worker's stream ends a while after its last event, for which no client waits."""
+
+    async def run() -> None:
+        async with stand("unified") as it:
+            it.workers[0].ends_after_s = 0.3
+            router: Fixed = it.route(Fixed())
+            async with sockets(it.gateway.url) as connect:
+                reader, writer = await connect()
+                writer.write(message(stream=True, session_id="s", rid="a"))
+                await reader.readuntil(b"0\r\n\r\n")
+                writer.close()
+            assert await settled(lambda: bool(router.endings))
+            assert router.endings == [("a", "finished", 9)]
+            assert len(it.gateway.serving.sessions) == 1
 
     asyncio.run(run())
 

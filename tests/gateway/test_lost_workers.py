@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from aiohttp import web
 
-from tests.gateway.fake import answer_of, settled
-from tests.gateway.rig import PROMPT, Fixed, Stand, ask, patient, stand
+from tests.gateway.fake import FakeWorker, Rooms, answer_of, settled
+from tests.gateway.rig import PROMPT, Fixed, Stand, ask, over, patient, stand
 
 pytestmark = pytest.mark.moderate
 
@@ -49,6 +50,36 @@ def test_a_reset_in_the_middle_of_a_stream_is_no_lost_worker() -> None:
             it.workers[1].faults.die_after_tokens, it.workers[1].faults.times = 3, 1
             assert (await it.stream("/generate", ask()))[-1]["output_ids"] == answer_of(PROMPT, 9)
             assert all(backend.alive for backend in it.gateway.backends.all)
+
+    asyncio.run(run())
+
+
+class Frozen(FakeWorker):
+    """Says nothing any more once it is asked for token ids."""
+
+    asked = False
+
+    async def _tokenize(self, request: web.Request) -> web.Response:
+        self.asked = True
+        await asyncio.Event().wait()
+        return await super()._tokenize(request)
+
+    async def _loads(self, request: web.Request) -> web.Response:
+        if self.asked:
+            await asyncio.Event().wait()
+        return await super()._loads(request)
+
+
+def test_who_waits_for_token_ids_of_a_lost_worker_moves_on() -> None:
+    async def run() -> None:
+        rooms = Rooms()
+        workers = [await Frozen("dual", rooms, 9000).start(), await FakeWorker("dual", rooms, 9001).start()]
+        async with over(workers, settings=patient(poll_timeout_s=0.3)) as it:
+            it.route(Fixed()).split = 5
+            status, _ = await asyncio.wait_for(it.post("/generate", ask("hello " * 20)), 20)
+            assert status == 200
+            assert workers[0].asked
+            assert it.faults["worker_failed"] == 1
 
     asyncio.run(run())
 

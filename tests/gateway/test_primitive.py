@@ -30,6 +30,7 @@ class Call:
     one_answer: bool = True
     splits_in_decode: bool = True
     whole: str | None = None
+    pushes: bool = True
 
 
 def workers(*kinds: str) -> tuple[WorkerBook, ...]:
@@ -91,6 +92,9 @@ def test_a_request_that_cannot_be_split_is_not() -> None:
     chat = resolved(Placement("w0", "w1", 120), "dual", "dual", call=Call(splits_in_decode=False))
     assert chat == (pair, Deviation.DECODE_SPLIT)
     assert resolved(Placement("w0", "w1", 40), "dual", "dual", call=Call(splits_in_decode=False))[1] is None
+    salted = Call(pushes=False)
+    assert resolved(Placement("w0", "w1", 40), "dual", "dual", call=salted) == (pair, Deviation.KEPT_APART)
+    assert resolved(Placement("w0", "w1", 120), "dual", "dual", call=salted)[1] is None
 
 
 @pytest.mark.parametrize("second", ["w0", "w1", None])

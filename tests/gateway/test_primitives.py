@@ -131,6 +131,24 @@ def test_a_plain_completion_can_be_split_inside_decode(incremental: bool) -> Non
     asyncio.run(run())
 
 
+@pytest.mark.parametrize("more", [{"model": "fake:adapter"}, {"cache_salt": "a tenant's"}])
+@pytest.mark.parametrize("split", [30, 63])
+def test_a_prompt_whose_kv_cache_is_kept_apart_is_not_split(more: dict[str, str], split: int) -> None:
+    """On /generate, and in a push, nothing would say which adapter, or whose KV cache, it is."""
+
+    async def run() -> None:
+        async with stand("dual", "dual") as it:
+            it.route(Fixed()).split = split
+            body = {"model": "fake", "prompt": PROMPT, "max_tokens": 9, "temperature": 0, **more}
+            status, whole = await it.post("/v1/completions", body)
+            assert (status, whole["choices"][0]["text"]) == (200, text_of(answer_of(PROMPT, 9)))
+            assert [len(worker.seen) for worker in it.workers] == [1, 1]
+            assert all(more.items() <= seen.items() for worker in it.workers for seen in worker.seen)
+            assert it.faults["refused_kept_apart" if split < len(PROMPT) else "refused_decode_split"] == 1
+
+    asyncio.run(run())
+
+
 def test_a_router_may_leave_the_second_worker_open_until_prefill_is_done() -> None:
     async def run() -> None:
         async with stand("dual", "dual") as it:

@@ -22,25 +22,34 @@ class ServerTls:
     def __init__(self, certificate: Path, key: Path) -> None:
         self._certificate = certificate
         self._key = key
-        self.context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        self.context.minimum_version = ssl.TLSVersion.TLSv1_2
-        self.context.set_alpn_protocols(["http/1.1"])
-        self.reload()
+        self.context = self._now = self._read()
+        """What listens. Its connections take the certificate of now."""
+        self.context.sni_callback = self._take
 
     def reload(self) -> None:
         """Read the files again; connections from now on use them. Raises ConfigError, and then the ones before hold.
 
-        A fresh context reads them first: OpenSSL drops the key before when it takes a certificate that the new key does
-        not fit.
+        Each time into a fresh context: one has a certificate for each kind of key, so that an RSA key would not replace
+        an ECDSA key.
         """
+        self._now = self._read()
+
+    def _take(self, connection: ssl.SSLObject, name: str | None, context: ssl.SSLContext) -> None:
+        """Let a new connection use the certificate of now; OpenSSL asks here also where a client names no server."""
+        connection.context = self._now
+
+    def _read(self) -> ssl.SSLContext:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        context.set_alpn_protocols(["http/1.1"])
         try:
-            for context in (ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), self.context):
-                context.load_cert_chain(self._certificate, self._key, password=lambda: b"")
+            context.load_cert_chain(self._certificate, self._key, password=lambda: b"")
         except (OSError, ssl.SSLError) as error:
             raise ConfigError(
                 f"--tls-cert {self._certificate}, --tls-key {self._key}: {one_line(error)}; give a PEM certificate "
                 "chain and its key, without a password"
             ) from None
+        return context
 
 
 def worker_tls(authorities: Path | None) -> ssl.SSLContext:

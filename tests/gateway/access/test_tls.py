@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import ssl
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from pdplugins.gateway.access.tls import ServerTls, worker_tls
 from pdplugins.gateway.access.worker_keys import WorkerKey, WorkerKeys
 from pdplugins.gateway.clients import LEAST_IDLE_S, MOST_REFUSED
 from tests.gateway.access.rig import KEY, with_key
-from tests.gateway.certificates import Authority
+from tests.gateway.certificates import EC, RSA, Authority
 from tests.gateway.fake import FakeWorker, Rooms, settled
 from tests.gateway.rig import Stand, ask, fast, over, patient, stand
 
@@ -81,8 +82,11 @@ def test_a_worker_with_a_certificate_of_a_stranger_gets_nothing(
     assert "certificate verify failed" in told[0].lower()
 
 
-def test_a_new_certificate_is_used_from_the_next_connection_on(authority: Authority, tmp_path: Path) -> None:
-    first, second = authority.sign("first"), authority.sign("second")
+@pytest.mark.parametrize("kind", [EC, RSA], ids=["the same kind of key", "another kind"])
+def test_a_new_certificate_is_used_from_the_next_connection_on(
+    authority: Authority, tmp_path: Path, kind: Sequence[str]
+) -> None:
+    first, second = authority.sign("first"), authority.sign("second", kind=kind)
     files = tmp_path / "cert.pem", tmp_path / "key.pem"
 
     def put(pair: tuple[Path, Path]) -> None:

@@ -166,6 +166,16 @@ class Call:
         return next((name for name in TOLD_BY_PREFILL if fields.get(name)), None)
 
     @property
+    def pushes(self) -> bool:
+        """Whether KV cache that is computed ahead is where its prompt looks for it: a push has no salt or adapter."""
+        return not self._names_adapter and not self.fields.get("cache_salt")
+
+    @property
+    def _names_adapter(self) -> bool:
+        """Whether its model is ``base:adapter``, as SGLang reads it in OpenAI's API but not in ``/generate``."""
+        return self.path != GENERATE and ":" in (self.model or "")
+
+    @property
     def splits_in_decode(self) -> bool:
         """Whether another worker can go on in the middle of its answer, perhaps asked by ``/generate``."""
         return self.continuable or self.as_generate() is not None
@@ -193,7 +203,7 @@ class Call:
     def as_generate(self) -> Call | None:
         """Return a completion as the same request to `/generate`; None when it is no completion, or not a plain one."""
         fields, prompt = self.fields, self.prompt
-        if self.path != COMPLETIONS or prompt is None or fields.get("n", 1) != 1:
+        if self.path != COMPLETIONS or prompt is None or fields.get("n", 1) != 1 or self._names_adapter:
             return None
         if not _only(fields, PLAIN_COMPLETION) or not _plain_options(fields.get("stream_options")):
             return None

@@ -17,7 +17,7 @@ from pdplugins.gateway.engines.sglang import calls, protocol
 from pdplugins.gateway.engines.sglang.calls import Call
 from pdplugins.gateway.engines.sglang.completions import CompletionsReply
 from pdplugins.gateway.engines.sglang.fields import Fields
-from pdplugins.gateway.engines.sglang.legs import Legs
+from pdplugins.gateway.engines.sglang.legs import Legs, silence
 from pdplugins.gateway.engines.sglang.public import model_of, public
 from pdplugins.gateway.engines.sglang.relay import Relay
 from pdplugins.gateway.engines.sglang.reports import facts_of, report_of, texts_of, tokens_of
@@ -91,7 +91,11 @@ class SglangEngine:
         if call.path == protocol.CHAT:
             assert isinstance(call.fields, Fields)  # noqa: S101 - only a client's own request is a chat
             question = {key: raw for key in TEMPLATE_FIELDS if (raw := call.fields.raw(key)) is not None}
-        said = await self.upstream.ask(backend, protocol.TOKENIZE, question)
+        try:
+            async with backend.waits.within(self._settings.first_token_s):
+                said = await self.upstream.ask(backend, protocol.TOKENIZE, question)
+        except TimeoutError:
+            raise silence(backend, "token ids", self._settings.first_token_s) from None
         try:
             return tokens_of(said)
         except ValueError as error:

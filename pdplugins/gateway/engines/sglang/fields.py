@@ -34,7 +34,7 @@ KNOWN = (
     *OURS,
     *OPAQUE,
     FIELD,
-    *("model", "rid", "session_id", "user", "stream", "stream_options", "extra_key", "lora_path"),
+    *("model", "rid", "session_id", "user", "stream", "stream_options", "extra_key", "lora_path", "cache_salt"),
     *("return_logprob", "sampling_params", "n", "max_tokens", "max_completion_tokens", "min_tokens", "ignore_eos"),
     *("stop", "stop_token_ids", "temperature", "top_p", "top_k", "min_p", "seed", "skip_special_tokens"),
     *("no_stop_trim", "echo", "logprobs", "logprob_start_len", "beam_width"),

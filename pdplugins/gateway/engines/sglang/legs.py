@@ -142,7 +142,7 @@ class Legs:
             if isinstance(error, TimeoutError):
                 if aside is not None and aside.done():
                     aside.result()
-                raise _silence(backend, "token", self._first_token_s) from None
+                raise silence(backend, "token", self._first_token_s) from None
             raise
 
     async def _prefill(self, backend: Backend, work: Work[Call], body: bytes, rid: str) -> bytes:
@@ -160,7 +160,7 @@ class Legs:
         except BaseException as error:
             self._upstream.drop(backend, rid, None)
             if isinstance(error, TimeoutError):
-                raise _silence(backend, "prefill", self._first_token_s) from None
+                raise silence(backend, "prefill", self._first_token_s) from None
             raise
         else:
             return reply
@@ -179,7 +179,8 @@ def _body(work: Work[Call], rid: str, fields: Mapping[str, Any] = NONE) -> bytes
     return protocol.splice(work.body, {**fields, **priority, "rid": rid})
 
 
-def _silence(backend: Backend, what: str, seconds: float) -> WorkerFailedError:
+def silence(backend: Backend, what: str, seconds: float) -> WorkerFailedError:
+    """Return the failure of a worker that has not said `what` for so long, or is lost."""
     why = f"no {what} for {seconds:g} s" if backend.alive else f"no {what}, and it does not say its load"
     return WorkerFailedError(backend.id, why, silent=True)
 

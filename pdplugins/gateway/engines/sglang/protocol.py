@@ -116,6 +116,12 @@ def failure(said: Mapping[str, Any]) -> dict[str, Any] | None:
     return None if status is None else {"message": reason.get("message"), "code": whole(status)}
 
 
+def refusal(data: bytes) -> bytes:
+    """Return what an answer that is an error says, as JSON; all of it where no event is one."""
+    said = (event for event in events(data) if ERROR_EVENT in event or ABORTED in event)
+    return next(said, data).removeprefix(EVENT_START)
+
+
 def meta_of(said: Mapping[str, Any]) -> dict[str, Any]:
     """Return the ``meta_info`` of an answer of ``/generate``, which may be missing. Raises OddAnswerError.
 

@@ -97,8 +97,6 @@ class Answer:
         if self._first:
             piece, self._first = self._first, b""
         elif self.ended:
-            if not self.response.ended:  # read to its end, a connection can be used again
-                await self._to_end()
             return b""
         else:
             piece = await self._events("the stream broke off")
@@ -136,12 +134,13 @@ class Answer:
         if not self.tokens:
             self.refused = self.refused or status
 
-    async def _to_end(self) -> None:
-        """Wait shortly for what comes behind the end of a stream. Nobody needs it."""
+    async def rest(self) -> None:
+        """Wait shortly for what comes behind the end of a stream: then its connection can be used again."""
         with contextlib.suppress(WorkerFailedError, TimeoutError):
             async with asyncio.timeout(REST_S):
                 while await read(self.backend, self.response):
                     pass
+        self.response.close()
 
     def _count(self, piece: bytes) -> None:
         """Enter the tokens of a piece in the books. Workers send one event for each token, or fewer.
@@ -219,7 +218,8 @@ class Upstream:
         """Send a request and return all of the answer. Raises WorkerFailedError or RefusedError."""
         response = await self.post(backend, path, body, headers, stream=True)
         data = await read_all(backend, response, self._most_bytes)
-        raise_error(backend, data)
+        if (status := raise_error(backend, data)) is not None:
+            raise RefusedError(status, protocol.refusal(data), "application/json")
         return data
 
     async def _refused(self, backend: Backend, response: Response) -> None:
@@ -234,7 +234,8 @@ class Upstream:
     def end(self, answer: Answer) -> None:
         """Finish with an answer; one that has not come to its end is aborted."""
         if answer.ended:
-            answer.response.close()  # where it has not come to the end of its HTTP
+            if not answer.response.ended:  # the client has all of it, and waits for nothing
+                self.background(answer.rest())
         else:
             self.drop(answer.backend, answer.rid, answer.response)
 

@@ -52,6 +52,8 @@ class PreprocessedCall:
         self.max_tokens = _count(stop.get("max_tokens"))
         self.pinned_tokens = self.max_tokens if stop.get("ignore_eos") else None
         self.one_answer = (sampling.get("n") or 1) == 1
+        self.pushes = True
+        """Whether KV cache that is computed ahead is where its prompt looks for it."""
         self.continuable = self.one_answer and sampling.get("guided_decoding") is None
         self.splits_in_decode = splits and self.continuable and not any(map(sampling.get, OF_OUTPUT))
         """Whether another worker can go on in the middle of its answer, with the same tokens as the first."""

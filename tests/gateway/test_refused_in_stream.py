@@ -1,0 +1,61 @@
+"""A worker may begin a stream with 200 and refuse the request in it. The client hears that, and all legs end."""
+
+from __future__ import annotations
+
+import asyncio
+from time import monotonic
+from typing import Any
+
+import pytest
+
+from tests.gateway.fake import FakeWorker, settled
+from tests.gateway.rig import JSON, PROMPT, Fixed, Stand, ask, fast, stand
+
+ERROR = b'{"error":{"message":"too long","type":"invalid_request_error","code":400}}'
+LONG_S = 10.0
+"""How long the other leg may wait for its first token: far longer than the test."""
+BODIES: dict[str, dict[str, Any]] = {
+    "/generate": ask(stream=True),
+    "/v1/completions": {"model": "fake", "prompt": PROMPT, "max_tokens": 4, "stream": True},
+    "/v1/chat/completions": {"model": "fake", "messages": [{"role": "user", "content": "a"}], "stream": True},
+}
+
+
+def refuses(worker: FakeWorker, path: str) -> None:
+    worker.says[path] = b"data: " + ERROR + b"\n\ndata: [DONE]\n\n"
+    worker.said_types[path] = "text/event-stream"
+
+
+async def asked(it: Stand, path: str) -> tuple[int, bytes]:
+    async with it.client.post(it.gateway.url + path, json=BODIES[path], headers=JSON) as answer:
+        return answer.status, await answer.read()
+
+
+@pytest.mark.parametrize("path", BODIES)
+def test_what_the_prefill_server_refuses_is_refused_at_once(path: str) -> None:
+    async def run() -> None:
+        began_s = monotonic()
+        async with stand("prefill", "decode", settings=fast(first_token_s=LONG_S, silence_s=LONG_S)) as it:
+            refuses(it.workers[0], path)
+            assert await asked(it, path) == (400, ERROR)
+            assert len(it.workers[0].seen) == 1
+            assert not it.faults
+            assert all(backend.resting_until_s == 0 for backend in it.gateway.backends.all)
+            assert await settled(it.idle)
+        assert monotonic() - began_s < LONG_S
+
+    asyncio.run(run())
+
+
+def test_what_the_decode_server_refuses_ends_the_leg_that_prefills() -> None:
+    async def run() -> None:
+        async with stand("prefill", "decode", settings=fast(first_token_s=LONG_S, silence_s=LONG_S)) as it:
+            router: Fixed = it.route(Fixed())
+            refuses(it.workers[1], "/generate")
+            status, said = await asked(it, "/generate")
+            assert (status, ERROR in said) == (200, True)
+            assert await settled(it.idle, LONG_S / 2)
+            assert len(it.workers[0].aborted) == 1
+            assert [ending for _, ending, _ in router.endings] == ["failed"]
+
+    asyncio.run(run())
