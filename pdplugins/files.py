@@ -6,7 +6,7 @@ import fcntl
 import os
 import stat
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from typing import TextIO
@@ -76,6 +76,11 @@ def check_apart(outputs: Mapping[str, Path | None], inputs: Mapping[str, Path | 
         if also is not None:
             raise ConfigError(f"{option} {path} is also {also}; name another file")
         taken[option] = path
+
+
+def profiles_of(name: str, profiles: Iterable[str]) -> dict[str, Path]:
+    """Return the profiles that a config names, some of which are files, as inputs of `check_apart`."""
+    return {f"{profile}, a profile of {name}": Path(profile) for profile in profiles}
 
 
 def is_file(path: Path) -> bool:

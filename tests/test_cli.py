@@ -16,6 +16,7 @@ import yaml
 from pdplugins import __version__, cli
 
 pytestmark = pytest.mark.moderate
+PROFILES = Path(__file__).parents[1] / "profiles"
 
 
 def run(program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -186,6 +187,50 @@ def test_an_output_that_is_an_input_or_another_output_is_refused_and_nothing_is_
     assert (told.out, told.err.count("\n")) == ("", 1)
     assert f"{said}; name another file" in told.err
     assert {path.name: path.read_text() for path in tmp_path.iterdir()} == before
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["simulate", "my.yaml", "--trace", "tr.jsonl", "--json", "p.json"],
+        ["simulate", "my.yaml", "--trace", "tr.jsonl", "--decision-log", "p.json"],
+        ["simulate", "my.yaml", "--trace", "tr.jsonl", "--stream", "--json", "p.json"],
+        ["compare", "my.yaml", "--trace", "tr.jsonl", "--html", "p.json"],
+        ["bound", "my.yaml", "--trace", "tr.jsonl", "--json", "p.json"],
+        ["plan", "my.yaml", "--trace", "tr.jsonl", "--gpus", "4", "--json", "p.json"],
+        ["backtest", "my.yaml", "--access-log", "tr.jsonl", "--json", "p.json"],
+        ["replay", "--config", "my.yaml", "--trace", "tr.jsonl", "--decision-log", "p.json"],
+    ],
+)
+def test_an_output_that_is_a_profile_of_the_config_is_refused(
+    arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    profile = (PROFILES / "a100" / "llama-3.1-8b.json").read_text()
+    Path("p.json").write_text(profile)
+    Path("tr.jsonl").write_text('{"timestamp": 0, "input_length": 100, "output_length": 10}\n')
+    Path("my.yaml").write_text("planner: dopd\ndeployment: {profile: p.json}\n")
+    assert refused(arguments, monkeypatch) == 2
+    told = capsys.readouterr()
+    assert (told.out, told.err.count("\n")) == ("", 1)
+    assert "p.json is also p.json, a profile of my.yaml; name another file" in told.err
+    assert Path("p.json").read_text() == profile
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["simulate", "dopd", "--trace", "tr.jsonl", "--no-hindsight", "--json", "-", "--html", "o.html"],
+        ["compare", "dopd", "--trace", "tr.jsonl", "--json", "-", "--html", "o.html"],
+    ],
+)
+def test_a_report_is_written_where_nobody_reads_the_result(arguments: list[str], tmp_path: Path) -> None:
+    lines = [f'{{"timestamp": {1000 * second}, "input_length": 100, "output_length": 10}}\n' for second in range(5)]
+    (tmp_path / "tr.jsonl").write_text("".join(lines))
+    with Path("/dev/full").open("w") as full:
+        code = "from pdplugins.cli import main; main()"
+        subprocess.run([sys.executable, "-c", code, *arguments], stdout=full, cwd=tmp_path, check=False)
+    assert "</html>" in (tmp_path / "o.html").read_text()
 
 
 @pytest.mark.parametrize(

@@ -13,12 +13,13 @@ import typer
 from pdplugins import hookimpl
 from pdplugins.config import MOST_GPUS, MOST_JOBS, find
 from pdplugins.errors import ConfigError
-from pdplugins.files import check_apart, check_outputs
+from pdplugins.files import check_apart, check_outputs, profiles_of
 from pdplugins.studies.advise.commands import advise
 from pdplugins.studies.backtest.commands import backtest
 from pdplugins.workloads.sources import inputs
 
 if TYPE_CHECKING:
+    from pdplugins.config import Config
     from pdplugins.report.ranking import Run
     from pdplugins.sim.run.compare import Plan
     from pdplugins.sim.run.options import Overrides
@@ -96,16 +97,14 @@ def simulate(  # noqa: PLR0913 - the options of a command
     """Simulate a trace on the workers and policies of a config."""
     from pdplugins.sim.report import recordfile  # noqa: PLC0415
     from pdplugins.sim.run import compare as runs  # noqa: PLC0415
-    from pdplugins.sim.run.options import Overrides  # noqa: PLC0415
+    from pdplugins.sim.run.options import Overrides, configured  # noqa: PLC0415
     from pdplugins.studies import hindsight  # noqa: PLC0415
     from pdplugins.terminal import progress  # noqa: PLC0415
     from pdplugins.workloads.transform import Transform  # noqa: PLC0415 - a command loads what it needs when it runs
 
     check_outputs(out, report, records, decision_log)
-    check_apart(
-        {"--json": out, "--html": report, "--records": records, "--decision-log": decision_log},
-        {**inputs("--trace", trace), "--profile": profile, "CONFIG": find(config)},
-    )
+    outputs = {"--json": out, "--html": report, "--records": records, "--decision-log": decision_log}
+    check_apart(outputs, {**inputs("--trace", trace), "--profile": profile, "CONFIG": find(config)})
     if records is not None:
         recordfile.check(records)
     changes = Transform.of(rate=rate, clip_s=clip_s, max_requests=max_requests, max_context_tokens=max_context)
@@ -115,23 +114,26 @@ def simulate(  # noqa: PLR0913 - the options of a command
             raise ConfigError(
                 "--stream keeps nothing that --html, --bound or --decision-log could show; leave them out"
             )
-        run = _streamed(config, overrides, trace, changes, seed, records)
-        if out is not None:
-            run.result.write(out)
-        _finish([run], None)
+        checked = configured(config, overrides)
+        check_apart(outputs, profiles_of(config, checked.profiles))
+        run = _streamed(config, checked, trace, changes, seed, records)
+        _finish([run], None, lambda: run.result.write(out) if out is not None else None)
         return
     plan = _plan([config], trace, changes, seed, report is not None, overrides)
-    check_apart({"--json": out, "--html": report, "--records": records}, _profiles(plan))
+    check_apart(outputs, profiles_of(config, plan.configs[config].profiles))
     regret = _regret(plan, bound)
     with progress([config]) as shares:
         run, outcome = runs.run_one(plan, config, lambda share: shares([share]), decision_log)
     run = regret(run)
     if records is not None:
         recordfile.write(outcome.records, records)
-    if out is not None:
-        run.result.write(out)
     held = 3600 * run.result.metrics.gpu_hours / max(run.result.speed.duration_s, 1e-9)
-    _finish([run], report, lambda: hindsight.lines(plan.configs[config], plan.trace, held) if look_back else [])
+    _finish(
+        [run],
+        report,
+        lambda: run.result.write(out) if out is not None else None,
+        lambda: hindsight.lines(plan.configs[config], plan.trace, held) if look_back else [],
+    )
 
 
 def compare(  # noqa: PLR0913 - the options of a command
@@ -173,11 +175,9 @@ def compare(  # noqa: PLR0913 - the options of a command
     with progress(list(plan.configs)) as shares:
         runs = run_all(plan, jobs or os.cpu_count() or 1, shares)
     runs = [*map(regret, runs)]
-    if out is not None:
-        write_whole(out, as_json(runs))
     for name in plan.configs.keys() - {run.name for run in runs}:
         typer.echo(f"{name} was interrupted before it began", err=True)
-    _finish(runs, report)
+    _finish(runs, report, lambda: write_whole(out, as_json(runs)) if out is not None else None)
 
 
 def bound(  # noqa: PLR0913 - the options of a command
@@ -217,6 +217,7 @@ def bound(  # noqa: PLR0913 - the options of a command
     )
     asked = [*map(parse_setting, settings or ()), *(setting for setting in given if setting.value is not None)]
     checked = changed(Config() if config is None else named(config), config or "bound", asked)
+    check_apart({"--json": out}, profiles_of(config or "bound", checked.profiles))
     changes = Transform.of(rate=rate, clip_s=clip_s, max_requests=max_requests, max_context_tokens=max_context)
     load = _load(trace)
     best = bound_of(checked, changes.apply(read(load)))
@@ -269,22 +270,18 @@ def _plan(
     )
 
 
-def _streamed(
-    config: str, overrides: Overrides, trace: str | None, changes: Transform, seed: int, records: Path | None
-) -> Run:
+def _streamed(name: str, config: Config, trace: str | None, changes: Transform, seed: int, records: Path | None) -> Run:
     """Simulate without keeping the trace or the records. Raises ConfigError or TraceError."""
     from pdplugins.provenance import command_line  # noqa: PLC0415
     from pdplugins.sim.report.ranking import Run  # noqa: PLC0415
-    from pdplugins.sim.run.options import configured  # noqa: PLC0415
     from pdplugins.sim.stream import run  # noqa: PLC0415
     from pdplugins.terminal import progress  # noqa: PLC0415
     from pdplugins.workloads import lazy  # noqa: PLC0415 - a command loads what it needs when it runs
 
-    checked = configured(config, overrides)
     load, ends_s = _load(trace), changes.clip_s or float("inf")
-    with progress([config]) as shares:
+    with progress([name]) as shares:
         result = run.simulate(
-            checked,
+            config,
             lazy.changed(lazy.requests(load), changes),
             trace_name=Path(load).name,
             command=command_line(),
@@ -292,7 +289,7 @@ def _streamed(
             progress=lambda now_s: shares([min(now_s / ends_s, 1.0)]),
             records=records,
         )
-    return Run(config, result, None)
+    return Run(name, result, None)
 
 
 def objectives(ttft: float | None, tpot: float | None) -> Iterator[str]:
@@ -304,8 +301,8 @@ def objectives(ttft: float | None, tpot: float | None) -> Iterator[str]:
 
 def _profiles(plan: Plan) -> dict[str, Path]:
     """Return the profiles that configs name, which may be files."""
-    named = {(name, profile) for name, config in plan.configs.items() for profile in config.profiles}
-    return {f"{profile}, a profile of {name}": Path(profile) for name, profile in named}
+    named = (profiles_of(name, config.profiles) for name, config in plan.configs.items())
+    return {option: path for each in named for option, path in each.items()}
 
 
 def _regret(plan: Plan, wanted: bool) -> Callable[[Run], Run]:
@@ -318,8 +315,13 @@ def _regret(plan: Plan, wanted: bool) -> Callable[[Run], Run]:
     return lambda run: with_regret(run, bounds[run.name])
 
 
-def _finish(runs: Sequence[Run], report: Path | None, more: Callable[[], Iterable[str]] = list) -> None:
-    """Show the runs, say `more`, write their report, and exit with code 130 when they were interrupted."""
+def _finish(
+    runs: Sequence[Run], report: Path | None, write: Callable[[], None], more: Callable[[], Iterable[str]] = list
+) -> None:
+    """Write the runs, show them, say `more`, write their report, and exit with code 130 if they were interrupted.
+
+    :param write: writes the results, perhaps to standard output.
+    """
     from pdplugins.files import write_whole  # noqa: PLC0415
     from pdplugins.report.runs import page  # noqa: PLC0415
     from pdplugins.sim.report import terminal  # noqa: PLC0415
@@ -329,6 +331,7 @@ def _finish(runs: Sequence[Run], report: Path | None, more: Callable[[], Iterabl
     interrupted = any(run.result.interrupted for run in runs)
     said: list[str] = []
     try:
+        write()
         terminal.show(runs)
         try:
             said += [] if interrupted else more()

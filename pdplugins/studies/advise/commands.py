@@ -103,12 +103,14 @@ def advise(  # noqa: PLR0913 - the options of a command
         write_whole(out, json.dumps(_as_data(found, seed), indent=1) + "\n")
     if html is not None:
         write_whole(html, page.page(found, command_line(), commit()))
+    written = []
+    if save_dir is not None:  # before anything is printed, which nobody may read
+        about = f"{words.verdict(found)[0]}\n(simulated; found by: {command_line()})"
+        written = [*folder.write(found.best.candidate.config, model_path, about, save_dir)]
     _show(found)
     typer.echo(f"simulated; {found.settings} settings with all GPUs, {time.perf_counter() - began:.0f} s")
-    if save_dir is not None:
-        about = f"{words.verdict(found)[0]}\n(simulated; found by: {command_line()})"
-        for path, what in folder.write(found.best.candidate.config, model_path, about, save_dir):
-            typer.echo(f"{path}: {what}")
+    for path, what in written:
+        typer.echo(f"{path}: {what}")
 
 
 def _traffic(trace: str | None, isl: float | None, osl: float | None, changes: Transform, seed: int) -> Traffic:

@@ -58,10 +58,8 @@ def read(path: Path, slo: Slo, start_s: float | None = None, end_s: float | None
     """Return the traffic of a log between two Unix times. Raises TraceError with line and field for what is missing."""
     if not is_file(path):
         raise TraceError(f"--access-log {path}: no such file; give a log with a line of JSON for each request")
-    lines = sorted(
-        (line for line in _lines(path) if (start_s or -math.inf) <= line.at_s < (end_s or math.inf)),
-        key=lambda line: line.at_s,
-    )
+    first_s, last_s = (-math.inf if start_s is None else start_s), (math.inf if end_s is None else end_s)
+    lines = sorted((line for line in _lines(path) if first_s <= line.at_s < last_s), key=lambda line: line.at_s)
     if len(lines) < 2:
         raise TraceError(f"{path}: {len(lines)} requests with an answer at that time; a backtest needs two at least")
     began_s = start_s if start_s is not None else lines[0].at_s

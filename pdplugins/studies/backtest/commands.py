@@ -88,7 +88,7 @@ def backtest(  # noqa: PLR0913 - the options of a command
     What ran is simulated too, beside what clients felt, so that you see how far to trust the rest.
     """
     from pdplugins.config import find  # noqa: PLC0415 - a command loads what it needs when it runs
-    from pdplugins.files import check_apart, check_outputs, write_whole  # noqa: PLC0415
+    from pdplugins.files import check_apart, check_outputs, profiles_of, write_whole  # noqa: PLC0415
     from pdplugins.provenance import command_line, commit, record  # noqa: PLC0415
     from pdplugins.sim.run.options import Overrides, configured  # noqa: PLC0415
     from pdplugins.studies.backtest import page, runs, words  # noqa: PLC0415
@@ -106,6 +106,8 @@ def backtest(  # noqa: PLR0913 - the options of a command
     # The pools that ran are the recording's: a config without a planner keeps its own.
     overrides = Overrides(gpus, profile, None, None, [*(settings or ()), *objectives(ttft, tpot)])
     chosen = {name: configured(name, overrides) for name in configs or ["dopd"]}
+    for name, config in chosen.items():
+        check_apart({"--json": out, "--html": html}, profiles_of(name, config.profiles))
     first = next(iter(chosen.values()))
     only_prometheus = (step_s, model, match, token_file, ca)
     if access_log is not None and any(value is not None for value in only_prometheus):

@@ -47,7 +47,7 @@ def plan(  # noqa: PLR0913 - the options of a command
 ) -> None:
     """Plan tensor-parallel sizes and replicas of both phases for a trace."""
     from pdplugins.config import find  # noqa: PLC0415
-    from pdplugins.files import check_apart, check_outputs, write_whole  # noqa: PLC0415
+    from pdplugins.files import check_apart, check_outputs, profiles_of, write_whole  # noqa: PLC0415
     from pdplugins.provenance import command_line, record  # noqa: PLC0415
     from pdplugins.sim.run.options import Overrides, configured  # noqa: PLC0415
     from pdplugins.studies.commands import objectives  # noqa: PLC0415
@@ -58,13 +58,12 @@ def plan(  # noqa: PLR0913 - the options of a command
     from pdplugins.workloads.transform import Transform  # noqa: PLC0415
 
     check_outputs(out, html, write_config)
-    check_apart(
-        {"--json": out, "--html": html, "--write-config": write_config},
-        {**inputs("--trace", trace), "--profile": profile, "CONFIG": find(config)},
-    )
+    outputs = {"--json": out, "--html": html, "--write-config": write_config}
+    check_apart(outputs, {**inputs("--trace", trace), "--profile": profile, "CONFIG": find(config)})
     command = command_line()
     asked = [*(settings or ()), *objectives(ttft, tpot)]
     parsed = configured(config, Overrides(profile=profile, settings=asked))
+    check_apart(outputs, profiles_of(config, parsed.profiles))
     requests = Transform.of(rate=rate, clip_s=clip_s).apply(traces.read(trace))
     with progress(STAGES) as shares:
         planned = plan_deployment(

@@ -70,8 +70,8 @@ def silicon(
         _say_skipped(unseen, left_out)
         found["unseen"] = report.unseen(others, read, setup, seed)
     found["table"] = report.table(found)
-    _say_all(found)
     _write(out, found, seed)
+    _say_all(found)
 
 
 @validate.command()
@@ -98,14 +98,14 @@ def measured(
     read, skipped = report.split(*read_rows(rows))
     _say_skipped(rows, skipped)
     found = {**report.report(read, seed), "lacking": report.counted(skipped), "skipped": skipped}
-    for line in found["table"]:
-        errors = (f"{name.upper()} {line[f'{name}_median']:6.1%} (P90 {line[f'{name}_p90']:6.1%})" for name in TIMES)
-        typer.echo(f"{line['what']:50s} {line['rows']:4d} rows, {', '.join(errors)}")
     if plot is not None:
         from pdplugins.studies.measured.plot import draw  # noqa: PLC0415
 
         draw(found["points"], plot)
     _write(out, found, seed)
+    for line in found["table"]:
+        errors = (f"{name.upper()} {line[f'{name}_median']:6.1%} (P90 {line[f'{name}_p90']:6.1%})" for name in TIMES)
+        typer.echo(f"{line['what']:50s} {line['rows']:4d} rows, {', '.join(errors)}")
 
 
 @validate.command()
@@ -137,12 +137,12 @@ def dynamo(
         pools = replay.Pools(prefill, decode)
         found = replay.compare(deployment, deployment.perf, shaped, pools, Path(scratch))
     found = {"trace": trace.name, "pools": f"{prefill}P{decode}D", "one_token": one_token, **found}
+    _write(out, found, None)
     typer.echo(f"{trace.name}, {found['pools']}, {found['rows']} requests at {found['rate_per_s']}/s")
     for metric in ("ttft_s", "itl_s"):
         for name, pair in found.get(metric, {}).items():
             figures = f"Dynamo {pair['dynamo']:.4f} s, here {pair['pdplugins']:.4f} s, {pair['error']:+.2%}"
             typer.echo(f"{metric[:-2].upper():4s} {name:4s} {figures}")
-    _write(out, found, None)
 
 
 @validate.command()
@@ -151,14 +151,14 @@ def papers(*, seed: Seed = 0, out: Out = None) -> None:
     from pdplugins.studies.validate.papers import BAR, dopd, dynaserve  # noqa: PLC0415
 
     check_outputs(out)
-    cells = []
-    for cell in (*dopd(), *dynaserve(seed)):
-        cells.append(cell.data())
+    cells = [*dopd(), *dynaserve(seed)]
+    within = sum(abs(cell.error) <= BAR for cell in cells)
+    data = [cell.data() for cell in cells]
+    _write(out, {"rows": len(cells), "within": within, "bar": BAR, "cells": data}, seed)
+    for cell in cells:
         where = f"{cell.table:12s} {cell.case:28s} {cell.metric:20s}"
         typer.echo(f"{where} paper {cell.paper:8.2f}, here {cell.simulated:8.2f}, {cell.error:+.1%}")
-    within = sum(abs(cell["error"]) <= BAR for cell in cells)
     typer.echo(f"{within} of {len(cells)} cells within {BAR:.0%}")
-    _write(out, {"rows": len(cells), "within": within, "bar": BAR, "cells": cells}, seed)
 
 
 def _say_skipped(path: Path, skipped: dict[str, list[str]]) -> None:

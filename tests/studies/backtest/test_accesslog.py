@@ -91,6 +91,12 @@ def test_only_the_time_that_is_asked_for_counts(tmp_path: Path) -> None:
     assert found.duration_s == 4.0
 
 
+def test_no_time_is_before_the_beginning_of_times(tmp_path: Path) -> None:
+    path = log(tmp_path, [plain(second) for second in range(10)])
+    with pytest.raises(TraceError, match="0 requests with an answer at that time"):
+        read(path, SLO, None, 0.0)
+
+
 def test_times_are_those_of_iso_8601_too(tmp_path: Path) -> None:
     times = ("2026-05-04T12:00:00Z", "2026-05-04T14:00:01.5+02:00", "2026-05-04T12:00:03")
     found = read(log(tmp_path, [plain(0.0, time=time) for time in times]), SLO)

@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 import typer
 
 from pdplugins.config import MOST_GPUS, find
-from pdplugins.files import check_apart
+from pdplugins.files import check_apart, profiles_of
 from pdplugins.hosts.dynamo.local.options import (
     Options,
     check_engine,
@@ -119,10 +119,8 @@ def serve(  # noqa: PLR0913 - the options of a command
     check_writable("--html", page)
     check_writable("--decision-log", decision_log)
     check_writable("--state", state)
-    check_apart(
-        {"--json": report, "--html": page, "--decision-log": decision_log, "--state": state},
-        {**inputs("--trace", replay), "--config": config and find(config)},
-    )
+    outputs = {"--json": report, "--html": page, "--decision-log": decision_log, "--state": state}
+    check_apart(outputs, {**inputs("--trace", replay), "--config": config and find(config)})
     options = Options(
         config=pick_config(
             planner,
@@ -150,6 +148,7 @@ def serve(  # noqa: PLR0913 - the options of a command
         routed=router is not None,
         state=state,
     )
+    check_apart(outputs, profiles_of(config or planner or "the config", options.config.profiles))
     if options.routed:
         check_router(options.config, build_deployment(options.config))
     undriven = not_driven(options.config, routed=options.routed, engine=engine)
