@@ -62,7 +62,7 @@ class Frozen(FakeWorker):
     async def _tokenize(self, request: web.Request) -> web.Response:
         self.asked = True
         await asyncio.Event().wait()
-        return await super()._tokenize(request)
+        raise AssertionError
 
     async def _loads(self, request: web.Request) -> web.Response:
         if self.asked:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from time import monotonic
 from typing import Any
 
@@ -21,8 +22,12 @@ BODIES: dict[str, dict[str, Any]] = {
 }
 
 
-def refuses(worker: FakeWorker, path: str) -> None:
-    worker.says[path] = b"data: " + ERROR + b"\n\ndata: [DONE]\n\n"
+ABORT = b'{"text":"","meta_info":{"finish_reason":{"type":"abort","message":"too long","status_code":400}}}'
+"""How a stream of ``/generate`` refuses."""
+
+
+def refuses(worker: FakeWorker, path: str, said: bytes = ERROR) -> None:
+    worker.says[path] = b"data: " + said + b"\n\ndata: [DONE]\n\n"
     worker.said_types[path] = "text/event-stream"
 
 
@@ -31,13 +36,15 @@ async def asked(it: Stand, path: str) -> tuple[int, bytes]:
         return answer.status, await answer.read()
 
 
-@pytest.mark.parametrize("path", BODIES)
-def test_what_the_prefill_server_refuses_is_refused_at_once(path: str) -> None:
+@pytest.mark.parametrize(("path", "said"), [*((path, ERROR) for path in BODIES), ("/generate", ABORT)])
+def test_what_the_prefill_server_refuses_is_refused_at_once(path: str, said: bytes) -> None:
     async def run() -> None:
         began_s = monotonic()
         async with stand("prefill", "decode", settings=fast(first_token_s=LONG_S, silence_s=LONG_S)) as it:
-            refuses(it.workers[0], path)
-            assert await asked(it, path) == (400, ERROR)
+            refuses(it.workers[0], path, said)
+            status, told = await asked(it, path)
+            assert (status, list(json.loads(told))) == (400, ["error"])
+            assert json.loads(told)["error"].items() >= {"message": "too long", "code": 400}.items()
             assert len(it.workers[0].seen) == 1
             assert not it.faults
             assert all(backend.resting_until_s == 0 for backend in it.gateway.backends.all)

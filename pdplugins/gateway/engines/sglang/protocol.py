@@ -117,9 +117,9 @@ def failure(said: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def refusal(data: bytes) -> bytes:
-    """Return what an answer that is an error says, as JSON; all of it where no event is one."""
-    said = (event for event in events(data) if ERROR_EVENT in event or ABORTED in event)
-    return next(said, data).removeprefix(EVENT_START)
+    """Return the error that an answer tells, as JSON in OpenAI's form. Raises OddAnswerError."""
+    every = (parsed(event) or {} for event in events(data))
+    return dumps({"error": next(filter(None, (said.get("error") or failure(said) for said in every)), {})})
 
 
 def meta_of(said: Mapping[str, Any]) -> dict[str, Any]:
