@@ -216,20 +216,38 @@ def test_an_output_that_is_a_profile_of_the_config_is_refused(
     assert Path("p.json").read_text() == profile
 
 
+def test_a_live_stack_does_not_write_into_a_profile_of_its_config(tmp_path: Path) -> None:
+    profile = (PROFILES / "a100" / "llama-3.1-8b.json").read_text()
+    (tmp_path / "p.json").write_text(profile)
+    (tmp_path / "my.yaml").write_text(f"planner: dopd\ndeployment: {{profile: {tmp_path}/p.json}}\n")
+    done = run("dynamo", "serve", "--config", f"{tmp_path}/my.yaml", "--decision-log", f"{tmp_path}/p.json")
+    assert done.returncode == 2
+    assert done.stderr.count("\n") == 1
+    assert "a profile of" in done.stderr
+    assert (tmp_path / "p.json").read_text() == profile
+
+
 @pytest.mark.parametrize(
-    "arguments",
+    ("arguments", "files"),
     [
-        ["simulate", "dopd", "--trace", "tr.jsonl", "--no-hindsight", "--json", "-", "--html", "o.html"],
-        ["compare", "dopd", "--trace", "tr.jsonl", "--json", "-", "--html", "o.html"],
+        (["simulate", "dopd", "--trace", "tr.jsonl", "--no-hindsight", "--json", "-", "--html", "o"], ["o"]),
+        (["compare", "dopd", "--trace", "tr.jsonl", "--json", "-", "--html", "o"], ["o"]),
+        (["validate", "papers", "--json", "o"], ["o"]),
+        (
+            ["advise", "--trace", "tr.jsonl", "--gpus", "2", "--save-dir", "o"],
+            ["o/config.yaml", "o/sglang.sh", "o/dynamo.sh", "o/kubernetes.yaml"],
+        ),
     ],
 )
-def test_a_report_is_written_where_nobody_reads_the_result(arguments: list[str], tmp_path: Path) -> None:
+def test_files_are_written_where_nobody_reads_what_is_printed(
+    arguments: list[str], files: list[str], tmp_path: Path
+) -> None:
     lines = [f'{{"timestamp": {1000 * second}, "input_length": 100, "output_length": 10}}\n' for second in range(5)]
     (tmp_path / "tr.jsonl").write_text("".join(lines))
     with Path("/dev/full").open("w") as full:
         code = "from pdplugins.cli import main; main()"
         subprocess.run([sys.executable, "-c", code, *arguments], stdout=full, cwd=tmp_path, check=False)
-    assert "</html>" in (tmp_path / "o.html").read_text()
+    assert all((tmp_path / file).stat().st_size for file in files)
 
 
 @pytest.mark.parametrize(
