@@ -109,7 +109,7 @@ class WorkerView(Protocol):
 
     @property
     def kv_capacity_tokens(self) -> int:
-        """Tokens of KV cache that the worker holds."""
+        """Tokens of KV cache that the worker holds; 0 while the host does not know."""
         ...
 
     @property

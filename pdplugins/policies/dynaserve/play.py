@@ -32,7 +32,7 @@ LEAST_SHARE = 0.02
 """Least share of a pass that prompts get in a prediction, so that it ends where decodes alone break the SLO."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Leg:
     """One micro-request on one worker: its part of the prompt, then the tokens that it decodes."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Sequence
 
 from pdplugins.contracts.deployment import Deployment
@@ -20,6 +21,8 @@ from pdplugins.policies.dynaserve.server import LONGEST, Job, Server
 
 LOOK_EVERY = 17
 """Requests between two looks at how busy the pool is."""
+MOST_KNOWN = 2**16
+"""Requests in service that are remembered."""
 
 
 class DynaServeRouter:
@@ -38,6 +41,8 @@ class DynaServeRouter:
         self._workers: tuple[WorkerView, ...] | None = None
         self._servers: dict[str, Server] = {}
         self._groups: list[list[Server]] = []
+        self._given: OrderedDict[str, list[tuple[Server, Leg]]] = OrderedDict()
+        """Micro-requests of each request in service."""
         self._turns = 0
         self._share = 0.0
 
@@ -45,6 +50,7 @@ class DynaServeRouter:
         """Place a request."""
         if workers is not self._workers:
             self._see(workers)
+        self._take_back(request)
         job = self._job(request, now_s)
         self._pressure.arrived(job.prompt_s, now_s)
         group = self._group(request)
@@ -71,16 +77,19 @@ class DynaServeRouter:
         return placement
 
     def on_ended(self, request: Request, outcome: Outcome) -> None:
-        """Teach the output-length predictor. Only a complete answer counts, as others are cut short."""
+        """Teach the output-length predictor with complete answers, and take back what will not be done of others."""
         if outcome.ending is Ending.FINISHED:
             self._lengths.learn(request, outcome.output_tokens)
+            self._given.pop(request.id, None)
+        else:
+            self._take_back(request)
 
     def _job(self, request: Request, now_s: float) -> Job:
         prompt, predicted = min(max(request.prompt_tokens, 1), LONGEST), self._lengths.predict(request)
         tokens = int(min(max(predicted, 1), LONGEST)) if is_number(predicted) else 1
         history = max(request.history_tokens, 0) if request.bound_worker in self._servers else 0
         prompt_s = self._costs.prompt_s(history, prompt)
-        return Job(prompt, tokens + self._settings.margin_tokens, prompt_s, now_s, history)
+        return Job(request.id, prompt, tokens + self._settings.margin_tokens, prompt_s, now_s, history)
 
     # --- the workers -----------------------------------------------------------------------------------------------
 
@@ -130,7 +139,7 @@ class DynaServeRouter:
         return min(able, key=lambda server: server.timeline.done_s(job.prompt_s, job.now_s))
 
     def _largest(self) -> Server:
-        return max(self._servers.values(), key=lambda server: server.view.kv_capacity_tokens)
+        return max(self._servers.values(), key=lambda server: server.kv_capacity_tokens)
 
     # --- where to cut ----------------------------------------------------------------------------------------------
 
@@ -148,12 +157,22 @@ class DynaServeRouter:
         if cut <= 0 or cut >= job.length:
             return self._whole(job, second if cut <= 0 else first)
         ahead, behind = legs(job, cut, self._costs)
-        first.timeline.add(ahead)
+        self._give(job, first, ahead)
         behind.ready_s = first.timeline.end_s(ahead) + self._handoff_s
-        second.timeline.add(behind)
+        self._give(job, second, behind)
         return Placement(first.view.id, second.view.id, cut, f"split at {cut} of {job.length}")
 
     def _whole(self, job: Job, server: Server) -> Placement:
         """Place the whole request on one worker."""
-        server.timeline.add(Leg(job.prompt_s, job.tokens, job.prompt, job.now_s))
+        self._give(job, server, Leg(job.prompt_s, job.tokens, job.prompt, job.now_s))
         return Placement(server.view.id, server.view.id, job.prompt, f"whole, {job.length} tokens")
+
+    def _give(self, job: Job, server: Server, leg: Leg) -> None:
+        server.timeline.add(leg)
+        self._given.setdefault(job.request, []).append((server, leg))
+        if len(self._given) > MOST_KNOWN:
+            self._given.popitem(last=False)
+
+    def _take_back(self, request: Request) -> None:
+        for server, leg in self._given.pop(request.id, ()):
+            server.timeline.forget(leg)

@@ -21,6 +21,8 @@ a request that finds its second worker full decodes on where it is."""
 class Job:
     """A request as its placement sees it."""
 
+    request: str
+    """Its id."""
     prompt: int
     tokens: int
     """Output tokens, as predicted, with the margin."""
@@ -39,11 +41,17 @@ class Job:
 class Server:
     """One worker."""
 
-    __slots__ = ("timeline", "view")
+    __slots__ = ("_usual_kv_tokens", "timeline", "view")
 
     def __init__(self, view: WorkerView, costs: PassCosts) -> None:
         self.view = view
         self.timeline = Timeline(costs)
+        self._usual_kv_tokens = costs.kv_tokens
+
+    @property
+    def kv_capacity_tokens(self) -> int:
+        """Tokens that the KV cache holds; the deployment's number until the host says one."""
+        return self.view.kv_capacity_tokens or self._usual_kv_tokens
 
     def follow(self, costs: PassCosts, job: Job) -> None:
         """Bring the timeline to the present, and correct it by what the worker reports. NaN corrects nothing."""
@@ -73,16 +81,16 @@ class Server:
 
     def holds(self, tokens: int) -> bool:
         """Return whether the KV cache can hold a request of `tokens` tokens."""
-        return self.view.kv_capacity_tokens >= tokens
+        return self.kv_capacity_tokens >= tokens
 
     def takes(self, job: Job, costs: PassCosts) -> bool:
         """Return whether one more decode fits: into the batch, the KV cache and the TBT SLO."""
         timeline = self.timeline
         batch = timeline.batch + 1
-        if batch > costs.most_batch or timeline.kv_tokens + job.length > TOO_MUCH_KV * self.view.kv_capacity_tokens:
+        if batch > costs.most_batch or timeline.kv_tokens + job.length > TOO_MUCH_KV * self.kv_capacity_tokens:
             return False
         return costs.decode_s(batch, timeline.context_tokens + job.length) <= costs.slo_s
 
     def fill(self) -> float:
         """Return how full of decodes the worker is: the KV cache that they need, over its size."""
-        return self.timeline.kv_tokens / max(self.view.kv_capacity_tokens, 1)
+        return self.timeline.kv_tokens / max(self.kv_capacity_tokens, 1)

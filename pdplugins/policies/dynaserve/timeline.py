@@ -106,6 +106,18 @@ class Timeline:
             self._join(leg, self._pass)
         self._replay()
 
+    def forget(self, leg: Leg) -> None:
+        """Take back a micro-request that will not be done. What decodes is left to the reports of the worker."""
+        if leg in self._later:
+            self._later.remove(leg)
+        elif leg in self._prompts:
+            self._prompts.remove(leg)
+            self._prompts_s = max(self._prompts_s - leg.prompt_s, 0.0)
+        else:
+            return
+        self.kv_tokens -= leg.context + leg.tokens
+        self._replay()
+
     def advance(self, now_s: float) -> None:
         """Go on to `now_s`, as predicted. A time that is no number, or none to come, changes nothing."""
         if not self._now_s < now_s < math.inf:

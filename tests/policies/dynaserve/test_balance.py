@@ -19,7 +19,7 @@ SETTINGS = DynaServeRouterSettings()
 
 
 def job(prompt: int, tokens: int) -> Job:
-    return Job(prompt, tokens, COSTS.prompt_s(0, prompt), 0.0)
+    return Job("r", prompt, tokens, COSTS.prompt_s(0, prompt), 0.0)
 
 
 def busy(*work: tuple[int, int]) -> Timeline:

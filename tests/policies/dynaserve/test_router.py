@@ -124,7 +124,7 @@ def test_work_is_done_as_time_passes(deployment: Deployment) -> None:
     """What has ended counts nothing: the last requests are placed as the first ones."""
     route, workers = router(deployment, **BALANCED), pair(SILENT)
     early = [(p.first, p.second, p.split) for p in placed(route, workers, 6, 2048, 512)]
-    late = [route.on_arrival(request(2048, 512), workers, 1000.0) for _ in range(6)]
+    late = [route.on_arrival(request(2048, 512, f"late {index}"), workers, 1000.0) for index in range(6)]
     assert [(p.first, p.second, p.split) for p in late] == early
 
 
@@ -231,9 +231,9 @@ def test_every_token_is_placed_exactly_once_whatever_the_loads_say(
     def run() -> list[Placement]:
         settings = {"pairs": pairs, "split": split, "underused": 0, "predictor": "oracle"}
         route, now_s, placements = router(deployment_of(Model()), **settings), 0.0, []
-        for prompt, output, gap_s in traffic:
+        for index, (prompt, output, gap_s) in enumerate(traffic):
             now_s += gap_s
-            placements.append(route.on_arrival(request(prompt, output), workers, now_s))
+            placements.append(route.on_arrival(request(prompt, output, str(index)), workers, now_s))
         return placements
 
     placements = run()
@@ -243,6 +243,36 @@ def test_every_token_is_placed_exactly_once_whatever_the_loads_say(
         if placement.first != placement.second:
             assert 0 < placement.split < length
     assert run() == placements, "the same views give the same placements"
+
+
+@pytest.mark.parametrize("split", ["prompt", "balanced"])
+@pytest.mark.parametrize("ending", [Ending.FAILED, Ending.CANCELLED])
+def test_what_will_not_be_done_is_taken_back(deployment: Deployment, ending: Ending, split: str) -> None:
+    """A prompt that no KV cache holds fails at once, and later requests go where they would have gone without it."""
+    settings = {**BALANCED, "split": split}
+    spared, workers = router(deployment, **settings), pair(SILENT)
+    huge = request(1_000_000, 512, "huge")
+    spared.on_arrival(huge, workers, 0.0)
+    spared.on_ended(huge, Outcome(ending))
+    assert placed(spared, workers, 6, 2048, 512) == placed(router(deployment, **settings), workers, 6, 2048, 512)
+
+
+def test_a_request_that_is_placed_again_is_there_once(deployment: Deployment) -> None:
+    """A host places a request anew whose worker has failed."""
+    once, often, workers = router(deployment), router(deployment), pair(SILENT)
+    for route, times in ((once, 1), (often, 9)):
+        for _ in range(times):
+            route.on_arrival(request(20_000, 512), workers, 0.0)
+    assert placed(often, workers, 4, 2048, 512) == placed(once, workers, 4, 2048, 512)
+
+
+def test_a_host_that_has_not_said_the_kv_capacity_is_taken_to_have_the_usual_one(deployment: Deployment) -> None:
+    """The gateway knows it from the first load report on; until then it says 0."""
+
+    def run(kv_tokens: int) -> list[Placement]:
+        return steady(deployment, 0.03, 1000, 100, kv_tokens=kv_tokens)
+
+    assert run(0) == run(200_000)
 
 
 def test_state_does_not_grow_with_history(deployment: Deployment) -> None:
@@ -255,4 +285,5 @@ def test_state_does_not_grow_with_history(deployment: Deployment) -> None:
             route.on_arrival(asked, workers, float(index))
             route.on_ended(asked, Outcome(Ending.FINISHED, index))
     assert len(route._servers) == 3
+    assert not route._given
     assert all(len(seen) <= 8 for seen in route._lengths._recent.values())  # type: ignore[attr-defined]
