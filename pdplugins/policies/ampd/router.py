@@ -29,14 +29,14 @@ class Pool:
         self._workers = workers
         capacities = [worker.kv_capacity_tokens for worker in workers]
         self._least_tokens = min(capacities, default=0)
-        self.alike = len(set(capacities)) <= 1
-        """Whether all have the same KV capacity."""
+        self.alike = len(set(capacities)) <= 1 and 0 not in capacities
+        """Whether all have the same KV capacity. A host that has said none yet, which is 0, may say different ones."""
 
     def holding(self, tokens: int) -> Sequence[WorkerView]:
         """Return the workers whose KV cache can hold `tokens`; all of them where none can."""
         if self._least_tokens > tokens:
             return self._workers
-        return [worker for worker in self._workers if worker.kv_capacity_tokens > tokens] or self._workers
+        return [worker for worker in self._workers if not 0 < worker.kv_capacity_tokens <= tokens] or self._workers
 
 
 class AmpdRouter:
@@ -105,7 +105,8 @@ class AmpdRouter:
         pool = self._decode.holding(request.prompt_tokens)
         used = _tokens(pool)
         if not self._decode.alike:
-            used = [tokens / max(worker.kv_capacity_tokens, 1) for tokens, worker in zip(used, pool, strict=True)]
+            capacities = _capacities(pool)
+            used = [tokens / capacity for tokens, capacity in zip(used, capacities, strict=True)]
         least = min(used)
         equals = [worker for worker, share in zip(pool, used, strict=True) if share == least]
         return equals[0] if len(equals) == 1 else equals[self._random() % len(equals)]
@@ -215,3 +216,11 @@ def _tokens(pool: Sequence[WorkerView]) -> list[float]:
     # This runs over thousands of workers for each request. NaN is rare, so only the sum is checked for it.
     tokens = [(load := worker.load).queued_tokens + load.running_tokens for worker in pool]
     return [known(one) for one in tokens] if isnan(sum(tokens)) else tokens
+
+
+def _capacities(pool: Sequence[WorkerView]) -> list[float]:
+    """Return the KV capacity of each worker in tokens. One that is not known yet counts as the mean of the others."""
+    capacities = [worker.kv_capacity_tokens for worker in pool]
+    known = [tokens for tokens in capacities if tokens > 0]
+    mean = sum(known) / len(known) if known else 1.0
+    return [tokens if tokens > 0 else mean for tokens in capacities]

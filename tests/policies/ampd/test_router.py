@@ -254,6 +254,15 @@ def test_a_prompt_goes_where_it_fits_and_anywhere_when_it_fits_nowhere() -> None
     assert route(Request("r", 0.0, 10**6), small, big, tight, roomy).second == "d0"
 
 
+def test_a_worker_whose_kv_capacity_is_not_known_yet_counts_as_the_mean_of_the_others() -> None:
+    """The gateway knows it from the first load report on; until then it says 0."""
+    known, unknown = worker("d0", running=60_000), worker("d1", running=50_000, capacity=0)
+    assert route(Request("r", 0.0, 2000), known, unknown).second == "d1"
+    unknown.load = worker("d1", running=70_000).load
+    assert route(Request("r", 0.0, 2000), known, unknown).second == "d0"
+    assert route(Request("r", 0.0, 2000), worker("p0", capacity=0), known).first == "p0"
+
+
 def test_a_decode_worker_that_leaves_during_prefill_is_replaced() -> None:
     router = AmpdRouter(AmpdRouterSettings(), DEPLOYMENT)
     request = Request("r", 0.0, 50)
@@ -271,7 +280,9 @@ LOADS = st.builds(
 
 @pytest.mark.moderate
 @given(
-    st.lists(st.tuples(st.sampled_from("pd"), LOADS, st.sampled_from([500, 100_000, 400_000])), min_size=1, max_size=8),
+    st.lists(
+        st.tuples(st.sampled_from("pd"), LOADS, st.sampled_from([0, 500, 10**5, 400_000])), min_size=1, max_size=8
+    ),
     st.lists(st.tuples(st.integers(1, 3000), st.integers(0, 3000), st.integers(0, 9)), min_size=1, max_size=6),
     st.sampled_from(["predicted", "windowed"]),
 )
