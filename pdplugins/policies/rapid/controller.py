@@ -19,6 +19,8 @@ from pdplugins.errors import ConfigError
 from pdplugins.policies.rapid.config import RapidSettings
 
 OTHER = {Role.PREFILL: Role.DECODE, Role.DECODE: Role.PREFILL}
+PART_W = 2.0**-10
+"""Caps are multiples of it where whole watts are too coarse. Sums of such numbers are exact."""
 
 
 class Recent:
@@ -114,9 +116,11 @@ class RapidController:
         if prefill_w is None and decode_w is None:
             return self._uniform(roles)
         if decode_w is None and prefill_w is not None:
-            decode_w = min((settings.budget_w - prefills * prefill_w) // max(decodes, 1), settings.max_decode_w)
+            left_w = settings.budget_w - prefills * prefill_w
+            decode_w = min(_share_w(left_w, decodes, settings.min_w), settings.max_decode_w)
         elif prefill_w is None and decode_w is not None:
-            prefill_w = min((settings.budget_w - decodes * decode_w) // max(prefills, 1), settings.max_w)
+            left_w = settings.budget_w - decodes * decode_w
+            prefill_w = min(_share_w(left_w, prefills, settings.min_w), settings.max_w)
         return Caps(prefill_w or 0.0, decode_w or 0.0)
 
     def _move(self, gpus: tuple[GpuView, ...], roles: dict[int, Role], view: PlannerView, sink: Role) -> PowerPlan:
@@ -160,7 +164,8 @@ class RapidController:
         if caps is None or not sources or not sinks:
             return None
         lower_w = max(caps.of(source) - settings.step_w, settings.min_w)
-        upper_w = min((settings.budget_w - sources * lower_w) // sinks, self._most_w(sink))
+        left_w = settings.budget_w - sources * lower_w
+        upper_w = min(_share_w(left_w, sinks, caps.of(sink)), self._most_w(sink))
         if lower_w >= caps.of(source) or upper_w <= caps.of(sink):
             return None
         return Caps(upper_w, lower_w) if sink is Role.PREFILL else Caps(lower_w, upper_w)
@@ -173,7 +178,9 @@ class RapidController:
 
     def _uniform(self, roles: dict[int, Role]) -> Caps:
         """DISTRIBUTEUNIFORMPOWER."""
-        share_w = self._settings.budget_w // max(len(roles), 1)
+        settings, gpus = self._settings, len(roles)
+        least_w = settings.min_w if settings.min_w * gpus <= settings.budget_w else 0.0
+        share_w = _share_w(settings.budget_w, gpus, least_w)
         return Caps(min(share_w, self._most_w(Role.PREFILL)), min(share_w, self._most_w(Role.DECODE)))
 
     def _most_w(self, role: Role) -> float:
@@ -184,6 +191,13 @@ class RapidController:
         if reason:
             reason += f"; caps {caps.prefill_w:.0f} W prefill, {caps.decode_w:.0f} W decode"
         return PowerPlan({gpu: caps.of(role) for gpu, role in roles.items()}, flips, reason)
+
+
+def _share_w(watts: float, gpus: int, least_w: float) -> float:
+    """Return the share of each GPU, at least `least_w`: in whole watts where those are more, else in `PART_W`."""
+    gpus = max(gpus, 1)
+    whole_w = watts // gpus
+    return whole_w if whole_w > least_w else max(watts // (gpus * PART_W) * PART_W, least_w)
 
 
 def _exceeds(value: float | None, limit: float) -> bool:

@@ -136,6 +136,20 @@ def test_a_cap_that_is_not_given_is_what_the_other_phase_leaves() -> None:
     assert node.caps() == (675, 525)
 
 
+def test_no_cap_is_below_the_least_where_that_is_no_whole_number() -> None:
+    node = Node(min_w=400.5, budget_w=8 * 400.5)
+    assert set(node.look(FINE).caps_w.values()) == {400.5}
+
+
+def test_steps_of_less_than_a_watt_move_power_too() -> None:
+    node = Node(5, 3, move="power", step_w=0.3)
+    for _ in range(20):
+        node.look(SLOW_PREFILL)
+    prefill_w, decode_w = node.caps()
+    assert decode_w == pytest.approx(600 - 20 * 0.3)
+    assert prefill_w == pytest.approx(600 + 20 * 0.3 * 3 / 5, abs=0.05)
+
+
 def test_a_static_allocation_over_the_budget_becomes_uniform() -> None:
     node = Node(prefill_w=750, decode_w=600)
     node.look(FINE)
@@ -157,7 +171,7 @@ looks = st.tuples(st.one_of(felt, st.sampled_from([SLOW_PREFILL, SLOW_DECODE, FI
 @settings(max_examples=150)
 @given(
     prefill=st.integers(0, 7), seen=st.lists(looks, max_size=30), budget_w=st.floats(3200, 7000),
-    move=st.sampled_from(["nothing", "power", "gpus", "both"]), refuses=st.booleans(),
+    move=st.sampled_from(["nothing", "power", "gpus", "both"]), refuses=st.booleans(), step_w=st.floats(0.1, 100),
 )  # fmt: skip
 def test_any_stream_keeps_the_budget_and_a_gpu_in_each_phase(
     prefill: int,
@@ -165,9 +179,10 @@ def test_any_stream_keeps_the_budget_and_a_gpu_in_each_phase(
     budget_w: float,
     move: str,
     refuses: bool,
+    step_w: float,
 ) -> None:
     """Also on a host that drains for ever, where a flip is never seen to be done."""
-    node = Node(prefill, 8 - prefill, budget_w=budget_w, move=move)
+    node = Node(prefill, 8 - prefill, budget_w=budget_w, move=move, step_w=step_w)
     started = set(node.roles)
     for what, queued, after_s in seen:
         before = list(node.roles)
