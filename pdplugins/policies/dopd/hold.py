@@ -37,6 +37,20 @@ class Hold:
         self._wanted.clear()
 
 
+class Silence:
+    """Notices when no request has come for a while. Forecasts of the load before that no longer count then."""
+
+    def __init__(self, hold_s: float) -> None:
+        self._hold_s = hold_s
+        self._since_s: float | None = None
+
+    def __call__(self, requests: float, now_s: float) -> bool:
+        """Return whether no request has come for the hold, when `requests` came until `now_s`."""
+        if requests > 0 or self._since_s is None:
+            self._since_s = now_s
+        return now_s - self._since_s > self._hold_s
+
+
 class Holds:
     """One hold for each pool. See :class:`Hold`."""
 

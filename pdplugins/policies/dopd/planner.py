@@ -20,7 +20,7 @@ from pdplugins.policies._common import fit_headroom, fit_pools
 from pdplugins.policies.dopd.config import DopdSettings
 from pdplugins.policies.dopd.decoding import Decoding
 from pdplugins.policies.dopd.forecast import Corrected, Forecaster, Predictor, Reverting, build_forecaster
-from pdplugins.policies.dopd.hold import Holds
+from pdplugins.policies.dopd.hold import Holds, Silence
 from pdplugins.policies.dopd.literal import algorithm_2
 from pdplugins.policies.dopd.load import (
     LARGEST,
@@ -96,7 +96,7 @@ class DopdPlanner:
         self._decoding = Decoding(settings, deployment, steps, memory, self._horizon_s)
         self._spare = spare_workers(settings.spare, self._horizon_s)
         self._wanted, self._needed = (Holds(settings.hold_s, self._horizon_s) for _ in range(2))
-        self._busy_s: float | None = None
+        self._silent = Silence(settings.hold_s)
         self._pools = (1, 1)
         self._signals: Mapping[str, float] = {}
         self._started_s = math.nan
@@ -200,7 +200,7 @@ class DopdPlanner:
             traffic = _prompts(view, traffic)
         self._load.observe(traffic, in_flight(view, traffic) if literal else traffic.rate)
         load = self._load.forecast(without_osl=cold)
-        if not literal and self._idle(view, traffic):
+        if not literal and self._silent(traffic.requests, view.now_s):
             demand = Demand(1, 1, {}, f"no request for {self._settings.hold_s:.0f} s")
             self._wanted.forget()
             self._needed.forget()
@@ -231,12 +231,6 @@ class DopdPlanner:
     def _keep(self, why: str) -> ScalePlan:
         prefill, decode = self._pools
         return ScalePlan(prefill, decode, f"holding {prefill}P{decode}D: {why}", self._faults({}))
-
-    def _idle(self, view: PlannerView, traffic: Traffic) -> bool:
-        """Return whether no request came for `hold_s`. Earlier forecasts no longer count then."""
-        if traffic.requests > 0 or self._busy_s is None:
-            self._busy_s = view.now_s
-        return view.now_s - self._busy_s > self._settings.hold_s
 
     def _literal(self, load: Load) -> Demand:
         found = algorithm_2(load, self._deployment)

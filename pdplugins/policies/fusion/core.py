@@ -80,6 +80,12 @@ class Core:
         self._cell = NEVER
         self._most_in_service = 0
 
+    @property
+    def kv_capacity_tokens(self) -> int:
+        """Tokens that the KV cache of one worker of this deployment holds."""
+        deployment = self.deployment
+        return deployment.kv_tokens or deployment.perf.kv_capacity_tokens(deployment.decode_tp)
+
     def compose(self, workers: int, present: int, kv_capacity_tokens: int, now_s: float, least: int = 0) -> int | None:
         """Return how many workers should prefill only, when it is time to solve the programme anew; else None.
 

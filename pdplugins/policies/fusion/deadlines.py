@@ -120,6 +120,7 @@ class DeadlineQueue:
         """Add a job."""
         self.remove(job.key)
         self._jobs[job.key] = job
+        self._accounts.waits(job)
         heappush(self._by_age, (job.since_s, job.key))
         self._take(job)
         while now_s + self._work_s / speed > self._last_due_s and self._timely:
@@ -136,6 +137,7 @@ class DeadlineQueue:
         """Forget a job, if it waits."""
         if (job := self._jobs.pop(key, None)) is None:
             return
+        self._accounts.left(job)
         self._changes += 1
         self._late.pop(key, None)
         if self._timely.pop(key, None) is not None:

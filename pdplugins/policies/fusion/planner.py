@@ -11,7 +11,7 @@ from pdplugins.contracts.planner import PlannerView, ScalePlan
 from pdplugins.errors import ConfigError
 from pdplugins.policies._common import fit_pools
 from pdplugins.policies.dopd.forecast import Forecaster, Kalman
-from pdplugins.policies.dopd.hold import Hold
+from pdplugins.policies.dopd.hold import Hold, Silence
 from pdplugins.policies.dopd.load import Load, LoadForecast, Spread, unusable
 from pdplugins.policies.dopd.staffing import upper_rate
 from pdplugins.policies.fusion.composition import Frontier
@@ -44,6 +44,7 @@ class FusionPlanner:
         self._horizon_s = max(deployment.startup_s, core.settings.interval_s)
         self._load = LoadForecast(self._forecaster, self._forecaster(), Spread(0.0, 1.0))
         self._holds = Hold(core.settings.hold_s, core.settings.hold_s), Hold(core.settings.hold_s, core.settings.hold_s)
+        self._silent = Silence(core.settings.hold_s)
         self._pools: Pools | None = None
         self._signals: Mapping[str, float] = {}
 
@@ -67,7 +68,11 @@ class FusionPlanner:
             return self._keep(why)
         self._load.observe(view.traffic, view.traffic.rate)
         load = self._load.forecast()
-        if load is None and view.traffic.requests > 0:
+        if self._silent(view.traffic.requests, view.now_s):
+            load = None
+            for hold in self._holds:
+                hold.forget()
+        elif load is None and view.traffic.requests > 0:
             return self._keep("no request lengths yet")
         wanted, why, self._signals = self._demand(load)
         self._pools = self._held(wanted, view.now_s)
@@ -88,7 +93,7 @@ class FusionPlanner:
     def _demand(self, load: Load | None) -> tuple[Pools, str, dict[str, float]]:
         """Return the pools for a load, why, and the numbers behind."""
         if load is None:
-            return (1, 1), "no request came yet", {}
+            return (1, 1), "no request came lately", {}
         rate = upper_rate(load.amount, self._horizon_s, SIGMAS) * (1 + self._core.settings.spare_share)
         does = self._frontier(load)
         wanted = self._mixed(does, rate) if self._mixes else self._split(does, rate)
@@ -99,8 +104,8 @@ class FusionPlanner:
     def _frontier(self, load: Load) -> Frontier:
         deployment = self._deployment
         isl = max(load.isl_tokens * (1 - load.hit_rate), 1.0)
-        capacity = deployment.kv_tokens or deployment.perf.kv_capacity_tokens(deployment.decode_tp)
         cached = max(load.isl_tokens - isl, 0.0)
+        capacity = self._core.kv_capacity_tokens
         does = self._core.frontier(isl, load.osl_tokens, capacity, mixes=self._mixes, history=cached)
         if self._mixes:
             return does

@@ -1,4 +1,4 @@
-"""The power controller: RAPID's, started anew from the caps of each solution of the programme."""
+"""The power controller: RAPID's, started anew where the programme asks for other caps."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pdplugins.policies.rapid.controller import Caps, RapidController
 
 
 class FusionPower:
-    """Gives the GPUs the caps of the programme, and lets RAPID move watts by what is missed until the next solution."""
+    """Gives the GPUs the caps of the programme, and lets RAPID move watts by what is missed until there are others."""
 
     def __init__(self, core: Core, budget_w: float) -> None:
         if (table := core.deployment.perf.power()) is None:
@@ -25,6 +25,7 @@ class FusionPower:
         settings = RapidSettings(move="power", budget_w=budget_w, min_w=least_w, max_w=most_w, max_decode_w=most_w)
         self._rapid = RapidController(settings, core.deployment)
         self._core = core
+        self._budget_w = budget_w
         self._followed: Caps | None = None
 
     @property
@@ -34,7 +35,12 @@ class FusionPower:
 
     def control(self, gpus: tuple[GpuView, ...], view: PlannerView) -> PowerPlan:
         """Return the caps wanted from now on."""
-        if self._core.caps is not None and self._core.caps != self._followed:
-            self._followed = self._core.caps
-            self._rapid.start_from(self._followed)
+        caps = self._core.caps
+        if caps is not None and caps != self._followed and self._fits(caps, gpus):
+            self._followed = caps
+            self._rapid.start_from(caps)
         return self._rapid.control(gpus, view)
+
+    def _fits(self, caps: Caps, gpus: tuple[GpuView, ...]) -> bool:
+        """Tell whether the GPUs may have these caps now. They are meant for the roles after the flips to come."""
+        return sum(caps.of(gpu.role) for gpu in gpus) <= self._budget_w

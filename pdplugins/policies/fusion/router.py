@@ -41,7 +41,6 @@ class FusionRouter:
         """Decode workers that can serve a whole request."""
         self._by_id: Mapping[str, WorkerView] = {}
         """The same, by id."""
-        self._kv_capacity_tokens = 0
         self._turns = {name: Turns(core.settings.choices) for name in ("prefill", "alone", "mixed")}
         self._moves: tuple[RoleMove, ...] = ()
         """Roles to change that nobody has taken yet."""
@@ -73,7 +72,9 @@ class FusionRouter:
         self._look(workers)
         self._core.look(workers, now_s)
         present, unfit = len(self._prefill), self._unfit(workers)
-        wanted = self._core.compose(len(workers), present, self._kv_capacity_tokens, now_s, len(unfit))
+        known = (worker.kv_capacity_tokens for worker in workers if worker.kv_capacity_tokens > 0)
+        smallest = min(known, default=self._core.kv_capacity_tokens)
+        wanted = self._core.compose(len(workers), present, smallest, now_s, len(unfit))
         if wanted is not None:
             self._moves = tuple(self._changes(wanted, unfit))
 
@@ -146,7 +147,6 @@ class FusionRouter:
             self._mixed = tuple(worker for worker in workers if worker.role is Role.DECODE)
             self._alone = tuple(worker for worker in self._mixed if (worker.capabilities or ANYTHING).alone)
             self._by_id = {worker.id: worker for worker in self._alone}
-            self._kv_capacity_tokens = min(worker.kv_capacity_tokens for worker in workers)
             self._named = {worker.id: worker for worker in workers}
             self._core.drift.keep(self._named.keys())
             self._present.keep(self._named.keys())
@@ -158,8 +158,10 @@ class FusionRouter:
     def _changes(self, wanted: int, unfit: Container[str]) -> Sequence[RoleMove]:
         """Return the moves to `wanted` prefill-only workers. Those that are `unfit` to decode are the first of them."""
         reason, extra = f"{wanted} workers prefill only", len(self._prefill) - wanted
-        leave = sorted(self._prefill, key=lambda worker: (worker.id in unfit, self._present.ahead(worker)))
-        join = sorted(self._mixed, key=lambda worker: (worker.id not in unfit, self._present.decodes(worker)[1]))
+        leave = [worker for worker in self._prefill if _can(worker, Role.DECODE)]
+        join = [worker for worker in self._mixed if _can(worker, Role.PREFILL)]
+        leave.sort(key=lambda worker: (worker.id in unfit, self._present.ahead(worker)))
+        join.sort(key=lambda worker: (worker.id not in unfit, self._present.decodes(worker)[1]))
         leaving, joining = max(extra, 0), max(-extra, 0)
         fit = sum(worker.id not in unfit for worker in leave[leaving:])
         swapped = min(fit, sum(worker.id in unfit for worker in join[joining:]))
@@ -248,3 +250,8 @@ class FusionRouter:
     def _binds(self, request: Request, workers: tuple[WorkerView, ...]) -> Bound:
         """Return where a request decodes, and why there."""
         return self._binding.best(request, self._turns["mixed"].of(self._mixed or workers))
+
+
+def _can(worker: WorkerView, phase: Role) -> bool:
+    """Tell whether a worker may change to a role. Those of a host that does not say may."""
+    return phase in (worker.capabilities or ANYTHING).phases

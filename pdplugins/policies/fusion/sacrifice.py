@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from heapq import heappop, heappush
 from typing import NamedTuple
@@ -51,13 +52,27 @@ class Accounts:
 
     def __init__(self) -> None:
         self.had_s: dict[str, float] = {}
+        self._waiting: Counter[str] = Counter()
+        """Jobs of each tenant that wait."""
         self._now_s = 0.0
 
     def known_as(self, tenant: str | None) -> str:
         """Return under which name the jobs of a tenant are counted."""
         if tenant is None:
             return NOBODY
-        return tenant if tenant in self.had_s or len(self.had_s) < MOST_TENANTS else NOBODY
+        if tenant in self.had_s or tenant in self._waiting:
+            return tenant
+        return tenant if len(self.had_s.keys() | self._waiting.keys()) < MOST_TENANTS else NOBODY
+
+    def waits(self, job: Job) -> None:
+        """Note that a job waits."""
+        self._waiting[job.tenant] += 1
+
+    def left(self, job: Job) -> None:
+        """Note that a job waits no more."""
+        self._waiting[job.tenant] -= 1
+        if self._waiting[job.tenant] <= 0:
+            del self._waiting[job.tenant]
 
     def worked(self, job: Job, work_s: float) -> None:
         """Count work for a job's tenant."""

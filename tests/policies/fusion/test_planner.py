@@ -85,6 +85,24 @@ def test_a_pool_shrinks_after_its_hold(bundle: Bundles) -> None:
     assert sizes[-1] == 2
 
 
+@pytest.mark.parametrize("any_role", [True, False])
+def test_a_pool_without_traffic_shrinks_after_its_hold_however_heavy_requests_are(
+    bundle: Bundles, any_role: bool
+) -> None:
+    """The reserve for requests that may come is a whole request in the time that a worker needs to start."""
+    scales = planner(bundle, any_role=any_role, hold_s=60.0, interval_s=5.0)
+    heavy = {"isl_tokens": 30_000.0, "osl_tokens": 3000.0}
+    sizes = []
+    for tick in range(60):
+        plan = scales.plan(planner_view(5.0 * tick, 2.0 if tick < 30 else 0.0, **heavy))
+        sizes.append(plan.prefill + plan.decode)
+    assert sizes[29] == 8
+    assert sizes[29 + 60 // 5] == 8
+    assert sizes[-1] == 2
+    again = scales.plan(planner_view(300.0, 2.0, **heavy))
+    assert again.prefill + again.decode > 2
+
+
 def test_without_the_setting_there_is_no_planner(bundle: Bundles) -> None:
     assert bundle().planner is None
 

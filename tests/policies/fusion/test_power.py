@@ -94,6 +94,24 @@ def test_the_controller_follows_the_programme_within_the_budget(h100: Deployment
     assert sum(power.control(gpus, IDLE).caps_w.values()) <= budget_w
 
 
+def test_caps_for_other_roles_wait_for_the_flips(h100: Deployment) -> None:
+    """The programme chooses caps for the roles that it asks for. They may exceed the budget before the flips."""
+    bundle = build(FusionSettings(power_budget_w=8 * 500.0), h100)
+    assert bundle.power is not None
+    power = bundle.power()
+
+    def caps_w(prefill: int) -> tuple[float, float]:
+        roles = [Role.PREFILL] * prefill + [Role.DECODE] * (8 - prefill)
+        gpus = tuple(GpuView(index, role, 300.0, 700.0) for index, role in enumerate(roles))
+        plan = power.control(gpus, IDLE).caps_w
+        assert sum(plan.values()) <= 8 * 500.0
+        return plan[0], plan[7]
+
+    power._core.caps = Caps(700.0, 400.0)  # type: ignore[attr-defined]
+    assert caps_w(4) == (500.0, 500.0)
+    assert caps_w(2) == (700.0, 400.0)
+
+
 def test_a_budget_below_the_least_caps_is_a_mistake_of_the_operator(h100: Deployment) -> None:
     bundle = build(FusionSettings(power_budget_w=100.0), h100)
     assert bundle.power is not None

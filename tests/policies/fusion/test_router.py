@@ -180,6 +180,31 @@ def test_and_none_when_answers_are_long(core: Cores) -> None:
     assert {move.role for move in moves} == {Role.DECODE}
 
 
+def test_only_workers_that_can_change_their_role_are_asked_to(core: Cores) -> None:
+    """Stock servers have one role for life. A fleet may have dual-role servers beside them."""
+    decodes = Capabilities(frozenset({Role.DECODE}), splits=False)
+    prefills = Capabilities(frozenset({Role.PREFILL}), alone=False, splits=False)
+    stock = tuple(worker(f"d{index}", capabilities=decodes) for index in range(6))
+    router = FusionRouter(core(prior_tokens=10))
+    arrivals(router, (*stock, worker("d6"), worker("d7")), 20_000, 10, 3.0)
+    assert {move.worker for move in router.take_role_moves()} == {"d6", "d7"}
+    stock = tuple(worker(f"p{index}", capabilities=prefills) for index in range(3))
+    router = FusionRouter(core(prior_tokens=2000))
+    arrivals(router, (*stock, worker("p3"), *fleet(0, 4)), 300, 2000, 3.0)
+    assert [move.worker for move in router.take_role_moves()] == ["p3"]
+
+
+def test_a_kv_capacity_that_is_not_known_is_the_usual_one(core: Cores) -> None:
+    """The gateway knows it from the first load report on; until then it says 0."""
+    served = []
+    for capacity in (0, 200_000):
+        router = FusionRouter(core(prior_tokens=2000))
+        workers = (*fleet(0, 7), worker("d7", kv_capacity_tokens=capacity))
+        arrivals(router, workers, 300, 2000, 3.0)
+        served.append(router.signals["capacity_rate"])
+    assert served[0] == served[1] > 0
+
+
 def test_a_composition_stays_for_its_dwell_time(core: Cores) -> None:
     shared = core(prior_tokens=10, dwell_s=60.0)
     router = FusionRouter(shared)

@@ -114,3 +114,16 @@ def test_accounts_are_bounded_and_fade() -> None:
         accounts.at(float(now_s))
     assert accounts.had_s == {}
     assert accounts.known_as(None) == ""
+
+
+def test_tenants_that_only_wait_are_bounded_too() -> None:
+    """A client that names a new tenant in each request makes no call slower."""
+    queue = DeadlineQueue(0.0)
+    for index in range(1000):
+        job = queue.asked(Job(1.0, 0.0, str(index), 1.0), Terms(tenant=str(index)))
+        queue.push(job, 0.0, 1.0)
+    tenants = {queue._jobs[key].tenant for key in queue.keys}
+    assert len(tenants) <= MOST_TENANTS + 1
+    for key in list(queue.keys):
+        queue.remove(key)
+    assert queue.asked(Job(1.0, 0.0, "last", 1.0), Terms(tenant="new")).tenant == "new"
