@@ -199,6 +199,8 @@ def test_an_output_that_is_an_input_or_another_output_is_refused_and_nothing_is_
         ["bound", "my.yaml", "--trace", "tr.jsonl", "--json", "p.json"],
         ["plan", "my.yaml", "--trace", "tr.jsonl", "--gpus", "4", "--json", "p.json"],
         ["backtest", "my.yaml", "--access-log", "tr.jsonl", "--json", "p.json"],
+        ["replay", "--config", "my.yaml", "--trace", "tr.jsonl", "--json", "p.json"],
+        ["replay", "--config", "my.yaml", "--trace", "tr.jsonl", "--decision-log", "p.json"],
     ],
 )
 def test_an_output_that_is_a_profile_of_the_config_is_refused(

@@ -83,7 +83,7 @@ def servegen(settings: ServeGenSettings, path: Path) -> Iterator[TraceRequest]:
     Prompt and output lengths are drawn independently from the histograms, because the data has no joint distribution.
     """
     clients = []
-    for file in _files(path):
+    for file in files_of(path):
         windows = [window for window in _windows(file) if _overlaps(settings, window)]
         clients.append((sum(window.rate for window in windows), file, windows))
     clients.sort(key=lambda client: (-client[0], client[1].name))
@@ -107,7 +107,8 @@ def is_servegen(path: Path) -> bool:
     return path.match(TRACES) or (is_folder(path) and any(path.glob(TRACES)))
 
 
-def _files(path: Path) -> list[Path]:
+def files_of(path: Path) -> list[Path]:
+    """Return the files of such a folder, or the file itself. Raises TraceError where there are none."""
     if not is_folder(path):
         return [path]
     if found := sorted(path.glob(TRACES)):

@@ -124,8 +124,9 @@ def _files(trace: Path, registry: Registry) -> Iterator[Path]:
         except PdpluginsError:
             continue
         if isinstance(source, Source):
-            yield source.path
-            yield servegen.lengths_of(source.path)
+            for path in servegen.files_of(source.path) if servegen.is_servegen(source.path) else [source.path]:
+                yield path
+                yield servegen.lengths_of(path)
             continue
         yield source.where
         traces += [Path(part.trace) for part in source.parts]

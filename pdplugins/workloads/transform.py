@@ -57,14 +57,21 @@ class Transform(BaseModel):
             raise ConfigError(f"trace options: {first_error(error, cls)}") from None
 
     def apply(self, requests: Sequence[TraceRequest]) -> list[TraceRequest]:
-        """Return the changed trace."""
-        span_s = requests[-1].arrival_s if requests else 0.0
-        if self.rate is not None and span_s > 0:
-            requests = scale(requests, self.rate * span_s / len(requests))
+        """Return the changed trace. Raises TraceError for a rate where all requests arrive at one time."""
+        if self.rate is not None and len(requests) > 1:
+            requests = scale(requests, self.rate * self._span_s(requests) / len(requests))
         if self.clip_s is not None:
             requests = clip(requests, self.clip_s)
         kept = list(requests[: self.max_requests])
         return kept if self.max_context_tokens is None else limit(kept, self.max_context_tokens)
+
+    def _span_s(self, requests: Sequence[TraceRequest]) -> float:
+        if span_s := requests[-1].arrival_s:
+            return span_s
+        raise TraceError(
+            f"rate {self.rate:g}: all {len(requests)} requests of the trace arrive at one time, which no factor makes "
+            "a rate; leave the rate out, or give a trace with arrival times"
+        )
 
 
 def clip(requests: Sequence[TraceRequest], duration_s: float) -> list[TraceRequest]:

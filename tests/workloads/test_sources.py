@@ -29,6 +29,8 @@ def test_what_a_trace_is_read_from_is_known_before(clients: Path, monkeypatch: p
             with pytest.raises(ConfigError, match=f"^--json {name} is also .*--trace; name another file$"):
                 check_apart({"--json": Path(name)}, inputs("--trace", trace))
         check_apart({"--json": Path("chunk-2-trace.csv")}, inputs("--trace", trace))
+    with pytest.raises(ConfigError, match=r"^--json .*chunk-2-trace\.csv is also .*, a file of --trace; name another"):
+        check_apart({"--json": clients / "chunk-2-trace.csv"}, inputs("--trace", clients))
     assert inputs("--trace", None) == {}
     assert inputs("--trace", "no-such-trace") == {"--trace": Path("no-such-trace")}
 

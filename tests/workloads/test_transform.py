@@ -42,6 +42,14 @@ def test_the_rate_is_that_of_the_whole_trace_and_the_clip_counts_at_that_rate() 
     assert Transform().apply(requests) == requests
 
 
+def test_a_rate_that_no_factor_gives_is_refused() -> None:
+    """One request has no rate, and is left as it is."""
+    with pytest.raises(TraceError, match="rate 10: all 3 requests of the trace arrive at one time"):
+        Transform(rate=10).apply([TraceRequest(0.0, 1, 1)] * 3)
+    assert Transform(rate=10).apply([TraceRequest(0.0, 1, 1)]) == [TraceRequest(0.0, 1, 1)]
+    assert Transform(rate=10).apply([]) == []
+
+
 @pytest.mark.moderate
 @given(st.lists(REQUEST, max_size=5), st.integers(2, 1200))
 def test_no_prompt_plus_output_is_longer_than_the_context(requests: list[TraceRequest], context: int) -> None:

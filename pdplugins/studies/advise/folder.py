@@ -10,7 +10,7 @@ import yaml
 
 from pdplugins.config import Config
 from pdplugins.errors import ConfigError
-from pdplugins.files import write_whole
+from pdplugins.files import check_outputs, write_whole
 from pdplugins.studies.advise.kubernetes import manifest
 from pdplugins.studies.advise.serving import CONFIG, dynamo_script, sglang_script
 
@@ -29,6 +29,8 @@ def check(folder: Path) -> None:
             pass
     except OSError as error:
         raise ConfigError(f"--save-dir {folder}: {error.strerror}; give a folder that can be written") from None
+    if folder.exists():
+        check_outputs(*(folder / name for name in (*NAMES, PROFILE)))
 
 
 def write(config: Config, model: str | None, about: str, folder: Path) -> Iterator[tuple[Path, str]]:

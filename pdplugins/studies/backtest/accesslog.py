@@ -37,8 +37,8 @@ DYNAMO = "dynamo.request.trace.v1"
 MOST_LINES = 1_000_000
 LONGEST = 2**20
 """Characters of the longest line."""
-LATEST_S = 1e11
-"""The latest Unix time: in milliseconds the year 1973."""
+EARLIEST_S, LATEST_S = 1e9, 1e11
+"""Unix times from the year 2001 on; in milliseconds the latest is of the year 1973."""
 MOST_DAYS = 31
 DAY_S = 86_400
 
@@ -188,8 +188,8 @@ def _time_s(path: Path, number: int, row: Mapping[str, Any]) -> float:
             return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
         if value is not None:
             found = rows.real(path, number, name, value)
-            if name == "timestamp" and "input_length" in row:  # a trace in Mooncake's format has milliseconds
-                return found / 1e3
+            if name == "timestamp" and "input_length" in row and not EARLIEST_S <= found <= LATEST_S:
+                return found / 1e3  # a trace in Mooncake's format has milliseconds
             if unit * found > LATEST_S:
                 expected = "Unix seconds; a field of milliseconds is called request_received_ms"
                 raise rows.malformed(path, number, name, value, expected)

@@ -60,6 +60,15 @@ def test_the_folder_takes_the_place_of_no_input(tmp_path: Path, monkeypatch: pyt
         run("--trace", "synthetic", "--save-dir", "d", "--json", "d/sglang.sh")
 
 
+def test_a_folder_in_the_place_of_a_file_is_told_before_the_search(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "d/sglang.sh").mkdir(parents=True)
+    with pytest.raises(ConfigError, match=r"^d/sglang\.sh: is a folder; name a file in it$"):
+        run("--trace", "synthetic", "--save-dir", "d")
+
+
 @pytest.mark.parametrize(
     ("words", "why"),
     [

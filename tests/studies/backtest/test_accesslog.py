@@ -182,8 +182,10 @@ def test_a_compressed_line_without_end_is_not_unpacked(tmp_path: Path) -> None:
         tracemalloc.stop()
 
 
-def test_a_trace_in_mooncakes_format_has_milliseconds(tmp_path: Path) -> None:
-    lines = [{"timestamp": 1000 * second, "input_length": 100, "output_length": 10} for second in range(5)]
+@pytest.mark.parametrize(("start", "unit"), [(0, 1000), (1_700_000_000_000, 1000), (1_700_000_000, 1)])
+def test_a_trace_in_mooncakes_format_has_milliseconds(tmp_path: Path, start: int, unit: int) -> None:
+    """A log with the same fields may have Unix seconds in its `timestamp`."""
+    lines = [{"timestamp": start + unit * at_s, "input_length": 100, "output_length": 10} for at_s in range(5)]
     found = read(log(tmp_path, lines), SLO)
     assert [one.arrival_s for one in found.requests] == [0.0, 1.0, 2.0, 3.0, 4.0]
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from pdplugins.config import MOST_GPUS
-from pdplugins.files import check_apart, check_outputs, write_whole
+from pdplugins.files import check_apart, check_outputs, profiles_of, write_whole
 from pdplugins.interrupt import ctrl_c
 from pdplugins.settings import Setting, parse_setting, put
 from pdplugins.workloads.sources import inputs
@@ -94,11 +94,11 @@ def replay(  # noqa: PLR0913 - the options of a command
         ("deployment", "decode", "replicas"): decode,
     }
     engines = Engines(kv_blocks, router)
-    check_apart(
-        {"--json": out, "--html": html, "--decision-log": decision_log},
-        {**inputs("--trace", trace), "--config": config and find(config)},
-    )
-    plan = Plan(planner, configured(config, given), _planner_settings(settings or ()), engines, decision_log)
+    outputs = {"--json": out, "--html": html, "--decision-log": decision_log}
+    check_apart(outputs, {**inputs("--trace", trace), "--config": config and find(config)})
+    checked = configured(config, given)
+    check_apart(outputs, profiles_of(config or "the config", checked.profiles))
+    plan = Plan(planner, checked, _planner_settings(settings or ()), engines, decision_log)
     check_outputs(out, html)
     requests = transform.since(traces.read(trace), skip)
     if clip_s is not None:
