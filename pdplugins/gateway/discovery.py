@@ -109,13 +109,16 @@ class KubernetesSource:
                     f"Kubernetes answers with {answer.status}: {one_line(body[:200].decode(errors='replace'))}"
                 )
         slices = msgspec.json.decode(body, type=_Slices).items
-        return [
-            _worker(address, self._port(one), self.options)
-            for one in slices
-            for endpoint in one.endpoints or ()
-            if not endpoint.conditions.terminating
-            for address in endpoint.addresses[:1]  # they are all of the same pod
-        ]
+        # A service of both families has a slice of each, with the same pods in them: they are counted once.
+        slices.sort(key=lambda one: one.address_type)
+        pods: dict[str, WorkerOption] = {}
+        for one in slices:
+            for endpoint in one.endpoints or ():
+                if not endpoint.conditions.terminating and endpoint.addresses:
+                    address = endpoint.addresses[0]  # they are all of the same pod
+                    pod = (endpoint.pod and endpoint.pod.uid) or address
+                    pods.setdefault(pod, _worker(address, self._port(one), self.options))
+        return list(pods.values())
 
     def _port(self, one: _Slice) -> int:
         if self.port is not None:
@@ -130,9 +133,14 @@ class _Conditions(msgspec.Struct):
     terminating: bool | None = None
 
 
+class _Pod(msgspec.Struct):
+    uid: str | None = None
+
+
 class _Endpoint(msgspec.Struct):
     addresses: list[str]
     conditions: _Conditions = msgspec.field(default_factory=_Conditions)
+    pod: _Pod | None = msgspec.field(default=None, name="targetRef")
 
 
 class _Port(msgspec.Struct):
@@ -143,6 +151,7 @@ class _Port(msgspec.Struct):
 class _Slice(msgspec.Struct):
     endpoints: list[_Endpoint] | None = None
     ports: list[_Port] | None = None
+    address_type: str = msgspec.field(default="", name="addressType")
 
 
 class _Slices(msgspec.Struct):

@@ -146,6 +146,11 @@ class Call(Splittable, Protocol):
         ...
 
     @property
+    def goes_on_elsewhere(self) -> str:
+        """Which requests those are, for errors."""
+        ...
+
+    @property
     def logprobs(self) -> bool:
         """Whether the client wants logprobs: those of the prompt come from the worker that prefills."""
         ...

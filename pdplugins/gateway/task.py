@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from time import monotonic
@@ -117,8 +118,9 @@ class RequestTask:
         if not self._relay.speaking:
             return
         if not self._call.continuable:
-            why = "only /generate with plain sampling can go on elsewhere"
-            raise GatewayError(502, f"the worker failed in the middle of the answer, and {why}")
+            raise GatewayError(
+                502, f"the worker failed in the middle of the answer, and {self._call.goes_on_elsewhere}"
+            )
         self._relay.fold()
         self._all.metrics.fault("resumed", error)
 
@@ -192,11 +194,15 @@ class RequestTask:
         execution, work = attempt.execution, attempt.work
         source = replace(work, new_tokens=max(work.prompt_tokens - history, 1))
         first, second = self._backend(execution.first), self._backend(execution.second)
-        await self._all.executor.push(second, first, ids[: min(history, len(ids) - 1)], source)
+        with suppress(RefusedError):  # the client gets the refusal of its own request, if there is one
+            await self._all.executor.push(second, first, ids[: min(history, len(ids) - 1)], source)
         return attempt
 
     async def _pushed(self, attempt: Attempt) -> Attempt:
-        """Compute the beginning of a split prompt on the first worker; the second one does the rest by itself."""
+        """Compute the beginning of a split prompt on the first worker; the second one does the rest by itself.
+
+        Where it refuses, the second one gets all of the request as the client asked it, for the refusal in that form.
+        """
         execution, work = attempt.execution, attempt.work
         if execution.primitive is not Primitive.PUSH or execution.second is None:
             return attempt
@@ -205,7 +211,10 @@ class RequestTask:
         split = min(max(execution.split, 1), len(ids) - 1)
         if split > 0:
             first, second = self._backend(execution.first), self._backend(execution.second)
-            await self._all.executor.push(first, second, ids[:split], work)
+            try:
+                await self._all.executor.push(first, second, ids[:split], work)
+            except RefusedError:
+                split = 0
         return attempt.but(Execution.local(execution.second, execution.prompt), new_tokens=max(len(ids) - split, 1))
 
     async def _head(self, attempt: Attempt) -> Attempt | None:
@@ -225,7 +234,7 @@ class RequestTask:
             (self._call, self._client, self._relay), self._asked = self._asked, None
             return attempt.but(replace(execution, split=execution.prompt), call=self._call, body=self._call.body)
         if whole:
-            self._finish(attempt.request, first, first, self._relay.usage("completion_tokens") or 1)
+            self._finish(attempt.request, first, first, self._relay.usage("completion_tokens") or answer.tokens)
             return None
         self._relay.fold()
         return await self._after_head(attempt)

@@ -133,10 +133,17 @@ class Stand:
 
 
 @asynccontextmanager
-async def stand(*modes: str, token_s: float = 0.0, incremental: bool = False, **more: Any) -> AsyncIterator[Stand]:
-    """Workers of these modes, a gateway over them and a client; afterwards nothing may be left."""
+async def stand(
+    *modes: str, token_s: float = 0.0, incremental: bool | Sequence[bool] = False, **more: Any
+) -> AsyncIterator[Stand]:
+    """Workers of these modes, a gateway over them and a client; afterwards nothing may be left.
+
+    :param incremental: whether events of a stream hold new tokens only: of all workers, or of each one.
+    """
     rooms = Rooms()
-    workers = [await FakeWorker(m, rooms, 9000 + i, token_s, incremental).start() for i, m in enumerate(modes)]
+    forms = [incremental] * len(modes) if isinstance(incremental, bool) else incremental
+    made = enumerate(zip(modes, forms, strict=True))
+    workers = [await FakeWorker(mode, rooms, 9000 + i, token_s, form).start() for i, (mode, form) in made]
     async with over(workers, **more) as it:
         yield it
     assert rooms.mismatches == []

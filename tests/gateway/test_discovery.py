@@ -297,6 +297,31 @@ SLICES = {
 }
 
 
+def test_a_pod_with_addresses_of_both_families_is_one_worker(tmp_path: Path) -> None:
+    """Such a service has a slice of each family."""
+    (tmp_path / "token").write_text("s3cret")
+    families = {"IPv6": ["fd00::1", "fd00::2"], "IPv4": ["10.0.0.1", "10.0.0.2"]}
+    slices = [
+        {
+            "addressType": family,
+            "ports": [{"port": 30000}],
+            "endpoints": [
+                {"addresses": [address], "targetRef": {"kind": "Pod", "uid": f"pod {index}"}}
+                for index, address in enumerate(addresses)
+            ],
+        }
+        for family, addresses in families.items()
+    ]
+
+    async def run() -> None:
+        runner, url = await kubernetes([(200, {"items": slices})], [])
+        found = await KubernetesSource("workers", "llm", None, "", url, tmp_path).look()
+        assert [option.url for option in found] == ["http://10.0.0.1:30000", "http://10.0.0.2:30000"]
+        await runner.cleanup()
+
+    asyncio.run(run())
+
+
 async def kubernetes(answers: list[tuple[int, Any]], asked: list[tuple[str, str, str]]) -> tuple[web.AppRunner, str]:
     """An API server that answers with the next of `answers`, and then with the last one again."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from itertools import chain
 
 import pytest
 
@@ -127,6 +128,30 @@ def test_a_plain_completion_can_be_split_inside_decode(incremental: bool) -> Non
             assert it.faults["resumed"] == 1
             status, _ = await it.post("/v1/completions", body | {"vendor_field": 1})
             assert it.faults["refused_decode_split"] == 1
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("first", [False, True])
+@pytest.mark.parametrize("deaths", [0, 1])
+def test_an_answer_of_servers_with_different_streams_has_the_form_of_the_first(first: bool, deaths: int) -> None:
+    """Events of one hold all so far, those of the other one new tokens only: every token comes once."""
+
+    async def run() -> None:
+        async with stand("dual", "dual", "dual", incremental=[first, not first, first]) as it:
+            it.route(Fixed()).split = len(PROMPT) + 4
+            faults = it.workers[1].faults
+            faults.die_after_tokens, faults.times = 2, deaths
+            events = await it.stream("/generate", ask())
+            ids, texts = [event["output_ids"] for event in events], [event["text"] for event in events]
+            want = answer_of(PROMPT, 9)
+            assert (list(chain.from_iterable(ids)) if first else ids[-1]) == want
+            assert ("".join(texts) if first else texts[-1]) == text_of(want)
+            faults.times = deaths
+            body = {"model": "fake", "prompt": PROMPT, "max_tokens": 9, "temperature": 0}
+            chunks = await it.stream("/v1/completions", body)
+            assert "".join(chunk["choices"][0]["text"] for chunk in chunks) == text_of(want)
+            assert it.faults["resumed"] == deaths  # afterwards it rests
 
     asyncio.run(run())
 

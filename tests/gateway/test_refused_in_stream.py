@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.gateway.fake import FakeWorker, settled
+from tests.gateway.fake import FakeWorker, answer_of, settled, text_of
 from tests.gateway.rig import JSON, PROMPT, Fixed, Stand, ask, fast, stand
 
 ERROR = b'{"error":{"message":"too long","type":"invalid_request_error","code":400}}'
@@ -50,6 +50,29 @@ def test_what_the_prefill_server_refuses_is_refused_at_once(path: str, said: byt
             assert all(backend.resting_until_s == 0 for backend in it.gateway.backends.all)
             assert await settled(it.idle)
         assert monotonic() - began_s < LONG_S
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("both", [False, True])
+def test_where_a_push_is_refused_the_second_worker_is_asked_as_the_client_asked(both: bool) -> None:
+    """A push is a request to /generate. Its refusal would be in that form, and may be of the push alone."""
+    said = b'{"object":"error","message":"too long","type":"BadRequestError","code":400}'
+
+    async def run() -> None:
+        async with stand("dual", "dual") as it:
+            it.route(Fixed()).split = 20
+            refusing = it.workers[0].faults
+            refusing.status, refusing.body, refusing.times = 400, b'{"error":{"message":"no such prefix"}}', 1
+            if both:
+                it.workers[1].says["/v1/completions"], it.workers[1].said_status["/v1/completions"] = said, 400
+                it.workers[1].faults.times = 1
+            status, told = await it.post("/v1/completions", {"model": "fake", "prompt": PROMPT, "max_tokens": 4})
+            if both:
+                assert (status, told) == (400, json.loads(said))
+            else:
+                assert (status, told["choices"][0]["text"]) == (200, text_of(answer_of(PROMPT, 4)))
+            assert await settled(it.idle)
 
     asyncio.run(run())
 

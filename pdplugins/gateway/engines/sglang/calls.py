@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, ClassVar
 
 from pdplugins.contracts.request import Terms
 from pdplugins.gateway.engines.sglang.fields import Fields
@@ -79,6 +79,7 @@ class Call:
     """The fields of the body in which it asks for terms of its own."""
     terms: Terms | None = None
     """What of that it gets."""
+    goes_on_elsewhere: ClassVar = "only /generate with plain sampling can go on elsewhere"
     _whole: str | None = field(default=UNKNOWN, init=False, repr=False, compare=False)
     """What `whole` has found out: it is asked for several times."""
 

@@ -27,7 +27,7 @@ class CompletionsReply:
 
     def __init__(self, reply: Client, call: Call, *, incremental: bool) -> None:
         self._reply = reply
-        self._incremental = incremental
+        self.incremental = incremental
         self._shown = 0
         self._usage: dict[str, int | None] = {}
         options = call.fields.get("stream_options")
@@ -66,7 +66,7 @@ class CompletionsReply:
         if said is None or "error" in said or "output_ids" not in said:
             return event + EVENT_END
         text = said.get("text") or ""
-        text = text if self._incremental else text[self._shown :]
+        text = text if self.incremental else text[self._shown :]
         self._shown += len(text)
         return EVENT_START + dumps({**self._frame, "choices": [self._choice(said, text)]}) + EVENT_END
 

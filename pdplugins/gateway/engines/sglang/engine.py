@@ -103,7 +103,8 @@ class SglangEngine:
 
     def relay(self, call: Call, client: Client, on_tokens: Callable[[int], None]) -> Relay:
         """Return the relay that passes the answer of `call` on."""
-        return Relay(call, client, on_tokens, partial(self._texts, call))
+        form = client.incremental if isinstance(client, CompletionsReply) else None
+        return Relay(call, client, on_tokens, partial(self._texts, call), incremental=form)
 
     async def _texts(self, call: Call, backend: Backend, ids: Sequence[Sequence[int]]) -> list[str] | None:
         """Return the text of each list of token ids, as the server makes it for `call`; None where it does not tell."""

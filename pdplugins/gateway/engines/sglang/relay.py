@@ -11,6 +11,7 @@ from typing import Any
 from pdplugins.gateway.backends import Backend
 from pdplugins.gateway.engine import Client
 from pdplugins.gateway.engines.sglang.calls import Call
+from pdplugins.gateway.engines.sglang.forms import Converter
 from pdplugins.gateway.engines.sglang.protocol import (
     DONE,
     DONE_EVENT,
@@ -43,15 +44,26 @@ class Relay:
     """Passes one answer on, and remembers what the client has got, so that another worker can go on from there.
 
     :param texts: for the text where another worker goes on.
+    :param incremental: whether events of a stream hold new text only; None for what the first worker does.
     """
 
-    def __init__(self, call: Call, client: Client, on_tokens: Callable[[int], None], texts: WorkerTexts) -> None:
+    def __init__(
+        self,
+        call: Call,
+        client: Client,
+        on_tokens: Callable[[int], None],
+        texts: WorkerTexts,
+        *,
+        incremental: bool | None = None,
+    ) -> None:
         self._call = call
         self._client = client
         self._on_tokens = on_tokens
         self._texts = texts
         self._head = False
+        self._asked = incremental
         self._incremental = False
+        """Whether the events that the client gets hold new tokens only."""
         self._answer: Answer | None = None
         self._part: list[bytes] = []
         """What this worker has said: its last events, or all of them where each one holds new tokens only."""
@@ -85,12 +97,14 @@ class Relay:
         self._answer = answer
         self._head = head
         self._owed = ""
-        self._incremental = answer.backend.incremental and answer.stream and self._call.path == GENERATE
+        convert = self._form(answer)
         self._part = []
         kept = told = 0
         rewrite = head or bool(self.ids) or self._merges(answer)
         own, given = answer.rid.encode(), dumps(self._call.rid)[1:-1]
         while piece := (await answer.piece()).replace(own, given):
+            if convert is not None:
+                piece = convert(piece)
             if not self._part or (self._incremental and piece != DONE_EVENT):
                 self._part.append(piece)
                 kept += len(piece)
@@ -107,6 +121,18 @@ class Relay:
                 piece = self._rewritten(piece)
             await self._pass_on(answer, piece, hold=head and not answer.stream and not self._ends())
         return not head or self._ends()
+
+    def _form(self, answer: Answer) -> Converter | None:
+        """Set the form of the events that the client gets. Return what converts this worker's; None where it has it."""
+        if not answer.stream or self._call.path != GENERATE:
+            self._incremental = False
+            return None
+        own = answer.backend.incremental
+        if self._asked is not None:
+            self._incremental = self._asked
+        elif not self._client.started:
+            self._incremental = own
+        return None if own == self._incremental else Converter(incremental=self._incremental)
 
     async def _pass_on(self, answer: Answer, piece: bytes, *, hold: bool) -> None:
         if answer.stream:

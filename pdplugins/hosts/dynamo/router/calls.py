@@ -31,6 +31,7 @@ class PreprocessedCall:
     stream = True
     messages = b""
     batch = None
+    goes_on_elsewhere = "only one answer without a grammar can go on elsewhere"
     logprobs = False
     """Those of the prompt are not asked of the worker that prefills."""
 

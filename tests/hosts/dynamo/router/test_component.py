@@ -12,27 +12,30 @@ import pytest
 
 from pdplugins.config import find, load
 from pdplugins.hosts.dynamo.router.component import RouterComponent
-from pdplugins.hosts.dynamo.router.engines import MOCKER
+from pdplugins.hosts.dynamo.router.engines import MOCKER, SGLANG, EngineKind
 from pdplugins.limits import TermsConfig
 from pdplugins.runtime.assembly import build_deployment
 from pdplugins.testing.scripted import FixedRouter, RecordingRouter
-from pdplugins.types import Role, Terms
+from pdplugins.types import Outcome, Request, Role, Terms
 from tests.hosts.dynamo.router.scripted import LAST, PREFILLED, TOKEN, Flipping, Leg, Registry
 
 ANSWERS = {Role.PREFILL: (PREFILLED, LAST), Role.DECODE: (TOKEN, TOKEN, LAST)}
-REQUEST = {"token_ids": [1] * 40, "stop_conditions": {"max_tokens": 2}}
+RUNTIME = {"total_kv_blocks": 100, "disaggregated_endpoint": {"bootstrap_host": "h", "bootstrap_port": 1}}
+REQUEST: dict[str, Any] = {"token_ids": [1] * 40, "stop_conditions": {"max_tokens": 2}}
 
 
 class Stand:
     """A router over two prefill and two decode workers, which do both phases."""
 
-    def __init__(self, router: Any, terms: dict[str, Any] | None = None, **answers: Any) -> None:
+    def __init__(
+        self, router: Any, terms: dict[str, Any] | None = None, *, kind: EngineKind = MOCKER, **answers: Any
+    ) -> None:
         config = load(find("arrow"))
         config = config.model_copy(update={"terms": TermsConfig.model_validate(terms or {})})
-        self.component = RouterComponent(config, build_deployment(config))
+        self.component = RouterComponent(config, build_deployment(config), kind=kind)
         self.component.use(router, None)
         self.registries = {
-            place: Registry(*answers.get(place.phase, ANSWERS[place.phase])) for place in MOCKER.places(both=True)
+            place: Registry(*answers.get(place.phase, ANSWERS[place.phase])) for place in kind.places(both=True)
         }
         workers = self.component.workers
         workers._clients = dict(self.registries)
@@ -42,7 +45,7 @@ class Stand:
             role = list(Role)[number % 2]
             for place, registry in self.registries.items():
                 if place.role is role or (place.role is None and place.phase is not role):
-                    registry.joins(number, f"w{number}")
+                    registry.joins(number, f"w{number}", runtime_config=RUNTIME | {"stable_routing_id": f"w{number}"})
         workers.look()
 
     def served(self, phase: Role) -> Counter[int]:
@@ -76,6 +79,30 @@ def test_a_thousand_requests_with_flips_under_load_lose_nothing() -> None:
     asyncio.run(run())
     assert router.flips > 100
     assert router.late == 0
+
+
+class Split(FixedRouter):
+    """Lets the first worker give the first hundred tokens of an answer, and keeps what it is told of the end."""
+
+    def __init__(self) -> None:
+        super().__init__("w0", "w1", len(REQUEST["token_ids"]) + 100)
+        self.ended: list[int] = []
+
+    def on_ended(self, request: Request, outcome: Outcome) -> None:
+        self.ended.append(outcome.output_tokens)
+
+
+def test_an_answer_that_ends_with_its_first_part_is_counted_whole() -> None:
+    router, last = Split(), TOKEN | {"finish_reason": "stop"}
+
+    async def run() -> None:
+        stand = Stand(router, kind=SGLANG, **dict.fromkeys(Role, [TOKEN] * 49 + [last]))
+        chunks = await stand.ask(stop_conditions={"max_tokens": 200})
+        assert sum(len(chunk["token_ids"]) for chunk in chunks) == 50
+        assert "pdplugins_dynamo_router_output_tokens_total 50.0" in stand.component.exposition()
+
+    asyncio.run(run())
+    assert router.ended == [50]
 
 
 class Prompt(list[int]):
