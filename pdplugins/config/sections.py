@@ -160,7 +160,10 @@ class SglangConfig(Section):
     )
     own_hosts: tuple[str, ...] = Field((), description="further names by which routers call this server")
     nixl_poll_us: int = Field(
-        200, ge=0, description="shortest pause between polls for transfers, in µs; 0 lets threads spin, as in stock"
+        200,
+        ge=0,
+        le=1_000_000,
+        description="shortest pause between polls for transfers, in µs; 0 lets threads spin, as in stock",
     )
 
 

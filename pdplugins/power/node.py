@@ -164,20 +164,22 @@ class PowerNode:
         self.caps.aim({uuid: max(math.floor(cap_w), self._lowest_w(uuid)) for uuid, cap_w in caps_w.items()})
         return True
 
-    def fit(self, now_s: float) -> None:
+    def fit(self) -> None:
         """Want lower caps where those that are wanted exceed the budget, each by the same share of what it may fall.
 
-        A policy may want too much, or nothing at all, and the budget may have become smaller.
+        A policy may want too much, or nothing at all, the budget may have become smaller, and a lost GPU counts at its
+        most. That does not wait for the end of a rollback: lower caps are always safe.
         """
-        wanted = {uuid: account.target_w for uuid, account in self.caps.accounts.items()}
+        lost_w = {uuid: account.kept_w for uuid, account in self.caps.accounts.items() if account.lost}
+        wanted = {uuid: account.target_w for uuid, account in self.caps.accounts.items()} | lost_w
         budget_w, total_w = self.caps.budget_w, math.fsum(wanted.values())
-        if budget_w is None or total_w <= budget_w + GRAIN_W or now_s < self._held_until_s:
+        if budget_w is None or total_w <= budget_w + GRAIN_W:
             return
-        lowest = {uuid: min(self._lowest_w(uuid), watts) for uuid, watts in wanted.items()}
+        lowest = {uuid: min(self._lowest_w(uuid), watts) for uuid, watts in wanted.items()} | lost_w
         least_w = math.fsum(lowest.values())
         share = max(budget_w - least_w, 0.0) / (total_w - least_w) if total_w > least_w else 0.0
         fitted = {uuid: math.floor(low_w + share * (wanted[uuid] - low_w)) for uuid, low_w in lowest.items()}
-        self.caps.aim({uuid: max(watts, lowest[uuid]) for uuid, watts in fitted.items()})
+        self.caps.aim({uuid: max(watts, lowest[uuid]) for uuid, watts in fitted.items() if uuid not in lost_w})
 
     def _lowest_w(self, uuid: str) -> float:
         return max(self.gpus[uuid].device.min_w, self._floor_w)
@@ -344,8 +346,11 @@ class PowerNode:
 
     def _late(self, uuid: str, now_s: float) -> bool:
         gpu, account = self.gpus[uuid], self.caps.accounts[uuid]
-        waits = account.writing_w is None and not gpu.lost and not self.caps.settled(uuid)
-        return waits and gpu.told_s < now_s - self.patience.obey_s
+        if account.writing_w is not None or gpu.lost or self.caps.settled(uuid):
+            return False
+        # One that has the cap to go back to draws too much all the same. It counts at its draw, and nothing waits.
+        changes = gpu.fault is not None or abs(account.told_w - account.standing_w) > GRAIN_W
+        return changes and gpu.told_s < now_s - self.patience.obey_s
 
     def _roll_back(self, now_s: float) -> None:
         if now_s < self._held_until_s:

@@ -84,7 +84,13 @@ class CapTransaction(Generic[Key]):
     # --- what is wanted ---------------------------------------------------------------------------------------------
 
     def aim(self, caps_w: Mapping[Key, float]) -> None:
-        """Want these caps from now on. The last caps that all devices had and obeyed are those to go back to.
+        """Want these caps from now on."""
+        self._stand()
+        for key, cap_w in caps_w.items():
+            self.accounts[key].target_w = cap_w
+
+    def _stand(self) -> None:
+        """Note the caps that all devices have and obey: those are the ones to go back to.
 
         A device that is lost has no say in that: else the others would go back to their caps from before the loss.
         """
@@ -92,8 +98,6 @@ class CapTransaction(Generic[Key]):
         if all(self.settled(key) and not self._differs(one) for key, one in there.items()):
             for account in there.values():
                 account.standing_w = account.told_w
-        for key, cap_w in caps_w.items():
-            self.accounts[key].target_w = cap_w
 
     def roll_back(self) -> None:
         """Want the caps again that all devices had before the change, as far as the budget has the watts for them."""
@@ -165,3 +169,4 @@ class CapTransaction(Generic[Key]):
         account = self.accounts[key]
         if self._still(account):
             account.kept_w = account.told_w
+            self._stand()

@@ -119,7 +119,12 @@ class Process:
         code = self.returncode
         if code is None:
             return "runs"
-        return f"exited with code {code}" if code >= 0 else f"was killed by {signal.Signals(-code).name}"
+        if code >= 0:
+            return f"exited with code {code}"
+        try:
+            return f"was killed by {signal.Signals(-code).name}"
+        except ValueError:  # a real-time signal has no name
+            return f"was killed by signal {-code}"
 
     def last_words(self) -> str:
         """Return the end of its log in one line; nothing where the log cannot be read."""

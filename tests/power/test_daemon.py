@@ -80,6 +80,23 @@ def test_a_gpu_that_takes_no_part_after_a_kill_gets_its_cap_back_at_the_start(po
     assert power.node.limits_w() == BEFORE_W, (again.returncode, said)
 
 
+def test_a_gpu_that_takes_no_part_and_refuses_its_cap_stops_no_start(power: Power) -> None:
+    process = power.start()
+    assert power.settled_at(*OURS_W)
+    power.end(process, signal.SIGKILL)
+    uuids = [row["uuid"] for row in json.loads(power.do("status", "--state", str(power.state), "--json").stdout)]
+    deployment = {"profile": "mi300x/llama-3.1-8b", "prefill": {"replicas": 3}, "decode": {"replicas": 3, "tp": 1}}
+    policy = {"name": "rapid", "budget_w": 3600, "max_w": 700}
+    power.write(deployment=deployment, power=policy, node={"gpus": uuids[2:]})
+    power.node.gpu[0].write_fault = 4
+    again = power.start()
+    assert power.settled_at(*OURS_W[:1], *BEFORE_W[1:2], *OURS_W[2:])
+    said = power.end(again)
+    assert power.node.limits_w() == OURS_W[:1] + BEFORE_W[1:], said
+    with closing(SavedCaps(power.state)) as saved:
+        assert saved.load() == {uuids[0]: BEFORE_W[0]}
+
+
 def test_restore_puts_back_what_a_killed_process_left(power: Power) -> None:
     process = power.start()
     assert power.settled_at(*OURS_W)
@@ -186,6 +203,7 @@ def test_a_driver_that_refuses_is_told_with_the_fix(power: Power) -> None:
     assert done.returncode == 2
     assert "start as root" in done.stderr
     assert power.do("status", "--state", str(power.state)).returncode == 0
+    assert not (power.state / "caps.json").exists(), "nothing was changed, so nothing is to be put back later"
 
 
 def test_who_may_not_set_caps_is_told_so_and_the_daemon_ends(power: Power) -> None:
@@ -227,6 +245,16 @@ def test_restore_puts_back_what_is_there_and_keeps_the_rest_noted(power: Power) 
     assert "GPU-lost: it is not there any more; its cap of 700 W from before stays noted in" in done.stderr
     with closing(SavedCaps(power.state)) as saved:
         assert saved.load() == {"GPU-lost": 700.0}
+
+
+def test_a_key_file_that_holds_no_key_is_refused_at_the_start_and_not_shown(power: Power, tmp_path: Path) -> None:
+    (tmp_path / "key").write_text("first-0123456789abcdef\nsecond-0123456789abcdef\n")
+    power.write(node={"key_file": str(tmp_path / "key"), "beside": "gateway", "url": "http://127.0.0.1:9"})
+    done = power.do("run", "--config", str(power.config))
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
+    assert "node.key_file" in done.stderr
+    assert "0123456789abcdef" not in done.stderr
+    assert power.node.writes == 0
 
 
 def test_a_start_keeps_what_is_noted_of_gpus_that_are_not_there_now(power: Power) -> None:

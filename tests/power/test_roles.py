@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import sys
 import threading
 import time
@@ -125,6 +127,20 @@ def test_a_program_of_the_operator_does_the_steps(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="ended with 1"):
         step("drain", "bad", Role.PREFILL)
     assert (tmp_path / "log").read_text().splitlines()[0].endswith("drain good prefill")
+
+
+def test_a_program_may_leave_an_engine_running_that_holds_its_output_open(tmp_path: Path) -> None:
+    """It is done when it ends, not when what it has started does."""
+    program = tmp_path / "restart.sh"
+    program.write_text('#!/bin/sh\nsleep 20 &\necho $! > "$0.pid"\necho first >&2\necho why\nexit $2\n')
+    program.chmod(0o755)
+    step = command_step((str(program),), 5.0)
+    try:
+        step("change", "0", Role.DECODE)
+        with pytest.raises(OSError, match="ended with 3: why"):
+            step("change", "3", Role.DECODE)
+    finally:
+        os.kill(int(Path(f"{program}.pid").read_text()), signal.SIGTERM)
 
 
 class Switch(BaseHTTPRequestHandler):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -51,6 +52,17 @@ def test_what_does_not_end_by_itself_is_killed(tmp_path: Path) -> None:
         assert time.monotonic() - began < 8
         assert willing.fate == "was killed by SIGTERM"
         assert [process.fate for process in stubborn] == ["was killed by SIGKILL"] * 5
+
+    run(work)
+
+
+def test_a_signal_without_a_name_is_told_by_its_number(tmp_path: Path) -> None:
+    async def work() -> None:
+        one = Process.start("a", ["sleep", "60"], env={"PATH": os.environ["PATH"]}, log=tmp_path / "a.log")
+        os.kill(one.pid, signal.SIGRTMIN + 6)
+        while one.returncode is None:
+            await asyncio.sleep(0.02)
+        assert one.fate == f"was killed by signal {signal.SIGRTMIN + 6}"
 
     run(work)
 

@@ -98,7 +98,7 @@ def restore(config: ConfigName = None, backend: Backend = None, state: State = N
             return
         equipment, left = assembly.equip_those_there(wanted, before_w)
         if equipment.devices:
-            daemon.give_back(_ready(wanted, saved, equipment), saved, CHANGE_S)
+            daemon.give_back(_node(wanted, saved, equipment), saved, wanted.restore_s)
             typer.echo(f"{len(equipment.devices)} GPUs have the caps from before")
         if left:
             uuid, why = next(iter(left.items()))
@@ -134,9 +134,12 @@ def cap(
         told_w = {uuid: account.told_w for uuid, account in node.caps.accounts.items()}
         node.caps.budget_w = max(math.fsum(told_w.values()), math.fsum((told_w | caps_w).values()))
         node.check(caps_w)
+        noted = bool(saved.load())
         node.keep_before()
         node.aim(caps_w, -math.inf)
         if not assembly.until(node, lambda: node.caps.complete, CHANGE_S) or node.counts["rollback"]:
+            if not noted:
+                node.forget()  # else caps that somebody sets by other means later would count as set by us
             raise HostError(_why_not(node))
         typer.echo(f"{len(caps_w)} GPUs have new caps; pdplugins power restore puts the old ones back")
     finally:
@@ -180,7 +183,15 @@ def _wanted(config: str | None, backend: str | None, state: Path | None) -> Node
 
 def _ready(wanted: NodeConfig, saved: SavedCaps, equipment: assembly.Equipment) -> PowerNode:
     """Return a node of these GPUs, once each has told its cap. Raises HostError for one that does not."""
-    node = PowerNode(
+    node = _node(wanted, saved, equipment)
+    if not assembly.until(node, lambda: node.ready, daemon.START_S):
+        silent = next(gpu for gpu in node.gpus.values() if gpu.reading is None)
+        raise HostError(f"{silent.why or silent.device.uuid + ' does not answer'}; nothing was changed")
+    return node
+
+
+def _node(wanted: NodeConfig, saved: SavedCaps, equipment: assembly.Equipment) -> PowerNode:
+    return PowerNode(
         equipment.backend,
         equipment.devices,
         math.inf,
@@ -188,10 +199,6 @@ def _ready(wanted: NodeConfig, saved: SavedCaps, equipment: assembly.Equipment) 
         saved=saved,
         patience=assembly.patience(wanted),
     )
-    if not assembly.until(node, lambda: node.ready, daemon.START_S):
-        silent = next(gpu for gpu in node.gpus.values() if gpu.reading is None)
-        raise HostError(f"{silent.why or silent.device.uuid + ' does not answer'}; nothing was changed")
-    return node
 
 
 def _why_not(node: PowerNode) -> str:

@@ -18,7 +18,7 @@ from pdplugins.config import Config, NodeConfig, find, load
 from pdplugins.contracts.deployment import Deployment
 from pdplugins.contracts.kinds import Kind
 from pdplugins.contracts.planner import PlannerView
-from pdplugins.contracts.power import Device, DeviceFault, GpuView, PowerController, PowerPlan
+from pdplugins.contracts.power import Device, DeviceError, DeviceFault, GpuView, PowerController, PowerPlan
 from pdplugins.contracts.workers import Pool, Role
 from pdplugins.errors import ConfigError, HostError, PdpluginsError
 from pdplugins.hosts.power import assembly
@@ -36,6 +36,7 @@ from pdplugins.hosts.power.roles import (
 from pdplugins.power.node import PowerNode
 from pdplugins.power.saved import SavedCaps
 from pdplugins.processes.ending import end_within
+from pdplugins.processes.keys import read_secret
 from pdplugins.redaction import redact_logs
 from pdplugins.runtime.assembly import build_deployment
 from pdplugins.runtime.decision import Journal
@@ -170,8 +171,13 @@ def restore_others(config: Config, equipment: assembly.Equipment, saved: SavedCa
             log.warning("%s, whose cap was %g W, does not get it back now: %s", uuid, watts, why)
             left[uuid] = watts
             continue
-        assembly.finished(threads(uuid, partial(backend.set_cap_w, uuid, watts)), within_s)
-        log.info("%s takes no part any more; it has its cap of %g W from before", uuid, watts)
+        try:
+            assembly.finished(threads(uuid, partial(backend.set_cap_w, uuid, watts)), within_s)
+        except DeviceError as error:
+            log.warning("%s, whose cap was %g W, does not get it back now: %s", uuid, watts, error)
+            left[uuid] = watts
+        else:
+            log.info("%s takes no part any more; it has its cap of %g W from before", uuid, watts)
     saved.save({uuid: watts for uuid, watts in saved.load().items() if uuid in mine} | left)
 
 
@@ -251,10 +257,7 @@ def build_beside(config: Config, seats: tuple[assembly.Seat, ...], interval_s: f
 def _key(wanted: NodeConfig) -> str | None:
     if wanted.key_file is None:
         return None
-    try:
-        return wanted.key_file.read_text(encoding="utf-8").strip()
-    except (OSError, UnicodeError) as error:
-        raise ConfigError(f"node.key_file {wanted.key_file}: {getattr(error, 'strerror', None) or error}") from None
+    return read_secret(wanted.key_file, "node.key_file", "")
 
 
 def _reload(
@@ -279,7 +282,7 @@ def _reload(
         return
     journal.begin(new, build_deployment(new))
     loop.controller, node.caps.budget_w = controller, budget_w
-    node.fit(time.monotonic())
+    node.fit()
     log.info("reloaded: %s within %g W", new.power and new.power.name, budget_w)
 
 

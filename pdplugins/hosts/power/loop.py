@@ -74,7 +74,7 @@ class PowerLoop:
         if now_s >= self._due_s:
             self._due_s = now_s + self.controller.interval_s
             self._decide(now_s)
-            self._node.fit(now_s)
+            self._node.fit()
 
     def _tell_faults(self) -> None:
         """Log what is wrong with a GPU when that changes."""

@@ -38,12 +38,12 @@ class NodeMetrics(Collector):
             "cap_watts": "The cap of a GPU (read back from the device)",
             "target_watts": "The cap that a GPU should have",
             "kept_watts": "The most that a GPU may draw now",
-            "healthy": "Whether a GPU answered the last call",
+            "healthy": "Whether a GPU answered the last call, and took the last cap",
         }
         gauges = {name: GaugeMetricFamily(prefix + name, text, labels=["gpu"]) for name, text in names.items()}
         energy = CounterMetricFamily(prefix + "energy_joules", "Energy by the GPU's own counter", labels=["gpu"])
         for uuid, gpu in list(node.gpus.items()):
-            gauges["healthy"].add_metric([uuid], float(gpu.fault is None))
+            gauges["healthy"].add_metric([uuid], float(gpu.fault is None and not gpu.refusal))
             account, reading = node.caps.accounts.get(uuid), gpu.reading
             if account is not None:
                 gauges["target_watts"].add_metric([uuid], account.target_w)

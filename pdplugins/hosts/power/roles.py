@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import subprocess
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
+from tempfile import TemporaryFile
+from typing import IO, Protocol
 
 from pdplugins.contracts.kinds import Kind
 from pdplugins.contracts.roles import RoleChange, RoleMove
@@ -120,6 +122,8 @@ class GatewayRoles(FixedRoles):
             self._gateway.move(move.worker, move.role, move.reason)
 
 
+MOST_SAID = 4096
+"""Bytes at the end of what a program says that are looked at."""
 AGAIN_S = 2.0
 """Pause before a worker is told again to serve."""
 Step = Callable[[str, str, Role], None]
@@ -253,14 +257,23 @@ def command_step(command: Sequence[str], within_s: float) -> Step:
     """
 
     def step(what: str, worker: str, role: Role) -> None:
-        done = subprocess.run(
-            [*command, what, worker, role], capture_output=True, text=True, check=False, timeout=within_s
-        )
-        if done.returncode:
-            said = one_line((done.stderr or done.stdout).strip(), 120)
-            raise OSError(f"{command[0]} ended with {done.returncode}: {said}")
+        # No pipes: an engine that the program starts may keep them open, and so keep us waiting for its end.
+        with TemporaryFile() as said:
+            asked = [*command, what, worker, role]
+            done = subprocess.run(
+                asked, stdin=subprocess.DEVNULL, stdout=said, stderr=subprocess.STDOUT, check=False, timeout=within_s
+            )
+            if done.returncode:
+                raise OSError(f"{command[0]} ended with {done.returncode}: {one_line(_end(said), 120)}")
 
     return step
+
+
+def _end(file: IO[bytes]) -> str:
+    """Return the last line of a file."""
+    file.seek(max(file.seek(0, os.SEEK_END) - MOST_SAID, 0))
+    lines = file.read().decode(errors="replace").strip().splitlines()
+    return lines[-1] if lines else ""
 
 
 def role_switch_step(key: str | None, within_s: float, graph_gb: float | None = None) -> Step:

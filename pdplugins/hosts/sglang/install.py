@@ -112,7 +112,7 @@ def _bundle_schedules(config: Config) -> bool:
         return False
     try:
         return _policies(config).batch_scheduler() is not None
-    except PdpluginsError:
+    except Exception:
         return True
 
 

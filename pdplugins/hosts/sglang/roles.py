@@ -46,7 +46,7 @@ class Classifier:
     @classmethod
     def of(cls, hosts: Iterable[str], port: int) -> Classifier:
         """Build one for a server that has these names besides those of the loopback."""
-        return cls(LOOPBACK | {host.lower() for host in hosts if host}, port)
+        return cls(LOOPBACK | {host.strip("[]").lower() for host in hosts if host}, port)
 
     def role_of(self, request: Addressed) -> EngineRole:
         """Return what to do for `request`. Without a bootstrap room it names no other server."""

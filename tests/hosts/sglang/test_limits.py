@@ -7,9 +7,13 @@ from typing import Any
 
 import pytest
 
+from pdplugins.config import Config, parse
+from pdplugins.errors import ConfigError
+from pdplugins.hosts.sglang import install
 from pdplugins.hosts.sglang.hooking import HookInstaller
 from pdplugins.hosts.sglang.install import checked_ranks
 from pdplugins.hosts.sglang.limits import LIMITS, refused_arguments, refused_model
+from pdplugins.runtime.policies import Policies
 
 GOOD: dict[str, Any] = {
     "disaggregation_mode": "decode",
@@ -51,6 +55,22 @@ def test_what_does_not_work_is_named_with_its_reason(option: str, value: object)
     assert refusal.startswith("--" + option.replace("_", "-"))
     assert repr(value) in refusal
     assert len(refusal.split(": ")[1]) > 10
+
+
+@pytest.mark.parametrize("error", [ConfigError("no such profile"), RuntimeError("a plugin may raise anything")])
+def test_strict_refuses_to_serve_stock_where_a_bundle_cannot_be_built(
+    monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    """SGLang logs what leaves `install`, and serves as if no plugin were there."""
+
+    def broken(_: Config) -> Policies:
+        raise error
+
+    monkeypatch.setattr(install, "_policies", broken)
+    monkeypatch.setattr(install, "broken_seams", list)
+    monkeypatch.setattr(install, "load", lambda _: parse({"bundle": "fusion", "sglang": {"dual_role": True}}))
+    with pytest.raises(SystemExit, match=str(error)):
+        install.install("fusion")
 
 
 def test_models_with_state_beyond_the_kv_cache_are_refused() -> None:

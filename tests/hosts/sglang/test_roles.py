@@ -41,4 +41,5 @@ def test_who_prefills_gives_the_role(
 
 
 def test_a_server_without_a_name_is_known_by_the_loopback_alone() -> None:
+    assert Classifier.of(["[FD00::1]"], 1).hosts >= {"fd00::1"}
     assert Classifier.of(["", "0.0.0.0"], 1).hosts >= {"127.0.0.1", "localhost"}  # noqa: S104
