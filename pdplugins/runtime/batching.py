@@ -1,7 +1,7 @@
 """The safe batch scheduler: the engine goes on when its batch scheduler fails.
 
-When the policy raises, or its plan cannot be followed, its own fallback composes that step, else the engine by itself.
-The engine also does where the policy has left it idle for too long, while prompts wait.
+When the policy raises, its own fallback composes that step, else the engine by itself. The engine does so too where a
+plan cannot be followed, and where it has been left idle for too long while prompts wait.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class SafeBatchScheduler(SafePolicy[BatchScheduler]):
         """Return the plan of the policy's own fallback; None where it has none, or that fails too."""
         if self._fallback is not None:
             with Guard(self._fallback, self.tally):
-                return _checked(self._fallback.next_batch(view, now_s))
+                return self._lively(_checked(self._fallback.next_batch(view, now_s)), view, now_s)
         return None
 
     def on_step(self, view: BatchView, plan: BatchPlan, took_s: float) -> None:

@@ -227,17 +227,23 @@ def fit_budget(plan: ScalePlan, deployment: Deployment) -> ScalePlan:
         return plan
     if plan.prefill and plan.decode:
         fitted = fit_pools(deployment, plan.prefill, plan.decode)
+        if deployment.gpus(*fitted) > deployment.gpu_budget:  # not even one worker of each role fits
+            fitted = _one_role(plan, deployment)
     else:  # one role serves both phases
-        fitted = (
-            min(plan.prefill, deployment.gpu_budget // deployment.prefill_tp),
-            min(plan.decode, deployment.gpu_budget // deployment.decode_tp),
-        )
-        if not any(fitted):
-            raise ValueError(f"not one worker fits into {deployment.gpu_budget} GPUs")
+        fitted = _one_role(plan, deployment)
     reason = (
         f"{plan.reason}; {plan.prefill}P{plan.decode}D needs {used} GPUs, cut to the budget of {deployment.gpu_budget}"
     )
     return ScalePlan(*fitted, one_line(reason), plan.signals)
+
+
+def _one_role(plan: ScalePlan, deployment: Deployment) -> tuple[int, int]:
+    """Return the workers of one role that fit. Raises ValueError where not one does, or each role needs its own."""
+    prefill = min(plan.prefill, deployment.gpu_budget // deployment.prefill_tp)
+    decode = min(plan.decode, deployment.gpu_budget // deployment.decode_tp)
+    if (plan.prefill and plan.decode and not deployment.any_role) or not (prefill or decode):
+        raise ValueError(f"not enough workers fit into {deployment.gpu_budget} GPUs")
+    return (0, decode) if decode else (prefill, 0)
 
 
 def _checked(plan: object, *, any_role: bool) -> ScalePlan:

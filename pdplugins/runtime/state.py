@@ -74,7 +74,7 @@ class StateFile:
 
     def beat(self) -> None:
         """Write the file when it is time to. Never raises."""
-        if self._clock() - self._saved_s >= EVERY_S:
+        if not 0 <= self._clock() - self._saved_s < EVERY_S:  # a clock that was set back would stop it for as long
             self.save()
 
     def save(self) -> None:

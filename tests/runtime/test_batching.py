@@ -85,6 +85,14 @@ def test_a_policy_that_never_lets_a_prompt_run_does_not_stop_an_engine(plan: Bat
     assert scheduler.next_batch(idle, asked_s + 1) is None
 
 
+def test_nor_does_the_fallback_of_a_policy_that_raises() -> None:
+    policy: Any = Script([ValueError("why")])
+    policy.fallback = Script([BatchPlan({}, 1.0)])
+    scheduler, idle = SafeBatchScheduler(policy), BatchView(VIEW.queue, 0, 0)
+    plans = [scheduler.next_batch(idle, float(now_s)) for now_s in range(int(MOST_IDLE_S) + 2)]
+    assert [plan is None for plan in plans] == [now_s >= MOST_IDLE_S for now_s in range(len(plans))]
+
+
 @pytest.mark.parametrize(
     ("view", "plan"),
     [

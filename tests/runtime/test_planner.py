@@ -170,6 +170,16 @@ def test_the_cut_keeps_both_roles_stays_inside_and_wastes_no_worker(
         assert used > budget - prefill_tp - decode_tp
 
 
+def test_where_one_worker_of_each_role_does_not_fit_one_that_does_both_stays() -> None:
+    small = replace(machine(4, 4, 4), any_role=True)
+    plan = fit_budget(ScalePlan(1, 1, "both"), small)
+    assert (plan.prefill, plan.decode) == (0, 1)
+    with pytest.raises(ValueError, match="into 4 GPUs"):
+        fit_budget(ScalePlan(1, 1, "both"), machine(4, 4, 4))
+    with pytest.raises(ValueError, match="into 3 GPUs"):
+        fit_budget(ScalePlan(1, 1, "both"), replace(machine(3, 4, 4), any_role=True))
+
+
 @pytest.mark.parametrize("field", ["window_s", "requests", "isl_tokens", "osl_tokens", "ttft_s", "tpot_s"])
 @pytest.mark.parametrize("value", [math.nan, math.inf, -1.0, "7"])
 def test_traffic_that_is_not_numbers_holds_and_names_the_field(deployment: Deployment, field: str, value: Any) -> None:

@@ -175,6 +175,19 @@ def test_it_is_written_now_and_then_and_no_error_of_the_disk_reaches_the_host(
     assert "not written" in caplog.text
 
 
+def test_a_clock_that_is_set_back_stops_no_writing(build: Built, tmp_path: Path) -> None:
+    """Else a kill would lose as much as the clock was set back by."""
+    now_s = [10_000.0]
+    policy: Any = build(None).policy
+    file = StateFile(tmp_path / "s.json", "dopd", policy, clock=lambda: now_s[0])
+    now_s[0] += EVERY_S
+    file.beat()
+    now_s[0] -= 3600
+    (tmp_path / "s.json").unlink()
+    file.beat()
+    assert json.loads((tmp_path / "s.json").read_text())["at_s"] == now_s[0]
+
+
 @pytest.mark.parametrize("state", [UnshowableError(), {"x": "y" * MOST_BYTES}, {"x": {1, 2}}, {"x": math.inf}])
 def test_what_cannot_be_kept_is_not_written_and_no_error_reaches_the_host(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, state: Any

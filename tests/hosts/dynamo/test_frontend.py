@@ -195,6 +195,17 @@ def test_a_frontend_that_cannot_be_reached_leaves_the_others_traffic() -> None:
     assert (traffic.window_s, traffic.requests) == (5.0, 20.0 + 40.0 * 5.0 / 10.0), "its rate, over its longer window"
 
 
+def test_of_several_frontends_one_that_restarts_leaves_a_window_unknown() -> None:
+    """What it has served before it ended is nowhere, so the sum of the others would look like less traffic."""
+    pages = {"one": [page(10, 8), page(30, 18), page(50, 38)], "two": [page(70, 60), page(4, 2), page(24, 20)]}
+    metrics = two_frontends(pages, [0.0, 5.0, 10.0])
+    assert metrics.collect() is None
+    assert metrics.collect() is None
+    traffic = metrics.collect()
+    assert traffic is not None
+    assert traffic.requests == 40.0
+
+
 def test_of_several_frontends_one_has_to_answer() -> None:
     metrics = two_frontends({"one": [OSError("no route")], "two": [OSError("refused")]}, [0.0])
     with pytest.raises(OSError, match="no route"):

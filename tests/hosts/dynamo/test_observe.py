@@ -86,6 +86,21 @@ def test_a_window_of_prometheus_counts_no_request_twice(wire: Wire, window_s: fl
     assert later == [replace(first, window_s=5.0, requests=10.0)] * 2
 
 
+def test_a_clock_that_is_set_back_never_goes_back_for_the_planner(wire: Wire) -> None:
+    """Else its hold would keep the pools at their peak until the clock has caught up."""
+    ticks = (100.0, 105.0, 105.0, 45.0, 50.0, 50.0, 20.0)
+    views = proposed(*(wire(context().model_copy(update={"request_id": f"tick-{at_s}"})) for at_s in ticks))
+    step_s = proposer.LEAST_STEP_S
+    now_s = [100.0, 105.0, 105.0, 105.0 + step_s, 110.0 + step_s, 110.0 + step_s, 110.0 + 2 * step_s]
+    assert [view.now_s for view in views] == pytest.approx([now_s[0], now_s[1], *now_s[3:5], now_s[6]])
+
+
+def test_our_own_launcher_may_ask_early(wire: Wire, caplog: pytest.LogCaptureFixture) -> None:
+    ticks = [wire(context().model_copy(update={"request_id": f"tick-{at_s}"})) for at_s in (1.3, 3.5, 8.5)]
+    proposed(*ticks, launched=True)
+    assert "Dynamo asks every" not in caplog.text
+
+
 @pytest.mark.parametrize("launched", [True, False])
 def test_the_pools_of_the_config_start_only_where_somebody_has_started_them(wire: Wire, launched: bool) -> None:
     """A process that begins anew beside a running Dynamo finds other pools."""

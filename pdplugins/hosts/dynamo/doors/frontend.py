@@ -53,7 +53,7 @@ class FrontendMetrics:
         return sum(page.queued_requests for page in self._pages)
 
     def collect(self) -> Traffic | None:
-        """Return the traffic since the last call; None at the first one, and after the frontend restarted.
+        """Return the traffic since the last call; None at the first one, and after a frontend has restarted.
 
         Of several frontends those count that answer: what cannot be reached here may be cut off from clients too.
         Raises OSError when none answers in time, or with something else than a page of metrics. The window of a
@@ -61,17 +61,20 @@ class FrontendMetrics:
         """
         found: list[_Since] = []
         failed: list[OSError] = []
-        for read in self._read():
+        began = [page.before is not None for page in self._pages]
+        restarted = False
+        for read, known in zip(self._read(), began, strict=True):
             try:
                 since = read()
             except OSError as error:
                 failed.append(error)
             else:
                 found += () if since is None else (since,)
+                restarted |= known and since is None
         if len(failed) == len(self._pages):
             raise failed[0]
         with fetching.reading(self._url):
-            return _traffic(found) if found else None
+            return _traffic(found) if found and not restarted else None
 
     def so_far(self) -> Traffic | None:
         """Return what `collect` would, and let the window go on. Raises OSError as that does."""

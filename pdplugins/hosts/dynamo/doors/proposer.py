@@ -26,6 +26,8 @@ from pdplugins.runtime.signals import SignalBoard
 
 log = logging.getLogger("pdplugins.dynamo")
 
+LEAST_STEP_S = 1e-3
+"""From one tick to the next where the host's clock was set back in between."""
 CADENCE_TOLERANCE = 0.25
 """How far, relative to the planner's interval, the time between two ticks may be off before a warning."""
 
@@ -73,6 +75,9 @@ class Proposer:
         self._launched = launched
         self._asked_s: float | None = None
         self._ticks_s: list[float] = []
+        self._clock_s: float | None = None
+        self._ahead_s = 0.0
+        """By how much the host's clock has been set back so far."""
 
     @property
     def interval_s(self) -> float:
@@ -127,9 +132,14 @@ class Proposer:
         return replace(traffic, window_s=since_s, requests=traffic.requests * since_s / traffic.window_s)
 
     def _now_s(self, context: Any) -> float:
+        """Return the time of a tick. Dynamo tells wall time, which may be set back; what planners see does not."""
         tick_s = tick_time_s(context)
-        now_s = time.time() if tick_s is None else tick_s
-        if len(self._ticks_s) < 2:
+        clock_s = time.time() if tick_s is None else tick_s
+        if self._clock_s is not None and clock_s < self._clock_s:
+            self._ahead_s += self._clock_s - clock_s + LEAST_STEP_S
+        self._clock_s = clock_s
+        now_s = clock_s + self._ahead_s
+        if not self._launched and len(self._ticks_s) < 2:  # our own launcher asks as often as it likes at first
             self._ticks_s.append(now_s)
             self._check_cadence()
         return now_s

@@ -37,6 +37,8 @@ def launch(options: Options) -> int:
     try:
         with own_folder(PREFIX) as folder:
             return _run(options, policy, folder)
+    except BrokenPipeError:  # nobody reads standard output any more
+        raise
     except OSError as error:
         raise HostError(f"this machine refuses: {error}; look at disk space, permissions and process limits") from None
     finally:

@@ -239,20 +239,21 @@ class Stack:
         report = self._options.replay.report if self._options.replay else None
         if report is not None:
             result.write(report)
+        config, slo = self._options.config, self._deployment.slo
+        missed = misses.missed(load.records, result, self._deployment, config.deployment.startup_s)
+        looked = await asyncio.to_thread(misses.looking_back, self._options.hindsight, config, load.requests, result)
+        # What is written comes before what is said: nobody may read standard output any more.
+        if self._options.replay is not None and self._options.replay.page is not None:
+            series = series_of_records(load.records, slo, result.scaling)
+            name = config.planner.name if config.planner else "no planner"
+            write_whole(self._options.replay.page, page([Run(name, result, series, missed)], looked))
         self._finished = True
         self._show()
         self._view.say(
             "finished", screen.finished(result, report), **result.model_dump(include={"requests", "metrics"})
         )
-        config, slo = self._options.config, self._deployment.slo
-        missed = misses.missed(load.records, result, self._deployment, config.deployment.startup_s)
-        looked = await asyncio.to_thread(misses.looking_back, self._options.hindsight, config, load.requests, result)
         said = [*verdict.lines(missed, slo), *looked]
         self._view.say("verdict", "\n".join(said), lines=said)
-        if self._options.replay is not None and self._options.replay.page is not None:
-            series = series_of_records(load.records, slo, result.scaling)
-            name = config.planner.name if config.planner else "no planner"
-            write_whole(self._options.replay.page, page([Run(name, result, series, missed)], looked))
 
     async def _take_pulse(self) -> None:
         """Show what clients feel, for as long as the frontend answers."""
